@@ -1,0 +1,313 @@
+"""Channels: the two ends of one connection between a front end and its engine.
+
+Owns how rings, slots, doorbells and waiting are put together; must not know what a record
+means. Neither end decides that its peer is dead: no wait outlasts the park cap, and the
+caller looks at `is_owned()` or a pidfd between two of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import NoReturn
+
+from shmllm.errors import IpcTimeoutError, SegmentError
+from shmllm.ipc import layout
+from shmllm.ipc.control import ControlPage, ControlView
+from shmllm.ipc.doorbell import open_doorbell
+from shmllm.ipc.layout import ClientState, EngineState, Stat
+from shmllm.ipc.ring import BytesLike, Handler, RingReader, RingWriter
+from shmllm.ipc.segment import Segment
+from shmllm.ipc.slots import SlotReader, SlotWriter
+from shmllm.ipc.wait import Waiter, WaitPolicy, ring_if_parked
+from shmllm.ipc.words import Word
+
+__all__ = ["ClientChannel", "ControlPage", "ControlView", "CoreChannel", "CoreWaiter"]
+
+_ROOM_PARK_S = 0.001
+
+
+class _Channel:
+    """What both ends share: the guard in front of the client's segment."""
+
+    __slots__ = ("_client", "_is_closed")
+
+    def __init__(self, client: Segment) -> None:
+        self._client = client
+        self._is_closed = False
+
+    def _refuse(self) -> NoReturn:
+        self._client.check_usable()
+        raise SegmentError("this channel is closed")
+
+
+class ClientChannel(_Channel):
+    """The front end's end.
+
+    Args:
+        control: the engine's segment.
+        client: this front end's own segment.
+        policy: how to wait for outputs.
+
+    Attributes:
+        slots: tensors to the engine.
+        output_slots: tensors from the engine.
+        requests: the request ring's writing end.
+        outputs: the output ring's reading end.
+    """
+
+    def __init__(self, control: Segment, client: Segment, policy: WaitPolicy) -> None:
+        super().__init__(client)
+        memory, shared = client.buffer, control.buffer
+        self.requests = RingWriter.over(memory, layout.REQUEST_RING_LAYOUT)
+        self.outputs = RingReader.over(memory, layout.OUTPUT_RING_LAYOUT)
+        self._try_write = self.requests.try_write
+        self._drain = self.outputs.drain
+        self._has_data = self.outputs.has_data
+        self.slots = SlotWriter(memory, layout.REQUEST_SLOT_LAYOUT, client.allocate)
+        self.output_slots = SlotReader(memory, layout.OUTPUT_SLOT_LAYOUT)
+        self._control = ControlView(control)
+        self._state = Word(memory, layout.CLIENT_STATE_OFFSET)
+        self._parked = Word(memory, layout.CLIENT_PARKED_OFFSET)
+        self._doorbell = open_doorbell(_area(memory, layout.CLIENT_DOORBELL_OFFSET))
+        self._waiter = Waiter(self._parked, self._doorbell, policy)
+        self._core_parked = Word(shared, layout.CONTROL_PARKED_OFFSET)
+        self._core_doorbell = open_doorbell(_area(shared, layout.CONTROL_DOORBELL_OFFSET))
+
+    def try_send(self, kind: int, *parts: BytesLike) -> bool:
+        """Publish a request and wake the engine if it sleeps; False when there is no room.
+
+        Raises:
+            MessageTooLargeError: it can never fit.
+            SegmentError: the channel was closed, or this is a forked child.
+        """
+        if self._is_closed or not self._client.is_usable:
+            self._refuse()
+        if not self._try_write(kind, *parts):
+            return False
+        ring_if_parked(self._core_parked, self._core_doorbell)
+        return True
+
+    def send(
+        self,
+        kind: int,
+        *parts: BytesLike,
+        on_full: Callable[[], None],
+        deadline: float | None,
+    ) -> None:
+        """Publish a request, waiting for room.
+
+        Args:
+            kind: of the message.
+            parts: of its payload.
+            on_full: called before each wait. It has to drain outputs, or an engine that
+                waits for room there and this end block each other, and to raise if the
+                engine is dead.
+            deadline: on `time.monotonic()`; None leaves the end to `on_full`.
+
+        Raises:
+            IpcTimeoutError: no room by the deadline.
+        """
+        while not self.try_send(kind, *parts):
+            on_full()
+            if deadline is not None and time.monotonic() >= deadline:
+                raise IpcTimeoutError(
+                    f"the engine made no room for a request in time: {self.requests.free_bytes} "
+                    f"of {layout.RING_BYTES} bytes are free in the request ring"
+                )
+            self._waiter.wait(self._has_data, _ROOM_PARK_S)
+
+    def drain(self, handler: Handler, limit: int = 0) -> int:
+        """Handle the outputs that are there; see `RingReader.drain`."""
+        if self._is_closed or not self._client.is_usable:
+            self._refuse()
+        return self._drain(handler, limit)
+
+    def wait(self, deadline_s: float | None = None) -> bool:
+        """Wait until there are outputs; returns whether there are.
+
+        Comes back after one park at the latest, so that the caller can see whether the
+        engine lives.
+
+        Args:
+            deadline_s: on `time.monotonic()`; None for no earlier end than the park's.
+        """
+        if self._is_closed or not self._client.is_usable:
+            self._refuse()
+        if deadline_s is None:
+            return self._waiter.wait(self._has_data)
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0:
+            return self._has_data()
+        return self._waiter.wait(self._has_data, min(left_s, self._waiter.park_cap_s))
+
+    def set_policy(self, policy: WaitPolicy) -> None:
+        """Wait like this from now on."""
+        self._waiter = Waiter(self._parked, self._doorbell, policy)
+
+    @property
+    def engine_state(self) -> EngineState:
+        """What the engine says about itself; a killed one says nothing more."""
+        return self._control.engine_state
+
+    @property
+    def engine_pid(self) -> int:
+        """The engine's pid in its own namespace, 0 before it attached."""
+        return self._control.engine_pid
+
+    @property
+    def heartbeat_ns(self) -> int:
+        """When the engine last beat, on `time.monotonic_ns()`; 0 before the first time."""
+        return self._control.heartbeat_ns
+
+    def stat(self, stat: Stat) -> int:
+        """One number from the statistics page."""
+        return self._control.stat(stat)
+
+    def stats(self) -> dict[str, int]:
+        """All statistics, by lower-case name."""
+        return self._control.stats()
+
+    def last_words(self) -> str:
+        """Why the engine died, if it could still say so."""
+        return self._control.last_words()
+
+    def set_closing(self) -> None:
+        """Tell the engine that this front end is leaving."""
+        if self._is_closed or not self._client.is_usable:
+            self._refuse()
+        self._state.store(ClientState.CLOSING)
+        ring_if_parked(self._core_parked, self._core_doorbell)
+
+    def close(self) -> None:
+        """Let go of both segments, which stay the caller's to close; idempotent."""
+        self._is_closed = True
+        for part in (
+            self.requests,
+            self.outputs,
+            self.slots,
+            self.output_slots,
+            self._control,
+            self._state,
+            self._parked,
+            self._core_parked,
+            self._doorbell,
+            self._core_doorbell,
+        ):
+            part.close()
+
+
+class CoreChannel(_Channel):
+    """The engine's end of one front end's connection. It never waits; see `CoreWaiter`.
+
+    Args:
+        control: the engine's own segment.
+        client: the front end's segment.
+
+    Attributes:
+        slots: tensors from the front end.
+        output_slots: tensors to the front end.
+        requests: the request ring's reading end.
+        outputs: the output ring's writing end.
+    """
+
+    def __init__(self, control: Segment, client: Segment) -> None:
+        super().__init__(client)
+        control.check_usable()
+        memory = client.buffer
+        self.requests = RingReader.over(memory, layout.REQUEST_RING_LAYOUT)
+        self.outputs = RingWriter.over(memory, layout.OUTPUT_RING_LAYOUT)
+        self._try_write = self.outputs.try_write
+        self._drain = self.requests.drain
+        self.slots = SlotReader(memory, layout.REQUEST_SLOT_LAYOUT)
+        self.output_slots = SlotWriter(memory, layout.OUTPUT_SLOT_LAYOUT, client.allocate)
+        self._state = Word(memory, layout.CLIENT_STATE_OFFSET)
+        self._parked = Word(memory, layout.CLIENT_PARKED_OFFSET)
+        self._doorbell = open_doorbell(_area(memory, layout.CLIENT_DOORBELL_OFFSET))
+
+    def try_send(self, kind: int, *parts: BytesLike) -> bool:
+        """Publish an output and wake the front end if it sleeps; False when there is no room.
+
+        Raises:
+            MessageTooLargeError: it can never fit.
+            SegmentError: the channel was closed, or this is a forked child.
+        """
+        if self._is_closed or not self._client.is_usable:
+            self._refuse()
+        if not self._try_write(kind, *parts):
+            return False
+        ring_if_parked(self._parked, self._doorbell)
+        return True
+
+    def drain(self, handler: Handler, limit: int = 0) -> int:
+        """Handle the requests that are there; see `RingReader.drain`."""
+        if self._is_closed or not self._client.is_usable:
+            self._refuse()
+        return self._drain(handler, limit)
+
+    def has_requests(self) -> bool:
+        """Whether there are any: what the engine's `ready()` asks of each channel."""
+        return self.requests.has_data()
+
+    @property
+    def client_state(self) -> ClientState:
+        """What the front end says about itself; a killed one says nothing more."""
+        return ClientState(self._state.load())
+
+    def is_client_alive(self) -> bool:
+        """Whether some process holds the front end's ownership lock."""
+        return self._client.is_owned()
+
+    def close(self) -> None:
+        """Let go of the front end's segment, which stays the caller's to close; idempotent."""
+        self._is_closed = True
+        for part in (
+            self.requests,
+            self.outputs,
+            self.slots,
+            self.output_slots,
+            self._state,
+            self._parked,
+            self._doorbell,
+        ):
+            part.close()
+
+
+class CoreWaiter:
+    """How the engine sleeps: on the control segment's doorbell, for all clients at once.
+
+    Args:
+        control: the engine's own segment.
+        policy: how to wait for requests; None for "balanced".
+    """
+
+    __slots__ = ("_doorbell", "_parked", "_waiter")
+
+    def __init__(self, control: Segment, policy: WaitPolicy | None = None) -> None:
+        policy = policy or WaitPolicy.named("balanced")
+        memory = control.buffer
+        self._parked = Word(memory, layout.CONTROL_PARKED_OFFSET)
+        self._doorbell = open_doorbell(_area(memory, layout.CONTROL_DOORBELL_OFFSET))
+        self._waiter = Waiter(self._parked, self._doorbell, policy)
+
+    def wait(self, ready: Callable[[], bool], busy: bool) -> bool:
+        """Wait once, up to the park cap; returns what `ready()` says at the end.
+
+        Args:
+            ready: any channel's `has_requests`, or a signal handler's flag.
+            busy: whether anything is in flight; the cap is longer when not.
+        """
+        return self._waiter.wait(ready) if busy else self._waiter.wait_idle(ready)
+
+    def wake(self) -> None:
+        """End the present or the next park. Safe in a signal handler."""
+        self._doorbell.post()
+
+    def close(self) -> None:
+        """Let go of the control segment; idempotent."""
+        self._parked.close()
+        self._doorbell.close()
+
+
+def _area(buffer: memoryview, offset: int) -> memoryview:
+    return buffer[offset : offset + layout.DOORBELL_BYTES]

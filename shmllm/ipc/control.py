@@ -1,0 +1,122 @@
+"""The control segment's contents: what an engine tells everybody about itself.
+
+Owns state, heartbeat, statistics and last words, with one class for the engine that writes
+them and one for whoever reads. Must not know who that is or what follows from a state.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from shmllm.ipc import layout
+from shmllm.ipc.layout import EngineState, Stat
+from shmllm.ipc.segment import Segment, pid_namespace
+from shmllm.ipc.words import Word
+
+
+class _ControlWords:
+    __slots__ = (
+        "_heartbeat",
+        "_last_words_size",
+        "_pid",
+        "_pid_ns",
+        "_state",
+        "_stats",
+        "_text",
+    )
+
+    def __init__(self, control: Segment) -> None:
+        buffer = control.buffer
+        self._state = Word(buffer, layout.CONTROL_STATE_OFFSET)
+        self._pid = Word(buffer, layout.CONTROL_ENGINE_PID_OFFSET)
+        self._pid_ns = Word(buffer, layout.CONTROL_ENGINE_PID_NS_OFFSET)
+        self._heartbeat = Word(buffer, layout.CONTROL_HEARTBEAT_OFFSET)
+        self._stats = {
+            stat: Word(buffer, layout.CONTROL_STATS_OFFSET + stat * layout.WORD_BYTES)
+            for stat in Stat
+        }
+        self._last_words_size = Word(buffer, layout.CONTROL_LAST_WORDS_SIZE_OFFSET)
+        begin = layout.CONTROL_LAST_WORDS_OFFSET
+        self._text = buffer[begin : begin + layout.LAST_WORDS_BYTES]
+
+    def close(self) -> None:
+        """Let go of the segment, which stays the caller's to close; idempotent."""
+        self._text.release()
+        words = (self._state, self._pid, self._pid_ns, self._heartbeat, self._last_words_size)
+        for word in (*words, *self._stats.values()):
+            word.close()
+
+
+class ControlPage(_ControlWords):
+    """The engine's end. Only the engine process makes one; it announces its pid at once.
+
+    Args:
+        control: the engine's segment.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, control: Segment) -> None:
+        super().__init__(control)
+        self._pid_ns.store(pid_namespace())
+        self._pid.store(os.getpid())
+
+    def set_state(self, state: EngineState) -> None:
+        """Say where in its life the engine is."""
+        self._state.store(state)
+
+    def beat(self) -> None:
+        """Say that the loop is alive now."""
+        self._heartbeat.store(time.monotonic_ns())
+
+    def set_stat(self, stat: Stat, value: int) -> None:
+        """Replace one statistics word; `value` is 0 or more."""
+        self._stats[stat].store(value)
+
+    def set_last_words(self, text: str) -> None:
+        """Leave a cause of death. Of a text above 16 KiB the end is kept, where causes stand."""
+        encoded = text.encode("utf-8", errors="replace")[-layout.LAST_WORDS_BYTES :]
+        self._last_words_size.store(0)
+        self._text[: len(encoded)] = encoded
+        # SYNC POINT: last words. After the text.
+        self._last_words_size.store(len(encoded))
+
+
+class ControlView(_ControlWords):
+    """Anybody's end: reads only.
+
+    Args:
+        control: an engine's segment.
+    """
+
+    __slots__ = ()
+
+    @property
+    def engine_state(self) -> EngineState:
+        """What the engine says about itself; a killed one says nothing more."""
+        return EngineState(self._state.load())
+
+    @property
+    def engine_pid(self) -> int:
+        """The engine's pid in its own namespace, 0 before it attached."""
+        return self._pid.load()
+
+    @property
+    def heartbeat_ns(self) -> int:
+        """When the engine last beat, on `time.monotonic_ns()`; 0 before the first time."""
+        return self._heartbeat.load()
+
+    def stat(self, stat: Stat) -> int:
+        """One number from the statistics page."""
+        return self._stats[stat].load()
+
+    def stats(self) -> dict[str, int]:
+        """All statistics, by lower-case name."""
+        return {stat.name.lower(): word.load() for stat, word in self._stats.items()}
+
+    def last_words(self) -> str:
+        """Why the engine died, if it could still say so."""
+        # SYNC POINT: last words
+        size = min(self._last_words_size.load(), layout.LAST_WORDS_BYTES)
+        return bytes(self._text[:size]).decode("utf-8", errors="replace")

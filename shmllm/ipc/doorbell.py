@@ -1,0 +1,253 @@
+"""Doorbells: how one process wakes another that sleeps.
+
+Owns the two implementations and the choice between them. A doorbell is only a hint: it may
+ring without reason, and a ring may be lost, so whoever waits re-reads what it waits for
+and caps each wait. Must not know what is waited for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import time
+from typing import Any, Protocol
+
+from shmllm.errors import ProtocolMismatchError, SegmentError
+from shmllm.ipc.layout import (
+    DOORBELL_BYTES,
+    DOORBELL_KIND_OFFSET,
+    DOORBELL_NAME_BYTES,
+    DOORBELL_NAME_OFFSET,
+    DOORBELL_SEM_OFFSET,
+    DoorbellKind,
+)
+from shmllm.ipc.words import Word
+
+_NAMED_POLL_MIN_S = 0.00005
+_NAMED_POLL_MAX_S = 0.001
+
+
+class Doorbell(Protocol):
+    """What both implementations offer."""
+
+    def post(self) -> None:
+        """Wake the waiter, or let its next wait return at once. Safe in a signal handler."""
+
+    def try_wait(self) -> bool:
+        """Take one post if there is one."""
+
+    def wait(self, timeout_s: float) -> bool:
+        """Take a post, sleeping up to `timeout_s`; False when none came.
+
+        Python's signal handlers run meanwhile, and what they raise comes out of here.
+        """
+
+    def drain(self) -> None:
+        """Take all posts that are left over."""
+
+    def close(self) -> None:
+        """Let go of the memory; idempotent."""
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+# sem_post and sem_trywait never block, so they keep the GIL (PyDLL) and save its hand-over.
+_quick = ctypes.PyDLL(None)
+_blocking = ctypes.CDLL(None, use_errno=True)
+HAS_CLOCKWAIT = hasattr(_blocking, "sem_clockwait")
+_sem_init = _quick.sem_init
+_sem_post = _quick.sem_post
+_sem_trywait = _quick.sem_trywait
+_sem_clockwait = _blocking.sem_clockwait if HAS_CLOCKWAIT else None
+
+
+class SemDoorbell:
+    """A `sem_t` inside the segment; waits on the monotonic clock.
+
+    Args:
+        area: the doorbell's bytes in a segment, as `layout` draws them.
+    """
+
+    __slots__ = ("_address", "_export")
+
+    def __init__(self, area: memoryview) -> None:
+        export = ctypes.c_char.from_buffer(area, DOORBELL_SEM_OFFSET)
+        self._export: ctypes.c_char | None = export
+        self._address: ctypes.c_void_p | None = ctypes.c_void_p(ctypes.addressof(export))
+
+    def _semaphore(self) -> ctypes.c_void_p:
+        if self._address is None:
+            raise SegmentError("this doorbell is closed")
+        return self._address
+
+    def initialise(self) -> None:
+        """Make the semaphore; only the creator, before anyone else can see it."""
+        if _sem_init(self._semaphore(), 1, 0) != 0:
+            raise SegmentError("sem_init refused a process-shared semaphore")
+
+    def post(self) -> None:
+        # A failure means the count is at its maximum: it is rung already.
+        _sem_post(self._semaphore())
+
+    def try_wait(self) -> bool:
+        return bool(_sem_trywait(self._semaphore()) == 0)
+
+    def wait(self, timeout_s: float) -> bool:
+        assert _sem_clockwait is not None
+        semaphore = self._semaphore()
+        deadline_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC) + int(timeout_s * 1e9)
+        deadline = ctypes.byref(_Timespec(*divmod(deadline_ns, 1_000_000_000)))
+        # Each turn of the loop lets Python run the handler of the signal that interrupted.
+        while _sem_clockwait(semaphore, time.CLOCK_MONOTONIC, deadline) != 0:
+            reason = ctypes.get_errno()
+            if reason == errno.ETIMEDOUT:
+                return False
+            if reason != errno.EINTR:
+                raise SegmentError(f"sem_clockwait failed: {os.strerror(reason)}")
+        return True
+
+    def drain(self) -> None:
+        semaphore = self._semaphore()
+        while _sem_trywait(semaphore) == 0:
+            pass
+
+    def close(self) -> None:
+        self._address = None
+        self._export = None
+
+
+def _load_posix_ipc() -> Any:
+    """Imported on demand: where libc has `sem_clockwait`, nothing needs the package."""
+    try:
+        import posix_ipc  # type: ignore[import-not-found]
+    except ImportError as error:
+        raise SegmentError(
+            "this machine's libc lacks sem_clockwait, so shmllm needs the package posix_ipc: "
+            "pip install posix-ipc"
+        ) from error
+    return posix_ipc
+
+
+class NamedDoorbell:
+    """A named POSIX semaphore, where libc cannot wait on the monotonic clock.
+
+    It never sleeps inside `acquire`: that counts on the wall clock, which can be set back,
+    and replaces what a signal handler raises by its own error. It looks, sleeps up to
+    1 ms and looks again; a wake-up is that much later than with `SemDoorbell`.
+
+    Args:
+        name: of a semaphore that exists, with its leading slash.
+    """
+
+    __slots__ = ("_no_post", "_semaphore")
+
+    def __init__(self, name: str) -> None:
+        posix_ipc = _load_posix_ipc()
+        self._no_post = (posix_ipc.BusyError, posix_ipc.SignalError)
+        try:
+            self._semaphore: Any = posix_ipc.Semaphore(name)
+        except (posix_ipc.ExistentialError, OSError) as error:
+            raise SegmentError(f"cannot open the doorbell {name}: {error}") from error
+
+    @staticmethod
+    def make(name: str) -> None:
+        """Create the semaphore; only the creator of the segment, which also unlinks it."""
+        posix_ipc = _load_posix_ipc()
+        try:
+            posix_ipc.Semaphore(name, posix_ipc.O_CREX, mode=0o600, initial_value=0).close()
+        except (posix_ipc.Error, OSError) as error:
+            raise SegmentError(f"cannot create the doorbell {name}: {error}") from error
+
+    def _open(self) -> Any:
+        if self._semaphore is None:
+            raise SegmentError("this doorbell is closed")
+        return self._semaphore
+
+    def post(self) -> None:
+        # OSError: the count is at its maximum, so it is rung already.
+        with contextlib.suppress(OSError):
+            self._open().release()
+
+    def try_wait(self) -> bool:
+        try:
+            self._open().acquire(0)
+        except self._no_post:
+            return False
+        return True
+
+    def wait(self, timeout_s: float) -> bool:
+        deadline = time.monotonic() + timeout_s
+        pause_s = _NAMED_POLL_MIN_S
+        while not self.try_wait():
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return False
+            time.sleep(min(pause_s, left_s))
+            pause_s = min(2 * pause_s, _NAMED_POLL_MAX_S)
+        return True
+
+    def drain(self) -> None:
+        while self.try_wait():
+            pass
+
+    def close(self) -> None:
+        if self._semaphore is not None:
+            self._semaphore.close()
+            self._semaphore = None
+
+
+def choose_kind() -> DoorbellKind:
+    """The better doorbell that this machine's libc offers."""
+    return DoorbellKind.SEM if HAS_CLOCKWAIT else DoorbellKind.NAMED
+
+
+def initialise_doorbell(area: memoryview, name: str, kind: DoorbellKind | None = None) -> None:
+    """Make a doorbell in `area`; only the creator of the segment calls this.
+
+    Args:
+        area: `DOORBELL_BYTES` of a segment that nobody else uses yet.
+        name: used by a named semaphore only: a slash and letters, unique on the machine.
+        kind: None chooses for this machine.
+    """
+    kind = choose_kind() if kind is None else kind
+    if kind is DoorbellKind.SEM:
+        doorbell = SemDoorbell(area)
+        doorbell.initialise()
+        doorbell.close()
+    else:
+        NamedDoorbell.make(name)
+        encoded = name.encode("ascii").ljust(DOORBELL_NAME_BYTES, b"\0")
+        area[DOORBELL_NAME_OFFSET:DOORBELL_BYTES] = encoded
+    word = Word(area, DOORBELL_KIND_OFFSET)
+    word.store(kind)
+    word.close()
+
+
+def open_doorbell(area: memoryview) -> Doorbell:
+    """The doorbell that the creator made in `area`.
+
+    Raises:
+        ProtocolMismatchError: the bytes name no kind of doorbell that this libc can use.
+    """
+    kind = Word(area, DOORBELL_KIND_OFFSET).load()
+    if kind == DoorbellKind.SEM and HAS_CLOCKWAIT:
+        return SemDoorbell(area)
+    if kind == DoorbellKind.NAMED:
+        return NamedDoorbell(_stored_name(area))
+    raise ProtocolMismatchError(f"doorbell of kind {kind} cannot be used with this libc")
+
+
+def remove_doorbell(area: memoryview) -> None:
+    """Unlink what a named doorbell left in the file system; only the creator calls this."""
+    if Word(area, DOORBELL_KIND_OFFSET).load() == DoorbellKind.NAMED:
+        posix_ipc = _load_posix_ipc()
+        with contextlib.suppress(posix_ipc.ExistentialError):
+            posix_ipc.unlink_semaphore(_stored_name(area))
+
+
+def _stored_name(area: memoryview) -> str:
+    return bytes(area[DOORBELL_NAME_OFFSET:DOORBELL_BYTES]).rstrip(b"\0").decode("ascii")

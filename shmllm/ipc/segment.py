@@ -1,0 +1,318 @@
+"""Segments: creating, attaching, owning and closing shared memory files.
+
+Owns files, mappings and the ownership lock; must not know what the words behind the header
+mean. A segment is an unnamed file in a memory file system: it travels as an inherited
+descriptor, and when the last process that holds it ends, however it ends, it is gone.
+
+Ownership is an open-file-description lock on a second description of the file. That one
+is never mapped, because a mapping keeps its description and so the lock alive, and forked
+children close it, because they would keep it too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import secrets
+import struct
+import weakref
+from collections.abc import Iterator
+
+from shmllm.errors import NoSpaceError, ProtocolMismatchError, SegmentError
+from shmllm.ipc import layout
+from shmllm.ipc.doorbell import initialise_doorbell, remove_doorbell
+from shmllm.ipc.layout import SegmentKind
+from shmllm.ipc.words import Word
+
+_NO_SPACE = (errno.ENOSPC, errno.EFBIG, errno.ENOMEM, errno.EDQUOT)
+_FLOCK = struct.Struct("hhqqi4x")
+_live: weakref.WeakSet[Segment] = weakref.WeakSet()
+
+
+class Segment:
+    """One mapped segment. Make it with `create` or `attach`; close it, or use `with`.
+
+    Attributes:
+        kind: what it is for.
+        is_usable: False once it was closed, and in forked children.
+    """
+
+    def __init__(self, fd: int, kind: SegmentKind, mapping: mmap.mmap, *, created: bool) -> None:
+        self.kind = kind
+        self._fd = fd
+        self._mapping: mmap.mmap | None = mapping
+        self._buffer = memoryview(mapping)
+        self._created = created
+        self._owner_fd: int | None = None
+        self._pid = os.getpid()
+        self._closed = False
+        self.is_usable = True
+        _live.add(self)
+
+    @classmethod
+    def create(cls, kind: SegmentKind, *, directory: str = "/dev/shm") -> Segment:
+        """A new, initialised, unnamed segment.
+
+        Raises:
+            NoSpaceError: the file system cannot hold it.
+            SegmentError: the directory cannot hold unnamed files or cannot be written.
+        """
+        try:
+            fd = os.open(directory, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise SegmentError(
+                f"cannot create a shared memory segment in {directory}: {error.strerror}; it has "
+                "to be a writable tmpfs"
+            ) from error
+        try:
+            _allocate(fd, 0, layout.ALLOCATED_BYTES[kind])
+            _resize(fd, layout.TOTAL_BYTES[kind])
+            segment = cls(fd, kind, _map(fd, layout.TOTAL_BYTES[kind]), created=True)
+        except OSError as error:
+            os.close(fd)
+            raise SegmentError(f"cannot map a new segment: {error.strerror}") from error
+        except BaseException:
+            os.close(fd)
+            raise
+        try:
+            segment._initialise()
+        except BaseException:
+            segment.close()
+            raise
+        return segment
+
+    @classmethod
+    def attach(cls, fd: int, kind: SegmentKind) -> Segment:
+        """Map a segment that another process created.
+
+        Args:
+            fd: its descriptor, inherited or received. On success it belongs to the segment
+                and is closed with it.
+            kind: what it has to be.
+
+        Raises:
+            ProtocolMismatchError: it is no initialised segment of this kind and version.
+            SegmentError: it cannot be mapped, or belongs to another user.
+        """
+        try:
+            status = os.fstat(fd)
+            if status.st_uid != os.geteuid():
+                raise SegmentError(
+                    f"the segment belongs to user {status.st_uid}, this process is user "
+                    f"{os.geteuid()}"
+                )
+            _check_size(status.st_size, kind)
+            mapping = _map(fd, layout.TOTAL_BYTES[kind])
+            os.set_inheritable(fd, False)
+        except OSError as error:
+            raise SegmentError(f"cannot attach descriptor {fd}: {error.strerror}") from error
+        try:
+            _check_header(mapping, kind)
+        except BaseException:
+            mapping.close()
+            raise
+        return cls(fd, kind, mapping, created=False)
+
+    @property
+    def fd(self) -> int:
+        """Descriptor to pass on (`pass_fds`); it stays the segment's."""
+        self.check_usable()
+        return self._fd
+
+    @property
+    def buffer(self) -> memoryview:
+        """All bytes of the segment, writable."""
+        self.check_usable()
+        return self._buffer
+
+    @property
+    def nonce(self) -> int:
+        """Random number that tells this segment from every other."""
+        return Word(self.buffer, layout.NONCE_OFFSET).load()
+
+    def check_usable(self) -> None:
+        """Raise SegmentError if the segment was closed or belongs to the parent process."""
+        if self._closed:
+            raise SegmentError(f"this {self.kind.name} segment is closed")
+        if os.getpid() != self._pid:
+            raise SegmentError(
+                f"this {self.kind.name} segment belongs to process {self._pid}; the forked "
+                f"process {os.getpid()} cannot use it: create one of its own after the fork"
+            )
+
+    def allocate(self, offset: int, nbytes: int) -> None:
+        """Make the pages of [offset, offset + nbytes) exist, or raise NoSpaceError."""
+        _allocate(self.fd, offset, nbytes)
+
+    def take_ownership(self) -> None:
+        """Become the owner until this segment is closed or this process ends.
+
+        Raises:
+            SegmentError: another process, or another Segment of this one, owns it.
+        """
+        if self._owner_fd is not None:
+            return
+        owner_fd = os.open(f"/proc/self/fd/{self.fd}", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.fcntl(owner_fd, fcntl.F_OFD_SETLK, _write_lock())
+        except OSError as error:
+            os.close(owner_fd)
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                raise SegmentError(f"another process owns this {self.kind.name} segment") from None
+            raise SegmentError(f"cannot lock the segment: {error.strerror}") from error
+        self._owner_fd = owner_fd
+
+    def is_owned(self) -> bool:
+        """Whether any living process owns it, this one included.
+
+        A stopped owner still counts; a killed one does not, even before it is reaped.
+        """
+        answer = fcntl.fcntl(self.fd, fcntl.F_OFD_GETLK, _write_lock())
+        return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
+
+    def close(self) -> None:
+        """Unmap, close and give up ownership; idempotent.
+
+        Whatever was cut out of `buffer` becomes unusable with it or keeps the mapping alive
+        until it is collected. In a forked child only the child's own share is dropped.
+        """
+        if self._closed:
+            return
+        if self._created and os.getpid() == self._pid:
+            remove_doorbell(self._doorbell_area())
+        self._closed = True
+        self.is_usable = False
+        self._drop_owner_fd()
+        self._unmap()
+        os.close(self._fd)
+
+    def __enter__(self) -> Segment:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _initialise(self) -> None:
+        buffer = self._buffer
+        nonce = secrets.randbits(63)
+        initialise_doorbell(self._doorbell_area(), f"/shmllm-{self.kind.value}-{nonce:016x}")
+        fields = {
+            layout.KIND_OFFSET: self.kind,
+            layout.SIZE_OFFSET: layout.TOTAL_BYTES[self.kind],
+            layout.NONCE_OFFSET: nonce,
+            layout.CREATOR_PID_OFFSET: os.getpid(),
+            layout.CREATOR_PID_NAMESPACE_OFFSET: pid_namespace(),
+            # SYNC POINT: segment initialised. Dictionaries keep order: version comes last.
+            layout.MAGIC_OFFSET: layout.MAGIC,
+            layout.VERSION_OFFSET: layout.PROTOCOL_VERSION,
+        }
+        for offset, value in fields.items():
+            word = Word(buffer, offset)
+            word.store(value)
+            word.close()
+
+    def _doorbell_area(self) -> memoryview:
+        begin = layout.DOORBELL_OFFSETS[self.kind]
+        return self._buffer[begin : begin + layout.DOORBELL_BYTES]
+
+    def _drop_owner_fd(self) -> None:
+        if self._owner_fd is not None:
+            owner_fd, self._owner_fd = self._owner_fd, None
+            os.close(owner_fd)
+
+    def _unmap(self) -> None:
+        # Arrays and views over the memory may live on; the last of them unmaps it, so no
+        # reference to the mapping may stay here.
+        mapping, self._mapping = self._mapping, None
+        with contextlib.suppress(BufferError):
+            self._buffer.release()
+            if mapping is not None:
+                mapping.close()
+
+    def _abandon_in_child(self) -> None:
+        self.is_usable = False
+        self._drop_owner_fd()
+
+
+def pid_namespace() -> int:
+    """Inode of this process's pid namespace: pids compare only within one."""
+    return os.stat("/proc/self/ns/pid").st_ino
+
+
+def _abandon_all_in_child() -> None:
+    for segment in list(_live):
+        segment._abandon_in_child()
+
+
+os.register_at_fork(after_in_child=_abandon_all_in_child)
+
+
+def _write_lock() -> bytes:
+    return _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+
+
+def _map(fd: int, size: int) -> mmap.mmap:
+    mapping = mmap.mmap(fd, size)
+    # A core dump of the peer must not grow by what it shares; the kernel delays its end for it.
+    mapping.madvise(mmap.MADV_DONTDUMP)
+    return mapping
+
+
+def _allocate(fd: int, offset: int, nbytes: int) -> None:
+    with _explained_space_errors(fd, nbytes):
+        os.posix_fallocate(fd, offset, nbytes)
+
+
+def _resize(fd: int, nbytes: int) -> None:
+    with _explained_space_errors(fd, nbytes):
+        os.ftruncate(fd, nbytes)
+
+
+@contextlib.contextmanager
+def _explained_space_errors(fd: int, nbytes: int) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NO_SPACE:
+            raise SegmentError(f"cannot allocate shared memory: {error.strerror}") from error
+        status = os.fstatvfs(fd)
+        free = status.f_bavail * status.f_frsize
+        raise NoSpaceError(
+            f"shared memory is full: {nbytes} bytes needed, {free} bytes free "
+            f"({error.strerror}). Remove stale files from /dev/shm, enlarge it (docker: "
+            "--shm-size, Kubernetes: an emptyDir with medium Memory), or raise the file size "
+            "limit (ulimit -f)"
+        ) from error
+
+
+def _check_size(size: int, kind: SegmentKind) -> None:
+    if size != layout.TOTAL_BYTES[kind]:
+        raise ProtocolMismatchError(
+            f"a {kind.name} segment has {layout.TOTAL_BYTES[kind]} bytes in this version, this "
+            f"file has {size}: front end and engine are of different versions, or it is no segment"
+        )
+
+
+def _check_header(mapping: mmap.mmap, kind: SegmentKind) -> None:
+    # SYNC POINT: segment initialised. Version first; the other fields were stored before it.
+    with memoryview(mapping) as view, view[: layout.PAGE_BYTES].cast("Q") as words:
+        version, magic, stored_kind = (
+            words[offset // layout.WORD_BYTES]
+            for offset in (layout.VERSION_OFFSET, layout.MAGIC_OFFSET, layout.KIND_OFFSET)
+        )
+    if magic != layout.MAGIC:
+        raise ProtocolMismatchError(
+            f"no shmllm segment: magic {magic:#x}, expected {layout.MAGIC:#x}"
+        )
+    if version != layout.PROTOCOL_VERSION:
+        raise ProtocolMismatchError(
+            f"the segment speaks version {version}, this process version "
+            f"{layout.PROTOCOL_VERSION}: run front end and engine from the same installation"
+        )
+    if stored_kind != kind:
+        raise ProtocolMismatchError(
+            f"the segment is of kind {stored_kind}, expected {kind.value} ({kind.name})"
+        )

@@ -1,0 +1,40 @@
+"""Segments for one test each, and proof that nothing stays behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from shmllm.ipc.layout import SegmentKind
+from shmllm.ipc.segment import Segment
+
+
+def _own_leftovers() -> set[str]:
+    return {name for name in os.listdir("/dev/shm") if "shmllm" in name}
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    names_before = _own_leftovers()
+    fds_before = len(os.listdir("/proc/self/fd"))
+    yield
+    assert _own_leftovers() <= names_before
+    # Tracebacks that pytest keeps hold views, and a view holds the mapping with its descriptor.
+    if len(os.listdir("/proc/self/fd")) > fds_before:
+        gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= fds_before
+
+
+@pytest.fixture
+def control(nothing_left_behind: None) -> Iterator[Segment]:
+    with Segment.create(SegmentKind.CONTROL) as segment:
+        yield segment
+
+
+@pytest.fixture
+def client(nothing_left_behind: None) -> Iterator[Segment]:
+    with Segment.create(SegmentKind.CLIENT) as segment:
+        yield segment

@@ -1,0 +1,255 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from shmllm.errors import IpcTimeoutError, SegmentError
+from shmllm.ipc import doorbell, layout
+from shmllm.ipc.channel import ClientChannel, ControlPage, ControlView, CoreChannel, CoreWaiter
+from shmllm.ipc.layout import ClientState, EngineState, SegmentKind, Stat
+from shmllm.ipc.segment import Segment
+from shmllm.ipc.wait import WaitPolicy
+from shmllm.ipc.words import Word
+
+POLICY = WaitPolicy(0, 0, 0.001, 0.002)
+
+
+@pytest.fixture
+def front(control: Segment, client: Segment) -> Iterator[ClientChannel]:
+    channel = ClientChannel(control, client, POLICY)
+    yield channel
+    channel.close()
+
+
+@pytest.fixture
+def core(control: Segment, client: Segment) -> Iterator[CoreChannel]:
+    channel = CoreChannel(control, client)
+    yield channel
+    channel.close()
+
+
+@pytest.fixture
+def waiter(control: Segment) -> Iterator[CoreWaiter]:
+    waiter = CoreWaiter(control, POLICY)
+    yield waiter
+    waiter.close()
+
+
+def _take(channel: ClientChannel | CoreChannel) -> list[tuple[int, bytes]]:
+    got: list[tuple[int, bytes]] = []
+    channel.drain(lambda kind, view: got.append((kind, bytes(view))))
+    return got
+
+
+def _set_parked(segment: Segment, offset: int) -> None:
+    Word(segment.buffer, offset).store(1)
+
+
+def test_requests_and_outputs_do_not_meet(front: ClientChannel, core: CoreChannel) -> None:
+    assert front.try_send(1, b"request")
+    assert core.try_send(2, b"out", b"put")
+    assert core.has_requests()
+    assert _take(core) == [(1, b"request")]
+    assert not core.has_requests()
+    assert front.wait()
+    assert _take(front) == [(2, b"output")]
+
+
+def test_the_engine_is_woken_only_when_parked(
+    front: ClientChannel, control: Segment, waiter: CoreWaiter
+) -> None:
+    front.try_send(1)
+    assert not waiter._doorbell.try_wait()
+    _set_parked(control, layout.CONTROL_PARKED_OFFSET)
+    front.try_send(1)
+    assert waiter._doorbell.try_wait()
+
+
+def test_the_front_end_is_woken_only_when_parked(
+    front: ClientChannel, core: CoreChannel, client: Segment
+) -> None:
+    core.try_send(1)
+    assert not front._doorbell.try_wait()
+    _set_parked(client, layout.CLIENT_PARKED_OFFSET)
+    core.try_send(1)
+    assert front._doorbell.try_wait()
+
+
+def test_nobody_is_woken_for_a_message_that_did_not_fit(
+    front: ClientChannel, control: Segment, waiter: CoreWaiter
+) -> None:
+    while front.try_send(1, bytes(100_000)):
+        pass
+    _set_parked(control, layout.CONTROL_PARKED_OFFSET)
+    assert not front.try_send(1, bytes(100_000))
+    assert not waiter._doorbell.try_wait()
+
+
+def test_a_wait_without_outputs_comes_back(front: ClientChannel) -> None:
+    assert not front.wait()
+    assert not front.wait(time.monotonic() + 0.001)
+    assert not front.wait(time.monotonic() - 1)
+
+
+def test_send_drains_while_it_waits_for_room(front: ClientChannel, core: CoreChannel) -> None:
+    while front.try_send(1, bytes(100_000)):
+        pass
+    turns: list[int] = []
+
+    def on_full() -> None:
+        turns.append(core.drain(lambda kind, view: None))
+
+    front.send(2, b"x", bytes(100_000), on_full=on_full, deadline=None)
+    assert turns == [5]
+    assert _take(core) == [(2, b"x" + bytes(100_000))]
+
+
+def test_send_gives_up_at_its_deadline(front: ClientChannel) -> None:
+    while front.try_send(1, bytes(100_000)):
+        pass
+    with pytest.raises(IpcTimeoutError, match="of 524288 bytes are free"):
+        front.send(1, bytes(100_000), on_full=lambda: None, deadline=time.monotonic())
+
+
+def test_what_on_full_raises_ends_send(front: ClientChannel) -> None:
+    while front.try_send(1, bytes(100_000)):
+        pass
+
+    def on_full() -> None:
+        raise LookupError("the engine is dead")
+
+    with pytest.raises(LookupError):
+        front.send(1, bytes(100_000), on_full=on_full, deadline=None)
+
+
+def test_tensors_travel_both_ways(front: ClientChannel, core: CoreChannel) -> None:
+    for writer, reader in ((front.slots, core.slots), (core.output_slots, front.output_slots)):
+        slot = writer.claim(layout.SLOT_BYTES)
+        assert slot is not None
+        slot.buffer[-3:] = b"end"
+        ref = slot.publish()
+        with reader.view(ref) as view:
+            assert bytes(view[-3:]) == b"end"
+        reader.release(ref)
+        assert writer.num_free == layout.NUM_SLOTS
+
+
+def test_closing_is_announced(
+    front: ClientChannel, core: CoreChannel, control: Segment, waiter: CoreWaiter
+) -> None:
+    assert core.client_state is ClientState.CONNECTED
+    _set_parked(control, layout.CONTROL_PARKED_OFFSET)
+    front.set_closing()
+    assert core.client_state is ClientState.CLOSING
+    assert waiter._doorbell.try_wait()
+
+
+def test_a_living_front_end_is_seen(core: CoreChannel, client: Segment) -> None:
+    assert not core.is_client_alive()
+    client.take_ownership()
+    assert core.is_client_alive()
+
+
+def test_the_policy_can_change(front: ClientChannel) -> None:
+    front.set_policy(WaitPolicy(0, 0, 0.005, 0.01))
+    assert front._waiter.park_cap_s == 0.005
+
+
+def test_a_closed_channel_refuses(front: ClientChannel, core: CoreChannel) -> None:
+    front.close()
+    front.close()
+    core.close()
+    for use in (
+        lambda: front.try_send(1),
+        lambda: front.drain(lambda kind, view: None),
+        front.wait,
+        front.set_closing,
+        lambda: core.try_send(1),
+        lambda: core.drain(lambda kind, view: None),
+    ):
+        with pytest.raises(SegmentError, match="channel is closed"):
+            use()
+
+
+def test_a_channel_over_a_closed_segment_refuses(
+    front: ClientChannel, core: CoreChannel, client: Segment
+) -> None:
+    client.close()
+    for channel in (front, core):
+        with pytest.raises(SegmentError, match="CLIENT segment is closed"):
+            channel.try_send(1)
+
+
+def test_the_core_sleeps_until_it_is_woken(waiter: CoreWaiter) -> None:
+    assert not waiter.wait(lambda: False, busy=True)
+    assert not waiter.wait(lambda: False, busy=False)
+    assert waiter.wait(lambda: True, busy=False)
+    waiter.wake()
+    assert not waiter.wait(lambda: False, busy=True)
+    assert not waiter._doorbell.try_wait()
+
+
+def test_named_doorbells_carry_a_connection_and_are_unlinked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("posix_ipc")
+    monkeypatch.setattr(doorbell, "HAS_CLOCKWAIT", False)
+    with (
+        Segment.create(SegmentKind.CONTROL) as control,
+        Segment.create(SegmentKind.CLIENT) as client,
+    ):
+        front, core = ClientChannel(control, client, POLICY), CoreChannel(control, client)
+        _set_parked(client, layout.CLIENT_PARKED_OFFSET)
+        assert core.try_send(1, b"x")
+        assert isinstance(front._doorbell, doorbell.NamedDoorbell)
+        assert front._doorbell.try_wait()
+        assert _take(front) == [(1, b"x")]
+        front.close()
+        core.close()
+
+
+class TestControlPage:
+    def test_before_the_engine_is_there(self, front: ClientChannel) -> None:
+        assert front.engine_state is EngineState.STARTING
+        assert front.engine_pid == 0
+        assert front.heartbeat_ns == 0
+        assert front.last_words() == ""
+        assert set(front.stats().values()) == {0}
+
+    def test_what_the_engine_says_is_read(self, front: ClientChannel, control: Segment) -> None:
+        page = ControlPage(control)
+        before_ns = time.monotonic_ns()
+        page.beat()
+        page.set_state(EngineState.READY)
+        page.set_stat(Stat.STEPS, 12)
+        assert front.engine_state is EngineState.READY
+        assert front.engine_pid > 0
+        assert before_ns <= front.heartbeat_ns <= time.monotonic_ns()
+        assert front.stat(Stat.STEPS) == front.stats()["steps"] == 12
+        assert list(front.stats()) == [stat.name.lower() for stat in Stat]
+        page.close()
+        page.close()
+
+    def test_last_words_are_replaced_whole(self, control: Segment) -> None:
+        page, view = ControlPage(control), ControlView(control)
+        page.set_last_words("a long first text")
+        page.set_last_words("short, mit Umläuten")
+        assert view.last_words() == "short, mit Umläuten"
+        page.close()
+        view.close()
+
+    def test_of_long_last_words_the_end_is_kept(self, control: Segment) -> None:
+        page, view = ControlPage(control), ControlView(control)
+        page.set_last_words("ä" * 20_000 + "the cause")
+        assert view.last_words().endswith("ä" * 100 + "the cause")
+        assert len(view.last_words().encode()) <= layout.LAST_WORDS_BYTES + 8
+        page.close()
+        view.close()
+
+    def test_an_absurd_length_is_cut(self, control: Segment) -> None:
+        Word(control.buffer, layout.CONTROL_LAST_WORDS_SIZE_OFFSET).store(2**60)
+        view = ControlView(control)
+        assert len(view.last_words()) == layout.LAST_WORDS_BYTES
+        view.close()
