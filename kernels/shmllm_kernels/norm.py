@@ -1,0 +1,53 @@
+"""Root mean square normalisation, alone and fused with the residual addition."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+
+@lru_cache(maxsize=64)
+def _epsilon(eps: float, device: torch.device) -> Tensor:
+    return torch.full((), eps, dtype=torch.float32, device=device)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Divides each row by its root mean square and scales it by ``weight``.
+
+    ``y = weight * (x / sqrt(mean(x**2) + eps))`` over the last dimension (Zhang and
+    Sennrich, 2019). The statistics and the quotient are float32; the quotient is rounded to
+    x's dtype before the weight is applied, which is what the checkpoints were trained with.
+
+    Args:
+        x: [..., dim], any floating dtype.
+        weight: [dim], x's dtype.
+        eps: added to the mean square.
+
+    Returns:
+        [..., dim] in x's dtype.
+    """
+    # mean square = |x|^2 / dim: a vector norm is one pass where square and mean are two.
+    wide = x.float()
+    norm = torch.linalg.vector_norm(wide, 2, -1, True)
+    scale = torch.addcmul(_epsilon(eps, x.device), norm, norm, value=1 / x.shape[-1]).rsqrt_()
+    if wide is x:
+        return (x * scale).mul_(weight)
+    return wide.mul_(scale).to(x.dtype).mul_(weight)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Adds the residual stream and normalises the sum.
+
+    Args:
+        x: [..., dim], the output of the last block.
+        residual: [..., dim], x's dtype.
+        weight: [dim], x's dtype.
+        eps: added to the mean square.
+
+    Returns:
+        ``(rms_norm(x + residual), x + residual)``, both [..., dim] in x's dtype.
+    """
+    total = x + residual
+    return rms_norm(total, weight, eps), total

@@ -1,0 +1,1 @@
+"""Model architectures: configuration, layers, weights. Knows no scheduler, cache or process."""

@@ -1,0 +1,94 @@
+"""Reads typed fields out of a model's JSON files, with errors that name file and field."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from shmllm.errors import EngineStartError
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Raises:
+        EngineStartError: the file is missing, unreadable, not JSON or not an object.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise EngineStartError(f"cannot read {path}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise EngineStartError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise EngineStartError(f"{path} must hold a JSON object, not {type(content).__name__}")
+    return content
+
+
+class Fields:
+    """Checked access to one JSON object. A field that is null counts as absent.
+
+    Attributes:
+        values: the object.
+        where: how errors name it, usually the file's path.
+    """
+
+    def __init__(self, values: dict[str, Any], where: str) -> None:
+        self.values = values
+        self.where = where
+
+    def error(self, message: str) -> EngineStartError:
+        """An error about this object, for the caller to raise."""
+        return EngineStartError(f"{self.where}: {message}")
+
+    def _required(self, name: str, default: Any) -> Any:
+        value = self.values.get(name)
+        if value is None:
+            value = default
+        if value is None:
+            raise self.error(f"field {name!r} is missing")
+        return value
+
+    def integer(self, name: str, default: int | None = None, minimum: int = 1) -> int:
+        """An integer of at least ``minimum``; without a default the field must be there."""
+        value = self._required(name, default)
+        if type(value) is not int or value < minimum:
+            raise self.error(f"{name!r} must be an integer of at least {minimum}, not {value!r}")
+        return value
+
+    def optional_integer(self, name: str) -> int | None:
+        """A positive integer, or None when absent."""
+        return None if self.values.get(name) is None else self.integer(name)
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A positive finite number; without a default the field must be there."""
+        value = self._required(name, default)
+        if type(value) not in (int, float) or not 0 < value < float("inf"):
+            raise self.error(f"{name!r} must be a positive number, not {value!r}")
+        return float(value)
+
+    def optional_number(self, name: str) -> float | None:
+        """A positive finite number, or None when absent."""
+        return None if self.values.get(name) is None else self.number(name)
+
+    def flag(self, name: str, default: bool) -> bool:
+        """A boolean."""
+        value = self._required(name, default)
+        if not isinstance(value, bool):
+            raise self.error(f"{name!r} must be true or false, not {value!r}")
+        return value
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """A string; without a default the field must be there."""
+        value = self._required(name, default)
+        if not isinstance(value, str):
+            raise self.error(f"{name!r} must be a string, not {value!r}")
+        return value
+
+    def table(self, name: str) -> dict[str, Any]:
+        """A nested object, empty when absent."""
+        value = self._required(name, {})
+        if not isinstance(value, dict):
+            raise self.error(f"{name!r} must be an object, not {value!r}")
+        return value

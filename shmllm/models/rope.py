@@ -1,0 +1,104 @@
+"""Rotary embedding: frequencies of each kind of stretching, and cos/sin of positions.
+
+Cos and sin are computed from the positions of each step instead of being gathered from a
+table. Once per step, on a CPU, that costs 7 us against 4 for one row and 0.3 ms against 0.03
+for 2,048, while a table for 131,072 positions and heads of 128 would hold 128 MiB.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from shmllm.models.rope_config import RopeConfig
+
+
+def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
+    """Angle per position of each rotated pair, as [head_dim / 2] float32 on the CPU."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    wavelengths = rope.theta**exponents
+    if rope.type == "linear":
+        return 1.0 / wavelengths / rope.factor
+    if rope.type == "llama3":
+        return _llama3(rope, 1.0 / wavelengths)
+    if rope.type == "yarn":
+        return _yarn(rope, head_dim, wavelengths)
+    return 1.0 / wavelengths
+
+
+def attention_factor(rope: RopeConfig) -> float:
+    """What cos and sin are multiplied with: 1 except for yarn (Peng et al., 2023, eq. 15)."""
+    if rope.type != "yarn":
+        return 1.0
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    if rope.mscale and rope.mscale_all_dim:
+        return _mscale(rope.factor, rope.mscale) / _mscale(rope.factor, rope.mscale_all_dim)
+    return _mscale(rope.factor, 1.0)
+
+
+def _mscale(factor: float, weight: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+
+def _llama3(rope: RopeConfig, inv_freq: Tensor) -> Tensor:
+    """Long wavelengths are stretched, short ones kept, those between interpolated (Llama 3.1)."""
+    rotations = rope.original_max_positions / (2 * math.pi / inv_freq)
+    span = rope.high_freq_factor - rope.low_freq_factor
+    kept = ((rotations - rope.low_freq_factor) / span).clamp(0.0, 1.0)
+    return (1 - kept) * inv_freq / rope.factor + kept * inv_freq
+
+
+def _yarn(rope: RopeConfig, head_dim: int, wavelengths: Tensor) -> Tensor:
+    """A ramp over the dimensions from kept to stretched ("NTK by parts", Peng et al., 2023)."""
+    low = _rotation_dim(rope, head_dim, rope.beta_fast)
+    high = _rotation_dim(rope, head_dim, rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    if low == high:
+        high += 0.001
+    pairs = torch.arange(head_dim // 2, dtype=torch.float32)
+    stretched = ((pairs - low) / (high - low)).clamp(0.0, 1.0)
+    return stretched / (rope.factor * wavelengths) + (1 - stretched) / wavelengths
+
+
+def _rotation_dim(rope: RopeConfig, head_dim: int, rotations: float) -> float:
+    """The dimension that turns ``rotations`` times within the original context."""
+    ratio = rope.original_max_positions / (rotations * 2 * math.pi)
+    return head_dim * math.log(ratio) / (2 * math.log(rope.theta))
+
+
+class RotaryEmbedding:
+    """Turns positions into the cos and sin that ``shmllm_kernels.rotate`` takes.
+
+    Attributes:
+        inv_freq: [head_dim] float32, the frequencies negated and then as they are: cos is even
+            and sin odd, so both tables come out with their signs. Derived state.
+        scale: the attention factor.
+    """
+
+    def __init__(
+        self, rope: RopeConfig, head_dim: int, dtype: torch.dtype, device: torch.device | str
+    ) -> None:
+        frequencies = inverse_frequencies(rope, head_dim)
+        self.inv_freq = torch.cat((-frequencies, frequencies)).to(device)
+        self.scale = attention_factor(rope)
+        self.dtype = dtype
+
+    def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Computes the tables of one step.
+
+        Args:
+            positions: [tokens] int64.
+
+        Returns:
+            cos and sin, [tokens, 1, head_dim] in the model's dtype, signs folded in.
+        """
+        angles = torch.outer(positions, self.inv_freq).unsqueeze_(1)
+        cos, sin = angles.cos(), angles.sin_()
+        if self.scale != 1.0:
+            cos, sin = cos.mul_(self.scale), sin.mul_(self.scale)
+        return cos.to(self.dtype), sin.to(self.dtype)

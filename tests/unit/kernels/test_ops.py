@@ -1,0 +1,127 @@
+"""The torch operations against transformers' modules, and their promises about inputs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
+
+from shmllm_kernels import add_rms_norm, apply_rope, rms_norm, rotate, silu_and_mul
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def reference_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    module = LlamaRMSNorm(weight.shape[0], eps).to(x.dtype)
+    with torch.no_grad():
+        module.weight.copy_(weight)
+        result: Tensor = module(x)
+    return result
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 64), (7, 48), (300, 256), (5, 3, 16), (0, 8)])
+@pytest.mark.parametrize("magnitude", [1e-4, 1.0, 100.0])
+def test_rms_norm_equals_transformers(
+    shape: tuple[int, ...], dtype: torch.dtype, magnitude: float
+) -> None:
+    x = (random(*shape) * magnitude).to(dtype)
+    weight = random(shape[-1], dtype=dtype, seed=1)
+    ours, expected = rms_norm(x, weight, 1e-6), reference_norm(x, weight, 1e-6)
+    assert ours.dtype == dtype
+    # Rounding twice, as transformers does, leaves at most a last bit in rare elements.
+    tolerance = 2e-6 if dtype == torch.float32 else 2 * torch.finfo(dtype).eps
+    torch.testing.assert_close(ours, expected, rtol=tolerance, atol=1e-7)
+    if dtype != torch.float32 and ours.numel():
+        assert (ours == expected).float().mean() > 0.99
+
+
+def test_rms_norm_adds_eps_inside_the_root() -> None:
+    weight = torch.ones(8)
+    assert torch.equal(rms_norm(torch.zeros(2, 8), weight, 1e-5), torch.zeros(2, 8))
+    torch.testing.assert_close(rms_norm(torch.ones(1, 8), weight, 3.0), torch.full((1, 8), 0.5))
+
+
+def test_rms_norm_takes_strided_heads() -> None:
+    heads, weight = random(4, 10, 16), random(16, seed=2)
+    assert torch.equal(
+        rms_norm(heads[:, 3:7], weight, 1e-6), rms_norm(heads[:, 3:7].contiguous(), weight, 1e-6)
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_rows_norm_does_not_depend_on_the_batch(dtype: torch.dtype) -> None:
+    x, weight = random(65, 96, dtype=dtype), random(96, dtype=dtype, seed=1)
+    whole = rms_norm(x, weight, 1e-6)
+    for row in (0, 1, 33, 64):
+        assert torch.equal(rms_norm(x[row : row + 1], weight, 1e-6)[0], whole[row])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_add_rms_norm_is_add_then_norm(dtype: torch.dtype) -> None:
+    x, residual = random(9, 32, dtype=dtype), random(9, 32, dtype=dtype, seed=1)
+    weight = random(32, dtype=dtype, seed=2)
+    normed, total = add_rms_norm(x, residual, weight, 1e-6)
+    assert torch.equal(total, x + residual)
+    assert torch.equal(normed, rms_norm(x + residual, weight, 1e-6))
+
+
+def tables(tokens: int, dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Transformers' cos and sin, [tokens, dim]."""
+    angles = random(tokens, dim // 2, seed=3) * 3
+    angles = torch.cat((angles, angles), -1)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def signed(sin: Tensor) -> Tensor:
+    half = sin.shape[-1] // 2
+    return torch.cat((-sin[:, :half], sin[:, half:]), -1).unsqueeze(1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tokens", [0, 1, 5, 130])
+def test_apply_rope_equals_transformers(tokens: int, dtype: torch.dtype) -> None:
+    query = random(tokens, 6, 16, dtype=dtype)
+    key = random(tokens, 2, 16, dtype=dtype, seed=1)
+    cos, sin = tables(tokens, 16, dtype)
+    expected = apply_rotary_pos_emb(query, key, cos, sin)
+    ours = apply_rope(query, key, cos.unsqueeze(1), signed(sin))
+    tolerance = 1e-6 if dtype == torch.float32 else 4 * torch.finfo(dtype).eps
+    for got, want in zip(ours, expected, strict=True):
+        assert got.dtype == dtype
+        torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
+
+
+def test_rotating_joined_heads_equals_rotating_each() -> None:
+    heads = random(5, 12, 8)
+    cos, sin = tables(5, 8, torch.float32)
+    query, key = apply_rope(heads[:, :6], heads[:, 6:8], cos.unsqueeze(1), signed(sin))
+    both = rotate(heads[:, :8], cos.unsqueeze(1), signed(sin))
+    assert torch.equal(torch.cat((query, key), 1), both)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [0, 1, 17])
+def test_silu_and_mul(rows: int, dtype: torch.dtype) -> None:
+    gate_up = random(rows, 48, dtype=dtype) * 4
+    ours = silu_and_mul(gate_up)
+    assert ours.is_contiguous()
+    assert torch.equal(ours, F.silu(gate_up[:, :24]) * gate_up[:, 24:])
+
+
+def test_inputs_stay_as_they_were() -> None:
+    x, residual, weight = random(3, 4, 8), random(3, 4, 8, seed=1), random(8, seed=2)
+    cos, sin = tables(3, 8, torch.float32)
+    inputs = [x, residual, weight, cos, sin]
+    before = [tensor.clone() for tensor in inputs]
+    rms_norm(x, weight, 1e-6)
+    add_rms_norm(x, residual, weight, 1e-6)
+    apply_rope(x, residual, cos.unsqueeze(1), signed(sin))
+    silu_and_mul(x)
+    assert all(torch.equal(now, then) for now, then in zip(inputs, before, strict=True))

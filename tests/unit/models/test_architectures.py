@@ -1,0 +1,135 @@
+"""Logits of every architecture against transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from model_helpers import (
+    assert_logits_close,
+    load,
+    our_logits,
+    reference_logits,
+    reference_model,
+    save,
+)
+
+from shmllm.models.registry import ARCHITECTURES, create_model
+
+TOKENS = [int(token) for token in torch.randint(0, 97, (40,), generator=torch.manual_seed(3))]
+ROPE = {"rope_theta": 10000.0}
+LLAMA3_ROPE = ROPE | {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN_ROPE = ROPE | {
+    "rope_type": "yarn",
+    "factor": 8.0,
+    "original_max_position_embeddings": 32,
+}
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama-tied": ("llama", {"tie_word_embeddings": True}),
+    "llama-all-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama-multi-query": ("llama", {"num_key_value_heads": 1}),
+    "llama-no-groups": ("llama", {"num_key_value_heads": 6}),
+    "llama-wide-heads": ("llama", {"head_dim": 20}),
+    "llama-one-layer": ("llama", {"num_hidden_layers": 1}),
+    "llama-eps": ("llama", {"rms_norm_eps": 0.1}),
+    "llama-linear": ("llama", {"rope_parameters": ROPE | {"rope_type": "linear", "factor": 4.0}}),
+    "llama-llama3": ("llama", {"rope_parameters": LLAMA3_ROPE}),
+    "llama-yarn": ("llama", {"rope_parameters": YARN_ROPE}),
+    "mistral": ("mistral", {"sliding_window": None}),
+    "mistral-window": ("mistral", {"sliding_window": 7}),
+    "mistral-head-dim": ("mistral", {"sliding_window": 16, "head_dim": 12}),
+    "qwen2": ("qwen2", {}),
+    "qwen2-tied": ("qwen2", {"tie_word_embeddings": True}),
+    "qwen2-window": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
+    ),
+    "qwen2-yarn": ("qwen2", {"rope_parameters": YARN_ROPE | {"rope_theta": 1e6}}),
+    "qwen3": ("qwen3", {}),
+    "qwen3-tied": ("qwen3", {"tie_word_embeddings": True}),
+    "qwen3-bias": ("qwen3", {"attention_bias": True}),
+    "qwen3-layer-types": (
+        "qwen3",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 6,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+}
+
+
+def test_every_architecture_has_a_case() -> None:
+    families = {name.removesuffix("ForCausalLM").lower() for name in ARCHITECTURES}
+    assert families == {family for family, _ in CASES.values()}
+
+
+@pytest.mark.parametrize("scale", [1.0, 4.0])
+@pytest.mark.parametrize("case", CASES)
+def test_float32_logits_equal_transformers(case: str, scale: float, tmp_path: Path) -> None:
+    family, options = CASES[case]
+    reference = reference_model(family, scale, **options)
+    model = load(save(reference, tmp_path))
+    expected = reference_logits(reference, TOKENS)
+    ours = our_logits(model, TOKENS)
+    assert_logits_close(ours, expected, 1e-4)
+    assert torch.equal(ours.argmax(-1), expected.argmax(-1))
+
+
+@pytest.mark.parametrize("case", ["llama-yarn", "mistral-window", "qwen2-tied", "qwen3-tied"])
+def test_bfloat16_logits_are_near_transformers(case: str, tmp_path: Path) -> None:
+    family, options = CASES[case]
+    reference = reference_model(family, 1.0, "bfloat16", **options)
+    model = load(save(reference, tmp_path), torch.bfloat16)
+    assert_logits_close(our_logits(model, TOKENS), reference_logits(reference, TOKENS), 0.05)
+
+
+def test_one_token_runs(tmp_path: Path) -> None:
+    reference = reference_model("qwen3")
+    model = load(save(reference, tmp_path))
+    assert_logits_close(our_logits(model, [5]), reference_logits(reference, [5]), 1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tied", [True, False])
+def test_all_storage_comes_from_the_allocator(
+    tied: bool, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    model = load(save(reference_model("qwen2", tie_word_embeddings=tied), tmp_path), dtype)
+    shapes: list[tuple[int, ...]] = []
+
+    def count(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        shapes.append(shape)
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    create_model(model.config, dtype, count, "cpu")
+    storages = {
+        view.untyped_storage().data_ptr(): view.untyped_storage().nbytes()
+        for views in model.named_weights().values()
+        for view in views
+    }
+    num_values = sum(torch.Size(shape).numel() for shape in shapes)
+    assert sum(storages.values()) == num_values * dtype.itemsize
+    assert len(storages) == len(shapes)
+    head_copies = 2 if dtype == torch.float32 or not tied else 1
+    assert sum(97 in shape for shape in shapes) == head_copies
+
+
+def test_weights_can_be_updated_in_place(tmp_path: Path) -> None:
+    first, second = reference_model("qwen3"), reference_model("qwen3", 2.0)
+    model = load(save(first, tmp_path))
+    updated = dict(second.state_dict())
+    for name, views in model.named_weights().items():
+        for view in views:
+            view.copy_(updated[name])
+    assert_logits_close(our_logits(model, TOKENS), reference_logits(second, TOKENS), 1e-4)

@@ -1,0 +1,224 @@
+"""config.json: what is read, and what is refused with which words."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from model_helpers import CONFIGS, reference_model, save
+
+from shmllm.errors import EngineStartError
+from shmllm.models.config import ModelConfig, RopeConfig
+
+MINIMAL: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+}
+QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "num_key_value_heads": 4}
+MISTRAL = {"architectures": ["MistralForCausalLM"]}
+
+
+def read(directory: Path, **fields: Any) -> ModelConfig:
+    """Reads MINIMAL with some fields replaced."""
+    (directory / "config.json").write_text(json.dumps(MINIMAL | fields))
+    return ModelConfig.from_directory(directory)
+
+
+def test_importing_the_config_does_not_import_torch() -> None:
+    code = (
+        "import sys, shmllm.models.config, shmllm.models.registry;"
+        "assert not {'torch', 'numpy', 'transformers', 'safetensors'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_absent_fields_get_transformers_defaults(tmp_path: Path) -> None:
+    assert read(tmp_path) == ModelConfig(
+        architecture="LlamaForCausalLM",
+        vocab_size=100,
+        hidden_size=64,
+        intermediate_size=96,
+        num_layers=4,
+        num_heads=8,
+        num_kv_heads=8,
+        head_dim=8,
+        max_position_embeddings=2048,
+        layer_windows=(None,) * 4,
+        rope=RopeConfig(type="default", theta=10000.0),
+    )
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_absent_fields_agree_with_transformers(family: str, tmp_path: Path) -> None:
+    sizes = {name: value for name, value in MINIMAL.items() if name != "architectures"}
+    expected = CONFIGS[family](**sizes | {"num_attention_heads": 32})
+    name = type(expected).__name__.replace("Config", "ForCausalLM")
+    config = read(tmp_path, architectures=[name], num_attention_heads=32)
+    assert config.num_kv_heads == expected.num_key_value_heads
+    assert config.head_dim == (getattr(expected, "head_dim", None) or 2)
+    assert config.max_position_embeddings == expected.max_position_embeddings
+    assert config.rms_norm_eps == expected.rms_norm_eps
+    assert config.tie_word_embeddings == expected.tie_word_embeddings
+    assert config.rope.theta == expected.rope_parameters["rope_theta"]
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_a_saved_model_reads_back(family: str, tmp_path: Path) -> None:
+    reference = reference_model(family, dtype="bfloat16", eos_token_id=[7, 9])
+    config = ModelConfig.from_directory(save(reference, tmp_path))
+    assert config.architecture == type(reference).__name__
+    assert config.dtype == "bfloat16"
+    assert config.eos_token_ids == (7, 9)
+    assert (config.num_heads, config.num_kv_heads) == (6, 2)
+    assert config.head_dim == (16 if family == "qwen3" else 8)
+    assert config.attention_bias == (family == "qwen2")
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, "float32"),
+        ({"torch_dtype": "bfloat16"}, "bfloat16"),
+        ({"dtype": "float16"}, "float16"),
+        ({"dtype": None, "torch_dtype": "torch.float16"}, "float16"),
+    ],
+)
+def test_dtype(fields: dict[str, Any], expected: str, tmp_path: Path) -> None:
+    assert read(tmp_path, **fields).dtype == expected
+
+
+@pytest.mark.parametrize(
+    ("model", "generation", "expected"),
+    [
+        (None, None, ()),
+        (2, None, (2,)),
+        (2, {"eos_token_id": 2}, (2,)),
+        (2, {"eos_token_id": [5, 2]}, (2, 5)),
+        ([3, 4], {}, (3, 4)),
+        (None, {"eos_token_id": 0}, (0,)),
+    ],
+)
+def test_eos_token_ids(
+    model: Any, generation: Any, expected: tuple[int, ...], tmp_path: Path
+) -> None:
+    if generation is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    assert read(tmp_path, eos_token_id=model).eos_token_ids == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"sliding_window": 9}, (None,) * 4),
+        (MISTRAL, (4096,) * 4),
+        (MISTRAL | {"sliding_window": None}, (None,) * 4),
+        (MISTRAL | {"sliding_window": 9}, (9,) * 4),
+        (QWEN2 | {"sliding_window": 9}, (None,) * 4),
+        (QWEN2 | {"sliding_window": 9, "use_sliding_window": True}, (None,) * 4),
+        (
+            QWEN2 | {"sliding_window": 9, "use_sliding_window": True, "max_window_layers": 3},
+            (None, None, None, 9),
+        ),
+        (QWEN2 | {"use_sliding_window": True, "max_window_layers": 0}, (4096,) * 4),
+        (
+            QWEN2
+            | {
+                "sliding_window": 9,
+                "use_sliding_window": True,
+                "max_window_layers": 0,
+                "layer_types": ["full_attention", "sliding_attention"] * 2,
+            },
+            (None, 9, None, 9),
+        ),
+    ],
+)
+def test_layer_windows(
+    fields: dict[str, Any], expected: tuple[int | None, ...], tmp_path: Path
+) -> None:
+    assert read(tmp_path, **fields).layer_windows == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "attention", "mlp"),
+    [
+        ({"attention_bias": True, "mlp_bias": True}, True, True),
+        (QWEN2 | {"attention_bias": False, "mlp_bias": True}, True, False),
+        (MISTRAL | {"attention_bias": True, "mlp_bias": True}, False, False),
+        ({"architectures": ["Qwen3ForCausalLM"], "num_key_value_heads": 4}, False, False),
+    ],
+)
+def test_biases(fields: dict[str, Any], attention: bool, mlp: bool, tmp_path: Path) -> None:
+    config = read(tmp_path, **fields)
+    assert (config.attention_bias, config.mlp_bias) == (attention, mlp)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, ["GPT2LMHeadModel", "LlamaForCausalLM"]),
+        ({"architectures": None}, ["architectures", "Qwen3ForCausalLM"]),
+        ({"architectures": []}, ["architectures"]),
+        ({"vocab_size": None}, ["vocab_size", "missing"]),
+        ({"hidden_size": "64"}, ["hidden_size", "'64'"]),
+        ({"num_hidden_layers": 0}, ["num_hidden_layers", "0"]),
+        ({"num_hidden_layers": True}, ["num_hidden_layers", "True"]),
+        ({"rms_norm_eps": -1}, ["rms_norm_eps", "-1"]),
+        ({"tie_word_embeddings": "yes"}, ["tie_word_embeddings", "yes"]),
+        ({"num_key_value_heads": 3}, ["(8)", "(3)"]),
+        ({"num_attention_heads": 7}, ["head_dim", "64", "7"]),
+        ({"head_dim": 7}, ["head_dim", "even", "7"]),
+        ({"hidden_act": "gelu"}, ["hidden_act", "gelu", "silu"]),
+        ({"torch_dtype": "float64"}, ["torch_dtype", "float64", "bfloat16"]),
+        ({"eos_token_id": "2"}, ["eos_token_id", "'2'"]),
+        ({"eos_token_id": [1, -1]}, ["eos_token_id", "-1"]),
+        ({"quantization_config": {"bits": 4}}, ["quantized"]),
+        ({"rope_scaling": {"type": "longrope"}}, ["longrope", "default, linear, llama3, yarn"]),
+        ({"rope_scaling": {"type": "linear"}}, ["rope_scaling", "factor", "missing"]),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, ["low_freq_factor"]),
+        ({"rope_scaling": "linear"}, ["rope_scaling", "object"]),
+        ({"rope_parameters": {"rope_theta": 0}}, ["rope_theta", "positive"]),
+        ({"rope_parameters": {"full_attention": {}}}, ["rope_parameters", "layer type"]),
+        ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor", "0.5"]),
+        (MISTRAL | {"sliding_window": -1}, ["sliding_window", "-1"]),
+        (QWEN2 | {"layer_types": ["full_attention"]}, ["layer_types", "4 layers"]),
+        (QWEN2 | {"layer_types": ["sliding_attention"] * 4}, ["sliding window"]),
+        (QWEN2 | {"layer_types": ["linear_attention"] * 4}, ["linear_attention", "full_"]),
+    ],
+)
+def test_what_is_refused(fields: dict[str, Any], words: list[str], tmp_path: Path) -> None:
+    with pytest.raises(EngineStartError) as caught:
+        read(tmp_path, **fields)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert [word for word in words if word not in message] == []
+
+
+def test_llama3_factors_must_be_ordered(tmp_path: Path) -> None:
+    rope = {"type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4}
+    with pytest.raises(EngineStartError, match="high_freq_factor"):
+        read(tmp_path, rope_scaling=rope)
+
+
+def test_missing_config_names_the_file(tmp_path: Path) -> None:
+    with pytest.raises(EngineStartError, match=r"looked for .*config\.json"):
+        ModelConfig.from_directory(tmp_path)
+    with pytest.raises(EngineStartError, match=r"nowhere.config\.json"):
+        ModelConfig.from_directory(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "\xff\xfe"])
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+def test_malformed_json_names_the_file(name: str, content: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MINIMAL))
+    (tmp_path / name).write_bytes(content.encode("latin-1"))
+    with pytest.raises(EngineStartError, match=f"{name}.* (JSON|valid)") as caught:
+        ModelConfig.from_directory(tmp_path)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,87 @@
+"""Rotary frequencies and tables against transformers' rotary embedding modules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, Qwen2Config
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from shmllm.models.fields import Fields
+from shmllm.models.rope import RotaryEmbedding, attention_factor, inverse_frequencies
+from shmllm.models.rope_config import RopeConfig
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 1024,
+}
+CASES: list[dict[str, Any]] = [
+    {"rope_type": "default", "rope_theta": 10000.0},
+    {"rope_type": "default", "rope_theta": 1000000},
+    {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5},
+    LLAMA3 | {"rope_theta": 500000.0},
+    {name: LLAMA3[name] for name in LLAMA3 if "original" not in name} | {"rope_theta": 10000.0},
+    YARN | {"rope_theta": 10000.0},
+    YARN | {"rope_theta": 1000000.0, "beta_fast": 64, "beta_slow": 2},
+    YARN | {"rope_theta": 10000.0, "attention_factor": 0.7},
+    YARN | {"rope_theta": 10000.0, "mscale": 0.707, "mscale_all_dim": 1.2},
+    YARN | {"rope_theta": 10000.0, "mscale": 0.707},
+    YARN | {"rope_theta": 10000.0, "truncate": False},
+    YARN | {"rope_theta": 10000.0, "factor": 0.5},
+    YARN | {"rope_theta": 10000.0, "original_max_position_embeddings": 7},
+]
+
+
+def build(parameters: dict[str, Any], head_dim: int) -> tuple[LlamaConfig, RopeConfig]:
+    config = LlamaConfig(
+        hidden_size=4 * head_dim,
+        num_attention_heads=4,
+        max_position_embeddings=4096,
+        rope_parameters=dict(parameters),
+    )
+    fields = Fields({"rope_parameters": parameters}, "config.json")
+    return config, RopeConfig.from_fields(fields, 4096)
+
+
+@pytest.mark.parametrize("head_dim", [16, 64, 128])
+@pytest.mark.parametrize("parameters", CASES)
+def test_tables_equal_transformers(parameters: dict[str, Any], head_dim: int) -> None:
+    config, rope = build(parameters, head_dim)
+    positions = torch.tensor([0, 1, 2, 17, 1023, 1024, 4095])
+    cos, sin = LlamaRotaryEmbedding(config)(torch.zeros(1), positions[None])
+    our_cos, our_sin = RotaryEmbedding(rope, head_dim, torch.float32, "cpu")(positions)
+    half = head_dim // 2
+    assert our_cos.shape == our_sin.shape == (7, 1, head_dim)
+    # An angle of 4,095 radians is known to 2e-4 in float32, so the tables are too.
+    torch.testing.assert_close(our_cos[:, 0], cos[0], atol=6e-4, rtol=0)
+    torch.testing.assert_close(our_sin[:, 0, half:], sin[0, :, half:], atol=6e-4, rtol=0)
+    torch.testing.assert_close(our_sin[:, 0, :half], -our_sin[:, 0, half:], atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("parameters", CASES[2:])
+def test_frequencies_equal_transformers(parameters: dict[str, Any]) -> None:
+    config, rope = build(parameters, 64)
+    frequencies, factor = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config)
+    torch.testing.assert_close(inverse_frequencies(rope, 64), frequencies, rtol=1e-6, atol=0)
+    assert attention_factor(rope) == pytest.approx(factor)
+
+
+def test_tables_have_the_models_dtype() -> None:
+    cos, sin = RotaryEmbedding(RopeConfig(), 8, torch.bfloat16, "cpu")(torch.arange(3))
+    assert cos.dtype == sin.dtype == torch.bfloat16
+
+
+def test_old_and_new_fields_read_the_same() -> None:
+    new = Fields({"rope_parameters": YARN | {"rope_theta": 5e5}}, "config.json")
+    scaling = {"type" if name == "rope_type" else name: YARN[name] for name in YARN}
+    old = Fields({"rope_theta": 5e5, "rope_scaling": scaling}, "config.json")
+    assert RopeConfig.from_fields(new, 4096) == RopeConfig.from_fields(old, 4096)
+    expected = Qwen2Config(rope_theta=5e5, rope_scaling=dict(scaling), max_position_embeddings=4096)
+    assert expected.rope_parameters["rope_theta"] == RopeConfig.from_fields(old, 4096).theta

@@ -1,0 +1,194 @@
+"""Checkpoints: single and sharded, tied and untied, whole and broken."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from model_helpers import (
+    allocate,
+    assert_logits_close,
+    load,
+    our_logits,
+    reference_logits,
+    reference_model,
+    save,
+)
+from safetensors.torch import load_file, save_file
+
+from shmllm.errors import EngineStartError
+from shmllm.models.config import ModelConfig
+from shmllm.models.registry import create_model
+from shmllm.models.weights import copy_weight, load_dummy_weights, load_weights
+
+TOKENS = [3, 14, 15, 92, 65]
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A single-file Llama checkpoint."""
+    return save(reference_model("llama"), tmp_path)
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    """A Llama checkpoint in several files."""
+    return save(reference_model("llama"), tmp_path, max_shard_size="40KB")
+
+
+def edit(directory: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    """Rewrites a checkpoint's only file."""
+    path = directory / "model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path)
+
+
+def failure(directory: Path) -> str:
+    """The message of loading it, which must be one line."""
+    with pytest.raises(EngineStartError) as caught:
+        load(directory)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_shards_load_as_one(shards: Path) -> None:
+    assert len(list(shards.glob("*.safetensors"))) > 2
+    ours = our_logits(load(shards), TOKENS)
+    assert_logits_close(ours, reference_logits(reference_model("llama"), TOKENS), 1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_destination_holds_its_tensor(checkpoint: Path, dtype: torch.dtype) -> None:
+    model = load(checkpoint, dtype)
+    stored = load_file(checkpoint / "model.safetensors")
+    weights = model.named_weights()
+    assert set(weights) == set(stored)
+    for name, views in weights.items():
+        for view in views:
+            assert torch.equal(view, stored[name].to(dtype)), name
+
+
+def test_tied_model_ignores_a_stored_head(tmp_path: Path) -> None:
+    reference = reference_model("qwen3", tie_word_embeddings=True)
+    save(reference, tmp_path)
+    expected = our_logits(load(tmp_path), TOKENS)
+    edit(tmp_path, lambda tensors: tensors.update({"lm_head.weight": torch.zeros(97, 48)}))
+    assert torch.equal(our_logits(load(tmp_path), TOKENS), expected)
+
+
+def test_old_rotary_buffers_are_ignored(checkpoint: Path) -> None:
+    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    edit(checkpoint, lambda tensors: tensors.update({name: torch.zeros(4)}))
+    load(checkpoint)
+
+
+@pytest.mark.parametrize("form", ["checkpoint", "shards"])
+def test_progress_grows_and_ends_complete(form: str, request: pytest.FixtureRequest) -> None:
+    directory: Path = request.getfixturevalue(form)
+    model = load(directory)
+    calls: list[tuple[int, int]] = []
+    load_weights(model, directory, lambda done, total: calls.append((done, total)))
+    done = [call[0] for call in calls]
+    assert done == sorted(done)
+    assert len(calls) == len(model.named_weights())
+    size = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
+    assert calls[-1] == (size, size)
+
+
+def test_no_weights_names_the_files(checkpoint: Path) -> None:
+    (checkpoint / "model.safetensors").unlink()
+    message = failure(checkpoint)
+    assert "model.safetensors and model.safetensors.index.json" in message
+
+
+def test_missing_shard_is_named(shards: Path) -> None:
+    victim = sorted(shards.glob("*.safetensors"))[1]
+    victim.unlink()
+    assert str(victim) in failure(shards)
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "{}", '{"weight_map": {"a": 1}}', '{"weight_map": {"a": "../b.safetensors"}}']
+)
+def test_malformed_index_is_named(shards: Path, content: str) -> None:
+    (shards / "model.safetensors.index.json").write_text(content)
+    assert "model.safetensors.index.json" in failure(shards)
+
+
+@pytest.mark.parametrize("kept", [0, 4, 100, -1])
+def test_truncated_file_is_named(checkpoint: Path, kept: int) -> None:
+    path = checkpoint / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:kept])
+    message = failure(checkpoint)
+    assert str(path) in message
+    assert "damaged" in message
+
+
+def test_file_of_another_format_is_named(shards: Path) -> None:
+    victim = sorted(shards.glob("*.safetensors"))[0]
+    victim.write_bytes(b"<!doctype html>" * 100)
+    assert str(victim) in failure(shards)
+
+
+def test_missing_tensor_is_named(checkpoint: Path) -> None:
+    edit(checkpoint, lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"))
+    assert "lacks model.layers.1.mlp.up_proj.weight" in failure(checkpoint)
+
+
+def test_untied_model_needs_a_head(checkpoint: Path) -> None:
+    edit(checkpoint, lambda tensors: tensors.pop("lm_head.weight"))
+    assert "lacks lm_head.weight" in failure(checkpoint)
+
+
+def test_wrong_shape_tells_both(checkpoint: Path) -> None:
+    name = "model.layers.0.self_attn.k_proj.weight"
+    edit(checkpoint, lambda tensors: tensors.update({name: torch.zeros(16, 47)}))
+    message = failure(checkpoint)
+    assert all(word in message for word in (name, "[16, 47]", "[16, 48]"))
+
+
+def test_unknown_tensors_are_refused_before_anything_is_written(checkpoint: Path) -> None:
+    extra = {"model.layers.0.b": torch.ones(1), "model.layers.0.c": torch.ones(1)}
+    edit(checkpoint, lambda tensors: tensors.update(extra))
+    model = create_model(ModelConfig.from_directory(checkpoint), torch.float32, allocate, "cpu")
+    with pytest.raises(EngineStartError, match=r"lacks: model\.layers\.0\.b and 1 more"):
+        load_weights(model, checkpoint)
+    assert all(view.isnan().all() for views in model.named_weights().values() for view in views)
+
+
+def test_config_of_more_layers_is_noticed(checkpoint: Path) -> None:
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 4}))
+    assert "lacks model.layers.3" in failure(checkpoint)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_dummy_weights_are_deterministic(tied: bool, tmp_path: Path) -> None:
+    model = load(save(reference_model("qwen2", tie_word_embeddings=tied), tmp_path))
+    load_dummy_weights(model, 5)
+    first = our_logits(model, TOKENS)
+    load_dummy_weights(model, 6)
+    second = our_logits(model, TOKENS)
+    load_dummy_weights(model, 5)
+    assert torch.equal(our_logits(model, TOKENS), first)
+    assert not torch.equal(first, second)
+    assert first.isfinite().all()
+    weights = model.named_weights()
+    assert (weights["model.norm.weight"][0] == 1).all()
+    assert all(torch.equal(views[0], view) for views in weights.values() for view in views)
+
+
+@pytest.mark.parametrize("source", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(5, 3), (1, 4), (4, 1), (6,)])
+def test_copy_weight_is_copy(shape: tuple[int, ...], source: torch.dtype) -> None:
+    tensor = torch.randn(shape).to(source)
+    plain = torch.zeros(shape)
+    transposed = torch.zeros(shape[::-1]).t() if len(shape) == 2 else torch.zeros(shape)
+    for view in (plain, transposed):
+        copy_weight(view, tensor)
+        assert torch.equal(view, tensor.float())
