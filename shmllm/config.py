@@ -1,0 +1,166 @@
+"""What an engine is started with, and what it reports when it is ready.
+
+Frozen dataclasses; a component gets the part it needs, never the whole. They cross to the
+engine process as JSON, so every field is a plain value.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, get_args
+
+from shmllm.errors import EngineStartError
+
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+LoadFormat = Literal["auto", "safetensors", "dummy"]
+
+BLOCK_SIZES = (8, 16, 32)
+DTYPES: tuple[str, ...] = get_args(DType)
+LOAD_FORMATS: tuple[str, ...] = get_args(LoadFormat)
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise EngineStartError(message)
+
+
+def _require_positive(name: str, value: object) -> None:
+    valid = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    _require(valid, f"{name} must be a whole number of at least 1, got {value!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadConfig:
+    """Which model, and how its weights are read.
+
+    Attributes:
+        directory: a Hugging Face model directory.
+        dtype: of weights and activations; auto is float32 on the CPU.
+        load_format: auto and safetensors read files; dummy makes random weights.
+        seed: of dummy weights.
+        max_model_len: tokens of prompt and output together; None takes the model's own.
+    """
+
+    directory: str
+    dtype: DType = "auto"
+    load_format: LoadFormat = "auto"
+    seed: int = 0
+    max_model_len: int | None = None
+
+    def __post_init__(self) -> None:
+        _require(self.dtype in DTYPES, f"dtype {self.dtype!r} is not one of {', '.join(DTYPES)}")
+        _require(
+            self.load_format in LOAD_FORMATS,
+            f"load_format {self.load_format!r} is not one of {', '.join(LOAD_FORMATS)}",
+        )
+        if self.max_model_len is not None:
+            _require_positive("max_model_len", self.max_model_len)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """The paged KV cache.
+
+    Attributes:
+        block_size: tokens per block.
+        memory_bytes: bytes for keys and values; None: on the CPU 1 GiB or a quarter of
+            the free memory, whichever is less.
+        enable_prefix_caching: keep full blocks of finished requests for later ones.
+    """
+
+    block_size: int = 16
+    memory_bytes: int | None = None
+    enable_prefix_caching: bool = True
+
+    def __post_init__(self) -> None:
+        _require(
+            self.block_size in BLOCK_SIZES,
+            f"block_size must be one of {BLOCK_SIZES}, got {self.block_size!r}",
+        )
+        if self.memory_bytes is not None:
+            _require_positive("kv_cache_memory_bytes", self.memory_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """What one step may hold.
+
+    Attributes:
+        max_num_seqs: requests running at once.
+        max_num_batched_tokens: the token budget of a step.
+    """
+
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+
+    def __post_init__(self) -> None:
+        _require_positive("max_num_seqs", self.max_num_seqs)
+        _require_positive("max_num_batched_tokens", self.max_num_batched_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Everything an engine needs to start.
+
+    Attributes:
+        num_threads: compute threads; None takes the cores this process may use.
+    """
+
+    load: LoadConfig
+    cache: CacheConfig = CacheConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    num_threads: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_threads is not None:
+            _require_positive("num_threads", self.num_threads)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> EngineConfig:
+        parts: dict[str, Any] = json.loads(text)
+        return cls(
+            load=LoadConfig(**parts["load"]),
+            cache=CacheConfig(**parts["cache"]),
+            scheduler=SchedulerConfig(**parts["scheduler"]),
+            num_threads=parts["num_threads"],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What a ready engine says about itself.
+
+    Attributes:
+        model_type: the architecture's name from config.json.
+        num_blocks: KV blocks that requests can use.
+        warnings: what the person who started the engine should know, one sentence each.
+    """
+
+    model_type: str
+    dtype: str
+    num_parameters: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    max_model_len: int
+    block_size: int
+    num_blocks: int
+    kv_cache_bytes: int
+    weight_bytes: int
+    max_num_seqs: int
+    num_threads: int
+    load_seconds: float
+    warnings: tuple[str, ...] = ()
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> EngineFacts:
+        values: dict[str, Any] = json.loads(text)
+        for name in ("eos_token_ids", "warnings"):
+            values[name] = tuple(values[name])
+        return cls(**{field.name: values[field.name] for field in fields(cls)})

@@ -1,0 +1,132 @@
+"""KV blocks and who may take them next.
+
+Owns the blocks of the cache, their reference counts and the order in which free ones are
+reused. Does not know what a block holds, nor how hits are found: a free block that still
+holds a cached prefix keeps its hash until someone takes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+PADDING_BLOCK_ID = 0
+
+
+class KVBlock:
+    """One block. Only FreeBlockQueue touches `previous` and `following`."""
+
+    __slots__ = ("block_hash", "block_id", "following", "previous", "ref_count")
+
+    def __init__(self, block_id: int) -> None:
+        self.block_id = block_id
+        self.ref_count = 0
+        self.block_hash: bytes | None = None
+        self.previous: KVBlock | None = None
+        self.following: KVBlock | None = None
+
+    def __repr__(self) -> str:
+        return f"KVBlock({self.block_id}, ref_count={self.ref_count})"
+
+
+class FreeBlockQueue:
+    """Free blocks from the next to be reused to the last, as an intrusive linked list.
+
+    Intrusive because a prefix hit takes a block out of the middle: with links inside the
+    blocks that is O(1) and allocates nothing.
+    """
+
+    def __init__(self, blocks: Iterable[KVBlock]) -> None:
+        self._head = KVBlock(-1)
+        self._tail = KVBlock(-1)
+        self._head.following, self._tail.previous = self._tail, self._head
+        self._count = 0
+        for block in blocks:
+            self.append(block)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def append(self, block: KVBlock) -> None:
+        last = self._tail.previous
+        assert last is not None
+        last.following, block.previous = block, last
+        block.following, self._tail.previous = self._tail, block
+        self._count += 1
+
+    def pop_first(self) -> KVBlock:
+        block = self._head.following
+        assert block is not None
+        if block is self._tail:
+            raise IndexError("no free block")
+        self.remove(block)
+        return block
+
+    def remove(self, block: KVBlock) -> None:
+        before, after = block.previous, block.following
+        assert before is not None, f"{block} is not in the queue"
+        assert after is not None, f"{block} is not in the queue"
+        before.following, after.previous = after, before
+        block.previous = block.following = None
+        self._count -= 1
+
+    def __iter__(self) -> Iterator[KVBlock]:
+        block = self._head.following
+        while block is not None and block is not self._tail:
+            yield block
+            block = block.following
+
+
+class BlockPool:
+    """All blocks of the cache. Block 0 pads block tables and is never handed out.
+
+    Args:
+        num_blocks: blocks in the cache, the padding block included.
+        on_reuse: called with a block that still has a hash, before it is handed out.
+    """
+
+    def __init__(self, num_blocks: int, on_reuse: Callable[[KVBlock], None]) -> None:
+        self.blocks = [KVBlock(block_id) for block_id in range(num_blocks)]
+        self._free = FreeBlockQueue(self.blocks[1:])
+        self._on_reuse = on_reuse
+
+    @property
+    def num_usable(self) -> int:
+        return len(self.blocks) - 1
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def allocate(self, count: int) -> list[KVBlock]:
+        """The `count` least recently used free blocks; the caller checked `num_free`."""
+        taken = []
+        for _ in range(count):
+            block = self._free.pop_first()
+            if block.block_hash is not None:
+                self._on_reuse(block)
+            block.ref_count = 1
+            taken.append(block)
+        return taken
+
+    def touch(self, blocks: Iterable[KVBlock]) -> None:
+        """Add a reference to each; those that were free leave the queue."""
+        for block in blocks:
+            if block.ref_count == 0:
+                self._free.remove(block)
+            block.ref_count += 1
+
+    def release(self, blocks: Iterable[KVBlock]) -> None:
+        """Drop a reference from each, in the order given: the first is reused first."""
+        for block in blocks:
+            block.ref_count -= 1
+            if block.ref_count == 0:
+                self._free.append(block)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless every block is either free or referenced."""
+        free = {block.block_id for block in self._free}
+        assert len(free) == len(self._free), "a block is queued twice"
+        assert PADDING_BLOCK_ID not in free, "the padding block is queued"
+        for block in self.blocks[1:]:
+            assert block.ref_count >= 0, f"{block} has a negative count"
+            assert (block.ref_count == 0) == (block.block_id in free), f"{block} is misplaced"

@@ -1,0 +1,121 @@
+"""One request as the scheduler sees it.
+
+There is no prefill state and no decode state: a request has tokens (prompt, then output)
+and `num_computed_tokens`, and every step lets the second catch up with the first.
+"""
+
+from __future__ import annotations
+
+from array import array
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+from shmllm.outputs import FinishReason
+from shmllm.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shmllm.core.block_pool import KVBlock
+
+
+class RequestStatus(Enum):
+    """
+    WAITING  -> RUNNING    admitted: has a row and blocks
+    RUNNING  -> WAITING    preempted: gave both back, will be recomputed
+    either   -> FINISHED
+    """
+
+    WAITING = auto()
+    RUNNING = auto()
+    FINISHED = auto()
+
+
+class Request:
+    """
+    Args:
+        client: the front end it came from.
+        number: the front end's number for it.
+        prompt_token_ids: at least one token.
+        params: as validated by the front end.
+        seed: of its random draws.
+        max_model_len: tokens of prompt and output together, at most.
+        eos_token_ids: the model's end-of-sequence tokens.
+    """
+
+    __slots__ = (
+        "block_hashes",
+        "blocks",
+        "cache_salt",
+        "client",
+        "max_tokens",
+        "num_cached_blocks",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "number",
+        "params",
+        "row",
+        "seed",
+        "status",
+        "stop_ids",
+        "token_ids",
+    )
+
+    def __init__(
+        self,
+        client: int,
+        number: int,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        seed: int,
+        max_model_len: int,
+        eos_token_ids: Sequence[int] = (),
+        cache_salt: str = "",
+    ) -> None:
+        self.client = client
+        self.number = number
+        self.token_ids = array("i", prompt_token_ids)
+        self.num_prompt_tokens = len(prompt_token_ids)
+        self.params = params
+        self.seed = seed
+        room = max_model_len - self.num_prompt_tokens
+        self.max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+        self.stop_ids = frozenset(params.stop_token_ids) | (
+            frozenset() if params.ignore_eos else frozenset(eos_token_ids)
+        )
+        self.cache_salt = cache_salt
+        self.status = RequestStatus.WAITING
+        self.row = 0
+        self.num_computed_tokens = 0
+        self.num_preemptions = 0
+        self.num_cached_tokens: int | None = None
+        self.blocks: list[KVBlock] = []
+        self.block_hashes: list[bytes] = []
+        self.num_cached_blocks = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    def append(self, token_id: int) -> FinishReason:
+        """Take one sampled token; says whether the request ends with it."""
+        self.token_ids.append(token_id)
+        num_output = len(self.token_ids) - self.num_prompt_tokens
+        if token_id in self.stop_ids and num_output > self.params.min_tokens:
+            return FinishReason.STOP
+        if num_output >= self.max_tokens:
+            return FinishReason.LENGTH
+        return FinishReason.NONE
+
+    def __repr__(self) -> str:
+        return (
+            f"Request(client={self.client}, number={self.number}, {self.status.name}, "
+            f"{self.num_computed_tokens}/{self.num_tokens} tokens computed)"
+        )

@@ -1,0 +1,240 @@
+"""Decides what each step computes.
+
+Every running request catches up with its own tokens under one token budget: a decode
+needs one token, a prompt as many as the budget leaves (a chunk). Running requests come
+first, in the order they were admitted; then waiting ones, first come, first served. When
+blocks run out, the running request admitted last gives its blocks back and waits at the
+front of the queue to be recomputed.
+
+Pure Python: knows neither the model nor the transport.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from shmllm.config import SchedulerConfig
+from shmllm.core.block_pool import KVBlock
+from shmllm.core.kv_cache_manager import KVCacheManager
+from shmllm.core.plan import Admission, BlockAppend, StepPlan, StepResult
+from shmllm.core.request import Request, RequestStatus
+from shmllm.outputs import OutputColumns
+
+
+@dataclass(slots=True)
+class SchedulerStats:
+    """Counters since the start; `prefix_*` count tokens and leave recomputed requests out."""
+
+    steps: int = 0
+    preemptions: int = 0
+    prefix_query_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    requests_finished: int = 0
+
+
+class Scheduler:
+    """
+    Args:
+        config: rows and token budget.
+        kv_cache: gives and takes blocks.
+    """
+
+    def __init__(self, config: SchedulerConfig, kv_cache: KVCacheManager) -> None:
+        self._budget = config.max_num_batched_tokens
+        self._free_rows = list(range(config.max_num_seqs - 1, -1, -1))
+        self._kv_cache = kv_cache
+        self._waiting: deque[Request] = deque()
+        self._running: list[Request] = []
+        self._requests: dict[tuple[int, int], Request] = {}
+        self._paused_clients: set[int] = set()
+        self.stats = SchedulerStats()
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    def has_unfinished(self) -> bool:
+        return bool(self._requests)
+
+    def add(self, request: Request) -> None:
+        self._requests[request.client, request.number] = request
+        self._waiting.append(request)
+
+    def abort(self, client: int, number: int) -> Request | None:
+        """End a request now; None if it is not known, because it had already ended."""
+        request = self._requests.get((client, number))
+        if request is None:
+            return None
+        if request.status is RequestStatus.RUNNING:
+            self._running.remove(request)
+        else:
+            self._waiting.remove(request)
+        self._finish(request)
+        return request
+
+    def abort_client(self, client: int) -> None:
+        """End all requests of a front end that is gone."""
+        for owner, number in list(self._requests):
+            if owner == client:
+                self.abort(owner, number)
+
+    def pause_client(self, client: int) -> None:
+        """Schedule nothing of this front end until it is resumed: its outputs have no room."""
+        self._paused_clients.add(client)
+
+    def resume_client(self, client: int) -> None:
+        self._paused_clients.discard(client)
+
+    def schedule(self) -> StepPlan:
+        """Plan one step, and count its tokens as computed. `num_tokens` 0: nothing to do."""
+        plan = StepPlan(step=self.stats.steps)
+        preempted = self._schedule_running(plan)
+        if not preempted:
+            self._schedule_waiting(plan)
+        if plan.num_tokens:
+            self.stats.steps += 1
+        return plan
+
+    def apply(self, plan: StepPlan, result: StepResult) -> dict[int, OutputColumns]:
+        """Give each sampled token to its request; requests that end leave.
+
+        Returns:
+            For each front end with a sampled token, its columns.
+        """
+        outputs: dict[int, OutputColumns] = {}
+        any_finished = False
+        for index, token_id in zip(plan.samples, result.token_ids, strict=True):
+            request = plan.requests[index]
+            if request.status is not RequestStatus.RUNNING:
+                continue
+            columns = outputs.get(request.client)
+            if columns is None:
+                columns = outputs[request.client] = OutputColumns(step=plan.step)
+            if len(request.token_ids) == request.num_prompt_tokens:
+                columns.cached_rows.append(len(columns.numbers))
+                columns.cached_counts.append(request.num_cached_tokens or 0)
+            finish = request.append(token_id)
+            if finish:
+                self._finish(request)
+                any_finished = True
+            columns.numbers.append(request.number)
+            columns.counts.append(1)
+            columns.token_ids.append(token_id)
+            columns.finishes.append(finish)
+        if any_finished:
+            self._running = [r for r in self._running if r.status is RequestStatus.RUNNING]
+        self.stats.generated_tokens += len(result.token_ids)
+        return outputs
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if rows, queues and blocks contradict each other."""
+        self._kv_cache.check_integrity()
+        rows = [request.row for request in self._running] + self._free_rows
+        assert len(set(rows)) == len(rows), "a row is used twice"
+        assert len(self._requests) == len(self._running) + len(self._waiting)
+        assert self._running or self._kv_cache.num_used_blocks == 0, "blocks leaked"
+
+    def _schedule_running(self, plan: StepPlan) -> bool:
+        """Returns whether a request was preempted."""
+        preempted = False
+        index = 0
+        while index < len(self._running) and plan.num_tokens < self._budget:
+            request = self._running[index]
+            index += 1
+            if request.client in self._paused_clients:
+                continue
+            start = request.num_computed_tokens
+            count = min(len(request.token_ids) - start, self._budget - plan.num_tokens)
+            appended = self._kv_cache.extend(request, start + count)
+            while appended is None:
+                preempted = True
+                victim = self._running.pop()
+                self._preempt(victim)
+                if victim is request:
+                    break
+                appended = self._kv_cache.extend(request, start + count)
+            if appended is None:
+                break
+            if appended:
+                first = len(request.blocks) - len(appended)
+                ids = [block.block_id for block in appended]
+                plan.block_appends.append(BlockAppend(request.row, first, ids))
+            self._plan_tokens(plan, request, count)
+        return preempted
+
+    def _schedule_waiting(self, plan: StepPlan) -> None:
+        passed_over: list[Request] = []
+        while self._waiting and self._free_rows and plan.num_tokens < self._budget:
+            request = self._waiting[0]
+            if request.client in self._paused_clients:
+                passed_over.append(self._waiting.popleft())
+                continue
+            hit = self._kv_cache.longest_hit(request)
+            num_hit = len(hit) * self._kv_cache.block_size
+            count = min(request.num_tokens - num_hit, self._budget - plan.num_tokens)
+            if not self._kv_cache.admit(request, hit, num_hit + count):
+                break
+            self._waiting.popleft()
+            self._admit(plan, request, hit)
+            self._plan_tokens(plan, request, count)
+        self._waiting.extendleft(reversed(passed_over))
+
+    def _admit(self, plan: StepPlan, request: Request, hit: list[KVBlock]) -> None:
+        request.row = self._free_rows.pop()
+        request.status = RequestStatus.RUNNING
+        request.num_computed_tokens = len(hit) * self._kv_cache.block_size
+        self._running.append(request)
+        if request.num_cached_tokens is None:
+            request.num_cached_tokens = request.num_computed_tokens
+            self.stats.prefix_query_tokens += request.num_prompt_tokens
+            self.stats.prefix_hit_tokens += request.num_cached_tokens
+            self.stats.prompt_tokens += request.num_prompt_tokens
+        plan.admissions.append(
+            Admission(
+                row=request.row,
+                token_ids=request.token_ids,
+                block_ids=[block.block_id for block in request.blocks],
+                params=request.params,
+                seed=request.seed,
+                min_position=request.num_prompt_tokens + request.params.min_tokens,
+                forbidden_ids=tuple(request.stop_ids) if request.params.min_tokens else (),
+            )
+        )
+
+    def _plan_tokens(self, plan: StepPlan, request: Request, count: int) -> None:
+        start = request.num_computed_tokens
+        request.num_computed_tokens = start + count
+        self._kv_cache.register_full_blocks(request)
+        if request.num_computed_tokens == len(request.token_ids):
+            plan.samples.append(len(plan.requests))
+        plan.requests.append(request)
+        plan.rows.append(request.row)
+        plan.starts.append(start)
+        plan.counts.append(count)
+        plan.num_tokens += count
+
+    def _preempt(self, request: Request) -> None:
+        self._release(request)
+        request.status = RequestStatus.WAITING
+        request.num_computed_tokens = 0
+        request.num_preemptions += 1
+        self.stats.preemptions += 1
+        self._waiting.appendleft(request)
+
+    def _finish(self, request: Request) -> None:
+        if request.status is RequestStatus.RUNNING:
+            self._release(request)
+        request.status = RequestStatus.FINISHED
+        del self._requests[request.client, request.number]
+        self.stats.requests_finished += 1
+
+    def _release(self, request: Request) -> None:
+        self._kv_cache.release(request)
+        self._free_rows.append(request.row)

@@ -1,0 +1,99 @@
+"""Starts the engine process and knows how it ended.
+
+The engine is started by exec, in a session of its own: it needs no `__main__` guard in
+the caller's script, no signal of the caller's terminal reaches it, and nothing that the
+caller initialised (threads, CUDA) is inherited. It gets the descriptors of its two
+segments and of the front end's pidfd, and nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import site
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+
+ENGINE_MODULE = "shmllm.engine.process"
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+def _import_paths() -> list[str]:
+    """Directories the caller imports shmllm from that a fresh interpreter would not search."""
+    found = {sysconfig.get_paths()["purelib"], *site.getsitepackages(), site.getusersitepackages()}
+    package = Path(__file__).resolve().parents[1]
+    roots = [str(package.parent)]
+    if (package.parent / "kernels" / "shmllm_kernels").is_dir():
+        roots.append(str(package.parent / "kernels"))
+    return [root for root in roots if root not in found]
+
+
+def _environment() -> dict[str, str]:
+    """The caller's environment, less the thread counts that a launcher meant for others."""
+    environment = {k: v for k, v in os.environ.items() if k not in THREAD_VARIABLES}
+    paths = [*_import_paths(), *filter(None, [environment.get("PYTHONPATH")])]
+    if paths:
+        environment["PYTHONPATH"] = os.pathsep.join(paths)
+    environment.setdefault("OMP_WAIT_POLICY", "passive")
+    return environment
+
+
+class EngineHandle:
+    """A started engine process.
+
+    Args:
+        segment_fds: descriptors of the control and the client segment, in that order.
+    """
+
+    def __init__(self, segment_fds: Sequence[int]) -> None:
+        own_pidfd = os.pidfd_open(os.getpid())
+        try:
+            arguments = [str(fd) for fd in (*segment_fds, own_pidfd)]
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", ENGINE_MODULE, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=2,
+                cwd="/",
+                env=_environment(),
+                pass_fds=(*segment_fds, own_pidfd),
+                start_new_session=True,
+            )
+        finally:
+            os.close(own_pidfd)
+        self.pid = self._process.pid
+        self._pidfd = os.pidfd_open(self.pid)
+        self._poll = select.poll()
+        self._poll.register(self._pidfd, select.POLLIN)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether the process has ended, after waiting for that at most `timeout_s`."""
+        if self._pidfd < 0:
+            return True
+        return bool(self._poll.poll(max(timeout_s, 0) * 1000))
+
+    def exit_status(self) -> tuple[int | None, int | None]:
+        """(exit code, signal) of the ended process, both None where the status got lost:
+        a caller that ignores SIGCHLD has the kernel throw it away."""
+        try:
+            code = self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            return None, None
+        if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+            return None, None
+        return (None, -code) if code < 0 else (code, None)
+
+    def stop(self, grace_s: float) -> None:
+        """Wait for the end; ask for it by SIGTERM after `grace_s`, then insist by SIGKILL."""
+        if self._pidfd < 0:
+            return
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if self.wait(grace_s):
+                break
+            signal.pidfd_send_signal(self._pidfd, number)
+        self._process.wait()
+        os.close(self._pidfd)
+        self._pidfd = -1

@@ -1,0 +1,110 @@
+"""What comes out: of a step, as columns; of `LLM.generate`, as objects.
+
+Names and meaning of the objects are those of vLLM's classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+
+class FinishReason(IntEnum):
+    """Why a request ended, as it travels on the wire. NONE: it goes on."""
+
+    NONE = 0
+    STOP = 1
+    LENGTH = 2
+    ABORT = 3
+    ERROR = 4
+
+    @property
+    def text(self) -> str | None:
+        return None if self is FinishReason.NONE else self.name.lower()
+
+
+@dataclass(slots=True)
+class OutputColumns:
+    """What one step produced for one front end.
+
+    Row i is request `numbers[i]`, which got `counts[i]` of `token_ids` (taken in order)
+    and the FinishReason `finishes[i]`. Columns, because an object per token costs ten
+    times as much to build, write and read.
+
+    Attributes:
+        step: the engine's step counter.
+        time_ns: CLOCK_MONOTONIC when the columns were written.
+        cached_rows: rows that report their prompt's prefix-cache hit: those of requests
+            that appear for the first time.
+        cached_counts: cached prompt tokens of `cached_rows`.
+    """
+
+    step: int = 0
+    time_ns: int = 0
+    numbers: list[int] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    finishes: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    cached_rows: list[int] = field(default_factory=list)
+    cached_counts: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class RequestMetrics:
+    """Moments of a request, in seconds of the monotonic clock.
+
+    Attributes:
+        arrival_time: the front end accepted it.
+        first_token_time: the engine published its first token.
+        last_token_time: the engine published its last token.
+    """
+
+    arrival_time: float
+    first_token_time: float | None = None
+    last_token_time: float | None = None
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One completion of a prompt.
+
+    Attributes:
+        index: which completion of its request, from 0.
+        text: the generated text, without the stop string.
+        token_ids: all generated tokens, the ending token included.
+        finish_reason: "stop", "length", "abort", "error", or None while it goes on.
+        stop_reason: the stop string or stop token id that ended it; None otherwise.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None = None
+    logprobs: Any = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A request and its completions.
+
+    Attributes:
+        prompt: the text, None when token ids were given.
+        num_cached_tokens: prompt tokens whose keys and values came from the prefix cache.
+        error: the message when `outputs[0].finish_reason` is "error".
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    num_cached_tokens: int = 0
+    prompt_logprobs: Any = None
+    metrics: RequestMetrics | None = field(default=None, repr=False)
+    error: str | None = None

@@ -1,0 +1,114 @@
+"""The messages between front end and engine, as plain dataclasses.
+
+    front end -> engine    INIT   ADD   ABORT   CALL   IN_SLOT
+    engine -> front end    HELLO  READY  FAILED  OUTPUTS  REJECTED  REPLY
+
+    engine starts:  HELLO -> INIT -> READY | FAILED
+    a request:      ADD -> OUTPUTS... (the last one carries its finish reason)
+                    ADD -> REJECTED
+                    ABORT -> OUTPUTS with ABORT, unless the request had already ended
+
+IN_SLOT says where the record of another kind lies that is too large for the ring.
+
+A request is known by its number: chosen by the front end, counting up, never used again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from shmllm.outputs import OutputColumns
+from shmllm.sampling_params import SamplingParams
+
+PROTOCOL_VERSION = 1
+
+
+class Kind(IntEnum):
+    """Record kinds of both rings."""
+
+    HELLO = 1
+    INIT = 2
+    READY = 3
+    FAILED = 4
+    ADD = 5
+    ABORT = 6
+    OUTPUTS = 7
+    REJECTED = 8
+    CALL = 9
+    REPLY = 10
+    IN_SLOT = 11
+
+
+class Method(IntEnum):
+    """What a CALL can ask for."""
+
+    RESET_PREFIX_CACHE = 1
+
+
+@dataclass(slots=True)
+class Hello:
+    """The engine process is up and waits for INIT."""
+
+    protocol_version: int
+    pid: int
+
+
+@dataclass(slots=True)
+class Text:
+    """INIT (an EngineConfig) and READY (an EngineFacts): one JSON text."""
+
+    json: str
+
+
+@dataclass(slots=True)
+class Failed:
+    """The engine did not start. `traceback` is empty when the cause is the user's input."""
+
+    message: str
+    traceback: str
+
+
+@dataclass(slots=True)
+class AddRequest:
+    """One request. Only the sampling fields that the engine acts on travel."""
+
+    number: int
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    cache_salt: str = ""
+
+
+@dataclass(slots=True)
+class Abort:
+    """Requests to end at once."""
+
+    numbers: list[int]
+
+
+@dataclass(slots=True)
+class Rejected:
+    """The engine could not take a request; it ends with reason "error"."""
+
+    number: int
+    message: str
+
+
+@dataclass(slots=True)
+class Call:
+    """A question to the engine, answered by the Reply of the same number."""
+
+    number: int
+    method: Method
+
+
+@dataclass(slots=True)
+class Reply:
+    """The answer to a Call: a JSON value, or the message of what went wrong."""
+
+    number: int
+    ok: bool
+    json: str
+
+
+Message = Hello | Text | Failed | AddRequest | Abort | Rejected | Call | Reply | OutputColumns

@@ -1,0 +1,118 @@
+"""The running requests' state as arrays, one row each, and a step's inputs cut from them.
+
+Rows are assigned by the scheduler. Numpy, because everything here is integer work on
+small arrays; the runner turns the result into tensors once per step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from shmllm.core.plan import Admission, StepPlan
+
+IntArray = npt.NDArray[np.int32]
+LongArray = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class StepInputs:
+    """One step, flat over its T tokens and S scheduled requests.
+
+    Attributes:
+        token_ids: (T,) int64.
+        positions: (T,) int64, from 0 within each request.
+        slot_mapping: (T,) int64, where each token's key and value go.
+        rows: (S,) int64.
+        first_tokens: (S,) int64, where each request's tokens begin among the T.
+        counts: (S,) int64, how many tokens each has.
+        context_lens: (S,) int64, tokens of each request once the step is done.
+        sample_tokens: (N,) int64, which of the T tokens get a successor sampled.
+        sample_rows: (N,) int64, their rows.
+    """
+
+    token_ids: LongArray
+    positions: LongArray
+    slot_mapping: LongArray
+    rows: LongArray
+    first_tokens: LongArray
+    counts: LongArray
+    context_lens: LongArray
+    sample_tokens: LongArray
+    sample_rows: LongArray
+
+
+class InputBatch:
+    """
+    Args:
+        num_rows: requests that can run at once.
+        max_model_len: tokens per request.
+        block_size: tokens per KV block.
+    """
+
+    def __init__(self, num_rows: int, max_model_len: int, block_size: int) -> None:
+        self.block_size = block_size
+        max_blocks = -(-max_model_len // block_size)
+        self.token_ids: IntArray = np.zeros((num_rows, max_model_len), np.int32)
+        self.block_table: IntArray = np.zeros((num_rows, max_blocks), np.int32)
+        self.temperature = np.zeros(num_rows, np.float32)
+        self.top_k = np.zeros(num_rows, np.int32)
+        self.top_p = np.ones(num_rows, np.float32)
+        self.min_p = np.zeros(num_rows, np.float32)
+        self.seeds = np.zeros(num_rows, np.uint64)
+        self.min_position = np.zeros(num_rows, np.int64)
+        self.forbidden_ids: list[tuple[int, ...]] = [()] * num_rows
+
+    def update(self, plan: StepPlan) -> None:
+        """Take in the step's admissions and appended blocks."""
+        for admission in plan.admissions:
+            self._admit(admission)
+        for append in plan.block_appends:
+            end = append.first + len(append.block_ids)
+            self.block_table[append.row, append.first : end] = append.block_ids
+
+    def _admit(self, admission: Admission) -> None:
+        row, params = admission.row, admission.params
+        self.token_ids[row, : len(admission.token_ids)] = admission.token_ids
+        self.block_table[row, : len(admission.block_ids)] = admission.block_ids
+        self.temperature[row] = 0.0 if params.is_greedy else params.temperature
+        self.top_k[row] = max(params.top_k, 0)
+        self.top_p[row] = params.top_p
+        self.min_p[row] = params.min_p
+        self.seeds[row] = admission.seed % 2**64
+        self.min_position[row] = admission.min_position
+        self.forbidden_ids[row] = tuple(admission.forbidden_ids)
+
+    def inputs(self, plan: StepPlan) -> StepInputs:
+        """The arrays of a step whose admissions and appends were taken in."""
+        rows = np.array(plan.rows, np.int64)
+        starts = np.array(plan.starts, np.int64)
+        counts = np.array(plan.counts, np.int64)
+        ends = np.cumsum(counts)
+        first_tokens = ends - counts
+        if plan.num_tokens == len(plan.rows):
+            token_rows, positions = rows, starts
+        else:
+            token_rows = np.repeat(rows, counts)
+            positions = np.arange(plan.num_tokens) + np.repeat(starts - first_tokens, counts)
+        blocks = self.block_table[token_rows, positions // self.block_size]
+        samples = np.array(plan.samples, np.int64)
+        return StepInputs(
+            token_ids=self.token_ids[token_rows, positions].astype(np.int64),
+            positions=positions,
+            slot_mapping=blocks.astype(np.int64) * self.block_size + positions % self.block_size,
+            rows=rows,
+            first_tokens=first_tokens,
+            counts=counts,
+            context_lens=starts + counts,
+            sample_tokens=ends[samples] - 1,
+            sample_rows=rows[samples],
+        )
+
+    def append(self, inputs: StepInputs, sampled: LongArray) -> None:
+        """Put each sampled token behind the token that it follows."""
+        positions = inputs.positions[inputs.sample_tokens] + 1
+        fits = positions < self.token_ids.shape[1]
+        self.token_ids[inputs.sample_rows[fits], positions[fits]] = sampled[fits]

@@ -1,0 +1,122 @@
+"""Loads a model and executes step plans on it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from shmllm.config import EngineConfig, EngineFacts, LoadConfig
+from shmllm.core.plan import StepPlan, StepResult
+from shmllm.errors import EngineStartError
+from shmllm.models.config import ModelConfig
+from shmllm.models.decoder import DecoderModel
+from shmllm.models.registry import create_model
+from shmllm.models.weights import load_dummy_weights, load_weights
+from shmllm.worker.arena import Arena, CountingAllocator
+from shmllm.worker.attention import PagedAttention
+from shmllm.worker.batch import InputBatch
+from shmllm.worker.memory import check_weights_fit, size_kv_cache
+from shmllm.worker.sampler import Sampler
+
+Progress = Callable[[int, int], None]
+
+
+def _wanted_length(load: LoadConfig, model: ModelConfig) -> int:
+    wanted = load.max_model_len or model.max_position_embeddings
+    if wanted > model.max_position_embeddings:
+        raise EngineStartError(
+            f"max_model_len {wanted:,} exceeds the {model.max_position_embeddings:,} positions "
+            f"that the model was made for (max_position_embeddings in {load.directory})"
+        )
+    return wanted
+
+
+def _load_model(
+    load: LoadConfig, config: ModelConfig, dtype: torch.dtype, on_progress: Progress | None
+) -> tuple[DecoderModel, int]:
+    """The model with its weights in one arena, and the arena's size in bytes."""
+    counter = CountingAllocator()
+    create_model(config, dtype, counter.take, torch.device("cpu"))
+    check_weights_fit(counter.num_bytes, str(dtype).removeprefix("torch."))
+    arena = Arena(counter.num_bytes, "the weights")
+    model = create_model(config, dtype, arena.take, torch.device("cpu"))
+    if load.load_format == "dummy":
+        load_dummy_weights(model, load.seed)
+    else:
+        load_weights(model, Path(load.directory), on_progress)
+    return model, counter.num_bytes
+
+
+class ModelRunner:
+    """A loaded model with its KV cache.
+
+    Args:
+        config: what to load, and how much memory and how many rows it may use.
+        on_progress: called with (bytes read, bytes in all) while weights are read.
+
+    Raises:
+        EngineStartError: the model cannot be loaded, or not in this memory.
+    """
+
+    def __init__(self, config: EngineConfig, on_progress: Progress | None = None) -> None:
+        began = time.monotonic()
+        num_threads = config.num_threads or len(os.sched_getaffinity(0))
+        torch.set_num_threads(num_threads)
+        model_config = ModelConfig.from_directory(Path(config.load.directory))
+        max_model_len = _wanted_length(config.load, model_config)
+        dtype_name = "float32" if config.load.dtype == "auto" else config.load.dtype
+        dtype: torch.dtype = getattr(torch, dtype_name)
+        self._model, weight_bytes = _load_model(config.load, model_config, dtype, on_progress)
+        block_shape = (config.cache.block_size, model_config.num_kv_heads, model_config.head_dim)
+        halves = 2 * model_config.num_layers
+        bytes_per_block = halves * torch.Size(block_shape).numel() * dtype.itemsize
+        size = size_kv_cache(config.cache, bytes_per_block, max_model_len)
+        cache_bytes = size.num_blocks * bytes_per_block
+        cache = Arena(cache_bytes + 64, "the KV cache").take(
+            (model_config.num_layers, 2, size.num_blocks, *block_shape), dtype
+        )
+        rows = config.scheduler.max_num_seqs
+        self._batch = InputBatch(rows, size.max_model_len, config.cache.block_size)
+        self._attention = PagedAttention(model_config, cache)
+        self._sampler = Sampler(self._batch)
+        self.facts = EngineFacts(
+            model_type=model_config.architecture,
+            dtype=dtype_name,
+            num_parameters=sum(v[0].numel() for v in self._model.named_weights().values()),
+            vocab_size=model_config.vocab_size,
+            eos_token_ids=tuple(model_config.eos_token_ids),
+            max_model_len=size.max_model_len,
+            block_size=config.cache.block_size,
+            num_blocks=size.num_blocks - 1,
+            kv_cache_bytes=cache_bytes,
+            weight_bytes=weight_bytes,
+            max_num_seqs=rows,
+            num_threads=num_threads,
+            load_seconds=time.monotonic() - began,
+            warnings=(size.warning,) if size.warning else (),
+        )
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Compute the plan's tokens, and sample a successor where it asks for one."""
+        self._batch.update(plan)
+        inputs = self._batch.inputs(plan)
+        self._attention.begin_step(inputs, self._batch)
+        hidden = self._model.forward(
+            torch.from_numpy(inputs.token_ids),
+            torch.from_numpy(inputs.positions),
+            self._attention,
+        )
+        if not plan.samples:
+            return StepResult([])
+        if len(inputs.sample_tokens) < len(inputs.token_ids):
+            hidden = hidden.index_select(0, torch.from_numpy(inputs.sample_tokens))
+        logits = self._model.compute_logits(hidden)
+        positions = inputs.positions[inputs.sample_tokens] + 1
+        sampled = self._sampler(logits, inputs.sample_rows, positions)
+        self._batch.append(inputs, sampled)
+        return StepResult(sampled.tolist())
