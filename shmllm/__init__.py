@@ -1,0 +1,85 @@
+"""LLM inference on one machine: front end and engine share memory instead of sending messages.
+
+Public names, each imported when it is first used, so that `import shmllm` is fast and
+pulls in neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from shmllm.version import __version__
+
+if TYPE_CHECKING:
+    from shmllm.errors import (
+        EngineDeadError,
+        EngineStartError,
+        IpcError,
+        IpcTimeoutError,
+        MessageTooLargeError,
+        NoSpaceError,
+        ProtocolMismatchError,
+        RequestError,
+        SegmentError,
+        ShmLLMError,
+    )
+    from shmllm.frontend.input_processor import TextPrompt, TokensPrompt
+    from shmllm.frontend.llm import LLM
+    from shmllm.outputs import CompletionOutput, RequestOutput
+    from shmllm.sampling_params import SamplingParams
+
+_HOMES = {
+    "LLM": "shmllm.frontend.llm",
+    "CompletionOutput": "shmllm.outputs",
+    "RequestOutput": "shmllm.outputs",
+    "SamplingParams": "shmllm.sampling_params",
+    "TextPrompt": "shmllm.frontend.input_processor",
+    "TokensPrompt": "shmllm.frontend.input_processor",
+    **dict.fromkeys(
+        (
+            "EngineDeadError",
+            "EngineStartError",
+            "IpcError",
+            "IpcTimeoutError",
+            "MessageTooLargeError",
+            "NoSpaceError",
+            "ProtocolMismatchError",
+            "RequestError",
+            "SegmentError",
+            "ShmLLMError",
+        ),
+        "shmllm.errors",
+    ),
+}
+
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "EngineDeadError",
+    "EngineStartError",
+    "IpcError",
+    "IpcTimeoutError",
+    "MessageTooLargeError",
+    "NoSpaceError",
+    "ProtocolMismatchError",
+    "RequestError",
+    "RequestOutput",
+    "SamplingParams",
+    "SegmentError",
+    "ShmLLMError",
+    "TextPrompt",
+    "TokensPrompt",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'shmllm' has no attribute {name!r}")
+    return getattr(import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,199 @@
+"""`shmllm generate`: one prompt streamed to the terminal, or many as a batch."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any, TextIO
+
+import click
+
+from shmllm.cli.options import Status, engine_options, take_engine_options
+from shmllm.cli.prompts import InputPrompt, read_prompts
+
+if TYPE_CHECKING:
+    from shmllm.frontend.input_processor import PreparedRequest
+    from shmllm.frontend.llm import LLM
+    from shmllm.frontend.output_processor import RequestState
+
+DEFAULT_MAX_TOKENS = 128
+SEPARATOR = "---"
+SAMPLING_NAMES = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "ignore_eos")
+
+EXAMPLES = """\b
+Examples:
+  shmllm generate "def fibonacci(n):"
+  shmllm generate "import os" "import sys" --max-tokens 32
+  shmllm generate -i prompts.txt -o completions.jsonl
+  echo "class Stack:" | shmllm generate --stop "class"
+  shmllm generate -m ./my-model --chat --system "Be brief." "Why is the sky blue?"
+"""
+
+
+@click.command(epilog=EXAMPLES)
+@click.argument("prompts", nargs=-1, metavar="[PROMPT]...")
+@click.option("--max-tokens", type=int, help=f"[default: {DEFAULT_MAX_TOKENS}]")
+@click.option("--temperature", type=float, help="0 is greedy.  [default: the model's, else 0]")
+@click.option("--top-p", type=float)
+@click.option("--top-k", type=int)
+@click.option("--min-p", type=float)
+@click.option("--seed", type=int, help="Makes sampling repeatable.")
+@click.option("--stop", multiple=True, help="End at this text. Can be given several times.")
+@click.option("--ignore-eos", is_flag=True, default=None, help="Go on after the end of sequence.")
+@click.option("--chat", is_flag=True, help="Prompts are messages of a user.")
+@click.option("--system", help="System message; implies --chat.")
+@click.option("--echo", is_flag=True, help="Write the prompt before its completion.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+@click.option(
+    "-i",
+    "--input",
+    "source",
+    type=click.File(encoding="utf-8"),
+    help="One prompt a line, or JSON lines with `prompt` or `messages`. - is stdin.",
+)
+@click.option(
+    "-o",
+    "--output",
+    "target",
+    type=click.Path(dir_okay=False, writable=True),
+    help="Write here; JSON lines if the name ends in .jsonl.",
+)
+@engine_options
+def generate(
+    prompts: tuple[str, ...],
+    source: TextIO | None,
+    target: str | None,
+    as_json: bool,
+    echo: bool,
+    chat: bool,
+    system: str | None,
+    stop: tuple[str, ...],
+    **options: Any,
+) -> int:
+    """Complete PROMPTs with a model.
+
+    A single prompt is streamed as it is generated; several run as one batch with a
+    progress bar. Text goes to stdout, everything else to stderr. Without PROMPT and
+    --input, stdin is the prompt.
+    """
+    inputs = read_prompts(prompts, source, chat=chat or system is not None, system=system)
+    engine = take_engine_options(options)
+    sampling = {n: options[n] for n in SAMPLING_NAMES if options[n] is not None}
+    sampling |= {"stop": list(stop)} if stop else {}
+    check_sampling(sampling)
+    as_json = as_json or (target or "").endswith(".jsonl")
+    with open_target(target) as out, start(engine) as llm:
+        requests = prepare(llm, inputs, sampling)
+        if len(requests) == 1 and not as_json:
+            return stream(llm, requests[0], out, echo)
+        return batch(llm, requests, out, as_json, echo)
+
+
+def check_sampling(sampling: dict[str, Any]) -> None:
+    """Bad parameters are known before the engine starts."""
+    from shmllm.sampling_params import SamplingParams
+
+    SamplingParams(**sampling)
+
+
+def open_target(target: str | None) -> Any:
+    if target is None or target == "-":
+        return click.open_file("-", "w", encoding="utf-8")
+    return open(target, "w", encoding="utf-8")
+
+
+def start(engine: dict[str, Any]) -> LLM:
+    """Start the engine, saying on stderr what it is."""
+    from shmllm.frontend.llm import LLM
+
+    status = Status()
+    status.show(f"starting {engine['model']}")
+    try:
+        llm = LLM(**engine, on_load_progress=status.loading)
+    finally:
+        status.clear()
+    facts = llm.facts
+    click.echo(
+        f"{engine['model']}: {facts.num_parameters / 1e6:,.1f} M parameters, {facts.dtype}, "
+        f"{facts.num_threads} threads, {facts.max_model_len:,} tokens of context, KV cache "
+        f"{facts.kv_cache_bytes / 2**20:,.0f} MiB ({facts.num_blocks:,} blocks of "
+        f"{facts.block_size})",
+        err=True,
+    )
+    return llm
+
+
+def prepare(llm: LLM, inputs: list[InputPrompt], sampling: dict[str, Any]) -> list[PreparedRequest]:
+    from shmllm.sampling_params import SamplingParams
+
+    defaults = {"temperature": 0.0, "max_tokens": DEFAULT_MAX_TOKENS}
+    params = SamplingParams(**(defaults | llm.model_defaults | sampling))
+    prompts: list[Any] = [
+        llm.chat_prompt(item.content) if isinstance(item.content, list) else item.content
+        for item in inputs
+    ]
+    return llm.prepare(prompts, params, [item.origin for item in inputs])
+
+
+def stream(llm: LLM, request: PreparedRequest, out: TextIO, echo: bool) -> int:
+    if echo:
+        out.write(request.prompt or "")
+    text, error = "", None
+    for changed in llm.serve([request], streaming=True):
+        for state in changed:
+            delta = state.text.take_delta()
+            error = state.error
+            if delta:
+                text = delta
+                out.write(delta)
+                out.flush()
+    if not text.endswith("\n"):
+        out.write("\n")
+    if error:
+        click.echo(f"shmllm: {error}", err=True)
+    return 1 if error else 0
+
+
+def batch(llm: LLM, requests: list[PreparedRequest], out: TextIO, as_json: bool, echo: bool) -> int:
+    """Results are written in the order of the prompts, each as soon as those before it are."""
+    from shmllm.frontend.progress import BatchProgress
+
+    waiting: dict[int, RequestState] = {}
+    num_written = num_failed = 0
+    with BatchProgress(len(requests), enabled=True) as progress:
+        for changed in llm.serve(requests):
+            progress.update(changed)
+            waiting |= {state.index: state for state in changed if state.finish_reason}
+            while num_written in waiting:
+                state = waiting.pop(num_written)
+                num_failed += state.error is not None
+                write_result(state, out, as_json, echo, is_first=num_written == 0)
+                num_written += 1
+    if num_failed:
+        click.echo(f"shmllm: {num_failed} of {len(requests)} requests failed", err=True)
+    return 1 if num_failed else 0
+
+
+def write_result(
+    state: RequestState, out: TextIO, as_json: bool, echo: bool, is_first: bool
+) -> None:
+    result = state.output()
+    completion = result.outputs[0]
+    if not as_json:
+        prompt = result.prompt or "" if echo else ""
+        text = prompt + (completion.text if result.error is None else f"error: {result.error}")
+        out.write(("" if is_first else f"{SEPARATOR}\n") + text.rstrip("\n") + "\n")
+        return
+    record: dict[str, Any] = {"index": state.index, "prompt": result.prompt}
+    if result.error is None:
+        record |= {"text": completion.text, "finish_reason": completion.finish_reason}
+    else:
+        record |= {"error": result.error, "finish_reason": "error"}
+    record |= {
+        "num_prompt_tokens": len(result.prompt_token_ids),
+        "num_output_tokens": len(completion.token_ids),
+        "num_cached_tokens": result.num_cached_tokens,
+    }
+    out.write(json.dumps(record, ensure_ascii=False) + "\n")
+    if out is sys.stdout:
+        out.flush()

@@ -1,0 +1,64 @@
+"""`shmllm`: the group of commands, and how errors end a command.
+
+Exit codes: 0 done, 1 some requests failed, 2 usage or environment, 3 the engine died,
+130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+
+from shmllm.cli.bench import bench
+from shmllm.cli.generate import generate
+from shmllm.errors import EngineDeadError, ShmLLMError
+from shmllm.version import __version__
+
+EXIT_USAGE = 2
+EXIT_ENGINE_DIED = 3
+EXIT_INTERRUPTED = 130
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="shmllm")
+@click.option("--debug", is_flag=True, help="Show tracebacks.")
+def cli(debug: bool) -> None:
+    """LLM inference on one machine, over shared memory.
+
+    \b
+    shmllm generate "def fibonacci(n):"
+    shmllm generate --help
+    """
+
+
+cli.add_command(generate)
+cli.add_command(bench)
+
+
+def main() -> None:
+    """Entry point of the `shmllm` command."""
+    debug = "--debug" in sys.argv[1:2]
+    try:
+        status = cli.main(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(EXIT_USAGE)
+    except (KeyboardInterrupt, click.exceptions.Abort):
+        click.echo("interrupted", err=True)
+        sys.exit(EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except (ShmLLMError, OSError, TypeError) as error:
+        if debug or (isinstance(error, TypeError) and "unknown option" not in str(error)):
+            raise
+        click.echo(f"shmllm: {_one_line(error)}", err=True)
+        sys.exit(EXIT_ENGINE_DIED if isinstance(error, EngineDeadError) else EXIT_USAGE)
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _one_line(error: BaseException) -> str:
+    text = str(error.args[0]) if error.args and isinstance(error, ShmLLMError) else str(error)
+    return " ".join(text.split())

@@ -1,0 +1,89 @@
+"""Options that several commands share: which model, and how the engine is set up."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from shmllm.config import BLOCK_SIZES, DTYPES, LOAD_FORMATS
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_ENGINE_OPTIONS = (
+    click.option(
+        "-m",
+        "--model",
+        default="tiny",
+        show_default=True,
+        help="Bundled name, directory or hub id.",
+    ),
+    click.option("--dtype", type=click.Choice(DTYPES), default="auto", show_default=True),
+    click.option("--max-model-len", type=click.IntRange(min=1), help="Prompt and output together."),
+    click.option("--max-num-seqs", type=click.IntRange(min=1), default=256, show_default=True),
+    click.option(
+        "--max-num-batched-tokens",
+        type=click.IntRange(min=1),
+        default=2048,
+        show_default=True,
+        help="Token budget of a step.",
+    ),
+    click.option(
+        "--block-size",
+        type=click.Choice([str(size) for size in BLOCK_SIZES]),
+        default="16",
+        show_default=True,
+    ),
+    click.option("--kv-cache-memory-bytes", type=click.IntRange(min=1)),
+    click.option("--prefix-caching/--no-prefix-caching", default=True, show_default=True),
+    click.option("--load-format", type=click.Choice(LOAD_FORMATS), default="auto"),
+    click.option("--num-threads", type=click.IntRange(min=1), help="Compute threads."),
+)
+_NAMES = (
+    "model",
+    "dtype",
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "kv_cache_memory_bytes",
+    "load_format",
+    "num_threads",
+)
+
+
+def engine_options(command: Command) -> Command:
+    """Add the engine's options to a command."""
+    for option in reversed(_ENGINE_OPTIONS):
+        command = option(command)
+    return command
+
+
+def take_engine_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Move the engine's options out of a command's, as keyword arguments of `LLM`."""
+    taken = {name: options.pop(name) for name in _NAMES}
+    taken["block_size"] = int(options.pop("block_size"))
+    taken["enable_prefix_caching"] = options.pop("prefix_caching")
+    return taken
+
+
+class Status:
+    """A line on stderr that says what is going on; only where stderr is a terminal."""
+
+    def __init__(self) -> None:
+        self._shown = ""
+        self._visible = os.isatty(2)
+
+    def show(self, text: str) -> None:
+        if self._visible and text != self._shown:
+            click.echo(f"\r\x1b[K{text}", err=True, nl=False)
+            self._shown = text
+
+    def loading(self, done: int, total: int) -> None:
+        self.show(f"loading weights {done / 2**20:,.0f} of {total / 2**20:,.0f} MiB")
+
+    def clear(self) -> None:
+        if self._shown:
+            click.echo("\r\x1b[K", err=True, nl=False)
+            self._shown = ""

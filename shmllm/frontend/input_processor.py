@@ -1,0 +1,206 @@
+"""Prompts and parameters as people give them, turned into requests that the engine takes.
+
+Everything is checked before anything is queued: one bad prompt in a batch of a thousand
+raises a RequestError that names it, and the other 999 were not half done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+from shmllm.config import EngineFacts
+from shmllm.errors import RequestError
+from shmllm.frontend.tokenizer import Tokenizer
+from shmllm.sampling_params import SamplingParams
+
+
+class TextPrompt(TypedDict, total=False):
+    """A prompt as text. `cache_salt` keeps its prefix-cache entries to requests with the
+    same salt."""
+
+    prompt: str
+    cache_salt: str
+
+
+class TokensPrompt(TypedDict, total=False):
+    """A prompt as token ids; `prompt` is its text, if known, and only passed through."""
+
+    prompt_token_ids: Sequence[int]
+    prompt: str
+    cache_salt: str
+
+
+Prompt = str | Sequence[int] | TextPrompt | TokensPrompt
+Params = SamplingParams | Sequence[SamplingParams]
+
+_PROMPT_KEYS = {"prompt", "prompt_token_ids", "cache_salt"}
+
+
+@dataclass(slots=True)
+class PreparedRequest:
+    """A checked request.
+
+    Attributes:
+        prompt: its text, None if only ids were given.
+    """
+
+    prompt: str | None
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    cache_salt: str = ""
+
+
+@dataclass(slots=True)
+class _Parsed:
+    text: str | None
+    token_ids: list[int] | None
+    cache_salt: str
+
+
+def _is_token_ids(value: object) -> bool:
+    return (
+        isinstance(value, Sequence)
+        and not isinstance(value, str | bytes)
+        and bool(value)
+        and all(isinstance(item, int) and not isinstance(item, bool) for item in value)
+    )
+
+
+def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or several, as several."""
+    if isinstance(prompts, str | Mapping) or _is_token_ids(prompts):
+        return [prompts]  # type: ignore[list-item]
+    if isinstance(prompts, bytes) or not isinstance(prompts, Sequence):
+        raise RequestError(
+            "prompts must be a str, a list of token ids, a dict, or a list of these, got "
+            f"{type(prompts).__name__}"
+        )
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def match_params(
+    sampling_params: Params | None, num_prompts: int, default: SamplingParams
+) -> list[SamplingParams]:
+    """One SamplingParams per prompt.
+
+    Raises:
+        RequestError: a list of another length, or something that is no SamplingParams.
+    """
+    if sampling_params is None:
+        sampling_params = default
+    if isinstance(sampling_params, SamplingParams):
+        sampling_params.check()
+        return [sampling_params] * num_prompts
+    if isinstance(sampling_params, str) or not isinstance(sampling_params, Sequence):
+        raise RequestError(
+            f"sampling_params must be a SamplingParams or a list of them, got "
+            f"{type(sampling_params).__name__}"
+        )
+    if len(sampling_params) != num_prompts:
+        raise RequestError(
+            f"{num_prompts} prompts and {len(sampling_params)} sampling_params: give one "
+            "SamplingParams for all prompts, or one for each"
+        )
+    for index, params in enumerate(sampling_params):
+        if not isinstance(params, SamplingParams):
+            raise RequestError(
+                f"sampling_params[{index}] is a {type(params).__name__}, not a SamplingParams"
+            )
+        params.check()
+    return list(sampling_params)
+
+
+class InputProcessor:
+    """
+    Args:
+        tokenizer: turns text prompts into token ids.
+        facts: the limits of the engine.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, facts: EngineFacts) -> None:
+        self._tokenizer = tokenizer
+        self._facts = facts
+
+    def prepare(
+        self,
+        prompts: Sequence[Prompt],
+        params: Sequence[SamplingParams],
+        names: Sequence[str] | None = None,
+    ) -> list[PreparedRequest]:
+        """Check all prompts and tokenize those that are text.
+
+        Args:
+            prompts: what `as_list` returned.
+            params: one for each.
+            names: what errors call each; None counts them.
+
+        Raises:
+            RequestError: names the prompt.
+        """
+        if names is None:
+            names = [f"prompt {i}" for i in range(len(prompts))]
+            names = names if len(names) > 1 else ["the prompt"] * len(names)
+        parsed = [_parse(name, prompt) for name, prompt in zip(names, prompts, strict=True)]
+        texts = [p.text or "" for p in parsed if p.token_ids is None]
+        encoded = iter(self._tokenizer.encode_batch(texts) if texts else ())
+        requests = []
+        for name, item, own in zip(names, parsed, params, strict=True):
+            ids = next(encoded) if item.token_ids is None else item.token_ids
+            self._check_token_ids(name, ids, own)
+            requests.append(PreparedRequest(item.text, ids, own, item.cache_salt))
+        return requests
+
+    def _check_token_ids(self, name: str, ids: list[int], params: SamplingParams) -> None:
+        if not ids:
+            raise RequestError(f"{name} is empty: the model needs at least one token")
+        most = self._facts.max_model_len
+        if len(ids) >= most:
+            raise RequestError(
+                f"{name} has {len(ids):,} tokens; max_model_len is {most:,} tokens of prompt and "
+                f"output together, so a prompt may have at most {most - 1:,}"
+            )
+        vocab_size = self._facts.vocab_size
+        low, high = min(ids), max(ids)
+        if low < 0 or high >= vocab_size:
+            raise RequestError(
+                f"{name} has token id {low if low < 0 else high}; the vocabulary has ids from 0 "
+                f"to {vocab_size - 1}"
+            )
+        if any(token_id >= vocab_size for token_id in params.stop_token_ids):
+            raise RequestError(
+                f"stop_token_ids has {max(params.stop_token_ids)}; the vocabulary has ids from "
+                f"0 to {vocab_size - 1}"
+            )
+
+
+def _parse(name: str, prompt: object) -> _Parsed:
+    if isinstance(prompt, str):
+        return _Parsed(prompt, None, "")
+    if isinstance(prompt, Mapping):
+        return _parse_mapping(name, prompt)
+    if _is_token_ids(prompt) or prompt in ([], ()):
+        return _Parsed(None, list(prompt), "")  # type: ignore[call-overload]
+    raise RequestError(
+        f"{name} must be a str, a list of token ids, or a dict with 'prompt' or "
+        f"'prompt_token_ids', got {type(prompt).__name__}"
+    )
+
+
+def _parse_mapping(name: str, prompt: Mapping[str, Any]) -> _Parsed:
+    unknown = prompt.keys() - _PROMPT_KEYS
+    if unknown:
+        raise RequestError(
+            f"{name} has unknown keys {sorted(map(str, unknown))}; known are {sorted(_PROMPT_KEYS)}"
+        )
+    text, ids, salt = prompt.get("prompt"), prompt.get("prompt_token_ids"), prompt.get("cache_salt")
+    if text is None and ids is None:
+        raise RequestError(f"{name} has neither 'prompt' nor 'prompt_token_ids'")
+    if text is not None and not isinstance(text, str):
+        raise RequestError(f"{name}: 'prompt' must be a str, got {type(text).__name__}")
+    if ids is not None and not (_is_token_ids(ids) or ids in ([], ())):
+        raise RequestError(f"{name}: 'prompt_token_ids' must be a list of whole numbers")
+    if salt is not None and not isinstance(salt, str):
+        raise RequestError(f"{name}: 'cache_salt' must be a str, got {type(salt).__name__}")
+    return _Parsed(text, None if ids is None else list(ids), salt or "")

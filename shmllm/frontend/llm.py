@@ -1,0 +1,319 @@
+"""The offline API: `LLM(...).generate(prompts)`, with vLLM's names and meaning."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from shmllm.config import CacheConfig, DType, EngineConfig, LoadConfig, LoadFormat, SchedulerConfig
+from shmllm.engine.client import EngineClient, LoadProgress, ProcessEngineClient
+from shmllm.errors import RequestError, ShmLLMError
+from shmllm.frontend.input_processor import (
+    InputProcessor,
+    Params,
+    PreparedRequest,
+    Prompt,
+    TokensPrompt,
+    as_list,
+    match_params,
+)
+from shmllm.frontend.output_processor import OutputProcessor, RequestState
+from shmllm.frontend.progress import BatchProgress
+from shmllm.frontend.tokenizer import Tokenizer
+from shmllm.model_files import generation_defaults, resolve_model
+from shmllm.options import reject_unknown_options
+from shmllm.outputs import RequestOutput
+from shmllm.sampling_params import SamplingParams
+from shmllm.wire.messages import AddRequest, Method
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 1.0
+REQUESTS_PER_POLL = 32
+SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "max_tokens")
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+class LLM:
+    """A model and the engine process that runs it.
+
+    Args:
+        model: "tiny" (bundled), a Hugging Face model directory, or a hub id.
+        tokenizer: directory or hub id of another tokenizer; None takes the model's.
+        revision: branch, tag or commit on the hub.
+        dtype: "auto" (float32 on the CPU), "float32", "bfloat16", "float16".
+        max_model_len: tokens of prompt and output together; None takes the model's own. It
+            shrinks to what the KV cache holds, with a warning.
+        max_num_seqs: requests that run at once.
+        max_num_batched_tokens: token budget of a step; longer prompts are chunked.
+        block_size: tokens per KV block: 8, 16 or 32.
+        enable_prefix_caching: reuse the KV blocks of equal prefixes.
+        kv_cache_memory_bytes: for keys and values; None: 1 GiB or a quarter of the free
+            memory, whichever is less.
+        seed: of dummy weights and of requests without a seed of their own.
+        load_format: "auto", "safetensors", or "dummy" (random weights).
+        generation_config: "auto" takes sampling defaults from the model's
+            generation_config.json, "shmllm" does not.
+        num_threads: compute threads; None takes the cores this process may use.
+        multiprocess: False runs the engine in this process, for debugging.
+        startup_timeout: seconds until the engine has to be ready.
+        on_load_progress: called with (bytes read, bytes in all) while it starts.
+
+    Raises:
+        EngineStartError: says which file, number or option is wrong.
+        NoSpaceError: shared memory is too small.
+        TypeError: an unknown option; names the nearest one.
+    """
+
+    def __init__(
+        self,
+        model: str = "tiny",
+        *,
+        tokenizer: str | None = None,
+        revision: str | None = None,
+        dtype: DType = "auto",
+        max_model_len: int | None = None,
+        max_num_seqs: int = 256,
+        max_num_batched_tokens: int = 2048,
+        block_size: int = 16,
+        enable_prefix_caching: bool = True,
+        kv_cache_memory_bytes: int | None = None,
+        seed: int = 0,
+        load_format: LoadFormat = "auto",
+        generation_config: str = "auto",
+        num_threads: int | None = None,
+        multiprocess: bool = True,
+        startup_timeout: float = 120.0,
+        on_load_progress: LoadProgress | None = None,
+        **unknown: Any,
+    ) -> None:
+        reject_unknown_options("LLM", unknown, _option_names())
+        directory = resolve_model(str(model), revision=revision)
+        config = EngineConfig(
+            load=LoadConfig(str(directory.absolute()), dtype, load_format, seed, max_model_len),
+            cache=CacheConfig(block_size, kv_cache_memory_bytes, enable_prefix_caching),
+            scheduler=SchedulerConfig(max_num_seqs, max_num_batched_tokens),
+            num_threads=num_threads,
+        )
+        self._lock = threading.Lock()
+        self._closed = False
+        self.model_defaults = _model_defaults(directory, generation_config)
+        self._tokenizer_directory = (
+            directory if tokenizer is None else resolve_model(tokenizer, revision=revision)
+        )
+        client = _start_engine(config, multiprocess, startup_timeout)
+        self._client: EngineClient = client
+        try:
+            self._tokenizer = Tokenizer.from_directory(self._tokenizer_directory)
+            self.facts = client.wait_ready(on_load_progress)
+        except BaseException:
+            client.close()
+            raise
+        for warning in self.facts.warnings:
+            logger.warning("%s", warning)
+        self._inputs = InputProcessor(self._tokenizer, self.facts)
+        self._outputs = OutputProcessor(self._tokenizer)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Params | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Complete prompts, as one batch.
+
+        Args:
+            prompts: a str, a list of token ids, {"prompt": ...}, {"prompt_token_ids":
+                [...]}, or a list of these.
+            sampling_params: one for all or one for each; None takes the defaults.
+            use_tqdm: show a progress bar on stderr.
+
+        Returns:
+            One output per prompt, in their order.
+
+        Raises:
+            RequestError: a prompt or parameter is wrong; nothing was queued.
+            EngineDeadError: the engine died.
+        """
+        return self._run(self.prepare(as_list(prompts), sampling_params), use_tqdm)
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: Params | None = None,
+        *,
+        use_tqdm: bool = True,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Continue conversations, as `generate` completes prompts.
+
+        Args:
+            messages: a list of {"role": ..., "content": ...}, or a list of such lists.
+            chat_template: template source or name; None takes the model's.
+            tools: JSON schemas of tools, for templates that take them.
+            chat_template_kwargs: further variables for the template.
+        """
+        self._check_open()
+        if not isinstance(messages, Sequence) or not messages:
+            raise RequestError("messages must be a list of {'role': ..., 'content': ...}")
+        is_one = isinstance(messages[0], Mapping)
+        conversations: Sequence[Any] = [messages] if is_one else messages
+        prompts = [
+            self.chat_prompt(
+                conversation,
+                add_generation_prompt=add_generation_prompt and not continue_final_message,
+                continue_final_message=continue_final_message,
+                chat_template=chat_template,
+                tools=tools,
+                **(chat_template_kwargs or {}),
+            )
+            for conversation in conversations
+        ]
+        return self._run(self.prepare(prompts, sampling_params), use_tqdm)
+
+    def chat_prompt(self, messages: Messages, **template_options: Any) -> TokensPrompt:
+        """A conversation as a prompt; the template writes the special tokens itself."""
+        text = self._tokenizer.apply_chat_template(messages, **template_options)
+        ids = self._tokenizer.encode(text, add_special_tokens=False)
+        return {"prompt": text, "prompt_token_ids": ids}
+
+    def get_tokenizer(self) -> Any:
+        """The transformers tokenizer of the model. The engine itself does not need it."""
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(self._tokenizer_directory)
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What `generate` uses without `sampling_params`."""
+        return SamplingParams(**self.model_defaults)
+
+    def get_metrics(self) -> dict[str, int]:
+        """The engine's counters and gauges, read from shared memory without asking it."""
+        self._check_open()
+        return self._client.stats()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes. False while requests run."""
+        self._check_open()
+        return bool(self._client.call(Method.RESET_PREFIX_CACHE))
+
+    def close(self) -> None:
+        """End the engine process. Idempotent; also done at exit and on collection."""
+        self._closed = True
+        self._client.close()
+
+    shutdown = close
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def prepare(
+        self,
+        prompts: Sequence[Prompt],
+        sampling_params: Params | None = None,
+        names: Sequence[str] | None = None,
+    ) -> list[PreparedRequest]:
+        """Check and tokenize prompts for `serve`. Internal."""
+        self._check_open()
+        default = self.get_default_sampling_params()
+        params = match_params(sampling_params, len(prompts), default)
+        return self._inputs.prepare(prompts, params, names)
+
+    def serve(
+        self, requests: Sequence[PreparedRequest], *, streaming: bool = False
+    ) -> Iterator[list[RequestState]]:
+        """Run requests; yields the states that changed, after every poll. Internal.
+
+        Leaving the iterator early, by an exception too, aborts what still runs.
+        """
+        with self._lock:
+            states: list[RequestState] = []
+            num_open = len(requests)
+            try:
+                for index, request in enumerate(requests):
+                    states.append(self._submit(request, index, streaming))
+                    if index % REQUESTS_PER_POLL == REQUESTS_PER_POLL - 1:
+                        changed = self._poll(0)
+                        num_open -= sum(state.finish_reason is not None for state in changed)
+                        yield changed
+                while num_open:
+                    changed = self._poll(POLL_S)
+                    num_open -= sum(state.finish_reason is not None for state in changed)
+                    yield changed
+            finally:
+                if num_open:
+                    self._abandon([state.number for state in states])
+
+    def _run(self, requests: list[PreparedRequest], show_progress: bool) -> list[RequestOutput]:
+        results: list[RequestOutput | None] = [None] * len(requests)
+        with BatchProgress(len(requests), show_progress) as progress:
+            for changed in self.serve(requests):
+                progress.update(changed)
+                for state in changed:
+                    if state.finish_reason is not None:
+                        results[state.index] = state.output()
+        return [result for result in results if result is not None]
+
+    def _submit(self, request: PreparedRequest, index: int, streaming: bool) -> RequestState:
+        state = self._outputs.add(request, index, streaming)
+        self._client.add(
+            AddRequest(state.number, request.prompt_token_ids, request.params, request.cache_salt)
+        )
+        return state
+
+    def _poll(self, timeout_s: float) -> list[RequestState]:
+        changed, to_abort = self._outputs.process(self._client.poll(timeout_s))
+        if to_abort:
+            self._client.abort(to_abort)
+        return changed
+
+    def _abandon(self, numbers: list[int]) -> None:
+        unfinished = self._outputs.discard(numbers)
+        try:
+            self._client.abort(unfinished)
+        except ShmLLMError:
+            logger.debug("the engine died before its requests could be aborted")
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ShmLLMError("this LLM is closed; make a new one")
+
+
+def _option_names() -> list[str]:
+    names = inspect.signature(LLM.__init__).parameters
+    return [name for name in names if name not in ("self", "unknown")]
+
+
+def _model_defaults(directory: Path, generation_config: str) -> dict[str, Any]:
+    """Sampling defaults that come with the model, as options of SamplingParams."""
+    if generation_config not in ("auto", "shmllm"):
+        raise TypeError(f"generation_config is 'auto' or 'shmllm', got {generation_config!r}")
+    defaults = generation_defaults(directory) if generation_config == "auto" else {}
+    return {name: value for name, value in defaults.items() if name in SAMPLING_DEFAULTS}
+
+
+def _start_engine(config: EngineConfig, multiprocess: bool, startup_timeout: float) -> Any:
+    if multiprocess:
+        return ProcessEngineClient(config, startup_timeout_s=startup_timeout)
+    from shmllm.engine.local import LocalEngineClient
+
+    return LocalEngineClient(config)

@@ -1,0 +1,85 @@
+"""A progress bar on stderr: requests done, tokens a second, prefix-cache hit rate."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Self
+
+from shmllm.frontend.output_processor import RequestState
+
+REFRESH_PERIOD_S = 0.1
+
+
+class BatchProgress:
+    """Shows how a batch gets on. Where stderr is no terminal, only the final line is written.
+
+    Args:
+        total: number of requests.
+        enabled: False shows nothing.
+    """
+
+    def __init__(self, total: int, enabled: bool) -> None:
+        self._done = self._tokens = self._prompt_tokens = self._cached_tokens = 0
+        self._counted: dict[int, int] = {}
+        self._began = time.monotonic()
+        self._next_refresh = 0.0
+        self._bar = None
+        if enabled:
+            from rich.console import Console
+            from rich.progress import (
+                BarColumn,
+                MofNCompleteColumn,
+                Progress,
+                TextColumn,
+                TimeRemainingColumn,
+            )
+
+            self._bar = Progress(
+                TextColumn("generating"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[rates]}"),
+                TimeRemainingColumn(),
+                console=Console(stderr=True),
+            )
+            self._task = self._bar.add_task("", total=total, rates="")
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._refresh()
+            self._bar.stop()
+
+    def update(self, changed: list[RequestState]) -> None:
+        """Count what one poll brought."""
+        if self._bar is None:
+            return
+        for state in changed:
+            self._tokens += len(state.token_ids) - self._counted.pop(state.number, 0)
+            if state.finish_reason is not None:
+                self._done += 1
+                self._prompt_tokens += len(state.request.prompt_token_ids)
+                self._cached_tokens += state.num_cached_tokens
+            else:
+                self._counted[state.number] = len(state.token_ids)
+        if time.monotonic() >= self._next_refresh:
+            self._refresh()
+
+    def _refresh(self) -> None:
+        assert self._bar is not None
+        now = time.monotonic()
+        self._next_refresh = now + REFRESH_PERIOD_S
+        rate = self._tokens / max(now - self._began, 1e-9)
+        hits = 100 * self._cached_tokens / max(self._prompt_tokens, 1)
+        rates = f"{rate:,.0f} tokens/s, prefix hits {hits:.0f} %"
+        self._bar.update(self._task, completed=self._done, rates=rates)

@@ -1,0 +1,129 @@
+"""Small tokenizers of the usual kinds, trained once for all tests of the front end."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+
+from shmllm.frontend.tokenizer import Tokenizer
+from shmllm.frontend.tokenizer_backend import FastBackend
+
+SAMPLES = [
+    "The quick brown fox jumps over the lazy dog, and then it does it again.",
+    "def walk(path):\n    for name in sorted(path):\n        yield name, len(name)\n",
+    "中文和日本語のテキスト、한국어 문장도 있습니다。",
+    "Emoji: 😀😃👩‍👩‍👧‍👦🇩🇪, combining: e\u0301a\u0308 Z\u0361, accents: héßø",
+    "مرحبا بالعالم नमस्ते दुनिया",
+]
+SPECIAL = ["<|end|>", "<|user|>"]
+
+
+def train_byte_level() -> tokenizers.Tokenizer:
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=420,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=SPECIAL,
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(SAMPLES, trainer)
+    tokenizer.add_tokens(["héllo", "中 added", "plain"])
+    return tokenizer
+
+
+def _train_metaspace() -> tokenizers.Tokenizer:
+    tokenizer = tokenizers.Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["<unk>", "<s>", *SPECIAL], show_progress=False
+    )
+    tokenizer.train_from_iterator(SAMPLES, trainer)
+    return tokenizer
+
+
+def _train_byte_fallback() -> tokenizers.Tokenizer:
+    """As Llama 2 has it: blanks as U+2581, unknown characters as byte tokens."""
+    tokenizer = tokenizers.Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    trainer = trainers.BpeTrainer(
+        vocab_size=120, special_tokens=["<unk>", "<s>", *SPECIAL], show_progress=False
+    )
+    tokenizer.train_from_iterator(SAMPLES[:2], trainer)
+    content = json.loads(tokenizer.to_str())
+    vocabulary = content["model"]["vocab"]
+    for byte in range(256):
+        vocabulary[f"<0x{byte:02X}>"] = len(vocabulary)
+    content["model"]["byte_fallback"] = True
+    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(content))
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    return tokenizer
+
+
+def _train_word_piece() -> tokenizers.Tokenizer:
+    tokenizer = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=300, special_tokens=["[UNK]", *SPECIAL], show_progress=False
+    )
+    tokenizer.train_from_iterator(SAMPLES, trainer)
+    return tokenizer
+
+
+TRAINERS = {
+    "byte_level": train_byte_level,
+    "metaspace": _train_metaspace,
+    "byte_fallback": _train_byte_fallback,
+    "word_piece": _train_word_piece,
+}
+
+
+@pytest.fixture(scope="session")
+def tokenizer_of():
+    """Tokenizer by kind: byte_level, metaspace, byte_fallback, word_piece."""
+    trained = {}
+
+    def get(kind):
+        if kind not in trained:
+            trained[kind] = Tokenizer(FastBackend(TRAINERS[kind]()))
+        return trained[kind]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def samples():
+    return SAMPLES
+
+
+@pytest.fixture(scope="session")
+def byte_level_model(tmp_path_factory):
+    """A directory with the files of a byte-level tokenizer, truncation and padding set."""
+    directory = tmp_path_factory.mktemp("byte_level")
+    tokenizer = train_byte_level()
+    tokenizer.enable_truncation(max_length=4)
+    tokenizer.enable_padding(length=16)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<|user|>",
+        "eos_token": {"__type": "AddedToken", "content": "<|end|>"},
+        "chat_template": "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}",
+    }
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    return directory

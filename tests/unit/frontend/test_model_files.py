@@ -1,0 +1,151 @@
+"""resolve_model and generation_defaults, without network."""
+
+from __future__ import annotations
+
+import fnmatch
+import sys
+import types
+
+import pytest
+
+from shmllm import model_files
+from shmllm.errors import EngineStartError
+from shmllm.model_files import generation_defaults, resolve_model
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """A hub that knows "org/good"; records what it was asked for."""
+    calls = []
+
+    def snapshot_download(name, **kwargs):
+        calls.append((name, kwargs))
+        if name != "org/good":
+            raise RuntimeError("404\nnot there")
+        return "/cache/org/good"
+
+    module = types.SimpleNamespace(snapshot_download=snapshot_download)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", module)
+    return calls
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+def test_bundled(tmp_path, monkeypatch, hub):
+    monkeypatch.setattr(model_files, "_ASSETS", tmp_path)
+    with pytest.raises(EngineStartError, match="bundled model 'tiny' is missing"):
+        resolve_model("tiny")
+    (tmp_path / "tiny").mkdir()
+    assert resolve_model("tiny") == tmp_path / "tiny"
+    assert not hub
+
+
+@pytest.mark.parametrize("form", ["{root}/m", "m", "./m", "~/m", "../{name}/m", "m/."])
+def test_directory(form, tmp_path, hub):
+    (tmp_path / "m").mkdir()
+    found = resolve_model(form.format(root=tmp_path, name=tmp_path.name))
+    assert found.samefile(tmp_path / "m")
+    assert not hub
+
+
+def test_hub(hub):
+    assert str(resolve_model("org/good", revision="v1")) == "/cache/org/good"
+    name, options = hub[0]
+    assert (name, options["revision"]) == ("org/good", "v1")
+
+    def fetched(file):
+        return any(fnmatch.fnmatch(file, p) for p in options["allow_patterns"]) and not any(
+            fnmatch.fnmatch(file, p) for p in options["ignore_patterns"]
+        )
+
+    wanted = ["config.json", "model-00001-of-00002.safetensors", "tokenizer.model", "merges.txt"]
+    assert all(map(fetched, [*wanted, "chat_template.jinja", "vocab.txt", "x.tiktoken"]))
+    unwanted = ["pytorch_model.bin", "x.pt", "original/params.json", "README.md"]
+    assert not any(map(fetched, unwanted))
+
+
+@pytest.mark.parametrize("name", ["org/bad", "bad", "good.v1", "a_b/c-d.e"])
+def test_hub_failure_is_one_line_that_names_everything(name, hub):
+    with pytest.raises(EngineStartError) as caught:
+        resolve_model(name, revision="r2")
+    message = str(caught.value)
+    assert "\n" not in message
+    for part in (f"'{name}'", "tiny", "directory", "hub id", "'r2'", "404 not there", "HF_TOKEN"):
+        assert part in message
+    assert len(hub) == 1
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["/no/such", "./no", "../no", "~/no", "~no-user/no", "a/b/c", "", "no such", "no/", "x://y/z"],
+)
+def test_path_that_does_not_exist_is_not_looked_up(name, hub):
+    with pytest.raises(EngineStartError, match="not found") as caught:
+        resolve_model(name)
+    assert "\n" not in str(caught.value)
+    assert not hub
+
+
+def test_name_that_no_file_system_takes(hub):
+    with pytest.raises(EngineStartError, match="cannot look for model"):
+        resolve_model("x" * 5000)
+    assert not hub
+
+
+def test_file_instead_of_directory(tmp_path, hub):
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(EngineStartError, match="is a file; give the directory"):
+        resolve_model("model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (None, {}),
+        ("{}", {}),
+        (
+            '{"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.1, "eos_token_id": 2,'
+            ' "repetition_penalty": 1.1, "max_new_tokens": 64, "do_sample": true}',
+            {
+                "temperature": 0.6,
+                "top_k": 20,
+                "top_p": 0.95,
+                "min_p": 0.1,
+                "repetition_penalty": 1.1,
+                "max_tokens": 64,
+            },
+        ),
+        ('{"temperature": 1, "top_p": null}', {"temperature": 1}),
+        (
+            '{"do_sample": false, "temperature": 0.6, "repetition_penalty": 1.2}',
+            {"repetition_penalty": 1.2},
+        ),
+    ],
+)
+def test_generation_defaults(tmp_path, content, expected):
+    if content is not None:
+        (tmp_path / "generation_config.json").write_text(content)
+    assert generation_defaults(tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "cannot read .*generation_config.json: Expecting"),
+        ("[1]", "expected a JSON object, found list"),
+        ('{"temperature": "hot"}', "temperature must be a number, found 'hot'"),
+        ('{"top_k": 1.5}', "top_k must be an integer, found 1.5"),
+        ('{"top_p": true}', "top_p must be a number, found True"),
+        ("\udcff", "cannot read .*generation_config.json"),
+    ],
+)
+def test_generation_defaults_errors(tmp_path, content, message):
+    path = tmp_path / "generation_config.json"
+    path.write_bytes(content.encode("utf-8", "surrogateescape"))
+    with pytest.raises(EngineStartError, match=message) as caught:
+        generation_defaults(tmp_path)
+    assert "\n" not in str(caught.value)
