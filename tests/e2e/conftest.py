@@ -1,0 +1,30 @@
+"""The models that end-to-end tests run on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from reference_models import (
+    VARIANTS,
+    ReferenceModel,
+    greedy_tokens,
+    make_model,
+    make_prompts,
+)
+
+from shmllm.model_files import resolve_model
+
+
+@pytest.fixture(scope="session", params=[*VARIANTS, "tiny"])
+def reference(request: pytest.FixtureRequest, tmp_path_factory: Any) -> ReferenceModel:
+    if request.param == "tiny":
+        directory = resolve_model("tiny")
+        model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    else:
+        directory = tmp_path_factory.mktemp(request.param)
+        model = make_model(request.param, directory)
+    prompts = make_prompts(model.config.vocab_size)
+    return ReferenceModel(directory, prompts, [greedy_tokens(model, p) for p in prompts])
