@@ -56,6 +56,10 @@ class LoadConfig:
         )
         if self.max_model_len is not None:
             _require_positive("max_model_len", self.max_model_len)
+        _require(
+            isinstance(self.seed, int) and 0 <= self.seed < 2**63,
+            f"seed must be a whole number from 0 to 2**63 - 1, got {self.seed!r}",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,10 @@ class CacheConfig:
         _require(
             self.block_size in BLOCK_SIZES,
             f"block_size must be one of {BLOCK_SIZES}, got {self.block_size!r}",
+        )
+        _require(
+            isinstance(self.enable_prefix_caching, bool),
+            f"enable_prefix_caching must be True or False, got {self.enable_prefix_caching!r}",
         )
         if self.memory_bytes is not None:
             _require_positive("kv_cache_memory_bytes", self.memory_bytes)
@@ -135,11 +143,13 @@ class EngineFacts:
     """What a ready engine says about itself.
 
     Attributes:
+        model_directory: where tokenizer and configuration are.
         model_type: the architecture's name from config.json.
         num_blocks: KV blocks that requests can use.
         warnings: what the person who started the engine should know, one sentence each.
     """
 
+    model_directory: str
     model_type: str
     dtype: str
     num_parameters: int

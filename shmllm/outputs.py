@@ -5,6 +5,7 @@ Names and meaning of the objects are those of vLLM's classes.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
@@ -48,6 +49,30 @@ class OutputColumns:
     token_ids: list[int] = field(default_factory=list)
     cached_rows: list[int] = field(default_factory=list)
     cached_counts: list[int] = field(default_factory=list)
+
+    def parts(self, most: int) -> Iterator[OutputColumns]:
+        """The same in pieces of at most `most` rows, since a record has a largest size."""
+        if len(self.numbers) <= most:
+            if self.numbers:
+                yield self
+            return
+        offset = 0
+        cached = dict(zip(self.cached_rows, self.cached_counts, strict=True))
+        for begin in range(0, len(self.numbers), most):
+            rows = range(begin, min(begin + most, len(self.numbers)))
+            counts = self.counts[begin : rows.stop]
+            hits = {row - begin: cached[row] for row in rows if row in cached}
+            yield OutputColumns(
+                self.step,
+                self.time_ns,
+                self.numbers[begin : rows.stop],
+                counts,
+                self.finishes[begin : rows.stop],
+                self.token_ids[offset : offset + sum(counts)],
+                list(hits),
+                list(hits.values()),
+            )
+            offset += sum(counts)
 
 
 @dataclass(slots=True)

@@ -6,9 +6,10 @@ vLLM's class of the same name. Knows nothing of how sampling is done.
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from shmllm.errors import RequestError
@@ -16,12 +17,15 @@ from shmllm.options import reject_unknown_options
 
 logger = logging.getLogger(__name__)
 
-GREEDY_BELOW = 1e-5
 LOWEST_TEMPERATURE = 1e-2
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
 def _is_int(value: object) -> bool:
@@ -82,10 +86,10 @@ class SamplingParams(_Fields):
 
     @property
     def is_greedy(self) -> bool:
-        return self.temperature < GREEDY_BELOW
+        return self.temperature == 0
 
     def clone(self) -> SamplingParams:
-        return replace(self)
+        return copy.deepcopy(self)
 
     def check(self) -> None:
         """Raise RequestError if a field is out of its range."""
@@ -100,7 +104,7 @@ class SamplingParams(_Fields):
         self.stop_token_ids = [] if self.stop_token_ids is None else self.stop_token_ids
         if self.seed == -1:
             self.seed = None
-        if _is_number(self.temperature) and GREEDY_BELOW <= self.temperature < LOWEST_TEMPERATURE:
+        if _is_number(self.temperature) and 0 < self.temperature < LOWEST_TEMPERATURE:
             logger.warning(
                 "temperature %s raised to %s, below which sampling overflows",
                 self.temperature,
@@ -136,8 +140,8 @@ class SamplingParams(_Fields):
 
     def _check_stops(self) -> None:
         stop, ids = self.stop, self.stop_token_ids
-        strings = isinstance(stop, Sequence) and all(isinstance(s, str) and s for s in stop)
+        strings = _is_list(stop) and all(isinstance(s, str) and s for s in stop)
         self._require("stop", strings, "a non-empty string or a list of them")
-        whole = isinstance(ids, Sequence) and all(_is_int(i) and 0 <= i < 2**31 for i in ids)
+        whole = _is_list(ids) and all(_is_int(i) and 0 <= i < 2**31 for i in ids)
         self._require("stop_token_ids", whole, "a list of token ids")
         self._require("stop", not stop or self.detokenize, "empty when detokenize is False")

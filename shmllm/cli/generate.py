@@ -58,6 +58,7 @@ Examples:
     type=click.Path(dir_okay=False, writable=True),
     help="Write here; JSON lines if the name ends in .jsonl.",
 )
+@click.option("--attach", metavar="NAME", help="Use a running engine (shmllm engine start NAME).")
 @engine_options
 def generate(
     prompts: tuple[str, ...],
@@ -67,6 +68,7 @@ def generate(
     echo: bool,
     chat: bool,
     system: str | None,
+    attach: str | None,
     stop: tuple[str, ...],
     **options: Any,
 ) -> int:
@@ -82,11 +84,13 @@ def generate(
     sampling |= {"stop": list(stop)} if stop else {}
     check_sampling(sampling)
     as_json = as_json or (target or "").endswith(".jsonl")
-    with open_target(target) as out, start(engine) as llm:
+    with start(engine) if attach is None else attach_to(attach, engine) as llm:
         requests = prepare(llm, inputs, sampling)
-        if len(requests) == 1 and not as_json:
-            return stream(llm, requests[0], out, echo)
-        return batch(llm, requests, out, as_json, echo)
+        with open_target(target) as out:
+            if len(requests) == 1 and not as_json:
+                return stream(llm, requests[0], out, echo)
+            carried = [item.carried for item in inputs]
+            return batch(llm, requests, carried, out, as_json, echo)
 
 
 def check_sampling(sampling: dict[str, Any]) -> None:
@@ -97,6 +101,7 @@ def check_sampling(sampling: dict[str, Any]) -> None:
 
 
 def open_target(target: str | None) -> Any:
+    """Opened when all prompts are known to be good: an error before that loses no file."""
     if target is None or target == "-":
         return click.open_file("-", "w", encoding="utf-8")
     return open(target, "w", encoding="utf-8")
@@ -121,6 +126,22 @@ def start(engine: dict[str, Any]) -> LLM:
         err=True,
     )
     return llm
+
+
+def attach_to(name: str, engine: dict[str, Any]) -> LLM:
+    """Use a named engine; options that were for it to start with are an error now."""
+    from shmllm.frontend.llm import LLM
+
+    context = click.get_current_context()
+    given = [
+        option
+        for option in (*engine, "prefix_caching")
+        if context.get_parameter_source(option) is click.core.ParameterSource.COMMANDLINE
+    ]
+    if given:
+        flag = "--" + given[0].replace("_", "-")
+        raise click.UsageError(f"{flag} is for starting an engine; {name!r} runs already")
+    return LLM.attach(name)
 
 
 def prepare(llm: LLM, inputs: list[InputPrompt], sampling: dict[str, Any]) -> list[PreparedRequest]:
@@ -154,7 +175,14 @@ def stream(llm: LLM, request: PreparedRequest, out: TextIO, echo: bool) -> int:
     return 1 if error else 0
 
 
-def batch(llm: LLM, requests: list[PreparedRequest], out: TextIO, as_json: bool, echo: bool) -> int:
+def batch(
+    llm: LLM,
+    requests: list[PreparedRequest],
+    carried: list[dict[str, Any]],
+    out: TextIO,
+    as_json: bool,
+    echo: bool,
+) -> int:
     """Results are written in the order of the prompts, each as soon as those before it are."""
     from shmllm.frontend.progress import BatchProgress
 
@@ -167,29 +195,33 @@ def batch(llm: LLM, requests: list[PreparedRequest], out: TextIO, as_json: bool,
             while num_written in waiting:
                 state = waiting.pop(num_written)
                 num_failed += state.error is not None
-                write_result(state, out, as_json, echo, is_first=num_written == 0)
+                if as_json:
+                    write_json(state, carried[num_written], out)
+                else:
+                    write_text(state, out, echo, is_first=num_written == 0)
                 num_written += 1
     if num_failed:
         click.echo(f"shmllm: {num_failed} of {len(requests)} requests failed", err=True)
     return 1 if num_failed else 0
 
 
-def write_result(
-    state: RequestState, out: TextIO, as_json: bool, echo: bool, is_first: bool
-) -> None:
+def write_text(state: RequestState, out: TextIO, echo: bool, is_first: bool) -> None:
+    """One completion, behind a separator line if it is not the first."""
+    prompt = state.request.prompt or "" if echo else ""
+    text = f"error: {state.error}" if state.error else prompt + state.text.text
+    out.write(("" if is_first else f"{SEPARATOR}\n") + text.rstrip("\n") + "\n")
+
+
+def write_json(state: RequestState, carried: dict[str, Any], out: TextIO) -> None:
+    """One JSON line: the input's own further fields, then the result."""
     result = state.output()
     completion = result.outputs[0]
-    if not as_json:
-        prompt = result.prompt or "" if echo else ""
-        text = prompt + (completion.text if result.error is None else f"error: {result.error}")
-        out.write(("" if is_first else f"{SEPARATOR}\n") + text.rstrip("\n") + "\n")
-        return
-    record: dict[str, Any] = {"index": state.index, "prompt": result.prompt}
-    if result.error is None:
-        record |= {"text": completion.text, "finish_reason": completion.finish_reason}
-    else:
-        record |= {"error": result.error, "finish_reason": "error"}
-    record |= {
+    said = {"text": completion.text} if result.error is None else {"error": result.error}
+    record = carried | {
+        "index": state.index,
+        "prompt": result.prompt,
+        **said,
+        "finish_reason": completion.finish_reason,
         "num_prompt_tokens": len(result.prompt_token_ids),
         "num_output_tokens": len(completion.token_ids),
         "num_cached_tokens": result.num_cached_tokens,

@@ -12,7 +12,9 @@ import sys
 import click
 
 from shmllm.cli.bench import bench
+from shmllm.cli.engine import engine
 from shmllm.cli.generate import generate
+from shmllm.cli.ipc import ipc
 from shmllm.errors import EngineDeadError, ShmLLMError
 from shmllm.version import __version__
 
@@ -35,6 +37,8 @@ def cli(debug: bool) -> None:
 
 cli.add_command(generate)
 cli.add_command(bench)
+cli.add_command(engine)
+cli.add_command(ipc)
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, TextIO
 
 import click
@@ -19,10 +19,12 @@ class InputPrompt:
     Attributes:
         content: a text or {"prompt_token_ids": ...} to complete, or messages to answer.
         origin: how to name it in an error: "line 3 of prompts.txt".
+        carried: further fields of its JSON line, which the result gets back.
     """
 
     content: str | dict[str, Any] | Messages
     origin: str
+    carried: dict[str, Any] = field(default_factory=dict)
 
 
 def read_prompts(
@@ -39,7 +41,7 @@ def read_prompts(
         found = list(_read_lines(source))
     elif prompts:
         found = [InputPrompt(p, f"prompt {i + 1}") for i, p in enumerate(prompts)]
-    elif not sys.stdin.isatty():
+    elif sys.stdin is not None and not sys.stdin.isatty():
         found = [InputPrompt(sys.stdin.read(), "standard input")]
     else:
         raise click.UsageError('no prompt; try: shmllm generate "def fibonacci(n):"')
@@ -51,15 +53,18 @@ def read_prompts(
 def _as_chat(item: InputPrompt, system: str | None) -> InputPrompt:
     opening: Messages = [{"role": "system", "content": system}] if system is not None else []
     if isinstance(item.content, dict):
-        raise click.UsageError(f"{item.origin}: token ids cannot be a chat message")
+        raise click.UsageError(
+            f"{item.origin}: neither token ids nor a cache_salt go with chat messages"
+        )
     if isinstance(item.content, list):
-        return InputPrompt([*opening, *item.content], item.origin)
-    return InputPrompt([*opening, {"role": "user", "content": item.content}], item.origin)
+        return replace(item, content=[*opening, *item.content])
+    return replace(item, content=[*opening, {"role": "user", "content": item.content}])
 
 
 def _read_lines(source: TextIO) -> Iterator[InputPrompt]:
-    """JSON lines if the first line that is not blank is a JSON object, else a prompt a line."""
-    is_json: bool | None = None
+    """JSON lines if the name ends in .jsonl or the first line that is not blank is a JSON
+    object, else a prompt a line."""
+    is_json = True if source.name.endswith(".jsonl") else None
     for number, line in enumerate(source, 1):
         if not line.strip():
             continue
@@ -87,6 +92,9 @@ def _parse_record(line: str, origin: str) -> InputPrompt:
         if key in record:
             if not isinstance(record[key], kind):
                 raise click.UsageError(f"{origin}: {key!r} must be a {kind.__name__}")
-            content = {key: record[key]} if key == "prompt_token_ids" else record[key]
-            return InputPrompt(content, origin)
+            content = record[key]
+            if key != "messages" and (key == "prompt_token_ids" or "cache_salt" in record):
+                content = {name: record[name] for name in (key, "cache_salt") if name in record}
+            used = {"prompt", "messages", "prompt_token_ids", "cache_salt"}
+            return InputPrompt(content, origin, {k: v for k, v in record.items() if k not in used})
     raise click.UsageError(f"{origin} has none of 'prompt', 'messages', 'prompt_token_ids'")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-PADDING_BLOCK_ID = 0
+from shmllm.core.plan import PADDING_BLOCK_ID
 
 
 class KVBlock:

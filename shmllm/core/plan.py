@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from shmllm.core.request import Request
     from shmllm.sampling_params import SamplingParams
 
+PADDING_BLOCK_ID = 0
+"""The block that pads block tables; no request ever holds it."""
+
 
 @dataclass(slots=True)
 class Admission:

@@ -2,16 +2,15 @@
 
 Every running request catches up with its own tokens under one token budget: a decode
 needs one token, a prompt as many as the budget leaves (a chunk). Running requests come
-first, in the order they were admitted; then waiting ones, first come, first served. When
-blocks run out, the running request admitted last gives its blocks back and waits at the
-front of the queue to be recomputed.
+first, in the order they were admitted; then waiting ones, first come, first served within
+a front end and in turns between front ends. When blocks run out, the running request
+admitted last gives its blocks back and waits before all others to be recomputed.
 
 Pure Python: knows neither the model nor the transport.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 
 from shmllm.config import SchedulerConfig
@@ -19,6 +18,7 @@ from shmllm.core.block_pool import KVBlock
 from shmllm.core.kv_cache_manager import KVCacheManager
 from shmllm.core.plan import Admission, BlockAppend, StepPlan, StepResult
 from shmllm.core.request import Request, RequestStatus
+from shmllm.core.waiting_queue import WaitingQueue
 from shmllm.outputs import OutputColumns
 
 
@@ -44,12 +44,13 @@ class Scheduler:
 
     def __init__(self, config: SchedulerConfig, kv_cache: KVCacheManager) -> None:
         self._budget = config.max_num_batched_tokens
-        self._free_rows = list(range(config.max_num_seqs - 1, -1, -1))
+        # More rows than the budget has tokens would let the last of them starve.
+        num_rows = min(config.max_num_seqs, config.max_num_batched_tokens)
+        self._free_rows = list(range(num_rows - 1, -1, -1))
         self._kv_cache = kv_cache
-        self._waiting: deque[Request] = deque()
+        self._waiting = WaitingQueue()
         self._running: list[Request] = []
         self._requests: dict[tuple[int, int], Request] = {}
-        self._paused_clients: set[int] = set()
         self.stats = SchedulerStats()
 
     @property
@@ -65,7 +66,11 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         self._requests[request.client, request.number] = request
-        self._waiting.append(request)
+        self._waiting.add(request)
+
+    def knows(self, client: int, number: int) -> bool:
+        """Whether such a request was added and has not ended."""
+        return (client, number) in self._requests
 
     def abort(self, client: int, number: int) -> Request | None:
         """End a request now; None if it is not known, because it had already ended."""
@@ -80,17 +85,24 @@ class Scheduler:
         return request
 
     def abort_client(self, client: int) -> None:
-        """End all requests of a front end that is gone."""
-        for owner, number in list(self._requests):
-            if owner == client:
-                self.abort(owner, number)
+        """End all requests of a front end that is gone, and forget that it was paused."""
+        for number in self.unfinished().get(client, ()):
+            self.abort(client, number)
+        self.resume_client(client)
+
+    def unfinished(self) -> dict[int, list[int]]:
+        """Numbers of the requests that have not ended, by front end."""
+        numbers: dict[int, list[int]] = {}
+        for client, number in self._requests:
+            numbers.setdefault(client, []).append(number)
+        return numbers
 
     def pause_client(self, client: int) -> None:
         """Schedule nothing of this front end until it is resumed: its outputs have no room."""
-        self._paused_clients.add(client)
+        self._waiting.paused.add(client)
 
     def resume_client(self, client: int) -> None:
-        self._paused_clients.discard(client)
+        self._waiting.paused.discard(client)
 
     def schedule(self) -> StepPlan:
         """Plan one step, and count its tokens as computed. `num_tokens` 0: nothing to do."""
@@ -148,7 +160,7 @@ class Scheduler:
         while index < len(self._running) and plan.num_tokens < self._budget:
             request = self._running[index]
             index += 1
-            if request.client in self._paused_clients:
+            if request.client in self._waiting.paused:
                 continue
             start = request.num_computed_tokens
             count = min(len(request.token_ids) - start, self._budget - plan.num_tokens)
@@ -170,21 +182,18 @@ class Scheduler:
         return preempted
 
     def _schedule_waiting(self, plan: StepPlan) -> None:
-        passed_over: list[Request] = []
-        while self._waiting and self._free_rows and plan.num_tokens < self._budget:
-            request = self._waiting[0]
-            if request.client in self._paused_clients:
-                passed_over.append(self._waiting.popleft())
-                continue
+        while self._free_rows and plan.num_tokens < self._budget:
+            request = self._waiting.next()
+            if request is None:
+                break
             hit = self._kv_cache.longest_hit(request)
             num_hit = len(hit) * self._kv_cache.block_size
             count = min(request.num_tokens - num_hit, self._budget - plan.num_tokens)
             if not self._kv_cache.admit(request, hit, num_hit + count):
                 break
-            self._waiting.popleft()
+            self._waiting.pop(request)
             self._admit(plan, request, hit)
             self._plan_tokens(plan, request, count)
-        self._waiting.extendleft(reversed(passed_over))
 
     def _admit(self, plan: StepPlan, request: Request, hit: list[KVBlock]) -> None:
         request.row = self._free_rows.pop()
@@ -226,7 +235,7 @@ class Scheduler:
         request.num_computed_tokens = 0
         request.num_preemptions += 1
         self.stats.preemptions += 1
-        self._waiting.appendleft(request)
+        self._waiting.add_preempted(request)
 
     def _finish(self, request: Request) -> None:
         if request.status is RequestStatus.RUNNING:

@@ -1,7 +1,8 @@
-"""The front end's handle on an engine: in a process of its own, or in this one.
+"""The front end's handle on an engine, whichever process that runs in.
 
-Both kinds take requests by number and give back events (output columns, rejections). The
-process kind also notices the engine's death, within one park of the wait policy.
+Owns the conversation over a channel: requests out by number, events (output columns,
+rejections) in, and noticing the engine's death within one park of the wait policy. How the
+engine came to be there is the business of `private` and `attached`.
 """
 
 from __future__ import annotations
@@ -10,22 +11,17 @@ import json
 import os
 import signal
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from shmllm.config import EngineConfig, EngineFacts
-from shmllm.engine.launch import EngineHandle
-from shmllm.errors import EngineDeadError, EngineStartError, ProtocolMismatchError
+from shmllm.config import EngineFacts
+from shmllm.errors import EngineDeadError, ProtocolMismatchError
 from shmllm.ipc.channel import ClientChannel
-from shmllm.ipc.layout import SegmentKind, Stat
-from shmllm.ipc.segment import Segment
 from shmllm.ipc.wait import WaitPolicy
 from shmllm.outputs import OutputColumns
 from shmllm.wire import codec
 from shmllm.wire.messages import (
-    PROTOCOL_VERSION,
     Abort,
     AddRequest,
     Call,
@@ -41,7 +37,6 @@ from shmllm.wire.messages import (
 Event = OutputColumns | Rejected
 LoadProgress = Callable[[int, int], None]
 
-CLOSE_GRACE_S = 5.0
 CALL_TIMEOUT_S = 60.0
 
 
@@ -69,79 +64,40 @@ class EngineClient(Protocol):
         """End the engine. Idempotent."""
 
 
-class ProcessEngineClient:
-    """An engine process of this front end's own.
+class EngineLife(Protocol):
+    """Whether the engine process is there, and how it ended."""
+
+    pid: int
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether it has ended, after waiting for that at most `timeout_s`."""
+
+    def exit_status(self) -> tuple[int | None, int | None]:
+        """(exit code, signal) of the ended engine, None for what cannot be known."""
+
+
+class ChannelEngineClient:
+    """An engine in another process.
 
     Args:
-        config: what the engine is started with.
-        startup_timeout_s: how long it may take to become ready.
-        shm_directory: the file system for the segments.
-
-    The engine starts at once; `wait_ready` waits for it, so that the caller can do
-    something useful meanwhile.
+        channel: to the engine.
+        engine: its life.
     """
 
     facts: EngineFacts
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        *,
-        startup_timeout_s: float = 120.0,
-        shm_directory: str = "/dev/shm",
-    ) -> None:
-        self._config = config
-        self._startup_timeout_s = startup_timeout_s
+    def __init__(self, channel: ClientChannel, engine: EngineLife) -> None:
+        self._channel = channel
+        self._engine = engine
         self._inbox: deque[Event] = deque()
         self._startup: Hello | Text | Failed | None = None
         self._replies: dict[int, Reply] = {}
         self._next_call = 0
-        control = Segment.create(SegmentKind.CONTROL, directory=shm_directory)
-        try:
-            client = Segment.create(SegmentKind.CLIENT, directory=shm_directory)
-        except BaseException:
-            control.close()
-            raise
-        client.take_ownership()
-        self._channel = ClientChannel(control, client, WaitPolicy.named("idle"))
-        self._engine = EngineHandle((control.fd, client.fd))
-        self._finalizer = weakref.finalize(
-            self, _shut_down, os.getpid(), self._channel, self._engine, (control, client)
-        )
 
-    def wait_ready(self, on_progress: LoadProgress | None = None) -> EngineFacts:
-        """Complete the handshake.
-
-        Args:
-            on_progress: called with (bytes read, bytes in all) while the model loads.
-
-        Raises:
-            EngineStartError: the engine failed, died or did not become ready in time.
-        """
-        try:
-            deadline = time.monotonic() + self._startup_timeout_s
-            hello = self._wait_startup(deadline, None)
-            if not isinstance(hello, Hello) or hello.protocol_version != PROTOCOL_VERSION:
-                raise EngineStartError(f"the engine answered {hello!r} instead of HELLO")
-            self._send(Kind.INIT, codec.encode_text(Text(self._config.to_json())))
-            ready = self._wait_startup(deadline, on_progress)
-            if isinstance(ready, Failed):
-                raise EngineStartError(ready.message, ready.traceback)
-            if not isinstance(ready, Text):
-                raise EngineStartError(f"the engine answered {ready!r} instead of READY")
-        except EngineDeadError as death:
-            self.close()
-            raise EngineStartError(
-                f"the engine process ended while starting: {death.args[0]}",
-                death.remote_traceback,
-            ) from death
-        except BaseException:
-            self.close()
-            raise
-        self.facts = EngineFacts.from_json(ready.json)
-        cores = len(os.sched_getaffinity(0))
-        self._channel.set_policy(WaitPolicy.for_machine("balanced", self.facts.num_threads, cores))
-        return self.facts
+    @property
+    def pid(self) -> int:
+        """Of the engine process."""
+        return self._engine.pid
 
     def add(self, request: AddRequest) -> None:
         self._send(Kind.ADD, codec.encode_add(request))
@@ -180,14 +136,6 @@ class ProcessEngineClient:
 
     def stats(self) -> dict[str, int]:
         return self._channel.stats()
-
-    @property
-    def pid(self) -> int:
-        """Of the engine process."""
-        return self._engine.pid
-
-    def close(self) -> None:
-        self._finalizer()
 
     def _send(self, kind: Kind, parts: codec.Parts) -> None:
         size = sum(map(len, parts))
@@ -228,30 +176,27 @@ class ProcessEngineClient:
             case _:
                 raise ProtocolMismatchError(f"the engine sent {type(message).__name__}")
 
-    def _wait_startup(
-        self, deadline: float, on_progress: LoadProgress | None
-    ) -> Hello | Text | Failed:
-        self._startup = None
-        while True:
-            if not self._channel.wait(deadline):
-                self._check_alive()
-            self._drain()
-            if on_progress is not None and (total := self._channel.stat(Stat.WEIGHT_BYTES_TOTAL)):
-                on_progress(self._channel.stat(Stat.WEIGHT_BYTES_LOADED), total)
-            if self._startup is not None:
-                return self._startup
-            if time.monotonic() >= deadline:
-                raise EngineStartError(
-                    f"the engine was not ready after {self._startup_timeout_s:.0f} s; a large "
-                    "model on a slow disk needs a larger startup_timeout"
-                )
+    def _receive_startup(self) -> Hello | Text | Failed | None:
+        """Wait once; the start-up message that came, if any."""
+        if not self._channel.wait():
+            self._check_alive()
+        self._drain()
+        startup, self._startup = self._startup, None
+        return startup
+
+    def _become_ready(self, ready: Text) -> EngineFacts:
+        self.facts = EngineFacts.from_json(ready.json)
+        cores = len(os.sched_getaffinity(0))
+        policy = WaitPolicy.for_machine("balanced", self.facts.num_threads, cores)
+        self._channel.set_policy(policy)
+        return self.facts
 
     def _check_alive(self) -> None:
         """Raise EngineDeadError if the engine is gone and left nothing unread."""
         if not self._engine.wait(0):
             return
         self._drain()
-        if self._inbox or self._startup is not None:
+        if self._inbox or self._replies or self._startup is not None:
             return
         exit_code, number = self._engine.exit_status()
         if number is not None:
@@ -266,16 +211,3 @@ class ProcessEngineClient:
             signal=number,
             remote_traceback=self._channel.last_words(),
         )
-
-
-def _shut_down(
-    pid: int, channel: ClientChannel, engine: EngineHandle, segments: Sequence[Segment]
-) -> None:
-    if os.getpid() != pid:
-        return
-    if not engine.wait(0):
-        channel.set_closing()
-    engine.stop(CLOSE_GRACE_S)
-    channel.close()
-    for segment in segments:
-        segment.close()

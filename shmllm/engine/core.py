@@ -59,6 +59,8 @@ class EngineCore:
         cache_salt: str = "",
     ) -> str | None:
         """Queue a request. Returns why it cannot be served; None if it is queued."""
+        if self.scheduler.knows(client, number):
+            return f"request number {number} is in use"
         length, most = len(prompt_token_ids), self.facts.max_model_len
         if not 0 < length < most:
             return f"a prompt of {length:,} tokens does not fit max_model_len {most:,}"

@@ -18,6 +18,9 @@ import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
+from shmllm.config import EngineConfig
+from shmllm.ipc.segment import above_standard_streams
+
 ENGINE_MODULE = "shmllm.engine.process"
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -32,7 +35,7 @@ def _import_paths() -> list[str]:
     return [root for root in roots if root not in found]
 
 
-def _environment() -> dict[str, str]:
+def engine_environment() -> dict[str, str]:
     """The caller's environment, less the thread counts that a launcher meant for others."""
     environment = {k: v for k, v in os.environ.items() if k not in THREAD_VARIABLES}
     paths = [*_import_paths(), *filter(None, [environment.get("PYTHONPATH")])]
@@ -40,6 +43,11 @@ def _environment() -> dict[str, str]:
         environment["PYTHONPATH"] = os.pathsep.join(paths)
     environment.setdefault("OMP_WAIT_POLICY", "passive")
     return environment
+
+
+def named_engine_command(name: str, config: EngineConfig) -> list[str]:
+    """Arguments to exec a named engine with; run it in `engine_environment` and in /."""
+    return [sys.executable, "-m", ENGINE_MODULE, "--named", name, config.to_json()]
 
 
 class EngineHandle:
@@ -50,15 +58,15 @@ class EngineHandle:
     """
 
     def __init__(self, segment_fds: Sequence[int]) -> None:
-        own_pidfd = os.pidfd_open(os.getpid())
+        own_pidfd = above_standard_streams(os.pidfd_open(os.getpid()))
         try:
             arguments = [str(fd) for fd in (*segment_fds, own_pidfd)]
             self._process = subprocess.Popen(
-                [sys.executable, "-m", ENGINE_MODULE, *arguments],
+                [sys.executable, "-m", ENGINE_MODULE, "--private", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=2,
                 cwd="/",
-                env=_environment(),
+                env=engine_environment(),
                 pass_fds=(*segment_fds, own_pidfd),
                 start_new_session=True,
             )

@@ -1,32 +1,38 @@
-"""The engine process: its loop, its signals, its channel to the front end.
+"""The engine process: its loop, its signals, its front ends.
 
-    python -m shmllm.engine.process CONTROL_FD CLIENT_FD FRONT_END_PIDFD
+    python -m shmllm.engine.process --private CONTROL_FD CLIENT_FD FRONT_END_PIDFD
+    python -m shmllm.engine.process --named NAME CONFIG_JSON
 
-One turn of the loop: take what the front end sent, run one step, publish what it
-produced; with nothing to do, park. Ends when the front end closes or dies, or on SIGTERM
-or SIGINT. The loop never blocks on a front end: outputs that find no room wait here, and
-while they do that front end's requests are not scheduled.
+A private engine serves the front end that started it, through inherited descriptors, and
+ends with it. A named engine serves any number of front ends of this user until it is
+stopped. One turn of the loop: let front ends in and out, take what they sent, run one
+step, publish what it produced; with nothing to do, park. The loop never blocks on a front
+end: outputs that find no room wait, and while they do that front end's requests are not
+scheduled.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import json
 import os
-import select
 import signal
 import sys
 import time
 import traceback
-from collections import deque
 from enum import Enum, auto
+from pathlib import Path
 from types import FrameType
 
 from shmllm.config import EngineConfig
 from shmllm.engine.core import EngineCore
-from shmllm.errors import ProtocolMismatchError, ShmLLMError
-from shmllm.ipc.channel import ControlPage, CoreChannel, CoreWaiter
-from shmllm.ipc.layout import ClientState, EngineState, SegmentKind, Stat
+from shmllm.engine.doorkeeper import Doorkeeper
+from shmllm.engine.session import RECORDS_PER_TURN, Session
+from shmllm.errors import ProtocolMismatchError, SegmentError, ShmLLMError
+from shmllm.ipc import registry
+from shmllm.ipc.channel import ControlPage, CoreWaiter
+from shmllm.ipc.layout import EngineState, Refusal, SegmentKind, Stat
 from shmllm.ipc.segment import Segment
 from shmllm.ipc.slots import SlotRef
 from shmllm.outputs import OutputColumns
@@ -42,200 +48,269 @@ from shmllm.wire.messages import (
     Method,
     Rejected,
     Reply,
+    Shutdown,
     Text,
 )
 
 LIVENESS_PERIOD_S = 0.1
-CLIENT = 0
+EXIT_FAILED_START = 2
+MAX_ROWS_PER_RECORD = 8192
 
 
-class Shutdown(Enum):
+class Phase(Enum):
     """
-    RUNNING       -> REQUESTED      a signal came, the front end closes or is gone
-    REQUESTED     -> SHUTTING_DOWN  the loop saw it: no further step is run
+    RUNNING   -> DRAINING   a SHUTDOWN message with time to drain: no new requests
+    RUNNING   -> STOPPING   a first signal, or the private engine's front end is gone
+    DRAINING  -> STOPPING   all requests are done, or the time is over
+    STOPPING                what runs is aborted and the process ends
     """
 
     RUNNING = auto()
-    REQUESTED = auto()
-    SHUTTING_DOWN = auto()
+    DRAINING = auto()
+    STOPPING = auto()
 
 
 class EngineProcess:
     """
     Args:
-        control: the engine's segment, which it takes ownership of.
-        client: the front end's segment.
-        front_end_pidfd: becomes readable when the front end is gone.
+        control: the engine's segment; this process becomes its owner.
+        path: the engine's name in the directory; None for a private engine.
     """
 
-    def __init__(self, control: Segment, client: Segment, front_end_pidfd: int) -> None:
+    def __init__(self, control: Segment, path: Path | None) -> None:
         control.take_ownership()
+        self._control = control
+        self._path = path
         self._page = ControlPage(control)
         self._waiter = CoreWaiter(control)
-        self._channel = CoreChannel(control, client)
-        self._front_end = select.poll()
-        self._front_end.register(front_end_pidfd, select.POLLIN)
+        self._doorkeeper = Doorkeeper(control, self._page, path)
+        self._sessions: dict[int, Session] = self._doorkeeper.sessions
         self._next_liveness = 0.0
-        self._shutdown = Shutdown.RUNNING
+        self._phase = Phase.RUNNING
+        self._drain_deadline = 0.0
         self._init: Text | None = None
         self._core: EngineCore | None = None
-        self._backlog: deque[tuple[Kind, codec.Parts]] = deque()
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._request_shutdown_signal_safe)
+            signal.signal(number, self._stop_by_signal)
 
-    def run(self) -> int:
-        """Returns the exit code."""
+    def run_private(self, session: Session) -> int:
+        """Serve one front end, which sends the configuration. Returns the exit code: 0
+        asked to end, 1 an exception (its traceback is left as last words for the front
+        ends, not printed), 2 could not start."""
+        self._sessions[session.place] = session
         try:
-            core = self._start()
-            if core is not None:
-                self._page.set_state(EngineState.READY)
-                self._loop(core)
-        except BaseException:
-            self._page.set_last_words(traceback.format_exc())
-            self._page.set_state(EngineState.FAILED)
-            raise
-        if core is None and self._shutdown is Shutdown.RUNNING:
-            self._page.set_state(EngineState.FAILED)
-            return 2
-        self._page.set_state(EngineState.SHUTTING_DOWN)
-        return 0
+            session.send(Kind.HELLO, codec.encode_hello(Hello(PROTOCOL_VERSION, os.getpid())))
+            # Importing torch takes longest of all, so it happens while INIT is on its way.
+            import shmllm.worker.runner  # noqa: F401
 
-    def _request_shutdown_signal_safe(self, _number: int, _frame: FrameType | None) -> None:
-        if self._shutdown is Shutdown.RUNNING:
-            self._shutdown = Shutdown.REQUESTED
+            self._await_init()
+            if self._phase is not Phase.RUNNING or self._init is None:
+                return 0
+            failed = self._load(EngineConfig.from_json(self._init.json))
+            if failed is not None:
+                session.send(Kind.FAILED, codec.encode_failed(failed))
+                self._page.set_state(EngineState.FAILED)
+                return EXIT_FAILED_START
+            self._welcome(session)
+            return self._serve()
+        except Exception:
+            return self._die()
+
+    def run_named(self, config: EngineConfig) -> int:
+        """Serve whoever attaches. Returns the exit code, as `run_private`."""
+        try:
+            failed = self._load(config)
+            if failed is not None:
+                self._page.set_last_words(failed.message)
+                self._page.set_state(EngineState.FAILED)
+                print(f"shmllm: {failed.message}", file=sys.stderr)
+                return EXIT_FAILED_START
+            return self._serve()
+        except Exception:
+            print(traceback.format_exc(), file=sys.stderr)
+            return self._die()
+        finally:
+            if self._path is not None:
+                registry.withdraw(self._control, self._path)
+
+    def _die(self) -> int:
+        self._page.set_last_words(traceback.format_exc())
+        self._page.set_state(EngineState.FAILED)
+        return 1
+
+    def _stop_by_signal(self, number: int, _frame: FrameType | None) -> None:
+        if self._phase is Phase.STOPPING:
+            if self._path is not None:
+                registry.withdraw(self._control, self._path)
+            os._exit(128 + number)
+        self._phase = Phase.STOPPING
         self._waiter.wake()
 
-    def _start(self) -> EngineCore | None:
-        """HELLO, INIT, load, READY. None if that failed and the front end was told, or if
-        the front end went away."""
-        self._send(Kind.HELLO, codec.encode_hello(Hello(PROTOCOL_VERSION, os.getpid())))
-        # Importing torch takes longest of all, so it happens while INIT is on its way.
+    def _await_init(self) -> None:
+        while self._init is None and self._phase is Phase.RUNNING:
+            self._visit_sessions()
+            self._take_requests()
+            if self._init is None:
+                self._waiter.wait(self._has_work, busy=True)
+
+    def _load(self, config: EngineConfig) -> Failed | None:
+        """Make the core; what went wrong if that fails."""
         from shmllm.worker.runner import ModelRunner
 
-        while self._init is None:
-            self._check_front_end()
-            if self._shutdown is not Shutdown.RUNNING:
-                return None
-            self._channel.drain(self._handle)
-            self._flush_backlog()
-            if self._init is None:
-                self._waiter.wait(self._channel.has_requests, busy=True)
         try:
-            config = EngineConfig.from_json(self._init.json)
             core = EngineCore(config, ModelRunner(config, self._report_loading))
         except Exception as problem:
-            expected = isinstance(problem, ShmLLMError)
-            failed = Failed(
-                str(problem) if expected else f"{type(problem).__name__}: {problem}",
-                "" if expected else traceback.format_exc(),
-            )
-            self._send(Kind.FAILED, codec.encode_failed(failed))
-            return None
+            if isinstance(problem, ShmLLMError):
+                return Failed(str(problem), "")
+            return Failed(f"{type(problem).__name__}: {problem}", traceback.format_exc())
         self._core = core
         gc.collect()
         gc.freeze()
-        self._send(Kind.READY, codec.encode_text(Text(core.facts.to_json())))
         self._page.set_stat(Stat.KV_BLOCKS_TOTAL, core.facts.num_blocks)
-        return core
+        return None
 
     def _report_loading(self, done: int, total: int) -> None:
         self._page.set_stat(Stat.WEIGHT_BYTES_LOADED, done)
         self._page.set_stat(Stat.WEIGHT_BYTES_TOTAL, total)
         self._page.beat()
-        self._check_front_end()
-        if self._shutdown is not Shutdown.RUNNING:
+        self._visit_sessions()
+        if self._phase is not Phase.RUNNING:
             raise SystemExit(0)
 
-    def _loop(self, core: EngineCore) -> None:
-        while self._shutdown is Shutdown.RUNNING:
+    def _serve(self) -> int:
+        core = self._core
+        assert core is not None
+        self._page.set_state(EngineState.READY)
+        while self._phase is not Phase.STOPPING:
             self._page.beat()
-            self._check_front_end()
-            self._channel.drain(self._handle)
-            self._flush_backlog()
-            if core.scheduler.has_unfinished() and not self._backlog:
-                self._step(core)
-            else:
-                self._waiter.wait(self._has_work, busy=bool(self._backlog))
-        self._shutdown = Shutdown.SHUTTING_DOWN
+            self._visit_sessions()
+            self._take_requests()
+            if core.scheduler.has_unfinished() and self._step(core):
+                continue
+            if self._phase is Phase.DRAINING and not core.scheduler.has_unfinished():
+                break
+            self._waiter.wait(self._has_work, busy=core.scheduler.has_unfinished())
+        self._page.set_state(EngineState.SHUTTING_DOWN)
+        self._abort_everything(core)
+        return 0
 
     def _has_work(self) -> bool:
         return (
-            self._channel.has_requests()
-            or self._shutdown is not Shutdown.RUNNING
-            or self._channel.client_state is ClientState.CLOSING
+            any(s.channel.requests.has_data() for s in self._sessions.values())
+            or self._phase is Phase.STOPPING
+            or self._doorkeeper.has_news()
         )
 
-    def _step(self, core: EngineCore) -> None:
-        began_ns = time.perf_counter_ns()
-        for columns in core.step().values():
-            self._publish(columns)
-        self._report_statistics(core, time.perf_counter_ns() - began_ns)
-
-    def _publish(self, columns: OutputColumns) -> None:
-        if columns.numbers:
-            columns.time_ns = time.monotonic_ns()
-            self._send(Kind.OUTPUTS, codec.encode_outputs(columns))
-
-    def _send(self, kind: Kind, parts: codec.Parts) -> None:
-        if self._backlog or not self._channel.try_send(kind, *parts):
-            self._backlog.append((kind, parts))
-            if self._core is not None:
-                self._core.scheduler.pause_client(CLIENT)
-
-    def _flush_backlog(self) -> None:
-        if not self._backlog:
-            return
-        while self._backlog:
-            kind, parts = self._backlog[0]
-            if not self._channel.try_send(kind, *parts):
-                return
-            self._backlog.popleft()
-        if self._core is not None:
-            self._core.scheduler.resume_client(CLIENT)
-
-    def _check_front_end(self) -> None:
+    def _visit_sessions(self) -> None:
+        """Let front ends in at once, and out within the liveness period."""
+        for session in self._doorkeeper.admit_new():
+            self._welcome(session)
+        for session in self._sessions.values():
+            if session.is_stuck:
+                session.flush()
+                if not session.is_stuck and self._core is not None:
+                    self._core.scheduler.resume_client(session.place)
         now = time.monotonic()
-        if now < self._next_liveness:
+        if now < self._next_liveness and not self._doorkeeper.someone_leaves():
             return
         self._next_liveness = now + LIVENESS_PERIOD_S
-        closing = self._channel.client_state is ClientState.CLOSING
-        if (closing or self._front_end.poll(0)) and self._shutdown is Shutdown.RUNNING:
-            self._shutdown = Shutdown.REQUESTED
+        for place in self._doorkeeper.dismiss_ended():
+            if self._core is not None:
+                self._core.scheduler.abort_client(place)
+        if self._path is None and not self._sessions:
+            self._phase = Phase.STOPPING
+        if self._phase is Phase.DRAINING and now >= self._drain_deadline:
+            self._phase = Phase.STOPPING
 
-    def _handle(self, kind: int, record: memoryview) -> None:
+    def _welcome(self, session: Session) -> None:
+        assert self._core is not None
+        self._send(session, Kind.READY, codec.encode_text(Text(self._core.facts.to_json())))
+
+    def _take_requests(self) -> None:
+        for session in list(self._sessions.values()):
+            try:
+                session.channel.drain(
+                    lambda kind, record, s=session: self._handle(s, kind, record),  # type: ignore[misc]
+                    RECORDS_PER_TURN,
+                )
+            except ProtocolMismatchError:
+                if self._path is None:
+                    raise
+                self._doorkeeper.dismiss(session, Refusal.BROKEN_PROTOCOL)
+                if self._core is not None:
+                    self._core.scheduler.abort_client(session.place)
+
+    def _step(self, core: EngineCore) -> bool:
+        """Run a step and publish; False if there was nothing that may run."""
+        began_ns = time.perf_counter_ns()
+        steps = core.scheduler.stats.steps
+        outputs = core.step()
+        self._report_statistics(core)
+        for place, columns in outputs.items():
+            self._publish(place, columns)
+        self._page.set_stat(Stat.STEP_NS, time.perf_counter_ns() - began_ns)
+        return core.scheduler.stats.steps > steps
+
+    def _publish(self, place: int, columns: OutputColumns) -> None:
+        session = self._sessions.get(place)
+        if session is None:
+            return
+        for part in columns.parts(MAX_ROWS_PER_RECORD):
+            part.time_ns = time.monotonic_ns()
+            self._send(session, Kind.OUTPUTS, codec.encode_outputs(part))
+
+    def _send(self, session: Session, kind: Kind, parts: codec.Parts) -> None:
+        session.send(kind, parts)
+        if session.is_stuck and self._core is not None:
+            self._core.scheduler.pause_client(session.place)
+
+    def _abort_everything(self, core: EngineCore) -> None:
+        for place, numbers in core.scheduler.unfinished().items():
+            self._publish(place, core.abort(place, numbers))
+        for session in self._sessions.values():
+            session.flush()
+
+    def _handle(self, session: Session, kind: int, record: memoryview) -> None:
         if kind == Kind.IN_SLOT:
             inner_kind, ref = codec.decode_in_slot(record)
-            with self._channel.slots.view(SlotRef(*ref)) as view:
-                self._handle(inner_kind, view)
-            self._channel.slots.release(SlotRef(*ref))
+            with session.channel.slots.view(SlotRef(*ref)) as view:
+                self._handle(session, inner_kind, view)
+            session.channel.slots.release(SlotRef(*ref))
             return
         message = codec.decode(kind, record)
+        core = self._core
         match message:
-            case Text():
+            case Text() if core is None:
                 self._init = message
-            case AddRequest() if self._core is not None:
-                self._add(self._core, message)
-            case Abort() if self._core is not None:
-                self._publish(self._core.abort(CLIENT, message.numbers))
-            case Call() if self._core is not None:
-                self._send(Kind.REPLY, codec.encode_reply(self._answer(self._core, message)))
+            case AddRequest() if core is not None:
+                self._add(core, session, message)
+            case Abort() if core is not None:
+                columns = core.abort(session.place, message.numbers)
+                self._report_statistics(core)
+                self._publish(session.place, columns)
+            case Call() if core is not None:
+                self._send(session, Kind.REPLY, codec.encode_reply(_answer(core, message)))
+            case Shutdown():
+                self._drain_deadline = time.monotonic() + message.drain_s
+                self._phase = Phase.DRAINING if message.drain_s > 0 else Phase.STOPPING
             case _:
                 raise ProtocolMismatchError(f"{Kind(kind).name} cannot be handled now")
 
-    def _add(self, core: EngineCore, message: AddRequest) -> None:
-        refusal = core.add(
-            CLIENT, message.number, message.prompt_token_ids, message.params, message.cache_salt
-        )
+    def _add(self, core: EngineCore, session: Session, message: AddRequest) -> None:
+        refusal: str | None = "the engine is shutting down and takes no new requests"
+        if self._phase is Phase.RUNNING:
+            refusal = core.add(
+                session.place,
+                message.number,
+                message.prompt_token_ids,
+                message.params,
+                message.cache_salt,
+            )
         if refusal is not None:
             rejected = Rejected(message.number, refusal)
-            self._send(Kind.REJECTED, codec.encode_rejected(rejected))
+            self._send(session, Kind.REJECTED, codec.encode_rejected(rejected))
 
-    def _answer(self, core: EngineCore, call: Call) -> Reply:
-        match call.method:
-            case Method.RESET_PREFIX_CACHE:
-                return Reply(call.number, True, json.dumps(core.reset_prefix_cache()))
-
-    def _report_statistics(self, core: EngineCore, step_ns: int) -> None:
+    def _report_statistics(self, core: EngineCore) -> None:
         scheduler, page = core.scheduler, self._page
         stats = scheduler.stats
         page.set_stat(Stat.STEPS, stats.steps)
@@ -248,15 +323,42 @@ class EngineProcess:
         page.set_stat(Stat.PROMPT_TOKENS, stats.prompt_tokens)
         page.set_stat(Stat.GENERATED_TOKENS, stats.generated_tokens)
         page.set_stat(Stat.REQUESTS_FINISHED, stats.requests_finished)
-        page.set_stat(Stat.STEP_NS, step_ns)
 
 
-def main() -> int:
-    control_fd, client_fd, front_end_pidfd = map(int, sys.argv[1:4])
+def _answer(core: EngineCore, call: Call) -> Reply:
+    match call.method:
+        case Method.RESET_PREFIX_CACHE:
+            return Reply(call.number, True, json.dumps(core.reset_prefix_cache()))
+
+
+def _run_private(control_fd: int, client_fd: int, front_end_pidfd: int) -> int:
     control = Segment.attach(control_fd, SegmentKind.CONTROL)
     client = Segment.attach(client_fd, SegmentKind.CLIENT)
     os.set_inheritable(front_end_pidfd, False)
-    return EngineProcess(control, client, front_end_pidfd).run()
+    session = Session(0, control, client, front_end_pidfd, patience_s=None)
+    return EngineProcess(control, path=None).run_private(session)
+
+
+def _run_named(name: str, config: EngineConfig) -> int:
+    path = registry.control_path(name)
+    control = Segment.create(SegmentKind.CONTROL)
+    engine = EngineProcess(control, path)
+    if not registry.publish(control, path):
+        raise SegmentError(f"engine {name!r} is already running; stop it, or take another name")
+    return engine.run_named(config)
+
+
+def main() -> int:
+    """Entry point of the engine process."""
+    faulthandler.enable()
+    mode, *arguments = sys.argv[1:]
+    try:
+        if mode == "--private":
+            return _run_private(*map(int, arguments))
+        return _run_named(arguments[0], EngineConfig.from_json(arguments[1]))
+    except ShmLLMError as error:
+        print(f"shmllm: {error}", file=sys.stderr)
+        return EXIT_FAILED_START
 
 
 if __name__ == "__main__":

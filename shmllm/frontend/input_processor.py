@@ -68,6 +68,10 @@ def _is_token_ids(value: object) -> bool:
     )
 
 
+def _is_empty_list(value: object) -> bool:
+    return isinstance(value, list | tuple) and not value
+
+
 def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or several, as several."""
     if isinstance(prompts, str | Mapping) or _is_token_ids(prompts):
@@ -144,13 +148,23 @@ class InputProcessor:
             names = names if len(names) > 1 else ["the prompt"] * len(names)
         parsed = [_parse(name, prompt) for name, prompt in zip(names, prompts, strict=True)]
         texts = [p.text or "" for p in parsed if p.token_ids is None]
-        encoded = iter(self._tokenizer.encode_batch(texts) if texts else ())
+        encoded = iter(self._encode(texts, names, parsed) if texts else ())
         requests = []
         for name, item, own in zip(names, parsed, params, strict=True):
             ids = next(encoded) if item.token_ids is None else item.token_ids
             self._check_token_ids(name, ids, own)
             requests.append(PreparedRequest(item.text, ids, own, item.cache_salt))
         return requests
+
+    def _encode(
+        self, texts: list[str], names: Sequence[str], parsed: list[_Parsed]
+    ) -> list[list[int]]:
+        try:
+            return self._tokenizer.encode_batch(texts)
+        except RequestError:
+            for name, item in zip(names, parsed, strict=True):
+                _require_unicode(name, item.text or "")
+            raise
 
     def _check_token_ids(self, name: str, ids: list[int], params: SamplingParams) -> None:
         if not ids:
@@ -180,7 +194,7 @@ def _parse(name: str, prompt: object) -> _Parsed:
         return _Parsed(prompt, None, "")
     if isinstance(prompt, Mapping):
         return _parse_mapping(name, prompt)
-    if _is_token_ids(prompt) or prompt in ([], ()):
+    if _is_token_ids(prompt) or _is_empty_list(prompt):
         return _Parsed(None, list(prompt), "")  # type: ignore[call-overload]
     raise RequestError(
         f"{name} must be a str, a list of token ids, or a dict with 'prompt' or "
@@ -199,8 +213,19 @@ def _parse_mapping(name: str, prompt: Mapping[str, Any]) -> _Parsed:
         raise RequestError(f"{name} has neither 'prompt' nor 'prompt_token_ids'")
     if text is not None and not isinstance(text, str):
         raise RequestError(f"{name}: 'prompt' must be a str, got {type(text).__name__}")
-    if ids is not None and not (_is_token_ids(ids) or ids in ([], ())):
+    if ids is not None and not (_is_token_ids(ids) or _is_empty_list(ids)):
         raise RequestError(f"{name}: 'prompt_token_ids' must be a list of whole numbers")
     if salt is not None and not isinstance(salt, str):
         raise RequestError(f"{name}: 'cache_salt' must be a str, got {type(salt).__name__}")
+    _require_unicode(f"{name}: 'cache_salt'", salt or "")
     return _Parsed(text, None if ids is None else list(ids), salt or "")
+
+
+def _require_unicode(name: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"{name} is not valid Unicode: lone surrogate at character {error.start}; remove it, "
+            "or decode the source with errors='replace'"
+        ) from error

@@ -10,8 +10,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from shmllm.config import CacheConfig, DType, EngineConfig, LoadConfig, LoadFormat, SchedulerConfig
-from shmllm.engine.client import EngineClient, LoadProgress, ProcessEngineClient
+from shmllm.config import (
+    CacheConfig,
+    DType,
+    EngineConfig,
+    EngineFacts,
+    LoadConfig,
+    LoadFormat,
+    SchedulerConfig,
+)
+from shmllm.engine.client import EngineClient, LoadProgress
+from shmllm.engine.private import PrivateEngineClient
 from shmllm.errors import RequestError, ShmLLMError
 from shmllm.frontend.input_processor import (
     InputProcessor,
@@ -94,31 +103,43 @@ class LLM:
         **unknown: Any,
     ) -> None:
         reject_unknown_options("LLM", unknown, _option_names())
-        directory = resolve_model(str(model), revision=revision)
-        config = EngineConfig(
-            load=LoadConfig(str(directory.absolute()), dtype, load_format, seed, max_model_len),
-            cache=CacheConfig(block_size, kv_cache_memory_bytes, enable_prefix_caching),
-            scheduler=SchedulerConfig(max_num_seqs, max_num_batched_tokens),
+        config = make_engine_config(
+            model,
+            revision=revision,
+            dtype=dtype,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            block_size=block_size,
+            enable_prefix_caching=enable_prefix_caching,
+            kv_cache_memory_bytes=kv_cache_memory_bytes,
+            seed=seed,
+            load_format=load_format,
             num_threads=num_threads,
         )
-        self._lock = threading.Lock()
-        self._closed = False
-        self.model_defaults = _model_defaults(directory, generation_config)
-        self._tokenizer_directory = (
+        directory = Path(config.load.directory)
+        tokenizer_directory = (
             directory if tokenizer is None else resolve_model(tokenizer, revision=revision)
         )
+        defaults = _model_defaults(directory, generation_config)
         client = _start_engine(config, multiprocess, startup_timeout)
-        self._client: EngineClient = client
         try:
-            self._tokenizer = Tokenizer.from_directory(self._tokenizer_directory)
-            self.facts = client.wait_ready(on_load_progress)
+            # The engine starts meanwhile.
+            self._set_up(client, Tokenizer.from_directory(tokenizer_directory), defaults)
+            self._take_facts(client.wait_ready(on_load_progress))
         except BaseException:
             client.close()
             raise
-        for warning in self.facts.warnings:
-            logger.warning("%s", warning)
-        self._inputs = InputProcessor(self._tokenizer, self.facts)
-        self._outputs = OutputProcessor(self._tokenizer)
+        self._tokenizer_directory = tokenizer_directory
+
+    @classmethod
+    def attach(cls, name: str, *, generation_config: str = "auto") -> LLM:
+        """Use an engine that `shmllm engine start NAME` runs. Loads no model and no torch.
+
+        Raises:
+            SegmentError: it is not running, still starting, dead, or another user's.
+        """
+        return AttachedLLM(name, generation_config=generation_config)
 
     def generate(
         self,
@@ -206,7 +227,8 @@ class LLM:
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes. False while requests run."""
         self._check_open()
-        return bool(self._client.call(Method.RESET_PREFIX_CACHE))
+        with self._lock:
+            return bool(self._client.call(Method.RESET_PREFIX_CACHE))
 
     def close(self) -> None:
         """End the engine process. Idempotent; also done at exit and on collection."""
@@ -239,9 +261,18 @@ class LLM:
         return self._inputs.prepare(prompts, params, names)
 
     def serve(
-        self, requests: Sequence[PreparedRequest], *, streaming: bool = False
+        self,
+        requests: Sequence[PreparedRequest],
+        *,
+        streaming: bool = False,
+        time_tokens: bool = False,
     ) -> Iterator[list[RequestState]]:
         """Run requests; yields the states that changed, after every poll. Internal.
+
+        Args:
+            requests: as `prepare` returned them.
+            streaming: decode tokens as they come, for `state.text.take_delta()`.
+            time_tokens: fill `state.token_times`.
 
         Leaving the iterator early, by an exception too, aborts what still runs.
         """
@@ -250,7 +281,8 @@ class LLM:
             num_open = len(requests)
             try:
                 for index, request in enumerate(requests):
-                    states.append(self._submit(request, index, streaming))
+                    states.append(self._outputs.add(request, index, streaming, time_tokens))
+                    self._submit(states[-1])
                     if index % REQUESTS_PER_POLL == REQUESTS_PER_POLL - 1:
                         changed = self._poll(0)
                         num_open -= sum(state.finish_reason is not None for state in changed)
@@ -263,9 +295,25 @@ class LLM:
                 if num_open:
                     self._abandon([state.number for state in states])
 
+    def _set_up(
+        self, client: EngineClient, tokenizer: Tokenizer, model_defaults: dict[str, Any]
+    ) -> None:
+        self._lock = threading.Lock()
+        self._closed = False
+        self._client = client
+        self._tokenizer = tokenizer
+        self.model_defaults = model_defaults
+
+    def _take_facts(self, facts: EngineFacts) -> None:
+        self.facts = facts
+        self._inputs = InputProcessor(self._tokenizer, facts)
+        self._outputs = OutputProcessor(self._tokenizer, facts.eos_token_ids)
+        for warning in facts.warnings:
+            logger.warning("%s", warning)
+
     def _run(self, requests: list[PreparedRequest], show_progress: bool) -> list[RequestOutput]:
         results: list[RequestOutput | None] = [None] * len(requests)
-        with BatchProgress(len(requests), show_progress) as progress:
+        with BatchProgress(len(requests), show_progress and bool(requests)) as progress:
             for changed in self.serve(requests):
                 progress.update(changed)
                 for state in changed:
@@ -273,12 +321,11 @@ class LLM:
                         results[state.index] = state.output()
         return [result for result in results if result is not None]
 
-    def _submit(self, request: PreparedRequest, index: int, streaming: bool) -> RequestState:
-        state = self._outputs.add(request, index, streaming)
+    def _submit(self, state: RequestState) -> None:
+        request = state.request
         self._client.add(
             AddRequest(state.number, request.prompt_token_ids, request.params, request.cache_salt)
         )
-        return state
 
     def _poll(self, timeout_s: float) -> list[RequestState]:
         changed, to_abort = self._outputs.process(self._client.poll(timeout_s))
@@ -298,6 +345,54 @@ class LLM:
             raise ShmLLMError("this LLM is closed; make a new one")
 
 
+class AttachedLLM(LLM):
+    """A front end of a named engine; `close` leaves the engine running.
+
+    Args:
+        name: of the engine.
+        generation_config: as for `LLM`.
+    """
+
+    def __init__(self, name: str, *, generation_config: str = "auto") -> None:
+        from shmllm.engine.attached import AttachedEngineClient
+
+        client = AttachedEngineClient(name)
+        facts = client.wait_ready()
+        try:
+            self._tokenizer_directory = Path(facts.model_directory)
+            defaults = _model_defaults(self._tokenizer_directory, generation_config)
+            self._set_up(client, Tokenizer.from_directory(self._tokenizer_directory), defaults)
+            self._take_facts(facts)
+        except BaseException:
+            client.close()
+            raise
+
+
+def make_engine_config(
+    model: str = "tiny",
+    *,
+    revision: str | None = None,
+    dtype: DType = "auto",
+    max_model_len: int | None = None,
+    max_num_seqs: int = 256,
+    max_num_batched_tokens: int = 2048,
+    block_size: int = 16,
+    enable_prefix_caching: bool = True,
+    kv_cache_memory_bytes: int | None = None,
+    seed: int = 0,
+    load_format: LoadFormat = "auto",
+    num_threads: int | None = None,
+) -> EngineConfig:
+    """The configuration of an engine from the options of `LLM`; finds the model's files."""
+    directory = resolve_model(str(model), revision=revision)
+    return EngineConfig(
+        load=LoadConfig(str(directory.absolute()), dtype, load_format, seed, max_model_len),
+        cache=CacheConfig(block_size, kv_cache_memory_bytes, enable_prefix_caching),
+        scheduler=SchedulerConfig(max_num_seqs, max_num_batched_tokens),
+        num_threads=num_threads,
+    )
+
+
 def _option_names() -> list[str]:
     names = inspect.signature(LLM.__init__).parameters
     return [name for name in names if name not in ("self", "unknown")]
@@ -308,12 +403,19 @@ def _model_defaults(directory: Path, generation_config: str) -> dict[str, Any]:
     if generation_config not in ("auto", "shmllm"):
         raise TypeError(f"generation_config is 'auto' or 'shmllm', got {generation_config!r}")
     defaults = generation_defaults(directory) if generation_config == "auto" else {}
+    for name in defaults.keys() - set(SAMPLING_DEFAULTS):
+        logger.warning(
+            "the model's generation_config.json sets %s to %s, which is not supported yet and "
+            "has no effect",
+            name,
+            defaults[name],
+        )
     return {name: value for name, value in defaults.items() if name in SAMPLING_DEFAULTS}
 
 
 def _start_engine(config: EngineConfig, multiprocess: bool, startup_timeout: float) -> Any:
     if multiprocess:
-        return ProcessEngineClient(config, startup_timeout_s=startup_timeout)
+        return PrivateEngineClient(config, startup_timeout_s=startup_timeout)
     from shmllm.engine.local import LocalEngineClient
 
     return LocalEngineClient(config)

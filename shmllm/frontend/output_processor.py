@@ -7,7 +7,7 @@ arrive only if someone needs it then (stop strings, streaming), else once at its
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from shmllm.engine.client import Event
 from shmllm.frontend.detokenizer import IncrementalDetokenizer, OutputText
@@ -31,6 +31,11 @@ class RequestState:
         request: what was asked.
         text: its text so far.
         streaming: decode tokens as they come.
+
+    Attributes:
+        token_times: when the engine published each token, in seconds of the monotonic
+            clock; None unless somebody measures.
+        silent_stop_ids: tokens that end the request without being its `stop_reason`.
     """
 
     __slots__ = (
@@ -42,10 +47,12 @@ class RequestState:
         "num_decoded",
         "number",
         "request",
+        "silent_stop_ids",
         "stop_reason",
         "text",
         "text_is_urgent",
         "token_ids",
+        "token_times",
     )
 
     def __init__(
@@ -57,6 +64,8 @@ class RequestState:
         self.text = text
         self.text_is_urgent = streaming or bool(request.params.stop)
         self.token_ids: list[int] = []
+        self.token_times: list[float] | None = None
+        self.silent_stop_ids: frozenset[int] = frozenset()
         self.num_decoded = 0
         self.num_cached_tokens = 0
         self.finish_reason: str | None = None
@@ -91,13 +100,13 @@ class RequestState:
         if self.metrics.first_token_time is None and token_ids:
             self.metrics.first_token_time = time_s
         self.metrics.last_token_time = time_s
+        if self.token_times is not None:
+            self.token_times += [time_s] * len(token_ids)
         if finish:
             self.finish_reason = FinishReason(finish).text
-            if (
-                finish == FinishReason.STOP
-                and self.token_ids[-1] in self.request.params.stop_token_ids
-            ):
-                self.stop_reason = self.token_ids[-1]
+            last = self.token_ids[-1] if finish == FinishReason.STOP else None
+            if last in self.request.params.stop_token_ids and last not in self.silent_stop_ids:
+                self.stop_reason = last
         if self.request.params.detokenize and (finish or self.text_is_urgent):
             self._decode(finish)
             if self.text.match is not None and self.stop_reason is None:
@@ -123,14 +132,18 @@ class OutputProcessor:
 
     Args:
         tokenizer: for their text.
+        eos_token_ids: the model's own; ending with one is no `stop_reason`.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, eos_token_ids: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
+        self._eos_token_ids = frozenset(eos_token_ids)
         self._states: dict[int, RequestState] = {}
         self._next_number = 0
 
-    def add(self, request: PreparedRequest, index: int, streaming: bool) -> RequestState:
+    def add(
+        self, request: PreparedRequest, index: int, streaming: bool, time_tokens: bool = False
+    ) -> RequestState:
         """Give a request its number."""
         params = request.params
         detokenizer = IncrementalDetokenizer(
@@ -140,6 +153,9 @@ class OutputProcessor:
         )
         text = OutputText(detokenizer, params.stop, include_stop=params.include_stop_str_in_output)
         state = RequestState(self._next_number, index, request, text, streaming)
+        state.token_times = [] if time_tokens else None
+        if not params.ignore_eos:
+            state.silent_stop_ids = self._eos_token_ids
         self._states[state.number] = state
         self._next_number += 1
         return state

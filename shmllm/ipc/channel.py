@@ -64,7 +64,7 @@ class ClientChannel(_Channel):
         self._try_write = self.requests.try_write
         self._drain = self.outputs.drain
         self._has_data = self.outputs.has_data
-        self.slots = SlotWriter(memory, layout.REQUEST_SLOT_LAYOUT, client.allocate)
+        self.slots = SlotWriter(memory, layout.REQUEST_SLOT_LAYOUT, client.allocate, client.discard)
         self.output_slots = SlotReader(memory, layout.OUTPUT_SLOT_LAYOUT)
         self._control = ControlView(control)
         self._state = Word(memory, layout.CLIENT_STATE_OFFSET)
@@ -134,6 +134,8 @@ class ClientChannel(_Channel):
         """
         if self._is_closed or not self._client.is_usable:
             self._refuse()
+        if self.slots.has_excess:
+            self.slots.reclaim()
         if deadline_s is None:
             return self._waiter.wait(self._has_data)
         left_s = deadline_s - time.monotonic()
@@ -171,6 +173,12 @@ class ClientChannel(_Channel):
     def last_words(self) -> str:
         """Why the engine died, if it could still say so."""
         return self._control.last_words()
+
+    def knock(self, place: int, nonce: int) -> None:
+        """Ask a named engine to let this front end into the place that it claimed."""
+        self._client.check_usable()
+        self._control.say_hello(place, nonce)
+        ring_if_parked(self._core_parked, self._core_doorbell)
 
     def set_closing(self) -> None:
         """Tell the engine that this front end is leaving."""
@@ -220,7 +228,9 @@ class CoreChannel(_Channel):
         self._try_write = self.outputs.try_write
         self._drain = self.requests.drain
         self.slots = SlotReader(memory, layout.REQUEST_SLOT_LAYOUT)
-        self.output_slots = SlotWriter(memory, layout.OUTPUT_SLOT_LAYOUT, client.allocate)
+        self.output_slots = SlotWriter(
+            memory, layout.OUTPUT_SLOT_LAYOUT, client.allocate, client.discard
+        )
         self._state = Word(memory, layout.CLIENT_STATE_OFFSET)
         self._parked = Word(memory, layout.CLIENT_PARKED_OFFSET)
         self._doorbell = open_doorbell(_area(memory, layout.CLIENT_DOORBELL_OFFSET))

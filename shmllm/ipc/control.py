@@ -12,12 +12,14 @@ import time
 from shmllm.ipc import layout
 from shmllm.ipc.layout import EngineState, Stat
 from shmllm.ipc.segment import Segment, pid_namespace
-from shmllm.ipc.words import Word
+from shmllm.ipc.words import PlainWord, Word, WordTable
 
 
 class _ControlWords:
     __slots__ = (
+        "_admitted",
         "_heartbeat",
+        "_hello",
         "_last_words_size",
         "_pid",
         "_pid_ns",
@@ -37,15 +39,25 @@ class _ControlWords:
             for stat in Stat
         }
         self._last_words_size = Word(buffer, layout.CONTROL_LAST_WORDS_SIZE_OFFSET)
+        self._hello = WordTable(buffer, layout.CONTROL_HELLO_OFFSET, layout.NUM_CLIENTS)
+        self._admitted = WordTable(buffer, layout.CONTROL_ADMITTED_OFFSET, layout.NUM_CLIENTS)
         begin = layout.CONTROL_LAST_WORDS_OFFSET
         self._text = buffer[begin : begin + layout.LAST_WORDS_BYTES]
 
     def close(self) -> None:
         """Let go of the segment, which stays the caller's to close; idempotent."""
         self._text.release()
-        words = (self._state, self._pid, self._pid_ns, self._heartbeat, self._last_words_size)
-        for word in (*words, *self._stats.values()):
-            word.close()
+        words: tuple[PlainWord | WordTable, ...] = (
+            self._state,
+            self._pid,
+            self._pid_ns,
+            self._heartbeat,
+            self._last_words_size,
+            self._hello,
+            self._admitted,
+        )
+        for part in (*words, *self._stats.values()):
+            part.close()
 
 
 class ControlPage(_ControlWords):
@@ -74,6 +86,16 @@ class ControlPage(_ControlWords):
         """Replace one statistics word; `value` is 0 or more."""
         self._stats[stat].store(value)
 
+    def hellos(self) -> list[int]:
+        """For each place the nonce of the client that wants, or wanted last, to be there."""
+        # SYNC POINT: client hello
+        return self._hello.load_all()
+
+    def admit(self, place: int, answer: int) -> None:
+        """Answer the client in `place`: its own nonce, or a Refusal."""
+        # SYNC POINT: client admitted
+        self._admitted.store(place, answer)
+
     def set_last_words(self, text: str) -> None:
         """Leave a cause of death. Of a text above 16 KiB the end is kept, where causes stand."""
         encoded = text.encode("utf-8", errors="replace")[-layout.LAST_WORDS_BYTES :]
@@ -84,7 +106,7 @@ class ControlPage(_ControlWords):
 
 
 class ControlView(_ControlWords):
-    """Anybody's end: reads only.
+    """Anybody's end: reads only, but for a client's own word in the hello table.
 
     Args:
         control: an engine's segment.
@@ -120,3 +142,18 @@ class ControlView(_ControlWords):
         # SYNC POINT: last words
         size = min(self._last_words_size.load(), layout.LAST_WORDS_BYTES)
         return bytes(self._text[:size]).decode("utf-8", errors="replace")
+
+    @property
+    def engine_pid_namespace(self) -> int:
+        """Inode of the pid namespace that `engine_pid` counts in."""
+        return self._pid_ns.load()
+
+    def say_hello(self, place: int, nonce: int) -> None:
+        """Ask to be admitted. Only the client that claimed `place` writes its word."""
+        # SYNC POINT: client hello. After its segment was named.
+        self._hello.store(place, nonce)
+
+    def admitted(self, place: int) -> int:
+        """The engine's answer for `place`: a nonce, or a Refusal."""
+        # SYNC POINT: client admitted
+        return self._admitted.load(place)

@@ -34,33 +34,42 @@ CONTROL segment: one per engine, readable by all of its clients.
     | 0x1000 | CONTROL_STATS            | engine    | 512 words, index Stat          |
     | 0x2000 | CONTROL_LAST_WORDS_SIZE  | engine    | bytes of text that are valid   |
     | 0x2080 | CONTROL_LAST_WORDS       | engine    | 16 KiB UTF-8, why it died      |
-    | 0x7000 | CONTROL_END              |           |                                |
+    | 0x7000 | CONTROL_HELLO            | client k  | word k: nonce of who wants in  |
+    | 0x7100 | CONTROL_ADMITTED         | engine    | word k: that nonce, or Refusal |
+    | 0x8000 | CONTROL_END              |           |                                |
     +--------+--------------------------+-----------+--------------------------------+
 
-CLIENT segment: one per front end. Everything before SLOT_DATA is allocated at creation.
+CLIENT segment: one per front end. What lies before REQUEST_SMALL_SLOTS is allocated at
+creation. Everything behind it is a hole in the file until a slot is used: it costs address
+space and nothing else. The large slots come last because they are nearly all of it.
 
-    +----------+------------------------+-----------+--------------------------------+
-    | 0x000000 | HEADER                 | creator   | see above                      |
-    | 0x000080 | CLIENT_STATE           | client    | ClientState                    |
-    | 0x000100 | CLIENT_PARKED          | client    | 1 while it sleeps or is about  |
-    | 0x000180 | CLIENT_DOORBELL        | libc      | posted by the engine           |
-    | 0x000200 | REQUEST_PUBLISHED      | client    | position                       |
-    | 0x000280 | REQUEST_CONSUMED       | engine    | position                       |
-    | 0x000300 | OUTPUT_PUBLISHED       | engine    | position                       |
-    | 0x000380 | OUTPUT_CONSUMED        | client    | position                       |
-    | 0x001000 | REQUEST_SLOT_TABLE     | both      | 8 slot entries                 |
-    | 0x001800 | OUTPUT_SLOT_TABLE      | both      | 8 slot entries                 |
-    | 0x002000 | REQUEST_RING           | client    | 512 KiB of records             |
-    | 0x082000 | OUTPUT_RING            | engine    | 512 KiB of records             |
-    | 0x102000 | REQUEST_SLOT_DATA      | client    | 8 x 4 MiB, sparse              |
-    | 0x2102000| OUTPUT_SLOT_DATA       | engine    | 8 x 4 MiB, sparse              |
-    | 0x4102000| CLIENT_END             |           |                                |
-    +----------+------------------------+-----------+--------------------------------+
+    +-------------+----------------------+----------+--------------------------------+
+    | 0x000000000 | HEADER               | creator  | see above                      |
+    | 0x000000080 | CLIENT_STATE         | client   | ClientState                    |
+    | 0x000000100 | CLIENT_PARKED        | client   | 1 while it sleeps or is about  |
+    | 0x000000180 | CLIENT_DOORBELL      | libc     | posted by the engine           |
+    | 0x000000200 | REQUEST_PUBLISHED    | client   | position                       |
+    | 0x000000280 | REQUEST_CONSUMED     | engine   | position                       |
+    | 0x000000300 | OUTPUT_PUBLISHED     | engine   | position                       |
+    | 0x000000380 | OUTPUT_CONSUMED      | client   | position                       |
+    | 0x000001000 | REQUEST_SLOT_TABLE   | both     | 26 slot entries, see below     |
+    | 0x000003000 | OUTPUT_SLOT_TABLE    | both     | 26 slot entries                |
+    | 0x000005000 | REQUEST_RING         | client   | 512 KiB of records             |
+    | 0x000085000 | OUTPUT_RING          | engine   | 512 KiB of records             |
+    | 0x000105000 | REQUEST_SMALL_SLOTS  | client   | slots 0 to 15, 256 KiB each    |
+    | 0x000505000 | OUTPUT_SMALL_SLOTS   | engine   | the same                       |
+    | 0x000905000 | REQUEST_MEDIUM_SLOTS | client   | slots 16 to 23, 4 MiB each     |
+    | 0x002905000 | OUTPUT_MEDIUM_SLOTS  | engine   | the same                       |
+    | 0x004905000 | REQUEST_LARGE_SLOTS  | client   | slots 24 and 25, 2 GiB each    |
+    | 0x104905000 | OUTPUT_LARGE_SLOTS   | engine   | the same                       |
+    | 0x204905000 | CLIENT_END           |          |                                |
+    +-------------+----------------------+----------+--------------------------------+
 
-Slot entry, relative to the table plus index * 0x100. A slot is lent while they differ:
+Slot entry, relative to the table plus index * 0x100. A slot is lent while the counts differ:
 
     +--------+--------------------------+-----------+--------------------------------+
     | +0x000 | SLOT_PUBLISHED           | writer    | times published                |
+    | +0x008 | SLOT_PAYLOAD             | writer    | bytes of the last publication  |
     | +0x080 | SLOT_RELEASED            | reader    | times released                 |
     +--------+--------------------------+-----------+--------------------------------+
 
@@ -122,6 +131,15 @@ class ClientState(IntEnum):
     CLOSING = 1
 
 
+class Refusal(IntEnum):
+    """What stands in CONTROL_ADMITTED instead of a nonce (those are larger)."""
+
+    NOT_THERE = 0
+    TOO_SLOW = 1
+    BROKEN_PROTOCOL = 2
+    NOT_USABLE = 3
+
+
 class Stat(IntEnum):
     """Index into the page of statistics words. Append; never renumber."""
 
@@ -166,7 +184,10 @@ CONTROL_DOORBELL_OFFSET = 0x0200
 CONTROL_STATS_OFFSET = 0x1000
 CONTROL_LAST_WORDS_SIZE_OFFSET = 0x2000
 CONTROL_LAST_WORDS_OFFSET = 0x2080
-CONTROL_END_OFFSET = 0x7000
+CONTROL_HELLO_OFFSET = 0x7000
+CONTROL_ADMITTED_OFFSET = 0x7100
+CONTROL_END_OFFSET = 0x8000
+NUM_CLIENTS = 32
 NUM_STAT_WORDS = 512
 LAST_WORDS_BYTES = 16 * 1024
 
@@ -178,18 +199,30 @@ REQUEST_CONSUMED_OFFSET = 0x0280
 OUTPUT_PUBLISHED_OFFSET = 0x0300
 OUTPUT_CONSUMED_OFFSET = 0x0380
 REQUEST_SLOT_TABLE_OFFSET = 0x1000
-OUTPUT_SLOT_TABLE_OFFSET = 0x1800
-REQUEST_RING_OFFSET = 0x2000
-OUTPUT_RING_OFFSET = 0x82000
-REQUEST_SLOT_DATA_OFFSET = 0x102000
-OUTPUT_SLOT_DATA_OFFSET = 0x2102000
-CLIENT_END_OFFSET = 0x4102000
+OUTPUT_SLOT_TABLE_OFFSET = 0x3000
+REQUEST_RING_OFFSET = 0x5000
+OUTPUT_RING_OFFSET = 0x85000
+REQUEST_SMALL_SLOTS_OFFSET = 0x105000
+OUTPUT_SMALL_SLOTS_OFFSET = 0x505000
+REQUEST_MEDIUM_SLOTS_OFFSET = 0x905000
+OUTPUT_MEDIUM_SLOTS_OFFSET = 0x2905000
+REQUEST_LARGE_SLOTS_OFFSET = 0x4905000
+OUTPUT_LARGE_SLOTS_OFFSET = 0x104905000
+CLIENT_END_OFFSET = 0x204905000
 
 SLOT_PUBLISHED_OFFSET = 0x000
+SLOT_PAYLOAD_OFFSET = 0x008
 SLOT_RELEASED_OFFSET = 0x080
 SLOT_ENTRY_BYTES = 0x100
-NUM_SLOTS = 8
-SLOT_BYTES = 4 * 1024 * 1024
+NUM_SMALL_SLOTS = 16
+NUM_MEDIUM_SLOTS = 8
+NUM_LARGE_SLOTS = 2
+NUM_SLOTS = NUM_SMALL_SLOTS + NUM_MEDIUM_SLOTS + NUM_LARGE_SLOTS
+SMALL_SLOT_BYTES = 256 * 1024
+MEDIUM_SLOT_BYTES = 4 * 1024 * 1024
+LARGE_SLOT_BYTES = 2 * 1024 * 1024 * 1024
+LARGE_SLOT_KEPT_BYTES = 32 * 1024 * 1024
+SLOT_PAGES_STEP_BYTES = 256 * 1024
 
 DOORBELL_KIND_OFFSET = 0x000
 DOORBELL_SEM_OFFSET = 0x010
@@ -205,7 +238,7 @@ PADDING_KIND = 0xFFFF
 
 ALLOCATED_BYTES = {
     SegmentKind.CONTROL: CONTROL_END_OFFSET,
-    SegmentKind.CLIENT: REQUEST_SLOT_DATA_OFFSET,
+    SegmentKind.CLIENT: REQUEST_SMALL_SLOTS_OFFSET,
 }
 TOTAL_BYTES = {
     SegmentKind.CONTROL: CONTROL_END_OFFSET,
@@ -228,13 +261,33 @@ class RingLayout:
 
 
 @dataclass(frozen=True, slots=True)
-class SlotLayout:
-    """Byte offsets of one direction's tensor slots inside their segment."""
+class SlotClass:
+    """Slots of one size, side by side.
 
-    table_offset: int
+    Attributes:
+        data_offset: of the first one, in the segment.
+        num_slots: how many there are.
+        slot_bytes: address space of each; a payload's pages are made when it needs them.
+        kept_bytes: pages that a slot may keep once it is free again.
+        takes_smaller: whether it helps out when the next smaller slots are all lent.
+    """
+
     data_offset: int
     num_slots: int
     slot_bytes: int
+    kept_bytes: int
+    takes_smaller: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SlotLayout:
+    """One direction's tensor slots: where their words lie, and the sizes, smallest first.
+
+    A slot's index counts through all classes.
+    """
+
+    table_offset: int
+    classes: tuple[SlotClass, ...]
 
 
 REQUEST_RING_LAYOUT = RingLayout(
@@ -243,9 +296,26 @@ REQUEST_RING_LAYOUT = RingLayout(
 OUTPUT_RING_LAYOUT = RingLayout(
     OUTPUT_PUBLISHED_OFFSET, OUTPUT_CONSUMED_OFFSET, OUTPUT_RING_OFFSET, RING_BYTES
 )
-REQUEST_SLOT_LAYOUT = SlotLayout(
-    REQUEST_SLOT_TABLE_OFFSET, REQUEST_SLOT_DATA_OFFSET, NUM_SLOTS, SLOT_BYTES
+
+
+def _slot_layout(table: int, small: int, medium: int, large: int) -> SlotLayout:
+    classes = (
+        SlotClass(small, NUM_SMALL_SLOTS, SMALL_SLOT_BYTES, SMALL_SLOT_BYTES, True),
+        SlotClass(medium, NUM_MEDIUM_SLOTS, MEDIUM_SLOT_BYTES, MEDIUM_SLOT_BYTES, True),
+        SlotClass(large, NUM_LARGE_SLOTS, LARGE_SLOT_BYTES, LARGE_SLOT_KEPT_BYTES, False),
+    )
+    return SlotLayout(table, classes)
+
+
+REQUEST_SLOT_LAYOUT = _slot_layout(
+    REQUEST_SLOT_TABLE_OFFSET,
+    REQUEST_SMALL_SLOTS_OFFSET,
+    REQUEST_MEDIUM_SLOTS_OFFSET,
+    REQUEST_LARGE_SLOTS_OFFSET,
 )
-OUTPUT_SLOT_LAYOUT = SlotLayout(
-    OUTPUT_SLOT_TABLE_OFFSET, OUTPUT_SLOT_DATA_OFFSET, NUM_SLOTS, SLOT_BYTES
+OUTPUT_SLOT_LAYOUT = _slot_layout(
+    OUTPUT_SLOT_TABLE_OFFSET,
+    OUTPUT_SMALL_SLOTS_OFFSET,
+    OUTPUT_MEDIUM_SLOTS_OFFSET,
+    OUTPUT_LARGE_SLOTS_OFFSET,
 )

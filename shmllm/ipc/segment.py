@@ -61,7 +61,9 @@ class Segment:
             SegmentError: the directory cannot hold unnamed files or cannot be written.
         """
         try:
-            fd = os.open(directory, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
+            fd = above_standard_streams(
+                os.open(directory, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
+            )
         except OSError as error:
             raise SegmentError(
                 f"cannot create a shared memory segment in {directory}: {error.strerror}; it has "
@@ -133,6 +135,16 @@ class Segment:
         """Random number that tells this segment from every other."""
         return Word(self.buffer, layout.NONCE_OFFSET).load()
 
+    @property
+    def creator_pid(self) -> int:
+        """Who made it, as its own pid namespace counts."""
+        return Word(self.buffer, layout.CREATOR_PID_OFFSET).load()
+
+    @property
+    def creator_pid_namespace(self) -> int:
+        """Inode of the pid namespace that `creator_pid` counts in."""
+        return Word(self.buffer, layout.CREATOR_PID_NAMESPACE_OFFSET).load()
+
     def check_usable(self) -> None:
         """Raise SegmentError if the segment was closed or belongs to the parent process."""
         if self._closed:
@@ -147,6 +159,15 @@ class Segment:
         """Make the pages of [offset, offset + nbytes) exist, or raise NoSpaceError."""
         _allocate(self.fd, offset, nbytes)
 
+    def discard(self, offset: int, nbytes: int) -> None:
+        """Give the pages of [offset, offset + nbytes) back; both ends of it lie on pages.
+
+        The range stays mapped, in every process, and reads as zeros from new pages.
+        """
+        self.check_usable()
+        if self._mapping is not None:
+            self._mapping.madvise(mmap.MADV_REMOVE, offset, nbytes)
+
     def take_ownership(self) -> None:
         """Become the owner until this segment is closed or this process ends.
 
@@ -157,7 +178,7 @@ class Segment:
             return
         owner_fd = os.open(f"/proc/self/fd/{self.fd}", os.O_RDWR | os.O_CLOEXEC)
         try:
-            fcntl.fcntl(owner_fd, fcntl.F_OFD_SETLK, _write_lock())
+            fcntl.fcntl(owner_fd, fcntl.F_OFD_SETLK, write_lock())
         except OSError as error:
             os.close(owner_fd)
             if error.errno in (errno.EAGAIN, errno.EACCES):
@@ -170,8 +191,7 @@ class Segment:
 
         A stopped owner still counts; a killed one does not, even before it is reaped.
         """
-        answer = fcntl.fcntl(self.fd, fcntl.F_OFD_GETLK, _write_lock())
-        return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
+        return is_locked(self.fd)
 
     def close(self) -> None:
         """Unmap, close and give up ownership; idempotent.
@@ -197,7 +217,7 @@ class Segment:
 
     def _initialise(self) -> None:
         buffer = self._buffer
-        nonce = secrets.randbits(63)
+        nonce = secrets.randbits(62) + 2**62
         initialise_doorbell(self._doorbell_area(), f"/shmllm-{self.kind.value}-{nonce:016x}")
         fields = {
             layout.KIND_OFFSET: self.kind,
@@ -237,6 +257,16 @@ class Segment:
         self._drop_owner_fd()
 
 
+def above_standard_streams(fd: int) -> int:
+    """The same file at a descriptor of 3 or more: where stdin is closed a new descriptor
+    can be 0, which a child's own stdin would replace."""
+    if fd > 2:
+        return fd
+    moved: int = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+    os.close(fd)
+    return moved
+
+
 def pid_namespace() -> int:
     """Inode of this process's pid namespace: pids compare only within one."""
     return os.stat("/proc/self/ns/pid").st_ino
@@ -250,7 +280,14 @@ def _abandon_all_in_child() -> None:
 os.register_at_fork(after_in_child=_abandon_all_in_child)
 
 
-def _write_lock() -> bytes:
+def is_locked(fd: int) -> bool:
+    """Whether any process owns the segment that `fd` is open on."""
+    answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, write_lock())
+    return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
+
+
+def write_lock() -> bytes:
+    """A `struct flock` for the whole file, for the F_OFD commands."""
     return _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 
 

@@ -1,22 +1,25 @@
-"""Tensor slots: fixed blocks of shared memory for payloads too large for a ring.
+"""Tensor slots: blocks of shared memory for payloads too large for a ring.
 
 Owns which slots are lent; must not know what lies in one or how a reference travels. A slot
 has two words that only grow: the writer counts how often it published the slot, the reader
-how often it gave it back. Equal means free. Pages are allocated when a slot is first used.
+how often it gave it back. Equal means free. A slot is address space; `slot_pages` knows how
+much memory stands behind it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
 from typing import NamedTuple
 
-from shmllm.errors import MessageTooLargeError, ProtocolMismatchError
+from shmllm.errors import MessageTooLargeError, ProtocolMismatchError, SegmentError
 from shmllm.ipc.layout import (
     SLOT_ENTRY_BYTES,
+    SLOT_PAYLOAD_OFFSET,
     SLOT_PUBLISHED_OFFSET,
     SLOT_RELEASED_OFFSET,
     SlotLayout,
 )
+from shmllm.ipc.slot_pages import ChangePages, SlotPages, slot_places
 from shmllm.ipc.words import PlainWord, Word
 
 
@@ -52,12 +55,12 @@ class Slot:
     def publish(self) -> SlotRef:
         """Lend the slot to the reader; returns what the message that names it carries."""
         ref = SlotRef(self.index, 0, len(self.buffer))
-        self._take_owner()._publish(self.index)
+        self._take_owner()._publish(ref)
         return ref
 
     def abort(self) -> None:
         """Give the slot back unpublished."""
-        self._take_owner()._abort(self.index)
+        self._take_owner()._end_claim(self.index)
 
     def _take_owner(self) -> SlotWriter:
         if self._owner is None:
@@ -67,15 +70,28 @@ class Slot:
 
 
 class _SlotEnd:
-    __slots__ = ("_data", "_layout", "_published", "_released")
+    __slots__ = ("_memory", "_payload", "_pid", "_places", "_published", "_released")
 
     def __init__(self, buffer: memoryview, layout: SlotLayout) -> None:
-        end = layout.data_offset + layout.num_slots * layout.slot_bytes
-        self._data = buffer[layout.data_offset : end]
-        self._layout = layout
-        entries = [layout.table_offset + i * SLOT_ENTRY_BYTES for i in range(layout.num_slots)]
+        self._pid = os.getpid()
+        self._places = slot_places(layout)
+        self._memory = buffer[: max(place.begin + place.slot_bytes for place in self._places)]
+        entries = [layout.table_offset + i * SLOT_ENTRY_BYTES for i in range(len(self._places))]
         self._published = [Word(buffer, entry + SLOT_PUBLISHED_OFFSET) for entry in entries]
+        self._payload = [Word(buffer, entry + SLOT_PAYLOAD_OFFSET) for entry in entries]
         self._released = [Word(buffer, entry + SLOT_RELEASED_OFFSET) for entry in entries]
+
+    @property
+    def num_slots(self) -> int:
+        """Slots of all sizes, free or not."""
+        return len(self._places)
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise SegmentError(
+                f"these tensor slots belong to process {self._pid}; the forked process "
+                f"{os.getpid()} cannot use them: create a segment of its own after the fork"
+            )
 
     def _num_lent(self, index: int) -> int:
         # SYNC POINT: slot published, slot released
@@ -88,14 +104,20 @@ class _SlotEnd:
         return lent
 
     def check_integrity(self) -> None:
-        """Raise ProtocolMismatchError if any slot's two words contradict each other."""
-        for index in range(self._layout.num_slots):
+        """Raise ProtocolMismatchError if any slot's words contradict each other."""
+        for index, place in enumerate(self._places):
             self._num_lent(index)
+            nbytes = self._payload[index].load()
+            if nbytes > place.slot_bytes:
+                raise ProtocolMismatchError(
+                    f"slot {index} of {place.slot_bytes} bytes says it holds {nbytes}; memory is "
+                    "damaged"
+                )
 
     def close(self) -> None:
         """Let go of the segment; any later use raises ValueError."""
-        self._data.release()
-        for word in (*self._published, *self._released):
+        self._memory.release()
+        for word in (*self._published, *self._payload, *self._released):
             word.close()
 
 
@@ -105,66 +127,140 @@ class SlotWriter(_SlotEnd):
     Args:
         buffer: of the segment.
         layout: of this direction's slots.
-        allocate: called with (offset, nbytes) in the segment before a slot's first use;
-            makes its pages exist or raises NoSpaceError.
+        allocate: called with (offset, nbytes) in the segment before pages are first used;
+            makes them exist or raises NoSpaceError.
+        discard: called with (offset, nbytes) to give pages back that `allocate` made.
     """
 
-    __slots__ = ("_allocate", "_allocated", "_claimed")
+    __slots__ = ("_claimed", "_excess", "_pages", "_sizes")
 
     def __init__(
-        self, buffer: memoryview, layout: SlotLayout, allocate: Callable[[int, int], None]
+        self,
+        buffer: memoryview,
+        layout: SlotLayout,
+        allocate: ChangePages,
+        discard: ChangePages,
     ) -> None:
         super().__init__(buffer, layout)
-        self._allocate = allocate
-        self._allocated: set[int] = set()
+        self._pages = SlotPages(self._places, allocate, discard)
         self._claimed: set[int] = set()
+        self._excess: set[int] = set()
+        self._sizes: list[tuple[int, list[range]]] = []
+        first = 0
+        for each in layout.classes:
+            group = range(first, first + each.num_slots)
+            if self._sizes and each.takes_smaller:
+                self._sizes[-1][1].append(group)
+            self._sizes.append((each.slot_bytes, [group]))
+            first = group.stop
 
     @property
     def max_bytes(self) -> int:
-        """Largest payload of one slot."""
-        return self._layout.slot_bytes
+        """Largest payload of any slot."""
+        return self._sizes[-1][0]
 
     @property
     def num_free(self) -> int:
-        """Slots that `claim` could give out now."""
-        return sum(self._is_free(index) for index in range(self._layout.num_slots))
+        """Slots of all sizes that `claim` could give out now."""
+        return sum(self._is_free(index) for index in range(self.num_slots))
 
-    def claim(self, nbytes: int) -> Slot | None:
-        """A slot to fill with `nbytes` bytes, or None while all are lent.
+    @property
+    def has_excess(self) -> bool:
+        """Whether `reclaim` may have something to give back, as soon as it is released."""
+        return bool(self._excess)
 
-        Slots that already have pages are preferred.
+    @property
+    def allocated_bytes(self) -> int:
+        """Shared memory that the slots hold now, lent or not."""
+        return sum(self._pages.sizes)
+
+    def num_slots_for(self, nbytes: int) -> int:
+        """How many slots, free or not, a payload of this size may lie in.
 
         Raises:
-            MessageTooLargeError: larger than a slot.
+            MessageTooLargeError: it fits into none.
+        """
+        return sum(map(len, self._groups(nbytes)))
+
+    def claim(self, nbytes: int) -> Slot | None:
+        """A slot to fill with `nbytes` bytes, or None while all that are meant for it are lent.
+
+        The smallest size that holds it comes first, and in it a slot that has the pages.
+
+        Raises:
+            MessageTooLargeError: larger than any slot.
             NoSpaceError: shared memory is full; nothing is claimed.
         """
-        if not 0 <= nbytes <= self._layout.slot_bytes:
-            raise MessageTooLargeError(
-                f"a payload of {nbytes} bytes exceeds a tensor slot of "
-                f"{self._layout.slot_bytes} bytes; send it in parts"
-            )
-        free = [index for index in range(self._layout.num_slots) if self._is_free(index)]
-        if not free:
+        self._check_process()
+        index = self._choose(nbytes)
+        if index is None:
             return None
-        index = next((index for index in free if index in self._allocated), free[0])
-        begin = index * self._layout.slot_bytes
-        if index not in self._allocated:
-            self._allocate(self._layout.data_offset + begin, self._layout.slot_bytes)
-            self._allocated.add(index)
         self._claimed.add(index)
-        return Slot(self, index, self._data[begin : begin + nbytes])
+        try:
+            if self._excess:
+                self.reclaim()
+            self._pages.grow(index, nbytes, make_room=self.discard_unused)
+        except BaseException:
+            self._end_claim(index)
+            raise
+        begin = self._places[index].begin
+        return Slot(self, index, self._memory[begin : begin + nbytes])
+
+    def reclaim(self) -> int:
+        """Give pages above their slots' bounds back to the system; returns how many bytes.
+
+        `claim` does so too. Call it when idle, or the last large payload keeps its pages
+        until the next one. Takes about half a second for each GiB.
+        """
+        done = [index for index in self._excess if self._is_free(index)]
+        self._excess.difference_update(done)
+        return sum(map(self._pages.trim, done))
+
+    def discard_unused(self) -> int:
+        """Give the pages of all free slots back to the system; returns how many bytes."""
+        free = [index for index in range(self.num_slots) if self._is_free(index)]
+        return sum(self._pages.shrink(index, 0) for index in free)
+
+    def _groups(self, nbytes: int) -> list[range]:
+        for slot_bytes, groups in self._sizes:
+            if 0 <= nbytes <= slot_bytes:
+                return groups
+        raise MessageTooLargeError(
+            f"a payload of {nbytes} bytes exceeds a tensor slot of {self.max_bytes} bytes; send "
+            "it in parts"
+        )
+
+    def _choose(self, nbytes: int) -> int | None:
+        pages = self._pages.sizes
+        for group in self._groups(nbytes):
+            best = None
+            for index in group:
+                if not self._is_free(index):
+                    continue
+                if pages[index] >= nbytes:
+                    return index
+                if best is None or pages[index] > pages[best]:
+                    best = index
+            if best is not None:
+                return best
+        return None
 
     def _is_free(self, index: int) -> bool:
         return index not in self._claimed and not self._num_lent(index)
 
-    def _publish(self, index: int) -> None:
-        self._claimed.remove(index)
+    def _publish(self, ref: SlotRef) -> None:
+        self._check_process()
+        index = ref.slot
+        self._end_claim(index)
+        self._payload[index].store(ref.nbytes)
         word = self._published[index]
         # SYNC POINT: slot published. After the payload was written.
         word.store(word.load() + 1)
 
-    def _abort(self, index: int) -> None:
+    def _end_claim(self, index: int) -> None:
         self._claimed.remove(index)
+        if self._pages.has_excess(index):
+            self._excess.add(index)
 
 
 class SlotReader(_SlotEnd):
@@ -181,11 +277,16 @@ class SlotReader(_SlotEnd):
         """The payload, read-only and in place; valid until `release(ref)`.
 
         Raises:
-            ProtocolMismatchError: the reference leaves its slot, or the slot is not lent.
+            ProtocolMismatchError: the reference leaves what was published in its slot, or
+                the slot is not lent.
         """
+        return self.borrow(ref).toreadonly()
+
+    def borrow(self, ref: SlotRef) -> memoryview:
+        """As `view`, but writable, for consumers that take nothing else and only read."""
         self._check(ref)
-        begin = ref.slot * self._layout.slot_bytes + ref.offset
-        return self._data[begin : begin + ref.nbytes].toreadonly()
+        begin = self._places[ref.slot].begin + ref.offset
+        return self._memory[begin : begin + ref.nbytes]
 
     def release(self, ref: SlotRef) -> None:
         """Give the slot back, once for each publication; its views must not be used again.
@@ -199,18 +300,16 @@ class SlotReader(_SlotEnd):
         word.store(word.load() + 1)
 
     def _check(self, ref: SlotRef) -> None:
+        self._check_process()
         slot, offset, nbytes = ref
-        layout = self._layout
-        inside = (
-            0 <= slot < layout.num_slots
-            and offset >= 0
-            and nbytes >= 0
-            and offset + nbytes <= layout.slot_bytes
-        )
-        if not inside:
-            raise ProtocolMismatchError(
-                f"{ref} does not lie in one of {layout.num_slots} slots of "
-                f"{layout.slot_bytes} bytes"
-            )
+        if not 0 <= slot < self.num_slots:
+            raise ProtocolMismatchError(f"{ref} does not lie in one of {self.num_slots} slots")
         if not self._num_lent(slot):
             raise ProtocolMismatchError(f"{ref} names a slot that is not lent")
+        # Pages exist only for what was published: a look behind it would make new ones, or
+        # end this process with SIGBUS where there is no room for them.
+        published = min(self._payload[slot].load(), self._places[slot].slot_bytes)
+        if offset < 0 or nbytes < 0 or offset + nbytes > published:
+            raise ProtocolMismatchError(
+                f"{ref} does not lie in the {published} bytes that were published in slot {slot}"
+            )

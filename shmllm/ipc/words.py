@@ -104,3 +104,38 @@ Parking needs it on both sides. A reader stores `parked`, then loads the ring; a
 stores the ring's cursor, then loads `parked`. Even x86-64 lets such a load overtake the
 store: both would read the old value, and the reader would sleep on a full ring.
 """
+
+
+class WordTable:
+    """Several words side by side, each with a writer of its own, read all at once.
+
+    Args:
+        view: the buffer of a segment, one byte per item.
+        offset: where the first word lies, a multiple of 8.
+        count: how many there are.
+    """
+
+    __slots__ = ("_view", "_words")
+
+    def __init__(self, view: memoryview, offset: int, count: int) -> None:
+        self._view = view[offset : offset + count * WORD_BYTES].cast("Q")
+        self._words = [Word(view, offset + index * WORD_BYTES) for index in range(count)]
+
+    def load_all(self) -> list[int]:
+        """Every word, each read whole; not one moment of all of them."""
+        values = self._view.tolist()
+        if not IS_STORE_ORDERED:
+            fence()
+        return values
+
+    def load(self, index: int) -> int:
+        return self._words[index].load()
+
+    def store(self, index: int, value: int) -> None:
+        self._words[index].store(value)
+
+    def close(self) -> None:
+        """Let go of the segment; any later use raises ValueError."""
+        self._view.release()
+        for word in self._words:
+            word.close()

@@ -12,7 +12,7 @@ the header gives and which end exactly at the record's end. Integers are little-
               token ids i32[], counts u16[] (absent if each is 1), finishes u8[]
     REJECTED  number i64 | message
     IN_SLOT   kind u32, slot u32, offset u32, bytes u32: a record that lies in a tensor slot
-    CALL      number i64, method u32
+    CALL      number i64, method u32                              SHUTDOWN  seconds f64
     REPLY     number i64, ok u32 | JSON text
 
 Encoders return parts, which the ring writes one behind the other without joining them.
@@ -39,6 +39,7 @@ from shmllm.wire.messages import (
     Method,
     Rejected,
     Reply,
+    Shutdown,
     Text,
 )
 
@@ -54,11 +55,13 @@ OUTPUTS_HEADER = Struct("<qqIIII")
 IN_SLOT = Struct("<IIII")
 NUMBER = Struct("<q")
 CALL = Struct("<qI")
+SHUTDOWN = Struct("<d")
 
 ADD_HAS_SEED = 1
 ADD_IGNORE_EOS = 2
 ADD_UNBOUNDED = 4
 OUTPUTS_ONE_TOKEN_EACH = 1
+MAX_TOP_K = 2**31 - 1
 
 
 def encode_hello(message: Hello) -> Parts:
@@ -88,7 +91,7 @@ def encode_add(message: AddRequest) -> Parts:
         params.temperature,
         params.top_p,
         params.min_p,
-        params.top_k,
+        min(params.top_k, MAX_TOP_K),
         min(params.max_tokens or 0, 2**32 - 1),
         min(params.min_tokens, 2**32 - 1),
         flags,
@@ -114,6 +117,10 @@ def encode_rejected(message: Rejected) -> Parts:
 
 def encode_call(message: Call) -> Parts:
     return (CALL.pack(message.number, message.method),)
+
+
+def encode_shutdown(message: Shutdown) -> Parts:
+    return (SHUTDOWN.pack(message.drain_s),)
 
 
 def encode_reply(message: Reply) -> Parts:
@@ -258,6 +265,13 @@ def _decode_call(record: memoryview) -> Call:
     return Call(number, Method(method))
 
 
+def _decode_shutdown(record: memoryview) -> Shutdown:
+    (drain_s,) = SHUTDOWN.unpack(record)
+    if not 0 <= drain_s < float("inf"):
+        raise ProtocolMismatchError(f"SHUTDOWN cannot drain for {drain_s} seconds")
+    return Shutdown(drain_s)
+
+
 def _decode_reply(record: memoryview) -> Reply:
     number, ok = CALL.unpack_from(record)
     return Reply(number, bool(ok), _Sections(record, CALL.size).rest())
@@ -292,6 +306,7 @@ _DECODERS: dict[int, Callable[[memoryview], Message]] = {
     Kind.REJECTED: _decode_rejected,
     Kind.CALL: _decode_call,
     Kind.REPLY: _decode_reply,
+    Kind.SHUTDOWN: _decode_shutdown,
 }
 
 

@@ -1,6 +1,6 @@
 """The messages between front end and engine, as plain dataclasses.
 
-    front end -> engine    INIT   ADD   ABORT   CALL   IN_SLOT
+    front end -> engine    INIT   ADD   ABORT   CALL   SHUTDOWN   IN_SLOT
     engine -> front end    HELLO  READY  FAILED  OUTPUTS  REJECTED  REPLY
 
     engine starts:  HELLO -> INIT -> READY | FAILED
@@ -38,6 +38,7 @@ class Kind(IntEnum):
     CALL = 9
     REPLY = 10
     IN_SLOT = 11
+    SHUTDOWN = 12
 
 
 class Method(IntEnum):
@@ -103,6 +104,13 @@ class Call:
 
 
 @dataclass(slots=True)
+class Shutdown:
+    """Take no new requests, and end when those there are done or `drain_s` has passed."""
+
+    drain_s: float
+
+
+@dataclass(slots=True)
 class Reply:
     """The answer to a Call: a JSON value, or the message of what went wrong."""
 
@@ -111,4 +119,6 @@ class Reply:
     json: str
 
 
-Message = Hello | Text | Failed | AddRequest | Abort | Rejected | Call | Reply | OutputColumns
+Message = (
+    Hello | Text | Failed | AddRequest | Abort | Rejected | Call | Reply | Shutdown | OutputColumns
+)

@@ -7,8 +7,9 @@ dim], so that gathering a request's context copies whole blocks.
 A step's requests are put into groups of about equal query length and context length, and
 each layer runs one attention call per group, never one per request: all decodes of a
 similar context are one call. Within a group queries are padded to the longest and
-contexts to whole blocks of the longest; a mask keeps padding and the future out. Unused
-slots are finite, since the arena starts zeroed: NaN would leak through the mask.
+contexts to whole blocks of the longest; a mask keeps padding and the future out. What it
+keeps out must be finite, since 0 times NaN is NaN: the arena starts zeroed, padding reads
+the padding block, and float16, which overflows, is saturated when it is written.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from shmllm.core.plan import PADDING_BLOCK_ID
 from shmllm.models.config import ModelConfig
 from shmllm.worker.batch import InputBatch, LongArray, StepInputs
 
@@ -93,6 +95,7 @@ class PagedAttention:
         self._head_dim = config.head_dim
         self._block_size = cache.shape[3]
         self._dtype = cache.dtype
+        self._saturates = cache.dtype is torch.float16
         self._windows = config.layer_windows
         self._distinct_windows = set(config.layer_windows)
         heads = (config.num_kv_heads, config.head_dim)
@@ -109,6 +112,8 @@ class PagedAttention:
     def __call__(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
+        if self._saturates:
+            key, value = (torch.nan_to_num(part, nan=0.0) for part in (key, value))
         key_slots, value_slots = self._slots[layer]
         key_slots.index_copy_(0, self._slot_mapping, key)
         value_slots.index_copy_(0, self._slot_mapping, value)
@@ -176,6 +181,7 @@ class PagedAttention:
         rows = np.array([span.row for span in spans])
         firsts = np.array([span.first_token for span in spans])
         counts = np.array([span.count for span in spans])
+        is_held = np.arange(num_blocks) * self._block_size < contexts[:, None]
         within = np.arange(query_len)
         is_query = within < counts[:, None]
         tokens = np.where(is_query, firsts[:, None] + within, firsts[:, None])
@@ -186,7 +192,9 @@ class PagedAttention:
             query_len=query_len,
             query_tokens=torch.from_numpy(tokens.ravel()),
             block_ids=torch.from_numpy(
-                batch.block_table[rows, :num_blocks].astype(np.int64).ravel()
+                np.where(is_held, batch.block_table[rows, :num_blocks], PADDING_BLOCK_ID)
+                .astype(np.int64)
+                .ravel()
             ),
             masks=self._masks(positions, num_blocks * self._block_size),
             output_tokens=torch.from_numpy(tokens[is_query]),

@@ -78,7 +78,7 @@ class InputBatch:
         self.token_ids[row, : len(admission.token_ids)] = admission.token_ids
         self.block_table[row, : len(admission.block_ids)] = admission.block_ids
         self.temperature[row] = 0.0 if params.is_greedy else params.temperature
-        self.top_k[row] = max(params.top_k, 0)
+        self.top_k[row] = min(max(params.top_k, 0), 2**31 - 1)
         self.top_p[row] = params.top_p
         self.min_p[row] = params.min_p
         self.seeds[row] = admission.seed % 2**64

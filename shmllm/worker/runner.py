@@ -84,6 +84,7 @@ class ModelRunner:
         self._attention = PagedAttention(model_config, cache)
         self._sampler = Sampler(self._batch)
         self.facts = EngineFacts(
+            model_directory=config.load.directory,
             model_type=model_config.architecture,
             dtype=dtype_name,
             num_parameters=sum(v[0].numel() for v in self._model.named_weights().values()),

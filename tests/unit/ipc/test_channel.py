@@ -126,7 +126,7 @@ def test_what_on_full_raises_ends_send(front: ClientChannel) -> None:
 
 def test_tensors_travel_both_ways(front: ClientChannel, core: CoreChannel) -> None:
     for writer, reader in ((front.slots, core.slots), (core.output_slots, front.output_slots)):
-        slot = writer.claim(layout.SLOT_BYTES)
+        slot = writer.claim(layout.MEDIUM_SLOT_BYTES)
         assert slot is not None
         slot.buffer[-3:] = b"end"
         ref = slot.publish()

@@ -9,7 +9,7 @@ import pytest
 from shmllm.ipc import layout
 from shmllm.ipc.layout import SegmentKind, Stat
 
-_ROW = re.compile(r"\|\s*\+?(0x[0-9a-f]+)\s*\|\s*([A-Z][A-Z_]*[A-Z])\s*\|\s*(\w*)\s*\|")
+_ROW = re.compile(r"\|\s*\+?(0x[0-9a-f]+)\s*\|\s*([A-Z][A-Z_]*[A-Z])\s*\|\s*(\w+(?: k)?|)\s*\|")
 ROWS = [(name, int(offset, 16), writer) for offset, name, writer in _ROW.findall(layout.__doc__)]
 
 WORDS = {
@@ -46,6 +46,7 @@ def test_every_field_names_its_writer() -> None:
         "creator",
         "engine",
         "client",
+        "client k",
         "libc",
         "both",
         "writer",
@@ -69,14 +70,36 @@ def test_fields_do_not_overlap() -> None:
     )
     assert max(Stat) < layout.NUM_STAT_WORDS
     assert layout.CONTROL_LAST_WORDS_OFFSET + layout.LAST_WORDS_BYTES <= layout.CONTROL_END_OFFSET
+    table = layout.NUM_CLIENTS * layout.WORD_BYTES
+    assert layout.LAST_WORDS_BYTES + layout.CONTROL_LAST_WORDS_OFFSET <= layout.CONTROL_HELLO_OFFSET
+    assert layout.CONTROL_HELLO_OFFSET + table <= layout.CONTROL_ADMITTED_OFFSET
+    assert layout.CONTROL_ADMITTED_OFFSET + table <= layout.CONTROL_END_OFFSET
     slots = layout.NUM_SLOTS * layout.SLOT_ENTRY_BYTES
     assert layout.REQUEST_SLOT_TABLE_OFFSET + slots <= layout.OUTPUT_SLOT_TABLE_OFFSET
     assert layout.OUTPUT_SLOT_TABLE_OFFSET + slots <= layout.REQUEST_RING_OFFSET
     assert layout.REQUEST_RING_OFFSET + layout.RING_BYTES == layout.OUTPUT_RING_OFFSET
-    assert layout.OUTPUT_RING_OFFSET + layout.RING_BYTES == layout.REQUEST_SLOT_DATA_OFFSET
-    data = layout.NUM_SLOTS * layout.SLOT_BYTES
-    assert layout.REQUEST_SLOT_DATA_OFFSET + data == layout.OUTPUT_SLOT_DATA_OFFSET
-    assert layout.OUTPUT_SLOT_DATA_OFFSET + data == layout.CLIENT_END_OFFSET
+    assert layout.OUTPUT_RING_OFFSET + layout.RING_BYTES == layout.REQUEST_SMALL_SLOTS_OFFSET
+
+
+def test_slots_lie_side_by_side_to_the_end_of_the_segment() -> None:
+    begin = layout.REQUEST_SMALL_SLOTS_OFFSET
+    both = zip(layout.REQUEST_SLOT_LAYOUT.classes, layout.OUTPUT_SLOT_LAYOUT.classes, strict=True)
+    for each in (slot_class for pair in both for slot_class in pair):
+        assert each.data_offset == begin
+        assert begin % layout.PAGE_BYTES == 0
+        begin += each.num_slots * each.slot_bytes
+    assert begin == layout.CLIENT_END_OFFSET
+
+
+def test_slot_classes_grow_and_keep_a_bounded_pool() -> None:
+    for slots in (layout.REQUEST_SLOT_LAYOUT, layout.OUTPUT_SLOT_LAYOUT):
+        sizes = [each.slot_bytes for each in slots.classes]
+        assert sizes == sorted(sizes)
+        assert sum(each.num_slots for each in slots.classes) == layout.NUM_SLOTS
+        assert all(size % layout.SLOT_PAGES_STEP_BYTES == 0 for size in sizes)
+        kept = sum(each.num_slots * each.kept_bytes for each in slots.classes)
+        assert kept <= 100 * 1024 * 1024
+        assert all(each.kept_bytes % layout.PAGE_BYTES == 0 for each in slots.classes)
 
 
 def test_segments_keep_to_their_budget() -> None:

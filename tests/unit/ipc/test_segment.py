@@ -38,8 +38,10 @@ def test_it_has_no_name_and_is_for_its_user_only(control: Segment) -> None:
 def test_slots_take_no_memory_before_they_are_used(client: Segment) -> None:
     allocated = os.fstat(client.fd).st_blocks * 512
     assert allocated == layout.ALLOCATED_BYTES[SegmentKind.CLIENT]
-    client.allocate(layout.REQUEST_SLOT_DATA_OFFSET, layout.SLOT_BYTES)
-    assert os.fstat(client.fd).st_blocks * 512 == allocated + layout.SLOT_BYTES
+    client.allocate(layout.REQUEST_MEDIUM_SLOTS_OFFSET, layout.MEDIUM_SLOT_BYTES)
+    assert os.fstat(client.fd).st_blocks * 512 == allocated + layout.MEDIUM_SLOT_BYTES
+    client.discard(layout.REQUEST_MEDIUM_SLOTS_OFFSET, layout.MEDIUM_SLOT_BYTES)
+    assert os.fstat(client.fd).st_blocks * 512 == allocated
 
 
 def test_version_is_stored_last_and_magic_before_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,5 +22,7 @@ def test_every_label_stands_at_both_ends() -> None:
         "parked against published",
         "last words",
         "segment initialised",
+        "client hello",
+        "client admitted",
     }
     assert min(counts.values()) >= 2, counts

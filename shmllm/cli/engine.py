@@ -1,0 +1,208 @@
+"""`shmllm engine`: engines with a name, which any number of front ends attach to."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shmllm.cli.options import Status, engine_options, take_engine_options
+
+if TYPE_CHECKING:
+    from shmllm.ipc.control import ControlView
+
+STALLED_AFTER_S = 5.0
+POLL_S = 0.05
+
+
+@click.group()
+def engine() -> None:
+    """Start, list and stop engines that outlive their front ends."""
+
+
+@engine.command()
+@click.argument("name")
+@click.option("--detach", is_flag=True, help="Return when the engine is ready; it stays.")
+@click.option(
+    "--log",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Where a detached engine writes.  [default: shmllm-NAME.log in the temporary directory]",
+)
+@click.option("--startup-timeout", default=120.0, show_default=True)
+@engine_options
+def start(name: str, detach: bool, log: Path | None, startup_timeout: float, **options: Any) -> int:
+    """Run an engine called NAME until `shmllm engine stop NAME` or Ctrl-C.
+
+    \b
+    shmllm engine start main -m ./my-model --detach
+    shmllm generate --attach main "def fibonacci(n):"
+    """
+    from shmllm.engine.launch import engine_environment, named_engine_command
+    from shmllm.frontend.llm import make_engine_config
+    from shmllm.ipc import registry
+
+    path = registry.control_path(name)
+    command = named_engine_command(name, make_engine_config(**take_engine_options(options)))
+    if not detach:
+        click.echo(f"engine {name!r} runs in the foreground; Ctrl-C ends it", err=True)
+        os.chdir("/")
+        os.execve(command[0], command, engine_environment())
+    target = log or _default_log(name)
+    with open(target, "ab") as file:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            cwd="/",
+            env=engine_environment(),
+            start_new_session=True,
+        )
+    return _wait_until_ready(name, path, process, target, startup_timeout)
+
+
+@engine.command("ls")
+@click.option("--json", "as_json", is_flag=True)
+def list_engines(as_json: bool) -> None:
+    """Engines of this machine: state, clients, requests, memory."""
+    records = list(_describe_all())
+    if as_json:
+        click.echo(json.dumps(records, indent=2))
+        return
+    if not records:
+        click.echo("no named engine; start one with: shmllm engine start NAME", err=True)
+        return
+    columns = ("name", "pid", "state", "clients", "running", "waiting", "kv_used", "tokens")
+    rows = [columns, *(tuple(str(r.get(c, "-")) for c in columns) for r in records)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(columns))]
+    for row in rows:
+        line = "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True))
+        click.echo(line.rstrip())
+
+
+@engine.command()
+@click.argument("name")
+@click.option(
+    "--drain",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    metavar="SECONDS",
+    help="Let running requests finish for at most this long; 0 aborts them.",
+)
+@click.option("--timeout", default=30.0, show_default=True, help="Seconds to wait for its end.")
+def stop(name: str, drain: float, timeout: float) -> int:
+    """End the engine called NAME."""
+    from shmllm.engine.attached import AttachedEngineClient
+
+    client = AttachedEngineClient(name)
+    try:
+        client.wait_ready()
+        client.shut_engine_down(drain)
+        if client.wait_gone(drain + timeout):
+            return 0
+    finally:
+        client.close()
+    click.echo(
+        f"shmllm: engine {name!r} still runs after {drain + timeout:g} s; kill {client.pid} ends "
+        "it at once",
+        err=True,
+    )
+    return 1
+
+
+def _default_log(name: str) -> Path:
+    import tempfile
+
+    return Path(tempfile.gettempdir()) / f"shmllm-{name}.log"
+
+
+def _wait_until_ready(
+    name: str, path: Path, process: subprocess.Popen[bytes], log: Path, timeout_s: float
+) -> int:
+    from shmllm.ipc.layout import EngineState
+
+    status = Status()
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        code = process.poll()
+        if code is not None:
+            status.clear()
+            lines = log.read_text(errors="replace").strip().splitlines()
+            click.echo(lines[-1] if lines else f"shmllm: exit code {code}", err=True)
+            return 2
+        state = _state_of(path, process.pid)
+        if state is EngineState.READY:
+            status.clear()
+            click.echo(f"engine {name!r} is ready: pid {process.pid}, log {log}", err=True)
+            process.returncode = 0  # it is meant to outlive this process
+            return 0
+        status.show(f"starting engine {name!r}")
+        time.sleep(POLL_S)
+    process.kill()
+    process.wait()
+    status.clear()
+    click.echo(f"shmllm: engine {name!r} was not ready after {timeout_s:g} s; see {log}", err=True)
+    return 2
+
+
+def _state_of(path: Path, pid: int) -> Any:
+    """State of the engine at `path`, None while it is not there or another's."""
+    from shmllm.errors import IpcError
+    from shmllm.ipc import registry
+    from shmllm.ipc.control import ControlView
+    from shmllm.ipc.layout import SegmentKind
+
+    try:
+        with registry.attach(path, SegmentKind.CONTROL, "the engine") as control:
+            view = ControlView(control)
+            try:
+                return view.engine_state if view.engine_pid == pid else None
+            finally:
+                view.close()
+    except IpcError:
+        return None
+
+
+def _describe_all() -> Iterator[dict[str, Any]]:
+    from shmllm.errors import IpcError
+    from shmllm.ipc import registry
+    from shmllm.ipc.control import ControlView
+    from shmllm.ipc.layout import SegmentKind
+
+    named = registry.names()
+    for entry in named:
+        if entry.place is not None:
+            continue
+        places = [e for e in named if e.engine == entry.engine and e.place is not None]
+        try:
+            with registry.attach(entry.path, SegmentKind.CONTROL, "it") as control:
+                view = ControlView(control)
+                record = _describe(view)
+                view.close()
+        except IpcError as error:
+            record = {"state": "dead" if "is dead" in str(error) else str(error)}
+        yield {"name": entry.engine, "clients": len(places), **record}
+
+
+def _describe(view: ControlView) -> dict[str, Any]:
+    from shmllm.ipc.layout import EngineState, Stat
+
+    state = view.engine_state.name.lower()
+    silent_s = (time.monotonic_ns() - view.heartbeat_ns) / 1e9 if view.heartbeat_ns else 0.0
+    if view.engine_state is EngineState.READY and silent_s > STALLED_AFTER_S:
+        state = f"stalled {silent_s:.0f} s in step {view.stat(Stat.STEPS)}"
+    used, total = view.stat(Stat.KV_BLOCKS_USED), view.stat(Stat.KV_BLOCKS_TOTAL)
+    return {
+        "pid": view.engine_pid,
+        "state": state,
+        "running": view.stat(Stat.RUNNING),
+        "waiting": view.stat(Stat.WAITING),
+        "kv_used": f"{100 * used / total:.0f}%" if total else "-",
+        "tokens": view.stat(Stat.GENERATED_TOKENS),
+    }

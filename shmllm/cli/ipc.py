@@ -1,0 +1,182 @@
+"""`shmllm ipc`: what of ours lies in shared memory, whose it is, and what is in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from shmllm.ipc.registry import NamedSegment
+    from shmllm.ipc.segment import Segment
+
+DEFAULT_RECORDS = 8
+
+
+@click.group()
+def ipc() -> None:
+    """Look at shared memory segments, and clean up after the dead."""
+
+
+@ipc.command("ls")
+@click.option("--json", "as_json", is_flag=True)
+def list_segments(as_json: bool) -> None:
+    """Named segments: owner, size, age, fill of their rings."""
+    from shmllm.ipc import registry
+
+    records = [describe(entry) for entry in registry.names()]
+    if as_json:
+        click.echo(json.dumps(records, indent=2))
+        return
+    columns = ("name", "owner", "pid", "bytes", "age", "requests", "outputs")
+    rows = [columns, *(tuple(str(r.get(c, "-")) for c in columns) for r in records)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(columns))]
+    for row in rows if records else []:
+        line = "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True))
+        click.echo(line.rstrip())
+    if not records:
+        click.echo("no named segment; private engines leave none", err=True)
+
+
+@ipc.command()
+@click.option("--yes", is_flag=True, help="Remove; without it, only say what would be.")
+def gc(yes: bool) -> None:
+    """Remove segments whose owner is dead. Never touches one that a process holds."""
+    from shmllm.ipc import registry
+
+    dead = [entry for entry in registry.names() if not is_owned(entry.path)]
+    for entry in dead:
+        if not yes:
+            click.echo(f"would remove {entry.path}")
+        elif registry.sweep(entry.path):
+            click.echo(f"removed {entry.path}")
+        else:
+            click.echo(f"kept {entry.path}: it has an owner again", err=True)
+    if not dead:
+        click.echo("nothing to remove", err=True)
+    elif not yes:
+        click.echo("nothing was removed; do it with: shmllm ipc gc --yes", err=True)
+
+
+@ipc.command()
+@click.argument("name")
+@click.option("--records", default=DEFAULT_RECORDS, show_default=True, help="Per ring, unread.")
+def inspect(name: str, records: int) -> None:
+    """Cursors, counters and unread records of segment NAME, live or dead."""
+    from shmllm.errors import SegmentError
+    from shmllm.ipc import registry
+
+    name = name.removeprefix(registry.PREFIX)
+    entry = next((e for e in registry.names() if e.path.name == registry.PREFIX + name), None)
+    if entry is None:
+        raise SegmentError(f"no segment {name!r}; see: shmllm ipc ls")
+    with open_segment(entry) as segment:
+        for key, value in contents(segment, records).items():
+            if isinstance(value, list):
+                click.echo(f"{key}:")
+                for item in value:
+                    click.echo(f"  {item}")
+            else:
+                click.echo(f"{key}: {value}")
+
+
+def open_segment(entry: NamedSegment) -> Segment:
+    """Map a segment whether or not it has an owner."""
+    from shmllm.ipc.segment import Segment
+
+    fd = os.open(entry.path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return Segment.attach(fd, entry.kind)
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def is_owned(path: Path) -> bool:
+    """Whether a process holds the segment at `path`."""
+    from shmllm.ipc.segment import is_locked
+
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        return is_locked(fd)
+    finally:
+        os.close(fd)
+
+
+def describe(entry: NamedSegment) -> dict[str, Any]:
+    """One row of `ls`."""
+    from shmllm.errors import IpcError
+    from shmllm.ipc.layout import OUTPUT_RING_LAYOUT, REQUEST_RING_LAYOUT, SegmentKind
+    from shmllm.ipc.ring import peek
+
+    record: dict[str, Any] = {"name": entry.path.name}
+    try:
+        status = entry.path.stat()
+        record |= {"bytes": status.st_blocks * 512, "age": _age(status.st_ctime)}
+        with open_segment(entry) as segment:
+            owned = segment.is_owned()
+            record |= {"owner": "alive" if owned else "dead", "pid": segment.creator_pid}
+            if entry.kind is SegmentKind.CLIENT:
+                for key, layout in (
+                    ("requests", REQUEST_RING_LAYOUT),
+                    ("outputs", OUTPUT_RING_LAYOUT),
+                ):
+                    state = peek(segment.buffer, layout, 0)
+                    record[key] = f"{100 * state.used_bytes / layout.capacity_bytes:.0f}%"
+    except (IpcError, OSError) as error:
+        record["owner"] = f"unreadable ({error})"
+    return record
+
+
+def contents(segment: Segment, num_records: int) -> dict[str, Any]:
+    """What `inspect` shows of a segment."""
+    from shmllm.ipc.control import ControlView
+    from shmllm.ipc.layout import (
+        OUTPUT_RING_LAYOUT,
+        REQUEST_RING_LAYOUT,
+        SegmentKind,
+    )
+    from shmllm.ipc.ring import peek
+    from shmllm.wire.messages import Kind
+
+    found: dict[str, Any] = {
+        "kind": segment.kind.name,
+        "owner": "alive" if segment.is_owned() else "dead",
+        "creator pid": segment.creator_pid,
+    }
+    if segment.kind is SegmentKind.CONTROL:
+        view = ControlView(segment)
+        found |= {"state": view.engine_state.name, "heartbeat": _since(view.heartbeat_ns)}
+        found |= view.stats()
+        found["last words"] = view.last_words().splitlines() or "none"
+        view.close()
+        return found
+    for name, layout in (("requests", REQUEST_RING_LAYOUT), ("outputs", OUTPUT_RING_LAYOUT)):
+        state = peek(segment.buffer, layout, num_records)
+        found[f"{name} published"] = state.published
+        found[f"{name} consumed"] = state.consumed
+        found[f"{name} unread"] = f"{state.used_bytes} of {layout.capacity_bytes} bytes"
+        known = {kind.value: kind.name for kind in Kind}
+        found[f"{name} records"] = [
+            f"position {r.position}: {known.get(r.kind, r.kind)}, {r.length} bytes"
+            for r in state.records
+        ]
+    return found
+
+
+def _age(created: float) -> str:
+    seconds = max(time.time() - created, 0)
+    return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds:.0f} s"
+
+
+def _since(heartbeat_ns: int) -> str:
+    if not heartbeat_ns:
+        return "never"
+    return f"{(time.monotonic_ns() - heartbeat_ns) / 1e9:.1f} s ago"

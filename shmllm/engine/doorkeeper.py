@@ -1,0 +1,99 @@
+"""Lets front ends of a named engine in, and sees them out.
+
+A front end names its segment after a free place, writes its nonce into that place's hello
+word and rings. The engine compares the hello table with what it saw last, opens the
+segment of a changed place, and answers with the same nonce, or with a refusal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from shmllm.engine.session import Session, SessionEnd
+from shmllm.errors import IpcError
+from shmllm.ipc import registry
+from shmllm.ipc.control import ControlPage
+from shmllm.ipc.layout import NUM_CLIENTS, Refusal, SegmentKind
+from shmllm.ipc.liveness import open_pidfd
+from shmllm.ipc.segment import Segment
+
+PATIENCE_S = 30.0
+
+
+class Doorkeeper:
+    """
+    Args:
+        control: the engine's segment.
+        page: its contents.
+        path: the engine's name; None for a private engine, which lets nobody in.
+
+    Attributes:
+        sessions: by place; the doorkeeper adds and removes.
+    """
+
+    def __init__(self, control: Segment, page: ControlPage, path: Path | None) -> None:
+        self._control = control
+        self._page = page
+        self._path = path
+        self._seen = [0] * NUM_CLIENTS
+        self.sessions: dict[int, Session] = {}
+
+    def has_news(self) -> bool:
+        """Whether a front end knocked since `admit_new`, or one is leaving."""
+        return self._someone_knocked() or self.someone_leaves()
+
+    def someone_leaves(self) -> bool:
+        """Whether a front end said goodbye; those that died are found by `dismiss_ended`."""
+        return any(session.is_closing for session in self.sessions.values())
+
+    def admit_new(self) -> Iterator[Session]:
+        """Let in who knocked."""
+        if not self._someone_knocked():
+            return
+        for place, nonce in enumerate(self._page.hellos()):
+            if nonce == self._seen[place]:
+                continue
+            self._seen[place] = nonce
+            if place in self.sessions:  # its last client died and the next came at once
+                self.dismiss(self.sessions[place], Refusal.NOT_THERE)
+            try:
+                session = self._open(place, nonce)
+            except IpcError:
+                self._page.admit(place, Refusal.NOT_USABLE)
+                continue
+            self.sessions[place] = session
+            self._page.admit(place, nonce)
+            yield session
+
+    def dismiss(self, session: Session, refusal: Refusal) -> None:
+        """End a session; its place can be claimed again."""
+        self._page.admit(session.place, refusal)
+        del self.sessions[session.place]
+        session.close()
+        if self._path is not None:
+            registry.sweep(self._client_path(session.place))
+
+    def dismiss_ended(self) -> list[int]:
+        """See out the front ends that closed, died or do not read; their places."""
+        ended = [(s, end) for s in self.sessions.values() if (end := s.ended()) is not None]
+        for session, end in ended:
+            slow = end is SessionEnd.TOO_SLOW
+            self.dismiss(session, Refusal.TOO_SLOW if slow else Refusal.NOT_THERE)
+        return [session.place for session, _ in ended]
+
+    def _someone_knocked(self) -> bool:
+        return self._path is not None and self._page.hellos() != self._seen
+
+    def _client_path(self, place: int) -> Path:
+        assert self._path is not None
+        return self._path.with_name(f"{self._path.name}.{place}")
+
+    def _open(self, place: int, nonce: int) -> Session:
+        path = self._client_path(place)
+        segment = registry.attach(path, SegmentKind.CLIENT, f"the client in place {place}")
+        if segment.nonce != nonce:
+            segment.close()
+            raise IpcError("the place changed hands")
+        pidfd = open_pidfd(segment.creator_pid, segment.creator_pid_namespace)
+        return Session(place, self._control, segment, pidfd, PATIENCE_S)

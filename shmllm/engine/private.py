@@ -1,0 +1,125 @@
+"""An engine process of the front end's own: started by it, and ended with it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import weakref
+from collections.abc import Sequence
+
+from shmllm.config import EngineConfig, EngineFacts
+from shmllm.engine.client import ChannelEngineClient, LoadProgress
+from shmllm.engine.launch import EngineHandle
+from shmllm.errors import EngineDeadError, EngineStartError
+from shmllm.ipc.channel import ClientChannel
+from shmllm.ipc.layout import SegmentKind, Stat
+from shmllm.ipc.segment import Segment
+from shmllm.ipc.wait import WaitPolicy
+from shmllm.wire import codec
+from shmllm.wire.messages import PROTOCOL_VERSION, Failed, Hello, Kind, Text
+
+CLOSE_GRACE_S = 5.0
+
+
+class PrivateEngineClient(ChannelEngineClient):
+    """
+    Args:
+        config: what the engine is started with.
+        startup_timeout_s: how long it may take to become ready.
+        shm_directory: the file system for the segments.
+
+    The engine starts at once; `wait_ready` waits for it, so that the caller can do
+    something useful meanwhile.
+
+    Raises:
+        NoSpaceError: the file system is too small for the segments.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        startup_timeout_s: float = 120.0,
+        shm_directory: str = "/dev/shm",
+    ) -> None:
+        self._config = config
+        self._startup_timeout_s = startup_timeout_s
+        with contextlib.ExitStack() as undo:
+            control = Segment.create(SegmentKind.CONTROL, directory=shm_directory)
+            undo.callback(control.close)
+            client = Segment.create(SegmentKind.CLIENT, directory=shm_directory)
+            undo.callback(client.close)
+            client.take_ownership()
+            channel = ClientChannel(control, client, WaitPolicy.named("idle"))
+            undo.callback(channel.close)
+            engine = EngineHandle((control.fd, client.fd))
+            undo.pop_all()
+        super().__init__(channel, engine)
+        self._finalizer = weakref.finalize(
+            self, _shut_down, os.getpid(), channel, engine, (control, client)
+        )
+
+    def wait_ready(self, on_progress: LoadProgress | None = None) -> EngineFacts:
+        """Complete the handshake.
+
+        Args:
+            on_progress: called with (bytes read, bytes in all) while the model loads.
+
+        Raises:
+            EngineStartError: the engine failed, died or did not become ready in time.
+        """
+        try:
+            return self._become_ready(self._shake_hands(on_progress))
+        except EngineDeadError as death:
+            self.close()
+            raise EngineStartError(
+                f"the engine process ended while starting: {death.args[0]}",
+                death.remote_traceback,
+            ) from death
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self._finalizer()
+
+    def _shake_hands(self, on_progress: LoadProgress | None) -> Text:
+        deadline = time.monotonic() + self._startup_timeout_s
+        hello = self._wait_startup(deadline, None)
+        if not isinstance(hello, Hello) or hello.protocol_version != PROTOCOL_VERSION:
+            raise EngineStartError(f"the engine answered {hello!r} instead of HELLO")
+        self._send(Kind.INIT, codec.encode_text(Text(self._config.to_json())))
+        ready = self._wait_startup(deadline, on_progress)
+        if isinstance(ready, Failed):
+            raise EngineStartError(ready.message, ready.traceback)
+        if not isinstance(ready, Text):
+            raise EngineStartError(f"the engine answered {ready!r} instead of READY")
+        return ready
+
+    def _wait_startup(
+        self, deadline: float, on_progress: LoadProgress | None
+    ) -> Hello | Text | Failed:
+        while (message := self._receive_startup()) is None:
+            total = self._channel.stat(Stat.WEIGHT_BYTES_TOTAL)
+            if on_progress is not None and total:
+                on_progress(self._channel.stat(Stat.WEIGHT_BYTES_LOADED), total)
+            if time.monotonic() >= deadline:
+                raise EngineStartError(
+                    f"the engine was not ready after {self._startup_timeout_s:g} s; a large "
+                    "model on a slow disk needs a larger startup_timeout"
+                )
+        return message
+
+
+def _shut_down(
+    pid: int, channel: ClientChannel, engine: EngineHandle, segments: Sequence[Segment]
+) -> None:
+    if os.getpid() != pid:
+        return
+    if not engine.wait(0):
+        channel.set_closing()
+    engine.stop(CLOSE_GRACE_S)
+    channel.close()
+    for segment in segments:
+        segment.close()

@@ -1,0 +1,129 @@
+"""Stand-ins for the parts around scheduling: a model without arithmetic, and ready facts.
+
+FakeRunner executes plans on a simulated KV cache. A slot holds a fingerprint of the token
+written there and of the slot before it, found through the row's block table, as a real
+key depends on everything before it. The next token is a function of all slots of the
+context. So a wrong block table, a prefix hit on the wrong block, or a block that two
+requests write changes the tokens, and `expected_tokens` says what they should have been.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+from shmllm.config import EngineFacts
+from shmllm.core.plan import StepPlan, StepResult
+
+VOCAB_SIZE = 50
+MASK = 2**61 - 1
+
+
+def _mix(left: int, right: int) -> int:
+    value = (left * 0x9E3779B97F4A7C15 + right * 0xBF58476D1CE4E5B9 + 0x94D049BB) & MASK
+    return value ^ (value >> 29)
+
+
+def _written(before: int, token_id: int) -> int:
+    return _mix(before, token_id + 1)
+
+
+def _read(context: Iterable[int], vocab_size: int) -> int:
+    total = 0
+    for fingerprint in context:
+        total = _mix(total, fingerprint)
+    return (total >> 7) % vocab_size
+
+
+def expected_tokens(
+    prompt: Sequence[int],
+    max_tokens: int,
+    *,
+    stop_ids: Collection[int] = (),
+    min_tokens: int = 0,
+    vocab_size: int = VOCAB_SIZE,
+) -> list[int]:
+    """What a request gets that runs alone, without blocks, chunks or a cache."""
+    output: list[int] = []
+    while len(output) < max_tokens:
+        before, context = 0, []
+        for token_id in [*prompt, *output]:
+            before = _written(before, token_id)
+            context.append(before)
+        output.append(_read(context, vocab_size))
+        if output[-1] in stop_ids and len(output) > min_tokens:
+            break
+    return output
+
+
+def facts(**changes: Any) -> EngineFacts:
+    """Facts of a small engine, some of them replaced."""
+    values: dict[str, Any] = {
+        "model_directory": "",
+        "model_type": "Fake",
+        "dtype": "float32",
+        "num_parameters": 1,
+        "vocab_size": VOCAB_SIZE,
+        "eos_token_ids": (),
+        "max_model_len": 64,
+        "block_size": 4,
+        "num_blocks": 16,
+        "kv_cache_bytes": 1,
+        "weight_bytes": 1,
+        "max_num_seqs": 8,
+        "num_threads": 1,
+        "load_seconds": 0.0,
+    }
+    return EngineFacts(**values | changes)
+
+
+class FakeRunner:
+    """Attributes:
+    plans: every plan executed, in order.
+    """
+
+    def __init__(self, engine_facts: EngineFacts) -> None:
+        self.facts = engine_facts
+        self.plans: list[StepPlan] = []
+        self._tokens: dict[int, list[int]] = {}
+        self._block_tables: dict[int, list[int]] = {}
+        self._slots: dict[int, int] = {}
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self.plans.append(plan)
+        self._update(plan)
+        for row, start, count in zip(plan.rows, plan.starts, plan.counts, strict=True):
+            self._write(row, start, count)
+        return StepResult([self._sample(plan, index) for index in plan.samples])
+
+    def context(self, row: int, length: int) -> list[int]:
+        """The fingerprints that the row's first `length` positions are read from."""
+        return [self._slots[self._slot(row, position)] for position in range(length)]
+
+    def _update(self, plan: StepPlan) -> None:
+        for admission in plan.admissions:
+            self._tokens[admission.row] = list(admission.token_ids)
+            self._block_tables[admission.row] = list(admission.block_ids)
+        for append in plan.block_appends:
+            table = self._block_tables[append.row]
+            assert append.first == len(table), "a block table has a gap or is overwritten"
+            table += append.block_ids
+
+    def _slot(self, row: int, position: int) -> int:
+        size = self.facts.block_size
+        block_id = self._block_tables[row][position // size]
+        assert 0 < block_id <= self.facts.num_blocks
+        return block_id * size + position % size
+
+    def _write(self, row: int, start: int, count: int) -> None:
+        for position in range(start, start + count):
+            before = self._slots[self._slot(row, position - 1)] if position else 0
+            token_id = self._tokens[row][position]
+            self._slots[self._slot(row, position)] = _written(before, token_id)
+
+    def _sample(self, plan: StepPlan, index: int) -> int:
+        row, length = plan.rows[index], plan.starts[index] + plan.counts[index]
+        token_id = _read(self.context(row, length), self.facts.vocab_size)
+        assert len(self._tokens[row]) == length, "a sample before the last known token"
+        self._tokens[row].append(token_id)
+        return token_id

@@ -1,0 +1,148 @@
+"""BlockPool and its free queue: order of reuse, references, links."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shmllm.core.block_pool import BlockPool, FreeBlockQueue, KVBlock
+
+
+def ids(blocks):
+    return [block.block_id for block in blocks]
+
+
+@pytest.fixture
+def pool():
+    return BlockPool(6, on_reuse=lambda block: None)
+
+
+@pytest.fixture
+def queued():
+    blocks = [KVBlock(i) for i in range(4)]
+    return FreeBlockQueue(blocks), blocks
+
+
+def test_the_padding_block_is_never_handed_out(pool):
+    assert pool.num_usable == 5
+    assert sorted(ids(pool.allocate(5))) == [1, 2, 3, 4, 5]
+    assert pool.num_free == 0
+
+
+def test_more_blocks_than_are_free_are_refused(pool):
+    with pytest.raises(IndexError):
+        pool.allocate(6)
+
+
+def test_blocks_released_first_are_reused_first(pool):
+    blocks = pool.allocate(5)
+    pool.release([blocks[3], blocks[0], blocks[4]])
+    assert ids(pool.allocate(3)) == [4, 1, 5]
+
+
+def test_released_blocks_queue_behind_those_never_used(pool):
+    first = pool.allocate(2)
+    pool.release(first)
+    assert ids(pool.allocate(5)) == [3, 4, 5, 1, 2]
+
+
+def test_a_shared_block_is_freed_by_its_last_user(pool):
+    (block,) = pool.allocate(1)
+    pool.touch([block])
+    pool.release([block])
+    assert pool.num_free == 4
+    pool.release([block])
+    assert pool.num_free == 5
+
+
+def test_touching_a_free_block_takes_it_out_of_the_queue(pool):
+    blocks = pool.allocate(3)
+    pool.release(blocks)
+    pool.touch([blocks[1]])
+    assert ids(pool.allocate(4)) == [4, 5, 1, 3]
+
+
+def test_only_blocks_with_a_hash_are_reported_before_reuse():
+    reported = []
+    pool = BlockPool(4, on_reuse=lambda block: reported.append((block.block_id, block.ref_count)))
+    blocks = pool.allocate(3)
+    blocks[1].block_hash = b"x"
+    pool.release(blocks)
+    pool.allocate(3)
+    assert reported == [(2, 0)]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda pool: setattr(pool.blocks[2], "ref_count", 1),
+        lambda pool: setattr(pool.blocks[2], "ref_count", -1),
+        lambda pool: setattr(pool.allocate(1)[0], "ref_count", 0),
+        lambda pool: pool._free.append(pool.blocks[0]),
+    ],
+    ids=["referenced but free", "negative", "neither", "padding"],
+)
+def test_the_integrity_check_sees_damage(pool, damage):
+    pool.check_integrity()
+    damage(pool)
+    with pytest.raises(AssertionError):
+        pool.check_integrity()
+
+
+@pytest.mark.parametrize("index", [0, 1, 3], ids=["first", "middle", "last"])
+def test_the_queue_gives_up_any_block(queued, index):
+    queue, blocks = queued
+    queue.remove(blocks[index])
+    assert ids(queue) == [i for i in range(4) if i != index]
+    assert len(queue) == 3
+
+
+def test_a_removed_block_goes_to_the_end_when_appended(queued):
+    queue, blocks = queued
+    queue.remove(blocks[1])
+    queue.append(blocks[1])
+    assert ids(queue) == [0, 2, 3, 1]
+
+
+def test_removing_a_block_twice_is_caught(queued):
+    queue, blocks = queued
+    queue.remove(blocks[1])
+    with pytest.raises(AssertionError, match="not in the queue"):
+        queue.remove(blocks[1])
+    assert len(queue) == 3
+
+
+def test_an_emptied_queue_refuses_and_refills(queued):
+    queue, blocks = queued
+    assert [queue.pop_first() for _ in blocks] == blocks
+    with pytest.raises(IndexError):
+        queue.pop_first()
+    queue.append(blocks[2])
+    assert queue.pop_first() is blocks[2]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["take", "share", "drop"]), st.integers(0, 20))))
+def test_any_use_keeps_a_list_model_in_step(operations):
+    pool = BlockPool(7, on_reuse=lambda block: None)
+    free, references = list(range(1, 7)), []
+    for operation, choice in operations:
+        if operation == "take":
+            count = choice % (len(free) + 1)
+            assert ids(pool.allocate(count)) == free[:count]
+            references += free[:count]
+            del free[:count]
+        elif operation == "share":
+            block_id = choice % 6 + 1
+            pool.touch([pool.blocks[block_id]])
+            references.append(block_id)
+            free = [i for i in free if i != block_id]
+        elif references:
+            block_id = references.pop(choice % len(references))
+            pool.release([pool.blocks[block_id]])
+            if block_id not in references:
+                free.append(block_id)
+        pool.check_integrity()
+        assert pool.num_free == len(free)
+    assert ids(pool.allocate(len(free))) == free

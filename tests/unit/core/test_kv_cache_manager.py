@@ -1,0 +1,249 @@
+"""KVCacheManager: who gets which blocks, and what a prefix hit finds."""
+
+from __future__ import annotations
+
+import pytest
+
+from shmllm.core.kv_cache_manager import KVCacheManager
+from shmllm.core.request import Request
+from shmllm.sampling_params import SamplingParams
+
+BLOCK_SIZE = 16
+
+
+def make_request(tokens, salt=""):
+    params = SamplingParams(max_tokens=8)
+    return Request(0, 0, tokens, params, seed=0, max_model_len=1024, cache_salt=salt)
+
+
+def make_manager(num_blocks=11, enable_prefix_caching=True):
+    return KVCacheManager(num_blocks, BLOCK_SIZE, enable_prefix_caching)
+
+
+def compute(manager, request):
+    """Admit a request and compute all its tokens; returns the cached prompt tokens."""
+    hit = manager.longest_hit(request)
+    assert manager.admit(request, hit, request.num_tokens)
+    request.num_computed_tokens = request.num_tokens
+    manager.register_full_blocks(request)
+    manager.check_integrity()
+    return len(hit) * BLOCK_SIZE
+
+
+def run(manager, tokens, salt=""):
+    """A whole request; returns its cached tokens and its block ids."""
+    request = make_request(tokens, salt)
+    cached = compute(manager, request)
+    block_ids = [block.block_id for block in request.blocks]
+    manager.release(request)
+    manager.check_integrity()
+    return cached, block_ids
+
+
+def cached_tokens(manager, tokens, salt=""):
+    return len(manager.longest_hit(make_request(tokens, salt))) * BLOCK_SIZE
+
+
+PROMPT = list(range(48))
+
+
+def test_a_prompt_seen_before_hits_all_but_its_last_block():
+    manager = make_manager()
+    assert run(manager, PROMPT)[0] == 0
+    assert run(manager, PROMPT)[0] == 32
+
+
+@pytest.mark.parametrize(("length", "cached"), [(16, 0), (17, 16), (32, 16), (33, 32), (49, 48)])
+def test_the_last_token_is_always_computed(length, cached):
+    manager = make_manager()
+    run(manager, list(range(64)))
+    assert cached_tokens(manager, list(range(length))) == cached
+
+
+def test_a_hit_gives_the_very_same_blocks():
+    manager = make_manager()
+    first = run(manager, PROMPT)[1]
+    assert run(manager, [*PROMPT, 99])[1][:3] == first
+
+
+@pytest.mark.parametrize(("left", "right"), [("", "a"), ("a", "b"), ("b", "")])
+def test_salts_see_nothing_of_each_other(left, right):
+    manager = make_manager()
+    run(manager, PROMPT, left)
+    assert cached_tokens(manager, PROMPT, right) == 0
+    assert cached_tokens(manager, PROMPT, left) == 32
+
+
+def test_disabled_caching_never_hits():
+    manager = make_manager(enable_prefix_caching=False)
+    run(manager, PROMPT)
+    assert run(manager, PROMPT)[0] == 0
+    assert len(manager.prefix_cache) == 0
+
+
+def test_a_prefix_outlives_what_continues_it():
+    manager = make_manager(num_blocks=5)
+    run(manager, list(range(64)))
+    run(manager, [500, 501])
+    assert cached_tokens(manager, list(range(64))) == 48
+    run(manager, [600, 601])
+    assert cached_tokens(manager, list(range(64))) == 32
+
+
+def test_the_least_recently_used_prefix_goes_first():
+    manager = make_manager(num_blocks=5)
+    old, recent = [1] * 17, [2] * 17
+    run(manager, old)
+    run(manager, recent)
+    assert run(manager, old)[0] == 16
+    run(manager, [3] * 33)
+    assert (cached_tokens(manager, old), cached_tokens(manager, recent)) == (16, 0)
+
+
+def test_hit_blocks_that_are_free_are_not_reused_for_the_same_request():
+    manager = make_manager(num_blocks=5)
+    prefix = run(manager, list(range(33)))[1][:2]
+    # Of the two other blocks both are needed, so one taken from the hit would show.
+    cached, block_ids = run(manager, list(range(64)))
+    assert cached == 32
+    assert block_ids[:2] == prefix
+    assert len(set(block_ids)) == 4
+
+
+def test_free_hit_blocks_do_not_count_as_room():
+    manager = make_manager(num_blocks=5)
+    run(manager, list(range(33)))
+    holder = make_request([7] * 16)
+    compute(manager, holder)
+    request = make_request(list(range(64)))
+    hit = manager.longest_hit(request)
+    assert len(hit) == 2
+    assert not manager.admit(request, hit, 64)
+    assert manager.admit(request, hit, 48)
+    manager.check_integrity()
+
+
+def test_a_refused_admission_changes_nothing():
+    manager = make_manager(num_blocks=4)
+    run(manager, list(range(17)))
+    before = [block.block_id for block in manager.pool._free]
+    request = make_request(list(range(80)))
+    assert not manager.admit(request, manager.longest_hit(request), 80)
+    assert [block.block_id for block in manager.pool._free] == before
+    assert request.blocks == []
+    assert manager.num_used_blocks == 0
+
+
+def test_hit_blocks_in_use_are_shared_and_cost_nothing():
+    manager = make_manager(num_blocks=5)
+    first = make_request(list(range(48)))
+    compute(manager, first)
+    second = make_request([*range(48), 99])
+    compute(manager, second)
+    assert second.blocks[:3] == first.blocks
+    assert manager.num_used_blocks == 4
+    manager.release(first)
+    assert manager.num_used_blocks == 4
+    manager.check_integrity()
+
+
+def test_the_second_of_two_equal_blocks_is_never_found():
+    manager = make_manager()
+    first, second = make_request(PROMPT), make_request(PROMPT)
+    compute(manager, first)
+    compute(manager, second)
+    assert second.blocks[2] is not first.blocks[2]
+    found = manager.longest_hit(make_request([*PROMPT, 1]))
+    assert found == first.blocks
+
+
+def test_a_duplicate_can_be_found_once_the_original_is_gone():
+    manager = make_manager(num_blocks=6)
+    first, second = make_request([1] * 16), make_request([1] * 16)
+    compute(manager, first)
+    compute(manager, second)
+    manager.release(first)
+    for _ in range(4):
+        run(manager, [9] * 60)
+    assert cached_tokens(manager, [1] * 17) == 0
+    manager.release(second)
+    run(manager, [1] * 16)
+    assert cached_tokens(manager, [1] * 17) == 16
+    manager.check_integrity()
+
+
+def test_partly_computed_blocks_are_not_findable():
+    manager = make_manager()
+    request = make_request(PROMPT)
+    manager.admit(request, [], 48)
+    request.num_computed_tokens = 31
+    manager.register_full_blocks(request)
+    assert cached_tokens(manager, PROMPT) == 16
+
+
+def test_output_tokens_extend_the_findable_prefix():
+    manager = make_manager()
+    request = make_request(list(range(15)))
+    compute(manager, request)
+    request.append(77)
+    request.append(78)
+    assert manager.extend(request, 17) is not None
+    request.num_computed_tokens = 17
+    manager.register_full_blocks(request)
+    assert cached_tokens(manager, [*range(15), 77, 5]) == 16
+    assert cached_tokens(manager, [*range(15), 76, 5]) == 0
+
+
+@pytest.mark.parametrize(("tokens", "appended"), [(20, 0), (32, 0), (33, 1), (49, 2)])
+def test_extending_appends_just_the_blocks_that_are_missing(tokens, appended):
+    manager = make_manager()
+    request = make_request(list(range(20)))
+    compute(manager, request)
+    before = list(request.blocks)
+    assert len(manager.extend(request, tokens)) == appended
+    assert request.blocks[:2] == before
+    assert len(request.blocks) == 2 + appended
+
+
+def test_a_refused_extension_changes_nothing():
+    manager = make_manager(num_blocks=4)
+    request = make_request(list(range(20)))
+    compute(manager, request)
+    assert manager.extend(request, 65) is None
+    assert len(request.blocks) == 2
+    assert manager.pool.num_free == 1
+
+
+def test_a_reset_forgets_prefixes_and_leaves_blocks_with_their_requests():
+    manager = make_manager()
+    run(manager, [5] * 20)
+    running = make_request(PROMPT)
+    compute(manager, running)
+    manager.reset_prefix_cache()
+    assert cached_tokens(manager, PROMPT) == 0
+    assert cached_tokens(manager, [5] * 20) == 0
+    assert manager.num_used_blocks == 3
+    manager.check_integrity()
+    manager.release(running)
+    assert manager.num_used_blocks == 0
+
+
+def test_a_request_that_outlives_a_reset_is_findable_only_through_new_blocks():
+    manager = make_manager()
+    running = make_request(list(range(31)))
+    compute(manager, running)
+    manager.reset_prefix_cache()
+    running.append(31)
+    running.num_computed_tokens = 32
+    manager.register_full_blocks(running)
+    assert cached_tokens(manager, list(range(33))) == 0
+    manager.check_integrity()
+
+
+def test_the_integrity_check_sees_a_hash_without_its_entry():
+    manager = make_manager()
+    run(manager, PROMPT)
+    manager.check_integrity()
+    manager.pool.blocks[-1].block_hash = b"stray"
+    with pytest.raises(AssertionError, match="disagree"):
+        manager.check_integrity()

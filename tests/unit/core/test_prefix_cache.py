@@ -1,0 +1,106 @@
+"""Block hashes and the table from hash to block."""
+
+from __future__ import annotations
+
+from array import array
+
+import pytest
+
+from shmllm.core.block_pool import KVBlock
+from shmllm.core.prefix_cache import PrefixCache, extend_block_hashes
+
+
+def hashes_of(token_ids, block_size=4, salt=""):
+    hashes = []
+    extend_block_hashes(hashes, array("i", token_ids), block_size, salt)
+    return hashes
+
+
+@pytest.mark.parametrize(("length", "full"), [(0, 0), (3, 0), (4, 1), (7, 1), (8, 2), (13, 3)])
+def test_only_full_blocks_have_a_hash(length, full):
+    assert len(hashes_of(range(length))) == full
+
+
+def test_a_hash_follows_from_the_tokens_alone():
+    assert hashes_of([1, 2, 3, 4, 5]) == hashes_of([1, 2, 3, 4, 9])
+
+
+def test_equal_tokens_after_another_parent_have_another_hash():
+    left, right = hashes_of([1, 2, 3, 4, 7, 7, 7, 7]), hashes_of([1, 2, 3, 5, 7, 7, 7, 7])
+    assert left[1] != right[1]
+
+
+def test_a_repeated_block_has_a_hash_of_its_own():
+    assert len(set(hashes_of([7] * 12))) == 3
+
+
+@pytest.mark.parametrize(("left", "right"), [("", "a"), ("a", "b"), ("a", "a\0")])
+def test_salts_share_no_hash(left, right):
+    tokens = range(12)
+    assert not set(hashes_of(tokens, salt=left)) & set(hashes_of(tokens, salt=right))
+
+
+def test_token_ids_do_not_run_together():
+    assert hashes_of([1, 256, 0, 0]) != hashes_of([257, 0, 0, 0])
+
+
+def test_extending_gives_the_same_as_hashing_at_once():
+    grown = []
+    for length in range(14):
+        extend_block_hashes(grown, array("i", range(length)), 4, "salt")
+    assert grown == hashes_of(range(13), salt="salt")
+
+
+def test_extending_keeps_hashes_that_are_there():
+    hashes = hashes_of(range(8))
+    extend_block_hashes(hashes, array("i", range(4)), 4, "")
+    assert hashes == hashes_of(range(8))
+
+
+@pytest.fixture
+def filled():
+    hashes, cache = hashes_of(range(12)), PrefixCache()
+    blocks = [KVBlock(i) for i in (1, 2, 3)]
+    for block, block_hash in zip(blocks, hashes, strict=True):
+        cache.register(block, block_hash)
+    return cache, blocks, hashes
+
+
+@pytest.mark.parametrize("most", [0, 1, 2, 3, 9])
+def test_a_hit_is_cut_at_the_limit(filled, most):
+    cache, blocks, hashes = filled
+    assert cache.longest_hit(hashes, most) == blocks[:most]
+
+
+def test_a_hit_ends_where_the_prefix_differs(filled):
+    cache, blocks, _ = filled
+    assert cache.longest_hit(hashes_of([0, 1, 2, 3, 4, 5, 6, 99, 8, 9, 10, 11]), 3) == blocks[:1]
+
+
+def test_a_hole_ends_the_hit(filled):
+    cache, blocks, hashes = filled
+    cache.forget(blocks[1])
+    assert cache.longest_hit(hashes, 3) == blocks[:1]
+
+
+def test_a_forgotten_block_has_no_hash(filled):
+    cache, blocks, _ = filled
+    cache.forget(blocks[2])
+    assert blocks[2].block_hash is None
+    assert len(cache) == 2
+
+
+def test_a_duplicate_is_not_registered(filled):
+    cache, blocks, hashes = filled
+    duplicate = KVBlock(9)
+    cache.register(duplicate, hashes[0])
+    assert duplicate.block_hash is None
+    assert cache.longest_hit(hashes, 1) == blocks[:1]
+
+
+def test_clearing_forgets_every_block(filled):
+    cache, blocks, hashes = filled
+    cache.clear()
+    assert len(cache) == 0
+    assert cache.longest_hit(hashes, 3) == []
+    assert [block.block_hash for block in blocks] == [None] * 3

@@ -1,0 +1,85 @@
+"""Request: what ends it, and its limits."""
+
+from __future__ import annotations
+
+import pytest
+
+from shmllm.core.request import Request, RequestStatus
+from shmllm.outputs import FinishReason
+from shmllm.sampling_params import SamplingParams
+
+EOS = (7, 8)
+
+
+def make_request(num_prompt=3, max_model_len=100, **options):
+    return Request(
+        0,
+        1,
+        list(range(num_prompt)),
+        SamplingParams(**options),
+        seed=5,
+        max_model_len=max_model_len,
+        eos_token_ids=EOS,
+    )
+
+
+def finishes(request, token_ids):
+    return [request.append(token_id).text for token_id in token_ids]
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "max_model_len", "allowed"),
+    [(5, 100, 5), (5, 6, 3), (None, 100, 97), (1, 100, 1), (200, 100, 97)],
+)
+def test_the_output_is_bounded_by_max_tokens_and_by_the_model(max_tokens, max_model_len, allowed):
+    request = make_request(max_model_len=max_model_len, max_tokens=max_tokens)
+    assert finishes(request, [1] * allowed) == [None] * (allowed - 1) + ["length"]
+
+
+@pytest.mark.parametrize("token_id", EOS)
+def test_every_end_of_sequence_token_stops(token_id):
+    assert finishes(make_request(), [1, token_id]) == [None, "stop"]
+
+
+def test_ignore_eos_goes_on():
+    assert finishes(make_request(ignore_eos=True), [7, 8]) == [None, None]
+
+
+def test_ignore_eos_does_not_cover_stop_token_ids():
+    request = make_request(ignore_eos=True, stop_token_ids=[8, 20])
+    assert finishes(request, [7, 8]) == [None, "stop"]
+
+
+def test_a_stop_token_beats_the_length_at_the_last_token():
+    assert finishes(make_request(max_tokens=2), [1, 7]) == [None, "stop"]
+
+
+@pytest.mark.parametrize("min_tokens", [0, 1, 2])
+def test_the_first_min_tokens_tokens_cannot_stop(min_tokens):
+    request = make_request(min_tokens=min_tokens)
+    assert finishes(request, [7] * (min_tokens + 1)) == [None] * min_tokens + ["stop"]
+
+
+def test_min_tokens_does_not_lengthen_the_output():
+    assert finishes(make_request(min_tokens=2, max_tokens=2), [7, 7]) == [None, "length"]
+
+
+def test_prompt_tokens_never_stop():
+    request = Request(0, 0, [7, 7], SamplingParams(), seed=0, max_model_len=10, eos_token_ids=EOS)
+    assert request.append(1) is FinishReason.NONE
+
+
+def test_counts_tell_prompt_and_output_apart():
+    request = make_request()
+    request.append(40)
+    request.append(41)
+    assert (request.num_tokens, request.num_prompt_tokens, request.num_output_tokens) == (5, 3, 2)
+    assert list(request.token_ids) == [0, 1, 2, 40, 41]
+    assert request.status is RequestStatus.WAITING
+
+
+def test_the_prompt_is_copied():
+    prompt = [1, 2]
+    request = Request(0, 0, prompt, SamplingParams(), seed=0, max_model_len=10)
+    request.append(3)
+    assert prompt == [1, 2]

@@ -1,0 +1,735 @@
+"""Scheduler: what a step holds, who waits, who gives way, and that nothing shows in the tokens."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+
+import pytest
+from fakes import FakeRunner, expected_tokens, facts
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shmllm.config import SchedulerConfig
+from shmllm.core.kv_cache_manager import KVCacheManager
+from shmllm.core.plan import StepResult
+from shmllm.core.request import Request, RequestStatus
+from shmllm.core.scheduler import Scheduler
+from shmllm.outputs import FinishReason
+from shmllm.sampling_params import SamplingParams
+
+
+class Bench:
+    """A scheduler with a fake runner, and everything that each request was given."""
+
+    def __init__(
+        self, *, num_blocks=32, block_size=4, num_seqs=8, budget=64, caching=True, max_model_len=64
+    ):
+        self.budget = budget
+        self.max_model_len = max_model_len
+        self.manager = KVCacheManager(num_blocks + 1, block_size, caching)
+        self.scheduler = Scheduler(SchedulerConfig(num_seqs, budget), self.manager)
+        self.runner = FakeRunner(facts(num_blocks=num_blocks, block_size=block_size))
+        self.requests = {}
+        self.tokens = {}
+        self.ends = {}
+        self.cached = {}
+
+    def add(self, number, prompt, *, client=0, salt="", eos=(), **options):
+        """`prompt` may be a length: distinct tokens then, shared with no other number."""
+        if isinstance(prompt, int):
+            prompt = [(number * 7 + i) % 50 for i in range(prompt)]
+        params = SamplingParams(**{"max_tokens": 4} | options)
+        request = Request(
+            client,
+            number,
+            prompt,
+            params,
+            seed=number,
+            max_model_len=self.max_model_len,
+            eos_token_ids=eos,
+            cache_salt=salt,
+        )
+        self.requests[client, number] = request
+        self.tokens[client, number] = []
+        self.ends[client, number] = []
+        self.scheduler.add(request)
+        return request
+
+    def step(self):
+        plan = self.scheduler.schedule()
+        self.scheduler.check_integrity()
+        if plan.num_tokens:
+            self.take(self.scheduler.apply(plan, self.runner.execute(plan)))
+            self.scheduler.check_integrity()
+        return plan
+
+    def take(self, outputs):
+        for client, columns in outputs.items():
+            offset = 0
+            for row, count in zip(columns.cached_rows, columns.cached_counts, strict=True):
+                assert (client, columns.numbers[row]) not in self.cached
+                self.cached[client, columns.numbers[row]] = count
+            for number, count, finish in zip(
+                columns.numbers, columns.counts, columns.finishes, strict=True
+            ):
+                self.tokens[client, number] += columns.token_ids[offset : offset + count]
+                offset += count
+                if finish:
+                    self.ends[client, number].append(FinishReason(finish).text)
+            assert offset == len(columns.token_ids)
+
+    def abort(self, number, client=0):
+        request = self.scheduler.abort(client, number)
+        if request is not None:
+            self.ends[client, number].append("abort")
+        self.scheduler.check_integrity()
+        return request
+
+    def run(self, most=1000):
+        for _ in range(most):
+            if not self.scheduler.has_unfinished():
+                return
+            self.step()
+        raise AssertionError("requests never ended")
+
+    def expected(self, number, client=0):
+        request = self.requests[client, number]
+        prompt = list(request.token_ids[: request.num_prompt_tokens])
+        return expected_tokens(
+            prompt,
+            request.max_tokens,
+            stop_ids=request.stop_ids,
+            min_tokens=request.params.min_tokens,
+        )
+
+
+def columns(plan):
+    """[(number, start, count)] of a plan."""
+    numbers = [request.number for request in plan.requests]
+    return list(zip(numbers, plan.starts, plan.counts, strict=True))
+
+
+def sampled(plan):
+    return [plan.requests[index].number for index in plan.samples]
+
+
+def test_a_prompt_that_fits_is_computed_in_one_step():
+    bench = Bench()
+    bench.add(0, 10)
+    plan = bench.step()
+    assert columns(plan) == [(0, 0, 10)]
+    assert sampled(plan) == [0]
+
+
+def test_a_long_prompt_is_cut_into_chunks_of_the_budget():
+    bench = Bench(budget=8)
+    bench.add(0, 20)
+    plans = [bench.step() for _ in range(4)]
+    assert [columns(plan) for plan in plans] == [
+        [(0, 0, 8)],
+        [(0, 8, 8)],
+        [(0, 16, 4)],
+        [(0, 20, 1)],
+    ]
+
+
+def test_only_the_last_chunk_samples():
+    bench = Bench(budget=8)
+    bench.add(0, 20)
+    assert [sampled(bench.step()) for _ in range(3)] == [[], [], [0]]
+    assert len(bench.tokens[0, 0]) == 1
+
+
+def test_decodes_come_before_prompts_and_the_prompt_takes_what_is_left():
+    bench = Bench(budget=8)
+    bench.add(0, 3)
+    bench.step()
+    bench.add(1, 20)
+    assert columns(bench.step()) == [(0, 3, 1), (1, 0, 7)]
+
+
+def test_a_started_prompt_goes_on_before_a_waiting_one():
+    bench = Bench(budget=8)
+    bench.add(0, 10)
+    bench.add(1, 10)
+    bench.step()
+    assert columns(bench.step()) == [(0, 8, 2), (1, 0, 6)]
+
+
+def test_requests_are_admitted_in_the_order_they_came():
+    bench = Bench(num_seqs=2, budget=100)
+    for number in (3, 1, 2, 0):
+        bench.add(number, 5, max_tokens=1)
+    assert [number for number, _, _ in columns(bench.step())] == [3, 1]
+    assert [number for number, _, _ in columns(bench.step())] == [2, 0]
+
+
+def test_a_small_request_does_not_overtake_one_that_finds_no_blocks():
+    bench = Bench(num_blocks=5, caching=False)
+    bench.add(0, 12, max_tokens=2)
+    bench.step()
+    bench.add(1, 16, max_tokens=1)
+    bench.add(2, 1, max_tokens=1)
+    assert columns(bench.step()) == [(0, 12, 1)]
+    assert [number for number, _, _ in columns(bench.step())] == [1, 2]
+
+
+def test_no_more_requests_run_than_there_are_rows():
+    bench = Bench(num_seqs=3)
+    for number in range(5):
+        bench.add(number, 2, max_tokens=2)
+    bench.step()
+    assert (bench.scheduler.num_running, bench.scheduler.num_waiting) == (3, 2)
+
+
+def test_rows_of_running_requests_differ_and_are_used_again():
+    bench = Bench(num_seqs=2)
+    for number in range(6):
+        bench.add(number, 2, max_tokens=1 + number % 3)
+    rows = set()
+    while bench.scheduler.has_unfinished():
+        plan = bench.step()
+        assert len(set(plan.rows)) == len(plan.rows)
+        rows.update(plan.rows)
+    assert rows == {0, 1}
+
+
+@pytest.mark.parametrize("budget", [1, 2, 3, 7, 16])
+def test_no_step_exceeds_the_budget(budget):
+    bench = Bench(budget=budget)
+    for number in range(6):
+        bench.add(number, 1 + 5 * number, max_tokens=3)
+    totals = []
+    while bench.scheduler.has_unfinished():
+        plan = bench.step()
+        assert plan.num_tokens == sum(plan.counts) <= budget
+        totals.append(plan.num_tokens)
+    assert max(totals) == budget
+    assert all(bench.tokens[0, n] == bench.expected(n) for n in range(6))
+
+
+def test_nothing_to_do_is_an_empty_plan_and_no_step():
+    bench = Bench()
+    plan = bench.scheduler.schedule()
+    assert (plan.num_tokens, plan.requests) == (0, [])
+    assert bench.scheduler.stats.steps == 0
+
+
+def tight_bench():
+    """Three requests fill all six blocks, and each needs another at its next token."""
+    bench = Bench(num_blocks=6, caching=False)
+    for number in range(3):
+        bench.add(number, 8, max_tokens=8)
+    bench.step()
+    assert bench.manager.pool.num_free == 0
+    return bench
+
+
+def test_the_request_admitted_last_is_preempted():
+    bench = tight_bench()
+    bench.step()
+    statuses = [bench.requests[0, n].status for n in range(3)]
+    assert statuses == [RequestStatus.RUNNING] * 2 + [RequestStatus.WAITING]
+    assert bench.scheduler.stats.preemptions == 1
+
+
+def test_a_victim_is_not_in_the_plan_of_its_preemption():
+    bench = tight_bench()
+    plan = bench.step()
+    assert [number for number, _, _ in columns(plan)] == [0, 1]
+    assert plan.admissions == []
+
+
+def test_a_victim_loses_its_blocks_and_its_row():
+    bench = tight_bench()
+    bench.step()
+    victim = bench.requests[0, 2]
+    assert (victim.blocks, victim.num_computed_tokens, victim.num_preemptions) == ([], 0, 1)
+    assert bench.manager.num_used_blocks == 6
+
+
+def test_a_victim_goes_to_the_front_of_the_queue():
+    bench = tight_bench()
+    bench.add(3, 4)
+    bench.step()
+    bench.abort(0)
+    bench.abort(1)
+    assert [number for number, _, _ in columns(bench.step())] == [2, 3]
+
+
+def test_several_victims_keep_their_order():
+    bench = Bench(num_blocks=6, caching=False, budget=8)
+    for number, length in enumerate((15, 4, 4)):
+        bench.add(number, length, max_tokens=8)
+    while bench.scheduler.num_running < 3:
+        bench.step()
+    preempted = []
+    while bench.scheduler.stats.preemptions < 2:
+        bench.step()
+        preempted.append([request.number for request in bench.scheduler._waiting])
+    assert preempted[-1] == [1, 2]
+
+
+def test_a_request_with_no_one_behind_it_preempts_itself():
+    bench = Bench(num_blocks=4, caching=False)
+    bench.add(0, 7, max_tokens=9)
+    bench.add(1, 8, max_tokens=2)
+    bench.step()
+    plan = bench.step()
+    assert columns(plan) == [(0, 7, 1)]
+    assert bench.requests[0, 1].status is RequestStatus.WAITING
+
+
+def test_a_recomputed_request_computes_its_output_too_and_samples_once():
+    bench = tight_bench()
+    bench.step()
+    given = list(bench.tokens[0, 2])
+    bench.abort(0)
+    bench.abort(1)
+    plan = bench.step()
+    assert columns(plan) == [(2, 0, 9)]
+    assert list(plan.admissions[0].token_ids)[:9] == [*bench.requests[0, 2].token_ids[:8], *given]
+    assert len(bench.tokens[0, 2]) == len(given) + 1
+
+
+@pytest.mark.parametrize("caching", [False, True])
+def test_preempted_requests_give_the_tokens_of_a_solo_run(caching):
+    bench = Bench(num_blocks=6, caching=caching, budget=9)
+    for number in range(5):
+        bench.add(number, 5 + number, max_tokens=10)
+    bench.run()
+    assert bench.scheduler.stats.preemptions > 0
+    for number in range(5):
+        assert bench.tokens[0, number] == bench.expected(number)
+
+
+def test_a_recomputed_request_reports_its_first_cache_hit_only():
+    bench = Bench(num_blocks=6)
+    bench.add(0, 8, max_tokens=8)
+    bench.add(1, 8, max_tokens=8)
+    bench.add(2, 8, max_tokens=8)
+    bench.run()
+    assert bench.requests[0, 2].num_preemptions > 0
+    assert bench.cached == {(0, 0): 0, (0, 1): 0, (0, 2): 0}
+
+
+def test_a_prompt_seen_before_reports_its_hit():
+    bench = Bench()
+    prompt = list(range(12))
+    bench.add(0, prompt, max_tokens=1)
+    bench.run()
+    bench.add(1, prompt, max_tokens=1)
+    assert columns(bench.step()) == [(1, 8, 4)]
+    assert bench.cached == {(0, 0): 0, (0, 1): 8}
+    assert bench.tokens[0, 1] == bench.tokens[0, 0]
+
+
+def test_equal_prompts_of_one_step_share_blocks():
+    bench = Bench()
+    prompt = list(range(11))
+    bench.add(0, prompt, max_tokens=3)
+    bench.add(1, prompt, max_tokens=3)
+    plan = bench.step()
+    assert columns(plan) == [(0, 0, 11), (1, 8, 3)]
+    bench.run()
+    assert bench.tokens[0, 1] == bench.tokens[0, 0] == bench.expected(0)
+
+
+def test_hits_do_not_use_the_budget():
+    bench = Bench(budget=8)
+    prompt = list(range(20))
+    bench.add(0, prompt, max_tokens=1)
+    bench.run()
+    bench.add(1, [*prompt, 1, 2, 3], max_tokens=1)
+    assert columns(bench.step()) == [(1, 20, 3)]
+
+
+def test_aborting_a_waiting_request_removes_it_from_the_queue():
+    bench = Bench(num_seqs=1)
+    bench.add(0, 4)
+    bench.add(1, 4)
+    bench.step()
+    assert bench.abort(1) is bench.requests[0, 1]
+    bench.run()
+    assert bench.tokens[0, 1] == []
+    assert bench.ends[0, 1] == ["abort"]
+
+
+def test_aborting_a_running_request_frees_its_blocks_and_its_row():
+    bench = Bench(num_seqs=1)
+    bench.add(0, 9)
+    bench.step()
+    bench.abort(0)
+    assert bench.manager.num_used_blocks == 0
+    assert not bench.scheduler.has_unfinished()
+    bench.add(1, 9)
+    assert columns(bench.step()) == [(1, 0, 9)]
+
+
+def test_aborting_between_chunks_ends_a_prompt():
+    bench = Bench(budget=4)
+    bench.add(0, 10)
+    bench.step()
+    bench.abort(0)
+    assert bench.step().num_tokens == 0
+    assert bench.manager.num_used_blocks == 0
+
+
+def test_aborting_a_preempted_request_ends_it():
+    bench = tight_bench()
+    bench.step()
+    assert bench.abort(2) is bench.requests[0, 2]
+    bench.run()
+    assert bench.ends == {(0, 0): ["length"], (0, 1): ["length"], (0, 2): ["abort"]}
+
+
+def test_aborting_while_the_device_works_drops_the_sampled_token():
+    bench = Bench()
+    bench.add(0, 4)
+    bench.add(1, 4)
+    plan = bench.scheduler.schedule()
+    result = bench.runner.execute(plan)
+    bench.abort(0)
+    outputs = bench.scheduler.apply(plan, result)
+    assert outputs[0].numbers == [1]
+    assert outputs[0].token_ids == result.token_ids[1:]
+    bench.scheduler.check_integrity()
+
+
+@pytest.mark.parametrize("number", [0, 9])
+def test_aborting_an_ended_or_unknown_request_does_nothing(number):
+    bench = Bench()
+    bench.add(0, 4, max_tokens=1)
+    bench.run()
+    assert bench.abort(number) is None
+    assert bench.ends == {(0, 0): ["length"]}
+
+
+def test_numbers_of_different_clients_are_different_requests():
+    bench = Bench()
+    bench.add(0, 4, client=1)
+    bench.add(0, 5, client=2)
+    bench.step()
+    bench.abort(0, client=1)
+    bench.run()
+    assert bench.ends == {(1, 0): ["abort"], (2, 0): ["length"]}
+    assert bench.tokens[2, 0] == bench.expected(0, client=2)
+
+
+def test_aborting_a_client_ends_all_its_requests_and_no_other():
+    bench = Bench(num_seqs=3)
+    for number in range(4):
+        bench.add(number, 4, client=number % 2)
+    bench.step()
+    bench.scheduler.abort_client(1)
+    bench.scheduler.check_integrity()
+    bench.run()
+    assert bench.ends == {(0, 0): ["length"], (0, 2): ["length"], (1, 1): [], (1, 3): []}
+
+
+def test_a_paused_client_gets_no_tokens_while_others_go_on():
+    bench = Bench()
+    bench.add(0, 4, client=0)
+    bench.add(1, 4, client=1)
+    bench.step()
+    bench.scheduler.pause_client(0)
+    assert columns(bench.step()) == [(1, 4, 1)]
+
+
+def test_a_paused_client_is_not_admitted_and_does_not_block_the_queue():
+    bench = Bench(num_seqs=1)
+    bench.scheduler.pause_client(0)
+    bench.add(0, 4, client=0)
+    bench.add(1, 4, client=1)
+    assert [number for number, _, _ in columns(bench.step())] == [1]
+    assert bench.requests[0, 0].status is RequestStatus.WAITING
+
+
+def test_front_ends_take_turns_and_keep_their_own_order_over_a_pause():
+    bench = Bench(num_seqs=1)
+    bench.scheduler.pause_client(0)
+    for number, client in ((0, 0), (1, 0), (2, 1), (3, 0), (4, 1)):
+        bench.add(number, 4, client=client, max_tokens=1)
+    assert sampled(bench.step()) == [2]
+    bench.scheduler.resume_client(0)
+    served = []
+    while bench.scheduler.has_unfinished():
+        served += sampled(bench.step())
+    assert served == [0, 4, 1, 3]
+
+
+def test_a_flood_of_one_front_end_does_not_hold_up_another():
+    bench = Bench(num_seqs=1)
+    for number in range(20):
+        bench.add(number, 4, client=0, max_tokens=1)
+    bench.add(100, 4, client=1, max_tokens=1)
+    served = [sampled(bench.step())[0] for _ in range(3)]
+    assert served == [0, 100, 1]
+
+
+def test_only_a_paused_client_means_an_empty_plan():
+    bench = Bench()
+    bench.add(0, 4)
+    bench.step()
+    bench.scheduler.pause_client(0)
+    assert bench.step().num_tokens == 0
+    bench.scheduler.resume_client(0)
+    bench.run()
+    assert bench.tokens[0, 0] == bench.expected(0)
+
+
+def test_a_paused_client_can_be_aborted():
+    bench = Bench()
+    bench.add(0, 4)
+    bench.step()
+    bench.scheduler.pause_client(0)
+    bench.abort(0)
+    assert bench.manager.num_used_blocks == 0
+
+
+def test_a_paused_request_gives_its_blocks_to_one_admitted_before_it():
+    bench = Bench(num_blocks=4, caching=False)
+    bench.add(0, 8, client=0, max_tokens=5)
+    bench.add(1, 8, client=1, max_tokens=5)
+    bench.step()
+    bench.scheduler.pause_client(1)
+    assert columns(bench.step()) == [(0, 8, 1)]
+    assert bench.requests[1, 1].num_preemptions == 1
+    bench.scheduler.resume_client(1)
+    bench.run()
+    assert bench.tokens[1, 1] == bench.expected(1, client=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [({"max_tokens": 3}, "length"), ({"stop_token_ids": list(range(50))}, "stop")],
+)
+def test_a_request_ends_with_exactly_one_reason(options, reason):
+    bench = Bench()
+    bench.add(0, 4, **options)
+    bench.run()
+    assert bench.ends[0, 0] == [reason]
+    assert bench.tokens[0, 0] == bench.expected(0)
+
+
+def test_a_stop_token_is_in_the_output():
+    bench = Bench()
+    stop = bench.add(0, 4, max_tokens=20)
+    bench.run()
+    token_ids = bench.tokens[0, 0]
+    bench.add(1, list(stop.token_ids[:4]), max_tokens=20, eos=[token_ids[5]])
+    bench.run()
+    end = token_ids.index(token_ids[5]) + 1
+    assert bench.tokens[0, 1] == token_ids[:end]
+    assert bench.ends[0, 1] == ["stop"]
+
+
+def test_the_output_ends_at_the_models_length():
+    bench = Bench(max_model_len=16, num_blocks=4)
+    bench.add(0, 10, max_tokens=None)
+    bench.run()
+    assert len(bench.tokens[0, 0]) == 6
+    assert bench.ends[0, 0] == ["length"]
+
+
+def test_an_admission_says_which_tokens_may_not_end_the_request_yet():
+    bench = Bench()
+    bench.add(0, 5, min_tokens=2, eos=[7], stop_token_ids=[9])
+    bench.add(1, 5, eos=[7])
+    first, second = bench.scheduler.schedule().admissions
+    assert (first.min_position, sorted(first.forbidden_ids)) == (7, [7, 9])
+    assert list(second.forbidden_ids) == []
+
+
+def test_the_counters_tell_what_happened():
+    bench = Bench()
+    prompt = list(range(9))
+    for number in range(2):
+        bench.add(number, prompt, max_tokens=3)
+        bench.run()
+    stats = bench.scheduler.stats
+    assert (stats.prompt_tokens, stats.generated_tokens, stats.requests_finished) == (18, 6, 2)
+    assert (stats.prefix_query_tokens, stats.prefix_hit_tokens) == (18, 8)
+    assert stats.steps == 6
+
+
+def test_recomputed_requests_do_not_count_as_prompts_again():
+    bench = tight_bench()
+    bench.run()
+    assert bench.scheduler.stats.preemptions > 0
+    assert bench.scheduler.stats.prompt_tokens == 24
+    assert bench.scheduler.stats.generated_tokens == 24
+
+
+def test_a_result_of_another_length_is_refused():
+    bench = Bench()
+    bench.add(0, 4)
+    plan = bench.scheduler.schedule()
+    with pytest.raises(ValueError, match="argument"):
+        bench.scheduler.apply(plan, StepResult([]))
+
+
+class CheckedBench(Bench):
+    """Looks at every plan: budget, rows, blocks and positions."""
+
+    def step(self, aborted=None):
+        """`aborted`: key of a request that ends while the device works."""
+        computed = {key: r.num_computed_tokens for key, r in self.requests.items()}
+        preemptions = {key: r.num_preemptions for key, r in self.requests.items()}
+        blocks = {key: list(r.blocks) for key, r in self.requests.items()}
+        plan = self.scheduler.schedule()
+        self.scheduler.check_integrity()
+        assert sum(plan.counts) == plan.num_tokens <= self.budget
+        assert len(set(plan.rows)) == len(plan.rows)
+        admitted = {admission.row: admission for admission in plan.admissions}
+        appended = {append.row: append for append in plan.block_appends}
+        for request, row, start, count in zip(
+            plan.requests, plan.rows, plan.starts, plan.counts, strict=True
+        ):
+            key = request.client, request.number
+            assert request.row == row
+            assert request.status is RequestStatus.RUNNING
+            assert request.client not in self.scheduler._waiting.paused
+            assert request.num_preemptions == preemptions[key], "a victim is in the plan"
+            assert count > 0
+            assert start + count <= request.num_tokens
+            ids = [block.block_id for block in request.blocks]
+            if row in admitted:
+                assert admitted[row].block_ids == ids
+                assert start % self.manager.block_size == 0
+            else:
+                assert start == computed[key], "positions have a gap"
+                new = request.blocks[len(blocks[key]) :]
+                assert request.blocks[: len(blocks[key])] == blocks[key]
+                given = appended[row].block_ids if row in appended else []
+                assert given == [block.block_id for block in new]
+            assert len(ids) * self.manager.block_size >= start + count
+        assert admitted.keys() | appended.keys() <= set(plan.rows)
+        self._check_writes(plan)
+        if plan.num_tokens:
+            result = self.runner.execute(plan)
+            if aborted is not None:
+                self.abort(aborted[1], aborted[0])
+            self.take(self.scheduler.apply(plan, result))
+            self.scheduler.check_integrity()
+        return plan
+
+    def _check_writes(self, plan):
+        """A slot that this step writes is in no other running request's context."""
+        size = self.manager.block_size
+        written = []
+        for request, start, count in zip(plan.requests, plan.starts, plan.counts, strict=True):
+            written += [
+                (request.blocks[position // size].block_id, position % size)
+                for position in range(start, start + count)
+            ]
+        assert len(set(written)) == len(written), "two requests write one slot"
+        owners = Counter(
+            block.block_id for request in self.scheduler._running for block in request.blocks
+        )
+        for request in self.scheduler._running:
+            for index, block in enumerate(request.blocks):
+                assert block.ref_count == owners[block.block_id]
+                if owners[block.block_id] > 1:
+                    assert (index + 1) * size <= request.num_computed_tokens, "shares an open block"
+
+
+add_operation = st.tuples(
+    st.just("add"),
+    st.integers(0, 2),
+    st.lists(st.integers(0, 1), min_size=1, max_size=14),
+    st.integers(1, 9),
+    st.sampled_from(["", "", "salt"]),
+    st.sampled_from([(), (), (3,), tuple(range(25))]),
+)
+operation = st.one_of(
+    add_operation,
+    add_operation,
+    st.tuples(st.just("step"), st.integers(1, 4)),
+    st.tuples(st.just("step"), st.integers(1, 4)),
+    st.tuples(st.just("abort"), st.integers(0, 30)),
+    st.tuples(st.just("abort during step"), st.integers(0, 30)),
+    st.tuples(st.just("pause"), st.integers(0, 2)),
+    st.tuples(st.just("resume"), st.integers(0, 2)),
+    st.tuples(st.just("reset")),
+)
+
+
+def apply_operation(bench, kind, arguments):
+    if kind == "add":
+        client, prompt, max_tokens, salt, stop_ids = arguments
+        number = len(bench.requests)
+        bench.add(
+            number,
+            prompt[: bench.max_model_len - 1],
+            client=client,
+            max_tokens=max_tokens,
+            salt=salt,
+            stop_token_ids=stop_ids,
+            min_tokens=min(max_tokens, number % 3),
+        )
+    elif kind == "step":
+        for _ in range(arguments[0]):
+            bench.step()
+    elif kind == "abort" and bench.requests:
+        keys = list(bench.requests)
+        client, number = keys[arguments[0] % len(keys)]
+        ended = bool(bench.ends[client, number])
+        assert (bench.abort(number, client) is None) == ended
+    elif kind == "abort during step" and bench.requests:
+        keys = list(bench.requests)
+        bench.step(aborted=keys[arguments[0] % len(keys)])
+    elif kind == "pause":
+        bench.scheduler.pause_client(arguments[0])
+    elif kind == "resume":
+        bench.scheduler.resume_client(arguments[0])
+    elif kind == "reset":
+        bench.manager.reset_prefix_cache()
+        bench.scheduler.check_integrity()
+
+
+@settings(max_examples=250, deadline=None)
+@given(
+    num_blocks=st.integers(4, 12),
+    block_size=st.sampled_from([1, 2, 4]),
+    num_seqs=st.integers(1, 5),
+    budget=st.integers(1, 20),
+    caching=st.booleans(),
+    operations=st.lists(operation, min_size=5, max_size=40),
+)
+def test_no_schedule_shows_in_the_tokens(
+    num_blocks, block_size, num_seqs, budget, caching, operations
+):
+    bench = CheckedBench(
+        num_blocks=num_blocks,
+        block_size=block_size,
+        num_seqs=num_seqs,
+        budget=budget,
+        caching=caching,
+        max_model_len=num_blocks * block_size,
+    )
+    if bench.max_model_len < 2:
+        return
+    for kind, *arguments in operations:
+        apply_operation(bench, kind, arguments)
+    for client in range(3):
+        bench.scheduler.resume_client(client)
+    bench.run()
+    for (client, number), ends in bench.ends.items():
+        assert len(ends) == 1, f"request {number} ended {ends}"
+        expected = bench.expected(number, client)
+        got = bench.tokens[client, number]
+        assert got == (expected[: len(got)] if ends == ["abort"] else expected)
+    assert bench.manager.num_used_blocks == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 6)), min_size=1, max_size=12))
+def test_requests_sample_first_in_the_order_they_came(shapes):
+    bench = Bench(budget=7, num_seqs=4, num_blocks=64)
+    for number, (length, max_tokens) in enumerate(shapes):
+        bench.add(number, length, max_tokens=max_tokens)
+    firsts = deque()
+    while bench.scheduler.has_unfinished():
+        firsts += [n for n in sampled(bench.step()) if n not in firsts]
+    assert list(firsts) == list(range(len(shapes)))

@@ -1,0 +1,260 @@
+"""EngineCore: what it takes, what it refuses, and its columns, with a fake runner."""
+
+from __future__ import annotations
+
+import pytest
+from fakes import FakeRunner, expected_tokens, facts
+
+from shmllm.config import CacheConfig, EngineConfig, LoadConfig, SchedulerConfig
+from shmllm.engine.core import UNSEEDED, EngineCore
+from shmllm.outputs import FinishReason
+from shmllm.sampling_params import SamplingParams
+
+
+def make_core(*, seed=0, caching=True, budget=64, num_seqs=8, **changes):
+    config = EngineConfig(
+        LoadConfig("nowhere", seed=seed),
+        CacheConfig(enable_prefix_caching=caching),
+        SchedulerConfig(num_seqs, budget),
+    )
+    return EngineCore(config, FakeRunner(facts(**changes)))
+
+
+def run(core, clients=(0,)):
+    """Steps until nothing is left; {(client, number): (tokens, [finish texts])}."""
+    results = {}
+    for _ in range(500):
+        if not core.scheduler.has_unfinished():
+            return results
+        for client, columns in core.step().items():
+            assert client in clients
+            offset = 0
+            for number, count, finish in zip(
+                columns.numbers, columns.counts, columns.finishes, strict=True
+            ):
+                tokens, ends = results.setdefault((client, number), ([], []))
+                tokens += columns.token_ids[offset : offset + count]
+                offset += count
+                ends += [FinishReason(finish).text] if finish else []
+    raise AssertionError("requests never ended")
+
+
+def admitted_seeds(core):
+    return [a.seed for plan in core._runner.plans for a in plan.admissions]
+
+
+def test_a_request_runs_to_its_end():
+    core = make_core()
+    assert core.add(0, 5, [1, 2, 3], SamplingParams(max_tokens=4)) is None
+    assert run(core) == {(0, 5): (expected_tokens([1, 2, 3], 4), ["length"])}
+
+
+def test_each_client_gets_its_own_columns():
+    core = make_core()
+    core.add(1, 0, [1, 2], SamplingParams(max_tokens=1))
+    core.add(2, 0, [3], SamplingParams(max_tokens=1))
+    outputs = core.step()
+    assert {client: columns.numbers for client, columns in outputs.items()} == {1: [0], 2: [0]}
+    assert outputs[2].token_ids == expected_tokens([3], 1)
+    assert outputs[1].finishes == [FinishReason.LENGTH]
+
+
+def test_columns_carry_the_number_of_their_step():
+    core = make_core()
+    core.add(0, 0, [1], SamplingParams(max_tokens=3))
+    assert [core.step()[0].step for _ in range(3)] == [0, 1, 2]
+
+
+def test_a_step_that_samples_nothing_has_no_columns():
+    core = make_core(budget=4)
+    core.add(0, 0, [1] * 10, SamplingParams())
+    assert [core.step() for _ in range(2)] == [{}, {}]
+    assert core.step()[0].numbers == [0]
+
+
+def test_an_idle_step_does_not_run_the_model():
+    core = make_core()
+    assert core.step() == {}
+    assert core._runner.plans == []
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [
+        ([], "0 tokens does not fit max_model_len 64"),
+        ([1] * 64, "64 tokens does not fit max_model_len 64"),
+        ([1] * 1500, "1,500 tokens"),
+        ([1, 50], "outside the vocabulary of 50"),
+        ([-1, 1], "outside the vocabulary of 50"),
+    ],
+    ids=["empty", "as long as the model", "longer", "id too high", "id negative"],
+)
+def test_what_cannot_be_served_is_refused_and_not_queued(prompt, words):
+    core = make_core()
+    assert words in core.add(0, 0, prompt, SamplingParams())
+    assert not core.scheduler.has_unfinished()
+
+
+def test_a_refusal_does_not_disturb_others():
+    core = make_core()
+    core.add(0, 0, [1, 2], SamplingParams(max_tokens=3))
+    core.step()
+    assert core.add(0, 1, [99], SamplingParams()) is not None
+    assert run(core)[0, 0][1] == ["length"]
+
+
+def test_the_longest_prompt_gets_one_token():
+    core = make_core()
+    core.add(0, 0, [1] * 63, SamplingParams(max_tokens=50))
+    tokens, ends = run(core)[0, 0]
+    assert (len(tokens), ends) == (1, ["length"])
+
+
+def test_the_largest_request_fits_the_smallest_cache():
+    core = make_core(num_blocks=16, block_size=4, max_model_len=64)
+    core.add(0, 0, [3] * 30, SamplingParams(max_tokens=None))
+    core.add(0, 1, [4] * 30, SamplingParams(max_tokens=None))
+    results = run(core)
+    assert [len(results[0, n][0]) for n in range(2)] == [34, 34]
+    assert results[0, 1][0] == expected_tokens([4] * 30, 34)
+
+
+def test_the_models_end_of_sequence_stops():
+    tokens = expected_tokens([1, 2, 3], 10)
+    core = make_core(eos_token_ids=(tokens[4],))
+    core.add(0, 0, [1, 2, 3], SamplingParams(max_tokens=10))
+    end = tokens.index(tokens[4]) + 1
+    assert run(core) == {(0, 0): (tokens[:end], ["stop"])}
+
+
+def test_an_abort_gives_a_last_row_without_a_token():
+    core = make_core()
+    for number in range(3):
+        core.add(0, number, [1, 2], SamplingParams(max_tokens=5))
+    core.step()
+    columns = core.abort(0, [2, 0])
+    assert (columns.numbers, columns.counts, columns.token_ids) == ([2, 0], [0, 0], [])
+    assert columns.finishes == [FinishReason.ABORT] * 2
+    assert set(run(core)) == {(0, 1)}
+
+
+def test_an_abort_of_a_waiting_request_is_reported_too():
+    core = make_core(num_seqs=1)
+    core.add(0, 0, [1], SamplingParams())
+    core.add(0, 1, [1], SamplingParams())
+    core.step()
+    assert core.abort(0, [1]).numbers == [1]
+
+
+@pytest.mark.parametrize("numbers", [[0], [7], [0, 7, 0]])
+def test_requests_that_had_ended_are_not_reported_again(numbers):
+    core = make_core()
+    core.add(0, 0, [1], SamplingParams(max_tokens=1))
+    run(core)
+    assert core.abort(0, numbers).numbers == []
+
+
+def test_a_number_aborted_twice_is_reported_once():
+    core = make_core()
+    core.add(0, 0, [1], SamplingParams())
+    assert core.abort(0, [0, 0]).numbers == [0]
+
+
+def test_an_abort_touches_only_the_clients_own_requests():
+    core = make_core()
+    core.add(1, 0, [1], SamplingParams())
+    assert core.abort(2, [0]).numbers == []
+    assert core.scheduler.has_unfinished()
+
+
+def test_all_blocks_are_free_when_idle():
+    core = make_core()
+    core.add(0, 0, [1] * 20, SamplingParams(max_tokens=5))
+    core.step()
+    assert core.num_used_blocks == 6 or core.num_used_blocks == 5
+    run(core)
+    assert core.num_used_blocks == 0
+    core.scheduler.check_integrity()
+
+
+@pytest.mark.parametrize(("caching", "cached"), [(True, 8), (False, 0)])
+def test_the_first_columns_of_a_request_tell_its_cache_hit(caching, cached):
+    core = make_core(caching=caching)
+    for number in range(2):
+        core.add(0, number, list(range(10)), SamplingParams(max_tokens=2))
+        columns = core.step()[0]
+        last = core.step()[0]
+    assert (columns.cached_rows, columns.cached_counts) == ([0], [cached])
+    assert last.cached_rows == []
+
+
+def cached_after_reset(core):
+    core.add(0, 1, list(range(10)), SamplingParams(max_tokens=1))
+    return core.step()[0].cached_counts
+
+
+def test_a_reset_forgets_prefixes():
+    core = make_core()
+    core.add(0, 0, list(range(10)), SamplingParams(max_tokens=1))
+    run(core)
+    assert core.reset_prefix_cache() is True
+    assert cached_after_reset(core) == [0]
+
+
+def test_a_reset_while_requests_run_does_nothing():
+    core = make_core()
+    core.add(0, 0, list(range(10)), SamplingParams(max_tokens=3))
+    core.step()
+    assert core.reset_prefix_cache() is False
+    run(core)
+    assert cached_after_reset(core) == [8]
+
+
+def test_a_cache_salt_keeps_prefixes_apart():
+    core = make_core()
+    core.add(0, 0, list(range(10)), SamplingParams(max_tokens=1), cache_salt="a")
+    run(core)
+    core.add(0, 1, list(range(10)), SamplingParams(max_tokens=1), cache_salt="b")
+    assert core.step()[0].cached_counts == [0]
+
+
+@pytest.mark.parametrize("seed", [0, 7, -(2**63), 2**63 - 1])
+def test_a_seed_of_the_request_is_used_as_it_is(seed):
+    core = make_core()
+    core.add(0, 0, [1], SamplingParams(max_tokens=1, seed=seed))
+    run(core)
+    assert admitted_seeds(core) == [seed]
+
+
+def test_unseeded_requests_get_seeds_that_no_user_can_give():
+    core = make_core()
+    for number in range(5):
+        core.add(0, number, [1], SamplingParams(max_tokens=1))
+    run(core)
+    seeds = admitted_seeds(core)
+    assert len(set(seeds)) == 5
+    assert all(UNSEEDED <= seed < 2**64 for seed in seeds)
+
+
+def test_the_engines_seed_chooses_the_unseeded_draws():
+    def seeds(seed):
+        core = make_core(seed=seed)
+        core.add(0, 0, [1], SamplingParams(max_tokens=1))
+        run(core)
+        return admitted_seeds(core)
+
+    assert seeds(1) == seeds(1)
+    assert seeds(1) != seeds(2)
+
+
+def test_a_preempted_request_keeps_its_seed():
+    core = make_core(num_blocks=6, max_model_len=24, caching=False)
+    for number in range(3):
+        core.add(0, number, [number + 1] * 8, SamplingParams(max_tokens=8))
+    run(core)
+    by_prompt = {}
+    for plan in core._runner.plans:
+        for admission in plan.admissions:
+            by_prompt.setdefault(admission.token_ids[0], []).append(admission.seed)
+    assert max(map(len, by_prompt.values())) > 1
+    assert all(len(set(seeds)) == 1 for seeds in by_prompt.values())

@@ -1,0 +1,238 @@
+"""InputProcessor: every bad input has its message, and good ones become token ids."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from fakes import facts
+
+from shmllm.errors import RequestError
+from shmllm.frontend.input_processor import InputProcessor, as_list, match_params
+from shmllm.sampling_params import SamplingParams
+
+VOCAB_SIZE = 600
+MAX_MODEL_LEN = 32
+
+
+@pytest.fixture
+def tokenizer(tokenizer_of):
+    return tokenizer_of("byte_level")
+
+
+@pytest.fixture
+def processor(tokenizer):
+    return InputProcessor(tokenizer, facts(vocab_size=VOCAB_SIZE, max_model_len=MAX_MODEL_LEN))
+
+
+def prepare(processor, *prompts, names=None, **options):
+    return processor.prepare(prompts, [SamplingParams(**options)] * len(prompts), names)
+
+
+def test_text_is_tokenized_and_kept(processor, tokenizer):
+    (request,) = prepare(processor, "The quick fox")
+    assert request.prompt == "The quick fox"
+    assert request.prompt_token_ids == tokenizer.encode("The quick fox")
+    assert request.cache_salt == ""
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text", "salt"),
+    [
+        ([5, 6], None, ""),
+        ((5, 6), None, ""),
+        (range(5, 7), None, ""),
+        ({"prompt_token_ids": [5, 6]}, None, ""),
+        ({"prompt_token_ids": (5, 6), "prompt": "known"}, "known", ""),
+        ({"prompt_token_ids": [5, 6], "cache_salt": "s"}, None, "s"),
+        ({"prompt_token_ids": [5, 6], "prompt": None, "cache_salt": None}, None, ""),
+    ],
+)
+def test_token_ids_are_taken_as_they_are(processor, prompt, text, salt):
+    (request,) = prepare(processor, prompt)
+    assert request.prompt_token_ids == [5, 6]
+    assert type(request.prompt_token_ids) is list
+    assert (request.prompt, request.cache_salt) == (text, salt)
+
+
+def test_a_dict_with_text_is_tokenized(processor, tokenizer):
+    (request,) = prepare(processor, {"prompt": "dog", "cache_salt": "s"})
+    assert (request.prompt, request.cache_salt) == ("dog", "s")
+    assert request.prompt_token_ids == tokenizer.encode("dog")
+
+
+def test_texts_and_ids_of_one_batch_keep_their_places(processor, tokenizer):
+    requests = prepare(processor, "fox", [5], {"prompt": "dog"}, [6, 7], "again")
+    assert [request.prompt_token_ids for request in requests] == [
+        tokenizer.encode("fox"),
+        [5],
+        tokenizer.encode("dog"),
+        [6, 7],
+        tokenizer.encode("again"),
+    ]
+
+
+def test_each_request_has_its_own_parameters(processor):
+    params = [SamplingParams(max_tokens=n) for n in (1, 2)]
+    requests = processor.prepare([[5], [6]], params)
+    assert [request.params for request in requests] == params
+
+
+@pytest.mark.parametrize("length", [1, MAX_MODEL_LEN - 1])
+def test_the_longest_and_the_shortest_prompt_pass(processor, length):
+    assert len(prepare(processor, [5] * length)[0].prompt_token_ids) == length
+
+
+def test_the_ends_of_the_vocabulary_pass(processor):
+    prepare(processor, [0, VOCAB_SIZE - 1], stop_token_ids=[0, VOCAB_SIZE - 1])
+
+
+BAD_PROMPTS = [
+    (5, "must be a str, a list of token ids, or a dict .* got int"),
+    (None, "got NoneType"),
+    (b"bytes", "got bytes"),
+    ([1, "a"], "got list"),
+    ([1.0], "got list"),
+    ([True], "got list"),
+    (["a", "b"], "got list"),
+    ([], "is empty: the model needs at least one token"),
+    ((), "is empty"),
+    ("", "is empty"),
+    ({"prompt": ""}, "is empty"),
+    ({"prompt_token_ids": []}, "is empty"),
+    ({}, "has neither 'prompt' nor 'prompt_token_ids'"),
+    ({"cache_salt": "s"}, "has neither 'prompt' nor 'prompt_token_ids'"),
+    ({"prompt": None}, "has neither"),
+    ({"text": "a"}, r"has unknown keys \['text'\]; known are \['cache_salt', 'prompt', "),
+    ({"prompt": "a", 5: 1}, r"has unknown keys \['5'\]"),
+    ({"prompt": 5}, "'prompt' must be a str, got int"),
+    ({"prompt": 5, "prompt_token_ids": [1]}, "'prompt' must be a str, got int"),
+    ({"prompt_token_ids": "12"}, "'prompt_token_ids' must be a list of whole numbers"),
+    ({"prompt_token_ids": [1.5]}, "'prompt_token_ids' must be a list of whole numbers"),
+    ({"prompt_token_ids": 5}, "'prompt_token_ids' must be a list of whole numbers"),
+    ({"prompt": "a", "cache_salt": 5}, "'cache_salt' must be a str, got int"),
+    ([5] * 32, "has 32 tokens; max_model_len is 32 .* so a prompt may have at most 31"),
+    ([5] * 1234, "has 1,234 tokens"),
+    ("x" * 4000, r"has \d,\d+ tokens; max_model_len is 32"),
+    ([5, 600], "has token id 600; the vocabulary has ids from 0 to 599"),
+    ([5, -1], "has token id -1; the vocabulary has ids from 0 to 599"),
+    ([-1, 600], "has token id -1"),
+    ([2**40], "has token id 1099511627776"),
+    ("lone \ud800 surrogate", "lone surrogate"),
+]
+
+
+@pytest.mark.parametrize(("prompt", "words"), BAD_PROMPTS, ids=lambda value: ascii(value)[:40])
+def test_a_bad_prompt_says_what_is_wrong(processor, prompt, words):
+    with pytest.raises(RequestError, match=words):
+        prepare(processor, prompt)
+
+
+@pytest.mark.parametrize(("prompt", "words"), BAD_PROMPTS, ids=lambda value: ascii(value)[:40])
+def test_a_bad_prompt_among_good_ones_is_named(processor, prompt, words):
+    with pytest.raises(RequestError, match=f"line 7.*{words}"):
+        prepare(processor, [1], prompt, "good", names=["line 2", "line 7", "line 9"])
+
+
+@pytest.mark.parametrize(
+    ("prompts", "name"), [([[]], "^the prompt is"), ([[1], []], "^prompt 1 is")]
+)
+def test_prompts_without_a_name_are_counted(processor, prompts, name):
+    with pytest.raises(RequestError, match=name):
+        prepare(processor, *prompts)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        np.array([1, 2]),
+        np.array([5]),
+        np.array([]),
+        {"prompt_token_ids": np.array([1, 2])},
+        {"prompt_token_ids": np.array([5])},
+    ],
+    ids=["array", "array of one", "empty array", "array in a dict", "array of one in a dict"],
+)
+def test_an_array_instead_of_a_list_is_refused_by_name(processor, prompt):
+    with pytest.raises(RequestError, match="prompt 1"):
+        prepare(processor, [1], prompt)
+
+
+def test_a_cache_salt_that_cannot_be_encoded_is_refused_before_anything_is_queued(processor):
+    with pytest.raises(RequestError, match=r"prompt 1.*cache_salt"):
+        prepare(processor, [1], {"prompt_token_ids": [1], "cache_salt": "\ud800"})
+
+
+def test_a_stop_token_outside_the_vocabulary_is_refused(processor):
+    with pytest.raises(RequestError, match=r"stop_token_ids has 600; .* from 0 to 599"):
+        prepare(processor, [1], stop_token_ids=[5, 600])
+
+
+@pytest.mark.parametrize(
+    ("prompts", "expected"),
+    [
+        ("text", ["text"]),
+        ("", [""]),
+        ([1, 2], [[1, 2]]),
+        ((1, 2), [(1, 2)]),
+        ({"prompt": "a"}, [{"prompt": "a"}]),
+        (["a", "b"], ["a", "b"]),
+        ([[1], [2]], [[1], [2]]),
+        (["a", [1], {"prompt": "b"}], ["a", [1], {"prompt": "b"}]),
+        (("a", "b"), ["a", "b"]),
+        ([[]], [[]]),
+        ([], []),
+        ((), []),
+    ],
+    ids=str,
+)
+def test_one_prompt_or_several_become_several(prompts, expected):
+    assert as_list(prompts) == expected
+
+
+@pytest.mark.parametrize("prompts", [5, None, b"a", {1}, iter(["a"]), np.array([1])], ids=repr)
+def test_what_is_no_prompt_at_all_is_refused(prompts):
+    with pytest.raises(RequestError, match=f"prompts must be .* got {type(prompts).__name__}"):
+        as_list(prompts)
+
+
+DEFAULT = SamplingParams(max_tokens=3)
+
+
+def test_no_parameters_mean_the_default():
+    assert match_params(None, 2, DEFAULT) == [DEFAULT, DEFAULT]
+
+
+def test_one_parameter_set_serves_all_prompts():
+    params = SamplingParams(top_k=5)
+    assert match_params(params, 3, DEFAULT) == [params] * 3
+
+
+def test_a_list_of_parameters_goes_prompt_by_prompt():
+    params = (SamplingParams(top_k=5), SamplingParams(top_k=6))
+    assert match_params(params, 2, DEFAULT) == list(params)
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        ([DEFAULT], "2 prompts and 1 sampling_params: give one"),
+        ([DEFAULT] * 3, "2 prompts and 3 sampling_params"),
+        ([], "2 prompts and 0 sampling_params"),
+        ("greedy", "must be a SamplingParams or a list of them, got str"),
+        (5, "got int"),
+        ({"top_k": 1}, "got dict"),
+        ([DEFAULT, {"top_k": 1}], r"sampling_params\[1\] is a dict, not a SamplingParams"),
+        ([None, DEFAULT], r"sampling_params\[0\] is a NoneType"),
+    ],
+)
+def test_parameters_that_do_not_match_are_refused(params, words):
+    with pytest.raises(RequestError, match=words):
+        match_params(params, 2, DEFAULT)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_parameters_changed_after_they_were_made_are_checked(several):
+    params = SamplingParams()
+    params.top_p = 5
+    with pytest.raises(RequestError, match="top_p"):
+        match_params([params] if several else params, 1, DEFAULT)

@@ -1,0 +1,120 @@
+"""LLM.generate with a fake engine: every prompt has its output, however records arrive."""
+
+from __future__ import annotations
+
+import pytest
+from fakes import facts
+
+from shmllm.errors import RequestError
+from shmllm.frontend import llm as llm_module
+from shmllm.outputs import FinishReason, OutputColumns
+from shmllm.sampling_params import SamplingParams
+from shmllm.wire.messages import Rejected
+
+
+class FakeEngine:
+    """Gives each request `max_tokens` tokens 7, at most `steps_per_poll` steps in one poll."""
+
+    def __init__(self, steps_per_poll):
+        self.facts = facts(vocab_size=600)
+        self.steps_per_poll = steps_per_poll
+        self.left = {}
+        self.added = []
+        self.aborted = []
+        self.rejected = []
+
+    def wait_ready(self, on_progress=None):
+        return self.facts
+
+    def add(self, request):
+        self.added.append(request.number)
+        self.left[request.number] = request.params.max_tokens
+
+    def abort(self, numbers):
+        self.aborted += numbers
+        for number in numbers:
+            self.left.pop(number, None)
+
+    def poll(self, timeout_s):
+        events, self.rejected = self.rejected, []
+        return events + [self._step() for _ in range(self.steps_per_poll) if self.left]
+
+    def close(self):
+        pass
+
+    def _step(self):
+        numbers = list(self.left)
+        for number in numbers:
+            self.left[number] -= 1
+        ended = [number for number in numbers if not self.left[number]]
+        for number in ended:
+            del self.left[number]
+        return OutputColumns(
+            numbers=numbers,
+            counts=[1] * len(numbers),
+            finishes=[FinishReason.LENGTH * (number in ended) for number in numbers],
+            token_ids=[7] * len(numbers),
+        )
+
+
+@pytest.fixture
+def make_llm(monkeypatch, byte_level_model):
+    def make(steps_per_poll=1):
+        engine = FakeEngine(steps_per_poll)
+        monkeypatch.setattr(llm_module, "_start_engine", lambda *_: engine)
+        return llm_module.LLM(str(byte_level_model), generation_config="shmllm"), engine
+
+    return make
+
+
+@pytest.mark.parametrize("steps_per_poll", [1, 2, 3, 50])
+def test_every_prompt_has_its_output_however_many_records_a_poll_brings(make_llm, steps_per_poll):
+    llm, _ = make_llm(steps_per_poll)
+    lengths = [5, 1, 40, 2, 3, 9]
+    params = [SamplingParams(max_tokens=n) for n in lengths]
+    outputs = llm.generate([[5, n] for n in range(6)], params, use_tqdm=False)
+    assert [output.prompt_token_ids[1] for output in outputs] == list(range(6))
+    assert [len(output.outputs[0].token_ids) for output in outputs] == lengths
+    assert {output.outputs[0].finish_reason for output in outputs} == {"length"}
+
+
+def test_more_prompts_than_are_submitted_between_polls(make_llm):
+    llm, _ = make_llm(3)
+    outputs = llm.generate([[5]] * 100, SamplingParams(max_tokens=4), use_tqdm=False)
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [4] * 100
+
+
+def test_no_prompts_have_no_outputs(make_llm):
+    llm, engine = make_llm()
+    assert llm.generate([], use_tqdm=False) == []
+    assert engine.added == []
+
+
+def test_one_bad_prompt_means_that_nothing_is_queued(make_llm):
+    llm, engine = make_llm()
+    with pytest.raises(RequestError, match="prompt 2"):
+        llm.generate([[5], [6], [999], [7]], use_tqdm=False)
+    assert engine.added == []
+
+
+def test_a_rejection_is_one_failed_output_among_good_ones(make_llm):
+    llm, engine = make_llm()
+    engine.rejected.append(Rejected(1, "no"))
+    outputs = llm.generate([[5]] * 3, SamplingParams(max_tokens=2), use_tqdm=False)
+    assert [output.error for output in outputs] == [None, "no", None]
+
+
+def test_leaving_early_aborts_what_still_runs(make_llm):
+    llm, engine = make_llm()
+    params = [SamplingParams(max_tokens=n) for n in (1, 5, 5)]
+    for _ in llm.serve(llm.prepare([[5]] * 3, params)):
+        break
+    assert sorted(engine.aborted) == [1, 2]
+
+
+def test_a_stop_string_aborts_the_request_in_the_engine(make_llm):
+    llm, engine = make_llm()
+    stop = llm._tokenizer.decode([7])
+    outputs = llm.generate([5], SamplingParams(stop=stop, max_tokens=9), use_tqdm=False)
+    assert outputs[0].outputs[0].stop_reason == stop
+    assert engine.aborted == [0]

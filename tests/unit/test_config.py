@@ -1,0 +1,78 @@
+"""Engine configuration and facts: ranges, messages, and the way across as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+from fakes import facts
+
+from shmllm.config import CacheConfig, EngineConfig, EngineFacts, LoadConfig, SchedulerConfig
+from shmllm.errors import EngineStartError
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: LoadConfig("m", dtype="float64"), "dtype 'float64' is not one of auto, float32"),
+        (lambda: LoadConfig("m", load_format="gguf"), "load_format 'gguf' is not one of auto"),
+        (lambda: LoadConfig("m", max_model_len=0), "max_model_len must be .* at least 1, got 0"),
+        (lambda: LoadConfig("m", max_model_len=1.5), "max_model_len must be .* got 1.5"),
+        (lambda: CacheConfig(block_size=12), r"block_size must be one of \(8, 16, 32\), got 12"),
+        (lambda: CacheConfig(memory_bytes=0), "kv_cache_memory_bytes must be .* got 0"),
+        (lambda: CacheConfig(memory_bytes="1G"), "kv_cache_memory_bytes must be .* got '1G'"),
+        (lambda: SchedulerConfig(max_num_seqs=0), "max_num_seqs must be .* got 0"),
+        (lambda: SchedulerConfig(max_num_seqs=True), "max_num_seqs must be .* got True"),
+        (lambda: SchedulerConfig(max_num_batched_tokens=-1), "max_num_batched_tokens must be"),
+        (lambda: EngineConfig(LoadConfig("m"), num_threads=0), "num_threads must be .* got 0"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_with_field_and_value(make, words):
+    with pytest.raises(EngineStartError, match=words):
+        make()
+
+
+FULL = EngineConfig(
+    LoadConfig("/models/größe", "bfloat16", "dummy", 7, 512),
+    CacheConfig(32, 12345, False),
+    SchedulerConfig(3, 99),
+    num_threads=2,
+)
+
+
+@pytest.mark.parametrize("config", [EngineConfig(LoadConfig("m")), FULL], ids=["defaults", "full"])
+def test_a_configuration_survives_json(config):
+    assert EngineConfig.from_json(config.to_json()) == config
+
+
+def test_every_field_of_the_full_configuration_differs_from_its_default():
+    default = dataclasses.asdict(EngineConfig(LoadConfig("m")))
+    full = dataclasses.asdict(FULL)
+    for part in ("load", "cache", "scheduler"):
+        assert not [name for name in full[part] if full[part][name] == default[part][name]]
+
+
+def test_a_configuration_that_came_as_json_is_checked():
+    parts = json.loads(FULL.to_json())
+    parts["cache"]["block_size"] = 5
+    with pytest.raises(EngineStartError, match="block_size"):
+        EngineConfig.from_json(json.dumps(parts))
+
+
+def test_a_configuration_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        FULL.cache.block_size = 8
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"eos_token_ids": (1, 2), "warnings": ("short of memory", "é")}]
+)
+def test_facts_survive_json(changes):
+    told = facts(**changes)
+    assert EngineFacts.from_json(told.to_json()) == told
+
+
+def test_facts_of_an_engine_that_tells_more_can_be_read():
+    values = json.loads(facts().to_json()) | {"news": 1}
+    assert EngineFacts.from_json(json.dumps(values)) == facts()

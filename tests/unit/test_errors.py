@@ -1,0 +1,60 @@
+"""The exception tree, and what the errors show."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+
+import pytest
+
+from shmllm import errors
+
+TREE = {
+    "RequestError": ("ShmLLMError", "ValueError"),
+    "EngineStartError": ("ShmLLMError",),
+    "EngineDeadError": ("ShmLLMError",),
+    "IpcError": ("ShmLLMError",),
+    "SegmentError": ("IpcError",),
+    "NoSpaceError": ("IpcError",),
+    "ProtocolMismatchError": ("IpcError",),
+    "MessageTooLargeError": ("IpcError",),
+    "IpcTimeoutError": ("IpcError",),
+}
+
+
+def test_the_tree_is_the_one_that_is_documented():
+    classes = {
+        name: tuple(base.__name__ for base in member.__bases__)
+        for name, member in vars(errors).items()
+        if inspect.isclass(member)
+    }
+    assert classes == TREE | {"ShmLLMError": ("Exception",)}
+
+
+def test_the_drawing_names_every_class():
+    assert [name for name in TREE if name not in errors.__doc__] == []
+
+
+@pytest.mark.parametrize("kind", [errors.EngineStartError, errors.EngineDeadError])
+def test_the_engines_traceback_follows_the_message(kind):
+    assert str(kind("it died", remote_traceback="Traceback: x")) == "it died\nTraceback: x"
+
+
+@pytest.mark.parametrize("kind", [errors.EngineStartError, errors.EngineDeadError])
+def test_without_a_traceback_there_is_the_message_alone(kind):
+    assert str(kind("it died")) == "it died"
+
+
+def test_a_death_carries_how_it_came():
+    death = errors.EngineDeadError("x", exit_code=3, signal=9, remote_traceback="t")
+    assert (death.exit_code, death.signal, death.remote_traceback) == (3, 9, "t")
+
+
+def test_a_death_survives_the_way_to_another_process():
+    death = pickle.loads(pickle.dumps(errors.EngineDeadError("x", exit_code=3, signal=9)))
+    assert (str(death), death.exit_code, death.signal) == ("x", 3, 9)
+
+
+def test_a_failed_start_survives_the_way_to_another_process():
+    failure = pickle.loads(pickle.dumps(errors.EngineStartError("x", "trace")))
+    assert str(failure) == "x\ntrace"

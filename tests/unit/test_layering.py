@@ -1,0 +1,278 @@
+"""Imports point the way the design draws them, and nowhere in circles.
+
+Reads the source of every module, imports inside functions and under TYPE_CHECKING
+included. A module's rule is the one of its longest matching prefix in RULES.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SOURCES = {"shmllm": REPOSITORY, "shmllm_kernels": REPOSITORY / "kernels"}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a module may import besides the standard library and its own package.
+
+    Attributes:
+        modules: of ours, by prefix, anywhere.
+        lazy: of ours, only inside functions.
+        packages: of others, anywhere.
+        lazy_packages: of others, only inside functions.
+    """
+
+    modules: str = ""
+    lazy: str = ""
+    packages: str = ""
+    lazy_packages: str = ""
+
+
+RULES = {
+    "shmllm": Rule(
+        "version errors outputs sampling_params frontend.llm frontend.input_processor"
+    ),  # the names that type checkers see; at run time all but `version` are lazy
+    "shmllm.errors": Rule(),
+    "shmllm.version": Rule(),
+    "shmllm.options": Rule(),
+    "shmllm.outputs": Rule(),
+    "shmllm.sampling_params": Rule("errors options"),
+    "shmllm.config": Rule("errors"),
+    "shmllm.model_files": Rule("errors", lazy_packages="huggingface_hub"),
+    "shmllm.ipc": Rule("errors", packages="numpy posix_ipc"),
+    "shmllm.ipc.tensors": Rule("errors", packages="numpy", lazy_packages="torch"),
+    "shmllm.wire": Rule("errors sampling_params outputs", packages="numpy"),
+    "shmllm.core": Rule("errors config sampling_params outputs"),
+    "shmllm.models": Rule("errors shmllm_kernels", packages="torch safetensors numpy"),
+    "shmllm.worker": Rule(
+        "errors config sampling_params models core.plan shmllm_kernels",
+        packages="torch numpy triton",
+    ),
+    "shmllm.engine": Rule(),
+    "shmllm.engine.launch": Rule("errors config ipc"),
+    "shmllm.engine.core": Rule("errors config sampling_params outputs core"),
+    "shmllm.engine.client": Rule("errors config outputs wire ipc"),
+    "shmllm.engine.private": Rule("errors config wire ipc engine.client engine.launch"),
+    "shmllm.engine.attached": Rule("errors config wire ipc engine.client"),
+    "shmllm.engine.session": Rule("wire ipc"),
+    "shmllm.engine.doorkeeper": Rule("errors ipc engine.session"),
+    "shmllm.engine.process": Rule(
+        "errors config outputs wire ipc engine.core engine.session engine.doorkeeper",
+        lazy="worker.runner",
+    ),
+    # It answers in the client's terms and takes the messages as objects, not as bytes.
+    "shmllm.engine.local": Rule(
+        "errors config outputs wire.messages engine.core engine.client", lazy="worker.runner"
+    ),
+    # `wire.messages` holds the dataclasses that EngineClient takes; bytes stay behind it.
+    "shmllm.frontend": Rule(
+        "errors config options outputs sampling_params model_files engine.client engine.private "
+        "wire.messages",
+        lazy="engine.local engine.attached",
+        packages="numpy tokenizers",
+        lazy_packages="jinja2 rich transformers",
+    ),
+    "shmllm.frontend.template_environment": Rule(packages="jinja2"),
+    "shmllm.cli": Rule(
+        "version errors config options outputs sampling_params model_files frontend engine ipc "
+        "bench wire",
+        packages="click",
+        lazy_packages="numpy rich",
+    ),
+    "shmllm.bench": Rule(
+        "errors version outputs sampling_params ipc wire",
+        packages="numpy click msgspec zmq faster_fifo iceoryx2 rich",
+    ),
+    "shmllm_kernels": Rule(packages="torch triton"),
+}
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module; `eager` if importing the importer imports it at once."""
+
+    target: str
+    eager: bool
+    in_function: bool
+
+
+def modules() -> dict[str, Path]:
+    """All our modules, by name."""
+    found = {}
+    for package, root in SOURCES.items():
+        for path in (root / package).rglob("*.py"):
+            parts = path.relative_to(root).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+MODULES = modules()
+
+
+def is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+
+
+def imports_of(source: str) -> Iterator[Import]:
+    """All imports in a source text, `import_module("literal")` calls included."""
+    yield from _imports_in(ast.parse(source), eager=True, in_function=False)
+
+
+def _imports_in(node: ast.AST, eager: bool, in_function: bool) -> Iterator[Import]:
+    for child in ast.iter_child_nodes(node):
+        for target in _targets(child):
+            yield Import(target, eager, in_function)
+        function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        yield from _imports_in(
+            child,
+            eager and not function and not is_type_checking(child),
+            in_function or function,
+        )
+
+
+def _targets(node: ast.AST) -> list[str]:
+    match node:
+        case ast.Import():
+            return [alias.name for alias in node.names]
+        case ast.ImportFrom():
+            assert node.level == 0, "imports are absolute"
+            module = node.module or ""
+            inner = [f"{module}.{alias.name}" for alias in node.names]
+            return [name if name in MODULES else module for name in inner]
+        case ast.Call(args=[ast.Constant(value=str(name)), *_]) if ast.unparse(node.func).endswith(
+            "import_module"
+        ):
+            return [name]
+    return []
+
+
+def is_below(module: str, prefix: str) -> bool:
+    return module == prefix or module.startswith(prefix + ".")
+
+
+def rule_of(module: str) -> tuple[str, Rule]:
+    """The rule of the longest prefix, and that prefix. Only `shmllm` itself has the root's."""
+    prefixes = [name for name in RULES if is_below(module, name) and name != "shmllm"]
+    if module == "shmllm":
+        return "shmllm", RULES["shmllm"]
+    assert prefixes, f"{module} has no rule: say in RULES what it may import"
+    longest = max(prefixes, key=len)
+    return longest, RULES[longest]
+
+
+def own_package(module: str) -> str | None:
+    """The package whose modules import each other freely; those of engine are apart."""
+    package = ".".join(module.split(".")[: 1 if module.startswith("shmllm_kernels") else 2])
+    return None if package in ("shmllm", "shmllm.engine") else package
+
+
+def is_allowed(module: str, found: Import) -> bool:
+    _, rule = rule_of(module)
+    top = found.target.split(".")[0]
+    if top in sys.stdlib_module_names:
+        return True
+    if top not in SOURCES:
+        allowed = rule.packages.split() + (rule.lazy_packages.split() if found.in_function else [])
+        return top in allowed
+    package = own_package(module)
+    if package is not None and is_below(found.target, package):
+        return True
+    names = rule.modules.split() + (rule.lazy.split() if found.in_function else [])
+    full = [name if name.startswith("shmllm_") else f"shmllm.{name}" for name in names]
+    return any(is_below(found.target, name) for name in full)
+
+
+def forbidden(module: str, source: str) -> list[str]:
+    return [found.target for found in imports_of(source) if not is_allowed(module, found)]
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_every_import_is_an_allowed_arrow(module: str) -> None:
+    assert forbidden(module, MODULES[module].read_text(encoding="utf-8")) == []
+
+
+def test_every_rule_has_a_module() -> None:
+    packages = {rule_of(module)[0] for module in MODULES}
+    assert RULES.keys() - packages <= {"shmllm.engine"}
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "expected"),
+    [
+        ("shmllm.ipc.ring", "import shmllm.config", ["shmllm.config"]),
+        ("shmllm.ipc.ring", "from shmllm import outputs", ["shmllm.outputs"]),
+        ("shmllm.ipc.ring", "import torch", ["torch"]),
+        ("shmllm.ipc.ring", "import os, numpy\nfrom shmllm.ipc import layout", []),
+        ("shmllm.core.plan", "import numpy", ["numpy"]),
+        ("shmllm.core.plan", "from shmllm.ipc.ring import x", ["shmllm.ipc.ring"]),
+        ("shmllm.models.llama", "from shmllm.config import x", ["shmllm.config"]),
+        ("shmllm.worker.batch", "from shmllm.core.plan import StepPlan", []),
+        ("shmllm.worker.batch", "import shmllm.core.request", ["shmllm.core.request"]),
+        ("shmllm.engine.core", "import shmllm.worker.runner", ["shmllm.worker.runner"]),
+        ("shmllm.engine.core", "import shmllm.engine.client", ["shmllm.engine.client"]),
+        ("shmllm.engine.process", "def f():\n  import shmllm.worker.runner", []),
+        ("shmllm.engine.process", "import shmllm.worker.runner", ["shmllm.worker.runner"]),
+        ("shmllm.frontend.llm", "if True:\n  import transformers", ["transformers"]),
+        ("shmllm.frontend.llm", "def f():\n  import transformers", []),
+        ("shmllm.frontend.llm", "def f():\n  import torch", ["torch"]),
+        ("shmllm.frontend.llm", "import_module('torch')", ["torch"]),
+        ("shmllm.frontend.llm", "from shmllm.wire import codec", ["shmllm.wire.codec"]),
+        ("shmllm.cli.main", "import shmllm.worker", ["shmllm.worker"]),
+        (
+            "shmllm.wire.codec",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n  import shmllm.core.plan",
+            ["shmllm.core.plan"],
+        ),
+        ("shmllm_kernels.norm", "import shmllm.errors", ["shmllm.errors"]),
+    ],
+)
+def test_the_check_finds_what_is_forbidden(module: str, source: str, expected: list[str]) -> None:
+    assert forbidden(module, source) == expected
+
+
+def eager_graph() -> dict[str, set[str]]:
+    """Which of our modules a module's import imports at once."""
+    graph = {}
+    for module, path in MODULES.items():
+        found = imports_of(path.read_text(encoding="utf-8"))
+        graph[module] = {item.target for item in found if item.eager and item.target in MODULES}
+    return graph
+
+
+def cycle_in(graph: dict[str, set[str]]) -> list[str]:
+    """The modules of some circle, empty if there is none."""
+    done: set[str] = set()
+
+    def visit(module: str, path: list[str]) -> list[str]:
+        if module in path:
+            return [*path[path.index(module) :], module]
+        if module in done:
+            return []
+        for target in sorted(graph[module]):
+            if cycle := visit(target, [*path, module]):
+                return cycle
+        done.add(module)
+        return []
+
+    for module in graph:
+        if cycle := visit(module, []):
+            return cycle
+    return []
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    assert cycle_in(eager_graph()) == []
+
+
+def test_the_cycle_check_finds_one() -> None:
+    graph: dict[str, set[str]] = {"a": {"b"}, "b": {"c"}, "c": {"d", "b"}, "d": set()}
+    assert cycle_in(graph) == ["b", "c", "b"]
+    graph["c"].remove("b")
+    assert cycle_in(graph) == []

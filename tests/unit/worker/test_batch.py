@@ -1,0 +1,152 @@
+"""InputBatch: the arrays of a step follow from plans."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from shmllm.core.plan import Admission, BlockAppend, StepPlan
+from shmllm.sampling_params import SamplingParams
+from shmllm.worker.batch import InputBatch
+
+BLOCK_SIZE = 4
+
+
+@pytest.fixture
+def batch():
+    return InputBatch(num_rows=4, max_model_len=20, block_size=BLOCK_SIZE)
+
+
+def admission(row, token_ids, block_ids, *, seed=0, min_position=0, forbidden_ids=(), **options):
+    params = SamplingParams(**options)
+    return Admission(row, token_ids, block_ids, params, seed, min_position, forbidden_ids)
+
+
+def plan_of(*columns, samples=(), admissions=(), appends=()):
+    """columns: (row, start, count)."""
+    rows, starts, counts = (list(column) for column in zip(*columns, strict=True))
+    return StepPlan(
+        step=0,
+        rows=rows,
+        starts=starts,
+        counts=counts,
+        samples=list(samples),
+        admissions=list(admissions),
+        block_appends=list(appends),
+        num_tokens=sum(counts),
+    )
+
+
+def take(batch, plan):
+    batch.update(plan)
+    return batch.inputs(plan)
+
+
+@pytest.fixture
+def mixed(batch):
+    """Row 2 decodes its tenth token, row 0 starts with a chunk of 6 of 9."""
+    decode = admission(2, list(range(40, 50)), [7, 3, 5])
+    take(batch, plan_of((2, 0, 9), admissions=[decode]))
+    prompt = admission(0, list(range(20, 29)), [6, 2])
+    return take(batch, plan_of((2, 9, 1), (0, 0, 6), samples=[0], admissions=[prompt]))
+
+
+def test_tokens_lie_flat_in_the_order_of_the_plan(mixed):
+    assert mixed.token_ids.tolist() == [49, 20, 21, 22, 23, 24, 25]
+    assert mixed.positions.tolist() == [9, 0, 1, 2, 3, 4, 5]
+
+
+def test_slots_follow_the_block_tables(mixed):
+    assert mixed.slot_mapping.tolist() == [21, 24, 25, 26, 27, 8, 9]
+
+
+def test_requests_say_where_their_tokens_are(mixed):
+    assert mixed.rows.tolist() == [2, 0]
+    assert mixed.first_tokens.tolist() == [0, 1]
+    assert mixed.counts.tolist() == [1, 6]
+    assert mixed.context_lens.tolist() == [10, 6]
+
+
+def test_samples_are_taken_at_the_last_token_of_their_request(batch):
+    admissions = [admission(row, list(range(9)), [row + 1, 8, 9]) for row in range(3)]
+    plan = plan_of((1, 0, 4), (0, 0, 2), (2, 0, 3), samples=[0, 2], admissions=admissions)
+    inputs = take(batch, plan)
+    assert inputs.sample_tokens.tolist() == [3, 8]
+    assert inputs.sample_rows.tolist() == [1, 2]
+
+
+def test_a_step_without_samples_has_empty_columns(batch):
+    inputs = take(batch, plan_of((0, 0, 4), admissions=[admission(0, [1] * 9, [1, 2, 3])]))
+    assert inputs.sample_tokens.shape == (0,)
+
+
+def test_indices_are_int64(mixed):
+    for name in ("token_ids", "positions", "slot_mapping", "rows", "first_tokens", "context_lens"):
+        assert getattr(mixed, name).dtype == np.int64
+
+
+def test_a_step_of_decodes_has_one_token_each(batch):
+    admissions = [admission(row, [10 + row] * 6, [row + 1, row + 5]) for row in range(3)]
+    take(batch, plan_of((0, 0, 5), (1, 0, 5), (2, 0, 5), admissions=admissions))
+    inputs = take(batch, plan_of((2, 5, 1), (0, 5, 1), samples=[0, 1]))
+    assert inputs.token_ids.tolist() == [12, 10]
+    assert inputs.slot_mapping.tolist() == [29, 21]
+    assert inputs.sample_tokens.tolist() == [0, 1]
+
+
+def test_sampled_tokens_are_the_next_inputs(batch):
+    admissions = [admission(0, [1, 2, 3], [1]), admission(1, [4, 5], [2])]
+    inputs = take(batch, plan_of((0, 0, 3), (1, 0, 2), samples=[0, 1], admissions=admissions))
+    batch.append(inputs, np.array([77, 88]))
+    assert take(batch, plan_of((1, 2, 1), (0, 3, 1))).token_ids.tolist() == [88, 77]
+
+
+def test_a_token_sampled_at_the_models_length_is_not_kept(batch):
+    tokens = list(range(20))
+    inputs = take(batch, plan_of((0, 0, 20), samples=[0], admissions=[admission(0, tokens, [1])]))
+    batch.append(inputs, np.array([77]))
+    assert batch.token_ids[0].tolist() == tokens
+    assert not batch.token_ids[1:].any()
+
+
+def test_appended_blocks_go_behind_those_that_are_there(batch):
+    take(batch, plan_of((0, 0, 4), admissions=[admission(0, [1] * 12, [3])]))
+    inputs = take(batch, plan_of((0, 4, 8), appends=[BlockAppend(0, 1, [9, 2])]))
+    assert inputs.slot_mapping.tolist() == [36, 37, 38, 39, 8, 9, 10, 11]
+
+
+def test_a_row_is_overwritten_by_its_next_request(batch):
+    first = admission(0, [1] * 12, [3, 4, 5], temperature=0.5, top_k=7, top_p=0.5, min_p=0.25)
+    take(batch, plan_of((0, 0, 12), admissions=[first]))
+    second = admission(0, [2, 2], [6], temperature=0)
+    inputs = take(batch, plan_of((0, 0, 2), admissions=[second]))
+    assert inputs.token_ids.tolist() == [2, 2]
+    assert inputs.slot_mapping.tolist() == [24, 25]
+    row = (batch.temperature[0], batch.top_k[0], batch.top_p[0], batch.min_p[0])
+    assert row == (0, 0, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "name", "value"),
+    [
+        ({"temperature": 0.75}, "temperature", 0.75),
+        ({"temperature": 0.0}, "temperature", 0.0),
+        ({"top_k": -1}, "top_k", 0),
+        ({"top_k": 40}, "top_k", 40),
+        ({"top_p": 0.5}, "top_p", 0.5),
+        ({"min_p": 0.25}, "min_p", 0.25),
+        ({"seed": 2**63 - 1}, "seeds", 2**63 - 1),
+        ({"seed": -2}, "seeds", 2**64 - 2),
+    ],
+)
+def test_sampling_parameters_are_kept_by_row(batch, options, name, value):
+    taken = admission(3, [1], [1], **{"seed": 0} | options)
+    take(batch, plan_of((3, 0, 1), admissions=[taken]))
+    assert getattr(batch, name)[3] == value
+
+
+def test_forbidden_tokens_are_kept_by_row(batch):
+    taken = admission(1, [1], [1], min_position=9, forbidden_ids=[4, 5])
+    take(batch, plan_of((1, 0, 1), admissions=[taken]))
+    assert (batch.min_position[1], batch.forbidden_ids[1]) == (9, (4, 5))
+    assert batch.forbidden_ids[0] == ()
