@@ -17,7 +17,6 @@ from shmllm.cli.options import Status, engine_options, take_engine_options
 if TYPE_CHECKING:
     from shmllm.ipc.control import ControlView
 
-STALLED_AFTER_S = 5.0
 POLL_S = 0.05
 
 
@@ -44,7 +43,7 @@ def start(name: str, detach: bool, log: Path | None, startup_timeout: float, **o
     shmllm generate --attach main "def fibonacci(n):"
     """
     from shmllm.engine.launch import engine_environment, named_engine_command
-    from shmllm.frontend.llm import make_engine_config
+    from shmllm.frontend.engine_options import make_engine_config
     from shmllm.ipc import registry
 
     path = registry.control_path(name)
@@ -191,16 +190,12 @@ def _describe_all() -> Iterator[dict[str, Any]]:
 
 
 def _describe(view: ControlView) -> dict[str, Any]:
-    from shmllm.ipc.layout import EngineState, Stat
+    from shmllm.ipc.layout import Stat
 
-    state = view.engine_state.name.lower()
-    silent_s = (time.monotonic_ns() - view.heartbeat_ns) / 1e9 if view.heartbeat_ns else 0.0
-    if view.engine_state is EngineState.READY and silent_s > STALLED_AFTER_S:
-        state = f"stalled {silent_s:.0f} s in step {view.stat(Stat.STEPS)}"
     used, total = view.stat(Stat.KV_BLOCKS_USED), view.stat(Stat.KV_BLOCKS_TOTAL)
     return {
         "pid": view.engine_pid,
-        "state": state,
+        "state": view.describe(),
         "running": view.stat(Stat.RUNNING),
         "waiting": view.stat(Stat.WAITING),
         "kv_used": f"{100 * used / total:.0f}%" if total else "-",

@@ -114,7 +114,7 @@ def describe(entry: NamedSegment) -> dict[str, Any]:
     """One row of `ls`."""
     from shmllm.errors import IpcError
     from shmllm.ipc.layout import OUTPUT_RING_LAYOUT, REQUEST_RING_LAYOUT, SegmentKind
-    from shmllm.ipc.ring import peek
+    from shmllm.ipc.ring_state import peek
 
     record: dict[str, Any] = {"name": entry.path.name}
     try:
@@ -143,7 +143,7 @@ def contents(segment: Segment, num_records: int) -> dict[str, Any]:
         REQUEST_RING_LAYOUT,
         SegmentKind,
     )
-    from shmllm.ipc.ring import peek
+    from shmllm.ipc.ring_state import peek
     from shmllm.wire.messages import Kind
 
     found: dict[str, Any] = {

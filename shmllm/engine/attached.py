@@ -147,7 +147,7 @@ def _check_ready(name: str, view: ControlView) -> None:
     if state is not EngineState.READY:
         words = view.last_words().strip().splitlines()
         cause = f": {words[-1]}" if words else ""
-        raise SegmentError(f"engine {name!r} is {state.name.lower().replace('_', ' ')}{cause}")
+        raise SegmentError(f"engine {name!r} is {view.describe()}{cause}")
 
 
 def _leave(

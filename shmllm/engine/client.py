@@ -8,6 +8,7 @@ engine came to be there is the business of `private` and `attached`.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import time
@@ -33,6 +34,8 @@ from shmllm.wire.messages import (
     Reply,
     Text,
 )
+
+logger = logging.getLogger(__name__)
 
 Event = OutputColumns | Rejected
 LoadProgress = Callable[[int, int], None]
@@ -60,8 +63,11 @@ class EngineClient(Protocol):
     def stats(self) -> dict[str, int]:
         """The engine's counters and gauges, by lower-case name."""
 
+    def health(self) -> str:
+        """The engine's state in words: "ready", "stalled 7 s in step 12", "dead"."""
+
     def close(self) -> None:
-        """End the engine. Idempotent."""
+        """End the engine, or only leave it if it was there before. Idempotent."""
 
 
 class EngineLife(Protocol):
@@ -93,6 +99,7 @@ class ChannelEngineClient:
         self._startup: Hello | Text | Failed | None = None
         self._replies: dict[int, Reply] = {}
         self._next_call = 0
+        self._stall_reported = False
 
     @property
     def pid(self) -> int:
@@ -116,6 +123,7 @@ class ChannelEngineClient:
             and not self._channel.wait(time.monotonic() + timeout_s)
         ):
             self._check_alive()
+            self._report_stall()
         self._drain()
         events = list(self._inbox)
         self._inbox.clear()
@@ -136,6 +144,11 @@ class ChannelEngineClient:
 
     def stats(self) -> dict[str, int]:
         return self._channel.stats()
+
+    def health(self) -> str:
+        if self._engine.wait(0):
+            return "dead"
+        return self._channel.describe_engine()
 
     def _send(self, kind: Kind, parts: codec.Parts) -> None:
         size = sum(map(len, parts))
@@ -175,6 +188,14 @@ class ChannelEngineClient:
                 self._startup = message
             case _:
                 raise ProtocolMismatchError(f"the engine sent {type(message).__name__}")
+
+    def _report_stall(self) -> None:
+        """Say once per stall whom this front end is waiting for, and in what state it is."""
+        state = self._channel.describe_engine()
+        is_stalled = state.startswith("stalled")
+        if is_stalled and not self._stall_reported:
+            logger.warning("waiting for engine process %d, which is %s", self._engine.pid, state)
+        self._stall_reported = is_stalled
 
     def _receive_startup(self) -> Hello | Text | Failed | None:
         """Wait once; the start-up message that came, if any."""

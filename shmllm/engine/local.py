@@ -70,5 +70,8 @@ class LocalEngineClient:
             "kv_blocks_used": self._core.num_used_blocks,
         }
 
+    def health(self) -> str:
+        return "ready"
+
     def close(self) -> None:
         self._events.clear()

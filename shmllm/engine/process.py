@@ -55,6 +55,7 @@ from shmllm.wire.messages import (
 LIVENESS_PERIOD_S = 0.1
 EXIT_FAILED_START = 2
 MAX_ROWS_PER_RECORD = 8192
+STALL_DUMP_AFTER_S = 5.0
 
 
 class Phase(Enum):
@@ -90,6 +91,7 @@ class EngineProcess:
         self._drain_deadline = 0.0
         self._init: Text | None = None
         self._core: EngineCore | None = None
+        self._dumps_stalls = os.environ.get("SHMLLM_STALL_DUMP") == "1"
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop_by_signal)
 
@@ -167,6 +169,8 @@ class EngineProcess:
         gc.collect()
         gc.freeze()
         self._page.set_stat(Stat.KV_BLOCKS_TOTAL, core.facts.num_blocks)
+        self._page.beat()
+        self._page.set_state(EngineState.READY)
         return None
 
     def _report_loading(self, done: int, total: int) -> None:
@@ -180,9 +184,10 @@ class EngineProcess:
     def _serve(self) -> int:
         core = self._core
         assert core is not None
-        self._page.set_state(EngineState.READY)
         while self._phase is not Phase.STOPPING:
             self._page.beat()
+            if self._dumps_stalls:
+                faulthandler.dump_traceback_later(STALL_DUMP_AFTER_S)
             self._visit_sessions()
             self._take_requests()
             if core.scheduler.has_unfinished() and self._step(core):
@@ -217,6 +222,7 @@ class EngineProcess:
         for place in self._doorkeeper.dismiss_ended():
             if self._core is not None:
                 self._core.scheduler.abort_client(place)
+                self._report_statistics(self._core)
         if self._path is None and not self._sessions:
             self._phase = Phase.STOPPING
         if self._phase is Phase.DRAINING and now >= self._drain_deadline:
@@ -239,6 +245,7 @@ class EngineProcess:
                 self._doorkeeper.dismiss(session, Refusal.BROKEN_PROTOCOL)
                 if self._core is not None:
                     self._core.scheduler.abort_client(session.place)
+                    self._report_statistics(self._core)
 
     def _step(self, core: EngineCore) -> bool:
         """Run a step and publish; False if there was nothing that may run."""
@@ -299,13 +306,16 @@ class EngineProcess:
     def _add(self, core: EngineCore, session: Session, message: AddRequest) -> None:
         refusal: str | None = "the engine is shutting down and takes no new requests"
         if self._phase is Phase.RUNNING:
-            refusal = core.add(
-                session.place,
-                message.number,
-                message.prompt_token_ids,
-                message.params,
-                message.cache_salt,
-            )
+            try:
+                refusal = core.add(
+                    session.place,
+                    message.number,
+                    message.prompt_token_ids,
+                    message.params,
+                    message.cache_salt,
+                )
+            except Exception as problem:  # one bad request must not end the others
+                refusal = f"{type(problem).__name__}: {problem}"
         if refusal is not None:
             rejected = Rejected(message.number, refusal)
             self._send(session, Kind.REJECTED, codec.encode_rejected(rejected))

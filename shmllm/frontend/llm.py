@@ -11,17 +11,15 @@ from types import TracebackType
 from typing import Any, Self
 
 from shmllm.config import (
-    CacheConfig,
     DType,
     EngineConfig,
     EngineFacts,
-    LoadConfig,
     LoadFormat,
-    SchedulerConfig,
 )
 from shmllm.engine.client import EngineClient, LoadProgress
 from shmllm.engine.private import PrivateEngineClient
 from shmllm.errors import RequestError, ShmLLMError
+from shmllm.frontend.engine_options import make_engine_config, read_model_defaults
 from shmllm.frontend.input_processor import (
     InputProcessor,
     Params,
@@ -34,7 +32,7 @@ from shmllm.frontend.input_processor import (
 from shmllm.frontend.output_processor import OutputProcessor, RequestState
 from shmllm.frontend.progress import BatchProgress
 from shmllm.frontend.tokenizer import Tokenizer
-from shmllm.model_files import generation_defaults, resolve_model
+from shmllm.model_files import resolve_model
 from shmllm.options import reject_unknown_options
 from shmllm.outputs import RequestOutput
 from shmllm.sampling_params import SamplingParams
@@ -44,7 +42,6 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 1.0
 REQUESTS_PER_POLL = 32
-SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "max_tokens")
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -121,7 +118,7 @@ class LLM:
         tokenizer_directory = (
             directory if tokenizer is None else resolve_model(tokenizer, revision=revision)
         )
-        defaults = _model_defaults(directory, generation_config)
+        defaults = read_model_defaults(directory, generation_config)
         client = _start_engine(config, multiprocess, startup_timeout)
         try:
             # The engine starts meanwhile.
@@ -223,6 +220,11 @@ class LLM:
         """The engine's counters and gauges, read from shared memory without asking it."""
         self._check_open()
         return self._client.stats()
+
+    def health(self) -> str:
+        """The engine's state in words: "ready", "stalled 7 s in step 12", "dead"."""
+        self._check_open()
+        return self._client.health()
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes. False while requests run."""
@@ -360,7 +362,7 @@ class AttachedLLM(LLM):
         facts = client.wait_ready()
         try:
             self._tokenizer_directory = Path(facts.model_directory)
-            defaults = _model_defaults(self._tokenizer_directory, generation_config)
+            defaults = read_model_defaults(self._tokenizer_directory, generation_config)
             self._set_up(client, Tokenizer.from_directory(self._tokenizer_directory), defaults)
             self._take_facts(facts)
         except BaseException:
@@ -368,49 +370,9 @@ class AttachedLLM(LLM):
             raise
 
 
-def make_engine_config(
-    model: str = "tiny",
-    *,
-    revision: str | None = None,
-    dtype: DType = "auto",
-    max_model_len: int | None = None,
-    max_num_seqs: int = 256,
-    max_num_batched_tokens: int = 2048,
-    block_size: int = 16,
-    enable_prefix_caching: bool = True,
-    kv_cache_memory_bytes: int | None = None,
-    seed: int = 0,
-    load_format: LoadFormat = "auto",
-    num_threads: int | None = None,
-) -> EngineConfig:
-    """The configuration of an engine from the options of `LLM`; finds the model's files."""
-    directory = resolve_model(str(model), revision=revision)
-    return EngineConfig(
-        load=LoadConfig(str(directory.absolute()), dtype, load_format, seed, max_model_len),
-        cache=CacheConfig(block_size, kv_cache_memory_bytes, enable_prefix_caching),
-        scheduler=SchedulerConfig(max_num_seqs, max_num_batched_tokens),
-        num_threads=num_threads,
-    )
-
-
 def _option_names() -> list[str]:
     names = inspect.signature(LLM.__init__).parameters
     return [name for name in names if name not in ("self", "unknown")]
-
-
-def _model_defaults(directory: Path, generation_config: str) -> dict[str, Any]:
-    """Sampling defaults that come with the model, as options of SamplingParams."""
-    if generation_config not in ("auto", "shmllm"):
-        raise TypeError(f"generation_config is 'auto' or 'shmllm', got {generation_config!r}")
-    defaults = generation_defaults(directory) if generation_config == "auto" else {}
-    for name in defaults.keys() - set(SAMPLING_DEFAULTS):
-        logger.warning(
-            "the model's generation_config.json sets %s to %s, which is not supported yet and "
-            "has no effect",
-            name,
-            defaults[name],
-        )
-    return {name: value for name, value in defaults.items() if name in SAMPLING_DEFAULTS}
 
 
 def _start_engine(config: EngineConfig, multiprocess: bool, startup_timeout: float) -> Any:

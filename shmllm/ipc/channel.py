@@ -152,6 +152,10 @@ class ClientChannel(_Channel):
         """What the engine says about itself; a killed one says nothing more."""
         return self._control.engine_state
 
+    def describe_engine(self) -> str:
+        """The engine's state in words; see `ControlView.describe`."""
+        return self._control.describe()
+
     @property
     def engine_pid(self) -> int:
         """The engine's pid in its own namespace, 0 before it attached."""

@@ -14,6 +14,8 @@ from shmllm.ipc.layout import EngineState, Stat
 from shmllm.ipc.segment import Segment, pid_namespace
 from shmllm.ipc.words import PlainWord, Word, WordTable
 
+STALLED_AFTER_S = 5.0
+
 
 class _ControlWords:
     __slots__ = (
@@ -157,3 +159,12 @@ class ControlView(_ControlWords):
         """The engine's answer for `place`: a nonce, or a Refusal."""
         # SYNC POINT: client admitted
         return self._admitted.load(place)
+
+    def describe(self) -> str:
+        """The engine's state in words, as far as it can tell: one that has not beaten for
+        STALLED_AFTER_S is called stalled, and in which step."""
+        state = self.engine_state
+        silent_s = (time.monotonic_ns() - self.heartbeat_ns) / 1e9 if self.heartbeat_ns else 0.0
+        if state is EngineState.READY and silent_s >= STALLED_AFTER_S:
+            return f"stalled {silent_s:.0f} s in step {self.stat(Stat.STEPS)}"
+        return state.name.lower().replace("_", " ")

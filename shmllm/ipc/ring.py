@@ -121,7 +121,7 @@ class RingWriter(_RingEnd):
     @classmethod
     def over(cls, buffer: memoryview, layout: RingLayout) -> RingWriter:
         """The writing end of a ring in a segment."""
-        return cls(*_parts_of(buffer, layout))
+        return cls(*parts_of(buffer, layout))
 
     @property
     def max_payload_bytes(self) -> int:
@@ -280,7 +280,7 @@ class RingReader(_RingEnd):
     @classmethod
     def over(cls, buffer: memoryview, layout: RingLayout) -> RingReader:
         """The reading end of a ring in a segment."""
-        return cls(*_parts_of(buffer, layout))
+        return cls(*parts_of(buffer, layout))
 
     def has_data(self) -> bool:
         """Whether `drain` would find a record."""
@@ -385,54 +385,13 @@ def _flat(part: BytesLike) -> bytes | memoryview:
     return view.cast("B") if view.nbytes else b""
 
 
-@dataclass(frozen=True, slots=True)
-class RecordHeader:
-    """Header of a record that lies in a ring."""
-
-    position: int
-    kind: int
-    length: int
+def record_span(length: int) -> int:
+    """Bytes of ring that a record with a payload of `length` bytes takes."""
+    return (length + _ROUND_UP) & _ALIGNED
 
 
-@dataclass(frozen=True, slots=True)
-class RingState:
-    """What stands in a ring, looked at from outside.
-
-    Attributes:
-        records: the latest unread ones, padding left out.
-    """
-
-    published: int
-    consumed: int
-    records: tuple[RecordHeader, ...]
-
-    @property
-    def used_bytes(self) -> int:
-        return self.published - self.consumed
-
-
-def peek(buffer: memoryview, layout: RingLayout, num_records: int) -> RingState:
-    """Look at a ring without being one of its ends, for a post-mortem. Of a ring in use it
-    sees some moment, and stops at the first header that makes no sense."""
-    data, published_word, consumed_word = _parts_of(buffer, layout)
-    with data:
-        consumed, published = consumed_word.load(), published_word.load()
-        published_word.close()
-        consumed_word.close()
-        headers: list[RecordHeader] = []
-        position = consumed
-        while position < published <= consumed + len(data):
-            index = position & (len(data) - 1)
-            length, kind, _, sequence = _unpack_header(data, index)
-            if sequence != position:
-                break
-            if kind != PADDING_KIND:
-                headers.append(RecordHeader(position, kind, length))
-            position += (length + _ROUND_UP) & _ALIGNED
-    return RingState(published, consumed, tuple(headers[-num_records:] if num_records else ()))
-
-
-def _parts_of(buffer: memoryview, layout: RingLayout) -> tuple[memoryview, PlainWord, PlainWord]:
+def parts_of(buffer: memoryview, layout: RingLayout) -> tuple[memoryview, PlainWord, PlainWord]:
+    """(bytes, published, consumed) of a ring in a segment."""
     begin = layout.data_offset
     return (
         buffer[begin : begin + layout.capacity_bytes],

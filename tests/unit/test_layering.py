@@ -88,7 +88,7 @@ RULES = {
     ),
     "shmllm.bench": Rule(
         "errors version outputs sampling_params ipc wire",
-        packages="numpy click msgspec zmq faster_fifo iceoryx2 rich",
+        packages="numpy click msgspec zmq faster_fifo faster_fifo_reduction iceoryx2 rich",
     ),
     "shmllm_kernels": Rule(packages="torch triton"),
 }

@@ -1,0 +1,276 @@
+"""Engines with a name: many front ends, deaths on both sides, clear refusals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+
+from shmllm import LLM, EngineDeadError, SamplingParams, SegmentError
+from shmllm.ipc import registry
+from shmllm.ipc.layout import NUM_CLIENTS, SegmentKind
+from shmllm.ipc.segment import Segment
+
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
+
+CLI = [sys.executable, "-c", "from shmllm.cli.main import main; main()"]
+GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+LONG = SamplingParams(temperature=0, max_tokens=900, ignore_eos=True)
+
+
+def run(*arguments: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*CLI, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return condition()
+
+
+def engine_record(name: str) -> dict[str, object]:
+    records = json.loads(run("engine", "ls", "--json").stdout)
+    return next(record for record in records if record["name"] == name)
+
+
+@pytest.fixture
+def name(tmp_path: Path) -> Iterator[str]:
+    """A running engine, stopped afterwards whatever happened to it."""
+    name = f"test-{os.getpid()}-{time.monotonic_ns() % 10**6}"
+    log = tmp_path / "engine.log"
+    started = run("engine", "start", name, "--detach", "--log", str(log))
+    assert started.returncode == 0, started.stderr + log.read_text()
+    pid = int(engine_record(name)["pid"])  # type: ignore[call-overload]
+    yield name
+    run("engine", "stop", name)
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    for entry in registry.names():
+        if entry.engine == name:
+            assert eventually(lambda path=entry.path: registry.sweep(path))  # type: ignore[misc]
+
+
+def tokens(llm: LLM, text: str = "import os\n") -> list[int]:
+    return llm.generate(text, GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+
+
+ATTACH_AND_HANG = """
+import sys, time
+from shmllm import LLM, SamplingParams
+llm = LLM.attach(sys.argv[1])
+print("attached", flush=True)
+if sys.argv[2] == "busy":
+    llm.generate(["x"] * 8, SamplingParams(max_tokens=900, ignore_eos=True), use_tqdm=False)
+time.sleep(60)
+"""
+
+
+def start_client(name: str, mode: str) -> subprocess.Popen[str]:
+    client = subprocess.Popen(
+        [sys.executable, "-c", ATTACH_AND_HANG, name, mode], stdout=subprocess.PIPE, text=True
+    )
+    assert client.stdout is not None
+    assert client.stdout.readline() == "attached\n"
+    return client
+
+
+def kill(client: subprocess.Popen[str], number: int = signal.SIGKILL) -> None:
+    client.send_signal(number)
+    client.wait(timeout=10)
+    assert client.stdout is not None
+    client.stdout.close()
+
+
+def test_front_ends_come_and_go_while_the_engine_stays(name: str) -> None:
+    with LLM.attach(name) as first, LLM.attach(name) as second:
+        assert tokens(first) == tokens(second)
+        assert engine_record(name)["clients"] == 2
+    assert eventually(lambda: engine_record(name)["clients"] == 0)
+    with LLM.attach(name) as third:
+        assert len(tokens(third)) == 8
+
+
+def test_the_command_line_attaches(name: str) -> None:
+    result = run("generate", "--attach", name, "--max-tokens", "4", "import os")
+    assert result.returncode == 0
+    assert result.stdout
+    refused = run("generate", "--attach", name, "--dtype", "float32", "import os")
+    assert refused.returncode == 2
+    assert "--dtype is for starting an engine" in refused.stderr
+
+
+def test_thirty_two_front_ends_at_once_and_not_one_more(name: str) -> None:
+    with ExitStack() as stack:
+        clients = [stack.enter_context(LLM.attach(name)) for _ in range(NUM_CLIENTS)]
+        assert len({tuple(tokens(client)) for client in clients}) == 1
+        with pytest.raises(SegmentError, match=f"has {NUM_CLIENTS} clients"):
+            LLM.attach(name)
+    assert eventually(lambda: engine_record(name)["clients"] == 0)
+
+
+@pytest.mark.parametrize("mode", ["idle", "busy"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
+def test_a_dead_front_end_leaves_nothing_and_disturbs_nobody(
+    name: str, mode: str, number: int
+) -> None:
+    with LLM.attach(name) as other:
+        expected = tokens(other)
+        client = start_client(name, mode)
+        if mode == "busy":
+            assert eventually(lambda: other.get_metrics()["running"] > 0)
+        kill(client, number)
+        seat = registry.client_path(name, 1)
+        assert eventually(lambda: not seat.exists())
+        assert eventually(lambda: other.get_metrics()["running"] == 0)
+        assert tokens(other) == expected
+
+
+def test_a_flood_does_not_hold_up_another_front_end(name: str) -> None:
+    flood = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import sys\nfrom shmllm import LLM, SamplingParams\n"
+            "llm = LLM.attach(sys.argv[1])\n"
+            "llm.generate(['x'] * 5000, SamplingParams(max_tokens=64, ignore_eos=True), "
+            "use_tqdm=False)\n",
+            name,
+        ],
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        with LLM.attach(name) as llm:
+            assert eventually(lambda: llm.get_metrics()["waiting"] > 1000, 30)
+            assert len(tokens(llm)) == 8
+            assert llm.get_metrics()["waiting"] > 500, "it was served before the flood was over"
+    finally:
+        flood.kill()
+        flood.wait()
+
+
+def test_a_killed_engine_is_reported_and_can_be_started_again(name: str) -> None:
+    with LLM.attach(name) as llm:
+        os.kill(int(engine_record(name)["pid"]), signal.SIGKILL)  # type: ignore[call-overload]
+        with pytest.raises(EngineDeadError, match="died"):
+            llm.generate("x", LONG, use_tqdm=False)
+    with pytest.raises(SegmentError, match="is dead"):
+        LLM.attach(name)
+    assert engine_record(name)["state"] == "dead"
+    assert f"would remove /dev/shm/shmllm.{name}" in run("ipc", "gc").stdout
+    assert registry.control_path(name).exists()
+    assert run("engine", "start", name, "--detach").returncode == 0
+    with LLM.attach(name) as llm:
+        assert len(tokens(llm)) == 8
+
+
+def test_gc_removes_only_the_dead(name: str) -> None:
+    dead = registry.control_path(f"{name}-dead")
+    with Segment.create(SegmentKind.CONTROL) as segment:
+        segment.take_ownership()
+        assert registry.publish(segment, dead)
+    assert f"removed {dead}" in run("ipc", "gc", "--yes").stdout
+    assert not dead.exists()
+    assert registry.control_path(name).exists()
+
+
+def test_a_second_engine_of_that_name_is_refused(name: str) -> None:
+    result = run("engine", "start", name, "--detach")
+    assert result.returncode == 2
+    assert f"engine {name!r} is already running" in result.stderr
+
+
+def test_stop_aborts_what_runs(name: str) -> None:
+    with LLM.attach(name) as llm:
+        requests = llm.prepare(["x"] * 4, LONG)
+        finished = []
+        is_stopped = False
+        for changed in llm.serve(requests):
+            if not is_stopped and llm.get_metrics()["generated_tokens"] > 20:
+                is_stopped = run("engine", "stop", name).returncode == 0
+            finished += [state for state in changed if state.finish_reason]
+        assert {state.finish_reason for state in finished} == {"abort"}
+    assert not registry.control_path(name).exists()
+
+
+def test_stop_can_drain(name: str) -> None:
+    with LLM.attach(name) as llm:
+        requests = llm.prepare(["x"] * 4, SamplingParams(max_tokens=300, ignore_eos=True))
+        stopper = None
+        finished = []
+        for changed in llm.serve(requests):
+            if stopper is None:
+                stopper = subprocess.Popen([*CLI, "engine", "stop", name, "--drain", "60"])
+            finished += [state for state in changed if state.finish_reason]
+        assert stopper is not None
+        assert [len(state.token_ids) for state in finished] == [300] * 4
+        assert stopper.wait(timeout=60) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_engine_and_its_name(name: str, number: int) -> None:
+    os.kill(int(engine_record(name)["pid"]), number)  # type: ignore[call-overload]
+    assert eventually(lambda: not registry.control_path(name).exists())
+
+
+def test_attaching_to_nothing_or_to_nonsense_says_so() -> None:
+    with pytest.raises(SegmentError, match="'nobody' is not running"):
+        LLM.attach("nobody")
+    with pytest.raises(SegmentError, match="1 to 64 letters"):
+        LLM.attach("../etc")
+
+
+def test_attaching_while_it_starts_says_so() -> None:
+    name = f"starting-{os.getpid()}"
+    path = registry.control_path(name)
+    with Segment.create(SegmentKind.CONTROL) as segment:
+        segment.take_ownership()
+        assert registry.publish(segment, path)
+        with pytest.raises(SegmentError, match="still starting"):
+            LLM.attach(name)
+        registry.withdraw(segment, path)
+
+
+def test_a_failed_start_says_why_and_leaves_nothing(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    result = run("engine", "start", "broken", "--detach", "--log", str(log), "-m", str(tmp_path))
+    assert result.returncode == 2
+    assert "config.json" in result.stderr
+    assert not registry.control_path("broken").exists()
+
+
+def test_garbage_in_its_ring_cuts_off_that_front_end_only(name: str) -> None:
+    with LLM.attach(name) as other, LLM.attach(name) as bad:
+        expected = tokens(other)
+        bad._client._channel.try_send(4711, b"nonsense")  # type: ignore[attr-defined]
+        with pytest.raises(EngineDeadError, match="wrote what is no message"):
+            bad.generate("x", LONG, use_tqdm=False)
+        assert tokens(other) == expected
+
+
+def test_inspect_shows_state_and_records(name: str) -> None:
+    shown = run("ipc", "inspect", name).stdout
+    assert "state: READY" in shown
+    client = start_client(name, "idle")
+    try:
+        shown = run("ipc", "inspect", f"{name}.0").stdout
+        assert "requests unread: 0 of 524288 bytes" in shown
+        assert f"shmllm.{name}.0" in run("ipc", "ls").stdout
+    finally:
+        kill(client)
