@@ -1,0 +1,119 @@
+"""Every program that the documents show, run as a reader would: from an empty directory."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+EXAMPLES = sorted((REPOSITORY / "examples").glob("*.py"))
+DOCUMENTS = ["README.md", "docs/ipc.md"]
+TIMEOUT_S = 120
+MOST_LINES = 59
+
+
+def run(program: Path, directory: Path) -> str:
+    """What the program writes to stdout; it has to end well and to write something."""
+    done = subprocess.run(
+        [sys.executable, str(program)],
+        cwd=directory,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout.strip()
+    return done.stdout
+
+
+def run_example(name: str, directory: Path) -> str:
+    return run(REPOSITORY / "examples" / name, directory)
+
+
+def test_basic_completes_every_prompt(tmp_path: Path) -> None:
+    out = run_example("basic.py", tmp_path)
+    assert out.count("===") == 3
+    assert "def fibonacci(n):" in out
+    assert not list(tmp_path.iterdir())
+
+
+def test_chat_finds_its_own_past_in_the_cache(tmp_path: Path) -> None:
+    cached = re.findall(r"\((\d+) of \d+ tokens cached\)", run_example("chat.py", tmp_path))
+    first, second = map(int, cached)
+    assert first == 0
+    assert second > 0
+
+
+def test_prefix_caching_reports_hits(tmp_path: Path) -> None:
+    out = run_example("prefix_caching.py", tmp_path)
+    first, again, other_ending, other_salt, after_reset = map(int, re.findall(r": (\d+)", out))
+    assert first == other_salt == after_reset == 0
+    assert again > 0
+    assert again % 16 == 0
+    assert other_ending >= again
+
+
+def test_sampling_does_not_depend_on_the_batch(tmp_path: Path) -> None:
+    out = run_example("sampling.py", tmp_path)
+    assert out.rstrip().endswith("same tokens alone and in the batch: True")
+    texts = re.findall(r"^seed \d: (.*)$", out, re.MULTILINE)
+    assert len(texts) == 6
+    assert len(set(texts)) > 1
+
+
+def test_batch_file_writes_a_line_for_each(tmp_path: Path) -> None:
+    run_example("batch_file.py", tmp_path)
+    prompts, completions = (
+        [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
+        for name in ("prompts.jsonl", "completions.jsonl")
+    )
+    assert prompts
+    assert [c["prompt"] for c in completions] == [p["prompt"] for p in prompts]
+    assert all(c["finish_reason"] in ("stop", "length") for c in completions)
+
+
+def test_every_example_is_tested_here() -> None:
+    source = Path(__file__).read_text(encoding="utf-8")
+    assert EXAMPLES
+    for path in EXAMPLES:
+        assert f'run_example("{path.name}"' in source
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_examples_are_short(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= MOST_LINES
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_python_in_the_documents_runs(document: str, tmp_path: Path) -> None:
+    text = (REPOSITORY / document).read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert blocks
+    for number, block in enumerate(blocks):
+        program = tmp_path / f"block_{number}.py"
+        program.write_text(block, encoding="utf-8")
+        run(program, tmp_path)
+
+
+def test_links_in_the_documents_lead_somewhere() -> None:
+    documents = [*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").glob("*.md")]
+    for document in documents:
+        for target in re.findall(r"\]\(([^)#]+)", document.read_text(encoding="utf-8")):
+            if not target.startswith("http"):
+                assert (document.parent / target).exists(), f"{document.name}: {target}"
+
+
+def test_ci_runs_the_second_set_up_line() -> None:
+    readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    lines = re.findall(r"^pip install .*$", readme, re.MULTILINE)
+    assert f'SET_UP="{lines[1]}"\n' in (REPOSITORY / ".ci" / "run").read_text(encoding="utf-8")
