@@ -1,45 +1,56 @@
 """What all tests share: nothing of ours may outlive a test, and small real models.
 
 The leak check runs around every test that starts processes: afterwards no process of
-shmllm is left that was not there before, and /dev/shm holds what it held.
+shmllm is left that was not there before, and /dev/shm holds of ours what it held.
 """
 
 from __future__ import annotations
 
 import os
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ENGINE_MODULE = "shmllm.engine.process"
+OUR_FILES = "shmllm."
+MARK = "SHMLLM_TEST_SESSION"
+os.environ[MARK] = uuid.uuid4().hex  # engines inherit it; those of other sessions lack it
 LEAK_GRACE_S = 5.0
 
 
 def engine_processes() -> set[int]:
-    """Pids of engine processes of this user that are not zombies."""
+    """Pids of engine processes that descend from this session and are not zombies."""
+    mark = f"{MARK}={os.environ[MARK]}".encode()
     found = set()
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         try:
             command = (entry / "cmdline").read_bytes().split(b"\0")
+            is_ours = mark in (entry / "environ").read_bytes().split(b"\0")
         except OSError:
             continue
-        if ENGINE_MODULE.encode() in command:
+        if is_ours and ENGINE_MODULE.encode() in command:
             found.add(int(entry.name))
     return found
+
+
+def our_files() -> set[str]:
+    """Names of ours in /dev/shm."""
+    return {name for name in os.listdir("/dev/shm") if name.startswith(OUR_FILES)}
 
 
 @pytest.fixture
 def no_leaks() -> Iterator[None]:
     """Fails the test if it leaves an engine process or a file in /dev/shm."""
-    processes, files = engine_processes(), set(os.listdir("/dev/shm"))
+    processes, files = engine_processes(), our_files()
     yield
     deadline = time.monotonic() + LEAK_GRACE_S
     while (left := engine_processes() - processes) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not left, f"engine processes left: {left}"
-    new_files = set(os.listdir("/dev/shm")) - files
+    new_files = our_files() - files
     assert not new_files, f"files left in /dev/shm: {new_files}"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
@@ -86,7 +89,8 @@ def generate(
     as_json = as_json or (target or "").endswith(".jsonl")
     with start(engine) if attach is None else attach_to(attach, engine) as llm:
         requests = prepare(llm, inputs, sampling)
-        with open_target(target) as out:
+        with open_target(target) as out, quiet_closed_pipe():
+            click.echo(describe(llm, attach or engine["model"]), err=True)
             if len(requests) == 1 and not as_json:
                 return stream(llm, requests[0], out, echo)
             carried = [item.carried for item in inputs]
@@ -108,24 +112,36 @@ def open_target(target: str | None) -> Any:
 
 
 def start(engine: dict[str, Any]) -> LLM:
-    """Start the engine, saying on stderr what it is."""
+    """Start the engine; where stderr is a terminal it shows how that gets on."""
     from shmllm.frontend.llm import LLM
 
     status = Status()
     status.show(f"starting {engine['model']}")
     try:
-        llm = LLM(**engine, on_load_progress=status.loading)
+        return LLM(**engine, on_load_progress=status.loading)
     finally:
         status.clear()
+
+
+def describe(llm: LLM, name: str) -> str:
+    """One line: what answers here."""
     facts = llm.facts
-    click.echo(
-        f"{engine['model']}: {facts.num_parameters / 1e6:,.1f} M parameters, {facts.dtype}, "
+    return (
+        f"{name}: {facts.num_parameters / 1e6:,.1f} M parameters, {facts.dtype}, "
         f"{facts.num_threads} threads, {facts.max_model_len:,} tokens of context, KV cache "
         f"{facts.kv_cache_bytes / 2**20:,.0f} MiB ({facts.num_blocks:,} blocks of "
-        f"{facts.block_size})",
-        err=True,
+        f"{facts.block_size})"
     )
-    return llm
+
+
+@contextlib.contextmanager
+def quiet_closed_pipe() -> Iterator[None]:
+    """A reader that has seen enough (`| head`) is no error."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def attach_to(name: str, engine: dict[str, Any]) -> LLM:
@@ -149,11 +165,20 @@ def prepare(llm: LLM, inputs: list[InputPrompt], sampling: dict[str, Any]) -> li
 
     defaults = {"temperature": 0.0, "max_tokens": DEFAULT_MAX_TOKENS}
     params = SamplingParams(**(defaults | llm.model_defaults | sampling))
-    prompts: list[Any] = [
-        llm.chat_prompt(item.content) if isinstance(item.content, list) else item.content
-        for item in inputs
-    ]
+    prompts: list[Any] = [as_prompt(llm, item) for item in inputs]
     return llm.prepare(prompts, params, [item.origin for item in inputs])
+
+
+def as_prompt(llm: LLM, item: InputPrompt) -> Any:
+    """Messages become a prompt by the model's chat template; the rest is one already."""
+    from shmllm.errors import RequestError
+
+    if not isinstance(item.content, list):
+        return item.content
+    try:
+        return llm.chat_prompt(item.content)
+    except RequestError as error:
+        raise RequestError(f"{item.origin}: {error}") from error
 
 
 def stream(llm: LLM, request: PreparedRequest, out: TextIO, echo: bool) -> int:
@@ -227,5 +252,4 @@ def write_json(state: RequestState, carried: dict[str, Any], out: TextIO) -> Non
         "num_cached_tokens": result.num_cached_tokens,
     }
     out.write(json.dumps(record, ensure_ascii=False) + "\n")
-    if out is sys.stdout:
-        out.flush()
+    out.flush()

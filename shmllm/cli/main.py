@@ -6,7 +6,6 @@ Exit codes: 0 done, 1 some requests failed, 2 usage or environment, 3 the engine
 
 from __future__ import annotations
 
-import os
 import sys
 
 import click
@@ -45,16 +44,13 @@ def main() -> None:
     """Entry point of the `shmllm` command."""
     debug = "--debug" in sys.argv[1:2]
     try:
-        status = cli.main(standalone_mode=False)
+        status = cli.main(prog_name="shmllm", standalone_mode=False)
     except click.ClickException as error:
         error.show()
         sys.exit(EXIT_USAGE)
     except (KeyboardInterrupt, click.exceptions.Abort):
         click.echo("interrupted", err=True)
         sys.exit(EXIT_INTERRUPTED)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
     except (ShmLLMError, OSError, TypeError) as error:
         if debug or (isinstance(error, TypeError) and "unknown option" not in str(error)):
             raise

@@ -38,7 +38,7 @@ def read_prompts(
     if prompts and source is not None:
         raise click.UsageError("give prompts as arguments or with --input, not both")
     if source is not None:
-        found = list(_read_lines(source))
+        found = _read_file(source)
     elif prompts:
         found = [InputPrompt(p, f"prompt {i + 1}") for i, p in enumerate(prompts)]
     elif sys.stdin is not None and not sys.stdin.isatty():
@@ -48,6 +48,13 @@ def read_prompts(
     if not found:
         raise click.UsageError("the input holds no prompt")
     return [_as_chat(item, system) for item in found] if chat else found
+
+
+def _read_file(source: TextIO) -> list[InputPrompt]:
+    try:
+        return list(_read_lines(source))
+    except UnicodeDecodeError as error:
+        raise click.UsageError(f"{source.name} is not UTF-8: {error.reason}") from error
 
 
 def _as_chat(item: InputPrompt, system: str | None) -> InputPrompt:

@@ -130,6 +130,10 @@ class AttachedEngineClient(ChannelEngineClient):
         """Whether the engine has ended, after waiting for that at most `timeout_s`."""
         return self._engine.wait(timeout_s)
 
+    def stop(self) -> None:
+        if self._finalizer.alive:
+            self._channel.set_closing()
+
     def close(self) -> None:
         self._finalizer()
 

@@ -66,6 +66,9 @@ class EngineClient(Protocol):
     def health(self) -> str:
         """The engine's state in words: "ready", "stalled 7 s in step 12", "dead"."""
 
+    def stop(self) -> None:
+        """Begin to close: whoever waits in another thread gets an error. Idempotent."""
+
     def close(self) -> None:
         """End the engine, or only leave it if it was there before. Idempotent."""
 

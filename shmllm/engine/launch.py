@@ -50,6 +50,15 @@ def named_engine_command(name: str, config: EngineConfig) -> list[str]:
     return [sys.executable, "-m", ENGINE_MODULE, "--named", name, config.to_json()]
 
 
+def _output() -> int:
+    """Where the engine's stdout and stderr go: to the caller's stderr, if that is open."""
+    try:
+        os.fstat(2)
+    except OSError:
+        return subprocess.DEVNULL
+    return 2
+
+
 class EngineHandle:
     """A started engine process.
 
@@ -59,12 +68,14 @@ class EngineHandle:
 
     def __init__(self, segment_fds: Sequence[int]) -> None:
         own_pidfd = above_standard_streams(os.pidfd_open(os.getpid()))
+        output = _output()
         try:
             arguments = [str(fd) for fd in (*segment_fds, own_pidfd)]
             self._process = subprocess.Popen(
                 [sys.executable, "-m", ENGINE_MODULE, "--private", *arguments],
                 stdin=subprocess.DEVNULL,
-                stdout=2,
+                stdout=output,
+                stderr=output,
                 cwd="/",
                 env=engine_environment(),
                 pass_fds=(*segment_fds, own_pidfd),

@@ -73,5 +73,8 @@ class LocalEngineClient:
     def health(self) -> str:
         return "ready"
 
+    def stop(self) -> None:
+        """Nothing to end: steps are run by `poll` alone."""
+
     def close(self) -> None:
         self._events.clear()

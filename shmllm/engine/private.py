@@ -56,6 +56,8 @@ class PrivateEngineClient(ChannelEngineClient):
             engine = EngineHandle((control.fd, client.fd))
             undo.pop_all()
         super().__init__(channel, engine)
+        self._process = engine
+        self._owner_pid = os.getpid()
         self._finalizer = weakref.finalize(
             self, _shut_down, os.getpid(), channel, engine, (control, client)
         )
@@ -80,6 +82,10 @@ class PrivateEngineClient(ChannelEngineClient):
         except BaseException:
             self.close()
             raise
+
+    def stop(self) -> None:
+        if self._finalizer.alive:
+            _end_engine(self._owner_pid, self._channel, self._process)
 
     def close(self) -> None:
         self._finalizer()
@@ -112,14 +118,20 @@ class PrivateEngineClient(ChannelEngineClient):
         return message
 
 
-def _shut_down(
-    pid: int, channel: ClientChannel, engine: EngineHandle, segments: Sequence[Segment]
-) -> None:
-    if os.getpid() != pid:
+def _end_engine(owner_pid: int, channel: ClientChannel, engine: EngineHandle) -> None:
+    if os.getpid() != owner_pid:
         return
     if not engine.wait(0):
         channel.set_closing()
     engine.stop(CLOSE_GRACE_S)
+
+
+def _shut_down(
+    owner_pid: int, channel: ClientChannel, engine: EngineHandle, segments: Sequence[Segment]
+) -> None:
+    if os.getpid() != owner_pid:
+        return
+    _end_engine(owner_pid, channel, engine)
     channel.close()
     for segment in segments:
         segment.close()

@@ -360,7 +360,8 @@ def _run_named(name: str, config: EngineConfig) -> int:
 
 def main() -> int:
     """Entry point of the engine process."""
-    faulthandler.enable()
+    if sys.stderr is not None:
+        faulthandler.enable()
     mode, *arguments = sys.argv[1:]
     try:
         if mode == "--private":

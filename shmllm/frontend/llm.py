@@ -18,7 +18,7 @@ from shmllm.config import (
 )
 from shmllm.engine.client import EngineClient, LoadProgress
 from shmllm.engine.private import PrivateEngineClient
-from shmllm.errors import RequestError, ShmLLMError
+from shmllm.errors import EngineDeadError, RequestError, ShmLLMError
 from shmllm.frontend.engine_options import make_engine_config, read_model_defaults
 from shmllm.frontend.input_processor import (
     InputProcessor,
@@ -41,6 +41,7 @@ from shmllm.wire.messages import AddRequest, Method
 logger = logging.getLogger(__name__)
 
 POLL_S = 1.0
+CLOSE_LOCK_S = 2.0
 REQUESTS_PER_POLL = 32
 
 Messages = Sequence[Mapping[str, Any]]
@@ -235,7 +236,15 @@ class LLM:
     def close(self) -> None:
         """End the engine process. Idempotent; also done at exit and on collection."""
         self._closed = True
-        self._client.close()
+        self._client.stop()
+        # A thread that generates holds the lock and gets an error now; memory that it still
+        # looks at must not go. A generator that nobody runs any more holds it for ever.
+        is_locked = self._lock.acquire(timeout=CLOSE_LOCK_S)
+        try:
+            self._client.close()
+        finally:
+            if is_locked:
+                self._lock.release()
 
     shutdown = close
 
@@ -300,7 +309,7 @@ class LLM:
     def _set_up(
         self, client: EngineClient, tokenizer: Tokenizer, model_defaults: dict[str, Any]
     ) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._closed = False
         self._client = client
         self._tokenizer = tokenizer
@@ -330,7 +339,12 @@ class LLM:
         )
 
     def _poll(self, timeout_s: float) -> list[RequestState]:
-        changed, to_abort = self._outputs.process(self._client.poll(timeout_s))
+        try:
+            events = self._client.poll(timeout_s)
+        except EngineDeadError:
+            self._check_open()  # ended by `close` in another thread
+            raise
+        changed, to_abort = self._outputs.process(events)
         if to_abort:
             self._client.abort(to_abort)
         return changed

@@ -114,3 +114,15 @@ def test_max_tokens_none_goes_on_to_the_context_limit(llm: LLM) -> None:
     [output] = llm.generate({"prompt_token_ids": ids}, params, use_tqdm=False)
     assert len(output.outputs[0].token_ids) == llm.facts.max_model_len - 1000
     assert output.outputs[0].finish_reason == "length"
+
+
+def test_a_request_larger_than_the_ring_takes_travels_in_a_slot(llm: LLM) -> None:
+    prompt = {"prompt_token_ids": list(range(100, 130))}
+    small = SamplingParams(temperature=0, max_tokens=30)
+    [free] = llm.generate(prompt, small, use_tqdm=False)
+    stop = free.outputs[0].token_ids[3]
+    large = SamplingParams(temperature=0, max_tokens=30, stop_token_ids=[stop] * 100_000)
+    [stopped] = llm.generate(prompt, large, use_tqdm=False)
+    assert stopped.outputs[0].stop_reason == stop
+    many = llm.generate([prompt] * 40, large, use_tqdm=False)
+    assert {o.outputs[0].stop_reason for o in many} == {stop}

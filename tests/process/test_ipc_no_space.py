@@ -43,11 +43,17 @@ def main(directory: str, file_limit: str) -> None:
     except NoSpaceError as error:
         print("client:", error)
     else:
-        slots = SlotWriter(client.buffer, layout.REQUEST_SLOT_LAYOUT, client.allocate)
+        slots = SlotWriter(
+            client.buffer, layout.REQUEST_SLOT_LAYOUT, client.allocate, client.discard
+        )
         try:
-            slots.claim(1)
+            slots.claim(layout.LARGE_SLOT_BYTES // 2)
         except NoSpaceError as error:
             print("slot:", error, "free slots", slots.num_free)
+        small = slots.claim(layout.SMALL_SLOT_BYTES)
+        assert small is not None
+        small.buffer[:] = bytes(layout.SMALL_SLOT_BYTES)
+        print("still usable:", small.publish())
     control.buffer[layout.CONTROL_LAST_WORDS_OFFSET] = 1
 
 
@@ -85,7 +91,10 @@ def test_a_full_file_system_is_explained_at_the_first_use_of_a_slot(
 ) -> None:
     output = on_small_tmpfs("2m", tmp_path)
     assert output.startswith("slot: shared memory is full")
-    assert f"{layout.SLOT_BYTES} bytes needed" in output
+    allocated = sum(layout.ALLOCATED_BYTES.values())
+    needed, free = layout.LARGE_SLOT_BYTES // 2, 2 * 1024 * 1024 - allocated
+    assert f"{needed} bytes needed, {free} bytes free" in output
+    assert f"still usable: SlotRef(slot=0, offset=0, nbytes={layout.SMALL_SLOT_BYTES})" in output
     assert f"free slots {layout.NUM_SLOTS}" in output
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -100,6 +101,19 @@ def test_slot_classes_grow_and_keep_a_bounded_pool() -> None:
         kept = sum(each.num_slots * each.kept_bytes for each in slots.classes)
         assert kept <= 100 * 1024 * 1024
         assert all(each.kept_bytes % layout.PAGE_BYTES == 0 for each in slots.classes)
+
+
+def test_the_documented_slots_are_those_of_the_layout() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "ipc.md").read_text(encoding="utf-8")
+    rows = re.findall(r"\| (\d+) \w+ \| (\d+) (KiB|MiB|GiB) \| (?:all|at most (\d+) MiB)", text)
+    units = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+    documented = []
+    for count, number, unit, kept in rows:
+        slot_bytes = int(number) * units[unit]
+        kept_bytes = int(kept) * units["MiB"] if kept else slot_bytes
+        documented.append((int(count), slot_bytes, kept_bytes))
+    classes = layout.OUTPUT_SLOT_LAYOUT.classes
+    assert documented == [(each.num_slots, each.slot_bytes, each.kept_bytes) for each in classes]
 
 
 def test_segments_keep_to_their_budget() -> None:

@@ -1,0 +1,322 @@
+"""`shmllm generate` as a shell sees it: what goes where, what it ends with, how it fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from programs import (
+    CLI,
+    PATIENCE_S,
+    Completed,
+    children,
+    environment,
+    holds_within,
+    is_running,
+    python,
+)
+
+from shmllm import LLM, RequestOutput, SamplingParams
+
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
+
+PROMPT = "def fibonacci(n):"
+GREEDY = ("--temperature", "0", "--max-tokens", "8")
+ENDLESS = ("--ignore-eos", "--max-tokens", "900")
+INTERRUPTIBLE = (
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); " + CLI
+)  # a shell's background jobs, and what they start, ignore SIGINT
+
+
+def shmllm(*arguments: str, **options: Any) -> Completed:
+    return python("-c", CLI, *arguments, **options)
+
+
+def generate(*arguments: str, **options: Any) -> str:
+    """Stdout of a `generate` that succeeds."""
+    done = shmllm("generate", *arguments, **options)
+    assert done.returncode == 0, done.stderr.decode()
+    return str(done.stdout.decode())
+
+
+def records(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(multiprocess=False) as llm:
+        yield llm
+
+
+def outputs_of(llm: LLM, prompts: list[Any], **options: Any) -> list[RequestOutput]:
+    params = SamplingParams(**({"temperature": 0, "max_tokens": 8} | options))
+    return llm.generate(prompts, params, use_tqdm=False)
+
+
+def text_of(llm: LLM, prompt: Any, **options: Any) -> str:
+    return outputs_of(llm, [prompt], **options)[0].outputs[0].text
+
+
+def ended(text: str) -> str:
+    """A text as the command writes it: the last line is ended, and only once."""
+    return text if text.endswith("\n") else text + "\n"
+
+
+def test_one_prompt_is_text_on_stdout_and_the_rest_on_stderr(llm: LLM) -> None:
+    done = shmllm("generate", PROMPT, *GREEDY)
+    assert done.returncode == 0
+    assert done.stdout.decode() == ended(text_of(llm, PROMPT))
+    message = done.stderr.decode()
+    assert "M parameters" in message
+    assert "\x1b" not in message
+
+
+def test_several_prompts_are_separated_and_in_order(llm: LLM) -> None:
+    prompts = ["import os", PROMPT, "class Stack:"]
+    done = shmllm("generate", *prompts, *GREEDY)
+    assert done.returncode == 0
+    expected = [text_of(llm, prompt).rstrip("\n") + "\n" for prompt in prompts]
+    assert done.stdout.decode() == "---\n".join(expected)
+    assert "3/3" in done.stderr.decode()
+    assert "prefix hits" in done.stderr.decode()
+
+
+def test_a_file_of_plain_lines(llm: LLM, tmp_path: Path) -> None:
+    path = tmp_path / "prompts.txt"
+    path.write_text("import os\n\n{'no': json}\r\nné\n", encoding="utf-8")
+    found = records(generate("-i", str(path), "--json", *GREEDY))
+    assert [record["prompt"] for record in found] == ["import os", "{'no': json}", "né"]
+    assert [record["text"] for record in found] == [
+        text_of(llm, prompt) for prompt in ("import os", "{'no': json}", "né")
+    ]
+
+
+def test_json_lines_of_every_kind_into_a_file(llm: LLM, tmp_path: Path) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    messages = [{"role": "user", "content": "Reverse a list."}]
+    lines = [
+        {"prompt": "import os"},
+        {"messages": messages},
+        {"prompt_token_ids": [5, 6, 7], "comment": "passed through"},
+    ]
+    source.write_text("\n".join(map(json.dumps, lines)))
+    assert generate("-i", str(source), "-o", str(target), *GREEDY) == ""
+    prompts = ["import os", llm.chat_prompt(messages), {"prompt_token_ids": [5, 6, 7]}]
+    expected = outputs_of(llm, prompts)
+    found = records(target.read_text(encoding="utf-8"))
+    assert found[2].pop("comment") == "passed through"
+    assert found == [
+        {
+            "index": index,
+            "prompt": output.prompt,
+            "text": output.outputs[0].text,
+            "finish_reason": output.outputs[0].finish_reason,
+            "num_prompt_tokens": len(output.prompt_token_ids),
+            "num_output_tokens": len(output.outputs[0].token_ids),
+            "num_cached_tokens": 0,
+        }
+        for index, output in enumerate(expected)
+    ]
+
+
+def test_standard_input_is_the_prompt_or_the_file(llm: LLM) -> None:
+    text = "class Stack:\n    def"
+    assert generate(*GREEDY, input=text.encode()) == ended(text_of(llm, text))
+    found = records(generate("-i", "-", "--json", *GREEDY, input=text.encode()))
+    assert [record["prompt"] for record in found] == ["class Stack:", "    def"]
+
+
+def test_the_command_is_installed_under_its_name() -> None:
+    done = shmllm("--version")
+    assert re.fullmatch(r"shmllm, version \d+\.\d+\.\d+\S*\n", done.stdout.decode())
+    assert b"Examples:" in shmllm("generate", "--help").stdout
+
+
+def test_a_stop_string_ends_the_text_before_it(llm: LLM) -> None:
+    whole = text_of(llm, PROMPT, max_tokens=24)
+    stop = whole.strip()[-2:]
+    expected = whole[: whole.index(stop)]
+    found = generate(PROMPT, "--temperature", "0", "--max-tokens", "24", "--stop", stop)
+    assert found == ended(expected)
+
+
+def test_a_seed_repeats_and_another_differs(llm: LLM) -> None:
+    """The other run of the same seed is in this process."""
+    sampled = {"temperature": 1.5, "max_tokens": 24, "ignore_eos": True}
+    options = ("--temperature", "1.5", "--max-tokens", "24", "--ignore-eos")
+    found = generate(PROMPT, "--seed", "5", *options)
+    assert found == ended(text_of(llm, PROMPT, seed=5, **sampled))
+    assert found != ended(text_of(llm, PROMPT, seed=6, **sampled))
+
+
+def test_chat_with_a_system_message(llm: LLM) -> None:
+    system = {"role": "system", "content": "Be brief."}
+    user = {"role": "user", "content": "Reverse a list."}
+    with_system, without = llm.chat_prompt([system, user]), llm.chat_prompt([user])
+    assert with_system != without
+    found = generate("Reverse a list.", "--system", "Be brief.", "--echo", *GREEDY)
+    assert found == ended(str(with_system["prompt"]) + text_of(llm, with_system))
+    found = generate("--chat", "--echo", *GREEDY, input=b"Reverse a list.")
+    assert found == ended(str(without["prompt"]) + text_of(llm, without))
+
+
+def test_echo_writes_utf8_in_the_locale_of_cron_jobs(llm: LLM) -> None:
+    prompt = "# naïve € "
+    found = generate(prompt, "--echo", *GREEDY, env={"LC_ALL": "C"})
+    assert found == ended(prompt + text_of(llm, prompt))
+
+
+def start(*arguments: str, source: str = INTERRUPTIBLE) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-c", source, "generate", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [(PROMPT, *ENDLESS), (PROMPT, "import os", *GREEDY), (PROMPT, "--json", *GREEDY)],
+    ids=["streamed", "batch", "json"],
+)
+def test_a_closed_pipe_is_a_quiet_end(arguments: tuple[str, ...]) -> None:
+    """As in `| head -c 1`: the reader has what it wanted, and that is no error."""
+    process = start(*arguments)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    if "--ignore-eos" in arguments:
+        assert process.stdout.read(1)
+    process.stdout.close()
+    message = process.stderr.read().decode()
+    process.stderr.close()
+    assert process.wait(PATIENCE_S) == 0
+    assert "Traceback" not in message
+    assert "BrokenPipe" not in message
+
+
+def first_byte(process: subprocess.Popen[bytes]) -> bytes:
+    assert process.stdout is not None
+    return process.stdout.read(1)
+
+
+@pytest.mark.parametrize("moment", ["streaming", "starting"])
+def test_an_interrupt_ends_with_130_and_leaves_nothing(moment: str) -> None:
+    process = start(PROMPT, *ENDLESS)
+    if moment == "streaming":
+        assert first_byte(process)
+    else:
+        assert holds_within(lambda: bool(children(process.pid)), PATIENCE_S)
+    (engine,) = children(process.pid)
+    process.send_signal(signal.SIGINT)
+    _, message = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 130
+    assert b"Traceback" not in message
+    assert message.decode().strip().endswith("interrupted")
+    assert not is_running(engine)
+
+
+def test_a_killed_engine_ends_with_3_and_one_line() -> None:
+    process = start(PROMPT, PROMPT, "--json", *ENDLESS)
+    assert holds_within(lambda: bool(children(process.pid)), PATIENCE_S)
+    (engine,) = children(process.pid)
+    assert process.stderr is not None
+    process.stderr.readline()  # what the engine is; it is ready
+    os.kill(engine, signal.SIGKILL)
+    _, message = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 3
+    lines = [line for line in message.decode().splitlines() if line.startswith("shmllm: ")]
+    (line,) = lines
+    assert "SIGKILL" in line
+    assert b"Traceback" not in message
+
+
+def write(tmp_path: Path, name: str, content: bytes) -> str:
+    (tmp_path / name).write_bytes(content)
+    return str(tmp_path / name)
+
+
+JSON_LINES = b'{"prompt": "x"}\n\n{"prompt": "y"\n'
+BAD_INPUT: dict[str, tuple[list[str], bytes | None, str]] = {
+    "unknown model": (["-m", "no/such/model", "x"], None, "'no/such/model' not found: looked for"),
+    "model is a file": (["-m", "FILE", "x"], b"x", "is a file"),
+    "temperature": (["x", "--temperature", "9"], None, "temperature must be .*got 9.0"),
+    "top_p": (["x", "--top-p", "0"], None, "top_p must be .*got 0.0"),
+    "max_tokens": (["x", "--max-tokens", "0"], None, "max_tokens must be .*got 0"),
+    "seed": (["x", "--seed", str(2**80)], None, "seed must be"),
+    "stop": (["x", "--stop", ""], None, "stop must be"),
+    "empty prompt": ([""], None, "prompt 1 is empty"),
+    "empty stdin": ([], None, "standard input is empty"),
+    "long prompt": (["x " * 5000], None, r"prompt 1 has [\d,]+ tokens; max_model_len is"),
+    "missing file": (["-i", "/no/such/file"], None, "/no/such/file.*No such file"),
+    "empty file": (["-i", "FILE"], b"\n\n", "the input holds no prompt"),
+    "not JSON": (["-i", "FILE"], JSON_LINES, "line 3 of .* is not JSON"),
+    "no object": (["-i", "FILE"], b'{"prompt": "x"}\n5\n', "line 2 of .* is not a JSON object"),
+    "no prompt": (["-i", "FILE"], b'{"text": "x"}\n', "line 1 of .* has none of 'prompt'"),
+    "wrong type": (["-i", "FILE"], b'{"prompt": 5}\n', "line 1 of .* 'prompt' must be a str"),
+    "bad ids": (
+        ["-i", "FILE"],
+        b'{"prompt": "x"}\n{"prompt_token_ids": [99999999]}\n',
+        "line 2 of .* has token id 99999999",
+    ),
+    "bad message": (
+        ["-i", "FILE"],
+        b'{"prompt": "x"}\n{"messages": [{"role": "user"}]}\n',
+        "line 2 of .*content",
+    ),
+    "not UTF-8": (["-i", "FILE"], b"good\nbad \xff\n", "UTF-8|utf-8"),
+    "unknown option": (["x", "--temprature", "1"], None, "'--temprature'"),
+    "not a number": (["x", "--max-tokens", "many"], None, "'many' is not a valid integer"),
+    "two sources": (["x", "-i", "FILE"], b"x", "not both"),
+    "no such folder": (["x", "-o", "/no/such/folder/out"], None, "/no/such/folder/out"),
+    "KV memory": (["x", "--kv-cache-memory-bytes", "1"], None, "kv_cache_memory_bytes is 1 and"),
+}
+USAGE = re.compile(r"Usage: |Try '|\s*$")
+
+
+@pytest.mark.parametrize("name", BAD_INPUT)
+def test_bad_input_is_one_line_and_exit_code_2(name: str, tmp_path: Path) -> None:
+    arguments, content, message = BAD_INPUT[name]
+    path = write(tmp_path, "input", content) if content is not None else ""
+    done = shmllm("generate", *(path if a == "FILE" else a for a in arguments))
+    assert done.returncode == 2, done.stderr.decode()
+    assert done.stdout == b""
+    lines = [line for line in done.stderr.decode().splitlines() if not USAGE.match(line)]
+    assert len(lines) == 1, done.stderr.decode()
+    assert re.search(message, lines[0])
+    assert lines[0].startswith(("shmllm: ", "Error: "))
+
+
+def test_stdin_that_is_no_text_is_one_line_and_exit_code_2() -> None:
+    done = shmllm("generate", input=b"\xff\xfe\x00", env={"PYTHONUTF8": "1"})
+    assert done.returncode == 2
+    assert b"Traceback" not in done.stderr
+
+
+def test_bad_input_leaves_the_output_file_as_it_was(tmp_path: Path) -> None:
+    target = tmp_path / "results.jsonl"
+    target.write_text("of yesterday\n")
+    for arguments in (["-m", "no/such/model", "x"], ["x", ""]):
+        assert shmllm("generate", *arguments, "-o", str(target)).returncode == 2
+        assert target.read_text() == "of yesterday\n"
+
+
+def test_debug_shows_the_traceback() -> None:
+    done = shmllm("--debug", "generate", "-m", "no/such/model", "x")
+    assert done.returncode != 0
+    assert b"Traceback" in done.stderr
+    assert b"EngineStartError" in done.stderr
+
+
+def test_a_usage_error_calls_the_command_by_its_name() -> None:
+    assert b"Usage: shmllm generate" in shmllm("generate", "--wat").stderr

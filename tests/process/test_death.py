@@ -1,0 +1,401 @@
+"""Whoever dies, the other side knows soon, says why, and leaves nothing behind.
+
+The front ends here are processes of their own: what these tests are afraid of, a hang or
+a crash, must not take the test run with it.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from programs import (
+    PATIENCE_S,
+    holds_within,
+    is_running,
+    result_of,
+    run_source,
+    start_source,
+)
+
+from shmllm import LLM, EngineDeadError, EngineStartError, SamplingParams
+from shmllm.model_files import resolve_model
+from shmllm.wire.messages import Kind
+
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
+
+# The two promises about time that the product makes; everything else only has to happen.
+DEATH_IS_REPORTED_WITHIN_S = 2.0
+ORPHAN_IS_GONE_WITHIN_S = 5.0
+
+ENGINE_DIES = """
+import json, os, signal, sys, threading, time
+from shmllm import LLM, EngineDeadError, SamplingParams
+from shmllm.wire.messages import Kind
+
+LONG = SamplingParams(max_tokens=900, ignore_eos=True)
+moment = []
+
+def kill(llm, number):
+    # Only once the engine computes; the statistics page says so.
+    while llm.get_metrics()["generated_tokens"] < 5:
+        time.sleep(0.001)
+    moment.append(time.monotonic())
+    os.kill(llm._client.pid, number)
+
+def death(llm):
+    try:
+        while True:
+            llm.generate("x", LONG, use_tqdm=False)
+    except EngineDeadError as error:
+        return {
+            "at": time.monotonic(), "message": error.args[0], "text": str(error),
+            "signal": error.signal, "exit_code": error.exit_code,
+            "remote": error.remote_traceback,
+        }
+
+def report(llm, number, when="generating"):
+    if when == "generating":
+        threading.Thread(target=kill, args=(llm, number), daemon=True).start()
+    else:
+        moment.append(time.monotonic())
+        os.kill(llm._client.pid, number)
+    deaths = [death(llm) for _ in range(3)]
+    try:
+        llm.reset_prefix_cache()
+    except EngineDeadError:
+        deaths.append({})
+    llm.close()
+    llm.close()
+    return {"killed_at": moment[0], "deaths": deaths, "pid": llm._client.pid}
+"""
+
+
+def deaths_of(source: str) -> dict[str, Any]:
+    return dict(result_of(run_source(ENGINE_DIES + source)))
+
+
+@pytest.mark.parametrize("when", ["generating", "idle"])
+def test_a_killed_engine_is_reported_to_everyone_who_asks(when: str) -> None:
+    found = deaths_of(f"print(json.dumps(report(LLM(), signal.SIGKILL, {when!r})))")
+    first, *later = found["deaths"]
+    assert first["signal"] == signal.SIGKILL
+    assert first["exit_code"] is None
+    assert "SIGKILL" in first["message"]
+    assert str(found["pid"]) in first["message"]
+    assert first["at"] - found["killed_at"] < DEATH_IS_REPORTED_WITHIN_S
+    assert len(later) == 3
+    for before, after in zip(found["deaths"], later[:2], strict=False):
+        assert after["signal"] == signal.SIGKILL
+        assert after["at"] - before["at"] < DEATH_IS_REPORTED_WITHIN_S
+
+
+def test_a_killed_engine_is_reported_where_child_signals_are_ignored() -> None:
+    found = deaths_of(
+        "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+        "print(json.dumps(report(LLM(), signal.SIGKILL)))"
+    )
+    first = found["deaths"][0]
+    assert (first["signal"], first["exit_code"]) == (None, None)
+    assert "lost" in first["message"]
+    assert first["at"] - found["killed_at"] < DEATH_IS_REPORTED_WITHIN_S
+
+
+@pytest.mark.parametrize(
+    ("number", "when"), [(signal.SIGTERM, "generating"), (signal.SIGINT, "idle")]
+)
+def test_a_signal_ends_the_engine_cleanly(number: signal.Signals, when: str) -> None:
+    found = deaths_of(f"print(json.dumps(report(LLM(), {int(number)}, {when!r})))")
+    first = found["deaths"][0]
+    assert (first["signal"], first["exit_code"]) == (None, 0)
+    assert first["remote"] == ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"), [(99, "ProtocolMismatchError|ValueError"), (int(Kind.ADD), "Error")]
+)
+def test_an_error_in_the_engine_reaches_the_caller_with_its_traceback(
+    kind: int, error: str
+) -> None:
+    found = deaths_of(f"""
+llm = LLM()
+assert llm._client._channel.try_send({kind}, b"garbage")
+print(json.dumps({{"deaths": [death(llm), death(llm)]}}))
+""")
+    for one in found["deaths"]:
+        assert one["exit_code"] == 1
+        assert one["remote"].startswith("Traceback (most recent call last):")
+        assert any(name in one["remote"].splitlines()[-1] for name in error.split("|"))
+        assert one["remote"] in one["text"]
+        assert "Traceback" not in one["message"]
+
+
+def test_closing_in_one_thread_ends_a_generation_in_another() -> None:
+    found = result_of(
+        run_source(
+            ENGINE_DIES
+            + """
+llm = LLM()
+outcome = []
+def generate():
+    try:
+        while True:
+            llm.generate("x", LONG, use_tqdm=False)
+    except Exception as error:
+        outcome.append([base.__name__ for base in type(error).__mro__])
+thread = threading.Thread(target=generate, daemon=True)
+thread.start()
+while llm.get_metrics()["generated_tokens"] < 5:
+    time.sleep(0.001)
+llm.close()
+thread.join(20)
+print(json.dumps(outcome))
+"""
+        )
+    )
+    assert len(found) == 1
+    assert "ShmLLMError" in found[0]
+
+
+FRONT_END_DIES = """
+import os, sys, time
+from shmllm import LLM, SamplingParams
+from shmllm.config import EngineConfig, LoadConfig
+from shmllm.engine.private import PrivateEngineClient
+from shmllm.model_files import resolve_model
+
+def tell(pid):
+    print(pid, flush=True)
+
+def idle():
+    llm = LLM()
+    tell(llm._client.pid)
+    time.sleep(600)
+
+def generate():
+    llm = LLM()
+    params = SamplingParams(max_tokens=900, ignore_eos=True)
+    for changed in llm.serve(llm.prepare(["x"] * 64, params)):
+        if changed:
+            tell(llm._client.pid)
+
+def stopped_reading():
+    llm = LLM()
+    params = SamplingParams(max_tokens=900, ignore_eos=True)
+    for changed in llm.serve(llm.prepare(["x"] * 64, params)):
+        if changed:
+            tell(llm._client.pid)
+            time.sleep(600)
+
+def before_the_handshake():
+    client = PrivateEngineClient(EngineConfig(LoadConfig(str(resolve_model("tiny")))))
+    tell(client.pid)
+    time.sleep(600)
+
+def with_a_forked_child():
+    llm = LLM()
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        os.close(writing)
+        os.read(reading, 1)
+        time.sleep(2)
+        os._exit(0)
+    os.close(reading)
+    tell(llm._client.pid)
+    time.sleep(600)
+
+globals()[sys.argv[1]]()
+"""
+LOADING = """
+import os, sys, time
+from shmllm import LLM
+from shmllm.engine.private import PrivateEngineClient
+start = PrivateEngineClient.__init__
+def start_and_tell(self, *arguments, **options):
+    start(self, *arguments, **options)
+    print(self.pid, flush=True)
+PrivateEngineClient.__init__ = start_and_tell
+def stay(done, total):
+    print("loading", flush=True)
+    time.sleep(600)
+LLM(on_load_progress=stay)
+"""
+
+
+def kill_and_watch(front_end: subprocess.Popen[bytes], engine: int) -> None:
+    assert is_running(engine)
+    front_end.kill()
+    front_end.wait(PATIENCE_S)
+    assert holds_within(lambda: not is_running(engine), ORPHAN_IS_GONE_WITHIN_S)
+
+
+@pytest.fixture
+def front_ends() -> Iterator[list[subprocess.Popen[bytes]]]:
+    started: list[subprocess.Popen[bytes]] = []
+    yield started
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def read_line(process: subprocess.Popen[bytes]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().decode().strip()
+
+
+@pytest.mark.parametrize(
+    "moment", ["idle", "generate", "stopped_reading", "before_the_handshake", "with_a_forked_child"]
+)
+def test_an_engine_without_its_front_end_goes(
+    moment: str, front_ends: list[subprocess.Popen[bytes]]
+) -> None:
+    front_ends.append(start_source(FRONT_END_DIES, moment))
+    engine = int(read_line(front_ends[0]))
+    kill_and_watch(front_ends[0], engine)
+
+
+def test_an_engine_whose_front_end_died_during_the_load_goes(
+    front_ends: list[subprocess.Popen[bytes]],
+) -> None:
+    front_ends.append(start_source(LOADING))
+    engine = int(read_line(front_ends[0]))
+    assert read_line(front_ends[0]) == "loading"
+    kill_and_watch(front_ends[0], engine)
+
+
+def test_a_forked_child_neither_uses_nor_ends_the_engine() -> None:
+    found = result_of(
+        run_source("""
+import json, os, sys
+from shmllm import LLM, SamplingParams, ShmLLMError
+llm = LLM()
+params = SamplingParams(temperature=0, max_tokens=4)
+before = llm.generate("import os", params, use_tqdm=False)[0].outputs[0].token_ids
+reading, writing = os.pipe()
+child = os.fork()
+if child == 0:
+    try:
+        llm.generate("import os", params, use_tqdm=False)
+        text = "no error"
+    except ShmLLMError as error:
+        text = f"{type(error).__name__}: {error}"
+    llm.close()
+    os.write(writing, text.encode())
+    sys.exit(7)
+os.close(writing)
+text = b"".join(iter(lambda: os.read(reading, 4096), b"")).decode()
+status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+after = llm.generate("import os", params, use_tqdm=False)[0].outputs[0].token_ids
+print(json.dumps({"text": text, "status": status, "same": before == after}))
+""")
+    )
+    assert "forked process" in found["text"]
+    assert "after the fork" in found["text"]
+    assert found["status"] == 7
+    assert found["same"]
+
+
+def test_an_interrupted_generation_leaves_a_working_engine() -> None:
+    found = result_of(
+        run_source(
+            ENGINE_DIES
+            + """
+signal.signal(signal.SIGINT, signal.default_int_handler)
+llm = LLM()
+params = SamplingParams(temperature=0, max_tokens=4)
+def answer():
+    return llm.generate("import os", params, use_tqdm=False)[0].outputs[0].token_ids
+before = answer()
+def interrupt():
+    while llm.get_metrics()["generated_tokens"] < 20:
+        time.sleep(0.001)
+    os.kill(os.getpid(), signal.SIGINT)
+threading.Thread(target=interrupt, daemon=True).start()
+try:
+    while True:
+        llm.generate(["x"] * 8, LONG, use_tqdm=False)
+except KeyboardInterrupt:
+    print(json.dumps({"same": answer() == before, "left": len(llm._outputs._states)}))
+"""
+        )
+    )
+    assert found == {"same": True, "left": 0}
+
+
+def test_a_collected_llm_ends_its_engine() -> None:
+    llm = LLM(max_model_len=64)
+    pid = llm._client.pid
+    del llm
+    gc.collect()
+    assert not is_running(pid)
+
+
+@pytest.mark.parametrize("ending", ["", "raise ValueError"])
+def test_an_llm_left_open_ends_its_engine_at_exit(ending: str) -> None:
+    done = run_source(
+        f"from shmllm import LLM\nllm = LLM()\nprint(llm._client.pid, flush=True)\n{ending}"
+    )
+    assert not is_running(int(done.stdout))
+    assert done.returncode == bool(ending)
+
+
+def test_a_failed_start_leaves_nothing(tmp_path: Path) -> None:
+    shutil.copytree(resolve_model("tiny"), tmp_path, dirs_exist_ok=True)
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["Perceptron"]}))
+    before = set(os.listdir("/proc/self/fd"))
+    with pytest.raises(EngineStartError, match="Perceptron") as caught:
+        LLM(str(tmp_path))
+    assert caught.value.remote_traceback == ""
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_an_unexpected_error_while_starting_carries_its_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "safetensors.py").write_text("raise RuntimeError('a broken installation')")
+    paths = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    with pytest.raises(EngineStartError) as caught:
+        LLM()
+    assert "Traceback" in caught.value.remote_traceback
+    assert "RuntimeError: a broken installation" in caught.value.remote_traceback
+    assert "Traceback" not in caught.value.args[0]
+
+
+def test_an_engine_that_is_not_ready_in_time_is_ended() -> None:
+    with pytest.raises(EngineStartError, match=r"not ready after 0\.2 s.*startup_timeout"):
+        LLM(startup_timeout=0.2)
+
+
+def test_an_engine_killed_while_starting_is_a_failed_start() -> None:
+    done = run_source("""
+import os, signal
+from shmllm import EngineStartError, LLM
+from shmllm.engine.private import PrivateEngineClient
+start = PrivateEngineClient.__init__
+def start_and_kill(self, *arguments, **options):
+    start(self, *arguments, **options)
+    os.kill(self.pid, signal.SIGKILL)
+PrivateEngineClient.__init__ = start_and_kill
+try:
+    LLM()
+except EngineStartError as error:
+    print(error)
+""")
+    assert b"SIGKILL" in done.stdout, done.stderr.decode()
+
+
+def test_a_closed_llm_says_so() -> None:
+    llm = LLM(max_model_len=64)
+    llm.close()
+    with pytest.raises(Exception, match="closed") as caught:
+        llm.generate("x", SamplingParams(max_tokens=1))
+    assert not isinstance(caught.value, EngineDeadError)

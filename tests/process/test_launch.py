@@ -1,0 +1,208 @@
+"""The engine starts wherever a program may run, and in a world of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import engine_processes
+from programs import PATIENCE_S, environment, python, result_of, run_source
+
+from shmllm import LLM, SamplingParams
+
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
+
+PROMPT = "def fibonacci(n):"
+PROGRAM = f"""
+import json
+from shmllm import LLM, SamplingParams
+llm = LLM()
+(output,) = llm.generate({PROMPT!r}, SamplingParams(temperature=0, max_tokens=6), use_tqdm=False)
+print(json.dumps(output.outputs[0].token_ids))
+"""
+REPORT = """
+import json, os
+from pathlib import Path
+from shmllm import LLM
+with LLM(max_model_len=64) as llm:
+    mine, engines = Path("/proc/self"), Path(f"/proc/{llm._client.pid}")
+    print(json.dumps({
+        "environment": (engines / "environ").read_text().split("\\0"),
+        "num_threads": llm.facts.num_threads,
+        "stdin": os.readlink(engines / "fd/0"),
+        "stdout": os.readlink(engines / "fd/1"),
+        "my_stdout": os.readlink(mine / "fd/1"),
+        "my_stderr": os.readlink(mine / "fd/2"),
+        "directory": os.readlink(engines / "cwd"),
+        "session": os.getsid(llm._client.pid) == llm._client.pid,
+        "cores": len(os.sched_getaffinity(0)),
+    }))
+"""
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[int]:
+    """What the same model generates without any process."""
+    with LLM(multiprocess=False) as llm:
+        return tokens_of(llm)
+
+
+def tokens_of(llm: LLM) -> list[int]:
+    params = SamplingParams(temperature=0, max_tokens=6)
+    return llm.generate(PROMPT, params, use_tqdm=False)[0].outputs[0].token_ids
+
+
+def test_from_a_script_without_a_main_guard(tmp_path: Path, expected: list[int]) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(PROGRAM)
+    assert result_of(python(str(script))) == expected
+
+
+def test_from_standard_input(expected: list[int]) -> None:
+    assert result_of(python("-", input=PROGRAM.encode())) == expected
+
+
+def test_from_the_command_line(expected: list[int]) -> None:
+    assert result_of(run_source(PROGRAM)) == expected
+
+
+def test_from_a_thread_that_ends_before_the_engine_is_used(expected: list[int]) -> None:
+    source = f"""
+import json, threading, time
+from shmllm import LLM, SamplingParams
+made, results = [], []
+def start():
+    made.append(LLM())
+def use():
+    params = SamplingParams(temperature=0, max_tokens=6)
+    results.append(made[0].generate({PROMPT!r}, params, use_tqdm=False)[0].outputs[0].token_ids)
+for work in (start, use):
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    time.sleep(0.5)
+print(json.dumps(results[0]))
+"""
+    assert result_of(run_source(source)) == expected
+
+
+def write_hostile(directory: Path, *names: str) -> None:
+    directory.mkdir(exist_ok=True)
+    for name in names:
+        (directory / f"{name}.py").write_text("raise SystemExit('the wrong module')\n")
+
+
+def test_from_a_directory_whose_files_are_named_like_modules(
+    tmp_path: Path, expected: list[int]
+) -> None:
+    """A script does not search the directory it is started from; nor may its engine."""
+    here = tmp_path / "here"
+    write_hostile(here, "json", "numpy", "torch", "shmllm", "select", "site", "safetensors")
+    script = tmp_path / "script.py"
+    script.write_text(PROGRAM)
+    assert result_of(python(str(script), cwd=here)) == expected
+
+
+@pytest.mark.parametrize("way", ["script", "-c"])
+def test_beside_files_named_like_modules_that_only_the_engine_needs(
+    tmp_path: Path, expected: list[int], way: str
+) -> None:
+    """A script's directory, or with -c the present one, is searched first by the front end
+    alone, which imports none of these."""
+    write_hostile(tmp_path, "torch", "safetensors", "shmllm_kernels", "transformers")
+    script = tmp_path / "script.py"
+    script.write_text(PROGRAM)
+    arguments = [str(script)] if way == "script" else ["-c", PROGRAM]
+    assert result_of(python(*arguments, cwd=tmp_path)) == expected
+
+
+def test_with_ignored_child_signals(expected: list[int]) -> None:
+    source = "import signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\n" + PROGRAM
+    assert result_of(run_source(source + "llm.close()\n")) == expected
+
+
+@pytest.mark.parametrize("closed", ["<&-", "2>&-", "<&- 2>&-"])
+def test_with_closed_standard_streams(closed: str, expected: list[int]) -> None:
+    """The segments then get the descriptors 0 or 2, which a child's own streams need."""
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", PROGRAM],
+        capture_output=True,
+        env=environment(),
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert result_of(done) == expected
+
+
+def test_when_every_standard_stream_is_closed(tmp_path: Path, expected: list[int]) -> None:
+    """As a daemon is started. The program can only tell what it has done through a file."""
+    target = tmp_path / "tokens"
+    source = PROGRAM.replace("print(", f"open({str(target)!r}, 'w').write(")
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", source],
+        env=environment(),
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert target.exists(), f"the program failed with exit code {done.returncode}"
+    assert json.loads(target.read_text()) == expected
+
+
+@pytest.fixture(scope="module")
+def report() -> dict[str, Any]:
+    """What an engine's surroundings are whose launcher asked for one thread."""
+    variables = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "MARK": "kept"}
+    return dict(result_of(run_source(REPORT, env=variables)))
+
+
+def test_the_engine_takes_the_machines_threads(report: dict[str, Any]) -> None:
+    assert report["num_threads"] == report["cores"]
+    names = {line.partition("=")[0] for line in report["environment"]}
+    assert not names & {"OMP_NUM_THREADS", "MKL_NUM_THREADS"}
+    assert "MARK=kept" in report["environment"]
+
+
+def test_the_engine_has_neither_stdin_nor_stdout_of_the_front_end(report: dict[str, Any]) -> None:
+    assert report["stdin"] == os.devnull
+    assert report["stdout"] == report["my_stderr"]
+    assert report["stdout"] != report["my_stdout"]
+
+
+def test_the_engine_has_a_session_and_a_directory_of_its_own(report: dict[str, Any]) -> None:
+    assert report["session"]
+    assert report["directory"] == "/"
+
+
+def test_two_at_once(expected: list[int]) -> None:
+    with LLM(max_model_len=128) as first, LLM(max_model_len=128) as second:
+        assert first._client.pid != second._client.pid
+        assert tokens_of(first) == tokens_of(second) == expected
+        first.close()
+        assert tokens_of(second) == expected
+
+
+def test_without_a_process(expected: list[int]) -> None:
+    before = engine_processes()
+    with LLM(multiprocess=False) as llm:
+        assert engine_processes() <= before
+        assert tokens_of(llm) == expected
+
+
+def test_a_signal_for_the_front_ends_process_group_does_not_reach_the_engine(
+    expected: list[int],
+) -> None:
+    source = PROGRAM.replace(
+        "llm = LLM()",
+        "import os, signal\n"
+        "os.setpgid(0, 0)\n"
+        "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "llm = LLM()\n"
+        f"os.killpg(0, {int(signal.SIGINT)})",
+    )
+    assert result_of(run_source(source)) == expected

@@ -1,0 +1,49 @@
+"""The statistics page says what is, also when no step follows to say it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from programs import PATIENCE_S, holds_within
+
+from shmllm import LLM, SamplingParams
+
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM() as llm:
+        yield llm
+
+
+def is_idle(llm: LLM) -> bool:
+    metrics = llm.get_metrics()
+    return metrics["running"] == metrics["waiting"] == metrics["kv_blocks_used"] == 0
+
+
+def test_counters_count(llm: LLM) -> None:
+    before = llm.get_metrics()
+    params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
+    outputs = llm.generate(["import os", "import sys"], params, use_tqdm=False)
+    expected = {
+        "requests_finished": 2,
+        "generated_tokens": 10,
+        "prompt_tokens": sum(len(output.prompt_token_ids) for output in outputs),
+    }
+
+    def counted() -> dict[str, int]:
+        return {name: llm.get_metrics()[name] - before[name] for name in expected}
+
+    assert holds_within(lambda: counted() == expected, 5), counted()
+    assert holds_within(lambda: is_idle(llm), 5), llm.get_metrics()
+
+
+def test_gauges_return_to_zero_after_an_abort(llm: LLM) -> None:
+    """A front end that leaves early aborts its request; no step is run after that."""
+    params = SamplingParams(max_tokens=900, ignore_eos=True)
+    for changed in llm.serve(llm.prepare(["import os"], params)):
+        if changed:
+            break
+    assert holds_within(lambda: is_idle(llm), min(5, PATIENCE_S)), llm.get_metrics()

@@ -1,0 +1,117 @@
+"""Shared memory too small for an engine: both numbers, one line, and nothing half done.
+
+Each program runs in a mount namespace of its own, where a small tmpfs lies over /dev/shm.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+from programs import CLI, PATIENCE_S, Completed, environment, result_of
+
+from shmllm.ipc import layout
+from shmllm.ipc.layout import SegmentKind
+
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
+
+MAY_NOT_MOUNT = 77
+SCRIPT = f'mount -t tmpfs -o size="$1" none /dev/shm || exit {MAY_NOT_MOUNT}; shift; exec "$@"'
+GENERATE = """
+import json
+from shmllm import LLM, NoSpaceError, SamplingParams
+def answer(salt=""):
+    params = SamplingParams(temperature=0, max_tokens=4)
+    prompt = {"prompt": "import os", "cache_salt": salt}
+    try:
+        return llm.generate(prompt, params, use_tqdm=False)[0].outputs[0].token_ids
+    except NoSpaceError as error:
+        return str(error)
+try:
+    with LLM() as llm:
+        print(json.dumps([answer(), answer("x" * 2**20), answer()]))
+except NoSpaceError as error:
+    print(json.dumps(str(error)))
+"""
+
+
+def on_shm_of(size: str, source: str, *arguments: str) -> Completed:
+    """Run a source text where /dev/shm has `size`, or skip."""
+    unshare = shutil.which("unshare")
+    if unshare is None:
+        pytest.skip("needs unshare")
+    namespaces = "-m" if os.geteuid() == 0 else "-rm"
+    done = subprocess.run(
+        [
+            unshare,
+            namespaces,
+            "sh",
+            "-c",
+            SCRIPT,
+            "sh",
+            size,
+            sys.executable,
+            "-c",
+            source,
+            *arguments,
+        ],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        env=environment(),
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    if done.returncode == MAY_NOT_MOUNT or done.stderr.startswith(b"unshare"):
+        pytest.skip(f"may not mount here: {done.stderr.decode().strip()}")
+    return done
+
+
+def numbers_of(message: str) -> tuple[int, int]:
+    """(needed, free) of an error message."""
+    found = re.search(r"([\d,]+) bytes needed, ([\d,]+) bytes free", message)
+    assert found, message
+    needed, free = (int(number.replace(",", "")) for number in found.groups())
+    return needed, free
+
+
+@pytest.mark.parametrize(
+    ("size", "kind", "free"),
+    [
+        ("4k", SegmentKind.CONTROL, 4096),
+        ("64k", SegmentKind.CLIENT, 65536 - layout.ALLOCATED_BYTES[SegmentKind.CONTROL]),
+    ],
+)
+def test_both_numbers_are_named(size: str, kind: SegmentKind, free: int) -> None:
+    message = result_of(on_shm_of(size, GENERATE))
+    assert isinstance(message, str)
+    assert numbers_of(message) == (layout.ALLOCATED_BYTES[kind], free)
+    assert "/dev/shm" in message
+
+
+@pytest.mark.parametrize("size", ["4k", "64k"])
+def test_the_command_says_it_in_one_line(size: str) -> None:
+    done = on_shm_of(size, CLI, "generate", "import os")
+    assert done.returncode == 2
+    assert done.stdout == b""
+    (line,) = done.stderr.decode().splitlines()
+    assert line.startswith("shmllm: shared memory is full")
+    needed, free = numbers_of(line)
+    assert needed > free
+
+
+def test_a_request_that_needs_a_tensor_slot_fails_alone() -> None:
+    before, refused, after = result_of(on_shm_of("2m", GENERATE))
+    needed, free = numbers_of(refused)
+    assert needed >= 2**20 > free
+    assert before == after
+    assert len(after) == 4
+
+
+def test_eight_megabytes_are_enough() -> None:
+    before, with_a_long_salt, after = result_of(on_shm_of("8m", GENERATE))
+    assert before == with_a_long_salt == after
+    assert len(after) == 4

@@ -1,0 +1,100 @@
+"""Front ends in processes of their own: started from a source text, watched, and reaped.
+
+A test that expects a crash or a hang looks at it from outside: whatever happens to the
+front end, the test process goes on and can say what it saw.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import shmllm
+
+PATIENCE_S = 40.0
+ROOT = Path(shmllm.__file__).resolve().parents[1]
+CLI = "from shmllm.cli.main import main; main()"
+
+Completed = subprocess.CompletedProcess[bytes]
+
+
+def environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
+    """This process's environment, in which `import shmllm` finds the package under test."""
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    values = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "COLUMNS": "200"}
+    return values | dict(changes or {})
+
+
+def python(*arguments: str, env: Mapping[str, str] | None = None, **options: Any) -> Completed:
+    """Run an interpreter to its end, which a test that hangs does not reach."""
+    options.setdefault("timeout", PATIENCE_S)
+    if "input" not in options:
+        options.setdefault("stdin", subprocess.DEVNULL)
+    return subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        env=environment(env),
+        check=False,
+        **options,
+    )
+
+
+def run_source(source: str, *arguments: str, **options: Any) -> Completed:
+    """Run a source text with `-c`."""
+    return python("-c", textwrap.dedent(source), *arguments, **options)
+
+
+def result_of(done: Completed) -> Any:
+    """The JSON value that a program printed as the only thing on its stdout."""
+    assert done.returncode == 0, done.stderr.decode()
+    return json.loads(done.stdout)
+
+
+def start_source(source: str, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
+    """Start a source text whose stdout the test reads."""
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(source), *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        env=environment(),
+        **options,
+    )
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process exists and is no zombie."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] not in "ZX"
+
+
+def children(pid: int) -> list[int]:
+    """Pids of the processes that `pid` started and that run."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+        if parent == pid and is_running(int(entry.name)):
+            found.append(int(entry.name))
+    return found
+
+
+def holds_within(condition: Callable[[], bool], limit_s: float) -> bool:
+    """Whether a condition comes true before `limit_s` are over."""
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(0.01)
+    return True
