@@ -11,6 +11,8 @@ Pure Python: knows neither the model nor the transport.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Container
 from dataclasses import dataclass
 
 from shmllm.config import SchedulerConfig
@@ -20,6 +22,8 @@ from shmllm.core.plan import Admission, BlockAppend, StepPlan, StepResult
 from shmllm.core.request import Request, RequestStatus
 from shmllm.core.waiting_queue import WaitingQueue
 from shmllm.outputs import OutputColumns
+
+RESERVED_FRACTION = 8
 
 
 @dataclass(slots=True)
@@ -51,7 +55,16 @@ class Scheduler:
         self._waiting = WaitingQueue()
         self._running: list[Request] = []
         self._requests: dict[tuple[int, int], Request] = {}
+        self._num_rows = num_rows
+        self._reserved_rows = 0
+        self._rows_held: Counter[int] = Counter()
         self.stats = SchedulerStats()
+
+    def share_rows(self, is_shared: bool) -> None:
+        """Say whether there are several front ends. If so, a part of the rows is kept for
+        those that hold none: a flood of one would fill all rows, and another's request would
+        wait until requests of that flood end."""
+        self._reserved_rows = self._num_rows // RESERVED_FRACTION if is_shared else 0
 
     @property
     def num_waiting(self) -> int:
@@ -183,7 +196,7 @@ class Scheduler:
 
     def _schedule_waiting(self, plan: StepPlan) -> None:
         while self._free_rows and plan.num_tokens < self._budget:
-            request = self._waiting.next()
+            request = self._waiting.next(self._clients_with_enough_rows())
             if request is None:
                 break
             hit = self._kv_cache.longest_hit(request)
@@ -195,8 +208,12 @@ class Scheduler:
             self._admit(plan, request, hit)
             self._plan_tokens(plan, request, count)
 
+    def _clients_with_enough_rows(self) -> Container[int]:
+        return self._rows_held if len(self._free_rows) <= self._reserved_rows else ()
+
     def _admit(self, plan: StepPlan, request: Request, hit: list[KVBlock]) -> None:
         request.row = self._free_rows.pop()
+        self._rows_held[request.client] += 1
         request.status = RequestStatus.RUNNING
         request.num_computed_tokens = len(hit) * self._kv_cache.block_size
         self._running.append(request)
@@ -247,3 +264,6 @@ class Scheduler:
     def _release(self, request: Request) -> None:
         self._kv_cache.release(request)
         self._free_rows.append(request.row)
+        self._rows_held[request.client] -= 1
+        if not self._rows_held[request.client]:
+            del self._rows_held[request.client]

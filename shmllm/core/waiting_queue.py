@@ -8,7 +8,7 @@ are paid for.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 from shmllm.core.request import Request
 
@@ -50,13 +50,17 @@ class WaitingQueue:
         self._preempted.appendleft(request)
         self._size += 1
 
-    def next(self) -> Request | None:
-        """The request to admit next; None if there is none that may be."""
+    def next(self, excluded: Container[int] = ()) -> Request | None:
+        """The request to admit next; None if there is none that may be.
+
+        Args:
+            excluded: front ends that may not have one admitted now.
+        """
         for request in self._preempted:
-            if request.client not in self.paused:
+            if request.client not in self.paused and request.client not in excluded:
                 return request
         for client in self._turns:
-            if client not in self.paused:
+            if client not in self.paused and client not in excluded:
                 return self._by_client[client][0]
         return None
 

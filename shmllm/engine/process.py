@@ -210,6 +210,7 @@ class EngineProcess:
         """Let front ends in at once, and out within the liveness period."""
         for session in self._doorkeeper.admit_new():
             self._welcome(session)
+            self._share_rows()
         for session in self._sessions.values():
             if session.is_stuck:
                 session.flush()
@@ -223,10 +224,15 @@ class EngineProcess:
             if self._core is not None:
                 self._core.scheduler.abort_client(place)
                 self._report_statistics(self._core)
+                self._share_rows()
         if self._path is None and not self._sessions:
             self._phase = Phase.STOPPING
         if self._phase is Phase.DRAINING and now >= self._drain_deadline:
             self._phase = Phase.STOPPING
+
+    def _share_rows(self) -> None:
+        if self._core is not None:
+            self._core.scheduler.share_rows(len(self._sessions) > 1)
 
     def _welcome(self, session: Session) -> None:
         assert self._core is not None

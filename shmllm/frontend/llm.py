@@ -319,6 +319,7 @@ class LLM:
         self.facts = facts
         self._inputs = InputProcessor(self._tokenizer, facts)
         self._outputs = OutputProcessor(self._tokenizer, facts.eos_token_ids)
+        logger.info("engine ready: %s", facts)
         for warning in facts.warnings:
             logger.warning("%s", warning)
 

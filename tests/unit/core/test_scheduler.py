@@ -467,6 +467,22 @@ def test_a_flood_of_one_front_end_does_not_hold_up_another():
     assert served == [0, 100, 1]
 
 
+def test_shared_rows_leave_some_to_who_holds_none():
+    bench = Bench(num_seqs=8)
+    bench.scheduler.share_rows(True)
+    for number in range(20):
+        bench.add(number, 4, client=0, max_tokens=30)
+    bench.step()
+    assert bench.scheduler.num_running == 7
+    bench.add(100, 4, client=1, max_tokens=1)
+    bench.add(101, 4, client=1, max_tokens=1)
+    assert 100 in sampled(bench.step())
+    assert 101 in sampled(bench.step())
+    bench.scheduler.share_rows(False)
+    bench.step()
+    assert bench.scheduler.num_running == 8
+
+
 def test_only_a_paused_client_means_an_empty_plan():
     bench = Bench()
     bench.add(0, 4)
