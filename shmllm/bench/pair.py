@@ -1,0 +1,129 @@
+"""An arm's process pair, seen from the process that compares the arms.
+
+Owns starting, commanding and ending it, and the directory for its files. Must not know
+what the figures mean.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from array import array
+from dataclasses import asdict
+from importlib import import_module
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from shmllm.bench.arms import Arm
+from shmllm.bench.worker import Command
+from shmllm.errors import IpcError, IpcTimeoutError
+
+WORKER_MODULE = "shmllm.bench.worker"
+START_S = 60.0
+RUN_S = 300.0
+END_S = 10.0
+
+
+class Pair:
+    """Two processes that run one arm's commands. Use it with `with`.
+
+    Args:
+        arm: which one.
+        is_pinned: whether each process stays on one CPU.
+
+    Raises:
+        IpcError: it did not start; the message says what its stderr said last.
+    """
+
+    def __init__(self, arm: Arm, is_pinned: bool) -> None:
+        self.arm = arm
+        self._directory = tempfile.TemporaryDirectory(prefix="shmllm-bench-")
+        self._errors = open(Path(self._directory.name) / "stderr", "w+b")  # noqa: SIM115
+        ours, theirs = Pipe()
+        self._connection: Connection[Any, Any] = ours
+        own_pidfd = os.pidfd_open(os.getpid())
+        try:
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", WORKER_MODULE, arm.name, self._directory.name),
+                    *map(str, (theirs.fileno(), own_pidfd, int(is_pinned))),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=self._errors,
+                stderr=self._errors,
+                cwd=self._directory.name,
+                env=_environment(),
+                pass_fds=(theirs.fileno(), own_pidfd),
+                start_new_session=True,
+            )
+        finally:
+            theirs.close()
+            os.close(own_pidfd)
+
+    def wait_ready(self) -> None:
+        """Wait until both processes can take commands."""
+        self._receive(START_S)
+
+    def run(self, command: Command) -> tuple[array[int], int]:
+        """(durations in nanoseconds, CPU nanoseconds of both processes).
+
+        Raises:
+            IpcError: the pair died or went silent.
+        """
+        self._connection.send_bytes(json.dumps(asdict(command)).encode())
+        report = self._receive(RUN_S)
+        durations = array("q")
+        durations.frombytes(report[8:])
+        return durations, int.from_bytes(report[:8], "little")
+
+    def close(self) -> None:
+        """End both processes, by force if need be, and remove their files; idempotent."""
+        self._connection.close()
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        self._errors.close()
+        if self.arm.package == "iceoryx2":
+            import_module("shmllm.bench.iceoryx_link").remove_leftovers(self._directory.name)
+        self._directory.cleanup()
+
+    def __enter__(self) -> Pair:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _receive(self, limit_s: float) -> bytes:
+        try:
+            if not self._connection.poll(limit_s):
+                raise IpcTimeoutError(f"{self.arm.name}: no answer within {limit_s:.0f} s")
+            return self._connection.recv_bytes()
+        except (EOFError, ConnectionError):
+            raise IpcError(f"{self.arm.name}: {self._last_words()}") from None
+
+    def _last_words(self) -> str:
+        self._process.wait(END_S)
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else f"its process ended ({self._process.returncode})"
+
+
+def _environment() -> dict[str, str]:
+    root = str(Path(__file__).resolve().parents[2])
+    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}

@@ -1,0 +1,88 @@
+"""The comparison as text: one table per figure, and how much faster than the reference.
+
+Owns the layout of what goes to stdout; must not know how it was measured.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+
+from shmllm.bench.arms import REFERENCE_ARM
+from shmllm.bench.measure import Figures, Sample
+
+Results = Mapping[str, Mapping[str, Figures]]
+
+TABLES = (
+    ("p50_us", "round trip, median, us"),
+    ("p99_us", "round trip, 99th percentile, us"),
+    ("cpu_us", "CPU time of both processes per round trip, us"),
+    ("mib_per_s", "one way, MiB/s"),
+)
+
+
+def table(title: str, cases: Sequence[str], columns: Mapping[str, Callable[[str], str]]) -> str:
+    """Cases as rows; a column's function says what stands in each."""
+    cells = [[case, *(cell(case) for cell in columns.values())] for case in cases]
+    if all(text in ("", "-") for row in cells for text in row[1:]):
+        return ""
+    rows = [[title, *columns], *(row for row in cells if set(row[1:]) != {"-"})]
+    widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
+    lines = [
+        "  ".join(
+            text.ljust(width) if index == 0 else text.rjust(width)
+            for index, (text, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def number(value: float | None) -> str:
+    """Three digits or so."""
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def figure_tables(results: Results, cases: Sequence[str]) -> str:
+    """All figures that were measured."""
+
+    def cell(arm: str, key: str) -> Callable[[str], str]:
+        return lambda case: number(results[arm].get(case, {}).get(key))
+
+    tables = (
+        table(title, cases, {arm: cell(arm, key) for arm in results}) for key, title in TABLES
+    )
+    return "\n".join(filter(None, tables))
+
+
+def speedup(ours: Sample, theirs: Sample) -> tuple[float, float, float]:
+    """How many times shorter our median is: of all rounds, in the worst, in the best."""
+    each = [
+        other / own
+        for own, other in zip(ours.round_medians_ns, theirs.round_medians_ns, strict=True)
+    ]
+    overall = statistics.median(theirs.durations_ns) / statistics.median(ours.durations_ns)
+    return overall, min(each), max(each)
+
+
+def speedup_table(
+    samples: Mapping[tuple[str, str], Sample], cases: Sequence[str], arms: Sequence[str]
+) -> str:
+    """Each arm against the reference; "" where that did not run."""
+
+    def cell(arm: str) -> Callable[[str], str]:
+        def text(case: str) -> str:
+            ours, theirs = samples.get((arm, case)), samples.get((REFERENCE_ARM, case))
+            if ours is None or theirs is None:
+                return "-"
+            overall, worst, best = speedup(ours, theirs)
+            spread = "" if worst == best else f" ({number(worst)}-{number(best)})"
+            return number(overall) + spread
+
+        return text
+
+    others = [arm for arm in arms if arm != REFERENCE_ARM]
+    title = f"{REFERENCE_ARM}'s median over this arm's (by round)"
+    return table(title, cases, {arm: cell(arm) for arm in others})

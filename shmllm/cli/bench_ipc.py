@@ -1,0 +1,130 @@
+"""`shmllm bench ipc`: what a hop between front end and engine costs, here and elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from shmllm.bench.measure import Comparison
+
+QUICK_MESSAGES = 20
+PLOT_SUFFIXES = (".svg", ".html")
+
+
+def _split(_: click.Context, __: click.Parameter, values: Sequence[str]) -> list[str]:
+    return [name.strip() for value in values for name in value.split(",") if name.strip()]
+
+
+def _plot_path(_: click.Context, __: click.Parameter, value: Path | None) -> Path | None:
+    if value is not None and value.suffix not in PLOT_SUFFIXES:
+        raise click.BadParameter(f"the name has to end in {' or '.join(PLOT_SUFFIXES)}")
+    return value
+
+
+@click.command()
+@click.option("--arms", multiple=True, callback=_split, help="Names or patterns, by comma.")
+@click.option("--cases", multiple=True, callback=_split, help="Likewise: 'rtt-*,add-512'.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Measuring time of each arm in each case.",
+)
+@click.option(
+    "--messages",
+    type=click.IntRange(min=1),
+    help="Messages of each arm in each case and round, instead of --seconds.",
+)
+@click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True)
+@click.option("--quick", is_flag=True, help="One round of a few messages, to see that it runs.")
+@click.option(
+    "--pin", is_flag=True, help="Front ends stay on the first CPU, cores on the last one."
+)
+@click.option("--json", "json_file", type=click.File("w", encoding="utf-8", lazy=True))
+@click.option(
+    "--plot",
+    "plot_path",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    callback=_plot_path,
+    help="A picture: FILE.svg or FILE.html.",
+)
+def ipc(
+    arms: list[str],
+    cases: list[str],
+    seconds: float,
+    messages: int | None,
+    rounds: int,
+    quick: bool,
+    pin: bool,
+    json_file: Any,
+    plot_path: Path | None,
+) -> None:
+    """Shared memory against ZeroMQ, pipes and queues, in round trips of real messages.
+
+    Each arm has two processes, which take turns with those of the other arms. A round trip
+    is: build and encode a message, send it, receive and decode it, send eight bytes back.
+    ARMS: shm-latency, shm-balanced, shm-idle, zmq, zmq-nocopy, pipe, queue, faster-fifo,
+    iceoryx2. What is not installed is named and skipped: pip install 'shmllm[bench]'.
+    """
+    from shmllm.bench.arms import ARMS, split_by_presence
+    from shmllm.bench.cases import CASES, select
+    from shmllm.bench.measure import Comparison, Effort
+
+    try:
+        present, skipped = split_by_presence(select(arms, list(ARMS)))
+        names = select(cases, list(CASES))
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    for line in skipped:
+        click.echo(line, err=True)
+    if not present:
+        raise click.UsageError("none of these arms can run here")
+    if quick:
+        rounds, messages = 1, messages or QUICK_MESSAGES
+    comparison = Comparison(present, names, Effort(rounds, seconds, messages, pin))
+    _run_with_progress(comparison)
+    _write(comparison, names, skipped, json_file, plot_path)
+
+
+def _run_with_progress(comparison: Comparison) -> None:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("starting", total=comparison.num_runs)
+
+        def report(name: str) -> None:
+            progress.update(task, description=name, advance=1)
+
+        comparison.run(report)
+
+
+def _write(
+    comparison: Comparison,
+    names: Sequence[str],
+    skipped: Sequence[str],
+    json_file: Any,
+    plot_path: Path | None,
+) -> None:
+    from shmllm.bench import plot
+    from shmllm.bench.report import figure_tables, speedup_table
+    from shmllm.cli.bench import describe_machine
+
+    results = comparison.results()
+    machine = describe_machine() | {"load_average": os.getloadavg()[0]}
+    click.echo(figure_tables(results, names))
+    click.echo(speedup_table(comparison.samples, names, list(results)), nl=False)
+    if json_file is not None:
+        json.dump({"machine": machine, "arms": results, "skipped": list(skipped)}, json_file)
+        json_file.write("\n")
+    if plot_path is not None:
+        subtitle = f"{machine['cpu']}, {machine['cores']} cores, Python {machine['python']}"
+        draw = plot.svg if plot_path.suffix == ".svg" else plot.html
+        plot_path.write_text(draw(results, names, subtitle), encoding="utf-8")

@@ -1,0 +1,183 @@
+"""`shmllm bench ipc`, run for a moment: its files, what it skips, and what it leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from programs import CLI, children, holds_within, python, start_source
+
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
+
+FIGURES = {"p50_us", "p99_us", "p999_us", "max_us", "cpu_us"}
+WORKER = b"shmllm.bench.worker"
+LEAK_GRACE_S = 5.0
+HIDE = "import sys; sys.modules[{name!r}] = None\n"
+
+
+def workers() -> set[int]:
+    """Pids of benchmark processes, of what they spawned, and of its resource trackers."""
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (entry / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if WORKER in command:
+            found |= {int(entry.name), *children(int(entry.name))}
+    return found
+
+
+@pytest.fixture
+def scratch(tmp_path: Path) -> Iterator[Path]:
+    """A directory for temporary files, which is empty again afterwards, as is the machine."""
+    directory = tmp_path / "temporary"
+    directory.mkdir()
+    before = workers()
+    yield directory
+    assert holds_within(lambda: not workers() - before, LEAK_GRACE_S)
+    assert list(directory.iterdir()) == []
+
+
+def bench(scratch: Path, *arguments: str, hidden: str = "") -> tuple[str, str]:
+    """(stdout, stderr) of a quick run."""
+    source = (HIDE.format(name=hidden) if hidden else "") + CLI
+    command = ("bench", "ipc", "--quick", "--messages", "6", *arguments)
+    done = python("-c", source, *command, env={"TMPDIR": str(scratch)})
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.decode(), done.stderr.decode()
+
+
+def test_the_json_has_the_documented_schema(scratch: Path, tmp_path: Path) -> None:
+    target = tmp_path / "result.json"
+    cases = ["rtt-64", "rtt-16777216", "add-512", "outputs-32", "outputs-32-logprobs"]
+    out, _ = bench(
+        scratch,
+        *("--arms", "shm-latency,shm-idle", "--cases", ",".join(cases), "--json", str(target)),
+    )
+    record = json.loads(target.read_text())
+    assert {"cpu", "cores", "python"} <= record["machine"].keys()
+    assert record["arms"].keys() == {"shm-latency", "shm-idle"}
+    for figures in record["arms"].values():
+        assert list(figures) == cases
+        for name, each in figures.items():
+            assert each.keys() >= FIGURES
+            assert 0 < each["p50_us"] <= each["p99_us"] <= each["p999_us"] <= each["max_us"]
+            assert each["cpu_us"] > 0
+            assert each["messages"] == 6
+            assert ("mib_per_s" in each) == name.startswith("rtt-")
+    assert all(name in out for name in cases)
+
+
+@pytest.mark.parametrize("arm", ["pipe", "queue"])
+def test_arms_of_the_standard_library(scratch: Path, arm: str) -> None:
+    out, _ = bench(scratch, "--arms", arm, "--cases", "rtt-64,rtt-1048576")
+    assert "rtt-1048576" in out
+
+
+@pytest.mark.parametrize(
+    ("package", "arm"),
+    [
+        ("zmq", "zmq"),
+        ("zmq", "zmq-nocopy"),
+        ("faster_fifo", "faster-fifo"),
+        ("iceoryx2", "iceoryx2"),
+    ],
+)
+def test_arms_of_other_packages(scratch: Path, tmp_path: Path, package: str, arm: str) -> None:
+    pytest.importorskip(package)
+    pytest.importorskip("msgspec")
+    target = tmp_path / "result.json"
+    cases = "rtt-1048576,add-512,outputs-32-logprobs"
+    bench(scratch, "--arms", f"shm-idle,{arm}", "--cases", cases, "--json", str(target))
+    arms = json.loads(target.read_text())["arms"]
+    wanted = 1 if arm == "zmq-nocopy" else 3
+    assert len(arms[arm]) == wanted
+    assert len(arms["shm-idle"]) == 3
+
+
+def test_an_absent_library_is_named_as_skipped(scratch: Path) -> None:
+    out, err = bench(scratch, "--arms", "shm-idle,iceoryx2", "--cases", "rtt-64", hidden="iceoryx2")
+    assert "iceoryx2: skipped, iceoryx2 is not installed" in err
+    assert "iceoryx2" not in out
+
+
+def test_without_msgspec_only_plain_bytes_are_compared(scratch: Path) -> None:
+    out, err = bench(
+        scratch, "--arms", "shm-idle,pipe", "--cases", "rtt-64,add-512", hidden="msgspec"
+    )
+    assert "pipe: only plain bytes, msgspec is not installed" in err
+    assert "add-512" in out
+
+
+def test_the_svg_is_xml_and_refers_to_nothing_outside(scratch: Path, tmp_path: Path) -> None:
+    target = tmp_path / "plot.svg"
+    bench(scratch, "--arms", "shm-*", "--cases", "rtt-64,outputs-1", "--plot", str(target))
+    text = target.read_text()
+    root = ElementTree.fromstring(text)
+    assert root.tag.endswith("svg")
+    shown = "".join(root.itertext())
+    assert all(name in shown for name in ("shm-latency", "shm-idle", "rtt-64", "outputs-1"))
+    assert "href" not in text
+    assert "url(" not in text
+
+
+def test_the_html_is_well_formed(scratch: Path, tmp_path: Path) -> None:
+    target = tmp_path / "plot.html"
+    bench(scratch, "--arms", "shm-idle", "--cases", "rtt-64", "--plot", str(target))
+    open_tags: list[str] = []
+
+    class Balance(HTMLParser):
+        def handle_starttag(self, tag: str, attrs: object) -> None:
+            open_tags.append(tag)
+
+        def handle_startendtag(self, tag: str, attrs: object) -> None:
+            pass
+
+        def handle_endtag(self, tag: str) -> None:
+            assert open_tags.pop() == tag
+
+    Balance().feed(target.read_text())
+    assert open_tags == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--arms", "carrier-pigeon"], "nothing is called 'carrier-pigeon'"),
+        (["--cases", "rtt-65"], "nothing is called 'rtt-65'"),
+        (["--plot", "plot.jpeg"], "has to end in .svg or .html"),
+    ],
+)
+def test_wrong_usage_is_explained(arguments: list[str], message: str) -> None:
+    done = python("-c", CLI, "bench", "ipc", "--quick", *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr.decode()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_outlives_an_interrupted_run(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    before = workers()
+    source = "import sys; sys.argv[1:] = ['bench', 'ipc', '--arms', 'shm-idle,pipe']; " + CLI
+    run = start_source(source)
+    try:
+        assert holds_within(lambda: len(workers() - before) >= 4, 30)
+        os.kill(run.pid, number)
+        assert run.wait(30) != 0
+    finally:
+        run.kill()
+        run.wait()
+        assert run.stdout is not None
+        run.stdout.close()
+    assert holds_within(lambda: not workers() - before, LEAK_GRACE_S)
+    if number is signal.SIGINT:
+        assert list(tmp_path.iterdir()) == []
