@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
+
 from shmllm.config import EngineConfig, EngineFacts
 from shmllm.core.kv_cache_manager import KVCacheManager
 from shmllm.core.plan import StepPlan, StepResult
@@ -64,7 +66,8 @@ class EngineCore:
         length, most = len(prompt_token_ids), self.facts.max_model_len
         if not 0 < length < most:
             return f"a prompt of {length:,} tokens does not fit max_model_len {most:,}"
-        if not 0 <= min(prompt_token_ids) <= max(prompt_token_ids) < self.facts.vocab_size:
+        ids = np.asarray(prompt_token_ids)
+        if not 0 <= ids.min() <= ids.max() < self.facts.vocab_size:
             return f"a token id lies outside the vocabulary of {self.facts.vocab_size:,}"
         if params.seed is None:
             self._next_seed += 1

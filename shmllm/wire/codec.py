@@ -9,7 +9,8 @@ the header gives and which end exactly at the record's end. Integers are little-
     ADD       ADD_HEADER | prompt ids i32[], stop ids i32[], salt
     ABORT     numbers i64[]
     OUTPUTS   OUTPUTS_HEADER | numbers i64[], cached rows i32[], cached counts i32[],
-              token ids i32[], counts u16[] (absent if each is 1), finishes u8[]
+              token ids i32[], counts u16[] (absent if each is 1),
+              finishes u8[] (absent if each is 0)
     REJECTED  number i64 | message
     IN_SLOT   kind u32, slot u32, offset u32, bytes u32: a record that lies in a tensor slot
     CALL      number i64, method u32                              SHUTDOWN  seconds f64
@@ -21,8 +22,9 @@ Encoders return parts, which the ring writes one behind the other without joinin
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
-from struct import Struct, error
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from struct import Struct, error, pack
 from typing import Literal
 
 from shmllm.errors import ProtocolMismatchError, RequestError
@@ -61,7 +63,13 @@ ADD_HAS_SEED = 1
 ADD_IGNORE_EOS = 2
 ADD_UNBOUNDED = 4
 OUTPUTS_ONE_TOKEN_EACH = 1
+OUTPUTS_NONE_FINISHED = 2
 MAX_TOP_K = 2**31 - 1
+
+
+def _column(typecode: str, values: Sequence[int]) -> bytes:
+    # Two to four times as fast as array(typecode, values), which converts item by item.
+    return pack(f"<{len(values)}{typecode}", *values)
 
 
 def encode_hello(message: Hello) -> Parts:
@@ -101,14 +109,14 @@ def encode_add(message: AddRequest) -> Parts:
     )
     return (
         header,
-        array("i", message.prompt_token_ids).tobytes(),
-        array("i", params.stop_token_ids).tobytes(),
+        _column("i", message.prompt_token_ids),
+        _column("i", params.stop_token_ids),
         salt,
     )
 
 
 def encode_abort(message: Abort) -> Parts:
-    return (array("q", message.numbers).tobytes(),)
+    return (_column("q", message.numbers),)
 
 
 def encode_rejected(message: Rejected) -> Parts:
@@ -143,23 +151,25 @@ def decode_in_slot(record: memoryview) -> tuple[int, tuple[int, int, int]]:
 
 def encode_outputs(message: OutputColumns) -> Parts:
     rows, tokens = len(message.numbers), len(message.token_ids)
-    one_each = rows == tokens and all(count == 1 for count in message.counts)
+    one_each = rows == tokens and message.counts.count(1) == rows
+    none_finished = message.finishes.count(0) == rows
     header = OUTPUTS_HEADER.pack(
         message.step,
         message.time_ns,
         rows,
         len(message.cached_rows),
         tokens,
-        OUTPUTS_ONE_TOKEN_EACH if one_each else 0,
+        (OUTPUTS_ONE_TOKEN_EACH if one_each else 0)
+        | (OUTPUTS_NONE_FINISHED if none_finished else 0),
     )
     return (
         header,
-        array("q", message.numbers).tobytes(),
-        array("i", message.cached_rows).tobytes(),
-        array("i", message.cached_counts).tobytes(),
-        array("i", message.token_ids).tobytes(),
-        b"" if one_each else array("H", message.counts).tobytes(),
-        bytes(message.finishes),
+        _column("q", message.numbers),
+        _column("i", message.cached_rows),
+        _column("i", message.cached_counts),
+        _column("i", message.token_ids),
+        b"" if one_each else _column("H", message.counts),
+        b"" if none_finished else bytes(message.finishes),
     )
 
 
@@ -175,17 +185,20 @@ class _Sections:
     def take(self, typecode: Literal["i", "q", "H", "B"], item_bytes: int, count: int) -> list[int]:
         if not count:
             return []
-        end = self.offset + count * item_bytes
+        return memoryview(self.take_bytes(count * item_bytes)).cast(typecode).tolist()
+
+    def take_bytes(self, length: int) -> bytes:
+        end = self.offset + length
         if end > len(self.record):
             raise ProtocolMismatchError(
                 f"a record of {len(self.record)} bytes announces a section that ends at byte {end}"
             )
-        column = self.record[self.offset : end].cast(typecode).tolist()
+        column = bytes(self.record[self.offset : end])
         self.offset = end
         return column
 
     def text(self, length: int) -> str:
-        return bytes(self.take("B", 1, length)).decode()
+        return self.take_bytes(length).decode()
 
     def rest(self) -> str:
         return self.text(len(self.record) - self.offset)
@@ -229,22 +242,49 @@ def _decode_add(record: memoryview) -> AddRequest:
         salt_bytes,
     ) = ADD_HEADER.unpack_from(record)
     sections = _Sections(record, ADD_HEADER.size)
-    prompt = sections.take("i", 4, num_prompt_tokens)
-    stop_ids = sections.take("i", 4, num_stop_ids)
+    prompt = array("i", sections.take_bytes(4 * num_prompt_tokens))
+    stop_ids = sections.take_bytes(4 * num_stop_ids)
     salt = sections.text(salt_bytes)
     sections.end()
-    params = SamplingParams(
+    params = _params(
+        seed if flags & ADD_HAS_SEED else None,
+        temperature,
+        top_p,
+        min_p,
+        top_k,
+        None if flags & ADD_UNBOUNDED else max_tokens,
+        min_tokens,
+        bool(flags & ADD_IGNORE_EOS),
+        stop_ids,
+    )
+    return AddRequest(number, prompt, params, salt)
+
+
+@lru_cache(maxsize=64)
+def _params(
+    seed: int | None,
+    temperature: float,
+    top_p: float,
+    min_p: float,
+    top_k: int,
+    max_tokens: int | None,
+    min_tokens: int,
+    ignore_eos: bool,
+    stop_ids: bytes,
+) -> SamplingParams:
+    """Equal parameters share one object, since most requests of a batch have the same and
+    building one takes longer than the rest of the decoding. The engine changes none."""
+    return SamplingParams(
         temperature=temperature,
         top_p=top_p,
         min_p=min_p,
         top_k=top_k,
-        seed=seed if flags & ADD_HAS_SEED else None,
-        max_tokens=None if flags & ADD_UNBOUNDED else max_tokens,
+        seed=seed,
+        max_tokens=max_tokens,
         min_tokens=min_tokens,
-        ignore_eos=bool(flags & ADD_IGNORE_EOS),
-        stop_token_ids=stop_ids,
+        ignore_eos=ignore_eos,
+        stop_token_ids=array("i", stop_ids).tolist(),
     )
-    return AddRequest(number, prompt, params, salt)
 
 
 def _decode_abort(record: memoryview) -> Abort:
@@ -286,9 +326,10 @@ def _decode_outputs(record: memoryview) -> OutputColumns:
     token_ids = sections.take("i", 4, tokens)
     one_each = flags & OUTPUTS_ONE_TOKEN_EACH
     counts = [1] * len(numbers) if one_each else sections.take("H", 2, rows)
-    finishes = sections.take("B", 1, rows)
+    finishes = [0] * len(numbers) if flags & OUTPUTS_NONE_FINISHED else sections.take("B", 1, rows)
     sections.end()
-    if sum(counts) != tokens or any(not 0 <= row < rows for row in cached_rows):
+    total = rows if one_each else sum(counts)
+    if total != tokens or (cached_rows and not 0 <= min(cached_rows) <= max(cached_rows) < rows):
         raise ProtocolMismatchError("the columns of OUTPUTS do not fit together")
     return OutputColumns(
         step, time_ns, numbers, counts, finishes, token_ids, cached_rows, cached_counts

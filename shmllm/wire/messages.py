@@ -15,6 +15,7 @@ A request is known by its number: chosen by the front end, counting up, never us
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -75,7 +76,7 @@ class AddRequest:
     """One request. Only the sampling fields that the engine acts on travel."""
 
     number: int
-    prompt_token_ids: list[int]
+    prompt_token_ids: Sequence[int]
     params: SamplingParams
     cache_salt: str = ""
 

@@ -57,7 +57,7 @@ RULES = {
     ),
     "shmllm.engine": Rule(),
     "shmllm.engine.launch": Rule("errors config ipc"),
-    "shmllm.engine.core": Rule("errors config sampling_params outputs core"),
+    "shmllm.engine.core": Rule("errors config sampling_params outputs core", packages="numpy"),
     "shmllm.engine.client": Rule("errors config outputs wire ipc"),
     "shmllm.engine.private": Rule("errors config wire ipc engine.client engine.launch"),
     "shmllm.engine.attached": Rule("errors config wire ipc engine.client"),

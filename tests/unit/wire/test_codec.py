@@ -110,7 +110,10 @@ def test_every_kind_but_the_reference_is_tested_here():
 @given(data=st.data())
 def test_a_message_survives(kind, data):
     message = data.draw(MESSAGES[kind][1])
-    assert decode(kind, record_of(kind, message)) == message
+    decoded = decode(kind, record_of(kind, message))
+    if isinstance(decoded, AddRequest):
+        decoded.prompt_token_ids = list(decoded.prompt_token_ids)
+    assert decoded == message
 
 
 @kinds
@@ -236,7 +239,7 @@ def test_a_decoded_message_does_not_hold_the_record():
     message = codec.decode(Kind.ADD, view)
     view.release()
     record.clear()
-    assert message.prompt_token_ids == [5, 6]
+    assert list(message.prompt_token_ids) == [5, 6]
     assert message.cache_salt == "salt"
 
 
