@@ -100,6 +100,7 @@ class CompletionOutput:
         token_ids: all generated tokens, the ending token included.
         finish_reason: "stop", "length", "abort", "error", or None while it goes on.
         stop_reason: the stop string or stop token id that ended it; None otherwise.
+        lora_request: None, for code that reads it.
     """
 
     index: int
@@ -109,6 +110,7 @@ class CompletionOutput:
     logprobs: Any = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    lora_request: None = field(default=None, repr=False)
 
     def finished(self) -> bool:
         return self.finish_reason is not None
@@ -122,6 +124,8 @@ class RequestOutput:
         prompt: the text, None when token ids were given.
         num_cached_tokens: prompt tokens whose keys and values came from the prefix cache.
         error: the message when `outputs[0].finish_reason` is "error".
+
+    The fields from `lora_request` on are None, for code that reads them.
     """
 
     request_id: str
@@ -133,3 +137,7 @@ class RequestOutput:
     prompt_logprobs: Any = None
     metrics: RequestMetrics | None = field(default=None, repr=False)
     error: str | None = None
+    lora_request: None = field(default=None, repr=False)
+    encoder_prompt: None = field(default=None, repr=False)
+    encoder_prompt_token_ids: None = field(default=None, repr=False)
+    kv_transfer_params: None = field(default=None, repr=False)

@@ -7,7 +7,7 @@ segment of a changed place, and answers with the same nonce, or with a refusal.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from shmllm.engine.session import Session, SessionEnd
@@ -27,15 +27,24 @@ class Doorkeeper:
         control: the engine's segment.
         page: its contents.
         path: the engine's name; None for a private engine, which lets nobody in.
+        on_dismissed: called with a place when its front end is gone, before the place can
+            have another: the requests of the old one must not answer to the new one.
 
     Attributes:
         sessions: by place; the doorkeeper adds and removes.
     """
 
-    def __init__(self, control: Segment, page: ControlPage, path: Path | None) -> None:
+    def __init__(
+        self,
+        control: Segment,
+        page: ControlPage,
+        path: Path | None,
+        on_dismissed: Callable[[int], None],
+    ) -> None:
         self._control = control
         self._page = page
         self._path = path
+        self._on_dismissed = on_dismissed
         self._seen = [0] * NUM_CLIENTS
         self.sessions: dict[int, Session] = {}
 
@@ -71,16 +80,16 @@ class Doorkeeper:
         self._page.admit(session.place, refusal)
         del self.sessions[session.place]
         session.close()
+        self._on_dismissed(session.place)
         if self._path is not None:
             registry.sweep(self._client_path(session.place))
 
-    def dismiss_ended(self) -> list[int]:
-        """See out the front ends that closed, died or do not read; their places."""
+    def dismiss_ended(self) -> None:
+        """See out the front ends that closed, died or do not read."""
         ended = [(s, end) for s in self.sessions.values() if (end := s.ended()) is not None]
         for session, end in ended:
             slow = end is SessionEnd.TOO_SLOW
             self.dismiss(session, Refusal.TOO_SLOW if slow else Refusal.NOT_THERE)
-        return [session.place for session, _ in ended]
 
     def _someone_knocked(self) -> bool:
         return self._path is not None and self._page.hellos() != self._seen

@@ -84,7 +84,7 @@ class EngineProcess:
         self._path = path
         self._page = ControlPage(control)
         self._waiter = CoreWaiter(control)
-        self._doorkeeper = Doorkeeper(control, self._page, path)
+        self._doorkeeper = Doorkeeper(control, self._page, path, self._forget)
         self._sessions: dict[int, Session] = self._doorkeeper.sessions
         self._next_liveness = 0.0
         self._phase = Phase.RUNNING
@@ -125,7 +125,7 @@ class EngineProcess:
             if failed is not None:
                 self._page.set_last_words(failed.message)
                 self._page.set_state(EngineState.FAILED)
-                print(f"shmllm: {failed.message}", file=sys.stderr)
+                print(f"{failed.traceback}shmllm: {failed.message}", file=sys.stderr)
                 return EXIT_FAILED_START
             return self._serve()
         except Exception:
@@ -220,15 +220,17 @@ class EngineProcess:
         if now < self._next_liveness and not self._doorkeeper.someone_leaves():
             return
         self._next_liveness = now + LIVENESS_PERIOD_S
-        for place in self._doorkeeper.dismiss_ended():
-            if self._core is not None:
-                self._core.scheduler.abort_client(place)
-                self._report_statistics(self._core)
-                self._share_rows()
+        self._doorkeeper.dismiss_ended()
         if self._path is None and not self._sessions:
             self._phase = Phase.STOPPING
         if self._phase is Phase.DRAINING and now >= self._drain_deadline:
             self._phase = Phase.STOPPING
+
+    def _forget(self, place: int) -> None:
+        if self._core is not None:
+            self._core.scheduler.abort_client(place)
+            self._report_statistics(self._core)
+            self._share_rows()
 
     def _share_rows(self) -> None:
         if self._core is not None:
@@ -239,19 +241,17 @@ class EngineProcess:
         self._send(session, Kind.READY, codec.encode_text(Text(self._core.facts.to_json())))
 
     def _take_requests(self) -> None:
+        limit = RECORDS_PER_TURN if len(self._sessions) > 1 else 0
         for session in list(self._sessions.values()):
             try:
                 session.channel.drain(
                     lambda kind, record, s=session: self._handle(s, kind, record),  # type: ignore[misc]
-                    RECORDS_PER_TURN,
+                    limit,
                 )
             except ProtocolMismatchError:
                 if self._path is None:
                     raise
                 self._doorkeeper.dismiss(session, Refusal.BROKEN_PROTOCOL)
-                if self._core is not None:
-                    self._core.scheduler.abort_client(session.place)
-                    self._report_statistics(self._core)
 
     def _step(self, core: EngineCore) -> bool:
         """Run a step and publish; False if there was nothing that may run."""
