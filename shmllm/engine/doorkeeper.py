@@ -7,6 +7,8 @@ segment of a changed place, and answers with the same nonce, or with a refusal.
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -101,8 +103,13 @@ class Doorkeeper:
     def _open(self, place: int, nonce: int) -> Session:
         path = self._client_path(place)
         segment = registry.attach(path, SegmentKind.CLIENT, f"the client in place {place}")
-        if segment.nonce != nonce:
-            segment.close()
-            raise IpcError("the place changed hands")
-        pidfd = open_pidfd(segment.creator_pid, segment.creator_pid_namespace)
-        return Session(place, self._control, segment, pidfd, PATIENCE_S)
+        with contextlib.ExitStack() as undo:
+            undo.callback(segment.close)
+            if segment.nonce != nonce:
+                raise IpcError("the place changed hands")
+            pidfd = open_pidfd(segment.creator_pid, segment.creator_pid_namespace)
+            if pidfd is not None:
+                undo.callback(os.close, pidfd)
+            session = Session(place, self._control, segment, pidfd, PATIENCE_S)
+            undo.pop_all()
+        return session

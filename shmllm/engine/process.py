@@ -194,14 +194,18 @@ class EngineProcess:
                 continue
             if self._phase is Phase.DRAINING and not core.scheduler.has_unfinished():
                 break
-            self._waiter.wait(self._has_work, busy=core.scheduler.has_unfinished())
+            self._waiter.wait(
+                self._has_work,
+                busy=core.scheduler.has_unfinished(),
+                for_room=any(session.is_stuck for session in self._sessions.values()),
+            )
         self._page.set_state(EngineState.SHUTTING_DOWN)
         self._abort_everything(core)
         return 0
 
     def _has_work(self) -> bool:
         return (
-            any(s.channel.requests.has_data() for s in self._sessions.values())
+            any(s.channel.has_requests() or s.has_room_again() for s in self._sessions.values())
             or self._phase is Phase.STOPPING
             or self._doorkeeper.has_news()
         )

@@ -9,7 +9,6 @@ from collections import deque
 from enum import Enum, auto
 
 from shmllm.ipc.channel import CoreChannel
-from shmllm.ipc.layout import ClientState
 from shmllm.ipc.segment import Segment
 from shmllm.wire.codec import Parts
 from shmllm.wire.messages import Kind
@@ -51,6 +50,7 @@ class Session:
         self._pidfd = pidfd
         self._patience_s = patience_s
         self._stuck_since = 0.0
+        self._free_bytes = 0
         self._backlog: deque[tuple[Kind, Parts]] = deque()
         self._life = select.poll()
         if pidfd is not None:
@@ -64,19 +64,25 @@ class Session:
     @property
     def is_closing(self) -> bool:
         """Whether the front end said that it leaves."""
-        return self.channel.client_state is ClientState.CLOSING
+        return self.channel.is_client_closing
 
     def send(self, kind: Kind, parts: Parts) -> None:
         """Publish now or, behind what already waits, as soon as there is room."""
         if self._backlog or not self.channel.try_send(kind, *parts):
             if not self._backlog:
                 self._stuck_since = time.monotonic()
+                self._free_bytes = self.channel.outputs.free_bytes
             self._backlog.append((kind, parts))
+
+    def has_room_again(self) -> bool:
+        """Whether the front end has read since outputs last found no room."""
+        return self.is_stuck and self.channel.outputs.free_bytes > self._free_bytes
 
     def flush(self) -> None:
         """Publish of what waits as much as there is room for."""
         while self._backlog:
             kind, parts = self._backlog[0]
+            self._free_bytes = self.channel.outputs.free_bytes
             if not self.channel.try_send(kind, *parts):
                 return
             self._backlog.popleft()

@@ -19,12 +19,10 @@ from shmllm.ipc.layout import ClientState, EngineState, Stat
 from shmllm.ipc.ring import BytesLike, Handler, RingReader, RingWriter
 from shmllm.ipc.segment import Segment
 from shmllm.ipc.slots import SlotReader, SlotWriter
-from shmllm.ipc.wait import Waiter, WaitPolicy, ring_if_parked
+from shmllm.ipc.wait import Waiter, WaitPolicy, ring_if_parked, ring_if_parked_for_room
 from shmllm.ipc.words import Word
 
 __all__ = ["ClientChannel", "ControlPage", "ControlView", "CoreChannel", "CoreWaiter"]
-
-_ROOM_PARK_S = 0.001
 
 
 class _Channel:
@@ -115,13 +113,20 @@ class ClientChannel(_Channel):
                     f"the engine made no room for a request in time: {self.requests.free_bytes} "
                     f"of {layout.RING_BYTES} bytes are free in the request ring"
                 )
-            self._waiter.wait(self._has_data, _ROOM_PARK_S)
+            free = self.requests.free_bytes
+            self._waiter.wait(
+                lambda free=free: self._has_data() or self.requests.free_bytes > free,  # type: ignore[misc]
+                for_room=True,
+            )
 
     def drain(self, handler: Handler, limit: int = 0) -> int:
         """Handle the outputs that are there; see `RingReader.drain`."""
         if self._is_closed or not self._client.is_usable:
             self._refuse()
-        return self._drain(handler, limit)
+        num_handled = self._drain(handler, limit)
+        if num_handled:
+            ring_if_parked_for_room(self._core_parked, self._core_doorbell)
+        return num_handled
 
     def wait(self, deadline_s: float | None = None) -> bool:
         """Wait until there are outputs; returns whether there are.
@@ -257,16 +262,20 @@ class CoreChannel(_Channel):
         """Handle the requests that are there; see `RingReader.drain`."""
         if self._is_closed or not self._client.is_usable:
             self._refuse()
-        return self._drain(handler, limit)
+        num_handled = self._drain(handler, limit)
+        if num_handled:
+            ring_if_parked_for_room(self._parked, self._doorbell)
+        return num_handled
 
     def has_requests(self) -> bool:
         """Whether there are any: what the engine's `ready()` asks of each channel."""
         return self.requests.has_data()
 
     @property
-    def client_state(self) -> ClientState:
-        """What the front end says about itself; a killed one says nothing more."""
-        return ClientState(self._state.load())
+    def is_client_closing(self) -> bool:
+        """Whether the front end said that it leaves; a killed one says nothing. A word that
+        means nothing counts as leaving."""
+        return self._state.load() != ClientState.CONNECTED
 
     def is_client_alive(self) -> bool:
         """Whether some process holds the front end's ownership lock."""
@@ -304,13 +313,16 @@ class CoreWaiter:
         self._doorbell = open_doorbell(_area(memory, layout.CONTROL_DOORBELL_OFFSET))
         self._waiter = Waiter(self._parked, self._doorbell, policy)
 
-    def wait(self, ready: Callable[[], bool], busy: bool) -> bool:
+    def wait(self, ready: Callable[[], bool], busy: bool, for_room: bool = False) -> bool:
         """Wait once, up to the park cap; returns what `ready()` says at the end.
 
         Args:
             ready: any channel's `has_requests`, or a signal handler's flag.
             busy: whether anything is in flight; the cap is longer when not.
+            for_room: whether outputs wait for room, which `ready` looks at, too.
         """
+        if for_room:
+            return self._waiter.wait(ready, for_room=True)
         return self._waiter.wait(ready) if busy else self._waiter.wait_idle(ready)
 
     def wake(self) -> None:

@@ -250,4 +250,7 @@ def remove_doorbell(area: memoryview) -> None:
 
 
 def _stored_name(area: memoryview) -> str:
-    return bytes(area[DOORBELL_NAME_OFFSET:DOORBELL_BYTES]).rstrip(b"\0").decode("ascii")
+    name = bytes(area[DOORBELL_NAME_OFFSET:DOORBELL_BYTES]).rstrip(b"\0")
+    if not name.isascii():
+        raise ProtocolMismatchError(f"{name!r} is no name of a doorbell; memory is damaged")
+    return name.decode("ascii")

@@ -29,7 +29,7 @@ CONTROL segment: one per engine, readable by all of its clients.
     | 0x0088 | CONTROL_ENGINE_PID       | engine    | 0 until the engine attached    |
     | 0x0090 | CONTROL_ENGINE_PID_NS    | engine    | inode of its pid namespace     |
     | 0x0100 | CONTROL_HEARTBEAT        | engine    | CLOCK_MONOTONIC, ns            |
-    | 0x0180 | CONTROL_PARKED           | engine    | 1 while it sleeps or is about  |
+    | 0x0180 | CONTROL_PARKED           | engine    | Parked                         |
     | 0x0200 | CONTROL_DOORBELL         | libc      | posted by clients              |
     | 0x1000 | CONTROL_STATS            | engine    | 512 words, index Stat          |
     | 0x2000 | CONTROL_LAST_WORDS_SIZE  | engine    | bytes of text that are valid   |
@@ -129,6 +129,14 @@ class ClientState(IntEnum):
 
     CONNECTED = 0
     CLOSING = 1
+
+
+class Parked(IntEnum):
+    """What a side that sleeps, or is about to, wants to be woken for."""
+
+    NO = 0
+    FOR_DATA = 1
+    FOR_ROOM = 2
 
 
 class Refusal(IntEnum):

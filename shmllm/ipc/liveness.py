@@ -20,5 +20,5 @@ def open_pidfd(pid: int, namespace: int) -> int | None:
         return None
     try:
         return os.pidfd_open(pid)
-    except OSError:
+    except (OSError, OverflowError):
         return None

@@ -5,14 +5,13 @@
 
 Owns names: giving one to a finished segment, finding what a name means, taking names away
 from what is dead. A name is given by linking a segment that is locked and initialised, so
-whoever can open a name finds both done. A name is taken away only under the segment's
-lock, by its owner or by someone who got the lock because the owner is dead, so a live name
-is never removed and no two owners ever share one.
+whoever can open a name finds both done. A name is taken away by its owner, or by a sweeper
+that found the owner's lock free and holds the sweepers' own, and only while it still names
+the same file; so a live name is never removed and no two owners ever share one.
 """
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import re
@@ -21,7 +20,7 @@ from pathlib import Path
 
 from shmllm.errors import SegmentError
 from shmllm.ipc.layout import NUM_CLIENTS, SegmentKind
-from shmllm.ipc.segment import Segment, write_lock
+from shmllm.ipc.segment import SWEEPER_BYTE, Segment, is_locked, write_lock
 
 SHM_DIRECTORY = Path("/dev/shm")
 PREFIX = "shmllm."
@@ -112,26 +111,29 @@ def withdraw(segment: Segment, path: Path) -> None:
 
 
 def sweep(path: Path) -> bool:
-    """Remove a name whose owner is dead. True if the name is free now."""
+    """Remove a name whose owner is dead. True if the name is free now.
+
+    The owner locks one byte before it gives the name, so that byte, once free, stays free;
+    sweepers only look at it and exclude each other with another byte. Were they to lock the
+    owner's, a dead segment would look alive for that moment.
+    """
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
         return True
-    except PermissionError:
-        return False
+    except OSError:
+        return False  # a link, a directory, another user's: not ours to remove
     try:
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, write_lock())
+        if is_locked(fd):
+            return False
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLKW, write_lock(SWEEPER_BYTE))
         if os.path.samestat(os.fstat(fd), os.stat(path)):
             os.unlink(path)
-        return True
     except FileNotFoundError:
-        return True
-    except OSError as error:
-        if error.errno in (errno.EAGAIN, errno.EACCES):
-            return False
-        raise
+        pass
     finally:
         os.close(fd)
+    return True
 
 
 def attach(path: Path, kind: SegmentKind, what: str) -> Segment:

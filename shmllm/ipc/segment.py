@@ -4,9 +4,9 @@ Owns files, mappings and the ownership lock; must not know what the words behind
 mean. A segment is an unnamed file in a memory file system: it travels as an inherited
 descriptor, and when the last process that holds it ends, however it ends, it is gone.
 
-Ownership is an open-file-description lock on a second description of the file. That one
-is never mapped, because a mapping keeps its description and so the lock alive, and forked
-children close it, because they would keep it too.
+Ownership is an open-file-description lock on one byte of a second description of the file.
+That one is never mapped, because a mapping keeps its description and so the lock alive, and
+forked children close it, because they would keep it too.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from shmllm.ipc.words import Word
 
 _NO_SPACE = (errno.ENOSPC, errno.EFBIG, errno.ENOMEM, errno.EDQUOT)
 _FLOCK = struct.Struct("hhqqi4x")
+OWNER_BYTE = 0
+SWEEPER_BYTE = 1
 _live: weakref.WeakSet[Segment] = weakref.WeakSet()
 
 
@@ -178,7 +180,7 @@ class Segment:
             return
         owner_fd = os.open(f"/proc/self/fd/{self.fd}", os.O_RDWR | os.O_CLOEXEC)
         try:
-            fcntl.fcntl(owner_fd, fcntl.F_OFD_SETLK, write_lock())
+            fcntl.fcntl(owner_fd, fcntl.F_OFD_SETLK, write_lock(OWNER_BYTE))
         except OSError as error:
             os.close(owner_fd)
             if error.errno in (errno.EAGAIN, errno.EACCES):
@@ -282,13 +284,13 @@ os.register_at_fork(after_in_child=_abandon_all_in_child)
 
 def is_locked(fd: int) -> bool:
     """Whether any process owns the segment that `fd` is open on."""
-    answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, write_lock())
+    answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, write_lock(OWNER_BYTE))
     return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
 
 
-def write_lock() -> bytes:
-    """A `struct flock` for the whole file, for the F_OFD commands."""
-    return _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+def write_lock(byte: int) -> bytes:
+    """A `struct flock` for one byte of the file, for the F_OFD commands."""
+    return _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
 
 
 def _map(fd: int, size: int) -> mmap.mmap:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from shmllm.ipc.doorbell import Doorbell
+from shmllm.ipc.layout import Parked
 from shmllm.ipc.words import PlainWord, fence
 
 _now_ns = time.perf_counter_ns
@@ -98,16 +99,20 @@ class Waiter:
         """Longest sleep while work is in flight."""
         return self._policy.park_cap_s
 
-    def wait(self, ready: Callable[[], bool], cap_s: float | None = None) -> bool:
+    def wait(
+        self, ready: Callable[[], bool], cap_s: float | None = None, *, for_room: bool = False
+    ) -> bool:
         """Spin, yield, then park once; returns what `ready()` says at the end.
 
         Args:
             ready: reads shared memory; called often, so make it cheap.
             cap_s: longest park, None for the policy's `park_cap_s`.
+            for_room: have the peer ring for freed room, too, not only for data.
         """
         if ready() or self._poll(ready):
             return True
-        return self._park(ready, self._policy.park_cap_s if cap_s is None else cap_s)
+        cap_s = self._policy.park_cap_s if cap_s is None else cap_s
+        return self._park(ready, cap_s, Parked.FOR_ROOM if for_room else Parked.FOR_DATA)
 
     def wait_idle(self, ready: Callable[[], bool]) -> bool:
         """Like `wait`, with the longer cap for when nothing is in flight."""
@@ -127,20 +132,20 @@ class Waiter:
                 return True
         return False
 
-    def _park(self, ready: Callable[[], bool], cap_s: float) -> bool:
+    def _park(self, ready: Callable[[], bool], cap_s: float, reason: Parked) -> bool:
         if cap_s <= 0:
             return ready()
         # SYNC POINT: parked against published. Both sides store, fence, then load the
         # other's word; without either fence both can load the old value, and this
         # process sleeps while a record waits.
-        self._parked.store(1)
+        self._parked.store(reason)
         try:
             fence()
             if ready():
                 return True
             self._doorbell.wait(cap_s)
         finally:
-            self._parked.store(0)
+            self._parked.store(Parked.NO)
             # Left-over posts would cut the next park short. They are taken before the last
             # look, so a record that came with one of them is not missed.
             self._doorbell.drain()
@@ -152,4 +157,12 @@ def ring_if_parked(parked: PlainWord, doorbell: Doorbell) -> None:
     # SYNC POINT: parked against published (see Waiter._park).
     fence()
     if parked.load():
+        doorbell.post()
+
+
+def ring_if_parked_for_room(parked: PlainWord, doorbell: Doorbell) -> None:
+    """The waking side: call it after consuming. Room wakes only who waits for it."""
+    # SYNC POINT: parked against published (see Waiter._park).
+    fence()
+    if parked.load() == Parked.FOR_ROOM:
         doorbell.post()

@@ -20,7 +20,7 @@ import shmllm
 from shmllm.errors import SegmentError
 from shmllm.ipc import layout
 from shmllm.ipc.channel import ClientChannel, ControlPage, CoreChannel, CoreWaiter
-from shmllm.ipc.layout import ClientState, EngineState, SegmentKind, Stat
+from shmllm.ipc.layout import EngineState, SegmentKind, Stat
 from shmllm.ipc.segment import Segment
 from shmllm.ipc.slots import SlotRef
 from shmllm.ipc.wait import WaitPolicy
@@ -56,7 +56,7 @@ class Peer:
     def run(self) -> None:
         self.page.set_state(EngineState.READY)
         orphaned_at = time.monotonic() + 2 * PATIENCE_S
-        while self.channel.client_state is ClientState.CONNECTED:
+        while not self.channel.is_client_closing:
             self.waiter.wait(self.is_ready, busy=True)
             self.channel.drain(self.handle)
             while self.backlog and self.channel.try_send(*self.backlog[0]):
@@ -67,11 +67,7 @@ class Peer:
         self.page.set_state(EngineState.DEAD)
 
     def is_ready(self) -> bool:
-        return (
-            bool(self.backlog)
-            or self.channel.has_requests()
-            or self.channel.client_state is ClientState.CLOSING
-        )
+        return bool(self.backlog) or self.channel.has_requests() or self.channel.is_client_closing
 
     def handle(self, kind: int, view: memoryview) -> None:
         answer = bytes(view)

@@ -29,7 +29,7 @@ import shmllm
 from shmllm.errors import IpcTimeoutError, NoSpaceError
 from shmllm.ipc import layout
 from shmllm.ipc.channel import ClientChannel, CoreChannel, CoreWaiter
-from shmllm.ipc.layout import ClientState, SegmentKind
+from shmllm.ipc.layout import SegmentKind
 from shmllm.ipc.segment import Segment
 from shmllm.ipc.tensor_ref import DTYPES, REF_BYTES
 from shmllm.ipc.tensors import TensorReader, TensorRef, TensorView, TensorWriter
@@ -79,7 +79,7 @@ class Echo:
 
     def run(self) -> None:
         orphaned_at = time.monotonic() + 2 * PATIENCE_S
-        while self.channel.client_state is ClientState.CONNECTED:
+        while not self.channel.is_client_closing:
             self.waiter.wait(self.is_ready, busy=True)
             self.channel.drain(self.handle)
             while self.views and self.answer(self.views[0]):
@@ -87,7 +87,7 @@ class Echo:
             assert time.monotonic() < orphaned_at, "nobody told this process to end"
 
     def is_ready(self) -> bool:
-        return self.channel.has_requests() or self.channel.client_state is ClientState.CLOSING
+        return self.channel.has_requests() or self.channel.is_client_closing
 
     def handle(self, kind: int, record: memoryview) -> None:
         self.views.append(self.reader.view(TensorRef.decode(record)))

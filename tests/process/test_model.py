@@ -1,0 +1,44 @@
+"""The models of the transport hold, and what is broken in them on purpose is refuted."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CHECK = Path(__file__).resolve().parents[2] / "tools" / "model" / "check"
+LIMIT_S = 600
+
+pytestmark = [pytest.mark.slow, pytest.mark.process]
+
+
+@pytest.mark.parametrize("model", ["ring", "duplex", "ownership", "slots"])
+def test_every_verdict_is_as_expected(model: str) -> None:
+    missing = [program for program in ("spin", "gcc") if shutil.which(program) is None]
+    if missing:
+        pytest.skip(f"not installed: {' and '.join(missing)} (apt-get install spin gcc)")
+    done = subprocess.run(
+        [sys.executable, CHECK, model],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "all as expected" in done.stdout
+
+
+def test_missing_spin_is_one_line_that_says_what_to_install(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, CHECK],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        env={"PATH": str(tmp_path)},
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr == "spin is missing: apt-get install spin (Debian, Ubuntu)\n"

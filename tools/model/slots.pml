@@ -1,0 +1,153 @@
+/*
+ * Tensor slots: two growing words for each slot.   shmllm/ipc/slots.py
+ *
+ * A writer lends SLOTS slots to a reader for MESSAGES > SLOTS payloads. A record in a ring
+ * names the slot of each payload; the ring is reduced to an array of references and a
+ * published word (ring.pml has the rest). The reader keeps views as long as it likes and
+ * releases them in any order. The writer looks for a free slot until there is one; either
+ * process may be killed at any point.
+ *
+ * Invariants
+ *   I1  A slot is not claimed while the reader has a view of it or may yet get one (in the writer).
+ *   I2  Each view shows the payload that its reference was published with, whole, at its
+ *       first read and at its last (`view`, `release`).
+ *   I3  A reference that arrived names a slot that is lent: SlotReader._check raises for no
+ *       honest peer; and published - released is 0 or 1 for both ends (`check`).
+ *   I4  A reader that ends has had each payload once. Nobody hangs (invalid end states).
+ */
+
+#ifndef MESSAGES
+#define MESSAGES 3
+#endif
+#define SLOTS 2
+
+#define WRITER 0
+#define READER 1
+
+#define PUBLISHED(slot) (0 + (slot))
+#define RELEASED(slot)  (2 + (slot))
+#define PAYLOAD_A(slot) (4 + (slot))
+#define PAYLOAD_B(slot) (6 + (slot))
+#define RECORD_PUBLISHED 8
+#define RECORD(position) (9 + (position))
+#define WORDS (9 + MESSAGES)
+
+#include "tso.pml"
+
+#ifdef NO_RELEASED_CHECK
+#define LOOKS_FREE true
+#else
+#define LOOKS_FREE (published[slot] == LOAD(RELEASED(slot)))
+#endif
+
+bool is_lent[SLOTS];	/* ghost: from the claim until the release, in no buffer */
+
+proctype writer(byte me)
+{
+	byte position, slot;
+	byte published[SLOTS];	/* what this process stored in its own words */
+	{
+		do
+		:: position == MESSAGES -> break
+		:: position < MESSAGES && !dead[READER] ->
+			if
+			:: slot = 0
+			:: slot = 1
+			fi;
+			if
+			:: atomic { LOOKS_FREE ->
+				/* SYNC POINT: slot published, slot released */
+				assert(!is_lent[slot]);
+				is_lent[slot] = true }
+				STORE(PAYLOAD_A(slot), position + 1);
+#ifdef PUBLISH_FIRST
+				STORE(RECORD(position), slot);
+				STORE(RECORD_PUBLISHED, position + 1);
+#endif
+				STORE(PAYLOAD_B(slot), position + 1);
+				/* SYNC POINT: slot published */
+				published[slot]++;
+				STORE(PUBLISHED(slot), published[slot]);
+#ifndef PUBLISH_FIRST
+				STORE(RECORD(position), slot);
+				STORE(RECORD_PUBLISHED, position + 1);
+#endif
+				atomic { position++; slot = 0 }
+			:: atomic { !LOOKS_FREE -> slot = 0 }
+			fi
+		:: position < MESSAGES && dead[READER] -> break
+		od;
+end:		false
+	} DIES_IF_KILLED
+}
+
+/* `held[slot]`: number of the payload that the reader has a view of, 0 for none. */
+proctype reader(byte me)
+{
+	byte position, slot, value;
+	byte held[SLOTS];
+	byte released[SLOTS];
+	{
+		do
+		:: position < MESSAGES && LOAD(RECORD_PUBLISHED) > position ->
+			slot = LOAD(RECORD(position));
+check:			atomic { assert(LOAD(PUBLISHED(slot)) - released[slot] == 1) };
+			value = LOAD(PAYLOAD_A(slot));
+view:			atomic {
+				assert(value == position + 1);
+				position++;
+				held[slot] = position;
+				slot = 0;
+				value = 0
+			}
+		:: atomic { held[0] > 0 -> slot = 0 }; goto release
+		:: atomic { held[1] > 0 -> slot = 1 };
+release:
+#ifdef RELEASE_FIRST
+			released[slot]++;
+			atomic { STORE(RELEASED(slot), released[slot]); is_lent[slot] = false };
+#endif
+			value = LOAD(PAYLOAD_B(slot));
+			atomic { assert(value == held[slot]); value = 0; held[slot] = 0 };
+			/* SYNC POINT: slot released */
+#ifndef RELEASE_FIRST
+			released[slot]++;
+			atomic { is_lent[slot] = false; STORE(RELEASED(slot), released[slot]) };
+#endif
+			slot = 0
+		:: position == MESSAGES && held[0] == 0 && held[1] == 0 -> break
+		:: position < MESSAGES && dead[WRITER] && LOAD(RECORD_PUBLISHED) == position &&
+		   held[0] == 0 && held[1] == 0 -> break
+		od;
+end:		false
+	} DIES_IF_KILLED
+}
+
+#ifdef OUTSIDER
+/* A third process that subtracts the two words of a slot, as an inspector might. */
+proctype outsider()
+{
+	byte slot, published, released;
+	if
+	:: slot = 0
+	:: slot = 1
+	fi;
+	published = LOAD(PUBLISHED(slot));
+	released = LOAD(RELEASED(slot));
+inspect: assert(released <= published && published <= released + 1)
+}
+#endif
+
+init
+{
+	atomic {
+		run writer(WRITER);
+		run reader(READER);
+		run flusher(WRITER);
+		run flusher(READER);
+#ifdef OUTSIDER
+		run outsider();
+#endif
+		run killer()
+	}
+}

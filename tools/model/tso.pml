@@ -1,0 +1,69 @@
+/*
+ * Shared words as x86-64 shows them (TSO). A store goes into its process's own FIFO buffer
+ * and becomes visible when the flusher takes it out, at any later moment. A load sees
+ * memory. A fence waits until the process's own buffer is empty.
+ *
+ * A load does not look into the loader's own buffer, because no process here loads a word
+ * that it stores: every shared word has one writing process, which keeps the value itself.
+ *
+ * Semaphore operations are locked instructions and would drain the buffer as well. The
+ * models leave that out: they allow more than the machine does.
+ *
+ * The file that includes this one defines WORDS.
+ */
+
+#ifndef DEPTH
+#define DEPTH 2
+#endif
+
+byte mem[WORDS];
+chan buffer[2] = [DEPTH] of { byte, byte };
+
+#define LOAD(word)         mem[word]
+#define STORE(word, value) buffer[me]!word,value
+#define FENCE              empty(buffer[me])
+#define NO_FENCE           skip
+
+/* Each process has one doorbell: a counting semaphore. */
+byte bell[2];
+
+/* kill -9 at any point. `dead` is the pidfd: the kernel sets it after everything that the
+ * process stored has become visible. */
+bool kill[2];
+bool dead[2];
+
+#define DIES_IF_KILLED unless { atomic { kill[me] -> skip }; FENCE; dead[me] = true }
+
+proctype flusher(byte me)
+{
+	byte word, value;
+end:	do
+	:: d_step { buffer[me]?word,value -> mem[word] = value; word = 0; value = 0 }
+	od
+}
+
+proctype killer()
+{
+	if
+	:: kill[0] = true
+	:: kill[1] = true
+	:: skip
+	fi
+}
+
+/* Waiter._park, last part: parked = 0, take left-over posts, and the caller looks again. */
+inline leave_park(parked_word)
+{
+	STORE(parked_word, 0);
+	bell[me] = 0
+}
+
+/* wait.ring_if_parked, after its fence. Load and post are two steps. */
+inline post_if_parked(parked_word, whom)
+{
+	is_parked = LOAD(parked_word);
+	if
+	:: atomic { is_parked -> is_parked = 0; bell[whom]++ }
+	:: else
+	fi
+}
