@@ -70,6 +70,7 @@ class AttachedEngineClient(ChannelEngineClient):
 
     def __init__(self, name: str, directory: Path = registry.SHM_DIRECTORY) -> None:
         self._name = name
+        self._owner_pid = os.getpid()
         path = registry.control_path(name, directory)
         with contextlib.ExitStack() as undo:
             control = registry.attach(path, SegmentKind.CONTROL, f"engine {name!r}")
@@ -131,7 +132,7 @@ class AttachedEngineClient(ChannelEngineClient):
         return self._engine.wait(timeout_s)
 
     def stop(self) -> None:
-        if self._finalizer.alive:
+        if self._finalizer.alive and os.getpid() == self._owner_pid:
             self._channel.set_closing()
 
     def close(self) -> None:
@@ -139,9 +140,18 @@ class AttachedEngineClient(ChannelEngineClient):
 
     def _check_alive(self) -> None:
         super()._check_alive()
+        if not self._inbox:
+            self._check_admitted()
+
+    def _make_room(self) -> None:
+        super()._make_room()
+        self._check_admitted()
+
+    def _check_admitted(self) -> None:
         answer = self._view.admitted(self._place)
-        if answer != self._nonce and hasattr(self, "facts") and not self._inbox:
-            raise EngineDeadError(_REFUSALS.get(answer, _REFUSALS[Refusal.NOT_THERE]))  # type: ignore[call-overload]
+        if answer != self._nonce and hasattr(self, "facts"):
+            known = answer in list(Refusal)
+            raise EngineDeadError(_REFUSALS[Refusal(answer) if known else Refusal.NOT_THERE])
 
 
 def _check_ready(name: str, view: ControlView) -> None:

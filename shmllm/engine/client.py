@@ -14,7 +14,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from shmllm.config import EngineFacts
 from shmllm.errors import EngineDeadError, ProtocolMismatchError
@@ -175,7 +175,9 @@ class ChannelEngineClient:
         """Drain, or an engine that waits for room in the output ring and this end, which
         waits for room in the request ring, would block each other."""
         self._drain()
-        self._check_alive()
+        if self._engine.wait(0):
+            # What it left unread does not matter any more: this request cannot be sent.
+            self._raise_death()
 
     def _drain(self) -> None:
         self._channel.drain(self._handle)
@@ -222,6 +224,10 @@ class ChannelEngineClient:
         self._drain()
         if self._inbox or self._replies or self._startup is not None:
             return
+        self._raise_death()
+
+    def _raise_death(self) -> NoReturn:
+        """Raise EngineDeadError with all that is known of the cause."""
         exit_code, number = self._engine.exit_status()
         if number is not None:
             cause = f"killed by {signal.Signals(number).name}"

@@ -21,6 +21,7 @@ from shmllm.ipc.liveness import open_pidfd
 from shmllm.ipc.segment import Segment
 
 PATIENCE_S = 30.0
+REFUSALS = {SessionEnd.TOO_SLOW: Refusal.TOO_SLOW, SessionEnd.BROKEN: Refusal.BROKEN_PROTOCOL}
 
 
 class Doorkeeper:
@@ -55,8 +56,9 @@ class Doorkeeper:
         return self._someone_knocked() or self.someone_leaves()
 
     def someone_leaves(self) -> bool:
-        """Whether a front end said goodbye; those that died are found by `dismiss_ended`."""
-        return any(session.is_closing for session in self.sessions.values())
+        """Whether a front end said goodbye or broke the protocol; those that died are found
+        by `dismiss_ended`."""
+        return any(s.is_closing or s.broken is not None for s in self.sessions.values())
 
     def admit_new(self) -> Iterator[Session]:
         """Let in who knocked."""
@@ -90,8 +92,9 @@ class Doorkeeper:
         """See out the front ends that closed, died or do not read."""
         ended = [(s, end) for s in self.sessions.values() if (end := s.ended()) is not None]
         for session, end in ended:
-            slow = end is SessionEnd.TOO_SLOW
-            self.dismiss(session, Refusal.TOO_SLOW if slow else Refusal.NOT_THERE)
+            if session.broken is not None and self._path is None:
+                raise session.broken  # a private engine has nobody else to live for
+            self.dismiss(session, REFUSALS.get(end, Refusal.NOT_THERE))
 
     def _someone_knocked(self) -> bool:
         return self._path is not None and self._page.hellos() != self._seen

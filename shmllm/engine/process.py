@@ -32,7 +32,7 @@ from shmllm.engine.session import RECORDS_PER_TURN, Session
 from shmllm.errors import ProtocolMismatchError, SegmentError, ShmLLMError
 from shmllm.ipc import registry
 from shmllm.ipc.channel import ControlPage, CoreWaiter
-from shmllm.ipc.layout import EngineState, Refusal, SegmentKind, Stat
+from shmllm.ipc.layout import EngineState, SegmentKind, Stat
 from shmllm.ipc.segment import Segment
 from shmllm.ipc.slots import SlotRef
 from shmllm.outputs import OutputColumns
@@ -103,7 +103,8 @@ class EngineProcess:
         try:
             session.send(Kind.HELLO, codec.encode_hello(Hello(PROTOCOL_VERSION, os.getpid())))
             # Importing torch takes longest of all, so it happens while INIT is on its way.
-            import shmllm.worker.runner  # noqa: F401
+            with session.ending_the_process_if_it_dies():
+                import shmllm.worker.runner  # noqa: F401
 
             self._await_init()
             if self._phase is not Phase.RUNNING or self._init is None:
@@ -205,7 +206,7 @@ class EngineProcess:
 
     def _has_work(self) -> bool:
         return (
-            any(s.channel.has_requests() or s.has_room_again() for s in self._sessions.values())
+            any(s.is_waiting_for_us() for s in self._sessions.values())
             or self._phase is Phase.STOPPING
             or self._doorkeeper.has_news()
         )
@@ -215,20 +216,27 @@ class EngineProcess:
         for session in self._doorkeeper.admit_new():
             self._welcome(session)
             self._share_rows()
-        for session in self._sessions.values():
-            if session.is_stuck:
-                session.flush()
-                if not session.is_stuck and self._core is not None:
-                    self._core.scheduler.resume_client(session.place)
+        self._flush_stuck_sessions()
         now = time.monotonic()
         if now < self._next_liveness and not self._doorkeeper.someone_leaves():
             return
+        if self._path is None:
+            for session in self._sessions.values():
+                if session.broken is not None:
+                    raise session.broken
         self._next_liveness = now + LIVENESS_PERIOD_S
         self._doorkeeper.dismiss_ended()
         if self._path is None and not self._sessions:
             self._phase = Phase.STOPPING
         if self._phase is Phase.DRAINING and now >= self._drain_deadline:
             self._phase = Phase.STOPPING
+
+    def _flush_stuck_sessions(self) -> None:
+        for session in self._sessions.values():
+            if session.is_stuck:
+                session.flush()
+                if not session.is_stuck and self._core is not None:
+                    self._core.scheduler.resume_client(session.place)
 
     def _forget(self, place: int) -> None:
         if self._core is not None:
@@ -246,16 +254,16 @@ class EngineProcess:
 
     def _take_requests(self) -> None:
         limit = RECORDS_PER_TURN if len(self._sessions) > 1 else 0
-        for session in list(self._sessions.values()):
+        for session in self._sessions.values():
+            if session.is_stuck:
+                continue  # its answers would have no room; what it sent waits in its ring
             try:
                 session.channel.drain(
                     lambda kind, record, s=session: self._handle(s, kind, record),  # type: ignore[misc]
                     limit,
                 )
-            except ProtocolMismatchError:
-                if self._path is None:
-                    raise
-                self._doorkeeper.dismiss(session, Refusal.BROKEN_PROTOCOL)
+            except ProtocolMismatchError as error:
+                session.broken = error
 
     def _step(self, core: EngineCore) -> bool:
         """Run a step and publish; False if there was nothing that may run."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
+import threading
 import time
 from collections import deque
+from collections.abc import Iterator
 from enum import Enum, auto
 
+from shmllm.errors import ProtocolMismatchError
 from shmllm.ipc.channel import CoreChannel
 from shmllm.ipc.segment import Segment
 from shmllm.wire.codec import Parts
@@ -22,6 +26,7 @@ class SessionEnd(Enum):
     CLOSED = auto()
     DIED = auto()
     TOO_SLOW = auto()
+    BROKEN = auto()
 
 
 class Session:
@@ -34,6 +39,9 @@ class Session:
             where its pid means nothing here; then its ownership lock is looked at.
         patience_s: how long outputs may find no room before the front end counts as too
             slow; None waits for ever, which harms nobody when there is only one.
+
+    Attributes:
+        broken: set when the front end wrote into its segment what cannot be.
     """
 
     def __init__(
@@ -51,10 +59,15 @@ class Session:
         self._patience_s = patience_s
         self._stuck_since = 0.0
         self._free_bytes = 0
+        self.broken: ProtocolMismatchError | None = None
         self._backlog: deque[tuple[Kind, Parts]] = deque()
-        self._life = select.poll()
-        if pidfd is not None:
-            self._life.register(pidfd, select.POLLIN)
+        self._life = self._poll_of_life()
+
+    def _poll_of_life(self) -> select.poll:
+        poll = select.poll()
+        if self._pidfd is not None:
+            poll.register(self._pidfd, select.POLLIN)
+        return poll
 
     @property
     def is_stuck(self) -> bool:
@@ -68,28 +81,57 @@ class Session:
 
     def send(self, kind: Kind, parts: Parts) -> None:
         """Publish now or, behind what already waits, as soon as there is room."""
-        if self._backlog or not self.channel.try_send(kind, *parts):
-            if not self._backlog:
-                self._stuck_since = time.monotonic()
-                self._free_bytes = self.channel.outputs.free_bytes
-            self._backlog.append((kind, parts))
+        if not self._backlog:
+            self._stuck_since = time.monotonic()
+        self._backlog.append((kind, parts))
+        if len(self._backlog) == 1:
+            self.flush()
+
+    def is_waiting_for_us(self) -> bool:
+        """Whether there is something to take from it, or room for what it waits for."""
+        return self.has_room_again() if self.is_stuck else self.channel.has_requests()
 
     def has_room_again(self) -> bool:
         """Whether the front end has read since outputs last found no room."""
-        return self.is_stuck and self.channel.outputs.free_bytes > self._free_bytes
+        try:
+            return self.channel.outputs.free_bytes > self._free_bytes
+        except ProtocolMismatchError as error:
+            self.broken = error
+            return True
 
     def flush(self) -> None:
         """Publish of what waits as much as there is room for."""
-        while self._backlog:
-            kind, parts = self._backlog[0]
-            self._free_bytes = self.channel.outputs.free_bytes
-            if not self.channel.try_send(kind, *parts):
-                return
-            self._backlog.popleft()
-            self._stuck_since = time.monotonic()
+        try:
+            while self._backlog:
+                kind, parts = self._backlog[0]
+                self._free_bytes = self.channel.outputs.free_bytes
+                if not self.channel.try_send(kind, *parts):
+                    return
+                self._backlog.popleft()
+                self._stuck_since = time.monotonic()
+        except ProtocolMismatchError as error:
+            self.broken = error
+
+    @contextlib.contextmanager
+    def ending_the_process_if_it_dies(self) -> Iterator[None]:
+        """For what takes long and cannot look at the front end in between: imports. A thread
+        waits for its end meanwhile, and is left waiting."""
+        is_over = threading.Event()
+        life = self._poll_of_life()  # its own: two threads cannot share one
+
+        def watch() -> None:
+            life.poll()
+            if not is_over.is_set():
+                os._exit(0)
+
+        threading.Thread(target=watch, daemon=True).start()
+        yield
+        is_over.set()
 
     def ended(self) -> SessionEnd | None:
         """Whether, and why, the front end is done. Costs a system call."""
+        if self.broken is not None:
+            return SessionEnd.BROKEN
         if self.is_closing:
             return SessionEnd.CLOSED
         gone = self._life.poll(0) if self._pidfd is not None else not self._segment.is_owned()

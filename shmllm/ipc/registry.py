@@ -12,6 +12,7 @@ the same file; so a live name is never removed and no two owners ever share one.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -153,6 +154,8 @@ def attach(path: Path, kind: SegmentKind, what: str) -> Segment:
     except FileNotFoundError:
         raise SegmentError(f"{what} is not running: there is no {path}") from None
     except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EISDIR):
+            raise SegmentError(f"{what}: {path} is no segment but a link or directory") from error
         owner = os.lstat(path).st_uid
         raise SegmentError(
             f"{what} belongs to user {owner} and this process is user {os.geteuid()}: "

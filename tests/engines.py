@@ -1,0 +1,74 @@
+"""Named engines for tests: started with what the test wants changed, ended with the test."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from conftest import ENGINE_MODULE
+from programs import PATIENCE_S, environment, holds_within
+
+from shmllm.errors import IpcError
+from shmllm.frontend.engine_options import make_engine_config
+from shmllm.ipc import registry
+from shmllm.ipc.control import ControlView
+from shmllm.ipc.layout import EngineState, SegmentKind
+
+_numbers = itertools.count()
+_ENGINE = "import sys\n{}\nfrom shmllm.engine.process import main\nsys.exit(main())"
+
+
+def is_ready(name: str) -> bool:
+    """Whether an engine of that name lets front ends in."""
+    try:
+        control = registry.attach(registry.control_path(name), SegmentKind.CONTROL, name)
+    except IpcError:
+        return False
+    with control:
+        view = ControlView(control)
+        try:
+            return view.engine_state is EngineState.READY
+        finally:
+            view.close()
+
+
+@contextmanager
+def named_engine(directory: Path, preface: str = "") -> Iterator[tuple[str, int]]:
+    """A running engine: its name and pid.
+
+    Args:
+        directory: for its log.
+        preface: a source text that runs in the engine before it starts.
+    """
+    name = f"test-{os.getpid()}-{next(_numbers)}"
+    config = make_engine_config("tiny", kv_cache_memory_bytes=2**27, num_threads=1).to_json()
+    log = directory / "engine.log"
+    with log.open("wb") as output:
+        # The last argument means nothing to the engine; the check for leaks looks for it.
+        process = subprocess.Popen(
+            [sys.executable, "-c", _ENGINE.format(preface), "--named", name, config, ENGINE_MODULE],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=environment(),
+            start_new_session=True,
+        )
+    try:
+        started = holds_within(lambda: is_ready(name) or process.poll() is not None, PATIENCE_S)
+        assert started, log.read_text()
+        assert process.poll() is None, log.read_text()
+        yield name, process.pid
+    finally:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(10)
+        process.kill()
+        process.wait()
+        for entry in registry.names():
+            if entry.engine == name:
+                registry.sweep(entry.path)

@@ -1,0 +1,182 @@
+"""A front end that starts processes: what they inherit does them and the engine no harm."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engines import named_engine
+from programs import PATIENCE_S, holds_within, is_running, python, result_of, start_source
+
+from shmllm.ipc import registry
+
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
+
+GONE_WITHIN_S = 5.0
+
+# A file and not a -c text: children that start afresh import it.
+PROGRAM = """
+import json, multiprocessing, os, subprocess, sys
+from shmllm import LLM, SamplingParams, ShmLLMError
+
+GREEDY = SamplingParams(temperature=0, max_tokens=4)
+
+def answer(llm):
+    return llm.generate("import os", GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+
+def try_everything(llm):
+    # What each use of an inherited LLM raises, in words.
+    found = {}
+    for name, use in {
+        "generate": lambda: answer(llm),
+        "chat": lambda: llm.chat([{"role": "user", "content": "x"}], GREEDY, use_tqdm=False),
+        "reset_prefix_cache": llm.reset_prefix_cache,
+        "get_metrics": llm.get_metrics,
+        "health": llm.health,
+    }.items():
+        try:
+            found[name] = ["no error", str(use())]
+        except Exception as error:
+            names = [base.__name__ for base in type(error).__mro__]
+            found[name] = ["ShmLLMError" if "ShmLLMError" in names else names[0], str(error)]
+    return found
+
+def in_child(writing, llm=None, closes=False):
+    found = None if llm is None else try_everything(llm)
+    if closes:
+        llm.close()
+    if isinstance(writing, int):
+        os.write(writing, json.dumps(found).encode())
+    else:
+        writing.send(found)
+
+def by_fork(llm, closes):
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        in_child(writing, llm, closes)
+        sys.exit(7)  # with everything that runs at an exit
+    os.close(writing)
+    text = b"".join(iter(lambda: os.read(reading, 4096), b""))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    return json.loads(text)
+
+def by_multiprocessing(method, llm, closes):
+    context = multiprocessing.get_context(method)
+    reading, writing = context.Pipe(False)
+    inherited = (llm, closes) if method == "fork" else ()
+    child = context.Process(target=in_child, args=(writing, *inherited))
+    child.start()
+    writing.close()  # or a child that failed would leave this end waiting
+    try:
+        found = reading.recv()
+    except EOFError:
+        found = None
+    child.join(30)
+    assert child.exitcode == 0, child.exitcode
+    return found
+
+def by_popen(close_fds):
+    subprocess.run([sys.executable, "-c", "pass"], close_fds=close_fds, check=True)
+
+def start_child(how, llm, closes):
+    if how == "os.fork":
+        return by_fork(llm, closes)
+    if how.startswith("Popen"):
+        return by_popen(close_fds=how == "Popen")
+    return by_multiprocessing(how, llm, closes)
+
+if __name__ == "__main__":
+    name, how, closes = sys.argv[1:]
+    with LLM.attach(name) if name else LLM(kv_cache_memory_bytes=2**26, num_threads=1) as llm:
+        before = answer(llm)
+        found = [start_child(how, llm, closes == "closes") for _ in range(2)]
+        print(json.dumps({
+            "same": [answer(llm) == before for _ in range(2)],
+            "in child": found,
+        }))
+"""
+HOLDS_ON = """
+import os, sys, time
+from shmllm import LLM
+llm = LLM.attach(sys.argv[1])
+child = os.fork()
+if child == 0:
+    time.sleep(60)
+    os._exit(0)
+print(child, flush=True)
+time.sleep(60)
+"""
+INHERITING = ("os.fork", "fork")
+WAYS = (*INHERITING, "forkserver", "spawn", "Popen", "Popen with all descriptors")
+
+
+@pytest.fixture(scope="module")
+def name(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with named_engine(tmp_path_factory.mktemp("engine")) as (name, _):
+        yield name
+
+
+def run_program(tmp_path: Path, name: str, how: str, ending: str) -> dict[str, Any]:
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+    done = python(str(script), name, how, ending)
+    found = result_of(done)
+    assert done.stderr == b""
+    return dict(found)
+
+
+@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize("engine", ["named", "private"])
+def test_a_child_ends_and_the_parent_goes_on(
+    engine: str, how: str, name: str, tmp_path: Path
+) -> None:
+    found = run_program(tmp_path, name if engine == "named" else "", how, "only exits")
+    assert found["same"] == [True, True]
+    if engine == "named":
+        assert registry.control_path(name).exists()
+        assert holds_within(lambda: not registry.client_path(name, 0).exists(), GONE_WITHIN_S)
+
+
+@pytest.mark.parametrize("how", INHERITING)
+@pytest.mark.parametrize("engine", ["named", "private"])
+def test_an_inherited_llm_says_why_it_cannot_be_used(
+    engine: str, how: str, name: str, tmp_path: Path
+) -> None:
+    found = run_program(tmp_path, name if engine == "named" else "", how, "closes")
+    assert found["same"] == [True, True]
+    for uses in found["in child"]:
+        for use in ("generate", "chat", "reset_prefix_cache"):
+            kind, text = uses[use]
+            assert kind == "ShmLLMError", (use, kind, text)
+            assert "forked process" in text
+            assert "after the fork" in text
+
+
+def test_a_child_that_lives_on_holds_no_seat(name: str) -> None:
+    front_end: subprocess.Popen[bytes] = start_source(HOLDS_ON, name)
+    watchdog = threading.Timer(PATIENCE_S, front_end.kill)
+    watchdog.start()
+    child = 0
+    try:
+        assert front_end.stdout is not None
+        child = int(front_end.stdout.readline())
+        seat = registry.client_path(name, 0)
+        assert seat.exists()
+        front_end.kill()
+        front_end.wait()
+        assert holds_within(lambda: not seat.exists(), GONE_WITHIN_S)
+        assert is_running(child), "it should have outlived the front end"
+    finally:
+        watchdog.cancel()
+        front_end.kill()
+        if child:
+            os.kill(child, signal.SIGKILL)
+        front_end.communicate()

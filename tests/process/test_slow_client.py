@@ -1,0 +1,147 @@
+"""A front end that does not read its outputs costs the others nothing, and goes in the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engines import named_engine
+from programs import PATIENCE_S, holds_within, result_of, run_source, start_source
+
+from shmllm import LLM, SamplingParams
+from shmllm.ipc import registry
+
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
+
+ENGINE_PATIENCE_S = 4.0
+GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+PROMPTS = ("import os\n", "def main():\n", "x = ")
+
+# It asks for much, reads nothing until its output ring is full, and then stops.
+SLOW = """
+import json, os, signal, sys, time
+from shmllm import LLM, EngineDeadError, SamplingParams
+from shmllm.wire import codec
+from shmllm.wire.messages import AddRequest, Kind
+llm = LLM.attach(sys.argv[1])
+channel = llm._client._channel
+long = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
+states = [llm._outputs.add(request, i, False, False)
+          for i, request in enumerate(llm.prepare(["import os"] * 4, long))]
+for state in states:
+    llm._submit(state)
+# Refusals fill the ring faster than tokens do.
+refused = codec.encode_add(AddRequest(10**9, [10**6], long))
+outputs = channel.outputs
+deadline = time.monotonic() + 30
+while outputs._load_published() - outputs._position < 523_000:
+    channel.try_send(Kind.ADD, *refused)
+    assert time.monotonic() < deadline, "the ring does not fill"
+print("full", flush=True)
+os.kill(os.getpid(), signal.SIGSTOP)
+found = {"tokens": {}, "error": None}
+try:
+    while len(found["tokens"]) < len(states):
+        llm._poll(1.0)
+        for state in states:
+            if state.finish_reason:
+                found["tokens"][state.index] = list(state.token_ids)
+except EngineDeadError as error:
+    found["error"] = str(error)
+llm.close()
+print(json.dumps(found))
+"""
+WHOLE = """
+import json, sys
+from shmllm import LLM, SamplingParams
+params = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
+with LLM.attach(sys.argv[1]) as llm:
+    print(json.dumps(llm.generate("import os", params, use_tqdm=False)[0].outputs[0].token_ids))
+"""
+
+
+@pytest.fixture
+def slow() -> Iterator[Callable[[str], subprocess.Popen[bytes]]]:
+    """Starts the slow front end and returns when it has stopped itself."""
+    started = []
+
+    def start(name: str) -> subprocess.Popen[bytes]:
+        client = start_source(SLOW, name)
+        started.append((client, threading.Timer(2 * PATIENCE_S, client.kill)))
+        started[-1][1].start()
+        assert client.stdout is not None
+        assert client.stdout.readline() == b"full\n"
+        stat = Path(f"/proc/{client.pid}/stat")
+        assert holds_within(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", 5)
+        return client
+
+    yield start
+    for client, watchdog in started:
+        watchdog.cancel()
+        client.kill()
+        client.communicate()
+
+
+def tokens(llm: LLM) -> list[list[int]]:
+    outputs = llm.generate(list(PROMPTS), GREEDY, use_tqdm=False)
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def go_on(client: subprocess.Popen[bytes]) -> dict[str, Any]:
+    """Let the stopped front end run to its end; what it found."""
+    os.kill(client.pid, signal.SIGCONT)
+    assert client.stdout is not None
+    found = client.stdout.read()
+    assert client.wait() == 0
+    return dict(json.loads(found))
+
+
+def preface(patience_s: float) -> str:
+    return f"import shmllm.engine.doorkeeper as d; d.PATIENCE_S = {patience_s}"
+
+
+def test_a_stopped_front_end_is_cut_off_and_the_others_go_on(
+    tmp_path: Path, slow: Callable[[str], subprocess.Popen[bytes]]
+) -> None:
+    with (
+        named_engine(tmp_path, preface(ENGINE_PATIENCE_S)) as (name, _),
+        LLM.attach(name) as other,
+    ):
+        expected = tokens(other)
+        client = slow(name)
+        seat = registry.client_path(name, 1)
+        assert seat.exists()
+        assert other.get_metrics()["running"] + other.get_metrics()["waiting"] > 0
+        turns = 0
+        while other.get_metrics()["running"] + other.get_metrics()["waiting"] > 0:
+            assert tokens(other) == expected
+            turns += 1
+            assert turns < 10_000, "it was never cut off"
+        assert turns > 1, "the others waited for the stopped one"
+        found = go_on(client)
+        assert "did not read its outputs in time" in found["error"]
+        assert tokens(other) == expected
+        assert not seat.exists(), "it leaves its seat when it learns of its end"
+        with LLM.attach(name) as another:
+            assert tokens(another) == expected
+
+
+def test_a_front_end_that_wakes_up_in_time_has_lost_nothing(
+    tmp_path: Path, slow: Callable[[str], subprocess.Popen[bytes]]
+) -> None:
+    with named_engine(tmp_path, preface(PATIENCE_S)) as (name, _), LLM.attach(name) as other:
+        whole = result_of(run_source(WHOLE, name))
+        expected = tokens(other)
+        client = slow(name)
+        for _ in range(3):
+            assert tokens(other) == expected
+        found = go_on(client)
+        assert found == {"error": None, "tokens": {str(i): whole for i in range(4)}}
+        assert tokens(other) == expected
