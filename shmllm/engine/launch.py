@@ -41,7 +41,6 @@ def engine_environment() -> dict[str, str]:
     paths = [*_import_paths(), *filter(None, [environment.get("PYTHONPATH")])]
     if paths:
         environment["PYTHONPATH"] = os.pathsep.join(paths)
-    environment.setdefault("OMP_WAIT_POLICY", "passive")
     return environment
 
 
