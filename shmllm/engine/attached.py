@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import time
 import weakref
 from pathlib import Path
@@ -15,7 +14,7 @@ from shmllm.errors import EngineDeadError, EngineStartError, SegmentError
 from shmllm.ipc import registry
 from shmllm.ipc.channel import ClientChannel, ControlView
 from shmllm.ipc.layout import EngineState, Refusal, SegmentKind
-from shmllm.ipc.liveness import open_pidfd
+from shmllm.ipc.liveness import open_pidfd, wait_for_end
 from shmllm.ipc.segment import Segment
 from shmllm.ipc.wait import WaitPolicy
 from shmllm.wire import codec
@@ -38,12 +37,9 @@ class NamedEngineLife:
         self._control = control
         self.pid = view.engine_pid
         self._pidfd = open_pidfd(self.pid, view.engine_pid_namespace)
-        self._poll = select.poll()
-        if self._pidfd is not None:
-            self._poll.register(self._pidfd, select.POLLIN)
 
     def wait(self, timeout_s: float) -> bool:
-        if self._pidfd is not None and self._poll.poll(max(timeout_s, 0) * 1000):
+        if self._pidfd is not None and wait_for_end(self._pidfd, timeout_s):
             return True
         return not self._control.is_owned()
 

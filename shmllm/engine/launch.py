@@ -9,7 +9,6 @@ segments and of the front end's pidfd, and nothing else.
 from __future__ import annotations
 
 import os
-import select
 import signal
 import site
 import subprocess
@@ -19,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from shmllm.config import EngineConfig
+from shmllm.ipc.liveness import wait_for_end
 from shmllm.ipc.segment import above_standard_streams
 
 ENGINE_MODULE = "shmllm.engine.process"
@@ -84,14 +84,10 @@ class EngineHandle:
             os.close(own_pidfd)
         self.pid = self._process.pid
         self._pidfd = os.pidfd_open(self.pid)
-        self._poll = select.poll()
-        self._poll.register(self._pidfd, select.POLLIN)
 
     def wait(self, timeout_s: float) -> bool:
         """Whether the process has ended, after waiting for that at most `timeout_s`."""
-        if self._pidfd < 0:
-            return True
-        return bool(self._poll.poll(max(timeout_s, 0) * 1000))
+        return wait_for_end(self._pidfd, timeout_s)
 
     def exit_status(self) -> tuple[int | None, int | None]:
         """(exit code, signal) of the ended process, both None where the status got lost:

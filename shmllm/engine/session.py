@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import threading
 import time
 from collections import deque
@@ -13,11 +12,13 @@ from enum import Enum, auto
 
 from shmllm.errors import ProtocolMismatchError
 from shmllm.ipc.channel import CoreChannel
+from shmllm.ipc.liveness import wait_for_end
 from shmllm.ipc.segment import Segment
 from shmllm.wire.codec import Parts
 from shmllm.wire.messages import Kind
 
 RECORDS_PER_TURN = 64
+WATCH_PERIOD_S = 0.25
 
 
 class SessionEnd(Enum):
@@ -61,13 +62,6 @@ class Session:
         self._free_bytes = 0
         self.broken: ProtocolMismatchError | None = None
         self._backlog: deque[tuple[Kind, Parts]] = deque()
-        self._life = self._poll_of_life()
-
-    def _poll_of_life(self) -> select.poll:
-        poll = select.poll()
-        if self._pidfd is not None:
-            poll.register(self._pidfd, select.POLLIN)
-        return poll
 
     @property
     def is_stuck(self) -> bool:
@@ -115,12 +109,13 @@ class Session:
     @contextlib.contextmanager
     def ending_the_process_if_it_dies(self) -> Iterator[None]:
         """For what takes long and cannot look at the front end in between: imports. A thread
-        waits for its end meanwhile, and is left waiting."""
+        looks at it meanwhile."""
         is_over = threading.Event()
-        life = self._poll_of_life()  # its own: two threads cannot share one
 
         def watch() -> None:
-            life.poll()
+            while self._pidfd is not None and not wait_for_end(self._pidfd, WATCH_PERIOD_S):
+                if is_over.is_set():
+                    return
             if not is_over.is_set():
                 os._exit(0)
 
@@ -134,7 +129,10 @@ class Session:
             return SessionEnd.BROKEN
         if self.is_closing:
             return SessionEnd.CLOSED
-        gone = self._life.poll(0) if self._pidfd is not None else not self._segment.is_owned()
+        if self._pidfd is not None:
+            gone = wait_for_end(self._pidfd, 0)
+        else:
+            gone = not self._segment.is_owned()
         if gone:
             return SessionEnd.DIED
         if self._backlog and self._patience_s is not None:

@@ -1,8 +1,9 @@
-"""Handles on processes that are no children of ours."""
+"""Whether a process is there: by pidfd, which no other process can inherit the number of."""
 
 from __future__ import annotations
 
 import os
+import select
 
 from shmllm.ipc.segment import pid_namespace
 
@@ -22,3 +23,16 @@ def open_pidfd(pid: int, namespace: int) -> int | None:
         return os.pidfd_open(pid)
     except (OSError, OverflowError):
         return None
+
+
+def wait_for_end(pidfd: int, timeout_s: float) -> bool:
+    """Whether the process has ended, after waiting for that at most `timeout_s`. A closed
+    descriptor (-1) is that of a process whose end was seen.
+
+    A poll object for each call: one cannot be used by two threads at once.
+    """
+    if pidfd < 0:
+        return True
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(max(timeout_s, 0) * 1000))
