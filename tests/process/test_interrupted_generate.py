@@ -20,7 +20,7 @@ from programs import CLI, PATIENCE_S, environment, holds_within
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
-NUM_INTERRUPTS = int(os.environ.get("SHMLLM_INTERRUPTS", "6"))
+NUM_INTERRUPTS = int(os.environ.get("SHMLLM_INTERRUPTS", "2"))
 SEED = int(os.environ.get("SHMLLM_TEST_SEED", str(time.time_ns() % 10**9)))
 NUM_PROMPTS = 60
 ENGINE_GONE_WITHIN_S = 5.0
