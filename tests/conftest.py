@@ -7,12 +7,17 @@ shmllm is left that was not there before, and /dev/shm holds of ours what it hel
 from __future__ import annotations
 
 import os
+import signal
 import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+# A shell that starts us in the background has SIGINT ignored, and the programs that tests
+# interrupt would inherit that. A handler of ours is not inherited.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ENGINE_MODULE = "shmllm.engine.process"
 OUR_FILES = "shmllm."

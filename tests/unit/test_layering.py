@@ -61,7 +61,7 @@ RULES = {
     "shmllm.engine.client": Rule("errors config outputs wire ipc"),
     "shmllm.engine.private": Rule("errors config wire ipc engine.client engine.launch"),
     "shmllm.engine.attached": Rule("errors config wire ipc engine.client"),
-    "shmllm.engine.session": Rule("wire ipc"),
+    "shmllm.engine.session": Rule("errors wire ipc"),
     "shmllm.engine.doorkeeper": Rule("errors ipc engine.session"),
     "shmllm.engine.process": Rule(
         "errors config outputs wire ipc engine.core engine.session engine.doorkeeper",
