@@ -9,6 +9,7 @@ import platform
 import random
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -88,7 +89,7 @@ def throughput(
             "shmllm": __version__,
             "machine": describe_machine(),
             "engine": engine,
-            "facts": json.loads(llm.facts.to_json()),
+            "facts": {k: v for k, v in asdict(llm.facts).items() if k != "model_directory"},
             "input_len": input_len,
             "output_len": output_len,
             "num_iters": num_iters,
