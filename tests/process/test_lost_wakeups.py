@@ -24,7 +24,7 @@ from shmllm.ipc.layout import SegmentKind
 from shmllm.ipc.segment import Segment
 from shmllm.ipc.wait import WaitPolicy
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.slow]  # it bounds a time: for a quiet machine
 
 NUM_MESSAGES = int(os.environ.get("SHMLLM_WAKEUP_MESSAGES", "20000"))
 SEED = int(os.environ.get("SHMLLM_TEST_SEED", str(time.time_ns() % 10**9)))
