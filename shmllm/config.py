@@ -14,10 +14,12 @@ from shmllm.errors import EngineStartError
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "safetensors", "dummy"]
+WaitPolicyName = Literal["latency", "balanced", "idle"]
 
 BLOCK_SIZES = (8, 16, 32)
 DTYPES: tuple[str, ...] = get_args(DType)
 LOAD_FORMATS: tuple[str, ...] = get_args(LoadFormat)
+WAIT_POLICIES: tuple[str, ...] = get_args(WaitPolicyName)
 
 
 def _require(condition: bool, message: str) -> None:
@@ -108,6 +110,32 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ClientConfig:
+    """How an engine and its front ends wait for each other.
+
+    Attributes:
+        wait_policy: what a side that has nothing to do spends on being woken fast:
+            "latency" spins longest, "balanced" a little, "idle" not at all. The first two
+            are toned down where spinning would take a core from the model.
+        timeout_s: how long a front end of a named engine may leave its outputs unread,
+            with no room for more, before it is cut off.
+    """
+
+    wait_policy: WaitPolicyName = "balanced"
+    timeout_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        _require(
+            self.wait_policy in WAIT_POLICIES,
+            f"wait_policy {self.wait_policy!r} is not one of {', '.join(WAIT_POLICIES)}",
+        )
+        _require(
+            isinstance(self.timeout_s, int | float) and 0 < self.timeout_s < float("inf"),
+            f"client_timeout must be a number of seconds above 0, got {self.timeout_s!r}",
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Everything an engine needs to start.
 
@@ -118,6 +146,7 @@ class EngineConfig:
     load: LoadConfig
     cache: CacheConfig = CacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
+    client: ClientConfig = ClientConfig()
     num_threads: int | None = None
 
     def __post_init__(self) -> None:
@@ -134,6 +163,7 @@ class EngineConfig:
             load=LoadConfig(**parts["load"]),
             cache=CacheConfig(**parts["cache"]),
             scheduler=SchedulerConfig(**parts["scheduler"]),
+            client=ClientConfig(**parts["client"]),
             num_threads=parts["num_threads"],
         )
 
@@ -162,6 +192,7 @@ class EngineFacts:
     weight_bytes: int
     max_num_seqs: int
     num_threads: int
+    wait_policy: WaitPolicyName
     load_seconds: float
     warnings: tuple[str, ...] = ()
 

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from shmllm.ipc.layout import CREATOR_PID_OFFSET
+
 # A shell that starts us in the background has SIGINT ignored, and the programs that tests
 # interrupt would inherit that. A handler of ours is not inherited.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -44,8 +46,20 @@ def engine_processes() -> set[int]:
 
 
 def our_files() -> set[str]:
-    """Names of ours in /dev/shm."""
-    return {name for name in os.listdir("/dev/shm") if name.startswith(OUR_FILES)}
+    """Names of ours in /dev/shm, less those that a process of another session made."""
+    names = (name for name in os.listdir("/dev/shm") if name.startswith(OUR_FILES))
+    return {name for name in names if not _is_of_another_session(Path("/dev/shm", name))}
+
+
+def _is_of_another_session(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            file.seek(CREATOR_PID_OFFSET)
+            pid = int.from_bytes(file.read(8), "little")
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return not any(variable == f"{MARK}={os.environ[MARK]}".encode() for variable in variables)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from conftest import ENGINE_MODULE
 from programs import PATIENCE_S, environment, holds_within
@@ -38,15 +39,18 @@ def is_ready(name: str) -> bool:
 
 
 @contextmanager
-def named_engine(directory: Path, preface: str = "") -> Iterator[tuple[str, int]]:
+def named_engine(directory: Path, preface: str = "", **options: Any) -> Iterator[tuple[str, int]]:
     """A running engine: its name and pid.
 
     Args:
         directory: for its log.
         preface: a source text that runs in the engine before it starts.
+        options: of the engine, as for `LLM`.
     """
     name = f"test-{os.getpid()}-{next(_numbers)}"
-    config = make_engine_config("tiny", kv_cache_memory_bytes=2**27, num_threads=1).to_json()
+    config = make_engine_config(
+        "tiny", kv_cache_memory_bytes=2**27, num_threads=1, **options
+    ).to_json()
     log = directory / "engine.log"
     with log.open("wb") as output:
         # The last argument means nothing to the engine; the check for leaks looks for it.

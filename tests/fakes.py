@@ -72,6 +72,7 @@ def facts(**changes: Any) -> EngineFacts:
         "weight_bytes": 1,
         "max_num_seqs": 8,
         "num_threads": 1,
+        "wait_policy": "balanced",
         "load_seconds": 0.0,
     }
     return EngineFacts(**values | changes)

@@ -34,8 +34,22 @@ def engine() -> None:
     help="Where a detached engine writes.  [default: shmllm-NAME.log in the temporary directory]",
 )
 @click.option("--startup-timeout", default=120.0, show_default=True)
+@click.option(
+    "--client-timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=30.0,
+    show_default=True,
+    help="Seconds after which a front end that does not read its outputs is cut off.",
+)
 @engine_options
-def start(name: str, detach: bool, log: Path | None, startup_timeout: float, **options: Any) -> int:
+def start(
+    name: str,
+    detach: bool,
+    log: Path | None,
+    startup_timeout: float,
+    client_timeout: float,
+    **options: Any,
+) -> int:
     """Run an engine called NAME until `shmllm engine stop NAME` or Ctrl-C.
 
     \b
@@ -47,7 +61,8 @@ def start(name: str, detach: bool, log: Path | None, startup_timeout: float, **o
     from shmllm.ipc import registry
 
     path = registry.control_path(name)
-    command = named_engine_command(name, make_engine_config(**take_engine_options(options)))
+    config = make_engine_config(**take_engine_options(options), client_timeout=client_timeout)
+    command = named_engine_command(name, config)
     if not detach:
         click.echo(f"engine {name!r} runs in the foreground; Ctrl-C ends it", err=True)
         os.chdir("/")

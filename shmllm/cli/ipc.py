@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,9 +65,12 @@ def gc(yes: bool) -> None:
 
 @ipc.command()
 @click.argument("name")
-@click.option("--records", default=DEFAULT_RECORDS, show_default=True, help="Per ring, unread.")
+@click.option("--records", default=DEFAULT_RECORDS, show_default=True, help="Latest per ring.")
 def inspect(name: str, records: int) -> None:
-    """Cursors, counters and unread records of segment NAME, live or dead."""
+    """Cursors, counters and latest records of segment NAME, live or dead.
+
+    Records that were read already are shown as long as they are not overwritten.
+    """
     from shmllm.errors import SegmentError
     from shmllm.ipc import registry
 
@@ -164,8 +168,15 @@ def contents(segment: Segment, num_records: int) -> dict[str, Any]:
         found[f"{name} consumed"] = state.consumed
         found[f"{name} unread"] = f"{state.used_bytes} of {layout.capacity_bytes} bytes"
         known = {kind.value: kind.name for kind in Kind}
+        for end, counted in (("writer", state.writer), ("reader", state.reader)):
+            found[f"{name} {end}"] = ", ".join(
+                f"{key.removeprefix('num_').replace('_', ' ')} {value}"
+                for key, value in asdict(counted).items()
+                if value or key == "num_messages"
+            )
         found[f"{name} records"] = [
-            f"position {r.position}: {known.get(r.kind, r.kind)}, {r.length} bytes"
+            f"position {r.position}: {known.get(r.kind, r.kind)}, {r.length} bytes, "
+            + ("read" if r.position < state.consumed else "unread")
             for r in state.records
         ]
     return found

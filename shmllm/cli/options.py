@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from shmllm.config import BLOCK_SIZES, DTYPES, LOAD_FORMATS
+from shmllm.config import BLOCK_SIZES, DTYPES, LOAD_FORMATS, WAIT_POLICIES
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -40,6 +40,13 @@ _ENGINE_OPTIONS = (
     click.option("--prefix-caching/--no-prefix-caching", default=True, show_default=True),
     click.option("--load-format", type=click.Choice(LOAD_FORMATS), default="auto"),
     click.option("--num-threads", type=click.IntRange(min=1), help="Compute threads."),
+    click.option(
+        "--wait-policy",
+        type=click.Choice(WAIT_POLICIES),
+        default="balanced",
+        show_default=True,
+        help="How long either side spins before it sleeps.",
+    ),
 )
 _NAMES = (
     "model",
@@ -50,6 +57,7 @@ _NAMES = (
     "kv_cache_memory_bytes",
     "load_format",
     "num_threads",
+    "wait_policy",
 )
 
 

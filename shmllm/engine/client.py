@@ -213,7 +213,7 @@ class ChannelEngineClient:
     def _become_ready(self, ready: Text) -> EngineFacts:
         self.facts = EngineFacts.from_json(ready.json)
         cores = len(os.sched_getaffinity(0))
-        policy = WaitPolicy.for_machine("balanced", self.facts.num_threads, cores)
+        policy = WaitPolicy.for_machine(self.facts.wait_policy, self.facts.num_threads, cores)
         self._channel.set_policy(policy)
         return self.facts
 

@@ -7,6 +7,8 @@ the caller's process when `LLM(multiprocess=False)` asks for it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter_ns
 from typing import Protocol
 
 import numpy as np
@@ -30,15 +32,28 @@ class Runner(Protocol):
     def execute(self, plan: StepPlan) -> StepResult: ...
 
 
+@dataclass(slots=True)
+class Phases:
+    """Time that the steps so far took, by phase."""
+
+    schedule_ns: int = 0
+    execute_ns: int = 0
+    apply_ns: int = 0
+
+
 class EngineCore:
     """
     Args:
         config: what the engine was started with.
         runner: holds the model and the KV cache.
+
+    Attributes:
+        phases: where the time went.
     """
 
     def __init__(self, config: EngineConfig, runner: Runner) -> None:
         self.facts = runner.facts
+        self.phases = Phases()
         self._runner = runner
         self._kv_cache = KVCacheManager(
             num_blocks=self.facts.num_blocks + 1,
@@ -97,10 +112,19 @@ class EngineCore:
 
     def step(self) -> dict[int, OutputColumns]:
         """Run one step. Returns each front end's columns; empty if nothing was sampled."""
+        began_ns = perf_counter_ns()
         plan = self.scheduler.schedule()
         if not plan.num_tokens:
             return {}
-        return self.scheduler.apply(plan, self._runner.execute(plan))
+        planned_ns = perf_counter_ns()
+        result = self._runner.execute(plan)
+        executed_ns = perf_counter_ns()
+        outputs = self.scheduler.apply(plan, result)
+        phases = self.phases
+        phases.schedule_ns += planned_ns - began_ns
+        phases.execute_ns += executed_ns - planned_ns
+        phases.apply_ns += perf_counter_ns() - executed_ns
+        return outputs
 
     def reset_prefix_cache(self) -> bool:
         """Forget every cached prefix. False, and nothing forgotten, while requests run."""

@@ -20,7 +20,6 @@ from shmllm.ipc.layout import NUM_CLIENTS, Refusal, SegmentKind
 from shmllm.ipc.liveness import open_pidfd
 from shmllm.ipc.segment import Segment
 
-PATIENCE_S = 30.0
 REFUSALS = {SessionEnd.TOO_SLOW: Refusal.TOO_SLOW, SessionEnd.BROKEN: Refusal.BROKEN_PROTOCOL}
 
 
@@ -30,6 +29,7 @@ class Doorkeeper:
         control: the engine's segment.
         page: its contents.
         path: the engine's name; None for a private engine, which lets nobody in.
+        patience_s: how long outputs of a front end may find no room.
         on_dismissed: called with a place when its front end is gone, before the place can
             have another: the requests of the old one must not answer to the new one.
 
@@ -42,11 +42,13 @@ class Doorkeeper:
         control: Segment,
         page: ControlPage,
         path: Path | None,
+        patience_s: float,
         on_dismissed: Callable[[int], None],
     ) -> None:
         self._control = control
         self._page = page
         self._path = path
+        self._patience_s = patience_s
         self._on_dismissed = on_dismissed
         self._seen = [0] * NUM_CLIENTS
         self.sessions: dict[int, Session] = {}
@@ -113,6 +115,6 @@ class Doorkeeper:
             pidfd = open_pidfd(segment.creator_pid, segment.creator_pid_namespace)
             if pidfd is not None:
                 undo.callback(os.close, pidfd)
-            session = Session(place, self._control, segment, pidfd, PATIENCE_S)
+            session = Session(place, self._control, segment, pidfd, self._patience_s)
             undo.pop_all()
         return session

@@ -25,16 +25,18 @@ from enum import Enum, auto
 from pathlib import Path
 from types import FrameType
 
-from shmllm.config import EngineConfig
+from shmllm.config import ClientConfig, EngineConfig
 from shmllm.engine.core import EngineCore
 from shmllm.engine.doorkeeper import Doorkeeper
+from shmllm.engine.reporter import Reporter
 from shmllm.engine.session import RECORDS_PER_TURN, Session
 from shmllm.errors import ProtocolMismatchError, SegmentError, ShmLLMError
 from shmllm.ipc import registry
 from shmllm.ipc.channel import ControlPage, CoreWaiter
-from shmllm.ipc.layout import EngineState, SegmentKind, Stat
+from shmllm.ipc.layout import EngineState, SegmentKind
 from shmllm.ipc.segment import Segment
 from shmllm.ipc.slots import SlotRef
+from shmllm.ipc.wait import WaitPolicy
 from shmllm.outputs import OutputColumns
 from shmllm.wire import codec
 from shmllm.wire.messages import (
@@ -76,19 +78,25 @@ class EngineProcess:
     Args:
         control: the engine's segment; this process becomes its owner.
         path: the engine's name in the directory; None for a private engine.
+        client: how to treat front ends; a private engine learns it later, with INIT.
     """
 
-    def __init__(self, control: Segment, path: Path | None) -> None:
+    def __init__(
+        self, control: Segment, path: Path | None, client: ClientConfig | None = None
+    ) -> None:
         control.take_ownership()
         self._control = control
         self._path = path
         self._page = ControlPage(control)
         self._waiter = CoreWaiter(control)
-        self._doorkeeper = Doorkeeper(control, self._page, path, self._forget)
+        self._doorkeeper = Doorkeeper(
+            control, self._page, path, (client or ClientConfig()).timeout_s, self._forget
+        )
         self._sessions: dict[int, Session] = self._doorkeeper.sessions
         self._next_liveness = 0.0
         self._phase = Phase.RUNNING
         self._drain_deadline = 0.0
+        self._report = Reporter(self._page)
         self._init: Text | None = None
         self._core: EngineCore | None = None
         self._dumps_stalls = os.environ.get("SHMLLM_STALL_DUMP") == "1"
@@ -167,17 +175,15 @@ class EngineProcess:
                 return Failed(str(problem), "")
             return Failed(f"{type(problem).__name__}: {problem}", traceback.format_exc())
         self._core = core
+        self._waiter.set_policy(WaitPolicy.named(config.client.wait_policy))
         gc.collect()
         gc.freeze()
-        self._page.set_stat(Stat.KV_BLOCKS_TOTAL, core.facts.num_blocks)
-        self._page.beat()
+        self._report.ready(core)
         self._page.set_state(EngineState.READY)
         return None
 
     def _report_loading(self, done: int, total: int) -> None:
-        self._page.set_stat(Stat.WEIGHT_BYTES_LOADED, done)
-        self._page.set_stat(Stat.WEIGHT_BYTES_TOTAL, total)
-        self._page.beat()
+        self._report.loading(done, total)
         self._visit_sessions()
         if self._phase is not Phase.RUNNING:
             raise SystemExit(0)
@@ -225,6 +231,9 @@ class EngineProcess:
                 if session.broken is not None:
                     raise session.broken
         self._next_liveness = now + LIVENESS_PERIOD_S
+        self._report.parked(self._waiter.times_parked)
+        for session in self._sessions.values():
+            session.tidy()
         self._doorkeeper.dismiss_ended()
         if self._path is None and not self._sessions:
             self._phase = Phase.STOPPING
@@ -241,7 +250,7 @@ class EngineProcess:
     def _forget(self, place: int) -> None:
         if self._core is not None:
             self._core.scheduler.abort_client(place)
-            self._report_statistics(self._core)
+            self._report.state(self._core)
             self._share_rows()
 
     def _share_rows(self) -> None:
@@ -253,6 +262,7 @@ class EngineProcess:
         self._send(session, Kind.READY, codec.encode_text(Text(self._core.facts.to_json())))
 
     def _take_requests(self) -> None:
+        began_ns = time.perf_counter_ns()
         limit = RECORDS_PER_TURN if len(self._sessions) > 1 else 0
         for session in self._sessions.values():
             if session.is_stuck:
@@ -264,16 +274,20 @@ class EngineProcess:
                 )
             except ProtocolMismatchError as error:
                 session.broken = error
+        self._report.drain_ns += time.perf_counter_ns() - began_ns
 
     def _step(self, core: EngineCore) -> bool:
         """Run a step and publish; False if there was nothing that may run."""
         began_ns = time.perf_counter_ns()
         steps = core.scheduler.stats.steps
         outputs = core.step()
-        self._report_statistics(core)
+        stepped_ns = time.perf_counter_ns()
+        self._report.state(core)
         for place, columns in outputs.items():
             self._publish(place, columns)
-        self._page.set_stat(Stat.STEP_NS, time.perf_counter_ns() - began_ns)
+        ended_ns = time.perf_counter_ns()
+        self._report.publish_ns += ended_ns - stepped_ns
+        self._report.step(ended_ns - began_ns)
         return core.scheduler.stats.steps > steps
 
     def _publish(self, place: int, columns: OutputColumns) -> None:
@@ -311,7 +325,7 @@ class EngineProcess:
                 self._add(core, session, message)
             case Abort() if core is not None:
                 columns = core.abort(session.place, message.numbers)
-                self._report_statistics(core)
+                self._report.state(core)
                 self._publish(session.place, columns)
             case Call() if core is not None:
                 self._send(session, Kind.REPLY, codec.encode_reply(_answer(core, message)))
@@ -338,20 +352,6 @@ class EngineProcess:
             rejected = Rejected(message.number, refusal)
             self._send(session, Kind.REJECTED, codec.encode_rejected(rejected))
 
-    def _report_statistics(self, core: EngineCore) -> None:
-        scheduler, page = core.scheduler, self._page
-        stats = scheduler.stats
-        page.set_stat(Stat.STEPS, stats.steps)
-        page.set_stat(Stat.RUNNING, scheduler.num_running)
-        page.set_stat(Stat.WAITING, scheduler.num_waiting)
-        page.set_stat(Stat.KV_BLOCKS_USED, core.num_used_blocks)
-        page.set_stat(Stat.PREFIX_QUERY_TOKENS, stats.prefix_query_tokens)
-        page.set_stat(Stat.PREFIX_HIT_TOKENS, stats.prefix_hit_tokens)
-        page.set_stat(Stat.PREEMPTIONS, stats.preemptions)
-        page.set_stat(Stat.PROMPT_TOKENS, stats.prompt_tokens)
-        page.set_stat(Stat.GENERATED_TOKENS, stats.generated_tokens)
-        page.set_stat(Stat.REQUESTS_FINISHED, stats.requests_finished)
-
 
 def _answer(core: EngineCore, call: Call) -> Reply:
     match call.method:
@@ -370,7 +370,7 @@ def _run_private(control_fd: int, client_fd: int, front_end_pidfd: int) -> int:
 def _run_named(name: str, config: EngineConfig) -> int:
     path = registry.control_path(name)
     control = Segment.create(SegmentKind.CONTROL)
-    engine = EngineProcess(control, path)
+    engine = EngineProcess(control, path, config.client)
     if not registry.publish(control, path):
         raise SegmentError(f"engine {name!r} is already running; stop it, or take another name")
     return engine.run_named(config)

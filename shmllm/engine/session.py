@@ -140,6 +140,12 @@ class Session:
             return SessionEnd.TOO_SLOW if stuck_s > self._patience_s else None
         return None
 
+    def tidy(self) -> None:
+        """Show what the channel has counted, and give back what large outputs left."""
+        self.channel.publish_statistics()
+        if self.channel.output_slots.has_excess:
+            self.channel.output_slots.reclaim()
+
     def close(self) -> None:
         self.channel.close()
         self._segment.close()

@@ -6,7 +6,16 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from shmllm.config import CacheConfig, DType, EngineConfig, LoadConfig, LoadFormat, SchedulerConfig
+from shmllm.config import (
+    CacheConfig,
+    ClientConfig,
+    DType,
+    EngineConfig,
+    LoadConfig,
+    LoadFormat,
+    SchedulerConfig,
+    WaitPolicyName,
+)
 from shmllm.model_files import generation_defaults, resolve_model
 
 logger = logging.getLogger(__name__)
@@ -28,6 +37,8 @@ def make_engine_config(
     seed: int = 0,
     load_format: LoadFormat = "auto",
     num_threads: int | None = None,
+    wait_policy: WaitPolicyName = "balanced",
+    client_timeout: float = 30.0,
 ) -> EngineConfig:
     """The configuration of an engine from the options of `LLM`; finds the model's files."""
     directory = resolve_model(str(model), revision=revision)
@@ -35,6 +46,7 @@ def make_engine_config(
         load=LoadConfig(str(directory.absolute()), dtype, load_format, seed, max_model_len),
         cache=CacheConfig(block_size, kv_cache_memory_bytes, enable_prefix_caching),
         scheduler=SchedulerConfig(max_num_seqs, max_num_batched_tokens),
+        client=ClientConfig(wait_policy, client_timeout),
         num_threads=num_threads,
     )
 

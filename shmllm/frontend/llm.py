@@ -15,6 +15,7 @@ from shmllm.config import (
     EngineConfig,
     EngineFacts,
     LoadFormat,
+    WaitPolicyName,
 )
 from shmllm.engine.client import EngineClient, LoadProgress
 from shmllm.engine.private import PrivateEngineClient
@@ -68,6 +69,8 @@ class LLM:
         generation_config: "auto" takes sampling defaults from the model's
             generation_config.json, "shmllm" does not.
         num_threads: compute threads; None takes the cores this process may use.
+        wait_policy: "latency", "balanced" or "idle": how long either side spins before it
+            sleeps; see docs/ipc.md.
         multiprocess: False runs the engine in this process, for debugging.
         startup_timeout: seconds until the engine has to be ready.
         on_load_progress: called with (bytes read, bytes in all) while it starts.
@@ -95,6 +98,7 @@ class LLM:
         load_format: LoadFormat = "auto",
         generation_config: str = "auto",
         num_threads: int | None = None,
+        wait_policy: WaitPolicyName = "balanced",
         multiprocess: bool = True,
         startup_timeout: float = 120.0,
         on_load_progress: LoadProgress | None = None,
@@ -114,6 +118,7 @@ class LLM:
             seed=seed,
             load_format=load_format,
             num_threads=num_threads,
+            wait_policy=wait_policy,
         )
         directory = Path(config.load.directory)
         tokenizer_directory = (
@@ -247,6 +252,12 @@ class LLM:
                 self._lock.release()
 
     shutdown = close
+
+    def __reduce__(self) -> Any:
+        raise ShmLLMError(
+            "an LLM belongs to the process that made it and cannot be pickled; make one there, "
+            "or attach there to a named engine with LLM.attach(NAME)"
+        )
 
     def __enter__(self) -> Self:
         return self

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NoReturn
 
 from shmllm.errors import IpcTimeoutError, SegmentError
@@ -17,6 +18,7 @@ from shmllm.ipc.control import ControlPage, ControlView
 from shmllm.ipc.doorbell import open_doorbell
 from shmllm.ipc.layout import ClientState, EngineState, Stat
 from shmllm.ipc.ring import BytesLike, Handler, RingReader, RingWriter
+from shmllm.ipc.ring_statistics import StatisticsLine
 from shmllm.ipc.segment import Segment
 from shmllm.ipc.slots import SlotReader, SlotWriter
 from shmllm.ipc.wait import Waiter, WaitPolicy, ring_if_parked, ring_if_parked_for_room
@@ -68,7 +70,9 @@ class ClientChannel(_Channel):
         self._state = Word(memory, layout.CLIENT_STATE_OFFSET)
         self._parked = Word(memory, layout.CLIENT_PARKED_OFFSET)
         self._doorbell = open_doorbell(_area(memory, layout.CLIENT_DOORBELL_OFFSET))
-        self._waiter = Waiter(self._parked, self._doorbell, policy)
+        self._request_stats = StatisticsLine(memory, layout.REQUEST_WRITER_STATS_OFFSET)
+        self._output_stats = StatisticsLine(memory, layout.OUTPUT_READER_STATS_OFFSET)
+        self._waiter = Waiter(self._parked, self._doorbell, policy, self.publish_statistics)
         self._core_parked = Word(shared, layout.CONTROL_PARKED_OFFSET)
         self._core_doorbell = open_doorbell(_area(shared, layout.CONTROL_DOORBELL_OFFSET))
 
@@ -150,7 +154,13 @@ class ClientChannel(_Channel):
 
     def set_policy(self, policy: WaitPolicy) -> None:
         """Wait like this from now on."""
-        self._waiter = Waiter(self._parked, self._doorbell, policy)
+        self._waiter.set_policy(policy)
+
+    def publish_statistics(self) -> None:
+        """Show what this end has counted; also done before each park."""
+        self._request_stats.store(self.requests.statistics())
+        outputs = self.outputs.statistics()
+        self._output_stats.store(replace(outputs, times_parked=self._waiter.times_parked))
 
     @property
     def engine_state(self) -> EngineState:
@@ -198,6 +208,8 @@ class ClientChannel(_Channel):
 
     def close(self) -> None:
         """Let go of both segments, which stay the caller's to close; idempotent."""
+        if not self._is_closed and self._client.is_usable:
+            self.publish_statistics()
         self._is_closed = True
         for part in (
             self.requests,
@@ -205,6 +217,8 @@ class ClientChannel(_Channel):
             self.slots,
             self.output_slots,
             self._control,
+            self._request_stats,
+            self._output_stats,
             self._state,
             self._parked,
             self._core_parked,
@@ -240,6 +254,8 @@ class CoreChannel(_Channel):
         self.output_slots = SlotWriter(
             memory, layout.OUTPUT_SLOT_LAYOUT, client.allocate, client.discard
         )
+        self._request_stats = StatisticsLine(memory, layout.REQUEST_READER_STATS_OFFSET)
+        self._output_stats = StatisticsLine(memory, layout.OUTPUT_WRITER_STATS_OFFSET)
         self._state = Word(memory, layout.CLIENT_STATE_OFFSET)
         self._parked = Word(memory, layout.CLIENT_PARKED_OFFSET)
         self._doorbell = open_doorbell(_area(memory, layout.CLIENT_DOORBELL_OFFSET))
@@ -277,6 +293,11 @@ class CoreChannel(_Channel):
         means nothing counts as leaving."""
         return self._state.load() != ClientState.CONNECTED
 
+    def publish_statistics(self) -> None:
+        """Show what this end has counted."""
+        self._request_stats.store(self.requests.statistics())
+        self._output_stats.store(self.outputs.statistics())
+
     def is_client_alive(self) -> bool:
         """Whether some process holds the front end's ownership lock."""
         return self._client.is_owned()
@@ -289,6 +310,8 @@ class CoreChannel(_Channel):
             self.outputs,
             self.slots,
             self.output_slots,
+            self._request_stats,
+            self._output_stats,
             self._state,
             self._parked,
             self._doorbell,
@@ -324,6 +347,15 @@ class CoreWaiter:
         if for_room:
             return self._waiter.wait(ready, for_room=True)
         return self._waiter.wait(ready) if busy else self._waiter.wait_idle(ready)
+
+    def set_policy(self, policy: WaitPolicy) -> None:
+        """Wait like this from now on."""
+        self._waiter.set_policy(policy)
+
+    @property
+    def times_parked(self) -> int:
+        """How often the engine slept."""
+        return self._waiter.times_parked
 
     def wake(self) -> None:
         """End the present or the next park. Safe in a signal handler."""

@@ -52,6 +52,10 @@ space and nothing else. The large slots come last because they are nearly all of
     | 0x000000280 | REQUEST_CONSUMED     | engine   | position                       |
     | 0x000000300 | OUTPUT_PUBLISHED     | engine   | position                       |
     | 0x000000380 | OUTPUT_CONSUMED      | client   | position                       |
+    | 0x000000400 | REQUEST_WRITER_STATS | client   | 5 words of RingStatistics      |
+    | 0x000000480 | REQUEST_READER_STATS | engine   | the same                       |
+    | 0x000000500 | OUTPUT_WRITER_STATS  | engine   | the same                       |
+    | 0x000000580 | OUTPUT_READER_STATS  | client   | the same                       |
     | 0x000001000 | REQUEST_SLOT_TABLE   | both     | 26 slot entries, see below     |
     | 0x000003000 | OUTPUT_SLOT_TABLE    | both     | 26 slot entries                |
     | 0x000005000 | REQUEST_RING         | client   | 512 KiB of records             |
@@ -100,7 +104,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 MAGIC = int.from_bytes(b"shmllm01", "little")
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 WORD_BYTES = 8
 LINE_BYTES = 128
@@ -165,6 +169,12 @@ class Stat(IntEnum):
     STEP_NS = 11
     WEIGHT_BYTES_LOADED = 12
     WEIGHT_BYTES_TOTAL = 13
+    TIMES_PARKED = 14
+    DRAIN_NS = 15
+    SCHEDULE_NS = 16
+    EXECUTE_NS = 17
+    APPLY_NS = 18
+    PUBLISH_NS = 19
 
 
 class DoorbellKind(IntEnum):
@@ -206,6 +216,10 @@ REQUEST_PUBLISHED_OFFSET = 0x0200
 REQUEST_CONSUMED_OFFSET = 0x0280
 OUTPUT_PUBLISHED_OFFSET = 0x0300
 OUTPUT_CONSUMED_OFFSET = 0x0380
+REQUEST_WRITER_STATS_OFFSET = 0x0400
+REQUEST_READER_STATS_OFFSET = 0x0480
+OUTPUT_WRITER_STATS_OFFSET = 0x0500
+OUTPUT_READER_STATS_OFFSET = 0x0580
 REQUEST_SLOT_TABLE_OFFSET = 0x1000
 OUTPUT_SLOT_TABLE_OFFSET = 0x3000
 REQUEST_RING_OFFSET = 0x5000
@@ -264,6 +278,8 @@ class RingLayout:
 
     published_offset: int
     consumed_offset: int
+    writer_stats_offset: int
+    reader_stats_offset: int
     data_offset: int
     capacity_bytes: int
 
@@ -299,10 +315,20 @@ class SlotLayout:
 
 
 REQUEST_RING_LAYOUT = RingLayout(
-    REQUEST_PUBLISHED_OFFSET, REQUEST_CONSUMED_OFFSET, REQUEST_RING_OFFSET, RING_BYTES
+    REQUEST_PUBLISHED_OFFSET,
+    REQUEST_CONSUMED_OFFSET,
+    REQUEST_WRITER_STATS_OFFSET,
+    REQUEST_READER_STATS_OFFSET,
+    REQUEST_RING_OFFSET,
+    RING_BYTES,
 )
 OUTPUT_RING_LAYOUT = RingLayout(
-    OUTPUT_PUBLISHED_OFFSET, OUTPUT_CONSUMED_OFFSET, OUTPUT_RING_OFFSET, RING_BYTES
+    OUTPUT_PUBLISHED_OFFSET,
+    OUTPUT_CONSUMED_OFFSET,
+    OUTPUT_WRITER_STATS_OFFSET,
+    OUTPUT_READER_STATS_OFFSET,
+    OUTPUT_RING_OFFSET,
+    RING_BYTES,
 )
 
 

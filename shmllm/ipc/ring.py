@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from shmllm.errors import MessageTooLargeError, ProtocolMismatchError
@@ -24,6 +23,7 @@ from shmllm.ipc.layout import (
     RECORD_HEADER_BYTES,
     RingLayout,
 )
+from shmllm.ipc.ring_statistics import RingStatistics
 from shmllm.ipc.words import PlainWord, Word
 
 if TYPE_CHECKING:
@@ -38,16 +38,6 @@ _pack_header = RECORD_HEADER.pack_into
 _unpack_header = RECORD_HEADER.unpack_from
 _ROUND_UP = RECORD_HEADER_BYTES + RECORD_ALIGNMENT - 1
 _ALIGNED = ~(RECORD_ALIGNMENT - 1)
-
-
-@dataclass(frozen=True, slots=True)
-class RingStatistics:
-    """What one end has seen since it was made; the writer alone fills the last two."""
-
-    num_messages: int
-    num_bytes: int
-    times_full: int = 0
-    high_water_bytes: int = 0
 
 
 class _RingEnd:

@@ -83,13 +83,37 @@ class Waiter:
         parked: the word that tells peers to ring; written by this process only.
         doorbell: what they ring.
         policy: how to wait.
+        on_park: called before each sleep, when there is time to spare.
+
+    Attributes:
+        times_parked: how often it slept.
     """
 
-    __slots__ = ("_doorbell", "_parked", "_policy", "_spin_ns", "_yield_ns")
+    __slots__ = (
+        "_doorbell",
+        "_on_park",
+        "_parked",
+        "_policy",
+        "_spin_ns",
+        "_yield_ns",
+        "times_parked",
+    )
 
-    def __init__(self, parked: PlainWord, doorbell: Doorbell, policy: WaitPolicy) -> None:
+    def __init__(
+        self,
+        parked: PlainWord,
+        doorbell: Doorbell,
+        policy: WaitPolicy,
+        on_park: Callable[[], None] | None = None,
+    ) -> None:
         self._parked = parked
         self._doorbell = doorbell
+        self._on_park = on_park
+        self.times_parked = 0
+        self.set_policy(policy)
+
+    def set_policy(self, policy: WaitPolicy) -> None:
+        """Wait like this from now on."""
         self._policy = policy
         self._spin_ns = policy.spin_ns
         self._yield_ns = policy.yield_ns
@@ -135,6 +159,9 @@ class Waiter:
     def _park(self, ready: Callable[[], bool], cap_s: float, reason: Parked) -> bool:
         if cap_s <= 0:
             return ready()
+        self.times_parked += 1
+        if self._on_park is not None:
+            self._on_park()
         # SYNC POINT: parked against published. Both sides store, fence, then load the
         # other's word; without either fence both can load the old value, and this
         # process sleeps while a record waits.

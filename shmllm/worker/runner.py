@@ -97,6 +97,7 @@ class ModelRunner:
             weight_bytes=weight_bytes,
             max_num_seqs=rows,
             num_threads=num_threads,
+            wait_policy=config.client.wait_policy,
             load_seconds=time.monotonic() - began,
             warnings=(size.warning,) if size.warning else (),
         )

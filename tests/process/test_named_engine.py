@@ -271,6 +271,9 @@ def test_inspect_shows_state_and_records(name: str) -> None:
     try:
         shown = run("ipc", "inspect", f"{name}.0").stdout
         assert "requests unread: 0 of 524288 bytes" in shown
+        assert "position 0: READY" in shown
+        assert "bytes, read" in shown, "what was read is still there to be seen"
+        assert "outputs writer: messages" in shown
         assert f"shmllm.{name}.0" in run("ipc", "ls").stdout
     finally:
         kill(client)

@@ -103,15 +103,11 @@ def go_on(client: subprocess.Popen[bytes]) -> dict[str, Any]:
     return dict(json.loads(found))
 
 
-def preface(patience_s: float) -> str:
-    return f"import shmllm.engine.doorkeeper as d; d.PATIENCE_S = {patience_s}"
-
-
 def test_a_stopped_front_end_is_cut_off_and_the_others_go_on(
     tmp_path: Path, slow: Callable[[str], subprocess.Popen[bytes]]
 ) -> None:
     with (
-        named_engine(tmp_path, preface(ENGINE_PATIENCE_S)) as (name, _),
+        named_engine(tmp_path, client_timeout=ENGINE_PATIENCE_S) as (name, _),
         LLM.attach(name) as other,
     ):
         expected = tokens(other)
@@ -136,7 +132,10 @@ def test_a_stopped_front_end_is_cut_off_and_the_others_go_on(
 def test_a_front_end_that_wakes_up_in_time_has_lost_nothing(
     tmp_path: Path, slow: Callable[[str], subprocess.Popen[bytes]]
 ) -> None:
-    with named_engine(tmp_path, preface(PATIENCE_S)) as (name, _), LLM.attach(name) as other:
+    with (
+        named_engine(tmp_path, client_timeout=PATIENCE_S) as (name, _),
+        LLM.attach(name) as other,
+    ):
         whole = result_of(run_source(WHOLE, name))
         expected = tokens(other)
         client = slow(name)

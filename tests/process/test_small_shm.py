@@ -10,12 +10,13 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from programs import CLI, PATIENCE_S, Completed, environment, result_of
 
 from shmllm.ipc import layout
-from shmllm.ipc.layout import SegmentKind
+from shmllm.ipc.layout import NUM_CLIENTS, SegmentKind
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
@@ -115,3 +116,59 @@ def test_eight_megabytes_are_enough() -> None:
     before, with_a_long_salt, after = result_of(on_shm_of("8m", GENERATE))
     assert before == with_a_long_salt == after
     assert len(after) == 4
+
+
+CROWD = """
+import json, subprocess, sys
+from shmllm.ipc.layout import NUM_CLIENTS
+front_end = '''
+import sys
+from pathlib import Path
+from shmllm import LLM, SamplingParams
+with LLM.attach("crowded") as llm:
+    print("in", flush=True)
+    sys.stdin.readline()
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    print(llm.generate("import os", params, use_tqdm=False)[0].outputs[0].token_ids, flush=True)
+    sys.stdin.readline()
+'''
+shmllm = [sys.executable, "-c", "from shmllm.cli.main import main; main()"]
+options = ["--kv-cache-memory-bytes", str(2**26), "--num-threads", "1", "--log", sys.argv[1]]
+subprocess.run([*shmllm, "engine", "start", "crowded", "--detach", *options], check=True)
+crowd = []
+try:
+    for _ in range(NUM_CLIENTS):
+        crowd.append(subprocess.Popen([sys.executable, "-c", front_end], text=True,
+                                      stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+    def hear():
+        return [each.stdout.readline().strip() for each in crowd]
+    def tell():
+        for each in crowd:
+            each.stdin.write("go on\\n")
+            each.stdin.flush()
+    entered = hear()
+    one_more = subprocess.run([*shmllm, "generate", "--attach", "crowded", "x"],
+                              capture_output=True, text=True)
+    tell()
+    answers = hear()
+    tell()
+    codes = [each.wait() for each in crowd]
+finally:
+    for each in crowd:
+        each.kill()
+    subprocess.run([*shmllm, "engine", "stop", "crowded"], check=True)
+print(json.dumps({"entered": entered, "answers": answers, "codes": codes,
+                  "refused": [one_more.returncode, one_more.stderr]}))
+"""
+
+
+def test_64_megabytes_hold_an_engine_and_all_of_its_front_ends(tmp_path: Path) -> None:
+    found = result_of(on_shm_of("64m", CROWD, str(tmp_path / "engine.log")))
+    assert found["entered"] == ["in"] * NUM_CLIENTS
+    assert found["codes"] == [0] * NUM_CLIENTS
+    assert len(set(found["answers"])) == 1
+    assert found["answers"][0].startswith("[")
+    code, message = found["refused"]
+    assert code == 2
+    assert "32" in message
+    assert message.count("\n") == 1

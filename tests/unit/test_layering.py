@@ -63,8 +63,10 @@ RULES = {
     "shmllm.engine.attached": Rule("errors config wire ipc engine.client"),
     "shmllm.engine.session": Rule("errors wire ipc"),
     "shmllm.engine.doorkeeper": Rule("errors ipc engine.session"),
+    "shmllm.engine.reporter": Rule("engine.core ipc"),
     "shmllm.engine.process": Rule(
-        "errors config outputs wire ipc engine.core engine.session engine.doorkeeper",
+        "errors config outputs wire ipc engine.core engine.session engine.doorkeeper "
+        "engine.reporter",
         lazy="worker.runner",
     ),
     # It answers in the client's terms and takes the messages as objects, not as bytes.

@@ -22,6 +22,8 @@ from shmllm.ipc.wait import WaitPolicy
 from shmllm.ipc.words import Word
 from shmllm.wire.messages import Kind
 
+PATIENCE_S = 30.0
+
 POLICY = WaitPolicy.named("idle")
 
 
@@ -69,7 +71,7 @@ class House:
         self.view = ControlView(self.control)
         self.dismissed: list[int] = []
         path = registry.control_path(self.name)
-        self.keeper = Doorkeeper(self.control, self.page, path, self.dismissed.append)
+        self.keeper = Doorkeeper(self.control, self.page, path, PATIENCE_S, self.dismissed.append)
         self.visitors: list[Visitor] = []
 
     def see_out(self) -> list[int]:
@@ -332,7 +334,7 @@ def test_who_does_not_read_is_cut_off_at_the_end_of_patience(
     fill(session)
     assert house.see_out() == []
     began = time.monotonic()
-    monkeypatch.setattr(time, "monotonic", lambda: began + doorkeeper_module.PATIENCE_S + 1)
+    monkeypatch.setattr(time, "monotonic", lambda: began + PATIENCE_S + 1)
     assert session.ended() is SessionEnd.TOO_SLOW
     assert house.see_out() == [visitor.place]
     assert visitor.answer == Refusal.TOO_SLOW
@@ -349,11 +351,11 @@ def test_who_reads_slowly_is_given_time_again(
     session.send(Kind.REPLY, (bytes(250_000),))
     session.send(Kind.REPLY, (bytes(250_000),))
     began = time.monotonic()
-    monkeypatch.setattr(time, "monotonic", lambda: began + doorkeeper_module.PATIENCE_S - 1)
+    monkeypatch.setattr(time, "monotonic", lambda: began + PATIENCE_S - 1)
     visitor.channel.drain(lambda kind, record: None)
     session.flush()
     assert session.is_stuck
-    monkeypatch.setattr(time, "monotonic", lambda: began + doorkeeper_module.PATIENCE_S + 1)
+    monkeypatch.setattr(time, "monotonic", lambda: began + PATIENCE_S + 1)
     assert session.ended() is None
 
 
@@ -370,7 +372,7 @@ def test_a_session_without_a_limit_waits_for_ever(house: House, no_pidfd: None) 
 def test_a_private_engine_lets_nobody_in() -> None:
     with Segment.create(SegmentKind.CONTROL) as control:
         page, view = ControlPage(control), ControlView(control)
-        keeper = Doorkeeper(control, page, None, lambda place: None)
+        keeper = Doorkeeper(control, page, None, PATIENCE_S, lambda place: None)
         view.say_hello(3, 2**62)
         assert not keeper.has_news()
         assert list(keeper.admit_new()) == []
