@@ -1,7 +1,15 @@
 #!/usr/bin/env python3
-"""What a named engine costs when idle, how fast one attaches, and whether a flood hurts others.
+"""What an engine costs beside its steps, and what front ends can do to each other.
 
     python tools/bench_engine.py [--json FILE]
+
+    idle      CPU and wake-ups of an engine and a front end that have nothing to do
+    attach    a whole `shmllm generate --attach`
+    decode    the transport's share of a core while one request is decoded: the engine's time
+              at its rings, and all that the front end's process does
+    fairness  time to first token of a front end beside another one's flood
+    stopped   the same front end's requests beside one that was stopped with a full output ring
+    loaded    round trips of 64 bytes while torch computes on every core
 
 Starts an engine of its own with the bundled model and stops it. Figures are for the
 machine as it is: run it on a quiet one.
@@ -31,6 +39,29 @@ import sys
 from shmllm import LLM, SamplingParams
 params = SamplingParams(max_tokens=64, ignore_eos=True)
 LLM.attach(sys.argv[1]).generate(["x"] * int(sys.argv[2]), params, use_tqdm=False)
+"""
+# It fills its output ring with refusals and stops itself.
+STOPPED = """
+import os, signal, sys
+from shmllm import LLM, SamplingParams
+from shmllm.ipc.layout import RING_BYTES
+from shmllm.wire import codec
+from shmllm.wire.messages import AddRequest, Kind
+llm = LLM.attach(sys.argv[1])
+channel = llm._client._channel
+refused = codec.encode_add(AddRequest(10**9, [10**6], SamplingParams()))
+while channel.outputs._load_published() - channel.outputs._position < RING_BYTES - 1000:
+    channel.try_send(Kind.ADD, *refused)
+print("full", flush=True)
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+COMPUTE = """
+import sys, torch
+torch.set_num_threads(int(sys.argv[1]))
+a = torch.randn(512, 512)
+print("computing", flush=True)
+while True:
+    a = (a @ a).clamp(-1, 1)
 """
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -124,20 +155,80 @@ def measure_fairness(name: str, flood: int, repeats: int) -> dict[str, float]:
     }
 
 
+def measure_decode(name: str, seconds: float) -> dict[str, float]:
+    """One request at a time, from its prompt to the end of the context."""
+    with LLM.attach(name) as llm:
+        most = llm.facts.max_model_len - 40
+        params = SamplingParams(temperature=0, max_tokens=most, ignore_eos=True)
+        before, began, front_end_s = llm.get_metrics(), time.perf_counter(), time.process_time()
+        while time.perf_counter() - began < seconds:
+            llm.generate("import os", params, use_tqdm=False)
+        wall_s = time.perf_counter() - began
+        front_end_s = time.process_time() - front_end_s
+        after = llm.get_metrics()
+    grown = {key: after[key] - before[key] for key in after}
+    rings_s = (grown["drain_ns"] + grown["publish_ns"]) / 1e9
+    return {
+        "tokens_per_s": grown["generated_tokens"] / wall_s,
+        "engine_at_rings_percent": 100 * rings_s / wall_s,
+        "front_end_percent": 100 * front_end_s / wall_s,
+        "transport_percent": 100 * (rings_s + front_end_s) / wall_s,
+    }
+
+
+def measure_stopped(name: str, repeats: int) -> dict[str, float]:
+    """Requests of one front end, in turns without and with a stopped one beside it."""
+    times: dict[str, list[float]] = {"alone_ms": [], "beside_stopped_ms": []}
+    with LLM.attach(name) as llm:
+        for _ in range(3):
+            times["alone_ms"] += ttfts_ms(llm, repeats)
+            process = subprocess.Popen([sys.executable, "-c", STOPPED, name], stdout=-1)
+            try:
+                assert process.stdout is not None
+                process.stdout.readline()
+                times["beside_stopped_ms"] += ttfts_ms(llm, repeats)
+            finally:
+                process.kill()
+                process.communicate()
+    return {key: statistics.median(values) for key, values in times.items()}
+
+
+def measure_loaded(seconds: float) -> Any:
+    """`shmllm bench ipc` while every core computes."""
+    threads = str(len(os.sched_getaffinity(0)))
+    compute = subprocess.Popen([sys.executable, "-c", COMPUTE, threads], stdout=-1)
+    try:
+        assert compute.stdout is not None
+        compute.stdout.readline()
+        options = ["--arms", "shm-balanced,shm-idle,zmq", "--cases", "rtt-64", "--json", "-"]
+        command = [*CLI, "bench", "ipc", *options, "--seconds", str(seconds)]
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True
+        )
+    finally:
+        compute.kill()
+        compute.communicate()
+    record = next(line for line in done.stdout.splitlines() if line.startswith(b"{"))
+    return {arm: cases["rtt-64"] for arm, cases in json.loads(record)["arms"].items()}
+
+
 @click.command(context_settings={"show_default": True})
-@click.option("--idle-seconds", default=10.0)
+@click.option("--seconds", default=10.0, help="Of each measurement that has a length.")
 @click.option("--repeats", default=20)
 @click.option("--flood", default=10_000)
 @click.option("--json", "json_file", type=click.File("w"))
-def main(idle_seconds: float, repeats: int, flood: int, json_file: TextIO | None) -> None:
-    """Idle cost, time to attach, and fairness of a named engine."""
+def main(seconds: float, repeats: int, flood: int, json_file: TextIO | None) -> None:
+    """Idle cost, time to attach, transport's share, fairness, and round trips under load."""
     with named_engine() as name:
         record: dict[str, Any] = {
             "machine": describe_machine(),
-            "idle": measure_idle(name, idle_seconds),
+            "idle": measure_idle(name, seconds),
             "attach": measure_attach(name, repeats),
+            "decode": measure_decode(name, seconds),
             "fairness": measure_fairness(name, flood, repeats),
+            "stopped": measure_stopped(name, repeats),
         }
+    record["loaded"] = measure_loaded(seconds)
     click.echo(json.dumps(record, indent=2))
     if json_file is not None:
         json.dump(record, json_file, indent=2)
