@@ -13,7 +13,7 @@ from shmllm.engine.client import ChannelEngineClient, LoadProgress
 from shmllm.engine.launch import EngineHandle
 from shmllm.errors import EngineDeadError, EngineStartError
 from shmllm.ipc.channel import ClientChannel
-from shmllm.ipc.layout import SegmentKind, Stat
+from shmllm.ipc.layout import EngineState, SegmentKind, Stat
 from shmllm.ipc.segment import Segment
 from shmllm.ipc.wait import WaitPolicy
 from shmllm.wire import codec
@@ -123,7 +123,9 @@ def _end_engine(owner_pid: int, channel: ClientChannel, engine: EngineHandle) ->
         return
     if not engine.wait(0):
         channel.set_closing()
-    engine.stop(CLOSE_GRACE_S)
+    # One that still starts has nothing to tidy up, and may be deep in an import that hears
+    # nothing for seconds.
+    engine.stop(0 if channel.engine_state is EngineState.STARTING else CLOSE_GRACE_S)
 
 
 def _shut_down(

@@ -15,6 +15,9 @@ from conftest import engine_processes
 from programs import PATIENCE_S, environment, python, result_of, run_source
 
 from shmllm import LLM, SamplingParams
+from shmllm.engine.launch import EngineHandle
+from shmllm.engine.private import CLOSE_GRACE_S, PrivateEngineClient
+from shmllm.frontend.engine_options import make_engine_config
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
@@ -206,3 +209,21 @@ def test_a_signal_for_the_front_ends_process_group_does_not_reach_the_engine(
         f"os.killpg(0, {int(signal.SIGINT)})",
     )
     assert result_of(run_source(source)) == expected
+
+
+def test_an_engine_that_still_starts_is_ended_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may hear nothing for seconds, as this stopped one does, and Ctrl-C must not wait."""
+    graces: list[float] = []
+    stop = EngineHandle.stop
+
+    def recorded(engine: EngineHandle, grace_s: float) -> None:
+        graces.append(grace_s)
+        stop(engine, 0)
+
+    monkeypatch.setattr(EngineHandle, "stop", recorded)
+    starting = PrivateEngineClient(make_engine_config("tiny"))
+    os.kill(starting.pid, signal.SIGSTOP)
+    starting.close()
+    with LLM(num_threads=1) as llm:
+        assert llm.health() == "ready"
+    assert graces == [0, CLOSE_GRACE_S]
