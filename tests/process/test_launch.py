@@ -226,4 +226,4 @@ def test_an_engine_that_still_starts_is_ended_at_once(monkeypatch: pytest.Monkey
     starting.close()
     with LLM(num_threads=1) as llm:
         assert llm.health() == "ready"
-    assert graces == [0, CLOSE_GRACE_S]
+    assert graces[:2] == [0, CLOSE_GRACE_S]
