@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
+from shmllm.logprobs import LogprobColumns, PromptLogprobs
+
 
 class FinishReason(IntEnum):
     """Why a request ended, as it travels on the wire. NONE: it goes on."""
@@ -19,6 +21,7 @@ class FinishReason(IntEnum):
     LENGTH = 2
     ABORT = 3
     ERROR = 4
+    REPETITION = 5
 
     @property
     def text(self) -> str | None:
@@ -39,6 +42,9 @@ class OutputColumns:
         cached_rows: rows that report their prompt's prefix-cache hit: those of requests
             that appear for the first time.
         cached_counts: cached prompt tokens of `cached_rows`.
+        logprobs: of the rows that asked for them.
+        prompt_logprobs: what the step computed of prompts; they travel on their own, before
+            the rows.
     """
 
     step: int = 0
@@ -49,6 +55,8 @@ class OutputColumns:
     token_ids: list[int] = field(default_factory=list)
     cached_rows: list[int] = field(default_factory=list)
     cached_counts: list[int] = field(default_factory=list)
+    logprobs: LogprobColumns | None = None
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
 
     def parts(self, most: int) -> Iterator[OutputColumns]:
         """The same in pieces of at most `most` rows, since a record has a largest size."""
@@ -71,6 +79,7 @@ class OutputColumns:
                 self.token_ids[offset : offset + sum(counts)],
                 list(hits),
                 list(hits.values()),
+                self.logprobs and self.logprobs.cut(begin, rows.stop, self.counts),
             )
             offset += sum(counts)
 
@@ -98,7 +107,8 @@ class CompletionOutput:
         index: which completion of its request, from 0.
         text: the generated text, without the stop string.
         token_ids: all generated tokens, the ending token included.
-        finish_reason: "stop", "length", "abort", "error", or None while it goes on.
+        finish_reason: "stop", "length", "repetition", "abort", "error", or None while it
+            goes on.
         stop_reason: the stop string or stop token id that ended it; None otherwise.
         lora_request: None, for code that reads it.
     """
