@@ -14,10 +14,13 @@ from shmllm.errors import EngineStartError
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "safetensors", "dummy"]
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
 
 BLOCK_SIZES = (8, 16, 32)
 DTYPES: tuple[str, ...] = get_args(DType)
 LOAD_FORMATS: tuple[str, ...] = get_args(LoadFormat)
+LOGPROBS_MODES: tuple[str, ...] = get_args(LogprobsMode)
+UNLIMITED_LOGPROBS = -1
 
 
 def _require(condition: bool, message: str) -> None:
@@ -108,6 +111,31 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class LogprobsConfig:
+    """What requests get that ask for log-probabilities.
+
+    Attributes:
+        max_logprobs: alternatives that a request may ask for; -1 sets no bound.
+        mode: of what: of the model's logits or of those that the sampling steps leave, and
+            whether as log-probabilities or as they are.
+    """
+
+    max_logprobs: int = 20
+    mode: LogprobsMode = "raw_logprobs"
+
+    def __post_init__(self) -> None:
+        most = self.max_logprobs
+        _require(
+            isinstance(most, int) and not isinstance(most, bool) and most >= UNLIMITED_LOGPROBS,
+            f"max_logprobs must be -1 or a whole number of at least 0, got {most!r}",
+        )
+        _require(
+            self.mode in LOGPROBS_MODES,
+            f"logprobs_mode {self.mode!r} is not one of {', '.join(LOGPROBS_MODES)}",
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Everything an engine needs to start.
 
@@ -118,6 +146,7 @@ class EngineConfig:
     load: LoadConfig
     cache: CacheConfig = CacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
+    logprobs: LogprobsConfig = LogprobsConfig()
     num_threads: int | None = None
 
     def __post_init__(self) -> None:
@@ -134,6 +163,7 @@ class EngineConfig:
             load=LoadConfig(**parts["load"]),
             cache=CacheConfig(**parts["cache"]),
             scheduler=SchedulerConfig(**parts["scheduler"]),
+            logprobs=LogprobsConfig(**parts["logprobs"]),
             num_threads=parts["num_threads"],
         )
 
@@ -146,6 +176,7 @@ class EngineFacts:
         model_directory: where tokenizer and configuration are.
         model_type: the architecture's name from config.json.
         num_blocks: KV blocks that requests can use.
+        max_logprobs: alternatives that a request may ask for, at most vocab_size.
         warnings: what the person who started the engine should know, one sentence each.
     """
 
@@ -163,6 +194,7 @@ class EngineFacts:
     max_num_seqs: int
     num_threads: int
     load_seconds: float
+    max_logprobs: int = 20
     warnings: tuple[str, ...] = ()
 
     def to_json(self) -> str:

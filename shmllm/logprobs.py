@@ -33,6 +33,51 @@ class Logprob:
 
 
 @dataclass(slots=True, eq=False)
+class TokenLogprobs:
+    """Log-probabilities of T tokens, in the sampler's order.
+
+    Attributes:
+        ks: alternatives of each.
+        logprobs: (T,) of the tokens themselves.
+        ranks: (T,) of them.
+        top_ids: (sum of ks,) each token's alternatives, best first.
+        top_logprobs: as `top_ids`.
+    """
+
+    ks: list[int]
+    logprobs: Floats
+    ranks: Ints
+    top_ids: Ints
+    top_logprobs: Floats
+
+    def columns(self, chosen: list[int], rows: list[int]) -> LogprobColumns:
+        """Those of some tokens, in increasing order, as the columns of these output rows."""
+        if len(chosen) == len(self.ks):
+            return LogprobColumns(
+                rows, self.ks, self.logprobs, self.ranks, self.top_ids, self.top_logprobs
+            )
+        ends = np.cumsum(self.ks).tolist()
+        ks = [self.ks[j] for j in chosen]
+        entries = [np.arange(ends[j] - self.ks[j], ends[j]) for j in chosen]
+        taken = np.concatenate([np.zeros(0, np.int64), *entries])
+        return LogprobColumns(
+            rows,
+            ks,
+            self.logprobs[chosen],
+            self.ranks[chosen],
+            self.top_ids[taken],
+            self.top_logprobs[taken],
+        )
+
+    def of_prompt(self, number: int, first: int) -> PromptLogprobs:
+        """As those of a prompt's tokens from position `first` on."""
+        k = self.ks[0] if self.ks else 0
+        return PromptLogprobs(
+            number, first, k, self.logprobs, self.ranks, self.top_ids, self.top_logprobs
+        )
+
+
+@dataclass(slots=True, eq=False)
 class LogprobColumns:
     """Log-probabilities of a step's sampled tokens, of the rows that asked.
 

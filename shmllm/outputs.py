@@ -58,16 +58,21 @@ class OutputColumns:
     logprobs: LogprobColumns | None = None
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
 
-    def parts(self, most: int) -> Iterator[OutputColumns]:
-        """The same in pieces of at most `most` rows, since a record has a largest size."""
-        if len(self.numbers) <= most:
+    def parts(self, most_rows: int, most_bytes: int = 2**63) -> Iterator[OutputColumns]:
+        """The same in pieces of at most `most_rows`, since a record has a largest size, and
+        of at most about `most_bytes` of log-probabilities, or of one row if that has more."""
+        logprobs = self.logprobs
+        if logprobs is not None and logprobs.num_bytes > most_bytes:
+            largest = 8 * max(self.counts) * (1 + max(logprobs.ks))
+            most_rows = min(most_rows, max(most_bytes // largest, 1))
+        if len(self.numbers) <= most_rows:
             if self.numbers:
                 yield self
             return
         offset = 0
         cached = dict(zip(self.cached_rows, self.cached_counts, strict=True))
-        for begin in range(0, len(self.numbers), most):
-            rows = range(begin, min(begin + most, len(self.numbers)))
+        for begin in range(0, len(self.numbers), most_rows):
+            rows = range(begin, min(begin + most_rows, len(self.numbers)))
             counts = self.counts[begin : rows.stop]
             hits = {row - begin: cached[row] for row in rows if row in cached}
             yield OutputColumns(
@@ -79,7 +84,7 @@ class OutputColumns:
                 self.token_ids[offset : offset + sum(counts)],
                 list(hits),
                 list(hits.values()),
-                self.logprobs and self.logprobs.cut(begin, rows.stop, self.counts),
+                logprobs and logprobs.cut(begin, rows.stop, self.counts),
             )
             offset += sum(counts)
 

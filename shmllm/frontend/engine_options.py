@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
-from shmllm.config import CacheConfig, DType, EngineConfig, LoadConfig, LoadFormat, SchedulerConfig
+from shmllm.config import (
+    CacheConfig,
+    DType,
+    EngineConfig,
+    LoadConfig,
+    LoadFormat,
+    LogprobsConfig,
+    LogprobsMode,
+    SchedulerConfig,
+)
 from shmllm.model_files import generation_defaults, resolve_model
-
-logger = logging.getLogger(__name__)
-
-SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "max_tokens")
 
 
 def make_engine_config(
@@ -28,6 +32,8 @@ def make_engine_config(
     seed: int = 0,
     load_format: LoadFormat = "auto",
     num_threads: int | None = None,
+    max_logprobs: int = 20,
+    logprobs_mode: LogprobsMode = "raw_logprobs",
 ) -> EngineConfig:
     """The configuration of an engine from the options of `LLM`; finds the model's files."""
     directory = resolve_model(str(model), revision=revision)
@@ -35,6 +41,7 @@ def make_engine_config(
         load=LoadConfig(str(directory.absolute()), dtype, load_format, seed, max_model_len),
         cache=CacheConfig(block_size, kv_cache_memory_bytes, enable_prefix_caching),
         scheduler=SchedulerConfig(max_num_seqs, max_num_batched_tokens),
+        logprobs=LogprobsConfig(max_logprobs, logprobs_mode),
         num_threads=num_threads,
     )
 
@@ -43,12 +50,4 @@ def read_model_defaults(directory: Path, generation_config: str) -> dict[str, An
     """Sampling defaults that come with the model, as options of SamplingParams."""
     if generation_config not in ("auto", "shmllm"):
         raise TypeError(f"generation_config is 'auto' or 'shmllm', got {generation_config!r}")
-    defaults = generation_defaults(directory) if generation_config == "auto" else {}
-    for name in defaults.keys() - set(SAMPLING_DEFAULTS):
-        logger.warning(
-            "the model's generation_config.json sets %s to %s, which is not supported yet and "
-            "has no effect",
-            name,
-            defaults[name],
-        )
-    return {name: value for name, value in defaults.items() if name in SAMPLING_DEFAULTS}
+    return generation_defaults(directory) if generation_config == "auto" else {}

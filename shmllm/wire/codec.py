@@ -42,6 +42,7 @@ from shmllm.wire.outputs import (
     decode_prompt_logprobs,
     encode_outputs,
     encode_prompt_logprobs,
+    encode_step,
 )
 from shmllm.wire.sections import Parts, Sections, column
 
@@ -60,6 +61,7 @@ __all__ = [
     "encode_rejected",
     "encode_reply",
     "encode_shutdown",
+    "encode_step",
     "encode_text",
 ]
 

@@ -11,6 +11,7 @@ PROMPT_LOGPROBS
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from struct import Struct
 
 import numpy as np
@@ -18,6 +19,7 @@ import numpy as np
 from shmllm.errors import ProtocolMismatchError
 from shmllm.logprobs import LogprobColumns, PromptLogprobs
 from shmllm.outputs import OutputColumns
+from shmllm.wire.messages import Kind
 from shmllm.wire.sections import Parts, Sections, column
 
 # step, time_ns, rows, cached rows, tokens, flags
@@ -30,6 +32,19 @@ PROMPT_HEADER = Struct("<qIII")
 ONE_TOKEN_EACH = 1
 NONE_FINISHED = 2
 HAS_LOGPROBS = 4
+MAX_ROWS_PER_RECORD = 8192
+MAX_BYTES_PER_RECORD = 2**22 - 2**18
+"""Of log-probabilities. What the ring does not hold lies in a slot; of those up to this size
+there are several."""
+
+
+def encode_step(columns: OutputColumns) -> Iterator[tuple[Kind, Parts]]:
+    """The records that say what a step produced for one front end."""
+    for scored in columns.prompt_logprobs:
+        for piece in scored.parts(MAX_BYTES_PER_RECORD):
+            yield Kind.PROMPT_LOGPROBS, encode_prompt_logprobs(piece)
+    for part in columns.parts(MAX_ROWS_PER_RECORD, MAX_BYTES_PER_RECORD):
+        yield Kind.OUTPUTS, encode_outputs(part)
 
 
 def encode_outputs(message: OutputColumns) -> Parts:

@@ -44,6 +44,7 @@ RULES = {
     "shmllm.version": Rule(),
     "shmllm.options": Rule(),
     "shmllm.outputs": Rule("logprobs"),
+    "shmllm.logprob_lists": Rule("logprobs"),
     "shmllm.logprobs": Rule(packages="numpy"),
     "shmllm.structured_params": Rule("errors"),
     "shmllm.sampling_ranges": Rule(),
@@ -56,13 +57,13 @@ RULES = {
     "shmllm.core": Rule("errors config sampling_params outputs logprobs"),
     "shmllm.models": Rule("errors shmllm_kernels", packages="torch safetensors numpy"),
     "shmllm.worker": Rule(
-        "errors config sampling_params models core.plan shmllm_kernels",
+        "errors config sampling_params logprobs models core.plan shmllm_kernels",
         packages="torch numpy triton",
     ),
     "shmllm.engine": Rule(),
     "shmllm.engine.launch": Rule("errors config ipc"),
     "shmllm.engine.core": Rule("errors config sampling_params outputs core", packages="numpy"),
-    "shmllm.engine.client": Rule("errors config outputs wire ipc"),
+    "shmllm.engine.client": Rule("errors config outputs logprobs wire ipc"),
     "shmllm.engine.private": Rule("errors config wire ipc engine.client engine.launch"),
     "shmllm.engine.attached": Rule("errors config wire ipc engine.client"),
     "shmllm.engine.session": Rule("errors wire ipc"),
@@ -77,8 +78,8 @@ RULES = {
     ),
     # `wire.messages` holds the dataclasses that EngineClient takes; bytes stay behind it.
     "shmllm.frontend": Rule(
-        "errors config options outputs sampling_params model_files engine.client engine.private "
-        "wire.messages",
+        "errors config options outputs sampling_params logprobs logprob_lists model_files "
+        "engine.client engine.private wire.messages",
         lazy="engine.local engine.attached",
         packages="numpy tokenizers",
         lazy_packages="jinja2 rich transformers",
