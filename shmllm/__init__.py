@@ -26,14 +26,24 @@ if TYPE_CHECKING:
     )
     from shmllm.frontend.input_processor import TextPrompt, TokensPrompt
     from shmllm.frontend.llm import LLM
+    from shmllm.logprobs import Logprob
     from shmllm.outputs import CompletionOutput, RequestOutput
-    from shmllm.sampling_params import SamplingParams
+    from shmllm.sampling_params import (
+        RepetitionDetectionParams,
+        RequestOutputKind,
+        SamplingParams,
+    )
+    from shmllm.structured_params import StructuredOutputsParams
 
 _HOMES = {
     "LLM": "shmllm.frontend.llm",
     "CompletionOutput": "shmllm.outputs",
+    "Logprob": "shmllm.logprobs",
+    "RepetitionDetectionParams": "shmllm.sampling_params",
     "RequestOutput": "shmllm.outputs",
+    "RequestOutputKind": "shmllm.sampling_params",
     "SamplingParams": "shmllm.sampling_params",
+    "StructuredOutputsParams": "shmllm.structured_params",
     "TextPrompt": "shmllm.frontend.input_processor",
     "TokensPrompt": "shmllm.frontend.input_processor",
     **dict.fromkeys(
@@ -60,14 +70,18 @@ __all__ = [
     "EngineStartError",
     "IpcError",
     "IpcTimeoutError",
+    "Logprob",
     "MessageTooLargeError",
     "NoSpaceError",
     "ProtocolMismatchError",
+    "RepetitionDetectionParams",
     "RequestError",
     "RequestOutput",
+    "RequestOutputKind",
     "SamplingParams",
     "SegmentError",
     "ShmLLMError",
+    "StructuredOutputsParams",
     "TextPrompt",
     "TokensPrompt",
     "__version__",

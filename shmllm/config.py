@@ -15,11 +15,14 @@ from shmllm.errors import EngineStartError
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "safetensors", "dummy"]
 WaitPolicyName = Literal["latency", "balanced", "idle"]
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
 
 BLOCK_SIZES = (8, 16, 32)
 DTYPES: tuple[str, ...] = get_args(DType)
 LOAD_FORMATS: tuple[str, ...] = get_args(LoadFormat)
 WAIT_POLICIES: tuple[str, ...] = get_args(WaitPolicyName)
+LOGPROBS_MODES: tuple[str, ...] = get_args(LogprobsMode)
+UNLIMITED_LOGPROBS = -1
 
 
 def _require(condition: bool, message: str) -> None:
@@ -136,6 +139,31 @@ class ClientConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class LogprobsConfig:
+    """What requests get that ask for log-probabilities.
+
+    Attributes:
+        max_logprobs: alternatives that a request may ask for; -1 sets no bound.
+        mode: of what: of the model's logits or of those that the sampling steps leave, and
+            whether as log-probabilities or as they are.
+    """
+
+    max_logprobs: int = 20
+    mode: LogprobsMode = "raw_logprobs"
+
+    def __post_init__(self) -> None:
+        most = self.max_logprobs
+        _require(
+            isinstance(most, int) and not isinstance(most, bool) and most >= UNLIMITED_LOGPROBS,
+            f"max_logprobs must be -1 or a whole number of at least 0, got {most!r}",
+        )
+        _require(
+            self.mode in LOGPROBS_MODES,
+            f"logprobs_mode {self.mode!r} is not one of {', '.join(LOGPROBS_MODES)}",
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Everything an engine needs to start.
 
@@ -147,6 +175,7 @@ class EngineConfig:
     cache: CacheConfig = CacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     client: ClientConfig = ClientConfig()
+    logprobs: LogprobsConfig = LogprobsConfig()
     num_threads: int | None = None
 
     def __post_init__(self) -> None:
@@ -164,6 +193,7 @@ class EngineConfig:
             cache=CacheConfig(**parts["cache"]),
             scheduler=SchedulerConfig(**parts["scheduler"]),
             client=ClientConfig(**parts["client"]),
+            logprobs=LogprobsConfig(**parts["logprobs"]),
             num_threads=parts["num_threads"],
         )
 
@@ -176,6 +206,7 @@ class EngineFacts:
         model_directory: where tokenizer and configuration are.
         model_type: the architecture's name from config.json.
         num_blocks: KV blocks that requests can use.
+        max_logprobs: alternatives that a request may ask for, at most vocab_size.
         warnings: what the person who started the engine should know, one sentence each.
     """
 
@@ -194,6 +225,7 @@ class EngineFacts:
     num_threads: int
     wait_policy: WaitPolicyName
     load_seconds: float
+    max_logprobs: int = 20
     warnings: tuple[str, ...] = ()
 
     def to_json(self) -> str:

@@ -36,7 +36,12 @@ _SAMPLING_FIELDS = {
     "top_p": "top_p",
     "min_p": "min_p",
 }
-_OTHER_FIELDS = {"repetition_penalty": "repetition_penalty", "max_new_tokens": "max_tokens"}
+_OTHER_FIELDS = {
+    "repetition_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "max_new_tokens": "max_tokens",
+}
 _INTEGER_FIELDS = {"top_k", "max_new_tokens"}
 
 
@@ -139,7 +144,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
 def generation_defaults(directory: Path) -> dict[str, Any]:
     """Sampling defaults from a model's generation_config.json, in SamplingParams' names.
 
-    Knows temperature, top_k, top_p, min_p, repetition_penalty, and max_new_tokens (returned
+    Knows temperature, top_k, top_p, min_p, the three penalties, and max_new_tokens (returned
     as max_tokens). With `do_sample: false` the first four are left out: they would have no
     effect there.
 

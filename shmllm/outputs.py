@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
+from shmllm.logprobs import LogprobColumns, PromptLogprobs
+
 
 class FinishReason(IntEnum):
     """Why a request ended, as it travels on the wire. NONE: it goes on."""
@@ -19,6 +21,7 @@ class FinishReason(IntEnum):
     LENGTH = 2
     ABORT = 3
     ERROR = 4
+    REPETITION = 5
 
     @property
     def text(self) -> str | None:
@@ -39,6 +42,9 @@ class OutputColumns:
         cached_rows: rows that report their prompt's prefix-cache hit: those of requests
             that appear for the first time.
         cached_counts: cached prompt tokens of `cached_rows`.
+        logprobs: of the rows that asked for them.
+        prompt_logprobs: what the step computed of prompts; they travel on their own, before
+            the rows.
     """
 
     step: int = 0
@@ -49,17 +55,24 @@ class OutputColumns:
     token_ids: list[int] = field(default_factory=list)
     cached_rows: list[int] = field(default_factory=list)
     cached_counts: list[int] = field(default_factory=list)
+    logprobs: LogprobColumns | None = None
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
 
-    def parts(self, most: int) -> Iterator[OutputColumns]:
-        """The same in pieces of at most `most` rows, since a record has a largest size."""
-        if len(self.numbers) <= most:
+    def parts(self, most_rows: int, most_bytes: int = 2**63) -> Iterator[OutputColumns]:
+        """The same in pieces of at most `most_rows`, since a record has a largest size, and
+        of at most about `most_bytes` of log-probabilities, or of one row if that has more."""
+        logprobs = self.logprobs
+        if logprobs is not None and logprobs.num_bytes > most_bytes:
+            largest = 8 * max(self.counts) * (1 + max(logprobs.ks))
+            most_rows = min(most_rows, max(most_bytes // largest, 1))
+        if len(self.numbers) <= most_rows:
             if self.numbers:
                 yield self
             return
         offset = 0
         cached = dict(zip(self.cached_rows, self.cached_counts, strict=True))
-        for begin in range(0, len(self.numbers), most):
-            rows = range(begin, min(begin + most, len(self.numbers)))
+        for begin in range(0, len(self.numbers), most_rows):
+            rows = range(begin, min(begin + most_rows, len(self.numbers)))
             counts = self.counts[begin : rows.stop]
             hits = {row - begin: cached[row] for row in rows if row in cached}
             yield OutputColumns(
@@ -71,6 +84,7 @@ class OutputColumns:
                 self.token_ids[offset : offset + sum(counts)],
                 list(hits),
                 list(hits.values()),
+                logprobs and logprobs.cut(begin, rows.stop, self.counts),
             )
             offset += sum(counts)
 
@@ -98,7 +112,8 @@ class CompletionOutput:
         index: which completion of its request, from 0.
         text: the generated text, without the stop string.
         token_ids: all generated tokens, the ending token included.
-        finish_reason: "stop", "length", "abort", "error", or None while it goes on.
+        finish_reason: "stop", "length", "repetition", "abort", "error", or None while it
+            goes on.
         stop_reason: the stop string or stop token id that ended it; None otherwise.
         lora_request: None, for code that reads it.
     """

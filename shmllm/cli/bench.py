@@ -20,7 +20,7 @@ from shmllm.version import __version__
 
 if TYPE_CHECKING:
     from shmllm.frontend.llm import LLM
-    from shmllm.frontend.output_processor import RequestState
+    from shmllm.frontend.request_state import RequestState
 
 PERCENTILES = (50, 90, 99)
 FIRST_ORDINARY_TOKEN = 16

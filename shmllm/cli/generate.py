@@ -17,7 +17,7 @@ from shmllm.cli.prompts import InputPrompt, read_prompts
 if TYPE_CHECKING:
     from shmllm.frontend.input_processor import PreparedRequest
     from shmllm.frontend.llm import LLM
-    from shmllm.frontend.output_processor import RequestState
+    from shmllm.frontend.request_state import RequestState
 
 DEFAULT_MAX_TOKENS = 128
 SEPARATOR = "---"

@@ -32,7 +32,7 @@ class KVCacheManager:
     def longest_hit(self, request: Request) -> list[KVBlock]:
         """Cached blocks of the request's prefix. The last token is never among them: it
         has to be computed, since its logits choose the next one."""
-        if not self.enable_prefix_caching:
+        if not self.enable_prefix_caching or not request.params.reads_prefix_cache:
             return []
         extend_block_hashes(
             request.block_hashes, request.token_ids, self.block_size, request.cache_salt

@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from shmllm.logprobs import TokenLogprobs
+
 if TYPE_CHECKING:
     from shmllm.core.request import Request
-    from shmllm.sampling_params import SamplingParams
+    from shmllm.sampling_params import SamplingParams, TokenSequences
 
 PADDING_BLOCK_ID = 0
 """The block that pads block tables; no request ever holds it."""
@@ -28,6 +30,8 @@ class Admission:
         seed: of its random draws; the draw of a token depends on (seed, position) alone.
         min_position: positions below this may not hold a token of `forbidden_ids`.
         forbidden_ids: the tokens that would end the request.
+        num_prompt_tokens: how many of `token_ids` are the prompt.
+        bad_words: sequences that the output may not contain.
     """
 
     row: int
@@ -37,6 +41,8 @@ class Admission:
     seed: int
     min_position: int
     forbidden_ids: Sequence[int]
+    num_prompt_tokens: int = 0
+    bad_words: TokenSequences = ()
 
 
 @dataclass(slots=True)
@@ -49,6 +55,23 @@ class BlockAppend:
 
 
 @dataclass(slots=True)
+class PromptScores:
+    """Prompt tokens whose log-probabilities the step can compute.
+
+    Attributes:
+        index: of their request in the plan's columns.
+        first: position of the first of them, at least 1.
+        end: position behind the last; the token before each of them is computed in this step.
+        k: alternatives of each, -1 for the whole vocabulary.
+    """
+
+    index: int
+    first: int
+    end: int
+    k: int
+
+
+@dataclass(slots=True)
 class StepPlan:
     """One step. The columns `requests`, `rows`, `starts`, `counts` belong together.
 
@@ -58,6 +81,7 @@ class StepPlan:
         counts: how many tokens of it this step computes, from `starts` on.
         samples: indices into the columns of the requests that get a new token: those whose
             last known token is among the computed ones.
+        prompt_scores: what to compute besides, of requests that asked.
     """
 
     step: int
@@ -68,11 +92,20 @@ class StepPlan:
     samples: list[int] = field(default_factory=list)
     admissions: list[Admission] = field(default_factory=list)
     block_appends: list[BlockAppend] = field(default_factory=list)
+    prompt_scores: list[PromptScores] = field(default_factory=list)
     num_tokens: int = 0
 
 
 @dataclass(slots=True)
 class StepResult:
-    """The sampled tokens, one for each entry of the plan's `samples`, in that order."""
+    """What the runner made of a plan.
+
+    Attributes:
+        token_ids: sampled, one for each entry of the plan's `samples`, in that order.
+        logprobs: of those sampled tokens whose requests ask for them, in that order.
+        prompt_logprobs: one for each of the plan's `prompt_scores`, in that order.
+    """
 
     token_ids: list[int]
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: Sequence[TokenLogprobs] = ()

@@ -11,7 +11,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from shmllm.outputs import FinishReason
-from shmllm.sampling_params import SamplingParams
+from shmllm.sampling_params import RepetitionDetectionParams, SamplingParams, TokenSequences
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,14 +41,26 @@ class Request:
         seed: of its random draws.
         max_model_len: tokens of prompt and output together, at most.
         eos_token_ids: the model's end-of-sequence tokens.
+        priority: lower goes first, where the scheduler looks at it.
+        bad_words: token sequences that the output may not contain.
+        grammar_kind: how `grammar` is written.
+        grammar: what the output has to match; empty for none.
+
+    Attributes:
+        next_prompt_logprob: the first prompt position whose log-probability was not planned
+            yet. It only grows, so a request that is recomputed reports none twice.
     """
 
     __slots__ = (
+        "bad_words",
         "block_hashes",
         "blocks",
         "cache_salt",
         "client",
+        "grammar",
+        "grammar_kind",
         "max_tokens",
+        "next_prompt_logprob",
         "num_cached_blocks",
         "num_cached_tokens",
         "num_computed_tokens",
@@ -56,6 +68,7 @@ class Request:
         "num_prompt_tokens",
         "number",
         "params",
+        "priority",
         "row",
         "seed",
         "status",
@@ -74,6 +87,10 @@ class Request:
         max_model_len: int,
         eos_token_ids: Sequence[int] = (),
         cache_salt: str = "",
+        priority: int = 0,
+        bad_words: TokenSequences = (),
+        grammar_kind: int = 0,
+        grammar: str = "",
     ) -> None:
         self.client = client
         self.number = number
@@ -87,6 +104,11 @@ class Request:
             frozenset() if params.ignore_eos else frozenset(eos_token_ids)
         )
         self.cache_salt = cache_salt
+        self.priority = priority
+        self.bad_words = bad_words
+        self.grammar_kind = grammar_kind
+        self.grammar = grammar
+        self.next_prompt_logprob = 1
         self.status = RequestStatus.WAITING
         self.row = 0
         self.num_computed_tokens = 0
@@ -112,6 +134,11 @@ class Request:
             return FinishReason.STOP
         if num_output >= self.max_tokens:
             return FinishReason.LENGTH
+        detection = self.params.repetition_detection
+        if detection is not None and num_output >= self.params.min_tokens:
+            tail = self.token_ids[-detection.max_pattern_size * detection.min_count :]
+            if ends_in_repetition(tail[-num_output:], detection):
+                return FinishReason.REPETITION
         return FinishReason.NONE
 
     def __repr__(self) -> str:
@@ -119,3 +146,17 @@ class Request:
             f"Request(client={self.client}, number={self.number}, {self.status.name}, "
             f"{self.num_computed_tokens}/{self.num_tokens} tokens computed)"
         )
+
+
+def ends_in_repetition(token_ids: Sequence[int], params: RepetitionDetectionParams) -> bool:
+    """Whether `token_ids` end with a piece that stands there `min_count` times in a row."""
+    if not params.max_pattern_size:
+        return False
+    for size in range(max(params.min_pattern_size, 1), params.max_pattern_size + 1):
+        length = size * params.min_count
+        if length > len(token_ids):
+            return False
+        # A run repeats with this period if it equals itself shifted by the period.
+        if token_ids[-length:-size] == token_ids[len(token_ids) - length + size :]:
+            return True
+    return False

@@ -20,6 +20,7 @@ from shmllm.core.block_pool import KVBlock
 from shmllm.core.kv_cache_manager import KVCacheManager
 from shmllm.core.plan import Admission, BlockAppend, StepPlan, StepResult
 from shmllm.core.request import Request, RequestStatus
+from shmllm.core.scores import plan_prompt_scores, take_logprobs, take_prompt_logprobs
 from shmllm.core.waiting_queue import WaitingQueue
 from shmllm.outputs import OutputColumns
 
@@ -131,9 +132,10 @@ class Scheduler:
         """Give each sampled token to its request; requests that end leave.
 
         Returns:
-            For each front end with a sampled token, its columns.
+            For each front end with a sampled token or prompt log-probabilities, its columns.
         """
         outputs: dict[int, OutputColumns] = {}
+        take_prompt_logprobs(plan, result, outputs)
         any_finished = False
         for index, token_id in zip(plan.samples, result.token_ids, strict=True):
             request = plan.requests[index]
@@ -153,6 +155,8 @@ class Scheduler:
             columns.counts.append(1)
             columns.token_ids.append(token_id)
             columns.finishes.append(finish)
+        if result.logprobs is not None:
+            take_logprobs(plan, result.logprobs, outputs)
         if any_finished:
             self._running = [r for r in self._running if r.status is RequestStatus.RUNNING]
         self.stats.generated_tokens += len(result.token_ids)
@@ -219,8 +223,9 @@ class Scheduler:
         self._running.append(request)
         if request.num_cached_tokens is None:
             request.num_cached_tokens = request.num_computed_tokens
-            self.stats.prefix_query_tokens += request.num_prompt_tokens
-            self.stats.prefix_hit_tokens += request.num_cached_tokens
+            if request.params.reads_prefix_cache:
+                self.stats.prefix_query_tokens += request.num_prompt_tokens
+                self.stats.prefix_hit_tokens += request.num_cached_tokens
             self.stats.prompt_tokens += request.num_prompt_tokens
         plan.admissions.append(
             Admission(
@@ -231,6 +236,8 @@ class Scheduler:
                 seed=request.seed,
                 min_position=request.num_prompt_tokens + request.params.min_tokens,
                 forbidden_ids=tuple(request.stop_ids) if request.params.min_tokens else (),
+                num_prompt_tokens=request.num_prompt_tokens,
+                bad_words=request.bad_words,
             )
         )
 
@@ -240,6 +247,8 @@ class Scheduler:
         self._kv_cache.register_full_blocks(request)
         if request.num_computed_tokens == len(request.token_ids):
             plan.samples.append(len(plan.requests))
+        if request.params.prompt_logprobs is not None:
+            plan_prompt_scores(plan, request, request.params.prompt_logprobs)
         plan.requests.append(request)
         plan.rows.append(request.row)
         plan.starts.append(start)

@@ -19,7 +19,9 @@ from typing import Any, NoReturn, Protocol
 from shmllm.config import EngineFacts
 from shmllm.errors import EngineDeadError, ProtocolMismatchError
 from shmllm.ipc.channel import ClientChannel
+from shmllm.ipc.slots import SlotRef
 from shmllm.ipc.wait import WaitPolicy
+from shmllm.logprobs import PromptLogprobs
 from shmllm.outputs import OutputColumns
 from shmllm.wire import codec
 from shmllm.wire.messages import (
@@ -37,7 +39,7 @@ from shmllm.wire.messages import (
 
 logger = logging.getLogger(__name__)
 
-Event = OutputColumns | Rejected
+Event = OutputColumns | PromptLogprobs | Rejected
 LoadProgress = Callable[[int, int], None]
 
 CALL_TIMEOUT_S = 60.0
@@ -183,9 +185,16 @@ class ChannelEngineClient:
         self._channel.drain(self._handle)
 
     def _handle(self, kind: int, record: memoryview) -> None:
+        if kind == Kind.IN_SLOT:
+            inner_kind, place = codec.decode_in_slot(record)
+            ref = SlotRef(*place)
+            with self._channel.output_slots.view(ref) as view:
+                self._handle(inner_kind, view)
+            self._channel.output_slots.release(ref)
+            return
         message = codec.decode(kind, record)
         match message:
-            case OutputColumns() | Rejected():
+            case OutputColumns() | PromptLogprobs() | Rejected():
                 self._inbox.append(message)
             case Reply():
                 self._replies[message.number] = message

@@ -19,7 +19,7 @@ from shmllm.core.plan import StepPlan, StepResult
 from shmllm.core.request import Request
 from shmllm.core.scheduler import Scheduler
 from shmllm.outputs import FinishReason, OutputColumns
-from shmllm.sampling_params import SamplingParams
+from shmllm.sampling_params import SamplingParams, TokenSequences
 
 UNSEEDED = 1 << 63
 
@@ -74,6 +74,11 @@ class EngineCore:
         prompt_token_ids: Sequence[int],
         params: SamplingParams,
         cache_salt: str = "",
+        *,
+        priority: int = 0,
+        bad_words: TokenSequences = (),
+        grammar_kind: int = 0,
+        grammar: str = "",
     ) -> str | None:
         """Queue a request. Returns why it cannot be served; None if it is queued."""
         if self.scheduler.knows(client, number):
@@ -84,6 +89,11 @@ class EngineCore:
         ids = np.asarray(prompt_token_ids)
         if not 0 <= ids.min() <= ids.max() < self.facts.vocab_size:
             return f"a token id lies outside the vocabulary of {self.facts.vocab_size:,}"
+        most_logprobs = max(params.logprobs or 0, params.prompt_logprobs or 0)
+        if -1 in (params.logprobs, params.prompt_logprobs):
+            most_logprobs = self.facts.vocab_size
+        if most_logprobs > self.facts.max_logprobs:
+            return f"{most_logprobs:,} logprobs exceed max_logprobs {self.facts.max_logprobs:,}"
         if params.seed is None:
             self._next_seed += 1
         self.scheduler.add(
@@ -96,6 +106,10 @@ class EngineCore:
                 max_model_len=most,
                 eos_token_ids=self.facts.eos_token_ids,
                 cache_salt=cache_salt,
+                priority=priority,
+                bad_words=bad_words,
+                grammar_kind=grammar_kind,
+                grammar=grammar,
             )
         )
         return None
@@ -111,7 +125,7 @@ class EngineCore:
         )
 
     def step(self) -> dict[int, OutputColumns]:
-        """Run one step. Returns each front end's columns; empty if nothing was sampled."""
+        """Run one step. Returns each front end's columns; empty if nothing came of it yet."""
         began_ns = perf_counter_ns()
         plan = self.scheduler.schedule()
         if not plan.num_tokens:

@@ -40,7 +40,15 @@ class LocalEngineClient:
 
     def add(self, request: AddRequest) -> None:
         refusal = self._core.add(
-            CLIENT, request.number, request.prompt_token_ids, request.params, request.cache_salt
+            CLIENT,
+            request.number,
+            request.prompt_token_ids,
+            request.params,
+            request.cache_salt,
+            priority=request.priority,
+            bad_words=request.bad_words,
+            grammar_kind=request.grammar_kind,
+            grammar=request.grammar,
         )
         if refusal is not None:
             self._events.append(Rejected(request.number, refusal))
@@ -53,6 +61,7 @@ class LocalEngineClient:
         if timeout_s > 0:
             for columns in self._core.step().values():
                 columns.time_ns = monotonic_ns()
+                events += columns.prompt_logprobs
                 events.append(columns)
         return events
 

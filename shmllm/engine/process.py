@@ -56,7 +56,6 @@ from shmllm.wire.messages import (
 
 LIVENESS_PERIOD_S = 0.1
 EXIT_FAILED_START = 2
-MAX_ROWS_PER_RECORD = 8192
 STALL_DUMP_AFTER_S = 5.0
 
 
@@ -294,9 +293,9 @@ class EngineProcess:
         session = self._sessions.get(place)
         if session is None:
             return
-        for part in columns.parts(MAX_ROWS_PER_RECORD):
-            part.time_ns = time.monotonic_ns()
-            self._send(session, Kind.OUTPUTS, codec.encode_outputs(part))
+        columns.time_ns = time.monotonic_ns()
+        for kind, parts in codec.encode_step(columns):
+            self._send(session, kind, parts)
 
     def _send(self, session: Session, kind: Kind, parts: codec.Parts) -> None:
         session.send(kind, parts)
@@ -345,6 +344,10 @@ class EngineProcess:
                     message.prompt_token_ids,
                     message.params,
                     message.cache_salt,
+                    priority=message.priority,
+                    bad_words=message.bad_words,
+                    grammar_kind=message.grammar_kind,
+                    grammar=message.grammar,
                 )
             except Exception as problem:  # one bad request must not end the others
                 refusal = f"{type(problem).__name__}: {problem}"

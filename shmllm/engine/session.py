@@ -10,11 +10,11 @@ from collections import deque
 from collections.abc import Iterator
 from enum import Enum, auto
 
-from shmllm.errors import ProtocolMismatchError
+from shmllm.errors import IpcError, NoSpaceError, ProtocolMismatchError
 from shmllm.ipc.channel import CoreChannel
 from shmllm.ipc.liveness import wait_for_end
 from shmllm.ipc.segment import Segment
-from shmllm.wire.codec import Parts
+from shmllm.wire.codec import Parts, encode_in_slot
 from shmllm.wire.messages import Kind
 
 RECORDS_PER_TURN = 64
@@ -42,7 +42,8 @@ class Session:
             slow; None waits for ever, which harms nobody when there is only one.
 
     Attributes:
-        broken: set when the front end wrote into its segment what cannot be.
+        broken: set when the front end wrote into its segment what cannot be, or when shared
+            memory has no room for an output.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Session:
         self._patience_s = patience_s
         self._stuck_since = 0.0
         self._free_bytes = 0
-        self.broken: ProtocolMismatchError | None = None
+        self.broken: IpcError | None = None
         self._backlog: deque[tuple[Kind, Parts]] = deque()
 
     @property
@@ -99,12 +100,29 @@ class Session:
             while self._backlog:
                 kind, parts = self._backlog[0]
                 self._free_bytes = self.channel.outputs.free_bytes
+                if sum(map(len, parts)) > self.channel.outputs.max_payload_bytes:
+                    if (moved := self._move_to_slot(kind, parts)) is None:
+                        return
+                    kind, parts = self._backlog[0] = moved
                 if not self.channel.try_send(kind, *parts):
                     return
                 self._backlog.popleft()
                 self._stuck_since = time.monotonic()
-        except ProtocolMismatchError as error:
+        except (ProtocolMismatchError, NoSpaceError) as error:
             self.broken = error
+
+    def _move_to_slot(self, kind: Kind, parts: Parts) -> tuple[Kind, Parts] | None:
+        """Put a record that the ring cannot hold into a slot; what to send instead, or None
+        while all slots are lent. The front end gives one back before it moves on in the
+        ring, so `has_room_again` sees that, too."""
+        slot = self.channel.output_slots.claim(sum(map(len, parts)))
+        if slot is None:
+            return None
+        offset = 0
+        for part in parts:
+            slot.buffer[offset : offset + len(part)] = part
+            offset += len(part)
+        return Kind.IN_SLOT, encode_in_slot(kind, slot.publish())
 
     @contextlib.contextmanager
     def ending_the_process_if_it_dies(self) -> Iterator[None]:

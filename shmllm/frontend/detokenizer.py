@@ -14,7 +14,7 @@ from typing import Protocol
 from shmllm.frontend.stop_strings import StopMatch, StopStringChecker
 from shmllm.frontend.tokenizer import ByteTable, Tokenizer
 
-_REPLACEMENT = "\ufffd"
+REPLACEMENT = "\ufffd"
 _CONTINUATION_BYTES = bytes(range(0x80, 0xC0))
 _FIRST_CONTEXT_TOKENS = 6
 # A character has at most four bytes, so what is undecided after this many tokens stays wrong.
@@ -57,7 +57,7 @@ class _ByteStream:
             # The prompt's last character was incomplete, and the prompt's text shows that
             # already: say it again only if the tokens completed the character.
             self._prompt_is_cut = False
-            text = text.removeprefix(_REPLACEMENT)
+            text = text.removeprefix(REPLACEMENT)
         return text
 
 
@@ -92,7 +92,7 @@ class _WindowStream:
         while True:
             ids = list(prompt_token_ids[-size:])
             text = self._decode(ids)
-            usable = text and not text.startswith(_REPLACEMENT)
+            usable = text and not text.startswith(REPLACEMENT)
             if usable or size >= len(prompt_token_ids):
                 return ids, text
             size *= 2
@@ -105,7 +105,7 @@ class _WindowStream:
             if is_overdue:
                 del self._ids[self._num_context :]
             return ""
-        if text.endswith(_REPLACEMENT) and not is_overdue:
+        if text.endswith(REPLACEMENT) and not is_overdue:
             return ""
         new_text = self._new_text(text)
         del self._ids[: self._num_context]
@@ -117,14 +117,14 @@ class _WindowStream:
         """What the pending tokens add to the context, given the text of both."""
         if text.startswith(self._context_text):
             return text[len(self._context_text) :]
-        if self._context_text.endswith(_REPLACEMENT):
+        if self._context_text.endswith(REPLACEMENT):
             # The prompt ended inside a character, which is complete now.
-            return text[_common_length(text, self._context_text) :]
+            return text[common_length(text, self._context_text) :]
         # A run of byte tokens turned invalid as a whole, after its valid start was released.
         return self._decode(self._ids[self._num_context :])
 
 
-def _common_length(left: str, right: str) -> int:
+def common_length(left: str, right: str) -> int:
     pairs = enumerate(zip(left, right, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(left), len(right)))
 
@@ -233,6 +233,11 @@ class OutputText:
         """The text so far, cut at the stop string. Text held back from a stream is in it."""
         text = self._detokenizer.text
         return text if self.match is None else text[: self.match.text_length]
+
+    @property
+    def shown(self) -> str:
+        """All that `take_delta` has given out."""
+        return self._detokenizer.text[: self._num_released]
 
     def take_delta(self) -> str:
         """Text for a stream: certain to stay, and not taken before."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,12 @@ from shmllm.config import (
     EngineConfig,
     LoadConfig,
     LoadFormat,
+    LogprobsConfig,
+    LogprobsMode,
     SchedulerConfig,
     WaitPolicyName,
 )
 from shmllm.model_files import generation_defaults, resolve_model
-
-logger = logging.getLogger(__name__)
-
-SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "max_tokens")
 
 
 def make_engine_config(
@@ -39,6 +36,8 @@ def make_engine_config(
     num_threads: int | None = None,
     wait_policy: WaitPolicyName = "balanced",
     client_timeout: float = 30.0,
+    max_logprobs: int = 20,
+    logprobs_mode: LogprobsMode = "raw_logprobs",
 ) -> EngineConfig:
     """The configuration of an engine from the options of `LLM`; finds the model's files."""
     directory = resolve_model(str(model), revision=revision)
@@ -47,6 +46,7 @@ def make_engine_config(
         cache=CacheConfig(block_size, kv_cache_memory_bytes, enable_prefix_caching),
         scheduler=SchedulerConfig(max_num_seqs, max_num_batched_tokens),
         client=ClientConfig(wait_policy, client_timeout),
+        logprobs=LogprobsConfig(max_logprobs, logprobs_mode),
         num_threads=num_threads,
     )
 
@@ -55,12 +55,4 @@ def read_model_defaults(directory: Path, generation_config: str) -> dict[str, An
     """Sampling defaults that come with the model, as options of SamplingParams."""
     if generation_config not in ("auto", "shmllm"):
         raise TypeError(f"generation_config is 'auto' or 'shmllm', got {generation_config!r}")
-    defaults = generation_defaults(directory) if generation_config == "auto" else {}
-    for name in defaults.keys() - set(SAMPLING_DEFAULTS):
-        logger.warning(
-            "the model's generation_config.json sets %s to %s, which is not supported yet and "
-            "has no effect",
-            name,
-            defaults[name],
-        )
-    return {name: value for name, value in defaults.items() if name in SAMPLING_DEFAULTS}
+    return generation_defaults(directory) if generation_config == "auto" else {}

@@ -6,14 +6,17 @@ raises a RequestError that names it, and the other 999 were not half done.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypedDict
 
 from shmllm.config import EngineFacts
 from shmllm.errors import RequestError
+from shmllm.frontend.sampling_checks import SamplingChecks
 from shmllm.frontend.tokenizer import Tokenizer
-from shmllm.sampling_params import SamplingParams
+from shmllm.sampling_params import SamplingParams, TokenSequences
+from shmllm.wire.messages import AddRequest
 
 
 class TextPrompt(TypedDict, total=False):
@@ -44,12 +47,38 @@ class PreparedRequest:
 
     Attributes:
         prompt: its text, None if only ids were given.
+        bad_words: the tokens of `params.bad_words`.
     """
 
     prompt: str | None
     prompt_token_ids: list[int]
     params: SamplingParams
     cache_salt: str = ""
+    bad_words: TokenSequences = ()
+
+    def message(self, number: int) -> AddRequest:
+        """The request as the engine takes it."""
+        return AddRequest(
+            number,
+            self.prompt_token_ids,
+            self.params,
+            self.cache_salt,
+            bad_words=self.bad_words,
+        )
+
+    def children(self) -> list[PreparedRequest]:
+        """The same, once for each of its `n` completions. The first one asks for what there
+        is once, and each has its own seed."""
+        children = []
+        for index in range(self.params.n):
+            params = copy.copy(self.params)
+            params.n = 1
+            if index:
+                params.prompt_logprobs = None
+            if params.seed is not None:
+                params.seed = (params.seed + index + 2**63) % 2**64 - 2**63
+            children.append(replace(self, params=params))
+        return children
 
 
 @dataclass(slots=True)
@@ -126,6 +155,7 @@ class InputProcessor:
     def __init__(self, tokenizer: Tokenizer, facts: EngineFacts) -> None:
         self._tokenizer = tokenizer
         self._facts = facts
+        self._checks = SamplingChecks(tokenizer, facts)
 
     def prepare(
         self,
@@ -149,11 +179,17 @@ class InputProcessor:
         parsed = [_parse(name, prompt) for name, prompt in zip(names, prompts, strict=True)]
         texts = [p.text or "" for p in parsed if p.token_ids is None]
         encoded = iter(self._encode(texts, names, parsed) if texts else ())
+        # Most requests of a batch share their parameters; each are checked once.
+        bad_words = {
+            id(own): self._checks.check(own) for own in {id(p): p for p in params}.values()
+        }
         requests = []
         for name, item, own in zip(names, parsed, params, strict=True):
             ids = next(encoded) if item.token_ids is None else item.token_ids
-            self._check_token_ids(name, ids, own)
-            requests.append(PreparedRequest(item.text, ids, own, item.cache_salt))
+            self._check_token_ids(name, ids)
+            requests.append(
+                PreparedRequest(item.text, ids, own, item.cache_salt, bad_words[id(own)])
+            )
         return requests
 
     def _encode(
@@ -166,7 +202,7 @@ class InputProcessor:
                 _require_unicode(name, item.text or "")
             raise
 
-    def _check_token_ids(self, name: str, ids: list[int], params: SamplingParams) -> None:
+    def _check_token_ids(self, name: str, ids: list[int]) -> None:
         if not ids:
             raise RequestError(f"{name} is empty: the model needs at least one token")
         most = self._facts.max_model_len
@@ -181,11 +217,6 @@ class InputProcessor:
             raise RequestError(
                 f"{name} has token id {low if low < 0 else high}; the vocabulary has ids from 0 "
                 f"to {vocab_size - 1}"
-            )
-        if any(token_id >= vocab_size for token_id in params.stop_token_ids):
-            raise RequestError(
-                f"stop_token_ids has {max(params.stop_token_ids)}; the vocabulary has ids from "
-                f"0 to {vocab_size - 1}"
             )
 
 

@@ -15,6 +15,7 @@ from shmllm.config import (
     EngineConfig,
     EngineFacts,
     LoadFormat,
+    LogprobsMode,
     WaitPolicyName,
 )
 from shmllm.engine.client import EngineClient, LoadProgress
@@ -30,14 +31,15 @@ from shmllm.frontend.input_processor import (
     as_list,
     match_params,
 )
-from shmllm.frontend.output_processor import OutputProcessor, RequestState
+from shmllm.frontend.output_processor import OutputProcessor
 from shmllm.frontend.progress import BatchProgress
+from shmllm.frontend.request_state import RequestState
 from shmllm.frontend.tokenizer import Tokenizer
 from shmllm.model_files import resolve_model
 from shmllm.options import reject_unknown_options
 from shmllm.outputs import RequestOutput
 from shmllm.sampling_params import SamplingParams
-from shmllm.wire.messages import AddRequest, Method
+from shmllm.wire.messages import Method
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +73,11 @@ class LLM:
         num_threads: compute threads; None takes the cores this process may use.
         wait_policy: "latency", "balanced" or "idle": how long either side spins before it
             sleeps; see docs/ipc.md.
+        max_logprobs: alternatives that a request may ask for at each position; -1 sets no
+            bound.
+        logprobs_mode: what `logprobs` report: "raw_logprobs" of the model, or
+            "processed_logprobs" after penalties, temperature and filters; "raw_logits" and
+            "processed_logits" are the same before normalisation.
         multiprocess: False runs the engine in this process, for debugging.
         startup_timeout: seconds until the engine has to be ready.
         on_load_progress: called with (bytes read, bytes in all) while it starts.
@@ -99,6 +106,8 @@ class LLM:
         generation_config: str = "auto",
         num_threads: int | None = None,
         wait_policy: WaitPolicyName = "balanced",
+        max_logprobs: int = 20,
+        logprobs_mode: LogprobsMode = "raw_logprobs",
         multiprocess: bool = True,
         startup_timeout: float = 120.0,
         on_load_progress: LoadProgress | None = None,
@@ -119,6 +128,8 @@ class LLM:
             load_format=load_format,
             num_threads=num_threads,
             wait_policy=wait_policy,
+            max_logprobs=max_logprobs,
+            logprobs_mode=logprobs_mode,
         )
         directory = Path(config.load.directory)
         tokenizer_directory = (
@@ -300,11 +311,12 @@ class LLM:
         """
         with self._lock:
             states: list[RequestState] = []
-            num_open = len(requests)
+            num_open = sum(request.params.n for request in requests)
             try:
                 for index, request in enumerate(requests):
-                    states.append(self._outputs.add(request, index, streaming, time_tokens))
-                    self._submit(states[-1])
+                    for state in self._outputs.add_all(request, index, streaming, time_tokens):
+                        states.append(state)
+                        self._submit(state)
                     if index % REQUESTS_PER_POLL == REQUESTS_PER_POLL - 1:
                         changed = self._poll(0)
                         num_open -= sum(state.finish_reason is not None for state in changed)
@@ -340,15 +352,12 @@ class LLM:
             for changed in self.serve(requests):
                 progress.update(changed)
                 for state in changed:
-                    if state.finish_reason is not None:
+                    if state.ends_request:
                         results[state.index] = state.output()
         return [result for result in results if result is not None]
 
     def _submit(self, state: RequestState) -> None:
-        request = state.request
-        self._client.add(
-            AddRequest(state.number, request.prompt_token_ids, request.params, request.cache_salt)
-        )
+        self._client.add(state.request.message(state.number))
 
     def _poll(self, timeout_s: float) -> list[RequestState]:
         try:

@@ -6,7 +6,7 @@ import time
 from types import TracebackType
 from typing import Self
 
-from shmllm.frontend.output_processor import RequestState
+from shmllm.frontend.request_state import RequestState
 
 REFRESH_PERIOD_S = 0.1
 
@@ -67,7 +67,7 @@ class BatchProgress:
         for state in changed:
             self._tokens += len(state.token_ids) - self._counted.pop(state.number, 0)
             if state.finish_reason is not None:
-                self._done += 1
+                self._done += state.ends_request
                 self._prompt_tokens += len(state.request.prompt_token_ids)
                 self._cached_tokens += state.num_cached_tokens
             else:

@@ -1,10 +1,12 @@
 """The messages between front end and engine, as plain dataclasses.
 
     front end -> engine    INIT   ADD   ABORT   CALL   SHUTDOWN   IN_SLOT
-    engine -> front end    HELLO  READY  FAILED  OUTPUTS  REJECTED  REPLY
+    engine -> front end    HELLO  READY  FAILED  OUTPUTS  PROMPT_LOGPROBS  REJECTED  REPLY
+                           IN_SLOT
 
     engine starts:  HELLO -> INIT -> READY | FAILED
     a request:      ADD -> OUTPUTS... (the last one carries its finish reason)
+                    ADD -> PROMPT_LOGPROBS... -> OUTPUTS... if it asked for them
                     ADD -> REJECTED
                     ABORT -> OUTPUTS with ABORT, unless the request had already ended
 
@@ -19,10 +21,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+from shmllm.logprobs import PromptLogprobs
 from shmllm.outputs import OutputColumns
-from shmllm.sampling_params import SamplingParams
+from shmllm.sampling_params import SamplingParams, TokenSequences
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 
 class Kind(IntEnum):
@@ -40,6 +43,7 @@ class Kind(IntEnum):
     REPLY = 10
     IN_SLOT = 11
     SHUTDOWN = 12
+    PROMPT_LOGPROBS = 13
 
 
 class Method(IntEnum):
@@ -73,12 +77,23 @@ class Failed:
 
 @dataclass(slots=True)
 class AddRequest:
-    """One request. Only the sampling fields that the engine acts on travel."""
+    """One request. Only the sampling fields that the engine acts on travel.
+
+    Attributes:
+        priority: lower goes first, where the scheduler looks at it.
+        bad_words: the tokens of `params.bad_words`, which the front end knows.
+        grammar_kind: how `grammar` is written.
+        grammar: what the output has to match, in the engine's terms; empty for none.
+    """
 
     number: int
     prompt_token_ids: Sequence[int]
     params: SamplingParams
     cache_salt: str = ""
+    priority: int = 0
+    bad_words: TokenSequences = ()
+    grammar_kind: int = 0
+    grammar: str = ""
 
 
 @dataclass(slots=True)
@@ -121,5 +136,15 @@ class Reply:
 
 
 Message = (
-    Hello | Text | Failed | AddRequest | Abort | Rejected | Call | Reply | Shutdown | OutputColumns
+    Hello
+    | Text
+    | Failed
+    | AddRequest
+    | Abort
+    | Rejected
+    | Call
+    | Reply
+    | Shutdown
+    | OutputColumns
+    | PromptLogprobs
 )

@@ -24,7 +24,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from shmllm.core.plan import PADDING_BLOCK_ID
 from shmllm.models.config import ModelConfig
-from shmllm.worker.batch import InputBatch, LongArray, StepInputs
+from shmllm.worker.arrays import LongArray
+from shmllm.worker.batch import InputBatch, StepInputs
 
 MAX_QUERY_ROWS = 256
 SMALLEST_CONTEXT_BUCKET = 256

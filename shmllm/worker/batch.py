@@ -9,12 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from shmllm.core.plan import Admission, StepPlan
-
-IntArray = npt.NDArray[np.int32]
-LongArray = npt.NDArray[np.int64]
+from shmllm.worker.arrays import IntArray, LongArray
+from shmllm.worker.edits import RowEdits, needs_edits
 
 
 @dataclass(slots=True)
@@ -50,10 +48,16 @@ class InputBatch:
         num_rows: requests that can run at once.
         max_model_len: tokens per request.
         block_size: tokens per KV block.
+        vocab_size: entries of a row's logits.
+
+    Attributes:
+        edits: what the logits of some rows go through; most rows need nothing.
+        logprobs: alternatives wanted, of the rows that ask for log-probabilities.
     """
 
-    def __init__(self, num_rows: int, max_model_len: int, block_size: int) -> None:
+    def __init__(self, num_rows: int, max_model_len: int, block_size: int, vocab_size: int) -> None:
         self.block_size = block_size
+        self._vocab_size = vocab_size
         max_blocks = -(-max_model_len // block_size)
         self.token_ids: IntArray = np.zeros((num_rows, max_model_len), np.int32)
         self.block_table: IntArray = np.zeros((num_rows, max_blocks), np.int32)
@@ -62,8 +66,8 @@ class InputBatch:
         self.top_p = np.ones(num_rows, np.float32)
         self.min_p = np.zeros(num_rows, np.float32)
         self.seeds = np.zeros(num_rows, np.uint64)
-        self.min_position = np.zeros(num_rows, np.int64)
-        self.forbidden_ids: list[tuple[int, ...]] = [()] * num_rows
+        self.edits: dict[int, RowEdits] = {}
+        self.logprobs: dict[int, int] = {}
 
     def update(self, plan: StepPlan) -> None:
         """Take in the step's admissions and appended blocks."""
@@ -82,8 +86,12 @@ class InputBatch:
         self.top_p[row] = params.top_p
         self.min_p[row] = params.min_p
         self.seeds[row] = admission.seed % 2**64
-        self.min_position[row] = admission.min_position
-        self.forbidden_ids[row] = tuple(admission.forbidden_ids)
+        self.edits.pop(row, None)
+        if needs_edits(params, admission):
+            self.edits[row] = RowEdits(admission, self._vocab_size)
+        self.logprobs.pop(row, None)
+        if params.logprobs is not None:
+            self.logprobs[row] = params.logprobs
 
     def inputs(self, plan: StepPlan) -> StepInputs:
         """The arrays of a step whose admissions and appends were taken in."""

@@ -7,20 +7,23 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import torch
 
-from shmllm.config import EngineConfig, EngineFacts, LoadConfig
-from shmllm.core.plan import StepPlan, StepResult
+from shmllm.config import UNLIMITED_LOGPROBS, EngineConfig, EngineFacts, LoadConfig
+from shmllm.core.plan import PromptScores, StepPlan, StepResult
 from shmllm.errors import EngineStartError
+from shmllm.logprobs import TokenLogprobs
 from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.registry import create_model
 from shmllm.models.weights import load_dummy_weights, load_weights
 from shmllm.worker.arena import Arena, CountingAllocator
 from shmllm.worker.attention import PagedAttention
-from shmllm.worker.batch import InputBatch
+from shmllm.worker.batch import InputBatch, StepInputs
 from shmllm.worker.memory import check_weights_fit, size_kv_cache
 from shmllm.worker.sampler import Sampler
+from shmllm.worker.scoring import score_in_pieces
 
 Progress = Callable[[int, int], None]
 
@@ -80,9 +83,14 @@ class ModelRunner:
             (model_config.num_layers, 2, size.num_blocks, *block_shape), dtype
         )
         rows = config.scheduler.max_num_seqs
-        self._batch = InputBatch(rows, size.max_model_len, config.cache.block_size)
+        self._vocab_size = model_config.vocab_size
+        self._batch = InputBatch(
+            rows, size.max_model_len, config.cache.block_size, self._vocab_size
+        )
         self._attention = PagedAttention(model_config, cache)
-        self._sampler = Sampler(self._batch)
+        self._sampler = Sampler(self._batch, config.logprobs.mode)
+        self._scores_probabilities = config.logprobs.mode.endswith("logprobs")
+        most = config.logprobs.max_logprobs
         self.facts = EngineFacts(
             model_directory=config.load.directory,
             model_type=model_config.architecture,
@@ -99,6 +107,9 @@ class ModelRunner:
             num_threads=num_threads,
             wait_policy=config.client.wait_policy,
             load_seconds=time.monotonic() - began,
+            max_logprobs=(
+                self._vocab_size if most == UNLIMITED_LOGPROBS else min(most, self._vocab_size)
+            ),
             warnings=(size.warning,) if size.warning else (),
         )
 
@@ -113,12 +124,31 @@ class ModelRunner:
             torch.from_numpy(inputs.positions),
             self._attention,
         )
+        prompt_logprobs = [self._score_prompt(hidden, inputs, s) for s in plan.prompt_scores]
         if not plan.samples:
-            return StepResult([])
+            return StepResult([], None, prompt_logprobs)
         if len(inputs.sample_tokens) < len(inputs.token_ids):
             hidden = hidden.index_select(0, torch.from_numpy(inputs.sample_tokens))
         logits = self._model.compute_logits(hidden)
         positions = inputs.positions[inputs.sample_tokens] + 1
         sampled = self._sampler(logits, inputs.sample_rows, positions)
-        self._batch.append(inputs, sampled)
-        return StepResult(sampled.tolist())
+        self._batch.append(inputs, sampled.token_ids)
+        return StepResult(sampled.token_ids.tolist(), sampled.logprobs, prompt_logprobs)
+
+    def _score_prompt(
+        self, hidden: torch.Tensor, inputs: StepInputs, scores: PromptScores
+    ) -> TokenLogprobs:
+        """A token is scored by the logits that follow the token before it."""
+        first_token = int(inputs.first_tokens[scores.index])
+        start = int(inputs.positions[first_token])
+        begin = first_token + scores.first - 1 - start
+        row = inputs.rows[scores.index]
+        wanted = self._batch.token_ids[row, scores.first : scores.end].astype(np.int64)
+        return score_in_pieces(
+            len(wanted),
+            self._vocab_size,
+            lambda a, b: self._model.compute_logits(hidden[begin + a : begin + b]),
+            torch.from_numpy(wanted),
+            scores.k,
+            self._scores_probabilities,
+        )

@@ -37,28 +37,33 @@ class Rule:
 
 RULES = {
     "shmllm": Rule(
-        "version errors outputs sampling_params frontend.llm frontend.input_processor"
+        "version errors outputs logprobs sampling_params structured_params frontend.llm "
+        "frontend.input_processor"
     ),  # the names that type checkers see; at run time all but `version` are lazy
     "shmllm.errors": Rule(),
     "shmllm.version": Rule(),
     "shmllm.options": Rule(),
-    "shmllm.outputs": Rule(),
-    "shmllm.sampling_params": Rule("errors options"),
+    "shmllm.outputs": Rule("logprobs"),
+    "shmllm.logprob_lists": Rule("logprobs"),
+    "shmllm.logprobs": Rule(packages="numpy"),
+    "shmllm.structured_params": Rule("errors"),
+    "shmllm.sampling_ranges": Rule(),
+    "shmllm.sampling_params": Rule("errors options sampling_ranges structured_params"),
     "shmllm.config": Rule("errors"),
     "shmllm.model_files": Rule("errors", lazy_packages="huggingface_hub"),
     "shmllm.ipc": Rule("errors", packages="numpy posix_ipc"),
     "shmllm.ipc.tensors": Rule("errors", packages="numpy", lazy_packages="torch"),
-    "shmllm.wire": Rule("errors sampling_params outputs", packages="numpy"),
-    "shmllm.core": Rule("errors config sampling_params outputs"),
+    "shmllm.wire": Rule("errors sampling_params outputs logprobs", packages="numpy"),
+    "shmllm.core": Rule("errors config sampling_params outputs logprobs"),
     "shmllm.models": Rule("errors shmllm_kernels", packages="torch safetensors numpy"),
     "shmllm.worker": Rule(
-        "errors config sampling_params models core.plan shmllm_kernels",
+        "errors config sampling_params logprobs models core.plan shmllm_kernels",
         packages="torch numpy triton",
     ),
     "shmllm.engine": Rule(),
     "shmllm.engine.launch": Rule("errors config ipc"),
     "shmllm.engine.core": Rule("errors config sampling_params outputs core", packages="numpy"),
-    "shmllm.engine.client": Rule("errors config outputs wire ipc"),
+    "shmllm.engine.client": Rule("errors config outputs logprobs wire ipc"),
     "shmllm.engine.private": Rule("errors config wire ipc engine.client engine.launch"),
     "shmllm.engine.attached": Rule("errors config wire ipc engine.client"),
     "shmllm.engine.session": Rule("errors wire ipc"),
@@ -75,8 +80,8 @@ RULES = {
     ),
     # `wire.messages` holds the dataclasses that EngineClient takes; bytes stay behind it.
     "shmllm.frontend": Rule(
-        "errors config options outputs sampling_params model_files engine.client engine.private "
-        "wire.messages",
+        "errors config options outputs sampling_params logprobs logprob_lists model_files "
+        "engine.client engine.private wire.messages",
         lazy="engine.local engine.attached",
         packages="numpy tokenizers",
         lazy_packages="jinja2 rich transformers",

@@ -9,7 +9,12 @@ import pickle
 import pytest
 
 from shmllm.errors import RequestError
-from shmllm.sampling_params import SamplingParams
+from shmllm.sampling_params import (
+    RepetitionDetectionParams,
+    RequestOutputKind,
+    SamplingParams,
+)
+from shmllm.structured_params import StructuredOutputsParams
 
 NAN, INF = float("nan"), float("inf")
 
@@ -50,6 +55,63 @@ NAN, INF = float("nan"), float("inf")
         ({"stop_token_ids": ["5"]}, "stop_token_ids must be "),
         ({"stop_token_ids": [True]}, "stop_token_ids must be "),
         ({"stop_token_ids": 5}, "stop_token_ids must be .* got 5"),
+        ({"n": 0}, "n must be a whole number from 1 to 16384, got 0"),
+        ({"n": 16385}, "n must be a whole number from 1 to 16384, got 16385"),
+        ({"n": 1.0}, "n must be .* got 1.0"),
+        ({"n": 2, "temperature": 0}, "n must be 1 when temperature is 0.*, got 2"),
+        ({"presence_penalty": 2.1}, "presence_penalty must be a number from -2 to 2, got 2.1"),
+        ({"presence_penalty": NAN}, "presence_penalty must be .* got nan"),
+        ({"frequency_penalty": -2.1}, "frequency_penalty must be a number from -2 to 2, got -2.1"),
+        ({"repetition_penalty": 0}, "repetition_penalty must be a finite number above 0, got 0"),
+        ({"repetition_penalty": -1}, "repetition_penalty must be .* got -1"),
+        ({"repetition_penalty": INF}, "repetition_penalty must be .* got inf"),
+        ({"repetition_penalty": NAN}, "repetition_penalty must be .* got nan"),
+        ({"bad_words": [""]}, "bad_words must be a list of at most 1000 non-empty strings, got "),
+        ({"bad_words": ["a"] * 1001}, "bad_words must be a list of at most 1000 "),
+        ({"bad_words": [5]}, "bad_words must be "),
+        ({"logprobs": -2}, "logprobs must be None, -1 for the whole vocabulary, or .* got -2"),
+        ({"logprobs": 1.0}, "logprobs must be .* got 1.0"),
+        ({"prompt_logprobs": -2}, "prompt_logprobs must be None, -1 .* got -2"),
+        ({"prompt_logprobs": "5"}, "prompt_logprobs must be .* got '5'"),
+        ({"detokenize": None}, "detokenize must be True or False, got None"),
+        ({"skip_special_tokens": 1}, "skip_special_tokens must be True or False, got 1"),
+        ({"ignore_eos": "no"}, "ignore_eos must be True or False, got 'no'"),
+        ({"include_stop_str_in_output": 0}, "include_stop_str_in_output must be True or False"),
+        ({"spaces_between_special_tokens": 2}, "spaces_between_special_tokens must be True or"),
+        ({"output_kind": 1}, "output_kind must be a RequestOutputKind, got 1"),
+        ({"output_kind": None}, "output_kind must be a RequestOutputKind, got None"),
+        ({"stream_interval": 0}, "stream_interval must be None or a whole .* 1, got 0"),
+        ({"logit_bias": [1]}, r"logit_bias must be None or a dict .* got \[1\]"),
+        ({"logit_bias": {"x": 1.0}}, "logit_bias must be .* got {'x': 1.0}"),
+        ({"logit_bias": {-1: 1.0}}, "logit_bias must be "),
+        ({"logit_bias": {1: INF}}, "logit_bias must be .* numbers below infinity, got "),
+        ({"logit_bias": {1: NAN}}, "logit_bias must be "),
+        ({"logit_bias": {1: "2"}}, "logit_bias must be "),
+        ({"allowed_token_ids": []}, r"allowed_token_ids must be None or a non-empty list.*\[\]"),
+        ({"allowed_token_ids": [-1]}, "allowed_token_ids must be "),
+        ({"allowed_token_ids": [1.0]}, "allowed_token_ids must be "),
+        ({"structured_outputs": "json"}, "structured_outputs must be a StructuredOutputsParams"),
+        ({"repetition_detection": 3}, "repetition_detection must be a RepetitionDetectionParams"),
+        ({"skip_reading_prefix_cache": 1}, "skip_reading_prefix_cache must be None, True or False"),
+        ({"extra_args": [1]}, r"extra_args must be None or a dict with str keys, got \[1\]"),
+        ({"extra_args": {1: 2}}, "extra_args must be "),
+        ({"structured_outputs": {}}, "structured_outputs needs exactly one of json, .*; got none"),
+        (
+            {"structured_outputs": {"json": "{}", "regex": "a"}},
+            "structured_outputs needs exactly one of .*; got json and regex",
+        ),
+        (
+            {"repetition_detection": {"max_pattern_size": 3}},
+            "repetition_detection.min_count must be at least 2, got 0",
+        ),
+        (
+            {"repetition_detection": {"max_pattern_size": 3, "min_pattern_size": 4}},
+            r"min_pattern_size must be at most max_pattern_size \(3\), got 4",
+        ),
+        (
+            {"repetition_detection": {"max_pattern_size": -1}},
+            "repetition_detection takes whole numbers from 0, got .*max_pattern_size=-1",
+        ),
     ],
     ids=str,
 )
@@ -81,6 +143,20 @@ def test_a_value_out_of_range_is_refused_with_field_range_and_value(options, wor
         {"stop": ("a",)},
         {"stop_token_ids": [0, 2**31 - 1]},
         {"detokenize": False, "stop": []},
+        {"n": 16384},
+        {"n": 1, "temperature": 0},
+        {"presence_penalty": -2, "frequency_penalty": 2},
+        {"repetition_penalty": 1e-9},
+        {"repetition_penalty": 1e9},
+        {"logprobs": 0},
+        {"logprobs": -1, "prompt_logprobs": -1},
+        {"prompt_logprobs": 10**6},
+        {"stream_interval": 1},
+        {"logit_bias": {0: -100, 5: float("-inf")}},
+        {"allowed_token_ids": [0]},
+        {"bad_words": ["a", " b"]},
+        {"extra_args": {}},
+        {"skip_reading_prefix_cache": True},
     ],
     ids=str,
 )
@@ -102,7 +178,23 @@ def test_stop_becomes_a_list(given, taken):
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "taken"), [("stop_token_ids", None, []), ("seed", -1, None)]
+    ("name", "given", "taken"),
+    [
+        ("stop_token_ids", None, []),
+        ("seed", -1, None),
+        ("bad_words", None, []),
+        ("bad_words", "word", ["word"]),
+        ("logprobs", True, 1),
+        ("prompt_logprobs", True, 1),
+        ("logit_bias", {}, None),
+        ("logit_bias", {"17": 2.5}, {17: 2.5}),
+        ("structured_outputs", {"regex": "a+"}, StructuredOutputsParams(regex="a+")),
+        (
+            "repetition_detection",
+            {"max_pattern_size": 3, "min_count": 2},
+            RepetitionDetectionParams(max_pattern_size=3, min_count=2),
+        ),
+    ],
 )
 def test_other_ways_to_say_none_are_understood(name, given, taken):
     assert getattr(SamplingParams(**{name: given}), name) == taken
@@ -164,7 +256,54 @@ def full():
         "max_tokens": 9,
         "min_tokens": 2,
         "skip_special_tokens": False,
+        "n": 3,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
+        "repetition_penalty": 1.5,
+        "bad_words": ["x"],
+        "logprobs": 2,
+        "prompt_logprobs": 0,
+        "detokenize": True,
+        "spaces_between_special_tokens": False,
+        "output_kind": RequestOutputKind.DELTA,
+        "stream_interval": 4,
+        "structured_outputs": StructuredOutputsParams(choice=["a", "b"]),
+        "logit_bias": {3: 1.5},
+        "allowed_token_ids": [3, 4],
+        "repetition_detection": RepetitionDetectionParams(4, 1, 3),
+        "skip_reading_prefix_cache": True,
+        "extra_args": {"mine": 1},
     }
+
+
+def test_parameters_rebuilt_from_all_their_fields_are_equal():
+    """What clients do to copy or change parameters."""
+    params = SamplingParams(**full())
+    names = SamplingParams.__struct_fields__
+    assert set(names) == set(full()) == set(SamplingParams.__annotations__)
+    assert SamplingParams(**{name: getattr(params, name) for name in names}) == params
+    plain = SamplingParams()
+    assert SamplingParams(**{name: getattr(plain, name) for name in names}) == plain
+
+
+def test_parameters_take_keywords_only():
+    with pytest.raises(TypeError):
+        SamplingParams(1)
+
+
+@pytest.mark.parametrize(
+    ("options", "reads"),
+    [
+        ({}, True),
+        ({"prompt_logprobs": 0}, False),
+        ({"skip_reading_prefix_cache": True}, False),
+        ({"skip_reading_prefix_cache": False}, True),
+        ({"prompt_logprobs": 1, "skip_reading_prefix_cache": False}, False),
+    ],
+    ids=str,
+)
+def test_prompt_logprobs_or_the_wish_keep_a_request_from_the_cache(options, reads):
+    assert SamplingParams(**options).reads_prefix_cache is reads
 
 
 @pytest.mark.parametrize("kind", copies())

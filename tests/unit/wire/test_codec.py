@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import struct
 from array import array
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shmllm.errors import ProtocolMismatchError
-from shmllm.outputs import OutputColumns
-from shmllm.sampling_params import SamplingParams
-from shmllm.wire import codec
+from shmllm.logprobs import LogprobColumns, PromptLogprobs
+from shmllm.outputs import FinishReason, OutputColumns
+from shmllm.sampling_params import RepetitionDetectionParams, SamplingParams
+from shmllm.wire import add, codec
+from shmllm.wire import outputs as wire_outputs
 from shmllm.wire.messages import (
     Abort,
     AddRequest,
@@ -28,11 +32,38 @@ from shmllm.wire.messages import (
     Text,
 )
 
+INF = float("inf")
+GRAMMAR_KIND_OFFSET = 24
 int32 = st.integers(-(2**31), 2**31 - 1)
 token_id = st.integers(0, 2**31 - 1)
 int64 = st.integers(-(2**63), 2**63 - 1)
 uint32 = st.integers(0, 2**32 - 1)
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+
+
+positive = st.floats(0, exclude_min=True, allow_infinity=False)
+alternatives = st.none() | st.integers(-1, 2**31 - 1)
+bad_words = st.lists(st.lists(token_id, min_size=1, max_size=3).map(tuple), max_size=3).map(tuple)
+
+
+@st.composite
+def detections(draw):
+    most = draw(st.integers(1, 2**31 - 1))
+    return RepetitionDetectionParams(
+        most, draw(st.integers(0, most)), draw(st.integers(2, 2**31 - 1))
+    )
+
+
+def floats(count):
+    return st.lists(st.floats(width=32), min_size=count, max_size=count).map(
+        lambda values: np.array(values, np.float32)
+    )
+
+
+def ints(count):
+    return st.lists(int32, min_size=count, max_size=count).map(
+        lambda values: np.array(values, np.int32)
+    )
 
 
 @st.composite
@@ -48,6 +79,54 @@ def params(draw):
         ignore_eos=draw(st.booleans()),
         max_tokens=max_tokens,
         min_tokens=draw(st.integers(0, max_tokens or 2**32 - 1)),
+        presence_penalty=draw(st.floats(-2, 2)),
+        frequency_penalty=draw(st.floats(-2, 2)),
+        repetition_penalty=draw(st.just(1.0) | positive),
+        logprobs=draw(alternatives),
+        prompt_logprobs=draw(alternatives),
+        logit_bias=draw(
+            st.none()
+            | st.dictionaries(
+                token_id,
+                st.floats(allow_nan=False).filter(lambda bias: bias < INF),
+                min_size=1,
+                max_size=4,
+            )
+        ),
+        allowed_token_ids=draw(st.none() | st.lists(token_id, min_size=1, max_size=4)),
+        repetition_detection=draw(st.none() | detections()),
+        skip_reading_prefix_cache=draw(st.sampled_from([None, True])),
+    )
+
+
+@st.composite
+def logprob_columns(draw, counts):
+    rows = draw(st.sets(st.integers(0, len(counts) - 1))) if counts else ()
+    rows = sorted(rows)
+    ks = draw(st.lists(st.integers(0, 4), min_size=len(rows), max_size=len(rows)))
+    tokens = sum(counts[row] for row in rows)
+    entries = sum(counts[row] * k for row, k in zip(rows, ks, strict=True))
+    return LogprobColumns(
+        rows,
+        ks,
+        draw(floats(tokens)),
+        draw(ints(tokens)),
+        draw(ints(entries)),
+        draw(floats(entries)),
+    )
+
+
+@st.composite
+def prompt_logprobs(draw):
+    tokens, k = draw(st.integers(0, 5)), draw(st.integers(0, 4))
+    return PromptLogprobs(
+        draw(int64),
+        draw(uint32),
+        k,
+        draw(floats(tokens)),
+        draw(ints(tokens)),
+        draw(ints(tokens * k)),
+        draw(floats(tokens * k)),
     )
 
 
@@ -62,10 +141,11 @@ def outputs(draw):
         time_ns=draw(int64),
         numbers=draw(st.lists(int64, min_size=rows, max_size=rows)),
         counts=counts,
-        finishes=draw(st.lists(st.integers(0, 4), min_size=rows, max_size=rows)),
+        finishes=draw(st.lists(st.sampled_from(FinishReason), min_size=rows, max_size=rows)),
         token_ids=draw(st.lists(int32, min_size=sum(counts), max_size=sum(counts))),
         cached_rows=cached_rows,
         cached_counts=draw(st.lists(int32, min_size=len(cached_rows), max_size=len(cached_rows))),
+        logprobs=draw(st.none() | logprob_columns(counts)),
     )
 
 
@@ -76,10 +156,21 @@ MESSAGES = {
     Kind.FAILED: (codec.encode_failed, st.builds(Failed, text, text)),
     Kind.ADD: (
         codec.encode_add,
-        st.builds(AddRequest, int64, st.lists(token_id, max_size=20), params(), text),
+        st.builds(
+            AddRequest,
+            int64,
+            st.lists(token_id, max_size=20),
+            params(),
+            text,
+            int32,
+            bad_words,
+            uint32,
+            text,
+        ),
     ),
     Kind.ABORT: (codec.encode_abort, st.builds(Abort, st.lists(int64, max_size=9))),
     Kind.OUTPUTS: (codec.encode_outputs, outputs()),
+    Kind.PROMPT_LOGPROBS: (codec.encode_prompt_logprobs, prompt_logprobs()),
     Kind.REJECTED: (codec.encode_rejected, st.builds(Rejected, int64, text)),
     Kind.CALL: (codec.encode_call, st.builds(Call, int64, st.sampled_from(Method))),
     Kind.SHUTDOWN: (
@@ -189,9 +280,50 @@ def test_an_unknown_method_is_refused():
 
 def test_parameters_out_of_range_are_refused():
     record = bytearray(record_of(Kind.ADD, AddRequest(1, [5], SamplingParams())))
-    struct.pack_into("<d", record, 16, float("nan"))
+    struct.pack_into("<d", record, add.ADD_HEADER.size + 8, float("nan"))
     with pytest.raises(ProtocolMismatchError, match="ADD: temperature"):
         decode(Kind.ADD, record)
+
+
+@pytest.mark.parametrize("lengths", [(2, 2), (3, 0), (1, 1)], ids=str)
+def test_bad_words_that_do_not_fit_together_are_refused(lengths):
+    message = AddRequest(1, [5], SamplingParams(), bad_words=((7,), (8, 9)))
+    record = record_of(Kind.ADD, message)
+    begin = add.ADD_HEADER.size + add.PARAMS.size
+    assert struct.unpack_from("<IIiii", record, begin) == (1, 2, 7, 8, 9)
+    record = bytearray(record)
+    struct.pack_into("<II", record, begin, *lengths)
+    with pytest.raises(ProtocolMismatchError, match="bad words"):
+        decode(Kind.ADD, record)
+
+
+def test_bad_words_are_no_negative_tokens():
+    message = AddRequest(1, [5], SamplingParams(), bad_words=((-7,),))
+    with pytest.raises(ProtocolMismatchError, match="bad words"):
+        decode(Kind.ADD, record_of(Kind.ADD, message))
+
+
+def test_a_seed_of_minus_one_travels_as_a_seed():
+    """The constructor takes it for none; a child of n > 1 may arrive at it by counting."""
+    params = SamplingParams()
+    params.seed = -1
+    assert decode(Kind.ADD, record_of(Kind.ADD, AddRequest(1, [5], params))).params.seed == -1
+
+
+def test_equal_parameters_are_decoded_once():
+    records = [
+        record_of(Kind.ADD, AddRequest(number, [5], SamplingParams(top_k=3, logit_bias={4: 1.5})))
+        for number in range(2)
+    ]
+    first, second = (decode(Kind.ADD, record).params for record in records)
+    assert first is second
+
+
+@pytest.mark.parametrize("value", [2**31, 2**40])
+@pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
+def test_more_alternatives_than_32_bits_count_are_as_many_as_they_can(name, value):
+    record = record_of(Kind.ADD, AddRequest(1, [5], SamplingParams(**{name: value})))
+    assert getattr(decode(Kind.ADD, record).params, name) == 2**31 - 1
 
 
 @pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
@@ -202,13 +334,21 @@ def test_a_shutdown_without_an_end_is_refused(seconds):
 
 def test_announced_sections_beyond_the_record_are_refused_without_being_read():
     record = bytearray(record_of(Kind.ADD, AddRequest(1, [5], SamplingParams())))
-    struct.pack_into("<I", record, codec.ADD_HEADER.size - 12, 2**32 - 1)
-    with pytest.raises(ProtocolMismatchError, match="announces a section"):
-        decode(Kind.ADD, record)
+    for offset in range(12, add.ADD_HEADER.size, 4):
+        damaged = bytearray(record)
+        struct.pack_into("<I", damaged, offset, 2**32 - 1)
+        if offset != GRAMMAR_KIND_OFFSET:
+            with pytest.raises(ProtocolMismatchError, match="announces a section"):
+                decode(Kind.ADD, damaged)
+    for offset in range(add.ADD_HEADER.size + add.PARAMS.size - 20, len(record) - 4, 4):
+        damaged = bytearray(record)
+        struct.pack_into("<I", damaged, offset, 2**32 - 1)
+        with pytest.raises(ProtocolMismatchError):
+            decode(Kind.ADD, damaged)
 
 
 def outputs_record(*, rows=2, cached=0, tokens=2, flags=1, body=b""):
-    return codec.OUTPUTS_HEADER.pack(0, 0, rows, cached, tokens, flags) + body
+    return wire_outputs.OUTPUTS_HEADER.pack(0, 0, rows, cached, tokens, flags) + body
 
 
 @pytest.mark.parametrize(
@@ -224,6 +364,76 @@ def outputs_record(*, rows=2, cached=0, tokens=2, flags=1, body=b""):
 def test_columns_that_do_not_fit_together_are_refused(record):
     with pytest.raises(ProtocolMismatchError, match="do not fit together"):
         decode(Kind.OUTPUTS, record)
+
+
+def logprobs_record(rows, ks, tokens, entries, *, counts=(1, 1)):
+    """OUTPUTS of two rows whose log-probabilities are announced like this."""
+    flags = wire_outputs.HAS_LOGPROBS | wire_outputs.NONE_FINISHED
+    body = bytes(16 + 4 * sum(counts)) + array("H", counts).tobytes()
+    body += wire_outputs.LOGPROBS_HEADER.pack(len(rows), tokens, entries)
+    body += array("i", rows).tobytes() + array("i", ks).tobytes()
+    body += bytes(8 * max(tokens, 0) + 8 * max(entries, 0))
+    return outputs_record(tokens=sum(counts), flags=flags, body=body)
+
+
+@pytest.mark.parametrize(
+    "announced",
+    [
+        ([2], [0], 1, 0),
+        ([-1], [0], 1, 0),
+        ([1, 0], [0, 0], 2, 0),
+        ([0, 0], [0, 0], 2, 0),
+        ([0], [-1], 1, 0),
+        ([0], [0], 2, 0),
+        ([0], [2], 1, 1),
+        ([0, 1], [2, 0], 2, 4),
+    ],
+    ids=str,
+)
+def test_logprobs_that_do_not_fit_the_rows_are_refused(announced):
+    with pytest.raises(ProtocolMismatchError, match="log-probabilities of OUTPUTS"):
+        decode(Kind.OUTPUTS, logprobs_record(*announced))
+
+
+def test_logprobs_have_one_entry_for_each_token_of_a_row():
+    columns = decode(Kind.OUTPUTS, logprobs_record([0, 1], [2, 0], 4, 6, counts=(3, 1))).logprobs
+    assert (len(columns.logprobs), len(columns.top_ids)) == (4, 6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), most=st.integers(1, 4))
+def test_parts_of_columns_say_the_same_together(data, most):
+    whole = data.draw(outputs())
+    whole.cached_rows = sorted(set(whole.cached_rows))
+    whole.cached_counts = whole.cached_counts[: len(whole.cached_rows)]
+    parts = list(whole.parts(most))
+    assert all(len(part.numbers) <= most for part in parts)
+    for name in ("numbers", "counts", "finishes", "token_ids", "cached_counts"):
+        joined = itertools.chain.from_iterable(getattr(part, name) for part in parts)
+        assert list(joined) == getattr(whole, name)
+    whole_logprobs = whole.logprobs or LogprobColumns([], [], *[np.zeros(0)] * 4)
+    taken = [part.logprobs for part in parts if part.logprobs is not None]
+    assert [k for each in taken for k in each.ks] == whole_logprobs.ks
+    for name in ("logprobs", "ranks", "top_ids", "top_logprobs"):
+        joined = np.concatenate([np.zeros(0), *(getattr(each, name) for each in taken)])
+        assert np.array_equal(joined, getattr(whole_logprobs, name), equal_nan=True)
+    for part in parts:
+        decode(Kind.OUTPUTS, record_of(Kind.OUTPUTS, part))
+
+
+@settings(max_examples=40, deadline=None)
+@given(whole=prompt_logprobs(), most=st.integers(1, 100))
+def test_parts_of_prompt_logprobs_say_the_same_together(whole, most):
+    parts = list(whole.parts(most))
+    assert [part.first for part in parts] == [
+        whole.first + sum(len(p.logprobs) for p in parts[:i]) for i in range(len(parts))
+    ]
+    for name in ("logprobs", "ranks", "top_ids", "top_logprobs"):
+        joined = np.concatenate([np.zeros(0), *(getattr(each, name) for each in parts)])
+        assert np.array_equal(joined, getattr(whole, name), equal_nan=True)
+    if whole.k:
+        per_token = 8 + 8 * whole.k
+        assert all(len(part.logprobs) <= max(most // per_token, 1) for part in parts)
 
 
 def test_a_decode_step_carries_no_counts():

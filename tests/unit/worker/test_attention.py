@@ -60,7 +60,7 @@ class Rig:
         self.random = np.random.default_rng(7)
         shape = (config.num_layers, 2, num_blocks, block_size, config.num_kv_heads, HEAD_DIM)
         self.cache = torch.full(shape, GARBAGE)
-        self.batch = InputBatch(num_rows, max_model_len, block_size)
+        self.batch = InputBatch(num_rows, max_model_len, block_size, 100)
         self.attention = PagedAttention(config, self.cache)
         self.free = list(self.random.permutation(np.arange(1, num_blocks)))
         self.admitted = set()
@@ -283,7 +283,7 @@ def test_only_the_slots_of_the_step_are_written():
 def test_the_output_has_the_dtype_of_the_cache(dtype):
     config = make_config()
     attention = PagedAttention(config, torch.zeros((1, 2, 4, 16, 2, HEAD_DIM), dtype=dtype))
-    batch = InputBatch(1, 32, 16)
+    batch = InputBatch(1, 32, 16, 100)
     plan = StepPlan(
         step=0,
         rows=[0],

@@ -14,7 +14,7 @@ BLOCK_SIZE = 4
 
 @pytest.fixture
 def batch():
-    return InputBatch(num_rows=4, max_model_len=20, block_size=BLOCK_SIZE)
+    return InputBatch(num_rows=4, max_model_len=20, block_size=BLOCK_SIZE, vocab_size=100)
 
 
 def admission(row, token_ids, block_ids, *, seed=0, min_position=0, forbidden_ids=(), **options):
@@ -145,8 +145,11 @@ def test_sampling_parameters_are_kept_by_row(batch, options, name, value):
     assert getattr(batch, name)[3] == value
 
 
-def test_forbidden_tokens_are_kept_by_row(batch):
+def test_only_rows_that_need_them_have_edits_until_the_row_is_used_again(batch):
     taken = admission(1, [1], [1], min_position=9, forbidden_ids=[4, 5])
-    take(batch, plan_of((1, 0, 1), admissions=[taken]))
-    assert (batch.min_position[1], batch.forbidden_ids[1]) == (9, (4, 5))
-    assert batch.forbidden_ids[0] == ()
+    take(batch, plan_of((1, 0, 1), admissions=[taken, admission(2, [1], [2])]))
+    assert batch.edits.keys() == {1}
+    assert batch.edits[1].banned(batch.token_ids[1, :8]).tolist() == [4, 5]
+    assert batch.edits[1].banned(batch.token_ids[1, :9]).tolist() == []
+    take(batch, plan_of((1, 0, 1), admissions=[admission(1, [1], [1])]))
+    assert not batch.edits

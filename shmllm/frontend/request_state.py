@@ -1,0 +1,230 @@
+"""One request as its front end sees it: what came of it so far, and how users see that.
+
+A request for several completions is several of these, which the engine knows nothing of;
+`Family` holds them together.
+"""
+
+from __future__ import annotations
+
+import time
+
+from shmllm.frontend.detokenizer import OutputText
+from shmllm.frontend.input_processor import PreparedRequest
+from shmllm.frontend.token_texts import TokenTexts
+from shmllm.logprob_lists import LogprobsList, LogprobStore
+from shmllm.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
+from shmllm.sampling_params import RequestOutputKind
+
+REPETITION_DETECTED = "repetition_detected"
+
+
+class Family:
+    """The completions of one prompt, in their order.
+
+    Args:
+        request_id: what users know the request by.
+    """
+
+    __slots__ = ("num_open", "request_id", "states")
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+        self.states: list[RequestState] = []
+        self.num_open = 0
+
+    def add(self, state: RequestState) -> None:
+        self.states.append(state)
+        self.num_open += 1
+
+
+class RequestState:
+    """One completion on its way.
+
+    Args:
+        number: its number towards the engine.
+        index: its prompt's place in the caller's list.
+        request: what was asked.
+        text: its text so far.
+        streaming: decode tokens as they come.
+        family: the completions of the same prompt; joined here.
+        token_texts: texts of single tokens.
+
+    Attributes:
+        token_times: when the engine published each token, in seconds of the monotonic
+            clock; None unless somebody measures.
+        silent_stop_ids: tokens that end the request without being its `stop_reason`.
+        logprobs: of the output tokens, None if not asked for.
+        prompt_logprobs: of the prompt's tokens from the second on, None if not asked for.
+        ends_request: whether it has ended, and as the last of its family.
+    """
+
+    __slots__ = (
+        "completion_index",
+        "ends_request",
+        "error",
+        "family",
+        "finish_reason",
+        "index",
+        "logprobs",
+        "metrics",
+        "num_cached_tokens",
+        "num_decoded",
+        "num_shown",
+        "number",
+        "prompt_logprobs",
+        "request",
+        "silent_stop_ids",
+        "stop_reason",
+        "text",
+        "text_is_urgent",
+        "token_ids",
+        "token_texts",
+        "token_times",
+    )
+
+    def __init__(
+        self,
+        number: int,
+        index: int,
+        request: PreparedRequest,
+        text: OutputText,
+        streaming: bool,
+        family: Family,
+        token_texts: TokenTexts,
+    ) -> None:
+        params = request.params
+        self.number = number
+        self.index = index
+        self.request = request
+        self.text = text
+        self.text_is_urgent = streaming or bool(params.stop)
+        self.family = family
+        self.completion_index = len(family.states)
+        family.add(self)
+        self.token_texts = token_texts
+        self.token_ids: list[int] = []
+        self.token_times: list[float] | None = None
+        self.silent_stop_ids: frozenset[int] = frozenset()
+        self.logprobs = None if params.logprobs is None else LogprobStore()
+        self.prompt_logprobs = None if params.prompt_logprobs is None else LogprobStore()
+        self.num_decoded = 0
+        self.num_shown = 0
+        self.num_cached_tokens = 0
+        self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None
+        self.error: str | None = None
+        self.ends_request = False
+        self.metrics = RequestMetrics(arrival_time=time.monotonic())
+
+    def take(self, token_ids: list[int], finish: int, time_s: float) -> bool:
+        """Add a step's tokens and note an ending; True if a stop string ends the request
+        here, while the engine goes on with it."""
+        self.token_ids += token_ids
+        if self.metrics.first_token_time is None and token_ids:
+            self.metrics.first_token_time = time_s
+        self.metrics.last_token_time = time_s
+        if self.token_times is not None:
+            self.token_times += [time_s] * len(token_ids)
+        if finish:
+            self._end(finish)
+        if self.request.params.detokenize and (finish or self.text_is_urgent):
+            self._decode(finish)
+            if self.text.match is not None and self.stop_reason is None:
+                self.finish_reason, self.stop_reason = "stop", self.text.match.stop
+                return not finish
+        return False
+
+    def close(self) -> None:
+        """Nothing comes any more."""
+        self.family.num_open -= 1
+        self.ends_request = not self.family.num_open
+
+    def output(self) -> RequestOutput:
+        """The request as it stands, with all its completions."""
+        states = self.family.states
+        completions = [state._completion(state.text.text, state.token_ids) for state in states]
+        return self._wrap(completions, self._prompt_list())
+
+    def next_output(self) -> RequestOutput | None:
+        """What a stream shows next, as `output_kind` and `stream_interval` say; None while
+        there is nothing to show. It holds this completion alone, but for FINAL_ONLY, which
+        has all of them once. Call it after each change, and no more after the last."""
+        params = self.request.params
+        if params.output_kind is RequestOutputKind.FINAL_ONLY:
+            return self.output() if self.ends_request else None
+        num_new = len(self.token_ids) - self.num_shown
+        if self.finish_reason is None and (
+            not num_new or (self.num_shown and num_new < (params.stream_interval or 1))
+        ):
+            return None
+        is_delta = params.output_kind is RequestOutputKind.DELTA
+        begin = self.num_shown if is_delta else 0
+        delta = self.text.take_delta()
+        text = delta if is_delta else self.text.shown
+        completion = self._completion(text, self.token_ids[begin:], begin)
+        self.num_shown = len(self.token_ids)
+        return self._wrap([completion], None if begin else self._prompt_list())
+
+    def _end(self, finish: int) -> None:
+        self.finish_reason = FinishReason(finish).text
+        if finish == FinishReason.REPETITION:
+            self.stop_reason = REPETITION_DETECTED
+        last = self.token_ids[-1] if finish == FinishReason.STOP else None
+        if last in self.request.params.stop_token_ids and last not in self.silent_stop_ids:
+            self.stop_reason = last
+
+    def _decode(self, finish: int) -> None:
+        """The token that ended the request is not part of the text, unless asked for."""
+        params = self.request.params
+        end = len(self.token_ids)
+        if finish == FinishReason.STOP and not params.include_stop_str_in_output:
+            end -= 1
+        may_stop = len(self.token_ids) > params.min_tokens
+        self.text.append(self.token_ids[self.num_decoded : end], check_stop=may_stop)
+        self.num_decoded = end
+        if finish:
+            self.text.finish(check_stop=may_stop)
+
+    def _completion(self, text: str, token_ids: list[int], begin: int = 0) -> CompletionOutput:
+        """
+        Args:
+            token_ids: its tokens from `begin` on.
+        """
+        completion = CompletionOutput(
+            index=self.completion_index,
+            text=text,
+            token_ids=token_ids,
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+        )
+        if self.logprobs is not None:
+            texts = self.token_texts if self.request.params.detokenize else None
+            prompt = self.request.prompt_token_ids
+            entries = LogprobsList(self.token_ids, self.logprobs, texts, prompt)
+            completion.logprobs = entries[begin:] if begin else entries
+            completion.cumulative_logprob = self.logprobs.total
+        return completion
+
+    def _prompt_list(self) -> LogprobsList | None:
+        first = self.family.states[0]
+        if first.prompt_logprobs is None:
+            return None
+        texts = first.token_texts if first.request.params.detokenize else None
+        prompt = first.request.prompt_token_ids
+        return LogprobsList(prompt[1:], first.prompt_logprobs, texts, prompt[:1], True)
+
+    def _wrap(
+        self, completions: list[CompletionOutput], prompt_logprobs: LogprobsList | None
+    ) -> RequestOutput:
+        states = self.family.states
+        return RequestOutput(
+            request_id=self.family.request_id,
+            prompt=self.request.prompt,
+            prompt_token_ids=self.request.prompt_token_ids,
+            outputs=completions,
+            finished=not self.family.num_open,
+            num_cached_tokens=states[0].num_cached_tokens,
+            prompt_logprobs=prompt_logprobs,
+            metrics=self.metrics,
+            error=next((state.error for state in states if state.error is not None), None),
+        )

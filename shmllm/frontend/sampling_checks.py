@@ -1,0 +1,76 @@
+"""Sampling parameters against the engine and the tokenizer that they are for.
+
+Owns the checks that need a vocabulary or the engine's bounds, and turns bad words into
+tokens. What holds for any engine is checked by SamplingParams itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from shmllm.config import EngineFacts
+from shmllm.errors import RequestError
+from shmllm.frontend.tokenizer import Tokenizer
+from shmllm.sampling_params import SamplingParams, TokenSequences
+
+WHOLE_VOCABULARY = -1
+
+
+class SamplingChecks:
+    """
+    Args:
+        tokenizer: of the model.
+        facts: the limits of the engine.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, facts: EngineFacts) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = facts.vocab_size
+        self._max_logprobs = facts.max_logprobs
+
+    def check(self, params: SamplingParams) -> TokenSequences:
+        """The tokens of the bad words.
+
+        Raises:
+            RequestError: names the field, its value and the bound.
+        """
+        self._require_known("stop_token_ids", params.stop_token_ids)
+        self._require_known("allowed_token_ids", params.allowed_token_ids or ())
+        self._require_known("logit_bias", params.logit_bias or ())
+        self._require_few("logprobs", params.logprobs)
+        self._require_few("prompt_logprobs", params.prompt_logprobs)
+        return self._bad_words(params.bad_words) if params.bad_words else ()
+
+    def _require_known(self, name: str, token_ids: Iterable[int]) -> None:
+        highest = max(token_ids, default=0)
+        if highest >= self._vocab_size:
+            raise RequestError(
+                f"{name} has {highest}; the vocabulary has ids from 0 to {self._vocab_size - 1}"
+            )
+
+    def _require_few(self, name: str, count: int | None) -> None:
+        if count is None:
+            return
+        wanted = self._vocab_size if count == WHOLE_VOCABULARY else count
+        if wanted > self._max_logprobs:
+            raise RequestError(
+                f"{name}={count} asks for {wanted:,} tokens at each position; the engine's "
+                f"max_logprobs is {self._max_logprobs:,}: start it with a larger one, or with -1"
+            )
+
+    def _bad_words(self, words: Iterable[str]) -> TokenSequences:
+        """At the beginning of a text and behind a blank a word has different tokens. The
+        second way counts if it is one token sequence like the first, as in vLLM."""
+        sequences: list[tuple[int, ...]] = []
+        for word in words:
+            bare = self._encode(word.lstrip())
+            if not bare:
+                raise RequestError(f"bad_words has {word!r}, which has no tokens")
+            behind_blank = self._encode(" " + word.lstrip())
+            sequences.append(bare)
+            if len(behind_blank) == len(bare) and behind_blank[0] != bare[0]:
+                sequences.append(behind_blank)
+        return tuple(dict.fromkeys(sequences))
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False))

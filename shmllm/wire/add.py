@@ -1,0 +1,186 @@
+"""ADD: one request.
+
+    ADD_HEADER | PARAMS, stop ids i32[], bias ids i32[], biases f64[], allowed ids i32[],
+                 bad word lengths u32[], bad word ids i32[]
+               | prompt ids i32[], salt, grammar
+
+What PARAMS begins is one run of bytes, since most requests of a batch have the same: equal
+runs are decoded once. Only the sampling fields travel that the engine acts on.
+"""
+
+from __future__ import annotations
+
+from array import array
+from functools import lru_cache
+from struct import Struct
+
+from shmllm.errors import ProtocolMismatchError
+from shmllm.sampling_params import (
+    RepetitionDetectionParams,
+    SamplingParams,
+    TokenSequences,
+)
+from shmllm.wire.messages import AddRequest
+from shmllm.wire.sections import Parts, Sections, column
+
+# number, priority, bytes of the parameters, prompt tokens, salt bytes, grammar kind,
+# grammar bytes
+ADD_HEADER = Struct("<qiIIIII")
+# seed, temperature, top_p, min_p, presence, frequency, repetition, top_k, max_tokens,
+# min_tokens, flags, logprobs, prompt_logprobs, repetition detection (longest, shortest,
+# count), stop ids, biases, allowed ids, bad words, ids of bad words
+PARAMS = Struct("<qddddddiIIIiiIIIIIIII")
+
+HAS_SEED = 1
+IGNORE_EOS = 2
+UNBOUNDED = 4
+HAS_LOGPROBS = 8
+HAS_PROMPT_LOGPROBS = 16
+SKIP_PREFIX_CACHE = 32
+MAX_INT = 2**31 - 1
+MAX_UINT = 2**32 - 1
+_NO_DETECTION = RepetitionDetectionParams()
+
+
+def encode_add(message: AddRequest) -> Parts:
+    params = message.params
+    salt, grammar = message.cache_salt.encode(), message.grammar.encode()
+    bias = params.logit_bias or {}
+    allowed = params.allowed_token_ids or ()
+    bad_words = message.bad_words
+    fixed = _encode_params(params, len(bias), len(allowed), bad_words)
+    sections = column("i", params.stop_token_ids)
+    if bias or allowed or bad_words:
+        sections += (
+            column("i", list(bias))
+            + column("d", list(bias.values()))
+            + column("i", allowed)
+            + column("I", [len(word) for word in bad_words])
+            + column("i", [token for word in bad_words for token in word])
+        )
+    header = ADD_HEADER.pack(
+        message.number,
+        message.priority,
+        len(fixed) + len(sections),
+        len(message.prompt_token_ids),
+        len(salt),
+        message.grammar_kind,
+        len(grammar),
+    )
+    return (header, fixed, sections, column("i", message.prompt_token_ids), salt, grammar)
+
+
+def _encode_params(
+    params: SamplingParams, num_biases: int, num_allowed: int, bad_words: TokenSequences
+) -> bytes:
+    logprobs, prompt_logprobs = params.logprobs, params.prompt_logprobs
+    detection = params.repetition_detection or _NO_DETECTION
+    flags = (
+        (HAS_SEED if params.seed is not None else 0)
+        | (IGNORE_EOS if params.ignore_eos else 0)
+        | (UNBOUNDED if params.max_tokens is None else 0)
+        | (HAS_LOGPROBS if logprobs is not None else 0)
+        | (HAS_PROMPT_LOGPROBS if prompt_logprobs is not None else 0)
+        | (SKIP_PREFIX_CACHE if params.skip_reading_prefix_cache else 0)
+    )
+    return PARAMS.pack(
+        params.seed or 0,
+        params.temperature,
+        params.top_p,
+        params.min_p,
+        params.presence_penalty,
+        params.frequency_penalty,
+        params.repetition_penalty,
+        min(params.top_k, MAX_INT),
+        min(params.max_tokens or 0, MAX_UINT),
+        min(params.min_tokens, MAX_UINT),
+        flags,
+        min(logprobs or 0, MAX_INT),
+        min(prompt_logprobs or 0, MAX_INT),
+        detection.max_pattern_size,
+        detection.min_pattern_size,
+        detection.min_count,
+        len(params.stop_token_ids),
+        num_biases,
+        num_allowed,
+        len(bad_words),
+        sum(map(len, bad_words)),
+    )
+
+
+def decode_add(record: memoryview) -> AddRequest:
+    number, priority, params_bytes, num_tokens, salt_bytes, grammar_kind, grammar_bytes = (
+        ADD_HEADER.unpack_from(record)
+    )
+    sections = Sections(record, ADD_HEADER.size)
+    params, bad_words = _decode_params(sections.take_bytes(params_bytes))
+    prompt = array("i", sections.take_bytes(4 * num_tokens))
+    salt = sections.text(salt_bytes) if salt_bytes else ""
+    grammar = sections.text(grammar_bytes) if grammar_bytes else ""
+    sections.end()
+    return AddRequest(number, prompt, params, salt, priority, bad_words, grammar_kind, grammar)
+
+
+@lru_cache(maxsize=64)
+def _decode_params(run: bytes) -> tuple[SamplingParams, TokenSequences]:
+    """Requests share the result; the engine changes none."""
+    (
+        seed,
+        temperature,
+        top_p,
+        min_p,
+        presence_penalty,
+        frequency_penalty,
+        repetition_penalty,
+        top_k,
+        max_tokens,
+        min_tokens,
+        flags,
+        logprobs,
+        prompt_logprobs,
+        *detection,
+        num_stop_ids,
+        num_biases,
+        num_allowed,
+        num_bad_words,
+        num_bad_word_ids,
+    ) = PARAMS.unpack_from(run)
+    sections = Sections(run, PARAMS.size)
+    stop_ids = sections.take("i", num_stop_ids)
+    biased, biases = sections.take("i", num_biases), sections.take("d", num_biases)
+    allowed = sections.take("i", num_allowed)
+    lengths = sections.take("I", num_bad_words)
+    bad_words = _cut(lengths, sections.take("i", num_bad_word_ids))
+    sections.end()
+    params = SamplingParams(
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        repetition_penalty=repetition_penalty,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        stop_token_ids=stop_ids,
+        ignore_eos=bool(flags & IGNORE_EOS),
+        max_tokens=None if flags & UNBOUNDED else max_tokens,
+        min_tokens=min_tokens,
+        logprobs=logprobs if flags & HAS_LOGPROBS else None,
+        prompt_logprobs=prompt_logprobs if flags & HAS_PROMPT_LOGPROBS else None,
+        logit_bias=dict(zip(biased, biases, strict=True)) or None,
+        allowed_token_ids=allowed or None,
+        repetition_detection=RepetitionDetectionParams(*detection) if any(detection) else None,
+        skip_reading_prefix_cache=True if flags & SKIP_PREFIX_CACHE else None,
+    )
+    # Not through the constructor, for which -1 means none: a child of n > 1 may have it.
+    params.seed = seed if flags & HAS_SEED else None
+    return params, bad_words
+
+
+def _cut(lengths: list[int], ids: list[int]) -> TokenSequences:
+    if sum(lengths) != len(ids) or 0 in lengths or any(token < 0 for token in ids):
+        raise ProtocolMismatchError("the columns of ADD's bad words do not fit together")
+    words, begin = [], 0
+    for length in lengths:
+        words.append(tuple(ids[begin : begin + length]))
+        begin += length
+    return tuple(words)

@@ -1,0 +1,152 @@
+"""OUTPUTS and PROMPT_LOGPROBS: what steps produced, as columns.
+
+OUTPUTS   OUTPUTS_HEADER | numbers i64[], cached rows i32[], cached counts i32[],
+          token ids i32[], counts u16[] (absent if each is 1),
+          finishes u8[] (absent if each is 0),
+          LOGPROBS_HEADER | rows i32[], ks i32[], logprobs f32[], ranks i32[],
+          top ids i32[], top logprobs f32[] (absent if no row asked for them)
+PROMPT_LOGPROBS
+          PROMPT_HEADER | logprobs f32[], ranks i32[], top ids i32[], top logprobs f32[]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from struct import Struct
+
+import numpy as np
+
+from shmllm.errors import ProtocolMismatchError
+from shmllm.logprobs import LogprobColumns, PromptLogprobs
+from shmllm.outputs import OutputColumns
+from shmllm.wire.messages import Kind
+from shmllm.wire.sections import Parts, Sections, column
+
+# step, time_ns, rows, cached rows, tokens, flags
+OUTPUTS_HEADER = Struct("<qqIIII")
+# rows with log-probabilities, their tokens, alternatives of these
+LOGPROBS_HEADER = Struct("<III")
+# number, position of the first token, tokens, alternatives of each
+PROMPT_HEADER = Struct("<qIII")
+
+ONE_TOKEN_EACH = 1
+NONE_FINISHED = 2
+HAS_LOGPROBS = 4
+MAX_ROWS_PER_RECORD = 8192
+MAX_BYTES_PER_RECORD = 2**22 - 2**18
+"""Of log-probabilities. What the ring does not hold lies in a slot; of those up to this size
+there are several."""
+
+
+def encode_step(columns: OutputColumns) -> Iterator[tuple[Kind, Parts]]:
+    """The records that say what a step produced for one front end."""
+    for scored in columns.prompt_logprobs:
+        for piece in scored.parts(MAX_BYTES_PER_RECORD):
+            yield Kind.PROMPT_LOGPROBS, encode_prompt_logprobs(piece)
+    for part in columns.parts(MAX_ROWS_PER_RECORD, MAX_BYTES_PER_RECORD):
+        yield Kind.OUTPUTS, encode_outputs(part)
+
+
+def encode_outputs(message: OutputColumns) -> Parts:
+    rows, tokens = len(message.numbers), len(message.token_ids)
+    one_each = rows == tokens and message.counts.count(1) == rows
+    none_finished = message.finishes.count(0) == rows
+    header = OUTPUTS_HEADER.pack(
+        message.step,
+        message.time_ns,
+        rows,
+        len(message.cached_rows),
+        tokens,
+        (ONE_TOKEN_EACH if one_each else 0)
+        | (NONE_FINISHED if none_finished else 0)
+        | (HAS_LOGPROBS if message.logprobs is not None else 0),
+    )
+    return (
+        header,
+        column("q", message.numbers),
+        column("i", message.cached_rows),
+        column("i", message.cached_counts),
+        column("i", message.token_ids),
+        b"" if one_each else column("H", message.counts),
+        b"" if none_finished else bytes(message.finishes),
+        *(() if message.logprobs is None else _encode_logprobs(message.logprobs)),
+    )
+
+
+def _encode_logprobs(columns: LogprobColumns) -> Parts:
+    return (
+        LOGPROBS_HEADER.pack(len(columns.rows), len(columns.logprobs), len(columns.top_ids)),
+        column("i", columns.rows),
+        column("i", columns.ks),
+        columns.logprobs.tobytes(),
+        columns.ranks.tobytes(),
+        columns.top_ids.tobytes(),
+        columns.top_logprobs.tobytes(),
+    )
+
+
+def encode_prompt_logprobs(message: PromptLogprobs) -> Parts:
+    return (
+        PROMPT_HEADER.pack(message.number, message.first, len(message.logprobs), message.k),
+        message.logprobs.tobytes(),
+        message.ranks.tobytes(),
+        message.top_ids.tobytes(),
+        message.top_logprobs.tobytes(),
+    )
+
+
+def decode_outputs(record: memoryview) -> OutputColumns:
+    step, time_ns, rows, cached, tokens, flags = OUTPUTS_HEADER.unpack_from(record)
+    sections = Sections(record, OUTPUTS_HEADER.size)
+    numbers = sections.take("q", rows)
+    cached_rows = sections.take("i", cached)
+    cached_counts = sections.take("i", cached)
+    token_ids = sections.take("i", tokens)
+    one_each = flags & ONE_TOKEN_EACH
+    counts = [1] * len(numbers) if one_each else sections.take("H", rows)
+    finishes = [0] * len(numbers) if flags & NONE_FINISHED else sections.take("B", rows)
+    logprobs = _decode_logprobs(sections, counts) if flags & HAS_LOGPROBS else None
+    sections.end()
+    total = rows if one_each else sum(counts)
+    if total != tokens or (cached_rows and not 0 <= min(cached_rows) <= max(cached_rows) < rows):
+        raise ProtocolMismatchError("the columns of OUTPUTS do not fit together")
+    return OutputColumns(
+        step, time_ns, numbers, counts, finishes, token_ids, cached_rows, cached_counts, logprobs
+    )
+
+
+def _decode_logprobs(sections: Sections, counts: list[int]) -> LogprobColumns:
+    num_rows, tokens, entries = LOGPROBS_HEADER.unpack(sections.take_bytes(LOGPROBS_HEADER.size))
+    rows, ks = sections.take("i", num_rows), sections.take("i", num_rows)
+    in_order = rows == sorted(set(rows))
+    there = not rows or 0 <= rows[0] <= rows[-1] < len(counts)
+    if not in_order or not there or min(ks, default=0) < 0:
+        raise ProtocolMismatchError("the log-probabilities of OUTPUTS name rows that are not there")
+    sizes = [counts[row] for row in rows]
+    wanted = sum(size * k for size, k in zip(sizes, ks, strict=True))
+    if (sum(sizes), wanted) != (tokens, entries):
+        raise ProtocolMismatchError("the log-probabilities of OUTPUTS do not fit its rows")
+    return LogprobColumns(
+        rows,
+        ks,
+        sections.take_array(np.float32, tokens),
+        sections.take_array(np.int32, tokens),
+        sections.take_array(np.int32, entries),
+        sections.take_array(np.float32, entries),
+    )
+
+
+def decode_prompt_logprobs(record: memoryview) -> PromptLogprobs:
+    number, first, tokens, k = PROMPT_HEADER.unpack_from(record)
+    sections = Sections(record, PROMPT_HEADER.size)
+    message = PromptLogprobs(
+        number,
+        first,
+        k,
+        sections.take_array(np.float32, tokens),
+        sections.take_array(np.int32, tokens),
+        sections.take_array(np.int32, tokens * k),
+        sections.take_array(np.float32, tokens * k),
+    )
+    sections.end()
+    return message

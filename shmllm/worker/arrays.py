@@ -1,0 +1,12 @@
+"""Names of the array types that the worker's parts hand each other."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int32]
+LongArray = npt.NDArray[np.int64]
+SeedArray = npt.NDArray[np.uint64]
+WordArray = npt.NDArray[np.uint32]
+FloatArray = npt.NDArray[np.float32]
