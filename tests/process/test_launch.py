@@ -15,7 +15,12 @@ from conftest import engine_processes
 from programs import PATIENCE_S, environment, python, result_of, run_source
 
 from shmllm import LLM, SamplingParams
-from shmllm.engine.launch import EngineHandle
+from shmllm.engine.launch import (
+    SPIN_COUNT,
+    WAITING_VARIABLES,
+    EngineHandle,
+    engine_environment,
+)
 from shmllm.engine.private import CLOSE_GRACE_S, PrivateEngineClient
 from shmllm.frontend.engine_options import make_engine_config
 
@@ -227,3 +232,24 @@ def test_an_engine_that_still_starts_is_ended_at_once(monkeypatch: pytest.Monkey
     with LLM(num_threads=1) as llm:
         assert llm.health() == "ready"
     assert graces[:2] == [0, CLOSE_GRACE_S]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {"GOMP_SPINCOUNT": SPIN_COUNT}),
+        ({"OMP_WAIT_POLICY": "passive"}, {"OMP_WAIT_POLICY": "passive"}),
+        ({"GOMP_SPINCOUNT": "7"}, {"GOMP_SPINCOUNT": "7"}),
+    ],
+)
+def test_compute_threads_spin_briefly_unless_told_otherwise(
+    given: dict[str, str], expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in WAITING_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    environment = engine_environment()
+    assert {
+        name: environment[name] for name in WAITING_VARIABLES if name in environment
+    } == expected
