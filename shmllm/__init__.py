@@ -13,6 +13,7 @@ from shmllm.version import __version__
 
 if TYPE_CHECKING:
     from shmllm.errors import (
+        CallError,
         EngineDeadError,
         EngineStartError,
         IpcError,
@@ -48,6 +49,7 @@ _HOMES = {
     "TokensPrompt": "shmllm.frontend.input_processor",
     **dict.fromkeys(
         (
+            "CallError",
             "EngineDeadError",
             "EngineStartError",
             "IpcError",
@@ -65,6 +67,7 @@ _HOMES = {
 
 __all__ = [
     "LLM",
+    "CallError",
     "CompletionOutput",
     "EngineDeadError",
     "EngineStartError",

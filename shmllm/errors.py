@@ -4,6 +4,7 @@
     ├── RequestError (ValueError)     this request is wrong; the engine lives on
     ├── EngineStartError              the engine did not come up; says why
     ├── EngineDeadError               the engine died; every request of it is lost
+    ├── CallError                     what the engine was asked to do raised; it lives on
     └── IpcError                      shared memory
         ├── SegmentError              cannot create, attach or use a segment
         ├── NoSpaceError              shared memory is full
@@ -64,6 +65,22 @@ class EngineDeadError(ShmLLMError):
         super().__init__(message)
         self.exit_code = exit_code
         self.signal = signal
+        self.remote_traceback = remote_traceback
+
+    def __str__(self) -> str:
+        message = super().__str__()
+        return f"{message}\n{self.remote_traceback}" if self.remote_traceback else message
+
+
+class CallError(ShmLLMError):
+    """Something that the engine was asked to do raised an exception there. It lives on.
+
+    Attributes:
+        remote_traceback: the engine's traceback text.
+    """
+
+    def __init__(self, message: str, remote_traceback: str = "") -> None:
+        super().__init__(message)
         self.remote_traceback = remote_traceback
 
     def __str__(self) -> str:

@@ -11,6 +11,7 @@ from time import monotonic_ns
 from typing import Any
 
 from shmllm.config import EngineConfig, EngineFacts
+from shmllm.engine.calls import answer
 from shmllm.engine.client import Event
 from shmllm.engine.core import EngineCore
 from shmllm.wire.messages import AddRequest, Method, Rejected
@@ -65,10 +66,8 @@ class LocalEngineClient:
                 events.append(columns)
         return events
 
-    def call(self, method: Method) -> Any:
-        match method:
-            case Method.RESET_PREFIX_CACHE:
-                return self._core.reset_prefix_cache()
+    def call(self, method: Method, argument: Any = None) -> Any:
+        return answer(self._core, CLIENT, method, argument)
 
     def stats(self) -> dict[str, int]:
         scheduler = self._core.scheduler

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import faulthandler
 import gc
-import json
 import os
 import signal
 import sys
@@ -26,6 +25,7 @@ from pathlib import Path
 from types import FrameType
 
 from shmllm.config import ClientConfig, EngineConfig
+from shmllm.engine.calls import reply_to
 from shmllm.engine.core import EngineCore
 from shmllm.engine.doorkeeper import Doorkeeper
 from shmllm.engine.reporter import Reporter
@@ -47,9 +47,7 @@ from shmllm.wire.messages import (
     Failed,
     Hello,
     Kind,
-    Method,
     Rejected,
-    Reply,
     Shutdown,
     Text,
 )
@@ -327,7 +325,8 @@ class EngineProcess:
                 self._report.state(core)
                 self._publish(session.place, columns)
             case Call() if core is not None:
-                self._send(session, Kind.REPLY, codec.encode_reply(_answer(core, message)))
+                reply = reply_to(core, session.place, message)
+                self._send(session, Kind.REPLY, codec.encode_reply(reply))
             case Shutdown():
                 self._drain_deadline = time.monotonic() + message.drain_s
                 self._phase = Phase.DRAINING if message.drain_s > 0 else Phase.STOPPING
@@ -354,12 +353,6 @@ class EngineProcess:
         if refusal is not None:
             rejected = Rejected(message.number, refusal)
             self._send(session, Kind.REJECTED, codec.encode_rejected(rejected))
-
-
-def _answer(core: EngineCore, call: Call) -> Reply:
-    match call.method:
-        case Method.RESET_PREFIX_CACHE:
-            return Reply(call.number, True, json.dumps(core.reset_prefix_cache()))
 
 
 def _run_private(control_fd: int, client_fd: int, front_end_pidfd: int) -> int:

@@ -11,7 +11,7 @@ the header gives and which end exactly at the record's end. Integers are little-
     OUTPUTS   see `outputs`                               PROMPT_LOGPROBS the same
     REJECTED  number i64 | message
     IN_SLOT   kind u32, slot u32, offset u32, bytes u32: a record that lies in a tensor slot
-    CALL      number i64, method u32                              SHUTDOWN  seconds f64
+    CALL      number i64, method u32 | JSON text                  SHUTDOWN  seconds f64
     REPLY     number i64, ok u32 | JSON text
 
 Encoders return parts, which the ring writes one behind the other without joining them.
@@ -95,7 +95,7 @@ def encode_rejected(message: Rejected) -> Parts:
 
 
 def encode_call(message: Call) -> Parts:
-    return (CALL.pack(message.number, message.method),)
+    return (CALL.pack(message.number, message.method), message.json.encode())
 
 
 def encode_shutdown(message: Shutdown) -> Parts:
@@ -148,10 +148,8 @@ def _decode_rejected(record: memoryview) -> Rejected:
 
 
 def _decode_call(record: memoryview) -> Call:
-    if len(record) != CALL.size:
-        raise ProtocolMismatchError(f"CALL has {CALL.size} bytes, got {len(record)}")
-    number, method = CALL.unpack(record)
-    return Call(number, Method(method))
+    number, method = CALL.unpack_from(record)
+    return Call(number, Method(method), Sections(record, CALL.size).rest())
 
 
 def _decode_shutdown(record: memoryview) -> Shutdown:

@@ -113,10 +113,12 @@ class Rejected:
 
 @dataclass(slots=True)
 class Call:
-    """A question to the engine, answered by the Reply of the same number."""
+    """A question to the engine, answered by the Reply of the same number. `json` is its
+    argument, one JSON value."""
 
     number: int
     method: Method
+    json: str = "null"
 
 
 @dataclass(slots=True)
@@ -128,7 +130,8 @@ class Shutdown:
 
 @dataclass(slots=True)
 class Reply:
-    """The answer to a Call: a JSON value, or the message of what went wrong."""
+    """The answer to a Call: a JSON value, or if not `ok` the JSON list [type of the exception,
+    message, traceback], whose type is empty where the engine refused what was asked."""
 
     number: int
     ok: bool

@@ -172,7 +172,7 @@ MESSAGES = {
     Kind.OUTPUTS: (codec.encode_outputs, outputs()),
     Kind.PROMPT_LOGPROBS: (codec.encode_prompt_logprobs, prompt_logprobs()),
     Kind.REJECTED: (codec.encode_rejected, st.builds(Rejected, int64, text)),
-    Kind.CALL: (codec.encode_call, st.builds(Call, int64, st.sampled_from(Method))),
+    Kind.CALL: (codec.encode_call, st.builds(Call, int64, st.sampled_from(Method), text)),
     Kind.SHUTDOWN: (
         codec.encode_shutdown,
         st.builds(Shutdown, st.floats(0, allow_infinity=False, allow_nan=False)),
@@ -180,7 +180,7 @@ MESSAGES = {
     Kind.REPLY: (codec.encode_reply, st.builds(Reply, int64, st.booleans(), text)),
 }
 # Kinds whose last section takes whatever follows: these cannot tell that bytes were added.
-OPEN_ENDED = {Kind.INIT, Kind.READY, Kind.FAILED, Kind.REJECTED, Kind.REPLY}
+OPEN_ENDED = {Kind.INIT, Kind.READY, Kind.FAILED, Kind.REJECTED, Kind.CALL, Kind.REPLY}
 kinds = pytest.mark.parametrize("kind", MESSAGES, ids=lambda kind: kind.name)
 
 
