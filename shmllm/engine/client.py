@@ -59,6 +59,9 @@ class EngineClient(Protocol):
     def poll(self, timeout_s: float) -> list[Event]:
         """Events in order; waits at most `timeout_s` for the first. May return early, empty."""
 
+    def wake(self) -> None:
+        """Have a `poll` that waits in another thread return now."""
+
     def call(self, method: Method, argument: Any = None) -> Any:
         """Ask the engine for something and wait for the answer.
 
@@ -142,6 +145,9 @@ class ChannelEngineClient:
         events = list(self._inbox)
         self._inbox.clear()
         return events
+
+    def wake(self) -> None:
+        self._channel.wake()
 
     def call(self, method: Method, argument: Any = None) -> Any:
         self._next_call += 1

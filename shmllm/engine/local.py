@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from time import monotonic_ns
+from time import monotonic_ns, sleep
 from typing import Any
 
 from shmllm.config import EngineConfig, EngineFacts
@@ -17,6 +17,7 @@ from shmllm.engine.core import EngineCore
 from shmllm.wire.messages import AddRequest, Method, Rejected
 
 CLIENT = 0
+IDLE_S = 0.001
 
 
 class LocalEngineClient:
@@ -64,7 +65,12 @@ class LocalEngineClient:
                 columns.time_ns = monotonic_ns()
                 events += columns.prompt_logprobs
                 events.append(columns)
+            if not events:
+                sleep(min(timeout_s, IDLE_S))
         return events
+
+    def wake(self) -> None:
+        """Nothing to do: no `poll` waits for long."""
 
     def call(self, method: Method, argument: Any = None) -> Any:
         return answer(self._core, CLIENT, method, argument)

@@ -227,4 +227,5 @@ class RequestState:
             prompt_logprobs=prompt_logprobs,
             metrics=self.metrics,
             error=next((state.error for state in states if state.error is not None), None),
+            prompt_index=self.index,
         )
