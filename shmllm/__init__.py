@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from shmllm.errors import (
         CallError,
         EngineDeadError,
+        EnginePausedError,
         EngineStartError,
         IpcError,
         IpcTimeoutError,
@@ -51,6 +52,7 @@ _HOMES = {
         (
             "CallError",
             "EngineDeadError",
+            "EnginePausedError",
             "EngineStartError",
             "IpcError",
             "IpcTimeoutError",
@@ -70,6 +72,7 @@ __all__ = [
     "CallError",
     "CompletionOutput",
     "EngineDeadError",
+    "EnginePausedError",
     "EngineStartError",
     "IpcError",
     "IpcTimeoutError",

@@ -2,6 +2,7 @@
 
     ShmLLMError
     ├── RequestError (ValueError)     this request is wrong; the engine lives on
+    │   └── EnginePausedError         it is not wrong: try again when the engine goes on
     ├── EngineStartError              the engine did not come up; says why
     ├── EngineDeadError               the engine died; every request of it is lost
     ├── CallError                     what the engine was asked to do raised; it lives on
@@ -25,6 +26,11 @@ class ShmLLMError(Exception):
 
 class RequestError(ShmLLMError, ValueError):
     """A request that cannot be served as asked. Nothing was queued; the engine lives on."""
+
+
+class EnginePausedError(RequestError):
+    """The engine was told to finish what it has and to take nothing new meanwhile. The same
+    request can be sent again when it goes on."""
 
 
 class EngineStartError(ShmLLMError):

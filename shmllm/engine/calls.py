@@ -11,17 +11,28 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from shmllm.core.pausing import PauseMode
 from shmllm.engine.core import EngineCore
 from shmllm.errors import RequestError
 from shmllm.wire.messages import Call, Method, Reply
 
 
 def _reset_prefix_cache(core: EngineCore, client: int, argument: Any) -> bool:
-    return core.reset_prefix_cache()
+    return core.reset_prefix_cache(preempt_running=argument is True)
+
+
+def _pause(core: EngineCore, client: int, argument: Any) -> int:
+    return core.pause(client, PauseMode.of(argument))
+
+
+def _resume(core: EngineCore, client: int, argument: Any) -> bool:
+    return core.resume(client)
 
 
 _ANSWERS: dict[Method, Callable[[EngineCore, int, Any], Any]] = {
     Method.RESET_PREFIX_CACHE: _reset_prefix_cache,
+    Method.PAUSE: _pause,
+    Method.RESUME: _resume,
 }
 
 

@@ -142,6 +142,10 @@ class Dispatcher:
             self._route(events)
             return group._take()
 
+    def pump(self, timeout_s: float) -> None:
+        """Put what the engine sends to the groups; waits for the first of it."""
+        self.collect(RequestGroup(), timeout_s)
+
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
         """Other threads' polls change no state meanwhile."""

@@ -161,12 +161,18 @@ class FrontEnd:
             self.dispatcher.leave(group)
 
     def run(self, requests: list[PreparedRequest], show_progress: bool) -> list[RequestOutput]:
-        """The outputs of requests, in their order, when all have ended."""
+        """The outputs of requests, in their order, when all have ended.
+
+        Raises:
+            EnginePausedError: the engine takes no requests now.
+        """
         results: list[RequestOutput | None] = [None] * len(requests)
         with BatchProgress(len(requests), show_progress and bool(requests)) as progress:
             for changed in self.serve(requests, streaming=False, time_tokens=False):
                 progress.update(changed)
                 for state in changed:
+                    if state.is_retryable:
+                        state.raise_error()
                     if state.ends_request:
                         results[state.index] = state.output()
         return [result for result in results if result is not None]

@@ -18,6 +18,7 @@ from shmllm.frontend.engine_options import make_engine_config
 from shmllm.frontend.enqueued import Enqueued
 from shmllm.frontend.front_end import FrontEnd, Messages
 from shmllm.frontend.input_processor import Params, PreparedRequest, Prompt, TokensPrompt, as_list
+from shmllm.frontend.pausing import PauseMode, pause, resume
 from shmllm.frontend.request_state import RequestState
 from shmllm.frontend.streaming import OnError, stream
 from shmllm.model_files import resolve_model
@@ -25,6 +26,8 @@ from shmllm.options import reject_unknown_options
 from shmllm.outputs import RequestOutput
 from shmllm.sampling_params import RequestOutputKind, SamplingParams
 from shmllm.wire.messages import Method
+
+PUMP_S = 0.1
 
 
 class LLM:
@@ -292,6 +295,29 @@ class LLM:
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes. False while requests run."""
         return bool(self._dispatcher.call(Method.RESET_PREFIX_CACHE))
+
+    def pause_generation(self, mode: PauseMode = "abort", *, clear_cache: bool = True) -> None:
+        """Have the engine hold still, to change weights for instance, until
+        `resume_generation`.
+
+        Args:
+            mode: "abort" ends what runs, with reason "abort"; "wait" returns when what runs
+                has ended, and new requests are refused with EnginePausedError; "keep"
+                freezes what runs, which goes on later. But with "wait", new requests are
+                queued, so a `generate` of the thread that has to resume would not return.
+            clear_cache: forget cached prefixes, too. What is frozen is then recomputed.
+        """
+        for _ in pause(self._dispatcher, mode, clear_cache):
+            self._dispatcher.pump(PUMP_S)
+
+    def resume_generation(self) -> bool:
+        """End this front end's pause. Returns whether the engine goes on: another front end
+        may have paused it, too."""
+        return resume(self._dispatcher)
+
+    def is_paused(self) -> bool:
+        """Whether a front end has paused the engine."""
+        return bool(self.get_metrics()["paused"])
 
     def close(self) -> None:
         """End the engine process. Idempotent; also done at exit and on collection."""

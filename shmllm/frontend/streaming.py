@@ -40,6 +40,9 @@ class FailedPrompt:
     error: str
     ends_request: bool = True
 
+    def raise_error(self, name: str) -> None:
+        """Never asked: such prompts are made only where errors are not raised."""
+
     def next_output(self) -> RequestOutput:
         """As for a request that the engine refused; nothing is known of its tokens."""
         return RequestOutput(
@@ -282,8 +285,8 @@ class Stream:
     def _outputs(self, items: list[Item]) -> list[RequestOutput]:
         with self._dispatcher.reading():
             for item in items:
-                if self._raises and item.error is not None:
-                    raise RequestError(f"prompt {item.index}: {item.error}")
+                if self._raises:
+                    item.raise_error(f"prompt {item.index}")
             shown = (item.next_output() for item in self._order.put(items))
             return [output for output in shown if output is not None]
 

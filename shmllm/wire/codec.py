@@ -9,7 +9,7 @@ the header gives and which end exactly at the record's end. Integers are little-
     ADD       see `add`
     ABORT     numbers i64[]
     OUTPUTS   see `outputs`                               PROMPT_LOGPROBS the same
-    REJECTED  number i64 | message
+    REJECTED  number i64, retryable u32 | message
     IN_SLOT   kind u32, slot u32, offset u32, bytes u32: a record that lies in a tensor slot
     CALL      number i64, method u32 | JSON text                  SHUTDOWN  seconds f64
     REPLY     number i64, ok u32 | JSON text
@@ -68,7 +68,7 @@ __all__ = [
 HELLO = Struct("<II")
 LENGTH = Struct("<I")
 IN_SLOT = Struct("<IIII")
-NUMBER = Struct("<q")
+REJECTED = Struct("<qI")
 CALL = Struct("<qI")
 SHUTDOWN = Struct("<d")
 
@@ -91,7 +91,7 @@ def encode_abort(message: Abort) -> Parts:
 
 
 def encode_rejected(message: Rejected) -> Parts:
-    return (NUMBER.pack(message.number), message.message.encode())
+    return (REJECTED.pack(message.number, message.is_retryable), message.message.encode())
 
 
 def encode_call(message: Call) -> Parts:
@@ -144,7 +144,8 @@ def _decode_abort(record: memoryview) -> Abort:
 
 
 def _decode_rejected(record: memoryview) -> Rejected:
-    return Rejected(NUMBER.unpack_from(record)[0], Sections(record, NUMBER.size).rest())
+    number, is_retryable = REJECTED.unpack_from(record)
+    return Rejected(number, Sections(record, REJECTED.size).rest(), bool(is_retryable))
 
 
 def _decode_call(record: memoryview) -> Call:

@@ -50,6 +50,8 @@ class Method(IntEnum):
     """What a CALL can ask for."""
 
     RESET_PREFIX_CACHE = 1
+    PAUSE = 2
+    RESUME = 3
 
 
 @dataclass(slots=True)
@@ -105,10 +107,15 @@ class Abort:
 
 @dataclass(slots=True)
 class Rejected:
-    """The engine could not take a request; it ends with reason "error"."""
+    """The engine could not take a request; it ends with reason "error".
+
+    Attributes:
+        is_retryable: nothing is wrong with the request: the engine is paused.
+    """
 
     number: int
     message: str
+    is_retryable: bool = False
 
 
 @dataclass(slots=True)

@@ -11,6 +11,7 @@ from shmllm import errors
 
 TREE = {
     "RequestError": ("ShmLLMError", "ValueError"),
+    "EnginePausedError": ("RequestError",),
     "EngineStartError": ("ShmLLMError",),
     "EngineDeadError": ("ShmLLMError",),
     "CallError": ("ShmLLMError",),

@@ -69,7 +69,7 @@ RULES = {
     "shmllm.engine.session": Rule("errors wire ipc"),
     "shmllm.engine.doorkeeper": Rule("errors ipc engine.session"),
     "shmllm.engine.reporter": Rule("engine.core ipc"),
-    "shmllm.engine.calls": Rule("errors engine.core wire.messages"),
+    "shmllm.engine.calls": Rule("errors core.pausing engine.core wire.messages"),
     "shmllm.engine.process": Rule(
         "errors config outputs wire ipc engine.calls engine.core engine.session "
         "engine.doorkeeper engine.reporter",
