@@ -13,7 +13,9 @@ from shmllm.version import __version__
 
 if TYPE_CHECKING:
     from shmllm.errors import (
+        CallError,
         EngineDeadError,
+        EnginePausedError,
         EngineStartError,
         IpcError,
         IpcTimeoutError,
@@ -48,7 +50,9 @@ _HOMES = {
     "TokensPrompt": "shmllm.frontend.input_processor",
     **dict.fromkeys(
         (
+            "CallError",
             "EngineDeadError",
+            "EnginePausedError",
             "EngineStartError",
             "IpcError",
             "IpcTimeoutError",
@@ -65,8 +69,10 @@ _HOMES = {
 
 __all__ = [
     "LLM",
+    "CallError",
     "CompletionOutput",
     "EngineDeadError",
+    "EnginePausedError",
     "EngineStartError",
     "IpcError",
     "IpcTimeoutError",

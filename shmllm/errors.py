@@ -2,8 +2,10 @@
 
     ShmLLMError
     ├── RequestError (ValueError)     this request is wrong; the engine lives on
+    │   └── EnginePausedError         it is not wrong: try again when the engine goes on
     ├── EngineStartError              the engine did not come up; says why
     ├── EngineDeadError               the engine died; every request of it is lost
+    ├── CallError                     what the engine was asked to do raised; it lives on
     └── IpcError                      shared memory
         ├── SegmentError              cannot create, attach or use a segment
         ├── NoSpaceError              shared memory is full
@@ -24,6 +26,11 @@ class ShmLLMError(Exception):
 
 class RequestError(ShmLLMError, ValueError):
     """A request that cannot be served as asked. Nothing was queued; the engine lives on."""
+
+
+class EnginePausedError(RequestError):
+    """The engine was told to finish what it has and to take nothing new meanwhile. The same
+    request can be sent again when it goes on."""
 
 
 class EngineStartError(ShmLLMError):
@@ -64,6 +71,22 @@ class EngineDeadError(ShmLLMError):
         super().__init__(message)
         self.exit_code = exit_code
         self.signal = signal
+        self.remote_traceback = remote_traceback
+
+    def __str__(self) -> str:
+        message = super().__str__()
+        return f"{message}\n{self.remote_traceback}" if self.remote_traceback else message
+
+
+class CallError(ShmLLMError):
+    """Something that the engine was asked to do raised an exception there. It lives on.
+
+    Attributes:
+        remote_traceback: the engine's traceback text.
+    """
+
+    def __init__(self, message: str, remote_traceback: str = "") -> None:
+        super().__init__(message)
         self.remote_traceback = remote_traceback
 
     def __str__(self) -> str:

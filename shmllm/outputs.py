@@ -139,6 +139,8 @@ class RequestOutput:
         prompt: the text, None when token ids were given.
         num_cached_tokens: prompt tokens whose keys and values came from the prefix cache.
         error: the message when `outputs[0].finish_reason` is "error".
+        prompt_index: place of the prompt among those given to `generate`, `stream` or
+            `enqueue`.
 
     The fields from `lora_request` on are None, for code that reads them.
     """
@@ -152,6 +154,7 @@ class RequestOutput:
     prompt_logprobs: Any = None
     metrics: RequestMetrics | None = field(default=None, repr=False)
     error: str | None = None
+    prompt_index: int = 0
     lora_request: None = field(default=None, repr=False)
     encoder_prompt: None = field(default=None, repr=False)
     encoder_prompt_token_ids: None = field(default=None, repr=False)

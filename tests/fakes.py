@@ -14,6 +14,8 @@ from typing import Any
 
 from shmllm.config import EngineFacts
 from shmllm.core.plan import StepPlan, StepResult
+from shmllm.outputs import FinishReason, OutputColumns
+from shmllm.wire.messages import AddRequest, Rejected
 
 VOCAB_SIZE = 50
 MASK = 2**61 - 1
@@ -128,3 +130,78 @@ class FakeRunner:
         assert len(self._tokens[row]) == length, "a sample before the last known token"
         self._tokens[row].append(token_id)
         return token_id
+
+
+class FakeEngineClient:
+    """An engine as its front end sees it: gives each request `max_tokens` tokens 7, at most
+    `steps_per_poll` steps in one poll. A poll with nothing to do returns at once.
+
+    Attributes:
+        most: requests that were there at once, at most.
+        refuse: numbers that are refused.
+        rejected: what the next poll brings first.
+        error: raised by every poll, once it is set.
+    """
+
+    def __init__(self, steps_per_poll: int, **changes: Any) -> None:
+        self.facts = facts(**{"vocab_size": 600} | changes)
+        self.steps_per_poll = steps_per_poll
+        self.left: dict[int, int] = {}
+        self.added: list[int] = []
+        self.aborted: list[int] = []
+        self.rejected: list[Rejected] = []
+        self.refuse: set[int] = set()
+        self.most = 0
+        self.error: Exception | None = None
+        self.is_closed = False
+        self._pending: list[OutputColumns] = []
+
+    def wait_ready(self, on_progress: object = None) -> EngineFacts:
+        return self.facts
+
+    def add(self, request: AddRequest) -> None:
+        self.added.append(request.number)
+        if request.number in self.refuse:
+            self.rejected.append(Rejected(request.number, "no"))
+            return
+        self.left[request.number] = request.params.max_tokens or 1
+        self.most = max(self.most, len(self.left))
+
+    def abort(self, numbers: Sequence[int]) -> None:
+        self.aborted += numbers
+        known = [number for number in numbers if self.left.pop(number, None) is not None]
+        self._pending.append(
+            OutputColumns(
+                numbers=known, counts=[0] * len(known), finishes=[FinishReason.ABORT] * len(known)
+            )
+        )
+
+    def poll(self, timeout_s: float) -> list[Any]:
+        if self.error is not None:
+            raise self.error
+        events: list[Any] = [*self.rejected, *self._pending]
+        self.rejected, self._pending = [], []
+        return events + [self._step() for _ in range(self.steps_per_poll) if self.left]
+
+    def wake(self) -> None:
+        pass
+
+    def stop(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def _step(self) -> OutputColumns:
+        numbers = list(self.left)
+        for number in numbers:
+            self.left[number] -= 1
+        ended = [number for number in numbers if not self.left[number]]
+        for number in ended:
+            del self.left[number]
+        return OutputColumns(
+            numbers=numbers,
+            counts=[1] * len(numbers),
+            finishes=[FinishReason.LENGTH * (number in ended) for number in numbers],
+            token_ids=[7] * len(numbers),
+        )

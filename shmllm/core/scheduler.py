@@ -118,6 +118,11 @@ class Scheduler:
     def resume_client(self, client: int) -> None:
         self._waiting.paused.discard(client)
 
+    def preempt_all(self) -> None:
+        """Have all running requests wait to be recomputed, in the order they are in."""
+        while self._running:
+            self._preempt(self._running.pop())
+
     def schedule(self) -> StepPlan:
         """Plan one step, and count its tokens as computed. `num_tokens` 0: nothing to do."""
         plan = StepPlan(step=self.stats.steps)

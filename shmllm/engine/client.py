@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Protocol
 
 from shmllm.config import EngineFacts
-from shmllm.errors import EngineDeadError, ProtocolMismatchError
+from shmllm.errors import CallError, EngineDeadError, ProtocolMismatchError, RequestError
 from shmllm.ipc.channel import ClientChannel
 from shmllm.ipc.slots import SlotRef
 from shmllm.ipc.wait import WaitPolicy
@@ -59,8 +59,20 @@ class EngineClient(Protocol):
     def poll(self, timeout_s: float) -> list[Event]:
         """Events in order; waits at most `timeout_s` for the first. May return early, empty."""
 
-    def call(self, method: Method) -> Any:
-        """Ask the engine for something and wait for the answer."""
+    def wake(self) -> None:
+        """Have a `poll` that waits in another thread return now."""
+
+    def call(self, method: Method, argument: Any = None) -> Any:
+        """Ask the engine for something and wait for the answer.
+
+        Args:
+            method: what.
+            argument: a JSON value.
+
+        Raises:
+            RequestError: the engine refused.
+            CallError: it raised an exception.
+        """
 
     def stats(self) -> dict[str, int]:
         """The engine's counters and gauges, by lower-case name."""
@@ -134,10 +146,14 @@ class ChannelEngineClient:
         self._inbox.clear()
         return events
 
-    def call(self, method: Method) -> Any:
+    def wake(self) -> None:
+        self._channel.wake()
+
+    def call(self, method: Method, argument: Any = None) -> Any:
         self._next_call += 1
         number = self._next_call
-        self._send(Kind.CALL, codec.encode_call(Call(number, method)))
+        question = Call(number, method, json.dumps(argument))
+        self._send(Kind.CALL, codec.encode_call(question))
         deadline = time.monotonic() + CALL_TIMEOUT_S
         while number not in self._replies:
             if not self._channel.wait(deadline):
@@ -145,7 +161,7 @@ class ChannelEngineClient:
                 if time.monotonic() >= deadline:
                     raise EngineDeadError(f"no answer to {method.name} in {CALL_TIMEOUT_S:.0f} s")
             self._drain()
-        return json.loads(self._replies.pop(number).json)
+        return _content(self._replies.pop(number))
 
     def stats(self) -> dict[str, int]:
         return self._channel.stats()
@@ -250,3 +266,11 @@ class ChannelEngineClient:
             signal=number,
             remote_traceback=self._channel.last_words(),
         )
+
+
+def _content(reply: Reply) -> Any:
+    content = json.loads(reply.json)
+    if reply.ok:
+        return content
+    kind, message, words = content
+    raise CallError(f"{kind}: {message}", words) if kind else RequestError(message)

@@ -15,9 +15,11 @@ import numpy as np
 
 from shmllm.config import EngineConfig, EngineFacts
 from shmllm.core.kv_cache_manager import KVCacheManager
+from shmllm.core.pausing import Holds, PauseMode
 from shmllm.core.plan import StepPlan, StepResult
 from shmllm.core.request import Request
 from shmllm.core.scheduler import Scheduler
+from shmllm.errors import EnginePausedError
 from shmllm.outputs import FinishReason, OutputColumns
 from shmllm.sampling_params import SamplingParams, TokenSequences
 
@@ -61,6 +63,8 @@ class EngineCore:
             enable_prefix_caching=config.cache.enable_prefix_caching,
         )
         self.scheduler = Scheduler(config.scheduler, self._kv_cache)
+        self.holds = Holds()
+        self._aborted: list[tuple[int, OutputColumns]] = []
         self._next_seed = UNSEEDED | (config.load.seed % 2**31 << 32)
 
     @property
@@ -80,7 +84,13 @@ class EngineCore:
         grammar_kind: int = 0,
         grammar: str = "",
     ) -> str | None:
-        """Queue a request. Returns why it cannot be served; None if it is queued."""
+        """Queue a request. Returns why it cannot be served; None if it is queued.
+
+        Raises:
+            EnginePausedError: not now.
+        """
+        if self.holds.refuses_new:
+            raise EnginePausedError("the engine is paused and takes no new requests: try again")
         if self.scheduler.knows(client, number):
             return f"request number {number} is in use"
         length, most = len(prompt_token_ids), self.facts.max_model_len
@@ -124,8 +134,29 @@ class EngineCore:
             finishes=[FinishReason.ABORT] * len(known),
         )
 
+    def pause(self, client: int, mode: PauseMode) -> int:
+        """Hold still for a front end, until it resumes or is gone. Returns how many requests
+        have not ended; `take_aborted` has those that ended by this."""
+        if mode is PauseMode.ABORT:
+            for each, numbers in self.scheduler.unfinished().items():
+                self._aborted.append((each, self.abort(each, numbers)))
+        self.holds.add(client, mode)
+        return self.scheduler.num_running + self.scheduler.num_waiting
+
+    def resume(self, client: int) -> bool:
+        """End a front end's pause. Returns whether the engine goes on: none pauses it."""
+        self.holds.drop(client)
+        return not self.holds
+
+    def take_aborted(self) -> list[tuple[int, OutputColumns]]:
+        """Last rows, by front end, of the requests that a pause ended."""
+        aborted, self._aborted = self._aborted, []
+        return aborted
+
     def step(self) -> dict[int, OutputColumns]:
         """Run one step. Returns each front end's columns; empty if nothing came of it yet."""
+        if self.holds.is_frozen:
+            return {}
         began_ns = perf_counter_ns()
         plan = self.scheduler.schedule()
         if not plan.num_tokens:
@@ -140,8 +171,15 @@ class EngineCore:
         phases.apply_ns += perf_counter_ns() - executed_ns
         return outputs
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget every cached prefix. False, and nothing forgotten, while requests run."""
+    def reset_prefix_cache(self, preempt_running: bool = False) -> bool:
+        """Forget every cached prefix. False, and nothing forgotten, while requests run.
+
+        Args:
+            preempt_running: have running requests give their blocks back first; they are
+                recomputed.
+        """
+        if preempt_running:
+            self.scheduler.preempt_all()
         if self.scheduler.num_running:
             return False
         self._kv_cache.reset_prefix_cache()

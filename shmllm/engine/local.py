@@ -7,15 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from time import monotonic_ns
+from time import monotonic_ns, sleep
 from typing import Any
 
 from shmllm.config import EngineConfig, EngineFacts
+from shmllm.engine.calls import answer
 from shmllm.engine.client import Event
 from shmllm.engine.core import EngineCore
+from shmllm.errors import EnginePausedError
 from shmllm.wire.messages import AddRequest, Method, Rejected
 
 CLIENT = 0
+IDLE_S = 0.001
 
 
 class LocalEngineClient:
@@ -39,17 +42,21 @@ class LocalEngineClient:
         return self.facts
 
     def add(self, request: AddRequest) -> None:
-        refusal = self._core.add(
-            CLIENT,
-            request.number,
-            request.prompt_token_ids,
-            request.params,
-            request.cache_salt,
-            priority=request.priority,
-            bad_words=request.bad_words,
-            grammar_kind=request.grammar_kind,
-            grammar=request.grammar,
-        )
+        try:
+            refusal = self._core.add(
+                CLIENT,
+                request.number,
+                request.prompt_token_ids,
+                request.params,
+                request.cache_salt,
+                priority=request.priority,
+                bad_words=request.bad_words,
+                grammar_kind=request.grammar_kind,
+                grammar=request.grammar,
+            )
+        except EnginePausedError as pause:
+            self._events.append(Rejected(request.number, str(pause), is_retryable=True))
+            return
         if refusal is not None:
             self._events.append(Rejected(request.number, refusal))
 
@@ -63,12 +70,17 @@ class LocalEngineClient:
                 columns.time_ns = monotonic_ns()
                 events += columns.prompt_logprobs
                 events.append(columns)
+            if not events:
+                sleep(min(timeout_s, IDLE_S))
         return events
 
-    def call(self, method: Method) -> Any:
-        match method:
-            case Method.RESET_PREFIX_CACHE:
-                return self._core.reset_prefix_cache()
+    def wake(self) -> None:
+        """Nothing to do: no `poll` waits for long."""
+
+    def call(self, method: Method, argument: Any = None) -> Any:
+        content = answer(self._core, CLIENT, method, argument)
+        self._events += [columns for _, columns in self._core.take_aborted()]
+        return content
 
     def stats(self) -> dict[str, int]:
         scheduler = self._core.scheduler
@@ -77,6 +89,7 @@ class LocalEngineClient:
             "waiting": scheduler.num_waiting,
             "kv_blocks_total": self.facts.num_blocks,
             "kv_blocks_used": self._core.num_used_blocks,
+            "paused": int(bool(self._core.holds)),
         }
 
     def health(self) -> str:

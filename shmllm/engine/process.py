@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import faulthandler
 import gc
-import json
 import os
 import signal
 import sys
@@ -26,11 +25,12 @@ from pathlib import Path
 from types import FrameType
 
 from shmllm.config import ClientConfig, EngineConfig
+from shmllm.engine.calls import reply_to
 from shmllm.engine.core import EngineCore
 from shmllm.engine.doorkeeper import Doorkeeper
 from shmllm.engine.reporter import Reporter
 from shmllm.engine.session import RECORDS_PER_TURN, Session
-from shmllm.errors import ProtocolMismatchError, SegmentError, ShmLLMError
+from shmllm.errors import EnginePausedError, ProtocolMismatchError, SegmentError, ShmLLMError
 from shmllm.ipc import registry
 from shmllm.ipc.channel import ControlPage, CoreWaiter
 from shmllm.ipc.layout import EngineState, SegmentKind
@@ -47,9 +47,7 @@ from shmllm.wire.messages import (
     Failed,
     Hello,
     Kind,
-    Method,
     Rejected,
-    Reply,
     Shutdown,
     Text,
 )
@@ -248,6 +246,7 @@ class EngineProcess:
 
     def _forget(self, place: int) -> None:
         if self._core is not None:
+            self._core.resume(place)
             self._core.scheduler.abort_client(place)
             self._report.state(self._core)
             self._share_rows()
@@ -327,7 +326,11 @@ class EngineProcess:
                 self._report.state(core)
                 self._publish(session.place, columns)
             case Call() if core is not None:
-                self._send(session, Kind.REPLY, codec.encode_reply(_answer(core, message)))
+                reply = reply_to(core, session.place, message)
+                self._report.state(core)
+                for place, columns in core.take_aborted():
+                    self._publish(place, columns)
+                self._send(session, Kind.REPLY, codec.encode_reply(reply))
             case Shutdown():
                 self._drain_deadline = time.monotonic() + message.drain_s
                 self._phase = Phase.DRAINING if message.drain_s > 0 else Phase.STOPPING
@@ -336,6 +339,7 @@ class EngineProcess:
 
     def _add(self, core: EngineCore, session: Session, message: AddRequest) -> None:
         refusal: str | None = "the engine is shutting down and takes no new requests"
+        is_retryable = False
         if self._phase is Phase.RUNNING:
             try:
                 refusal = core.add(
@@ -349,17 +353,13 @@ class EngineProcess:
                     grammar_kind=message.grammar_kind,
                     grammar=message.grammar,
                 )
+            except EnginePausedError as pause:
+                refusal, is_retryable = str(pause), True
             except Exception as problem:  # one bad request must not end the others
                 refusal = f"{type(problem).__name__}: {problem}"
         if refusal is not None:
-            rejected = Rejected(message.number, refusal)
+            rejected = Rejected(message.number, refusal, is_retryable)
             self._send(session, Kind.REJECTED, codec.encode_rejected(rejected))
-
-
-def _answer(core: EngineCore, call: Call) -> Reply:
-    match call.method:
-        case Method.RESET_PREFIX_CACHE:
-            return Reply(call.number, True, json.dumps(core.reset_prefix_cache()))
 
 
 def _run_private(control_fd: int, client_fd: int, front_end_pidfd: int) -> int:

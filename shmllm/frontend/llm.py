@@ -1,53 +1,33 @@
-"""The offline API: `LLM(...).generate(prompts)`, with vLLM's names and meaning."""
+"""The offline API: `LLM(...).generate(prompts)`, with vLLM's names and meaning.
+
+Owns what users see: names, arguments, documentation. What happens is in `front_end` and
+in a module for each way to wait for results.
+"""
 
 from __future__ import annotations
 
 import inspect
-import logging
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from shmllm.config import (
-    DType,
-    EngineConfig,
-    EngineFacts,
-    LoadFormat,
-    LogprobsMode,
-    WaitPolicyName,
-)
-from shmllm.engine.client import EngineClient, LoadProgress
-from shmllm.engine.private import PrivateEngineClient
-from shmllm.errors import EngineDeadError, RequestError, ShmLLMError
-from shmllm.frontend.engine_options import make_engine_config, read_model_defaults
-from shmllm.frontend.input_processor import (
-    InputProcessor,
-    Params,
-    PreparedRequest,
-    Prompt,
-    TokensPrompt,
-    as_list,
-    match_params,
-)
-from shmllm.frontend.output_processor import OutputProcessor
-from shmllm.frontend.progress import BatchProgress
+from shmllm.config import DType, LoadFormat, LogprobsMode, WaitPolicyName
+from shmllm.engine.client import LoadProgress
+from shmllm.errors import ShmLLMError
+from shmllm.frontend.engine_options import make_engine_config
+from shmllm.frontend.enqueued import Enqueued
+from shmllm.frontend.front_end import FrontEnd, Messages
+from shmllm.frontend.input_processor import Params, PreparedRequest, Prompt, TokensPrompt, as_list
+from shmllm.frontend.pausing import PauseMode, pause, resume
 from shmllm.frontend.request_state import RequestState
-from shmllm.frontend.tokenizer import Tokenizer
+from shmllm.frontend.streaming import OnError, stream
 from shmllm.model_files import resolve_model
 from shmllm.options import reject_unknown_options
 from shmllm.outputs import RequestOutput
-from shmllm.sampling_params import SamplingParams
+from shmllm.sampling_params import RequestOutputKind, SamplingParams
 from shmllm.wire.messages import Method
 
-logger = logging.getLogger(__name__)
-
-POLL_S = 1.0
-CLOSE_LOCK_S = 2.0
-REQUESTS_PER_POLL = 32
-
-Messages = Sequence[Mapping[str, Any]]
+PUMP_S = 0.1
 
 
 class LLM:
@@ -131,29 +111,29 @@ class LLM:
             max_logprobs=max_logprobs,
             logprobs_mode=logprobs_mode,
         )
-        directory = Path(config.load.directory)
-        tokenizer_directory = (
-            directory if tokenizer is None else resolve_model(tokenizer, revision=revision)
+        directory = None if tokenizer is None else resolve_model(tokenizer, revision=revision)
+        self._use(
+            FrontEnd.start(
+                config,
+                directory,
+                generation_config,
+                multiprocess,
+                startup_timeout,
+                on_load_progress,
+            )
         )
-        defaults = read_model_defaults(directory, generation_config)
-        client = _start_engine(config, multiprocess, startup_timeout)
-        try:
-            # The engine starts meanwhile.
-            self._set_up(client, Tokenizer.from_directory(tokenizer_directory), defaults)
-            self._take_facts(client.wait_ready(on_load_progress))
-        except BaseException:
-            client.close()
-            raise
-        self._tokenizer_directory = tokenizer_directory
 
     @classmethod
-    def attach(cls, name: str, *, generation_config: str = "auto") -> LLM:
-        """Use an engine that `shmllm engine start NAME` runs. Loads no model and no torch.
+    def attach(cls, name: str, *, generation_config: str = "auto") -> Self:
+        """Use an engine that `shmllm engine start NAME` runs. Loads no model and no torch;
+        `close` leaves the engine running.
 
         Raises:
             SegmentError: it is not running, still starting, dead, or another user's.
         """
-        return AttachedLLM(name, generation_config=generation_config)
+        llm = cls.__new__(cls)
+        llm._use(FrontEnd.attach(name, generation_config))
+        return llm
 
     def generate(
         self,
@@ -177,7 +157,86 @@ class LLM:
             RequestError: a prompt or parameter is wrong; nothing was queued.
             EngineDeadError: the engine died.
         """
-        return self._run(self.prepare(as_list(prompts), sampling_params), use_tqdm)
+        requests = self.prepare(as_list(prompts), sampling_params)
+        return self._front_end.run(requests, use_tqdm)
+
+    def stream(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        sampling_params: SamplingParams | Iterable[SamplingParams] | None = None,
+        *,
+        ordered: bool = False,
+        max_in_flight: int | None = None,
+        on_error: OnError = "raise",
+        output_kind: RequestOutputKind | None = None,
+    ) -> Iterator[RequestOutput]:
+        """Complete any number of prompts, and yield each result when it is there.
+
+        Prompts are taken from the iterable as the engine gets through them, so memory does
+        not grow with their number. Leaving the iterator early aborts what runs.
+
+        Args:
+            prompts: any iterable of what `generate` takes; generators included. It is run in
+                the caller's thread, between results.
+            sampling_params: one for all, or an iterable aligned with the prompts.
+            ordered: yield in the order of the prompts. A slow one holds up those behind it,
+                of which at most four times `max_in_flight` are kept.
+            max_in_flight: prompts under way at once; None: twice `max_num_seqs`, so that a
+                next wave waits in the engine.
+            on_error: what to do about a prompt that cannot be served: "raise" ends the
+                stream; "yield" makes it an output with finish_reason "error" and the
+                message in `error`, and goes on.
+            output_kind: what outputs hold: FINAL_ONLY, the whole result when it is there;
+                DELTA, what is new, as it comes; CUMULATIVE, all so far, as it comes. None:
+                DELTA where the parameters say so, else FINAL_ONLY.
+
+        Yields:
+            Outputs; `prompt_index` counts the prompts. Those before the last one of a prompt
+            hold one completion, and `finished` is False.
+
+        Raises:
+            RequestError: an option or, unless `on_error="yield"`, a prompt is wrong.
+            EngineDeadError: the engine died.
+        """
+        return stream(
+            self._front_end,
+            prompts,
+            sampling_params,
+            ordered=ordered,
+            max_in_flight=max_in_flight,
+            on_error=on_error,
+            output_kind=output_kind,
+        )
+
+    def enqueue(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Params | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[str]:
+        """Queue prompts and return; the engine begins at once. `wait_for_completion` has
+        the results. A front end of a named engine has to come for them in time.
+
+        Args:
+            use_tqdm: accepted; queueing shows nothing.
+
+        Returns:
+            The `request_id` of each prompt's output.
+        """
+        return self._enqueued.add(self.prepare(as_list(prompts), sampling_params))
+
+    def wait_for_completion(
+        self, output_type: type | tuple[type, ...] | None = None, *, use_tqdm: bool = True
+    ) -> list[RequestOutput]:
+        """The outputs of all that was queued by `enqueue`, in that order.
+
+        Args:
+            output_type: accepted; what comes is a RequestOutput.
+            use_tqdm: show a progress bar on stderr.
+        """
+        self._dispatcher.check_open()
+        return self._enqueued.wait(use_tqdm)
 
     def chat(
         self,
@@ -199,68 +258,70 @@ class LLM:
             tools: JSON schemas of tools, for templates that take them.
             chat_template_kwargs: further variables for the template.
         """
-        self._check_open()
-        if not isinstance(messages, Sequence) or not messages:
-            raise RequestError("messages must be a list of {'role': ..., 'content': ...}")
-        is_one = isinstance(messages[0], Mapping)
-        conversations: Sequence[Any] = [messages] if is_one else messages
-        prompts = [
-            self.chat_prompt(
-                conversation,
-                add_generation_prompt=add_generation_prompt and not continue_final_message,
-                continue_final_message=continue_final_message,
-                chat_template=chat_template,
-                tools=tools,
-                **(chat_template_kwargs or {}),
-            )
-            for conversation in conversations
-        ]
-        return self._run(self.prepare(prompts, sampling_params), use_tqdm)
+        prompts = self._front_end.chat_prompts(
+            messages,
+            add_generation_prompt=add_generation_prompt and not continue_final_message,
+            continue_final_message=continue_final_message,
+            chat_template=chat_template,
+            tools=tools,
+            **(chat_template_kwargs or {}),
+        )
+        return self._front_end.run(self.prepare(prompts, sampling_params), use_tqdm)
 
     def chat_prompt(self, messages: Messages, **template_options: Any) -> TokensPrompt:
-        """A conversation as a prompt; the template writes the special tokens itself."""
-        text = self._tokenizer.apply_chat_template(messages, **template_options)
-        ids = self._tokenizer.encode(text, add_special_tokens=False)
-        return {"prompt": text, "prompt_token_ids": ids}
+        """A conversation as a prompt. Internal."""
+        return self._front_end.chat_prompt(messages, **template_options)
 
     def get_tokenizer(self) -> Any:
         """The transformers tokenizer of the model. The engine itself does not need it."""
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(self._tokenizer_directory)
+        return AutoTokenizer.from_pretrained(self._front_end.tokenizer_directory)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What `generate` uses without `sampling_params`."""
-        return SamplingParams(**self.model_defaults)
+        return self._front_end.default_sampling_params()
 
     def get_metrics(self) -> dict[str, int]:
         """The engine's counters and gauges, read from shared memory without asking it."""
-        self._check_open()
+        self._dispatcher.check_open()
         return self._client.stats()
 
     def health(self) -> str:
         """The engine's state in words: "ready", "stalled 7 s in step 12", "dead"."""
-        self._check_open()
+        self._dispatcher.check_open()
         return self._client.health()
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes. False while requests run."""
-        self._check_open()
-        with self._lock:
-            return bool(self._client.call(Method.RESET_PREFIX_CACHE))
+        return bool(self._dispatcher.call(Method.RESET_PREFIX_CACHE))
+
+    def pause_generation(self, mode: PauseMode = "abort", *, clear_cache: bool = True) -> None:
+        """Have the engine hold still, to change weights for instance, until
+        `resume_generation`.
+
+        Args:
+            mode: "abort" ends what runs, with reason "abort"; "wait" returns when what runs
+                has ended, and new requests are refused with EnginePausedError; "keep"
+                freezes what runs, which goes on later. But with "wait", new requests are
+                queued, so a `generate` of the thread that has to resume would not return.
+            clear_cache: forget cached prefixes, too. What is frozen is then recomputed.
+        """
+        for _ in pause(self._dispatcher, mode, clear_cache):
+            self._dispatcher.pump(PUMP_S)
+
+    def resume_generation(self) -> bool:
+        """End this front end's pause. Returns whether the engine goes on: another front end
+        may have paused it, too."""
+        return resume(self._dispatcher)
+
+    def is_paused(self) -> bool:
+        """Whether a front end has paused the engine."""
+        return bool(self.get_metrics()["paused"])
 
     def close(self) -> None:
         """End the engine process. Idempotent; also done at exit and on collection."""
-        self._closed = True
-        self._client.stop()
-        # A thread that generates holds the lock and gets an error now; memory that it still
-        # looks at must not go. A generator that nobody runs any more holds it for ever.
-        is_locked = self._lock.acquire(timeout=CLOSE_LOCK_S)
-        try:
-            self._client.close()
-        finally:
-            if is_locked:
-                self._lock.release()
+        self._dispatcher.close()
 
     shutdown = close
 
@@ -288,10 +349,7 @@ class LLM:
         names: Sequence[str] | None = None,
     ) -> list[PreparedRequest]:
         """Check and tokenize prompts for `serve`. Internal."""
-        self._check_open()
-        default = self.get_default_sampling_params()
-        params = match_params(sampling_params, len(prompts), default)
-        return self._inputs.prepare(prompts, params, names)
+        return self._front_end.prepare(prompts, sampling_params, names)
 
     def serve(
         self,
@@ -309,110 +367,17 @@ class LLM:
 
         Leaving the iterator early, by an exception too, aborts what still runs.
         """
-        with self._lock:
-            states: list[RequestState] = []
-            num_open = sum(request.params.n for request in requests)
-            try:
-                for index, request in enumerate(requests):
-                    for state in self._outputs.add_all(request, index, streaming, time_tokens):
-                        states.append(state)
-                        self._submit(state)
-                    if index % REQUESTS_PER_POLL == REQUESTS_PER_POLL - 1:
-                        changed = self._poll(0)
-                        num_open -= sum(state.finish_reason is not None for state in changed)
-                        yield changed
-                while num_open:
-                    changed = self._poll(POLL_S)
-                    num_open -= sum(state.finish_reason is not None for state in changed)
-                    yield changed
-            finally:
-                if num_open:
-                    self._abandon([state.number for state in states])
+        return self._front_end.serve(requests, streaming=streaming, time_tokens=time_tokens)
 
-    def _set_up(
-        self, client: EngineClient, tokenizer: Tokenizer, model_defaults: dict[str, Any]
-    ) -> None:
-        self._lock = threading.RLock()
-        self._closed = False
-        self._client = client
-        self._tokenizer = tokenizer
-        self.model_defaults = model_defaults
-
-    def _take_facts(self, facts: EngineFacts) -> None:
-        self.facts = facts
-        self._inputs = InputProcessor(self._tokenizer, facts)
-        self._outputs = OutputProcessor(self._tokenizer, facts.eos_token_ids)
-        logger.info("engine ready: %s", facts)
-        for warning in facts.warnings:
-            logger.warning("%s", warning)
-
-    def _run(self, requests: list[PreparedRequest], show_progress: bool) -> list[RequestOutput]:
-        results: list[RequestOutput | None] = [None] * len(requests)
-        with BatchProgress(len(requests), show_progress and bool(requests)) as progress:
-            for changed in self.serve(requests):
-                progress.update(changed)
-                for state in changed:
-                    if state.ends_request:
-                        results[state.index] = state.output()
-        return [result for result in results if result is not None]
-
-    def _submit(self, state: RequestState) -> None:
-        self._client.add(state.request.message(state.number))
-
-    def _poll(self, timeout_s: float) -> list[RequestState]:
-        try:
-            events = self._client.poll(timeout_s)
-        except EngineDeadError:
-            self._check_open()  # ended by `close` in another thread
-            raise
-        changed, to_abort = self._outputs.process(events)
-        if to_abort:
-            self._client.abort(to_abort)
-        return changed
-
-    def _abandon(self, numbers: list[int]) -> None:
-        unfinished = self._outputs.discard(numbers)
-        try:
-            self._client.abort(unfinished)
-        except ShmLLMError:
-            logger.debug("the engine died before its requests could be aborted")
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ShmLLMError("this LLM is closed; make a new one")
-
-
-class AttachedLLM(LLM):
-    """A front end of a named engine; `close` leaves the engine running.
-
-    Args:
-        name: of the engine.
-        generation_config: as for `LLM`.
-    """
-
-    def __init__(self, name: str, *, generation_config: str = "auto") -> None:
-        from shmllm.engine.attached import AttachedEngineClient
-
-        client = AttachedEngineClient(name)
-        facts = client.wait_ready()
-        try:
-            self._tokenizer_directory = Path(facts.model_directory)
-            defaults = read_model_defaults(self._tokenizer_directory, generation_config)
-            self._set_up(client, Tokenizer.from_directory(self._tokenizer_directory), defaults)
-            self._take_facts(facts)
-        except BaseException:
-            client.close()
-            raise
+    def _use(self, front_end: FrontEnd) -> None:
+        self._front_end = front_end
+        self._client = front_end.client
+        self._dispatcher = front_end.dispatcher
+        self._enqueued = Enqueued(front_end.dispatcher)
+        self.facts = front_end.facts
+        self.model_defaults = front_end.model_defaults
 
 
 def _option_names() -> list[str]:
     names = inspect.signature(LLM.__init__).parameters
     return [name for name in names if name not in ("self", "unknown")]
-
-
-def _start_engine(config: EngineConfig, multiprocess: bool, startup_timeout: float) -> Any:
-    if multiprocess:
-        return PrivateEngineClient(config, startup_timeout_s=startup_timeout)
-    from shmllm.engine.local import LocalEngineClient
-
-    return LocalEngineClient(config)

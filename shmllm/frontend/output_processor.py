@@ -104,6 +104,7 @@ class OutputProcessor:
                 self._process_prompt(event)
             elif (state := self._states.pop(event.number, None)) is not None:
                 state.finish_reason, state.error = FinishReason.ERROR.text, event.message
+                state.is_retryable = event.is_retryable
                 state.close()
                 changed[state.number] = state
         return list(changed.values()), to_abort

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 
+from shmllm.errors import EnginePausedError, RequestError
 from shmllm.frontend.detokenizer import OutputText
 from shmllm.frontend.input_processor import PreparedRequest
 from shmllm.frontend.token_texts import TokenTexts
@@ -52,6 +53,7 @@ class RequestState:
     Attributes:
         token_times: when the engine published each token, in seconds of the monotonic
             clock; None unless somebody measures.
+        is_retryable: the `error` says nothing against the request: the engine is paused.
         silent_stop_ids: tokens that end the request without being its `stop_reason`.
         logprobs: of the output tokens, None if not asked for.
         prompt_logprobs: of the prompt's tokens from the second on, None if not asked for.
@@ -65,6 +67,7 @@ class RequestState:
         "family",
         "finish_reason",
         "index",
+        "is_retryable",
         "logprobs",
         "metrics",
         "num_cached_tokens",
@@ -113,6 +116,7 @@ class RequestState:
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
         self.error: str | None = None
+        self.is_retryable = False
         self.ends_request = False
         self.metrics = RequestMetrics(arrival_time=time.monotonic())
 
@@ -138,6 +142,12 @@ class RequestState:
         """Nothing comes any more."""
         self.family.num_open -= 1
         self.ends_request = not self.family.num_open
+
+    def raise_error(self, name: str = "") -> None:
+        """Raise the RequestError that `error` is, if there is one."""
+        if self.error is not None:
+            kind = EnginePausedError if self.is_retryable else RequestError
+            raise kind(f"{name}: {self.error}" if name else self.error)
 
     def output(self) -> RequestOutput:
         """The request as it stands, with all its completions."""
@@ -227,4 +237,5 @@ class RequestState:
             prompt_logprobs=prompt_logprobs,
             metrics=self.metrics,
             error=next((state.error for state in states if state.error is not None), None),
+            prompt_index=self.index,
         )

@@ -199,6 +199,11 @@ class ClientChannel(_Channel):
         self._control.say_hello(place, nonce)
         ring_if_parked(self._core_parked, self._core_doorbell)
 
+    def wake(self) -> None:
+        """End this end's own park, in which another thread waits; else the next one."""
+        if not self._is_closed and self._client.is_usable:
+            self._doorbell.post()
+
     def set_closing(self) -> None:
         """Tell the engine that this front end is leaving."""
         if self._is_closed or not self._client.is_usable:

@@ -175,6 +175,7 @@ class Stat(IntEnum):
     EXECUTE_NS = 17
     APPLY_NS = 18
     PUBLISH_NS = 19
+    PAUSED = 20
 
 
 class DoorbellKind(IntEnum):

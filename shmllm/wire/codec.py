@@ -9,9 +9,9 @@ the header gives and which end exactly at the record's end. Integers are little-
     ADD       see `add`
     ABORT     numbers i64[]
     OUTPUTS   see `outputs`                               PROMPT_LOGPROBS the same
-    REJECTED  number i64 | message
+    REJECTED  number i64, retryable u32 | message
     IN_SLOT   kind u32, slot u32, offset u32, bytes u32: a record that lies in a tensor slot
-    CALL      number i64, method u32                              SHUTDOWN  seconds f64
+    CALL      number i64, method u32 | JSON text                  SHUTDOWN  seconds f64
     REPLY     number i64, ok u32 | JSON text
 
 Encoders return parts, which the ring writes one behind the other without joining them.
@@ -68,7 +68,7 @@ __all__ = [
 HELLO = Struct("<II")
 LENGTH = Struct("<I")
 IN_SLOT = Struct("<IIII")
-NUMBER = Struct("<q")
+REJECTED = Struct("<qI")
 CALL = Struct("<qI")
 SHUTDOWN = Struct("<d")
 
@@ -91,11 +91,11 @@ def encode_abort(message: Abort) -> Parts:
 
 
 def encode_rejected(message: Rejected) -> Parts:
-    return (NUMBER.pack(message.number), message.message.encode())
+    return (REJECTED.pack(message.number, message.is_retryable), message.message.encode())
 
 
 def encode_call(message: Call) -> Parts:
-    return (CALL.pack(message.number, message.method),)
+    return (CALL.pack(message.number, message.method), message.json.encode())
 
 
 def encode_shutdown(message: Shutdown) -> Parts:
@@ -144,14 +144,13 @@ def _decode_abort(record: memoryview) -> Abort:
 
 
 def _decode_rejected(record: memoryview) -> Rejected:
-    return Rejected(NUMBER.unpack_from(record)[0], Sections(record, NUMBER.size).rest())
+    number, is_retryable = REJECTED.unpack_from(record)
+    return Rejected(number, Sections(record, REJECTED.size).rest(), bool(is_retryable))
 
 
 def _decode_call(record: memoryview) -> Call:
-    if len(record) != CALL.size:
-        raise ProtocolMismatchError(f"CALL has {CALL.size} bytes, got {len(record)}")
-    number, method = CALL.unpack(record)
-    return Call(number, Method(method))
+    number, method = CALL.unpack_from(record)
+    return Call(number, Method(method), Sections(record, CALL.size).rest())
 
 
 def _decode_shutdown(record: memoryview) -> Shutdown:

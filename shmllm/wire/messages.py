@@ -50,6 +50,8 @@ class Method(IntEnum):
     """What a CALL can ask for."""
 
     RESET_PREFIX_CACHE = 1
+    PAUSE = 2
+    RESUME = 3
 
 
 @dataclass(slots=True)
@@ -105,18 +107,25 @@ class Abort:
 
 @dataclass(slots=True)
 class Rejected:
-    """The engine could not take a request; it ends with reason "error"."""
+    """The engine could not take a request; it ends with reason "error".
+
+    Attributes:
+        is_retryable: nothing is wrong with the request: the engine is paused.
+    """
 
     number: int
     message: str
+    is_retryable: bool = False
 
 
 @dataclass(slots=True)
 class Call:
-    """A question to the engine, answered by the Reply of the same number."""
+    """A question to the engine, answered by the Reply of the same number. `json` is its
+    argument, one JSON value."""
 
     number: int
     method: Method
+    json: str = "null"
 
 
 @dataclass(slots=True)
@@ -128,7 +137,8 @@ class Shutdown:
 
 @dataclass(slots=True)
 class Reply:
-    """The answer to a Call: a JSON value, or the message of what went wrong."""
+    """The answer to a Call: a JSON value, or if not `ok` the JSON list [type of the exception,
+    message, traceback], whose type is empty where the engine refused what was asked."""
 
     number: int
     ok: bool

@@ -323,7 +323,7 @@ try:
     while True:
         llm.generate(["x"] * 8, LONG, use_tqdm=False)
 except KeyboardInterrupt:
-    print(json.dumps({"same": answer() == before, "left": len(llm._outputs._states)}))
+    print(json.dumps({"same": answer() == before, "left": len(llm._front_end.outputs._states)}))
 """
         )
     )

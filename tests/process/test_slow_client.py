@@ -28,15 +28,15 @@ PROMPTS = ("import os\n", "def main():\n", "x = ")
 SLOW = """
 import json, os, signal, sys, time
 from shmllm import LLM, EngineDeadError, SamplingParams
+from shmllm.frontend.dispatcher import RequestGroup
 from shmllm.wire import codec
 from shmllm.wire.messages import AddRequest, Kind
 llm = LLM.attach(sys.argv[1])
 channel = llm._client._channel
 long = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
-states = [llm._outputs.add(request, i, False, False)
+group, dispatcher = RequestGroup(), llm._dispatcher
+states = [dispatcher.submit(group, request, i)
           for i, request in enumerate(llm.prepare(["import os"] * 4, long))]
-for state in states:
-    llm._submit(state)
 # Refusals fill the ring faster than tokens do.
 refused = codec.encode_add(AddRequest(10**9, [10**6], long))
 outputs = channel.outputs
@@ -49,7 +49,7 @@ os.kill(os.getpid(), signal.SIGSTOP)
 found = {"tokens": {}, "error": None}
 try:
     while len(found["tokens"]) < len(states):
-        llm._poll(1.0)
+        dispatcher.collect(group, 1.0)
         for state in states:
             if state.finish_reason:
                 found["tokens"][state.index] = list(state.token_ids)

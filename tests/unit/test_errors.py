@@ -11,8 +11,10 @@ from shmllm import errors
 
 TREE = {
     "RequestError": ("ShmLLMError", "ValueError"),
+    "EnginePausedError": ("RequestError",),
     "EngineStartError": ("ShmLLMError",),
     "EngineDeadError": ("ShmLLMError",),
+    "CallError": ("ShmLLMError",),
     "IpcError": ("ShmLLMError",),
     "SegmentError": ("IpcError",),
     "NoSpaceError": ("IpcError",),
@@ -35,12 +37,15 @@ def test_the_drawing_names_every_class():
     assert [name for name in TREE if name not in errors.__doc__] == []
 
 
-@pytest.mark.parametrize("kind", [errors.EngineStartError, errors.EngineDeadError])
+WITH_TRACEBACK = [errors.EngineStartError, errors.EngineDeadError, errors.CallError]
+
+
+@pytest.mark.parametrize("kind", WITH_TRACEBACK)
 def test_the_engines_traceback_follows_the_message(kind):
     assert str(kind("it died", remote_traceback="Traceback: x")) == "it died\nTraceback: x"
 
 
-@pytest.mark.parametrize("kind", [errors.EngineStartError, errors.EngineDeadError])
+@pytest.mark.parametrize("kind", WITH_TRACEBACK)
 def test_without_a_traceback_there_is_the_message_alone(kind):
     assert str(kind("it died")) == "it died"
 

@@ -69,14 +69,16 @@ RULES = {
     "shmllm.engine.session": Rule("errors wire ipc"),
     "shmllm.engine.doorkeeper": Rule("errors ipc engine.session"),
     "shmllm.engine.reporter": Rule("engine.core ipc"),
+    "shmllm.engine.calls": Rule("errors core.pausing engine.core wire.messages"),
     "shmllm.engine.process": Rule(
-        "errors config outputs wire ipc engine.core engine.session engine.doorkeeper "
-        "engine.reporter",
+        "errors config outputs wire ipc engine.calls engine.core engine.session "
+        "engine.doorkeeper engine.reporter",
         lazy="worker.runner",
     ),
     # It answers in the client's terms and takes the messages as objects, not as bytes.
     "shmllm.engine.local": Rule(
-        "errors config outputs wire.messages engine.core engine.client", lazy="worker.runner"
+        "errors config outputs wire.messages engine.calls engine.core engine.client",
+        lazy="worker.runner",
     ),
     # `wire.messages` holds the dataclasses that EngineClient takes; bytes stay behind it.
     "shmllm.frontend": Rule(

@@ -6,7 +6,9 @@ import pytest
 from fakes import FakeRunner, expected_tokens, facts
 
 from shmllm.config import CacheConfig, EngineConfig, LoadConfig, SchedulerConfig
+from shmllm.core.pausing import PauseMode
 from shmllm.engine.core import UNSEEDED, EngineCore
+from shmllm.errors import EnginePausedError
 from shmllm.outputs import FinishReason
 from shmllm.sampling_params import SamplingParams
 
@@ -258,3 +260,91 @@ def test_a_preempted_request_keeps_its_seed():
             by_prompt.setdefault(admission.token_ids[0], []).append(admission.seed)
     assert max(map(len, by_prompt.values())) > 1
     assert all(len(set(seeds)) == 1 for seeds in by_prompt.values())
+
+
+def test_a_frozen_engine_runs_nothing_and_then_goes_on_to_the_same_tokens():
+    core = make_core()
+    core.add(0, 1, [1, 2, 3], SamplingParams(max_tokens=9))
+    core.step()
+    core.step()
+    assert core.pause(0, PauseMode.KEEP) == 1
+    core.add(0, 2, [4, 5], SamplingParams(max_tokens=3))
+    assert [core.step() for _ in range(3)] == [{}] * 3
+    assert core.resume(0)
+    results = run(core)
+    assert results[0, 1][0] == expected_tokens([1, 2, 3], 9)[2:]
+    assert results[0, 2][0] == expected_tokens([4, 5], 3)
+
+
+def test_a_pause_that_aborts_has_a_last_row_for_every_front_end():
+    core = make_core(num_seqs=1)
+    core.add(0, 1, [1], SamplingParams(max_tokens=9))
+    core.add(2, 1, [2], SamplingParams(max_tokens=9))
+    core.step()
+    assert core.pause(0, PauseMode.ABORT) == 0
+    ended = core.take_aborted()
+    assert [(place, c.numbers, c.finishes) for place, c in ended] == [
+        (0, [1], [FinishReason.ABORT]),
+        (2, [1], [FinishReason.ABORT]),
+    ]
+    assert core.take_aborted() == []
+    core.add(0, 1, [1], SamplingParams(max_tokens=2))
+    assert core.step() == {}
+    core.resume(0)
+    assert run(core) == {(0, 1): (expected_tokens([1], 2), ["length"])}
+
+
+def test_a_draining_engine_finishes_what_it_has_and_refuses_the_rest():
+    core = make_core(num_seqs=1)
+    core.add(0, 1, [1], SamplingParams(max_tokens=3))
+    core.add(0, 2, [2], SamplingParams(max_tokens=3))
+    assert core.pause(5, PauseMode.WAIT) == 2
+    with pytest.raises(EnginePausedError, match="try again"):
+        core.add(0, 3, [3], SamplingParams(max_tokens=3))
+    assert len(run(core, clients=(0,))) == 2
+    assert core.pause(5, PauseMode.WAIT) == 0
+    with pytest.raises(EnginePausedError):
+        core.add(0, 3, [3], SamplingParams(max_tokens=3))
+    assert core.resume(5)
+    assert core.add(0, 3, [3], SamplingParams(max_tokens=3)) is None
+
+
+def test_an_engine_goes_on_when_the_last_pause_ends():
+    core = make_core()
+    core.pause(0, PauseMode.KEEP)
+    core.pause(1, PauseMode.KEEP)
+    assert not core.resume(0)
+    assert core.resume(1)
+
+
+def test_the_cache_can_be_reset_under_running_requests_which_are_recomputed():
+    core = make_core(num_seqs=2)
+    prompts = {1: [1, 2, 3, 4, 5, 6], 2: [7, 8, 9], 3: [4, 4]}
+    for number, prompt in prompts.items():
+        core.add(0, number, prompt, SamplingParams(max_tokens=9))
+    for _ in range(3):
+        core.step()
+    assert not core.reset_prefix_cache()
+    assert core.reset_prefix_cache(preempt_running=True)
+    core.scheduler.check_integrity()
+    results = run(core)
+    for number, prompt in prompts.items():
+        expected = expected_tokens(prompt, 9)
+        tokens, ends = results[0, number]
+        assert tokens == expected[len(expected) - len(tokens) :]
+        assert ends == ["length"]
+    first = next(plan for plan in core._runner.plans[3:])
+    assert first.starts == [0] * len(first.starts)
+
+
+def test_an_abort_between_forward_and_update_wins():
+    core = make_core()
+    core.add(0, 1, [1], SamplingParams(max_tokens=1))
+    core.add(0, 2, [2], SamplingParams(max_tokens=1))
+    plan = core.scheduler.schedule()
+    result = core._runner.execute(plan)
+    columns = core.abort(0, [1])
+    assert (columns.numbers, columns.finishes) == ([1], [FinishReason.ABORT])
+    assert core.scheduler.apply(plan, result)[0].numbers == [2]
+    assert core.abort(0, [1]).numbers == []
+    core.scheduler.check_integrity()

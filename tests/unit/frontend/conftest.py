@@ -6,8 +6,11 @@ import json
 
 import pytest
 import tokenizers
+from fakes import FakeEngineClient
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
+from shmllm import LLM
+from shmllm.frontend import front_end
 from shmllm.frontend.tokenizer import Tokenizer
 from shmllm.frontend.tokenizer_backend import FastBackend
 
@@ -127,3 +130,15 @@ def byte_level_model(tmp_path_factory):
     }
     (directory / "tokenizer_config.json").write_text(json.dumps(config))
     return directory
+
+
+@pytest.fixture
+def make_llm(monkeypatch, byte_level_model):
+    """Makes (an LLM, the FakeEngineClient it uses)."""
+
+    def make(steps_per_poll=1, **changes):
+        engine = FakeEngineClient(steps_per_poll, **changes)
+        monkeypatch.setattr(front_end, "start_engine", lambda *_: engine)
+        return LLM(str(byte_level_model), generation_config="shmllm"), engine
+
+    return make

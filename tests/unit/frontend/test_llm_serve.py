@@ -3,68 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from fakes import facts
 
 from shmllm.errors import RequestError
-from shmllm.frontend import llm as llm_module
-from shmllm.outputs import FinishReason, OutputColumns
 from shmllm.sampling_params import SamplingParams
 from shmllm.wire.messages import Rejected
-
-
-class FakeEngine:
-    """Gives each request `max_tokens` tokens 7, at most `steps_per_poll` steps in one poll."""
-
-    def __init__(self, steps_per_poll):
-        self.facts = facts(vocab_size=600)
-        self.steps_per_poll = steps_per_poll
-        self.left = {}
-        self.added = []
-        self.aborted = []
-        self.rejected = []
-
-    def wait_ready(self, on_progress=None):
-        return self.facts
-
-    def add(self, request):
-        self.added.append(request.number)
-        self.left[request.number] = request.params.max_tokens
-
-    def abort(self, numbers):
-        self.aborted += numbers
-        for number in numbers:
-            self.left.pop(number, None)
-
-    def poll(self, timeout_s):
-        events, self.rejected = self.rejected, []
-        return events + [self._step() for _ in range(self.steps_per_poll) if self.left]
-
-    def close(self):
-        pass
-
-    def _step(self):
-        numbers = list(self.left)
-        for number in numbers:
-            self.left[number] -= 1
-        ended = [number for number in numbers if not self.left[number]]
-        for number in ended:
-            del self.left[number]
-        return OutputColumns(
-            numbers=numbers,
-            counts=[1] * len(numbers),
-            finishes=[FinishReason.LENGTH * (number in ended) for number in numbers],
-            token_ids=[7] * len(numbers),
-        )
-
-
-@pytest.fixture
-def make_llm(monkeypatch, byte_level_model):
-    def make(steps_per_poll=1):
-        engine = FakeEngine(steps_per_poll)
-        monkeypatch.setattr(llm_module, "_start_engine", lambda *_: engine)
-        return llm_module.LLM(str(byte_level_model), generation_config="shmllm"), engine
-
-    return make
 
 
 @pytest.mark.parametrize("steps_per_poll", [1, 2, 3, 50])
@@ -114,7 +56,7 @@ def test_leaving_early_aborts_what_still_runs(make_llm):
 
 def test_a_stop_string_aborts_the_request_in_the_engine(make_llm):
     llm, engine = make_llm()
-    stop = llm._tokenizer.decode([7])
+    stop = llm._front_end.tokenizer.decode([7])
     outputs = llm.generate([5], SamplingParams(stop=stop, max_tokens=9), use_tqdm=False)
     assert outputs[0].outputs[0].stop_reason == stop
     assert engine.aborted == [0]

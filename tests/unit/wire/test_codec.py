@@ -171,8 +171,8 @@ MESSAGES = {
     Kind.ABORT: (codec.encode_abort, st.builds(Abort, st.lists(int64, max_size=9))),
     Kind.OUTPUTS: (codec.encode_outputs, outputs()),
     Kind.PROMPT_LOGPROBS: (codec.encode_prompt_logprobs, prompt_logprobs()),
-    Kind.REJECTED: (codec.encode_rejected, st.builds(Rejected, int64, text)),
-    Kind.CALL: (codec.encode_call, st.builds(Call, int64, st.sampled_from(Method))),
+    Kind.REJECTED: (codec.encode_rejected, st.builds(Rejected, int64, text, st.booleans())),
+    Kind.CALL: (codec.encode_call, st.builds(Call, int64, st.sampled_from(Method), text)),
     Kind.SHUTDOWN: (
         codec.encode_shutdown,
         st.builds(Shutdown, st.floats(0, allow_infinity=False, allow_nan=False)),
@@ -180,7 +180,7 @@ MESSAGES = {
     Kind.REPLY: (codec.encode_reply, st.builds(Reply, int64, st.booleans(), text)),
 }
 # Kinds whose last section takes whatever follows: these cannot tell that bytes were added.
-OPEN_ENDED = {Kind.INIT, Kind.READY, Kind.FAILED, Kind.REJECTED, Kind.REPLY}
+OPEN_ENDED = {Kind.INIT, Kind.READY, Kind.FAILED, Kind.REJECTED, Kind.CALL, Kind.REPLY}
 kinds = pytest.mark.parametrize("kind", MESSAGES, ids=lambda kind: kind.name)
 
 
@@ -242,14 +242,14 @@ def test_a_record_of_another_length_is_refused(kind, data):
 
 @pytest.mark.parametrize(
     ("kind", "header_bytes"),
-    [(Kind.FAILED, 4), (Kind.REJECTED, 8), (Kind.REPLY, 12)],
-    ids=["FAILED", "REJECTED", "REPLY"],
+    [(Kind.FAILED, 4), (Kind.REJECTED, 12), (Kind.CALL, 12), (Kind.REPLY, 12)],
+    ids=["FAILED", "REJECTED", "CALL", "REPLY"],
 )
 def test_a_cut_header_is_refused(kind, header_bytes):
     for length in range(header_bytes):
         with pytest.raises(ProtocolMismatchError):
-            decode(kind, b"\0" * length)
-    decode(kind, b"\0" * header_bytes)
+            decode(kind, b"\1" * length)
+    decode(kind, bytes(4 if kind == Kind.FAILED else 8) + b"\1\0\0\0"[: header_bytes - 4])
 
 
 @pytest.mark.parametrize("kind", [0, Kind.IN_SLOT, 99, -1, 2**32])

@@ -1,0 +1,53 @@
+"""What a front end can ask of an engine besides requests: one function per Method.
+
+Owns the table of answers, which the engine process and the engine in the caller's own
+process share. Must not know how a question came here: arguments and answers are JSON values.
+"""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from shmllm.core.pausing import PauseMode
+from shmllm.engine.core import EngineCore
+from shmllm.errors import RequestError
+from shmllm.wire.messages import Call, Method, Reply
+
+
+def _reset_prefix_cache(core: EngineCore, client: int, argument: Any) -> bool:
+    return core.reset_prefix_cache(preempt_running=argument is True)
+
+
+def _pause(core: EngineCore, client: int, argument: Any) -> int:
+    return core.pause(client, PauseMode.of(argument))
+
+
+def _resume(core: EngineCore, client: int, argument: Any) -> bool:
+    return core.resume(client)
+
+
+_ANSWERS: dict[Method, Callable[[EngineCore, int, Any], Any]] = {
+    Method.RESET_PREFIX_CACHE: _reset_prefix_cache,
+    Method.PAUSE: _pause,
+    Method.RESUME: _resume,
+}
+
+
+def answer(core: EngineCore, client: int, method: Method, argument: Any) -> Any:
+    """Do what the front end `client` asks; raises whatever that raises."""
+    return _ANSWERS[method](core, client, argument)
+
+
+def reply_to(core: EngineCore, client: int, call: Call) -> Reply:
+    """Answer a CALL. What it raises becomes text: no question may end the engine."""
+    try:
+        content = answer(core, client, call.method, json.loads(call.json))
+        return Reply(call.number, True, json.dumps(content))
+    except Exception as problem:
+        is_expected = isinstance(problem, RequestError)
+        kind = "" if is_expected else type(problem).__name__
+        words = "" if is_expected else traceback.format_exc()
+        return Reply(call.number, False, json.dumps([kind, str(problem), words]))

@@ -1,0 +1,40 @@
+"""Requests that are queued now and collected later: `LLM.enqueue`, `wait_for_completion`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shmllm.frontend.dispatcher import POLL_S, Dispatcher, RequestGroup
+from shmllm.frontend.input_processor import PreparedRequest
+from shmllm.frontend.progress import BatchProgress
+from shmllm.frontend.request_state import RequestState
+from shmllm.outputs import RequestOutput
+
+
+class Enqueued:
+    """
+    Args:
+        dispatcher: runs the requests.
+    """
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+        self._group = RequestGroup()
+        self._states: list[RequestState] = []
+
+    def add(self, requests: Sequence[PreparedRequest]) -> list[str]:
+        """Queue requests behind those that are there; returns their ids."""
+        first = len(self._states)
+        for request in requests:
+            states = self._dispatcher.submit(self._group, request, len(self._states))
+            self._states.append(states[0])
+        return [state.family.request_id for state in self._states[first:]]
+
+    def wait(self, show_progress: bool) -> list[RequestOutput]:
+        """All outputs, once all are there. Interrupted, it can be called again."""
+        states, group = self._states, self._group
+        with BatchProgress(len(states), show_progress and bool(states)) as progress:
+            while group.num_open:
+                progress.update(self._dispatcher.collect(group, POLL_S))
+        self._states = []
+        return [state.output() for state in states]

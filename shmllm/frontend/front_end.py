@@ -1,0 +1,187 @@
+"""What `LLM` and `AsyncLLM` are made of: everything between prompts and an engine.
+
+Owns how a tokenizer, an input processor, an output processor and a dispatcher come
+together, and the requests' way through them. Must not know who waits for results, or how.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from shmllm.config import EngineConfig
+from shmllm.engine.client import EngineClient, LoadProgress
+from shmllm.engine.private import PrivateEngineClient
+from shmllm.errors import RequestError
+from shmllm.frontend.dispatcher import POLL_S, Dispatcher, RequestGroup
+from shmllm.frontend.engine_options import read_model_defaults
+from shmllm.frontend.input_processor import (
+    InputProcessor,
+    Params,
+    PreparedRequest,
+    Prompt,
+    TokensPrompt,
+    match_params,
+)
+from shmllm.frontend.output_processor import OutputProcessor
+from shmllm.frontend.progress import BatchProgress
+from shmllm.frontend.request_state import RequestState
+from shmllm.frontend.tokenizer import Tokenizer
+from shmllm.outputs import RequestOutput
+from shmllm.sampling_params import SamplingParams
+
+logger = logging.getLogger(__name__)
+
+REQUESTS_PER_POLL = 32
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+class FrontEnd:
+    """
+    Args:
+        client: the engine, which is ready.
+        tokenizer_directory: where the tokenizer's files are.
+        tokenizer: made of them.
+        model_defaults: sampling options that come with the model.
+
+    Attributes:
+        facts: what the engine says about itself and the model.
+    """
+
+    def __init__(
+        self,
+        client: EngineClient,
+        tokenizer_directory: Path,
+        tokenizer: Tokenizer,
+        model_defaults: dict[str, Any],
+    ) -> None:
+        self.client = client
+        self.facts = client.facts
+        self.tokenizer_directory = tokenizer_directory
+        self.tokenizer = tokenizer
+        self.model_defaults = model_defaults
+        self.inputs = InputProcessor(tokenizer, self.facts)
+        self.outputs = OutputProcessor(tokenizer, self.facts.eos_token_ids)
+        self.dispatcher = Dispatcher(client, self.outputs)
+        logger.info("engine ready: %s", self.facts)
+        for warning in self.facts.warnings:
+            logger.warning("%s", warning)
+
+    @classmethod
+    def start(
+        cls,
+        config: EngineConfig,
+        tokenizer_directory: Path | None,
+        generation_config: str,
+        multiprocess: bool,
+        startup_timeout: float,
+        on_load_progress: LoadProgress | None,
+    ) -> Self:
+        """With an engine of its own; see `LLM` for the arguments."""
+        directory = Path(config.load.directory)
+        tokenizer_directory = tokenizer_directory or directory
+        defaults = read_model_defaults(directory, generation_config)
+        client = start_engine(config, multiprocess, startup_timeout)
+        try:
+            tokenizer = Tokenizer.from_directory(tokenizer_directory)  # the engine starts meanwhile
+            client.wait_ready(on_load_progress)
+            return cls(client, tokenizer_directory, tokenizer, defaults)
+        except BaseException:
+            client.close()
+            raise
+
+    @classmethod
+    def attach(cls, name: str, generation_config: str) -> Self:
+        """At an engine that runs already."""
+        from shmllm.engine.attached import AttachedEngineClient
+
+        client = AttachedEngineClient(name)
+        directory = Path(client.wait_ready().model_directory)
+        try:
+            defaults = read_model_defaults(directory, generation_config)
+            return cls(client, directory, Tokenizer.from_directory(directory), defaults)
+        except BaseException:
+            client.close()
+            raise
+
+    def default_sampling_params(self) -> SamplingParams:
+        return SamplingParams(**self.model_defaults)
+
+    def prepare(
+        self,
+        prompts: Sequence[Prompt],
+        sampling_params: Params | None = None,
+        names: Sequence[str] | None = None,
+    ) -> list[PreparedRequest]:
+        """Check and tokenize prompts.
+
+        Args:
+            names: what errors call each; None counts them.
+        """
+        self.dispatcher.check_open()
+        default = self.default_sampling_params()
+        params = match_params(sampling_params, len(prompts), default)
+        return self.inputs.prepare(prompts, params, names)
+
+    def chat_prompts(
+        self, messages: Messages | Sequence[Messages], **template_options: Any
+    ) -> list[TokensPrompt]:
+        """One conversation or several as prompts."""
+        self.dispatcher.check_open()
+        if not isinstance(messages, Sequence) or not messages:
+            raise RequestError("messages must be a list of {'role': ..., 'content': ...}")
+        is_one = isinstance(messages[0], Mapping)
+        conversations: Sequence[Any] = [messages] if is_one else messages
+        return [self.chat_prompt(each, **template_options) for each in conversations]
+
+    def chat_prompt(self, messages: Messages, **template_options: Any) -> TokensPrompt:
+        """A conversation as a prompt; the template writes the special tokens itself."""
+        text = self.tokenizer.apply_chat_template(messages, **template_options)
+        ids = self.tokenizer.encode(text, add_special_tokens=False)
+        return {"prompt": text, "prompt_token_ids": ids}
+
+    def serve(
+        self, requests: Iterable[PreparedRequest], *, streaming: bool, time_tokens: bool
+    ) -> Iterator[list[RequestState]]:
+        """Run requests; yields the states that changed, after every poll. Leaving the
+        iterator early, by an exception too, aborts what still runs."""
+        group = RequestGroup()
+        submit, collect = self.dispatcher.submit, self.dispatcher.collect
+        try:
+            for index, request in enumerate(requests):
+                submit(group, request, index, streaming=streaming, time_tokens=time_tokens)
+                if index % REQUESTS_PER_POLL == REQUESTS_PER_POLL - 1:
+                    yield collect(group, 0)
+            while group.num_open:
+                yield collect(group, POLL_S)
+        finally:
+            self.dispatcher.leave(group)
+
+    def run(self, requests: list[PreparedRequest], show_progress: bool) -> list[RequestOutput]:
+        """The outputs of requests, in their order, when all have ended.
+
+        Raises:
+            EnginePausedError: the engine takes no requests now.
+        """
+        results: list[RequestOutput | None] = [None] * len(requests)
+        with BatchProgress(len(requests), show_progress and bool(requests)) as progress:
+            for changed in self.serve(requests, streaming=False, time_tokens=False):
+                progress.update(changed)
+                for state in changed:
+                    if state.is_retryable:
+                        state.raise_error()
+                    if state.ends_request:
+                        results[state.index] = state.output()
+        return [result for result in results if result is not None]
+
+
+def start_engine(config: EngineConfig, multiprocess: bool, startup_timeout: float) -> Any:
+    """The client of a new engine, which starts meanwhile."""
+    if multiprocess:
+        return PrivateEngineClient(config, startup_timeout_s=startup_timeout)
+    from shmllm.engine.local import LocalEngineClient
+
+    return LocalEngineClient(config)

@@ -1,0 +1,144 @@
+"""Pausing real engines: what runs ends, drains or freezes, for all front ends."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from engines import named_engine
+from programs import PATIENCE_S, holds_within
+
+from shmllm import LLM, EnginePausedError, RequestError, SamplingParams
+
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
+
+PROMPT = "def main():\n"
+GREEDY = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
+SHORT = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["process", "same process"])
+def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
+    with LLM(multiprocess=request.param, kv_cache_memory_bytes=2**27) as llm:
+        yield llm
+
+
+def tokens_of(llm: LLM) -> list[int]:
+    return llm.generate(PROMPT, GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+
+
+def run_a_little(llm: LLM) -> None:
+    """Until what was enqueued has a few tokens."""
+    before = llm.get_metrics()["generated_tokens"]
+    while llm.get_metrics()["generated_tokens"] < before + 5:
+        llm._dispatcher.pump(0.05)
+
+
+def test_abort_ends_what_runs_with_its_tokens_so_far(llm: LLM) -> None:
+    expected = tokens_of(llm)
+    llm.enqueue([PROMPT, PROMPT], GREEDY)
+    run_a_little(llm)
+    llm.pause_generation()
+    assert llm.is_paused()
+    for output in llm.wait_for_completion(use_tqdm=False):
+        completion = output.outputs[0]
+        assert completion.finish_reason == "abort"
+        assert 0 < len(completion.token_ids) < 200
+        assert completion.token_ids == expected[: len(completion.token_ids)]
+    llm.enqueue(PROMPT, GREEDY)  # waits, and is not refused
+    assert llm.resume_generation()
+    assert not llm.is_paused()
+    assert llm.wait_for_completion(use_tqdm=False)[0].outputs[0].token_ids == expected
+
+
+@pytest.mark.parametrize("clear_cache", [True, False])
+def test_keep_freezes_and_goes_on_to_the_same_tokens(llm: LLM, clear_cache: bool) -> None:
+    expected = tokens_of(llm)
+    llm.enqueue(PROMPT, GREEDY)
+    run_a_little(llm)
+    llm.pause_generation("keep", clear_cache=clear_cache)
+    so_far = llm.get_metrics()["generated_tokens"]
+    deadline = time.monotonic() + 0.3
+    while time.monotonic() < deadline:
+        llm._dispatcher.pump(0.05)
+    assert llm.get_metrics()["generated_tokens"] == so_far
+    assert (llm.get_metrics()["kv_blocks_used"] == 0) == clear_cache
+    llm.resume_generation()
+    output = llm.wait_for_completion(use_tqdm=False)[0].outputs[0]
+    assert (output.token_ids, output.finish_reason) == (expected, "length")
+
+
+def test_wait_returns_when_all_has_ended_and_refuses_what_comes(llm: LLM) -> None:
+    expected = tokens_of(llm)
+    llm.enqueue([PROMPT] * 3, GREEDY)
+    llm.pause_generation("wait")
+    assert llm.get_metrics()["running"] == llm.get_metrics()["waiting"] == 0
+    with pytest.raises(EnginePausedError, match="try again"):
+        llm.generate(PROMPT, SHORT, use_tqdm=False)
+    with pytest.raises(EnginePausedError, match="prompt 0"):
+        list(llm.stream([PROMPT], SHORT))
+    (refused,) = llm.stream([PROMPT], SHORT, on_error="yield")
+    assert refused.outputs[0].finish_reason == "error"
+    outputs = llm.wait_for_completion(use_tqdm=False)
+    assert [output.outputs[0].token_ids for output in outputs] == [expected] * 3
+    llm.resume_generation()
+    assert tokens_of(llm) == expected
+
+
+def test_clearing_the_cache_is_part_of_it_unless_told(llm: LLM) -> None:
+    prompt = PROMPT * 30
+
+    def num_cached() -> int:
+        return llm.generate(prompt, SHORT, use_tqdm=False)[0].num_cached_tokens
+
+    num_cached()
+    assert num_cached() > 0
+    llm.pause_generation("wait", clear_cache=False)
+    llm.resume_generation()
+    assert num_cached() > 0
+    llm.pause_generation("wait")
+    llm.resume_generation()
+    assert num_cached() == 0
+
+
+def test_another_mode_is_an_error_and_pauses_nothing(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="one of 'abort', 'wait', 'keep', got 'stop'"):
+        llm.pause_generation("stop")  # type: ignore[arg-type]
+    assert not llm.is_paused()
+
+
+def test_a_pause_reaches_requests_of_another_thread() -> None:
+    with LLM(kv_cache_memory_bytes=2**27) as llm:
+        expected = tokens_of(llm)
+        found = []
+        thread = threading.Thread(target=lambda: found.append(tokens_of(llm)))
+        thread.start()
+        assert holds_within(lambda: llm.get_metrics()["running"] == 1, PATIENCE_S)
+        llm.pause_generation("keep")
+        time.sleep(0.2)
+        assert found == []
+        llm.resume_generation()
+        thread.join(PATIENCE_S)
+        assert found == [expected]
+
+
+def test_a_front_end_that_dies_or_leaves_lets_go(tmp_path: Path) -> None:
+    with named_engine(tmp_path) as (name, _), LLM.attach(name) as llm:
+        with LLM.attach(name) as other:
+            other.pause_generation("keep")
+            llm.pause_generation("keep")
+            assert not llm.resume_generation()
+            assert llm.is_paused()
+        assert holds_within(lambda: not llm.is_paused(), PATIENCE_S)
+        assert len(tokens_of(llm)) == 200
+
+
+def test_a_pause_by_another_front_end_aborts_ours_too(tmp_path: Path) -> None:
+    with named_engine(tmp_path) as (name, _), LLM.attach(name) as llm, LLM.attach(name) as other:
+        llm.enqueue(PROMPT, GREEDY)
+        run_a_little(llm)
+        other.pause_generation("abort")
+        assert llm.wait_for_completion(use_tqdm=False)[0].outputs[0].finish_reason == "abort"

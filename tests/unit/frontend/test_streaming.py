@@ -1,0 +1,250 @@
+"""LLM.stream with a fake engine: bounded, complete, in order if asked, tidy when left."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from shmllm.errors import EngineDeadError, RequestError, ShmLLMError
+from shmllm.sampling_params import SamplingParams
+
+ONE = SamplingParams(max_tokens=1)
+BAD = [999]
+
+
+def lengths(values):
+    return [SamplingParams(max_tokens=n) for n in values]
+
+
+def indices(outputs):
+    return [output.prompt_index for output in outputs]
+
+
+def counted(num_prompts, taken):
+    """Prompts [5, i], counting how many were taken."""
+    for index in range(num_prompts):
+        taken.append(index)
+        yield [5, index % 100]
+
+
+@pytest.mark.parametrize("steps_per_poll", [1, 7])
+@pytest.mark.parametrize("max_in_flight", [1, 3, 1000])
+@pytest.mark.parametrize("ordered", [False, True])
+def test_every_prompt_has_one_finished_output(make_llm, steps_per_poll, max_in_flight, ordered):
+    llm, engine = make_llm(steps_per_poll)
+    wanted = [1 + 13 * n % 7 for n in range(100)]
+    outputs = list(
+        llm.stream(
+            counted(100, []), iter(lengths(wanted)), ordered=ordered, max_in_flight=max_in_flight
+        )
+    )
+    assert sorted(indices(outputs)) == list(range(100))
+    for output in outputs:
+        assert output.finished
+        assert output.prompt_token_ids == [5, output.prompt_index]
+        assert len(output.outputs[0].token_ids) == wanted[output.prompt_index]
+    assert engine.most <= max_in_flight
+
+
+def test_results_come_as_they_finish(make_llm):
+    llm, _ = make_llm()
+    assert indices(llm.stream([[5]] * 4, lengths([4, 1, 3, 2]))) == [1, 3, 2, 0]
+
+
+def test_results_come_in_the_order_of_the_prompts_if_asked(make_llm):
+    llm, _ = make_llm()
+    assert indices(llm.stream([[5]] * 4, lengths([4, 1, 3, 2]), ordered=True)) == [0, 1, 2, 3]
+
+
+def test_only_as_many_prompts_are_taken_as_fit_in_flight(make_llm):
+    llm, engine = make_llm(max_num_seqs=4)
+    taken = []
+    for done, _ in enumerate(llm.stream(counted(500, taken), ONE), start=1):
+        assert len(taken) - done <= 2 * 4
+    assert engine.most == 2 * 4
+
+
+def test_one_slow_request_lets_a_bounded_number_pass_in_an_ordered_stream(make_llm):
+    llm, engine = make_llm()
+    taken = []
+    params = itertools.chain(lengths([300]), itertools.repeat(ONE))
+    stream = llm.stream(counted(1000, taken), params, ordered=True, max_in_flight=5)
+    assert next(stream).prompt_index == 0
+    assert len(taken) == 4 * 5
+    assert indices(stream) == list(range(1, 1000))
+    assert engine.aborted == []
+
+
+def test_a_generator_that_never_ends_is_fine(make_llm):
+    llm, _ = make_llm()
+    stream = llm.stream(itertools.repeat([5]), ONE)
+    assert len(list(itertools.islice(stream, 3000))) == 3000
+    stream.close()
+
+
+@pytest.mark.parametrize("prompts", ["a text", [5, 6], {"prompt_token_ids": [5]}])
+def test_a_single_prompt_is_one_prompt(make_llm, prompts):
+    llm, _ = make_llm()
+    assert len(list(llm.stream(prompts, ONE))) == 1
+
+
+def test_no_prompts_have_no_outputs(make_llm):
+    llm, _ = make_llm()
+    assert list(llm.stream(iter(()), ONE)) == list(llm.stream([], ONE)) == []
+
+
+def leave_by_break(stream):
+    for _ in stream:
+        break
+
+
+def leave_by_close(stream):
+    next(stream)
+    stream.close()
+
+
+def leave_by_exception(stream):
+    def look(output):
+        raise KeyError(output.prompt_index)
+
+    with pytest.raises(KeyError):
+        any(map(look, stream))
+
+
+@pytest.mark.parametrize("leave", [leave_by_break, leave_by_close, leave_by_exception])
+def test_leaving_early_aborts_what_runs(make_llm, leave):
+    llm, engine = make_llm()
+    leave(llm.stream([[5]] * 4, lengths([9, 1, 9, 9])))
+    assert sorted(engine.aborted) == [0, 2, 3]
+    assert engine.left == {}
+    assert llm.generate([5], ONE, use_tqdm=False)[0].outputs[0].token_ids == [7]
+
+
+def test_an_exception_of_the_prompts_iterable_aborts_what_runs(make_llm):
+    llm, engine = make_llm()
+
+    def prompts():
+        yield from [[5]] * 40
+        raise OSError("no more")
+
+    with pytest.raises(OSError, match="no more"):
+        list(llm.stream(prompts(), SamplingParams(max_tokens=50)))
+    assert engine.added
+    assert engine.left == {}
+
+
+def test_a_bad_prompt_ends_the_stream_and_is_named(make_llm):
+    llm, engine = make_llm()
+    prompts = itertools.chain([[5]] * 50, [BAD], itertools.repeat([5]))
+    with pytest.raises(RequestError, match="prompt 50 has token id 999"):
+        list(llm.stream(prompts, SamplingParams(max_tokens=50)))
+    assert engine.left == {}
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_bad_prompt_can_be_an_output(make_llm, ordered):
+    llm, _ = make_llm()
+    prompts = [BAD if n % 5 == 3 else [5] for n in range(60)]
+    outputs = list(llm.stream(iter(prompts), ONE, on_error="yield", ordered=ordered))
+    assert sorted(indices(outputs)) == list(range(60))
+    if ordered:
+        assert indices(outputs) == list(range(60))
+    for output in outputs:
+        is_bad = output.prompt_index % 5 == 3
+        assert (output.outputs[0].finish_reason == "error") == is_bad
+        assert output.finished
+        assert (output.error is not None) == is_bad
+        assert not is_bad or f"prompt {output.prompt_index} has token id 999" in output.error
+
+
+def test_bad_prompts_alone_end_the_stream(make_llm):
+    llm, engine = make_llm()
+    assert len(list(llm.stream([BAD] * 100, ONE, on_error="yield", ordered=True))) == 100
+    assert engine.added == []
+
+
+def test_what_the_engine_refuses_is_treated_like_a_bad_prompt(make_llm):
+    llm, engine = make_llm()
+    engine.refuse = {1, 4}
+    outputs = llm.stream([[5]] * 3, ONE, on_error="yield", ordered=True)
+    assert [output.error for output in outputs] == [None, "no", None]
+    with pytest.raises(RequestError, match="prompt 1: no"):
+        list(llm.stream([[5]] * 3, ONE))
+
+
+@pytest.mark.parametrize(
+    ("prompts", "params", "options", "message"),
+    [
+        (17, ONE, {}, "iterable, got int"),
+        (b"x", ONE, {}, "iterable, got bytes"),
+        ([[5]], 3, {}, "SamplingParams or an iterable of them, got int"),
+        ([[5]] * 2, [ONE], {}, "2 prompts and 1 sampling_params"),
+        ([[5]], ONE, {"max_in_flight": 0}, "max_in_flight must be a whole number from 1, got 0"),
+        ([[5]], ONE, {"on_error": "skip"}, "on_error is 'raise' or 'yield', got 'skip'"),
+    ],
+)
+def test_wrong_arguments_are_said_at_once(make_llm, prompts, params, options, message):
+    llm, _ = make_llm()
+    with pytest.raises(RequestError, match=message):
+        llm.stream(prompts, params, **options)
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [([ONE], "ended before prompt 1"), ([ONE, "x"], "sampling_params 1 is a str")],
+)
+def test_wrong_parameters_on_the_way_end_the_stream(make_llm, params, message):
+    llm, engine = make_llm()
+    with pytest.raises(RequestError, match=message):
+        list(llm.stream(iter([[5]] * 3), iter(params)))
+    assert engine.left == {}
+
+
+def test_a_generate_within_a_stream_takes_nothing_from_it(make_llm):
+    llm, _ = make_llm(steps_per_poll=3)
+    found = []
+    for output in llm.stream([[5]] * 40, lengths([1 + n % 9 for n in range(40)])):
+        found.append(output.prompt_index)
+        inner = llm.generate([[6], [8]], lengths([5, 2]), use_tqdm=False)
+        assert [len(o.outputs[0].token_ids) for o in inner] == [5, 2]
+        assert [o.prompt_token_ids for o in inner] == [[6], [8]]
+    assert sorted(found) == list(range(40))
+
+
+def test_streams_within_streams(make_llm):
+    llm, _ = make_llm()
+    pairs = [
+        (outer.prompt_index, inner.prompt_index)
+        for outer in llm.stream([[5]] * 5, lengths([3] * 5))
+        for inner in llm.stream([[6]] * 4, lengths([2] * 4))
+    ]
+    assert sorted(pairs) == list(itertools.product(range(5), range(4)))
+
+
+def test_two_streams_in_turns(make_llm):
+    llm, _ = make_llm()
+    streams = [llm.stream([[n]] * 50, lengths([2] * 50), max_in_flight=4) for n in (5, 6)]
+    for first, second in zip(*streams, strict=True):
+        assert (first.prompt_token_ids, second.prompt_token_ids) == ([5], [6])
+
+
+def test_the_engines_death_ends_the_stream(make_llm):
+    llm, engine = make_llm()
+    stream = llm.stream([[5]] * 10, lengths([1] + [50] * 9))
+    next(stream)
+    engine.error = EngineDeadError("gone")
+    with pytest.raises(EngineDeadError):
+        next(stream)
+
+
+def test_a_closed_llm_streams_no_more(make_llm):
+    llm, engine = make_llm()
+    stream = llm.stream([[5]] * 10, lengths([1] + [50] * 9))
+    next(stream)
+    llm.close()
+    assert engine.is_closed
+    with pytest.raises(ShmLLMError, match="closed"):
+        next(stream)
+    with pytest.raises(ShmLLMError, match="closed"):
+        llm.stream([[5]], ONE)
