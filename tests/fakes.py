@@ -12,8 +12,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from shmllm.config import EngineFacts
-from shmllm.core.plan import StepPlan, StepResult
+from shmllm.core.plan import PromptScores, StepPlan, StepResult
+from shmllm.logprobs import TokenLogprobs
 from shmllm.outputs import FinishReason, OutputColumns
 from shmllm.wire.messages import AddRequest, Rejected
 
@@ -80,6 +83,18 @@ def facts(**changes: Any) -> EngineFacts:
     return EngineFacts(**values | changes)
 
 
+def fake_logprobs(values: Sequence[int], ks: list[int]) -> TokenLogprobs:
+    """Numbers that say whose they are: a token's own is `values`, its alternatives' too."""
+    repeated = [value for value, k in zip(values, ks, strict=True) for _ in range(k)]
+    return TokenLogprobs(
+        ks,
+        np.array(values, np.float32),
+        np.ones(len(values), np.int32),
+        np.array(repeated, np.int32),
+        np.array(repeated, np.float32),
+    )
+
+
 class FakeRunner:
     """Attributes:
     plans: every plan executed, in order.
@@ -91,13 +106,32 @@ class FakeRunner:
         self._tokens: dict[int, list[int]] = {}
         self._block_tables: dict[int, list[int]] = {}
         self._slots: dict[int, int] = {}
+        self._asks: dict[int, int] = {}
 
     def execute(self, plan: StepPlan) -> StepResult:
         self.plans.append(plan)
         self._update(plan)
         for row, start, count in zip(plan.rows, plan.starts, plan.counts, strict=True):
             self._write(row, start, count)
-        return StepResult([self._sample(plan, index) for index in plan.samples])
+        token_ids = [self._sample(plan, index) for index in plan.samples]
+        asking = [row for row in (plan.rows[index] for index in plan.samples) if row in self._asks]
+        chosen = [
+            token
+            for token, index in zip(token_ids, plan.samples, strict=True)
+            if plan.rows[index] in self._asks
+        ]
+        return StepResult(
+            token_ids,
+            fake_logprobs(chosen, [self._asks[row] for row in asking]) if asking else None,
+            [self._score_prompt(plan, scores) for scores in plan.prompt_scores],
+        )
+
+    def _score_prompt(self, plan: StepPlan, scores: PromptScores) -> TokenLogprobs:
+        """The numbers are the positions; each has to be the successor of a computed one."""
+        start, count = plan.starts[scores.index], plan.counts[scores.index]
+        assert start < scores.first < scores.end <= start + count + 1
+        positions = list(range(scores.first, scores.end))
+        return fake_logprobs(positions, [scores.k] * len(positions))
 
     def context(self, row: int, length: int) -> list[int]:
         """The fingerprints that the row's first `length` positions are read from."""
@@ -107,6 +141,9 @@ class FakeRunner:
         for admission in plan.admissions:
             self._tokens[admission.row] = list(admission.token_ids)
             self._block_tables[admission.row] = list(admission.block_ids)
+            self._asks.pop(admission.row, None)
+            if admission.params.logprobs is not None:
+                self._asks[admission.row] = admission.params.logprobs
         for append in plan.block_appends:
             table = self._block_tables[append.row]
             assert append.first == len(table), "a block table has a gap or is overwritten"

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from shmllm.config import BLOCK_SIZES, DTYPES, LOAD_FORMATS, WAIT_POLICIES
+from shmllm.config import BLOCK_SIZES, DTYPES, LOAD_FORMATS, LOGPROBS_MODES, WAIT_POLICIES
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -40,6 +40,14 @@ _ENGINE_OPTIONS = (
     click.option("--prefix-caching/--no-prefix-caching", default=True, show_default=True),
     click.option("--load-format", type=click.Choice(LOAD_FORMATS), default="auto"),
     click.option("--num-threads", type=click.IntRange(min=1), help="Compute threads."),
+    click.option(
+        "--max-logprobs",
+        type=click.IntRange(min=-1),
+        default=20,
+        show_default=True,
+        help="Alternatives that a request may ask for; -1 sets no bound.",
+    ),
+    click.option("--logprobs-mode", type=click.Choice(LOGPROBS_MODES), default="raw_logprobs"),
     click.option(
         "--wait-policy",
         type=click.Choice(WAIT_POLICIES),

@@ -10,12 +10,20 @@ from collections import deque
 from collections.abc import Iterator
 from enum import Enum, auto
 
-from shmllm.errors import IpcError, NoSpaceError, ProtocolMismatchError
+from shmllm.errors import NoSpaceError, ProtocolMismatchError
 from shmllm.ipc.channel import CoreChannel
 from shmllm.ipc.liveness import wait_for_end
 from shmllm.ipc.segment import Segment
-from shmllm.wire.codec import Parts, encode_in_slot
-from shmllm.wire.messages import Kind
+from shmllm.logprobs import PromptLogprobs
+from shmllm.outputs import OutputColumns
+from shmllm.wire.codec import (
+    Parts,
+    decode,
+    encode_in_slot,
+    encode_outputs,
+    encode_rejected,
+)
+from shmllm.wire.messages import Kind, Rejected
 
 RECORDS_PER_TURN = 64
 WATCH_PERIOD_S = 0.25
@@ -42,8 +50,7 @@ class Session:
             slow; None waits for ever, which harms nobody when there is only one.
 
     Attributes:
-        broken: set when the front end wrote into its segment what cannot be, or when shared
-            memory has no room for an output.
+        broken: set when the front end wrote into its segment what cannot be.
     """
 
     def __init__(
@@ -61,7 +68,7 @@ class Session:
         self._patience_s = patience_s
         self._stuck_since = 0.0
         self._free_bytes = 0
-        self.broken: IpcError | None = None
+        self.broken: ProtocolMismatchError | None = None
         self._backlog: deque[tuple[Kind, Parts]] = deque()
 
     @property
@@ -101,28 +108,34 @@ class Session:
                 kind, parts = self._backlog[0]
                 self._free_bytes = self.channel.outputs.free_bytes
                 if sum(map(len, parts)) > self.channel.outputs.max_payload_bytes:
-                    if (moved := self._move_to_slot(kind, parts)) is None:
+                    if not self._move_to_slot(kind, parts):
                         return
-                    kind, parts = self._backlog[0] = moved
+                    continue
                 if not self.channel.try_send(kind, *parts):
                     return
                 self._backlog.popleft()
                 self._stuck_since = time.monotonic()
-        except (ProtocolMismatchError, NoSpaceError) as error:
+        except ProtocolMismatchError as error:
             self.broken = error
 
-    def _move_to_slot(self, kind: Kind, parts: Parts) -> tuple[Kind, Parts] | None:
-        """Put a record that the ring cannot hold into a slot; what to send instead, or None
-        while all slots are lent. The front end gives one back before it moves on in the
-        ring, so `has_room_again` sees that, too."""
-        slot = self.channel.output_slots.claim(sum(map(len, parts)))
+    def _move_to_slot(self, kind: Kind, parts: Parts) -> bool:
+        """Put the first record, which the ring cannot hold, into a slot; False while all are
+        lent. The front end gives one back before it moves on in the ring, so
+        `has_room_again` sees that, too."""
+        try:
+            slot = self.channel.output_slots.claim(sum(map(len, parts)))
+        except NoSpaceError as error:
+            self._backlog.popleft()
+            self._backlog.extendleft(reversed(list(_without_logprobs(kind, parts, error))))
+            return True
         if slot is None:
-            return None
+            return False
         offset = 0
         for part in parts:
             slot.buffer[offset : offset + len(part)] = part
             offset += len(part)
-        return Kind.IN_SLOT, encode_in_slot(kind, slot.publish())
+        self._backlog[0] = Kind.IN_SLOT, encode_in_slot(kind, slot.publish())
+        return True
 
     @contextlib.contextmanager
     def ending_the_process_if_it_dies(self) -> Iterator[None]:
@@ -169,3 +182,23 @@ class Session:
         self._segment.close()
         if self._pidfd is not None:
             os.close(self._pidfd)
+
+
+def _without_logprobs(
+    kind: Kind, parts: Parts, error: NoSpaceError
+) -> Iterator[tuple[Kind, Parts]]:
+    """What to send instead where shared memory has no room: the requests that asked for the
+    log-probabilities end with an error, the others have their tokens all the same. Rows of a
+    request that ended so are passed over by the front end."""
+    message = decode(kind, memoryview(b"".join(parts)))
+    numbers: list[int] = []
+    if isinstance(message, PromptLogprobs):
+        numbers = [message.number]
+    elif isinstance(message, OutputColumns) and message.logprobs is not None:
+        numbers = [message.numbers[row] for row in message.logprobs.rows]
+        message.logprobs = None
+    for number in numbers:
+        refusal = f"no room for its log-probabilities: {error}"
+        yield Kind.REJECTED, encode_rejected(Rejected(number, refusal))
+    if isinstance(message, OutputColumns):
+        yield Kind.OUTPUTS, encode_outputs(message)

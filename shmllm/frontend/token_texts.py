@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from shmllm.frontend.detokenizer import REPLACEMENT, common_length
 from shmllm.frontend.tokenizer import Tokenizer
 
+BLANK = "\u2581"
+"""How SentencePiece vocabularies spell a blank."""
+
 
 class TokenTexts:
     """What single tokens say.
@@ -26,17 +29,30 @@ class TokenTexts:
         """The text of `token`, special ones included. Where it ends inside a character it
         depends on the few tokens before it: the one that completes a character has all of
         it, those that leave it incomplete have nothing."""
+        text = self._alone(token)
+        return self._complete(before, token) if text.endswith(REPLACEMENT) else text
+
+    def _alone(self, token: int) -> str:
         text = self._known.get(token)
         if text is None:
-            text = self._known[token] = self._decode([token])
-        return self._complete(before, token) if text.endswith(REPLACEMENT) else text
+            text = self._decode([token])
+            spelling = self._tokenizer.id_to_token(token) or ""
+            # Such decoders drop the blank in front of the first token.
+            num_blanks = len(spelling) - len(spelling.lstrip(BLANK))
+            if num_blanks:
+                text = " " * num_blanks + text.lstrip(" ")
+            self._known[token] = text
+        return text
 
     def _complete(self, before: Sequence[int], token: int) -> str:
         for size in range(1, len(before) + 1):
             context = [*before[-size:]]
             whole = self._decode([*context, token])
-            if not whole.endswith(REPLACEMENT):
-                return whole[common_length(whole, self._decode(context)) :]
+            if whole.endswith(REPLACEMENT):
+                continue
+            while context and self._alone(context[-1]).endswith(REPLACEMENT):
+                context.pop()
+            return whole[common_length(whole, self._decode(context)) :]
         return ""
 
     def _decode(self, token_ids: Sequence[int]) -> str:

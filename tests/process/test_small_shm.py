@@ -172,3 +172,27 @@ def test_64_megabytes_hold_an_engine_and_all_of_its_front_ends(tmp_path: Path) -
     assert code == 2
     assert "32" in message
     assert message.count("\n") == 1
+
+
+LOGPROBS = """
+import json
+from shmllm import LLM, SamplingParams
+plain = SamplingParams(temperature=0, max_tokens=4)
+whole = SamplingParams(temperature=0, max_tokens=4, logprobs=-1, prompt_logprobs=-1)
+with LLM(max_logprobs=-1) as llm:
+    def run(params):
+        outputs = llm.generate(["import os"] * len(params), params, use_tqdm=False)
+        return [(o.error, o.outputs[0].finish_reason, o.outputs[0].token_ids) for o in outputs]
+    print(json.dumps([run([plain]), run([plain] + [whole] * 60), run([plain])]))
+"""
+
+
+def test_logprobs_without_room_end_their_requests_and_no_others() -> None:
+    """60 rows of 4,096 alternatives are 2 MB: a slot of the output direction."""
+    done = on_shm_of("2m", LOGPROBS)
+    before, mixed, after = result_of(done)
+    assert before == after == mixed[:1]
+    for error, reason, _ in mixed[1:]:
+        assert reason == "error"
+        assert "no room for its log-probabilities" in error
+        assert numbers_of(error)[0] > numbers_of(error)[1]

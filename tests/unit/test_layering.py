@@ -66,7 +66,7 @@ RULES = {
     "shmllm.engine.client": Rule("errors config outputs logprobs wire ipc"),
     "shmllm.engine.private": Rule("errors config wire ipc engine.client engine.launch"),
     "shmllm.engine.attached": Rule("errors config wire ipc engine.client"),
-    "shmllm.engine.session": Rule("errors wire ipc"),
+    "shmllm.engine.session": Rule("errors outputs logprobs wire ipc"),
     "shmllm.engine.doorkeeper": Rule("errors ipc engine.session"),
     "shmllm.engine.reporter": Rule("engine.core ipc"),
     "shmllm.engine.calls": Rule("errors core.pausing engine.core wire.messages"),

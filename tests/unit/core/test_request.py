@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+from array import array
 
-from shmllm.core.request import Request, RequestStatus
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shmllm.core.request import Request, RequestStatus, ends_in_repetition
 from shmllm.outputs import FinishReason
-from shmllm.sampling_params import SamplingParams
+from shmllm.sampling_params import RepetitionDetectionParams, SamplingParams
 
 EOS = (7, 8)
 
@@ -83,3 +87,49 @@ def test_the_prompt_is_copied():
     request = Request(0, 0, prompt, SamplingParams(), seed=0, max_model_len=10)
     request.append(3)
     assert prompt == [1, 2]
+
+
+def reference_repetition(output, longest, shortest, count):
+    """Whether some piece stands `count` times in a row at the end, piece by piece."""
+    for size in range(max(shortest, 1), longest + 1):
+        piece = output[len(output) - size :]
+        if size * count <= len(output) and output[len(output) - size * count :] == piece * count:
+            return True
+    return False
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    output=st.lists(st.integers(1, 3), max_size=24),
+    longest=st.integers(1, 6),
+    shortest=st.integers(0, 6),
+    count=st.integers(2, 5),
+)
+def test_repetition_is_found_where_a_plain_search_finds_it(output, longest, shortest, count):
+    shortest = min(shortest, longest)
+    detection = RepetitionDetectionParams(longest, shortest, count)
+    found = ends_in_repetition(array("i", output), detection)
+    assert found == reference_repetition(output, longest, shortest, count)
+
+
+def test_a_repetition_ends_the_request_and_the_prompt_does_not_count():
+    detection = RepetitionDetectionParams(max_pattern_size=2, min_count=3)
+    request = make_request(num_prompt=3, max_tokens=50, repetition_detection=detection)
+    request.token_ids[:] = array("i", [5, 6, 5])
+    assert finishes(request, [6, 5, 6, 5, 6, 5]) == [None] * 5 + ["repetition"]
+
+
+@pytest.mark.parametrize(
+    ("options", "last"),
+    [
+        ({"min_tokens": 5}, None),
+        ({"min_tokens": 4}, "repetition"),
+        ({"max_tokens": 4}, "length"),
+        ({"stop_token_ids": [2], "min_tokens": 3}, "stop"),
+    ],
+    ids=str,
+)
+def test_a_stop_or_the_length_counts_before_a_repetition(options, last):
+    detection = RepetitionDetectionParams(max_pattern_size=1, min_count=4)
+    request = make_request(**{"max_tokens": 50, "repetition_detection": detection} | options)
+    assert finishes(request, [2] * 4)[-1] == last

@@ -194,3 +194,44 @@ def test_output_text_without_checks_before_min_tokens(tokenizer_of):
     assert output.append(ids[:half], check_stop=False) is None
     assert output.append(ids[half:]).stop == "fox"
     assert output.text == output.take_delta() == "the fox the fox"
+
+
+class CountingTokenizer:
+    """Passes on to a tokenizer, and counts the ids that it was given to decode."""
+
+    def __init__(self, tokenizer):
+        self._tokenizer = tokenizer
+        self.num_decoded = 0
+
+    def decode(self, ids, **options):
+        self.num_decoded += len(ids)
+        return self._tokenizer.decode(ids, **options)
+
+    def byte_table(self, **options):
+        table = self._tokenizer.byte_table(**options)
+        return None if table is None else CountingTable(table, self)
+
+
+class CountingTable:
+    def __init__(self, table, counter):
+        self._table, self._counter = table, counter
+
+    def __getitem__(self, token_id):
+        self._counter.num_decoded += 1
+        return self._table[token_id]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_token_costs_the_same_at_64_thousand_as_at_one_thousand(kind, tokenizer_of, samples):
+    """Counted in ids decoded for 500 tokens, not in time."""
+    counter = CountingTokenizer(tokenizer_of(kind))
+    ids = tokenizer_of(kind).encode(" ".join(samples))
+    detokenizer = IncrementalDetokenizer(counter, ids[:10])
+    work = []
+    for index in range(64_500):
+        if index in (1_000, 1_500, 64_000):
+            work.append(counter.num_decoded)
+        detokenizer.append([ids[index % len(ids)]])
+    at_1k, at_64k = work[1] - work[0], counter.num_decoded - work[2]
+    assert at_64k == pytest.approx(at_1k, rel=0.05)
+    assert at_64k <= 500 * 30

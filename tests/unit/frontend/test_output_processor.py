@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+
+import numpy as np
 import pytest
 
 from shmllm.frontend.input_processor import PreparedRequest
 from shmllm.frontend.output_processor import OutputProcessor
+from shmllm.logprobs import Logprob, LogprobColumns, PromptLogprobs
 from shmllm.outputs import FinishReason, OutputColumns
-from shmllm.sampling_params import SamplingParams
+from shmllm.sampling_params import RequestOutputKind, SamplingParams
 from shmllm.wire.messages import Rejected
 
 STOP, LENGTH, ABORT = FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT
@@ -341,3 +345,245 @@ def test_token_times_are_kept_only_for_who_measures(processor):
         processor.process([columns((0, [7, 8]), (1, [7, 8]), time_ns=time_ns)])
     assert measured.token_times == [1.0, 1.0, 2.5, 2.5]
     assert other.token_times is None
+
+
+def logprob_columns(rows, ks, logprobs, ranks, top_ids=(), top_logprobs=()):
+    return LogprobColumns(
+        list(rows),
+        list(ks),
+        np.array(logprobs, np.float32),
+        np.array(ranks, np.int32),
+        np.array(top_ids, np.int32),
+        np.array(top_logprobs, np.float32),
+    )
+
+
+def without_text(entries):
+    return [{token: (lp.logprob, lp.rank) for token, lp in entry.items()} for entry in entries]
+
+
+def test_logprobs_go_to_the_rows_that_asked(processor):
+    plain, some, bare = add(processor), add(processor, logprobs=2), add(processor, logprobs=0)
+    for step in range(2):
+        event = columns((plain.number, [7]), (some.number, [8]), (bare.number, [9]))
+        event.logprobs = logprob_columns(
+            [1, 2], [2, 0], [-1.0 - step, -2.0], [3, 4], [30, 8], [-0.5, -1.0 - step]
+        )
+        processor.process([event])
+    assert completion(plain).logprobs is None
+    assert completion(plain).cumulative_logprob is None
+    assert without_text(completion(some).logprobs) == [
+        {8: (-1.0, 3), 30: (-0.5, 1)},
+        {8: (-2.0, 3), 30: (-0.5, 1)},
+    ]
+    assert without_text(completion(bare).logprobs) == [{9: (-2.0, 4)}] * 2
+    assert completion(some).cumulative_logprob == -3.0
+
+
+def test_logprobs_of_requests_that_are_gone_are_skipped(processor):
+    gone, stays = add(processor, logprobs=1), add(processor, logprobs=1)
+    processor.discard([gone.number])
+    event = columns((gone.number, [7]), (stays.number, [8, 9]))
+    event.logprobs = logprob_columns(
+        [0, 1], [1, 1], [-1, -2, -3], [1, 2, 3], [5, 6, 7], [-4, -5, -6]
+    )
+    processor.process([event])
+    assert without_text(completion(stays).logprobs) == [
+        {8: (-2.0, 2), 6: (-5.0, 1)},
+        {9: (-3.0, 3), 7: (-6.0, 1)},
+    ]
+
+
+def test_logprobs_decode_their_tokens_unless_nobody_wants_text(processor, tokenizer):
+    ids = tokenizer.encode(" dog")
+    states = [add(processor, logprobs=0), add(processor, logprobs=0, detokenize=False)]
+    for state in states:
+        event = columns((state.number, ids))
+        event.logprobs = logprob_columns([0], [0], [-1.0] * len(ids), [1] * len(ids))
+        processor.process([event])
+    texts = [
+        [e[t].decoded_token for e, t in zip(completion(s).logprobs, ids, strict=True)]
+        for s in states
+    ]
+    assert "".join(texts[0]) == " dog"
+    assert texts[1] == [None] * len(ids)
+
+
+def prompt_logprobs(number, first, logprobs):
+    size = len(logprobs)
+    return PromptLogprobs(
+        number,
+        first,
+        1,
+        np.array(logprobs, np.float32),
+        np.full(size, 2, np.int32),
+        np.full(size, 40, np.int32),
+        np.full(size, -0.25, np.float32),
+    )
+
+
+def test_prompt_logprobs_come_in_pieces_and_begin_with_none(processor):
+    state = add(processor, prompt=(5, 6, 7, 8), prompt_logprobs=1, detokenize=False)
+    processor.process([prompt_logprobs(state.number, 1, [-1.0, -2.0])])
+    processor.process([prompt_logprobs(99, 1, [-9.0])])
+    processor.process(
+        [prompt_logprobs(state.number, 3, [-3.0]), columns((state.number, [1], LENGTH))]
+    )
+    best = Logprob(-0.25, 1)
+    assert state.output().prompt_logprobs == [
+        None,
+        {6: Logprob(-1.0, 2), 40: best},
+        {7: Logprob(-2.0, 2), 40: best},
+        {8: Logprob(-3.0, 2), 40: best},
+    ]
+    assert add(processor).output().prompt_logprobs is None
+
+
+def test_a_repetition_is_a_reason_of_its_own(processor):
+    state = add(processor)
+    processor.process([columns((state.number, [7], FinishReason.REPETITION))])
+    assert ending(state)[1:] == ("repetition", "repetition_detected")
+
+
+def add_family(processor, n, **options):
+    params = SamplingParams(**{"max_tokens": 100, "n": n} | options)
+    return processor.add_all(PreparedRequest(None, [5, 6], params), 0, streaming=True)
+
+
+def test_completions_of_a_request_are_requests_with_their_own_seeds(processor):
+    states = add_family(processor, 3, seed=10, prompt_logprobs=1, logprobs=1)
+    children = [state.request.params for state in states]
+    assert [params.seed for params in children] == [10, 11, 12]
+    assert [params.n for params in children] == [1, 1, 1]
+    assert [params.prompt_logprobs for params in children] == [1, None, None]
+    assert [state.number for state in states] == [0, 1, 2]
+    assert add(processor).output().request_id == "1"
+
+
+@pytest.mark.parametrize("seed", [None, 2**63 - 1, -2])
+def test_seeds_of_completions_stay_seeds(processor, seed):
+    seeds = [state.request.params.seed for state in add_family(processor, 3, seed=seed)]
+    if seed is None:
+        assert seeds == [None] * 3
+    else:
+        assert len(set(seeds)) == 3
+        assert all(-(2**63) <= each < 2**63 for each in seeds)
+
+
+def test_a_request_ends_with_its_last_completion_and_has_them_by_index(processor):
+    states = add_family(processor, 3)
+    ends = []
+    for state in (states[2], states[0], states[1]):
+        processor.process([columns((state.number, [state.number + 7], LENGTH))])
+        ends.append((state.ends_request, state.output().finished))
+    assert ends == [(False, False), (False, False), (True, True)]
+    output = states[1].output()
+    assert [(c.index, c.token_ids) for c in output.outputs] == [(0, [7]), (1, [8]), (2, [9])]
+    assert {state.output().request_id for state in states} == {"0"}
+
+
+def test_a_refused_completion_makes_the_request_an_error(processor):
+    states = add_family(processor, 2)
+    processor.process([Rejected(states[0].number, "no"), columns((states[1].number, [7], LENGTH))])
+    output = states[1].output()
+    assert (output.error, output.finished) == ("no", True)
+    assert [c.finish_reason for c in output.outputs] == ["error", "length"]
+
+
+def stream(processor, ids, *, stop_after=None, **options):
+    """What `next_output` gives along these tokens, one a step."""
+    state = add(processor, streaming=True, **options)
+    shown = []
+    for position, token_id in enumerate(ids):
+        finish = LENGTH if position == len(ids) - 1 else FinishReason.NONE
+        processor.process([columns((state.number, [token_id], finish))])
+        output = state.next_output()
+        if output is not None:
+            shown.append(output)
+    return shown
+
+
+def of_stream(shown):
+    return [(output.outputs[0].text, output.outputs[0].token_ids) for output in shown]
+
+
+@pytest.mark.parametrize("interval", [None, 1, 3])
+def test_deltas_add_up(processor, tokenizer, interval):
+    ids = tokenizer.encode("The quick brown 😀 fox")
+    shown = stream(processor, ids, output_kind=RequestOutputKind.DELTA, stream_interval=interval)
+    texts, tokens = zip(*of_stream(shown), strict=True)
+    assert "".join(texts) == "The quick brown 😀 fox"
+    assert [token for each in tokens for token in each] == ids
+    step = interval or 1
+    assert [len(each) for each in tokens[:-1]] == [1] + [step] * (len(tokens) - 2)
+    assert [output.finished for output in shown] == [False] * (len(shown) - 1) + [True]
+
+
+def test_cumulative_outputs_grow_and_do_not_change_afterwards(processor, tokenizer):
+    ids = tokenizer.encode("The quick brown fox")
+    shown = of_stream(stream(processor, ids))
+    assert [tokens for _, tokens in shown] == [ids[: i + 1] for i in range(len(ids))]
+    for (before, _), (after, _) in itertools.pairwise(shown):
+        assert after.startswith(before)
+    assert shown[-1][0] == "The quick brown fox"
+
+
+def test_a_stream_shows_nothing_that_a_stop_string_may_take_back(processor, tokenizer):
+    ids = tokenizer.encode("fox END")
+    for kind in (RequestOutputKind.CUMULATIVE, RequestOutputKind.DELTA):
+        state = add(processor, streaming=True, stop=["END"], output_kind=kind)
+        texts = []
+        for token_id in ids:
+            processor.process([columns((state.number, [token_id]))])
+            if (output := state.next_output()) is not None:
+                texts.append(output.outputs[0].text)
+        assert not any("E" in text for text in texts)
+        assert (texts[-1] if kind is RequestOutputKind.CUMULATIVE else "".join(texts)) == "fox "
+        assert ending(state)[1:] == ("stop", "END")
+
+
+def test_a_final_output_comes_once_with_all_completions(processor):
+    states = add_family(processor, 2, output_kind=RequestOutputKind.FINAL_ONLY)
+    given = []
+    for state, finish in ((states[0], 0), (states[1], LENGTH), (states[0], LENGTH)):
+        processor.process([columns((state.number, [7], finish))])
+        given.append(state.next_output())
+    assert given[:2] == [None, None]
+    assert [len(c.token_ids) for c in given[2].outputs] == [2, 1]
+
+
+def test_completions_stream_each_on_their_own(processor):
+    states = add_family(processor, 2, output_kind=RequestOutputKind.DELTA)
+    processor.process([columns((states[1].number, [7]))])
+    output = states[1].next_output()
+    assert [(c.index, c.token_ids) for c in output.outputs] == [(1, [7])]
+    assert states[0].next_output() is None
+    processor.process([columns((states[1].number, [8], LENGTH))])
+    assert not states[1].next_output().finished
+    processor.process([columns((states[0].number, [9], LENGTH))])
+    assert states[0].next_output().finished
+
+
+def test_deltas_carry_their_own_logprobs_and_those_of_the_prompt_once(processor):
+    state = add(
+        processor,
+        streaming=True,
+        logprobs=0,
+        prompt_logprobs=1,
+        output_kind=RequestOutputKind.DELTA,
+        detokenize=False,
+    )
+    processor.process([prompt_logprobs(state.number, 1, [-1.0])])
+    shown = []
+    for token in (7, 8, 9):
+        event = columns((state.number, [token], LENGTH if token == 9 else 0))
+        event.logprobs = logprob_columns([0], [0], [-float(token)], [1])
+        processor.process([event])
+        shown.append(state.next_output())
+    assert [without_text(o.outputs[0].logprobs) for o in shown] == [
+        [{7: (-7.0, 1)}],
+        [{8: (-8.0, 1)}],
+        [{9: (-9.0, 1)}],
+    ]
+    assert [o.outputs[0].cumulative_logprob for o in shown] == [-7.0, -15.0, -24.0]
+    assert [o.prompt_logprobs is None for o in shown] == [False, True, True]

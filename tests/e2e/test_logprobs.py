@@ -1,0 +1,183 @@
+"""Log-probabilities of prompt and output against transformers, in float32, to 1e-4."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from reference_models import make_model, make_prompts
+
+from shmllm import LLM, Logprob, SamplingParams
+
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
+
+TOLERANCE = 1e-4
+NUM_PROMPTS = 12
+MAX_TOKENS = 8
+
+
+class Reference:
+    """A small model in float32, and the log-probabilities of any sequence after it."""
+
+    def __init__(self, kind: str, directory: Path) -> None:
+        self.directory = directory
+        self.model = make_model(kind, directory)
+        prompts = make_prompts(self.model.config.vocab_size, longest=200)
+        self.prompts = prompts[:NUM_PROMPTS]
+
+    @torch.inference_mode()
+    def logprobs(self, token_ids: list[int]) -> torch.Tensor:
+        """(len(token_ids), vocabulary): row i is what follows token i."""
+        logits = self.model(torch.tensor([token_ids])).logits[0]
+        return logits.double().log_softmax(dim=1)
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3"])
+def reference(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Reference:
+    return Reference(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def check_entry(entry: Any, expected: torch.Tensor, token: int, k: int) -> None:
+    """One position: the token itself first, then the best k, with the right numbers."""
+    ids = list(entry)
+    assert ids[0] == token
+    best = expected.topk(max(k, 1)).values
+    inside = bool(expected[token] >= best[-1] - TOLERANCE) and k > 0
+    assert len(ids) in ((k, k + 1) if inside else (k + 1,))
+    for token_id, logprob in entry.items():
+        assert isinstance(logprob, Logprob)
+        assert logprob.logprob == pytest.approx(float(expected[token_id]), abs=TOLERANCE)
+        better = int((expected > expected[token_id] + TOLERANCE).sum())
+        as_good = int((expected > expected[token_id] - TOLERANCE).sum())
+        assert better < logprob.rank <= as_good
+    top = sorted((lp.logprob for lp in entry.values()), reverse=True)[:k]
+    assert top == pytest.approx(best[:k].tolist(), abs=TOLERANCE)
+
+
+def check_output(output: Any, reference: Reference, k: int, prompt_k: int) -> None:
+    prompt, completion = output.prompt_token_ids, output.outputs[0]
+    expected = reference.logprobs(prompt + completion.token_ids)
+    assert len(completion.logprobs) == len(completion.token_ids) == MAX_TOKENS
+    for index, token in enumerate(completion.token_ids):
+        check_entry(completion.logprobs[index], expected[len(prompt) + index - 1], token, k)
+    chosen = [e[t].logprob for e, t in zip(completion.logprobs, completion.token_ids, strict=True)]
+    assert completion.cumulative_logprob == pytest.approx(sum(chosen), abs=1e-3)
+    assert len(output.prompt_logprobs) == len(prompt)
+    assert output.prompt_logprobs[0] is None
+    for position in range(1, len(prompt)):
+        entry = output.prompt_logprobs[position]
+        check_entry(entry, expected[position - 1], prompt[position], prompt_k)
+
+
+def ask(llm: LLM, reference: Reference, **options: Any) -> list[Any]:
+    params = SamplingParams(**{"max_tokens": MAX_TOKENS, "ignore_eos": True} | options)
+    prompts = [{"prompt_token_ids": prompt} for prompt in reference.prompts]
+    return llm.generate(prompts, params, use_tqdm=False)
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "chunked": {"max_num_batched_tokens": 24, "max_num_seqs": 4},
+    "no cache": {"enable_prefix_caching": False},
+    "small blocks": {"block_size": 8, "max_num_seqs": 3},
+}
+
+
+@pytest.fixture(params=SETTINGS)
+def llm(request: pytest.FixtureRequest, reference: Reference) -> Iterator[LLM]:
+    with LLM(str(reference.directory), dtype="float32", **SETTINGS[request.param]) as engine:
+        yield engine
+
+
+def test_numbers_are_those_of_transformers(llm: LLM, reference: Reference) -> None:
+    greedy = ask(llm, reference, temperature=0, logprobs=5, prompt_logprobs=3)
+    for output in greedy:
+        check_output(output, reference, 5, 3)
+    # Again, after the prompts were cached: the whole prompt has numbers all the same.
+    for output in ask(llm, reference, seed=3, temperature=1.3, logprobs=0, prompt_logprobs=0):
+        assert output.num_cached_tokens == 0
+        check_output(output, reference, 0, 0)
+
+
+def test_preemption_reports_everything_once(reference: Reference) -> None:
+    with LLM(str(reference.directory), dtype="float32", max_model_len=256) as probe:
+        block_bytes = probe.facts.kv_cache_bytes // (probe.facts.num_blocks + 1)
+    room = (256 // 16 + 6) * block_bytes
+    with LLM(
+        str(reference.directory),
+        dtype="float32",
+        max_model_len=256,
+        kv_cache_memory_bytes=room,
+        max_num_batched_tokens=64,
+    ) as llm:
+        options = {"temperature": 0, "logprobs": 2, "prompt_logprobs": 2}
+        for output in ask(llm, reference, **options):
+            check_output(output, reference, 2, 2)
+        long = [{"prompt_token_ids": prompt[:20] or [1]} for prompt in reference.prompts]
+        params = SamplingParams(max_tokens=100, ignore_eos=True, **options)
+        for output in llm.generate(long, params, use_tqdm=False):
+            completion = output.outputs[0]
+            assert len(completion.logprobs) == len(completion.token_ids) == 100
+            assert len(output.prompt_logprobs) == len(output.prompt_token_ids)
+            expected = reference.logprobs(output.prompt_token_ids + completion.token_ids)
+            for index in (0, 50, 99):
+                row = expected[len(output.prompt_token_ids) + index - 1]
+                check_entry(completion.logprobs[index], row, completion.token_ids[index], 2)
+        assert llm.get_metrics()["preemptions"] > 0
+
+
+def test_such_a_request_fills_the_prefix_cache(reference: Reference) -> None:
+    with LLM(str(reference.directory), dtype="float32") as llm:
+        prompt = {"prompt_token_ids": list(range(1, 65))}
+        params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=1)
+        plain = SamplingParams(max_tokens=1, temperature=0)
+        unread = SamplingParams(max_tokens=1, temperature=0, skip_reading_prefix_cache=True)
+        cached = [
+            llm.generate(prompt, each, use_tqdm=False)[0].num_cached_tokens
+            for each in (params, params, plain, unread)
+        ]
+    assert cached == [0, 0, 48, 0]
+
+
+def test_the_whole_vocabulary_travels(reference: Reference) -> None:
+    """Larger than a ring record: outputs and prompt lie in tensor slots."""
+    with LLM(str(reference.directory), dtype="float32", max_logprobs=-1) as llm:
+        prompts = [{"prompt_token_ids": prompt[:60]} for prompt in reference.prompts]
+        params = SamplingParams(max_tokens=4, temperature=0, logprobs=-1, prompt_logprobs=-1)
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+    size = reference.model.config.vocab_size
+    for output in outputs:
+        token_ids = output.outputs[0].token_ids
+        expected = reference.logprobs(output.prompt_token_ids + token_ids)
+        for position in {1, len(output.prompt_token_ids) - 1} - {0, len(output.prompt_token_ids)}:
+            entry = output.prompt_logprobs[position]
+            assert len(entry) == size
+            check_entry(entry, expected[position - 1], output.prompt_token_ids[position], size)
+        first = output.outputs[0].logprobs[0]
+        assert len(first) == size
+        check_entry(first, expected[len(output.prompt_token_ids) - 1], token_ids[0], size)
+
+
+def test_a_bound_on_alternatives_names_both_numbers(reference: Reference) -> None:
+    from shmllm import RequestError
+
+    with LLM(str(reference.directory), dtype="float32", max_logprobs=3) as llm:
+        for options in ({"logprobs": 4}, {"prompt_logprobs": 4}):
+            with pytest.raises(RequestError, match=r"=4 asks for 4 tokens.* max_logprobs is 3"):
+                llm.generate("x", SamplingParams(**options), use_tqdm=False)
+        with pytest.raises(RequestError, match=r"=-1 asks for 4,096 tokens.* max_logprobs is 3"):
+            llm.generate("x", SamplingParams(logprobs=-1), use_tqdm=False)
+        assert len(llm.generate("x", SamplingParams(logprobs=3), use_tqdm=False)) == 1
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16"])
+def test_lower_precision_still_normalises_in_float32(reference: Reference, dtype: Any) -> None:
+    with LLM(str(reference.directory), dtype=dtype, max_logprobs=-1) as llm:
+        params = SamplingParams(max_tokens=2, temperature=0, logprobs=-1)
+        [output] = llm.generate({"prompt_token_ids": [5, 6, 7]}, params, use_tqdm=False)
+    for entry in output.outputs[0].logprobs:
+        total = torch.tensor([lp.logprob for lp in entry.values()]).double().exp().sum()
+        assert float(total) == pytest.approx(1, abs=1e-4)
