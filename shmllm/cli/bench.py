@@ -66,13 +66,14 @@ def throughput(
     time between a request's tokens (ITL) for each batch size: the iteration with the
     median rate. No prompt is ever sent twice, so the prefix cache helps nobody.
     """
-    from shmllm.cli.generate import describe, start
+    from shmllm.cli.session import Session
 
     engine = take_engine_options(options)
     rng = random.Random(seed)
     results = []
-    with start(engine) as llm:
-        click.echo(describe(llm, engine["model"]), err=True)
+    session = Session(None, engine)
+    with session.open() as llm:
+        session.say_what_answers(llm)
         for size in num_prompts:
             for _ in range(num_iters_warmup):
                 measure(llm, rng, size, input_len, output_len)

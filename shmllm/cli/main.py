@@ -1,7 +1,7 @@
 """`shmllm`: the group of commands, and how errors end a command.
 
 Exit codes: 0 done, 1 some requests failed, 2 usage or environment, 3 the engine died,
-130 interrupted.
+130 interrupted, 143 terminated.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import click
 from shmllm.cli.bench import bench
 from shmllm.cli.engine import engine
 from shmllm.cli.generate import generate
+from shmllm.cli.interrupts import Interrupted
 from shmllm.cli.ipc import ipc
 from shmllm.errors import EngineDeadError, ShmLLMError
 from shmllm.version import __version__
@@ -48,9 +49,10 @@ def main() -> None:
     except click.ClickException as error:
         error.show()
         sys.exit(EXIT_USAGE)
-    except (KeyboardInterrupt, click.exceptions.Abort):
+    except (KeyboardInterrupt, click.exceptions.Abort) as error:
         click.echo("interrupted", err=True)
-        sys.exit(EXIT_INTERRUPTED)
+        cause = error.__cause__ if isinstance(error, click.exceptions.Abort) else error
+        sys.exit(cause.exit_code if isinstance(cause, Interrupted) else EXIT_INTERRUPTED)
     except (ShmLLMError, OSError, TypeError) as error:
         if debug or (isinstance(error, TypeError) and "unknown option" not in str(error)):
             raise

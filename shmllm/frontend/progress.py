@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Self
 
 from shmllm.frontend.request_state import RequestState
+from shmllm.outputs import RequestOutput
 
 REFRESH_PERIOD_S = 0.1
 
@@ -15,12 +16,14 @@ class BatchProgress:
     """Shows how a batch gets on. Where stderr is no terminal, only the final line is written.
 
     Args:
-        total: number of requests.
+        total: number of requests; None if nobody knows.
         enabled: False shows nothing.
+        num_done: of these, done before.
     """
 
-    def __init__(self, total: int, enabled: bool) -> None:
-        self._done = self._tokens = self._prompt_tokens = self._cached_tokens = 0
+    def __init__(self, total: int | None, enabled: bool, *, num_done: int = 0) -> None:
+        self._tokens = self._prompt_tokens = self._cached_tokens = 0
+        self._done = num_done
         self._counted: dict[int, int] = {}
         self._began = time.monotonic()
         self._next_refresh = 0.0
@@ -43,7 +46,7 @@ class BatchProgress:
                 TimeRemainingColumn(),
                 console=Console(stderr=True),
             )
-            self._task = self._bar.add_task("", total=total, rates="")
+            self._task = self._bar.add_task("", total=total, completed=num_done, rates="")
 
     def __enter__(self) -> Self:
         if self._bar is not None:
@@ -72,6 +75,20 @@ class BatchProgress:
                 self._cached_tokens += state.num_cached_tokens
             else:
                 self._counted[state.number] = len(state.token_ids)
+        self._refresh_if_due()
+
+    def finish(self, output: RequestOutput | None) -> None:
+        """Count a request that ended; None if it was none that the engine could take."""
+        if self._bar is None:
+            return
+        self._done += 1
+        if output is not None:
+            self._tokens += sum(len(one.token_ids) for one in output.outputs)
+            self._prompt_tokens += len(output.prompt_token_ids)
+            self._cached_tokens += output.num_cached_tokens
+        self._refresh_if_due()
+
+    def _refresh_if_due(self) -> None:
         if time.monotonic() >= self._next_refresh:
             self._refresh()
 

@@ -100,34 +100,6 @@ def test_a_file_of_plain_lines(llm: LLM, tmp_path: Path) -> None:
     ]
 
 
-def test_json_lines_of_every_kind_into_a_file(llm: LLM, tmp_path: Path) -> None:
-    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    messages = [{"role": "user", "content": "Reverse a list."}]
-    lines = [
-        {"prompt": "import os"},
-        {"messages": messages},
-        {"prompt_token_ids": [5, 6, 7], "comment": "passed through"},
-    ]
-    source.write_text("\n".join(map(json.dumps, lines)))
-    assert generate("-i", str(source), "-o", str(target), *GREEDY) == ""
-    prompts = ["import os", llm.chat_prompt(messages), {"prompt_token_ids": [5, 6, 7]}]
-    expected = outputs_of(llm, prompts)
-    found = records(target.read_text(encoding="utf-8"))
-    assert found[2].pop("comment") == "passed through"
-    assert found == [
-        {
-            "index": index,
-            "prompt": output.prompt,
-            "text": output.outputs[0].text,
-            "finish_reason": output.outputs[0].finish_reason,
-            "num_prompt_tokens": len(output.prompt_token_ids),
-            "num_output_tokens": len(output.outputs[0].token_ids),
-            "num_cached_tokens": 0,
-        }
-        for index, output in enumerate(expected)
-    ]
-
-
 def test_standard_input_is_the_prompt_or_the_file(llm: LLM) -> None:
     text = "class Stack:\n    def"
     assert generate(*GREEDY, input=text.encode()) == ended(text_of(llm, text))
@@ -246,7 +218,6 @@ def write(tmp_path: Path, name: str, content: bytes) -> str:
     return str(tmp_path / name)
 
 
-JSON_LINES = b'{"prompt": "x"}\n\n{"prompt": "y"\n'
 BAD_INPUT: dict[str, tuple[list[str], bytes | None, str]] = {
     "unknown model": (["-m", "no/such/model", "x"], None, "'no/such/model' not found: looked for"),
     "model is a file": (["-m", "FILE", "x"], b"x", "is a file"),
@@ -260,20 +231,6 @@ BAD_INPUT: dict[str, tuple[list[str], bytes | None, str]] = {
     "long prompt": (["x " * 5000], None, r"prompt 1 has [\d,]+ tokens; max_model_len is"),
     "missing file": (["-i", "/no/such/file"], None, "/no/such/file.*No such file"),
     "empty file": (["-i", "FILE"], b"\n\n", "the input holds no prompt"),
-    "not JSON": (["-i", "FILE"], JSON_LINES, "line 3 of .* is not JSON"),
-    "no object": (["-i", "FILE"], b'{"prompt": "x"}\n5\n', "line 2 of .* is not a JSON object"),
-    "no prompt": (["-i", "FILE"], b'{"text": "x"}\n', "line 1 of .* has none of 'prompt'"),
-    "wrong type": (["-i", "FILE"], b'{"prompt": 5}\n', "line 1 of .* 'prompt' must be a str"),
-    "bad ids": (
-        ["-i", "FILE"],
-        b'{"prompt": "x"}\n{"prompt_token_ids": [99999999]}\n',
-        "line 2 of .* has token id 99999999",
-    ),
-    "bad message": (
-        ["-i", "FILE"],
-        b'{"prompt": "x"}\n{"messages": [{"role": "user"}]}\n',
-        "line 2 of .*content",
-    ),
     "not UTF-8": (["-i", "FILE"], b"good\nbad \xff\n", "UTF-8|utf-8"),
     "unknown option": (["x", "--temprature", "1"], None, "'--temprature'"),
     "not a number": (["x", "--max-tokens", "many"], None, "'many' is not a valid integer"),

@@ -89,9 +89,12 @@ RULES = {
         lazy_packages="jinja2 rich transformers",
     ),
     "shmllm.frontend.template_environment": Rule(packages="jinja2"),
+    # Files and formats: over anything that makes outputs of requests.
+    "shmllm.batch": Rule("errors outputs sampling_params"),
+    "shmllm.batch.parquet": Rule("errors", lazy_packages="pyarrow"),
     "shmllm.cli": Rule(
         "version errors config options outputs sampling_params model_files frontend engine ipc "
-        "bench wire",
+        "bench wire batch",
         packages="click",
         lazy_packages="numpy rich",
     ),

@@ -1,4 +1,4 @@
-"""Where prompts of a command come from, and how a bad one is named."""
+"""Where the text prompts of a command come from."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ import io
 import click
 import pytest
 
-from shmllm.cli.prompts import InputPrompt, read_prompts
+from shmllm.batch.sources import LineInput
+from shmllm.cli.prompts import InputPrompt, as_chat, read_prompts
 
 
-def source(text, name="prompts.txt"):
-    stream = io.StringIO(text)
-    stream.name = name
-    return stream
+@pytest.fixture
+def read(tmp_path):
+    """Prompts of a file with this content."""
 
+    def read_content(content):
+        path = tmp_path / "prompts.txt"
+        path.write_bytes(content)
+        return read_prompts((), LineInput(str(path)))
 
-def read(text, **options):
-    return read_prompts((), source(text), **{"chat": False, "system": None} | options)
-
-
-def contents(text, **options):
-    return [item.content for item in read(text, **options)]
+    return read_content
 
 
 class Stdin(io.StringIO):
@@ -34,86 +33,56 @@ class Stdin(io.StringIO):
 
 
 def test_arguments_are_prompts_as_they_are():
-    found = read_prompts(("a", "{ b"), None, chat=False, system=None)
+    found = read_prompts(("a", "{ b"))
     assert found == [InputPrompt("a", "prompt 1"), InputPrompt("{ b", "prompt 2")]
 
 
 def test_a_pipe_is_one_prompt_with_all_its_lines(monkeypatch):
     monkeypatch.setattr("sys.stdin", Stdin("one\ntwo\n", False))
-    found = read_prompts((), None, chat=False, system=None)
-    assert found == [InputPrompt("one\ntwo\n", "standard input")]
+    assert read_prompts(()) == [InputPrompt("one\ntwo\n", "standard input")]
 
 
 def test_arguments_win_over_a_pipe(monkeypatch):
     monkeypatch.setattr("sys.stdin", Stdin("piped", False))
-    assert read_prompts(("a",), None, chat=False, system=None)[0].content == "a"
+    assert read_prompts(("a",))[0].content == "a"
 
 
 def test_a_terminal_without_a_prompt_gets_an_example(monkeypatch):
     monkeypatch.setattr("sys.stdin", Stdin("", True))
     with pytest.raises(click.UsageError, match="no prompt; try: shmllm generate"):
-        read_prompts((), None, chat=False, system=None)
+        read_prompts(())
 
 
-def test_two_sources_are_refused():
-    with pytest.raises(click.UsageError, match="not both"):
-        read_prompts(("a",), source("b"), chat=False, system=None)
-
-
-@pytest.mark.parametrize("text", ["", "\n", "  \n\t\n"])
-def test_an_input_without_a_prompt_is_refused(text):
+@pytest.mark.parametrize("content", [b"", b"\n", b"  \n\t\n"])
+def test_an_input_without_a_prompt_is_refused(read, content):
     with pytest.raises(click.UsageError, match="holds no prompt"):
-        read(text)
+        read(content)
 
 
 @pytest.mark.parametrize(
-    ("text", "prompts"),
+    ("content", "prompts"),
     [
-        ("a\nb\n", ["a", "b"]),
-        ("a\n\n  \nb", ["a", "b"]),
-        ("a\r\nb\r\n", ["a", "b"]),
-        ("  indented  \n", ["  indented  "]),
-        ("{ not json\nb\n", ["{ not json", "b"]),
-        ("[1, 2]\n", ["[1, 2]"]),
-        ('"text"\n', ['"text"']),
-        ('first\n{"prompt": "x"}\n', ["first", '{"prompt": "x"}']),
-        ('{"prompt": "a"}\n\n{"prompt": "b"}\n', ["a", "b"]),
-        ('\n  {"prompt": "a"}\n', ["a"]),
-        ('{"prompt": "a\\nb"}\n', ["a\nb"]),
-        ('{"prompt_token_ids": [1, 2]}\n', [{"prompt_token_ids": [1, 2]}]),
-        ('{"messages": [{"role": "user"}]}\n', [[{"role": "user"}]]),
-        ('{"prompt": "a", "id": 7}\n', ["a"]),
-        ('{"prompt": "a", "cache_salt": "s"}\n', [{"prompt": "a", "cache_salt": "s"}]),
+        (b"a\nb\n", ["a", "b"]),
+        (b"a\n\n  \nb", ["a", "b"]),
+        (b"a\r\nb\r\n", ["a", "b"]),
+        (b"  indented  \n", ["  indented  "]),
+        (b"[1, 2]\n", ["[1, 2]"]),
+        ("né\n".encode(), ["né"]),
     ],
     ids=repr,
 )
-def test_lines_are_prompts_or_json(text, prompts):
-    assert contents(text) == prompts
+def test_lines_are_prompts(read, content, prompts):
+    assert [item.content for item in read(content)] == prompts
 
 
-def test_origins_count_all_lines_and_name_the_file():
-    assert [item.origin for item in read("a\n\nb\n")] == [
-        "line 1 of prompts.txt",
-        "line 3 of prompts.txt",
-    ]
+def test_origins_count_all_lines_and_name_the_file(read, tmp_path):
+    origins = [item.origin.replace(str(tmp_path), "") for item in read(b"a\n\nb\n")]
+    assert origins == ["line 1 of /prompts.txt", "line 3 of /prompts.txt"]
 
 
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("not json", "line 3 of prompts.txt is not JSON"),
-        ('{"prompt": "a"', "line 3 of prompts.txt is not JSON"),
-        ("[1]", "line 3 of prompts.txt is not a JSON object"),
-        ("{}", "line 3 of prompts.txt has none of 'prompt', 'messages', 'prompt_token_ids'"),
-        ('{"prompt": 5}', "line 3 of prompts.txt: 'prompt' must be a str"),
-        ('{"prompt": null}', "'prompt' must be a str"),
-        ('{"messages": "hi"}', "'messages' must be a list"),
-        ('{"prompt_token_ids": "1 2"}', "'prompt_token_ids' must be a list"),
-    ],
-)
-def test_a_bad_record_is_named_by_its_line(line, words):
-    with pytest.raises(click.UsageError, match=words):
-        read(f'{{"prompt": "a"}}\n\n{line}\n')
+def test_lines_that_are_no_text_are_refused(read):
+    with pytest.raises(click.UsageError, match="is not UTF-8"):
+        read(b"good\nbad \xff\n")
 
 
 USER = {"role": "user", "content": "hi"}
@@ -121,22 +90,13 @@ SYSTEM = {"role": "system", "content": "be brief"}
 
 
 @pytest.mark.parametrize(
-    ("text", "system", "messages"),
+    ("system", "messages"),
     [
-        ("hi", None, [USER]),
-        ("hi", "be brief", [SYSTEM, USER]),
-        ("hi", "", [{"role": "system", "content": ""}, USER]),
-        ('{"messages": [{"role": "user", "content": "hi"}]}', "be brief", [SYSTEM, USER]),
+        (None, [USER]),
+        ("be brief", [SYSTEM, USER]),
+        ("", [{"role": "system", "content": ""}, USER]),
     ],
 )
-def test_chat_turns_prompts_into_messages(text, system, messages):
-    assert contents(text, chat=True, system=system) == [messages]
-
-
-def test_chat_keeps_origins():
-    assert read("hi", chat=True)[0].origin == "line 1 of prompts.txt"
-
-
-def test_token_ids_are_no_chat():
-    with pytest.raises(click.UsageError, match=r"line 1 of prompts\.txt: neither token ids nor"):
-        read('{"prompt_token_ids": [1]}', chat=True)
+def test_chat_turns_a_prompt_into_messages(system, messages):
+    found = as_chat(InputPrompt("hi", "line 1 of x"), system)
+    assert found == InputPrompt(messages, "line 1 of x")

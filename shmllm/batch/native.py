@@ -1,0 +1,192 @@
+"""The format of our own: `prompt`, `messages` or `prompt_token_ids` in, `text` out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from shmllm.batch.rows import JsonObject, Messages, Row
+from shmllm.errors import RequestError
+from shmllm.outputs import CompletionOutput, RequestOutput
+
+INPUT_FIELDS = {"id", "prompt", "messages", "prompt_token_ids", "cache_salt", "sampling_params"}
+RESULT_FIELDS = {
+    "line",
+    "prompt",
+    "text",
+    "error",
+    "finish_reason",
+    "num_prompt_tokens",
+    "num_output_tokens",
+    "num_cached_tokens",
+    "token_ids",
+    "logprobs",
+    "prompt_logprobs",
+    "outputs",
+}
+RENAMED = "input_"
+_CONTENT: dict[str, type] = {"prompt": str, "messages": list, "prompt_token_ids": list}
+_KINDS: dict[type, str] = {str: "a string", list: "a list", dict: "an object"}
+
+
+class NativeFormat:
+    """
+    Args:
+        echo: records hold the prompt's text.
+        token_ids: records hold the output's token ids.
+        chat: prompts are messages of a user.
+        system: a message in front of each conversation; implies `chat`.
+        texts_are_json: lists and objects may come as JSON text, as in a column of a table.
+    """
+
+    def __init__(
+        self,
+        *,
+        echo: bool = False,
+        token_ids: bool = False,
+        chat: bool = False,
+        system: str | None = None,
+        texts_are_json: bool = False,
+    ) -> None:
+        self._echo = echo
+        self._token_ids = token_ids
+        self._chat = chat or system is not None
+        self._opening: Messages = [] if system is None else [{"role": "system", "content": system}]
+        self._texts_are_json = texts_are_json
+
+    def row(self, line: int, fields: Mapping[str, Any]) -> Row:
+        row = Row(line)
+        row.identity = {"id": fields["id"]} if "id" in fields else {}
+        row.carried = _carried(fields)
+        try:
+            row.prompt = self._prompt(fields)
+            row.sampling = self._typed(fields, "sampling_params", dict, {})
+        except RequestError as error:
+            row.error = str(error)
+        return row
+
+    def text_row(self, line: int, index: int, text: str) -> Row:
+        """The row of a line that is the prompt itself; it comes back with its prompt."""
+        row = Row(line, carried={"index": index, "prompt": text})
+        row.prompt = self._as_chat(text)
+        return row
+
+    def record(self, row: Row, output: RequestOutput) -> JsonObject:
+        first = output.outputs[0]
+        record = row.identity | {"line": row.line}
+        if self._echo:
+            record["prompt"] = output.prompt
+        record["text"] = first.text
+        record["finish_reason"] = first.finish_reason
+        record["num_prompt_tokens"] = len(output.prompt_token_ids)
+        record["num_output_tokens"] = sum(len(one.token_ids) for one in output.outputs)
+        record["num_cached_tokens"] = output.num_cached_tokens
+        record |= self._details(first)
+        if output.prompt_logprobs is not None:
+            record["prompt_logprobs"] = [entries(one) for one in output.prompt_logprobs]
+        if len(output.outputs) > 1:
+            record["outputs"] = [self._completion(one) for one in output.outputs]
+        return record | row.carried
+
+    def failure(self, row: Row, message: str) -> JsonObject:
+        return row.identity | {"line": row.line, "error": message} | row.carried
+
+    def line_of(self, record: JsonObject) -> int | None:
+        line = record.get("line")
+        is_ours = "text" in record or "error" in record
+        return line if is_ours and isinstance(line, int) and line > 0 else None
+
+    def is_failure(self, record: JsonObject) -> bool:
+        return "error" in record
+
+    def tag_of_row(self, row: Row) -> JsonObject:
+        return self.tag_of_record(row.identity | row.carried)
+
+    def tag_of_record(self, record: JsonObject) -> JsonObject:
+        return {name: value for name, value in record.items() if name not in RESULT_FIELDS}
+
+    def _prompt(self, fields: Mapping[str, Any]) -> Any:
+        given = [name for name in _CONTENT if name in fields]
+        if not given:
+            raise RequestError("none of 'prompt', 'messages', 'prompt_token_ids' is there")
+        if "messages" in given and len(given) > 1:
+            raise RequestError(f"{given[0]!r} and {given[1]!r} are both there; give one")
+        values = {name: self._typed(fields, name, _CONTENT[name]) for name in given}
+        if "cache_salt" in fields:
+            values["cache_salt"] = fields["cache_salt"]
+        if "messages" in values:
+            if "cache_salt" in values:
+                raise RequestError("'cache_salt' does not go with 'messages'")
+            return [*self._opening, *values["messages"]]
+        return self._as_chat(values["prompt"] if list(values) == ["prompt"] else values)
+
+    def _as_chat(self, prompt: str | dict[str, Any]) -> Any:
+        if not self._chat:
+            return prompt
+        if isinstance(prompt, dict):
+            raise RequestError("neither token ids nor a cache_salt go with chat messages")
+        return [*self._opening, {"role": "user", "content": prompt}]
+
+    def _typed(
+        self, fields: Mapping[str, Any], name: str, kind: type, default: object = None
+    ) -> Any:
+        value = fields.get(name, default)
+        if self._texts_are_json and kind is not str and isinstance(value, str):
+            try:
+                value = json.loads(value)
+            except ValueError as error:
+                raise RequestError(f"{name!r} is not JSON: {error}") from error
+        if not isinstance(value, kind):
+            raise RequestError(f"{name!r} must be {_KINDS[kind]}, got {_shown(value)}")
+        return value
+
+    def _details(self, completion: CompletionOutput) -> JsonObject:
+        found: JsonObject = {}
+        if self._token_ids:
+            found["token_ids"] = list(completion.token_ids)
+        if completion.logprobs is not None:
+            found["logprobs"] = [entries(position) for position in completion.logprobs]
+        return found
+
+    def _completion(self, completion: CompletionOutput) -> JsonObject:
+        return {
+            "text": completion.text,
+            "finish_reason": completion.finish_reason,
+            "num_output_tokens": len(completion.token_ids),
+            **self._details(completion),
+        }
+
+
+def _carried(fields: Mapping[str, Any]) -> JsonObject:
+    """What the format does not use. A name that a result has gets a prefix, so that neither
+    is lost."""
+    carried = {}
+    for name, value in fields.items():
+        if name in INPUT_FIELDS:
+            continue
+        new_name = name
+        while new_name in RESULT_FIELDS or (new_name != name and new_name in fields):
+            new_name = RENAMED + new_name
+        carried[new_name] = value
+    return carried
+
+
+def entries(position: Mapping[int, Any] | None) -> list[JsonObject] | None:
+    """One token's logprobs, the sampled one first; None for a prompt's first token."""
+    if position is None:
+        return None
+    return [
+        {
+            "token_id": int(token_id),
+            "token": one.decoded_token,
+            "logprob": float(one.logprob),
+            "rank": None if one.rank is None else int(one.rank),
+        }
+        for token_id, one in position.items()
+    ]
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 40 else text[:37] + "..."

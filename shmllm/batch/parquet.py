@@ -1,0 +1,181 @@
+"""Parquet on both sides, with pyarrow from the extra `parquet`.
+
+A parquet file is unreadable until its end is written, and nothing can be added to it. So
+the records of a job gather as JSON lines beside it, where a killed job can go on, and
+become the file when all are there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from importlib import import_module
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from shmllm.batch.rows import Format, JsonObject, Row, encode
+from shmllm.errors import RequestError
+
+ROWS_AT_ONCE = 1024
+# A null in one of these columns is a row that does not have it.
+_OPTIONAL = ("id", "prompt", "messages", "prompt_token_ids", "cache_salt", "sampling_params")
+
+
+def journal_of(path: str) -> str:
+    """Where the records of a job gather that is to write `path`."""
+    return f"{path}.partial.jsonl"
+
+
+def require_pyarrow() -> None:
+    """Raise RequestError if pyarrow is not installed."""
+    _load("pyarrow.parquet")
+
+
+class ParquetRows:
+    """
+    Args:
+        path: of the file, which is read in pieces.
+        form: reads a row's columns.
+
+    Raises:
+        RequestError: pyarrow is not installed, or the file is no parquet file.
+    """
+
+    is_file = True
+
+    def __init__(self, path: str, form: Format) -> None:
+        self.name = path
+        self._form = form
+        arrow = _load("pyarrow")
+        try:
+            self._file = _load("pyarrow.parquet").ParquetFile(path)
+        except arrow.ArrowInvalid as error:
+            raise RequestError(f"cannot read {path}: {error}") from error
+
+    def __iter__(self) -> Iterator[Row]:
+        line = 0
+        for batch in self._file.iter_batches(batch_size=ROWS_AT_ONCE):
+            for fields in batch.to_pylist():
+                line += 1
+                yield self._form.row(line, _present(fields))
+
+    def count(self) -> tuple[int, int]:
+        return self._file.metadata.num_rows, self._file.metadata.num_rows
+
+
+def write_parquet(journal: str, path: str) -> None:
+    """Turn records in JSON lines into a parquet file, which appears when it is complete.
+
+    A column that holds several types becomes text: JSON, where it is no text already.
+    """
+    arrow, parquet = _load("pyarrow"), _load("pyarrow.parquet")
+    kinds = _column_types(journal, arrow)
+    schema = arrow.schema(list(kinds.items()))
+    texts = {name for name, kind in kinds.items() if kind == arrow.string()}
+    part = f"{path}.part"
+    try:
+        with parquet.ParquetWriter(part, schema) as writer:
+            for records in _pieces(journal):
+                rows = [_as_columns(record, texts) for record in records]
+                writer.write_table(arrow.Table.from_pylist(rows, schema=schema))
+        os.replace(part, path)
+    finally:
+        Path(part).unlink(missing_ok=True)
+
+
+def _load(name: str) -> Any:
+    try:
+        import_module("pyarrow")
+        return import_module(name)
+    except ImportError as error:
+        raise RequestError("parquet files need pyarrow: pip install 'shmllm[parquet]'") from error
+
+
+def _present(fields: JsonObject) -> JsonObject:
+    """Without the nulls that stand for nothing."""
+    present = {k: v for k, v in fields.items() if v is not None or k not in _OPTIONAL}
+    for name in ("sampling_params", "messages"):
+        if name in present:
+            present[name] = _without_nulls(present[name])
+    return present
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in value]
+    return value
+
+
+def _pieces(journal: str) -> Iterator[list[JsonObject]]:
+    with open(journal, "rb") as lines:
+        while piece := [_record(line) for line in islice(lines, ROWS_AT_ONCE)]:
+            yield piece
+
+
+def _record(line: bytes) -> JsonObject:
+    record: JsonObject = json.loads(line)
+    return _as_unicode(record) if rb"\ud" in line else record
+
+
+def _as_unicode(value: Any) -> Any:
+    """Halves of surrogate pairs, which only JSON's escapes can express, become "?"."""
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    if isinstance(value, dict):
+        return {_as_unicode(key): _as_unicode(item) for key, item in value.items()}
+    return [_as_unicode(item) for item in value] if isinstance(value, list) else value
+
+
+def _column_types(journal: str, arrow: Any) -> dict[str, Any]:
+    """Each column's type, over all records."""
+    kinds: dict[str, Any] = {}
+    for records in _pieces(journal):
+        names = dict.fromkeys(name for record in records for name in record)
+        for name in names:
+            found = _type_of([record.get(name) for record in records], arrow)
+            kinds[name] = _common(kinds.get(name, arrow.null()), found, arrow)
+    return {
+        name: kind if _is_storable(kind, arrow) else arrow.string() for name, kind in kinds.items()
+    }
+
+
+def _is_storable(kind: Any, arrow: Any) -> bool:
+    """Parquet has no objects without fields, and some readers no columns without values."""
+    if arrow.types.is_struct(kind):
+        inner = [kind.field(i).type for i in range(kind.num_fields)]
+        return bool(inner) and all(_is_storable(one, arrow) for one in inner)
+    if arrow.types.is_list(kind):
+        return arrow.types.is_null(kind.value_type) or _is_storable(kind.value_type, arrow)
+    return not arrow.types.is_null(kind)
+
+
+def _type_of(values: list[Any], arrow: Any) -> Any:
+    try:
+        return arrow.array(values).type
+    except (arrow.ArrowInvalid, arrow.ArrowTypeError, OverflowError):
+        return arrow.string()
+
+
+def _common(one: Any, other: Any, arrow: Any) -> Any:
+    """A type for the values of both."""
+    if one == other:
+        return one
+    schemas = [arrow.schema([("", kind)]) for kind in (one, other)]
+    try:
+        return arrow.unify_schemas(schemas, promote_options="permissive").field(0).type
+    except (arrow.ArrowInvalid, arrow.ArrowTypeError):
+        return arrow.string()
+
+
+def _as_columns(record: JsonObject, texts: set[str]) -> JsonObject:
+    return {name: _as_text(value) if name in texts else value for name, value in record.items()}
+
+
+def _as_text(value: Any) -> Any:
+    if value is None or isinstance(value, str):
+        return value
+    return encode(value).decode().rstrip("\n")

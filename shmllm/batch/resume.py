@@ -1,0 +1,95 @@
+"""Which lines of an input are done, read from the records of an earlier run.
+
+A bit and four bytes a line, whatever the records hold.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+from shmllm.batch.rows import Format, Row, Rows, fingerprint, parse_object
+from shmllm.errors import RequestError
+
+
+class DoneLines:
+    """
+    Args:
+        num_lines: of the input.
+
+    Attributes:
+        num_done: lines with a record.
+        num_failed: of these, records that are errors.
+        num_bytes: of whole records; what stands behind them in the file is torn.
+    """
+
+    def __init__(self, num_lines: int = 0) -> None:
+        self.num_done = self.num_failed = self.num_bytes = 0
+        self._num_lines = num_lines
+        self._bits = bytearray(num_lines // 8 + 1)
+        self._tags = array("I", bytes(4 * (num_lines + 1)))
+
+    def __contains__(self, line: int) -> bool:
+        return line <= self._num_lines and bool(self._bits[line >> 3] & 1 << (line & 7))
+
+    def read(self, path: str, form: Format) -> None:
+        """Take in the records of a file.
+
+        Raises:
+            RequestError: it holds something else, or records of another input.
+        """
+        with open(path, "rb") as stream:
+            for number, text in enumerate(stream, 1):
+                if not text.endswith(b"\n"):
+                    return
+                self._add(f"line {number} of {path}", text, form)
+                self.num_bytes += len(text)
+
+    def check(self, rows: Rows, form: Format) -> None:
+        """Whether the records are about these rows.
+
+        Raises:
+            RequestError: a record has another id or other fields than its row.
+        """
+        num_found = 0
+        for row in rows:
+            if row.line in self:
+                self._check_row(row, rows.name, form)
+                num_found += 1
+                if num_found == self.num_done:
+                    return
+        if num_found != self.num_done:
+            raise RequestError(
+                f"cannot resume: {self.num_done - num_found} records are about blank lines of "
+                f"{rows.name}; is it another input?"
+            )
+
+    def _add(self, where: str, text: bytes, form: Format) -> None:
+        try:
+            record = parse_object(text)
+        except RequestError as error:
+            raise RequestError(f"cannot resume: {where} is {error}") from error
+        line = form.line_of(record)
+        if line is None:
+            raise RequestError(f"cannot resume: {where} is no record of such a job")
+        if line > self._num_lines:
+            raise RequestError(
+                f"cannot resume: {where} is about line {line:,} of the input, which has "
+                f"{self._num_lines:,}; is it another input?"
+            )
+        if line in self:
+            raise RequestError(
+                f"cannot resume: {where} is about line {line:,} of the input, as one before it"
+            )
+        self._bits[line >> 3] |= 1 << (line & 7)
+        self._tags[line] = fingerprint(form.tag_of_record(record))
+        self.num_done += 1
+        self.num_failed += form.is_failure(record)
+
+    def _check_row(self, row: Row, name: str, form: Format) -> None:
+        tag = form.tag_of_row(row)
+        if self._tags[row.line] != fingerprint(tag):
+            shown = f" ({tag})" if len(str(tag)) < 100 else ""
+            raise RequestError(
+                f"cannot resume: the record about line {row.line:,} has another id or other "
+                f"fields than that line of {name}{shown}; is it another input?"
+            )

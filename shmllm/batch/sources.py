@@ -1,0 +1,164 @@
+"""Inputs: JSON lines and plain lines from a file, a compressed file or a pipe.
+
+Owns the choice between the kinds of input and the walk through lines. At no time more than
+a line is in memory.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import stat
+import sys
+import zlib
+from collections.abc import Iterator
+from enum import Enum
+from typing import IO
+
+from shmllm.batch.native import NativeFormat
+from shmllm.batch.rows import Format, Row, parse_object
+from shmllm.errors import RequestError
+
+STANDARD_STREAM = "-"
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_JSON_NAMES = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
+
+
+class Kind(Enum):
+    """What an input holds."""
+
+    JSON_LINES = "JSON lines"
+    TEXT = "plain lines"
+    PARQUET = "parquet"
+
+
+class LineInput:
+    """The lines of an input that are not blank, with their numbers.
+
+    Args:
+        path: of a file, decompressed if its name ends in .gz; - is stdin.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.is_file = path != STANDARD_STREAM and stat.S_ISREG(os.stat(path).st_mode)
+        self.name = "standard input" if path == STANDARD_STREAM else path
+        self._path = path
+        # A pipe can be read only once, so what was looked at is kept.
+        self._pipe = None if self.is_file else self._open()
+        self._looked_at: list[bytes] = []
+
+    def __iter__(self) -> Iterator[tuple[int, bytes]]:
+        for number, line in enumerate(self._lines(), 1):
+            if line.strip():
+                yield number, line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
+
+    def count(self) -> tuple[int, int]:
+        """(lines that are not blank, lines)."""
+        num_used = num_lines = 0
+        for line in self._lines():
+            num_lines += 1
+            num_used += not line.isspace()
+        return num_used, num_lines
+
+    def first(self) -> bytes | None:
+        """The first line that is not blank, without taking it out; None if there is none."""
+        if self._pipe is None:
+            return next((line for _, line in self), None)
+        while not self._looked_at or not self._looked_at[-1].strip():
+            line = self._pipe.readline()
+            if not line:
+                return None
+            self._looked_at.append(line)
+        return self._looked_at[-1].removeprefix(_BYTE_ORDER_MARK)
+
+    def _open(self) -> IO[bytes] | gzip.GzipFile:
+        if self._path == STANDARD_STREAM:
+            return sys.stdin.buffer
+        if self._path.endswith(".gz"):
+            return gzip.open(self._path, "rb")
+        return open(self._path, "rb")
+
+    def _lines(self) -> Iterator[bytes]:
+        if self._pipe is not None:
+            with self._pipe:
+                yield from self._looked_at
+                yield from self._pipe
+            return
+        with self._open() as stream:
+            try:
+                yield from stream
+            except (EOFError, zlib.error) as error:
+                raise OSError(f"{self.name} is damaged: {error}") from error
+
+
+def kind_of(lines: LineInput) -> Kind:
+    """By name, else JSON if the first line that is not blank is a JSON object."""
+    if lines.name.endswith(_JSON_NAMES):
+        return Kind.JSON_LINES
+    first = lines.first()
+    if first is None or not first.lstrip().startswith(b"{"):
+        return Kind.TEXT
+    try:
+        parse_object(first)
+    except RequestError:
+        return Kind.TEXT
+    return Kind.JSON_LINES
+
+
+class JsonRows:
+    """A row for each line that holds a JSON object, and one that is an error for others."""
+
+    def __init__(self, lines: LineInput, form: Format) -> None:
+        self.name = lines.name
+        self.is_file = lines.is_file
+        self.count = lines.count
+        self._lines = lines
+        self._form = form
+
+    def __iter__(self) -> Iterator[Row]:
+        for number, line in self._lines:
+            try:
+                fields = parse_object(line)
+            except RequestError as error:
+                yield Row(number, error=str(error))
+            else:
+                yield self._form.row(number, fields)
+
+
+class TextRows:
+    """A row for each line, which is the prompt as it stands."""
+
+    def __init__(self, lines: LineInput, form: NativeFormat) -> None:
+        self.name = lines.name
+        self.is_file = lines.is_file
+        self.count = lines.count
+        self._lines = lines
+        self._form = form
+
+    def __iter__(self) -> Iterator[Row]:
+        for index, (number, line) in enumerate(self._lines):
+            try:
+                text = line.decode().rstrip("\r\n")
+            except UnicodeDecodeError as error:
+                message = f"not UTF-8: {error.reason} at byte {error.start + 1}"
+                yield Row(number, carried={"index": index}, error=message)
+            else:
+                yield self._form.text_row(number, index, text)
+
+
+class PromptRows:
+    """A row for each prompt of a list."""
+
+    is_file = False
+    name = "the command line"
+
+    def __init__(self, prompts: list[str], form: NativeFormat) -> None:
+        self._prompts = prompts
+        self._form = form
+
+    def __iter__(self) -> Iterator[Row]:
+        for index, prompt in enumerate(self._prompts):
+            yield self._form.text_row(index + 1, index, prompt)
+
+    def count(self) -> tuple[int, int]:
+        return len(self._prompts), len(self._prompts)

@@ -1,0 +1,199 @@
+"""`shmllm generate` with records: a plan run with an engine, and what is said about it.
+
+What becomes of rows is in `shmllm.batch`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import deque
+from collections.abc import Iterator
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shmllm.batch.job import BatchJob, Request
+from shmllm.batch.output import Mode, RecordFile
+from shmllm.batch.parameters import make_params
+from shmllm.batch.parquet import write_parquet
+from shmllm.batch.resume import DoneLines
+from shmllm.batch.rows import JsonObject, Row
+from shmllm.batch.sources import STANDARD_STREAM
+from shmllm.cli.plan import Plan
+from shmllm.cli.session import Session
+
+if TYPE_CHECKING:
+    from shmllm.frontend.llm import LLM
+    from shmllm.outputs import RequestOutput
+    from shmllm.sampling_params import SamplingParams
+
+EXIT_FAILED_ROWS = 1
+EXIT_ENGINE_DIED = 3
+NO_PROMPT = "the input holds no prompt"
+DEFAULTS: JsonObject = {"temperature": 0.0, "max_tokens": 128}
+
+
+class Batch:
+    """A plan on its way.
+
+    Args:
+        plan: what is wanted.
+        num_rows: of the input; None if it is a pipe.
+        done: lines that have a record.
+        file: where records go.
+    """
+
+    def __init__(self, plan: Plan, num_rows: int | None, done: DoneLines, file: RecordFile) -> None:
+        self._plan = plan
+        self._num_rows = num_rows
+        self._done = done
+        self._file = file
+        self._num_failed = done.num_failed
+        self._num_written = done.num_done
+
+    @classmethod
+    @contextlib.contextmanager
+    def open(cls, plan: Plan) -> Iterator[Batch]:
+        """Read what an earlier run left, and claim the output.
+
+        Raises:
+            RequestError: the output is in use, or holds what it should not.
+        """
+        num_rows, num_lines = plan.rows.count() if plan.rows.is_file else (None, 0)
+        if num_rows == 0:
+            raise click.UsageError(NO_PROMPT)
+        file = RecordFile(plan.path, plan.mode)
+        try:
+            done = DoneLines(num_lines)
+            if plan.mode is Mode.RESUME:
+                done.read(plan.path, plan.form)
+                done.check(plan.rows, plan.form)
+            yield cls(plan, num_rows, done, file)
+        finally:
+            file.close()
+
+    def rows_left(self) -> Iterator[Row] | None:
+        """Those that have no record; None if all have one. Reads up to the first.
+
+        Raises:
+            click.UsageError: the input has no rows.
+        """
+        left = (row for row in self._plan.rows if row.line not in self._done)
+        first = next(left, None)
+        if first is None and not self._done.num_done:
+            raise click.UsageError(NO_PROMPT)
+        return None if first is None else chain([first], left)
+
+    def begin(self) -> None:
+        """From here on the output is changed: what is no whole record goes."""
+        self._file.begin(self._done.num_bytes)
+
+    def run(self, rows: Iterator[Row], llm: LLM, sampling: JsonObject) -> int:
+        """Run rows; returns how many of them the engine gave up."""
+        from shmllm.frontend.progress import BatchProgress
+
+        ordered = self._plan.ordered
+        with BatchProgress(self._num_rows, True, num_done=self._done.num_done) as progress:
+            job = BatchJob(
+                self._plan.form,
+                self._file,
+                Preparation(llm, sampling),
+                ordered=ordered,
+                on_result=progress.finish,
+            )
+            try:
+                job.run(rows, lambda requests: stream(llm, requests, ordered))
+            finally:
+                self._num_written += job.tally.num_written
+                self._num_failed += job.tally.num_failed
+        return job.tally.num_lost
+
+    def finish(self) -> int:
+        """What remains when every row has a record; returns the exit code."""
+        self._file.sync()
+        if self._plan.is_parquet:
+            write_parquet(self._plan.path, self._plan.target)
+            os.unlink(self._plan.path)
+        if not self._num_failed:
+            return 0
+        counts = f"{self._num_failed:,} of {self._num_written:,}"
+        click.echo(f"shmllm: {counts} rows failed; their records say why in `error`", err=True)
+        return EXIT_FAILED_ROWS
+
+    def say_how_to_go_on(self) -> None:
+        """After the job was cut short."""
+        if self._plan.target == STANDARD_STREAM:
+            return
+        total = "" if self._num_rows is None else f" of {self._num_rows:,}"
+        hint = "; the same command with --resume goes on" if self._plan.rows.is_file else ""
+        click.echo(f"{self._num_written:,}{total} rows are in {self._plan.path}{hint}", err=True)
+
+
+def run_batch(plan: Plan, sampling: JsonObject, session: Session) -> int:
+    """Run a plan; returns the exit code.
+
+    Args:
+        sampling: parameters from the command line, which win over the model's defaults.
+        session: where the engine comes from.
+    """
+    with Batch.open(plan) as batch:
+        rows = batch.rows_left()
+        if rows is None:
+            batch.begin()
+            return batch.finish()
+        with session.open() as llm:
+            session.say_what_answers(llm)
+            batch.begin()
+            try:
+                num_lost = batch.run(rows, llm, sampling)
+            except BaseException:
+                batch.say_how_to_go_on()
+                raise
+        if not num_lost:
+            return batch.finish()
+        click.echo(f"shmllm: the engine was stopped; it gave up {num_lost:,} rows", err=True)
+        batch.say_how_to_go_on()
+        return EXIT_ENGINE_DIED
+
+
+class Preparation:
+    """Makes requests of rows.
+
+    Args:
+        llm: for the chat template and the model's defaults.
+        sampling: parameters from the command line.
+    """
+
+    def __init__(self, llm: LLM, sampling: JsonObject) -> None:
+        self._llm = llm
+        self._given = llm.model_defaults | sampling
+        self._common = make_params(DEFAULTS | self._given, {})
+
+    def __call__(self, row: Row) -> Request:
+        prompt = row.prompt
+        if isinstance(prompt, list):
+            prompt = dict(self._llm.chat_prompt(prompt, **row.template))
+        if not row.sampling and not row.defaults:
+            return prompt, self._common
+        return prompt, make_params(DEFAULTS | row.defaults | self._given, row.sampling)
+
+
+def stream(
+    llm: LLM, requests: Iterator[Request], ordered: bool
+) -> Iterator[tuple[int, RequestOutput]]:
+    """Requests through `LLM.stream`, which takes prompts and parameters apart."""
+    params: deque[SamplingParams] = deque()
+
+    def prompts() -> Iterator[Any]:
+        for prompt, own in requests:
+            params.append(own)
+            yield prompt
+
+    aligned = iter(params.popleft, None)
+    for output in llm.stream(prompts(), aligned, ordered=ordered, on_error="yield"):
+        place = output.prompt_index
+        if output.error is not None:
+            output.error = output.error.replace(f"prompt {place} ", "the prompt ", 1)
+        yield place, output

@@ -1,0 +1,72 @@
+"""The `LLM` that a command works with: started for it, or attached to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shmllm.cli.options import Status
+
+if TYPE_CHECKING:
+    from shmllm.frontend.llm import LLM
+
+
+@dataclass(frozen=True)
+class Session:
+    """
+    Attributes:
+        attach: name of a running engine; None starts one.
+        engine: options of `LLM`.
+    """
+
+    attach: str | None
+    engine: dict[str, Any]
+
+    def open(self) -> LLM:
+        """Start an engine or use a named one."""
+        return _start(self.engine) if self.attach is None else _attach_to(self.attach, self.engine)
+
+    def say_what_answers(self, llm: LLM) -> None:
+        """One line on stderr."""
+        click.echo(_describe(llm, self.attach or self.engine["model"]), err=True)
+
+
+def _start(engine: dict[str, Any]) -> LLM:
+    """Start the engine; where stderr is a terminal it shows how that gets on."""
+    from shmllm.frontend.llm import LLM
+
+    status = Status()
+    status.show(f"starting {engine['model']}")
+    try:
+        return LLM(**engine, on_load_progress=status.loading)
+    finally:
+        status.clear()
+
+
+def _attach_to(name: str, engine: dict[str, Any]) -> LLM:
+    """Use a named engine; options that were for it to start with are an error now."""
+    from shmllm.frontend.llm import LLM
+
+    context = click.get_current_context()
+    given = [
+        option
+        for option in (*engine, "prefix_caching")
+        if context.get_parameter_source(option) is click.core.ParameterSource.COMMANDLINE
+    ]
+    if given:
+        flag = "--" + given[0].replace("_", "-")
+        raise click.UsageError(f"{flag} is for starting an engine; {name!r} runs already")
+    return LLM.attach(name)
+
+
+def _describe(llm: LLM, name: str) -> str:
+    """One line: what answers here."""
+    facts = llm.facts
+    return (
+        f"{name}: {facts.num_parameters / 1e6:,.1f} M parameters, {facts.dtype}, "
+        f"{facts.num_threads} threads, {facts.max_model_len:,} tokens of context, KV cache "
+        f"{facts.kv_cache_bytes / 2**20:,.0f} MiB ({facts.num_blocks:,} blocks of "
+        f"{facts.block_size})"
+    )

@@ -1,0 +1,115 @@
+"""`shmllm generate` for people: completions as text, one streamed or several at once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TextIO
+
+import click
+
+from shmllm.cli.prompts import InputPrompt
+from shmllm.cli.session import Session
+
+if TYPE_CHECKING:
+    from shmllm.frontend.input_processor import PreparedRequest
+    from shmllm.frontend.llm import LLM
+    from shmllm.frontend.request_state import RequestState
+
+SEPARATOR = "---"
+DEFAULTS: dict[str, Any] = {"temperature": 0.0, "max_tokens": 128}
+
+
+def run_text(
+    inputs: list[InputPrompt],
+    sampling: dict[str, Any],
+    target: str | None,
+    echo: bool,
+    session: Session,
+) -> int:
+    """Complete prompts; returns the exit code.
+
+    Args:
+        sampling: parameters from the command line.
+        target: file to write to; None is stdout.
+        echo: write prompts, too.
+        session: where the engine comes from.
+    """
+    with session.open() as llm:
+        requests = prepare(llm, inputs, sampling)
+        with open_target(target) as out:
+            session.say_what_answers(llm)
+            if len(requests) == 1:
+                return stream(llm, requests[0], out, echo)
+            return batch(llm, requests, out, echo)
+
+
+def open_target(target: str | None) -> Any:
+    """Opened when all prompts are known to be good: an error before that loses no file."""
+    if target is None or target == "-":
+        return click.open_file("-", "w", encoding="utf-8")
+    return open(target, "w", encoding="utf-8")
+
+
+def prepare(llm: LLM, inputs: list[InputPrompt], sampling: dict[str, Any]) -> list[PreparedRequest]:
+    from shmllm.sampling_params import SamplingParams
+
+    params = SamplingParams(**(DEFAULTS | llm.model_defaults | sampling))
+    prompts: list[Any] = [as_prompt(llm, item) for item in inputs]
+    return llm.prepare(prompts, params, [item.origin for item in inputs])
+
+
+def as_prompt(llm: LLM, item: InputPrompt) -> Any:
+    """Messages become a prompt by the model's chat template; text is one already."""
+    from shmllm.errors import RequestError
+
+    if not isinstance(item.content, list):
+        return item.content
+    try:
+        return llm.chat_prompt(item.content)
+    except RequestError as error:
+        raise RequestError(f"{item.origin}: {error}") from error
+
+
+def stream(llm: LLM, request: PreparedRequest, out: TextIO, echo: bool) -> int:
+    if echo:
+        out.write(request.prompt or "")
+    text, error = "", None
+    for changed in llm.serve([request], streaming=True):
+        for state in changed:
+            delta = state.text.take_delta()
+            error = state.error
+            if delta:
+                text = delta
+                out.write(delta)
+                out.flush()
+    if not text.endswith("\n"):
+        out.write("\n")
+    if error:
+        click.echo(f"shmllm: {error}", err=True)
+    return 1 if error else 0
+
+
+def batch(llm: LLM, requests: list[PreparedRequest], out: TextIO, echo: bool) -> int:
+    """Results are written in the order of the prompts, each as soon as those before it are."""
+    from shmllm.frontend.progress import BatchProgress
+
+    waiting: dict[int, RequestState] = {}
+    num_written = num_failed = 0
+    with BatchProgress(len(requests), enabled=True) as progress:
+        for changed in llm.serve(requests):
+            progress.update(changed)
+            waiting |= {state.index: state for state in changed if state.finish_reason}
+            while num_written in waiting:
+                state = waiting.pop(num_written)
+                num_failed += state.error is not None
+                write_text(state, out, echo, is_first=num_written == 0)
+                num_written += 1
+    if num_failed:
+        click.echo(f"shmllm: {num_failed} of {len(requests)} requests failed", err=True)
+    return 1 if num_failed else 0
+
+
+def write_text(state: RequestState, out: TextIO, echo: bool, is_first: bool) -> None:
+    """One completion, behind a separator line if it is not the first."""
+    prompt = state.request.prompt or "" if echo else ""
+    text = f"error: {state.error}" if state.error else prompt + state.text.text
+    out.write(("" if is_first else f"{SEPARATOR}\n") + text.rstrip("\n") + "\n")

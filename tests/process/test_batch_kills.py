@@ -1,0 +1,143 @@
+"""`kill -9` at random moments of a job, and --resume: the rows are those of a whole run.
+
+SHMLLM_BATCH_KILLS sets how many kills the short test makes; SHMLLM_TEST_SEED repeats a run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import engine_processes
+from programs import CLI, PATIENCE_S, children, holds_within, python, start_source
+
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
+
+NUM_KILLS = int(os.environ.get("SHMLLM_BATCH_KILLS", "5"))
+SEED = int(os.environ.get("SHMLLM_TEST_SEED", str(time.time_ns() % 10**9)))
+MANY_KILLS = 50
+ROWS_PER_KILL = 12
+OPTIONS = ("--max-tokens", "8", "--ignore-eos", "--max-num-seqs", "4", "--num-threads", "1")
+PADDING = "x" * 100_000  # makes writing a line take a while
+EXIT_FAILED_ROWS = 1
+EXIT_ENGINE_DIED = 3
+
+
+def rows(num: int) -> list[Any]:
+    """Prompts shorter than a KV block, so that no record tells what was cached; some bad."""
+    made: list[Any] = []
+    for i in range(num):
+        row: dict[str, Any] = {"id": f"row-{i}", "prompt": f"x{i} =", "k": [i]}
+        if i % 5 == 0:
+            row["padding"] = PADDING
+        if i % 7 == 0:
+            row["sampling_params"] = {"max_tokens": 1 + i % 6}
+        made.append("" if i % 11 == 3 else "bad" if i % 13 == 5 else row)
+    return made
+
+
+def arguments(source: Path, target: Path) -> list[str]:
+    return ["generate", "-i", str(source), "-o", str(target), "--resume", *OPTIONS]
+
+
+def num_lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+class Killer:
+    """Starts a job again and again, and kills it or its engine."""
+
+    def __init__(self, source: Path, target: Path, seed: int) -> None:
+        self.kills: Counter[str] = Counter()
+        self._source = source
+        self._target = target
+        self._rng = random.Random(seed)
+
+    def run_and_kill(self) -> None:
+        process = start_source(CLI, *arguments(self._source, self._target), stderr=subprocess.PIPE)
+        try:
+            self._wait(process)
+            whom = self._kill(process)
+            _, stderr = process.communicate(timeout=PATIENCE_S)
+        finally:
+            process.kill()
+            process.wait()
+        self.kills[whom] += 1
+        if whom == "job":
+            assert process.returncode == -signal.SIGKILL, stderr.decode()
+        elif whom == "engine":
+            # Before it is ready its end is that of a start that failed.
+            assert process.returncode in (2, EXIT_ENGINE_DIED), stderr.decode()
+            assert b"Traceback" not in stderr
+
+    def _wait(self, process: subprocess.Popen[bytes]) -> None:
+        """For some records, or for some time of the start."""
+        if self._rng.random() < 0.25:
+            time.sleep(self._rng.uniform(0, 2))
+            return
+        wanted = num_lines(self._target) + self._rng.randrange(1, ROWS_PER_KILL)
+        assert holds_within(
+            lambda: num_lines(self._target) >= wanted or process.poll() is not None, PATIENCE_S
+        )
+        time.sleep(self._rng.uniform(0, 0.005))
+
+    def _kill(self, process: subprocess.Popen[bytes]) -> str:
+        engines = children(process.pid)
+        if process.poll() is not None:
+            return "nobody"
+        if engines and self._rng.random() < 0.5:
+            os.kill(engines[0], signal.SIGKILL)
+            return "engine"
+        process.kill()
+        return "job"
+
+
+def whole_lines(content: bytes) -> list[bytes]:
+    return [line for line in content.splitlines(keepends=True) if line.endswith(b"\n")]
+
+
+def check_kills(directory: Path, num_kills: int, seed: int) -> None:
+    print(f"seed {seed}")
+    source = directory / "in.jsonl"
+    lines = [r if isinstance(r, str) else json.dumps(r) for r in rows(num_kills * ROWS_PER_KILL)]
+    source.write_text("".join(line + "\n" for line in lines))
+    reference, target = directory / "whole.jsonl", directory / "out.jsonl"
+    done = python("-c", CLI, *arguments(source, reference), timeout=10 * PATIENCE_S)
+    assert done.returncode == EXIT_FAILED_ROWS, done.stderr.decode()
+    expected = whole_lines(reference.read_bytes())
+    assert len(expected) == sum(line != "" for line in lines)
+
+    killer, before, num_torn = Killer(source, target, seed), b"", 0
+    for turn in range(num_kills):
+        killer.run_and_kill()
+        kept = target.read_bytes() if target.exists() else b""
+        where = f"seed {seed}, turn {turn}"
+        kept_lines = whole_lines(kept)
+        assert kept.startswith(b"".join(whole_lines(before))), where
+        assert len(set(kept_lines)) == len(kept_lines), where
+        assert set(kept_lines) <= set(expected), where
+        num_torn += not kept.endswith(b"\n") and kept != b""
+        before = kept
+    done = python("-c", CLI, *arguments(source, target), timeout=10 * PATIENCE_S)
+    assert done.returncode == EXIT_FAILED_ROWS, done.stderr.decode()
+    print(f"{dict(killer.kills)}, {num_torn} torn lines, {len(whole_lines(before))} rows kept")
+    assert sorted(target.read_bytes().splitlines(keepends=True)) == sorted(expected)
+    assert holds_within(lambda: not engine_processes(), PATIENCE_S)
+    assert killer.kills["job"] + killer.kills["engine"] >= num_kills // 2
+
+
+def test_a_few_kills_lose_and_repeat_no_row(tmp_path: Path) -> None:
+    check_kills(tmp_path, NUM_KILLS, SEED)
+
+
+@pytest.mark.stress
+def test_many_kills_lose_and_repeat_no_row(tmp_path: Path) -> None:
+    check_kills(tmp_path, MANY_KILLS, SEED)

@@ -1,0 +1,151 @@
+"""What becomes of rows: each is written once, in time, and in order where that is asked."""
+
+from __future__ import annotations
+
+import pytest
+from batch_helpers import (
+    IN_FLIGHT,
+    FakeStream,
+    answer,
+    json_rows,
+    prepare,
+    records,
+    run_job,
+    write_rows,
+)
+
+from shmllm.batch.job import BatchJob
+from shmllm.batch.native import NativeFormat
+from shmllm.batch.output import Mode, RecordFile
+from shmllm.batch.parameters import make_params
+from shmllm.errors import RequestError
+
+
+def mixed(num):
+    """Every third row is bad."""
+    return ["bad" if i % 3 == 1 else {"id": i, "prompt": f"p{i}"} for i in range(num)]
+
+
+@pytest.fixture
+def target(tmp_path):
+    return tmp_path / "out.jsonl"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_every_row_is_written_once(tmp_path, target, seed):
+    job = run_job(
+        json_rows(write_rows(tmp_path / "in.jsonl", mixed(50))), target, FakeStream(seed=seed)
+    )
+    found = records(target)
+    assert sorted(record["line"] for record in found) == list(range(1, 51))
+    assert (job.tally.num_written, job.tally.num_failed) == (50, 17)
+    assert all(r.get("text") == f"p{r['line'] - 1}"[::-1] for r in found if "error" not in r)
+
+
+def test_ordered_records_are_in_the_order_of_the_rows(tmp_path, target):
+    rows = json_rows(write_rows(tmp_path / "in.jsonl", mixed(50)))
+    run_job(rows, target, ordered=True)
+    assert [record["line"] for record in records(target)] == list(range(1, 51))
+
+
+@pytest.mark.parametrize(
+    "kinds", ["b", "bbb", "g", "gb", "bg", "gbbg", "bbgbbgbb"], ids=lambda kinds: kinds
+)
+def test_order_holds_wherever_bad_rows_stand(tmp_path, target, kinds):
+    rows = [{"prompt": "x"} if kind == "g" else "bad" for kind in kinds]
+    run_job(json_rows(write_rows(tmp_path / "in.jsonl", rows)), target, ordered=True)
+    found = records(target)
+    assert [record["line"] for record in found] == list(range(1, len(kinds) + 1))
+    assert "".join("b" if "error" in record else "g" for record in found) == kinds
+
+
+def test_the_input_is_not_read_ahead(tmp_path, target):
+    """Rows are taken when there is room for them."""
+    rows = json_rows(write_rows(tmp_path / "in.jsonl", mixed(200)))
+    read = []
+
+    def watched():
+        for row in rows:
+            read.append(row.line)
+            yield row
+
+    file = RecordFile(str(target), Mode.NEW)
+    job = BatchJob(NativeFormat(), file, prepare)
+    most_ahead = 0
+
+    def stream(requests):
+        nonlocal most_ahead
+        for place, output in FakeStream()(requests):
+            most_ahead = max(most_ahead, len(read) - job.tally.num_written)
+            yield place, output
+
+    job.run(watched(), stream)
+    file.close()
+    assert len(read) == 200
+    assert most_ahead <= IN_FLIGHT + 1
+
+
+def test_bad_rows_are_written_while_good_ones_run(tmp_path, target):
+    rows = json_rows(write_rows(tmp_path / "in.jsonl", [{"prompt": "a"}, "bad", "bad"]))
+    seen = []
+
+    def stream(requests):
+        list(requests)
+        seen.append(target.read_bytes().count(b"\n"))
+        yield 0, answer("a")
+
+    file = RecordFile(str(target), Mode.NEW)
+    BatchJob(NativeFormat(), file, prepare).run(rows, stream)
+    file.close()
+    assert seen == [2]
+
+
+def test_a_request_that_the_engine_refuses_is_a_record(tmp_path, target):
+    rows = json_rows(write_rows(tmp_path / "in.jsonl", [{"prompt": "a"}, {"prompt": "b", "id": 7}]))
+    job = run_job(rows, target, FakeStream(errors=["b"]))
+    assert {"id": 7, "line": 2, "error": "refused"} in records(target)
+    assert job.tally.num_failed == 1
+
+
+@pytest.mark.parametrize("reason", ["abort", None])
+def test_what_the_engine_gave_up_is_no_record(tmp_path, target, reason):
+    rows = json_rows(write_rows(tmp_path / "in.jsonl", [{"prompt": "a"}, {"prompt": "b"}]))
+
+    def stream(requests):
+        for place, (prompt, _) in enumerate(requests):
+            output = answer(prompt)
+            if prompt == "a":
+                output.outputs[0].finish_reason = reason
+            yield place, output
+
+    file = RecordFile(str(target), Mode.NEW)
+    job = BatchJob(NativeFormat(), file, prepare)
+    job.run(rows, stream)
+    file.close()
+    assert (job.tally.num_written, job.tally.num_lost) == (1, 1)
+    assert [record["line"] for record in records(target)] == [2]
+
+
+def test_rows_have_parameters_of_their_own():
+    params = make_params({"max_tokens": 8, "temperature": 0.0}, {"temperature": 0.5, "seed": 3})
+    assert (params.max_tokens, params.temperature, params.seed) == (8, 0.5, 3)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"temprature": 1}, "unknown option 'temprature'; the nearest option is 'temperature'"),
+        ({"temperature": 9}, "temperature must be .*got 9"),
+        ({"temperature": "hot"}, "temperature must be"),
+        ({"max_tokens": 0}, "max_tokens must be"),
+        ({"stop": ""}, "stop must be"),
+        ({"output_kind": "DELTA"}, "output_kind is not for batch files"),
+        ({"": 1}, "unknown option ''"),
+    ],
+)
+def test_bad_parameters_are_the_row_s_error(tmp_path, target, given, words):
+    with pytest.raises(RequestError, match=words):
+        make_params({}, given)
+    rows = [{"prompt": "a"}, {"prompt": "b", "sampling_params": given}, {"prompt": "c"}]
+    job = run_job(json_rows(write_rows(tmp_path / "in.jsonl", rows)), target)
+    assert (job.tally.num_written, job.tally.num_failed) == (3, 1)

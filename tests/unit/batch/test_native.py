@@ -1,0 +1,205 @@
+"""Our own format: what a row asks for, what its record holds, what comes back."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from batch_helpers import answer
+
+from shmllm.batch.native import NativeFormat
+from shmllm.batch.rows import Row
+from shmllm.outputs import CompletionOutput
+
+USER = {"role": "user", "content": "hi"}
+SYSTEM = {"role": "system", "content": "be brief"}
+
+
+def row(fields, **options):
+    return NativeFormat(**options).row(3, fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "prompt"),
+    [
+        ({"prompt": "a"}, "a"),
+        ({"prompt": ""}, ""),
+        ({"messages": [USER]}, [USER]),
+        ({"prompt_token_ids": [1, 2]}, {"prompt_token_ids": [1, 2]}),
+        ({"prompt": "a", "cache_salt": "s"}, {"prompt": "a", "cache_salt": "s"}),
+        (
+            {"prompt": "a", "prompt_token_ids": [1]},
+            {"prompt": "a", "prompt_token_ids": [1]},
+        ),
+    ],
+)
+def test_what_a_row_asks_for(fields, prompt):
+    found = row(fields)
+    assert found.error is None
+    assert found.prompt == prompt
+    assert found.line == 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, "none of 'prompt', 'messages', 'prompt_token_ids' is there"),
+        ({"prompt": 5}, "'prompt' must be a string, got 5"),
+        ({"prompt": None}, "'prompt' must be a string, got null"),
+        ({"prompt": ["a", "b"]}, "'prompt' must be a string, got ["),
+        ({"messages": "hi"}, "'messages' must be a list, got \"hi\""),
+        ({"prompt_token_ids": "1"}, "'prompt_token_ids' must be a list"),
+        ({"prompt": "a", "messages": [USER]}, "'prompt' and 'messages' are both there"),
+        ({"messages": [USER], "prompt_token_ids": [1]}, "are both there; give one"),
+        ({"messages": [USER], "cache_salt": "s"}, "'cache_salt' does not go with 'messages'"),
+        ({"prompt": "a", "sampling_params": 5}, "'sampling_params' must be an object, got 5"),
+        ({"prompt": "a", "sampling_params": None}, "'sampling_params' must be an object"),
+    ],
+)
+def test_a_bad_row_keeps_its_id_and_fields(fields, words):
+    found = row(fields | {"id": "x", "split": "train"})
+    assert words in (found.error or "")
+    assert NativeFormat().failure(found, found.error) == {
+        "id": "x",
+        "line": 3,
+        "error": found.error,
+        "split": "train",
+    }
+
+
+@pytest.mark.parametrize(
+    ("fields", "options", "prompt"),
+    [
+        ({"prompt": "hi"}, {"chat": True}, [USER]),
+        ({"prompt": "hi"}, {"system": "be brief"}, [SYSTEM, USER]),
+        ({"messages": [USER]}, {"system": "be brief"}, [SYSTEM, USER]),
+    ],
+)
+def test_chat_turns_prompts_into_messages(fields, options, prompt):
+    assert row(fields, **options).prompt == prompt
+
+
+@pytest.mark.parametrize("fields", [{"prompt_token_ids": [1]}, {"prompt": "a", "cache_salt": "s"}])
+def test_neither_ids_nor_salt_are_chat(fields):
+    assert "chat" in (row(fields, chat=True).error or "")
+
+
+def test_a_record_has_id_result_and_carried_fields_in_this_order():
+    found = row({"id": "x", "prompt": "abc", "split": "train", "n": None})
+    record = NativeFormat().record(found, answer("abc", num_cached_tokens=2))
+    assert list(record.items()) == [
+        ("id", "x"),
+        ("line", 3),
+        ("text", "cba"),
+        ("finish_reason", "stop"),
+        ("num_prompt_tokens", 3),
+        ("num_output_tokens", 3),
+        ("num_cached_tokens", 2),
+        ("split", "train"),
+        ("n", None),
+    ]
+
+
+@pytest.mark.parametrize("identity", [0, "", None, 7, [1, {"a": 2}]], ids=repr)
+def test_any_id_comes_back_and_none_is_invented(identity):
+    form = NativeFormat()
+    assert form.record(row({"id": identity, "prompt": "a"}), answer("a"))["id"] == identity
+    assert "id" not in form.record(row({"prompt": "a"}), answer("a"))
+
+
+def test_a_carried_field_with_a_result_s_name_is_not_lost():
+    fields = {"prompt": "abc", "text": "mine", "line": 9, "input_line": 8, "error": "old"}
+    record = NativeFormat().record(row(fields), answer("abc"))
+    assert record["text"] == "cba"
+    assert record["line"] == 3
+    assert record["input_text"] == "mine"
+    assert record["input_line"] == 8
+    assert record["input_input_line"] == 9
+    assert record["input_error"] == "old"
+    assert "error" not in record
+
+
+def test_the_output_of_a_job_can_be_the_input_of_the_next():
+    form = NativeFormat()
+    first = form.record(row({"id": 1, "prompt": "abc", "k": 1}), answer("abc"))
+    second = form.record(row(first | {"prompt": "de"}), answer("de"))
+    assert second["text"] == "ed"
+    assert second["input_text"] == "cba"
+    assert second["k"] == 1
+
+
+def test_options_add_prompt_and_token_ids():
+    record = NativeFormat(echo=True, token_ids=True).record(row({"prompt": "ab"}), answer("ab"))
+    assert record["prompt"] == "ab"
+    assert record["token_ids"] == [97, 98]
+
+
+def test_logprobs_are_lists_of_entries_with_the_sampled_token_first():
+    output = answer("ab")
+    entry = SimpleNamespace(logprob=-0.5, rank=2, decoded_token="a")
+    other = SimpleNamespace(logprob=-0.25, rank=1, decoded_token="b")
+    output.outputs[0].logprobs = [{97: entry, 98: other}, {98: other}]
+    output.prompt_logprobs = [None, {98: other}]
+    record = NativeFormat().record(row({"prompt": "ab"}), output)
+    b = {"token_id": 98, "token": "b", "logprob": -0.25, "rank": 1}
+    a = {"token_id": 97, "token": "a", "logprob": -0.5, "rank": 2}
+    assert record["logprobs"] == [[a, b], [b]]
+    assert record["prompt_logprobs"] == [None, [b]]
+    json.dumps(record)
+
+
+def test_several_completions_are_all_there():
+    output = answer("ab")
+    output.outputs.append(CompletionOutput(1, "zz", [1, 2, 3], finish_reason="length"))
+    record = NativeFormat().record(row({"prompt": "ab"}), output)
+    assert record["text"] == "ba"
+    assert record["num_output_tokens"] == 5
+    assert [one["text"] for one in record["outputs"]] == ["ba", "zz"]
+    assert record["outputs"][1]["finish_reason"] == "length"
+
+
+def test_columns_may_hold_lists_and_objects_as_text():
+    fields = {"messages": json.dumps([USER]), "sampling_params": '{"seed": 1}'}
+    found = row(fields, texts_are_json=True)
+    assert found.error is None
+    assert (found.prompt, found.sampling) == ([USER], {"seed": 1})
+    broken = row({"prompt": "a", "sampling_params": "{"}, texts_are_json=True)
+    assert "'sampling_params' is not JSON" in (broken.error or "")
+
+
+@pytest.mark.parametrize(
+    ("record", "line"),
+    [
+        ({"line": 4, "text": ""}, 4),
+        ({"line": 4, "error": "x"}, 4),
+        ({"line": 0, "text": ""}, None),
+        ({"line": "4", "text": ""}, None),
+        ({"line": 4}, None),
+        ({"prompt": "a"}, None),
+    ],
+)
+def test_a_record_is_told_from_other_objects(record, line):
+    assert NativeFormat().line_of(record) == line
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_row_and_record_share_a_tag(failed):
+    form = NativeFormat(echo=True, token_ids=True)
+    found = row({"id": "x", "prompt": "a", "split": "train", "text": "t"})
+    record = form.failure(found, "no") if failed else form.record(found, answer("a"))
+    assert form.tag_of_record(record) == form.tag_of_row(found)
+    other = row({"id": "y", "prompt": "a", "split": "train", "text": "t"})
+    assert form.tag_of_row(other) != form.tag_of_row(found)
+
+
+def test_a_plain_line_comes_back_with_its_prompt():
+    found = NativeFormat().text_row(5, 2, "abc")
+    record = NativeFormat().record(found, answer("abc"))
+    assert (record["line"], record["index"], record["prompt"]) == (5, 2, "abc")
+    assert NativeFormat(chat=True).text_row(5, 2, "hi").prompt == [USER]
+    assert NativeFormat().tag_of_row(found) == NativeFormat().tag_of_record(record)
+
+
+def test_a_row_that_could_not_be_read_has_its_line():
+    assert NativeFormat().failure(Row(8), "not JSON") == {"line": 8, "error": "not JSON"}

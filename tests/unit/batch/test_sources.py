@@ -1,0 +1,120 @@
+"""Where rows come from: files, compressed files, pipes; and which kind they are."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import threading
+
+import pytest
+from batch_helpers import write_rows
+
+from shmllm.batch.native import NativeFormat
+from shmllm.batch.sources import JsonRows, Kind, LineInput, PromptRows, TextRows, kind_of
+
+CONTENT = b'\n{"prompt": "a"}\r\n  \t\n{"prompt": "b"}'
+
+
+class Stdin:
+    def __init__(self, content):
+        self.buffer = io.BytesIO(content)
+
+
+@pytest.fixture(params=["file", "gzip", "stdin", "fifo"])
+def lines(request, tmp_path, monkeypatch):
+    """The same lines from everywhere."""
+    if request.param == "stdin":
+        monkeypatch.setattr("sys.stdin", Stdin(CONTENT))
+        return LineInput("-")
+    path = tmp_path / ("in.jsonl.gz" if request.param == "gzip" else "in")
+    if request.param == "fifo":
+        os.mkfifo(path)
+        threading.Thread(target=path.write_bytes, args=(CONTENT,)).start()
+    else:
+        path.write_bytes(gzip.compress(CONTENT) if request.param == "gzip" else CONTENT)
+    return LineInput(str(path))
+
+
+def test_lines_that_are_not_blank_have_their_numbers(lines):
+    assert kind_of(lines) is Kind.JSON_LINES
+    rows = list(JsonRows(lines, NativeFormat()))
+    assert [(row.line, row.prompt) for row in rows] == [(2, "a"), (4, "b")]
+
+
+def test_a_file_can_be_counted_and_read_again(tmp_path):
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(CONTENT)
+    lines = LineInput(str(path))
+    assert lines.is_file
+    assert lines.count() == (2, 4)
+    assert list(lines) == list(lines)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "kind"),
+    [
+        ("in.jsonl", b"text", Kind.JSON_LINES),
+        ("in.ndjson", b"", Kind.JSON_LINES),
+        ("in.txt", b'{"prompt": "a"}\n', Kind.JSON_LINES),
+        ("in.txt", b'\n \n{"prompt": "a"}\n', Kind.JSON_LINES),
+        ("in.txt", b'\xef\xbb\xbf{"prompt": "a"}\n', Kind.JSON_LINES),
+        ("in.txt", b'first\n{"prompt": "a"}\n', Kind.TEXT),
+        ("in.txt", b"{ not json\n", Kind.TEXT),
+        ("in.txt", b"[1, 2]\n", Kind.TEXT),
+        ("in.txt", b'"text"\n', Kind.TEXT),
+        ("in.txt", b"", Kind.TEXT),
+    ],
+)
+def test_the_kind_is_in_the_name_or_in_the_first_line(tmp_path, name, content, kind):
+    (tmp_path / name).write_bytes(content)
+    assert kind_of(LineInput(str(tmp_path / name))) is kind
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path):
+    (tmp_path / "in").write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\n')
+    (row,) = JsonRows(LineInput(str(tmp_path / "in")), NativeFormat())
+    assert row.prompt == "a"
+
+
+def test_a_bad_line_is_a_row_with_an_error_and_the_rest_goes_on(tmp_path):
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(b'{"prompt": "a"}\n{\n\xff\n{"prompt": "b"}\n')
+    rows = list(JsonRows(LineInput(str(path)), NativeFormat()))
+    assert [bool(row.error) for row in rows] == [False, True, True, False]
+    assert [row.line for row in rows] == [1, 2, 3, 4]
+
+
+def test_plain_lines_are_prompts_as_they_stand(tmp_path):
+    path = tmp_path / "in.txt"
+    path.write_bytes("a\n\n  né \r\n".encode() + b"\xff\n{")
+    rows = list(TextRows(LineInput(str(path)), NativeFormat()))
+    assert [(row.line, row.prompt) for row in rows] == [(1, "a"), (3, "  né "), (4, None), (5, "{")]
+    assert [row.carried["index"] for row in rows] == [0, 1, 2, 3]
+    assert "not UTF-8" in (rows[2].error or "")
+
+
+def test_prompts_of_a_list_are_rows():
+    rows = PromptRows(["a", "b"], NativeFormat())
+    assert [(row.line, row.prompt) for row in rows] == [(1, "a"), (2, "b")]
+    assert rows.count() == (2, 2)
+
+
+@pytest.mark.parametrize("size", [5, 20, 200])
+def test_a_damaged_compressed_file_is_named(tmp_path, size):
+    path = tmp_path / "in.jsonl.gz"
+    whole = gzip.compress(os.urandom(400).hex().encode())
+    path.write_bytes(whole[:size])
+    with pytest.raises(OSError, match=r"in\.jsonl\.gz|gzip"):
+        list(LineInput(str(path)))
+
+
+def test_a_missing_file_is_the_system_s_error():
+    with pytest.raises(FileNotFoundError, match="/no/such"):
+        LineInput("/no/such/file")
+
+
+def test_memory_holds_a_line_at_a_time(tmp_path):
+    path = write_rows(tmp_path / "in.jsonl", ({"prompt": "x" * 100} for _ in range(1000)))
+    iterator = iter(JsonRows(LineInput(str(path)), NativeFormat()))
+    assert next(iterator).line == 1

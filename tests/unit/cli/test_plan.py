@@ -1,0 +1,137 @@
+"""Which outputs are records, and which options do not go together."""
+
+from __future__ import annotations
+
+import os
+
+import click
+import pytest
+
+from shmllm.batch.output import Mode
+from shmllm.cli.plan import look_at, make_plan, wants_records
+from shmllm.errors import RequestError
+
+NONE = {
+    "as_json": False,
+    "ordered": False,
+    "resume": False,
+    "overwrite": False,
+    "token_ids": False,
+    "openai_batch": False,
+    "logprobs": None,
+    "target": None,
+    "echo": False,
+    "chat": False,
+    "system": None,
+}
+
+
+@pytest.fixture
+def jsonl(tmp_path):
+    (tmp_path / "in.jsonl").write_text('{"prompt": "a"}\n')
+    return look_at(str(tmp_path / "in.jsonl"))
+
+
+@pytest.fixture
+def text(tmp_path):
+    (tmp_path / "in.txt").write_text("a\n")
+    return look_at(str(tmp_path / "in.txt"))
+
+
+def plan(found, **options):
+    return make_plan(found, ["a"], NONE | options)
+
+
+@pytest.mark.parametrize(
+    ("options", "records"),
+    [
+        ({}, False),
+        ({"target": "out.txt"}, False),
+        ({"target": "out.jsonl"}, True),
+        ({"target": "out.parquet"}, True),
+        ({"as_json": True}, True),
+        ({"resume": True}, True),
+        ({"ordered": True}, True),
+        ({"logprobs": 0}, True),
+        ({"token_ids": True}, True),
+    ],
+    ids=str,
+)
+def test_text_becomes_text_unless_records_are_asked_for(text, options, records):
+    assert wants_records(text, NONE | options) is records
+    assert wants_records(None, NONE | options) is records
+
+
+def test_records_become_records(jsonl):
+    assert wants_records(jsonl, NONE)
+
+
+@pytest.mark.parametrize(
+    ("found", "asked", "ordered"),
+    [("jsonl", False, False), ("jsonl", True, True), ("text", False, True)],
+)
+def test_text_and_arguments_are_always_in_order(request, found, asked, ordered):
+    assert plan(request.getfixturevalue(found), ordered=asked).ordered is ordered
+    assert plan(None).ordered
+
+
+@pytest.mark.parametrize(
+    ("options", "mode"),
+    [({}, Mode.NEW), ({"resume": True}, Mode.RESUME), ({"overwrite": True}, Mode.OVERWRITE)],
+)
+def test_what_becomes_of_records_that_are_there(jsonl, tmp_path, options, mode):
+    assert plan(jsonl, target=str(tmp_path / "out.jsonl"), **options).mode is mode
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"resume": True, "overwrite": True, "target": "x"}, "give one"),
+        ({"resume": True}, "--resume needs a file as --output"),
+        ({"resume": True, "target": "-"}, "--resume needs a file as --output"),
+        ({"resume": True, "target": "/dev/null"}, "--resume needs a file as --output"),
+        ({"target": "out.jsonl.gz"}, "compressed output is not supported"),
+        ({"target": "."}, "is a directory"),
+        ({"openai_batch": True, "chat": True}, "--chat does not go with --openai-batch"),
+        ({"openai_batch": True, "token_ids": True}, "--token-ids does not go with"),
+    ],
+    ids=str,
+)
+def test_options_that_do_not_go_together(jsonl, options, words):
+    with pytest.raises(click.UsageError, match=words):
+        plan(jsonl, **options)
+
+
+def test_the_input_is_no_output(jsonl, tmp_path):
+    os.link(jsonl.path, tmp_path / "same")
+    for target in (jsonl.path, str(tmp_path / "same")):
+        with pytest.raises(click.UsageError, match="is the input, too"):
+            plan(jsonl, target=target, overwrite=True)
+
+
+def test_only_a_file_can_be_resumed():
+    with pytest.raises(click.UsageError, match="the command line is no file"):
+        plan(None, resume=True, target="out.jsonl")
+
+
+def test_openai_s_format_needs_an_input():
+    with pytest.raises(click.UsageError, match="--openai-batch needs --input"):
+        plan(None, openai_batch=True)
+
+
+def test_a_missing_input_is_named():
+    with pytest.raises(click.FileError, match=r"^No such file") as caught:
+        look_at("/no/such/file")
+    assert caught.value.ui_filename == "/no/such/file"
+
+
+def test_a_parquet_file_that_is_there_is_complete(jsonl, tmp_path):
+    pytest.importorskip("pyarrow", reason="pyarrow, of the extra parquet, is missing")
+    target = tmp_path / "out.parquet"
+    found = plan(jsonl, target=str(target))
+    assert found.path == f"{target}.partial.jsonl"
+    target.touch()
+    for options in ({}, {"resume": True}):
+        with pytest.raises(RequestError, match="is there, and complete; --overwrite starts anew"):
+            plan(jsonl, target=str(target), **options)
+    assert plan(jsonl, target=str(target), overwrite=True).mode is Mode.OVERWRITE
