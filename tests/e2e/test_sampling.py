@@ -148,7 +148,7 @@ def test_bad_words_do_not_appear(llm: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=60, bad_words=[word])
     [held] = llm.generate("import os\nimport ", params, use_tqdm=False)
     assert free.outputs[0].text != held.outputs[0].text
-    tokenizer = llm._tokenizer
+    tokenizer = llm._front_end.tokenizer
     sequence = tokenizer.encode(word, add_special_tokens=False)
     ids = held.outputs[0].token_ids
     places = range(len(ids) - len(sequence) + 1)
