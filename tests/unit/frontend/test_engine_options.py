@@ -1,0 +1,51 @@
+"""What the options of `LLM` become, and which defaults a model brings along."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from shmllm.config import EngineConfig
+from shmllm.errors import EngineStartError
+from shmllm.frontend.engine_options import make_engine_config, read_model_defaults
+from shmllm.sampling_params import SamplingParams
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "name"),
+    [
+        ("temperature", 0.6, "temperature"),
+        ("top_k", 20, "top_k"),
+        ("top_p", 0.9, "top_p"),
+        ("min_p", 0.1, "min_p"),
+        ("repetition_penalty", 1.1, "repetition_penalty"),
+        ("presence_penalty", 0.5, "presence_penalty"),
+        ("frequency_penalty", 0.25, "frequency_penalty"),
+        ("max_new_tokens", 77, "max_tokens"),
+    ],
+)
+def test_sampling_defaults_come_from_the_model_unless_turned_off(tmp_path, field, value, name):
+    (tmp_path / "generation_config.json").write_text(json.dumps({field: value, "other": 3}))
+    assert read_model_defaults(tmp_path, "auto") == {name: value}
+    assert read_model_defaults(tmp_path, "shmllm") == {}
+    assert getattr(SamplingParams(**read_model_defaults(tmp_path, "auto")), name) == value
+
+
+def test_the_options_of_logprobs_reach_the_engine():
+    config = make_engine_config("tiny", max_logprobs=-1, logprobs_mode="processed_logits")
+    received = EngineConfig.from_json(config.to_json())
+    assert (received.logprobs.max_logprobs, received.logprobs.mode) == (-1, "processed_logits")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_logprobs": -2}, "max_logprobs must be -1 or a whole number of at least 0, got -2"),
+        ({"max_logprobs": 1.5}, "max_logprobs must be .* got 1.5"),
+        ({"logprobs_mode": "raw"}, "logprobs_mode 'raw' is not one of raw_logprobs, processed_"),
+    ],
+)
+def test_wrong_options_of_logprobs_are_named(options, words):
+    with pytest.raises(EngineStartError, match=words):
+        make_engine_config("tiny", **options)
