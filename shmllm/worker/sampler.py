@@ -21,6 +21,7 @@ from shmllm.logprobs import TokenLogprobs
 from shmllm.worker.arrays import LongArray
 from shmllm.worker.batch import InputBatch
 from shmllm.worker.edits import apply_edits
+from shmllm.worker.filters import keep_top_k_top_p
 from shmllm.worker.noise import gumbel_noise, gumbel_noise_at
 from shmllm.worker.scoring import score_tokens
 
@@ -29,29 +30,6 @@ SPARSE_FRACTION = 4
 
 LogitsMask = Callable[[torch.Tensor], None]
 """Sets to -inf, in place, what may not be sampled."""
-
-
-def keep_top_k_top_p(
-    logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor
-) -> torch.Tensor:
-    """Set to -inf what lies outside each row's top-k, then outside its nucleus.
-
-    Args:
-        logits: (N, V) float32.
-        top_k: (N,) int64, 0 keeps all.
-        top_p: (N,) float32 in (0, 1].
-    """
-    vocab_size = logits.shape[1]
-    sorted_logits, order = logits.sort(dim=1, descending=True, stable=True)
-    k = torch.where(top_k > 0, top_k, vocab_size).clamp(max=vocab_size)
-    kth = sorted_logits.gather(1, (k - 1)[:, None])
-    sorted_logits.masked_fill_(sorted_logits < kth, -torch.inf)
-    probabilities = sorted_logits.softmax(dim=1)
-    before = probabilities.cumsum(dim=1) - probabilities
-    outside = (before >= top_p[:, None]) & (top_p < 1)[:, None]
-    outside[:, 0] = False
-    sorted_logits.masked_fill_(outside, -torch.inf)
-    return torch.empty_like(logits).scatter_(1, order, sorted_logits)
 
 
 @dataclass(slots=True)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shmllm.core.plan import Admission, StepPlan
 from shmllm.sampling_params import SamplingParams
+from shmllm.worker import filters
 from shmllm.worker.batch import InputBatch
-from shmllm.worker.sampler import Sampler, keep_top_k_top_p
+from shmllm.worker.filters import keep_top_k_top_p
+from shmllm.worker.sampler import Sampler
 
 NUM_ROWS = 8
 VOCAB_SIZE = 1000
@@ -173,6 +175,43 @@ def test_each_row_keeps_its_own_top_k_and_nucleus(seed, size, rows):
 def test_ties_with_the_last_of_top_k_stay_and_the_nucleus_takes_them_in_order(top_k, top_p, tokens):
     sets, _ = kept([[2.0, 2.0, 2.0, 1.0, 0.0]], [top_k], [top_p])
     assert sets == [tokens]
+
+
+@settings(
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    size=st.integers(2, 60),
+    spread=st.sampled_from([0.0, 0.3, 3.0]),
+    rows=st.lists(
+        st.tuples(st.integers(0, 65), st.sampled_from([1e-9, 0.3, 0.62, 0.97, 1.0])),
+        min_size=1,
+        max_size=5,
+    ),
+    num_candidates=st.integers(1, 20),
+)
+def test_a_few_candidates_decide_what_sorting_everything_does(
+    monkeypatch_candidates, seed, size, spread, rows, num_candidates
+):
+    """Coarse logits, so that many are equal; few candidates, so that they often do not do."""
+    values = np.random.default_rng(seed).normal(0, spread, (len(rows), size)).round(1)
+    logits = torch.tensor(values, dtype=torch.float32)
+    top_k = torch.tensor([k for k, _ in rows])
+    top_p = torch.tensor([p for _, p in rows], dtype=torch.float32)
+    monkeypatch_candidates(num_candidates)
+    expected = filters._keep_by_sorting(logits, top_k, top_p).numpy()
+    found = keep_top_k_top_p(logits.clone(), top_k, top_p).numpy()
+    for row in np.flatnonzero((expected != found).any(axis=1)):
+        # Only where a sum meets top_p to the last bit may the two ways differ, by one entry.
+        differing = np.flatnonzero(np.isfinite(expected[row]) != np.isfinite(found[row]))
+        kept = np.sort(softmax(np.where(np.isfinite(expected[row]), values[row], -np.inf)))
+        assert len(differing) == 1, (expected[row], found[row], kept)
+
+
+@pytest.fixture
+def monkeypatch_candidates(monkeypatch):
+    return lambda count: monkeypatch.setattr(filters, "NUM_CANDIDATES", count)
 
 
 @pytest.mark.parametrize("top_p", [1e-50, 1e-9, 0.5])
