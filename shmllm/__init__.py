@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         SegmentError,
         ShmLLMError,
     )
+    from shmllm.frontend.async_llm import AsyncLLM, AsyncLLMEngine
     from shmllm.frontend.input_processor import TextPrompt, TokensPrompt
     from shmllm.frontend.llm import LLM
     from shmllm.logprobs import Logprob
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from shmllm.structured_params import StructuredOutputsParams
 
 _HOMES = {
+    "AsyncLLM": "shmllm.frontend.async_llm",
+    "AsyncLLMEngine": "shmllm.frontend.async_llm",
     "LLM": "shmllm.frontend.llm",
     "CompletionOutput": "shmllm.outputs",
     "Logprob": "shmllm.logprobs",
@@ -69,6 +72,8 @@ _HOMES = {
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
+    "AsyncLLMEngine",
     "CallError",
     "CompletionOutput",
     "EngineDeadError",

@@ -42,6 +42,11 @@ class OutputColumns:
         cached_rows: rows that report their prompt's prefix-cache hit: those of requests
             that appear for the first time.
         cached_counts: cached prompt tokens of `cached_rows`.
+        queued_ns: when the requests of `cached_rows` were queued, on CLOCK_MONOTONIC; empty
+            if not known.
+        scheduled_ns: when they were first scheduled; as long as `queued_ns`.
+        preempted_rows: rows of requests that end here and were preempted on their way.
+        preempted_counts: how often, for `preempted_rows`.
         logprobs: of the rows that asked for them.
         prompt_logprobs: what the step computed of prompts; they travel on their own, before
             the rows.
@@ -57,6 +62,10 @@ class OutputColumns:
     cached_counts: list[int] = field(default_factory=list)
     logprobs: LogprobColumns | None = None
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
+    queued_ns: list[int] = field(default_factory=list)
+    scheduled_ns: list[int] = field(default_factory=list)
+    preempted_rows: list[int] = field(default_factory=list)
+    preempted_counts: list[int] = field(default_factory=list)
 
     def parts(self, most_rows: int, most_bytes: int = 2**63) -> Iterator[OutputColumns]:
         """The same in pieces of at most `most_rows`, since a record has a largest size, and
@@ -70,11 +79,11 @@ class OutputColumns:
                 yield self
             return
         offset = 0
-        cached = dict(zip(self.cached_rows, self.cached_counts, strict=True))
         for begin in range(0, len(self.numbers), most_rows):
             rows = range(begin, min(begin + most_rows, len(self.numbers)))
             counts = self.counts[begin : rows.stop]
-            hits = {row - begin: cached[row] for row in rows if row in cached}
+            first = [i for i, row in enumerate(self.cached_rows) if row in rows]
+            preempted = [i for i, row in enumerate(self.preempted_rows) if row in rows]
             yield OutputColumns(
                 self.step,
                 self.time_ns,
@@ -82,26 +91,50 @@ class OutputColumns:
                 counts,
                 self.finishes[begin : rows.stop],
                 self.token_ids[offset : offset + sum(counts)],
-                list(hits),
-                list(hits.values()),
+                [self.cached_rows[i] - begin for i in first],
+                [self.cached_counts[i] for i in first],
                 logprobs and logprobs.cut(begin, rows.stop, self.counts),
+                queued_ns=[self.queued_ns[i] for i in first] if self.queued_ns else [],
+                scheduled_ns=[self.scheduled_ns[i] for i in first] if self.scheduled_ns else [],
+                preempted_rows=[self.preempted_rows[i] - begin for i in preempted],
+                preempted_counts=[self.preempted_counts[i] for i in preempted],
             )
             offset += sum(counts)
 
 
 @dataclass(slots=True)
 class RequestMetrics:
-    """Moments of a request, in seconds of the monotonic clock.
+    """Moments of a request, in seconds of the monotonic clock, and what happened to it.
 
     Attributes:
         arrival_time: the front end accepted it.
+        queued_time: the engine queued it.
+        scheduled_time: the engine first gave it a place in a step.
         first_token_time: the engine published its first token.
         last_token_time: the engine published its last token.
+        num_preemptions: how often it had to give its blocks back; known at its end.
+        num_cached_tokens: prompt tokens that the prefix cache had.
     """
 
     arrival_time: float
+    queued_time: float | None = None
+    scheduled_time: float | None = None
     first_token_time: float | None = None
     last_token_time: float | None = None
+    num_preemptions: int = 0
+    num_cached_tokens: int = 0
+
+    # The names that vLLM's class has for some of these.
+    queued_ts = property(lambda self: self.queued_time)
+    scheduled_ts = property(lambda self: self.scheduled_time)
+    first_token_ts = property(lambda self: self.first_token_time)
+    last_token_ts = property(lambda self: self.last_token_time)
+
+    @property
+    def first_token_latency(self) -> float | None:
+        """Seconds from arrival to the first token."""
+        first = self.first_token_time
+        return None if first is None else first - self.arrival_time
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ requests write changes the tokens, and `expected_tokens` says what they should h
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -16,9 +17,10 @@ import numpy as np
 
 from shmllm.config import EngineFacts
 from shmllm.core.plan import PromptScores, StepPlan, StepResult
+from shmllm.errors import EngineDeadError
 from shmllm.logprobs import TokenLogprobs
 from shmllm.outputs import FinishReason, OutputColumns
-from shmllm.wire.messages import AddRequest, Rejected
+from shmllm.wire.messages import AddRequest, Method, Rejected
 
 VOCAB_SIZE = 50
 MASK = 2**61 - 1
@@ -176,8 +178,11 @@ class FakeEngineClient:
     Attributes:
         most: requests that were there at once, at most.
         refuse: numbers that are refused.
+        calls: what was asked, with its argument.
+        answers: to what is asked; None to all else.
         rejected: what the next poll brings first.
         error: raised by every poll, once it is set.
+        steps_left: steps that may be run; None for any number.
     """
 
     def __init__(self, steps_per_poll: int, **changes: Any) -> None:
@@ -189,7 +194,10 @@ class FakeEngineClient:
         self.rejected: list[Rejected] = []
         self.refuse: set[int] = set()
         self.most = 0
-        self.error: Exception | None = None
+        self.calls: list[tuple[Method, Any]] = []
+        self.answers: dict[Method, Any] = {}
+        self.error: BaseException | None = None
+        self.steps_left: int | None = None
         self.is_closed = False
         self._pending: list[OutputColumns] = []
 
@@ -218,10 +226,22 @@ class FakeEngineClient:
             raise self.error
         events: list[Any] = [*self.rejected, *self._pending]
         self.rejected, self._pending = [], []
-        return events + [self._step() for _ in range(self.steps_per_poll) if self.left]
+        for _ in range(self.steps_per_poll):
+            if self.left and self.steps_left != 0:
+                events.append(self._step())
+        if not events:
+            time.sleep(min(timeout_s, 0.001))
+        return events
 
     def wake(self) -> None:
         pass
+
+    def health(self) -> str:
+        return "dead" if isinstance(self.error, EngineDeadError) else "ready"
+
+    def call(self, method: Method, argument: Any = None) -> Any:
+        self.calls.append((method, argument))
+        return self.answers.get(method)
 
     def stop(self) -> None:
         pass
@@ -230,6 +250,8 @@ class FakeEngineClient:
         self.is_closed = True
 
     def _step(self) -> OutputColumns:
+        if self.steps_left is not None:
+            self.steps_left -= 1
         numbers = list(self.left)
         for number in numbers:
             self.left[number] -= 1

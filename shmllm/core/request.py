@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from enum import Enum, auto
+from time import monotonic_ns
 from typing import TYPE_CHECKING
 
 from shmllm.outputs import FinishReason
@@ -49,6 +50,8 @@ class Request:
     Attributes:
         next_prompt_logprob: the first prompt position whose log-probability was not planned
             yet. It only grows, so a request that is recomputed reports none twice.
+        queued_ns: when it was made, on CLOCK_MONOTONIC.
+        scheduled_ns: when it first got a place in a step; 0 before.
     """
 
     __slots__ = (
@@ -69,7 +72,9 @@ class Request:
         "number",
         "params",
         "priority",
+        "queued_ns",
         "row",
+        "scheduled_ns",
         "seed",
         "status",
         "stop_ids",
@@ -113,6 +118,8 @@ class Request:
         self.row = 0
         self.num_computed_tokens = 0
         self.num_preemptions = 0
+        self.queued_ns = monotonic_ns()
+        self.scheduled_ns = 0
         self.num_cached_tokens: int | None = None
         self.blocks: list[KVBlock] = []
         self.block_hashes: list[bytes] = []

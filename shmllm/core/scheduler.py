@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container
 from dataclasses import dataclass
+from time import monotonic_ns
 
 from shmllm.config import SchedulerConfig
 from shmllm.core.block_pool import KVBlock
@@ -152,10 +153,15 @@ class Scheduler:
             if len(request.token_ids) == request.num_prompt_tokens:
                 columns.cached_rows.append(len(columns.numbers))
                 columns.cached_counts.append(request.num_cached_tokens or 0)
+                columns.queued_ns.append(request.queued_ns)
+                columns.scheduled_ns.append(request.scheduled_ns)
             finish = request.append(token_id)
             if finish:
                 self._finish(request)
                 any_finished = True
+                if request.num_preemptions:
+                    columns.preempted_rows.append(len(columns.numbers))
+                    columns.preempted_counts.append(request.num_preemptions)
             columns.numbers.append(request.number)
             columns.counts.append(1)
             columns.token_ids.append(token_id)
@@ -228,6 +234,7 @@ class Scheduler:
         self._running.append(request)
         if request.num_cached_tokens is None:
             request.num_cached_tokens = request.num_computed_tokens
+            request.scheduled_ns = monotonic_ns()
             if request.params.reads_prefix_cache:
                 self.stats.prefix_query_tokens += request.num_prompt_tokens
                 self.stats.prefix_hit_tokens += request.num_cached_tokens

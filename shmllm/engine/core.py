@@ -126,12 +126,15 @@ class EngineCore:
 
     def abort(self, client: int, numbers: Sequence[int]) -> OutputColumns:
         """End requests now. Returns a last row for each that had not ended before."""
-        known = [n for n in numbers if self.scheduler.abort(client, n) is not None]
+        ended = [r for n in numbers if (r := self.scheduler.abort(client, n)) is not None]
+        preempted = [row for row, request in enumerate(ended) if request.num_preemptions]
         return OutputColumns(
             step=self.scheduler.stats.steps,
-            numbers=known,
-            counts=[0] * len(known),
-            finishes=[FinishReason.ABORT] * len(known),
+            numbers=[request.number for request in ended],
+            counts=[0] * len(ended),
+            finishes=[FinishReason.ABORT] * len(ended),
+            preempted_rows=preempted,
+            preempted_counts=[ended[row].num_preemptions for row in preempted],
         )
 
     def pause(self, client: int, mode: PauseMode) -> int:

@@ -157,6 +157,14 @@ class Dispatcher:
         with self._sending():
             self._client.abort(numbers)
 
+    def drop(self, group: RequestGroup, states: Sequence[RequestState]) -> None:
+        """Abort one request of the group, which has not ended, and forget it."""
+        with self._sending():
+            group.num_open -= 1
+            for state in states:
+                group._changed.pop(state.number, None)
+            self._forget(group, [s.number for s in states if s.number in group._running])
+
     def leave(self, group: RequestGroup) -> None:
         """Abort what still runs of the group, and forget it. Raises nothing, and may be
         called from wherever a generator is closed."""
@@ -214,13 +222,14 @@ class Dispatcher:
     def _abort_left(self) -> None:
         while self._left:
             group = self._left.popleft()
-            numbers = list(group._running)
-            group._running.clear()
             group._changed.clear()
-            self._outputs.discard(numbers)
-            for number in numbers:
-                del self._groups[number]
-            try:
-                self._client.abort(numbers)
-            except ShmLLMError:
-                logger.debug("the engine died before its requests could be aborted")
+            self._forget(group, list(group._running))
+
+    def _forget(self, group: RequestGroup, numbers: list[int]) -> None:
+        self._outputs.discard(numbers)
+        for number in numbers:
+            del self._groups[number], group._running[number]
+        try:
+            self._client.abort(numbers)
+        except ShmLLMError:
+            logger.debug("the engine died before its requests could be aborted")

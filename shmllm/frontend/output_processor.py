@@ -113,9 +113,7 @@ class OutputProcessor:
         self, columns: OutputColumns, changed: dict[int, RequestState], to_abort: list[int]
     ) -> None:
         time_s = columns.time_ns / 1e9
-        for row, cached in zip(columns.cached_rows, columns.cached_counts, strict=True):
-            if (state := self._states.get(columns.numbers[row])) is not None:
-                state.num_cached_tokens = cached
+        self._process_history(columns)
         if columns.logprobs is not None:
             self._process_logprobs(columns, columns.logprobs)
         offset = 0
@@ -133,6 +131,19 @@ class OutputProcessor:
                 del self._states[number]
                 state.close()
             changed[number] = state
+
+    def _process_history(self, columns: OutputColumns) -> None:
+        for i, (row, cached) in enumerate(
+            zip(columns.cached_rows, columns.cached_counts, strict=True)
+        ):
+            if (state := self._states.get(columns.numbers[row])) is not None:
+                state.num_cached_tokens = state.metrics.num_cached_tokens = cached
+                if columns.queued_ns:
+                    state.metrics.queued_time = columns.queued_ns[i] / 1e9
+                    state.metrics.scheduled_time = columns.scheduled_ns[i] / 1e9
+        for row, count in zip(columns.preempted_rows, columns.preempted_counts, strict=True):
+            if (state := self._states.get(columns.numbers[row])) is not None:
+                state.metrics.num_preemptions = count
 
     def _process_logprobs(self, columns: OutputColumns, logprobs: LogprobColumns) -> None:
         """Bytes to bytes: no number becomes an object but the two of each sampled token."""

@@ -19,6 +19,7 @@ from shmllm.frontend.dispatcher import POLL_S, Dispatcher, RequestGroup
 from shmllm.frontend.front_end import FrontEnd
 from shmllm.frontend.input_processor import PreparedRequest, Prompt, as_list
 from shmllm.frontend.request_state import RequestState
+from shmllm.frontend.shown import next_outputs
 from shmllm.outputs import CompletionOutput, RequestOutput
 from shmllm.sampling_params import RequestOutputKind, SamplingParams
 
@@ -287,8 +288,7 @@ class Stream:
             for item in items:
                 if self._raises:
                     item.raise_error(f"prompt {item.index}")
-            shown = (item.next_output() for item in self._order.put(items))
-            return [output for output in shown if output is not None]
+            return next_outputs(self._order.put(items))
 
 
 def stream(

@@ -3,6 +3,8 @@
 OUTPUTS   OUTPUTS_HEADER | numbers i64[], cached rows i32[], cached counts i32[],
           token ids i32[], counts u16[] (absent if each is 1),
           finishes u8[] (absent if each is 0),
+          queued i64[], scheduled i64[] (of the cached rows; absent if not known),
+          preempted u32, rows i32[], counts i32[] (absent if none),
           LOGPROBS_HEADER | rows i32[], ks i32[], logprobs f32[], ranks i32[],
           top ids i32[], top logprobs f32[] (absent if no row asked for them)
 PROMPT_LOGPROBS
@@ -32,6 +34,8 @@ PROMPT_HEADER = Struct("<qIII")
 ONE_TOKEN_EACH = 1
 NONE_FINISHED = 2
 HAS_LOGPROBS = 4
+HAS_TIMES = 8
+HAS_PREEMPTED = 16
 MAX_ROWS_PER_RECORD = 8192
 MAX_BYTES_PER_RECORD = 2**22 - 2**18
 """Of log-probabilities. What the ring does not hold lies in a slot; of those up to this size
@@ -59,7 +63,9 @@ def encode_outputs(message: OutputColumns) -> Parts:
         tokens,
         (ONE_TOKEN_EACH if one_each else 0)
         | (NONE_FINISHED if none_finished else 0)
-        | (HAS_LOGPROBS if message.logprobs is not None else 0),
+        | (HAS_LOGPROBS if message.logprobs is not None else 0)
+        | (HAS_TIMES if message.queued_ns else 0)
+        | (HAS_PREEMPTED if message.preempted_rows else 0),
     )
     return (
         header,
@@ -69,8 +75,19 @@ def encode_outputs(message: OutputColumns) -> Parts:
         column("i", message.token_ids),
         b"" if one_each else column("H", message.counts),
         b"" if none_finished else bytes(message.finishes),
+        *_encode_history(message),
         *(() if message.logprobs is None else _encode_logprobs(message.logprobs)),
     )
+
+
+def _encode_history(message: OutputColumns) -> Parts:
+    parts: Parts = ()
+    if message.queued_ns:
+        parts = (column("q", message.queued_ns), column("q", message.scheduled_ns))
+    if message.preempted_rows:
+        rows, counts = message.preempted_rows, message.preempted_counts
+        parts += (column("I", [len(rows)]), column("i", rows), column("i", counts))
+    return parts
 
 
 def _encode_logprobs(columns: LogprobColumns) -> Parts:
@@ -105,13 +122,31 @@ def decode_outputs(record: memoryview) -> OutputColumns:
     one_each = flags & ONE_TOKEN_EACH
     counts = [1] * len(numbers) if one_each else sections.take("H", rows)
     finishes = [0] * len(numbers) if flags & NONE_FINISHED else sections.take("B", rows)
+    queued, scheduled = (sections.take("q", cached if flags & HAS_TIMES else 0) for _ in "qs")
+    (preempted,) = sections.take("I", 1) if flags & HAS_PREEMPTED else (0,)
+    preempted_rows, preempted_counts = (sections.take("i", preempted) for _ in "rc")
     logprobs = _decode_logprobs(sections, counts) if flags & HAS_LOGPROBS else None
     sections.end()
     total = rows if one_each else sum(counts)
-    if total != tokens or (cached_rows and not 0 <= min(cached_rows) <= max(cached_rows) < rows):
+    for named in (cached_rows, preempted_rows):
+        if named and not 0 <= min(named) <= max(named) < rows:
+            total = -1
+    if total != tokens:
         raise ProtocolMismatchError("the columns of OUTPUTS do not fit together")
     return OutputColumns(
-        step, time_ns, numbers, counts, finishes, token_ids, cached_rows, cached_counts, logprobs
+        step,
+        time_ns,
+        numbers,
+        counts,
+        finishes,
+        token_ids,
+        cached_rows,
+        cached_counts,
+        logprobs,
+        queued_ns=queued,
+        scheduled_ns=scheduled,
+        preempted_rows=preempted_rows,
+        preempted_counts=preempted_counts,
     )
 
 

@@ -82,6 +82,23 @@ def test_batch_file_writes_a_line_for_each(tmp_path: Path) -> None:
     assert all(c["finish_reason"] in ("stop", "length") for c in completions)
 
 
+def test_streaming_shows_failures_order_and_pieces(tmp_path: Path) -> None:
+    out = run_example("streaming.py", tmp_path)
+    failed = re.findall(r"failed: prompt (\d+) is empty", out)
+    assert sorted(map(int, failed)) == [0, 50, 100, 150]
+    assert "'error': 4" in out
+    assert "first [0, 1, 2, 3, 4]" in out
+    assert len(out.partition("As it comes:\n")[2].strip()) > 20
+
+
+def test_async_llm_cancels_aborts_and_pauses(tmp_path: Path) -> None:
+    out = run_example("async_llm.py", tmp_path)
+    assert out.count("===") == 3
+    assert "ended by: abort" in out
+    assert "done while paused: False" in out
+    assert int(re.findall(r"characters after it: (\d+)", out)[0]) > 0
+
+
 def test_every_example_is_tested_here() -> None:
     source = Path(__file__).read_text(encoding="utf-8")
     assert EXAMPLES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -47,3 +48,38 @@ def test_gauges_return_to_zero_after_an_abort(llm: LLM) -> None:
         if changed:
             break
     assert holds_within(lambda: is_idle(llm), min(5, PATIENCE_S)), llm.get_metrics()
+
+
+def test_a_requests_moments_are_in_their_order(llm: LLM) -> None:
+    llm.reset_prefix_cache()
+    params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
+    began = time.monotonic()
+    outputs = llm.generate(["import os\n" * 30] * 2, params, use_tqdm=False)
+    for output in outputs:
+        metrics = output.metrics
+        assert metrics is not None
+        moments = [
+            began,
+            metrics.arrival_time,
+            metrics.queued_time,
+            metrics.scheduled_time,
+            metrics.first_token_time,
+            metrics.last_token_time,
+            time.monotonic(),
+        ]
+        assert moments == sorted(moments)
+        assert len(set(moments)) == len(moments)
+        assert metrics.num_preemptions == 0
+        assert metrics.num_cached_tokens == output.num_cached_tokens
+        assert metrics.first_token_latency > 0
+
+
+def test_preemptions_are_counted_for_each_request() -> None:
+    with LLM(kv_cache_memory_bytes=2**22, max_num_seqs=64) as small:
+        params = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
+        prompts = [f"x = {n}" for n in range(16)]
+        outputs = small.generate(prompts, params, use_tqdm=False)
+        counts = [output.metrics.num_preemptions for output in outputs]  # type: ignore[union-attr]
+        counters = small.get_metrics()
+    assert sum(counts) == counters["preemptions"] > 0
+    assert counters["prefix_hit_tokens"] == 0

@@ -38,7 +38,7 @@ class Rule:
 RULES = {
     "shmllm": Rule(
         "version errors outputs logprobs sampling_params structured_params frontend.llm "
-        "frontend.input_processor"
+        "frontend.async_llm frontend.input_processor"
     ),  # the names that type checkers see; at run time all but `version` are lazy
     "shmllm.errors": Rule(),
     "shmllm.version": Rule(),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from time import monotonic_ns
+
 import pytest
 from fakes import FakeRunner, expected_tokens, facts
 
@@ -348,3 +350,54 @@ def test_an_abort_between_forward_and_update_wins():
     assert core.scheduler.apply(plan, result)[0].numbers == [2]
     assert core.abort(0, [1]).numbers == []
     core.scheduler.check_integrity()
+
+
+def test_the_first_columns_of_a_request_tell_when_it_was_queued_and_scheduled():
+    core = make_core(num_seqs=1)
+    before = monotonic_ns()
+    core.add(0, 0, [1], SamplingParams(max_tokens=2))
+    core.add(0, 1, [2], SamplingParams(max_tokens=1))
+    added = monotonic_ns()
+    columns = [core.step()[0] for _ in range(3)]
+    assert columns[1].queued_ns == columns[1].scheduled_ns == []
+    ((queued,), (scheduled,)), ((late_queued,), (late_scheduled,)) = (
+        (columns[i].queued_ns, columns[i].scheduled_ns) for i in (0, 2)
+    )
+    assert before <= queued <= late_queued <= added <= scheduled < late_scheduled <= monotonic_ns()
+
+
+def preempted_core():
+    """Two requests whose tokens do not fit together, after the first preemption."""
+    core = make_core(num_blocks=8, caching=True)
+    for number in range(2):
+        core.add(0, number, [number] * 8, SamplingParams(max_tokens=16))
+    outputs = []
+    while not core.scheduler.stats.preemptions:
+        outputs.append(core.step()[0])
+    return core, outputs
+
+
+def test_the_last_row_of_a_preempted_request_says_how_often():
+    core, _ = preempted_core()
+    found = {}
+    while core.scheduler.has_unfinished():
+        columns = core.step().get(0)
+        if columns is not None:
+            for row, count in zip(columns.preempted_rows, columns.preempted_counts, strict=True):
+                assert columns.finishes[row]
+                found[columns.numbers[row]] = count
+    assert found == {1: core.scheduler.stats.preemptions}
+
+
+def test_an_aborted_request_says_how_often_it_was_preempted():
+    core, _ = preempted_core()
+    columns = core.abort(0, [0, 1])
+    assert (columns.preempted_rows, columns.preempted_counts) == ([1], [1])
+
+
+def test_recomputing_counts_as_no_hit():
+    core, _ = preempted_core()
+    run(core)
+    stats = core.scheduler.stats
+    assert stats.preemptions > 0
+    assert (stats.prefix_query_tokens, stats.prefix_hit_tokens, stats.prompt_tokens) == (16, 0, 16)

@@ -7,10 +7,11 @@ import itertools
 import pytest
 
 from shmllm.errors import EngineDeadError, RequestError, ShmLLMError
-from shmllm.sampling_params import SamplingParams
+from shmllm.sampling_params import RequestOutputKind, SamplingParams
 
 ONE = SamplingParams(max_tokens=1)
 BAD = [999]
+DELTA, CUMULATIVE = RequestOutputKind.DELTA, RequestOutputKind.CUMULATIVE
 
 
 def lengths(values):
@@ -248,3 +249,81 @@ def test_a_closed_llm_streams_no_more(make_llm):
         next(stream)
     with pytest.raises(ShmLLMError, match="closed"):
         llm.stream([[5]], ONE)
+
+
+def pieces(outputs):
+    """{(prompt, completion): [token ids of each output]}, and which prompts ended, in order."""
+    found, ended = {}, []
+    for output in outputs:
+        for completion in output.outputs:
+            key = (output.prompt_index, completion.index)
+            found.setdefault(key, []).append(completion.token_ids)
+        if output.finished:
+            ended.append(output.prompt_index)
+    return found, ended
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("steps_per_poll", [1, 3])
+def test_deltas_add_up_to_the_whole(make_llm, ordered, steps_per_poll):
+    llm, _ = make_llm(steps_per_poll)
+    params = [
+        SamplingParams(max_tokens=1 + n % 7, n=1 + n % 3, output_kind=DELTA) for n in range(20)
+    ]
+    outputs = list(llm.stream([[5]] * 20, params, ordered=ordered, max_in_flight=6))
+    found, ended = pieces(outputs)
+    for index, own in enumerate(params):
+        for completion in range(own.n):
+            parts = found.pop((index, completion))
+            assert all(parts)
+            assert list(itertools.chain(*parts)) == [7] * own.max_tokens
+            assert steps_per_poll > 1 or ordered or len(parts) == own.max_tokens
+    assert found == {}
+    assert sorted(ended) == list(range(20))
+    if ordered:
+        assert indices(outputs) == sorted(indices(outputs))
+
+
+def test_the_text_of_deltas_adds_up(make_llm):
+    llm, _ = make_llm()
+    whole = llm.generate([5], SamplingParams(max_tokens=9), use_tqdm=False)[0].outputs[0].text
+    outputs = llm.stream([5], SamplingParams(max_tokens=9, output_kind=DELTA))
+    assert "".join(output.outputs[0].text for output in outputs) == whole != ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"), [(DELTA, [[7]] * 3), (CUMULATIVE, [[7], [7] * 2, [7] * 3])]
+)
+def test_the_kind_of_output_can_be_said_for_all(make_llm, kind, expected):
+    llm, _ = make_llm()
+    params = SamplingParams(max_tokens=3)
+    outputs = llm.stream([5], params, output_kind=kind)
+    assert pieces(outputs) == ({(0, 0): expected}, [0])
+    assert params.output_kind is CUMULATIVE
+
+
+def test_cumulative_is_the_default_of_parameters_and_asks_for_nothing(make_llm):
+    llm, _ = make_llm()
+    outputs = list(llm.stream([[5]] * 3, SamplingParams(max_tokens=3, n=2)))
+    assert indices(outputs) == [0, 1, 2]
+    assert all(len(output.outputs) == 2 and output.finished for output in outputs)
+
+
+def test_another_kind_is_an_error(make_llm):
+    llm, _ = make_llm()
+    with pytest.raises(RequestError, match="output_kind is a RequestOutputKind, got 'delta'"):
+        llm.stream([[5]], ONE, output_kind="delta")
+
+
+@pytest.mark.parametrize("on_error", ["raise", "yield"])
+def test_parameters_that_were_made_wrong_later_are_found(make_llm, on_error):
+    llm, _ = make_llm()
+    params = lengths([1, 1, 1])
+    params[1].temperature = -3
+    stream = llm.stream(iter([[5]] * 3), iter(params), on_error=on_error)
+    if on_error == "raise":
+        with pytest.raises(RequestError, match="sampling_params 1: temperature"):
+            list(stream)
+    else:
+        outputs = sorted(stream, key=lambda output: output.prompt_index)
+        assert [output.error is None for output in outputs] == [True, False, True]

@@ -136,6 +136,9 @@ def outputs(draw):
     counts = draw(st.lists(st.just(1) if one_each else st.integers(0, 5), max_size=8))
     rows = len(counts)
     cached_rows = draw(st.lists(st.integers(0, rows - 1), max_size=3)) if rows else []
+    preempted_rows = draw(st.lists(st.integers(0, rows - 1), max_size=3)) if rows else []
+    num_times = len(cached_rows) if draw(st.booleans()) else 0
+    times = st.lists(int64, min_size=num_times, max_size=num_times)
     return OutputColumns(
         step=draw(int64),
         time_ns=draw(int64),
@@ -145,6 +148,10 @@ def outputs(draw):
         token_ids=draw(st.lists(int32, min_size=sum(counts), max_size=sum(counts))),
         cached_rows=cached_rows,
         cached_counts=draw(st.lists(int32, min_size=len(cached_rows), max_size=len(cached_rows))),
+        queued_ns=draw(times),
+        scheduled_ns=draw(times),
+        preempted_rows=preempted_rows,
+        preempted_counts=[draw(int32) for _ in preempted_rows],
         logprobs=draw(st.none() | logprob_columns(counts)),
     )
 
@@ -400,15 +407,21 @@ def test_logprobs_have_one_entry_for_each_token_of_a_row():
     assert (len(columns.logprobs), len(columns.top_ids)) == (4, 6)
 
 
+HISTORY = ("cached_counts", "queued_ns", "scheduled_ns", "preempted_counts")
+
+
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), most=st.integers(1, 4))
 def test_parts_of_columns_say_the_same_together(data, most):
     whole = data.draw(outputs())
     whole.cached_rows = sorted(set(whole.cached_rows))
-    whole.cached_counts = whole.cached_counts[: len(whole.cached_rows)]
+    whole.preempted_rows = sorted(set(whole.preempted_rows))
+    for name in ("cached_counts", "queued_ns", "scheduled_ns"):
+        setattr(whole, name, getattr(whole, name)[: len(whole.cached_rows)])
+    whole.preempted_counts = whole.preempted_counts[: len(whole.preempted_rows)]
     parts = list(whole.parts(most))
     assert all(len(part.numbers) <= most for part in parts)
-    for name in ("numbers", "counts", "finishes", "token_ids", "cached_counts"):
+    for name in ("numbers", "counts", "finishes", "token_ids", *HISTORY):
         joined = itertools.chain.from_iterable(getattr(part, name) for part in parts)
         assert list(joined) == getattr(whole, name)
     whole_logprobs = whole.logprobs or LogprobColumns([], [], *[np.zeros(0)] * 4)

@@ -1,0 +1,213 @@
+"""The engine for coroutines: `async for output in AsyncLLM(...).generate(...)`.
+
+Names and meaning are those of vLLM's class. A thread waits for the engine (see `waiter`);
+here is what happens in the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Any, Self, TypeVar
+
+from shmllm.errors import EngineDeadError, RequestError
+from shmllm.frontend.input_processor import Prompt
+from shmllm.frontend.llm import LLM
+from shmllm.frontend.mailbox import Mailbox
+from shmllm.frontend.pausing import PauseMode, pause, resume
+from shmllm.frontend.waiter import Waiter
+from shmllm.outputs import RequestOutput
+from shmllm.sampling_params import SamplingParams
+from shmllm.wire.messages import Method
+
+Result = TypeVar("Result")
+
+PAUSE_POLL_S = 0.01
+
+
+class AsyncLLM:
+    """A model and the engine process that runs it, for coroutines.
+
+    Args:
+        options: those of `LLM`.
+
+    Raises:
+        as `LLM`.
+
+    It may be made outside of an event loop, and used from one after another.
+    """
+
+    def __init__(self, model: str = "tiny", **options: Any) -> None:
+        self._use(LLM(model, **options))
+
+    @classmethod
+    def attach(cls, name: str, *, generation_config: str = "auto") -> Self:
+        """Use a named engine; see `LLM.attach`."""
+        llm = cls.__new__(cls)
+        llm._use(LLM.attach(name, generation_config=generation_config))
+        return llm
+
+    def _use(self, llm: LLM) -> None:
+        self._llm = llm
+        self._dispatcher = llm._front_end.dispatcher
+        self._waiter = Waiter(llm._front_end)
+        self._boxes: dict[str, Mailbox] = {}
+        self._ids = itertools.count()
+        self._resumed: asyncio.Event | None = None
+        self.facts = llm.facts
+        self._finalizer = weakref.finalize(self, _shut_down, self._waiter, llm)
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+    ) -> AsyncIterator[RequestOutput]:
+        """Complete a prompt.
+
+        Leaving the iterator early, and cancelling the task that runs it, ends the request.
+
+        Args:
+            prompt: as for `LLM.generate`, but one.
+            sampling_params: None takes the defaults. `output_kind` says what outputs hold.
+            request_id: none that is in use; it can be used again after the request's end.
+                None takes one that is free.
+
+        Yields:
+            Outputs as they come. What came while the consumer was busy is one output.
+
+        Raises:
+            RequestError: prompt, parameters or `request_id` are wrong.
+            EngineDeadError: the engine died.
+        """
+        while self._resumed is not None:
+            await self._resumed.wait()
+        box = Mailbox()
+        name = self._register(request_id, box)
+        params = sampling_params or self.get_default_sampling_params()
+        is_finished = False
+        try:
+            self._waiter.submit(box, prompt, params, name)
+            while not is_finished:
+                output = await box.take(self._dispatcher.reading())
+                if output is None:
+                    continue
+                is_finished = output.finished
+                if is_finished:
+                    del self._boxes[name]
+                yield output
+        finally:
+            if self._boxes.get(name) is box:
+                del self._boxes[name]
+                self._drop(box)
+
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """End requests. Each has a last output with reason "abort" and the tokens so far,
+        unless it ended before; ids that are not in use are ignored."""
+        for name in [request_id] if isinstance(request_id, str) else request_id:
+            if (box := self._boxes.get(name)) is not None:
+                self._waiter.abort(box)
+
+    async def pause_generation(
+        self, *, mode: PauseMode = "abort", clear_cache: bool = True
+    ) -> None:
+        """Have the engine hold still until `resume_generation`; see
+        `LLM.pause_generation`. `generate` calls that come meanwhile wait."""
+        if mode == "wait" and self._resumed is None:
+            self._resumed = asyncio.Event()
+        steps = pause(self._dispatcher, mode, clear_cache)
+        while await self._call(lambda: next(steps, True)) is None:
+            await asyncio.sleep(PAUSE_POLL_S)
+
+    async def resume_generation(self) -> bool:
+        """End the pause. Returns whether the engine goes on: another front end may have
+        paused it, too."""
+        goes_on = await self._call(lambda: resume(self._dispatcher))
+        if self._resumed is not None:
+            self._resumed.set()
+            self._resumed = None
+        return goes_on
+
+    async def is_paused(self) -> bool:
+        """Whether a front end has paused the engine."""
+        return self._llm.is_paused()
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes. False while requests run."""
+        return bool(await self._call(lambda: self._dispatcher.call(Method.RESET_PREFIX_CACHE)))
+
+    async def get_tokenizer(self) -> Any:
+        """The transformers tokenizer of the model."""
+        return self._llm.get_tokenizer()
+
+    async def check_health(self) -> None:
+        """Raise what `dead_error` is, if there is one."""
+        if self.errored:
+            raise self.dead_error
+
+    def get_metrics(self) -> dict[str, int]:
+        """See `LLM.get_metrics`."""
+        return self._llm.get_metrics()
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What `generate` uses without `sampling_params`."""
+        return self._llm.get_default_sampling_params()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether requests can be served."""
+        return not self.errored
+
+    @property
+    def errored(self) -> bool:
+        """Whether the engine died or was shut down."""
+        return self._waiter.death is not None or self._llm._client.health() == "dead"
+
+    @property
+    def is_stopped(self) -> bool:
+        """As `errored`."""
+        return self.errored
+
+    @property
+    def dead_error(self) -> BaseException:
+        """Why no requests can be served."""
+        return self._waiter.death or EngineDeadError("the engine process died")
+
+    def shutdown(self) -> None:
+        """End the engine, or leave a named one. Who waits gets an error. Idempotent."""
+        self._finalizer()
+
+    close = shutdown
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.shutdown()
+
+    def _register(self, request_id: str | None, box: Mailbox) -> str:
+        if request_id is None:
+            request_id = next(
+                name for n in self._ids if (name := f"request-{n}") not in self._boxes
+            )
+        if request_id in self._boxes:
+            raise RequestError(f"request_id {request_id!r} is in use by a request that still runs")
+        self._boxes[request_id] = box
+        return request_id
+
+    def _drop(self, box: Mailbox) -> None:
+        if self._waiter.death is None:
+            self._waiter.drop(box)
+
+    async def _call(self, function: Callable[[], Result]) -> Result:
+        return await asyncio.wrap_future(self._waiter.call(function))
+
+
+def _shut_down(waiter: Waiter, llm: LLM) -> None:
+    waiter.stop()
+    llm.close()
+
+
+AsyncLLMEngine = AsyncLLM

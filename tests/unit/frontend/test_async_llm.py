@@ -1,0 +1,423 @@
+"""AsyncLLM with a fake engine: ids, aborts, slow consumers, and the engine's death."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from contextlib import aclosing
+
+import pytest
+from fakes import FakeEngineClient
+
+from shmllm import AsyncLLM
+from shmllm.errors import EngineDeadError, RequestError, ShmLLMError
+from shmllm.frontend import front_end
+from shmllm.sampling_params import RequestOutputKind, SamplingParams
+from shmllm.wire.messages import Method
+
+CUMULATIVE, DELTA = RequestOutputKind.CUMULATIVE, RequestOutputKind.DELTA
+FINAL = RequestOutputKind.FINAL_ONLY
+LIMIT_S = 30.0
+
+
+def params(max_tokens, kind=CUMULATIVE, **options):
+    return SamplingParams(max_tokens=max_tokens, output_kind=kind, **options)
+
+
+@pytest.fixture
+def make_llm(monkeypatch, byte_level_model):
+    """Makes (an AsyncLLM, the FakeEngineClient it uses)."""
+    made = []
+
+    def make(steps_per_poll=1):
+        engine = FakeEngineClient(steps_per_poll)
+        monkeypatch.setattr(front_end, "start_engine", lambda *_: engine)
+        made.append(AsyncLLM(str(byte_level_model), generation_config="shmllm"))
+        return made[-1], engine
+
+    yield make
+    for llm in made:
+        llm.shutdown()
+    assert "shmllm" not in {thread.name for thread in threading.enumerate()}
+
+
+def run(coroutine):
+    return asyncio.run(asyncio.wait_for(coroutine, LIMIT_S))
+
+
+async def until(condition):
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
+async def collect(llm, *arguments):
+    return [output async for output in llm.generate(*arguments)]
+
+
+def test_a_request_runs_to_its_end(make_llm):
+    llm, _ = make_llm()
+    outputs = run(collect(llm, [5], params(9), "a"))
+    assert outputs[-1].finished
+    assert not any(output.finished for output in outputs[:-1])
+    assert {output.request_id for output in outputs} == {"a"}
+    assert outputs[-1].outputs[0].token_ids == [7] * 9
+    sizes = [len(output.outputs[0].token_ids) for output in outputs]
+    assert sizes == sorted(set(sizes))
+
+
+def test_many_at_once_get_their_own(make_llm):
+    llm, _ = make_llm(3)
+
+    async def main():
+        wanted = {f"r{n}": 1 + n % 13 for n in range(200)}
+        jobs = [collect(llm, [5, n], params(wanted[f"r{n}"], DELTA), f"r{n}") for n in range(200)]
+        for n, outputs in enumerate(await asyncio.gather(*jobs)):
+            assert sum(len(output.outputs[0].token_ids) for output in outputs) == wanted[f"r{n}"]
+            assert {output.request_id for output in outputs} == {f"r{n}"}
+            assert outputs[0].prompt_token_ids == [5, n]
+
+    run(main())
+
+
+def test_completions_of_one_prompt_end_together_or_apart(make_llm):
+    llm, _ = make_llm()
+    outputs = run(collect(llm, [5], params(6, DELTA, n=3)))
+    tokens = {0: [], 1: [], 2: []}
+    for output in outputs:
+        for completion in output.outputs:
+            tokens[completion.index] += completion.token_ids
+    assert tokens == {0: [7] * 6, 1: [7] * 6, 2: [7] * 6}
+    assert [output.finished for output in outputs].count(True) == 1
+
+
+def test_final_only_is_one_output(make_llm):
+    llm, _ = make_llm()
+    outputs = run(collect(llm, [5], params(6, FINAL, n=2)))
+    assert [len(output.outputs) for output in outputs] == [2]
+
+
+@pytest.mark.parametrize("kind", [DELTA, CUMULATIVE])
+def test_a_slow_consumer_finds_one_output_with_all_that_came(make_llm, kind):
+    llm, engine = make_llm()
+    engine.steps_left = 1
+
+    async def main():
+        stream = llm.generate([5], params(50, kind))
+        first = await anext(stream)
+        assert first.outputs[0].token_ids == [7]
+        engine.steps_left = None
+        await until(lambda: not engine.left)
+        rest = [output async for output in stream]
+        assert len(rest) == 1
+        assert rest[0].finished
+        assert len(rest[0].outputs[0].token_ids) == (49 if kind is DELTA else 50)
+
+    run(main())
+
+
+def test_a_busy_event_loop_gathers_no_calls(make_llm):
+    llm, engine = make_llm()
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        told = []
+        original = loop.call_soon_threadsafe
+        loop.call_soon_threadsafe = lambda *args: (told.append(args), original(*args))[1]
+        stream = llm.generate([5], params(300, DELTA))
+        task = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0)
+        while not engine.added or engine.left:  # the loop does nothing else meanwhile
+            pass
+        await task
+        await stream.aclose()
+        assert len(told) <= 2
+
+    run(main())
+
+
+def test_a_cancelled_task_aborts_its_request(make_llm):
+    llm, engine = make_llm()
+    engine.steps_left = 3
+
+    async def main():
+        task = asyncio.create_task(collect(llm, [5], params(50), "a"))
+        await until(lambda: engine.steps_left == 0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await until(lambda: engine.aborted == [0])
+        assert engine.left == {}
+        engine.steps_left = None
+        assert (await collect(llm, [5], params(2), "a"))[-1].finished
+
+    run(main())
+
+
+def test_leaving_the_loop_aborts_the_request(make_llm):
+    llm, engine = make_llm()
+    engine.steps_left = 1
+
+    async def main():
+        async with aclosing(llm.generate([5], params(50))) as stream:
+            async for _ in stream:
+                break
+        await until(lambda: engine.aborted == [0])
+        async for _ in llm.generate([5], params(1)):
+            break  # it is finished: there is nothing to abort
+
+    engine.steps_left = None
+    run(main())
+    assert engine.aborted == [0]
+
+
+def test_a_generator_that_is_dropped_aborts_its_request(make_llm):
+    llm, engine = make_llm()
+    engine.steps_left = 1
+
+    async def main():
+        stream = llm.generate([5], params(50))
+        await anext(stream)
+        del stream
+        gc.collect()
+        await until(lambda: engine.aborted == [0])
+
+    run(main())
+
+
+def test_an_aborted_request_has_a_last_output_with_its_tokens_so_far(make_llm):
+    llm, engine = make_llm()
+    engine.steps_left = 4
+
+    async def main():
+        task = asyncio.create_task(collect(llm, [5], params(50), "a"))
+        await until(lambda: engine.steps_left == 0)
+        await llm.abort("a")
+        last = (await task)[-1]
+        assert last.finished
+        assert last.outputs[0].finish_reason == "abort"
+        assert last.outputs[0].token_ids == [7] * 4
+        engine.steps_left = None
+        assert (await collect(llm, [5], params(2), "a"))[-1].outputs[0].finish_reason == "length"
+        await llm.abort(["a", "unknown"])
+
+    run(main())
+
+
+def test_several_are_aborted_at_once(make_llm):
+    llm, engine = make_llm()
+    engine.steps_left = 1
+
+    async def main():
+        tasks = [asyncio.create_task(collect(llm, [5], params(50), name)) for name in "abc"]
+        await until(lambda: len(engine.added) == 3)
+        await llm.abort(["a", "c"])
+        assert [(await tasks[n])[-1].outputs[0].finish_reason for n in (0, 2)] == ["abort"] * 2
+        assert not tasks[1].done()
+        engine.steps_left = None
+        assert (await tasks[1])[-1].outputs[0].finish_reason == "length"
+
+    run(main())
+
+
+def test_an_id_in_use_is_an_error_and_harms_nobody(make_llm):
+    llm, engine = make_llm()
+    engine.steps_left = 1
+
+    async def main():
+        task = asyncio.create_task(collect(llm, [5], params(50), "a"))
+        await until(lambda: engine.steps_left == 0)
+        with pytest.raises(RequestError, match="'a' is in use"):
+            await collect(llm, [5], params(1), "a")
+        engine.steps_left = None
+        assert (await task)[-1].outputs[0].finish_reason == "length"
+
+    run(main())
+
+
+def test_an_id_is_free_when_the_last_output_is_there(make_llm):
+    llm, _ = make_llm()
+
+    async def main():
+        stream = llm.generate([5], params(1), "a")
+        async for output in stream:
+            assert output.finished
+            assert (await collect(llm, [6], params(3), "a"))[-1].prompt_token_ids == [6]
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("prompt", "own", "message"),
+    [
+        ([999], None, "token id 999"),
+        ([], None, "empty"),
+        ([5], "x", "SamplingParams"),
+        (3, None, "int"),
+    ],
+)
+def test_what_is_wrong_is_raised_to_its_consumer(make_llm, prompt, own, message):
+    llm, engine = make_llm()
+
+    async def main():
+        with pytest.raises(RequestError, match=message):
+            await collect(llm, prompt, own, "a")
+        return await collect(llm, [5], params(2), "a")
+
+    assert run(main())[-1].finished
+    assert len(engine.added) == 1
+
+
+def test_a_refusal_of_the_engine_is_raised_to_its_consumer(make_llm):
+    llm, engine = make_llm()
+    engine.refuse = {0}
+    with pytest.raises(RequestError, match="no"):
+        run(collect(llm, [5], params(2)))
+
+
+def test_the_engines_death_reaches_every_consumer(make_llm):
+    llm, engine = make_llm()
+    engine.steps_left = 2
+
+    async def main():
+        jobs = [asyncio.create_task(collect(llm, [5], params(50))) for _ in range(5)]
+        await until(lambda: len(engine.added) == 5)
+        assert llm.is_running
+        assert not llm.errored
+        engine.error = EngineDeadError("gone", signal=9)
+        for result in await asyncio.gather(*jobs, return_exceptions=True):
+            assert isinstance(result, EngineDeadError)
+            assert result.signal == 9
+        assert llm.errored
+        assert not llm.is_running
+        with pytest.raises(EngineDeadError):
+            await llm.check_health()
+        with pytest.raises(EngineDeadError):
+            await collect(llm, [5], params(1))
+        with pytest.raises(EngineDeadError):
+            await llm.reset_prefix_cache()
+
+    run(main())
+
+
+def test_what_came_before_the_death_is_not_lost(make_llm):
+    llm, engine = make_llm()
+    engine.steps_left = 2
+
+    async def main():
+        stream = llm.generate([5], params(2, DELTA))
+        task = asyncio.create_task(collect(llm, [5], params(50)))
+        got = [output async for output in stream]
+        assert got[-1].finished
+        engine.error = EngineDeadError("gone")
+        with pytest.raises(EngineDeadError):
+            await task
+
+    run(main())
+
+
+def test_shutdown_ends_who_waits(make_llm):
+    llm, engine = make_llm()
+    engine.steps_left = 1
+
+    async def main():
+        task = asyncio.create_task(collect(llm, [5], params(50)))
+        await until(lambda: engine.steps_left == 0)
+        llm.shutdown()
+        llm.shutdown()
+        with pytest.raises(ShmLLMError, match="shut down"):
+            await task
+        with pytest.raises(ShmLLMError, match="shut down"):
+            await collect(llm, [5], params(1))
+        assert llm.errored
+
+    run(main())
+    assert engine.is_closed
+
+
+def test_shutdown_before_any_request(make_llm):
+    llm, engine = make_llm()
+    llm.shutdown()
+    assert engine.is_closed
+    with pytest.raises(ShmLLMError, match="shut down"):
+        run(collect(llm, [5], params(1)))
+
+
+def test_one_event_loop_after_another(make_llm):
+    llm, engine = make_llm()
+    for _ in range(3):
+        assert run(collect(llm, [5], params(3)))[-1].finished
+
+    async def leave_running():
+        engine.steps_left = 1
+        await anext(llm.generate([5], params(50), "left"))
+
+    run(leave_running())
+    engine.steps_left = None
+    assert run(collect(llm, [5], params(3), "left"))[-1].finished
+    assert engine.left == {}
+
+
+def test_two_event_loops_at_once(make_llm):
+    llm, _ = make_llm()
+    results = []
+
+    def work():
+        async def main():
+            jobs = [collect(llm, [5], params(30, DELTA)) for _ in range(20)]
+            return await asyncio.gather(*jobs)
+
+        results.append(run(main()))
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    for result in results:
+        totals = [sum(len(o.outputs[0].token_ids) for o in outputs) for outputs in result]
+        assert totals == [30] * 20
+    assert len(results) == 3
+
+
+def test_a_waiting_pause_holds_back_what_comes_until_it_is_over(make_llm):
+    llm, engine = make_llm()
+    engine.answers = {Method.PAUSE: 0, Method.RESUME: True, Method.RESET_PREFIX_CACHE: True}
+
+    async def main():
+        await llm.pause_generation(mode="wait")
+        task = asyncio.create_task(collect(llm, [5], params(2)))
+        await asyncio.sleep(0.02)
+        assert engine.added == []
+        assert await llm.resume_generation()
+        assert (await task)[-1].finished
+
+    run(main())
+    assert engine.calls == [
+        (Method.PAUSE, "wait"),
+        (Method.RESET_PREFIX_CACHE, False),
+        (Method.RESUME, None),
+    ]
+
+
+def test_calls_do_not_wait_for_requests(make_llm):
+    llm, engine = make_llm()
+    engine.steps_left = 1
+    engine.answers = {Method.RESET_PREFIX_CACHE: False}
+
+    async def main():
+        task = asyncio.create_task(collect(llm, [5], params(50)))
+        await until(lambda: engine.steps_left == 0)
+        assert await llm.reset_prefix_cache() is False
+        engine.steps_left = None
+        await task
+
+    run(main())
+
+
+def test_it_cannot_be_pickled(make_llm):
+    import pickle
+
+    llm, _ = make_llm()
+    with pytest.raises((ShmLLMError, TypeError)):
+        pickle.dumps(llm)
