@@ -1,4 +1,5 @@
-"""JSON lines in, JSON lines out, a chunk at a time, so that the file may be of any length.
+"""JSON lines in, JSON lines out, for files of any length: rows are taken as there is room for
+them. `shmllm generate -i INPUT -o OUTPUT` does this, and goes on after an interruption.
 
     python batch_file.py [INPUT [OUTPUT]]
 
@@ -8,12 +9,10 @@ prompts.jsonl is written here first.
 
 import json
 import sys
-from itertools import islice
+from itertools import tee
 from pathlib import Path
 
 from shmllm import LLM, SamplingParams
-
-CHUNK = 1000
 
 source = Path(sys.argv[1] if len(sys.argv) > 1 else "prompts.jsonl")
 target = Path(sys.argv[2] if len(sys.argv) > 2 else "completions.jsonl")
@@ -22,19 +21,21 @@ if len(sys.argv) == 1:
     records = [{"id": n, "prompt": p, "max_tokens": 8 * (n + 1)} for n, p in enumerate(prompts)]
     source.write_text("".join(json.dumps(record) + "\n" for record in records))
 
+
+def params_of(record):
+    return SamplingParams(temperature=0, max_tokens=record.get("max_tokens", 64))
+
+
 num_done = num_tokens = 0
 with LLM() as llm, source.open() as lines, target.open("w") as out:
-    parsed = (json.loads(line) for line in lines if line.strip())
-    while chunk := list(islice(parsed, CHUNK)):
-        outputs = llm.generate(
-            [r["prompt"] for r in chunk],
-            [SamplingParams(temperature=0, max_tokens=r.get("max_tokens", 64)) for r in chunk],
-        )
-        for record, output in zip(chunk, outputs, strict=True):
-            completion = output.outputs[0]
-            result = {"text": completion.text, "finish_reason": completion.finish_reason}
-            out.write(json.dumps(record | result) + "\n")
-            num_tokens += len(completion.token_ids)
-        num_done += len(chunk)
+    # Three views of one pass: they hold what is between the first of them and the last.
+    asked, wanted, answered = tee((json.loads(line) for line in lines if line.strip()), 3)
+    outputs = llm.stream((r["prompt"] for r in asked), map(params_of, wanted), ordered=True)
+    for record, output in zip(answered, outputs, strict=True):
+        completion = output.outputs[0]
+        result = {"text": completion.text, "finish_reason": completion.finish_reason}
+        out.write(json.dumps(record | result) + "\n")
+        num_done += 1
+        num_tokens += len(completion.token_ids)
 
 print(f"{num_done} prompts, {num_tokens} tokens: {source} -> {target}")

@@ -38,7 +38,8 @@ class RecordFile:
 
     def __init__(self, path: str, mode: Mode) -> None:
         self.path = path
-        self._fd = _open(path)
+        self._has_begun = False
+        self._fd, self._is_ours = _open(path)
         self._is_regular = stat.S_ISREG(os.fstat(self._fd).st_mode) and path != STANDARD_STREAM
         self._size = 0
         try:
@@ -53,9 +54,11 @@ class RecordFile:
         if self._is_regular:
             os.ftruncate(self._fd, size)
         self._size = size
+        self._has_begun = True
 
     def write(self, line: bytes) -> None:
         """Add a line; a failure in the middle of it leaves none of it in a regular file."""
+        assert self._has_begun
         rest = memoryview(line)
         try:
             while rest:
@@ -72,6 +75,9 @@ class RecordFile:
             os.fsync(self._fd)
 
     def close(self) -> None:
+        """A file that was made for a job which did not begin goes."""
+        if self._is_ours and not self._has_begun:
+            os.unlink(self.path)
         os.close(self._fd)
 
     def _claim(self, mode: Mode) -> None:
@@ -86,7 +92,11 @@ class RecordFile:
             )
 
 
-def _open(path: str) -> int:
+def _open(path: str) -> tuple[int, bool]:
+    """A descriptor, and whether the file was made for it."""
     if path == STANDARD_STREAM:
-        return os.dup(1)
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        return os.dup(1), False
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
+    with contextlib.suppress(FileExistsError):
+        return os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666), True
+    return os.open(path, flags), False

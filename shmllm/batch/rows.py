@@ -19,6 +19,9 @@ from shmllm.outputs import RequestOutput
 Messages = list[dict[str, Any]]
 JsonObject = dict[str, Any]
 
+DEEPEST = 100
+_TOO_DEEP = f"not usable: the JSON is nested more than {DEEPEST} deep"
+
 
 @dataclass(slots=True)
 class Row:
@@ -96,10 +99,22 @@ def parse_object(line: bytes) -> JsonObject:
     except ValueError as error:
         raise RequestError(f"not JSON: {error}") from error
     except RecursionError as error:
-        raise RequestError("not usable: the JSON is nested too deeply") from error
+        raise RequestError(_TOO_DEEP) from error
     if not isinstance(found, dict):
         raise RequestError("not a JSON object")
+    # What is nested deeper than Python's own limit allows could be read, but not written.
+    if line.count(b"[") + line.count(b"{") > DEEPEST and _depth(found) > DEEPEST:
+        raise RequestError(_TOO_DEEP)
     return found
+
+
+def _depth(value: object) -> int:
+    """How many lists and objects lie inside each other."""
+    depth, level = 0, [value]
+    while level := [one for one in level if isinstance(one, dict | list)]:
+        depth += 1
+        level = [x for one in level for x in (one.values() if isinstance(one, dict) else one)]
+    return depth
 
 
 def encode(record: JsonObject) -> bytes:

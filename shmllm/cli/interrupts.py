@@ -8,8 +8,6 @@ import signal
 from collections.abc import Iterator
 from typing import Any
 
-import click
-
 LEAVE_AFTER_S = 1.5
 _FIRST_CODE = 128
 
@@ -43,7 +41,8 @@ def interruptible() -> Iterator[None]:
         raise error
 
     def leave(number: int, frame: Any) -> None:
-        click.echo("interrupted", err=True)
+        with contextlib.suppress(OSError):
+            os.write(2, b"interrupted\n")
         os._exit(code)
 
     handlers = {signal.SIGTERM: interrupt, signal.SIGALRM: leave}

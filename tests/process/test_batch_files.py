@@ -270,8 +270,8 @@ def test_what_is_refused_is_one_line_and_changes_nothing(
     lines = [x for x in done.stderr.decode().splitlines() if not re.match(r"Usage: |Try '|$", x)]
     assert len(lines) == 1
     assert re.search(words, lines[0])
-    for key, content in contents.items():
-        assert paths[key].read_text() == content
+    assert all(paths[key].read_text() == content for key, content in contents.items())
+    assert len(list(tmp_path.iterdir())) == len(contents)
 
 
 def test_resume_adds_what_is_missing_and_overwrite_starts_anew(
@@ -399,6 +399,22 @@ def test_a_signal_keeps_finished_rows_and_says_how_to_go_on(
     assert 4 <= len(kept) < 200
     (hint,) = [line for line in message.splitlines() if "--resume" in line]
     assert hint.startswith(f"{len(kept)} of 200 rows are in {target}")
+    assert holds_within(lambda: not is_running(engine), PATIENCE_S)
+
+
+def test_an_engine_that_does_not_end_holds_up_nobody(many: Path, target: Path) -> None:
+    process = start("-i", many, "-o", target, *SLOW)
+    assert holds_within(lambda: num_lines(target) >= 1, PATIENCE_S)
+    (engine,) = children(process.pid)
+    os.kill(engine, signal.SIGSTOP)  # as if deep in a long step
+    try:
+        process.send_signal(signal.SIGTERM)
+        _, stderr = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 143, stderr.decode()
+        assert b"--resume goes on" in stderr
+        assert is_running(engine)
+    finally:
+        os.kill(engine, signal.SIGCONT)
     assert holds_within(lambda: not is_running(engine), PATIENCE_S)
 
 

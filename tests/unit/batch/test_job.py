@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 from batch_helpers import (
     IN_FLIGHT,
@@ -13,12 +15,15 @@ from batch_helpers import (
     run_job,
     write_rows,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from shmllm.batch.job import BatchJob
 from shmllm.batch.native import NativeFormat
 from shmllm.batch.output import Mode, RecordFile
 from shmllm.batch.parameters import make_params
 from shmllm.errors import RequestError
+from shmllm.sampling_params import SamplingParams
 
 
 def mixed(num):
@@ -70,6 +75,7 @@ def test_the_input_is_not_read_ahead(tmp_path, target):
             yield row
 
     file = RecordFile(str(target), Mode.NEW)
+    file.begin(0)
     job = BatchJob(NativeFormat(), file, prepare)
     most_ahead = 0
 
@@ -95,6 +101,7 @@ def test_bad_rows_are_written_while_good_ones_run(tmp_path, target):
         yield 0, answer("a")
 
     file = RecordFile(str(target), Mode.NEW)
+    file.begin(0)
     BatchJob(NativeFormat(), file, prepare).run(rows, stream)
     file.close()
     assert seen == [2]
@@ -119,6 +126,7 @@ def test_what_the_engine_gave_up_is_no_record(tmp_path, target, reason):
             yield place, output
 
     file = RecordFile(str(target), Mode.NEW)
+    file.begin(0)
     job = BatchJob(NativeFormat(), file, prepare)
     job.run(rows, stream)
     file.close()
@@ -129,6 +137,20 @@ def test_what_the_engine_gave_up_is_no_record(tmp_path, target, reason):
 def test_rows_have_parameters_of_their_own():
     params = make_params({"max_tokens": 8, "temperature": 0.0}, {"temperature": 0.5, "seed": 3})
     assert (params.max_tokens, params.temperature, params.seed) == (8, 0.5, 3)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.dictionaries(st.sampled_from(sorted(SamplingParams().__struct_fields__)), JSON))
+def test_whatever_parameters_are_they_are_taken_or_refused(given):
+    with suppress(RequestError):
+        make_params({}, given)
 
 
 @pytest.mark.parametrize(

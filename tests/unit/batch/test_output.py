@@ -65,6 +65,23 @@ def test_nothing_is_cut_before_the_job_begins(path, opened, mode, size, left):
     assert path.read_bytes() == left + b"2\n"
 
 
+@pytest.mark.parametrize(("is_there", "begins"), [(False, True), (True, False), (False, False)])
+def test_a_job_that_does_not_begin_leaves_no_file_of_its_own(path, is_there, begins):
+    if is_there:
+        path.touch()
+    file = RecordFile(str(path), Mode.NEW)
+    if begins:
+        file.begin(0)
+    file.close()
+    assert path.exists() is (is_there or begins)
+
+
+def test_a_link_to_nowhere_is_the_system_s_error(tmp_path, path):
+    path.symlink_to(tmp_path / "no" / "such")
+    with pytest.raises(FileNotFoundError):
+        RecordFile(str(path), Mode.NEW)
+
+
 def test_two_jobs_do_not_write_to_one_file(path, opened):
     opened(path)
     for mode in Mode:

@@ -23,10 +23,12 @@ from shmllm.errors import RequestError
         (b"null", "not a JSON object"),
         (b'{"a": "\xff"}', "not UTF-8: invalid start byte at byte 8"),
         (b'{"a": ' + b"9" * 5000 + b"}", "not JSON: .*digits"),
-        (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),
+        (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested more than 100 deep"),
+        (b'{"a": ' + b"[" * 100 + b"]" * 100 + b"}", "nested more than 100 deep"),
+        (b'{"a": ' + b'{"b": ' * 500 + b"1" + b"}" * 500 + b"}", "nested more than 100 deep"),
         (b'{"prompt": "x"', "not JSON"),
     ],
-    ids=range(10),
+    ids=range(12),
 )
 def test_a_line_that_is_no_object_says_why(line, words):
     with pytest.raises(RequestError, match=words):
@@ -36,6 +38,15 @@ def test_a_line_that_is_no_object_says_why(line, words):
 def test_an_object_is_read_as_it_is():
     line = '{"a": [1, 2.5, null, true, "né"], "b": {"c": "\\n"}}'
     assert parse_object(line.encode()) == json.loads(line)
+
+
+@pytest.mark.parametrize(
+    "line", [b'{"a": ' + b"[" * 99 + b"]" * 99 + b"}", b'{"a": [' + b"[]," * 500 + b"[]]}"]
+)
+def test_what_is_nested_less_deep_is_read_and_written(line):
+    found = parse_object(line)
+    assert json.loads(encode(found)) == found == json.loads(line)
+    assert fingerprint(found) == fingerprint(json.loads(encode(found)))
 
 
 def strictly(line: bytes):

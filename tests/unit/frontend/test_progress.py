@@ -1,0 +1,33 @@
+"""What the progress bar of a job counts. Where stderr is no terminal, its last state is shown."""
+
+from __future__ import annotations
+
+import pytest
+
+from shmllm.frontend.progress import BatchProgress
+from shmllm.outputs import CompletionOutput, RequestOutput
+
+
+def output(num_tokens, num_prompt, num_cached):
+    one = CompletionOutput(0, "", [0] * num_tokens, finish_reason="stop")
+    return RequestOutput("", None, [0] * num_prompt, [one], True, num_cached_tokens=num_cached)
+
+
+@pytest.mark.parametrize(
+    ("total", "num_done", "shown"), [(10, 0, "3/10"), (10, 7, "10/10"), (None, 0, "3/?")]
+)
+def test_rows_of_this_run_and_of_earlier_ones_are_counted(capsys, total, num_done, shown):
+    with BatchProgress(total, True, num_done=num_done) as progress:
+        progress.finish(output(4, 10, 5))
+        progress.finish(output(2, 10, 0))
+        progress.finish(None)
+    message = capsys.readouterr().err
+    assert shown in message
+    assert "prefix hits 25 %" in message
+    assert "tokens/s" in message
+
+
+def test_nothing_is_shown_unless_wanted(capsys):
+    with BatchProgress(1, False) as progress:
+        progress.finish(output(1, 1, 0))
+    assert capsys.readouterr().err == ""
