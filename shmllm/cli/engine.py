@@ -5,14 +5,21 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from shmllm.cli.options import Status, engine_options, take_engine_options
+from shmllm.cli.metrics import check_metrics_port, metrics_command
+from shmllm.cli.options import (
+    Status,
+    engine_options,
+    metrics_port_option,
+    take_engine_options,
+)
 
 if TYPE_CHECKING:
     from shmllm.ipc.control import ControlView
@@ -41,6 +48,7 @@ def engine() -> None:
     show_default=True,
     help="Seconds after which a front end that does not read its outputs is cut off.",
 )
+@metrics_port_option
 @engine_options
 def start(
     name: str,
@@ -48,6 +56,7 @@ def start(
     log: Path | None,
     startup_timeout: float,
     client_timeout: float,
+    metrics_port: int | None,
     **options: Any,
 ) -> int:
     """Run an engine called NAME until `shmllm engine stop NAME` or Ctrl-C.
@@ -60,12 +69,14 @@ def start(
     from shmllm.frontend.engine_options import make_engine_config
     from shmllm.ipc import registry
 
+    check_metrics_port(metrics_port)
     path = registry.control_path(name)
     config = make_engine_config(**take_engine_options(options), client_timeout=client_timeout)
     command = named_engine_command(name, config)
     if not detach:
         click.echo(f"engine {name!r} runs in the foreground; Ctrl-C ends it", err=True)
         os.chdir("/")
+        _show_metrics(name, os.getpid(), metrics_port, None)
         os.execve(command[0], command, engine_environment())
     target = log or _default_log(name)
     with open(target, "ab") as file:
@@ -78,6 +89,7 @@ def start(
             env=engine_environment(),
             start_new_session=True,
         )
+        _show_metrics(name, process.pid, metrics_port, file)
     return _wait_until_ready(name, path, process, target, startup_timeout)
 
 
@@ -128,6 +140,23 @@ def stop(name: str, drain: float, timeout: float) -> int:
         err=True,
     )
     return 1
+
+
+def _show_metrics(name: str, pid: int, port: int | None, output: IO[bytes] | None) -> None:
+    """Start the process that serves an engine's statistics; it ends with the engine."""
+    from shmllm.engine.launch import engine_environment
+
+    if port is not None:
+        helper = subprocess.Popen(
+            metrics_command(name, pid, port),
+            stdin=subprocess.DEVNULL,
+            stdout=output or sys.stderr,
+            stderr=output,
+            cwd="/",
+            env=engine_environment(),
+            start_new_session=True,
+        )
+        helper.returncode = 0  # it is meant to outlive this process
 
 
 def _default_log(name: str) -> Path:

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from shmllm.cli.interrupts import interruptible
-from shmllm.cli.options import engine_options, take_engine_options
+from shmllm.cli.options import engine_options, metrics_port_option, take_engine_options
 from shmllm.cli.prompts import as_chat, read_prompts
 from shmllm.cli.session import Session
 
@@ -91,6 +91,7 @@ Exit codes: 0 done, 1 some rows failed, 2 usage or environment, 3 the engine die
 @click.option("--logprobs", type=int, help="Records hold the logprobs of this many tokens.")
 @click.option("--openai-batch", is_flag=True, help="OpenAI's batch files in and out.")
 @click.option("--attach", metavar="NAME", help="Use a running engine (shmllm engine start NAME).")
+@metrics_port_option
 @engine_options
 def generate(prompts: tuple[str, ...], **options: Any) -> int:
     """Complete PROMPTs with a model.
@@ -110,7 +111,8 @@ def run(prompts: tuple[str, ...], options: dict[str, Any]) -> int:
     source, target = options["source"], options["target"]
     if prompts and source is not None:
         raise click.UsageError("give prompts as arguments or with --input, not both")
-    session = Session(options["attach"], take_engine_options(options))
+    engine = take_engine_options(options)
+    session = Session(options["attach"], engine, options["metrics_port"])
     sampling = take_sampling(options)
     found = None if source is None else look_at(source)
 

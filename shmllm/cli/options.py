@@ -56,6 +56,12 @@ _ENGINE_OPTIONS = (
         help="How long either side spins before it sleeps.",
     ),
 )
+metrics_port_option = click.option(
+    "--metrics-port",
+    type=click.IntRange(1, 65535),
+    metavar="PORT",
+    help="Serve statistics as Prometheus text on 127.0.0.1:PORT.",
+)
 _NAMES = (
     "model",
     "dtype",

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from shmllm.cli.metrics import check_metrics_port, start_metrics_server
 from shmllm.cli.options import Status
+from shmllm.errors import ShmLLMError
 
 if TYPE_CHECKING:
     from shmllm.frontend.llm import LLM
@@ -19,14 +21,24 @@ class Session:
     Attributes:
         attach: name of a running engine; None starts one.
         engine: options of `LLM`.
+        metrics_port: where statistics are served while the command runs; None for nowhere.
     """
 
     attach: str | None
     engine: dict[str, Any]
+    metrics_port: int | None = None
 
     def open(self) -> LLM:
         """Start an engine or use a named one."""
-        return _start(self.engine) if self.attach is None else _attach_to(self.attach, self.engine)
+        check_metrics_port(self.metrics_port)
+        llm = _start(self.engine) if self.attach is None else _attach_to(self.attach, self.engine)
+        if self.metrics_port is not None:
+            labels = {"engine": self.attach or "private"}
+            stop = start_metrics_server(
+                self.metrics_port, llm.get_metrics, labels, (ShmLLMError, ValueError)
+            )
+            click.get_current_context().call_on_close(stop)
+        return llm
 
     def say_what_answers(self, llm: LLM) -> None:
         """One line on stderr."""

@@ -96,7 +96,7 @@ RULES = {
         "version errors config options outputs sampling_params model_files frontend engine ipc "
         "bench wire batch",
         packages="click",
-        lazy_packages="numpy rich",
+        lazy_packages="numpy rich prometheus_client",
     ),
     "shmllm.bench": Rule(
         "errors version outputs sampling_params ipc wire",

@@ -1,0 +1,147 @@
+"""`--metrics-port`: what a scraper sees, from where it may look, and what it costs the engine."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from engines import is_ready
+from programs import CLI, PATIENCE_S, environment, holds_within, python
+
+from shmllm import LLM, SamplingParams
+from shmllm.cli.metrics import COUNTERS, GAUGES
+
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
+
+PARAMS = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
+
+
+@pytest.fixture
+def port() -> int:
+    """One that was free a moment ago."""
+    pytest.importorskip("prometheus_client", reason="needs shmllm[metrics]")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def scrape(port: int) -> dict[str, float]:
+    """Samples by name and labels."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        lines = answer.read().decode().splitlines()
+    samples = [line.rpartition(" ") for line in lines if not line.startswith("#")]
+    return {name: float(value) for name, _, value in samples}
+
+
+def answers(port: int) -> bool:
+    with suppress(OSError):
+        return bool(scrape(port))
+    return False
+
+
+def sockets_of(pid: int) -> list[str]:
+    links = []
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):
+            links.append(os.readlink(fd))
+    return [link for link in links if link.startswith("socket:")]
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[bytes]:
+    return python("-c", CLI, *arguments)
+
+
+@pytest.mark.parametrize("detach", [True, False])
+def test_a_named_engine_is_shown_by_a_process_that_ends_with_it(
+    tmp_path: Path, port: int, detach: bool
+) -> None:
+    name = f"prometheus-{os.getpid()}"
+    command = ["engine", "start", name, "--metrics-port", str(port), "--kv-cache-memory-bytes", str(2**27)]
+    foreground = None
+    if detach:
+        assert run(*command, "--detach", "--log", str(tmp_path / "log")).returncode == 0
+    else:
+        foreground = subprocess.Popen(
+            [sys.executable, "-c", CLI, *command], stderr=subprocess.DEVNULL, env=environment()
+        )
+    assert holds_within(lambda: is_ready(name) and answers(port), PATIENCE_S)
+    label = f'{{engine="{name}"}}'
+    with LLM.attach(name) as llm:
+        llm.generate(["import os", "import sys"], PARAMS, use_tqdm=False)
+        engine = llm._client.pid  # type: ignore[attr-defined]
+        assert holds_within(lambda: llm.get_metrics()["requests_finished"] == 2, PATIENCE_S)
+        found, metrics = scrape(port), llm.get_metrics()
+    for key, (metric, _) in GAUGES.items():
+        assert found[f"shmllm_{metric}{label}"] == metrics[key]
+    for key, (metric, _) in COUNTERS.items():
+        assert found[f"shmllm_{metric}_total{label}"] <= metrics[key]
+    assert found[f"shmllm_generated_tokens_total{label}"] == 10
+    assert found[f"shmllm_kv_cache_usage_ratio{label}"] == 0
+    assert found[f'shmllm_phase_seconds_total{{engine="{name}",phase="execute"}}'] > 0
+    assert sockets_of(engine) == []
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.2", port), timeout=5)
+    os.kill(engine, signal.SIGKILL)
+    if foreground is not None:
+        foreground.wait()
+    assert holds_within(lambda: not answers(port), PATIENCE_S)
+    run("ipc", "gc", "--yes")
+
+
+def test_generate_shows_its_engine_while_it_runs(tmp_path: Path, port: int) -> None:
+    source = tmp_path / "in.txt"
+    source.write_text("x = \n" * 2000)
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            CLI,
+            "generate",
+            "-i",
+            str(source),
+            "-o",
+            str(tmp_path / "out.jsonl"),
+            "--max-tokens",
+            "64",
+            "--ignore-eos",
+            "--metrics-port",
+            str(port),
+        ],
+        stderr=subprocess.DEVNULL,
+        env=environment(),
+    )
+    try:
+        name = 'shmllm_generated_tokens_total{engine="private"}'
+        assert holds_within(lambda: answers(port) and scrape(port)[name] > 100, PATIENCE_S)
+        assert process.poll() is None
+    finally:
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE_S) == 130
+    assert not answers(port)
+
+
+def test_a_port_in_use_is_said_before_anything_starts(port: int) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", port))
+        taken.listen()
+        for command in (["generate", "x"], ["engine", "start", "never"]):
+            done = run(*command, "--metrics-port", str(port))
+            assert done.returncode == 2
+            assert re.search(rb"127\.0\.0\.1:\d+ is in use", done.stderr)
+
+
+@pytest.mark.parametrize("command", [["generate", "x"], ["engine", "start", "never"]])
+def test_without_the_extra_there_is_a_word_on_what_to_install(command: list[str]) -> None:
+    without = f"import sys; sys.modules['prometheus_client'] = None; {CLI}"
+    done = python("-c", without, *command, "--metrics-port", "9400")
+    assert done.returncode == 2
+    assert b"pip install 'shmllm[metrics]'" in done.stderr
+    assert b"Traceback" not in done.stderr
