@@ -39,17 +39,19 @@ class RequestGroup:
         num_open: requests whose end the caller has not collected.
     """
 
-    __slots__ = ("_changed", "_running", "num_open")
+    __slots__ = ("_changed", "_num_ended", "_running", "num_open")
 
     def __init__(self) -> None:
         self.num_open = 0
         self._running: dict[int, RequestState] = {}
         self._changed: dict[int, RequestState] = {}
+        self._num_ended = 0
 
     def _take(self) -> list[RequestState]:
         changed = list(self._changed.values())
         self._changed.clear()
-        self.num_open -= sum(state.ends_request for state in changed)
+        self.num_open -= self._num_ended
+        self._num_ended = 0
         return changed
 
 
@@ -211,11 +213,14 @@ class Dispatcher:
 
     def _route(self, events: Iterable[Any]) -> None:
         changed, to_abort = self._outputs.process(events)
+        groups = self._groups
         for state in changed:
-            group = self._groups[state.number]
-            group._changed[state.number] = state
+            number = state.number
+            group = groups[number]
+            group._changed[number] = state
             if state.finish_reason is not None:
-                del self._groups[state.number], group._running[state.number]
+                del groups[number], group._running[number]
+                group._num_ended += state.ends_request
         if to_abort:
             self._client.abort(to_abort)
 

@@ -64,7 +64,15 @@ def test_a_named_engine_is_shown_by_a_process_that_ends_with_it(
     tmp_path: Path, port: int, detach: bool
 ) -> None:
     name = f"prometheus-{os.getpid()}"
-    command = ["engine", "start", name, "--metrics-port", str(port), "--kv-cache-memory-bytes", str(2**27)]
+    command = [
+        "engine",
+        "start",
+        name,
+        "--metrics-port",
+        str(port),
+        "--kv-cache-memory-bytes",
+        str(2**27),
+    ]
     foreground = None
     if detach:
         assert run(*command, "--detach", "--log", str(tmp_path / "log")).returncode == 0
