@@ -29,6 +29,7 @@ from shmllm.outputs import RequestOutput
 
 # Small, so that all of it is resident after the first run: a larger one becomes so bit by bit.
 KV_CACHE_BYTES = 2**26
+NUMBERS = itertools.count()
 
 
 def resident_mib(pid: int | str) -> float:
@@ -39,8 +40,9 @@ def resident_mib(pid: int | str) -> float:
 
 
 def prompts(count: int) -> Iterator[str]:
-    """Texts, so that tokenizing is part of it; no two are equal."""
-    return (f"{number:,} is a number that" for number in range(count))
+    """Texts, so that tokenizing is part of it. No two are equal, in all runs together, and
+    all are about as long."""
+    return (f"{next(NUMBERS):09d} is a number that" for _ in range(count))
 
 
 def rate(outputs: Iterator[RequestOutput], count: int, edge: int) -> float:
