@@ -43,6 +43,11 @@ class AsyncLLM:
         self._use(LLM(model, **options))
 
     @classmethod
+    def from_engine_args(cls, engine_args: Any) -> Self:
+        """From an AsyncEngineArgs."""
+        return cls(**engine_args.llm_options())
+
+    @classmethod
     def attach(cls, name: str, *, generation_config: str = "auto") -> Self:
         """Use a named engine; see `LLM.attach`."""
         llm = cls.__new__(cls)
@@ -89,7 +94,7 @@ class AsyncLLM:
         params = sampling_params or self.get_default_sampling_params()
         is_finished = False
         try:
-            self._waiter.submit(box, prompt, params, name)
+            self._waiter.submit(box, lambda: self._llm.prepare([prompt], params)[0], name)
             while not is_finished:
                 output = await box.take(self._dispatcher.reading())
                 if output is None:

@@ -18,10 +18,10 @@ from typing import TypeVar
 from shmllm.errors import RequestError, ShmLLMError
 from shmllm.frontend.dispatcher import POLL_S, RequestGroup
 from shmllm.frontend.front_end import FrontEnd
-from shmllm.frontend.input_processor import Prompt
+from shmllm.frontend.input_processor import PreparedRequest
 from shmllm.frontend.mailbox import Mailbox
 from shmllm.frontend.request_state import RequestState
-from shmllm.sampling_params import RequestOutputKind, SamplingParams
+from shmllm.sampling_params import RequestOutputKind
 
 Result = TypeVar("Result")
 
@@ -50,9 +50,10 @@ class Waiter:
         self._thread: threading.Thread | None = None
         self.death: BaseException | None = None
 
-    def submit(self, box: Mailbox, prompt: Prompt, params: SamplingParams, request_id: str) -> None:
-        """Have a request sent whose outputs, or whose error, come into the mailbox."""
-        self._put(lambda: self._submit(box, prompt, params, request_id))
+    def submit(self, box: Mailbox, prepare: Callable[[], PreparedRequest], request_id: str) -> None:
+        """Have a request made and sent, whose outputs, or whose error, come into the
+        mailbox."""
+        self._put(lambda: self._submit(box, prepare, request_id))
 
     def abort(self, box: Mailbox) -> None:
         """End a request; its last output says so."""
@@ -131,18 +132,18 @@ class Waiter:
             self._deliver(self._dispatcher.collect(self._group, POLL_S if is_idle else 0))
 
     def _submit(
-        self, box: Mailbox, prompt: Prompt, params: SamplingParams, request_id: str
+        self, box: Mailbox, prepare: Callable[[], PreparedRequest], request_id: str
     ) -> None:
         index = box.index = self._next_index
         self._next_index += 1
         self._boxes[index] = box
         try:
-            (request,) = self._front_end.prepare([prompt], params)
+            request = prepare()
         except RequestError as error:
             box.error = error
             self._tell([self._boxes.pop(index)])
             return
-        streaming = params.output_kind is not RequestOutputKind.FINAL_ONLY
+        streaming = request.params.output_kind is not RequestOutputKind.FINAL_ONLY
         box.states = self._dispatcher.submit(
             self._group, request, index, streaming=streaming, request_id=request_id
         )

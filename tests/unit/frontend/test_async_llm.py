@@ -163,10 +163,10 @@ def test_leaving_the_loop_aborts_the_request(make_llm):
             async for _ in stream:
                 break
         await until(lambda: engine.aborted == [0])
+        engine.steps_left = None
         async for _ in llm.generate([5], params(1)):
             break  # it is finished: there is nothing to abort
 
-    engine.steps_left = None
     run(main())
     assert engine.aborted == [0]
 
