@@ -1,10 +1,9 @@
 #!/usr/bin/env python3
-"""What reading and writing files costs a batch job: `shmllm generate` beside `LLM.generate`.
+"""What files cost: `shmllm generate -i -o` beside `LLM.generate` and `LLM.stream`.
 
     tools/bench_batch.py [--rows 2000] [--rounds 5] [--output-len 16] [--model DIRECTORY]
 
-Both run the same prompts on the same engine, in turns, so that both see the same machine.
-The job's time begins when its input is opened and ends when its last record is written.
+All run the same prompts on the same engine, in turns, so that they see the same machine.
 With --no-compare the job runs once, and its own resident memory is watched: that of a
 million rows should be that of a few.
 """
@@ -17,7 +16,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,41 +63,45 @@ def peak_mib() -> float:
     return next(int(x.split()[1]) for x in status if x.startswith("VmHWM")) / 1024
 
 
-def run_job(llm: LLM, source: Path, target: Path, sampling: dict[str, Any]) -> float:
-    began = time.perf_counter()
+def run_job(llm: LLM, source: Path, target: Path, sampling: dict[str, Any]) -> None:
     plan = make_plan(look_at(str(source)), [], OPTIONS | {"target": str(target)})
     code = run_batch(plan, sampling, Session(llm))  # type: ignore[arg-type]
-    seconds = time.perf_counter() - began
     with target.open("rb") as stream:
         if code or sum(1 for _ in stream) != sum(1 for _ in source.open("rb")):
             raise RuntimeError(f"{target} lacks rows")
-    return seconds
+
+
+def measure(call: Callable[[], Any], num_rows: int) -> tuple[float, float]:
+    """Rows a second, and microseconds a row of this process's CPU."""
+    began, cpu_began = time.perf_counter(), time.process_time()
+    call()
+    seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu_began
+    return num_rows / seconds, cpu_seconds / num_rows * 1e6
 
 
 def compare(llm: LLM, source: Path, target: Path, sampling: dict[str, Any], rounds: int) -> None:
     num_rows = sum(1 for _ in source.open("rb"))
     prompts, params = [prompt(n) for n in range(num_rows)], SamplingParams(**sampling)
-    ratios, own_us = [], []
+    ways: dict[str, Callable[[], Any]] = {
+        "generate": lambda: llm.generate(prompts, params, use_tqdm=False),
+        "stream": lambda: deque(llm.stream(iter(prompts), params), 0),
+        "job": lambda: run_job(llm, source, target, sampling),
+    }
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
     for turn in range(-1, rounds):
-        began = time.perf_counter(), time.process_time()
-        llm.generate(prompts, params, use_tqdm=False)
-        middle = time.perf_counter(), time.process_time()
-        run_job(llm, source, target, sampling)
-        end = time.perf_counter(), time.process_time()
-        if turn >= 0:
-            (plain_s, plain_cpu_s), (job_s, job_cpu_s) = (
-                [b - a for a, b in zip(*pair, strict=True)]
-                for pair in ((began, middle), (middle, end))
-            )
-            ratios.append(plain_s / job_s)
-            own_us.append(((job_cpu_s - plain_cpu_s) / num_rows) * 1e6)
-            click.echo(f"job {num_rows / job_s:,.0f} rows/s, generate {num_rows / plain_s:,.0f}")
-    click.echo(
-        f"{num_rows:,} rows, {sampling['max_tokens']} tokens each: the job has "
-        f"{statistics.median(ratios):.3f} times the rate of LLM.generate "
-        f"({min(ratios):.3f} to {max(ratios):.3f}), and takes "
-        f"{statistics.median(own_us):,.0f} us a row more of the front end's CPU"
-    )
+        for name, call in ways.items():
+            rate, cpu_us = measure(call, num_rows)
+            if turn >= 0:
+                found[name].append((rate, cpu_us))
+                click.echo(f"{name} {rate:,.0f} rows/s, {cpu_us:,.0f} us a row of CPU")
+    for name in ("generate", "stream"):
+        pairs = list(zip(found["job"], found[name], strict=True))
+        ratios = [job[0] / other[0] for job, other in pairs]
+        more_us = statistics.median(job[1] - other[1] for job, other in pairs)
+        click.echo(
+            f"the job beside LLM.{name}: {statistics.median(ratios):.3f} times the rate "
+            f"({min(ratios):.3f} to {max(ratios):.3f}), {more_us:+,.0f} us a row of CPU"
+        )
 
 
 @click.command()
@@ -119,7 +123,7 @@ def main(
             if is_compared:
                 compare(llm, source, target, sampling, rounds)
             else:
-                rate = num_rows / run_job(llm, source, target, sampling)
+                rate, _ = measure(lambda: run_job(llm, source, target, sampling), num_rows)
                 click.echo(f"{num_rows:,} rows: {rate:,.0f} rows/s, {peak_mib():.1f} MiB at most")
     return 0
 

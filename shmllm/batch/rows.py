@@ -120,9 +120,9 @@ def _depth(value: object) -> int:
 def encode(record: JsonObject) -> bytes:
     """A record as one line. What JSON cannot hold becomes text, or null (NaN, infinities)."""
     try:
-        text = json.dumps(record, ensure_ascii=False, allow_nan=False, default=_plain)
+        text = _ENCODER.encode(record)
     except ValueError:
-        text = json.dumps(_finite(record), ensure_ascii=False, default=_plain)
+        text = _ENCODER.encode(_finite(record))
     try:
         return text.encode() + b"\n"
     except UnicodeEncodeError:  # half of a surrogate pair, which only an escape can express
@@ -142,6 +142,9 @@ def _plain(value: object) -> str:
         return base64.b64encode(value).decode()
     isoformat = getattr(value, "isoformat", None)
     return str(isoformat() if isoformat is not None else value)
+
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=_plain)
 
 
 def _finite(value: Any) -> Any:

@@ -345,6 +345,27 @@ def test_openai_s_batch_files(shmllm: Shmllm, llm: LLM, tmp_path: Path, target: 
     assert sorted(r["custom_id"] for r in resumed) == ["bad", "chat", "embed", "text"]
 
 
+def test_logprobs_and_several_completions(shmllm: Shmllm, llm: LLM, tmp_path: Path) -> None:
+    sampled = {"temperature": 1.0, "seed": 3, "n": 2, "max_tokens": 3}
+    rows = [{"prompt": "import os"}, {"prompt": "def f(", "sampling_params": sampled}]
+    source = write(tmp_path / "in.jsonl", rows)
+    done = shmllm("-i", source, *GREEDY, "--ordered", "--logprobs", "1", "--token-ids")
+    assert done.returncode == 0, done.stderr.decode()
+    first, second = records(done.stdout)
+    expected = output_of(llm, "import os", logprobs=1).outputs[0]
+    assert first["token_ids"] == expected.token_ids
+    assert "outputs" not in first
+    for position, entries in zip(expected.logprobs, first["logprobs"], strict=True):
+        assert [entry["token_id"] for entry in entries] == list(position)
+        for one, entry in zip(position.values(), entries, strict=True):
+            assert (entry["token"], entry["rank"]) == (one.decoded_token, one.rank)
+            assert entry["logprob"] == pytest.approx(one.logprob, abs=1e-4)
+    both = output_of(llm, "def f(", **sampled).outputs
+    assert [one["text"] for one in second["outputs"]] == [one.text for one in both]
+    assert second["text"] == both[0].text
+    assert second["num_output_tokens"] == sum(len(one.token_ids) for one in both)
+
+
 def test_parquet_in_and_out(shmllm: Shmllm, llm: LLM, tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow", reason="pyarrow, of the extra parquet, is missing")
     pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is missing")
@@ -409,12 +430,12 @@ def test_an_engine_that_does_not_end_holds_up_nobody(many: Path, target: Path) -
     os.kill(engine, signal.SIGSTOP)  # as if deep in a long step
     try:
         process.send_signal(signal.SIGTERM)
-        _, stderr = process.communicate(timeout=PATIENCE_S)
-        assert process.returncode == 143, stderr.decode()
-        assert b"--resume goes on" in stderr
+        assert process.wait(PATIENCE_S) == 143
         assert is_running(engine)
     finally:
         os.kill(engine, signal.SIGCONT)
+    _, stderr = process.communicate(timeout=PATIENCE_S)  # the engine has it open, too
+    assert b"--resume goes on" in stderr
     assert holds_within(lambda: not is_running(engine), PATIENCE_S)
 
 
