@@ -20,6 +20,7 @@ from shmllm.worker.background import Background
 
 TOKENIZER_FILE = "tokenizer.json"
 MAX_COMPILED = 128
+DOES_NOT_FIT = "doesn't satisfy the grammar"
 STACK_BYTES = 128 * 2**20
 """The library descends into nested grammars."""
 
@@ -43,11 +44,13 @@ class GrammarMatcher:
         matcher = self.matcher
         if matcher.consume_token(token_id):
             return FinishReason.STOP if matcher.is_stopped() else FinishReason.NONE
-        self.error = (
-            f"the structured output cannot go on: {_first_line(matcher.get_error())}. Either the "
-            "grammar is too large, or other parameters (allowed_token_ids, bad_words, "
-            "logit_bias, min_tokens) left no token that it allows"
-        )
+        problem = _first_line(matcher.get_error())
+        if DOES_NOT_FIT in problem:
+            problem = (
+                "the other parameters (allowed_token_ids, bad_words, logit_bias, min_tokens) "
+                "leave no token that the grammar allows"
+            )
+        self.error = f"the structured output cannot go on: {problem}"
         return FinishReason.ERROR
 
 
