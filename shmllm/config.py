@@ -45,6 +45,7 @@ class LoadConfig:
         load_format: auto and safetensors read files; dummy makes random weights.
         seed: of dummy weights.
         max_model_len: tokens of prompt and output together; None takes the model's own.
+        tokenizer_directory: of another tokenizer than the model's; for grammars alone.
     """
 
     directory: str
@@ -52,6 +53,7 @@ class LoadConfig:
     load_format: LoadFormat = "auto"
     seed: int = 0
     max_model_len: int | None = None
+    tokenizer_directory: str | None = None
 
     def __post_init__(self) -> None:
         _require(self.dtype in DTYPES, f"dtype {self.dtype!r} is not one of {', '.join(DTYPES)}")

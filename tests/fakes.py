@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
 
 from shmllm.config import EngineFacts
+from shmllm.core.grammar_queue import CompiledGrammar
 from shmllm.core.plan import PromptScores, StepPlan, StepResult
 from shmllm.errors import EngineDeadError
 from shmllm.logprobs import TokenLogprobs
@@ -97,14 +99,33 @@ def fake_logprobs(values: Sequence[int], ks: list[int]) -> TokenLogprobs:
     )
 
 
+class FakeConstraint:
+    """Ends after so many tokens, or fails at one of them."""
+
+    def __init__(self, length: int, fails_at: int = 0) -> None:
+        self.error = ""
+        self.taken: list[int] = []
+        self._length = length
+        self._fails_at = fails_at
+
+    def take(self, token_id: int) -> FinishReason:
+        self.taken.append(token_id)
+        if len(self.taken) == self._fails_at:
+            self.error = "does not fit"
+            return FinishReason.ERROR
+        return FinishReason.STOP if len(self.taken) == self._length else FinishReason.NONE
+
+
 class FakeRunner:
     """Attributes:
     plans: every plan executed, in order.
+    grammars: what was asked to be compiled; tests give the futures their results.
     """
 
     def __init__(self, engine_facts: EngineFacts) -> None:
         self.facts = engine_facts
         self.plans: list[StepPlan] = []
+        self.grammars: dict[str, CompiledGrammar] = {}
         self._tokens: dict[int, list[int]] = {}
         self._block_tables: dict[int, list[int]] = {}
         self._slots: dict[int, int] = {}
@@ -134,6 +155,9 @@ class FakeRunner:
         assert start < scores.first < scores.end <= start + count + 1
         positions = list(range(scores.first, scores.end))
         return fake_logprobs(positions, [scores.k] * len(positions))
+
+    def compile_grammar(self, text: str) -> CompiledGrammar:
+        return self.grammars.setdefault(text, Future())
 
     def context(self, row: int, length: int) -> list[int]:
         """The fingerprints that the row's first `length` positions are read from."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from shmllm.logprobs import TokenLogprobs
+from shmllm.outputs import FinishReason
 
 if TYPE_CHECKING:
     from shmllm.core.request import Request
@@ -19,6 +20,21 @@ if TYPE_CHECKING:
 
 PADDING_BLOCK_ID = 0
 """The block that pads block tables; no request ever holds it."""
+
+
+class Constraint(Protocol):
+    """What a request's output has to match, and how far it has come. The runner makes it
+    and masks its tokens; the request tells it what was sampled.
+
+    Attributes:
+        error: why the request cannot go on; empty if it can.
+    """
+
+    error: str
+
+    def take(self, token_id: int) -> FinishReason:
+        """Follow one sampled token. STOP: nothing may follow it. ERROR: see `error`."""
+        ...
 
 
 @dataclass(slots=True)
@@ -81,6 +97,7 @@ class StepPlan:
         counts: how many tokens of it this step computes, from `starts` on.
         samples: indices into the columns of the requests that get a new token: those whose
             last known token is among the computed ones.
+        constraints: (index into `samples`, constraint) of those whose output is constrained.
         prompt_scores: what to compute besides, of requests that asked.
     """
 
@@ -90,6 +107,7 @@ class StepPlan:
     starts: list[int] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
+    constraints: list[tuple[int, Constraint]] = field(default_factory=list)
     admissions: list[Admission] = field(default_factory=list)
     block_appends: list[BlockAppend] = field(default_factory=list)
     prompt_scores: list[PromptScores] = field(default_factory=list)

@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shmllm.core.block_pool import KVBlock
+    from shmllm.core.plan import Constraint
 
 
 class RequestStatus(Enum):
     """
-    WAITING  -> RUNNING    admitted: has a row and blocks
+    WAITING  -> RUNNING    admitted: has a row and blocks; not while its grammar compiles
     RUNNING  -> WAITING    preempted: gave both back, will be recomputed
     either   -> FINISHED
     """
@@ -44,10 +45,10 @@ class Request:
         eos_token_ids: the model's end-of-sequence tokens.
         priority: lower goes first, where the scheduler looks at it.
         bad_words: token sequences that the output may not contain.
-        grammar_kind: how `grammar` is written.
-        grammar: what the output has to match; empty for none.
 
     Attributes:
+        constraint: what the output has to match, and how far it has come; it stays through
+            preemption, since it follows tokens and not their computation.
         next_prompt_logprob: the first prompt position whose log-probability was not planned
             yet. It only grows, so a request that is recomputed reports none twice.
         queued_ns: when it was made, on CLOCK_MONOTONIC.
@@ -60,8 +61,7 @@ class Request:
         "blocks",
         "cache_salt",
         "client",
-        "grammar",
-        "grammar_kind",
+        "constraint",
         "max_tokens",
         "next_prompt_logprob",
         "num_cached_blocks",
@@ -94,8 +94,6 @@ class Request:
         cache_salt: str = "",
         priority: int = 0,
         bad_words: TokenSequences = (),
-        grammar_kind: int = 0,
-        grammar: str = "",
     ) -> None:
         self.client = client
         self.number = number
@@ -111,8 +109,7 @@ class Request:
         self.cache_salt = cache_salt
         self.priority = priority
         self.bad_words = bad_words
-        self.grammar_kind = grammar_kind
-        self.grammar = grammar
+        self.constraint: Constraint | None = None
         self.next_prompt_logprob = 1
         self.status = RequestStatus.WAITING
         self.row = 0
@@ -136,6 +133,10 @@ class Request:
     def append(self, token_id: int) -> FinishReason:
         """Take one sampled token; says whether the request ends with it."""
         self.token_ids.append(token_id)
+        if self.constraint is not None:
+            finish = self.constraint.take(token_id)
+            if finish:
+                return finish
         num_output = len(self.token_ids) - self.num_prompt_tokens
         if token_id in self.stop_ids and num_output > self.params.min_tokens:
             return FinishReason.STOP

@@ -23,9 +23,18 @@ from shmllm.core.plan import Admission, BlockAppend, StepPlan, StepResult
 from shmllm.core.request import Request, RequestStatus
 from shmllm.core.scores import plan_prompt_scores, take_logprobs, take_prompt_logprobs
 from shmllm.core.waiting_queue import WaitingQueue
-from shmllm.outputs import OutputColumns
+from shmllm.outputs import FinishReason, OutputColumns
 
 RESERVED_FRACTION = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A request that ended because it could not be served on."""
+
+    client: int
+    number: int
+    message: str
 
 
 @dataclass(slots=True)
@@ -46,6 +55,9 @@ class Scheduler:
     Args:
         config: rows and token budget.
         kv_cache: gives and takes blocks.
+
+    Attributes:
+        failures: not yet reported; whoever reports them clears the list.
     """
 
     def __init__(self, config: SchedulerConfig, kv_cache: KVCacheManager) -> None:
@@ -60,6 +72,7 @@ class Scheduler:
         self._num_rows = num_rows
         self._reserved_rows = 0
         self._rows_held: Counter[int] = Counter()
+        self.failures: list[Failure] = []
         self.stats = SchedulerStats()
 
     def share_rows(self, is_shared: bool) -> None:
@@ -82,6 +95,21 @@ class Scheduler:
     def add(self, request: Request) -> None:
         self._requests[request.client, request.number] = request
         self._waiting.add(request)
+
+    def hold(self, request: Request) -> None:
+        """Add a request that may not run before `release`."""
+        self._requests[request.client, request.number] = request
+        self._waiting.hold(request)
+
+    def release(self, request: Request) -> None:
+        """Let a held request run."""
+        self._waiting.release(request)
+
+    def fail(self, request: Request, message: str) -> None:
+        """End a waiting request that cannot be served."""
+        self._waiting.remove(request)
+        self._finish(request)
+        self.failures.append(Failure(request.client, request.number, message))
 
     def knows(self, client: int, number: int) -> bool:
         """Whether such a request was added and has not ended."""
@@ -157,7 +185,7 @@ class Scheduler:
                 columns.scheduled_ns.append(request.scheduled_ns)
             finish = request.append(token_id)
             if finish:
-                self._finish(request)
+                finish = self._end(request, finish)
                 any_finished = True
                 if request.num_preemptions:
                     columns.preempted_rows.append(len(columns.numbers))
@@ -258,6 +286,8 @@ class Scheduler:
         request.num_computed_tokens = start + count
         self._kv_cache.register_full_blocks(request)
         if request.num_computed_tokens == len(request.token_ids):
+            if request.constraint is not None:
+                plan.constraints.append((len(plan.samples), request.constraint))
             plan.samples.append(len(plan.requests))
         if request.params.prompt_logprobs is not None:
             plan_prompt_scores(plan, request, request.params.prompt_logprobs)
@@ -274,6 +304,16 @@ class Scheduler:
         request.num_preemptions += 1
         self.stats.preemptions += 1
         self._waiting.add_preempted(request)
+
+    def _end(self, request: Request, finish: FinishReason) -> FinishReason:
+        """End a running request; what its last output says of that. An error follows on its
+        own, since it comes with a message."""
+        self._finish(request)
+        if finish is not FinishReason.ERROR or request.constraint is None:
+            return finish
+        message = request.constraint.error
+        self.failures.append(Failure(request.client, request.number, message))
+        return FinishReason.NONE
 
     def _finish(self, request: Request) -> None:
         if request.status is RequestStatus.RUNNING:

@@ -16,7 +16,8 @@ from shmllm.core.request import Request
 class WaitingQueue:
     """
     `next()` is the request whose turn it is; `pop()` takes it and passes the turn on.
-    Requests of paused front ends keep their place and are passed over.
+    Requests of paused front ends keep their place and are passed over. Held requests are
+    counted, and have no place until they are released.
 
     Attributes:
         paused: front ends whose requests may not be admitted now.
@@ -27,12 +28,14 @@ class WaitingQueue:
         self._by_client: dict[int, deque[Request]] = {}
         self._turns: deque[int] = deque()
         self.paused: set[int] = set()
+        self._held: set[Request] = set()
         self._size = 0
 
     def __len__(self) -> int:
-        return self._size
+        return self._size + len(self._held)
 
     def __iter__(self) -> Iterator[Request]:
+        yield from self._held
         yield from self._preempted
         for client in self._turns:
             yield from self._by_client[client]
@@ -44,6 +47,15 @@ class WaitingQueue:
             self._turns.append(request.client)
         queue.append(request)
         self._size += 1
+
+    def hold(self, request: Request) -> None:
+        """Take in a request that may not be admitted yet."""
+        self._held.add(request)
+
+    def release(self, request: Request) -> None:
+        """Let a held request be admitted; it queues up now."""
+        self._held.remove(request)
+        self.add(request)
 
     def add_preempted(self, request: Request) -> None:
         """The latest one preempted was admitted before the earlier ones, so it goes first."""
@@ -78,7 +90,9 @@ class WaitingQueue:
 
     def remove(self, request: Request) -> None:
         """Take out any waiting request."""
-        if request in self._preempted:
+        if request in self._held:
+            self._held.remove(request)
+        elif request in self._preempted:
             self._preempted.remove(request)
             self._size -= 1
         else:

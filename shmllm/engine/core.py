@@ -6,7 +6,7 @@ the caller's process when `LLM(multiprocess=False)` asks for it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Protocol
@@ -14,11 +14,12 @@ from typing import Protocol
 import numpy as np
 
 from shmllm.config import EngineConfig, EngineFacts
+from shmllm.core.grammar_queue import CompiledGrammar, GrammarQueue
 from shmllm.core.kv_cache_manager import KVCacheManager
 from shmllm.core.pausing import Holds, PauseMode
 from shmllm.core.plan import StepPlan, StepResult
 from shmllm.core.request import Request
-from shmllm.core.scheduler import Scheduler
+from shmllm.core.scheduler import Failure, Scheduler
 from shmllm.errors import EnginePausedError
 from shmllm.outputs import FinishReason, OutputColumns
 from shmllm.sampling_params import SamplingParams, TokenSequences
@@ -32,6 +33,11 @@ class Runner(Protocol):
     facts: EngineFacts
 
     def execute(self, plan: StepPlan) -> StepResult: ...
+    def compile_grammar(self, text: str) -> CompiledGrammar: ...
+
+
+def _nobody_sleeps() -> None:
+    pass
 
 
 @dataclass(slots=True)
@@ -48,12 +54,15 @@ class EngineCore:
     Args:
         config: what the engine was started with.
         runner: holds the model and the KV cache.
+        wake: called from any thread when there is something to do for `step` again.
 
     Attributes:
         phases: where the time went.
     """
 
-    def __init__(self, config: EngineConfig, runner: Runner) -> None:
+    def __init__(
+        self, config: EngineConfig, runner: Runner, wake: Callable[[], None] = _nobody_sleeps
+    ) -> None:
         self.facts = runner.facts
         self.phases = Phases()
         self._runner = runner
@@ -65,6 +74,7 @@ class EngineCore:
         self.scheduler = Scheduler(config.scheduler, self._kv_cache)
         self.holds = Holds()
         self._aborted: list[tuple[int, OutputColumns]] = []
+        self._grammars = GrammarQueue(self.scheduler, runner.compile_grammar, wake)
         self._next_seed = UNSEEDED | (config.load.seed % 2**31 << 32)
 
     @property
@@ -81,7 +91,6 @@ class EngineCore:
         *,
         priority: int = 0,
         bad_words: TokenSequences = (),
-        grammar_kind: int = 0,
         grammar: str = "",
     ) -> str | None:
         """Queue a request. Returns why it cannot be served; None if it is queued.
@@ -106,22 +115,21 @@ class EngineCore:
             return f"{most_logprobs:,} logprobs exceed max_logprobs {self.facts.max_logprobs:,}"
         if params.seed is None:
             self._next_seed += 1
-        self.scheduler.add(
-            Request(
-                client,
-                number,
-                prompt_token_ids,
-                params,
-                seed=self._next_seed if params.seed is None else params.seed,
-                max_model_len=most,
-                eos_token_ids=self.facts.eos_token_ids,
-                cache_salt=cache_salt,
-                priority=priority,
-                bad_words=bad_words,
-                grammar_kind=grammar_kind,
-                grammar=grammar,
-            )
+        request = Request(
+            client,
+            number,
+            prompt_token_ids,
+            params,
+            seed=self._next_seed if params.seed is None else params.seed,
+            max_model_len=most,
+            eos_token_ids=self.facts.eos_token_ids,
+            cache_salt=cache_salt,
+            priority=priority,
+            bad_words=bad_words,
         )
+        if grammar:
+            return self._grammars.add(request, grammar)
+        self.scheduler.add(request)
         return None
 
     def abort(self, client: int, numbers: Sequence[int]) -> OutputColumns:
@@ -161,6 +169,7 @@ class EngineCore:
         if self.holds.is_frozen:
             return {}
         began_ns = perf_counter_ns()
+        self._grammars.release_ready()
         plan = self.scheduler.schedule()
         if not plan.num_tokens:
             return {}
@@ -173,6 +182,11 @@ class EngineCore:
         phases.execute_ns += executed_ns - planned_ns
         phases.apply_ns += perf_counter_ns() - executed_ns
         return outputs
+
+    def take_failures(self) -> list[Failure]:
+        """Requests that ended with an error since this was last asked."""
+        failures, self.scheduler.failures = self.scheduler.failures, []
+        return failures
 
     def reset_prefix_cache(self, preempt_running: bool = False) -> bool:
         """Forget every cached prefix. False, and nothing forgotten, while requests run.

@@ -51,7 +51,6 @@ class LocalEngineClient:
                 request.cache_salt,
                 priority=request.priority,
                 bad_words=request.bad_words,
-                grammar_kind=request.grammar_kind,
                 grammar=request.grammar,
             )
         except EnginePausedError as pause:
@@ -70,6 +69,8 @@ class LocalEngineClient:
                 columns.time_ns = monotonic_ns()
                 events += columns.prompt_logprobs
                 events.append(columns)
+            failures = self._core.take_failures()
+            events += [Rejected(failure.number, failure.message) for failure in failures]
             if not events:
                 sleep(min(timeout_s, IDLE_S))
         return events

@@ -166,7 +166,7 @@ class EngineProcess:
         from shmllm.worker.runner import ModelRunner
 
         try:
-            core = EngineCore(config, ModelRunner(config, self._report_loading))
+            core = EngineCore(config, ModelRunner(config, self._report_loading), self._waiter.wake)
         except Exception as problem:
             if isinstance(problem, ShmLLMError):
                 return Failed(str(problem), "")
@@ -283,14 +283,15 @@ class EngineProcess:
         self._report.state(core)
         for place, columns in outputs.items():
             self._publish(place, columns)
+        for failure in core.take_failures():
+            self._reject(failure.client, Rejected(failure.number, failure.message))
         ended_ns = time.perf_counter_ns()
         self._report.publish_ns += ended_ns - stepped_ns
         self._report.step(ended_ns - began_ns)
         return core.scheduler.stats.steps > steps
 
     def _publish(self, place: int, columns: OutputColumns) -> None:
-        session = self._sessions.get(place)
-        if session is None:
+        if (session := self._sessions.get(place)) is None:
             return
         columns.time_ns = time.monotonic_ns()
         for kind, parts in codec.encode_step(columns):
@@ -350,7 +351,6 @@ class EngineProcess:
                     message.cache_salt,
                     priority=message.priority,
                     bad_words=message.bad_words,
-                    grammar_kind=message.grammar_kind,
                     grammar=message.grammar,
                 )
             except EnginePausedError as pause:
@@ -358,7 +358,10 @@ class EngineProcess:
             except Exception as problem:  # one bad request must not end the others
                 refusal = f"{type(problem).__name__}: {problem}"
         if refusal is not None:
-            rejected = Rejected(message.number, refusal, is_retryable)
+            self._reject(session.place, Rejected(message.number, refusal, is_retryable))
+
+    def _reject(self, place: int, rejected: Rejected) -> None:
+        if (session := self._sessions.get(place)) is not None:
             self._send(session, Kind.REJECTED, codec.encode_rejected(rejected))
 
 

@@ -23,6 +23,7 @@ from shmllm.model_files import generation_defaults, resolve_model
 def make_engine_config(
     model: str = "tiny",
     *,
+    tokenizer: str | None = None,
     revision: str | None = None,
     dtype: DType = "auto",
     max_model_len: int | None = None,
@@ -41,8 +42,13 @@ def make_engine_config(
 ) -> EngineConfig:
     """The configuration of an engine from the options of `LLM`; finds the model's files."""
     directory = resolve_model(str(model), revision=revision)
+    tokenizer_directory = None
+    if tokenizer is not None:
+        tokenizer_directory = str(resolve_model(tokenizer, revision=revision).absolute())
     return EngineConfig(
-        load=LoadConfig(str(directory.absolute()), dtype, load_format, seed, max_model_len),
+        load=LoadConfig(
+            str(directory.absolute()), dtype, load_format, seed, max_model_len, tokenizer_directory
+        ),
         cache=CacheConfig(block_size, kv_cache_memory_bytes, enable_prefix_caching),
         scheduler=SchedulerConfig(max_num_seqs, max_num_batched_tokens),
         client=ClientConfig(wait_policy, client_timeout),

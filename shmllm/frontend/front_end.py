@@ -74,7 +74,6 @@ class FrontEnd:
     def start(
         cls,
         config: EngineConfig,
-        tokenizer_directory: Path | None,
         generation_config: str,
         multiprocess: bool,
         startup_timeout: float,
@@ -82,7 +81,7 @@ class FrontEnd:
     ) -> Self:
         """With an engine of its own; see `LLM` for the arguments."""
         directory = Path(config.load.directory)
-        tokenizer_directory = tokenizer_directory or directory
+        tokenizer_directory = Path(config.load.tokenizer_directory or directory)
         defaults = read_model_defaults(directory, generation_config)
         client = start_engine(config, multiprocess, startup_timeout)
         try:

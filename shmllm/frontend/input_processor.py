@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict
 
 from shmllm.config import EngineFacts
 from shmllm.errors import RequestError
-from shmllm.frontend.sampling_checks import SamplingChecks
+from shmllm.frontend.sampling_checks import EngineTerms, SamplingChecks
 from shmllm.frontend.tokenizer import Tokenizer
-from shmllm.sampling_params import SamplingParams, TokenSequences
+from shmllm.sampling_params import SamplingParams
 from shmllm.wire.messages import AddRequest
 
 
@@ -47,14 +47,14 @@ class PreparedRequest:
 
     Attributes:
         prompt: its text, None if only ids were given.
-        bad_words: the tokens of `params.bad_words`.
+        terms: what the engine gets of `params` in other words.
     """
 
     prompt: str | None
     prompt_token_ids: list[int]
     params: SamplingParams
     cache_salt: str = ""
-    bad_words: TokenSequences = ()
+    terms: EngineTerms = field(default_factory=EngineTerms)
 
     def message(self, number: int) -> AddRequest:
         """The request as the engine takes it."""
@@ -63,7 +63,8 @@ class PreparedRequest:
             self.prompt_token_ids,
             self.params,
             self.cache_salt,
-            bad_words=self.bad_words,
+            bad_words=self.terms.bad_words,
+            grammar=self.terms.grammar,
         )
 
     def children(self) -> list[PreparedRequest]:
@@ -180,16 +181,12 @@ class InputProcessor:
         texts = [p.text or "" for p in parsed if p.token_ids is None]
         encoded = iter(self._encode(texts, names, parsed) if texts else ())
         # Most requests of a batch share their parameters; each are checked once.
-        bad_words = {
-            id(own): self._checks.check(own) for own in {id(p): p for p in params}.values()
-        }
+        terms = {id(own): self._checks.check(own) for own in {id(p): p for p in params}.values()}
         requests = []
         for name, item, own in zip(names, parsed, params, strict=True):
             ids = next(encoded) if item.token_ids is None else item.token_ids
             self._check_token_ids(name, ids)
-            requests.append(
-                PreparedRequest(item.text, ids, own, item.cache_salt, bad_words[id(own)])
-            )
+            requests.append(PreparedRequest(item.text, ids, own, item.cache_salt, terms[id(own)]))
         return requests
 
     def _encode(

@@ -21,7 +21,6 @@ from shmllm.frontend.input_processor import Params, PreparedRequest, Prompt, Tok
 from shmllm.frontend.pausing import PauseMode, pause, resume
 from shmllm.frontend.request_state import RequestState
 from shmllm.frontend.streaming import OnError, stream
-from shmllm.model_files import resolve_model
 from shmllm.options import reject_unknown_options
 from shmllm.outputs import RequestOutput
 from shmllm.sampling_params import RequestOutputKind, SamplingParams
@@ -96,6 +95,7 @@ class LLM:
         reject_unknown_options("LLM", unknown, _option_names())
         config = make_engine_config(
             model,
+            tokenizer=tokenizer,
             revision=revision,
             dtype=dtype,
             max_model_len=max_model_len,
@@ -111,11 +111,9 @@ class LLM:
             max_logprobs=max_logprobs,
             logprobs_mode=logprobs_mode,
         )
-        directory = None if tokenizer is None else resolve_model(tokenizer, revision=revision)
         self._use(
             FrontEnd.start(
                 config,
-                directory,
                 generation_config,
                 multiprocess,
                 startup_timeout,

@@ -15,7 +15,7 @@ from shmllm.frontend.request_state import Family, RequestState
 from shmllm.frontend.token_texts import TokenTexts
 from shmllm.frontend.tokenizer import Tokenizer
 from shmllm.logprobs import LogprobColumns, PromptLogprobs
-from shmllm.outputs import FinishReason, OutputColumns
+from shmllm.outputs import OutputColumns
 
 
 class OutputProcessor:
@@ -78,7 +78,7 @@ class OutputProcessor:
             self._next_number, index, request, text, streaming, family, self._token_texts
         )
         state.token_times = [] if time_tokens else None
-        if not params.ignore_eos:
+        if not params.ignore_eos or params.structured_outputs is not None:
             state.silent_stop_ids = self._eos_token_ids
         self._states[state.number] = state
         self._next_number += 1
@@ -103,7 +103,7 @@ class OutputProcessor:
             elif isinstance(event, PromptLogprobs):
                 self._process_prompt(event)
             elif (state := self._states.pop(event.number, None)) is not None:
-                state.finish_reason, state.error = FinishReason.ERROR.text, event.message
+                state.fail(event.message)
                 state.is_retryable = event.is_retryable
                 state.close()
                 changed[state.number] = state

@@ -138,6 +138,13 @@ class RequestState:
                 return not finish
         return False
 
+    def fail(self, message: str) -> None:
+        """Note that the engine could not go on; what it sent until then stays."""
+        self.error = message
+        self.finish_reason = FinishReason.ERROR.text
+        if self.request.params.detokenize:
+            self._decode(FinishReason.ERROR)
+
     def close(self) -> None:
         """Nothing comes any more."""
         self.family.num_open -= 1
@@ -188,12 +195,21 @@ class RequestState:
         params = self.request.params
         end = len(self.token_ids)
         if finish == FinishReason.STOP and not params.include_stop_str_in_output:
-            end -= 1
+            end -= self._ended_by_token()
         may_stop = len(self.token_ids) > params.min_tokens
         self.text.append(self.token_ids[self.num_decoded : end], check_stop=may_stop)
         self.num_decoded = end
         if finish:
             self.text.finish(check_stop=may_stop)
+
+    def _ended_by_token(self) -> bool:
+        """A structured output may also end because nothing can follow its last token."""
+        params, last = self.request.params, self.token_ids[-1]
+        return (
+            params.structured_outputs is None
+            or last in self.silent_stop_ids
+            or last in params.stop_token_ids
+        )
 
     def _completion(self, text: str, token_ids: list[int], begin: int = 0) -> CompletionOutput:
         """

@@ -1,19 +1,34 @@
 """Sampling parameters against the engine and the tokenizer that they are for.
 
 Owns the checks that need a vocabulary or the engine's bounds, and turns bad words into
-tokens. What holds for any engine is checked by SamplingParams itself.
+tokens and constraints into grammars. What holds for any engine is checked by SamplingParams itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from shmllm.config import EngineFacts
 from shmllm.errors import RequestError
+from shmllm.frontend.structured_outputs import grammar_of
 from shmllm.frontend.tokenizer import Tokenizer
+from shmllm.frontend.tokenizer_backend import FAST_FILE
 from shmllm.sampling_params import SamplingParams, TokenSequences
+from shmllm.structured_params import StructuredOutputsParams
 
 WHOLE_VOCABULARY = -1
+
+
+class EngineTerms(NamedTuple):
+    """
+    Attributes:
+        bad_words: the tokens of the bad words.
+        grammar: what the output has to match; empty for anything.
+    """
+
+    bad_words: TokenSequences = ()
+    grammar: str = ""
 
 
 class SamplingChecks:
@@ -28,8 +43,8 @@ class SamplingChecks:
         self._vocab_size = facts.vocab_size
         self._max_logprobs = facts.max_logprobs
 
-    def check(self, params: SamplingParams) -> TokenSequences:
-        """The tokens of the bad words.
+    def check(self, params: SamplingParams) -> EngineTerms:
+        """What the engine gets of the parameters in other words.
 
         Raises:
             RequestError: names the field, its value and the bound.
@@ -39,7 +54,10 @@ class SamplingChecks:
         self._require_known("logit_bias", params.logit_bias or ())
         self._require_few("logprobs", params.logprobs)
         self._require_few("prompt_logprobs", params.prompt_logprobs)
-        return self._bad_words(params.bad_words) if params.bad_words else ()
+        return EngineTerms(
+            self._bad_words(params.bad_words) if params.bad_words else (),
+            self._grammar(params.structured_outputs) if params.structured_outputs else "",
+        )
 
     def _require_known(self, name: str, token_ids: Iterable[int]) -> None:
         highest = max(token_ids, default=0)
@@ -71,6 +89,15 @@ class SamplingChecks:
             if len(behind_blank) == len(bare) and behind_blank[0] != bare[0]:
                 sequences.append(behind_blank)
         return tuple(dict.fromkeys(sequences))
+
+    def _grammar(self, params: StructuredOutputsParams) -> str:
+        if self._tokenizer.file is None:
+            raise RequestError(
+                f"structured_outputs need the model's {FAST_FILE}, and this model has none: "
+                "save it with AutoTokenizer.from_pretrained(MODEL).save_pretrained(MODEL), if "
+                "transformers can"
+            )
+        return grammar_of(params)
 
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from shmllm.errors import RequestError
-from shmllm.frontend.tokenizer_backend import TokenizerBackend, load_backend
+from shmllm.frontend.tokenizer_backend import FAST_FILE, TokenizerBackend, load_backend
 
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -89,6 +89,12 @@ class Tokenizer:
         self.special_token_ids = backend.special_ids
         self.eos_token_id = self._named_id("eos_token")
         self.bos_token_id = self._named_id("bos_token")
+
+    @property
+    def file(self) -> Path | None:
+        """Its tokenizer.json, which holding outputs to a grammar needs; None without one."""
+        file = self._directory / FAST_FILE if self._directory is not None else None
+        return file if file is not None and file.is_file() else None
 
     @classmethod
     def from_directory(cls, path: Path) -> Tokenizer:

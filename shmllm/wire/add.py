@@ -23,9 +23,8 @@ from shmllm.sampling_params import (
 from shmllm.wire.messages import AddRequest
 from shmllm.wire.sections import Parts, Sections, column
 
-# number, priority, bytes of the parameters, prompt tokens, salt bytes, grammar kind,
-# grammar bytes
-ADD_HEADER = Struct("<qiIIIII")
+# number, priority, bytes of the parameters, prompt tokens, salt bytes, grammar bytes
+ADD_HEADER = Struct("<qiIIII")
 # seed, temperature, top_p, min_p, presence, frequency, repetition, top_k, max_tokens,
 # min_tokens, flags, logprobs, prompt_logprobs, repetition detection (longest, shortest,
 # count), stop ids, biases, allowed ids, bad words, ids of bad words
@@ -64,7 +63,6 @@ def encode_add(message: AddRequest) -> Parts:
         len(fixed) + len(sections),
         len(message.prompt_token_ids),
         len(salt),
-        message.grammar_kind,
         len(grammar),
     )
     return (header, fixed, sections, column("i", message.prompt_token_ids), salt, grammar)
@@ -109,8 +107,8 @@ def _encode_params(
 
 
 def decode_add(record: memoryview) -> AddRequest:
-    number, priority, params_bytes, num_tokens, salt_bytes, grammar_kind, grammar_bytes = (
-        ADD_HEADER.unpack_from(record)
+    number, priority, params_bytes, num_tokens, salt_bytes, grammar_bytes = ADD_HEADER.unpack_from(
+        record
     )
     sections = Sections(record, ADD_HEADER.size)
     params, bad_words = _decode_params(sections.take_bytes(params_bytes))
@@ -118,7 +116,7 @@ def decode_add(record: memoryview) -> AddRequest:
     salt = sections.text(salt_bytes) if salt_bytes else ""
     grammar = sections.text(grammar_bytes) if grammar_bytes else ""
     sections.end()
-    return AddRequest(number, prompt, params, salt, priority, bad_words, grammar_kind, grammar)
+    return AddRequest(number, prompt, params, salt, priority, bad_words, grammar)
 
 
 @lru_cache(maxsize=64)

@@ -84,8 +84,7 @@ class AddRequest:
     Attributes:
         priority: lower goes first, where the scheduler looks at it.
         bad_words: the tokens of `params.bad_words`, which the front end knows.
-        grammar_kind: how `grammar` is written.
-        grammar: what the output has to match, in the engine's terms; empty for none.
+        grammar: what the output has to match, as llguidance reads it; empty for none.
     """
 
     number: int
@@ -94,7 +93,6 @@ class AddRequest:
     cache_salt: str = ""
     priority: int = 0
     bad_words: TokenSequences = ()
-    grammar_kind: int = 0
     grammar: str = ""
 
 

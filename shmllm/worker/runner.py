@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from shmllm.config import UNLIMITED_LOGPROBS, EngineConfig, EngineFacts, LoadConfig
-from shmllm.core.plan import PromptScores, StepPlan, StepResult
+from shmllm.core.plan import Constraint, PromptScores, StepPlan, StepResult
 from shmllm.errors import EngineStartError
 from shmllm.logprobs import TokenLogprobs
 from shmllm.models.config import ModelConfig
@@ -21,9 +22,11 @@ from shmllm.models.weights import load_dummy_weights, load_weights
 from shmllm.worker.arena import Arena, CountingAllocator
 from shmllm.worker.attention import PagedAttention
 from shmllm.worker.batch import InputBatch, StepInputs
+from shmllm.worker.grammar import GrammarCompiler
 from shmllm.worker.memory import check_weights_fit, size_kv_cache
 from shmllm.worker.sampler import Sampler
 from shmllm.worker.scoring import score_in_pieces
+from shmllm.worker.token_masks import TokenMasks
 
 Progress = Callable[[int, int], None]
 
@@ -88,6 +91,9 @@ class ModelRunner:
             rows, size.max_model_len, config.cache.block_size, self._vocab_size
         )
         self._attention = PagedAttention(model_config, cache)
+        directory = Path(config.load.tokenizer_directory or config.load.directory)
+        self._grammars = GrammarCompiler(directory, model_config.eos_token_ids)
+        self._masks = TokenMasks(self._grammars, rows, self._vocab_size)
         self._sampler = Sampler(self._batch, config.logprobs.mode)
         self._scores_probabilities = config.logprobs.mode.endswith("logprobs")
         most = config.logprobs.max_logprobs
@@ -119,6 +125,7 @@ class ModelRunner:
         self._batch.update(plan)
         inputs = self._batch.inputs(plan)
         self._attention.begin_step(inputs, self._batch)
+        masks = self._masks.begin(plan.constraints)
         hidden = self._model.forward(
             torch.from_numpy(inputs.token_ids),
             torch.from_numpy(inputs.positions),
@@ -130,10 +137,15 @@ class ModelRunner:
         if len(inputs.sample_tokens) < len(inputs.token_ids):
             hidden = hidden.index_select(0, torch.from_numpy(inputs.sample_tokens))
         logits = self._model.compute_logits(hidden)
+        masks.apply(logits)
         positions = inputs.positions[inputs.sample_tokens] + 1
         sampled = self._sampler(logits, inputs.sample_rows, positions)
         self._batch.append(inputs, sampled.token_ids)
         return StepResult(sampled.token_ids.tolist(), sampled.logprobs, prompt_logprobs)
+
+    def compile_grammar(self, text: str) -> Future[Callable[[], Constraint]]:
+        """What begins an output under this grammar, at once or later."""
+        return self._grammars.compile(text)
 
     def _score_prompt(
         self, hidden: torch.Tensor, inputs: StepInputs, scores: PromptScores

@@ -99,6 +99,16 @@ def test_async_llm_cancels_aborts_and_pauses(tmp_path: Path) -> None:
     assert int(re.findall(r"characters after it: (\d+)", out)[0]) > 0
 
 
+def test_structured_outputs_match(tmp_path: Path) -> None:
+    out = run_example("structured_outputs.py", tmp_path)
+    person, date, choice, total, age, refusal = out.splitlines()
+    assert all(line.endswith(" stop") for line in (person, date, choice, total))
+    assert json.loads(person.removeprefix("json").removesuffix("stop"))["age"] == int(age)
+    assert re.fullmatch(r"regex +\d{4}-\d\d-\d\d stop", date)
+    assert choice.split()[1] in ("positive", "negative", "neutral")
+    assert "uniqueItems" in refusal
+
+
 def test_every_example_is_tested_here() -> None:
     source = Path(__file__).read_text(encoding="utf-8")
     assert EXAMPLES

@@ -57,8 +57,9 @@ RULES = {
     "shmllm.core": Rule("errors config sampling_params outputs logprobs"),
     "shmllm.models": Rule("errors shmllm_kernels", packages="torch safetensors numpy"),
     "shmllm.worker": Rule(
-        "errors config sampling_params logprobs models core.plan shmllm_kernels",
+        "errors config sampling_params outputs logprobs models core.plan shmllm_kernels",
         packages="torch numpy triton",
+        lazy_packages="llguidance",
     ),
     "shmllm.engine": Rule(),
     "shmllm.engine.launch": Rule("errors config ipc"),
@@ -82,11 +83,11 @@ RULES = {
     ),
     # `wire.messages` holds the dataclasses that EngineClient takes; bytes stay behind it.
     "shmllm.frontend": Rule(
-        "errors config options outputs sampling_params logprobs logprob_lists model_files "
-        "engine.client engine.private wire.messages",
+        "errors config options outputs sampling_params structured_params logprobs logprob_lists "
+        "model_files engine.client engine.private wire.messages",
         lazy="engine.local engine.attached",
         packages="numpy tokenizers",
-        lazy_packages="jinja2 rich transformers",
+        lazy_packages="jinja2 llguidance rich transformers",
     ),
     "shmllm.frontend.template_environment": Rule(packages="jinja2"),
     # Files and formats: over anything that makes outputs of requests.

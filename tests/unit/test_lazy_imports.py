@@ -66,10 +66,14 @@ def test_the_public_classes_import_nothing_heavy() -> None:
 def test_a_whole_generation_imports_nothing_heavy() -> None:
     found = imported_by(
         """
-from shmllm import LLM, SamplingParams
+from shmllm import LLM, SamplingParams, StructuredOutputsParams
 with LLM("tiny") as llm:
     (output,) = llm.generate("import os", SamplingParams(max_tokens=3), use_tqdm=True)
     assert len(output.outputs[0].token_ids) == 3
+    import sys
+    assert "llguidance" not in sys.modules
+    constraint = StructuredOutputsParams(choice=["yes", "no"])
+    llm.generate("x", SamplingParams(structured_outputs=constraint), use_tqdm=False)
     llm.chat([{"role": "user", "content": "x"}], SamplingParams(max_tokens=1))
 """
     )

@@ -8,7 +8,10 @@ from fakes import facts
 
 from shmllm.errors import RequestError
 from shmllm.frontend.input_processor import InputProcessor, as_list, match_params
+from shmllm.frontend.tokenizer import Tokenizer
+from shmllm.model_files import resolve_model
 from shmllm.sampling_params import SamplingParams
+from shmllm.structured_params import StructuredOutputsParams
 
 VOCAB_SIZE = 600
 MAX_MODEL_LEN = 32
@@ -236,3 +239,20 @@ def test_parameters_changed_after_they_were_made_are_checked(several):
     params.top_p = 5
     with pytest.raises(RequestError, match="top_p"):
         match_params([params] if several else params, 1, DEFAULT)
+
+
+def test_a_constraint_goes_to_the_engine_as_a_grammar():
+    tokenizer = Tokenizer.from_directory(resolve_model("tiny"))
+    processor = InputProcessor(tokenizer, facts(vocab_size=4096))
+    constraint = StructuredOutputsParams(choice=["a", "b"])
+    (request,) = prepare(processor, [1, 2], structured_outputs=constraint)
+    assert request.message(3).grammar == 'start: "a" | "b"'
+    (free,) = prepare(processor, [1, 2])
+    assert free.message(4).grammar == ""
+    with pytest.raises(RequestError, match="unclosed group"):
+        prepare(processor, [1, 2], structured_outputs=StructuredOutputsParams(regex="("))
+
+
+def test_a_constraint_needs_a_tokenizer_file(processor):
+    with pytest.raises(RequestError, match=r"structured_outputs need the model's tokenizer\.json"):
+        prepare(processor, [1], structured_outputs=StructuredOutputsParams(regex="a"))

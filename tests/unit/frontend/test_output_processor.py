@@ -12,6 +12,7 @@ from shmllm.frontend.output_processor import OutputProcessor
 from shmllm.logprobs import Logprob, LogprobColumns, PromptLogprobs
 from shmllm.outputs import FinishReason, OutputColumns
 from shmllm.sampling_params import RequestOutputKind, SamplingParams
+from shmllm.structured_params import StructuredOutputsParams
 from shmllm.wire.messages import Rejected
 
 STOP, LENGTH, ABORT = FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT
@@ -93,6 +94,33 @@ def test_rows_of_one_step_go_to_their_requests(processor):
     )
     assert (first.token_ids, second.token_ids) == ([8, 9, 10], [7])
     assert {state.index for state in changed} == {0, 1}
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_structured_output_ends_with_a_token_that_is_part_of_it(tokenizer, end_id, streaming):
+    constraint = StructuredOutputsParams(choice=["dog"])
+    ids = tokenizer.encode("dog")
+    processor = OutputProcessor(tokenizer, [end_id])
+    by_grammar, by_end, by_stop_id = (
+        add(processor, structured_outputs=constraint, streaming=streaming, **options)
+        for options in ({}, {"ignore_eos": True}, {"stop_token_ids": [7]})
+    )
+    feed(processor, by_grammar, ids, STOP)
+    feed(processor, by_end, [*ids, end_id], STOP)
+    feed(processor, by_stop_id, [*ids, 7], STOP)
+    assert ending(by_grammar) == ("dog", "stop", None)
+    assert ending(by_end) == ("dog", "stop", None)
+    assert ending(by_stop_id) == ("dog", "stop", 7)
+
+
+def test_an_error_keeps_what_came_before_it(processor, tokenizer):
+    state = add(processor)
+    ids = tokenizer.encode("dog and")
+    feed(processor, state, ids)
+    processor.process([Rejected(state.number, "cannot go on")])
+    assert ending(state) == ("dog and", "error", None)
+    assert state.output().error == "cannot go on"
+    assert completion(state).token_ids == ids
 
 
 def test_the_end_of_sequence_token_is_in_the_ids_and_not_in_the_text(processor, tokenizer, end_id):

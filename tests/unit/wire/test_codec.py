@@ -171,7 +171,6 @@ MESSAGES = {
             text,
             int32,
             bad_words,
-            uint32,
             text,
         ),
     ),

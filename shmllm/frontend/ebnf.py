@@ -1,0 +1,263 @@
+"""Context-free grammars: EBNF as people write it, turned into the library's Lark dialect.
+
+    root ::= "x = " number (" + " number)*      # alternatives: |   groups: ( )
+    number ::= [0-9]+ | "0x" [0-9a-f]{1,8}      # repeated: * + ? {n} {n,} {n,m}
+
+Rules that refer to no rule in circles become terminals, which are matched as regular
+expressions: faster, and exact. Knows nothing of requests or tokenizers.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from shmllm.errors import RequestError
+
+ROOT = "root"
+MAX_RULES = 2_000
+"""The library descends once for each rule that refers to the next, and dies of a few thousand."""
+MAX_DEPTH = 100
+
+_TOKEN = re.compile(
+    r"""(?P<blank>[ \t\r\n]+|\#[^\n]*)
+      | (?P<head>[A-Za-z_][A-Za-z0-9_-]*)[ \t\r\n]*::=
+      | (?P<name>[A-Za-z_][A-Za-z0-9_-]*)
+      | (?P<text>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')
+      | (?P<set>\[\^?(?:[^\]\\\n]|\\.)+\])
+      | (?P<repeat>[*+?]|\{[ ]*\d+[ ]*(?:,[ ]*\d*[ ]*)?\})
+      | (?P<any>\.)
+      | (?P<open>\()
+      | (?P<close>\))
+      | (?P<bar>\|)""",
+    re.VERBOSE,
+)
+_ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
+_NAMED_ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
+_IS_LARK = re.compile(r"(?m)^\s*[?!]?start\b[^:\n]*:(?!:=)")
+_LARK_RULE = re.compile(r"(?m)^\s*[?!]?[A-Za-z_]\w*\b[^:\n]*:")
+
+
+def to_lark(source: str) -> str:
+    """The grammar as Lark text; Lark text itself (it has a rule `start:`) is passed through.
+
+    Raises:
+        RequestError: what is wrong with it, and in which line.
+    """
+    if "::=" not in source and _IS_LARK.search(source):
+        return _checked_lark(source)
+    rules = _parse(source)
+    if ROOT not in rules:
+        raise _error(f'has no rule {ROOT!r}; it begins with one, as in {ROOT} ::= "a" | "b"')
+    if len(rules) > MAX_RULES:
+        raise _error(f"has {len(rules):,} rules; at most {MAX_RULES:,} are possible")
+    for rule in rules.values():
+        for name, line in rule.references:
+            if name not in rules:
+                raise _error(f"line {line}: there is no rule {name!r}")
+    names = _lark_names(rules)
+    lines = [f"start: {names[ROOT]}"]
+    for name, rule in rules.items():
+        parts = [names[part.name] if isinstance(part, _Reference) else part for part in rule.parts]
+        lines.append(f"{names[name]}: {' '.join(parts)}")
+    return "\n".join(lines) + "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class _Reference:
+    name: str
+
+
+@dataclass(slots=True)
+class _Rule:
+    """A rule while it is read: its Lark text in pieces."""
+
+    parts: list[str | _Reference] = field(default_factory=list)
+    references: list[tuple[str, int]] = field(default_factory=list)
+    depth: int = 0
+    is_empty: bool = True
+    may_repeat: bool = False
+
+    def add(self, part: str | _Reference) -> None:
+        self.parts.append(part)
+        self.is_empty, self.may_repeat = False, True
+
+    def open(self) -> None:
+        self.parts.append("(")
+        self.depth += 1
+        self.is_empty, self.may_repeat = True, False
+
+    def end_alternative(self) -> None:
+        """`a |` and `()` allow nothing at all, which Lark spells as an empty string."""
+        if self.is_empty:
+            self.add('""')
+
+    def close(self) -> None:
+        self.end_alternative()
+        self.depth -= 1
+        self.add(")")
+
+    def bar(self) -> None:
+        self.end_alternative()
+        self.parts.append("|")
+        self.is_empty, self.may_repeat = True, False
+
+    def repeat(self, count: str) -> None:
+        self.parts.append(count)
+        self.may_repeat = False
+
+
+def _error(message: str) -> RequestError:
+    return RequestError(f"structured_outputs.grammar {message}")
+
+
+def _checked_lark(source: str) -> str:
+    if re.search(r"%json\b", source):
+        raise _error("holds %json; ask for JSON with structured_outputs.json, which is checked")
+    if len(_LARK_RULE.findall(source)) > MAX_RULES:
+        raise _error(f"has more than {MAX_RULES:,} rules")
+    return source
+
+
+def _parse(source: str) -> dict[str, _Rule]:
+    rules: dict[str, _Rule] = {}
+    rule: _Rule | None = None
+    line = 1
+    position = 0
+    while position < len(source):
+        match = _TOKEN.match(source, position)
+        if match is None:
+            raise _error(f"line {line}: cannot read {source[position : position + 20]!r}")
+        position = match.end()
+        kind, text = match.lastgroup or "", match.group()
+        if kind == "head":
+            name = match.group("head")
+            if rule is not None:
+                _finish(rule, line)
+            if name in rules:
+                raise _error(f"line {line}: rule {name!r} is there twice")
+            rule = rules[name] = _Rule()
+        elif kind != "blank":
+            if rule is None:
+                raise _error(f"line {line}: expected a rule like {ROOT} ::= ..., got {text!r}")
+            _take(rule, kind, text, line)
+        line += text.count("\n")
+    if rule is not None:
+        _finish(rule, line)
+    return rules
+
+
+def _finish(rule: _Rule, line: int) -> None:
+    if rule.depth:
+        raise _error(f"line {line}: {rule.depth} '(' without ')'")
+    rule.end_alternative()
+
+
+def _take(rule: _Rule, kind: str, text: str, line: int) -> None:
+    match kind:
+        case "open":
+            if rule.depth == MAX_DEPTH:
+                raise _error(f"line {line}: more than {MAX_DEPTH} '(' inside each other")
+            rule.open()
+        case "close":
+            if not rule.depth:
+                raise _error(f"line {line}: ')' without '('")
+            rule.close()
+        case "bar":
+            rule.bar()
+        case "repeat":
+            if not rule.may_repeat:
+                raise _error(f"line {line}: {text!r} repeats nothing")
+            rule.repeat(_count(text, line))
+        case "name":
+            rule.add(_Reference(text))
+            rule.references.append((text, line))
+        case _:
+            rule.add(_SPELLINGS[kind](text, line))
+
+
+def _count(text: str, line: int) -> str:
+    low, _, high = text.strip("{}").replace(" ", "").partition(",")
+    if high and int(high) < int(low):
+        raise _error(f"line {line}: {text} asks for at least {low} and at most {high}")
+    return text.replace(" ", "")
+
+
+def _literal(text: str, line: int) -> str:
+    return json.dumps("".join(character for character, _ in _characters(text[1:-1], line)))
+
+
+def _characters(text: str, line: int) -> list[tuple[str, bool]]:
+    """Each character, and whether it was escaped."""
+    found = []
+    position = 0
+    while position < len(text):
+        if text[position] != "\\":
+            found.append((text[position], False))
+            position += 1
+            continue
+        match = _ESCAPE.match(text, position)
+        assert match is not None  # the tokens end in no backslash
+        found.append((_escaped(match, line), True))
+        position = match.end()
+    return found
+
+
+def _escaped(match: re.Match[str], line: int) -> str:
+    digits = match.group(1) or match.group(2) or match.group(3)
+    if digits is None:
+        character = match.group(4)
+        if character.isalnum() and character not in _NAMED_ESCAPES:
+            raise _error(f"line {line}: unknown escape \\{character}")
+        return _NAMED_ESCAPES.get(character, character)
+    code = int(digits, 16)
+    if code > 0x10FFFF or 0xD800 <= code < 0xE000:
+        raise _error(f"line {line}: {match.group()} is no character")
+    return chr(code)
+
+
+def _set(text: str, line: int) -> str:
+    inner = text[1:-1]
+    negated = inner[0] == "^"
+    characters = _characters(inner[negated:], line)
+    if not characters:
+        raise _error(f"line {line}: {text} is an empty set")
+    spelled, position = "", 0
+    while position < len(characters):
+        low = high = characters[position][0]
+        if characters[position + 1 : position + 2] == [("-", False)] and position + 2 < len(
+            characters
+        ):
+            high = characters[position + 2][0]
+            position += 2
+        position += 1
+        if high < low:
+            raise _error(f"line {line}: {text} has a range that runs backwards")
+        spelled += rf"\x{{{ord(low):X}}}-\x{{{ord(high):X}}}"
+    return f"/[{'^' * negated}{spelled}]/"
+
+
+_SPELLINGS: dict[str, Callable[[str, int], str]] = {
+    "text": _literal,
+    "set": _set,
+    "any": lambda text, line: r"/[\x{0}-\x{10FFFF}]/",
+}
+
+
+def _lark_names(rules: dict[str, _Rule]) -> dict[str, str]:
+    """Terminals are upper case in Lark, rules lower case. A terminal refers to none but
+    terminals, in no circles: found from those that refer to nothing upwards."""
+    referrers: dict[str, list[str]] = {name: [] for name in rules}
+    missing = {name: len(rule.references) for name, rule in rules.items()}
+    for name, rule in rules.items():
+        for other, _ in rule.references:
+            referrers[other].append(name)
+    terminals = [name for name, count in missing.items() if not count]
+    for name in terminals:  # grows as it goes
+        for referrer in referrers[name]:
+            missing[referrer] -= 1
+            if not missing[referrer]:
+                terminals.append(referrer)
+    return {name: f"r{i}" if missing[name] else f"T{i}" for i, name in enumerate(rules)}

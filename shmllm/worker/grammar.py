@@ -1,0 +1,119 @@
+"""Holds outputs to grammars: compiles them, and follows the tokens that were sampled.
+
+Grammars arrive as text that the front end checked. Each is compiled once, in a thread of
+its own; a request gets a copy and keeps it until it ends, preempted or not. Knows neither
+requests nor logits.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from shmllm.core.plan import Constraint
+from shmllm.errors import RequestError
+from shmllm.outputs import FinishReason
+from shmllm.worker.background import Background
+
+TOKENIZER_FILE = "tokenizer.json"
+MAX_COMPILED = 128
+DOES_NOT_FIT = "doesn't satisfy the grammar"
+STACK_BYTES = 128 * 2**20
+"""The library descends into nested grammars."""
+
+
+class GrammarMatcher:
+    """One request's place in its grammar.
+
+    Attributes:
+        matcher: the library's.
+        error: why the request cannot go on; empty if it can.
+    """
+
+    __slots__ = ("error", "matcher")
+
+    def __init__(self, matcher: Any) -> None:
+        self.matcher = matcher
+        self.error = ""
+
+    def take(self, token_id: int) -> FinishReason:
+        """Follow one sampled token. STOP: nothing may follow it. ERROR: see `error`."""
+        matcher = self.matcher
+        if matcher.consume_token(token_id):
+            return FinishReason.STOP if matcher.is_stopped() else FinishReason.NONE
+        problem = _first_line(matcher.get_error())
+        if DOES_NOT_FIT in problem:
+            problem = (
+                "the other parameters (allowed_token_ids, bad_words, logit_bias, min_tokens) "
+                "leave no token that the grammar allows"
+            )
+        self.error = f"the structured output cannot go on: {problem}"
+        return FinishReason.ERROR
+
+
+def _first_line(message: str) -> str:
+    return message.split("\n", 1)[0]
+
+
+class GrammarCompiler:
+    """
+    Args:
+        directory: of the tokenizer, which is read when the first grammar comes.
+        eos_token_ids: the model's; allowed where an output may end.
+
+    Attributes:
+        vocab_size: the tokenizer's; 0 until it was read.
+        num_compiled: grammars compiled so far.
+    """
+
+    def __init__(self, directory: Path, eos_token_ids: Sequence[int]) -> None:
+        self._path = directory / TOKENIZER_FILE
+        self._eos_token_ids = list(eos_token_ids)
+        self._tokenizer: Any = None
+        self._thread = Background("shmllm-grammars", STACK_BYTES)
+        self._compiled: OrderedDict[str, Future[Callable[[], Constraint]]] = OrderedDict()
+        self.vocab_size = 0
+        self.num_compiled = 0
+
+    def compile(self, text: str) -> Future[Callable[[], Constraint]]:
+        """What begins a new output under this grammar, at once or later; the future's
+        exception says why there is none."""
+        future = self._compiled.get(text)
+        if future is None:
+            future = self._compiled[text] = self._thread.submit(lambda: self._compile(text))
+            if len(self._compiled) > MAX_COMPILED:
+                self._compiled.popitem(last=False)
+        self._compiled.move_to_end(text)
+        return future
+
+    def _compile(self, text: str) -> Callable[[], Constraint]:
+        from llguidance import LLMatcher, LLParserLimits
+
+        if self._tokenizer is None:
+            self._tokenizer = self._load_tokenizer()
+            self.vocab_size = self._tokenizer.vocab_size
+        limits = LLParserLimits(verbose_errors=False)
+        matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=limits)
+        self.num_compiled += 1
+        if matcher.is_error():
+            problem = _first_line(matcher.get_error())
+            raise RequestError(f"structured_outputs cannot be compiled: {problem}")
+        return lambda: GrammarMatcher(matcher.deep_copy())
+
+    def _load_tokenizer(self) -> Any:
+        """With the library's own lock on the interpreter: nothing else runs meanwhile."""
+        from llguidance import LLTokenizer
+
+        if not self._path.is_file():
+            raise RequestError(
+                f"structured_outputs need a {TOKENIZER_FILE}, and {self._path} is not there"
+            )
+        try:
+            return LLTokenizer(str(self._path), eos_token=self._eos_token_ids or None)
+        except Exception as error:
+            raise RequestError(
+                f"structured_outputs cannot use {self._path}: {_first_line(str(error))}"
+            ) from error

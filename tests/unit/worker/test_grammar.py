@@ -1,0 +1,343 @@
+"""Compiling grammars, masking by them, following them: with a model that is noise."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import tokenizers
+import torch
+
+import shmllm
+from shmllm.core.plan import Constraint
+from shmllm.errors import RequestError
+from shmllm.frontend.structured_outputs import grammar_of
+from shmllm.outputs import FinishReason
+from shmllm.structured_params import StructuredOutputsParams
+from shmllm.worker import grammar as grammar_module
+from shmllm.worker.background import Background
+from shmllm.worker.grammar import GrammarCompiler
+from shmllm.worker.token_masks import TokenMasks
+
+TINY = Path(shmllm.__file__).parent / "assets" / "tiny"
+EOS = 0
+TOKENIZER_SIZE = 4096
+VOCAB_SIZE = TOKENIZER_SIZE + 4  # padded, and no multiple of 32
+NUM_SEEDS = 200
+MAX_STEPS = 400
+
+TOKENIZER = tokenizers.Tokenizer.from_file(str(TINY / "tokenizer.json"))
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "age": {"type": "integer", "minimum": 0, "maximum": 130},
+        "tags": {"type": "array", "items": {"enum": ["a", "b", 3, None]}, "maxItems": 2},
+        "home": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/place"}]},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+    "$defs": {
+        "place": {
+            "type": "object",
+            "properties": {"street": {"type": "string", "pattern": "^[A-Z][a-z]{1,5}$"}},
+            "required": ["street"],
+            "additionalProperties": False,
+        }
+    },
+}
+
+
+def is_person(text: str) -> bool:
+    person = json.loads(text)
+    assert {"name", "age"} <= person.keys() <= PERSON["properties"].keys()
+    home = person.get("home")
+    return (
+        isinstance(person["name"], str)
+        and len(person["name"]) <= 6
+        and type(person["age"]) is int
+        and 0 <= person["age"] <= 130
+        and len(person.get("tags", [])) <= 2
+        and all(tag in ("a", "b", 3, None) for tag in person.get("tags", []))
+        and (home is None or re.fullmatch("[A-Z][a-z]{1,5}", home["street"]) is not None)
+    )
+
+
+def balanced(text: str) -> bool:
+    depth = 0
+    for character in text:
+        depth += {"(": 1, ")": -1}.get(character, 0)
+        assert depth >= 0
+    return depth == 0 and re.fullmatch(r"\(*x\)*", text) is not None
+
+
+CHOICES = ["yes", "yes!", "no", 'a "quoted" one', "tab\tand\nline", "naïve 😀", "/x/ \\ %json"]
+NUMBER = r"-?(0|[1-9]\d{0,3})(\.[0-9]{1,2})?"
+ARITHMETIC = r"""
+root ::= sum ";"            # one line
+sum ::= term (" " [+-] " " term){0,3}
+term ::= [0-9]{1,2} | "pi" | 'e'
+"""
+
+CASES: dict[str, tuple[StructuredOutputsParams, Callable[[str], Any]]] = {
+    "json schema": (
+        StructuredOutputsParams(json=PERSON, disable_any_whitespace=True),
+        is_person,
+    ),
+    "json schema as text": (
+        StructuredOutputsParams(
+            json=json.dumps({"enum": [1, "two", {"three": [3]}]}), disable_any_whitespace=True
+        ),
+        lambda text: json.loads(text) in [1, "two", {"three": [3]}],
+    ),
+    "json object": (
+        StructuredOutputsParams(json_object=True, whitespace_pattern=" ?"),
+        lambda text: isinstance(json.loads(text), dict),
+    ),
+    "regex": (
+        StructuredOutputsParams(regex=NUMBER),
+        lambda text: re.fullmatch(NUMBER, text),
+    ),
+    "regex of any bytes": (
+        StructuredOutputsParams(regex=r"[^a-z]{3,9}é"),
+        lambda text: re.fullmatch(r"[^a-z]{3,9}é", text),
+    ),
+    "choice": (StructuredOutputsParams(choice=CHOICES), CHOICES.__contains__),
+    "regular grammar": (
+        StructuredOutputsParams(grammar=ARITHMETIC),
+        lambda text: re.fullmatch(r"(\d{1,2}|pi|e)( [+-] (\d{1,2}|pi|e)){0,3};", text),
+    ),
+    "recursive grammar": (
+        StructuredOutputsParams(grammar='root ::= "(" root ")" | "x"'),
+        balanced,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def compiler() -> GrammarCompiler:
+    return GrammarCompiler(TINY, [EOS])
+
+
+def begin(compiler: GrammarCompiler, **fields: Any) -> Constraint:
+    return compiler.compile(grammar_of(StructuredOutputsParams(**fields))).result()()
+
+
+def ending_bias() -> torch.Tensor:
+    """Ends strings and objects, so that noise comes to an end."""
+    bias = torch.zeros(VOCAB_SIZE)
+    for text in ('"', '"}', "}", ")"):
+        token_id = TOKENIZER.token_to_id(text)
+        if token_id is not None:
+            bias[token_id] = 3.0
+    return bias
+
+
+def outputs_of_noise(
+    compiler: GrammarCompiler, params: StructuredOutputsParams, num: int
+) -> list[tuple[list[int], FinishReason]]:
+    """Each seed's tokens and ending, all in one batch; NONE if MAX_STEPS were not enough."""
+    start = compiler.compile(grammar_of(params)).result()
+    masks = TokenMasks(compiler, num, VOCAB_SIZE)
+    generators = [torch.Generator().manual_seed(seed) for seed in range(num)]
+    constraints = [start() for _ in range(num)]
+    tokens: list[list[int]] = [[] for _ in range(num)]
+    endings = [FinishReason.NONE] * num
+    bias = ending_bias()
+    for step in range(MAX_STEPS):
+        running = [row for row in range(num) if not endings[row]]
+        if not running:
+            break
+        pending = masks.begin([(i, constraints[row]) for i, row in enumerate(running)])
+        logits = torch.stack([torch.randn(VOCAB_SIZE, generator=generators[r]) for r in running])
+        logits += bias * step / 10
+        pending.apply(logits)
+        for row, token_id in zip(running, logits.argmax(dim=1).tolist(), strict=True):
+            tokens[row].append(token_id)
+            endings[row] = constraints[row].take(token_id)
+            assert endings[row] is not FinishReason.ERROR, constraints[row].error
+    return list(zip(tokens, endings, strict=True))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_whatever_the_model_wants_its_output_matches(case: str, compiler: GrammarCompiler) -> None:
+    params, matches = CASES[case]
+    outputs = outputs_of_noise(compiler, params, NUM_SEEDS)
+    texts = set()
+    for tokens, ending in outputs:
+        assert max(tokens) < TOKENIZER_SIZE
+        if ending is FinishReason.STOP:
+            assert EOS not in tokens[:-1]
+            texts.add(TOKENIZER.decode(tokens, skip_special_tokens=True))
+    assert all(ending is FinishReason.STOP for _, ending in outputs)
+    assert [text for text in texts if not matches(text)] == []
+    assert len(texts) >= 3
+
+
+def test_every_choice_is_possible(compiler: GrammarCompiler) -> None:
+    outputs = outputs_of_noise(compiler, StructuredOutputsParams(choice=CHOICES), NUM_SEEDS)
+    assert {TOKENIZER.decode(tokens) for tokens, _ in outputs} == set(CHOICES)
+
+
+def mask_of(compiler: GrammarCompiler, constraint: Constraint) -> set[int]:
+    logits = torch.zeros(1, VOCAB_SIZE)
+    TokenMasks(compiler, 4, VOCAB_SIZE).begin([(0, constraint)]).apply(logits)
+    assert set(logits.unique().tolist()) <= {0.0, -torch.inf}
+    return set(torch.nonzero(logits[0] == 0).flatten().tolist())
+
+
+def id_of(text: str) -> int:
+    (token_id,) = TOKENIZER.encode(text).ids
+    return token_id
+
+
+def test_a_mask_is_what_the_grammar_allows_and_nothing_else(compiler: GrammarCompiler) -> None:
+    allowed = mask_of(compiler, begin(compiler, regex="[ab]+c"))
+    texts = {TOKENIZER.decode([token_id]) for token_id in allowed}
+    vocabulary = {TOKENIZER.decode([i]) for i in range(3, TOKENIZER_SIZE)}
+    assert texts == {t for t in vocabulary if re.fullmatch("[ab]+c?", t)}
+
+
+def test_the_end_is_allowed_exactly_where_the_grammar_accepts(compiler: GrammarCompiler) -> None:
+    constraint = begin(compiler, regex="a+")
+    assert EOS not in mask_of(compiler, constraint)
+    assert constraint.take(id_of("a")) is FinishReason.NONE
+    assert EOS in mask_of(compiler, constraint)
+    assert constraint.take(EOS) is FinishReason.STOP
+
+
+def test_it_ends_with_the_last_token_that_fits(compiler: GrammarCompiler) -> None:
+    constraint = begin(compiler, choice=["a", "b"])
+    assert constraint.take(id_of("a")) is FinishReason.STOP
+
+
+def test_each_of_several_end_tokens_ends_it() -> None:
+    several = GrammarCompiler(TINY, [1, 2])
+    assert mask_of(several, begin(several, regex="(a)?")) == {id_of("a"), 1, 2}
+    assert begin(several, regex="a?").take(2) is FinishReason.STOP
+
+
+def test_a_model_that_names_no_end_still_ends_where_nothing_may_follow() -> None:
+    none = GrammarCompiler(TINY, [])
+    assert begin(none, choice=["a"]).take(id_of("a")) is FinishReason.STOP
+
+
+def test_a_token_that_does_not_fit_is_an_error_that_says_so(compiler: GrammarCompiler) -> None:
+    constraint = begin(compiler, choice=["a"])
+    assert constraint.take(id_of("b")) is FinishReason.ERROR
+    assert "allowed_token_ids" in constraint.error
+    assert "leave no token" in constraint.error
+    assert constraint.take(id_of("a")) is FinishReason.ERROR
+
+
+def test_a_grammar_that_is_too_large_allows_only_the_end_and_is_an_error(
+    compiler: GrammarCompiler,
+) -> None:
+    constraint = begin(compiler, regex="x{1000000}")
+    assert constraint.take(id_of("x")) in (FinishReason.NONE, FinishReason.ERROR)
+    mask_of(compiler, constraint)
+    assert constraint.take(EOS) is FinishReason.ERROR
+    assert "too" in constraint.error
+
+
+def test_rows_without_a_constraint_keep_their_logits(compiler: GrammarCompiler) -> None:
+    logits = torch.randn(5, VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
+    before = logits.clone()
+    masks = TokenMasks(compiler, 8, VOCAB_SIZE)
+    masks.begin([(1, begin(compiler, regex="a")), (3, begin(compiler, regex="b"))]).apply(logits)
+    assert torch.equal(logits[[0, 2, 4]], before[[0, 2, 4]])
+    for row, text in ((1, "a"), (3, "b")):
+        kept = torch.isfinite(logits[row])
+        assert kept.nonzero().flatten().tolist() == [id_of(text)]
+        assert torch.equal(logits[row][kept], before[row][kept])
+
+
+def test_no_constraints_leave_everything(compiler: GrammarCompiler) -> None:
+    logits = torch.randn(2, VOCAB_SIZE)
+    before = logits.clone()
+    TokenMasks(compiler, 8, VOCAB_SIZE).begin([]).apply(logits)
+    assert torch.equal(logits, before)
+
+
+def test_requests_of_one_grammar_do_not_share_their_place(compiler: GrammarCompiler) -> None:
+    start = compiler.compile(grammar_of(StructuredOutputsParams(regex="[ax][by]"))).result()
+    first, second = start(), start()
+    first.take(id_of("a"))
+    assert mask_of(compiler, first) == {id_of("b"), id_of("y")}
+    assert {id_of("a"), id_of("x")} <= mask_of(compiler, second)
+
+
+def test_a_grammar_is_compiled_once_however_many_ask() -> None:
+    fresh = GrammarCompiler(TINY, [EOS])
+    futures = [fresh.compile("start: /a+/") for _ in range(50)]
+    assert all(future is futures[0] for future in futures)
+    futures[0].result()
+    assert fresh.num_compiled == 1
+
+
+def test_the_oldest_grammar_nobody_asked_for_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(grammar_module, "MAX_COMPILED", 2)
+    fresh = GrammarCompiler(TINY, [EOS])
+    for text in ("start: /a/", "start: /b/", "start: /a/", "start: /c/", "start: /a/"):
+        fresh.compile(text).result()
+    assert fresh.num_compiled == 3
+    fresh.compile("start: /b/").result()
+    assert fresh.num_compiled == 4
+
+
+@pytest.mark.parametrize("text", ["start: /(/", "start: <|no_such_token|>", "nonsense", ""])
+def test_what_cannot_be_compiled_is_a_request_error(text: str, compiler: GrammarCompiler) -> None:
+    with pytest.raises(RequestError, match="cannot be compiled"):
+        compiler.compile(text).result()
+
+
+def test_a_directory_without_a_tokenizer_file_is_a_request_error(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=r"need a tokenizer\.json"):
+        GrammarCompiler(tmp_path, [EOS]).compile("start: /a/").result()
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(RequestError, match="cannot use"):
+        GrammarCompiler(tmp_path, [EOS]).compile("start: /a/").result()
+
+
+def test_compiling_holds_nobody_up() -> None:
+    fresh = GrammarCompiler(TINY, [EOS])
+    release = threading.Event()
+    fresh._thread.submit(release.wait)
+    future = fresh.compile("start: /a/")
+    assert not future.done()
+    release.set()
+    assert future.result()
+
+
+def test_a_failed_job_does_not_end_the_thread() -> None:
+    background = Background("test-background")
+
+    def fail() -> None:
+        raise KeyboardInterrupt
+
+    failed: Future[None] = background.submit(fail)
+    assert background.submit(threading.get_ident).result() != threading.get_ident()
+    assert isinstance(failed.exception(), KeyboardInterrupt)
+
+
+@pytest.mark.parametrize("size", ["smaller", "larger"])
+def test_a_model_may_have_another_vocabulary_size(
+    size: Literal["smaller", "larger"], compiler: GrammarCompiler
+) -> None:
+    vocab_size = TOKENIZER_SIZE - 90 if size == "smaller" else TOKENIZER_SIZE + 90
+    logits = torch.zeros(1, vocab_size)
+    constraint = begin(compiler, regex=r"(?s:.)*")
+    TokenMasks(compiler, 1, vocab_size).begin([(0, constraint)]).apply(logits)
+    allowed = np.flatnonzero(logits[0].numpy() == 0)
+    assert allowed.max() == min(vocab_size, TOKENIZER_SIZE) - 1
+    assert len(allowed) > 3000
