@@ -6,7 +6,7 @@ import pytest
 from fakes import facts
 
 from shmllm.errors import RequestError
-from shmllm.frontend.sampling_checks import SamplingChecks
+from shmllm.frontend.sampling_checks import EngineTerms, SamplingChecks
 from shmllm.sampling_params import SamplingParams
 
 
@@ -48,7 +48,7 @@ def test_what_does_not_fit_the_engine_is_refused(options, words, tokenizer):
     ids=str,
 )
 def test_the_bounds_are_allowed(options, tokenizer):
-    assert checks_of(tokenizer).check(SamplingParams(**options)) == ()
+    assert checks_of(tokenizer).check(SamplingParams(**options)) == EngineTerms((), "")
 
 
 def test_without_a_bound_the_whole_vocabulary_may_be_asked_for(tokenizer):
@@ -56,7 +56,7 @@ def test_without_a_bound_the_whole_vocabulary_may_be_asked_for(tokenizer):
 
 
 def test_bad_words_are_banned_at_the_start_and_behind_a_blank(tokenizer):
-    sequences = checks_of(tokenizer).check(SamplingParams(bad_words=["dog", " dog"]))
+    sequences = checks_of(tokenizer).check(SamplingParams(bad_words=["dog", " dog"])).bad_words
     bare, blank = tokenizer.encode("dog"), tokenizer.encode(" dog")
     expected = {tuple(bare)} | ({tuple(blank)} if len(blank) == len(bare) else set())
     assert set(sequences) == expected
