@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Any, Self, TypeVar
 
 from shmllm.errors import EngineDeadError, RequestError
@@ -69,7 +69,7 @@ class AsyncLLM:
         prompt: Prompt,
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput, None]:
         """Complete a prompt.
 
         Leaving the iterator early, and cancelling the task that runs it, ends the request.

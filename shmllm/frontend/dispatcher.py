@@ -191,10 +191,15 @@ class Dispatcher:
         """End the engine, or leave it. A thread that polls gets an error now."""
         self._is_closed = True
         self._client.stop()
-        with self._turn:
-            # Memory that another thread still looks at must not go.
-            self._turn.wait_for(lambda: not self._is_polling, CLOSE_S)
+        # A signal handler may have come here out of what its own thread does with the turn.
+        is_mine = self._turn.acquire(timeout=CLOSE_S)
+        try:
+            if is_mine:  # memory that another thread still looks at must not go
+                self._turn.wait_for(lambda: not self._is_polling, CLOSE_S)
             self._client.close()
+        finally:
+            if is_mine:
+                self._turn.release()
 
     @contextlib.contextmanager
     def _sending(self) -> Iterator[None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shmllm.errors import RequestError
+from shmllm.frontend import dispatcher
 from shmllm.sampling_params import SamplingParams
 from shmllm.wire.messages import Rejected
 
@@ -60,3 +61,23 @@ def test_a_stop_string_aborts_the_request_in_the_engine(make_llm):
     outputs = llm.generate([5], SamplingParams(stop=stop, max_tokens=9), use_tqdm=False)
     assert outputs[0].outputs[0].stop_reason == stop
     assert engine.aborted == [0]
+
+
+def test_a_close_out_of_a_signal_handler_does_not_wait_for_its_own_thread(make_llm, monkeypatch):
+    monkeypatch.setattr(dispatcher, "CLOSE_S", 0.01)
+    llm, engine = make_llm()
+    with llm._dispatcher.reading():
+        llm.close()
+    assert engine.is_closed
+
+
+def test_a_generator_collected_in_the_middle_of_anything_is_aborted_later(make_llm, monkeypatch):
+    monkeypatch.setattr(dispatcher, "LEAVE_S", 0.01)
+    llm, engine = make_llm()
+    stream = llm.serve(llm.prepare([[5]] * 3, SamplingParams(max_tokens=50)))
+    next(stream)
+    with llm._dispatcher.reading():
+        stream.close()
+    assert engine.aborted == []
+    llm.generate([6], SamplingParams(max_tokens=1), use_tqdm=False)
+    assert sorted(engine.aborted) == [0, 1, 2]

@@ -1,0 +1,171 @@
+"""The dispatcher: one thread polls, the others get in when they want to, results find owners."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from fakes import FakeEngineClient
+
+from shmllm.errors import EngineDeadError, ShmLLMError
+from shmllm.frontend.dispatcher import Dispatcher, RequestGroup
+from shmllm.frontend.input_processor import PreparedRequest
+from shmllm.frontend.output_processor import OutputProcessor
+from shmllm.sampling_params import SamplingParams
+
+LIMIT_S = 20.0
+
+
+class SleepingEngine(FakeEngineClient):
+    """Sleeps in `poll` until it is woken, or told to go on; sees if it is used by two at once."""
+
+    def __init__(self):
+        super().__init__(1)
+        self.goes_on = threading.Event()
+        self.sleeps = threading.Event()
+        self.busy = threading.Lock()
+
+    def poll(self, timeout_s):
+        with self._alone():
+            if not (self.left or self._pending or self.rejected) and timeout_s > 0:
+                self.sleeps.set()
+                assert self.goes_on.wait(LIMIT_S)
+                self.goes_on.clear()
+            return super().poll(0)
+
+    def add(self, request):
+        with self._alone():
+            super().add(request)
+
+    def call(self, method, argument=None):
+        with self._alone():
+            return super().call(method, argument)
+
+    def wake(self):
+        self.goes_on.set()
+
+    stop = wake
+
+    def _alone(self):
+        assert not self.busy.locked(), "two threads use the client"
+        return self.busy
+
+
+@pytest.fixture
+def engine():
+    return SleepingEngine()
+
+
+@pytest.fixture
+def dispatcher(engine, tokenizer_of):
+    return Dispatcher(engine, OutputProcessor(tokenizer_of("byte_level")))
+
+
+def request(max_tokens):
+    return PreparedRequest(None, [5], SamplingParams(max_tokens=max_tokens))
+
+
+def run(dispatcher, group):
+    ended = []
+    while group.num_open:
+        ended += [state for state in dispatcher.collect(group, 1.0) if state.ends_request]
+    return ended
+
+
+def in_thread(function):
+    thread = threading.Thread(target=function)
+    thread.start()
+    return thread
+
+
+def test_who_sends_does_not_wait_for_who_polls(dispatcher, engine):
+    results = []
+
+    def wait():
+        try:
+            dispatcher.collect(RequestGroup(), 2 * LIMIT_S)
+        except ShmLLMError as error:
+            results.append(error)
+
+    poller = in_thread(wait)
+    assert engine.sleeps.wait(LIMIT_S)
+    group = RequestGroup()
+    dispatcher.submit(group, request(3), 0)
+    assert [len(state.token_ids) for state in run(dispatcher, group)] == [3]
+    dispatcher.call(1)
+    dispatcher.close()
+    poller.join(LIMIT_S)
+    assert not poller.is_alive()
+    assert engine.is_closed
+    assert all("closed" in str(error) for error in results)
+
+
+def test_many_threads_each_get_their_own(dispatcher, engine):
+    found = []
+
+    def work(number):
+        group = RequestGroup()
+        for index in range(30):
+            dispatcher.submit(group, request(1 + number), index)
+            if index % 4 == 0:
+                dispatcher.collect(group, 0)
+        while group.num_open:
+            dispatcher.collect(group, 0.05)
+        found.append((number, group._running, group._changed))
+
+    threads = [in_thread(lambda n=n: work(n)) for n in range(6)]
+    for thread in threads:
+        thread.join(LIMIT_S)
+    assert sorted(number for number, _, _ in found) == list(range(6))
+    assert all(not running and not changed for _, running, changed in found)
+    assert dispatcher._groups == {}
+
+
+def test_the_engines_death_reaches_every_thread(dispatcher, engine):
+    deaths = []
+
+    def work():
+        group = RequestGroup()
+        dispatcher.submit(group, request(10**6), 0)
+        try:
+            run(dispatcher, group)
+        except EngineDeadError as death:
+            deaths.append(death)
+
+    threads = [in_thread(work) for _ in range(4)]
+    while len(engine.added) < 4:
+        pass
+    engine.error = EngineDeadError("gone")
+    for thread in threads:
+        thread.join(LIMIT_S)
+    assert len(deaths) == 4
+
+
+def test_a_group_that_leaves_takes_nothing_from_the_others(dispatcher, engine):
+    groups = [RequestGroup() for _ in range(3)]
+    for group in groups:
+        for index in range(2):
+            dispatcher.submit(group, request(5), index)
+    dispatcher.collect(groups[0], 1.0)
+    dispatcher.leave(groups[1])
+    assert sorted(engine.aborted) == [2, 3]
+    assert len(run(dispatcher, groups[0])) == len(run(dispatcher, groups[2])) == 2
+    assert dispatcher._outputs._states == {}
+
+
+def test_a_dropped_request_leaves_the_rest_of_its_group(dispatcher, engine):
+    group = RequestGroup()
+    first = dispatcher.submit(group, request(50), 0)
+    dispatcher.submit(group, request(3), 1)
+    dispatcher.drop(group, first)
+    assert [state.index for state in run(dispatcher, group)] == [1]
+    assert engine.aborted == [0]
+
+
+def test_an_aborted_request_ends_for_its_group(dispatcher, engine):
+    group = RequestGroup()
+    (state,) = dispatcher.submit(group, request(50), 0)
+    dispatcher.collect(group, 1.0)
+    dispatcher.abort([state.number])
+    assert run(dispatcher, group) == [state]
+    assert (state.finish_reason, state.token_ids) == ("abort", [7])
