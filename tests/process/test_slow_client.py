@@ -35,7 +35,7 @@ llm = LLM.attach(sys.argv[1])
 channel = llm._client._channel
 long = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
 group, dispatcher = RequestGroup(), llm._dispatcher
-states = [dispatcher.submit(group, request, i)
+states = [dispatcher.submit(group, request, i)[0]
           for i, request in enumerate(llm.prepare(["import os"] * 4, long))]
 # Refusals fill the ring faster than tokens do.
 refused = codec.encode_add(AddRequest(10**9, [10**6], long))
