@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from shmllm.version import __version__
 
 if TYPE_CHECKING:
+    from shmllm.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
     from shmllm.errors import (
         CallError,
         EngineDeadError,
@@ -27,27 +28,48 @@ if TYPE_CHECKING:
         ShmLLMError,
     )
     from shmllm.frontend.async_llm import AsyncLLM, AsyncLLMEngine
-    from shmllm.frontend.input_processor import TextPrompt, TokensPrompt
+    from shmllm.frontend.engine_args import AsyncEngineArgs, EngineArgs
+    from shmllm.frontend.input_processor import EmbedsPrompt, TextPrompt, TokensPrompt
     from shmllm.frontend.llm import LLM
     from shmllm.logprobs import Logprob
     from shmllm.outputs import CompletionOutput, RequestOutput
-    from shmllm.sampling_params import (
-        RepetitionDetectionParams,
-        RequestOutputKind,
-        SamplingParams,
+    from shmllm.pooling_outputs import (
+        EmbeddingOutput,
+        EmbeddingRequestOutput,
+        PoolingOutput,
+        PoolingRequestOutput,
+        ScoringOutput,
+        ScoringRequestOutput,
     )
+    from shmllm.pooling_params import PoolerConfig, PoolingParams
+    from shmllm.sampling_params import RepetitionDetectionParams, RequestOutputKind, SamplingParams
     from shmllm.structured_params import StructuredOutputsParams
+
 
 _HOMES = {
     "AsyncLLM": "shmllm.frontend.async_llm",
     "AsyncLLMEngine": "shmllm.frontend.async_llm",
     "LLM": "shmllm.frontend.llm",
+    "AsyncEngineArgs": "shmllm.frontend.engine_args",
+    "BeamSearchOutput": "shmllm.beam_search",
+    "BeamSearchParams": "shmllm.beam_search",
+    "BeamSearchSequence": "shmllm.beam_search",
     "CompletionOutput": "shmllm.outputs",
+    "EmbeddingOutput": "shmllm.pooling_outputs",
+    "EmbeddingRequestOutput": "shmllm.pooling_outputs",
+    "EmbedsPrompt": "shmllm.frontend.input_processor",
+    "EngineArgs": "shmllm.frontend.engine_args",
     "Logprob": "shmllm.logprobs",
+    "PoolerConfig": "shmllm.pooling_params",
+    "PoolingOutput": "shmllm.pooling_outputs",
+    "PoolingParams": "shmllm.pooling_params",
+    "PoolingRequestOutput": "shmllm.pooling_outputs",
     "RepetitionDetectionParams": "shmllm.sampling_params",
     "RequestOutput": "shmllm.outputs",
     "RequestOutputKind": "shmllm.sampling_params",
     "SamplingParams": "shmllm.sampling_params",
+    "ScoringOutput": "shmllm.pooling_outputs",
+    "ScoringRequestOutput": "shmllm.pooling_outputs",
     "StructuredOutputsParams": "shmllm.structured_params",
     "TextPrompt": "shmllm.frontend.input_processor",
     "TokensPrompt": "shmllm.frontend.input_processor",
@@ -72,10 +94,18 @@ _HOMES = {
 
 __all__ = [
     "LLM",
+    "AsyncEngineArgs",
     "AsyncLLM",
     "AsyncLLMEngine",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "CallError",
     "CompletionOutput",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
+    "EmbedsPrompt",
+    "EngineArgs",
     "EngineDeadError",
     "EnginePausedError",
     "EngineStartError",
@@ -84,12 +114,18 @@ __all__ = [
     "Logprob",
     "MessageTooLargeError",
     "NoSpaceError",
+    "PoolerConfig",
+    "PoolingOutput",
+    "PoolingParams",
+    "PoolingRequestOutput",
     "ProtocolMismatchError",
     "RepetitionDetectionParams",
     "RequestError",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "ScoringOutput",
+    "ScoringRequestOutput",
     "SegmentError",
     "ShmLLMError",
     "StructuredOutputsParams",

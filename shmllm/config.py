@@ -14,11 +14,13 @@ from shmllm.errors import EngineStartError
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "safetensors", "dummy"]
+SchedulingPolicy = Literal["fcfs", "priority"]
 WaitPolicyName = Literal["latency", "balanced", "idle"]
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
 
 BLOCK_SIZES = (8, 16, 32)
 DTYPES: tuple[str, ...] = get_args(DType)
+SCHEDULING_POLICIES: tuple[str, ...] = get_args(SchedulingPolicy)
 LOAD_FORMATS: tuple[str, ...] = get_args(LoadFormat)
 WAIT_POLICIES: tuple[str, ...] = get_args(WaitPolicyName)
 LOGPROBS_MODES: tuple[str, ...] = get_args(LogprobsMode)
@@ -104,14 +106,21 @@ class SchedulerConfig:
     Attributes:
         max_num_seqs: requests running at once.
         max_num_batched_tokens: the token budget of a step.
+        policy: fcfs runs requests in their order; priority those with the lowest `priority`
+            first.
     """
 
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
+    policy: SchedulingPolicy = "fcfs"
 
     def __post_init__(self) -> None:
         _require_positive("max_num_seqs", self.max_num_seqs)
         _require_positive("max_num_batched_tokens", self.max_num_batched_tokens)
+        _require(
+            self.policy in SCHEDULING_POLICIES,
+            f"scheduling_policy {self.policy!r} is not one of {', '.join(SCHEDULING_POLICIES)}",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +133,13 @@ class ClientConfig:
             are toned down where spinning would take a core from the model.
         timeout_s: how long a front end of a named engine may leave its outputs unread,
             with no room for more, before it is cut off.
+        allow_callables: whether front ends of a named engine may send functions that it
+            runs. A private engine always runs those of the front end that started it.
     """
 
     wait_policy: WaitPolicyName = "balanced"
     timeout_s: float = 30.0
+    allow_callables: bool = False
 
     def __post_init__(self) -> None:
         _require(
@@ -137,6 +149,10 @@ class ClientConfig:
         _require(
             isinstance(self.timeout_s, int | float) and 0 < self.timeout_s < float("inf"),
             f"client_timeout must be a number of seconds above 0, got {self.timeout_s!r}",
+        )
+        _require(
+            isinstance(self.allow_callables, bool),
+            f"allow_callables must be True or False, got {self.allow_callables!r}",
         )
 
 
@@ -228,6 +244,8 @@ class EngineFacts:
     wait_policy: WaitPolicyName
     load_seconds: float
     max_logprobs: int = 20
+    scheduling_policy: SchedulingPolicy = "fcfs"
+    hidden_size: int = 0
     warnings: tuple[str, ...] = ()
 
     def to_json(self) -> str:

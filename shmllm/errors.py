@@ -11,7 +11,7 @@
         ├── NoSpaceError              shared memory is full
         ├── ProtocolMismatchError     the bytes are not what this version expects
         ├── MessageTooLargeError      a message exceeds what the ring or slot holds
-        └── IpcTimeoutError           a deadline passed
+        └── IpcTimeoutError (TimeoutError)   a deadline passed
 
 Owns the classes only. Messages are written where the facts are known: they carry the
 numbers that a person needs, and what to do.
@@ -114,5 +114,5 @@ class MessageTooLargeError(IpcError):
     """A message larger than its ring or slot can hold. Says both sizes."""
 
 
-class IpcTimeoutError(IpcError):
+class IpcTimeoutError(IpcError, TimeoutError):
     """A wait that reached its deadline."""

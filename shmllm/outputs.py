@@ -29,6 +29,26 @@ class FinishReason(IntEnum):
 
 
 @dataclass(slots=True)
+class Embeddings:
+    """Vectors that a step made, each before the row that ends its request.
+
+    Attributes:
+        numbers: of the requests.
+        vectors: float32, little-endian.
+    """
+
+    numbers: list[int] = field(default_factory=list)
+    vectors: list[bytes] = field(default_factory=list)
+
+    def parts(self, most_bytes: int) -> Iterator[Embeddings]:
+        """The same in pieces of at most `most_bytes`, or of one vector if that has more."""
+        size = max(most_bytes // max(map(len, self.vectors)), 1)
+        for begin in range(0, len(self.numbers), size):
+            end = begin + size
+            yield Embeddings(self.numbers[begin:end], self.vectors[begin:end])
+
+
+@dataclass(slots=True)
 class OutputColumns:
     """What one step produced for one front end.
 
@@ -50,6 +70,7 @@ class OutputColumns:
         logprobs: of the rows that asked for them.
         prompt_logprobs: what the step computed of prompts; they travel on their own, before
             the rows.
+        embeddings: of pooling requests, which have a row without tokens; they travel likewise.
     """
 
     step: int = 0
@@ -66,6 +87,7 @@ class OutputColumns:
     scheduled_ns: list[int] = field(default_factory=list)
     preempted_rows: list[int] = field(default_factory=list)
     preempted_counts: list[int] = field(default_factory=list)
+    embeddings: Embeddings | None = None
 
     def parts(self, most_rows: int, most_bytes: int = 2**63) -> Iterator[OutputColumns]:
         """The same in pieces of at most `most_rows`, since a record has a largest size, and

@@ -147,6 +147,7 @@ class FakeRunner:
             token_ids,
             fake_logprobs(chosen, [self._asks[row] for row in asking]) if asking else None,
             [self._score_prompt(plan, scores) for scores in plan.prompt_scores],
+            self._pool(plan),
         )
 
     def _score_prompt(self, plan: StepPlan, scores: PromptScores) -> TokenLogprobs:
@@ -158,6 +159,14 @@ class FakeRunner:
 
     def compile_grammar(self, text: str) -> CompiledGrammar:
         return self.grammars.setdefault(text, Future())
+
+    def _pool(self, plan: StepPlan) -> list[bytes]:
+        """The fingerprints that pooling requests with complete prompts are read from."""
+        complete = [pool.index for pool in plan.pools if pool.is_last]
+        return [
+            repr(self.context(plan.rows[index], plan.starts[index] + plan.counts[index])).encode()
+            for index in complete
+        ]
 
     def context(self, row: int, length: int) -> list[int]:
         """The fingerprints that the row's first `length` positions are read from."""
@@ -228,7 +237,7 @@ class FakeEngineClient:
     def wait_ready(self, on_progress: object = None) -> EngineFacts:
         return self.facts
 
-    def add(self, request: AddRequest) -> None:
+    def add(self, request: AddRequest, embeds: Any = None) -> None:
         self.added.append(request.number)
         if request.number in self.refuse:
             self.rejected.append(Rejected(request.number, "no"))

@@ -49,6 +49,11 @@ def engine() -> None:
     help="Seconds after which a front end that does not read its outputs is cut off.",
 )
 @metrics_port_option
+@click.option(
+    "--allow-callables",
+    is_flag=True,
+    help="Let every front end run functions of its own in the engine (collective_rpc).",
+)
 @engine_options
 def start(
     name: str,
@@ -57,6 +62,7 @@ def start(
     startup_timeout: float,
     client_timeout: float,
     metrics_port: int | None,
+    allow_callables: bool,
     **options: Any,
 ) -> int:
     """Run an engine called NAME until `shmllm engine stop NAME` or Ctrl-C.
@@ -71,7 +77,11 @@ def start(
 
     check_metrics_port(metrics_port)
     path = registry.control_path(name)
-    config = make_engine_config(**take_engine_options(options), client_timeout=client_timeout)
+    config = make_engine_config(
+        **take_engine_options(options),
+        client_timeout=client_timeout,
+        allow_callables=allow_callables,
+    )
     command = named_engine_command(name, config)
     if not detach:
         click.echo(f"engine {name!r} runs in the foreground; Ctrl-C ends it", err=True)

@@ -8,7 +8,14 @@ from typing import Any, TypeVar
 
 import click
 
-from shmllm.config import BLOCK_SIZES, DTYPES, LOAD_FORMATS, LOGPROBS_MODES, WAIT_POLICIES
+from shmllm.config import (
+    BLOCK_SIZES,
+    DTYPES,
+    LOAD_FORMATS,
+    SCHEDULING_POLICIES,
+    LOGPROBS_MODES,
+    WAIT_POLICIES,
+)
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -29,6 +36,12 @@ _ENGINE_OPTIONS = (
         default=2048,
         show_default=True,
         help="Token budget of a step.",
+    ),
+    click.option(
+        "--scheduling-policy",
+        type=click.Choice(SCHEDULING_POLICIES),
+        default="fcfs",
+        show_default=True,
     ),
     click.option(
         "--block-size",
@@ -68,6 +81,7 @@ _NAMES = (
     "max_model_len",
     "max_num_seqs",
     "max_num_batched_tokens",
+    "scheduling_policy",
     "kv_cache_memory_bytes",
     "load_format",
     "num_threads",

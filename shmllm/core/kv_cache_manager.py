@@ -10,6 +10,9 @@ from shmllm.core.block_pool import BlockPool, KVBlock
 from shmllm.core.prefix_cache import PrefixCache, extend_block_hashes
 from shmllm.core.request import Request
 
+NEVER = 2**62
+"""More blocks than a request can have."""
+
 
 class KVCacheManager:
     """
@@ -95,6 +98,10 @@ class KVCacheManager:
     def reset_prefix_cache(self) -> None:
         """Forget every cached prefix. Blocks in use stay with their requests."""
         self.prefix_cache.clear()
+
+    def stop_registering(self, request: Request) -> None:
+        """Make no more blocks of this request findable, until it has been preempted."""
+        request.num_cached_blocks = NEVER
 
     def check_integrity(self) -> None:
         """Raise AssertionError if pool and table contradict each other."""

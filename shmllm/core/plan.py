@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from shmllm.logprobs import TokenLogprobs
 from shmllm.outputs import FinishReason
 
 if TYPE_CHECKING:
     from shmllm.core.request import Request
+    from shmllm.pooling_params import Pooling
     from shmllm.sampling_params import SamplingParams, TokenSequences
 
 PADDING_BLOCK_ID = 0
@@ -48,6 +49,7 @@ class Admission:
         forbidden_ids: the tokens that would end the request.
         num_prompt_tokens: how many of `token_ids` are the prompt.
         bad_words: sequences that the output may not contain.
+        embeds: (tokens, hidden) tensor in place of the first tokens' embeddings, or None.
     """
 
     row: int
@@ -59,6 +61,7 @@ class Admission:
     forbidden_ids: Sequence[int]
     num_prompt_tokens: int = 0
     bad_words: TokenSequences = ()
+    embeds: Any = None
 
 
 @dataclass(slots=True)
@@ -88,6 +91,21 @@ class PromptScores:
 
 
 @dataclass(slots=True)
+class Pool:
+    """A pooling request of this step.
+
+    Attributes:
+        index: in the plan's columns.
+        pooling: what to make of its hidden states.
+        is_last: its prompt is complete with this step.
+    """
+
+    index: int
+    pooling: Pooling
+    is_last: bool
+
+
+@dataclass(slots=True)
 class StepPlan:
     """One step. The columns `requests`, `rows`, `starts`, `counts` belong together.
 
@@ -99,6 +117,7 @@ class StepPlan:
             last known token is among the computed ones.
         constraints: (index into `samples`, constraint) of those whose output is constrained.
         prompt_scores: what to compute besides, of requests that asked.
+        pools: the pooling requests; none of them is among the samples.
     """
 
     step: int
@@ -111,6 +130,7 @@ class StepPlan:
     admissions: list[Admission] = field(default_factory=list)
     block_appends: list[BlockAppend] = field(default_factory=list)
     prompt_scores: list[PromptScores] = field(default_factory=list)
+    pools: list[Pool] = field(default_factory=list)
     num_tokens: int = 0
 
 
@@ -122,8 +142,10 @@ class StepResult:
         token_ids: sampled, one for each entry of the plan's `samples`, in that order.
         logprobs: of those sampled tokens whose requests ask for them, in that order.
         prompt_logprobs: one for each of the plan's `prompt_scores`, in that order.
+        vectors: one for each of the plan's `pools` that is its last, in that order.
     """
 
     token_ids: list[int]
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: Sequence[TokenLogprobs] = ()
+    vectors: Sequence[bytes] = ()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from enum import Enum, auto
 from time import monotonic_ns
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shmllm.outputs import FinishReason
 from shmllm.sampling_params import RepetitionDetectionParams, SamplingParams, TokenSequences
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from shmllm.core.block_pool import KVBlock
     from shmllm.core.plan import Constraint
+    from shmllm.pooling_params import Pooling
 
 
 class RequestStatus(Enum):
@@ -45,8 +46,11 @@ class Request:
         eos_token_ids: the model's end-of-sequence tokens.
         priority: lower goes first, where the scheduler looks at it.
         bad_words: token sequences that the output may not contain.
+        embeds: a tensor in place of the embeddings of the prompt's tokens, or None.
+        pooling: what to make of the prompt's hidden states instead of generating.
 
     Attributes:
+        arrival: its place in the order in which requests came to the scheduler.
         constraint: what the output has to match, and how far it has come; it stays through
             preemption, since it follows tokens and not their computation.
         next_prompt_logprob: the first prompt position whose log-probability was not planned
@@ -56,12 +60,14 @@ class Request:
     """
 
     __slots__ = (
+        "arrival",
         "bad_words",
         "block_hashes",
         "blocks",
         "cache_salt",
         "client",
         "constraint",
+        "embeds",
         "max_tokens",
         "next_prompt_logprob",
         "num_cached_blocks",
@@ -71,6 +77,7 @@ class Request:
         "num_prompt_tokens",
         "number",
         "params",
+        "pooling",
         "priority",
         "queued_ns",
         "row",
@@ -94,6 +101,8 @@ class Request:
         cache_salt: str = "",
         priority: int = 0,
         bad_words: TokenSequences = (),
+        pooling: Pooling | None = None,
+        embeds: Any = None,
     ) -> None:
         self.client = client
         self.number = number
@@ -108,7 +117,10 @@ class Request:
         )
         self.cache_salt = cache_salt
         self.priority = priority
+        self.arrival = 0
         self.bad_words = bad_words
+        self.pooling = pooling
+        self.embeds = embeds
         self.constraint: Constraint | None = None
         self.next_prompt_logprob = 1
         self.status = RequestStatus.WAITING

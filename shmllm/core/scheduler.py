@@ -4,13 +4,16 @@ Every running request catches up with its own tokens under one token budget: a d
 needs one token, a prompt as many as the budget leaves (a chunk). Running requests come
 first, in the order they were admitted; then waiting ones, first come, first served within
 a front end and in turns between front ends. When blocks run out, the running request
-admitted last gives its blocks back and waits before all others to be recomputed.
+admitted last gives its blocks back and waits before all others to be recomputed. Under the
+policy "priority" all three orders are that of (priority, arrival), and the last of the
+running requests is the worst.
 
 Pure Python: knows neither the model nor the transport.
 """
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import Counter
 from collections.abc import Container
 from dataclasses import dataclass
@@ -20,6 +23,8 @@ from shmllm.config import SchedulerConfig
 from shmllm.core.block_pool import KVBlock
 from shmllm.core.kv_cache_manager import KVCacheManager
 from shmllm.core.plan import Admission, BlockAppend, StepPlan, StepResult
+from shmllm.core.pooling import plan_pool, take_vectors
+from shmllm.core.priority_queue import PriorityQueue, order
 from shmllm.core.request import Request, RequestStatus
 from shmllm.core.scores import plan_prompt_scores, take_logprobs, take_prompt_logprobs
 from shmllm.core.waiting_queue import WaitingQueue
@@ -66,7 +71,9 @@ class Scheduler:
         num_rows = min(config.max_num_seqs, config.max_num_batched_tokens)
         self._free_rows = list(range(num_rows - 1, -1, -1))
         self._kv_cache = kv_cache
-        self._waiting = WaitingQueue()
+        self._is_by_priority = config.policy == "priority"
+        self._waiting = PriorityQueue() if self._is_by_priority else WaitingQueue()
+        self._num_added = 0
         self._running: list[Request] = []
         self._requests: dict[tuple[int, int], Request] = {}
         self._num_rows = num_rows
@@ -93,12 +100,12 @@ class Scheduler:
         return bool(self._requests)
 
     def add(self, request: Request) -> None:
-        self._requests[request.client, request.number] = request
+        self._register(request)
         self._waiting.add(request)
 
     def hold(self, request: Request) -> None:
         """Add a request that may not run before `release`."""
-        self._requests[request.client, request.number] = request
+        self._register(request)
         self._waiting.hold(request)
 
     def release(self, request: Request) -> None:
@@ -171,6 +178,9 @@ class Scheduler:
         outputs: dict[int, OutputColumns] = {}
         take_prompt_logprobs(plan, result, outputs)
         any_finished = False
+        for request in take_vectors(plan, result, outputs):
+            self._finish(request)
+            any_finished = True
         for index, token_id in zip(plan.samples, result.token_ids, strict=True):
             request = plan.requests[index]
             if request.status is not RequestStatus.RUNNING:
@@ -201,6 +211,13 @@ class Scheduler:
         self.stats.generated_tokens += len(result.token_ids)
         return outputs
 
+    def forget_prefixes(self) -> None:
+        """Forget every cached prefix, and let no request that runs register more blocks: the
+        keys and values that it has already were made with other weights."""
+        self._kv_cache.reset_prefix_cache()
+        for request in self._running:
+            self._kv_cache.stop_registering(request)
+
     def check_integrity(self) -> None:
         """Raise AssertionError if rows, queues and blocks contradict each other."""
         self._kv_cache.check_integrity()
@@ -208,6 +225,11 @@ class Scheduler:
         assert len(set(rows)) == len(rows), "a row is used twice"
         assert len(self._requests) == len(self._running) + len(self._waiting)
         assert self._running or self._kv_cache.num_used_blocks == 0, "blocks leaked"
+
+    def _register(self, request: Request) -> None:
+        self._requests[request.client, request.number] = request
+        request.arrival = self._num_added
+        self._num_added += 1
 
     def _schedule_running(self, plan: StepPlan) -> bool:
         """Returns whether a request was preempted."""
@@ -259,7 +281,10 @@ class Scheduler:
         self._rows_held[request.client] += 1
         request.status = RequestStatus.RUNNING
         request.num_computed_tokens = len(hit) * self._kv_cache.block_size
-        self._running.append(request)
+        if self._is_by_priority:
+            insort(self._running, request, key=order)
+        else:
+            self._running.append(request)
         if request.num_cached_tokens is None:
             request.num_cached_tokens = request.num_computed_tokens
             request.scheduled_ns = monotonic_ns()
@@ -278,6 +303,7 @@ class Scheduler:
                 forbidden_ids=tuple(request.stop_ids) if request.params.min_tokens else (),
                 num_prompt_tokens=request.num_prompt_tokens,
                 bad_words=request.bad_words,
+                embeds=request.embeds,
             )
         )
 
@@ -285,7 +311,9 @@ class Scheduler:
         start = request.num_computed_tokens
         request.num_computed_tokens = start + count
         self._kv_cache.register_full_blocks(request)
-        if request.num_computed_tokens == len(request.token_ids):
+        if request.pooling is not None:
+            plan_pool(plan, request)
+        elif request.num_computed_tokens == len(request.token_ids):
             if request.constraint is not None:
                 plan.constraints.append((len(plan.samples), request.constraint))
             plan.samples.append(len(plan.requests))

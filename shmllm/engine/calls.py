@@ -42,12 +42,20 @@ def answer(core: EngineCore, client: int, method: Method, argument: Any) -> Any:
 
 
 def reply_to(core: EngineCore, client: int, call: Call) -> Reply:
-    """Answer a CALL. What it raises becomes text: no question may end the engine."""
+    """Answer a CALL."""
+    return reply_with(
+        call.number,
+        lambda: json.dumps(answer(core, client, call.method, json.loads(call.json))),
+    )
+
+
+def reply_with(number: int, work: Callable[[], str]) -> Reply:
+    """The Reply whose JSON text `work` returns. What it raises becomes text: no question may
+    end the engine."""
     try:
-        content = answer(core, client, call.method, json.loads(call.json))
-        return Reply(call.number, True, json.dumps(content))
+        return Reply(number, True, work())
     except Exception as problem:
         is_expected = isinstance(problem, RequestError)
         kind = "" if is_expected else type(problem).__name__
         words = "" if is_expected else traceback.format_exc()
-        return Reply(call.number, False, json.dumps([kind, str(problem), words]))
+        return Reply(number, False, json.dumps([kind, str(problem), words]))

@@ -17,12 +17,21 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Protocol
 
 from shmllm.config import EngineFacts
-from shmllm.errors import CallError, EngineDeadError, ProtocolMismatchError, RequestError
+from shmllm.engine.worker_call import WorkerCall
+from shmllm.engine.worker_client import decode_work, drop_answer, encode_work
+from shmllm.errors import (
+    CallError,
+    EngineDeadError,
+    IpcTimeoutError,
+    ProtocolMismatchError,
+    RequestError,
+)
 from shmllm.ipc.channel import ClientChannel
 from shmllm.ipc.slots import SlotRef
+from shmllm.ipc.tensors import TensorWriter
 from shmllm.ipc.wait import WaitPolicy
 from shmllm.logprobs import PromptLogprobs
-from shmllm.outputs import OutputColumns
+from shmllm.outputs import Embeddings, OutputColumns
 from shmllm.wire import codec
 from shmllm.wire.messages import (
     Abort,
@@ -32,14 +41,17 @@ from shmllm.wire.messages import (
     Hello,
     Kind,
     Method,
+    PoolRequest,
+    PromptEmbeds,
     Rejected,
     Reply,
     Text,
+    Work,
 )
 
 logger = logging.getLogger(__name__)
 
-Event = OutputColumns | PromptLogprobs | Rejected
+Event = OutputColumns | PromptLogprobs | Embeddings | Rejected
 LoadProgress = Callable[[int, int], None]
 
 CALL_TIMEOUT_S = 60.0
@@ -50,8 +62,13 @@ class EngineClient(Protocol):
 
     facts: EngineFacts
 
-    def add(self, request: AddRequest) -> None:
-        """Submit a request; its number was never used before."""
+    def add(self, request: AddRequest | PoolRequest, embeds: Any = None) -> None:
+        """Submit a request; its number was never used before.
+
+        Args:
+            embeds: (tokens, hidden) tensor or array on the CPU, if the prompt is given as
+                embeddings; the request has any token ids in their places.
+        """
 
     def abort(self, numbers: Sequence[int]) -> None:
         """End requests; those that still ran report it as an event."""
@@ -72,6 +89,19 @@ class EngineClient(Protocol):
         Raises:
             RequestError: the engine refused.
             CallError: it raised an exception.
+        """
+
+    def run_on_worker(self, call: WorkerCall, timeout_s: float | None = None) -> Any:
+        """Have the engine's worker do something between two steps, and wait for the result.
+
+        Args:
+            call: what.
+            timeout_s: how long to wait; None waits as long as the engine lives.
+
+        Raises:
+            RequestError: it cannot cross, or the engine refused.
+            CallError: it raised an exception.
+            IpcTimeoutError: no answer in time. What was begun is not undone.
         """
 
     def stats(self) -> dict[str, int]:
@@ -115,6 +145,7 @@ class ChannelEngineClient:
         self._inbox: deque[Event] = deque()
         self._startup: Hello | Text | Failed | None = None
         self._replies: dict[int, Reply] = {}
+        self._overdue: set[int] = set()
         self._next_call = 0
         self._stall_reported = False
 
@@ -123,8 +154,16 @@ class ChannelEngineClient:
         """Of the engine process."""
         return self._engine.pid
 
-    def add(self, request: AddRequest) -> None:
-        self._send(Kind.ADD, codec.encode_add(request))
+    def add(self, request: AddRequest | PoolRequest, embeds: Any = None) -> None:
+        if embeds is not None:
+            slots = TensorWriter(self._channel.slots)
+            ref = slots.put(embeds, deadline=None, on_full=self._make_room).encode()
+            message = PromptEmbeds(request.number, ref)
+            self._send(Kind.PROMPT_EMBEDS, codec.encode_prompt_embeds(message))
+        if isinstance(request, PoolRequest):
+            self._send(Kind.POOL, codec.encode_pool(request))
+        else:
+            self._send(Kind.ADD, codec.encode_add(request))
 
     def abort(self, numbers: Sequence[int]) -> None:
         most = self._channel.requests.max_payload_bytes // 8
@@ -150,18 +189,37 @@ class ChannelEngineClient:
         self._channel.wake()
 
     def call(self, method: Method, argument: Any = None) -> Any:
-        self._next_call += 1
-        number = self._next_call
+        number = self._number_call()
         question = Call(number, method, json.dumps(argument))
         self._send(Kind.CALL, codec.encode_call(question))
-        deadline = time.monotonic() + CALL_TIMEOUT_S
+        reply = self._await_reply(number, time.monotonic() + CALL_TIMEOUT_S)
+        if reply is None:
+            raise EngineDeadError(f"no answer to {method.name} in {CALL_TIMEOUT_S:.0f} s")
+        return _content(reply)
+
+    def run_on_worker(self, call: WorkerCall, timeout_s: float | None = None) -> Any:
+        number = self._number_call()
+        text = encode_work(self._channel, call, self._pause)
+        self._send(Kind.WORK, codec.encode_work(Work(number, text)))
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        reply = self._await_reply(number, deadline)
+        if reply is None:
+            self._overdue.add(number)
+            raise IpcTimeoutError(f"the worker did not answer in {timeout_s:g} s")
+        return decode_work(self._channel, call, _content(reply))
+
+    def _number_call(self) -> int:
+        self._next_call += 1
+        return self._next_call
+
+    def _await_reply(self, number: int, deadline: float | None) -> Reply | None:
         while number not in self._replies:
             if not self._channel.wait(deadline):
                 self._check_alive()
-                if time.monotonic() >= deadline:
-                    raise EngineDeadError(f"no answer to {method.name} in {CALL_TIMEOUT_S:.0f} s")
+                if deadline is not None and time.monotonic() >= deadline:
+                    return None
             self._drain()
-        return _content(self._replies.pop(number))
+        return self._replies.pop(number)
 
     def stats(self) -> dict[str, int]:
         return self._channel.stats()
@@ -180,14 +238,18 @@ class ChannelEngineClient:
     def _put_in_slot(self, kind: Kind, parts: codec.Parts, size: int) -> codec.Parts:
         slot = self._channel.slots.claim(size)
         while slot is None:
-            self._make_room()
-            self._channel.wait(time.monotonic() + 0.001)
+            self._pause()
             slot = self._channel.slots.claim(size)
         offset = 0
         for part in parts:
             slot.buffer[offset : offset + len(part)] = part
             offset += len(part)
         return codec.encode_in_slot(kind, slot.publish())
+
+    def _pause(self) -> None:
+        """While no slot is free."""
+        self._make_room()
+        self._channel.wait(time.monotonic() + 0.001)
 
     def _make_room(self) -> None:
         """Drain, or an engine that waits for room in the output ring and this end, which
@@ -210,14 +272,22 @@ class ChannelEngineClient:
             return
         message = codec.decode(kind, record)
         match message:
-            case OutputColumns() | PromptLogprobs() | Rejected():
+            case OutputColumns() | PromptLogprobs() | Embeddings() | Rejected():
                 self._inbox.append(message)
             case Reply():
-                self._replies[message.number] = message
+                self._take_reply(message)
             case Hello() | Text() | Failed():
                 self._startup = message
             case _:
                 raise ProtocolMismatchError(f"the engine sent {type(message).__name__}")
+
+    def _take_reply(self, reply: Reply) -> None:
+        if reply.number not in self._overdue:
+            self._replies[reply.number] = reply
+            return
+        self._overdue.remove(reply.number)
+        if reply.ok:
+            drop_answer(self._channel, json.loads(reply.json))
 
     def _report_stall(self) -> None:
         """Say once per stall whom this front end is waiting for, and in what state it is."""

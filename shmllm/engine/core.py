@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from shmllm.core.request import Request
 from shmllm.core.scheduler import Failure, Scheduler
 from shmllm.errors import EnginePausedError
 from shmllm.outputs import FinishReason, OutputColumns
+from shmllm.pooling_params import Pooling
 from shmllm.sampling_params import SamplingParams, TokenSequences
 
 UNSEEDED = 1 << 63
@@ -34,6 +35,9 @@ class Runner(Protocol):
 
     def execute(self, plan: StepPlan) -> StepResult: ...
     def compile_grammar(self, text: str) -> CompiledGrammar: ...
+
+    def check_embeds(self, embeds: Any, length: int) -> Any:
+        """A prompt's embeddings as `execute` takes them; RequestError if they are none."""
 
 
 def _nobody_sleeps() -> None:
@@ -65,7 +69,7 @@ class EngineCore:
     ) -> None:
         self.facts = runner.facts
         self.phases = Phases()
-        self._runner = runner
+        self.runner = runner
         self._kv_cache = KVCacheManager(
             num_blocks=self.facts.num_blocks + 1,
             block_size=self.facts.block_size,
@@ -92,27 +96,24 @@ class EngineCore:
         priority: int = 0,
         bad_words: TokenSequences = (),
         grammar: str = "",
+        embeds: Any = None,
     ) -> str | None:
         """Queue a request. Returns why it cannot be served; None if it is queued.
 
         Raises:
             EnginePausedError: not now.
+            RequestError: not with these `embeds`.
         """
-        if self.holds.refuses_new:
-            raise EnginePausedError("the engine is paused and takes no new requests: try again")
-        if self.scheduler.knows(client, number):
-            return f"request number {number} is in use"
-        length, most = len(prompt_token_ids), self.facts.max_model_len
-        if not 0 < length < most:
-            return f"a prompt of {length:,} tokens does not fit max_model_len {most:,}"
-        ids = np.asarray(prompt_token_ids)
-        if not 0 <= ids.min() <= ids.max() < self.facts.vocab_size:
-            return f"a token id lies outside the vocabulary of {self.facts.vocab_size:,}"
+        refusal = self._refuse(client, number, prompt_token_ids, self.facts.max_model_len - 1)
+        if refusal is not None:
+            return refusal
         most_logprobs = max(params.logprobs or 0, params.prompt_logprobs or 0)
         if -1 in (params.logprobs, params.prompt_logprobs):
             most_logprobs = self.facts.vocab_size
         if most_logprobs > self.facts.max_logprobs:
             return f"{most_logprobs:,} logprobs exceed max_logprobs {self.facts.max_logprobs:,}"
+        if embeds is not None:
+            embeds = self.runner.check_embeds(embeds, len(prompt_token_ids))
         if params.seed is None:
             self._next_seed += 1
         request = Request(
@@ -121,15 +122,64 @@ class EngineCore:
             prompt_token_ids,
             params,
             seed=self._next_seed if params.seed is None else params.seed,
-            max_model_len=most,
+            max_model_len=self.facts.max_model_len,
             eos_token_ids=self.facts.eos_token_ids,
             cache_salt=cache_salt,
             priority=priority,
             bad_words=bad_words,
+            embeds=embeds,
         )
         if grammar:
             return self._grammars.add(request, grammar)
         self.scheduler.add(request)
+        return None
+
+    def pool(
+        self,
+        client: int,
+        number: int,
+        prompt_token_ids: Sequence[int],
+        pooling: Pooling,
+        cache_salt: str = "",
+        *,
+        priority: int = 0,
+        embeds: Any = None,
+    ) -> str | None:
+        """Queue a prompt to make a vector of; otherwise as `add`. It may be one token longer:
+        nothing is generated."""
+        refusal = self._refuse(client, number, prompt_token_ids, self.facts.max_model_len)
+        if refusal is not None:
+            return refusal
+        if embeds is not None:
+            embeds = self.runner.check_embeds(embeds, len(prompt_token_ids))
+        skips = not pooling.reads_prefix_cache
+        self.scheduler.add(
+            Request(
+                client,
+                number,
+                prompt_token_ids,
+                SamplingParams(temperature=0, skip_reading_prefix_cache=skips),
+                seed=0,
+                max_model_len=self.facts.max_model_len,
+                cache_salt=cache_salt,
+                priority=priority,
+                embeds=embeds,
+                pooling=pooling,
+            )
+        )
+        return None
+
+    def _refuse(self, client: int, number: int, ids: Sequence[int], most: int) -> str | None:
+        if self.holds.refuses_new:
+            raise EnginePausedError("the engine is paused and takes no new requests: try again")
+        if self.scheduler.knows(client, number):
+            return f"request number {number} is in use"
+        if not 0 < len(ids) <= most:
+            longest = self.facts.max_model_len
+            return f"a prompt of {len(ids):,} tokens does not fit max_model_len {longest:,}"
+        array = np.asarray(ids)
+        if not 0 <= array.min() <= array.max() < self.facts.vocab_size:
+            return f"a token id lies outside the vocabulary of {self.facts.vocab_size:,}"
         return None
 
     def abort(self, client: int, numbers: Sequence[int]) -> OutputColumns:
@@ -174,7 +224,7 @@ class EngineCore:
         if not plan.num_tokens:
             return {}
         planned_ns = perf_counter_ns()
-        result = self._runner.execute(plan)
+        result = self.runner.execute(plan)
         executed_ns = perf_counter_ns()
         outputs = self.scheduler.apply(plan, result)
         phases = self.phases
@@ -187,6 +237,11 @@ class EngineCore:
         """Requests that ended with an error since this was last asked."""
         failures, self.scheduler.failures = self.scheduler.failures, []
         return failures
+
+    def forget_prefixes(self) -> None:
+        """Forget every cached prefix, also while requests run: weights have changed. These
+        requests go on with the keys and values they have, which no other will find."""
+        self.scheduler.forget_prefixes()
 
     def reset_prefix_cache(self, preempt_running: bool = False) -> bool:
         """Forget every cached prefix. False, and nothing forgotten, while requests run.

@@ -5,17 +5,21 @@ Same core, no transport: `poll` runs a step.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from time import monotonic_ns, sleep
 from typing import Any
 
 from shmllm.config import EngineConfig, EngineFacts
+from shmllm.engine.admission import admit
 from shmllm.engine.calls import answer
 from shmllm.engine.client import Event
 from shmllm.engine.core import EngineCore
-from shmllm.errors import EnginePausedError
-from shmllm.wire.messages import AddRequest, Method, Rejected
+from shmllm.engine.worker import Worker
+from shmllm.engine.worker_call import WorkerCall
+from shmllm.errors import CallError, ShmLLMError
+from shmllm.wire.messages import AddRequest, Method, PoolRequest, Rejected
 
 CLIENT = 0
 IDLE_S = 0.001
@@ -38,26 +42,15 @@ class LocalEngineClient:
         from shmllm.worker.runner import ModelRunner
 
         self._core = EngineCore(self._config, ModelRunner(self._config, on_progress))
+        self._worker = Worker(self._core)
         self.facts = self._core.facts
         return self.facts
 
-    def add(self, request: AddRequest) -> None:
-        try:
-            refusal = self._core.add(
-                CLIENT,
-                request.number,
-                request.prompt_token_ids,
-                request.params,
-                request.cache_salt,
-                priority=request.priority,
-                bad_words=request.bad_words,
-                grammar=request.grammar,
-            )
-        except EnginePausedError as pause:
-            self._events.append(Rejected(request.number, str(pause), is_retryable=True))
-            return
-        if refusal is not None:
-            self._events.append(Rejected(request.number, refusal))
+    def add(self, request: AddRequest | PoolRequest, embeds: Any = None) -> None:
+        own = None if embeds is None else _copy(embeds)
+        rejected = admit(self._core, CLIENT, request, own)
+        if rejected is not None:
+            self._events.append(rejected)
 
     def abort(self, numbers: Sequence[int]) -> None:
         self._events.append(self._core.abort(CLIENT, numbers))
@@ -68,6 +61,8 @@ class LocalEngineClient:
             for columns in self._core.step().values():
                 columns.time_ns = monotonic_ns()
                 events += columns.prompt_logprobs
+                if columns.embeddings is not None:
+                    events.append(columns.embeddings)
                 events.append(columns)
             failures = self._core.take_failures()
             events += [Rejected(failure.number, failure.message) for failure in failures]
@@ -82,6 +77,17 @@ class LocalEngineClient:
         content = answer(self._core, CLIENT, method, argument)
         self._events += [columns for _, columns in self._core.take_aborted()]
         return content
+
+    def run_on_worker(self, call: WorkerCall, timeout_s: float | None = None) -> Any:
+        """As in another process, but for `timeout_s`: it runs in the caller's thread, and
+        arguments and result are the caller's own objects."""
+        try:
+            return self._worker.run(call)
+        except ShmLLMError:
+            raise
+        except Exception as problem:
+            words = traceback.format_exc()
+            raise CallError(f"{type(problem).__name__}: {problem}", words) from problem
 
     def stats(self) -> dict[str, int]:
         scheduler = self._core.scheduler
@@ -101,3 +107,9 @@ class LocalEngineClient:
 
     def close(self) -> None:
         self._events.clear()
+
+
+def _copy(embeds: Any) -> Any:
+    import torch
+
+    return embeds.clone() if isinstance(embeds, torch.Tensor) else torch.tensor(embeds)

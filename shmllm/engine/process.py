@@ -25,12 +25,14 @@ from pathlib import Path
 from types import FrameType
 
 from shmllm.config import ClientConfig, EngineConfig
+from shmllm.engine.admission import admit
 from shmllm.engine.calls import reply_to
 from shmllm.engine.core import EngineCore
 from shmllm.engine.doorkeeper import Doorkeeper
 from shmllm.engine.reporter import Reporter
 from shmllm.engine.session import RECORDS_PER_TURN, Session
-from shmllm.errors import EnginePausedError, ProtocolMismatchError, SegmentError, ShmLLMError
+from shmllm.engine.worker_desk import WorkerDesk
+from shmllm.errors import ProtocolMismatchError, SegmentError, ShmLLMError
 from shmllm.ipc import registry
 from shmllm.ipc.channel import ControlPage, CoreWaiter
 from shmllm.ipc.layout import EngineState, SegmentKind
@@ -47,13 +49,17 @@ from shmllm.wire.messages import (
     Failed,
     Hello,
     Kind,
+    PoolRequest,
+    PromptEmbeds,
     Rejected,
     Shutdown,
     Text,
+    Work,
 )
 
 LIVENESS_PERIOD_S = 0.1
 EXIT_FAILED_START = 2
+SHUTTING_DOWN = "the engine is shutting down and takes no new requests"
 STALL_DUMP_AFTER_S = 5.0
 
 
@@ -96,6 +102,7 @@ class EngineProcess:
         self._report = Reporter(self._page)
         self._init: Text | None = None
         self._core: EngineCore | None = None
+        self._desk: WorkerDesk | None = None
         self._dumps_stalls = os.environ.get("SHMLLM_STALL_DUMP") == "1"
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop_by_signal)
@@ -172,6 +179,7 @@ class EngineProcess:
                 return Failed(str(problem), "")
             return Failed(f"{type(problem).__name__}: {problem}", traceback.format_exc())
         self._core = core
+        self._desk = WorkerDesk(core, self._path is None or config.client.allow_callables)
         self._waiter.set_policy(WaitPolicy.named(config.client.wait_policy))
         gc.collect()
         gc.freeze()
@@ -320,7 +328,9 @@ class EngineProcess:
         match message:
             case Text() if core is None:
                 self._init = message
-            case AddRequest() if core is not None:
+            case PromptEmbeds() if core is not None:
+                session.keep_embeds(message)
+            case AddRequest() | PoolRequest() if core is not None:
                 self._add(core, session, message)
             case Abort() if core is not None:
                 columns = core.abort(session.place, message.numbers)
@@ -332,33 +342,22 @@ class EngineProcess:
                 for place, columns in core.take_aborted():
                     self._publish(place, columns)
                 self._send(session, Kind.REPLY, codec.encode_reply(reply))
+            case Work() if self._desk is not None:
+                reply = self._desk.reply_to(session.channel, message)
+                self._send(session, Kind.REPLY, codec.encode_reply(reply))
             case Shutdown():
                 self._drain_deadline = time.monotonic() + message.drain_s
                 self._phase = Phase.DRAINING if message.drain_s > 0 else Phase.STOPPING
             case _:
                 raise ProtocolMismatchError(f"{Kind(kind).name} cannot be handled now")
 
-    def _add(self, core: EngineCore, session: Session, message: AddRequest) -> None:
-        refusal: str | None = "the engine is shutting down and takes no new requests"
-        is_retryable = False
+    def _add(self, core: EngineCore, session: Session, message: AddRequest | PoolRequest) -> None:
+        embeds = session.take_embeds(message.number)
+        rejected: Rejected | None = Rejected(message.number, SHUTTING_DOWN)
         if self._phase is Phase.RUNNING:
-            try:
-                refusal = core.add(
-                    session.place,
-                    message.number,
-                    message.prompt_token_ids,
-                    message.params,
-                    message.cache_salt,
-                    priority=message.priority,
-                    bad_words=message.bad_words,
-                    grammar=message.grammar,
-                )
-            except EnginePausedError as pause:
-                refusal, is_retryable = str(pause), True
-            except Exception as problem:  # one bad request must not end the others
-                refusal = f"{type(problem).__name__}: {problem}"
-        if refusal is not None:
-            self._reject(session.place, Rejected(message.number, refusal, is_retryable))
+            rejected = admit(core, session.place, message, embeds)
+        if rejected is not None:
+            self._reject(session.place, rejected)
 
     def _reject(self, place: int, rejected: Rejected) -> None:
         if (session := self._sessions.get(place)) is not None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator
 from enum import Enum, auto
+from typing import Any
 
 from shmllm.errors import NoSpaceError, ProtocolMismatchError
 from shmllm.ipc.channel import CoreChannel
 from shmllm.ipc.liveness import wait_for_end
 from shmllm.ipc.segment import Segment
+from shmllm.ipc.tensors import TensorReader, TensorRef
 from shmllm.logprobs import PromptLogprobs
 from shmllm.outputs import OutputColumns
 from shmllm.wire.codec import (
@@ -22,8 +25,9 @@ from shmllm.wire.codec import (
     encode_in_slot,
     encode_outputs,
     encode_rejected,
+    encode_reply,
 )
-from shmllm.wire.messages import Kind, Rejected
+from shmllm.wire.messages import Kind, PromptEmbeds, Rejected, Reply
 
 RECORDS_PER_TURN = 64
 WATCH_PERIOD_S = 0.25
@@ -70,6 +74,8 @@ class Session:
         self._free_bytes = 0
         self.broken: ProtocolMismatchError | None = None
         self._backlog: deque[tuple[Kind, Parts]] = deque()
+        self._tensors = TensorReader(self.channel.slots)
+        self._embeds: tuple[int, Any] | None = None
 
     @property
     def is_stuck(self) -> bool:
@@ -88,6 +94,18 @@ class Session:
         self._backlog.append((kind, parts))
         if len(self._backlog) == 1:
             self.flush()
+
+    def keep_embeds(self, message: PromptEmbeds) -> None:
+        """Copy a prompt's embeddings out of their slot, for the request that follows."""
+        with self._tensors.view(TensorRef.decode(message.ref)) as view:
+            self._embeds = message.number, view.torch().clone()
+
+    def take_embeds(self, number: int) -> Any:
+        """The embeddings of the prompt of a request; None if it has token ids."""
+        if self._embeds is None:
+            return None
+        (of, embeds), self._embeds = self._embeds, None
+        return embeds if of == number else None
 
     def is_waiting_for_us(self) -> bool:
         """Whether there is something to take from it, or room for what it waits for."""
@@ -126,7 +144,7 @@ class Session:
             slot = self.channel.output_slots.claim(sum(map(len, parts)))
         except NoSpaceError as error:
             self._backlog.popleft()
-            self._backlog.extendleft(reversed(list(_without_logprobs(kind, parts, error))))
+            self._backlog.extendleft(reversed(list(_in_place_of(kind, parts, error))))
             return True
         if slot is None:
             return False
@@ -184,13 +202,14 @@ class Session:
             os.close(self._pidfd)
 
 
-def _without_logprobs(
-    kind: Kind, parts: Parts, error: NoSpaceError
-) -> Iterator[tuple[Kind, Parts]]:
+def _in_place_of(kind: Kind, parts: Parts, error: NoSpaceError) -> Iterator[tuple[Kind, Parts]]:
     """What to send instead where shared memory has no room: the requests that asked for the
     log-probabilities end with an error, the others have their tokens all the same. Rows of a
-    request that ended so are passed over by the front end."""
+    request that ended so are passed over by the front end. A reply becomes an error."""
     message = decode(kind, memoryview(b"".join(parts)))
+    if isinstance(message, Reply):
+        words = json.dumps([type(error).__name__, str(error), ""])
+        yield Kind.REPLY, encode_reply(Reply(message.number, False, words))
     numbers: list[int] = []
     if isinstance(message, PromptLogprobs):
         numbers = [message.number]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import weakref
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from typing import Any, Self, TypeVar
 
 from shmllm.errors import EngineDeadError, RequestError
@@ -17,8 +17,11 @@ from shmllm.frontend.input_processor import Prompt
 from shmllm.frontend.llm import LLM
 from shmllm.frontend.mailbox import Mailbox
 from shmllm.frontend.pausing import PauseMode, pause, resume
+from shmllm.frontend.pooling_methods import pooling_output
 from shmllm.frontend.waiter import Waiter
 from shmllm.outputs import RequestOutput
+from shmllm.pooling_outputs import PoolingOutput, PoolingRequestOutput
+from shmllm.pooling_params import PoolingParams
 from shmllm.sampling_params import SamplingParams
 from shmllm.wire.messages import Method
 
@@ -69,6 +72,8 @@ class AsyncLLM:
         prompt: Prompt,
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
+        *,
+        priority: int | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Complete a prompt.
 
@@ -79,6 +84,7 @@ class AsyncLLM:
             sampling_params: None takes the defaults. `output_kind` says what outputs hold.
             request_id: none that is in use; it can be used again after the request's end.
                 None takes one that is free.
+            priority: as for `LLM.generate`.
 
         Yields:
             Outputs as they come. What came while the consumer was busy is one output.
@@ -94,7 +100,7 @@ class AsyncLLM:
         params = sampling_params or self.get_default_sampling_params()
         is_finished = False
         try:
-            self._waiter.submit(box, lambda: self._llm.prepare([prompt], params)[0], name)
+            self._waiter.submit(box, lambda: self._llm.prepare_one(prompt, params, priority), name)
             while not is_finished:
                 output = await box.take(self._dispatcher.reading())
                 if output is None:
@@ -107,6 +113,44 @@ class AsyncLLM:
             if self._boxes.get(name) is box:
                 del self._boxes[name]
                 self._drop(box)
+
+    async def encode(
+        self,
+        prompt: Prompt,
+        pooling_params: PoolingParams | None = None,
+        request_id: str | None = None,
+    ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
+        """Make a vector of a prompt; see `LLM.encode`. For the rest as `generate`.
+
+        Yields:
+            The one output.
+        """
+        while self._resumed is not None:
+            await self._resumed.wait()
+        box = Mailbox()
+        name = self._register(request_id, box)
+        try:
+            self._waiter.submit(
+                box, lambda: self._llm.prepare_pooling([prompt], pooling_params)[0], name
+            )
+            while await box.take(self._dispatcher.reading()) is None:
+                pass
+            del self._boxes[name]
+            yield pooling_output(box.states[0])
+        finally:
+            if self._boxes.get(name) is box:
+                del self._boxes[name]
+                self._drop(box)
+
+    async def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """See `LLM.collective_rpc`."""
+        return await self._call(lambda: self._llm.collective_rpc(method, timeout, args, kwargs))
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End requests. Each has a last output with reason "abort" and the tokens so far,

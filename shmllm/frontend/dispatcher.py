@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from shmllm.engine.client import EngineClient
+from shmllm.engine.worker_call import WorkerCall
 from shmllm.errors import EngineDeadError, ShmLLMError
 from shmllm.frontend.input_processor import PreparedRequest
 from shmllm.frontend.output_processor import OutputProcessor
@@ -108,7 +109,7 @@ class Dispatcher:
                 group._running[state.number] = state
             group.num_open += 1
             for state in states:
-                self._client.add(state.request.message(state.number))
+                self._client.add(state.request.message(state.number), state.request.embeds)
             return states
 
     def collect(self, group: RequestGroup, timeout_s: float) -> list[RequestState]:
@@ -186,6 +187,11 @@ class Dispatcher:
         """Ask the engine for something and wait for the answer; see `EngineClient.call`."""
         with self._sending():
             return self._client.call(method, argument)
+
+    def run_on_worker(self, call: WorkerCall, timeout_s: float | None = None) -> Any:
+        """See `EngineClient.run_on_worker`. Others wait meanwhile."""
+        with self._sending():
+            return self._client.run_on_worker(call, timeout_s)
 
     def close(self) -> None:
         """End the engine, or leave it. A thread that polls gets an error now."""

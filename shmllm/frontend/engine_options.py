@@ -15,9 +15,18 @@ from shmllm.config import (
     LogprobsConfig,
     LogprobsMode,
     SchedulerConfig,
+    SchedulingPolicy,
     WaitPolicyName,
 )
 from shmllm.model_files import generation_defaults, resolve_model
+
+_DTYPE_SYNONYMS = {"half": "float16", "float": "float32"}
+
+
+def _dtype_name(dtype: Any) -> Any:
+    """vLLM's other names for a dtype, and torch's own, as one of ours."""
+    name = str(dtype).removeprefix("torch.")
+    return _DTYPE_SYNONYMS.get(name, name)
 
 
 def make_engine_config(
@@ -39,6 +48,8 @@ def make_engine_config(
     client_timeout: float = 30.0,
     max_logprobs: int = 20,
     logprobs_mode: LogprobsMode = "raw_logprobs",
+    allow_callables: bool = False,
+    scheduling_policy: SchedulingPolicy = "fcfs",
 ) -> EngineConfig:
     """The configuration of an engine from the options of `LLM`; finds the model's files."""
     directory = resolve_model(str(model), revision=revision)
@@ -47,18 +58,23 @@ def make_engine_config(
         tokenizer_directory = str(resolve_model(tokenizer, revision=revision).absolute())
     return EngineConfig(
         load=LoadConfig(
-            str(directory.absolute()), dtype, load_format, seed, max_model_len, tokenizer_directory
+            str(directory.absolute()),
+            _dtype_name(dtype),
+            load_format,
+            seed,
+            max_model_len,
+            tokenizer_directory,
         ),
         cache=CacheConfig(block_size, kv_cache_memory_bytes, enable_prefix_caching),
-        scheduler=SchedulerConfig(max_num_seqs, max_num_batched_tokens),
-        client=ClientConfig(wait_policy, client_timeout),
+        scheduler=SchedulerConfig(max_num_seqs, max_num_batched_tokens, scheduling_policy),
         logprobs=LogprobsConfig(max_logprobs, logprobs_mode),
+        client=ClientConfig(wait_policy, client_timeout, allow_callables),
         num_threads=num_threads,
     )
 
 
 def read_model_defaults(directory: Path, generation_config: str) -> dict[str, Any]:
     """Sampling defaults that come with the model, as options of SamplingParams."""
-    if generation_config not in ("auto", "shmllm"):
+    if generation_config not in ("auto", "shmllm", "vllm"):
         raise TypeError(f"generation_config is 'auto' or 'shmllm', got {generation_config!r}")
     return generation_defaults(directory) if generation_config == "auto" else {}

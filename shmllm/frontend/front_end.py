@@ -26,6 +26,7 @@ from shmllm.frontend.input_processor import (
     match_params,
 )
 from shmllm.frontend.output_processor import OutputProcessor
+from shmllm.frontend.priorities import set_priorities
 from shmllm.frontend.progress import BatchProgress
 from shmllm.frontend.request_state import RequestState
 from shmllm.frontend.tokenizer import Tokenizer
@@ -184,3 +185,43 @@ def start_engine(config: EngineConfig, multiprocess: bool, startup_timeout: floa
     from shmllm.engine.local import LocalEngineClient
 
     return LocalEngineClient(config)
+
+
+class RequestMethods:
+    """What LLM inherits for those that look at requests on their way: AsyncLLM, commands,
+    benchmarks."""
+
+    _front_end: FrontEnd
+
+    def prepare(
+        self,
+        prompts: Sequence[Prompt],
+        sampling_params: Params | None = None,
+        names: Sequence[str] | None = None,
+    ) -> list[PreparedRequest]:
+        """Check and tokenize prompts for `serve`. Internal."""
+        return self._front_end.prepare(prompts, sampling_params, names)
+
+    def prepare_one(
+        self, prompt: Prompt, params: SamplingParams, priority: int | None
+    ) -> PreparedRequest:
+        """Check and tokenize a prompt. Internal."""
+        return set_priorities(self.prepare([prompt], params), priority, self._front_end.facts)[0]
+
+    def serve(
+        self,
+        requests: Sequence[PreparedRequest],
+        *,
+        streaming: bool = False,
+        time_tokens: bool = False,
+    ) -> Iterator[list[RequestState]]:
+        """Run requests; yields the states that changed, after every poll. Internal.
+
+        Args:
+            requests: as `prepare` returned them.
+            streaming: decode tokens as they come, for `state.text.take_delta()`.
+            time_tokens: fill `state.token_times`.
+
+        Leaving the iterator early, by an exception too, aborts what still runs.
+        """
+        return self._front_end.serve(requests, streaming=streaming, time_tokens=time_tokens)

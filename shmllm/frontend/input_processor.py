@@ -13,10 +13,17 @@ from typing import Any, TypedDict
 
 from shmllm.config import EngineFacts
 from shmllm.errors import RequestError
+from shmllm.frontend.prompt_embeds import (
+    PLACEHOLDER,
+    check_params,
+    read_embeds,
+    salt_with,
+)
 from shmllm.frontend.sampling_checks import EngineTerms, SamplingChecks
 from shmllm.frontend.tokenizer import Tokenizer
+from shmllm.pooling_params import Pooling
 from shmllm.sampling_params import SamplingParams
-from shmllm.wire.messages import AddRequest
+from shmllm.wire.messages import AddRequest, PoolRequest
 
 
 class TextPrompt(TypedDict, total=False):
@@ -35,10 +42,19 @@ class TokensPrompt(TypedDict, total=False):
     cache_salt: str
 
 
-Prompt = str | Sequence[int] | TextPrompt | TokensPrompt
+class EmbedsPrompt(TypedDict, total=False):
+    """A prompt as embeddings: torch tensor or numpy array, [tokens, hidden]. `prompt` is its
+    text, if known, and only passed through."""
+
+    prompt_embeds: Any
+    prompt: str
+    cache_salt: str
+
+
+Prompt = str | Sequence[int] | TextPrompt | TokensPrompt | EmbedsPrompt
 Params = SamplingParams | Sequence[SamplingParams]
 
-_PROMPT_KEYS = {"prompt", "prompt_token_ids", "cache_salt"}
+_PROMPT_KEYS = {"prompt", "prompt_token_ids", "prompt_embeds", "cache_salt"}
 
 
 @dataclass(slots=True)
@@ -48,6 +64,9 @@ class PreparedRequest:
     Attributes:
         prompt: its text, None if only ids were given.
         terms: what the engine gets of `params` in other words.
+        priority: lower goes first, where the engine schedules by priority.
+        embeds: what the prompt was given as, if not as tokens; the token ids are placeholders.
+        pooling: what to make of the prompt instead of generating.
     """
 
     prompt: str | None
@@ -55,14 +74,22 @@ class PreparedRequest:
     params: SamplingParams
     cache_salt: str = ""
     terms: EngineTerms = field(default_factory=EngineTerms)
+    priority: int = 0
+    embeds: Any = None
+    pooling: Pooling | None = None
 
-    def message(self, number: int) -> AddRequest:
-        """The request as the engine takes it."""
+    def message(self, number: int) -> AddRequest | PoolRequest:
+        """The request as the engine takes it; `embeds` go beside it."""
+        if self.pooling is not None:
+            return PoolRequest(
+                number, self.prompt_token_ids, self.pooling, self.cache_salt, self.priority
+            )
         return AddRequest(
             number,
             self.prompt_token_ids,
             self.params,
             self.cache_salt,
+            self.priority,
             bad_words=self.terms.bad_words,
             grammar=self.terms.grammar,
         )
@@ -87,6 +114,7 @@ class _Parsed:
     text: str | None
     token_ids: list[int] | None
     cache_salt: str
+    embeds: Any = None
 
 
 def _is_token_ids(value: object) -> bool:
@@ -163,6 +191,7 @@ class InputProcessor:
         prompts: Sequence[Prompt],
         params: Sequence[SamplingParams],
         names: Sequence[str] | None = None,
+        min_room: int = 1,
     ) -> list[PreparedRequest]:
         """Check all prompts and tokenize those that are text.
 
@@ -170,6 +199,7 @@ class InputProcessor:
             prompts: what `as_list` returned.
             params: one for each.
             names: what errors call each; None counts them.
+            min_room: tokens that have to be left for the output.
 
         Raises:
             RequestError: names the prompt.
@@ -185,9 +215,18 @@ class InputProcessor:
         requests = []
         for name, item, own in zip(names, parsed, params, strict=True):
             ids = next(encoded) if item.token_ids is None else item.token_ids
-            self._check_token_ids(name, ids)
+            if item.embeds is not None:
+                self._take_embeds(name, item, own)
+                ids = [PLACEHOLDER] * len(item.embeds)
+            self._check_token_ids(name, ids, min_room)
             requests.append(PreparedRequest(item.text, ids, own, item.cache_salt, terms[id(own)]))
+            requests[-1].embeds = item.embeds
         return requests
+
+    def _take_embeds(self, name: str, item: _Parsed, params: SamplingParams) -> None:
+        check_params(name, params)
+        item.embeds = read_embeds(name, item.embeds, self._facts.hidden_size)
+        item.cache_salt = salt_with(item.embeds, item.cache_salt)
 
     def _encode(
         self, texts: list[str], names: Sequence[str], parsed: list[_Parsed]
@@ -199,14 +238,14 @@ class InputProcessor:
                 _require_unicode(name, item.text or "")
             raise
 
-    def _check_token_ids(self, name: str, ids: list[int]) -> None:
+    def _check_token_ids(self, name: str, ids: list[int], min_room: int) -> None:
         if not ids:
             raise RequestError(f"{name} is empty: the model needs at least one token")
         most = self._facts.max_model_len
-        if len(ids) >= most:
+        if len(ids) > most - min_room:
             raise RequestError(
                 f"{name} has {len(ids):,} tokens; max_model_len is {most:,} tokens of prompt and "
-                f"output together, so a prompt may have at most {most - 1:,}"
+                f"output together, so a prompt may have at most {most - min_room:,}"
             )
         vocab_size = self._facts.vocab_size
         low, high = min(ids), max(ids)
@@ -237,8 +276,11 @@ def _parse_mapping(name: str, prompt: Mapping[str, Any]) -> _Parsed:
             f"{name} has unknown keys {sorted(map(str, unknown))}; known are {sorted(_PROMPT_KEYS)}"
         )
     text, ids, salt = prompt.get("prompt"), prompt.get("prompt_token_ids"), prompt.get("cache_salt")
-    if text is None and ids is None:
+    embeds = prompt.get("prompt_embeds")
+    if text is None and ids is None and embeds is None:
         raise RequestError(f"{name} has neither 'prompt' nor 'prompt_token_ids'")
+    if embeds is not None and ids is not None:
+        raise RequestError(f"{name} has both 'prompt_embeds' and 'prompt_token_ids'")
     if text is not None and not isinstance(text, str):
         raise RequestError(f"{name}: 'prompt' must be a str, got {type(text).__name__}")
     if ids is not None and not (_is_token_ids(ids) or _is_empty_list(ids)):
@@ -246,6 +288,8 @@ def _parse_mapping(name: str, prompt: Mapping[str, Any]) -> _Parsed:
     if salt is not None and not isinstance(salt, str):
         raise RequestError(f"{name}: 'cache_salt' must be a str, got {type(salt).__name__}")
     _require_unicode(f"{name}: 'cache_salt'", salt or "")
+    if embeds is not None:
+        return _Parsed(text, [], salt or "", embeds)
     return _Parsed(text, None if ids is None else list(ids), salt or "")
 
 

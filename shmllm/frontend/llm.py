@@ -9,27 +9,35 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from shmllm.config import DType, LoadFormat, LogprobsMode, WaitPolicyName
+from shmllm.config import DType, LoadFormat, LogprobsMode, SchedulingPolicy, WaitPolicyName
 from shmllm.engine.client import LoadProgress
 from shmllm.errors import ShmLLMError
+from shmllm.frontend.beam_search import BeamSearchMethods
 from shmllm.frontend.engine_options import make_engine_config
 from shmllm.frontend.enqueued import Enqueued
-from shmllm.frontend.front_end import FrontEnd, Messages
-from shmllm.frontend.input_processor import Params, PreparedRequest, Prompt, TokensPrompt, as_list
+from shmllm.frontend.foreign_options import check_foreign_options
+from shmllm.frontend.front_end import FrontEnd, Messages, RequestMethods
+from shmllm.frontend.input_processor import Params, Prompt, TokensPrompt, as_list
 from shmllm.frontend.pausing import PauseMode, pause, resume
-from shmllm.frontend.request_state import RequestState
+from shmllm.frontend.pooling_methods import PoolingMethods
+from shmllm.frontend.priorities import Priority, set_priorities
 from shmllm.frontend.streaming import OnError, stream
+from shmllm.frontend.worker_methods import WorkerMethods, read_profiler_config
 from shmllm.options import reject_unknown_options
 from shmllm.outputs import RequestOutput
+from shmllm.pooling_params import PoolerConfig
 from shmllm.sampling_params import RequestOutputKind, SamplingParams
 from shmllm.wire.messages import Method
+
+if TYPE_CHECKING:
+    from shmllm.frontend.engine_args import EngineArgs
 
 PUMP_S = 0.1
 
 
-class LLM:
+class LLM(WorkerMethods, PoolingMethods, BeamSearchMethods, RequestMethods):
     """A model and the engine process that runs it.
 
     Args:
@@ -52,11 +60,16 @@ class LLM:
         num_threads: compute threads; None takes the cores this process may use.
         wait_policy: "latency", "balanced" or "idle": how long either side spins before it
             sleeps; see docs/ipc.md.
+        scheduling_policy: "fcfs", or "priority": what has the lowest `priority` runs first.
         max_logprobs: alternatives that a request may ask for at each position; -1 sets no
             bound.
         logprobs_mode: what `logprobs` report: "raw_logprobs" of the model, or
             "processed_logprobs" after penalties, temperature and filters; "raw_logits" and
             "processed_logits" are the same before normalisation.
+        pooler_config: defaults of `encode`, `embed` and `score`; a PoolerConfig or a dict.
+        profiler_config: {"torch_profiler_dir": ...}; None: the working directory.
+        others: options of vLLM's; those that mean nothing here are taken where they change
+            nothing, with a warning where somebody may expect an effect. See docs/vllm.md.
         multiprocess: False runs the engine in this process, for debugging.
         startup_timeout: seconds until the engine has to be ready.
         on_load_progress: called with (bytes read, bytes in all) while it starts.
@@ -85,13 +98,17 @@ class LLM:
         generation_config: str = "auto",
         num_threads: int | None = None,
         wait_policy: WaitPolicyName = "balanced",
+        scheduling_policy: SchedulingPolicy = "fcfs",
         max_logprobs: int = 20,
         logprobs_mode: LogprobsMode = "raw_logprobs",
+        pooler_config: PoolerConfig | dict[str, Any] | None = None,
+        profiler_config: dict[str, Any] | None = None,
         multiprocess: bool = True,
         startup_timeout: float = 120.0,
         on_load_progress: LoadProgress | None = None,
-        **unknown: Any,
+        **others: Any,
     ) -> None:
+        unknown = check_foreign_options("LLM", others)
         reject_unknown_options("LLM", unknown, _option_names())
         config = make_engine_config(
             model,
@@ -108,9 +125,12 @@ class LLM:
             load_format=load_format,
             num_threads=num_threads,
             wait_policy=wait_policy,
+            scheduling_policy=scheduling_policy,
             max_logprobs=max_logprobs,
             logprobs_mode=logprobs_mode,
         )
+        self.pooler_config = PoolerConfig.make(pooler_config)
+        self.profile_directory = read_profiler_config(profiler_config)
         self._use(
             FrontEnd.start(
                 config,
@@ -122,6 +142,11 @@ class LLM:
         )
 
     @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> Self:
+        """From options that were put together as an object."""
+        return cls(**engine_args.llm_options())
+
+    @classmethod
     def attach(cls, name: str, *, generation_config: str = "auto") -> Self:
         """Use an engine that `shmllm engine start NAME` runs. Loads no model and no torch;
         `close` leaves the engine running.
@@ -130,6 +155,7 @@ class LLM:
             SegmentError: it is not running, still starting, dead, or another user's.
         """
         llm = cls.__new__(cls)
+        llm.pooler_config = PoolerConfig()
         llm._use(FrontEnd.attach(name, generation_config))
         return llm
 
@@ -139,6 +165,7 @@ class LLM:
         sampling_params: Params | None = None,
         *,
         use_tqdm: bool = True,
+        priority: Priority = None,
     ) -> list[RequestOutput]:
         """Complete prompts, as one batch.
 
@@ -147,6 +174,8 @@ class LLM:
                 [...]}, or a list of these.
             sampling_params: one for all or one for each; None takes the defaults.
             use_tqdm: show a progress bar on stderr.
+            priority: one for all or one for each, lower going first; for engines with
+                `scheduling_policy="priority"`.
 
         Returns:
             One output per prompt, in their order.
@@ -156,7 +185,7 @@ class LLM:
             EngineDeadError: the engine died.
         """
         requests = self.prepare(as_list(prompts), sampling_params)
-        return self._front_end.run(requests, use_tqdm)
+        return self._front_end.run(set_priorities(requests, priority, self.facts), use_tqdm)
 
     def stream(
         self,
@@ -212,17 +241,20 @@ class LLM:
         sampling_params: Params | None = None,
         *,
         use_tqdm: bool = True,
+        priority: Priority = None,
     ) -> list[str]:
         """Queue prompts and return; the engine begins at once. `wait_for_completion` has
         the results. A front end of a named engine has to come for them in time.
 
         Args:
             use_tqdm: accepted; queueing shows nothing.
+            priority: as for `generate`.
 
         Returns:
             The `request_id` of each prompt's output.
         """
-        return self._enqueued.add(self.prepare(as_list(prompts), sampling_params))
+        requests = self.prepare(as_list(prompts), sampling_params)
+        return self._enqueued.add(set_priorities(requests, priority, self.facts))
 
     def wait_for_completion(
         self, output_type: type | tuple[type, ...] | None = None, *, use_tqdm: bool = True
@@ -242,6 +274,7 @@ class LLM:
         sampling_params: Params | None = None,
         *,
         use_tqdm: bool = True,
+        priority: Priority = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template: str | None = None,
@@ -264,7 +297,8 @@ class LLM:
             tools=tools,
             **(chat_template_kwargs or {}),
         )
-        return self._front_end.run(self.prepare(prompts, sampling_params), use_tqdm)
+        requests = self.prepare(prompts, sampling_params)
+        return self._front_end.run(set_priorities(requests, priority, self.facts), use_tqdm)
 
     def chat_prompt(self, messages: Messages, **template_options: Any) -> TokensPrompt:
         """A conversation as a prompt. Internal."""
@@ -340,33 +374,6 @@ class LLM:
     ) -> None:
         self.close()
 
-    def prepare(
-        self,
-        prompts: Sequence[Prompt],
-        sampling_params: Params | None = None,
-        names: Sequence[str] | None = None,
-    ) -> list[PreparedRequest]:
-        """Check and tokenize prompts for `serve`. Internal."""
-        return self._front_end.prepare(prompts, sampling_params, names)
-
-    def serve(
-        self,
-        requests: Sequence[PreparedRequest],
-        *,
-        streaming: bool = False,
-        time_tokens: bool = False,
-    ) -> Iterator[list[RequestState]]:
-        """Run requests; yields the states that changed, after every poll. Internal.
-
-        Args:
-            requests: as `prepare` returned them.
-            streaming: decode tokens as they come, for `state.text.take_delta()`.
-            time_tokens: fill `state.token_times`.
-
-        Leaving the iterator early, by an exception too, aborts what still runs.
-        """
-        return self._front_end.serve(requests, streaming=streaming, time_tokens=time_tokens)
-
     def _use(self, front_end: FrontEnd) -> None:
         self._front_end = front_end
         self._client = front_end.client
@@ -378,4 +385,4 @@ class LLM:
 
 def _option_names() -> list[str]:
     names = inspect.signature(LLM.__init__).parameters
-    return [name for name in names if name not in ("self", "unknown")]
+    return [name for name in names if name not in ("self", "others")]

@@ -15,7 +15,7 @@ from shmllm.frontend.request_state import Family, RequestState
 from shmllm.frontend.token_texts import TokenTexts
 from shmllm.frontend.tokenizer import Tokenizer
 from shmllm.logprobs import LogprobColumns, PromptLogprobs
-from shmllm.outputs import OutputColumns
+from shmllm.outputs import Embeddings, OutputColumns
 
 
 class OutputProcessor:
@@ -70,7 +70,7 @@ class OutputProcessor:
         params = request.params
         detokenizer = IncrementalDetokenizer(
             self._tokenizer,
-            request.prompt_token_ids,
+            request.prompt_token_ids if request.embeds is None else [],
             skip_special_tokens=params.skip_special_tokens,
         )
         text = OutputText(detokenizer, params.stop, include_stop=params.include_stop_str_in_output)
@@ -102,6 +102,10 @@ class OutputProcessor:
                 self._process_columns(event, changed, to_abort)
             elif isinstance(event, PromptLogprobs):
                 self._process_prompt(event)
+            elif isinstance(event, Embeddings):
+                for number, vector in zip(event.numbers, event.vectors, strict=True):
+                    if number in self._states:
+                        self._states[number].vector = vector
             elif (state := self._states.pop(event.number, None)) is not None:
                 state.fail(event.message)
                 state.is_retryable = event.is_retryable

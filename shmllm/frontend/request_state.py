@@ -57,6 +57,7 @@ class RequestState:
         silent_stop_ids: tokens that end the request without being its `stop_reason`.
         logprobs: of the output tokens, None if not asked for.
         prompt_logprobs: of the prompt's tokens from the second on, None if not asked for.
+        vector: of a pooling request, float32.
         ends_request: whether it has ended, and as the last of its family.
     """
 
@@ -83,6 +84,7 @@ class RequestState:
         "token_ids",
         "token_texts",
         "token_times",
+        "vector",
     )
 
     def __init__(
@@ -118,6 +120,7 @@ class RequestState:
         self.error: str | None = None
         self.is_retryable = False
         self.ends_request = False
+        self.vector = b""
         self.metrics = RequestMetrics(arrival_time=time.monotonic())
 
     def take(self, token_ids: list[int], finish: int, time_s: float) -> bool:
@@ -186,7 +189,8 @@ class RequestState:
         self.finish_reason = FinishReason(finish).text
         if finish == FinishReason.REPETITION:
             self.stop_reason = REPETITION_DETECTED
-        last = self.token_ids[-1] if finish == FinishReason.STOP else None
+        has_token = finish == FinishReason.STOP and self.token_ids
+        last = self.token_ids[-1] if has_token else None
         if last in self.request.params.stop_token_ids and last not in self.silent_stop_ids:
             self.stop_reason = last
 

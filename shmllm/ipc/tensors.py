@@ -61,7 +61,7 @@ class TensorWriter:
             MessageTooLargeError: larger than the largest slot.
             NoSpaceError: shared memory is full; nothing is lent, the slots stay usable.
         """
-        return self._try_put(*_as_array(source))
+        return self._try_put(*as_array(source))
 
     def put(self, source: Any, *, deadline: float | None, on_full: Callable[[], None]) -> TensorRef:
         """As `try_put`, waiting for a slot.
@@ -76,7 +76,7 @@ class TensorWriter:
         Raises:
             IpcTimeoutError: all slots that could hold it stayed lent until the deadline.
         """
-        array, name = _as_array(source)
+        array, name = as_array(source)
         pause_s = _FIRST_PAUSE_S
         while (ref := self._try_put(array, name)) is None:
             on_full()
@@ -103,7 +103,7 @@ class TensorWriter:
         return TensorRef(slot.publish(), name, array.shape)
 
 
-def _as_array(source: Any) -> tuple[NDArray[Any], str]:
+def as_array(source: Any) -> tuple[NDArray[Any], str]:
     """(an array over the same memory with a dtype of numpy's own, name of the real dtype)."""
     if isinstance(source, (np.ndarray, np.generic)):
         array = np.asarray(source)

@@ -6,6 +6,7 @@ keys and values are kept, is the business of the attention function that the cal
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar, Protocol
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from shmllm.models.config import ModelConfig
 from shmllm.models.layers import Allocator, Linear, NamedWeights, TokenEmbedding
 from shmllm.models.rope import RotaryEmbedding
+from shmllm.models.weight_update import update_weights
 from shmllm_kernels import add_rms_norm, apply_rope, rms_norm, rotate, silu_and_mul
 
 
@@ -116,6 +118,7 @@ class DecoderModel:
         output_bias: the attention's output projection has a bias where q, k and v have one.
         config: what the model was built from.
         dtype: of weights and activations.
+        weights_version: counts the updates of weights since they were first loaded.
     """
 
     qk_norm: ClassVar[bool] = False
@@ -130,6 +133,7 @@ class DecoderModel:
     ) -> None:
         self.config = config
         self.dtype = dtype
+        self.weights_version = 0
         hidden = config.hidden_size
         tied = config.tie_word_embeddings
         self.embedding = TokenEmbedding(config.vocab_size, hidden, tied, dtype, allocate, device)
@@ -141,19 +145,26 @@ class DecoderModel:
         ]
         self.norm = allocate((hidden,), dtype)
 
-    def forward(self, token_ids: Tensor, positions: Tensor, attention: AttentionFn) -> Tensor:
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        attention: AttentionFn,
+        embedded: Tensor | None = None,
+    ) -> Tensor:
         """Runs the tokens of one step through all blocks.
 
         Args:
             token_ids: [tokens] int64.
             positions: [tokens] int64, each token's place in its sequence.
             attention: called once per layer, in order.
+            embedded: [tokens, hidden] instead of what ``embed(token_ids)`` would give.
 
         Returns:
             [tokens, hidden] after the final norm.
         """
         cos, sin = self.rope(positions)
-        hidden = self.embedding.embed(token_ids)
+        hidden = self.embed(token_ids) if embedded is None else embedded
         residual: Tensor | None = None
         for layer in self.layers:
             hidden, residual = layer(hidden, residual, cos, sin, attention)
@@ -161,9 +172,17 @@ class DecoderModel:
             return rms_norm(hidden, self.norm, self.config.rms_norm_eps)
         return add_rms_norm(hidden, residual, self.norm, self.config.rms_norm_eps)[0]
 
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """[tokens] int64 -> [tokens, hidden]."""
+        return self.embedding.embed(token_ids)
+
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] as ``forward`` returns them -> [rows, vocab] float32."""
         return self.embedding.logits(hidden)
+
+    def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]]) -> set[str]:
+        """Overwrites weights in place; see ``weight_update.update_weights``."""
+        return update_weights(self, named_tensors)
 
     def named_weights(self) -> NamedWeights:
         """Where each tensor of a Hugging Face checkpoint goes.

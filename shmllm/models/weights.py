@@ -8,15 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from shmllm.errors import EngineStartError
-from shmllm.models.decoder import DecoderModel
 from shmllm.models.fields import Fields, read_json_object
 from shmllm.models.layers import NamedWeights
+
+if TYPE_CHECKING:
+    from shmllm.models.decoder import DecoderModel
 
 Progress = Callable[[int, int], None]
 """Called with bytes loaded so far and bytes in all."""

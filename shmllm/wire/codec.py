@@ -8,10 +8,13 @@ the header gives and which end exactly at the record's end. Integers are little-
     FAILED    message length u32 | message, traceback
     ADD       see `add`
     ABORT     numbers i64[]
+    POOL      see `pooling`                               EMBEDDINGS the same
     OUTPUTS   see `outputs`                               PROMPT_LOGPROBS the same
     REJECTED  number i64, retryable u32 | message
     IN_SLOT   kind u32, slot u32, offset u32, bytes u32: a record that lies in a tensor slot
     CALL      number i64, method u32 | JSON text                  SHUTDOWN  seconds f64
+    PROMPT_EMBEDS  number i64 | tensor reference
+    WORK      number i64 | JSON text
     REPLY     number i64, ok u32 | JSON text
 
 Encoders return parts, which the ring writes one behind the other without joining them.
@@ -32,10 +35,12 @@ from shmllm.wire.messages import (
     Kind,
     Message,
     Method,
+    PromptEmbeds,
     Rejected,
     Reply,
     Shutdown,
     Text,
+    Work,
 )
 from shmllm.wire.outputs import (
     decode_outputs,
@@ -44,6 +49,7 @@ from shmllm.wire.outputs import (
     encode_prompt_logprobs,
     encode_step,
 )
+from shmllm.wire.pooling import decode_embeddings, decode_pool, encode_embeddings, encode_pool
 from shmllm.wire.sections import Parts, Sections, column
 
 __all__ = [
@@ -53,20 +59,25 @@ __all__ = [
     "encode_abort",
     "encode_add",
     "encode_call",
+    "encode_embeddings",
     "encode_failed",
     "encode_hello",
     "encode_in_slot",
     "encode_outputs",
+    "encode_pool",
+    "encode_prompt_embeds",
     "encode_prompt_logprobs",
     "encode_rejected",
     "encode_reply",
     "encode_shutdown",
     "encode_step",
     "encode_text",
+    "encode_work",
 ]
 
 HELLO = Struct("<II")
 LENGTH = Struct("<I")
+NUMBER = Struct("<q")
 IN_SLOT = Struct("<IIII")
 REJECTED = Struct("<qI")
 CALL = Struct("<qI")
@@ -96,6 +107,14 @@ def encode_rejected(message: Rejected) -> Parts:
 
 def encode_call(message: Call) -> Parts:
     return (CALL.pack(message.number, message.method), message.json.encode())
+
+
+def encode_work(message: Work) -> Parts:
+    return (NUMBER.pack(message.number), message.json.encode())
+
+
+def encode_prompt_embeds(message: PromptEmbeds) -> Parts:
+    return (NUMBER.pack(message.number), message.ref)
 
 
 def encode_shutdown(message: Shutdown) -> Parts:
@@ -153,6 +172,14 @@ def _decode_call(record: memoryview) -> Call:
     return Call(number, Method(method), Sections(record, CALL.size).rest())
 
 
+def _decode_work(record: memoryview) -> Work:
+    return Work(NUMBER.unpack_from(record)[0], Sections(record, NUMBER.size).rest())
+
+
+def _decode_prompt_embeds(record: memoryview) -> PromptEmbeds:
+    return PromptEmbeds(NUMBER.unpack_from(record)[0], bytes(record[NUMBER.size :]))
+
+
 def _decode_shutdown(record: memoryview) -> Shutdown:
     (drain_s,) = SHUTDOWN.unpack(record)
     if not 0 <= drain_s < float("inf"):
@@ -178,6 +205,10 @@ _DECODERS: dict[int, Callable[[memoryview], Message]] = {
     Kind.CALL: _decode_call,
     Kind.REPLY: _decode_reply,
     Kind.SHUTDOWN: _decode_shutdown,
+    Kind.WORK: _decode_work,
+    Kind.POOL: decode_pool,
+    Kind.PROMPT_EMBEDS: _decode_prompt_embeds,
+    Kind.EMBEDDINGS: decode_embeddings,
 }
 
 

@@ -1,13 +1,16 @@
 """The messages between front end and engine, as plain dataclasses.
 
-    front end -> engine    INIT   ADD   ABORT   CALL   SHUTDOWN   IN_SLOT
-    engine -> front end    HELLO  READY  FAILED  OUTPUTS  PROMPT_LOGPROBS  REJECTED  REPLY
-                           IN_SLOT
+    front end -> engine    INIT   PROMPT_EMBEDS   ADD   POOL   ABORT   CALL   WORK
+                           SHUTDOWN   IN_SLOT
+    engine -> front end    HELLO  READY  FAILED  OUTPUTS  PROMPT_LOGPROBS  EMBEDDINGS
+                           REJECTED  REPLY  IN_SLOT
 
     engine starts:  HELLO -> INIT -> READY | FAILED
     a request:      ADD -> OUTPUTS... (the last one carries its finish reason)
                     ADD -> PROMPT_LOGPROBS... -> OUTPUTS... if it asked for them
-                    ADD -> REJECTED
+                    POOL -> EMBEDDINGS -> OUTPUTS with STOP and no token
+                    PROMPT_EMBEDS, then its ADD or POOL, if the prompt is given as embeddings
+                    ADD or POOL -> REJECTED
                     ABORT -> OUTPUTS with ABORT, unless the request had already ended
 
 IN_SLOT says where the record of another kind lies that is too large for the ring.
@@ -22,7 +25,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from shmllm.logprobs import PromptLogprobs
-from shmllm.outputs import OutputColumns
+from shmllm.outputs import Embeddings, OutputColumns
+from shmllm.pooling_params import Pooling
 from shmllm.sampling_params import SamplingParams, TokenSequences
 
 PROTOCOL_VERSION = 2
@@ -44,6 +48,10 @@ class Kind(IntEnum):
     IN_SLOT = 11
     SHUTDOWN = 12
     PROMPT_LOGPROBS = 13
+    WORK = 20
+    POOL = 21
+    EMBEDDINGS = 22
+    PROMPT_EMBEDS = 23
 
 
 class Method(IntEnum):
@@ -97,6 +105,26 @@ class AddRequest:
 
 
 @dataclass(slots=True)
+class PoolRequest:
+    """A prompt to make a vector of. `priority` as in AddRequest."""
+
+    number: int
+    prompt_token_ids: Sequence[int]
+    pooling: Pooling
+    cache_salt: str = ""
+    priority: int = 0
+
+
+@dataclass(slots=True)
+class PromptEmbeds:
+    """Embeddings of a prompt, of shape [tokens, hidden]: the request of this number, which
+    follows, has any token ids in their places. `ref` is an encoded `TensorRef`."""
+
+    number: int
+    ref: bytes
+
+
+@dataclass(slots=True)
 class Abort:
     """Requests to end at once."""
 
@@ -127,6 +155,16 @@ class Call:
 
 
 @dataclass(slots=True)
+class Work:
+    """Something for the engine's worker to do, answered by the Reply of the same number.
+    `json` and the answer's are JSON objects: what `engine.worker_desk` makes of values and
+    tensors."""
+
+    number: int
+    json: str
+
+
+@dataclass(slots=True)
 class Shutdown:
     """Take no new requests, and end when those there are done or `drain_s` has passed."""
 
@@ -148,11 +186,15 @@ Message = (
     | Text
     | Failed
     | AddRequest
+    | PoolRequest
+    | PromptEmbeds
+    | Embeddings
     | Abort
     | Rejected
     | Call
     | Reply
     | Shutdown
+    | Work
     | OutputColumns
     | PromptLogprobs
 )

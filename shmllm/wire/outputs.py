@@ -22,6 +22,7 @@ from shmllm.errors import ProtocolMismatchError
 from shmllm.logprobs import LogprobColumns, PromptLogprobs
 from shmllm.outputs import OutputColumns
 from shmllm.wire.messages import Kind
+from shmllm.wire.pooling import encode_embeddings
 from shmllm.wire.sections import Parts, Sections, column
 
 # step, time_ns, rows, cached rows, tokens, flags
@@ -41,12 +42,18 @@ MAX_BYTES_PER_RECORD = 2**22 - 2**18
 """Of log-probabilities. What the ring does not hold lies in a slot; of those up to this size
 there are several."""
 
+MAX_VECTOR_BYTES = 2**17
+"""In one record, so that the ring holds it."""
+
 
 def encode_step(columns: OutputColumns) -> Iterator[tuple[Kind, Parts]]:
     """The records that say what a step produced for one front end."""
     for scored in columns.prompt_logprobs:
         for piece in scored.parts(MAX_BYTES_PER_RECORD):
             yield Kind.PROMPT_LOGPROBS, encode_prompt_logprobs(piece)
+    if columns.embeddings is not None:
+        for vectors in columns.embeddings.parts(MAX_VECTOR_BYTES):
+            yield Kind.EMBEDDINGS, encode_embeddings(vectors)
     for part in columns.parts(MAX_ROWS_PER_RECORD, MAX_BYTES_PER_RECORD):
         yield Kind.OUTPUTS, encode_outputs(part)
 

@@ -24,6 +24,8 @@ from shmllm.worker.attention import PagedAttention
 from shmllm.worker.batch import InputBatch, StepInputs
 from shmllm.worker.grammar import GrammarCompiler
 from shmllm.worker.memory import check_weights_fit, size_kv_cache
+from shmllm.worker.pooler import Pooler
+from shmllm.worker.prompt_embeds import PromptEmbeds, check_prompt_embeds
 from shmllm.worker.sampler import Sampler
 from shmllm.worker.scoring import score_in_pieces
 from shmllm.worker.token_masks import TokenMasks
@@ -94,6 +96,8 @@ class ModelRunner:
         directory = Path(config.load.tokenizer_directory or config.load.directory)
         self._grammars = GrammarCompiler(directory, model_config.eos_token_ids)
         self._masks = TokenMasks(self._grammars, rows, self._vocab_size)
+        self._prompt_embeds = PromptEmbeds()
+        self._pooler = Pooler(rows, model_config.hidden_size)
         self._sampler = Sampler(self._batch, config.logprobs.mode)
         self._scores_probabilities = config.logprobs.mode.endswith("logprobs")
         most = config.logprobs.max_logprobs
@@ -116,8 +120,20 @@ class ModelRunner:
             max_logprobs=(
                 self._vocab_size if most == UNLIMITED_LOGPROBS else min(most, self._vocab_size)
             ),
+            scheduling_policy=config.scheduler.policy,
+            hidden_size=model_config.hidden_size,
             warnings=(size.warning,) if size.warning else (),
         )
+
+    @property
+    def model(self) -> DecoderModel:
+        """What computes; its weights may be replaced between two steps."""
+        return self._model
+
+    def check_embeds(self, embeds: torch.Tensor, length: int) -> torch.Tensor:
+        """A prompt's embeddings in the model's dtype; RequestError if they are none."""
+        shape = (length, self._model.config.hidden_size)
+        return check_prompt_embeds(embeds, shape, self._model.dtype)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
@@ -126,22 +142,23 @@ class ModelRunner:
         inputs = self._batch.inputs(plan)
         self._attention.begin_step(inputs, self._batch)
         masks = self._masks.begin(plan.constraints)
-        hidden = self._model.forward(
-            torch.from_numpy(inputs.token_ids),
-            torch.from_numpy(inputs.positions),
-            self._attention,
-        )
+        token_ids = torch.from_numpy(inputs.token_ids)
+        positions = torch.from_numpy(inputs.positions)
+        self._prompt_embeds.update(plan)
+        embedded = self._prompt_embeds.lay_over(self._model, token_ids, inputs)
+        hidden = self._model.forward(token_ids, positions, self._attention, embedded)
         prompt_logprobs = [self._score_prompt(hidden, inputs, s) for s in plan.prompt_scores]
+        vectors = self._pooler(hidden, inputs, plan) if plan.pools else ()
         if not plan.samples:
-            return StepResult([], None, prompt_logprobs)
+            return StepResult([], None, prompt_logprobs, vectors)
         if len(inputs.sample_tokens) < len(inputs.token_ids):
             hidden = hidden.index_select(0, torch.from_numpy(inputs.sample_tokens))
         logits = self._model.compute_logits(hidden)
         masks.apply(logits)
-        positions = inputs.positions[inputs.sample_tokens] + 1
-        sampled = self._sampler(logits, inputs.sample_rows, positions)
+        sample_positions = inputs.positions[inputs.sample_tokens] + 1
+        sampled = self._sampler(logits, inputs.sample_rows, sample_positions)
         self._batch.append(inputs, sampled.token_ids)
-        return StepResult(sampled.token_ids.tolist(), sampled.logprobs, prompt_logprobs)
+        return StepResult(sampled.token_ids.tolist(), sampled.logprobs, prompt_logprobs, vectors)
 
     def compile_grammar(self, text: str) -> Future[Callable[[], Constraint]]:
         """What begins an output under this grammar, at once or later."""

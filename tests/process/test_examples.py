@@ -109,6 +109,32 @@ def test_structured_outputs_match(tmp_path: Path) -> None:
     assert "uniqueItems" in refusal
 
 
+def test_embed_ranks_by_similarity(tmp_path: Path) -> None:
+    out = run_example("embed.py", tmp_path)
+    assert out.count("256 components") == 3
+    scores = [float(score) for score in re.findall(r"^(\d\.\d+)  ", out, re.MULTILINE)]
+    assert scores == sorted(scores, reverse=True)
+    assert len(scores) == 3
+    assert out.rstrip().endswith("import unittest")
+
+
+def test_beam_search_finds_what_greedy_does_not(tmp_path: Path) -> None:
+    out = run_example("beam_search.py", tmp_path)
+    scores = [float(score) for score in re.findall(r"^ *(-\d+\.\d+) ", out, re.MULTILINE)]
+    *beams, greedy = scores
+    assert len(beams) == 4
+    assert beams == sorted(beams, reverse=True)
+    assert beams[0] >= greedy
+
+
+def test_load_weights_changes_the_model_and_back(tmp_path: Path) -> None:
+    out = run_example("load_weights.py", tmp_path)
+    first, second = (float(norm) for norm in re.findall(r"^norm ([\d.]+)", out, re.MULTILINE))
+    assert abs(second / first - 0.9) < 1e-3
+    assert "refused: model.norm.weight has shape [3]" in out
+    assert out.rstrip().endswith("back to what it was: True")
+
+
 def test_every_example_is_tested_here() -> None:
     source = Path(__file__).read_text(encoding="utf-8")
     assert EXAMPLES

@@ -20,7 +20,7 @@ TREE = {
     "NoSpaceError": ("IpcError",),
     "ProtocolMismatchError": ("IpcError",),
     "MessageTooLargeError": ("IpcError",),
-    "IpcTimeoutError": ("IpcError",),
+    "IpcTimeoutError": ("IpcError", "TimeoutError"),
 }
 
 

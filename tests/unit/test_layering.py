@@ -37,8 +37,9 @@ class Rule:
 
 RULES = {
     "shmllm": Rule(
-        "version errors outputs logprobs sampling_params structured_params frontend.llm "
-        "frontend.async_llm frontend.input_processor"
+        "version errors outputs logprobs sampling_params structured_params beam_search "
+        "pooling_params pooling_outputs frontend.llm frontend.async_llm frontend.engine_args "
+        "frontend.input_processor"
     ),  # the names that type checkers see; at run time all but `version` are lazy
     "shmllm.errors": Rule(),
     "shmllm.version": Rule(),
@@ -53,18 +54,36 @@ RULES = {
     "shmllm.model_files": Rule("errors", lazy_packages="huggingface_hub"),
     "shmllm.ipc": Rule("errors", packages="numpy posix_ipc"),
     "shmllm.ipc.tensors": Rule("errors", packages="numpy", lazy_packages="torch"),
-    "shmllm.wire": Rule("errors sampling_params outputs logprobs", packages="numpy"),
-    "shmllm.core": Rule("errors config sampling_params outputs logprobs"),
+    "shmllm.ipc.packed": Rule("errors", packages="numpy", lazy_packages="torch"),
+    "shmllm.pooling_params": Rule("errors options"),
+    "shmllm.beam_search": Rule("errors logprobs sampling_ranges"),
+    "shmllm.pooling_outputs": Rule(packages="numpy", lazy_packages="torch"),
+    "shmllm.wire": Rule("errors sampling_params pooling_params outputs logprobs", packages="numpy"),
+    "shmllm.core": Rule("errors config sampling_params pooling_params outputs logprobs"),
     "shmllm.models": Rule("errors shmllm_kernels", packages="torch safetensors numpy"),
     "shmllm.worker": Rule(
-        "errors config sampling_params outputs logprobs models core.plan shmllm_kernels",
+        "errors config sampling_params pooling_params outputs logprobs models core.plan "
+        "shmllm_kernels",
         packages="torch numpy triton",
         lazy_packages="llguidance",
     ),
     "shmllm.engine": Rule(),
     "shmllm.engine.launch": Rule("errors config ipc"),
-    "shmllm.engine.core": Rule("errors config sampling_params outputs core", packages="numpy"),
-    "shmllm.engine.client": Rule("errors config outputs logprobs wire ipc"),
+    "shmllm.engine.core": Rule(
+        "errors config sampling_params pooling_params outputs core", packages="numpy"
+    ),
+    "shmllm.engine.client": Rule(
+        "errors config outputs logprobs wire ipc engine.worker_call engine.worker_client"
+    ),
+    "shmllm.engine.worker_call": Rule("errors wire.values", lazy_packages="cloudpickle"),
+    "shmllm.engine.worker_client": Rule("errors ipc wire.values engine.worker_call"),
+    "shmllm.engine.worker": Rule(
+        "errors engine.core engine.worker_call", lazy="models worker.profile", lazy_packages="torch"
+    ),
+    "shmllm.engine.worker_desk": Rule(
+        "errors ipc wire engine.calls engine.core engine.worker engine.worker_call"
+    ),
+    "shmllm.engine.admission": Rule("errors engine.core wire.messages"),
     "shmllm.engine.private": Rule("errors config wire ipc engine.client engine.launch"),
     "shmllm.engine.attached": Rule("errors config wire ipc engine.client"),
     "shmllm.engine.session": Rule("errors outputs logprobs wire ipc"),
@@ -72,22 +91,28 @@ RULES = {
     "shmllm.engine.reporter": Rule("engine.core ipc"),
     "shmllm.engine.calls": Rule("errors core.pausing engine.core wire.messages"),
     "shmllm.engine.process": Rule(
-        "errors config outputs wire ipc engine.calls engine.core engine.session "
-        "engine.doorkeeper engine.reporter",
+        "errors config outputs wire ipc engine.admission engine.calls engine.core engine.session "
+        "engine.doorkeeper engine.reporter engine.worker_desk",
         lazy="worker.runner",
     ),
     # It answers in the client's terms and takes the messages as objects, not as bytes.
     "shmllm.engine.local": Rule(
-        "errors config outputs wire.messages engine.calls engine.core engine.client",
+        "errors config outputs wire.messages engine.admission engine.calls engine.core "
+        "engine.client engine.worker engine.worker_call",
         lazy="worker.runner",
+        lazy_packages="torch",
     ),
     # `wire.messages` holds the dataclasses that EngineClient takes; bytes stay behind it.
     "shmllm.frontend": Rule(
         "errors config options outputs sampling_params structured_params logprobs logprob_lists "
-        "model_files engine.client engine.private wire.messages",
+        "model_files pooling_params pooling_outputs beam_search sampling_ranges engine.client "
+        "engine.private engine.worker_call wire.messages",
         lazy="engine.local engine.attached",
         packages="numpy tokenizers",
         lazy_packages="jinja2 llguidance rich transformers",
+    ),
+    "shmllm.frontend.engine_view": Rule(
+        "config engine.worker_call", lazy_packages="torch transformers"
     ),
     "shmllm.frontend.template_environment": Rule(packages="jinja2"),
     # Files and formats: over anything that makes outputs of requests.

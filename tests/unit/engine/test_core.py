@@ -44,7 +44,7 @@ def run(core, clients=(0,)):
 
 
 def admitted_seeds(core):
-    return [a.seed for plan in core._runner.plans for a in plan.admissions]
+    return [a.seed for plan in core.runner.plans for a in plan.admissions]
 
 
 def test_a_request_runs_to_its_end():
@@ -79,7 +79,7 @@ def test_a_step_that_samples_nothing_has_no_columns():
 def test_an_idle_step_does_not_run_the_model():
     core = make_core()
     assert core.step() == {}
-    assert core._runner.plans == []
+    assert core.runner.plans == []
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_a_preempted_request_keeps_its_seed():
         core.add(0, number, [number + 1] * 8, SamplingParams(max_tokens=8))
     run(core)
     by_prompt = {}
-    for plan in core._runner.plans:
+    for plan in core.runner.plans:
         for admission in plan.admissions:
             by_prompt.setdefault(admission.token_ids[0], []).append(admission.seed)
     assert max(map(len, by_prompt.values())) > 1
@@ -335,7 +335,7 @@ def test_the_cache_can_be_reset_under_running_requests_which_are_recomputed():
         tokens, ends = results[0, number]
         assert tokens == expected[len(expected) - len(tokens) :]
         assert ends == ["length"]
-    first = next(plan for plan in core._runner.plans[3:])
+    first = next(plan for plan in core.runner.plans[3:])
     assert first.starts == [0] * len(first.starts)
 
 
@@ -344,7 +344,7 @@ def test_an_abort_between_forward_and_update_wins():
     core.add(0, 1, [1], SamplingParams(max_tokens=1))
     core.add(0, 2, [2], SamplingParams(max_tokens=1))
     plan = core.scheduler.schedule()
-    result = core._runner.execute(plan)
+    result = core.runner.execute(plan)
     columns = core.abort(0, [1])
     assert (columns.numbers, columns.finishes) == ([1], [FinishReason.ABORT])
     assert core.scheduler.apply(plan, result)[0].numbers == [2]

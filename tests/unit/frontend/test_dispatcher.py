@@ -33,7 +33,7 @@ class SleepingEngine(FakeEngineClient):
                 self.goes_on.clear()
             return super().poll(0)
 
-    def add(self, request):
+    def add(self, request, embeds=None):
         with self._alone():
             super().add(request)
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from shmllm.errors import ProtocolMismatchError
 from shmllm.logprobs import LogprobColumns, PromptLogprobs
-from shmllm.outputs import FinishReason, OutputColumns
+from shmllm.outputs import Embeddings, FinishReason, OutputColumns
+from shmllm.pooling_params import Pooling, PoolingType
 from shmllm.sampling_params import RepetitionDetectionParams, SamplingParams
 from shmllm.wire import add, codec
 from shmllm.wire import outputs as wire_outputs
@@ -26,10 +27,13 @@ from shmllm.wire.messages import (
     Hello,
     Kind,
     Method,
+    PoolRequest,
+    PromptEmbeds,
     Rejected,
     Reply,
     Shutdown,
     Text,
+    Work,
 )
 
 INF = float("inf")
@@ -156,6 +160,16 @@ def outputs(draw):
     )
 
 
+poolings = st.builds(Pooling, st.sampled_from(PoolingType), uint32, st.booleans(), st.booleans())
+
+
+@st.composite
+def embeddings(draw):
+    numbers = draw(st.lists(int64, max_size=4))
+    sizes = draw(st.lists(st.integers(0, 5), min_size=len(numbers), max_size=len(numbers)))
+    return Embeddings(numbers, [draw(st.binary(min_size=4 * n, max_size=4 * n)) for n in sizes])
+
+
 MESSAGES = {
     Kind.HELLO: (codec.encode_hello, st.builds(Hello, uint32, uint32)),
     Kind.INIT: (codec.encode_text, st.builds(Text, text)),
@@ -174,11 +188,21 @@ MESSAGES = {
             text,
         ),
     ),
+    Kind.POOL: (
+        codec.encode_pool,
+        st.builds(PoolRequest, int64, st.lists(token_id, max_size=20), poolings, text, int32),
+    ),
+    Kind.PROMPT_EMBEDS: (
+        codec.encode_prompt_embeds,
+        st.builds(PromptEmbeds, int64, st.binary(max_size=100)),
+    ),
+    Kind.EMBEDDINGS: (codec.encode_embeddings, embeddings()),
     Kind.ABORT: (codec.encode_abort, st.builds(Abort, st.lists(int64, max_size=9))),
     Kind.OUTPUTS: (codec.encode_outputs, outputs()),
     Kind.PROMPT_LOGPROBS: (codec.encode_prompt_logprobs, prompt_logprobs()),
     Kind.REJECTED: (codec.encode_rejected, st.builds(Rejected, int64, text, st.booleans())),
     Kind.CALL: (codec.encode_call, st.builds(Call, int64, st.sampled_from(Method), text)),
+    Kind.WORK: (codec.encode_work, st.builds(Work, int64, text)),
     Kind.SHUTDOWN: (
         codec.encode_shutdown,
         st.builds(Shutdown, st.floats(0, allow_infinity=False, allow_nan=False)),
@@ -186,7 +210,16 @@ MESSAGES = {
     Kind.REPLY: (codec.encode_reply, st.builds(Reply, int64, st.booleans(), text)),
 }
 # Kinds whose last section takes whatever follows: these cannot tell that bytes were added.
-OPEN_ENDED = {Kind.INIT, Kind.READY, Kind.FAILED, Kind.REJECTED, Kind.CALL, Kind.REPLY}
+OPEN_ENDED = {
+    Kind.INIT,
+    Kind.READY,
+    Kind.FAILED,
+    Kind.REJECTED,
+    Kind.CALL,
+    Kind.WORK,
+    Kind.REPLY,
+    Kind.PROMPT_EMBEDS,
+}
 kinds = pytest.mark.parametrize("kind", MESSAGES, ids=lambda kind: kind.name)
 
 
@@ -208,7 +241,7 @@ def test_every_kind_but_the_reference_is_tested_here():
 def test_a_message_survives(kind, data):
     message = data.draw(MESSAGES[kind][1])
     decoded = decode(kind, record_of(kind, message))
-    if isinstance(decoded, AddRequest):
+    if isinstance(decoded, AddRequest | PoolRequest):
         decoded.prompt_token_ids = list(decoded.prompt_token_ids)
     assert decoded == message
 

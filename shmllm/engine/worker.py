@@ -1,0 +1,215 @@
+"""The engine's one worker, as front ends see it: what a method's name means, and where a
+function finds the model.
+
+Owns the table of methods. Must not know how a call came here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from shmllm.engine.core import EngineCore
+from shmllm.engine.worker_call import WorkerCall
+from shmllm.errors import RequestError
+
+NamedTensors = list[tuple[str, Any]]
+
+
+class Worker:
+    """What a function sent to the engine gets as its first argument.
+
+    Args:
+        core: of the engine.
+
+    Attributes:
+        model_runner: executes steps; `.model` is the loaded model.
+        model: the same model; has `named_weights()`, `load_weights(...)`, `config`, `dtype`.
+        rank, local_rank: 0, there is one worker.
+        device: where the model is.
+    """
+
+    rank = local_rank = 0
+
+    def __init__(self, core: EngineCore) -> None:
+        self._core = core
+        self.model_runner: Any = core.runner
+        self._staged: NamedTensors = []
+        self._expected: tuple[int, int] | None = None
+        self._profile: Any = None
+        self._num_profiles = 0
+
+    @property
+    def model(self) -> Any:
+        return self.model_runner.model
+
+    @property
+    def device(self) -> Any:
+        import torch
+
+        return torch.device("cpu")
+
+    def run(self, call: WorkerCall) -> Any:
+        """Do what `call` says; raises whatever that raises. Where it changed weights, the
+        prefix cache is emptied: what it holds was computed with the old ones."""
+        version = self.model.weights_version
+        try:
+            if isinstance(call.method, str):
+                return self._method(call.method)(*call.args, **call.kwargs)
+            return call.method(self, *call.args, **call.kwargs)
+        except SystemExit as problem:
+            raise RuntimeError(f"the function called exit({problem.code!r})") from problem
+        finally:
+            if self.model.weights_version != version:
+                self._core.forget_prefixes()
+
+    def check_health(self) -> None:
+        """Answers, which shows that the engine takes calls."""
+
+    def list_weights(self) -> dict[str, list[Any]]:
+        """[dtype, shape] of each weight, by its name in the checkpoint."""
+        weights = self.model.named_weights().items()
+        return {
+            name: [str(views[0].dtype).removeprefix("torch."), list(views[0].shape)]
+            for name, views in weights
+        }
+
+    def get_weight(self, name: str) -> Any:
+        """A copy of one weight, as a tensor."""
+        weights = self.model.named_weights()
+        if name not in weights:
+            near = difflib.get_close_matches(name, weights, n=1, cutoff=0.0)
+            hint = f"; the nearest name is {near[0]}" if near else ""
+            raise RequestError(f"the model has no weight {name!r}{hint}")
+        return weights[name][0].clone()
+
+    def load_weights(
+        self,
+        weights: Iterable[tuple[str, Any]],
+        update: int = 0,
+        part: int = 0,
+        is_last: bool = True,
+    ) -> list[str]:
+        """Overwrite weights, between two steps, all of an update or nothing of it.
+
+        Args:
+            weights: (name in the checkpoint, tensor of its shape) pairs.
+            update: the caller's number for the parts that belong together. One update can
+                be under way; another one that begins ends it.
+            part: of the update, counted from 0.
+            is_last: False keeps this part until the last one comes.
+
+        Returns:
+            The names written, sorted; none while parts are missing.
+
+        Raises:
+            RequestError: an unknown name, another shape, no floating numbers, a part is
+                missing. Nothing was written, and earlier parts are dropped.
+        """
+        from shmllm.models.weight_update import check_weights
+
+        staged, expected = self._staged, self._expected
+        self._staged, self._expected = [], None
+        if part == 0:
+            staged = []
+        elif expected != (update, part):
+            raise RequestError("another update of weights began meanwhile; repeat this one")
+        new = [(name, _as_tensor(tensor)) for name, tensor in weights]
+        check_weights(self.model, new)
+        if is_last:
+            return sorted(self.model.load_weights(staged + new))
+        # The tensors lie in a slot, which goes back after the call.
+        self._staged = staged + [(name, tensor.clone()) for name, tensor in new]
+        self._expected = update, part + 1
+        return []
+
+    def reload_weights(self, directory: str | None = None) -> None:
+        """Read the weights again, from the model's directory or from another one."""
+        from shmllm.models.weights import load_weights
+
+        load_weights(self.model, Path(directory or self._core.facts.model_directory))
+        self.model.weights_version += 1
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget every cached prefix; False, and nothing forgotten, while requests run."""
+        return self._core.reset_prefix_cache()
+
+    def start_profile(
+        self, directory: str, prefix: str = "shmllm", delay: int = 0, most: int = 0
+    ) -> str:
+        """Record the steps from now on with torch's profiler.
+
+        Args:
+            directory: for the trace; it has to exist.
+            prefix: of the trace's name.
+            delay: steps to let pass first.
+            most: steps to record; 0 for all until `stop_profile`.
+
+        Returns:
+            The trace's path. It is written by `stop_profile`.
+
+        Raises:
+            RequestError: one is under way, or nothing can be written there.
+        """
+        from shmllm.worker.profile import ProfiledRunner
+
+        if self._profile is not None:
+            raise RequestError(f"a profile is under way already: {self._profile.path}")
+        if delay < 0 or most < 0 or not prefix or "/" in prefix:
+            raise RequestError(
+                "a profile takes numbers of steps from 0 and a prefix without slashes, got "
+                f"{delay}, {most}, {prefix!r}"
+            )
+        if not os.access(directory, os.W_OK | os.X_OK):
+            raise RequestError(f"cannot write a profile to {directory}")
+        self._num_profiles += 1
+        name = f"{prefix}-{os.getpid()}-{self._num_profiles}.pt.trace.json.gz"
+        self._profile = ProfiledRunner(self._core.runner, Path(directory) / name, delay, most)
+        self._core.runner = self._profile
+        return str(self._profile.path)
+
+    def stop_profile(self) -> str:
+        """Stop recording and write the trace. Returns its path.
+
+        Raises:
+            RequestError: there is no profile, or no step of it was recorded.
+        """
+        profiled = self._profile
+        if profiled is None:
+            raise RequestError("no profile is under way; call start_profile first")
+        self._profile = None
+        self._core.runner = profiled.runner
+        if not profiled.finish():
+            raise RequestError("the profile ended before it began: fewer steps ran than its delay")
+        return str(profiled.path)
+
+    def _method(self, name: str) -> Callable[..., Any]:
+        if name not in METHODS:
+            near = difflib.get_close_matches(name, METHODS, n=1, cutoff=0.0)[0]
+            raise RequestError(
+                f"the worker has no method {name!r}; the nearest is {near!r}. All: "
+                f"{', '.join(METHODS)}"
+            )
+        method: Callable[..., Any] = getattr(self, name)
+        return method
+
+
+def _as_tensor(value: Any) -> Any:
+    import torch
+
+    return value if isinstance(value, torch.Tensor) else torch.tensor(value)
+
+
+METHODS = (
+    "check_health",
+    "get_weight",
+    "list_weights",
+    "load_weights",
+    "reload_weights",
+    "reset_prefix_cache",
+    "start_profile",
+    "stop_profile",
+)

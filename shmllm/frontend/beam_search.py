@@ -1,0 +1,181 @@
+"""`LLM.beam_search`: a loop over `generate`, one token at a time for all beams at once.
+
+Owns beams and their scores. The engine sees ordinary requests for one token with
+log-probabilities; the prefix cache makes each cost little more than its new tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+
+from shmllm.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
+from shmllm.errors import RequestError
+from shmllm.frontend.front_end import FrontEnd
+from shmllm.frontend.input_processor import PreparedRequest, Prompt, as_list
+from shmllm.frontend.tokenizer import Tokenizer
+from shmllm.outputs import RequestOutput
+from shmllm.sampling_params import SamplingParams
+
+ScoreKey = Callable[[BeamSearchSequence], float]
+
+
+def score_of(
+    sequence: BeamSearchSequence, end_ids: Collection[int], length_penalty: float
+) -> float:
+    """vLLM's: the whole sequence counts, but for its end token."""
+    length = len(sequence.tokens) - (sequence.tokens[-1] in end_ids)
+    return float(sequence.cum_logprob / max(length, 1) ** length_penalty)
+
+
+@dataclass(slots=True)
+class _Search:
+    """The beams of one prompt."""
+
+    request: PreparedRequest
+    beams: list[BeamSearchSequence]
+    completed: list[BeamSearchSequence] = field(default_factory=list)
+
+    def advance(
+        self, outputs: Sequence[RequestOutput], end_ids: Collection[int], width: int, key: ScoreKey
+    ) -> None:
+        """Replace the beams by the best of their successors."""
+        reasons = {output.outputs[0].finish_reason for output in outputs}
+        for reason in ("error", "abort"):
+            if reason in reasons:
+                for beam in self.beams:
+                    beam.finish_reason = reason
+                self.completed, self.beams = self.completed + self.beams, []
+                return
+        successors: list[BeamSearchSequence] = []
+        for beam, output in zip(self.beams, outputs, strict=True):
+            for token, logprob in output.outputs[0].logprobs[0].items():
+                successor = BeamSearchSequence(
+                    [*beam.tokens, token],
+                    [*beam.logprobs, output.outputs[0].logprobs[0]],
+                    beam.cum_logprob + logprob.logprob,
+                )
+                if token in end_ids:
+                    successor.finish_reason = "stop"
+                    self.completed.append(successor)
+                else:
+                    successors.append(successor)
+        self.beams = sorted(successors, key=key, reverse=True)[:width]
+
+
+class BeamSearch:
+    """
+    Args:
+        front_end: runs the requests.
+        params: of the search.
+
+    Raises:
+        RequestError: the engine gives fewer log-probabilities than the search needs.
+    """
+
+    def __init__(self, front_end: FrontEnd, params: BeamSearchParams) -> None:
+        if not isinstance(params, BeamSearchParams):
+            raise RequestError(f"beam_search takes a BeamSearchParams, got {type(params).__name__}")
+        facts = front_end.facts
+        num_alternatives = min(2 * params.beam_width, facts.vocab_size)
+        if num_alternatives > facts.max_logprobs:
+            raise RequestError(
+                f"a beam_width of {params.beam_width} needs {num_alternatives} logprobs; the "
+                f"engine's max_logprobs is {facts.max_logprobs}"
+            )
+        self._front_end = front_end
+        self._params = params
+        self._max_model_len = facts.max_model_len
+        self._step_params = SamplingParams(
+            logprobs=num_alternatives,
+            max_tokens=1,
+            temperature=params.temperature,
+            detokenize=False,
+        )
+        model_ends = frozenset(facts.eos_token_ids)
+        self._end_ids = frozenset() if params.ignore_eos else model_ends
+        self._key: ScoreKey = lambda beam: score_of(beam, model_ends, params.length_penalty)
+
+    def run(
+        self, prompts: Sequence[Prompt], concurrency_limit: int | None
+    ) -> list[BeamSearchOutput]:
+        """Search for each prompt; `concurrency_limit` prompts at a time, None for all."""
+        requests = self._front_end.prepare(prompts, self._step_params)
+        if any(request.embeds is not None for request in requests):
+            raise RequestError("beam_search needs token ids or text, not prompt_embeds")
+        size = len(requests) if concurrency_limit is None else concurrency_limit
+        outputs: list[BeamSearchOutput] = []
+        for begin in range(0, len(requests), max(size, 1)):
+            searches = [
+                _Search(request, [BeamSearchSequence(list(request.prompt_token_ids))])
+                for request in requests[begin : begin + size]
+            ]
+            self._run_together(searches)
+            outputs += map(self._output, searches)
+        return outputs
+
+    def _run_together(self, searches: list[_Search]) -> None:
+        for _ in range(self._params.max_tokens):
+            open_searches = [search for search in searches if self._can_go_on(search)]
+            requests = [
+                replace(search.request, prompt_token_ids=beam.tokens)
+                for search in open_searches
+                for beam in search.beams
+            ]
+            if not requests:
+                return
+            outputs = iter(self._front_end.run(requests, show_progress=False))
+            for search in open_searches:
+                own = [next(outputs) for _ in search.beams]
+                search.advance(own, self._end_ids, self._params.beam_width, self._key)
+
+    def _can_go_on(self, search: _Search) -> bool:
+        return bool(search.beams) and len(search.beams[0].tokens) < self._max_model_len
+
+    def _output(self, search: _Search) -> BeamSearchOutput:
+        for beam in search.beams:
+            beam.finish_reason = "length"
+        ended = sorted(search.completed + search.beams, key=self._key, reverse=True)
+        best = ended[: self._params.beam_width]
+        for sequence in best:
+            sequence.text = self._text(self._front_end.tokenizer, sequence)
+        return BeamSearchOutput(best)
+
+    def _text(self, tokenizer: Tokenizer, sequence: BeamSearchSequence) -> str:
+        params, tokens, end = self._params, sequence.tokens, ""
+        if sequence.finish_reason == "stop":
+            tokens, last = tokens[:-1], tokens[-1:]
+            if params.include_stop_str_in_output:
+                end = tokenizer.decode(last, skip_special_tokens=False)
+        return tokenizer.decode(tokens, skip_special_tokens=params.skip_special_tokens) + end
+
+
+class BeamSearchMethods:
+    """What LLM inherits."""
+
+    _front_end: FrontEnd
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        *,
+        use_tqdm: bool = False,
+        concurrency_limit: int | None = None,
+    ) -> list[BeamSearchOutput]:
+        """Continue prompts by beam search.
+
+        Args:
+            prompts: as for `generate`, but no embeddings.
+            params: one for all.
+            use_tqdm: accepted; nothing is shown.
+            concurrency_limit: prompts at a time; None for all at once.
+
+        Returns:
+            One output per prompt, in their order, with its best sequences.
+
+        Raises:
+            RequestError: a prompt or parameter is wrong, or the engine's `max_logprobs` is
+                below twice the beam width.
+        """
+        return BeamSearch(self._front_end, params).run(as_list(prompts), concurrency_limit)

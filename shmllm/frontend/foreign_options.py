@@ -1,0 +1,125 @@
+"""Options of vLLM's that this engine does not have, and what becomes of each.
+
+Owns the decision per option: it may have the one value that describes what this engine is,
+and everything else is an error; or it has no effect here, and a value that is not vLLM's
+default is answered by a warning. An option in neither table is unknown.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from shmllm.errors import EngineStartError
+
+logger = logging.getLogger(__name__)
+
+
+class OnlyValues(NamedTuple):
+    """Values that say what is so anyway, the default first; why there are no others."""
+
+    allowed: tuple[Any, ...]
+    reason: str
+
+
+class NoEffect(NamedTuple):
+    """vLLM's default; why any value is accepted."""
+
+    default: Any
+    reason: str
+
+
+_ONE = "the engine is one process"
+_FORMAT = "weights are read from safetensors as they are"
+_TEXT = "there are no image, audio or video models"
+
+ONLY_VALUES: dict[str, OnlyValues] = {
+    "tensor_parallel_size": OnlyValues((1,), _ONE),
+    "pipeline_parallel_size": OnlyValues((1,), _ONE),
+    "data_parallel_size": OnlyValues((1,), _ONE),
+    "prefill_context_parallel_size": OnlyValues((1,), _ONE),
+    "decode_context_parallel_size": OnlyValues((1,), _ONE),
+    "enable_expert_parallel": OnlyValues((False,), _ONE),
+    "device": OnlyValues(("auto", "cpu"), "only the CPU is there yet"),
+    "runner": OnlyValues(("auto", "generate", "pooling"), "every model does both"),
+    "convert": OnlyValues(("auto", "none", "embed"), "there are no classifiers"),
+    "task": OnlyValues((None, "auto", "generate", "embed"), "there are no classifiers"),
+    "quantization": OnlyValues((None,), _FORMAT),
+    "kv_cache_dtype": OnlyValues(("auto",), "keys and values have the model's dtype"),
+    "cpu_offload_gb": OnlyValues((0,), "weights stay where they are"),
+    "tokenizer_mode": OnlyValues(("auto", "hf"), "tokenizer.json is used"),
+    "skip_tokenizer_init": OnlyValues((False,), "text needs the tokenizer; it loads in 0.03 s"),
+    "tokenizer_revision": OnlyValues((None,), "`revision` is that of the tokenizer, too"),
+    "code_revision": OnlyValues((None,), "no code is fetched"),
+    "hf_token": OnlyValues((None,), "set HF_TOKEN in the environment"),
+    "hf_overrides": OnlyValues((None, {}), "change config.json in a copy of the directory"),
+    "override_generation_config": OnlyValues((None, {}), "give SamplingParams"),
+    "config_format": OnlyValues(("auto", "hf"), "config.json is read"),
+    "model_impl": OnlyValues(("auto", "vllm"), "models are shmllm's own"),
+    "enable_lora": OnlyValues((False,), "there is no LoRA yet"),
+    "speculative_config": OnlyValues((None,), "there is no speculative decoding yet"),
+    "enable_sleep_mode": OnlyValues((False,), "there is no sleep yet"),
+    "enable_chunked_prefill": OnlyValues((None, True), "long prompts are always chunked"),
+    "disable_sliding_window": OnlyValues((False,), "the model's windows are kept"),
+    "logits_processors": OnlyValues((None, []), "there are none but those of SamplingParams"),
+    "worker_cls": OnlyValues(("auto",), "use collective_rpc with a function"),
+    "worker_extension_cls": OnlyValues(("",), "use collective_rpc with a function"),
+    "scheduler_cls": OnlyValues((None,), "there is one scheduler"),
+    "kv_transfer_config": OnlyValues((None,), "keys and values stay in one engine"),
+    "limit_mm_per_prompt": OnlyValues((None, {}), _TEXT),
+    "mm_processor_kwargs": OnlyValues((None, {}), _TEXT),
+}
+
+NO_EFFECT: dict[str, NoEffect] = {
+    "gpu_memory_utilization": NoEffect(0.92, "kv_cache_memory_bytes sizes the cache"),
+    "swap_space": NoEffect(4, "preempted requests are recomputed"),
+    "enforce_eager": NoEffect(False, "nothing is compiled"),
+    "compilation_config": NoEffect(None, "nothing is compiled"),
+    "optimization_level": NoEffect(None, "nothing is compiled"),
+    "cudagraph_capture_sizes": NoEffect(None, "nothing is compiled"),
+    "disable_custom_all_reduce": NoEffect(False, _ONE),
+    "distributed_executor_backend": NoEffect(None, _ONE),
+    "max_parallel_loading_workers": NoEffect(None, _ONE),
+    "disable_cascade_attn": NoEffect(None, "there is no cascade attention"),
+    "async_scheduling": NoEffect(None, "there is one way to schedule"),
+    "trust_remote_code": NoEffect(False, "no code of a model is ever run"),
+    "enable_prompt_embeds": NoEffect(False, "prompt_embeds are always accepted"),
+    "structured_outputs_config": NoEffect(None, "the backend is always llguidance"),
+    "guided_decoding_backend": NoEffect("auto", "the backend is always llguidance"),
+    "served_model_name": NoEffect(None, "there is no server"),
+    "allowed_local_media_path": NoEffect("", _TEXT),
+    "allowed_media_domains": NoEffect(None, _TEXT),
+    "download_dir": NoEffect(None, "the hub's cache is used; HF_HOME moves it"),
+    "use_tqdm_on_load": NoEffect(True, "`on_load_progress` is called"),
+    "disable_log_stats": NoEffect(False, "`get_metrics` costs nothing"),
+    "enable_log_requests": NoEffect(False, "requests are not logged"),
+}
+
+
+def check_foreign_options(callee: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Check vLLM's options, and warn of those that have no effect.
+
+    Args:
+        callee: whose options they are, for messages.
+
+    Returns:
+        Those that are in neither table.
+
+    Raises:
+        EngineStartError: one has a value that this engine cannot have.
+    """
+    unknown = {}
+    for name, value in given.items():
+        if name in ONLY_VALUES:
+            allowed, reason = ONLY_VALUES[name]
+            if not any(value == each and type(value) is type(each) for each in allowed):
+                values = " or ".join(map(repr, allowed))
+                raise EngineStartError(f"{name} can only be {values}: {reason}; got {value!r}")
+        elif name in NO_EFFECT:
+            default, reason = NO_EFFECT[name]
+            if value != default:
+                logger.warning("%s: %s=%r has no effect: %s", callee, name, value, reason)
+        else:
+            unknown[name] = value
+    return unknown

@@ -1,0 +1,74 @@
+"""POOL and EMBEDDINGS: a prompt to make a vector of, and vectors.
+
+POOL        POOL_HEADER | prompt ids i32[], salt
+EMBEDDINGS  rows u32 | numbers i64[], components u32[], all vectors f32[]
+"""
+
+from __future__ import annotations
+
+from array import array
+from struct import Struct
+
+from shmllm.errors import ProtocolMismatchError
+from shmllm.outputs import Embeddings
+from shmllm.pooling_params import Pooling, PoolingType
+from shmllm.wire.messages import PoolRequest
+from shmllm.wire.sections import Parts, Sections, column
+
+# number, priority, type, flags, dimensions, prompt tokens, salt bytes
+POOL_HEADER = Struct("<qiIIIII")
+ROWS = Struct("<I")
+
+NORMALIZE = 1
+READ_PREFIX_CACHE = 2
+FLOAT_BYTES = 4
+
+
+def encode_pool(message: PoolRequest) -> Parts:
+    pooling, salt = message.pooling, message.cache_salt.encode()
+    header = POOL_HEADER.pack(
+        message.number,
+        message.priority,
+        pooling.type,
+        (NORMALIZE if pooling.normalize else 0)
+        | (READ_PREFIX_CACHE if pooling.reads_prefix_cache else 0),
+        pooling.dimensions,
+        len(message.prompt_token_ids),
+        len(salt),
+    )
+    return (header, column("i", message.prompt_token_ids), salt)
+
+
+def decode_pool(record: memoryview) -> PoolRequest:
+    number, priority, kind, flags, dimensions, num_tokens, salt_bytes = POOL_HEADER.unpack_from(
+        record
+    )
+    sections = Sections(record, POOL_HEADER.size)
+    prompt = array("i", sections.take_bytes(4 * num_tokens))
+    salt = sections.text(salt_bytes)
+    sections.end()
+    pooling = Pooling(
+        PoolingType(kind), dimensions, bool(flags & NORMALIZE), bool(flags & READ_PREFIX_CACHE)
+    )
+    return PoolRequest(number, prompt, pooling, salt, priority)
+
+
+def encode_embeddings(message: Embeddings) -> Parts:
+    sizes = [len(vector) // FLOAT_BYTES for vector in message.vectors]
+    return (
+        ROWS.pack(len(message.numbers)),
+        column("q", message.numbers),
+        column("I", sizes),
+        *message.vectors,
+    )
+
+
+def decode_embeddings(record: memoryview) -> Embeddings:
+    (rows,) = ROWS.unpack_from(record)
+    sections = Sections(record, ROWS.size)
+    numbers, sizes = sections.take("q", rows), sections.take("I", rows)
+    if len(numbers) != rows:
+        raise ProtocolMismatchError("EMBEDDINGS announces rows that it does not have")
+    vectors = [sections.take_bytes(FLOAT_BYTES * size) for size in sizes]
+    sections.end()
+    return Embeddings(numbers, vectors)

@@ -1,0 +1,171 @@
+"""Beam search against transformers where the two mean the same, and against a plain one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from reference_models import make_model
+
+from shmllm import LLM, BeamSearchParams, RequestError
+
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
+
+SMALL: dict[str, Any] = {"vocab_size": 4096, "num_hidden_layers": 2}
+PROMPTS = [[5, 6, 7], [11] * 20, [100, 200, 300, 400, 500] * 5]
+OPTIONS: dict[str, Any] = {"kv_cache_memory_bytes": 2**26, "num_threads": 1}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: Any) -> tuple[Any, Path]:
+    directory = tmp_path_factory.mktemp("beams")
+    return make_model("llama", directory, **SMALL), directory
+
+
+@torch.inference_mode()
+def next_logprobs(model: Any, tokens: list[int]) -> torch.Tensor:
+    return model(torch.tensor([tokens])).logits[0, -1].double().log_softmax(0)
+
+
+def plain_beam_search(
+    model: Any, prompt: list[int], params: BeamSearchParams, end_id: int
+) -> list[tuple[list[int], float]]:
+    """vLLM's definition, written down: [(tokens, score)], best first."""
+
+    def score(tokens: list[int], total: float) -> float:
+        length = len(tokens) - (tokens[-1] == end_id)
+        return total / length**params.length_penalty
+
+    beams, completed = [(prompt, 0.0)], []
+    for _ in range(params.max_tokens):
+        found = []
+        for tokens, total in beams:
+            values, ids = next_logprobs(model, tokens).topk(2 * params.beam_width)
+            for value, token in zip(values.tolist(), ids.tolist(), strict=True):
+                successor = ([*tokens, token], total + value)
+                is_end = token == end_id and not params.ignore_eos
+                (completed if is_end else found).append(successor)
+        found.sort(key=lambda each: score(*each), reverse=True)
+        beams = found[: params.beam_width]
+    both = sorted(completed + beams, key=lambda each: score(*each), reverse=True)
+    return [(tokens, score(tokens, total)) for tokens, total in both[: params.beam_width]]
+
+
+@pytest.mark.parametrize("setting", [{}, {"enable_prefix_caching": False, "multiprocess": False}])
+def test_equals_transformers_where_no_sequence_ends(
+    model: tuple[Any, Path], setting: dict[str, Any]
+) -> None:
+    reference, directory = model
+    params = BeamSearchParams(beam_width=4, max_tokens=8, ignore_eos=True)
+    with LLM(str(directory), **OPTIONS, **setting) as llm:
+        outputs = llm.beam_search([{"prompt_token_ids": p} for p in PROMPTS], params)
+    for output, prompt in zip(outputs, PROMPTS, strict=True):
+        with torch.inference_mode():
+            wanted = reference.generate(
+                torch.tensor([prompt]),
+                attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+                num_beams=4,
+                num_return_sequences=4,
+                do_sample=False,
+                max_new_tokens=8,
+                eos_token_id=None,
+                pad_token_id=0,
+                return_dict_in_generate=True,
+                output_scores=True,
+            )
+        assert [sequence.tokens for sequence in output.sequences] == wanted.sequences.tolist()
+        # transformers divides by the number of generated tokens, vLLM by that of all.
+        totals = [sequence.cum_logprob / 8 for sequence in output.sequences]
+        assert totals == pytest.approx(wanted.sequences_scores.tolist(), abs=1e-4)
+
+
+@pytest.mark.parametrize("length_penalty", [0.0, 1.0, 2.0, -1.0])
+@pytest.mark.parametrize("ignore_eos", [True, False])
+def test_equals_the_definition_also_where_sequences_end(
+    model: tuple[Any, Path], length_penalty: float, ignore_eos: bool, tmp_path: Path
+) -> None:
+    reference, directory = model
+    # An end token that is likely: a successor that the beams do meet.
+    end_id = int(next_logprobs(reference, PROMPTS[0]).topk(2).indices[1])
+    copy = tmp_path / "model"
+    copy.mkdir()
+    for file in directory.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    (copy / "generation_config.json").write_text(f'{{"eos_token_id": {end_id}}}')
+    config = (copy / "config.json").read_text()
+    (copy / "config.json").write_text(
+        config.replace('"eos_token_id": 0', f'"eos_token_id": {end_id}')
+    )
+    params = BeamSearchParams(3, 5, ignore_eos=ignore_eos, length_penalty=length_penalty)
+    with LLM(str(copy), multiprocess=False, **OPTIONS) as llm:
+        assert llm.facts.eos_token_ids == (end_id,)
+        outputs = llm.beam_search(PROMPTS, params, concurrency_limit=2)
+    some_end = False
+    for output, prompt in zip(outputs, PROMPTS, strict=True):
+        wanted = plain_beam_search(reference, prompt, params, end_id)
+        assert [sequence.tokens for sequence in output.sequences] == [t for t, _ in wanted]
+        for sequence in output.sequences:
+            ends = sequence.tokens[-1] == end_id and not ignore_eos
+            assert sequence.finish_reason == ("stop" if ends else "length")
+            some_end |= ends
+            assert len(sequence.logprobs) == len(sequence.tokens) - len(prompt)
+    assert some_end or ignore_eos or length_penalty > 0
+
+
+def test_text_and_the_end_of_the_context() -> None:
+    with LLM(max_model_len=16, **OPTIONS) as llm:
+        (output,) = llm.beam_search("def f(x):", BeamSearchParams(2, 40))
+        assert len(output.sequences) == 2
+        for sequence in output.sequences:
+            assert sequence.text is not None
+            assert sequence.text.startswith("def f(x):")
+            assert len(sequence.tokens) <= 16
+        longest = max(output.sequences, key=lambda sequence: len(sequence.tokens))
+        assert len(longest.tokens) == 16
+        assert longest.finish_reason == "length"
+
+
+def test_a_temperature_adds_sampled_successors() -> None:
+    with LLM(**OPTIONS) as llm:
+        outputs = [
+            llm.beam_search(["x = "], BeamSearchParams(2, 6, temperature=t)) for t in (0.0, 2.0)
+        ]
+        alternatives = [
+            {len(step) for sequence in output[0].sequences for step in sequence.logprobs}
+            for output in outputs
+        ]
+        assert alternatives[0] == {4}
+        assert 5 in alternatives[1]
+
+
+def test_bad_searches_are_refused_and_the_engine_lives() -> None:
+    with LLM(**OPTIONS) as llm:
+        with pytest.raises(RequestError, match="beam_width of 11 needs 22 logprobs"):
+            llm.beam_search(["a"], BeamSearchParams(11, 4))
+        with pytest.raises(RequestError, match="takes a BeamSearchParams, got dict"):
+            llm.beam_search(["a"], {"beam_width": 2})  # type: ignore[arg-type]
+        with pytest.raises(RequestError, match="not prompt_embeds"):
+            llm.beam_search({"prompt_embeds": torch.zeros(2, 256)}, BeamSearchParams(2, 2))
+        with pytest.raises(RequestError, match="empty"):
+            llm.beam_search([""], BeamSearchParams(2, 2))
+        assert len(llm.beam_search(["a", "b"], BeamSearchParams(1, 2))) == 2
+        assert llm.beam_search([], BeamSearchParams(1, 2)) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"beam_width": 0}, "beam_width must be a whole number of at least 1, got 0"),
+        ({"beam_width": 1.5}, "beam_width"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": None}, "max_tokens"),
+        ({"temperature": 3}, "temperature must be a number from 0 to 2, got 3"),
+        ({"length_penalty": "long"}, "length_penalty must be a number, got 'long'"),
+        ({"ignore_eos": 1}, "ignore_eos must be True or False, got 1"),
+    ],
+)
+def test_parameters_out_of_range_name_the_field(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        BeamSearchParams(**({"beam_width": 2, "max_tokens": 2} | options))

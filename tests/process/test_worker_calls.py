@@ -1,0 +1,235 @@
+"""Calls on the worker of a real engine: what crosses, who may, what it does to requests."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from engines import named_engine
+from reference_models import greedy_tokens, make_model
+
+from shmllm import LLM, CallError, EngineDeadError, IpcTimeoutError, RequestError, SamplingParams
+
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
+
+OPTIONS: dict[str, Any] = {"kv_cache_memory_bytes": 2**26, "num_threads": 1}
+GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+PROMPT = list(range(1, 40))
+LARGE = 3 * 2**20
+
+
+@pytest.fixture(params=[True, False], ids=["process", "local"])
+def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
+    with LLM(multiprocess=request.param, **OPTIONS) as llm:
+        yield llm
+
+
+def tokens(llm: LLM, prompt: list[int] = PROMPT) -> list[int]:
+    return llm.generate(prompt, GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+
+
+def test_values_cross_both_ways(llm: LLM) -> None:
+    def probe(worker: Any, *args: Any, **kwargs: Any) -> Any:
+        return args, kwargs, worker.model.config.num_layers
+
+    given = ([1, "é", None], {2: b"\0x"}, np.arange(4).reshape(2, 2), torch.ones(3).bfloat16())
+    args, kwargs, num_layers = llm.collective_rpc(probe, args=given, kwargs={"deep": (1.5,)})[0]
+    assert args[:2] == given[:2]
+    assert np.array_equal(args[2], given[2])
+    assert torch.equal(args[3], given[3])
+    assert kwargs == {"deep": (1.5,)}
+    assert num_layers == llm.llm_engine.model_config.hf_config.num_hidden_layers
+
+
+def test_large_arguments_and_results_cross(llm: LLM) -> None:
+    data = np.random.default_rng(1).bytes(LARGE)
+    text = "x" * LARGE
+    for value in (data, text, torch.arange(LARGE), [0] * 200_000):
+        result = llm.collective_rpc(lambda worker, value: (value, value), args=(value,))[0]
+        assert all(
+            bool((each == value) if not torch.is_tensor(value) else torch.equal(each, value))
+            for each in result
+        )
+    assert tokens(llm)
+
+
+def test_apply_model_runs_on_the_model(llm: LLM) -> None:
+    counts = llm.apply_model(
+        lambda model: sum(v[0].numel() for v in model.named_weights().values())
+    )
+    assert counts == [llm.facts.num_parameters]
+
+
+def test_an_exception_comes_back_as_text_and_ends_nothing(llm: LLM) -> None:
+    def fail(worker: Any) -> None:
+        raise KeyError("this one")
+
+    with pytest.raises(CallError, match="KeyError: 'this one'") as caught:
+        llm.collective_rpc(fail)
+    assert "in fail" in caught.value.remote_traceback
+    with pytest.raises(CallError, match="RuntimeError: the function called exit"):
+        llm.collective_rpc(lambda worker: sys.exit(1))
+    with pytest.raises(CallError, match="TypeError"):
+        llm.collective_rpc("get_weight")
+    with pytest.raises(RequestError, match="nearest is 'check_health'"):
+        llm.collective_rpc("check_helth")
+    with pytest.raises(RequestError, match="name or a function"):
+        llm.collective_rpc(3)  # type: ignore[arg-type]
+    assert tokens(llm)
+
+
+def test_new_weights_make_it_the_new_model(tmp_path: Path) -> None:
+    old = make_model("llama", tmp_path / "old")
+    new = make_model("llama", tmp_path / "new", num_hidden_layers=3)
+    with torch.no_grad():
+        for parameter in new.parameters():
+            parameter.copy_(torch.randn_like(parameter) * parameter.std() + parameter.mean())
+    prompt = [5, 7, 11, 13] * 9
+    with LLM(str(tmp_path / "old"), **OPTIONS) as llm:
+        assert tokens(llm, prompt) == greedy_tokens(old, prompt, 16)
+        model = llm.llm_engine.model_executor.driver_worker.model_runner.model
+        written = model.load_weights(new.named_parameters())
+        assert written == {name for name, _ in new.named_parameters()}
+        assert tokens(llm, prompt) == greedy_tokens(new, prompt, 16)
+        llm.collective_rpc("reload_weights")
+        assert tokens(llm, prompt) == greedy_tokens(old, prompt, 16)
+
+
+def test_a_large_update_goes_in_parts_and_is_written_whole(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shmllm.frontend.weight_push.PART_BYTES", 2**19)
+    names = list(llm.collective_rpc("list_weights")[0])
+    weights = {name: llm.collective_rpc("get_weight", args=(name,))[0] for name in names}
+    before = tokens(llm)
+    model = llm.llm_engine.model_executor.driver_worker.model_runner.model
+    halves = [(name, weight.numpy() / 2) for name, weight in weights.items()]
+    with pytest.raises(RequestError, match="no weight 'surplus'"):
+        model.load_weights([*halves, ("surplus", torch.ones(1))])
+    assert tokens(llm) == before
+
+    def breaking() -> Iterator[tuple[str, Any]]:
+        yield from halves
+        raise OSError("the checkpoint is gone")
+
+    with pytest.raises(OSError, match="gone"):
+        model.load_weights(breaking())
+    assert tokens(llm) == before
+    assert model.load_weights(iter(halves)) == set(names)
+    assert tokens(llm) != before
+    model.load_weights(weights.items())
+    assert tokens(llm) == before
+
+
+def test_requests_go_on_while_weights_change() -> None:
+    with LLM(**OPTIONS) as llm:
+        alone = tokens(llm)
+        names = llm.collective_rpc("list_weights")[0]
+        weights = [(name, llm.collective_rpc("get_weight", args=(name,))[0]) for name in names]
+        requests = llm.prepare(
+            [PROMPT] * 4, SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
+        )
+        served = llm.serve(requests)
+        next(served)
+        model = llm.llm_engine.model_executor.driver_worker.model_runner.model
+        assert len(model.load_weights(weights)) == len(names)
+        states = {state.number: state for changed in served for state in changed}
+        assert [len(state.token_ids) for state in states.values()] == [200] * 4
+        assert all(state.token_ids[:16] == alone for state in states.values())
+
+
+def test_a_call_that_takes_too_long_is_given_up_and_answered_later() -> None:
+    with LLM(**OPTIONS) as llm:
+
+        def slow(worker: Any) -> torch.Tensor:
+            time.sleep(1.5)
+            return torch.ones(2**20)
+
+        with pytest.raises(IpcTimeoutError, match=r"in 0\.1 s") as caught:
+            llm.collective_rpc(slow, timeout=0.1)
+        assert isinstance(caught.value, TimeoutError)
+        # The late answers give their slots back, or there would be none for these.
+        for _ in range(12):
+            assert llm.collective_rpc(lambda worker: torch.ones(2**20))[0].sum() == 2**20
+        assert tokens(llm)
+
+
+def test_an_engine_that_dies_in_a_call_is_said_to_be_dead() -> None:
+    with LLM(**OPTIONS) as llm, pytest.raises(EngineDeadError, match="exit code 7"):
+        llm.collective_rpc(lambda worker: os._exit(7))
+
+
+def test_a_closed_llm_takes_no_calls() -> None:
+    llm = LLM(**OPTIONS)
+    llm.close()
+    with pytest.raises(Exception, match="closed"):
+        llm.collective_rpc("check_health")
+
+
+def test_a_named_engine_takes_methods_and_no_functions(tmp_path: Path) -> None:
+    with named_engine(tmp_path) as (name, _), LLM.attach(name) as llm:
+        assert llm.collective_rpc("check_health") == [None]
+        for call in (lambda: llm.collective_rpc(len), lambda: llm.apply_model(len)):
+            with pytest.raises(RequestError, match="--allow-callables"):
+                call()
+        weight = llm.collective_rpc("get_weight", args=("model.norm.weight",))[0]
+        model = llm.llm_engine.model_executor.driver_worker.model_runner.model
+        assert model.load_weights([("model.norm.weight", weight)]) == {"model.norm.weight"}
+        assert tokens(llm)
+
+
+def test_a_named_engine_started_with_it_takes_functions_of_all(tmp_path: Path) -> None:
+    with named_engine(tmp_path, allow_callables=True) as (name, pid):
+        results: list[int] = []
+
+        def ask() -> None:
+            with LLM.attach(name) as llm:
+                results.extend(llm.collective_rpc(lambda worker: os.getpid()))
+
+        threads = [threading.Thread(target=ask) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert results == [pid] * 3
+
+
+def test_a_profile_names_the_models_operators(llm: LLM, tmp_path: Path) -> None:
+    llm.profile_directory = str(tmp_path)
+    announced = llm.start_profile("mine", max_iterations=3)
+    tokens(llm)
+    path = llm.stop_profile()
+    assert path == announced
+    assert Path(path).parent == tmp_path
+    with gzip.open(path, "rt") as file:
+        events = json.load(file)["traceEvents"]
+    names = [str(event.get("name")) for event in events]
+    assert sum(name.startswith("step ") for name in names) >= 3
+    assert any("mm" in name for name in names)
+
+
+def test_no_torch_is_imported_for_a_method(tmp_path: Path) -> None:
+    source = (
+        "import sys\nfrom shmllm import LLM\n"
+        "llm = LLM(kv_cache_memory_bytes=2**26)\n"
+        "print(llm.collective_rpc('check_health'), llm.llm_engine.model_config.max_model_len)\n"
+        "print(llm.collective_rpc(lambda w: w.model.config.num_layers))\n"
+        "assert 'torch' not in sys.modules and 'transformers' not in sys.modules\n"
+        "llm.close()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", source], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["[None]", "1024", "[4]"]

@@ -1,0 +1,247 @@
+"""The policy "priority": who goes first, who gives way, and that nothing shows in the tokens."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+
+import pytest
+from fakes import FakeRunner, expected_tokens, facts
+
+from shmllm.config import SchedulerConfig
+from shmllm.core.kv_cache_manager import KVCacheManager
+from shmllm.core.priority_queue import PriorityQueue
+from shmllm.core.request import Request
+from shmllm.core.scheduler import Scheduler
+from shmllm.errors import EngineStartError
+from shmllm.sampling_params import SamplingParams
+
+
+def request(number, prompt, priority=0, client=0, max_tokens=4):
+    params = SamplingParams(temperature=0, max_tokens=max_tokens)
+    return Request(client, number, prompt, params, seed=0, max_model_len=64, priority=priority)
+
+
+class Bench:
+    """A scheduler by priority with a fake runner."""
+
+    def __init__(self, num_blocks=32, num_seqs=8, budget=64, caching=False):
+        self.manager = KVCacheManager(num_blocks + 1, 4, caching)
+        config = SchedulerConfig(num_seqs, budget, "priority")
+        self.scheduler = Scheduler(config, self.manager)
+        self.runner = FakeRunner(facts(num_blocks=num_blocks))
+        self.tokens = defaultdict(list)
+        self.requests = {}
+        self.ended = []
+
+    def add(self, number, prompt, priority=0, client=0, max_tokens=4):
+        if isinstance(prompt, int):
+            prompt = [(number * 7 + i) % 50 for i in range(prompt)]
+        self.requests[number] = request(number, prompt, priority, client, max_tokens)
+        self.scheduler.add(self.requests[number])
+
+    def step(self):
+        plan = self.scheduler.schedule()
+        self.scheduler.check_integrity()
+        if plan.num_tokens:
+            outputs = self.scheduler.apply(plan, self.runner.execute(plan))
+            self.scheduler.check_integrity()
+            for columns in outputs.values():
+                for number, token, finish in zip(
+                    columns.numbers, columns.token_ids, columns.finishes, strict=True
+                ):
+                    self.tokens[number].append(token)
+                    if finish:
+                        self.ended.append(number)
+        return [each.number for each in plan.requests]
+
+    def run(self, most=2000):
+        for _ in range(most):
+            if not self.scheduler.has_unfinished():
+                return
+            self.step()
+        raise AssertionError("requests never ended")
+
+    def check_tokens(self):
+        for number, each in self.requests.items():
+            prompt = list(each.token_ids[: each.num_prompt_tokens])
+            assert self.tokens[number] == expected_tokens(prompt, each.max_tokens), number
+
+
+def test_the_lowest_value_goes_first_and_then_the_first_that_came():
+    bench = Bench(num_seqs=1)
+    for number, priority in [(1, 5), (2, 0), (3, -2), (4, 0), (5, -2)]:
+        bench.add(number, 4, priority, max_tokens=1)
+    bench.run()
+    assert bench.ended == [3, 5, 2, 4, 1]
+    bench.check_tokens()
+
+
+def test_front_ends_do_not_take_turns():
+    bench = Bench(num_seqs=1)
+    for number in range(6):
+        bench.add(number, 4, client=number % 2, max_tokens=1)
+    bench.add(6, 4, priority=-1, client=1, max_tokens=1)
+    bench.run()
+    assert bench.ended == [6, 0, 1, 2, 3, 4, 5]
+
+
+def test_the_better_one_gets_the_budget_first():
+    bench = Bench(budget=8)
+    bench.add(1, 20, priority=1)
+    bench.step()
+    bench.add(2, 12, priority=0)
+    assert bench.step() == [1]  # the running one goes on: nothing is taken away for a new one
+    bench.scheduler.check_integrity()
+    bench.run()
+    assert bench.ended == [1, 2] or bench.ended == [2, 1]
+    bench.check_tokens()
+
+
+def test_running_requests_are_computed_in_the_order_of_their_priority():
+    bench = Bench()
+    for number, priority in [(1, 3), (2, 1), (3, 2)]:
+        bench.add(number, 4, priority, max_tokens=8)
+        bench.step()
+    assert bench.step() == [2, 3, 1]
+
+
+def test_out_of_blocks_the_worst_gives_way_though_it_came_first():
+    bench = Bench(num_blocks=8)
+    bench.add(1, 8, priority=9, max_tokens=12)
+    bench.step()
+    bench.add(2, 8, priority=0, max_tokens=12)
+    bench.add(3, 8, priority=1, max_tokens=12)
+    bench.run()
+    assert bench.requests[1].num_preemptions >= 1
+    assert bench.requests[2].num_preemptions == 0
+    assert bench.ended[-1] == 1
+    bench.check_tokens()
+
+
+def test_of_equals_the_one_that_came_last_gives_way():
+    bench = Bench(num_blocks=6)
+    for number in (1, 2):
+        bench.add(number, 8, max_tokens=12)
+    bench.run()
+    assert bench.requests[1].num_preemptions == 0
+    assert bench.requests[2].num_preemptions >= 1
+    assert bench.ended == [1, 2]
+    bench.check_tokens()
+
+
+def test_a_preempted_request_waits_at_its_own_place():
+    bench = Bench(num_blocks=8, num_seqs=2)
+    bench.add(1, 8, priority=5, max_tokens=16)
+    bench.add(2, 8, priority=0, max_tokens=16)
+    while not bench.requests[1].num_preemptions:
+        bench.step()
+    bench.add(3, 4, priority=4, max_tokens=1)
+    bench.add(4, 4, priority=6, max_tokens=1)
+    admitted = []
+    while len(admitted) < 3:
+        admitted += [n for n in bench.step() if n != 2 and n not in admitted]
+    assert admitted == [3, 1, 4]
+    bench.run()
+    bench.check_tokens()
+
+
+def test_a_stream_of_better_requests_starves_a_worse_one_only_while_it_lasts():
+    bench = Bench(num_blocks=8, num_seqs=2)
+    bench.add(0, 8, priority=9, max_tokens=16)
+    bench.step()
+    for number in range(1, 40):
+        bench.add(number, 12, priority=number % 3, max_tokens=12)
+        for _ in range(6):
+            bench.step()
+    assert bench.requests[0].num_preemptions >= 1
+    assert 0 not in bench.ended
+    bench.run()
+    assert bench.ended[-1] == 0
+    bench.check_tokens()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_loads_end_with_the_tokens_of_solo_runs(seed):
+    rng = random.Random(seed)
+    bench = Bench(
+        num_blocks=rng.choice([8, 12, 20]),
+        num_seqs=rng.choice([2, 5]),
+        budget=rng.choice([8, 32]),
+        caching=rng.random() < 0.5,
+    )
+    for number in range(40):
+        bench.add(
+            number,
+            rng.randint(1, 16),
+            priority=rng.randint(-3, 3),
+            client=rng.randint(0, 2),
+            max_tokens=rng.randint(1, 14),
+        )
+        if rng.random() < 0.1:
+            bench.scheduler.pause_client(rng.randint(0, 2))
+        for _ in range(rng.randint(0, 3)):
+            bench.step()
+        for client in range(3):
+            bench.scheduler.resume_client(client)
+    bench.run()
+    assert sum(each.num_preemptions for each in bench.requests.values()) > 0
+    bench.check_tokens()
+
+
+def test_the_queue_passes_over_paused_and_excluded_front_ends():
+    queue = PriorityQueue()
+    requests = [request(n, [1], priority=-n, client=n % 3) for n in range(6)]
+    for arrival, each in enumerate(requests):
+        each.arrival = arrival
+        queue.add(each)
+    queue.paused.add(2)
+    assert queue.next() is requests[4]
+    assert queue.next(excluded={1}) is requests[3]
+    queue.paused.add(0)
+    assert queue.next(excluded={1}) is None
+
+
+def test_the_queue_is_in_order_whatever_leaves_it():
+    rng = random.Random(1)
+    queue, there = PriorityQueue(), []
+    for arrival in range(300):
+        each = request(arrival, [1], rng.randint(0, 3), rng.randint(0, 2))
+        each.arrival = arrival
+        queue.add(each)
+        there.append(each)
+        if rng.random() < 0.5:
+            gone = there.pop(rng.randrange(len(there)))
+            queue.remove(gone)
+            if rng.random() < 0.3:
+                queue.add_preempted(gone)
+                there.append(gone)
+        there.sort(key=lambda r: (r.priority, r.arrival))
+        assert list(queue) == there
+        assert len(queue) == len(there)
+        assert queue.next() is (there[0] if there else None)
+
+
+def test_a_held_request_comes_in_at_the_place_of_its_arrival():
+    bench = Bench(num_seqs=1)
+    held = request(0, [1, 2], max_tokens=1)
+    bench.requests[0] = held
+    bench.scheduler.hold(held)
+    for number in (1, 2):
+        bench.add(number, 4, max_tokens=1)
+    bench.step()
+    bench.scheduler.check_integrity()
+    bench.scheduler.release(held)
+    bench.run()
+    assert bench.ended == [1, 0, 2]
+    bench.check_tokens()
+    aborted = request(5, [1, 2])
+    bench.scheduler.hold(aborted)
+    assert bench.scheduler.abort(0, 5) is aborted
+    assert not bench.scheduler.has_unfinished()
+    bench.scheduler.check_integrity()
+
+
+def test_another_policy_is_refused():
+    with pytest.raises(EngineStartError, match="'shortest' is not one of fcfs, priority"):
+        SchedulerConfig(policy="shortest")

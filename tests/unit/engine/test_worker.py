@@ -1,0 +1,277 @@
+"""Calls on the engine's worker: names, functions, trust, and what they leave behind."""
+
+from __future__ import annotations
+
+import functools
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from fakes import FakeRunner, facts
+
+from shmllm.config import EngineConfig, LoadConfig, SchedulerConfig
+from shmllm.engine import worker_call
+from shmllm.engine.core import EngineCore
+from shmllm.engine.worker import METHODS, Worker
+from shmllm.engine.worker_call import (
+    WorkerCall,
+    decode_call,
+    decode_result,
+    encode_call,
+    encode_result,
+)
+from shmllm.errors import CallError, ProtocolMismatchError, RequestError
+from shmllm.sampling_params import SamplingParams
+
+
+class FakeModel:
+    """Two weights, and a count of updates."""
+
+    def __init__(self):
+        self.weights = {"a": (torch.zeros(2),), "b": (torch.zeros(3), torch.zeros(3))}
+        self.weights_version = 0
+        self.config = SimpleNamespace(tie_word_embeddings=False)
+
+    def named_weights(self):
+        return self.weights
+
+    def load_weights(self, named):
+        from shmllm.models.weight_update import update_weights
+
+        return update_weights(self, named)
+
+
+@pytest.fixture
+def core():
+    runner = FakeRunner(facts())
+    runner.model = FakeModel()
+    config = EngineConfig(LoadConfig("nowhere"), scheduler=SchedulerConfig(8, 64))
+    return EngineCore(config, runner)
+
+
+@pytest.fixture
+def worker(core):
+    return Worker(core)
+
+
+def through(call, allow=True):
+    """The call as it arrives in the engine."""
+    tree, tensors = encode_call(call)
+    tensors = [t.tobytes() if isinstance(t, np.ndarray) else t for t in tensors]
+    return decode_call(json.loads(json.dumps(tree)), tensors, allow)
+
+
+def back(result, call):
+    tree, tensors = encode_result(result, call)
+    tensors = [t.tobytes() if isinstance(t, np.ndarray) else t for t in tensors]
+    return decode_result(json.loads(json.dumps(tree)), tensors, call)
+
+
+def own_function(worker, a, b=1):
+    return HELPER * a + b
+
+
+HELPER = 10
+
+
+def test_a_functions_module_goes_with_it():
+    arrived = through(WorkerCall(own_function, (4,), {"b": 2}))
+    assert arrived.method is not own_function
+    assert arrived.method(None, *arrived.args, **arrived.kwargs) == 42
+
+
+def test_partial_and_local_functions_cross():
+    factor = 3
+    for function in (lambda w, a: factor * a, functools.partial(own_function, b=0)):
+        arrived = through(WorkerCall(function, (2,)))
+        assert arrived.method(None, *arrived.args) == function(None, 2)
+
+
+def test_functions_are_refused_where_they_are_not_allowed():
+    with pytest.raises(RequestError, match="allow_callables"):
+        through(WorkerCall(own_function), allow=False)
+    assert through(WorkerCall("check_health"), allow=False).method == "check_health"
+
+
+def test_what_cannot_be_pickled_is_a_request_error():
+    import threading
+
+    with pytest.raises(RequestError, match="cannot be pickled"):
+        encode_call(WorkerCall(own_function, (threading.Lock(),)))
+
+
+def test_arguments_of_a_method_cross_without_pickles():
+    with pytest.raises(RequestError, match="cannot cross"):
+        encode_call(WorkerCall("get_weight", (object(),)))
+
+
+def test_a_pickle_comes_back_only_to_who_sent_one():
+    result = SimpleNamespace(x=1)
+    assert back(result, WorkerCall(own_function)) == result
+    with pytest.raises(TypeError):
+        encode_result(result, WorkerCall("list_weights"))
+    tree, tensors = encode_result(result, WorkerCall(own_function))
+    with pytest.raises(ProtocolMismatchError, match="nobody asked"):
+        decode_result(tree, [tensors[0].tobytes()], WorkerCall("list_weights"))
+
+
+def test_a_broken_pickle_names_the_cause(monkeypatch):
+    with pytest.raises(CallError, match="cannot be loaded here"):
+        decode_result({"pickle": {"$": "bytes", "at": 0}}, [b"nonsense"], WorkerCall(own_function))
+    with pytest.raises(RequestError, match="cannot be loaded in the engine"):
+        decode_call({"function": {"$": "bytes", "at": 0}}, [b"nonsense"], True)
+
+
+@pytest.mark.parametrize("tree", [None, [], {"value": 1, "pickle": 2}, {}])
+def test_an_answer_has_one_entry(tree):
+    with pytest.raises(ProtocolMismatchError):
+        decode_result(tree, [], WorkerCall(own_function))
+
+
+def test_every_method_exists_and_says_what_it_does(worker):
+    for name in METHODS:
+        assert getattr(Worker, name).__doc__
+
+
+def test_an_unknown_method_names_the_nearest(worker):
+    with pytest.raises(RequestError, match="nearest is 'get_weight'"):
+        worker.run(WorkerCall("get_weights"))
+    with pytest.raises(RequestError, match="no method '_method'"):
+        worker.run(WorkerCall("_method", ("run",)))
+
+
+def test_a_function_gets_the_worker(worker):
+    seen = worker.run(WorkerCall(lambda w: (w.model, w.model_runner, w.rank, str(w.device))))
+    assert seen == (worker.model, worker.model_runner, 0, "cpu")
+
+
+def test_exit_in_a_function_does_not_end_the_engine(worker):
+    with pytest.raises(RuntimeError, match="exit"):
+        worker.run(WorkerCall(lambda w: exit(3)))
+
+
+def test_weights_are_listed_and_copied(worker):
+    assert worker.run(WorkerCall("list_weights")) == {
+        "a": ["float32", [2]],
+        "b": ["float32", [3]],
+    }
+    copy = worker.run(WorkerCall("get_weight", ("a",)))
+    copy += 1
+    assert not worker.model.weights["a"][0].any()
+    with pytest.raises(RequestError, match="nearest name is a"):
+        worker.run(WorkerCall("get_weight", ("aa",)))
+
+
+def load(worker, weights, *rest):
+    return worker.run(WorkerCall("load_weights", (weights, *rest)))
+
+
+def test_parts_of_an_update_are_written_together(worker):
+    a = torch.ones(2)
+    assert load(worker, [("a", a)], 1, 0, False) == []
+    a.zero_()  # as a slot's memory would be, once it went back
+    assert not worker.model.weights["a"][0].any()
+    assert load(worker, [("b", np.full(3, 2, np.float32))], 1, 1, True) == ["a", "b"]
+    assert worker.model.weights["a"][0].tolist() == [1, 1]
+    assert [view.tolist() for view in worker.model.weights["b"]] == [[2, 2, 2]] * 2
+
+
+def test_a_wrong_part_drops_the_parts_before_it(worker):
+    load(worker, [("a", torch.ones(2))], 1, 0, False)
+    with pytest.raises(RequestError, match="shape"):
+        load(worker, [("b", torch.ones(2))], 1, 1, False)
+    with pytest.raises(RequestError, match="another update"):
+        load(worker, [("b", torch.ones(3))], 1, 2, True)
+    assert worker.model.weights_version == 0
+    assert worker._staged == []
+
+
+def test_parts_of_two_updates_do_not_mix(worker):
+    load(worker, [("a", torch.ones(2))], 1, 0, False)
+    load(worker, [("b", torch.ones(3))], 2, 0, False)
+    with pytest.raises(RequestError, match="another update"):
+        load(worker, [("b", torch.ones(3))], 1, 1, True)
+    assert worker.model.weights_version == 0
+
+
+def test_an_update_empties_the_prefix_cache_also_while_requests_run(core, worker):
+    params = SamplingParams(temperature=0, max_tokens=30)
+    prompt = list(range(1, 13))
+
+    def run_until_done(number):
+        core.add(0, number, prompt, params)
+        cached = None
+        while core.scheduler.has_unfinished():
+            for columns in core.step().values():
+                for row, count in zip(columns.cached_rows, columns.cached_counts, strict=True):
+                    if columns.numbers[row] == number:
+                        cached = count
+        return cached
+
+    assert run_until_done(1) == 0
+    assert run_until_done(2) == 8
+    core.add(0, 3, prompt, params)
+    for _ in range(4):
+        core.step()
+    load(worker, [("a", torch.ones(2))])
+    core.scheduler.check_integrity()
+    # The one that runs goes on, fills more blocks, and leaves none to find.
+    while core.scheduler.has_unfinished():
+        core.step()
+    assert run_until_done(4) == 0
+    assert run_until_done(5) == 8
+
+
+def test_a_call_that_changes_no_weights_leaves_the_prefix_cache(core, worker):
+    core.add(0, 1, list(range(1, 13)), SamplingParams(temperature=0, max_tokens=1))
+    core.step()
+    worker.run(WorkerCall("list_weights"))
+    assert len(core._kv_cache.prefix_cache) == 3
+
+
+def test_a_profile_stands_in_front_of_the_runner_while_it_lasts(core, worker, tmp_path):
+    runner = core.runner
+    path = worker.run(WorkerCall("start_profile", (str(tmp_path),), {"prefix": "p", "delay": 1}))
+    core.add(0, 1, [1, 2], SamplingParams(temperature=0, max_tokens=4))
+    assert core.runner is not runner
+    with pytest.raises(RequestError, match="under way"):
+        worker.run(WorkerCall("start_profile", (str(tmp_path),)))
+    while core.scheduler.has_unfinished():
+        core.step()
+    assert worker.run(WorkerCall("stop_profile")) == path
+    assert core.runner is runner
+    assert len(runner.plans) == 4
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.rsplit("/", 1)[1]]
+    assert path.rsplit("/", 1)[1].startswith("p-")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"prefix": "a/b"}, "slashes"),
+        ({"delay": -1}, "from 0"),
+        ({"directory": "/nowhere/at/all"}, "cannot write"),
+    ],
+)
+def test_a_profile_that_cannot_be_written_does_not_begin(core, worker, tmp_path, options, message):
+    runner = core.runner
+    with pytest.raises(RequestError, match=message):
+        worker.run(WorkerCall("start_profile", (), {"directory": str(tmp_path)} | options))
+    assert core.runner is runner
+
+
+def test_a_profile_without_steps_is_said_to_be_empty(core, worker, tmp_path):
+    with pytest.raises(RequestError, match="no profile"):
+        worker.run(WorkerCall("stop_profile"))
+    worker.run(WorkerCall("start_profile", (str(tmp_path),), {"delay": 2}))
+    with pytest.raises(RequestError, match="before it began"):
+        worker.run(WorkerCall("stop_profile"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_pickles_go_by_reference_where_the_engine_can_import():
+    assert worker_call._is_installed(json)
+    assert worker_call._is_installed(torch)
+    assert worker_call._is_installed(worker_call)

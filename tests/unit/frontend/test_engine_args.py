@@ -1,0 +1,140 @@
+"""Options as an object, and what becomes of vLLM's options that this engine does not have."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+from shmllm import LLM, AsyncEngineArgs, EngineArgs, EngineStartError
+from shmllm.engine.worker import METHODS
+from shmllm.frontend.engine_options import make_engine_config
+from shmllm.frontend.foreign_options import NO_EFFECT, ONLY_VALUES, check_foreign_options
+from shmllm.frontend.worker_methods import read_profiler_config
+
+OWN = [
+    name for name in inspect.signature(LLM.__init__).parameters if name not in ("self", "others")
+]
+
+
+def test_every_option_of_llm_is_a_field():
+    names = [field.name for field in dataclasses.fields(EngineArgs)]
+    assert set(names) == {*OWN, *ONLY_VALUES, *NO_EFFECT}
+    assert names[0] == "model"
+
+
+def test_an_option_is_in_one_table_only():
+    assert not set(ONLY_VALUES) & set(NO_EFFECT)
+    assert not {*ONLY_VALUES, *NO_EFFECT} & set(OWN)
+
+
+def test_what_differs_from_the_defaults_constructs_the_llm():
+    args = EngineArgs("tiny", max_num_seqs=4, seed=0, tensor_parallel_size=1, enforce_eager=True)
+    assert args.llm_options() == {"max_num_seqs": 4, "enforce_eager": True}
+    assert repr(args) == "EngineArgs(max_num_seqs=4, enforce_eager=True)"
+    assert EngineArgs().llm_options() == {}
+    assert EngineArgs(model="x").llm_options() == {"model": "x"}
+
+
+def test_none_means_the_default_where_none_cannot_be():
+    args = EngineArgs(max_num_seqs=None, max_model_len=None, enable_prefix_caching=None)
+    assert (args.max_num_seqs, args.max_model_len, args.enable_prefix_caching) == (256, None, True)
+
+
+def test_it_is_a_dataclass_like_others():
+    args = EngineArgs(max_num_seqs=4)
+    assert dataclasses.asdict(args)["max_num_seqs"] == 4
+    assert vars(args)["max_num_seqs"] == 4
+    assert args == EngineArgs(max_num_seqs=4) != EngineArgs()
+    args.max_num_seqs = 8
+    assert args.llm_options() == {"max_num_seqs": 8}
+    assert isinstance(AsyncEngineArgs(seed=1), EngineArgs)
+
+
+def test_an_unknown_option_names_the_nearest():
+    with pytest.raises(TypeError, match=r"EngineArgs\(\) .*'max_num_seq'.* 'max_num_seqs'"):
+        EngineArgs(max_num_seq=4)
+    with pytest.raises(TypeError, match=r"AsyncEngineArgs\(\) .*'max_num_seq'"):
+        AsyncEngineArgs(max_num_seq=4)
+
+
+def test_an_llm_comes_from_them(caplog):
+    args = EngineArgs(
+        kv_cache_memory_bytes=2**26,
+        multiprocess=False,
+        gpu_memory_utilization=0.5,
+        tensor_parallel_size=1,
+        runner="pooling",
+        pooler_config={"pooling_type": "MEAN"},
+    )
+    with LLM.from_engine_args(args) as llm:
+        assert llm.pooler_config.pooling_type == "MEAN"
+        assert "gpu_memory_utilization=0.5 has no effect: kv_cache_memory_bytes" in caplog.text
+        assert llm.embed([1, 2], use_tqdm=False)[0].outputs.hidden_size == 256
+
+
+@pytest.mark.parametrize("name", ONLY_VALUES)
+def test_only_the_values_that_are_so_are_taken(name, caplog):
+    allowed, reason = ONLY_VALUES[name]
+    for value in allowed:
+        assert check_foreign_options("LLM", {name: value}) == {}
+    assert caplog.text == ""
+    for value in (7, "awq", [1]):
+        with pytest.raises(EngineStartError, match=rf"{name} can only be .*; got") as caught:
+            check_foreign_options("LLM", {name: value})
+        assert reason in str(caught.value)
+
+
+def test_true_is_not_one():
+    with pytest.raises(EngineStartError):
+        check_foreign_options("LLM", {"tensor_parallel_size": True})
+
+
+@pytest.mark.parametrize("name", NO_EFFECT)
+def test_what_has_no_effect_is_taken_and_said(name, caplog):
+    default, reason = NO_EFFECT[name]
+    assert check_foreign_options("LLM", {name: default}) == {}
+    assert caplog.text == ""
+    with caplog.at_level(logging.WARNING):
+        assert check_foreign_options("LLM", {name: "something"}) == {}
+    assert f"LLM: {name}='something' has no effect: {reason}" in caplog.text
+
+
+def test_what_is_unknown_is_left():
+    given = {"gpu_memory_utilisation": 0.9, "enforce_eager": False}
+    assert check_foreign_options("LLM", given) == {"gpu_memory_utilisation": 0.9}
+    with pytest.raises(TypeError, match="'tokeniser'; the nearest option is 'tokenizer'"):
+        LLM(tokeniser="x")
+
+
+def test_where_profiles_go(tmp_path):
+    assert read_profiler_config(None) is None
+    assert read_profiler_config({"profiler": "torch", "torch_profiler_dir": "x"}) == "x"
+    for wrong in ("x", {"profiler": "cuda"}):
+        with pytest.raises(TypeError, match="torch_profiler_dir"):
+            read_profiler_config(wrong)
+    with pytest.raises(TypeError, match="nearest option is 'torch_profiler_dir'"):
+        read_profiler_config({"torch_profile_dir": "x"})
+
+
+def test_the_document_says_what_becomes_of_each_option():
+    text = (Path(__file__).parents[3] / "docs" / "vllm.md").read_text(encoding="utf-8")
+    for name, (allowed, reason) in ONLY_VALUES.items():
+        values = " or ".join(f"`{value!r}`" for value in allowed)
+        assert f"| `{name}` | {values} | {reason} |\n" in text
+    for name, (default, reason) in NO_EFFECT.items():
+        assert f"| `{name}` | `{default!r}` | {reason} |\n" in text
+    for name in (*OWN, *METHODS):
+        assert f"`{name}" in text, name
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [("half", "float16"), ("float", "float32"), (torch.bfloat16, "bfloat16"), ("auto", "auto")],
+)
+def test_a_dtype_has_several_names(given, meant):
+    assert make_engine_config("tiny", dtype=given).load.dtype == meant

@@ -1,0 +1,76 @@
+"""Weights are replaced all together or not at all, whatever copies the model keeps of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from model_helpers import load, our_logits, reference_logits, reference_model, save
+
+from shmllm.errors import RequestError
+from shmllm.models.weight_update import update_weights
+
+TOKENS = [3, 14, 15, 92, 6]
+
+
+def snapshot(model):
+    return {name: views[0].clone() for name, views in model.named_weights().items()}
+
+
+def unchanged(model, before):
+    return all(torch.equal(views[0], before[n]) for n, views in model.named_weights().items())
+
+
+@pytest.fixture(params=["llama", "qwen2", "qwen3"])
+def pair(request, tmp_path):
+    """Our model and another one of transformers', of the same shape."""
+    options = {"tie_word_embeddings": request.param == "qwen2"}
+    first = load(save(reference_model(request.param, **options), tmp_path / "a"))
+    return first, reference_model(request.param, scale=2.0, **options)
+
+
+def test_all_of_a_models_weights_make_it_that_model(pair):
+    ours, other = pair
+    written = update_weights(ours, reversed(list(other.named_parameters())))
+    assert written == set(dict(other.named_parameters()))
+    assert ours.weights_version == 1
+    torch.testing.assert_close(
+        our_logits(ours, TOKENS), reference_logits(other, TOKENS), atol=1e-4, rtol=1e-4
+    )
+
+
+def test_some_weights_change_alone(pair):
+    ours, _ = pair
+    before = snapshot(ours)
+    value = torch.randn_like(before["model.layers.1.mlp.up_proj.weight"]).to(torch.bfloat16)
+    ours.load_weights([("model.layers.1.mlp.up_proj.weight", value)])
+    after = snapshot(ours)
+    name = "model.layers.1.mlp.up_proj.weight"
+    assert torch.equal(after.pop(name), value.float())
+    assert all(torch.equal(after[n], before[n]) for n in after)
+
+
+def test_what_a_checkpoint_may_have_besides_is_passed_over(pair):
+    ours, _ = pair
+    extra = [("model.layers.0.self_attn.rotary_emb.inv_freq", torch.ones(3))]
+    if ours.config.tie_word_embeddings:
+        extra.append(("lm_head.weight", torch.ones(97, 48)))
+    assert update_weights(ours, extra) == set()
+    assert ours.weights_version == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "message"),
+    [
+        ("model.layers.9.mlp.up_proj.weight", torch.ones(1), "no weight .* nearest name is model"),
+        ("model.norm.weight", torch.ones(47), r"shape \[47\], the model's is \[48\]"),
+        ("model.norm.weight", torch.ones(48, dtype=torch.int32), "floating"),
+        ("", torch.ones(1), "no weight ''"),
+    ],
+)
+def test_one_wrong_tensor_leaves_the_model_as_it_was(pair, name, tensor, message):
+    ours, other = pair
+    before = snapshot(ours)
+    with pytest.raises(RequestError, match=message):
+        update_weights(ours, [*other.named_parameters(), (name, tensor)])
+    assert unchanged(ours, before)
+    assert ours.weights_version == 0

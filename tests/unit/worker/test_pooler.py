@@ -1,0 +1,89 @@
+"""Vectors of hidden states against the plainest reference, however prompts are cut."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from shmllm.core.plan import Pool, StepPlan
+from shmllm.pooling_params import Pooling, PoolingType
+from shmllm.worker.pooler import Pooler
+
+HIDDEN = 16
+
+
+def steps_of(lengths, budget, seed):
+    """Prompts of these lengths in steps of at most `budget` tokens, rows in mixed order:
+    for each step [(prompt, start, count)]."""
+    rng = np.random.default_rng(seed)
+    left = dict.fromkeys(range(len(lengths)), 0)
+    while left:
+        step, room = [], budget
+        for prompt in rng.permutation(list(left)).tolist():
+            count = min(lengths[prompt] - left[prompt], room, int(rng.integers(1, budget + 1)))
+            if count:
+                step.append((prompt, left[prompt], count))
+                room -= count
+                left[prompt] += count
+        left = {p: done for p, done in left.items() if done < lengths[p]}
+        yield step
+
+
+def expected(hidden, pooling):
+    vector = hidden.double().mean(0) if pooling.type is PoolingType.MEAN else hidden[-1].double()
+    vector = vector[: pooling.dimensions or None]
+    if pooling.normalize:
+        vector = vector / vector.norm()
+    return vector.float()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("budget", [4, 16, 200])
+def test_vectors_equal_the_reference(budget, dtype):
+    torch.manual_seed(1)
+    lengths = [1, 2, 5, 13, 31, 64, 7]
+    states = [torch.randn(n, HIDDEN).to(dtype) for n in lengths]
+    poolings = [
+        Pooling(list(PoolingType)[i % 2], (0, 3)[i % 3 == 0], i % 5 != 0)
+        for i in range(len(lengths))
+    ]
+    pooler, found = Pooler(16, HIDDEN), {}
+    for step in steps_of(lengths, budget, seed=budget):
+        plan = StepPlan(step=0)
+        for index, (prompt, start, count) in enumerate(step):
+            is_last = start + count == lengths[prompt]
+            plan.pools.append(Pool(index, poolings[prompt], is_last))
+        prompts, starts, counts = (np.array(column) for column in zip(*step, strict=True))
+        first_tokens = np.cumsum(counts) - counts
+        inputs = SimpleNamespace(
+            rows=prompts + 3,
+            counts=counts,
+            first_tokens=first_tokens,
+            context_lens=starts + counts,
+            positions=np.concatenate([np.arange(s, s + n) for _, s, n in step]),
+        )
+        hidden = torch.cat([states[p][s : s + n] for p, s, n in step])
+        ending = [prompt for prompt, s, n in step if s + n == lengths[prompt]]
+        vectors = pooler(hidden, inputs, plan)
+        found |= zip(ending, vectors, strict=True)
+    assert found.keys() == set(range(len(lengths)))
+    for prompt, vector in found.items():
+        wanted = expected(states[prompt], poolings[prompt])
+        got = torch.from_numpy(np.frombuffer(vector, np.float32).copy())
+        torch.testing.assert_close(got, wanted, atol=1e-6, rtol=1e-6)
+
+
+def test_a_vector_of_zeros_stays_finite():
+    plan = StepPlan(step=0, pools=[Pool(0, Pooling(), True)])
+    inputs = SimpleNamespace(
+        rows=np.array([0]),
+        counts=np.array([1]),
+        first_tokens=np.array([0]),
+        context_lens=np.array([1]),
+        positions=np.array([0]),
+    )
+    (vector,) = Pooler(1, HIDDEN)(torch.zeros(1, HIDDEN), inputs, plan)
+    assert not np.frombuffer(vector, np.float32).any()

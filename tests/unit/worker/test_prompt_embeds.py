@@ -1,0 +1,82 @@
+"""Embeddings given for a prompt lie where the model would look them up, and nowhere else."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from shmllm.core.plan import Admission, StepPlan
+from shmllm.errors import RequestError
+from shmllm.sampling_params import SamplingParams
+from shmllm.worker.prompt_embeds import PromptEmbeds, check_prompt_embeds
+
+MODEL = SimpleNamespace(embed=lambda ids: ids[:, None].float().expand(-1, 2).clone())
+
+
+def admission(row, embeds=None):
+    return Admission(row, [0], [1], SamplingParams(), 0, 0, (), embeds=embeds)
+
+
+def inputs(*columns):
+    """Of (row, start, count) each."""
+    rows, _, counts = (np.array(column) for column in zip(*columns, strict=True))
+    return SimpleNamespace(
+        rows=rows,
+        counts=counts,
+        first_tokens=np.cumsum(counts) - counts,
+        positions=np.concatenate([np.arange(s, s + n) for _, s, n in columns]),
+    )
+
+
+def test_without_them_the_model_looks_up():
+    embeds = PromptEmbeds()
+    embeds.update(StepPlan(0, admissions=[admission(0)]))
+    assert embeds.lay_over(MODEL, torch.ones(1), inputs((0, 0, 1))) is None
+
+
+def test_they_cover_their_own_positions_in_every_chunk():
+    given = torch.arange(8.0).reshape(4, 2) + 100
+    embeds = PromptEmbeds()
+    embeds.update(StepPlan(0, admissions=[admission(1, given), admission(2)]))
+    step = inputs((2, 0, 2), (1, 1, 2))
+    laid = embeds.lay_over(MODEL, torch.tensor([5, 6, 0, 0]), step)
+    assert laid.tolist() == [[5, 5], [6, 6], *given[1:3].tolist()]
+    # The last prompt token, the first output token behind it.
+    laid = embeds.lay_over(MODEL, torch.tensor([0, 9]), inputs((1, 3, 2)))
+    assert laid.tolist() == [given[3].tolist(), [9, 9]]
+    laid = embeds.lay_over(MODEL, torch.tensor([9]), inputs((1, 4, 1)))
+    assert laid.tolist() == [[9, 9]]
+
+
+def test_a_row_that_is_given_to_another_forgets_them():
+    embeds = PromptEmbeds()
+    embeds.update(StepPlan(0, admissions=[admission(1, torch.ones(4, 2))]))
+    embeds.update(StepPlan(1, admissions=[admission(1)]))
+    assert embeds.lay_over(MODEL, torch.ones(1), inputs((1, 0, 1))) is None
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.ones(3, 2),
+        torch.ones(4, 3),
+        torch.ones(4, 2, dtype=torch.int64),
+        torch.full((4, 2), float("nan")),
+        torch.full((4, 2), float("inf")),
+        torch.full((4, 2), 1e20),
+        torch.tensor([[1e30, 0.0]] * 4, dtype=torch.float64),
+    ],
+)
+def test_what_would_spoil_the_cache_is_refused(value):
+    with pytest.raises(RequestError, match="prompt_embeds"):
+        check_prompt_embeds(value, (4, 2), torch.float32)
+
+
+def test_what_overflows_the_models_dtype_is_refused():
+    value = torch.full((4, 2), 1e6)
+    assert check_prompt_embeds(value, (4, 2), torch.bfloat16).dtype is torch.bfloat16
+    with pytest.raises(RequestError, match="float16"):
+        check_prompt_embeds(value, (4, 2), torch.float16)
