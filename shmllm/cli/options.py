@@ -12,8 +12,8 @@ from shmllm.config import (
     BLOCK_SIZES,
     DTYPES,
     LOAD_FORMATS,
-    SCHEDULING_POLICIES,
     LOGPROBS_MODES,
+    SCHEDULING_POLICIES,
     WAIT_POLICIES,
 )
 

@@ -195,7 +195,8 @@ def test_an_interrupt_ends_with_130_and_leaves_nothing(moment: str) -> None:
     assert process.returncode == 130
     assert b"Traceback" not in message
     assert message.decode().strip().endswith("interrupted")
-    assert not is_running(engine)
+    # An interrupt between fork and exec leaves nobody who knows the engine: it ends by itself.
+    assert holds_within(lambda: not is_running(engine), PATIENCE_S)
 
 
 def test_a_killed_engine_ends_with_3_and_one_line() -> None:

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((REPOSITORY / "examples").glob("*.py"))
-DOCUMENTS = ["README.md", "docs/ipc.md"]
+DOCUMENTS = ["README.md", "docs/clients.md", "docs/ipc.md"]
 TIMEOUT_S = 120
 MOST_LINES = 59
 
@@ -136,7 +136,8 @@ def test_load_weights_changes_the_model_and_back(tmp_path: Path) -> None:
 
 
 def test_every_example_is_tested_here() -> None:
-    source = Path(__file__).read_text(encoding="utf-8")
+    files = [Path(__file__), *(REPOSITORY / "tests" / "clients").glob("test_*.py")]
+    source = "".join(file.read_text(encoding="utf-8") for file in files)
     assert EXAMPLES
     for path in EXAMPLES:
         assert f'run_example("{path.name}"' in source

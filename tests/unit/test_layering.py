@@ -128,6 +128,12 @@ RULES = {
         "errors version outputs sampling_params ipc wire",
         packages="numpy click msgspec zmq faster_fifo faster_fifo_reduction iceoryx2 rich",
     ),
+    # What stands behind vLLM's names is the public API, looked up when a client uses it.
+    "shmllm.compat": Rule(
+        "errors outputs pooling_outputs sampling_params structured_params frontend",
+        lazy="model_files",
+        lazy_packages="transformers trl",
+    ),
     "shmllm_kernels": Rule(packages="torch triton"),
 }
 

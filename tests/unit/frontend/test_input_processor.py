@@ -192,7 +192,9 @@ def test_one_prompt_or_several_become_several(prompts, expected):
     assert as_list(prompts) == expected
 
 
-@pytest.mark.parametrize("prompts", [5, None, b"a", {1}, iter(["a"]), np.array([1])], ids=repr)
+@pytest.mark.parametrize(
+    "prompts", [5, None, b"a", {1}, iter(["a"]), np.array([1])], ids=lambda p: type(p).__name__
+)
 def test_what_is_no_prompt_at_all_is_refused(prompts):
     with pytest.raises(RequestError, match=f"prompts must be .* got {type(prompts).__name__}"):
         as_list(prompts)

@@ -1,0 +1,38 @@
+"""Ray's own processor for vLLM, with engines of shmllm.
+
+Needs `pip install 'ray[data]'`. Give the directory of a chat model as an argument; the
+bundled one writes things that look like Python.
+"""
+
+import sys
+
+import ray
+from ray.data.llm import build_processor, vLLMEngineProcessorConfig
+
+from shmllm.model_files import resolve_model
+
+CORES_PER_ENGINE = 1
+
+# Every worker of Ray's is a process of its own, in which `import vllm` has to find shmllm.
+ray.init(runtime_env={"worker_process_setup_hook": "shmllm.compat.vllm.install"})
+
+config = vLLMEngineProcessorConfig(
+    model_source=str(resolve_model(sys.argv[1] if len(sys.argv) > 1 else "tiny")),
+    engine_kwargs={"num_threads": CORES_PER_ENGINE, "kv_cache_memory_bytes": 2**27},
+    placement_group_config={"bundles": [{"CPU": CORES_PER_ENGINE}]},  # Ray takes a GPU otherwise
+    tokenize_stage=False,  # the engine's front end does both
+    detokenize_stage=False,
+    concurrency=1,
+    batch_size=32,
+)
+processor = build_processor(
+    config,
+    preprocess=lambda row: {
+        "messages": [{"role": "user", "content": row["question"]}],
+        "sampling_params": {"temperature": 0, "max_tokens": 16},
+    },
+    postprocess=lambda row: {"question": row["question"], "answer": row["generated_text"]},
+)
+questions = ray.data.from_items([{"question": f"Add {n} to a number."} for n in range(40)])
+for row in processor(questions).take_all():
+    print(row)

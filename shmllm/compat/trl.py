@@ -1,0 +1,53 @@
+"""TRL's trainers generate with shmllm: `install()` before one is made.
+
+Owns the five names that TRL's colocate mode takes from vLLM. Nothing else of TRL changes,
+and no module named vllm is made, which TRL would take for a server's too.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from shmllm.compat import vllm_names
+from shmllm.outputs import RequestOutput
+from shmllm.sampling_params import SamplingParams
+from shmllm.structured_params import StructuredOutputsParams
+
+
+def _is_vllm_available(min_version: str | None = None) -> bool:
+    return True
+
+
+_NAMES: dict[str, Any] = {
+    "LLM": vllm_names.LLM,
+    "RequestOutput": RequestOutput,
+    "SamplingParams": SamplingParams,
+    "StructuredOutputsParams": StructuredOutputsParams,
+    "is_vllm_available": _is_vllm_available,
+}
+_replaced: dict[str, Any] = {}
+
+
+def install() -> None:
+    """Let `vllm_mode="colocate"` of GRPOTrainer and its kin run on shmllm.
+
+    Raises:
+        ModuleNotFoundError: TRL is not installed, or has no `trl.generation` yet (below 1.16).
+    """
+    module = import_module("trl.generation.vllm_generation")
+    for name, ours in _NAMES.items():
+        if getattr(module, name, None) is not ours:
+            _replaced[name] = getattr(module, name, None)
+            setattr(module, name, ours)
+
+
+def uninstall() -> None:
+    """Undo `install`. Trainers that were made meanwhile keep their engine."""
+    module = import_module("trl.generation.vllm_generation")
+    for name, value in _replaced.items():
+        if value is None:
+            delattr(module, name)
+        else:
+            setattr(module, name, value)
+    _replaced.clear()

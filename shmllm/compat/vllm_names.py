@@ -1,0 +1,148 @@
+"""`LLM` and its kin with vLLM's arguments.
+
+Owns the translation of arguments; the work is done by the classes of the same names in
+shmllm. `shmllm.compat.vllm` says which name is found where.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any, Self
+
+import shmllm.frontend.async_llm
+import shmllm.frontend.llm
+from shmllm.compat.vllm_options import translate
+from shmllm.errors import RequestError
+from shmllm.outputs import RequestOutput
+from shmllm.pooling_outputs import PoolingOutput, PoolingRequestOutput
+
+logger = logging.getLogger(__name__)
+
+# What tells vLLM how to read a prompt or where to run it; the value is what we do anyway.
+_NEUTRAL = {
+    "chat_template_content_format": "auto",
+    "data_parallel_rank": 0,
+    "tokenization_kwargs": {},
+}
+
+
+class LLM(shmllm.frontend.llm.LLM):
+    """`shmllm.LLM` with vLLM's options and arguments."""
+
+    def __init__(self, model: str, **options: Any) -> None:
+        super().__init__(**translate({"model": model, **options}))
+
+    def generate(
+        self, prompts: Any, sampling_params: Any = None, *, use_tqdm: Any = True, **options: Any
+    ) -> list[RequestOutput]:
+        return super().generate(
+            without_nones(prompts), sampling_params, use_tqdm=bool(use_tqdm), **known(options)
+        )
+
+    def chat(
+        self,
+        messages: Any,
+        sampling_params: Any = None,
+        use_tqdm: Any = True,
+        lora_request: Any = None,
+        **options: Any,
+    ) -> list[RequestOutput]:
+        given = known({"lora_request": lora_request, **options})
+        return super().chat(messages, sampling_params, use_tqdm=bool(use_tqdm), **given)
+
+
+class AsyncLLM(shmllm.frontend.async_llm.AsyncLLM):
+    """`shmllm.AsyncLLM` with vLLM's options and arguments."""
+
+    def __init__(self, model: str, **options: Any) -> None:
+        super().__init__(**translate({"model": model, **options}))
+
+    @classmethod
+    def from_engine_args(
+        cls, engine_args: Any, *, stat_loggers: Any = None, **options: Any
+    ) -> Self:
+        """An engine of these options. `stat_loggers` get nothing: see `get_metrics`."""
+        return cls(**engine_args.llm_options())
+
+    def generate(
+        self,
+        prompt: Any,
+        sampling_params: Any = None,
+        request_id: str | None = None,
+        **options: Any,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        return super().generate(
+            without_nones(prompt), sampling_params, request_id, **known(options)
+        )
+
+    def encode(
+        self,
+        prompt: Any,
+        pooling_params: Any = None,
+        request_id: str | None = None,
+        lora_request: Any = None,
+        **options: Any,
+    ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
+        given = known({"lora_request": lora_request, **options})
+        return super().encode(without_nones(prompt), pooling_params, request_id, **given)
+
+    async def do_log_stats(self) -> None:
+        """Write the counters to the log."""
+        logger.info("engine: %s", self.get_metrics())
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        super().shutdown()
+
+
+def known(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that were given, and mean something. None is how clients leave one out."""
+    if options.get("lora_request"):
+        raise RequestError("shmllm has no LoRA: merge the adapter into the model's weights")
+    return {
+        name: value
+        for name, value in options.items()
+        if value is not None and value != _NEUTRAL.get(name)
+    }
+
+
+def without_nones(prompts: Any) -> Any:
+    """Prompts without the keys that a client filled with None."""
+    if isinstance(prompts, Mapping):
+        return {key: value for key, value in prompts.items() if value is not None}
+    is_list = isinstance(prompts, Sequence) and not isinstance(prompts, str)
+    if is_list and prompts and isinstance(prompts[0], Mapping):
+        return [without_nones(prompt) for prompt in prompts]
+    return prompts
+
+
+def get_tokenizer(
+    tokenizer_name: str,
+    *,
+    tokenizer_mode: str = "auto",
+    trust_remote_code: bool = False,
+    revision: str | None = None,
+    download_dir: str | None = None,
+    **options: Any,
+) -> Any:
+    """The transformers tokenizer of a model; `options` go to transformers."""
+    from transformers import AutoTokenizer
+
+    from shmllm.model_files import resolve_model
+
+    directory = resolve_model(str(tokenizer_name), revision=revision)
+    return AutoTokenizer.from_pretrained(directory, **options)
+
+
+def resolve_chat_template(
+    tokenizer: Any, chat_template: str | None, tools: Any, *, model_config: Any = None
+) -> str | None:
+    """The template's source, None where the tokenizer has none."""
+    try:
+        return str(tokenizer.get_chat_template(chat_template, tools=tools))
+    except ValueError:
+        return None
+
+
+class RayPrometheusStatLogger:
+    """Accepted, and no metrics reach Ray: `AsyncLLM.get_metrics` has them."""

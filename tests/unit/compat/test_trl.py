@@ -1,0 +1,51 @@
+"""The five names in TRL: put there, and put back. TRL itself is played by a module."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+
+import pytest
+
+import shmllm
+from shmllm.compat import trl
+
+MODULE = "trl.generation.vllm_generation"
+
+
+@pytest.fixture
+def generation(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """TRL's module as it is without vLLM: one of the five names, and one of its own."""
+    module = ModuleType(MODULE)
+    module.__dict__.update(is_vllm_available=lambda: False, VLLMGeneration=object)
+    for name in ("trl", "trl.generation"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, MODULE, module)
+    yield module
+    trl.uninstall()
+
+
+def test_names_are_bound_and_unbound(generation: ModuleType) -> None:
+    before = dict(vars(generation))
+    trl.install()
+    assert generation.is_vllm_available(min_version="0.28.0")
+    assert issubclass(generation.LLM, shmllm.LLM)
+    assert generation.SamplingParams is shmllm.SamplingParams
+    assert generation.StructuredOutputsParams is shmllm.StructuredOutputsParams
+    assert generation.RequestOutput is shmllm.RequestOutput
+    trl.uninstall()
+    assert vars(generation) == before
+
+
+def test_installing_twice_keeps_what_was_there(generation: ModuleType) -> None:
+    before = dict(vars(generation))
+    trl.install()
+    trl.install()
+    trl.uninstall()
+    assert vars(generation) == before
+
+
+def test_no_module_named_vllm_appears(generation: ModuleType) -> None:
+    trl.install()
+    assert "vllm" not in sys.modules
