@@ -84,6 +84,7 @@ class PoolingRequestOutput(Generic[Output]):
         finished: True.
         error: why there is none; `outputs` is empty then. Not raised, so that the other
             prompts' vectors are not lost.
+        prompt: the text, None when token ids were given. Of a score, None.
     """
 
     request_id: str
@@ -92,6 +93,7 @@ class PoolingRequestOutput(Generic[Output]):
     num_cached_tokens: int = 0
     finished: bool = True
     error: str | None = None
+    prompt: str | None = None
 
 
 class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput]):

@@ -163,6 +163,7 @@ def pooling_output(state: RequestState) -> PoolingRequestOutput[PoolingOutput]:
         state.request.prompt_token_ids,
         state.num_cached_tokens,
         error=state.error,
+        prompt=state.request.prompt,
     )
 
 
