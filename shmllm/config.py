@@ -18,6 +18,9 @@ SchedulingPolicy = Literal["fcfs", "priority"]
 WaitPolicyName = Literal["latency", "balanced", "idle"]
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
 
+GRAMMAR_STEP_ITEMS = 5_000
+"""Bounds the parser's work for one token of a structured output: about 50 ms. JSON schemas need
+a few hundred; a grammar of many meanings, such as `root ::= root root | "a"`, any number."""
 BLOCK_SIZES = (8, 16, 32)
 DTYPES: tuple[str, ...] = get_args(DType)
 SCHEDULING_POLICIES: tuple[str, ...] = get_args(SchedulingPolicy)

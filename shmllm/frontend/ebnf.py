@@ -114,6 +114,9 @@ def _error(message: str) -> RequestError:
 
 
 def _checked_lark(source: str) -> str:
+    source = re.sub(r"^\s*%llguidance\s*\{\s*\}", "", source)  # an old header without effect
+    if re.search(r"%llguidance\b", source):
+        raise _error("holds %llguidance options, which are not supported")
     if re.search(r"%json\b", source):
         raise _error("holds %json; ask for JSON with structured_outputs.json, which is checked")
     if len(_LARK_RULE.findall(source)) > MAX_RULES:

@@ -8,11 +8,13 @@ the first constraint comes. Knows neither the tokenizer nor how the engine masks
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable
 from functools import cache, lru_cache
 from typing import Any
 
+from shmllm.config import GRAMMAR_STEP_ITEMS
 from shmllm.errors import RequestError
 from shmllm.frontend.ebnf import to_lark
 from shmllm.frontend.json_schema import check_schema, forbid_additional_properties
@@ -20,6 +22,10 @@ from shmllm.frontend.regex import to_library
 from shmllm.structured_params import StructuredOutputsParams
 
 MAX_CHECKED = 256
+HEADER = '%llguidance {"no_forcing": true}\n'
+"""Otherwise the library computes ahead what must follow: without end in `/b+/ /b+/`, where the
+first piece takes whatever comes, and as a special token if what must follow looks like one."""
+TIMEOUT_S = 60.0
 STACK_BYTES = 128 * 2**20
 """The library descends into nested grammars; a caller's thread may have little stack."""
 
@@ -39,14 +45,9 @@ def grammar_of(params: StructuredOutputsParams) -> str:
     if params.whitespace_pattern is not None or params.disable_any_whitespace:
         _check_blanks(params, is_json)
     if is_json:
-        options = json.dumps(
-            {"whitespace_pattern": params.whitespace_pattern}
-            if params.whitespace_pattern is not None
-            else {"whitespace_flexible": not params.disable_any_whitespace}
-        )
-        return _checked("json", _schema_text(params), options)
+        return _checked("json", f"start: %json {_schema_text(params)}")
     if params.regex is not None:
-        return _checked("regex", to_library(_text("regex", params.regex)))
+        return _checked("regex", _regex_lark(_text("regex", params.regex)))
     if params.choice is not None:
         return _checked("choice", _choice_lark(params.choice))
     return _checked("grammar", to_lark(_text("grammar", params.grammar)))
@@ -64,7 +65,8 @@ def _check_blanks(params: StructuredOutputsParams, is_json: bool) -> None:
         raise RequestError(
             "structured_outputs: give whitespace_pattern or disable_any_whitespace, not both"
         )
-    _checked("whitespace_pattern", _text("whitespace_pattern", params.whitespace_pattern))
+    pattern = _text("whitespace_pattern", params.whitespace_pattern)
+    _checked("whitespace_pattern", _regex_lark(pattern))
 
 
 def _text(name: str, value: object) -> str:
@@ -80,6 +82,10 @@ def _text(name: str, value: object) -> str:
     return value
 
 
+def _regex_lark(pattern: str) -> str:
+    return f"start: /{_library().regex_to_lark(to_library(pattern), use_ascii='')}/"
+
+
 def _choice_lark(choice: object) -> str:
     if not isinstance(choice, list | tuple) or not choice:
         raise RequestError(
@@ -90,18 +96,23 @@ def _choice_lark(choice: object) -> str:
 
 
 def _schema_text(params: StructuredOutputsParams) -> str:
-    """The schema as JSON, its keywords checked."""
-    if params.json is None:
-        if params.json_object is not True:
-            raise RequestError(
-                f"structured_outputs.json_object must be True or left out, got "
-                f"{params.json_object!r:.80}"
-            )
-        return '{"type": "object"}'
-    schema = _schema_object(params.json)
+    """The schema as JSON, its keywords checked, with the library's own for blanks."""
+    if params.json is None and params.json_object is not True:
+        raise RequestError(
+            f"structured_outputs.json_object must be True or left out, got "
+            f"{params.json_object!r:.80}"
+        )
+    schema: dict[str, Any] = {"type": "object"}
+    if params.json is not None:
+        schema = _schema_object(params.json)
     check_schema(schema)
     if params.disable_additional_properties:
         forbid_additional_properties(schema)
+    schema["x-guidance"] = (
+        {"whitespace_flexible": not params.disable_any_whitespace}
+        if params.whitespace_pattern is None
+        else {"whitespace_pattern": params.whitespace_pattern}
+    )
     return json.dumps(schema)
 
 
@@ -127,12 +138,26 @@ def _schema_object(given: Any) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=MAX_CHECKED)
-def _checked(kind: str, text: str, options: str = "{}") -> str:
+def _checked(kind: str, lark: str) -> str:
     """The grammar for a constraint that the library can enforce."""
-    return _on_a_large_stack(lambda: _compile_for_bytes(kind, text, options))
+    _library()
+    grammar = HEADER + lark
+    problem = _on_a_large_stack(lambda: _compile_for_bytes(grammar))
+    if problem:
+        raise RequestError(f"structured_outputs.{kind}: {_reason(problem)}")
+    return grammar
+
+
+def _library() -> Any:
+    try:
+        import llguidance._lib
+    except ImportError as error:
+        raise RequestError(f"structured_outputs: pip install llguidance ({error})") from error
+    return llguidance._lib
 
 
 def _on_a_large_stack(function: Callable[[], str]) -> str:
+    """A daemon thread: were the library to go on for ever, the program could still end."""
     outcome: list[str | BaseException] = []
 
     def run() -> None:
@@ -141,14 +166,16 @@ def _on_a_large_stack(function: Callable[[], str]) -> str:
         except BaseException as error:
             outcome.append(error)
 
-    thread = threading.Thread(target=run, name="shmllm-grammar-check")
+    thread = threading.Thread(target=run, name="shmllm-grammar-check", daemon=True)
     with _stack_size_lock:
         before = threading.stack_size(STACK_BYTES)
         try:
             thread.start()
         finally:
             threading.stack_size(before)
-    thread.join()
+    thread.join(TIMEOUT_S)
+    if not outcome:
+        return f"not checked within {TIMEOUT_S:.0f} s: it is too large"
     if isinstance(outcome[0], BaseException):
         raise outcome[0]
     return outcome[0]
@@ -157,48 +184,39 @@ def _on_a_large_stack(function: Callable[[], str]) -> str:
 _stack_size_lock = threading.Lock()
 
 
-def _compile_for_bytes(kind: str, text: str, options: str) -> str:
-    """Compile the grammar for a vocabulary of single bytes and take a first step: what the
-    library finds wrong only then (nothing matches, too large) is found before the engine."""
-    try:
-        from llguidance import LLMatcher, LLParserLimits
-    except ImportError as error:
-        raise RequestError(f"structured_outputs: pip install llguidance ({error})") from error
-    if kind == "json":
-        try:
-            grammar = LLMatcher.grammar_from_json_schema(text, defaults=json.loads(options))
-        except ValueError as error:
-            raise RequestError(f"structured_outputs.json: {error}") from error
-    elif kind in ("regex", "whitespace_pattern"):
-        grammar = LLMatcher.grammar_from_regex(text)
-    else:
-        grammar = LLMatcher.grammar_from_lark(text)
+def _compile_for_bytes(grammar: str) -> str:
+    """Compile a grammar for a vocabulary of single bytes and take a first step; says what is
+    wrong. Some things the library only finds then: that nothing matches, that it is too
+    large."""
+    from llguidance import LLMatcher, LLParserLimits
+
     is_wrong, messages = LLMatcher.validate_grammar_with_warnings(grammar)
-    if not is_wrong and messages:
-        return grammar  # it names tokens of the model's vocabulary: only the engine can tell
-    problem = messages[0] if is_wrong else ""
-    if not problem:
-        limits = LLParserLimits(verbose_errors=False)
-        matcher = LLMatcher(_byte_tokenizer(), grammar, log_level=0, limits=limits)
-        if not matcher.is_error():
-            matcher.compute_bitmask()
-        problem = matcher.get_error()
-    if problem:
-        raise RequestError(f"structured_outputs.{kind}: {_reason(problem)}")
-    return grammar
+    if is_wrong or messages:
+        # Warned of are names of tokens, which only the engine knows.
+        return messages[0] if is_wrong else ""
+    limits = LLParserLimits(verbose_errors=False, step_max_items=GRAMMAR_STEP_ITEMS)
+    matcher = LLMatcher(_byte_tokenizer(), grammar, log_level=0, limits=limits)
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    return matcher.get_error()
+
+
+_PREFIX = re.compile(
+    r"^(at \d+\(\d+\): )?(invalid regex .* \(in regex\): |failed to compile JSON schema: )?"
+)
 
 
 def _reason(problem: str) -> str:
     """What is wrong, in a line: the library shows the place below or above it."""
     if problem.startswith("NoExtension"):
         return "no text matches it"
-    if problem.startswith("oneOf"):
+    if "oneOf constraints" in problem:
         return "the alternatives of a oneOf may overlap, which cannot be enforced; use anyOf"
     lines = [line.strip() for line in problem.splitlines()]
     for line in lines:
         if line.startswith("error: "):
             return line.removeprefix("error: ")
-    return lines[0].rpartition("(in regex): ")[2]
+    return _PREFIX.sub("", lines[0])
 
 
 @cache

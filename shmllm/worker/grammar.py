@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+from shmllm.config import GRAMMAR_STEP_ITEMS
 from shmllm.core.plan import Constraint
 from shmllm.errors import RequestError
 from shmllm.outputs import FinishReason
@@ -42,8 +43,11 @@ class GrammarMatcher:
     def take(self, token_id: int) -> FinishReason:
         """Follow one sampled token. STOP: nothing may follow it. ERROR: see `error`."""
         matcher = self.matcher
-        if matcher.consume_token(token_id):
-            return FinishReason.STOP if matcher.is_stopped() else FinishReason.NONE
+        is_taken = matcher.consume_token(token_id)
+        if is_taken and not matcher.is_stopped():
+            return FinishReason.NONE
+        if is_taken and not matcher.is_error():  # a matcher in error takes the end token, too
+            return FinishReason.STOP
         problem = _first_line(matcher.get_error())
         if DOES_NOT_FIT in problem:
             problem = (
@@ -95,7 +99,7 @@ class GrammarCompiler:
         if self._tokenizer is None:
             self._tokenizer = self._load_tokenizer()
             self.vocab_size = self._tokenizer.vocab_size
-        limits = LLParserLimits(verbose_errors=False)
+        limits = LLParserLimits(verbose_errors=False, step_max_items=GRAMMAR_STEP_ITEMS)
         matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=limits)
         self.num_compiled += 1
         if matcher.is_error():

@@ -248,7 +248,7 @@ def test_a_constraint_goes_to_the_engine_as_a_grammar():
     processor = InputProcessor(tokenizer, facts(vocab_size=4096))
     constraint = StructuredOutputsParams(choice=["a", "b"])
     (request,) = prepare(processor, [1, 2], structured_outputs=constraint)
-    assert request.message(3).grammar == 'start: "a" | "b"'
+    assert request.message(3).grammar.endswith('start: "a" | "b"')
     (free,) = prepare(processor, [1, 2])
     assert free.message(4).grammar == ""
     with pytest.raises(RequestError, match="unclosed group"):

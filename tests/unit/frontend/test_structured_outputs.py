@@ -11,7 +11,7 @@ import pytest
 
 from shmllm.errors import RequestError
 from shmllm.frontend import structured_outputs
-from shmllm.frontend.structured_outputs import grammar_of
+from shmllm.frontend.structured_outputs import HEADER, grammar_of
 from shmllm.structured_params import StructuredOutputsParams
 
 
@@ -103,8 +103,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"grammar": ""}, "structured_outputs.grammar must be a non-empty str"),
     ({"grammar": 'root ::= "a'}, "structured_outputs.grammar line 1: cannot read"),
     ({"grammar": "root ::= root"}, "structured_outputs.grammar: no text matches it"),
-    ({"grammar": "start: foo"}, 'structured_outputs.grammar: at 1(8): unknown name: "foo"'),
+    ({"grammar": "start: foo"}, 'structured_outputs.grammar: unknown name: "foo"'),
     ({"grammar": 'start: %json {"foo": 1}'}, "structured_outputs.grammar holds %json"),
+    ({"grammar": '%llguidance {"x": 1}\nstart: "a"'}, "holds %llguidance options"),
     # not there yet
     ({"structural_tag": "{}"}, "structured_outputs.structural_tag is not supported"),
     # how many
@@ -138,7 +139,9 @@ class BrokenModel:
 
 
 def schema_in(grammar: str) -> dict[str, Any]:
-    schema: dict[str, Any] = json.loads(grammar)["grammars"][0]["json_schema"]
+    header, _, text = grammar.partition("start: %json ")
+    assert header == HEADER
+    schema: dict[str, Any] = json.loads(text)
     return schema
 
 
@@ -209,26 +212,37 @@ def test_how_blanks_are_treated_goes_along() -> None:
 
 
 def test_equal_choices_are_one() -> None:
-    assert grammar_of(StructuredOutputsParams(choice=["b", "a", "b"])) == 'start: "b" | "a"'
+    assert (
+        grammar_of(StructuredOutputsParams(choice=["b", "a", "b"])) == f'{HEADER}start: "b" | "a"'
+    )
 
 
 def test_a_grammar_that_names_tokens_is_left_to_the_engine() -> None:
     lark = "start: <|im_end|>"
-    assert grammar_of(StructuredOutputsParams(grammar=lark)) == lark
+    assert grammar_of(StructuredOutputsParams(grammar=lark)) == HEADER + lark
 
 
 def test_a_constraint_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[str] = []
     real = structured_outputs._compile_for_bytes
 
-    def count(kind: str, text: str, options: str) -> str:
-        checked.append(text)
-        return real(kind, text, options)
+    def count(grammar: str) -> str:
+        checked.append(grammar)
+        return real(grammar)
 
     monkeypatch.setattr(structured_outputs, "_compile_for_bytes", count)
     for _ in range(3):
         grammar_of(StructuredOutputsParams(regex="only here [0-9]"))
-    assert checked == ["only here [0-9]"]
+    assert checked == [f"{HEADER}start: /only here [0-9]/"]
+
+
+def test_a_check_that_takes_for_ever_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = threading.Event()
+    monkeypatch.setattr(structured_outputs, "TIMEOUT_S", 0.01)
+    monkeypatch.setattr(structured_outputs, "_compile_for_bytes", lambda _: str(done.wait()))
+    with pytest.raises(RequestError, match="too large"):
+        grammar_of(StructuredOutputsParams(regex="never checked"))
+    done.set()
 
 
 def test_a_thread_with_little_stack_can_check_a_deep_grammar() -> None:
@@ -241,17 +255,17 @@ def test_a_thread_with_little_stack_can_check_a_deep_grammar() -> None:
             target=lambda: outcome.append(grammar_of(StructuredOutputsParams(grammar=grammar)))
         )
         thread.start()
+        thread.join()
+        assert threading.stack_size() == 256 * 1024
     finally:
         threading.stack_size(before)
-    thread.join()
     assert outcome
-    assert outcome[0].startswith("start: T0")
-    assert threading.stack_size() == before
+    assert outcome[0].startswith(f"{HEADER}start: T0")
 
 
 def test_without_the_library_the_error_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(sys.modules, "llguidance", None)
+    monkeypatch.setitem(sys.modules, "llguidance._lib", None)
     with pytest.raises(RequestError, match="pip install llguidance"):
         grammar_of(StructuredOutputsParams(regex="not checked before"))
