@@ -154,9 +154,8 @@ class ModelRunner:
         if len(inputs.sample_tokens) < len(inputs.token_ids):
             hidden = hidden.index_select(0, torch.from_numpy(inputs.sample_tokens))
         logits = self._model.compute_logits(hidden)
-        masks.apply(logits)
         sample_positions = inputs.positions[inputs.sample_tokens] + 1
-        sampled = self._sampler(logits, inputs.sample_rows, sample_positions)
+        sampled = self._sampler(logits, inputs.sample_rows, sample_positions, masks)
         self._batch.append(inputs, sampled.token_ids)
         return StepResult(sampled.token_ids.tolist(), sampled.logprobs, prompt_logprobs, vectors)
 

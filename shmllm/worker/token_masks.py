@@ -22,25 +22,23 @@ WORD_BITS = 32
 
 
 class PendingMasks:
-    """The masks of one step.
+    """The masks of one step: what the sampler takes as its mask.
 
     Args:
         rows: which rows of the step's logits they are for.
-        forbidden: (len(rows), V) bool, at once or later; None if there are no rows.
+        forbidden: (len(rows), V) bool, at once or later.
     """
 
-    def __init__(self, rows: list[int], forbidden: Future[npt.NDArray[np.bool_]] | None) -> None:
+    def __init__(self, rows: list[int], forbidden: Future[npt.NDArray[np.bool_]]) -> None:
         self._rows = rows
         self._forbidden = forbidden
 
-    def apply(self, logits: torch.Tensor) -> None:
+    def __call__(self, logits: torch.Tensor) -> None:
         """Set what the grammars forbid to -inf, in place; other rows are not touched.
 
         Args:
             logits: (N, V) float32.
         """
-        if self._forbidden is None:
-            return
         forbidden = torch.from_numpy(self._forbidden.result()).to(logits.device)
         if len(self._rows) == len(logits):
             logits.masked_fill_(forbidden, -torch.inf)
@@ -73,10 +71,10 @@ class TokenMasks:
         self._words: npt.NDArray[np.int32] | None = None
         self._executor: Any = None
 
-    def begin(self, constraints: Sequence[tuple[int, Constraint]]) -> PendingMasks:
+    def begin(self, constraints: Sequence[tuple[int, Constraint]]) -> PendingMasks | None:
         """Begin to find the masks of (row of the step's logits, what it has to match)."""
         if not constraints:
-            return PendingMasks([], None)
+            return None
         matchers = [
             (cast(GrammarMatcher, constraint).matcher, index)
             for index, (_, constraint) in enumerate(constraints)

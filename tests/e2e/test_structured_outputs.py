@@ -174,17 +174,18 @@ def test_a_completion_of_several_has_its_own_place_in_the_grammar(llm: LLM) -> N
     assert len(set(texts)) > 1
 
 
-def test_logprobs_are_those_of_allowed_tokens(llm: LLM) -> None:
-    params = SamplingParams(
-        temperature=0,
-        logprobs=3,
-        structured_outputs=StructuredOutputsParams(choice=["yes", "no"]),
-    )
-    (output,) = run(llm, ["Is it?"], params)
-    tokens, logprobs = output.outputs[0].token_ids, output.outputs[0].logprobs
-    for token_id, entry in zip(tokens, logprobs, strict=True):
-        assert sum(2.718281828**e.logprob for e in entry.values()) == pytest.approx(1, abs=1e-3)
-        assert entry[token_id].rank == 1
+def test_logprobs_are_the_models_own(llm: LLM) -> None:
+    constraint = StructuredOutputsParams(regex="[xyz]{6}")
+    params = SamplingParams(temperature=0, logprobs=0, structured_outputs=constraint)
+    (output,) = run(llm, [PROMPTS[0]], params)
+    tokens = output.outputs[0].token_ids
+    again = {"prompt_token_ids": [*output.prompt_token_ids, *tokens]}
+    (scored,) = run(llm, [again], SamplingParams(max_tokens=1, prompt_logprobs=0))
+    for token_id, own, free in zip(
+        tokens, output.outputs[0].logprobs, scored.prompt_logprobs[-len(tokens) :], strict=True
+    ):
+        assert own[token_id].logprob == pytest.approx(free[token_id].logprob, abs=1e-4)
+        assert own[token_id].rank == free[token_id].rank
 
 
 def test_preemption_changes_no_token(llm: LLM) -> None:
@@ -211,7 +212,7 @@ def test_equal_grammars_are_compiled_once_also_in_this_process() -> None:
         for _ in range(2):
             outputs = run(local, PROMPTS * 5, some("choice", 1.0))
             assert {o.outputs[0].text for o in outputs} <= {"yes", "no"}
-        compiler = local._client._core._runner._grammars
+        compiler = local._client._core.runner._grammars
         assert compiler.num_compiled == 1
 
 

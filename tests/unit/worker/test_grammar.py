@@ -156,10 +156,10 @@ def outputs_of_noise(
         running = [row for row in range(num) if not endings[row]]
         if not running:
             break
-        pending = masks.begin([(i, constraints[row]) for i, row in enumerate(running)])
+        mask = masks.begin([(i, constraints[row]) for i, row in enumerate(running)])
         logits = torch.stack([torch.randn(VOCAB_SIZE, generator=generators[r]) for r in running])
         logits += bias * step / 10
-        pending.apply(logits)
+        mask(logits)
         for row, token_id in zip(running, logits.argmax(dim=1).tolist(), strict=True):
             tokens[row].append(token_id)
             endings[row] = constraints[row].take(token_id)
@@ -189,7 +189,7 @@ def test_every_choice_is_possible(compiler: GrammarCompiler) -> None:
 
 def mask_of(compiler: GrammarCompiler, constraint: Constraint) -> set[int]:
     logits = torch.zeros(1, VOCAB_SIZE)
-    TokenMasks(compiler, 4, VOCAB_SIZE).begin([(0, constraint)]).apply(logits)
+    TokenMasks(compiler, 4, VOCAB_SIZE).begin([(0, constraint)])(logits)
     assert set(logits.unique().tolist()) <= {0.0, -torch.inf}
     return set(torch.nonzero(logits[0] == 0).flatten().tolist())
 
@@ -238,21 +238,56 @@ def test_a_token_that_does_not_fit_is_an_error_that_says_so(compiler: GrammarCom
     assert constraint.take(id_of("a")) is FinishReason.ERROR
 
 
-def test_a_grammar_that_is_too_large_allows_only_the_end_and_is_an_error(
-    compiler: GrammarCompiler,
+def test_a_grammar_of_too_many_meanings_ends_as_an_error(compiler: GrammarCompiler) -> None:
+    constraint = begin(compiler, grammar='root ::= root root | "a"')
+    finish, num_tokens = FinishReason.NONE, 0
+    while not finish:
+        allowed = mask_of(compiler, constraint)
+        token_id = max(allowed, key=lambda i: len(TOKENIZER.decode([i])))
+        finish = constraint.take(token_id)
+        num_tokens += 1
+        assert num_tokens < 200
+    assert finish is FinishReason.ERROR
+    assert "Too many items" in constraint.error
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"choice": ["<|im_end|>"]},
+        {"regex": r"<\|im_end\|>"},
+        {"json": {"const": "<|im_end|>"}, "disable_any_whitespace": True},
+    ],
+)
+def test_text_that_looks_like_a_special_token_is_text(
+    fields: dict[str, Any], compiler: GrammarCompiler
 ) -> None:
-    constraint = begin(compiler, regex="x{1000000}")
-    assert constraint.take(id_of("x")) in (FinishReason.NONE, FinishReason.ERROR)
-    mask_of(compiler, constraint)
-    assert constraint.take(EOS) is FinishReason.ERROR
-    assert "too" in constraint.error
+    outputs = outputs_of_noise(compiler, StructuredOutputsParams(**fields), 5)
+    assert all(min(tokens) > 2 for tokens, _ in outputs)
+    texts = {
+        TOKENIZER.decode(tokens, skip_special_tokens=False).strip('"') for tokens, _ in outputs
+    }
+    assert texts == {"<|im_end|>"}
+
+
+@pytest.mark.parametrize(
+    "grammar", ["start: /b+/ /b+/", 'start: "c" | /b+/ /b+/', "start: r\nr: /b+/ r"]
+)
+def test_what_goes_on_for_ever_does_so_token_by_token(
+    grammar: str, compiler: GrammarCompiler
+) -> None:
+    """The library computes ahead what must follow, if it may: here that has no end."""
+    constraint = begin(compiler, grammar=grammar)
+    for _ in range(5):
+        assert id_of("b") in mask_of(compiler, constraint)
+        assert constraint.take(id_of("b")) is FinishReason.NONE
 
 
 def test_rows_without_a_constraint_keep_their_logits(compiler: GrammarCompiler) -> None:
     logits = torch.randn(5, VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
     before = logits.clone()
     masks = TokenMasks(compiler, 8, VOCAB_SIZE)
-    masks.begin([(1, begin(compiler, regex="a")), (3, begin(compiler, regex="b"))]).apply(logits)
+    masks.begin([(1, begin(compiler, regex="a")), (3, begin(compiler, regex="b"))])(logits)
     assert torch.equal(logits[[0, 2, 4]], before[[0, 2, 4]])
     for row, text in ((1, "a"), (3, "b")):
         kept = torch.isfinite(logits[row])
@@ -260,11 +295,8 @@ def test_rows_without_a_constraint_keep_their_logits(compiler: GrammarCompiler) 
         assert torch.equal(logits[row][kept], before[row][kept])
 
 
-def test_no_constraints_leave_everything(compiler: GrammarCompiler) -> None:
-    logits = torch.randn(2, VOCAB_SIZE)
-    before = logits.clone()
-    TokenMasks(compiler, 8, VOCAB_SIZE).begin([]).apply(logits)
-    assert torch.equal(logits, before)
+def test_without_constraints_there_is_no_mask(compiler: GrammarCompiler) -> None:
+    assert TokenMasks(compiler, 8, VOCAB_SIZE).begin([]) is None
 
 
 def test_requests_of_one_grammar_do_not_share_their_place(compiler: GrammarCompiler) -> None:
@@ -337,7 +369,7 @@ def test_a_model_may_have_another_vocabulary_size(
     vocab_size = TOKENIZER_SIZE - 90 if size == "smaller" else TOKENIZER_SIZE + 90
     logits = torch.zeros(1, vocab_size)
     constraint = begin(compiler, regex=r"(?s:.)*")
-    TokenMasks(compiler, 1, vocab_size).begin([(0, constraint)]).apply(logits)
+    TokenMasks(compiler, 1, vocab_size).begin([(0, constraint)])(logits)
     allowed = np.flatnonzero(logits[0].numpy() == 0)
     assert allowed.max() == min(vocab_size, TOKENIZER_SIZE) - 1
     assert len(allowed) > 3000
