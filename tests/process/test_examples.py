@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((REPOSITORY / "examples").glob("*.py"))
-DOCUMENTS = ["README.md", "docs/clients.md", "docs/ipc.md"]
+DOCUMENTS = ["README.md", "docs/clients.md", "docs/ipc.md", "docs/structured-outputs.md"]
 TIMEOUT_S = 120
 MOST_LINES = 59
 
