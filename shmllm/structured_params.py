@@ -26,7 +26,8 @@ class StructuredOutputsParams:
         json_object: True for any JSON object.
         disable_any_whitespace: JSON without blanks outside strings.
         disable_additional_properties: objects hold no properties that the schema does not name.
-        whitespace_pattern: regular expression of the blanks allowed in JSON.
+        whitespace_pattern: regular expression of the blanks allowed in JSON; None: one, and
+            a line break with an indentation of up to 40.
         structural_tag: a constraint for parts of the output, as JSON text.
 
     Raises:

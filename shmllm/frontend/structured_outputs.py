@@ -29,6 +29,10 @@ TIMEOUT_S = 60.0
 STACK_BYTES = 128 * 2**20
 """The library descends into nested grammars; a caller's thread may have little stack."""
 
+BLANKS = r"[ \t]?(\r?\n[ \t]{0,40})?"
+"""Between the parts of JSON: indented lines, but no more blanks than that, or a model that
+likes them writes nothing else until its tokens are used up."""
+
 
 def grammar_of(params: StructuredOutputsParams) -> str:
     """The grammar text that the engine takes.
@@ -51,6 +55,12 @@ def grammar_of(params: StructuredOutputsParams) -> str:
     if params.choice is not None:
         return _checked("choice", _choice_lark(params.choice))
     return _checked("grammar", to_lark(_text("grammar", params.grammar)))
+
+
+def _blanks(params: StructuredOutputsParams) -> dict[str, Any]:
+    if params.disable_any_whitespace:
+        return {"whitespace_flexible": False}
+    return {"whitespace_pattern": params.whitespace_pattern or BLANKS}
 
 
 def _check_blanks(params: StructuredOutputsParams, is_json: bool) -> None:
@@ -108,11 +118,7 @@ def _schema_text(params: StructuredOutputsParams) -> str:
     check_schema(schema)
     if params.disable_additional_properties:
         forbid_additional_properties(schema)
-    schema["x-guidance"] = (
-        {"whitespace_flexible": not params.disable_any_whitespace}
-        if params.whitespace_pattern is None
-        else {"whitespace_pattern": params.whitespace_pattern}
-    )
+    schema["x-guidance"] = _blanks(params)
     return json.dumps(schema)
 
 

@@ -203,7 +203,7 @@ def test_additional_properties_are_forbidden_where_asked() -> None:
 
 def test_how_blanks_are_treated_goes_along() -> None:
     for fields, expected in (
-        ({}, {"whitespace_flexible": True}),
+        ({}, {"whitespace_pattern": structured_outputs.BLANKS}),
         ({"disable_any_whitespace": True}, {"whitespace_flexible": False}),
         ({"whitespace_pattern": " ?"}, {"whitespace_pattern": " ?"}),
     ):
