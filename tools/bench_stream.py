@@ -2,6 +2,7 @@
 """Whether `LLM.stream` stays as fast, and as small, over a million prompts.
 
     tools/bench_stream.py [--prompts 1000000] [--short 10000] [--every 10] [--json FILE]
+    tools/bench_stream.py --model DIRECTORY --load-format dummy    # a model of one small layer
 
 One long stream from a generator is consumed in segments as long as a short run. After
 every few segments a short run of its own goes through the same engine, so that both see the
@@ -25,6 +26,7 @@ import click
 
 from shmllm import LLM, SamplingParams
 from shmllm.cli.bench import describe_machine
+from shmllm.config import LoadFormat
 from shmllm.outputs import RequestOutput
 
 # Small, so that all of it is resident after the first run: a larger one becomes so bit by bit.
@@ -105,10 +107,20 @@ def measure(llm: LLM, total: int, short: int, every: int, output_len: int) -> di
 @click.option("--short", default=10_000, show_default=True)
 @click.option("--every", default=10, show_default=True, help="Segments from one short run on.")
 @click.option("--output-len", default=2, show_default=True)
+@click.option("--model", default="tiny", show_default=True)
+@click.option("--load-format", default="auto", show_default=True)
 @click.option("--json", "json_file", type=click.File("w"))
-def main(total: int, short: int, every: int, output_len: int, json_file: TextIO | None) -> int:
+def main(
+    total: int,
+    short: int,
+    every: int,
+    output_len: int,
+    model: str,
+    load_format: LoadFormat,
+    json_file: TextIO | None,
+) -> int:
     """Rate and memory of a long stream beside short ones."""
-    with LLM(kv_cache_memory_bytes=KV_CACHE_BYTES) as llm:
+    with LLM(model, load_format=load_format, kv_cache_memory_bytes=KV_CACHE_BYTES) as llm:
         result = measure(llm, total, short, every, output_len)
     grown = result["resident_mib_grown_by"]
     click.echo(
