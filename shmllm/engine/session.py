@@ -96,9 +96,16 @@ class Session:
             self.flush()
 
     def keep_embeds(self, message: PromptEmbeds) -> None:
-        """Copy a prompt's embeddings out of their slot, for the request that follows."""
-        with self._tensors.view(TensorRef.decode(message.ref)) as view:
-            self._embeds = message.number, view.torch().clone()
+        """Copy a prompt's embeddings out of their slot, for the request that follows.
+
+        Raises:
+            ProtocolMismatchError: there is no such tensor.
+        """
+        try:
+            with self._tensors.view(TensorRef.decode(message.ref)) as view:
+                self._embeds = message.number, view.torch().clone()
+        except (TypeError, ValueError, RuntimeError) as problem:  # whatever torch says of it
+            raise ProtocolMismatchError(f"PROMPT_EMBEDS: {problem}") from problem
 
     def take_embeds(self, number: int) -> Any:
         """The embeddings of the prompt of a request; None if it has token ids."""

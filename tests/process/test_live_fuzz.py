@@ -8,6 +8,7 @@ not, and another front end's greedy tokens have to stay what they were.
 from __future__ import annotations
 
 import faulthandler
+import json
 import os
 import random
 import signal
@@ -26,9 +27,21 @@ from shmllm.engine.attached import AttachedEngineClient
 from shmllm.errors import ProtocolMismatchError
 from shmllm.ipc import layout, registry
 from shmllm.ipc.layout import RECORD_HEADER, Refusal
+from shmllm.ipc.slots import SlotRef
+from shmllm.ipc.tensor_ref import TensorRef
 from shmllm.ipc.words import Word
+from shmllm.pooling_params import Pooling, PoolingType
 from shmllm.wire import codec
-from shmllm.wire.messages import Abort, AddRequest, Call, Kind, Method
+from shmllm.wire.messages import (
+    Abort,
+    AddRequest,
+    Call,
+    Kind,
+    Method,
+    PoolRequest,
+    PromptEmbeds,
+    Work,
+)
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
@@ -123,7 +136,17 @@ class Fuzzer:
         """(kind, record, whether it ends the connection); never asks the engine to end."""
         while True:
             kind, record = self._source.choice(
-                (self._add, self._add, self._abort, self._call, self._noise, self._reference)
+                (
+                    self._add,
+                    self._add,
+                    self._pool,
+                    self._abort,
+                    self._call,
+                    self._work,
+                    self._embeds,
+                    self._noise,
+                    self._reference,
+                )
             )(seat)
             if kind != Kind.IN_SLOT and self._source.random() < 0.5:
                 kind, record = self._mutate(kind, record)
@@ -142,9 +165,10 @@ class Fuzzer:
             message = codec.decode(kind, memoryview(record))
         except ProtocolMismatchError:
             return True
-        if isinstance(message, AddRequest):
+        if isinstance(message, AddRequest | PoolRequest):
             self.added.add(message.number)
-        return not isinstance(message, AddRequest | Abort | Call)
+        # PROMPT_EMBEDS is fatal here because none of its references names a lent slot.
+        return not isinstance(message, AddRequest | PoolRequest | Abort | Call | Work)
 
     def _add(self, _seat: Seat) -> tuple[int, bytes]:
         source = self._source
@@ -156,6 +180,43 @@ class Fuzzer:
             stop_token_ids=[source.randrange(VOCABULARY)],
         )
         return Kind.ADD, b"".join(codec.encode_add(AddRequest(self._number, prompt, params, "s")))
+
+    def _pool(self, _seat: Seat) -> tuple[int, bytes]:
+        source = self._source
+        self._number += 1
+        prompt = [source.randrange(VOCABULARY) for _ in range(source.randrange(1, 12))]
+        pooling = Pooling(source.choice(list(PoolingType)), source.randrange(300))
+        message = PoolRequest(self._number, prompt, pooling, "s", source.randrange(-9, 9))
+        return Kind.POOL, b"".join(codec.encode_pool(message))
+
+    def _work(self, _seat: Seat) -> tuple[int, bytes]:
+        """No engine runs functions of a front end that it does not trust."""
+        source = self._source
+        self._number += 1
+        method = source.choice(("check_health", "list_weights", "get_weight", "nothing", None))
+        args = source.choice(([], ["model.norm.weight"], [{"$": "tensor", "at": 0}], [[[]]]))
+        tree = source.choice(
+            (
+                {"method": method, "args": args, "kwargs": {}},
+                {"function": {"$": "bytes", "at": 0}},
+                {"method": method},
+                [],
+            )
+        )
+        slot = [source.randrange(-1, 30), source.choice((0, 64, -1)), source.choice((0, 2**62))]
+        tensors = source.choice((None, None, 7, [slot, []], [slot, [["uint8", [5], 0]]]))
+        text = json.dumps({"tree": tree, "tensors": tensors})
+        return Kind.WORK, b"".join(codec.encode_work(Work(2**40 + self._number, text)))
+
+    def _embeds(self, _seat: Seat) -> tuple[int, bytes]:
+        """Of a slot that is not lent."""
+        source = self._source
+        self._number += 1
+        shape = (source.randrange(4), source.choice((0, 256)))
+        nbytes = source.choice((4 * shape[0] * shape[1], source.randrange(10**6)))
+        ref = TensorRef(SlotRef(source.randrange(40), 0, nbytes), "float32", shape).encode()
+        message = PromptEmbeds(self._number, ref)
+        return Kind.PROMPT_EMBEDS, b"".join(codec.encode_prompt_embeds(message))
 
     def _abort(self, _seat: Seat) -> tuple[int, bytes]:
         numbers = [self._source.randrange(self._number + 2) for _ in range(3)]
