@@ -14,6 +14,7 @@ from torch import Tensor
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.layers import Allocator, Linear, NamedWeights, TokenEmbedding
+from shmllm.models.products import MakeProduct, Product
 from shmllm.models.rope import RotaryEmbedding
 from shmllm.models.weight_update import update_weights
 from shmllm_kernels import add_rms_norm, apply_rope, rms_norm, rotate, silu_and_mul
@@ -134,6 +135,8 @@ class DecoderModel:
         self.config = config
         self.dtype = dtype
         self.weights_version = 0
+        self._products: list[Product] = []
+        self._is_derived = True
         hidden = config.hidden_size
         tied = config.tie_word_embeddings
         self.embedding = TokenEmbedding(config.vocab_size, hidden, tied, dtype, allocate, device)
@@ -179,6 +182,36 @@ class DecoderModel:
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] as ``forward`` returns them -> [rows, vocab] float32."""
         return self.embedding.logits(hidden)
+
+    def use_products(self, make: MakeProduct) -> None:
+        """Multiply with all matrices in another way from now on."""
+        linears = [linear for layer in self.layers for linear in layer.linears()]
+        self._products = [linear.use(make) for linear in linears] + [self.embedding.use(make)]
+        self._is_derived = False
+
+    def weights_changed(self) -> None:
+        """To be called by whoever wrote weights, between two steps."""
+        self.weights_version += 1
+        self._is_derived = False
+
+    def derive(self) -> None:
+        """Make anew what is derived from the weights, if they changed since or it was dropped.
+        Has to precede a forward pass; costs nothing where there is nothing to do."""
+        if not self._is_derived:
+            for product in self._products:
+                product.derive()
+            self._is_derived = True
+
+    def drop_derived(self) -> None:
+        """Give back the memory of what is derived from the weights."""
+        for product in self._products:
+            product.drop()
+        self._is_derived = False
+
+    @property
+    def derived_bytes(self) -> int:
+        """Memory of what is derived from the weights."""
+        return sum(product.derived_bytes for product in self._products)
 
     def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Overwrites weights in place; see ``weight_update.update_weights``."""
@@ -232,6 +265,11 @@ class DecoderLayer:
         hidden = self.attention(normed, cos, sin, attention)
         normed, residual = add_rms_norm(hidden, residual, self.post_attention_norm, self.eps)
         return self.mlp(normed), residual
+
+    def linears(self) -> tuple[Linear, ...]:
+        """Its matrices, in the order of use."""
+        attention, mlp = self.attention, self.mlp
+        return attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj
 
     def named_weights(self, prefix: str) -> NamedWeights:
         """Destinations under ``prefix``, e.g. "model.layers.0"."""

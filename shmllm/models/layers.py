@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from shmllm.models.products import MakeProduct, PlainProduct, Product
+
 Allocator = Callable[[tuple[int, ...], torch.dtype], Tensor]
 """Returns storage for one weight of a shape and dtype, contents undefined."""
 
@@ -28,6 +30,9 @@ class Linear:
         bias: whether they have a bias.
         dtype: of weights, input and output.
         allocate: gives the storage.
+
+    Attributes:
+        product: multiplies with the weight.
     """
 
     def __init__(
@@ -42,12 +47,17 @@ class Linear:
         width = sum(self.out_features)
         self.weight = allocate((in_features, width), dtype)
         self.bias = allocate((width,), dtype) if bias else None
+        self.product: Product = PlainProduct(self.weight)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[tokens, in_features] -> [tokens, sum(out_features)]."""
-        if self.bias is None:
-            return torch.mm(x, self.weight)
-        return torch.addmm(self.bias, x, self.weight)
+        out = self.product(x)
+        return out if self.bias is None else out.add_(self.bias)
+
+    def use(self, make: MakeProduct) -> Product:
+        """Multiply in another way from now on; returns it, nothing derived yet."""
+        self.product = make(self.weight)
+        return self.product
 
     def named_weights(self, *names: str) -> NamedWeights:
         """Views of each projection's [out, in] weight and [out] bias, under these names."""
@@ -87,7 +97,7 @@ class TokenEmbedding:
             self.head = allocate((hidden_size, vocab_size), dtype).t()
         elif not tied:
             self.head = allocate((vocab_size, hidden_size), dtype)
-        self._head_t = self.head.t()
+        self.product: Product = PlainProduct(self.head.t())
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """[tokens] int64 -> [tokens, hidden]."""
@@ -95,7 +105,12 @@ class TokenEmbedding:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] -> [rows, vocab] float32."""
-        return torch.mm(hidden, self._head_t).float()
+        return self.product(hidden).float()
+
+    def use(self, make: MakeProduct) -> Product:
+        """Score in another way from now on; returns it, nothing derived yet."""
+        self.product = make(self.head.t())
+        return self.product
 
     def named_weights(self) -> NamedWeights:
         """Both matrices as [vocab, hidden]; a tied model has one name with all its copies."""

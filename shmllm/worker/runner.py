@@ -138,6 +138,7 @@ class ModelRunner:
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute the plan's tokens, and sample a successor where it asks for one."""
+        self._model.derive()
         self._batch.update(plan)
         inputs = self._batch.inputs(plan)
         self._attention.begin_step(inputs, self._batch)
