@@ -44,7 +44,7 @@ COUNTERS = {
     "steps": ("steps", "Steps of the engine."),
     "times_parked": ("parks", "Times that the engine slept."),
 }
-PHASES = ("drain", "schedule", "execute", "apply", "publish")
+PHASES = ("drain", "schedule", "prepare", "execute", "sample", "apply", "publish")
 
 
 class EngineCollector:
