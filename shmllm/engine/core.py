@@ -51,6 +51,8 @@ class Phases:
     Attributes:
         moments_ns: when the last step began, and when schedule, prepare, execute, sample and
             apply ended, on `time.perf_counter_ns()`.
+        num_tokens: computed in the last step.
+        num_requests: that took part in it.
     """
 
     schedule_ns: int = 0
@@ -59,9 +61,12 @@ class Phases:
     sample_ns: int = 0
     apply_ns: int = 0
     moments_ns: tuple[int, int, int, int, int, int] = (0, 0, 0, 0, 0, 0)
+    num_tokens: int = 0
+    num_requests: int = 0
 
-    def add(self, *moments_ns: *tuple[int, int, int, int, int, int]) -> None:
+    def add(self, plan: StepPlan, *moments_ns: *tuple[int, int, int, int, int, int]) -> None:
         """Count a step that had these moments."""
+        self.num_tokens, self.num_requests = plan.num_tokens, len(plan.requests)
         began, planned, prepared, executed, sampled, applied = moments_ns
         self.schedule_ns += planned - began
         self.prepare_ns += prepared - planned
@@ -247,7 +252,7 @@ class EngineCore:
         outputs = self.scheduler.apply(plan, result)
         prepared_ns, executed_ns = result.computing_ns or (planned_ns, sampled_ns)
         self.phases.add(
-            began_ns, planned_ns, prepared_ns, executed_ns, sampled_ns, perf_counter_ns()
+            plan, began_ns, planned_ns, prepared_ns, executed_ns, sampled_ns, perf_counter_ns()
         )
         return outputs
 

@@ -284,7 +284,6 @@ class EngineProcess:
 
     def _step(self, core: EngineCore) -> bool:
         """Run a step and publish; False if there was nothing that may run."""
-        began_ns = time.perf_counter_ns()
         steps = core.scheduler.stats.steps
         outputs = core.step()
         stepped_ns = time.perf_counter_ns()
@@ -295,7 +294,7 @@ class EngineProcess:
             self._reject(failure.client, Rejected(failure.number, failure.message))
         has_run = core.scheduler.stats.steps > steps
         if has_run:
-            self._report.step(began_ns, stepped_ns, time.perf_counter_ns(), outputs)
+            self._report.step(core.phases, stepped_ns, time.perf_counter_ns(), outputs)
         return has_run
 
     def _publish(self, place: int, columns: OutputColumns) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shmllm.engine.core import EngineCore
+from shmllm.engine.core import EngineCore, Phases
 from shmllm.ipc.control import ControlPage
 from shmllm.ipc.layout import Histogram, Stat
 from shmllm.outputs import OutputColumns
@@ -29,7 +29,8 @@ class Reporter:
         self._ttft = page.histogram(Histogram.TTFT)
         self._itl = page.histogram(Histogram.ITL)
         self._steps = page.histogram(Histogram.STEP)
-        self._last_tokens_ns = 0
+        self._log = page.step_log()
+        self._last_tokens_ns = self._logged_drain_ns = 0
         self.drain_ns = self.publish_ns = 0
 
     def loading(self, done: int, total: int) -> None:
@@ -47,30 +48,54 @@ class Reporter:
         self._page.set_stat(Stat.TIMES_PARKED, times)
 
     def step(
-        self, began_ns: int, stepped_ns: int, ended_ns: int, outputs: Mapping[int, OutputColumns]
+        self, phases: Phases, stepped_ns: int, ended_ns: int, outputs: Mapping[int, OutputColumns]
     ) -> None:
-        """Count the last step.
+        """Count and log the last step.
 
         Args:
-            began_ns: when it was scheduled, on `time.perf_counter_ns()`.
+            phases: which have its moments, on `time.perf_counter_ns()`.
             stepped_ns: when its outputs were there.
             ended_ns: when they were published.
             outputs: by front end.
         """
+        began_ns, planned_ns, prepared_ns, executed_ns, sampled_ns, applied_ns = phases.moments_ns
         self.publish_ns += ended_ns - stepped_ns
         self._page.set_stat(Stat.STEP_NS, ended_ns - began_ns)
         self._steps.add(ended_ns - began_ns)
-        num_tokens = num_first = 0
+        num_sampled, num_first = self._count_tokens(ended_ns, outputs)
+        self._log.add(
+            (
+                began_ns,
+                self.drain_ns - self._logged_drain_ns,
+                planned_ns - began_ns,
+                prepared_ns - planned_ns,
+                executed_ns - prepared_ns,
+                sampled_ns - executed_ns,
+                applied_ns - sampled_ns,
+                ended_ns - stepped_ns,
+                phases.num_tokens,
+                phases.num_requests,
+                num_sampled,
+                num_first,
+            )
+        )
+        self._logged_drain_ns = self.drain_ns
+
+    def _count_tokens(self, ended_ns: int, outputs: Mapping[int, OutputColumns]) -> tuple[int, int]:
+        """Count what the requests waited. Returns how many tokens there are, and how many of
+        them are first ones."""
+        num_sampled = num_first = 0
         for columns in outputs.values():
-            num_tokens += len(columns.token_ids)
+            num_sampled += len(columns.token_ids)
             num_first += len(columns.queued_ns)
             # On Linux both clocks are CLOCK_MONOTONIC.
             for queued_ns in columns.queued_ns:
                 self._ttft.add(ended_ns - queued_ns)
-        if num_tokens > num_first:
-            self._itl.add(ended_ns - self._last_tokens_ns, num_tokens - num_first)
-        if num_tokens:
+        if num_sampled > num_first:
+            self._itl.add(ended_ns - self._last_tokens_ns, num_sampled - num_first)
+        if num_sampled:
             self._last_tokens_ns = ended_ns
+        return num_sampled, num_first
 
     def state(self, core: EngineCore) -> None:
         """Requests, blocks, tokens, and where the time went, as of now."""

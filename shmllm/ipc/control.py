@@ -14,6 +14,7 @@ from shmllm.ipc import layout
 from shmllm.ipc.histogram import Durations, HistogramWriter, read_histogram
 from shmllm.ipc.layout import EngineState, Histogram, Stat
 from shmllm.ipc.segment import Segment, pid_namespace
+from shmllm.ipc.step_log import StepLogReader, StepLogWriter
 from shmllm.ipc.words import Numbers, PlainWord, Word, WordTable
 
 STALLED_AFTER_S = 5.0
@@ -111,6 +112,10 @@ class ControlPage(_ControlWords):
         """Where durations of one sort are counted; to be closed by the caller."""
         return HistogramWriter(self._buffer, histogram_offset(histogram))
 
+    def step_log(self) -> StepLogWriter:
+        """Where steps are logged; to be closed by the caller."""
+        return StepLogWriter(self._buffer)
+
     def set_last_words(self, text: str) -> None:
         """Leave a cause of death. Of a text above 16 KiB the end is kept, where causes stand."""
         encoded = text.encode("utf-8", errors="replace")[-layout.LAST_WORDS_BYTES :]
@@ -155,6 +160,10 @@ class ControlView(_ControlWords):
     def durations(self, histogram: Histogram) -> Durations:
         """How long something took since the start, each time."""
         return read_histogram(self._buffer, histogram_offset(histogram))
+
+    def step_log(self) -> StepLogReader:
+        """The latest steps; to be closed by the caller."""
+        return StepLogReader(self._buffer)
 
     def last_words(self) -> str:
         """Why the engine died, if it could still say so."""

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from shmllm.engine.core import Phases
 from shmllm.engine.reporter import Reporter
 from shmllm.ipc.control import ControlPage, ControlView
 from shmllm.ipc.histogram import bucket_of
-from shmllm.ipc.layout import Histogram, SegmentKind, Stat
+from shmllm.ipc.layout import Histogram, SegmentKind, Stat, StepField
 from shmllm.ipc.segment import Segment
 from shmllm.outputs import OutputColumns
 
@@ -38,8 +39,12 @@ def tokens(count: int, *queued_ns: int) -> OutputColumns:
 
 
 def step(reporter: Reporter, end_ms: int, *outputs: OutputColumns, length_ms: int = 2) -> None:
+    """A step that ended then; its publishing took half a millisecond, its schedule a tenth."""
     end = BEGIN + end_ms * MS
-    reporter.step(end - length_ms * MS, end - MS // 2, end, dict(enumerate(outputs)))
+    began, stepped = end - length_ms * MS, end - MS // 2
+    phases = Phases(num_tokens=70, num_requests=65)
+    phases.moments_ns = (began, began + MS // 10, *[stepped] * 4)
+    reporter.step(phases, stepped, end, dict(enumerate(outputs)))
 
 
 def counts(view: ControlView, histogram: Histogram) -> dict[int, int]:
@@ -86,3 +91,20 @@ def test_publishing_adds_up(reporter: Reporter) -> None:
     step(reporter, 2)
     step(reporter, 4)
     assert reporter.publish_ns == MS
+
+
+def test_each_step_is_logged(reporter: Reporter, view: ControlView) -> None:
+    reporter.drain_ns = 700
+    step(reporter, 20, tokens(2, BEGIN))
+    reporter.drain_ns = 1_500
+    step(reporter, 25, tokens(3), length_ms=4)
+    steps = view.step_log().read()
+    assert steps.column(StepField.BEGAN_NS).tolist() == [BEGIN + 18 * MS, BEGIN + 21 * MS]
+    assert steps.column(StepField.DRAIN_NS).tolist() == [700, 800]
+    assert steps.column(StepField.SCHEDULE_NS).tolist() == [MS // 10] * 2
+    assert steps.column(StepField.PREPARE_NS).tolist() == [MS * 14 // 10, MS * 34 // 10]
+    assert steps.column(StepField.PUBLISH_NS).tolist() == [MS // 2] * 2
+    assert steps.column(StepField.NUM_TOKENS).tolist() == [70, 70]
+    assert steps.column(StepField.NUM_REQUESTS).tolist() == [65, 65]
+    assert steps.column(StepField.NUM_SAMPLED).tolist() == [2, 3]
+    assert steps.column(StepField.NUM_FIRST).tolist() == [1, 0]
