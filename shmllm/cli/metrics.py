@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from shmllm.ipc.layout import PHASES
+
 if TYPE_CHECKING:
     from shmllm.ipc.control import ControlView
 
@@ -44,7 +46,6 @@ COUNTERS = {
     "steps": ("steps", "Steps of the engine."),
     "times_parked": ("parks", "Times that the engine slept."),
 }
-PHASES = ("drain", "schedule", "execute", "apply", "publish")
 
 
 class EngineCollector:

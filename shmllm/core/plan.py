@@ -143,9 +143,13 @@ class StepResult:
         logprobs: of those sampled tokens whose requests ask for them, in that order.
         prompt_logprobs: one for each of the plan's `prompt_scores`, in that order.
         vectors: one for each of the plan's `pools` that is its last, in that order.
+        computing_ns: when the model began to compute and when it had the logits, on
+            `time.perf_counter_ns()`: what lies before is preparing, and behind it sampling.
+            None if the runner does not tell.
     """
 
     token_ids: list[int]
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: Sequence[TokenLogprobs] = ()
     vectors: Sequence[bytes] = ()
+    computing_ns: tuple[int, int] | None = None

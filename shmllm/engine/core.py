@@ -46,11 +46,34 @@ def _nobody_sleeps() -> None:
 
 @dataclass(slots=True)
 class Phases:
-    """Time that the steps so far took, by phase."""
+    """Time that the steps so far took, by phase, and the moments of the last one.
+
+    Attributes:
+        moments_ns: when the last step began, and when schedule, prepare, execute, sample and
+            apply ended, on `time.perf_counter_ns()`.
+        num_tokens: computed in the last step.
+        num_requests: that took part in it.
+    """
 
     schedule_ns: int = 0
+    prepare_ns: int = 0
     execute_ns: int = 0
+    sample_ns: int = 0
     apply_ns: int = 0
+    moments_ns: tuple[int, int, int, int, int, int] = (0, 0, 0, 0, 0, 0)
+    num_tokens: int = 0
+    num_requests: int = 0
+
+    def add(self, plan: StepPlan, *moments_ns: *tuple[int, int, int, int, int, int]) -> None:
+        """Count a step that had these moments."""
+        self.num_tokens, self.num_requests = plan.num_tokens, len(plan.requests)
+        began, planned, prepared, executed, sampled, applied = moments_ns
+        self.schedule_ns += planned - began
+        self.prepare_ns += prepared - planned
+        self.execute_ns += executed - prepared
+        self.sample_ns += sampled - executed
+        self.apply_ns += applied - sampled
+        self.moments_ns = moments_ns
 
 
 class EngineCore:
@@ -225,12 +248,12 @@ class EngineCore:
             return {}
         planned_ns = perf_counter_ns()
         result = self.runner.execute(plan)
-        executed_ns = perf_counter_ns()
+        sampled_ns = perf_counter_ns()
         outputs = self.scheduler.apply(plan, result)
-        phases = self.phases
-        phases.schedule_ns += planned_ns - began_ns
-        phases.execute_ns += executed_ns - planned_ns
-        phases.apply_ns += perf_counter_ns() - executed_ns
+        prepared_ns, executed_ns = result.computing_ns or (planned_ns, sampled_ns)
+        self.phases.add(
+            plan, began_ns, planned_ns, prepared_ns, executed_ns, sampled_ns, perf_counter_ns()
+        )
         return outputs
 
     def take_failures(self) -> list[Failure]:

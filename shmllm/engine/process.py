@@ -284,7 +284,6 @@ class EngineProcess:
 
     def _step(self, core: EngineCore) -> bool:
         """Run a step and publish; False if there was nothing that may run."""
-        began_ns = time.perf_counter_ns()
         steps = core.scheduler.stats.steps
         outputs = core.step()
         stepped_ns = time.perf_counter_ns()
@@ -293,10 +292,10 @@ class EngineProcess:
             self._publish(place, columns)
         for failure in core.take_failures():
             self._reject(failure.client, Rejected(failure.number, failure.message))
-        ended_ns = time.perf_counter_ns()
-        self._report.publish_ns += ended_ns - stepped_ns
-        self._report.step(ended_ns - began_ns)
-        return core.scheduler.stats.steps > steps
+        has_run = core.scheduler.stats.steps > steps
+        if has_run:
+            self._report.step(core.phases, stepped_ns, time.perf_counter_ns(), outputs)
+        return has_run
 
     def _publish(self, place: int, columns: OutputColumns) -> None:
         if (session := self._sessions.get(place)) is None:

@@ -1,14 +1,17 @@
 """What an engine shows of itself on its statistics page, for whoever looks.
 
-Owns the running totals that nobody else counts: time spent with the rings. Must not know
-who reads them.
+Owns the running totals that nobody else counts: time spent with the rings, and how long
+requests waited for their tokens. Must not know who reads them.
 """
 
 from __future__ import annotations
 
-from shmllm.engine.core import EngineCore
+from collections.abc import Mapping
+
+from shmllm.engine.core import EngineCore, Phases
 from shmllm.ipc.control import ControlPage
-from shmllm.ipc.layout import Stat
+from shmllm.ipc.layout import Histogram, Stat
+from shmllm.outputs import OutputColumns
 
 
 class Reporter:
@@ -23,6 +26,11 @@ class Reporter:
 
     def __init__(self, page: ControlPage) -> None:
         self._page = page
+        self._ttft = page.histogram(Histogram.TTFT)
+        self._itl = page.histogram(Histogram.ITL)
+        self._steps = page.histogram(Histogram.STEP)
+        self._log = page.step_log()
+        self._last_tokens_ns = self._logged_drain_ns = 0
         self.drain_ns = self.publish_ns = 0
 
     def loading(self, done: int, total: int) -> None:
@@ -39,9 +47,55 @@ class Reporter:
         """How often the engine slept."""
         self._page.set_stat(Stat.TIMES_PARKED, times)
 
-    def step(self, step_ns: int) -> None:
-        """How long the last step took, from its schedule to its published outputs."""
-        self._page.set_stat(Stat.STEP_NS, step_ns)
+    def step(
+        self, phases: Phases, stepped_ns: int, ended_ns: int, outputs: Mapping[int, OutputColumns]
+    ) -> None:
+        """Count and log the last step.
+
+        Args:
+            phases: which have its moments, on `time.perf_counter_ns()`.
+            stepped_ns: when its outputs were there.
+            ended_ns: when they were published.
+            outputs: by front end.
+        """
+        began_ns, planned_ns, prepared_ns, executed_ns, sampled_ns, applied_ns = phases.moments_ns
+        self.publish_ns += ended_ns - stepped_ns
+        self._page.set_stat(Stat.STEP_NS, ended_ns - began_ns)
+        self._steps.add(ended_ns - began_ns)
+        num_sampled, num_first = self._count_tokens(ended_ns, outputs)
+        self._log.add(
+            (
+                began_ns,
+                self.drain_ns - self._logged_drain_ns,
+                planned_ns - began_ns,
+                prepared_ns - planned_ns,
+                executed_ns - prepared_ns,
+                sampled_ns - executed_ns,
+                applied_ns - sampled_ns,
+                ended_ns - stepped_ns,
+                phases.num_tokens,
+                phases.num_requests,
+                num_sampled,
+                num_first,
+            )
+        )
+        self._logged_drain_ns = self.drain_ns
+
+    def _count_tokens(self, ended_ns: int, outputs: Mapping[int, OutputColumns]) -> tuple[int, int]:
+        """Count what the requests waited. Returns how many tokens there are, and how many of
+        them are first ones."""
+        num_sampled = num_first = 0
+        for columns in outputs.values():
+            num_sampled += len(columns.token_ids)
+            num_first += len(columns.queued_ns)
+            # On Linux both clocks are CLOCK_MONOTONIC.
+            for queued_ns in columns.queued_ns:
+                self._ttft.add(ended_ns - queued_ns)
+        if num_sampled > num_first:
+            self._itl.add(ended_ns - self._last_tokens_ns, num_sampled - num_first)
+        if num_sampled:
+            self._last_tokens_ns = ended_ns
+        return num_sampled, num_first
 
     def state(self, core: EngineCore) -> None:
         """Requests, blocks, tokens, and where the time went, as of now."""
@@ -60,6 +114,8 @@ class Reporter:
         show(Stat.REQUESTS_FINISHED, stats.requests_finished)
         show(Stat.DRAIN_NS, self.drain_ns)
         show(Stat.SCHEDULE_NS, phases.schedule_ns)
+        show(Stat.PREPARE_NS, phases.prepare_ns)
         show(Stat.EXECUTE_NS, phases.execute_ns)
+        show(Stat.SAMPLE_NS, phases.sample_ns)
         show(Stat.APPLY_NS, phases.apply_ns)
         show(Stat.PUBLISH_NS, self.publish_ns)

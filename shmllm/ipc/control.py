@@ -8,18 +8,28 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 
 from shmllm.ipc import layout
-from shmllm.ipc.layout import EngineState, Stat
+from shmllm.ipc.histogram import Durations, HistogramWriter, read_histogram
+from shmllm.ipc.layout import EngineState, Histogram, Stat
 from shmllm.ipc.segment import Segment, pid_namespace
-from shmllm.ipc.words import PlainWord, Word, WordTable
+from shmllm.ipc.step_log import StepLogReader, StepLogWriter
+from shmllm.ipc.words import Numbers, PlainWord, Word, WordTable
 
 STALLED_AFTER_S = 5.0
+STAT_NAMES = tuple(stat.name.lower() for stat in Stat)
+
+
+def histogram_offset(histogram: Histogram) -> int:
+    """Where it lies in the control segment."""
+    return layout.CONTROL_HISTOGRAMS_OFFSET + histogram * layout.HISTOGRAM_WORDS * layout.WORD_BYTES
 
 
 class _ControlWords:
     __slots__ = (
         "_admitted",
+        "_buffer",
         "_heartbeat",
         "_hello",
         "_last_words_size",
@@ -31,15 +41,12 @@ class _ControlWords:
     )
 
     def __init__(self, control: Segment) -> None:
-        buffer = control.buffer
+        self._buffer = buffer = control.buffer[: layout.CONTROL_END_OFFSET]
         self._state = Word(buffer, layout.CONTROL_STATE_OFFSET)
         self._pid = Word(buffer, layout.CONTROL_ENGINE_PID_OFFSET)
         self._pid_ns = Word(buffer, layout.CONTROL_ENGINE_PID_NS_OFFSET)
         self._heartbeat = Word(buffer, layout.CONTROL_HEARTBEAT_OFFSET)
-        self._stats = {
-            stat: Word(buffer, layout.CONTROL_STATS_OFFSET + stat * layout.WORD_BYTES)
-            for stat in Stat
-        }
+        self._stats = Numbers(buffer, layout.CONTROL_STATS_OFFSET, len(Stat))
         self._last_words_size = Word(buffer, layout.CONTROL_LAST_WORDS_SIZE_OFFSET)
         self._hello = WordTable(buffer, layout.CONTROL_HELLO_OFFSET, layout.NUM_CLIENTS)
         self._admitted = WordTable(buffer, layout.CONTROL_ADMITTED_OFFSET, layout.NUM_CLIENTS)
@@ -49,7 +56,8 @@ class _ControlWords:
     def close(self) -> None:
         """Let go of the segment, which stays the caller's to close; idempotent."""
         self._text.release()
-        words: tuple[PlainWord | WordTable, ...] = (
+        self._buffer.release()
+        words: tuple[PlainWord | WordTable | Numbers, ...] = (
             self._state,
             self._pid,
             self._pid_ns,
@@ -57,8 +65,9 @@ class _ControlWords:
             self._last_words_size,
             self._hello,
             self._admitted,
+            self._stats,
         )
-        for part in (*words, *self._stats.values()):
+        for part in words:
             part.close()
 
 
@@ -84,9 +93,10 @@ class ControlPage(_ControlWords):
         """Say that the loop is alive now."""
         self._heartbeat.store(time.monotonic_ns())
 
-    def set_stat(self, stat: Stat, value: int) -> None:
-        """Replace one statistics word; `value` is 0 or more."""
-        self._stats[stat].store(value)
+    @property
+    def set_stat(self) -> Callable[[int, int], None]:
+        """Replaces one statistics word, a Stat, by a number from 0 on."""
+        return self._stats.store
 
     def hellos(self) -> list[int]:
         """For each place the nonce of the client that wants, or wanted last, to be there."""
@@ -97,6 +107,14 @@ class ControlPage(_ControlWords):
         """Answer the client in `place`: its own nonce, or a Refusal."""
         # SYNC POINT: client admitted
         self._admitted.store(place, answer)
+
+    def histogram(self, histogram: Histogram) -> HistogramWriter:
+        """Where durations of one sort are counted; to be closed by the caller."""
+        return HistogramWriter(self._buffer, histogram_offset(histogram))
+
+    def step_log(self) -> StepLogWriter:
+        """Where steps are logged; to be closed by the caller."""
+        return StepLogWriter(self._buffer)
 
     def set_last_words(self, text: str) -> None:
         """Leave a cause of death. Of a text above 16 KiB the end is kept, where causes stand."""
@@ -133,11 +151,19 @@ class ControlView(_ControlWords):
 
     def stat(self, stat: Stat) -> int:
         """One number from the statistics page."""
-        return self._stats[stat].load()
+        return self._stats.load(stat)
 
     def stats(self) -> dict[str, int]:
         """All statistics, by lower-case name."""
-        return {stat.name.lower(): word.load() for stat, word in self._stats.items()}
+        return dict(zip(STAT_NAMES, self._stats.load_all(), strict=True))
+
+    def durations(self, histogram: Histogram) -> Durations:
+        """How long something took since the start, each time."""
+        return read_histogram(self._buffer, histogram_offset(histogram))
+
+    def step_log(self) -> StepLogReader:
+        """The latest steps; to be closed by the caller."""
+        return StepLogReader(self._buffer)
 
     def last_words(self) -> str:
         """Why the engine died, if it could still say so."""

@@ -36,8 +36,20 @@ CONTROL segment: one per engine, readable by all of its clients.
     | 0x2080 | CONTROL_LAST_WORDS       | engine    | 16 KiB UTF-8, why it died      |
     | 0x7000 | CONTROL_HELLO            | client k  | word k: nonce of who wants in  |
     | 0x7100 | CONTROL_ADMITTED         | engine    | word k: that nonce, or Refusal |
-    | 0x8000 | CONTROL_END              |           |                                |
+    | 0x8000 | CONTROL_HISTOGRAMS       | engine    | 8 of 256 words, index Histogram|
+    | 0xc000 | CONTROL_STEP_COUNT       | engine    | steps that were logged         |
+    | 0x10000 | CONTROL_STEP_RECORDS    | engine    | 1,024 records of 128 bytes     |
+    | 0x30000 | CONTROL_END             |           |                                |
     +--------+--------------------------+-----------+--------------------------------+
+
+Histogram, relative to CONTROL_HISTOGRAMS plus index * 0x800 (`histogram.py` has the bounds):
+
+    +--------+--------------------------+-----------+--------------------------------+
+    | +0x000 | HISTOGRAM_COUNTS         | engine    | 255 words, one for each bucket |
+    | +0x7f8 | HISTOGRAM_SUM            | engine    | all durations added up, ns     |
+    +--------+--------------------------+-----------+--------------------------------+
+
+Step record: words in the order of StepField.
 
 CLIENT segment: one per front end. What lies before REQUEST_SMALL_SLOTS is allocated at
 creation. Everything behind it is a hole in the file until a slot is used: it costs address
@@ -104,7 +116,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 MAGIC = int.from_bytes(b"shmllm01", "little")
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 WORD_BYTES = 8
 LINE_BYTES = 128
@@ -176,6 +188,37 @@ class Stat(IntEnum):
     APPLY_NS = 18
     PUBLISH_NS = 19
     PAUSED = 20
+    PREPARE_NS = 21
+    SAMPLE_NS = 22
+
+
+class Histogram(IntEnum):
+    """Index into the histograms of durations. Append; never renumber."""
+
+    TTFT = 0
+    ITL = 1
+    STEP = 2
+
+
+class StepField(IntEnum):
+    """Words of a step's record. Append; never renumber."""
+
+    BEGAN_NS = 0
+    DRAIN_NS = 1
+    SCHEDULE_NS = 2
+    PREPARE_NS = 3
+    EXECUTE_NS = 4
+    SAMPLE_NS = 5
+    APPLY_NS = 6
+    PUBLISH_NS = 7
+    NUM_TOKENS = 8
+    NUM_REQUESTS = 9
+    NUM_SAMPLED = 10
+    NUM_FIRST = 11
+
+
+PHASES = ("drain", "schedule", "prepare", "execute", "sample", "apply", "publish")
+"""What a step's time is split into; each has a Stat and a StepField that end in _NS."""
 
 
 class DoorbellKind(IntEnum):
@@ -205,10 +248,20 @@ CONTROL_LAST_WORDS_SIZE_OFFSET = 0x2000
 CONTROL_LAST_WORDS_OFFSET = 0x2080
 CONTROL_HELLO_OFFSET = 0x7000
 CONTROL_ADMITTED_OFFSET = 0x7100
-CONTROL_END_OFFSET = 0x8000
+CONTROL_HISTOGRAMS_OFFSET = 0x8000
+CONTROL_STEP_COUNT_OFFSET = 0xC000
+CONTROL_STEP_RECORDS_OFFSET = 0x10000
+CONTROL_END_OFFSET = 0x30000
 NUM_CLIENTS = 32
 NUM_STAT_WORDS = 512
 LAST_WORDS_BYTES = 16 * 1024
+NUM_HISTOGRAMS = 8
+HISTOGRAM_COUNTS_OFFSET = 0x000
+HISTOGRAM_SUM_OFFSET = 0x7F8
+HISTOGRAM_WORDS = 256
+HISTOGRAM_BUCKETS = 255
+NUM_STEP_RECORDS = 1024
+STEP_RECORD_BYTES = 128
 
 CLIENT_STATE_OFFSET = 0x0080
 CLIENT_PARKED_OFFSET = 0x0100

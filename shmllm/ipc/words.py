@@ -139,3 +139,37 @@ class WordTable:
         self._view.release()
         for word in self._words:
             word.close()
+
+
+class Numbers:
+    """Words side by side that one process writes and any process reads. Each is read whole;
+    nothing is published by them, so no order is kept between them, and a store is cheaper.
+
+    Args:
+        view: the buffer of a segment, one byte per item.
+        offset: where the first one lies, a multiple of 8.
+        count: how many there are.
+    """
+
+    __slots__ = ("_view",)
+
+    def __init__(self, view: memoryview, offset: int, count: int) -> None:
+        self._view = view[offset : offset + count * WORD_BYTES].cast("Q")
+
+    def store(self, index: int, value: int) -> None:
+        self._view[index] = value
+
+    def add(self, index: int, amount: int) -> None:
+        """Only for the one process that writes."""
+        self._view[index] += amount
+
+    def load(self, index: int) -> int:
+        return self._view[index]
+
+    def load_all(self) -> list[int]:
+        """Every number, each read whole; not one moment of all of them."""
+        return self._view.tolist()
+
+    def close(self) -> None:
+        """Let go of the segment; any later use raises ValueError."""
+        self._view.release()

@@ -147,18 +147,22 @@ class ModelRunner:
         positions = torch.from_numpy(inputs.positions)
         self._prompt_embeds.update(plan)
         embedded = self._prompt_embeds.lay_over(self._model, token_ids, inputs)
+        prepared_ns = time.perf_counter_ns()
         hidden = self._model.forward(token_ids, positions, self._attention, embedded)
         prompt_logprobs = [self._score_prompt(hidden, inputs, s) for s in plan.prompt_scores]
         vectors = self._pooler(hidden, inputs, plan) if plan.pools else ()
         if not plan.samples:
-            return StepResult([], None, prompt_logprobs, vectors)
+            computing_ns = prepared_ns, time.perf_counter_ns()
+            return StepResult([], None, prompt_logprobs, vectors, computing_ns)
         if len(inputs.sample_tokens) < len(inputs.token_ids):
             hidden = hidden.index_select(0, torch.from_numpy(inputs.sample_tokens))
         logits = self._model.compute_logits(hidden)
+        computing_ns = prepared_ns, time.perf_counter_ns()
         sample_positions = inputs.positions[inputs.sample_tokens] + 1
         sampled = self._sampler(logits, inputs.sample_rows, sample_positions, masks)
         self._batch.append(inputs, sampled.token_ids)
-        return StepResult(sampled.token_ids.tolist(), sampled.logprobs, prompt_logprobs, vectors)
+        ids = sampled.token_ids.tolist()
+        return StepResult(ids, sampled.logprobs, prompt_logprobs, vectors, computing_ns)
 
     def compile_grammar(self, text: str) -> Future[Callable[[], Constraint]]:
         """What begins an output under this grammar, at once or later."""

@@ -41,6 +41,16 @@ def test_counters_count(llm: LLM) -> None:
     assert holds_within(lambda: is_idle(llm), 5), llm.get_metrics()
 
 
+def test_a_steps_time_is_split_into_its_phases(llm: LLM) -> None:
+    before = llm.get_metrics()
+    llm.generate("import os", SamplingParams(max_tokens=20, ignore_eos=True), use_tqdm=False)
+    after = llm.get_metrics()
+    phases = ("drain", "schedule", "prepare", "execute", "sample", "apply", "publish")
+    spent = {phase: after[f"{phase}_ns"] - before[f"{phase}_ns"] for phase in phases}
+    assert min(spent.values()) > 0
+    assert max(spent, key=lambda phase: spent[phase]) == "execute"
+
+
 def test_gauges_return_to_zero_after_an_abort(llm: LLM) -> None:
     """A front end that leaves early aborts its request; no step is run after that."""
     params = SamplingParams(max_tokens=900, ignore_eos=True)

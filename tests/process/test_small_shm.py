@@ -83,7 +83,7 @@ def numbers_of(message: str) -> tuple[int, int]:
     ("size", "kind", "free"),
     [
         ("4k", SegmentKind.CONTROL, 4096),
-        ("64k", SegmentKind.CLIENT, 65536 - layout.ALLOCATED_BYTES[SegmentKind.CONTROL]),
+        ("256k", SegmentKind.CLIENT, 2**18 - layout.ALLOCATED_BYTES[SegmentKind.CONTROL]),
     ],
 )
 def test_both_numbers_are_named(size: str, kind: SegmentKind, free: int) -> None:

@@ -88,7 +88,7 @@ RULES = {
     "shmllm.engine.attached": Rule("errors config wire ipc engine.client"),
     "shmllm.engine.session": Rule("errors outputs logprobs wire ipc"),
     "shmllm.engine.doorkeeper": Rule("errors ipc engine.session"),
-    "shmllm.engine.reporter": Rule("engine.core ipc"),
+    "shmllm.engine.reporter": Rule("engine.core ipc outputs"),
     "shmllm.engine.calls": Rule("errors core.pausing engine.core wire.messages"),
     "shmllm.engine.process": Rule(
         "errors config outputs wire ipc engine.admission engine.calls engine.core engine.session "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from time import monotonic_ns
+from time import monotonic_ns, perf_counter_ns
 
 import pytest
 from fakes import FakeRunner, expected_tokens, facts
@@ -13,6 +13,8 @@ from shmllm.engine.core import UNSEEDED, EngineCore
 from shmllm.errors import EnginePausedError
 from shmllm.outputs import FinishReason
 from shmllm.sampling_params import SamplingParams
+
+STEP_PHASES = ("schedule", "prepare", "execute", "sample", "apply")
 
 
 def make_core(*, seed=0, caching=True, budget=64, num_seqs=8, **changes):
@@ -401,3 +403,32 @@ def test_recomputing_counts_as_no_hit():
     stats = core.scheduler.stats
     assert stats.preemptions > 0
     assert (stats.prefix_query_tokens, stats.prefix_hit_tokens, stats.prompt_tokens) == (16, 0, 16)
+
+
+class TellingRunner(FakeRunner):
+    """Says when it computed."""
+
+    def execute(self, plan):
+        began_ns = perf_counter_ns()
+        result = super().execute(plan)
+        result.computing_ns = self.computing_ns = began_ns, perf_counter_ns()
+        return result
+
+
+@pytest.mark.parametrize("runner", [FakeRunner, TellingRunner])
+def test_the_phases_of_a_step_fill_it_without_gaps(runner):
+    core = make_core()
+    core.runner = runner(core.facts)
+    core.add(0, 0, [1] * 10, SamplingParams(max_tokens=3))
+    began_ns = perf_counter_ns()
+    run(core)
+    phases = core.phases
+    spent = [getattr(phases, f"{name}_ns") for name in STEP_PHASES]
+    assert 0 < sum(spent) <= perf_counter_ns() - began_ns
+    assert phases.schedule_ns > 0 < phases.apply_ns
+    assert list(phases.moments_ns) == sorted(phases.moments_ns)
+    if runner is TellingRunner:
+        assert phases.moments_ns[2:4] == core.runner.computing_ns
+        assert min(spent) > 0
+    else:
+        assert phases.prepare_ns == phases.sample_ns == 0 < phases.execute_ns

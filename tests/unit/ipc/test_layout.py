@@ -8,13 +8,18 @@ from pathlib import Path
 import pytest
 
 from shmllm.ipc import layout
-from shmllm.ipc.layout import SegmentKind, Stat
+from shmllm.ipc.layout import Histogram, SegmentKind, Stat, StepField
 
 _ROW = re.compile(r"\|\s*\+?(0x[0-9a-f]+)\s*\|\s*([A-Z][A-Z_]*[A-Z])\s*\|\s*(\w+(?: k)?|)\s*\|")
 ROWS = [(name, int(offset, 16), writer) for offset, name, writer in _ROW.findall(layout.__doc__)]
 
 WORDS = {
-    SegmentKind.CONTROL: ["CONTROL_STATE", "CONTROL_HEARTBEAT", "CONTROL_PARKED"],
+    SegmentKind.CONTROL: [
+        "CONTROL_STATE",
+        "CONTROL_HEARTBEAT",
+        "CONTROL_PARKED",
+        "CONTROL_STEP_COUNT",
+    ],
     SegmentKind.CLIENT: [
         "CLIENT_STATE",
         "CLIENT_PARKED",
@@ -65,6 +70,17 @@ def test_hot_words_have_lines_of_their_own(kind: SegmentKind) -> None:
     assert len(set(lines)) == len(lines)
 
 
+def test_statistics_words_are_numbered_without_gaps() -> None:
+    assert list(Stat) == list(range(len(Stat)))
+    assert list(StepField) == list(range(len(StepField)))
+
+
+@pytest.mark.parametrize("phase", layout.PHASES)
+def test_each_phase_has_a_statistics_word_and_a_field(phase: str) -> None:
+    assert f"{phase.upper()}_NS" in Stat.__members__
+    assert f"{phase.upper()}_NS" in StepField.__members__
+
+
 def test_fields_do_not_overlap() -> None:
     assert layout.CONTROL_STATS_OFFSET + 8 * layout.NUM_STAT_WORDS <= (
         layout.CONTROL_LAST_WORDS_SIZE_OFFSET
@@ -74,7 +90,15 @@ def test_fields_do_not_overlap() -> None:
     table = layout.NUM_CLIENTS * layout.WORD_BYTES
     assert layout.LAST_WORDS_BYTES + layout.CONTROL_LAST_WORDS_OFFSET <= layout.CONTROL_HELLO_OFFSET
     assert layout.CONTROL_HELLO_OFFSET + table <= layout.CONTROL_ADMITTED_OFFSET
-    assert layout.CONTROL_ADMITTED_OFFSET + table <= layout.CONTROL_END_OFFSET
+    histogram = layout.HISTOGRAM_WORDS * layout.WORD_BYTES
+    assert layout.CONTROL_ADMITTED_OFFSET + table <= layout.CONTROL_HISTOGRAMS_OFFSET
+    assert layout.CONTROL_HISTOGRAMS_OFFSET + layout.NUM_HISTOGRAMS * histogram == (
+        layout.CONTROL_STEP_COUNT_OFFSET
+    )
+    records = layout.NUM_STEP_RECORDS * layout.STEP_RECORD_BYTES
+    assert layout.CONTROL_STEP_RECORDS_OFFSET + records == layout.CONTROL_END_OFFSET
+    assert len(StepField) * layout.WORD_BYTES <= layout.STEP_RECORD_BYTES
+    assert max(Histogram) < layout.NUM_HISTOGRAMS
     slots = layout.NUM_SLOTS * layout.SLOT_ENTRY_BYTES
     assert layout.REQUEST_SLOT_TABLE_OFFSET + slots <= layout.OUTPUT_SLOT_TABLE_OFFSET
     assert layout.OUTPUT_SLOT_TABLE_OFFSET + slots <= layout.REQUEST_RING_OFFSET

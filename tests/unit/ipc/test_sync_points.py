@@ -24,5 +24,6 @@ def test_every_label_stands_at_both_ends() -> None:
         "segment initialised",
         "client hello",
         "client admitted",
+        "step logged",
     }
     assert min(counts.values()) >= 2, counts

@@ -1,0 +1,110 @@
+"""What the statistics page says after steps that are made up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from shmllm.engine.core import Phases
+from shmllm.engine.reporter import Reporter
+from shmllm.ipc.control import ControlPage, ControlView
+from shmllm.ipc.histogram import bucket_of
+from shmllm.ipc.layout import Histogram, SegmentKind, Stat, StepField
+from shmllm.ipc.segment import Segment
+from shmllm.outputs import OutputColumns
+
+MS = 1_000_000
+BEGIN = 5_000 * MS
+
+
+@pytest.fixture
+def control(tmp_path) -> Iterator[Segment]:
+    with Segment.create(SegmentKind.CONTROL) as control:
+        yield control
+
+
+@pytest.fixture
+def view(control: Segment) -> ControlView:
+    return ControlView(control)
+
+
+@pytest.fixture
+def reporter(control: Segment) -> Reporter:
+    return Reporter(ControlPage(control))
+
+
+def tokens(count: int, *queued_ns: int) -> OutputColumns:
+    return OutputColumns(token_ids=[7] * count, queued_ns=list(queued_ns))
+
+
+def step(reporter: Reporter, end_ms: int, *outputs: OutputColumns, length_ms: int = 2) -> None:
+    """A step that ended then; its publishing took half a millisecond, its schedule a tenth."""
+    end = BEGIN + end_ms * MS
+    began, stepped = end - length_ms * MS, end - MS // 2
+    phases = Phases(num_tokens=70, num_requests=65)
+    phases.moments_ns = (began, began + MS // 10, *[stepped] * 4)
+    reporter.step(phases, stepped, end, dict(enumerate(outputs)))
+
+
+def counts(view: ControlView, histogram: Histogram) -> dict[int, int]:
+    """How many durations there are in each bucket that has some."""
+    found = view.durations(histogram).counts
+    return {bucket: count for bucket, count in enumerate(found) if count}
+
+
+def test_each_step_is_counted_with_its_length(reporter: Reporter, view: ControlView) -> None:
+    step(reporter, 2)
+    step(reporter, 10, length_ms=5)
+    assert counts(view, Histogram.STEP) == {bucket_of(2 * MS): 1, bucket_of(5 * MS): 1}
+    assert view.stat(Stat.STEP_NS) == 5 * MS
+
+
+def test_a_first_token_counts_from_the_requests_arrival(
+    reporter: Reporter, view: ControlView
+) -> None:
+    step(reporter, 20, tokens(2, BEGIN, BEGIN + 10 * MS), tokens(1, BEGIN + 15 * MS))
+    expected = {bucket_of(20 * MS): 1, bucket_of(10 * MS): 1, bucket_of(5 * MS): 1}
+    assert counts(view, Histogram.TTFT) == expected
+    assert view.durations(Histogram.ITL).count == 0
+
+
+def test_the_other_tokens_count_from_the_last_step_with_tokens(
+    reporter: Reporter, view: ControlView
+) -> None:
+    step(reporter, 20, tokens(64, *[BEGIN] * 64))
+    step(reporter, 23)  # a chunk of a prompt: nobody gets a token
+    step(reporter, 26, tokens(60), tokens(5, BEGIN + 20 * MS))
+    assert counts(view, Histogram.ITL) == {bucket_of(6 * MS): 64}
+    step(reporter, 30, tokens(3))
+    assert counts(view, Histogram.ITL) == {bucket_of(6 * MS): 64, bucket_of(4 * MS): 3}
+
+
+def test_a_pause_between_requests_is_nobodys_latency(reporter: Reporter, view: ControlView) -> None:
+    step(reporter, 2, tokens(1, BEGIN))
+    step(reporter, 9_000, tokens(1, BEGIN + 8_990 * MS))
+    assert view.durations(Histogram.ITL).count == 0
+    assert max(counts(view, Histogram.TTFT)) == bucket_of(10 * MS)
+
+
+def test_publishing_adds_up(reporter: Reporter) -> None:
+    step(reporter, 2)
+    step(reporter, 4)
+    assert reporter.publish_ns == MS
+
+
+def test_each_step_is_logged(reporter: Reporter, view: ControlView) -> None:
+    reporter.drain_ns = 700
+    step(reporter, 20, tokens(2, BEGIN))
+    reporter.drain_ns = 1_500
+    step(reporter, 25, tokens(3), length_ms=4)
+    steps = view.step_log().read()
+    assert steps.column(StepField.BEGAN_NS).tolist() == [BEGIN + 18 * MS, BEGIN + 21 * MS]
+    assert steps.column(StepField.DRAIN_NS).tolist() == [700, 800]
+    assert steps.column(StepField.SCHEDULE_NS).tolist() == [MS // 10] * 2
+    assert steps.column(StepField.PREPARE_NS).tolist() == [MS * 14 // 10, MS * 34 // 10]
+    assert steps.column(StepField.PUBLISH_NS).tolist() == [MS // 2] * 2
+    assert steps.column(StepField.NUM_TOKENS).tolist() == [70, 70]
+    assert steps.column(StepField.NUM_REQUESTS).tolist() == [65, 65]
+    assert steps.column(StepField.NUM_SAMPLED).tolist() == [2, 3]
+    assert steps.column(StepField.NUM_FIRST).tolist() == [1, 0]

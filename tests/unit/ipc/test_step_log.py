@@ -1,0 +1,80 @@
+"""Steps that are logged are found again, whole, or counted as missed."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from shmllm.ipc import layout
+from shmllm.ipc.layout import StepField
+from shmllm.ipc.step_log import StepLogReader, StepLogWriter
+
+LAPS = layout.NUM_STEP_RECORDS
+
+
+@pytest.fixture
+def memory() -> memoryview:
+    return memoryview(bytearray(layout.CONTROL_END_OFFSET))
+
+
+def record(number: int) -> list[int]:
+    return [number * 100 + field for field in StepField]
+
+
+def test_all_fields_of_a_step_are_found(memory: memoryview) -> None:
+    writer, reader = StepLogWriter(memory), StepLogReader(memory)
+    writer.add(record(3))
+    steps = reader.read()
+    assert steps.fields.tolist() == [record(3)]
+    assert [steps.column(field).tolist() for field in StepField] == [[v] for v in record(3)]
+    assert (steps.next, steps.num_missed) == (1, 0)
+
+
+def test_a_look_goes_on_where_the_last_one_ended(memory: memoryview) -> None:
+    writer, reader = StepLogWriter(memory), StepLogReader(memory)
+    assert len(reader.read().fields) == 0
+    since = 0
+    for first in (0, 3, 3, 8):
+        while writer._next < first:
+            writer.add(record(writer._next))
+        steps = reader.read(since)
+        assert steps.fields.tolist() == [record(number) for number in range(since, first)]
+        since = steps.next
+    assert reader.count == 8
+
+
+def test_what_was_overwritten_is_missed(memory: memoryview) -> None:
+    writer, reader = StepLogWriter(memory), StepLogReader(memory)
+    for number in range(2 * LAPS + 5):
+        writer.add(record(number))
+    steps = reader.read(since=LAPS)
+    # The place of the next record counts as overwritten: it may be half written.
+    assert steps.num_missed == 6
+    assert steps.fields.tolist() == [record(n) for n in range(LAPS + 6, 2 * LAPS + 5)]
+
+
+def test_a_reader_beside_a_writer_never_sees_half_a_record(memory: memoryview) -> None:
+    writer, reader = StepLogWriter(memory), StepLogReader(memory)
+    done = threading.Event()
+
+    def write() -> None:
+        for number in range(40_000):
+            writer.add([number] * len(StepField))
+        done.set()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    seen = missed = since = 0
+    while not done.is_set() or since < reader.count:
+        steps = reader.read(since)
+        seen, missed, since = seen + len(steps.fields), missed + steps.num_missed, steps.next
+        assert (steps.fields == steps.fields[:, :1]).all()
+    thread.join()
+    assert seen + missed == 40_000
+
+
+def test_a_second_writer_goes_on_behind_the_first(memory: memoryview) -> None:
+    StepLogWriter(memory).add(record(0))
+    StepLogWriter(memory).add(record(1))
+    assert StepLogReader(memory).read().fields.tolist() == [record(0), record(1)]
