@@ -131,7 +131,7 @@ class Worker:
         from shmllm.models.weights import load_weights
 
         load_weights(self.model, Path(directory or self._core.facts.model_directory))
-        self.model.weights_changed()
+        self.model.weights_changed(self.model.named_weights())
 
     def reset_prefix_cache(self) -> bool:
         """Forget every cached prefix; False, and nothing forgotten, while requests run."""

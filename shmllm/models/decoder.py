@@ -120,6 +120,7 @@ class DecoderModel:
         config: what the model was built from.
         dtype: of weights and activations.
         weights_version: counts the updates of weights since they were first loaded.
+        missing: names of the weights that were lost with their memory and not written since.
     """
 
     qk_norm: ClassVar[bool] = False
@@ -135,6 +136,7 @@ class DecoderModel:
         self.config = config
         self.dtype = dtype
         self.weights_version = 0
+        self.missing: set[str] = set()
         self._products: list[Product] = []
         self._is_derived = True
         hidden = config.hidden_size
@@ -189,9 +191,15 @@ class DecoderModel:
         self._products = [linear.use(make) for linear in linears] + [self.embedding.use(make)]
         self._is_derived = False
 
-    def weights_changed(self) -> None:
-        """To be called by whoever wrote weights, between two steps."""
+    def weights_changed(self, names: Iterable[str]) -> None:
+        """To be called by whoever wrote weights, between two steps, with their names."""
+        self.missing.difference_update(names)
         self.weights_version += 1
+        self._is_derived = False
+
+    def weights_lost(self) -> None:
+        """To be called by whoever gave their memory back: all are missing until written."""
+        self.missing = set(self.named_weights())
         self._is_derived = False
 
     def derive(self) -> None:

@@ -66,7 +66,7 @@ def update_weights(model: DecoderModel, named_tensors: Iterable[tuple[str, Tenso
                 copy_weight(view, tensor)
             written.add(name)
     if written:
-        model.weights_changed()
+        model.weights_changed(written)
     return written
 
 

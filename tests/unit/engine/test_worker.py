@@ -37,6 +37,9 @@ class FakeModel:
     def named_weights(self):
         return self.weights
 
+    def weights_changed(self, names):
+        self.weights_version += 1
+
     def load_weights(self, named):
         from shmllm.models.weight_update import update_weights
 

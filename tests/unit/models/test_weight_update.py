@@ -74,3 +74,21 @@ def test_one_wrong_tensor_leaves_the_model_as_it_was(pair, name, tensor, message
         update_weights(ours, [*other.named_parameters(), (name, tensor)])
     assert unchanged(ours, before)
     assert ours.weights_version == 0
+
+
+def test_lost_weights_are_missing_until_each_was_written(pair):
+    ours, other = pair
+    assert ours.missing == set()
+    ours.weights_lost()
+    assert ours.missing == set(ours.named_weights())
+    first, *rest = other.named_parameters()
+    ours.load_weights([first])
+    assert ours.missing == {name for name, _ in rest}
+    with pytest.raises(RequestError):
+        ours.load_weights([("no.such.weight", first[1])])
+    assert ours.missing == {name for name, _ in rest}
+    ours.load_weights(rest)
+    assert ours.missing == set()
+    torch.testing.assert_close(
+        our_logits(ours, TOKENS), reference_logits(other, TOKENS), atol=1e-4, rtol=1e-4
+    )
