@@ -1,0 +1,141 @@
+#!/usr/bin/env python3
+"""Makes a Llama with random weights, to measure engines with.
+
+    python tools/make_model.py --size 4m|135m DIRECTORY
+
+The directory is a Hugging Face one: config.json, model.safetensors (float32, tied embeddings),
+and a byte-level tokenizer that covers every token id, so that any engine loads it and can turn
+what it generates into text. Matrices are scaled so that layers matter and that the best two
+logits lie far apart beside rounding: engines which are right then agree on greedy tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice, product
+from pathlib import Path
+
+import click
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from torch import Tensor
+
+END_OF_TEXT = "<|endoftext|>"
+MAX_POSITIONS = 32_768
+LOGIT_SPREAD = 4.0
+LAYER_GAIN = 2.0
+
+
+@dataclass(frozen=True)
+class Size:
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    inner: int
+    vocab: int
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden // self.heads
+
+
+SIZES = {
+    "4m": Size(hidden=256, layers=4, heads=4, kv_heads=2, inner=688, vocab=4_096),
+    "135m": Size(hidden=576, layers=30, heads=9, kv_heads=3, inner=1_536, vocab=49_152),
+}
+
+
+def config(size: Size) -> dict[str, object]:
+    """config.json, as transformers, vLLM and shmllm read it."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": size.hidden,
+        "num_hidden_layers": size.layers,
+        "num_attention_heads": size.heads,
+        "num_key_value_heads": size.kv_heads,
+        "head_dim": size.head_dim,
+        "intermediate_size": size.inner,
+        "vocab_size": size.vocab,
+        "max_position_embeddings": MAX_POSITIONS,
+        "rope_theta": 10_000.0,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": True,
+        "bos_token_id": None,
+        "eos_token_id": size.vocab - 1,
+        "torch_dtype": "float32",
+        "use_cache": True,
+    }
+
+
+def weights(size: Size, seed: int) -> Iterator[tuple[str, Tensor]]:
+    """Each tensor of the checkpoint. A matrix keeps the size of what it is multiplied with,
+    times LAYER_GAIN; the table's makes logits of a standard deviation of LOGIT_SPREAD."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def matrix(rows: int, columns: int, gain: float) -> Tensor:
+        return torch.randn(rows, columns, generator=generator) * (gain * columns**-0.5)
+
+    queries, keys = size.heads * size.head_dim, size.kv_heads * size.head_dim
+    yield "model.embed_tokens.weight", matrix(size.vocab, size.hidden, LOGIT_SPREAD)
+    for layer in range(size.layers):
+        prefix = f"model.layers.{layer}"
+        for name, rows in (("q", queries), ("k", keys), ("v", keys)):
+            yield f"{prefix}.self_attn.{name}_proj.weight", matrix(rows, size.hidden, LAYER_GAIN)
+        yield f"{prefix}.self_attn.o_proj.weight", matrix(size.hidden, queries, LAYER_GAIN)
+        for name in ("gate", "up"):
+            yield f"{prefix}.mlp.{name}_proj.weight", matrix(size.inner, size.hidden, LAYER_GAIN)
+        yield f"{prefix}.mlp.down_proj.weight", matrix(size.hidden, size.inner, LAYER_GAIN)
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            yield f"{prefix}.{norm}.weight", 1 + 0.1 * torch.randn(size.hidden, generator=generator)
+    yield "model.norm.weight", 1 + 0.1 * torch.randn(size.hidden, generator=generator)
+
+
+def tokenizer(vocab_size: int) -> Tokenizer:
+    """Byte-level BPE whose merges are pairs of bytes, as many as the vocabulary has room for."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    num_merges = vocab_size - len(alphabet) - 1
+    merges = list(islice(product(alphabet, alphabet), num_merges))
+    entries = [*alphabet, *(first + second for first, second in merges)]
+    made = Tokenizer(models.BPE({entry: i for i, entry in enumerate(entries)}, merges))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens([END_OF_TEXT])
+    assert made.get_vocab_size() == vocab_size
+    return made
+
+
+def make(size: Size, directory: Path, seed: int) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    tensors = dict(weights(size, seed))
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    tokenizer(size.vocab).save(str(directory / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": END_OF_TEXT,
+        "pad_token": END_OF_TEXT,
+        "bos_token": None,
+        "model_max_length": MAX_POSITIONS,
+        "clean_up_tokenization_spaces": False,
+    }
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+    (directory / "config.json").write_text(json.dumps(config(size), indent=2) + "\n")
+
+
+@click.command(help=__doc__.splitlines()[0] if __doc__ else None)
+@click.option("--size", type=click.Choice(list(SIZES)), required=True)
+@click.option("--seed", default=0, show_default=True)
+@click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
+def main(size: str, seed: int, directory: Path) -> None:
+    make(SIZES[size], directory, seed)
+
+
+if __name__ == "__main__":
+    main()
