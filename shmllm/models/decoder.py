@@ -141,7 +141,7 @@ class DecoderModel:
         self._is_derived = True
         hidden = config.hidden_size
         tied = config.tie_word_embeddings
-        self.embedding = TokenEmbedding(config.vocab_size, hidden, tied, dtype, allocate, device)
+        self.embedding = TokenEmbedding(config.vocab_size, hidden, tied, dtype, allocate)
         self.rope = RotaryEmbedding(config.rope, config.head_dim, dtype, device)
         output_bias = self.output_bias and config.attention_bias
         self.layers = [

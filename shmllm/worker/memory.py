@@ -45,6 +45,11 @@ def check_weights_fit(weight_bytes: int, dtype: str) -> None:
         )
 
 
+def packs_fit(weight_bytes: int) -> bool:
+    """Whether there is room for a second copy of all weights."""
+    return 2 * weight_bytes <= available_memory_bytes()
+
+
 @dataclass(frozen=True, slots=True)
 class CacheSize:
     """

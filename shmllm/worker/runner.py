@@ -17,13 +17,14 @@ from shmllm.errors import EngineStartError
 from shmllm.logprobs import TokenLogprobs
 from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
+from shmllm.models.products import fastest_product
 from shmllm.models.registry import create_model
 from shmllm.models.weights import load_dummy_weights, load_weights
 from shmllm.worker.arena import Arena, CountingAllocator
 from shmllm.worker.attention import PagedAttention
 from shmllm.worker.batch import InputBatch, StepInputs
 from shmllm.worker.grammar import GrammarCompiler
-from shmllm.worker.memory import check_weights_fit, size_kv_cache
+from shmllm.worker.memory import check_weights_fit, packs_fit, size_kv_cache
 from shmllm.worker.pooler import Pooler
 from shmllm.worker.prompt_embeds import PromptEmbeds, check_prompt_embeds
 from shmllm.worker.sampler import Sampler
@@ -50,12 +51,16 @@ def _load_model(
     counter = CountingAllocator()
     create_model(config, dtype, counter.take, torch.device("cpu"))
     check_weights_fit(counter.num_bytes, str(dtype).removeprefix("torch."))
+    has_room = packs_fit(counter.num_bytes)
     arena = Arena(counter.num_bytes, "the weights")
     model = create_model(config, dtype, arena.take, torch.device("cpu"))
     if load.load_format == "dummy":
         load_dummy_weights(model, load.seed)
     else:
         load_weights(model, Path(load.directory), on_progress)
+    if has_room:
+        model.use_products(fastest_product)
+        model.derive()
     return model, counter.num_bytes
 
 

@@ -1,0 +1,125 @@
+#!/usr/bin/env python3
+"""The engine's steps alone, in this process: no rings, no front end, no text.
+
+    python tools/bench_steps.py --model DIRECTORY [--requests 16] [--context 128] [--steps 200]
+
+Fills the rows with prompts of random tokens, then times decode steps: median, p99, slowest, and
+the slowest as a multiple of the median. --cpu counts this process' CPU time instead of the clock,
+which other programs on the machine disturb less (with one thread; several wait by spinning).
+--profile prints where the time goes, by Python function.
+"""
+
+from __future__ import annotations
+
+import cProfile
+import gc
+import json
+import pstats
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from shmllm.config import CacheConfig, EngineConfig, LoadConfig, SchedulerConfig
+from shmllm.engine.core import EngineCore
+from shmllm.sampling_params import SamplingParams
+from shmllm.worker.runner import ModelRunner
+
+
+def make_core(model: str, requests: int, threads: int | None, **load: Any) -> EngineCore:
+    config = EngineConfig(
+        LoadConfig(model, **load),
+        CacheConfig(memory_bytes=2**30, enable_prefix_caching=False),
+        SchedulerConfig(max(requests, 1)),
+        num_threads=threads,
+    )
+    return EngineCore(config, ModelRunner(config))
+
+
+def fill(core: EngineCore, requests: int, context: int, steps: int) -> tuple[int, float]:
+    """Adds the requests and computes their prompts; (steps that took, seconds)."""
+    draw = random.Random(0)
+    params = SamplingParams(temperature=0, max_tokens=steps + 2, ignore_eos=True)
+    for number in range(requests):
+        prompt = [draw.randrange(core.facts.vocab_size) for _ in range(context)]
+        refusal = core.add(0, number, prompt, params)
+        assert refusal is None, refusal
+    began, count, caught_up = time.perf_counter(), 0, 0
+    while caught_up < requests:
+        for columns in core.step().values():
+            caught_up += len(columns.cached_rows)
+        count += 1
+    return count, time.perf_counter() - began
+
+
+def time_steps(core: EngineCore, steps: int, clock: Callable[[], int]) -> list[float]:
+    """Microseconds of each step."""
+    gc.collect()
+    gc.freeze()
+    times = []
+    for _ in range(steps):
+        began = clock()
+        core.step()
+        times.append((clock() - began) / 1e3)
+    return times
+
+
+def summary(times: list[float]) -> dict[str, float]:
+    ordered = sorted(times)
+    median = statistics.median(ordered)
+    return {
+        "min_us": ordered[0],
+        "median_us": median,
+        "p99_us": ordered[int(len(ordered) * 0.99)],
+        "max_us": ordered[-1],
+        "max_over_median": ordered[-1] / median,
+    }
+
+
+@click.command(help=__doc__.splitlines()[0] if __doc__ else None)
+@click.option("--model", required=True, help="Directory of a model.")
+@click.option("--requests", default=1, show_default=True)
+@click.option("--context", default=128, show_default=True, help="Tokens of each prompt.")
+@click.option("--steps", default=200, show_default=True)
+@click.option("--threads", type=int, help="Compute threads; default: the usable cores.")
+@click.option("--dtype", default="auto", show_default=True)
+@click.option("--cpu", is_flag=True, help="CPU time instead of the clock.")
+@click.option("--profile", is_flag=True, help="Print the functions that take longest.")
+def main(
+    model: str,
+    requests: int,
+    context: int,
+    steps: int,
+    threads: int | None,
+    dtype: Any,
+    cpu: bool,
+    profile: bool,
+) -> None:
+    core = make_core(model, requests, threads, dtype=dtype)
+    count, seconds = fill(core, requests, context, steps)
+    clock = time.process_time_ns if cpu else time.perf_counter_ns
+    profiler = cProfile.Profile()
+    if profile:
+        profiler.enable()
+    times = time_steps(core, steps, clock)
+    profiler.disable()
+    phases = {name: getattr(core.phases, name) for name in type(core.phases).__slots__}
+    result = {
+        "requests": requests,
+        "context": context,
+        "prefill": {"steps": count, "tokens_per_s": requests * context / seconds},
+        "decode": summary(times),
+        "tokens_per_s": requests * 1e6 / statistics.median(times),
+        "phases_ns": phases,
+    }
+    print(json.dumps(result, indent=1))
+    if profile:
+        pstats.Stats(profiler, stream=sys.stdout).sort_stats("tottime").print_stats(40)
+
+
+if __name__ == "__main__":
+    main()
