@@ -167,9 +167,7 @@ def defaults(directory: Path) -> dict[str, Any]:
     }
 
 
-def train(
-    directory: Path, begin: Callable[[Any, Run], None] | None = None, **options: Any
-) -> Run:
+def train(directory: Path, begin: Callable[[Any, Run], None] | None = None, **options: Any) -> Run:
     """Train to the end. `begin` is called with the trainer and the run before the first step."""
     with trainer(directory, **options) as (made, run):
         if begin is not None:
