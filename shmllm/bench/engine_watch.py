@@ -73,7 +73,7 @@ class EngineWatch:
         while not self._done.wait(self._period_s):
             try:
                 pages = int(self._statm.read_bytes().split()[1])
-                is_asleep = bool(self._llm.get_metrics().get("sleeping"))
+                is_asleep = bool(self._llm.get_metrics().get("asleep"))
             except (OSError, ShmLLMError):
                 return
             if pages == 0:  # it has ended, and its front end does not know yet

@@ -22,7 +22,7 @@ class Engine:
         self.is_asleep = False
 
     def get_metrics(self) -> dict[str, int]:
-        return {"sleeping": int(self.is_asleep)}
+        return {"asleep": int(self.is_asleep)}
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
