@@ -14,13 +14,24 @@ from shmllm.outputs import RequestOutput
 from shmllm.sampling_params import SamplingParams
 from shmllm.structured_params import StructuredOutputsParams
 
+# What TRL says for all who do not say otherwise. It means nothing here, and nobody asked for it.
+_UNASKED = {"distributed_executor_backend": "external_launcher", "gpu_memory_utilization": 0.3}
+
+
+class LLM(vllm_names.LLM):
+    """`shmllm.LLM` with what TRL passes."""
+
+    def __init__(self, model: str, **options: Any) -> None:
+        asked = (item for item in options.items() if item not in _UNASKED.items())
+        super().__init__(model, **dict(asked))
+
 
 def _is_vllm_available(min_version: str | None = None) -> bool:
     return True
 
 
 _NAMES: dict[str, Any] = {
-    "LLM": vllm_names.LLM,
+    "LLM": LLM,
     "RequestOutput": RequestOutput,
     "SamplingParams": SamplingParams,
     "StructuredOutputsParams": StructuredOutputsParams,

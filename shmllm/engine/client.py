@@ -62,6 +62,10 @@ class EngineClient(Protocol):
 
     facts: EngineFacts
 
+    @property
+    def pid(self) -> int:
+        """Of the engine's process."""
+
     def add(self, request: AddRequest | PoolRequest, embeds: Any = None) -> None:
         """Submit a request; its number was never used before.
 

@@ -5,6 +5,7 @@ Same core, no transport: `poll` runs a step.
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -36,6 +37,10 @@ class LocalEngineClient:
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self._events: list[Event] = []
+
+    @property
+    def pid(self) -> int:
+        return os.getpid()
 
     def wait_ready(self, on_progress: Callable[[int, int], None] | None = None) -> EngineFacts:
         """Load the model. Raises EngineStartError."""

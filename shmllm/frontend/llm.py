@@ -324,9 +324,16 @@ class LLM(WorkerMethods, PoolingMethods, BeamSearchMethods, RequestMethods):
         self._dispatcher.check_open()
         return self._client.health()
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes. False while requests run."""
-        return bool(self._dispatcher.call(Method.RESET_PREFIX_CACHE))
+    def reset_prefix_cache(
+        self, reset_running_requests: bool = False, reset_connector: bool = False
+    ) -> bool:
+        """Forget all cached prefixes. False while requests run.
+
+        Args:
+            reset_running_requests: have what runs give its blocks back first, to be recomputed.
+            reset_connector: accepted; there is none.
+        """
+        return bool(self._dispatcher.call(Method.RESET_PREFIX_CACHE, reset_running_requests))
 
     def pause_generation(self, mode: PauseMode = "abort", *, clear_cache: bool = True) -> None:
         """Have the engine hold still, to change weights for instance, until

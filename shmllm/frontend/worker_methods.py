@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from shmllm.config import EngineFacts
+from shmllm.engine.client import EngineClient
 from shmllm.engine.worker_call import WorkerCall
 from shmllm.errors import RequestError
 from shmllm.frontend.dispatcher import Dispatcher
@@ -35,6 +36,7 @@ class WorkerMethods:
     facts: EngineFacts
     model_defaults: dict[str, Any]
     profile_directory: str | None = None
+    _client: EngineClient
     _dispatcher: Dispatcher
 
     def get_tokenizer(self) -> Any:
@@ -53,6 +55,11 @@ class WorkerMethods:
     def model_config(self) -> Any:
         """`llm_engine.model_config`."""
         return self.llm_engine.model_config
+
+    @property
+    def engine_pid(self) -> int:
+        """The engine's process, for tools that watch it; our own without one."""
+        return self._client.pid
 
     def collective_rpc(
         self,

@@ -74,6 +74,17 @@ def test_reset_forgets_everything(llm: LLM) -> None:
     assert cached(llm, prompt) == 0
 
 
+def test_reset_while_requests_run(llm: LLM) -> None:
+    prompts = [{"prompt_token_ids": random_prompt(seed, 48)} for seed in (9, 10)]
+    params = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
+    expected = [o.outputs[0].token_ids for o in llm.generate(prompts, params, use_tqdm=False)]
+    llm.enqueue(prompts, params)
+    assert not llm.reset_prefix_cache()
+    assert llm.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
+    outputs = llm.wait_for_completion(use_tqdm=False)
+    assert [output.outputs[0].token_ids for output in outputs] == expected
+
+
 def test_disabled_caching_never_hits() -> None:
     with LLM("tiny", enable_prefix_caching=False) as llm:
         prompt = random_prompt(8, 48)

@@ -49,3 +49,14 @@ def test_installing_twice_keeps_what_was_there(generation: ModuleType) -> None:
 def test_no_module_named_vllm_appears(generation: ModuleType) -> None:
     trl.install()
     assert "vllm" not in sys.modules
+
+
+def test_only_what_was_asked_for_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The values are those of TRL's `GRPOConfig`, and would each cause a warning."""
+    passed: list[dict[str, object]] = []
+    monkeypatch.setattr(shmllm.LLM, "__init__", lambda self, **options: passed.append(options))
+    always = {"distributed_executor_backend": "external_launcher", "max_model_len": None}
+    trl.LLM("tiny", gpu_memory_utilization=0.3, seed=0, **always)
+    trl.LLM("tiny", gpu_memory_utilization=0.5, seed=0, **always)
+    expected = {"model": "tiny", "seed": 0}
+    assert passed == [expected, expected | {"gpu_memory_utilization": 0.5}]

@@ -1,0 +1,79 @@
+"""TRL's public `rollout_func`: an LLM of one's own generates, and nothing of TRL is patched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from client_helpers import needs
+from grpo_runs import MAX_TOKENS, NUM_STEPS, train
+
+from shmllm import LLM, RequestOutput, SamplingParams
+
+pytestmark = [
+    pytest.mark.clients,
+    pytest.mark.filterwarnings("ignore"),  # the client's own
+    pytest.mark.usefixtures("no_leaks", "kept_environment"),
+    needs("trl", "datasets"),
+]
+
+FIELDS = ("prompt_ids", "completion_ids", "logprobs")
+SAME = 1e-3
+QUARTER = NUM_STEPS // 4
+
+
+@pytest.fixture
+def llm(policy: Path) -> Iterator[LLM]:
+    with LLM(str(policy), logprobs_mode="processed_logprobs", kv_cache_memory_bytes=2**26) as llm:
+        yield llm
+
+
+class Rollouts:
+    """Completions of prompts with the trainer's weights, as TRL wants them.
+
+    Attributes:
+        differences: the largest difference of log-probabilities to the trainer's model, of
+            each call.
+    """
+
+    def __init__(self, llm: LLM) -> None:
+        self.llm = llm
+        self.differences: list[float] = []
+        self.params = SamplingParams(temperature=1, max_tokens=MAX_TOKENS, logprobs=0)
+
+    def __call__(self, prompts: list[str], trainer: Any) -> dict[str, Any]:
+        model = self.llm.llm_engine.model_executor.driver_worker.model_runner.model
+        model.load_weights(trainer.model.named_parameters())
+        outputs = self.llm.generate(prompts, self.params, use_tqdm=False)
+        sequences = [sequence(output) for output in outputs]
+        self.differences.append(max(difference(trainer.model, *each) for each in sequences))
+        return dict(zip(FIELDS, map(list, zip(*sequences, strict=True)), strict=True))
+
+
+def sequence(output: RequestOutput) -> tuple[list[int], list[int], list[float]]:
+    """What FIELDS name, of one completion."""
+    (completion,) = output.outputs
+    ids = list(completion.token_ids)
+    logprobs = [
+        of_place[token].logprob for token, of_place in zip(ids, completion.logprobs, strict=True)
+    ]
+    return list(output.prompt_token_ids), ids, logprobs
+
+
+@torch.no_grad()
+def difference(model: Any, prompt: list[int], ids: list[int], given: list[float]) -> float:
+    logits = model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
+    expected = logits.log_softmax(-1).gather(1, torch.tensor(ids)[:, None])[:, 0]
+    return float((expected - torch.tensor(given)).abs().max())
+
+
+def test_an_llm_of_ones_own(policy: Path, llm: LLM) -> None:
+    rollouts = Rollouts(llm)
+    run = train(policy, use_vllm=False, rollout_func=rollouts)
+    assert len(rollouts.differences) == NUM_STEPS
+    assert max(rollouts.differences) < SAME
+    first, last = (sum(r) / QUARTER for r in (run.rewards[:QUARTER], run.rewards[-QUARTER:]))
+    assert last > first + 0.3

@@ -1,0 +1,70 @@
+"""The picture of quantities over time: well-formed, to scale, and nothing outside the file."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from shmllm.bench.timeline import LEFT, RIGHT, WIDTH, Axis, Panel, svg, write_timeline
+
+NAMESPACE = "{http://www.w3.org/2000/svg}"
+REWARD = Panel("reward <mean> & co", [(1.0, 0.1), (2.0, 0.5), (4.0, 0.4)])
+MEMORY = Panel("memory, MiB", [(0.0, 300.0), (2.5, 340.0), (4.0, 301.0)])
+
+
+def lines(picture: str) -> list[list[tuple[float, float]]]:
+    """The pixels of each panel's line."""
+    found = ElementTree.fromstring(picture).iter(f"{NAMESPACE}polyline")
+    return [
+        [tuple(map(float, point.split(","))) for point in line.attrib["points"].split()]
+        for line in found
+    ]
+
+
+def test_points_are_to_scale_and_panels_do_not_overlap() -> None:
+    upper, lower = lines(svg("t", [REWARD, MEMORY]))
+    xs = [x for x, _ in lower]
+    assert xs == [LEFT, pytest.approx(LEFT + (xs[-1] - LEFT) * 2.5 / 4, abs=0.1), WIDTH - RIGHT]
+    low, high, middle = (y for _, y in upper)
+    assert (middle - high) / (low - high) == pytest.approx(0.25, abs=0.01)
+    assert max(y for _, y in upper) < min(y for _, y in lower)
+
+
+def test_spans_lie_where_their_seconds_are() -> None:
+    root = ElementTree.fromstring(svg("t", [REWARD, MEMORY], [(1.0, 2.0)], "asleep"))
+    spans = [r for r in root.iter(f"{NAMESPACE}rect") if r.attrib["class"] == "span"]
+    assert len(spans) == 2
+    scale = (WIDTH - RIGHT - LEFT) / 4
+    for span in spans:
+        assert float(span.attrib["x"]) == pytest.approx(LEFT + scale, abs=0.1)
+        assert float(span.attrib["width"]) == pytest.approx(scale, abs=0.1)
+    assert "shaded: asleep" in {text.text for text in root.iter(f"{NAMESPACE}text")}
+
+
+def test_nothing_is_loaded_from_elsewhere_and_text_is_escaped(tmp_path: Path) -> None:
+    page = write_timeline(tmp_path / "t.html", "a < b", [REWARD]).read_text(encoding="utf-8")
+    assert re.findall(r"https?://[^\"]*", page) == ["http://www.w3.org/2000/svg"]
+    assert not re.search(r"<script|@import|url\(|src=", page)
+    assert "reward &lt;mean&gt; &amp; co" in page
+    ElementTree.fromstring(page.removeprefix("<!DOCTYPE html>"))
+
+
+@pytest.mark.parametrize("values", [[0.0], [5.0, 5.0], [-3.0, 7.5], [1e-6, 2e-6], [1e9, 1e9 + 1]])
+def test_ticks_are_round_and_enclose_the_values(values: list[float]) -> None:
+    axis = Axis(values, 100, 0)
+    ticks = list(axis.ticks())
+    assert 2 <= len(ticks) <= 11
+    assert [pixel for pixel, _ in ticks] == sorted((p for p, _ in ticks), reverse=True)
+    assert len({label for _, label in ticks}) == len(ticks)
+    assert all(0 <= axis.at(value) <= 100 for value in values)
+
+
+def test_what_cannot_be_drawn_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"\.svg or \.html, got 't\.png'"):
+        write_timeline(tmp_path / "t.png", "t", [REWARD])
+    with pytest.raises(ValueError, match="points"):
+        write_timeline(tmp_path / "t.svg", "t", [Panel("empty", [])])
+    assert not list(tmp_path.iterdir())
