@@ -34,6 +34,8 @@ def figures(engine: FoundEngine, now: Sample, before: Sample | None) -> Figures:
         "pid": engine.pid,
         "state": now.state,
         "paused": bool(stats["paused"]),
+        "asleep": bool(stats.get("asleep")),
+        "uptime_s": now.uptime_s,
         "interval_s": interval_s,
         **{key: stats[key] for key in ("running", "waiting", "requests_finished", "preemptions")},
         "kv_blocks_used": stats["kv_blocks_used"],

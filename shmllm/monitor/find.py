@@ -109,6 +109,13 @@ def choose(engines: list[FoundEngine], title: str) -> FoundEngine | None:
     return next((e for e in engines if title in (e.name, str(e.pid))), None)
 
 
+def engine_of_this_process() -> FoundEngine | None:
+    """The engine that this process has an `LLM` for; the first one, if there are several."""
+    ours = Path(f"/proc/{os.getpid()}")
+    held = {identity_of(path) for path, kind in _segments_of(ours) if kind == SegmentKind.CONTROL}
+    return next((engine for engine in find_engines() if engine.identity in held), None)
+
+
 def _engine_processes(proc: Path) -> Iterator[tuple[Path, int]]:
     """(what opens its control segment, pid) of the processes that are engines."""
     for process in proc.iterdir():

@@ -19,6 +19,7 @@ from shmllm.ipc.layout import (
     OUTPUT_RING_LAYOUT,
     REQUEST_RING_LAYOUT,
     Histogram,
+    Mark,
     Parked,
     RingLayout,
     SegmentKind,
@@ -57,12 +58,14 @@ class Sample:
     Attributes:
         time_ns: of the look, on `time.monotonic_ns()`.
         state: in words.
+        uptime_s: since the engine's process began; 0 if it did not say when.
         stats: by lower-case name of the Stat.
         durations: since the engine's start.
     """
 
     time_ns: int
     state: str
+    uptime_s: float
     stats: dict[str, int]
     durations: dict[Histogram, Durations]
     clients: tuple[ClientSample, ...]
@@ -92,10 +95,12 @@ class Watch:
     def look(self) -> Sample:
         """What it says now; of one that has ended, what it said last."""
         self._find_clients()
-        view = self._view
+        view, now_ns = self._view, time.monotonic_ns()
+        started_ns = view.mark_ns(Mark.STARTED)
         return Sample(
-            time.monotonic_ns(),
+            now_ns,
             "ended" if self.is_over else view.describe(),
+            (now_ns - started_ns) / 1e9 if started_ns else 0.0,
             view.stats(),
             {histogram: view.durations(histogram) for histogram in Histogram},
             tuple(_look_at(*client) for client in self._clients.values()),

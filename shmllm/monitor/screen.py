@@ -143,7 +143,9 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def _state(figures: Figures) -> Text:
-    state = "paused" if figures["paused"] and figures["state"] == "ready" else figures["state"]
+    state = figures["state"]
+    if state == "ready":
+        state = "asleep" if figures["asleep"] else "paused" if figures["paused"] else state
     if state == "ready":
         style = "green"
     else:
@@ -159,8 +161,16 @@ def _heading(figures: Figures, title: str) -> Text:
         (title, "bold cyan"),
         f"  {kind}pid {figures['pid'] or 'not seen from here'}, ",
         _state(figures),
+        f", up {_age(figures['uptime_s'])}" if figures["uptime_s"] else "",
         f"   over the last {over:.2g} s" if over else "",
     )
+
+
+def _age(seconds: float) -> str:
+    for unit, name in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= unit:
+            return f"{seconds / unit:.1f} {name}"
+    return f"{seconds:.0f} s"
 
 
 def _overview(figures: Figures, history: Sequence[float]) -> RenderableType:

@@ -34,7 +34,7 @@ def sample(time_s: float = 0.0, **stats: int) -> Sample:
     values = {stat.name.lower(): 0 for stat in Stat} | {"kv_blocks_total": 100} | stats
     client = ClientSample(88, "python [bold]train.py[/bold]", 0.25, 0.0, True)
     none = {histogram: durations() for histogram in Histogram}
-    return Sample(int(time_s * 1e9), "ready", values, none, (client,))
+    return Sample(int(time_s * 1e9), "ready", 75.0, values, none, (client,))
 
 
 def test_rates_are_of_the_interval() -> None:
@@ -111,10 +111,28 @@ def test_a_screen_fits_any_width(width: int, found: dict[str, object]) -> None:
 
 def test_a_screen_says_what_there_is() -> None:
     text = "\n".join(shown(engine_screen(BUSY, [1.0], "main"), 120))
-    for words in ("main", "pid 77", "ready", "running     3", "execute 900 us (90 %)", "TTFT"):
+    for words in (
+        "main",
+        "pid 77",
+        "ready",
+        "up 1.2 min",
+        "running     3",
+        "execute 900 us (90 %)",
+        "TTFT",
+    ):
         assert words in text
     assert "python [bold]train.py[/bold]" in text  # a command is no markup
     assert "no engine" in "\n".join(shown(list_screen([], None), 80))
+
+
+@pytest.mark.parametrize(
+    ("changes", "state"),
+    [({"paused": True}, "paused"), ({"asleep": True, "paused": True}, "asleep"), ({}, "ready")],
+)
+def test_the_state_says_whether_it_holds_still(changes: dict[str, bool], state: str) -> None:
+    assert f", {state}" in shown(engine_screen(BUSY | changes, [], "main"), 100)[0]
+    ended = BUSY | changes | {"state": "ended"}
+    assert ", ended" in shown(engine_screen(ended, [], "main"), 100)[0]
 
 
 def test_a_stacked_bar_fills_its_width_in_proportion() -> None:
