@@ -10,6 +10,7 @@ from typing import Any
 
 LEAVE_AFTER_S = 1.5
 _FIRST_CODE = 128
+EXIT_INTERRUPTED = _FIRST_CODE + signal.SIGINT
 
 
 class Interrupted(KeyboardInterrupt):

@@ -13,14 +13,14 @@ import click
 from shmllm.cli.bench import bench
 from shmllm.cli.engine import engine
 from shmllm.cli.generate import generate
-from shmllm.cli.interrupts import Interrupted
+from shmllm.cli.interrupts import EXIT_INTERRUPTED, Interrupted
 from shmllm.cli.ipc import ipc
+from shmllm.cli.top import top
 from shmllm.errors import EngineDeadError, ShmLLMError
 from shmllm.version import __version__
 
 EXIT_USAGE = 2
 EXIT_ENGINE_DIED = 3
-EXIT_INTERRUPTED = 130
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -39,6 +39,7 @@ cli.add_command(generate)
 cli.add_command(bench)
 cli.add_command(engine)
 cli.add_command(ipc)
+cli.add_command(top)
 
 
 def main() -> None:

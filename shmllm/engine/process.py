@@ -172,6 +172,7 @@ class EngineProcess:
         """Make the core; what went wrong if that fails."""
         from shmllm.worker.runner import ModelRunner
 
+        self._report.imported()
         try:
             core = EngineCore(config, ModelRunner(config, self._report_loading), self._waiter.wake)
         except Exception as problem:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from shmllm.engine.core import EngineCore, Phases
 from shmllm.ipc.control import ControlPage
-from shmllm.ipc.layout import Histogram, Stat
+from shmllm.ipc.layout import Histogram, Mark, Stat
 from shmllm.outputs import OutputColumns
 
 
@@ -29,9 +29,14 @@ class Reporter:
         self._ttft = page.histogram(Histogram.TTFT)
         self._itl = page.histogram(Histogram.ITL)
         self._steps = page.histogram(Histogram.STEP)
+        page.mark(Mark.STARTED)
         self._log = page.step_log()
         self._last_tokens_ns = self._logged_drain_ns = 0
         self.drain_ns = self.publish_ns = 0
+
+    def imported(self) -> None:
+        """What computes can be used now; what it computes with comes next."""
+        self._page.mark(Mark.IMPORTED)
 
     def loading(self, done: int, total: int) -> None:
         """Bytes of weights that were read, of all; also a sign of life."""
@@ -41,6 +46,7 @@ class Reporter:
 
     def ready(self, core: EngineCore) -> None:
         self._page.set_stat(Stat.KV_BLOCKS_TOTAL, core.facts.num_blocks)
+        self._page.mark(Mark.READY)
         self._page.beat()
 
     def parked(self, times: int) -> None:

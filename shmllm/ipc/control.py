@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from shmllm.ipc import layout
 from shmllm.ipc.histogram import Durations, HistogramWriter, read_histogram
-from shmllm.ipc.layout import EngineState, Histogram, Stat
+from shmllm.ipc.layout import EngineState, Histogram, Mark, Stat
 from shmllm.ipc.segment import Segment, pid_namespace
 from shmllm.ipc.step_log import StepLogReader, StepLogWriter
 from shmllm.ipc.words import Numbers, PlainWord, Word, WordTable
@@ -33,6 +33,7 @@ class _ControlWords:
         "_heartbeat",
         "_hello",
         "_last_words_size",
+        "_marks",
         "_pid",
         "_pid_ns",
         "_state",
@@ -47,6 +48,7 @@ class _ControlWords:
         self._pid_ns = Word(buffer, layout.CONTROL_ENGINE_PID_NS_OFFSET)
         self._heartbeat = Word(buffer, layout.CONTROL_HEARTBEAT_OFFSET)
         self._stats = Numbers(buffer, layout.CONTROL_STATS_OFFSET, len(Stat))
+        self._marks = Numbers(buffer, layout.CONTROL_MARKS_OFFSET, len(Mark))
         self._last_words_size = Word(buffer, layout.CONTROL_LAST_WORDS_SIZE_OFFSET)
         self._hello = WordTable(buffer, layout.CONTROL_HELLO_OFFSET, layout.NUM_CLIENTS)
         self._admitted = WordTable(buffer, layout.CONTROL_ADMITTED_OFFSET, layout.NUM_CLIENTS)
@@ -66,6 +68,7 @@ class _ControlWords:
             self._hello,
             self._admitted,
             self._stats,
+            self._marks,
         )
         for part in words:
             part.close()
@@ -97,6 +100,10 @@ class ControlPage(_ControlWords):
     def set_stat(self) -> Callable[[int, int], None]:
         """Replaces one statistics word, a Stat, by a number from 0 on."""
         return self._stats.store
+
+    def mark(self, mark: Mark) -> None:
+        """Note that this moment of the engine's start is now."""
+        self._marks.store(mark, time.monotonic_ns())
 
     def hellos(self) -> list[int]:
         """For each place the nonce of the client that wants, or wanted last, to be there."""
@@ -164,6 +171,10 @@ class ControlView(_ControlWords):
     def step_log(self) -> StepLogReader:
         """The latest steps; to be closed by the caller."""
         return StepLogReader(self._buffer)
+
+    def mark_ns(self, mark: Mark) -> int:
+        """When a moment of the start was, on `time.monotonic_ns()`; 0 if it was not yet."""
+        return self._marks.load(mark)
 
     def last_words(self) -> str:
         """Why the engine died, if it could still say so."""

@@ -28,6 +28,7 @@ CONTROL segment: one per engine, readable by all of its clients.
     | 0x0080 | CONTROL_STATE            | engine    | EngineState                    |
     | 0x0088 | CONTROL_ENGINE_PID       | engine    | 0 until the engine attached    |
     | 0x0090 | CONTROL_ENGINE_PID_NS    | engine    | inode of its pid namespace     |
+    | 0x0098 | CONTROL_MARKS            | engine    | 3 words, index Mark            |
     | 0x0100 | CONTROL_HEARTBEAT        | engine    | CLOCK_MONOTONIC, ns            |
     | 0x0180 | CONTROL_PARKED           | engine    | Parked                         |
     | 0x0200 | CONTROL_DOORBELL         | libc      | posted by clients              |
@@ -192,6 +193,14 @@ class Stat(IntEnum):
     SAMPLE_NS = 22
 
 
+class Mark(IntEnum):
+    """Moments of an engine's start, on CLOCK_MONOTONIC; 0 before. Append; never renumber."""
+
+    STARTED = 0
+    IMPORTED = 1
+    READY = 2
+
+
 class Histogram(IntEnum):
     """Index into the histograms of durations. Append; never renumber."""
 
@@ -240,6 +249,7 @@ HEADER_OFFSET = 0x0000
 CONTROL_STATE_OFFSET = 0x0080
 CONTROL_ENGINE_PID_OFFSET = 0x0088
 CONTROL_ENGINE_PID_NS_OFFSET = 0x0090
+CONTROL_MARKS_OFFSET = 0x0098
 CONTROL_HEARTBEAT_OFFSET = 0x0100
 CONTROL_PARKED_OFFSET = 0x0180
 CONTROL_DOORBELL_OFFSET = 0x0200

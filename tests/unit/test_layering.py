@@ -115,12 +115,16 @@ RULES = {
         "config engine.worker_call", lazy_packages="torch transformers"
     ),
     "shmllm.frontend.template_environment": Rule(packages="jinja2"),
+    # Looks at engines from outside, through their segments alone.
+    "shmllm.monitor": Rule("errors ipc"),
+    "shmllm.monitor.screen": Rule("ipc.layout", packages="rich"),
+    "shmllm.monitor.live": Rule(packages="rich"),
     # Files and formats: over anything that makes outputs of requests.
     "shmllm.batch": Rule("errors outputs sampling_params"),
     "shmllm.batch.parquet": Rule("errors", lazy_packages="pyarrow"),
     "shmllm.cli": Rule(
         "version errors config options outputs sampling_params model_files frontend engine ipc "
-        "bench wire batch",
+        "bench wire batch monitor",
         packages="click",
         lazy_packages="numpy rich prometheus_client",
     ),

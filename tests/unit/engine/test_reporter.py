@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from time import monotonic_ns
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,7 +12,7 @@ from shmllm.engine.core import Phases
 from shmllm.engine.reporter import Reporter
 from shmllm.ipc.control import ControlPage, ControlView
 from shmllm.ipc.histogram import bucket_of
-from shmllm.ipc.layout import Histogram, SegmentKind, Stat, StepField
+from shmllm.ipc.layout import Histogram, Mark, SegmentKind, Stat, StepField
 from shmllm.ipc.segment import Segment
 from shmllm.outputs import OutputColumns
 
@@ -85,6 +87,17 @@ def test_a_pause_between_requests_is_nobodys_latency(reporter: Reporter, view: C
     step(reporter, 9_000, tokens(1, BEGIN + 8_990 * MS))
     assert view.durations(Histogram.ITL).count == 0
     assert max(counts(view, Histogram.TTFT)) == bucket_of(10 * MS)
+
+
+def test_the_moments_of_the_start_are_in_their_order(control: Segment, view: ControlView) -> None:
+    assert [view.mark_ns(mark) for mark in Mark] == [0, 0, 0]
+    began = monotonic_ns()
+    reporter = Reporter(ControlPage(control))
+    reporter.imported()
+    assert view.mark_ns(Mark.READY) == 0
+    reporter.ready(SimpleNamespace(facts=SimpleNamespace(num_blocks=3)))
+    moments = [began, *[view.mark_ns(mark) for mark in Mark], monotonic_ns()]
+    assert moments == sorted(moments)
 
 
 def test_publishing_adds_up(reporter: Reporter) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shmllm.ipc import layout
-from shmllm.ipc.layout import Histogram, SegmentKind, Stat, StepField
+from shmllm.ipc.layout import Histogram, Mark, SegmentKind, Stat, StepField
 
 _ROW = re.compile(r"\|\s*\+?(0x[0-9a-f]+)\s*\|\s*([A-Z][A-Z_]*[A-Z])\s*\|\s*(\w+(?: k)?|)\s*\|")
 ROWS = [(name, int(offset, 16), writer) for offset, name, writer in _ROW.findall(layout.__doc__)]
@@ -72,6 +72,9 @@ def test_hot_words_have_lines_of_their_own(kind: SegmentKind) -> None:
 
 def test_statistics_words_are_numbered_without_gaps() -> None:
     assert list(Stat) == list(range(len(Stat)))
+    assert list(Mark) == list(range(len(Mark)))
+    end = layout.CONTROL_MARKS_OFFSET + len(Mark) * layout.WORD_BYTES
+    assert end <= layout.CONTROL_HEARTBEAT_OFFSET
     assert list(StepField) == list(range(len(StepField)))
 
 

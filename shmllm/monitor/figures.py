@@ -1,0 +1,101 @@
+"""What two looks at an engine say about the time between them.
+
+Owns the figures that people and scripts get, as plain values; must not know how they are
+shown, nor where the looks come from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from shmllm.ipc.histogram import Durations
+from shmllm.ipc.layout import PHASES, Histogram
+from shmllm.monitor.find import FoundEngine
+from shmllm.monitor.sample import Sample
+
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+
+Figures = dict[str, Any]
+
+
+def figures(engine: FoundEngine, now: Sample, before: Sample | None) -> Figures:
+    """An engine's figures. Those of the interval are None without an earlier look.
+
+    Args:
+        engine: whose.
+        now: the latest look.
+        before: an earlier one, where the interval begins.
+    """
+    stats = now.stats
+    interval_s = (now.time_ns - before.time_ns) / 1e9 if before else None
+    return {
+        "name": engine.name,
+        "pid": engine.pid,
+        "state": now.state,
+        "paused": bool(stats["paused"]),
+        "asleep": bool(stats.get("asleep")),
+        "uptime_s": now.uptime_s,
+        "interval_s": interval_s,
+        **{key: stats[key] for key in ("running", "waiting", "requests_finished", "preemptions")},
+        "kv_blocks_used": stats["kv_blocks_used"],
+        "kv_blocks_total": stats["kv_blocks_total"],
+        "kv_used": _share(stats["kv_blocks_used"], stats["kv_blocks_total"]),
+        "generated_tokens_per_s": _rate("generated_tokens", now, before),
+        "prompt_tokens_per_s": _rate("prompt_tokens", now, before),
+        "requests_per_s": _rate("requests_finished", now, before),
+        "steps_per_s": _rate("steps", now, before),
+        "prefix_hit_rate": {
+            "interval": _hit_rate(now, before) if before else None,
+            "since_start": _hit_rate(now, None),
+        },
+        **{f"{h.name.lower()}_ms": _latencies(h, now, before) for h in Histogram},
+        "phases_us": _phases(now, before),
+        "clients": [asdict(client) for client in now.clients],
+    }
+
+
+def latencies_ms(durations: Durations) -> dict[str, float | None]:
+    """Count, mean and quantiles in milliseconds; None where there is nothing."""
+    if not (count := durations.count):
+        return {"count": 0, "mean": None, **dict.fromkeys(QUANTILES)}
+    found = {name: durations.quantile_ns(share) / 1e6 for name, share in QUANTILES.items()}
+    return {"count": count, "mean": durations.mean_ns / 1e6, **found}
+
+
+def _latencies(histogram: Histogram, now: Sample, before: Sample | None) -> dict[str, Any]:
+    all_of_them = now.durations[histogram]
+    recent = all_of_them.since(before.durations[histogram]) if before else None
+    return {
+        "interval": latencies_ms(recent) if recent else None,
+        "since_start": latencies_ms(all_of_them),
+    }
+
+
+def _grown(key: str, now: Sample, before: Sample | None) -> int:
+    return now.stats[key] - (before.stats[key] if before else 0)
+
+
+def _rate(key: str, now: Sample, before: Sample | None) -> float | None:
+    if before is None or now.time_ns <= before.time_ns:
+        return None
+    return _grown(key, now, before) * 1e9 / (now.time_ns - before.time_ns)
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+def _hit_rate(now: Sample, before: Sample | None) -> float | None:
+    """Of the prompt tokens that were looked for; None if there were none."""
+    return _share(
+        _grown("prefix_hit_tokens", now, before), _grown("prefix_query_tokens", now, before)
+    )
+
+
+def _phases(now: Sample, before: Sample | None) -> dict[str, float] | None:
+    """Mean microseconds of a step by phase; None if no step ended in the interval."""
+    num_steps = _grown("steps", now, before)
+    if not num_steps:
+        return None
+    return {phase: _grown(f"{phase}_ns", now, before) / 1e3 / num_steps for phase in PHASES}

@@ -1,0 +1,88 @@
+"""Single keys from a terminal.
+
+Owns the terminal's mode while keys are read, and what byte sequences mean. Must not know
+what a key does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import termios
+import tty
+from collections.abc import Iterator
+from enum import Enum, auto
+
+
+class Key(Enum):
+    """What can be pressed."""
+
+    QUIT = auto()
+    UP = auto()
+    DOWN = auto()
+    ENTER = auto()
+    BACK = auto()
+    FASTER = auto()
+    SLOWER = auto()
+
+
+_MEANINGS = {
+    b"q": Key.QUIT,
+    b"\x1b": Key.QUIT,
+    b"k": Key.UP,
+    b"\x1b[A": Key.UP,
+    b"\x1bOA": Key.UP,
+    b"j": Key.DOWN,
+    b"\x1b[B": Key.DOWN,
+    b"\x1bOB": Key.DOWN,
+    b"\r": Key.ENTER,
+    b"\n": Key.ENTER,
+    b"\x1b[C": Key.ENTER,
+    b"b": Key.BACK,
+    b"\x7f": Key.BACK,
+    b"\x1b[D": Key.BACK,
+    b"+": Key.FASTER,
+    b"-": Key.SLOWER,
+}
+_SEQUENCE_LENGTH = 3
+
+
+def parse(data: bytes) -> list[Key]:
+    """The keys in what a terminal sent; what means nothing is passed over."""
+    keys = []
+    while data:
+        is_sequence = data[:2] in (b"\x1b[", b"\x1bO")
+        length = _SEQUENCE_LENGTH if is_sequence else 1
+        if (key := _MEANINGS.get(data[:length])) is not None:
+            keys.append(key)
+        data = data[length:]
+    return keys
+
+
+class Keyboard:
+    """
+    Args:
+        fd: of a terminal, from which keys are read.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def wait(self, timeout_s: float) -> list[Key]:
+        """The keys pressed by now, after waiting for one. At the end of the input: QUIT."""
+        ready, _, _ = select.select([self._fd], [], [], max(timeout_s, 0))
+        if not ready:
+            return []
+        return parse(data) if (data := os.read(self._fd, 64)) else [Key.QUIT]
+
+
+@contextlib.contextmanager
+def keyboard(fd: int) -> Iterator[Keyboard]:
+    """Take keys one by one and unseen, as long as this is open."""
+    before = termios.tcgetattr(fd)
+    tty.setcbreak(fd)
+    try:
+        yield Keyboard(fd)
+    finally:
+        termios.tcsetattr(fd, termios.TCSADRAIN, before)

@@ -1,0 +1,265 @@
+"""Figures as text for a terminal.
+
+Owns tables, bars and colours; must not know where figures come from, nor how a terminal is
+driven.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.panel import Panel
+from rich.segment import Segment
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+from shmllm.ipc.layout import PHASES
+
+Figures = Mapping[str, Any]
+
+PHASE_COLOURS = dict(
+    zip(
+        PHASES,
+        ("magenta", "blue", "cyan", "green", "yellow", "bright_black", "red"),
+        strict=True,
+    )
+)
+LATENCIES = {"ttft_ms": "TTFT", "itl_ms": "ITL", "step_ms": "step"}
+QUANTILES = ("p50", "p90", "p99")
+STEPS = "▁▂▃▄▅▆▇█"
+BAR_WIDTH = 12
+
+
+class StackedBar:
+    """Parts of a whole, side by side over the width there is.
+
+    Args:
+        parts: (size, colour) of each.
+    """
+
+    def __init__(self, parts: Sequence[tuple[float, str]]) -> None:
+        self._parts = parts
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        whole = sum(size for size, _ in self._parts)
+        begin = end = 0.0
+        for size, colour in self._parts:
+            end += size / whole * options.max_width if whole else 0.0
+            cells = round(end) - round(begin)
+            yield Segment("█" * cells, Style(color=colour))
+            begin = end
+        yield Segment.line()
+
+
+def engine_screen(
+    figures: Figures, history: Sequence[float], title: str, footer: str = ""
+) -> RenderableType:
+    """One engine.
+
+    Args:
+        figures: of its last interval.
+        history: generated tokens/s of the latest intervals, oldest first.
+        title: what it is called.
+        footer: what keys do.
+    """
+    parts: list[RenderableType] = [
+        _heading(figures, title),
+        _overview(figures, history),
+        _latencies(figures),
+        _anatomy(figures),
+        _clients(figures["clients"]),
+    ]
+    if footer:
+        parts.append(Text(footer, style="dim"))
+    return Group(*parts)
+
+
+def list_screen(
+    engines: Iterable[tuple[str, Figures]], selected: int | None, footer: str = ""
+) -> RenderableType:
+    """All engines, a line each.
+
+    Args:
+        engines: (title, figures).
+        selected: which line is marked; None for none.
+        footer: what keys do.
+    """
+    table = Table(expand=True, box=None, header_style="bold", pad_edge=False)
+    table.add_column("engine", no_wrap=True)
+    table.add_column("state", no_wrap=True)
+    for name in ("tokens/s", "running", "waiting", "KV", "TTFT p50", "ITL p50", "clients"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("used by", no_wrap=True, overflow="ellipsis", ratio=1)
+    for index, (title, figures) in enumerate(engines):
+        clients = figures["clients"]
+        table.add_row(
+            title if figures["name"] else f"{title} (private)",
+            _state(figures),
+            number(figures["generated_tokens_per_s"]),
+            number(figures["running"]),
+            number(figures["waiting"]),
+            percent(figures["kv_used"]),
+            milliseconds(_recent(figures["ttft_ms"])["p50"]),
+            milliseconds(_recent(figures["itl_ms"])["p50"]),
+            str(len(clients)),
+            Text(clients[0]["command"] if clients else ""),
+            style="reverse" if index == selected else "",
+        )
+    body: RenderableType = table if table.row_count else Text("no engine of this user runs")
+    return Group(Text("shmllm top", style="bold"), Text(), body, Text(), Text(footer, style="dim"))
+
+
+def number(value: float | None) -> str:
+    """Three digits or so; "-" for None."""
+    if value is None:
+        return "-"
+    if isinstance(value, int) or value >= 100 or value == 0:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.1f} %"
+
+
+def milliseconds(value: float | None) -> str:
+    """With the unit that suits it; "-" for None."""
+    if value is None:
+        return "-"
+    for limit, scale, unit in ((1.0, 1e-3, "us"), (1e3, 1.0, "ms")):
+        if value < limit:
+            return f"{value / scale:.3g} {unit}"
+    return f"{value / 1e3:,.2f} s"
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """The latest values as columns of different heights, up to the largest of them."""
+    latest = list(values)[-width:]
+    most = max(latest, default=0.0) or 1.0
+    return "".join(STEPS[round(value / most * (len(STEPS) - 1))] for value in latest)
+
+
+def _state(figures: Figures) -> Text:
+    state = figures["state"]
+    if state == "ready":
+        state = "asleep" if figures["asleep"] else "paused" if figures["paused"] else state
+    if state == "ready":
+        style = "green"
+    else:
+        style = "yellow" if state in ("paused", "starting", "asleep") else "bold red"
+    return Text(state, style=style)
+
+
+def _heading(figures: Figures, title: str) -> Text:
+    kind = "" if figures["name"] else "private, "
+    over = figures["interval_s"]
+    return Text.assemble(
+        ("shmllm top ", "bold"),
+        (title, "bold cyan"),
+        f"  {kind}pid {figures['pid'] or 'not seen from here'}, ",
+        _state(figures),
+        f", up {_age(figures['uptime_s'])}" if figures["uptime_s"] else "",
+        f"   over the last {over:.2g} s" if over else "",
+    )
+
+
+def _age(seconds: float) -> str:
+    for unit, name in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= unit:
+            return f"{seconds / unit:.1f} {name}"
+    return f"{seconds:.0f} s"
+
+
+def _overview(figures: Figures, history: Sequence[float]) -> RenderableType:
+    hits = figures["prefix_hit_rate"]
+    used = figures["kv_used"] or 0.0
+    grid = Table.grid(expand=True, padding=(0, 2))
+    for _ in range(3):
+        grid.add_column(ratio=1, no_wrap=True)
+    cells = [
+        ("generated", f"{number(figures['generated_tokens_per_s'])} tokens/s"),
+        ("prompt", f"{number(figures['prompt_tokens_per_s'])} tokens/s"),
+        ("requests", f"{number(figures['requests_per_s'])}/s"),
+        ("running", number(figures["running"])),
+        ("waiting", number(figures["waiting"])),
+        ("preempted", number(figures["preemptions"])),
+        ("KV cache", f"{_gauge(used)} {percent(figures['kv_used'])}"),
+        ("prefix hits", f"{percent(hits['interval'])}, {percent(hits['since_start'])} in all"),
+        ("steps", f"{number(figures['steps_per_s'])}/s"),
+    ]
+    texts = [Text.assemble((f"{name:<11} ", "dim"), value) for name, value in cells]
+    for begin in range(0, len(texts), 3):
+        grid.add_row(*texts[begin : begin + 3])
+    line = Text.assemble(("tokens/s    ", "dim"), (sparkline(history, 60), "green"))
+    return Panel(Group(grid, line), border_style="dim")
+
+
+def _gauge(share: float) -> str:
+    full = round(share * BAR_WIDTH)
+    return "█" * full + "░" * (BAR_WIDTH - full)
+
+
+def _recent(latencies: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Of the interval, or where there were none in it, since the start."""
+    recent: Mapping[str, Any] = latencies["interval"] or {}
+    return recent if recent.get("count") else latencies["since_start"]
+
+
+def _latencies(figures: Figures) -> RenderableType:
+    table = Table(expand=True, box=None, header_style="dim", pad_edge=False)
+    table.add_column("latency", style="dim")
+    for span in ("", "in all "):
+        table.add_column(f"{span}count", justify="right", no_wrap=True)
+        for quantile in QUANTILES:
+            table.add_column(f"{span}{quantile}", justify="right", no_wrap=True)
+    for key, name in LATENCIES.items():
+        cells = []
+        for span in ("interval", "since_start"):
+            found = figures[key][span] or {}
+            cells.append(number(found.get("count")))
+            cells += [milliseconds(found.get(quantile)) for quantile in QUANTILES]
+        table.add_row(name, *cells)
+    return Panel(table, border_style="dim")
+
+
+def _anatomy(figures: Figures) -> RenderableType:
+    phases = figures["phases_us"]
+    if phases is None:
+        return Panel(Text("no step in this interval", style="dim"), border_style="dim")
+    whole = sum(phases.values()) or 1.0
+    legend = Text.assemble(
+        ("a step      ", "dim"),
+        f"{milliseconds(whole / 1e3)}: ",
+        *[
+            part
+            for phase, value in phases.items()
+            for part in (
+                ("■ ", PHASE_COLOURS[phase]),
+                f"{phase} {milliseconds(value / 1e3)} ({100 * value / whole:.0f} %)  ",
+            )
+        ],
+    )
+    bar = StackedBar([(value, PHASE_COLOURS[phase]) for phase, value in phases.items()])
+    return Panel(Group(bar, legend), border_style="dim")
+
+
+def _clients(clients: Sequence[Mapping[str, Any]]) -> RenderableType:
+    table = Table(expand=True, box=None, header_style="dim", pad_edge=False)
+    table.add_column("client", justify="right", no_wrap=True)
+    table.add_column("requests ring", no_wrap=True)
+    table.add_column("outputs ring", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    table.add_column("command", no_wrap=True, overflow="ellipsis", ratio=1)
+    for client in clients:
+        table.add_row(
+            str(client["pid"]),
+            f"{_gauge(client['requests_used'])} {percent(client['requests_used'])}",
+            f"{_gauge(client['outputs_used'])} {percent(client['outputs_used'])}",
+            "sleeps" if client["is_parked"] else "awake",
+            Text(client["command"]),
+        )
+    body: RenderableType = table if clients else Text("no client", style="dim")
+    return Panel(body, border_style="dim")

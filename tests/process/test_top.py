@@ -1,0 +1,265 @@
+"""`shmllm top` in a terminal of its own, which the test reads and types into."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engines import named_engine
+from programs import CLI, PATIENCE_S, environment, python
+
+from shmllm import LLM, SamplingParams
+
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
+pyte = pytest.importorskip("pyte")
+
+LEAVES_THE_SCREEN = b"\x1b[?1049l"
+
+
+class Terminal:
+    """A program in a pseudo-terminal, and what it shows there."""
+
+    def __init__(self, *arguments: str, columns: int = 110, lines: int = 36) -> None:
+        self._master, slave = pty.openpty()
+        self.screen = pyte.Screen(columns, lines)
+        self._stream = pyte.ByteStream(self.screen)
+        self.output = b""
+        self.resize(columns, lines)
+        self._mode = termios.tcgetattr(self._master)
+        variables = environment({"TERM": "xterm-256color"})
+        del variables["COLUMNS"]
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", CLI, "top", *arguments],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env=variables,
+            start_new_session=True,
+        )
+        os.close(slave)
+
+    def resize(self, columns: int, lines: int) -> None:
+        fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+        self.screen.resize(lines, columns)
+
+    def type(self, keys: bytes) -> None:
+        os.write(self._master, keys)
+
+    def text(self) -> str:
+        return "\n".join(self.screen.display)
+
+    def shows(self, condition: Callable[[str], bool], limit_s: float = PATIENCE_S) -> bool:
+        """Whether the screen comes to be like that."""
+        deadline = time.monotonic() + limit_s
+        while not condition(self.text()):
+            if time.monotonic() >= deadline:
+                return False
+            self._read()
+        return True
+
+    def ends(self) -> int:
+        """Its exit code; reads what it still shows."""
+        deadline = time.monotonic() + PATIENCE_S
+        while self.process.poll() is None and time.monotonic() < deadline:
+            self._read()
+        while self._read():
+            pass
+        code = self.process.wait(1)
+        assert LEAVES_THE_SCREEN in self.output
+        assert termios.tcgetattr(self._master) == self._mode
+        return code
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._master)
+
+    def _read(self) -> bool:
+        if not select.select([self._master], [], [], 0.1)[0]:
+            return False
+        try:
+            data = os.read(self._master, 65536)
+        except OSError:  # EIO: nobody has the other end open
+            return False
+        self.output += data
+        self._stream.feed(data)
+        return bool(data)
+
+
+@contextmanager
+def terminal(*arguments: str, **size: int) -> Iterator[Terminal]:
+    opened = Terminal(*arguments, **size)
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+@contextmanager
+def busy(llm: LLM) -> Iterator[None]:
+    """The engine generates meanwhile."""
+    done = threading.Event()
+    params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+
+    def work() -> None:
+        while not done.is_set():
+            llm.generate(["import os", "import sys"], params, use_tqdm=False)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    yield
+    done.set()
+    thread.join()
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
+    with named_engine(tmp_path_factory.mktemp("top")) as found:
+        yield found
+
+
+@pytest.fixture
+def at_work(engine: tuple[str, int]) -> Iterator[str]:
+    """The name of an engine that generates, for this process as its front end."""
+    with LLM.attach(engine[0]) as llm, busy(llm):
+        yield engine[0]
+
+
+def once(*arguments: str) -> list[dict[str, Any]]:
+    done = python("-c", CLI, "top", "--once", "--json", "--interval", "0.5", *arguments)
+    assert done.returncode == 0, done.stderr.decode()
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def check_working(found: dict[str, Any]) -> None:
+    """What has to be true of an engine that generates for this process."""
+    assert found["state"] == "ready"
+    assert found["generated_tokens_per_s"] > 0
+    assert found["prompt_tokens_per_s"] > 0
+    assert 0 <= found["kv_used"] <= 1
+    assert found["itl_ms"]["interval"]["count"] > 0 < found["step_ms"]["interval"]["p50"]
+    assert min(found["phases_us"].values()) > 0
+    whole_ms = sum(found["phases_us"].values()) / 1000
+    assert whole_ms == pytest.approx(found["step_ms"]["interval"]["mean"], rel=0.5)
+    (client,) = found["clients"]
+    assert client["pid"] == os.getpid()
+    assert client["command"]
+
+
+def test_figures_of_a_named_engine(at_work: str) -> None:
+    (found,) = once(at_work)
+    assert found["name"] == at_work
+    check_working(found)
+
+
+def test_figures_of_a_private_engine() -> None:
+    with LLM(num_threads=1) as llm, busy(llm):
+        pid = llm._client.pid  # type: ignore[attr-defined]
+        (found,) = once(str(pid))
+        assert (found["name"], found["pid"]) == (None, pid)
+        check_working(found)
+        assert pid in [each["pid"] for each in once()]
+
+
+def test_an_idle_engine_has_figures_too(engine: tuple[str, int]) -> None:
+    (found,) = once(engine[0])
+    assert found["generated_tokens_per_s"] == 0
+    assert found["phases_us"] is None
+    assert found["clients"] == []
+
+
+@pytest.mark.parametrize("arguments", [[], ["--once"]], ids=["no terminal", "asked for"])
+def test_text_where_there_is_no_terminal(at_work: str, arguments: list[str]) -> None:
+    done = python("-c", CLI, "top", at_work, "--interval", "0.3", *arguments)
+    assert done.returncode == 0, done.stderr.decode()
+    text = done.stdout.decode()
+    assert at_work in text
+    assert "tokens/s" in text
+    assert "\x1b" not in text
+
+
+def test_an_unknown_name_is_one_line(engine: tuple[str, int]) -> None:
+    done = python("-c", CLI, "top", "nobody")
+    assert done.returncode == 2
+    (line,) = done.stderr.decode().splitlines()
+    assert "nobody" in line
+    assert engine[0] in line
+
+
+def test_no_engine_is_one_line() -> None:
+    nothing = "import shmllm.monitor.find as f; f.find_engines = lambda: []; "
+    done = python("-c", nothing + CLI, "top")
+    assert done.returncode == 2
+    (line,) = done.stderr.decode().splitlines()
+    assert line.startswith("shmllm: no engine of this user runs")
+
+
+def test_one_engine_live_and_q(at_work: str) -> None:
+    with terminal(at_work, "--interval", "0.2") as seen:
+        assert seen.shows(lambda text: "execute" in text and at_work in text), seen.text()
+        assert seen.shows(lambda text: "TTFT" in text and "client" in text)
+        before = seen.text()
+        assert seen.shows(lambda text: text != before), "it does not live"
+        seen.type(b"q")
+        assert seen.ends() == 0
+
+
+def test_the_screen_follows_the_terminals_size(at_work: str) -> None:
+    with terminal(at_work, "--interval", "0.2", columns=160, lines=40) as seen:
+        assert seen.shows(lambda text: "execute" in text)
+        assert max(len(line.rstrip()) for line in seen.screen.display) == 160
+        seen.resize(70, 20)
+        assert seen.shows(
+            lambda text: "shmllm top" in text and "╮" in text.splitlines()[1][69:70]
+        ), seen.text()
+        seen.resize(120, 40)
+        assert seen.shows(lambda text: "╮" in text.splitlines()[1][119:120]), seen.text()
+        seen.type(b"q")
+        assert seen.ends() == 0
+
+
+def test_an_engine_is_chosen_from_the_list(at_work: str) -> None:
+    with terminal("--interval", "0.2", lines=50) as seen:
+        assert seen.shows(lambda text: at_work in text and "used by" in text), seen.text()
+        names = [line.split()[0] for line in seen.screen.display[3:] if " ready " in line]
+        seen.type(b"j" * names.index(at_work) + b"\r")
+        assert seen.shows(lambda text: "execute" in text and at_work in text), seen.text()
+        seen.type(b"b")
+        assert seen.shows(lambda text: "used by" in text)
+        seen.type(b"\x1b[B\x1b[A+-q")
+        assert seen.ends() == 0
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"]
+)
+def test_a_signal_ends_it_with_the_terminal_as_it_was(
+    engine: tuple[str, int], number: signal.Signals, code: int
+) -> None:
+    with terminal(engine[0]) as seen:
+        assert seen.shows(lambda text: "running" in text)
+        seen.process.send_signal(number)
+        assert seen.ends() == code
+
+
+def test_an_engine_that_ends_while_watched(tmp_path: Path) -> None:
+    with named_engine(tmp_path) as (name, pid), terminal(name, "--interval", "0.1") as seen:
+        assert seen.shows(lambda text: "running" in text)
+        os.kill(pid, signal.SIGTERM)
+        assert seen.ends() == 0
+        assert f"engine {name} has ended".encode() in seen.output

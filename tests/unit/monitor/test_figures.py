@@ -1,0 +1,168 @@
+"""Figures of made-up looks, and how they are shown."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from shmllm.ipc import layout
+from shmllm.ipc.histogram import Durations, bucket_of
+from shmllm.ipc.layout import PHASES, Histogram, Stat
+from shmllm.monitor.figures import figures
+from shmllm.monitor.find import FoundEngine
+from shmllm.monitor.keys import Key, parse
+from shmllm.monitor.sample import ClientSample, Sample
+from shmllm.monitor.screen import engine_screen, list_screen, milliseconds, sparkline
+
+ENGINE = FoundEngine("main", 77, Path("/nowhere"), (0, 0))
+MS = 1_000_000
+
+
+def durations(*values_ns: int) -> Durations:
+    counts = [0] * layout.HISTOGRAM_BUCKETS
+    for value in values_ns:
+        counts[bucket_of(value)] += 1
+    return Durations(counts, sum(values_ns))
+
+
+def sample(time_s: float = 0.0, **stats: int) -> Sample:
+    values = {stat.name.lower(): 0 for stat in Stat} | {"kv_blocks_total": 100} | stats
+    client = ClientSample(88, "python [bold]train.py[/bold]", 0.25, 0.0, True)
+    none = {histogram: durations() for histogram in Histogram}
+    return Sample(int(time_s * 1e9), "ready", 75.0, values, none, (client,))
+
+
+def test_rates_are_of_the_interval() -> None:
+    before = sample(1.0, generated_tokens=100, prompt_tokens=7, steps=10, requests_finished=1)
+    now = sample(3.0, generated_tokens=300, prompt_tokens=7, steps=50, requests_finished=4)
+    found = figures(ENGINE, now, before)
+    assert found["interval_s"] == 2.0
+    assert found["generated_tokens_per_s"] == 100.0
+    assert found["prompt_tokens_per_s"] == 0.0
+    assert found["steps_per_s"] == 20.0
+    assert found["requests_per_s"] == 1.5
+
+
+def test_hits_and_latencies_are_of_the_interval_and_of_all() -> None:
+    before = sample(1.0, prefix_query_tokens=100, prefix_hit_tokens=0)
+    now = sample(2.0, prefix_query_tokens=300, prefix_hit_tokens=100)
+    before = replace(before, durations=before.durations | {Histogram.ITL: durations(90 * MS)})
+    later = durations(90 * MS, 2 * MS, 2 * MS)
+    now = replace(now, durations=now.durations | {Histogram.ITL: later})
+    found = figures(ENGINE, now, before)
+    assert found["prefix_hit_rate"] == {"interval": 0.5, "since_start": pytest.approx(1 / 3)}
+    recent, all_of_them = found["itl_ms"]["interval"], found["itl_ms"]["since_start"]
+    assert (recent["count"], all_of_them["count"]) == (2, 3)
+    assert recent["mean"] == 2.0
+    assert recent["p99"] == pytest.approx(2, rel=0.125)
+    assert all_of_them["p99"] == pytest.approx(90, rel=0.125)
+    assert found["ttft_ms"]["interval"] == {
+        "count": 0,
+        "mean": None,
+        "p50": None,
+        "p90": None,
+        "p99": None,
+    }
+
+
+def test_phases_are_means_of_the_intervals_steps() -> None:
+    before = sample(1.0, steps=10, execute_ns=1000, drain_ns=5000)
+    now = sample(2.0, steps=14, execute_ns=9000, drain_ns=5000)
+    found = figures(ENGINE, now, before)["phases_us"]
+    assert list(found) == list(PHASES)
+    assert (found["execute"], found["drain"]) == (2.0, 0.0)
+    assert figures(ENGINE, now, now)["phases_us"] is None
+
+
+def test_without_an_earlier_look_there_is_no_interval() -> None:
+    found = figures(ENGINE, sample(1.0, steps=3), None)
+    assert found["interval_s"] is found["steps_per_s"] is None
+    assert found["ttft_ms"]["interval"] is found["prefix_hit_rate"]["interval"] is None
+    json.dumps(found)
+
+
+def shown(renderable: object, width: int) -> list[str]:
+    console = Console(width=width, height=50, file=io.StringIO())
+    with console.capture() as capture:
+        console.print(renderable)
+    return capture.get().splitlines()
+
+
+BUSY = figures(
+    ENGINE, sample(2.0, steps=10, execute_ns=9 * MS, sample_ns=MS, running=3), sample(1.0)
+)
+
+
+@pytest.mark.parametrize("width", [20, 60, 80, 200])
+@pytest.mark.parametrize("found", [BUSY, figures(ENGINE, sample(), None)], ids=["busy", "new"])
+def test_a_screen_fits_any_width(width: int, found: dict[str, object]) -> None:
+    for lines in (
+        shown(engine_screen(found, [0, 3, 9], "main", "q quit"), width),
+        shown(list_screen([("main", found)] * 3, 1, "q quit"), width),
+        shown(list_screen([], 0), width),
+    ):
+        assert max(map(len, lines)) <= width
+
+
+def test_a_screen_says_what_there_is() -> None:
+    text = "\n".join(shown(engine_screen(BUSY, [1.0], "main"), 120))
+    for words in (
+        "main",
+        "pid 77",
+        "ready",
+        "up 1.2 min",
+        "running     3",
+        "execute 900 us (90 %)",
+        "TTFT",
+    ):
+        assert words in text
+    assert "python [bold]train.py[/bold]" in text  # a command is no markup
+    assert "no engine" in "\n".join(shown(list_screen([], None), 80))
+
+
+@pytest.mark.parametrize(
+    ("changes", "state"),
+    [({"paused": True}, "paused"), ({"asleep": True, "paused": True}, "asleep"), ({}, "ready")],
+)
+def test_the_state_says_whether_it_holds_still(changes: dict[str, bool], state: str) -> None:
+    assert f", {state}" in shown(engine_screen(BUSY | changes, [], "main"), 100)[0]
+    ended = BUSY | changes | {"state": "ended"}
+    assert ", ended" in shown(engine_screen(ended, [], "main"), 100)[0]
+
+
+def test_a_stacked_bar_fills_its_width_in_proportion() -> None:
+    bar = next(line for line in shown(engine_screen(BUSY, [], "main"), 100) if "████" in line)
+    assert bar.count("█") == 100 - 4
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "-"), (0.0005, "0.5 us"), (0.5, "500 us"), (2.345, "2.35 ms"), (12_345.0, "12.35 s")],
+)
+def test_a_duration_has_the_unit_that_suits_it(value: float | None, text: str) -> None:
+    assert milliseconds(value) == text
+
+
+def test_a_sparkline_shows_the_latest_up_to_their_largest() -> None:
+    assert sparkline([5, 0, 5, 10], 3) == "▁▅█"
+    assert sparkline([], 3) == ""
+    assert sparkline([0, 0], 3) == "▁▁"
+
+
+def test_keys_are_told_apart_also_in_one_read() -> None:
+    assert parse(b"j\x1b[A\rb+-q") == [
+        Key.DOWN,
+        Key.UP,
+        Key.ENTER,
+        Key.BACK,
+        Key.FASTER,
+        Key.SLOWER,
+        Key.QUIT,
+    ]
+    assert parse(b"\x1b") == [Key.QUIT]
+    assert parse(b"xyz\x1b[Z") == []

@@ -1,0 +1,124 @@
+"""Engines are found by what their processes hold; this process plays one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shmllm.errors import IpcError
+from shmllm.ipc import registry
+from shmllm.ipc.control import ControlPage
+from shmllm.ipc.layout import EngineState, SegmentKind, Stat
+from shmllm.ipc.segment import Segment
+from shmllm.monitor.find import FoundEngine, choose, find_engines
+from shmllm.monitor.sample import Watch
+
+NAME = f"found-{os.getpid()}"
+
+
+@pytest.fixture
+def control() -> Iterator[Segment]:
+    """Of an engine that this process is."""
+    with Segment.create(SegmentKind.CONTROL) as control:
+        control.take_ownership()
+        page = ControlPage(control)
+        page.set_state(EngineState.READY)
+        page.beat()
+        page.set_stat(Stat.RUNNING, 3)
+        yield control
+
+
+def own_engine() -> FoundEngine | None:
+    return next((e for e in find_engines() if e.pid == os.getpid()), None)
+
+
+def test_a_private_engine_is_found_by_its_descriptors(control: Segment) -> None:
+    found = own_engine()
+    assert found is not None
+    assert found.name is None
+    assert found.title == str(os.getpid())
+    with found.open() as opened:
+        assert opened.nonce == control.nonce
+
+
+def test_a_process_that_only_holds_an_engines_segment_is_none() -> None:
+    with Segment.create(SegmentKind.CONTROL):
+        assert own_engine() is None
+
+
+def test_a_named_engine_has_its_name(control: Segment) -> None:
+    path = registry.control_path(NAME)
+    assert registry.publish(control, path)
+    try:
+        found = own_engine()
+        assert found is not None
+        assert (found.name, found.title) == (NAME, NAME)
+        assert choose(find_engines(), NAME) == choose(find_engines(), str(os.getpid())) == found
+    finally:
+        registry.withdraw(control, path)
+
+
+def test_a_named_engine_is_found_without_its_process(control: Segment, tmp_path: Path) -> None:
+    path = registry.control_path(NAME)
+    assert registry.publish(control, path)
+    try:
+        found = choose(find_engines(proc=tmp_path), NAME)
+        assert found is not None
+        assert (found.pid, found.path) == (0, path)
+        assert found.client_paths() == []
+        with Segment.create(SegmentKind.CLIENT) as client:
+            client.take_ownership()
+            place = registry.claim_place(client, NAME)
+            assert found.client_paths() == [registry.client_path(NAME, place)]
+            registry.withdraw(client, registry.client_path(NAME, place))
+    finally:
+        registry.withdraw(control, path)
+
+
+def test_there_may_be_none(tmp_path: Path) -> None:
+    assert find_engines(proc=tmp_path, directory=tmp_path) == []
+
+
+def test_what_is_gone_cannot_be_opened(tmp_path: Path) -> None:
+    with pytest.raises(IpcError, match="cannot open"):
+        FoundEngine(None, 1, tmp_path / "gone", (0, 0)).open()
+
+
+def test_a_look_finds_front_ends(control: Segment) -> None:
+    found = own_engine()
+    assert found is not None
+    watch = Watch(found)
+    assert watch.look().clients == ()
+    with Segment.create(SegmentKind.CLIENT):
+        (client,) = watch.look().clients
+        assert client.pid == os.getpid()
+        assert "pytest" in client.command or "python" in client.command
+        assert (client.requests_used, client.outputs_used, client.is_parked) == (0, 0, False)
+    watch.close()
+
+
+def test_looking_changes_nothing(control: Segment) -> None:
+    found = own_engine()
+    assert found is not None
+    with Segment.create(SegmentKind.CLIENT) as client:
+        before = bytes(control.buffer), bytes(client.buffer[: 2**20])
+        watch = Watch(found)
+        sample = watch.look()
+        watch.close()
+        assert (bytes(control.buffer), bytes(client.buffer[: 2**20])) == before
+    assert sample.stats["running"] == 3
+    assert sample.state == "ready"
+
+
+def test_an_engine_that_ended_is_seen_to_have(control: Segment) -> None:
+    found = own_engine()
+    assert found is not None
+    watch = Watch(found)
+    assert not watch.is_over
+    control.close()
+    assert watch.is_over
+    assert watch.look().state == "ended"
+    watch.close()
