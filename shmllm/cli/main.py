@@ -15,6 +15,7 @@ from shmllm.cli.engine import engine
 from shmllm.cli.generate import generate
 from shmllm.cli.interrupts import Interrupted
 from shmllm.cli.ipc import ipc
+from shmllm.cli.trace import trace
 from shmllm.errors import EngineDeadError, ShmLLMError
 from shmllm.version import __version__
 
@@ -39,6 +40,7 @@ cli.add_command(generate)
 cli.add_command(bench)
 cli.add_command(engine)
 cli.add_command(ipc)
+cli.add_command(trace)
 
 
 def main() -> None:
