@@ -1,7 +1,7 @@
 """Writes what happens in this process into its recording.
 
-Owns the file, its growth and its bound, and when to stop. Never blocks, never raises: what
-finds no room is counted. Must not know what any record means.
+Owns the file, its growth and its bound, and when to stop. Never raises, and waits for nobody
+but another thread that makes room: what finds none is counted. Must not know what any record means.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from shmllm.tracing.layout import (
 )
 
 LOOK_NS = 250_000_000
+GROWING_S = 0.1
 _SHIFT = RECORDS_PER_CHUNK.bit_length() - 1
 _MASK = RECORDS_PER_CHUNK - 1
 
@@ -70,7 +71,9 @@ class Recorder:
         self._most_chunks = max(self._settings.most_bytes // CHUNK_BYTES, 1)
         self._chunks: list[mmap.mmap] = []
         self._claims = itertools.count()
+        self._num_ends = itertools.count()
         self._growing = threading.Lock()
+        self._grower = 0
         self._num_dropped = 0
         self._next_look_ns = 0
         self._endings: list[Callable[[], None]] = []
@@ -106,8 +109,8 @@ class Recorder:
     def look(self, now_ns: int) -> None:
         """End the recording if its time is over or nobody wants it; done every 250 ms by
         whoever records something."""
-        self._next_look_ns = now_ns + LOOK_NS
         until_ns = self._settings.until_ns
+        self._next_look_ns = min(now_ns + LOOK_NS, until_ns or now_ns + LOOK_NS)
         if self.is_over or (until_ns and now_ns >= until_ns):
             self.end()
         elif not self._directory.is_wanted():
@@ -118,7 +121,7 @@ class Recorder:
 
     def end(self) -> None:
         """Record nothing any more; idempotent. Mappings go with the last who uses them."""
-        if self.is_over:
+        if next(self._num_ends):  # another thread was here; closing twice would hit others' files
             return
         self.is_over = True
         self._chunks = []
@@ -130,11 +133,13 @@ class Recorder:
             self._directory.close()
 
     def _grow(self, index: int) -> bool:
-        """Make room up to the chunk `index`; False if there is none, or only for others."""
+        """Make room up to the chunk `index`; False if there is none, or this was called in
+        the middle of itself."""
         if self.is_over:
             return False
-        if self._growing.acquire(blocking=False):
+        if self._grower != _thread_id() and self._growing.acquire(timeout=GROWING_S):
             try:
+                self._grower = _thread_id()
                 while not self.is_over and len(self._chunks) <= index < self._most_chunks:
                     begin = RECORDS_OFFSET + len(self._chunks) * CHUNK_BYTES
                     # Allocated, or a full disk would be a SIGBUS at some later record.
@@ -143,6 +148,7 @@ class Recorder:
             except OSError:
                 self._most_chunks = len(self._chunks)
             finally:
+                self._grower = 0
                 self._growing.release()
         if index < len(self._chunks):
             return True

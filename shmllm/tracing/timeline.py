@@ -243,25 +243,31 @@ def _less_hidden(recording: Recording, hidden: frozenset[int]) -> Recording:
 def _spans(
     recording: Recording, steps: Mapping[int, Step], kind_names: Mapping[int, str]
 ) -> Iterator[Span]:
+    """A parent before its children where they begin and end together: what encloses others
+    is recorded after them."""
     pid = recording.pid
-    for record in recording.records:
-        span = (pid, record.thread)
-        times = (record.begin_ns, record.end_ns)
-        if record.type in (Type.SENT, Type.RECEIVED):
-            kind = kind_names.get(record.name, f"kind {record.name}")
-            name = f"send {kind}" if record.type == Type.SENT else f"receive {kind}"
-            ring = Direction(record.d).name.lower() if record.d in (0, 1) else str(record.d)
-            facts = {"ring": f"{record.a:x} {ring}", "position": record.b, "bytes": record.c}
-            yield Span(*span, name, *times, facts)
-        elif record.type == Type.SLICE and record.name in NAMES:
-            what = Slice(record.name)
-            facts = dict(zip(FACTS.get(what, ()), record[5:], strict=False))
-            yield Span(*span, NAMES[what], *times, facts)
     for step in steps.values():
         facts = {"requests": step.num_requests, "tokens": step.num_tokens}
         yield Span(pid, step.thread, f"step {step.number}", step.begin_ns, step.end_ns, facts)
         for name, begin_ns, end_ns in step.phases():
-            yield Span(pid, step.thread, name, begin_ns, end_ns)
+            if end_ns > begin_ns:
+                yield Span(pid, step.thread, name, begin_ns, end_ns)
+    for record in reversed(recording.records):
+        if record.type in (Type.SENT, Type.RECEIVED):
+            yield _ring_span(pid, record, kind_names)
+        elif record.type == Type.SLICE and record.name in NAMES:
+            what = Slice(record.name)
+            facts = dict(zip(FACTS.get(what, ()), record[5:], strict=False))
+            times = record.begin_ns, record.end_ns
+            yield Span(pid, record.thread, NAMES[what], *times, facts)
+
+
+def _ring_span(pid: int, record: Record, kind_names: Mapping[int, str]) -> Span:
+    verb = "send" if record.type == Type.SENT else "receive"
+    name = f"{verb} {kind_names.get(record.name, f'kind {record.name}')}"
+    ring = f"{record.a:x} {Direction(record.d).name.lower()}"
+    facts = {"ring": ring, "position": record.b, "bytes": record.c}
+    return Span(pid, record.thread, name, record.begin_ns, record.end_ns, facts)
 
 
 def _arrows(
