@@ -16,6 +16,7 @@ from shmllm.cli.generate import generate
 from shmllm.cli.interrupts import EXIT_INTERRUPTED, Interrupted
 from shmllm.cli.ipc import ipc
 from shmllm.cli.top import top
+from shmllm.cli.trace import trace
 from shmllm.errors import EngineDeadError, ShmLLMError
 from shmllm.version import __version__
 
@@ -40,6 +41,7 @@ cli.add_command(bench)
 cli.add_command(engine)
 cli.add_command(ipc)
 cli.add_command(top)
+cli.add_command(trace)
 
 
 def main() -> None:

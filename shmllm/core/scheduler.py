@@ -22,6 +22,7 @@ from time import monotonic_ns
 from shmllm.config import SchedulerConfig
 from shmllm.core.block_pool import KVBlock
 from shmllm.core.kv_cache_manager import KVCacheManager
+from shmllm.core.observer import NOBODY, Observer
 from shmllm.core.plan import Admission, BlockAppend, StepPlan, StepResult
 from shmllm.core.pooling import plan_pool, take_vectors
 from shmllm.core.priority_queue import PriorityQueue, order
@@ -63,6 +64,7 @@ class Scheduler:
 
     Attributes:
         failures: not yet reported; whoever reports them clears the list.
+        observer: hears of requests.
     """
 
     def __init__(self, config: SchedulerConfig, kv_cache: KVCacheManager) -> None:
@@ -80,6 +82,7 @@ class Scheduler:
         self._reserved_rows = 0
         self._rows_held: Counter[int] = Counter()
         self.failures: list[Failure] = []
+        self.observer: Observer = NOBODY
         self.stats = SchedulerStats()
 
     def share_rows(self, is_shared: bool) -> None:
@@ -115,7 +118,7 @@ class Scheduler:
     def fail(self, request: Request, message: str) -> None:
         """End a waiting request that cannot be served."""
         self._waiting.remove(request)
-        self._finish(request)
+        self._finish(request, FinishReason.ERROR)
         self.failures.append(Failure(request.client, request.number, message))
 
     def knows(self, client: int, number: int) -> bool:
@@ -131,7 +134,7 @@ class Scheduler:
             self._running.remove(request)
         else:
             self._waiting.remove(request)
-        self._finish(request)
+        self._finish(request, FinishReason.ABORT)
         return request
 
     def abort_client(self, client: int) -> None:
@@ -139,6 +142,10 @@ class Scheduler:
         for number in self.unfinished().get(client, ()):
             self.abort(client, number)
         self.resume_client(client)
+
+    def requests(self) -> list[Request]:
+        """Those that have not ended."""
+        return list(self._requests.values())
 
     def unfinished(self) -> dict[int, list[int]]:
         """Numbers of the requests that have not ended, by front end."""
@@ -179,7 +186,7 @@ class Scheduler:
         take_prompt_logprobs(plan, result, outputs)
         any_finished = False
         for request in take_vectors(plan, result, outputs):
-            self._finish(request)
+            self._finish(request, FinishReason.STOP)
             any_finished = True
         for index, token_id in zip(plan.samples, result.token_ids, strict=True):
             request = plan.requests[index]
@@ -230,6 +237,7 @@ class Scheduler:
         self._requests[request.client, request.number] = request
         request.arrival = self._num_added
         self._num_added += 1
+        self.observer.queued(request)
 
     def _schedule_running(self, plan: StepPlan) -> bool:
         """Returns whether a request was preempted."""
@@ -292,6 +300,7 @@ class Scheduler:
                 self.stats.prefix_query_tokens += request.num_prompt_tokens
                 self.stats.prefix_hit_tokens += request.num_cached_tokens
             self.stats.prompt_tokens += request.num_prompt_tokens
+        self.observer.admitted(request)
         plan.admissions.append(
             Admission(
                 row=request.row,
@@ -332,23 +341,25 @@ class Scheduler:
         request.num_preemptions += 1
         self.stats.preemptions += 1
         self._waiting.add_preempted(request)
+        self.observer.preempted(request)
 
     def _end(self, request: Request, finish: FinishReason) -> FinishReason:
         """End a running request; what its last output says of that. An error follows on its
         own, since it comes with a message."""
-        self._finish(request)
+        self._finish(request, finish)
         if finish is not FinishReason.ERROR or request.constraint is None:
             return finish
         message = request.constraint.error
         self.failures.append(Failure(request.client, request.number, message))
         return FinishReason.NONE
 
-    def _finish(self, request: Request) -> None:
+    def _finish(self, request: Request, reason: FinishReason) -> None:
         if request.status is RequestStatus.RUNNING:
             self._release(request)
         request.status = RequestStatus.FINISHED
         del self._requests[request.client, request.number]
         self.stats.requests_finished += 1
+        self.observer.ended(request, reason)
 
     def _release(self, request: Request) -> None:
         self._kv_cache.release(request)

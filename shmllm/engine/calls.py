@@ -29,10 +29,16 @@ def _resume(core: EngineCore, client: int, argument: Any) -> bool:
     return core.resume(client)
 
 
+def _trace(core: EngineCore, client: int, argument: Any) -> bool:
+    """An engine process answers this itself; see `engine.tracing`."""
+    raise RequestError("an engine in the caller's own process has no name to be traced by")
+
+
 _ANSWERS: dict[Method, Callable[[EngineCore, int, Any], Any]] = {
     Method.RESET_PREFIX_CACHE: _reset_prefix_cache,
     Method.PAUSE: _pause,
     Method.RESUME: _resume,
+    Method.TRACE: _trace,
 }
 
 

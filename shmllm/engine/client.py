@@ -32,6 +32,9 @@ from shmllm.ipc.tensors import TensorWriter
 from shmllm.ipc.wait import WaitPolicy
 from shmllm.logprobs import PromptLogprobs
 from shmllm.outputs import Embeddings, OutputColumns
+from shmllm.tracing.layout import Direction
+from shmllm.tracing.recorder import Recorder
+from shmllm.tracing.rings import RingTracer
 from shmllm.wire import codec
 from shmllm.wire.messages import (
     Abort,
@@ -46,6 +49,7 @@ from shmllm.wire.messages import (
     Rejected,
     Reply,
     Text,
+    Trace,
     Work,
 )
 
@@ -58,9 +62,17 @@ CALL_TIMEOUT_S = 60.0
 
 
 class EngineClient(Protocol):
-    """What a front end needs of an engine."""
+    """What a front end needs of an engine.
+
+    Attributes:
+        connection: tells this connection to an engine from all others.
+        on_trace: called with a directory when the engine wants this front end to record in
+            it what it does.
+    """
 
     facts: EngineFacts
+    connection: int
+    on_trace: Callable[[str], None]
 
     @property
     def pid(self) -> int:
@@ -108,6 +120,9 @@ class EngineClient(Protocol):
             IpcTimeoutError: no answer in time. What was begun is not undone.
         """
 
+    def trace(self, recorder: Recorder | None) -> None:
+        """Record what passes through this connection; None: no more."""
+
     def stats(self) -> dict[str, int]:
         """The engine's counters and gauges, by lower-case name."""
 
@@ -152,6 +167,8 @@ class ChannelEngineClient:
         self._overdue: set[int] = set()
         self._next_call = 0
         self._stall_reported = False
+        self.connection = channel.nonce
+        self.on_trace: Callable[[str], None] = _ignore_trace
 
     @property
     def pid(self) -> int:
@@ -225,6 +242,12 @@ class ChannelEngineClient:
             self._drain()
         return self._replies.pop(number)
 
+    def trace(self, recorder: Recorder | None) -> None:
+        if recorder is None:
+            self._channel.watch(None)
+        else:
+            self._channel.watch(RingTracer(recorder, self.connection, Direction.REQUESTS))
+
     def stats(self) -> dict[str, int]:
         return self._channel.stats()
 
@@ -280,6 +303,8 @@ class ChannelEngineClient:
                 self._inbox.append(message)
             case Reply():
                 self._take_reply(message)
+            case Trace():
+                self.on_trace(message.directory)
             case Hello() | Text() | Failed():
                 self._startup = message
             case _:
@@ -340,6 +365,10 @@ class ChannelEngineClient:
             signal=number,
             remote_traceback=self._channel.last_words(),
         )
+
+
+def _ignore_trace(directory: str) -> None:
+    """Nothing is recorded."""
 
 
 def _content(reply: Reply) -> Any:

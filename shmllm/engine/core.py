@@ -16,6 +16,7 @@ import numpy as np
 from shmllm.config import EngineConfig, EngineFacts
 from shmllm.core.grammar_queue import CompiledGrammar, GrammarQueue
 from shmllm.core.kv_cache_manager import KVCacheManager
+from shmllm.core.observer import Observer
 from shmllm.core.pausing import Holds, PauseMode
 from shmllm.core.plan import StepPlan, StepResult
 from shmllm.core.request import Request
@@ -103,6 +104,15 @@ class EngineCore:
         self._aborted: list[tuple[int, OutputColumns]] = []
         self._grammars = GrammarQueue(self.scheduler, runner.compile_grammar, wake)
         self._next_seed = UNSEEDED | (config.load.seed % 2**31 << 32)
+
+    @property
+    def observer(self) -> Observer:
+        """Who hears of requests and steps."""
+        return self.scheduler.observer
+
+    @observer.setter
+    def observer(self, observer: Observer) -> None:
+        self.scheduler.observer = observer
 
     @property
     def num_used_blocks(self) -> int:
@@ -254,6 +264,7 @@ class EngineCore:
         self.phases.add(
             plan, began_ns, planned_ns, prepared_ns, executed_ns, sampled_ns, perf_counter_ns()
         )
+        self.scheduler.observer.stepped(plan, self.phases.moments_ns)
         return outputs
 
     def take_failures(self) -> list[Failure]:

@@ -14,7 +14,7 @@ import site
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from shmllm.config import EngineConfig
@@ -46,10 +46,14 @@ def engine_environment() -> dict[str, str]:
     environment = {k: v for k, v in os.environ.items() if k not in THREAD_VARIABLES}
     if not environment.keys() & set(WAITING_VARIABLES):
         environment["GOMP_SPINCOUNT"] = SPIN_COUNT
+    return import_environment(environment)
+
+
+def import_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment in which a Python program finds shmllm where this one has it from."""
     paths = [*_import_paths(), *filter(None, [environment.get("PYTHONPATH")])]
-    if paths:
-        environment["PYTHONPATH"] = os.pathsep.join(paths)
-    return environment
+    found = {"PYTHONPATH": os.pathsep.join(paths)} if paths else {}
+    return {**environment, **found}
 
 
 def named_engine_command(name: str, config: EngineConfig) -> list[str]:

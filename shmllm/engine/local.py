@@ -6,6 +6,7 @@ Same core, no transport: `poll` runs a step.
 from __future__ import annotations
 
 import os
+import random
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -13,13 +14,17 @@ from time import monotonic_ns, sleep
 from typing import Any
 
 from shmllm.config import EngineConfig, EngineFacts
+from shmllm.core.observer import NOBODY
 from shmllm.engine.admission import admit
 from shmllm.engine.calls import answer
 from shmllm.engine.client import Event
 from shmllm.engine.core import EngineCore
+from shmllm.engine.tracer import EngineTracer
 from shmllm.engine.worker import Worker
 from shmllm.engine.worker_call import WorkerCall
 from shmllm.errors import CallError, ShmLLMError
+from shmllm.tracing.layout import Moment, Type
+from shmllm.tracing.recorder import Recorder
 from shmllm.wire.messages import AddRequest, Method, PoolRequest, Rejected
 
 CLIENT = 0
@@ -37,6 +42,9 @@ class LocalEngineClient:
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self._events: list[Event] = []
+        self._recorder: Recorder | None = None
+        self.connection = random.getrandbits(48)
+        self.on_trace: Callable[[str], None] = _nobody_asks
 
     @property
     def pid(self) -> int:
@@ -49,6 +57,7 @@ class LocalEngineClient:
         self._core = EngineCore(self._config, ModelRunner(self._config, on_progress))
         self._worker = Worker(self._core)
         self.facts = self._core.facts
+        self.trace(self._recorder)
         return self.facts
 
     def add(self, request: AddRequest | PoolRequest, embeds: Any = None) -> None:
@@ -94,6 +103,16 @@ class LocalEngineClient:
             words = traceback.format_exc()
             raise CallError(f"{type(problem).__name__}: {problem}", words) from problem
 
+    def trace(self, recorder: Recorder | None) -> None:
+        self._recorder = recorder
+        if not hasattr(self, "facts"):
+            return
+        self._core.observer = NOBODY if recorder is None else EngineTracer(recorder, self._core)
+        if recorder is not None:
+            now_ns = monotonic_ns()
+            who = CLIENT, self.connection, os.getpid()
+            recorder.add(Type.MOMENT, Moment.JOINED, now_ns, now_ns, *who)
+
     def stats(self) -> dict[str, int]:
         scheduler = self._core.scheduler
         return asdict(scheduler.stats) | {
@@ -112,6 +131,10 @@ class LocalEngineClient:
 
     def close(self) -> None:
         self._events.clear()
+
+
+def _nobody_asks(directory: str) -> None:
+    """There is no other process that could."""
 
 
 def _copy(embeds: Any) -> Any:

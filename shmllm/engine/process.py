@@ -31,13 +31,13 @@ from shmllm.engine.core import EngineCore
 from shmllm.engine.doorkeeper import Doorkeeper
 from shmllm.engine.reporter import Reporter
 from shmllm.engine.session import RECORDS_PER_TURN, Session
+from shmllm.engine.tracing import Tracing
 from shmllm.engine.worker_desk import WorkerDesk
 from shmllm.errors import ProtocolMismatchError, SegmentError, ShmLLMError
 from shmllm.ipc import registry
 from shmllm.ipc.channel import ControlPage, CoreWaiter
 from shmllm.ipc.layout import EngineState, SegmentKind
 from shmllm.ipc.segment import Segment
-from shmllm.ipc.slots import SlotRef
 from shmllm.ipc.wait import WaitPolicy
 from shmllm.outputs import OutputColumns
 from shmllm.wire import codec
@@ -49,6 +49,7 @@ from shmllm.wire.messages import (
     Failed,
     Hello,
     Kind,
+    Method,
     PoolRequest,
     PromptEmbeds,
     Rejected,
@@ -96,6 +97,7 @@ class EngineProcess:
             control, self._page, path, (client or ClientConfig()).timeout_s, self._forget
         )
         self._sessions: dict[int, Session] = self._doorkeeper.sessions
+        self._tracing = Tracing(self._sessions, path)
         self._next_liveness = 0.0
         self._phase = Phase.RUNNING
         self._drain_deadline = 0.0
@@ -112,6 +114,7 @@ class EngineProcess:
         asked to end, 1 an exception (its traceback is left as last words for the front
         ends, not printed), 2 could not start."""
         self._sessions[session.place] = session
+        self._tracing.joined(session)
         try:
             session.send(Kind.HELLO, codec.encode_hello(Hello(PROTOCOL_VERSION, os.getpid())))
             # Importing torch takes longest of all, so it happens while INIT is on its way.
@@ -173,6 +176,7 @@ class EngineProcess:
         from shmllm.worker.runner import ModelRunner
 
         self._report.imported()
+        self._tracing.loading()
         try:
             core = EngineCore(config, ModelRunner(config, self._report_loading), self._waiter.wake)
         except Exception as problem:
@@ -180,6 +184,7 @@ class EngineProcess:
                 return Failed(str(problem), "")
             return Failed(f"{type(problem).__name__}: {problem}", traceback.format_exc())
         self._core = core
+        self._tracing.loaded(core)
         self._desk = WorkerDesk(core, self._path is None or config.client.allow_callables)
         self._waiter.set_policy(WaitPolicy.named(config.client.wait_policy))
         gc.collect()
@@ -226,6 +231,7 @@ class EngineProcess:
     def _visit_sessions(self) -> None:
         """Let front ends in at once, and out within the liveness period."""
         for session in self._doorkeeper.admit_new():
+            self._tracing.joined(session)
             self._welcome(session)
             self._share_rows()
         self._flush_stuck_sessions()
@@ -259,6 +265,7 @@ class EngineProcess:
             self._core.scheduler.abort_client(place)
             self._report.state(self._core)
             self._share_rows()
+        self._tracing.left(place)
 
     def _share_rows(self) -> None:
         if self._core is not None:
@@ -272,16 +279,10 @@ class EngineProcess:
         began_ns = time.perf_counter_ns()
         limit = RECORDS_PER_TURN if len(self._sessions) > 1 else 0
         for session in self._sessions.values():
-            if session.is_stuck:
-                continue  # its answers would have no room; what it sent waits in its ring
-            try:
-                session.channel.drain(
-                    lambda kind, record, s=session: self._handle(s, kind, record),  # type: ignore[misc]
-                    limit,
-                )
-            except ProtocolMismatchError as error:
-                session.broken = error
-        self._report.drain_ns += time.perf_counter_ns() - began_ns
+            session.take(self._handle, limit)
+        ended_ns = time.perf_counter_ns()
+        self._report.drain_ns += ended_ns - began_ns
+        self._tracing.observer.drained(began_ns, ended_ns)
 
     def _step(self, core: EngineCore) -> bool:
         """Run a step and publish; False if there was nothing that may run."""
@@ -296,6 +297,7 @@ class EngineProcess:
         has_run = core.scheduler.stats.steps > steps
         if has_run:
             self._report.step(core.phases, stepped_ns, time.perf_counter_ns(), outputs)
+            self._tracing.observer.published(stepped_ns)
         return has_run
 
     def _publish(self, place: int, columns: OutputColumns) -> None:
@@ -317,12 +319,6 @@ class EngineProcess:
             session.flush()
 
     def _handle(self, session: Session, kind: int, record: memoryview) -> None:
-        if kind == Kind.IN_SLOT:
-            inner_kind, ref = codec.decode_in_slot(record)
-            with session.channel.slots.view(SlotRef(*ref)) as view:
-                self._handle(session, inner_kind, view)
-            session.channel.slots.release(SlotRef(*ref))
-            return
         message = codec.decode(kind, record)
         core = self._core
         match message:
@@ -336,6 +332,8 @@ class EngineProcess:
                 columns = core.abort(session.place, message.numbers)
                 self._report.state(core)
                 self._publish(session.place, columns)
+            case Call(method=Method.TRACE):
+                self._send(session, Kind.REPLY, codec.encode_reply(self._tracing.reply_to(message)))
             case Call() if core is not None:
                 reply = reply_to(core, session.place, message)
                 self._report.state(core)
@@ -357,6 +355,7 @@ class EngineProcess:
         if self._phase is Phase.RUNNING:
             rejected = admit(core, session.place, message, embeds)
         if rejected is not None:
+            self._tracing.observer.rejected(session.place, rejected.number)
             self._reject(session.place, rejected)
 
     def _reject(self, place: int, rejected: Rejected) -> None:

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import Enum, auto
 from typing import Any
 
@@ -16,12 +16,14 @@ from shmllm.errors import NoSpaceError, ProtocolMismatchError
 from shmllm.ipc.channel import CoreChannel
 from shmllm.ipc.liveness import wait_for_end
 from shmllm.ipc.segment import Segment
+from shmllm.ipc.slots import SlotRef
 from shmllm.ipc.tensors import TensorReader, TensorRef
 from shmllm.logprobs import PromptLogprobs
 from shmllm.outputs import OutputColumns
 from shmllm.wire.codec import (
     Parts,
     decode,
+    decode_in_slot,
     encode_in_slot,
     encode_outputs,
     encode_rejected,
@@ -78,6 +80,11 @@ class Session:
         self._embeds: tuple[int, Any] | None = None
 
     @property
+    def pid(self) -> int:
+        """Of the front end, in its own namespace."""
+        return self._segment.creator_pid
+
+    @property
     def is_stuck(self) -> bool:
         """Whether outputs wait for room, so that no more of them should be made."""
         return bool(self._backlog)
@@ -86,6 +93,26 @@ class Session:
     def is_closing(self) -> bool:
         """Whether the front end said that it leaves."""
         return self.channel.is_client_closing
+
+    def take(self, handler: Callable[[Session, int, memoryview], None], limit: int) -> None:
+        """Hand what it sent to a handler; nothing while the answers would have no room."""
+        if self.is_stuck:
+            return  # what it sent waits in its ring
+
+        def handle(kind: int, record: memoryview) -> None:
+            if kind != Kind.IN_SLOT:
+                handler(self, kind, record)
+                return
+            inner_kind, place = decode_in_slot(record)
+            ref = SlotRef(*place)
+            with self.channel.slots.view(ref) as view:
+                handle(inner_kind, view)
+            self.channel.slots.release(ref)
+
+        try:
+            self.channel.drain(handle, limit)
+        except ProtocolMismatchError as error:
+            self.broken = error
 
     def send(self, kind: Kind, parts: Parts) -> None:
         """Publish now or, behind what already waits, as soon as there is room."""

@@ -16,13 +16,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
-from shmllm.engine.client import EngineClient
+from shmllm.engine.client import EngineClient, Event
 from shmllm.engine.worker_call import WorkerCall
 from shmllm.errors import EngineDeadError, ShmLLMError
 from shmllm.frontend.input_processor import PreparedRequest
-from shmllm.frontend.output_processor import OutputProcessor
 from shmllm.frontend.request_state import RequestState
 from shmllm.wire.messages import Method
 
@@ -31,6 +30,21 @@ logger = logging.getLogger(__name__)
 POLL_S = 1.0
 LEAVE_S = 0.05
 CLOSE_S = 2.0
+
+
+class Outputs(Protocol):
+    """What an OutputProcessor does for a dispatcher."""
+
+    def add_all(
+        self,
+        request: PreparedRequest,
+        index: int,
+        streaming: bool,
+        time_tokens: bool = False,
+        request_id: str | None = None,
+    ) -> list[RequestState]: ...
+    def discard(self, numbers: Iterable[int]) -> list[int]: ...
+    def process(self, events: Iterable[Event]) -> tuple[list[RequestState], list[int]]: ...
 
 
 class RequestGroup:
@@ -61,11 +75,14 @@ class Dispatcher:
     Args:
         client: the engine.
         outputs: makes states of what the engine sends.
+
+    Attributes:
+        outputs: may be replaced by what stands in front of it.
     """
 
-    def __init__(self, client: EngineClient, outputs: OutputProcessor) -> None:
+    def __init__(self, client: EngineClient, outputs: Outputs) -> None:
         self._client = client
-        self._outputs = outputs
+        self.outputs = outputs
         self._groups: dict[int, RequestGroup] = {}
         self._left: deque[RequestGroup] = deque()
         # Held for moments, never while the engine is waited for: `_is_polling` says that.
@@ -103,7 +120,7 @@ class Dispatcher:
             One state for each of its completions.
         """
         with self._sending():
-            states = self._outputs.add_all(request, index, streaming, time_tokens, request_id)
+            states = self.outputs.add_all(request, index, streaming, time_tokens, request_id)
             for state in states:
                 self._groups[state.number] = group
                 group._running[state.number] = state
@@ -223,7 +240,7 @@ class Dispatcher:
                 self._turn.notify_all()
 
     def _route(self, events: Iterable[Any]) -> None:
-        changed, to_abort = self._outputs.process(events)
+        changed, to_abort = self.outputs.process(events)
         groups = self._groups
         for state in changed:
             number = state.number
@@ -242,7 +259,7 @@ class Dispatcher:
             self._forget(group, list(group._running))
 
     def _forget(self, group: RequestGroup, numbers: list[int]) -> None:
-        self._outputs.discard(numbers)
+        self.outputs.discard(numbers)
         for number in numbers:
             del self._groups[number], group._running[number]
         try:

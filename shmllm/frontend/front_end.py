@@ -30,8 +30,10 @@ from shmllm.frontend.priorities import set_priorities
 from shmllm.frontend.progress import BatchProgress
 from shmllm.frontend.request_state import RequestState
 from shmllm.frontend.tokenizer import Tokenizer
+from shmllm.frontend.tracing import Inputs, Tracing
 from shmllm.outputs import RequestOutput
 from shmllm.sampling_params import SamplingParams
+from shmllm.tracing.layout import Slice
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +49,7 @@ class FrontEnd:
         tokenizer_directory: where the tokenizer's files are.
         tokenizer: made of them.
         model_defaults: sampling options that come with the model.
+        tracing: of what it does; None makes it.
 
     Attributes:
         facts: what the engine says about itself and the model.
@@ -58,15 +61,18 @@ class FrontEnd:
         tokenizer_directory: Path,
         tokenizer: Tokenizer,
         model_defaults: dict[str, Any],
+        tracing: Tracing | None = None,
     ) -> None:
         self.client = client
         self.facts = client.facts
         self.tokenizer_directory = tokenizer_directory
         self.tokenizer = tokenizer
         self.model_defaults = model_defaults
-        self.inputs = InputProcessor(tokenizer, self.facts)
+        self.inputs: Inputs = InputProcessor(tokenizer, self.facts)
         self.outputs = OutputProcessor(tokenizer, self.facts.eos_token_ids)
         self.dispatcher = Dispatcher(client, self.outputs)
+        self._tracing = tracing or Tracing(client)
+        self._tracing.stand_in_front_of(self)
         logger.info("engine ready: %s", self.facts)
         for warning in self.facts.warnings:
             logger.warning("%s", warning)
@@ -85,10 +91,13 @@ class FrontEnd:
         tokenizer_directory = Path(config.load.tokenizer_directory or directory)
         defaults = read_model_defaults(directory, generation_config)
         client = start_engine(config, multiprocess, startup_timeout)
+        tracing = Tracing(client)
         try:
             tokenizer = Tokenizer.from_directory(tokenizer_directory)  # the engine starts meanwhile
+            tracing.did(Slice.LOAD_TOKENIZER)
             client.wait_ready(on_load_progress)
-            return cls(client, tokenizer_directory, tokenizer, defaults)
+            tracing.did(Slice.START_ENGINE)
+            return cls(client, tokenizer_directory, tokenizer, defaults, tracing)
         except BaseException:
             client.close()
             raise
@@ -99,10 +108,13 @@ class FrontEnd:
         from shmllm.engine.attached import AttachedEngineClient
 
         client = AttachedEngineClient(name)
+        tracing = Tracing(client)
         directory = Path(client.wait_ready().model_directory)
         try:
             defaults = read_model_defaults(directory, generation_config)
-            return cls(client, directory, Tokenizer.from_directory(directory), defaults)
+            tokenizer = Tokenizer.from_directory(directory)
+            tracing.did(Slice.LOAD_TOKENIZER)
+            return cls(client, directory, tokenizer, defaults, tracing)
         except BaseException:
             client.close()
             raise

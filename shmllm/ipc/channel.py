@@ -22,19 +22,36 @@ from shmllm.ipc.ring_statistics import StatisticsLine
 from shmllm.ipc.segment import Segment
 from shmllm.ipc.slots import SlotReader, SlotWriter
 from shmllm.ipc.wait import Waiter, WaitPolicy, ring_if_parked, ring_if_parked_for_room
+from shmllm.ipc.watching import RecordWatcher, watched_draining, watched_writing
 from shmllm.ipc.words import Word
 
 __all__ = ["ClientChannel", "ControlPage", "ControlView", "CoreChannel", "CoreWaiter"]
 
 
 class _Channel:
-    """What both ends share: the guard in front of the client's segment."""
+    """What both ends share: the guard in front of the client's segment, and who watches."""
 
-    __slots__ = ("_client", "_is_closed")
+    __slots__ = ("_client", "_drain", "_is_closed", "_reader", "_try_write", "_writer")
 
-    def __init__(self, client: Segment) -> None:
+    def __init__(self, client: Segment, writer: RingWriter, reader: RingReader) -> None:
         self._client = client
         self._is_closed = False
+        self._writer = writer
+        self._reader = reader
+        self.watch(None)
+
+    @property
+    def nonce(self) -> int:
+        """Tells this connection from all others; both ends have the same."""
+        return self._client.nonce
+
+    def watch(self, watcher: RecordWatcher | None) -> None:
+        """Have each record shown to a watcher from now on; None: to nobody."""
+        self._try_write: Callable[..., bool] = self._writer.try_write
+        self._drain: Callable[..., int] = self._reader.drain
+        if watcher is not None:
+            self._try_write = watched_writing(self._writer, watcher)
+            self._drain = watched_draining(self._reader, watcher)
 
     def _refuse(self) -> NoReturn:
         self._client.check_usable()
@@ -57,12 +74,10 @@ class ClientChannel(_Channel):
     """
 
     def __init__(self, control: Segment, client: Segment, policy: WaitPolicy) -> None:
-        super().__init__(client)
         memory, shared = client.buffer, control.buffer
         self.requests = RingWriter.over(memory, layout.REQUEST_RING_LAYOUT)
         self.outputs = RingReader.over(memory, layout.OUTPUT_RING_LAYOUT)
-        self._try_write = self.requests.try_write
-        self._drain = self.outputs.drain
+        super().__init__(client, self.requests, self.outputs)
         self._has_data = self.outputs.has_data
         self.slots = SlotWriter(memory, layout.REQUEST_SLOT_LAYOUT, client.allocate, client.discard)
         self.output_slots = SlotReader(memory, layout.OUTPUT_SLOT_LAYOUT)
@@ -248,13 +263,11 @@ class CoreChannel(_Channel):
     """
 
     def __init__(self, control: Segment, client: Segment) -> None:
-        super().__init__(client)
         control.check_usable()
         memory = client.buffer
         self.requests = RingReader.over(memory, layout.REQUEST_RING_LAYOUT)
         self.outputs = RingWriter.over(memory, layout.OUTPUT_RING_LAYOUT)
-        self._try_write = self.outputs.try_write
-        self._drain = self.requests.drain
+        super().__init__(client, self.outputs, self.requests)
         self.slots = SlotReader(memory, layout.REQUEST_SLOT_LAYOUT)
         self.output_slots = SlotWriter(
             memory, layout.OUTPUT_SLOT_LAYOUT, client.allocate, client.discard

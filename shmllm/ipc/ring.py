@@ -58,6 +58,11 @@ class _RingEnd:
         self._mask = capacity - 1
         self._position = position
 
+    @property
+    def position(self) -> int:
+        """Where this end stands: behind the last record that it wrote, or read."""
+        return self._position
+
     def _used_bytes(self, published: int, consumed: int) -> int:
         used = published - consumed
         if not 0 <= used <= self._capacity or (published | consumed) % RECORD_ALIGNMENT:

@@ -15,7 +15,7 @@ the header gives and which end exactly at the record's end. Integers are little-
     CALL      number i64, method u32 | JSON text                  SHUTDOWN  seconds f64
     PROMPT_EMBEDS  number i64 | tensor reference
     WORK      number i64 | JSON text
-    REPLY     number i64, ok u32 | JSON text
+    REPLY     number i64, ok u32 | JSON text              TRACE     text
 
 Encoders return parts, which the ring writes one behind the other without joining them.
 """
@@ -40,6 +40,7 @@ from shmllm.wire.messages import (
     Reply,
     Shutdown,
     Text,
+    Trace,
     Work,
 )
 from shmllm.wire.outputs import (
@@ -72,6 +73,7 @@ __all__ = [
     "encode_shutdown",
     "encode_step",
     "encode_text",
+    "encode_trace",
     "encode_work",
 ]
 
@@ -90,6 +92,10 @@ def encode_hello(message: Hello) -> Parts:
 
 def encode_text(message: Text) -> Parts:
     return (message.json.encode(),)
+
+
+def encode_trace(message: Trace) -> Parts:
+    return (message.directory.encode(),)
 
 
 def encode_failed(message: Failed) -> Parts:
@@ -147,6 +153,10 @@ def _decode_hello(record: memoryview) -> Hello:
 
 def _decode_text(record: memoryview) -> Text:
     return Text(str(record, "utf-8"))
+
+
+def _decode_trace(record: memoryview) -> Trace:
+    return Trace(str(record, "utf-8"))
 
 
 def _decode_failed(record: memoryview) -> Failed:
@@ -209,6 +219,7 @@ _DECODERS: dict[int, Callable[[memoryview], Message]] = {
     Kind.POOL: decode_pool,
     Kind.PROMPT_EMBEDS: _decode_prompt_embeds,
     Kind.EMBEDDINGS: decode_embeddings,
+    Kind.TRACE: _decode_trace,
 }
 
 

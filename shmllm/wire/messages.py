@@ -3,7 +3,7 @@
     front end -> engine    INIT   PROMPT_EMBEDS   ADD   POOL   ABORT   CALL   WORK
                            SHUTDOWN   IN_SLOT
     engine -> front end    HELLO  READY  FAILED  OUTPUTS  PROMPT_LOGPROBS  EMBEDDINGS
-                           REJECTED  REPLY  IN_SLOT
+                           REJECTED  REPLY  TRACE  IN_SLOT
 
     engine starts:  HELLO -> INIT -> READY | FAILED
     a request:      ADD -> OUTPUTS... (the last one carries its finish reason)
@@ -29,7 +29,7 @@ from shmllm.outputs import Embeddings, OutputColumns
 from shmllm.pooling_params import Pooling
 from shmllm.sampling_params import SamplingParams, TokenSequences
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 
 class Kind(IntEnum):
@@ -52,6 +52,7 @@ class Kind(IntEnum):
     POOL = 21
     EMBEDDINGS = 22
     PROMPT_EMBEDS = 23
+    TRACE = 24
 
 
 class Method(IntEnum):
@@ -60,6 +61,7 @@ class Method(IntEnum):
     RESET_PREFIX_CACHE = 1
     PAUSE = 2
     RESUME = 3
+    TRACE = 4
 
 
 @dataclass(slots=True)
@@ -172,6 +174,14 @@ class Shutdown:
 
 
 @dataclass(slots=True)
+class Trace:
+    """The engine records what happens, and asks its front end to do the same in this
+    directory."""
+
+    directory: str
+
+
+@dataclass(slots=True)
 class Reply:
     """The answer to a Call: a JSON value, or if not `ok` the JSON list [type of the exception,
     message, traceback], whose type is empty where the engine refused what was asked."""
@@ -194,6 +204,7 @@ Message = (
     | Call
     | Reply
     | Shutdown
+    | Trace
     | Work
     | OutputColumns
     | PromptLogprobs

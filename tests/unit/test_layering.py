@@ -58,6 +58,7 @@ RULES = {
     "shmllm.pooling_params": Rule("errors options"),
     "shmllm.beam_search": Rule("errors logprobs sampling_ranges"),
     "shmllm.pooling_outputs": Rule(packages="numpy", lazy_packages="torch"),
+    "shmllm.tracing": Rule(),
     "shmllm.wire": Rule("errors sampling_params pooling_params outputs logprobs", packages="numpy"),
     "shmllm.core": Rule("errors config sampling_params pooling_params outputs logprobs"),
     "shmllm.models": Rule("errors shmllm_kernels", packages="torch safetensors numpy"),
@@ -73,7 +74,7 @@ RULES = {
         "errors config sampling_params pooling_params outputs core", packages="numpy"
     ),
     "shmllm.engine.client": Rule(
-        "errors config outputs logprobs wire ipc engine.worker_call engine.worker_client"
+        "errors config outputs logprobs wire ipc tracing engine.worker_call engine.worker_client"
     ),
     "shmllm.engine.worker_call": Rule("errors wire.values", lazy_packages="cloudpickle"),
     "shmllm.engine.worker_client": Rule("errors ipc wire.values engine.worker_call"),
@@ -88,17 +89,22 @@ RULES = {
     "shmllm.engine.attached": Rule("errors config wire ipc engine.client"),
     "shmllm.engine.session": Rule("errors outputs logprobs wire ipc"),
     "shmllm.engine.doorkeeper": Rule("errors ipc engine.session"),
+    "shmllm.engine.tracer": Rule("outputs core tracing engine.core"),
+    "shmllm.engine.tracing": Rule(
+        "errors core.observer tracing wire ipc engine.calls engine.core engine.session "
+        "engine.tracer"
+    ),
     "shmllm.engine.reporter": Rule("engine.core ipc outputs"),
     "shmllm.engine.calls": Rule("errors core.pausing engine.core wire.messages"),
     "shmllm.engine.process": Rule(
         "errors config outputs wire ipc engine.admission engine.calls engine.core engine.session "
-        "engine.doorkeeper engine.reporter engine.worker_desk",
+        "engine.doorkeeper engine.reporter engine.tracing engine.worker_desk",
         lazy="worker.runner",
     ),
     # It answers in the client's terms and takes the messages as objects, not as bytes.
     "shmllm.engine.local": Rule(
-        "errors config outputs wire.messages engine.admission engine.calls engine.core "
-        "engine.client engine.worker engine.worker_call",
+        "errors config outputs core.observer tracing wire.messages engine.admission "
+        "engine.calls engine.core engine.client engine.tracer engine.worker engine.worker_call",
         lazy="worker.runner",
         lazy_packages="torch",
     ),
@@ -106,7 +112,7 @@ RULES = {
     "shmllm.frontend": Rule(
         "errors config options outputs sampling_params structured_params logprobs logprob_lists "
         "model_files pooling_params pooling_outputs beam_search sampling_ranges engine.client "
-        "engine.private engine.worker_call wire.messages",
+        "engine.private engine.worker_call tracing wire.messages",
         lazy="engine.local engine.attached",
         packages="numpy tokenizers",
         lazy_packages="jinja2 llguidance rich transformers",
@@ -124,7 +130,7 @@ RULES = {
     "shmllm.batch.parquet": Rule("errors", lazy_packages="pyarrow"),
     "shmllm.cli": Rule(
         "version errors config options outputs sampling_params model_files frontend engine ipc "
-        "bench wire batch monitor",
+        "bench wire batch monitor tracing",
         packages="click",
         lazy_packages="numpy rich prometheus_client",
     ),

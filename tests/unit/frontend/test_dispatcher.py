@@ -150,7 +150,7 @@ def test_a_group_that_leaves_takes_nothing_from_the_others(dispatcher, engine):
     dispatcher.leave(groups[1])
     assert sorted(engine.aborted) == [2, 3]
     assert len(run(dispatcher, groups[0])) == len(run(dispatcher, groups[2])) == 2
-    assert dispatcher._outputs._states == {}
+    assert dispatcher.outputs._states == {}
 
 
 def test_a_dropped_request_leaves_the_rest_of_its_group(dispatcher, engine):

@@ -253,3 +253,65 @@ class TestControlPage:
         view = ControlView(control)
         assert len(view.last_words()) == layout.LAST_WORDS_BYTES
         view.close()
+
+
+class Watcher:
+    """Keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.sent_records: list[tuple[int, int, int]] = []
+        self.received_records: list[tuple[int, int, int]] = []
+
+    def sent(self, kind: int, position: int, num_bytes: int, began_ns: int) -> None:
+        assert began_ns <= time.perf_counter_ns()
+        self.sent_records.append((kind, position, num_bytes))
+
+    def received(self, kind: int, position: int, num_bytes: int, began_ns: int) -> None:
+        assert began_ns <= time.perf_counter_ns()
+        self.received_records.append((kind, position, num_bytes))
+
+
+def test_both_ends_call_a_record_the_same(front: ClientChannel, core: CoreChannel) -> None:
+    watchers = Watcher(), Watcher()
+    front.watch(watchers[0])
+    core.watch(watchers[1])
+    assert front.nonce == core.nonce
+    size = layout.RING_BYTES // 7
+    for length in (3, 0, *[size] * 9):  # round the end of the ring, with padding
+        assert front.try_send(7, bytes(length), b"12")
+        assert [len(payload) for _, payload in _take(core)] == [length + 2]
+    assert core.try_send(9, b"out")
+    assert _take(front) == [(9, b"out")]
+    assert watchers[0].sent_records == watchers[1].received_records
+    assert [size for _, _, size in watchers[0].sent_records] == [5, 2, *[size + 2] * 9]
+    assert watchers[1].sent_records == watchers[0].received_records == [(9, 32, 3)]
+
+
+def test_a_watcher_hears_of_no_record_that_found_no_room(
+    front: ClientChannel, core: CoreChannel
+) -> None:
+    watcher = Watcher()
+    front.watch(watcher)
+    while front.try_send(1, bytes(100_000)):
+        pass
+    assert len(watcher.sent_records) == 5
+    front.watch(None)
+    _take(core)
+    assert front.try_send(1, b"unheard")
+    assert len(watcher.sent_records) == 5
+
+
+def test_a_watched_handler_may_raise(front: ClientChannel, core: CoreChannel) -> None:
+    watcher = Watcher()
+    core.watch(watcher)
+    front.try_send(1, b"poison")
+    front.try_send(2, b"good")
+
+    def handle(kind: int, payload: memoryview) -> None:
+        if kind == 1:
+            raise ValueError("poison")
+
+    with pytest.raises(ValueError, match="poison"):
+        core.drain(handle)
+    assert core.drain(handle) == 1
+    assert [kind for kind, *_ in watcher.received_records] == [1, 2]

@@ -33,6 +33,7 @@ from shmllm.wire.messages import (
     Reply,
     Shutdown,
     Text,
+    Trace,
     Work,
 )
 
@@ -207,10 +208,12 @@ MESSAGES = {
         codec.encode_shutdown,
         st.builds(Shutdown, st.floats(0, allow_infinity=False, allow_nan=False)),
     ),
+    Kind.TRACE: (codec.encode_trace, st.builds(Trace, text)),
     Kind.REPLY: (codec.encode_reply, st.builds(Reply, int64, st.booleans(), text)),
 }
 # Kinds whose last section takes whatever follows: these cannot tell that bytes were added.
 OPEN_ENDED = {
+    Kind.TRACE,
     Kind.INIT,
     Kind.READY,
     Kind.FAILED,

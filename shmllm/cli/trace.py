@@ -1,0 +1,224 @@
+"""`shmllm trace`: what all processes did, on one timeline.
+
+Owns a trace from its directory to the written file: a command run under it, or a running
+engine asked to record for a while. Must not know what is recorded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shmllm.cli.interrupts import Interrupted, interruptible
+from shmllm.errors import EngineDeadError
+from shmllm.version import __version__
+
+if TYPE_CHECKING:
+    from shmllm.engine.attached import AttachedEngineClient
+    from shmllm.tracing.directory import OwnedDirectory, Settings
+
+LOOK_S = 0.1
+LAST_RECORDS_S = 2.0
+EXIT_SIGNAL = 128
+_CLI = [sys.executable, "-c", "from shmllm.cli.main import main; main()"]
+
+EPILOG = """\b
+Examples:
+  shmllm trace -o trace.json -- shmllm generate "def fibonacci(n):"
+  shmllm trace -o trace.json.gz -- python my_script.py
+  shmllm trace --attach main --seconds 5 -o trace.json
+
+\b
+The exit code is the command's. A command that dies leaves a trace of what there was.
+Ctrl-C ends an --attach early; the engine goes on.
+"""
+
+
+@click.command(epilog=EPILOG, context_settings={"ignore_unknown_options": True})
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
+@click.option(
+    "-o",
+    "--output",
+    "target",
+    default="trace.json",
+    show_default=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Where to; .gz compresses.",
+)
+@click.option("--attach", metavar="NAME", help="Trace a running engine and its front ends.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    default=5.0,
+    show_default=True,
+    help="How long, with --attach.",
+)
+@click.option(
+    "--buffer",
+    "buffer_mib",
+    type=click.IntRange(min=1),
+    default=64,
+    show_default=True,
+    metavar="MIB",
+    help="What each process may record: 16,384 records a MiB.",
+)
+def trace(
+    command: tuple[str, ...], target: Path, attach: str | None, seconds: float, buffer_mib: int
+) -> int:
+    """Record what front ends and engine do, and write one timeline.
+
+    Give a COMMAND to run, or with --attach the name of a running engine.
+    """
+    from shmllm.tracing.directory import Settings
+
+    if bool(command) == bool(attach):
+        raise click.UsageError("give a command behind --, or --attach NAME, and not both")
+    _check_writable(target)
+    most_bytes = buffer_mib * 1024 * 1024
+    if attach is None:
+        return _trace_command(list(command), target, Settings(most_bytes))
+    return _trace_engine(attach, target, most_bytes, seconds)
+
+
+def _check_writable(target: Path) -> None:
+    """What a person can mend is said before anything runs."""
+    with open(target, "ab"):
+        pass
+
+
+def _trace_command(command: list[str], target: Path, settings: Settings) -> int:
+    with _owned(settings) as directory:
+        begin_ns = time.monotonic_ns()
+        code = _run(command, directory)
+        _await_last_records(directory)
+        if code:
+            click.echo(f"the command ended with exit code {code}; here is what there is", err=True)
+        _write(directory, target, begin_ns, {"command": " ".join(command), "exit_code": code})
+        return code
+
+
+def _run(command: list[str], directory: OwnedDirectory) -> int:
+    """Run it with our streams. Signals are its business: one that only we get is passed on."""
+    from shmllm.cli.main import cli
+    from shmllm.engine.launch import import_environment
+    from shmllm.tracing.directory import VARIABLE
+
+    if command[0] == "shmllm" or command[0] in cli.commands:
+        command = [*_CLI, *(command[1:] if command[0] == "shmllm" else command)]
+    environment = import_environment(os.environ) | {VARIABLE: str(directory.path)}
+    process: subprocess.Popen[bytes] | None = None
+
+    def pass_on(number: int, frame: Any) -> None:
+        if process is not None:
+            process.send_signal(number)
+
+    # A terminal's Ctrl-C goes to the command, too, without us.
+    handlers: dict[int, Any] = {signal.SIGTERM: pass_on, signal.SIGINT: _do_nothing}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        process = subprocess.Popen(command, env=environment)
+        code = process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return code if code >= 0 else EXIT_SIGNAL - code
+
+
+def _do_nothing(number: int, frame: Any) -> None:
+    """Unlike SIG_IGN, the command does not inherit this."""
+
+
+def _await_last_records(directory: OwnedDirectory) -> None:
+    """An engine whose front end was killed lives a moment longer."""
+    from shmllm.tracing.layout import SUFFIX
+    from shmllm.tracing.reading import pid_of
+
+    deadline = time.monotonic() + LAST_RECORDS_S
+    for path in directory.path.glob("*" + SUFFIX):
+        while _is_running(pid_of(path)) and time.monotonic() < deadline:
+            time.sleep(LOOK_S / 10)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+def _trace_engine(name: str, target: Path, most_bytes: int, seconds: float) -> int:
+    from shmllm.engine.attached import AttachedEngineClient
+    from shmllm.tracing.directory import Settings
+    from shmllm.wire.messages import Method
+
+    client = AttachedEngineClient(name)
+    try:
+        client.wait_ready()
+        begin_ns = time.monotonic_ns()
+        until_ns = begin_ns + int(seconds * 1e9)
+        with _owned(Settings(most_bytes, until_ns)) as directory:
+            client.call(Method.TRACE, str(directory.path))
+            death = _wait(client, until_ns)
+            _write(directory, target, begin_ns, {"engine": name}, {client.connection})
+            if death is not None:
+                raise death
+        return 0
+    finally:
+        client.close()
+
+
+def _wait(client: AttachedEngineClient, until_ns: int) -> EngineDeadError | None:
+    """Until the time is over, or Ctrl-C, or the engine's end, which is returned."""
+    try:
+        with interruptible():
+            while (left_s := (until_ns - time.monotonic_ns()) / 1e9) > 0:
+                client.poll(min(left_s, LOOK_S))
+    except Interrupted:
+        click.echo("ended early; here is what there is", err=True)
+    except EngineDeadError as death:
+        click.echo("the engine is gone; here is what there is", err=True)
+        return death
+    return None
+
+
+@contextlib.contextmanager
+def _owned(settings: Settings) -> Iterator[OwnedDirectory]:
+    from shmllm.tracing.directory import OwnedDirectory
+
+    directory = OwnedDirectory(settings)
+    try:
+        yield directory
+    finally:
+        directory.close()
+
+
+def _write(
+    directory: OwnedDirectory,
+    target: Path,
+    begin_ns: int,
+    about: dict[str, Any],
+    hidden: Sequence[int] | set[int] = (),
+) -> None:
+    from shmllm.tracing.reading import read_all
+    from shmllm.tracing.timeline import make_timeline
+    from shmllm.tracing.writing import summary, write_timeline
+    from shmllm.wire.messages import Kind
+
+    recordings = read_all(directory.path)
+    if not recordings:
+        click.echo("nothing was recorded: no front end of shmllm was started", err=True)
+    kinds = {int(kind): kind.name for kind in Kind}
+    timeline = make_timeline(recordings, begin_ns, kinds, hidden)
+    num_events = write_timeline(timeline, target, {"written_by": f"shmllm {__version__}", **about})
+    for line in summary(timeline, target, num_events):
+        click.echo(line)

@@ -1,0 +1,121 @@
+"""Has an engine record what it does, while somebody wants a trace.
+
+Owns the switch: when it begins, and who is told. What is recorded of a step and of a request
+is the business of `tracer`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from time import perf_counter_ns
+
+from shmllm.core.observer import NOBODY, Observer
+from shmllm.engine.calls import reply_with
+from shmllm.engine.core import EngineCore
+from shmllm.engine.session import Session
+from shmllm.engine.tracer import EngineTracer
+from shmllm.errors import RequestError
+from shmllm.ipc.registry import PREFIX
+from shmllm.tracing.layout import Direction, Moment, Slice, Type
+from shmllm.tracing.process import recorder_in, recorder_of_environment
+from shmllm.tracing.recorder import Recorder
+from shmllm.tracing.rings import RingTracer
+from shmllm.wire.codec import encode_trace
+from shmllm.wire.messages import Call, Kind, Reply, Trace
+
+
+class Tracing:
+    """
+    Args:
+        sessions: the engine's, by place.
+        path: the engine's name in the directory; None for a private engine, whose front
+            end sees the environment that this process sees.
+
+    Attributes:
+        observer: records, while somebody wants it.
+    """
+
+    def __init__(self, sessions: Mapping[int, Session], path: Path | None) -> None:
+        self._sessions = sessions
+        self._is_named = path is not None
+        self._role = "engine" if path is None else f"engine {path.name.removeprefix(PREFIX)}"
+        self._began_ns = perf_counter_ns()
+        self._recorder: Recorder | None = None
+        self._directory = ""
+        self._core: EngineCore | None = None
+        self.observer: Observer = NOBODY
+        if (recorder := recorder_of_environment(self._role)) is not None:
+            self._begin(recorder)
+
+    def loading(self) -> None:
+        """All that has to be imported is there, and the model is read next."""
+        self._did(Slice.IMPORT)
+
+    def loaded(self, core: EngineCore) -> None:
+        """The model is there."""
+        self._did(Slice.LOAD_MODEL)
+        self._core = core
+        core.observer = self.observer
+        if isinstance(self.observer, EngineTracer):
+            self.observer.core = core
+
+    def joined(self, session: Session) -> None:
+        """A front end is there."""
+        if (recorder := self._recorder) is None:
+            return
+        channel, now_ns = session.channel, perf_counter_ns()
+        channel.watch(RingTracer(recorder, channel.nonce, Direction.OUTPUTS))
+        who = session.place, channel.nonce, session.pid
+        recorder.add(Type.MOMENT, Moment.JOINED, now_ns, now_ns, *who)
+        if self._is_named:
+            session.send(Kind.TRACE, encode_trace(Trace(self._directory)))
+
+    def left(self, place: int) -> None:
+        """A front end is gone."""
+        if self._recorder is not None:
+            now_ns = perf_counter_ns()
+            self._recorder.add(Type.MOMENT, Moment.LEFT, now_ns, now_ns, place)
+
+    def reply_to(self, call: Call) -> Reply:
+        """Begin to record, in the directory that the CALL's argument names."""
+        return reply_with(call.number, lambda: json.dumps(self._begin_in(json.loads(call.json))))
+
+    def _begin_in(self, directory: object) -> bool:
+        if self._recorder is not None:
+            self._recorder.look(perf_counter_ns())
+        if self._recorder is not None:
+            raise RequestError("this engine is being traced already: try again when that is over")
+        if not isinstance(directory, str):
+            raise RequestError(f"a trace needs a directory, not {directory!r}")
+        try:
+            recorder = recorder_in(Path(directory), self._role)
+        except (OSError, ValueError, TypeError) as problem:
+            raise RequestError(f"the engine cannot record in {directory}: {problem}") from problem
+        self._begin(recorder)
+        return True
+
+    def _begin(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._directory = str(recorder.path.parent)
+        self.observer = tracer = EngineTracer(recorder, self._core)
+        for session in self._sessions.values():
+            self.joined(session)
+        if self._core is not None:
+            self._core.observer = tracer
+            tracer.recall(self._core)
+        recorder.at_end(self._end)
+
+    def _end(self) -> None:
+        self._recorder = None
+        self.observer = NOBODY
+        if self._core is not None:
+            self._core.observer = NOBODY
+        for session in self._sessions.values():
+            session.channel.watch(None)
+
+    def _did(self, what: Slice) -> None:
+        began_ns, self._began_ns = self._began_ns, perf_counter_ns()
+        if self._recorder is not None:
+            self._recorder.add(Type.SLICE, what, began_ns, self._began_ns)

@@ -1,0 +1,188 @@
+"""Has a front end record what it does, while somebody wants a trace.
+
+Owns the switch, and what stands in front of the front end's parts meanwhile: a front end
+that nobody traces does exactly what it did without this module. Must not know what is made
+of the records.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any, Protocol
+
+from shmllm.engine.client import EngineClient, Event
+from shmllm.frontend.dispatcher import Outputs
+from shmllm.frontend.input_processor import PreparedRequest, Prompt
+from shmllm.frontend.request_state import RequestState
+from shmllm.sampling_params import SamplingParams
+from shmllm.tracing.layout import REASONS, Moment, Slice, Type
+from shmllm.tracing.process import recorder_if_possible, recorder_of_environment
+from shmllm.tracing.recorder import Recorder
+
+if TYPE_CHECKING:
+    from shmllm.frontend.front_end import FrontEnd
+
+ROLE = "front end"
+
+
+class Inputs(Protocol):
+    """What an InputProcessor does for a front end."""
+
+    def prepare(
+        self,
+        prompts: Sequence[Prompt],
+        params: Sequence[Any],
+        names: Sequence[str] | None = None,
+        min_room: int = 1,
+    ) -> list[PreparedRequest]: ...
+
+
+class TracedInputs:
+    """Stands in front of an InputProcessor."""
+
+    def __init__(self, inputs: Inputs, recorder: Recorder) -> None:
+        self.inputs = inputs
+        self._recorder = recorder
+
+    def prepare(
+        self,
+        prompts: Sequence[Prompt],
+        params: Sequence[SamplingParams],
+        names: Sequence[str] | None = None,
+        min_room: int = 1,
+    ) -> list[PreparedRequest]:
+        began_ns = perf_counter_ns()
+        try:
+            return self.inputs.prepare(prompts, params, names, min_room)
+        finally:
+            ended_ns = perf_counter_ns()
+            self._recorder.add(Type.SLICE, Slice.TOKENIZE, began_ns, ended_ns, len(prompts))
+
+
+class TracedOutputs:
+    """Stands in front of an OutputProcessor.
+
+    Args:
+        connection: on which its requests travel.
+    """
+
+    def __init__(self, outputs: Outputs, recorder: Recorder, connection: int) -> None:
+        self.outputs = outputs
+        self._add = recorder.add
+        self._connection = connection
+
+    def add_all(
+        self,
+        request: PreparedRequest,
+        index: int,
+        streaming: bool,
+        time_tokens: bool = False,
+        request_id: str | None = None,
+    ) -> list[RequestState]:
+        states = self.outputs.add_all(request, index, streaming, time_tokens, request_id)
+        for state in states:
+            size = len(state.request.prompt_token_ids)
+            self._moment(Moment.SUBMITTED, perf_counter_ns(), state.number, size)
+        return states
+
+    def discard(self, numbers: Iterable[int]) -> list[int]:
+        known = self.outputs.discard(numbers)
+        for number in known:
+            self._moment(Moment.DISCARDED, perf_counter_ns(), number)
+        return known
+
+    def process(self, events: Iterable[Event]) -> tuple[list[RequestState], list[int]]:
+        events = list(events)
+        began_ns = perf_counter_ns()
+        changed, to_abort = self.outputs.process(events)
+        ended = [state for state in changed if state.finish_reason is not None]
+        for state in ended:
+            reason = REASONS.index(state.finish_reason or REASONS[0])
+            self._moment(Moment.FINISHED, began_ns, state.number, reason, len(state.token_ids))
+        if events:
+            counts = len(events), len(changed), len(ended)
+            self._add(Type.SLICE, Slice.PROCESS, began_ns, perf_counter_ns(), *counts)
+        return changed, to_abort
+
+    def _moment(self, moment: Moment, began_ns: int, number: int, *values: int) -> None:
+        now_ns = perf_counter_ns()
+        self._add(Type.MOMENT, moment, began_ns, now_ns, self._connection, number, *values)
+
+
+class Tracing:
+    """
+    Args:
+        client: the engine; recording begins with this where the environment asks for it,
+            and otherwise when the engine does.
+
+    It is held by its front end alone: a recorder, which lives as long as the process, must
+    keep neither front end nor engine alive.
+    """
+
+    def __init__(self, client: EngineClient) -> None:
+        self._client = client
+        self._front_end: Callable[[], FrontEnd | None] = _nobody
+        self._recorder: Recorder | None = None
+        self._began_ns = perf_counter_ns()
+        client.on_trace = _weakly(self._begin_in)
+        if (recorder := recorder_of_environment(ROLE)) is not None:
+            self._begin(recorder)
+
+    def stand_in_front_of(self, front_end: FrontEnd) -> None:
+        """Trace these parts from now on, when there is a trace."""
+        self._front_end = weakref.ref(front_end)
+        if self._recorder is not None:
+            self._stand_in_front(front_end, self._recorder)
+
+    def did(self, what: Slice) -> None:
+        """Something took from the last call, or the start, until now."""
+        began_ns, self._began_ns = self._began_ns, perf_counter_ns()
+        if self._recorder is not None:
+            self._recorder.add(Type.SLICE, what, began_ns, self._began_ns)
+
+    def _begin_in(self, directory: str) -> None:
+        if self._recorder is not None:
+            self._recorder.look(perf_counter_ns())
+        if self._recorder is None:
+            recorder = recorder_if_possible(Path(directory), ROLE)
+            if recorder is not None:
+                self._begin(recorder)
+
+    def _begin(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._client.trace(recorder)
+        if (front_end := self._front_end()) is not None:
+            self._stand_in_front(front_end, recorder)
+        recorder.at_end(_weakly(self._end))
+
+    def _stand_in_front(self, front_end: FrontEnd, recorder: Recorder) -> None:
+        front_end.inputs = TracedInputs(front_end.inputs, recorder)
+        dispatcher, connection = front_end.dispatcher, self._client.connection
+        dispatcher.outputs = TracedOutputs(dispatcher.outputs, recorder, connection)
+
+    def _end(self) -> None:
+        self._recorder = None
+        self._client.trace(None)
+        if (front_end := self._front_end()) is None:
+            return
+        if isinstance(front_end.inputs, TracedInputs):
+            front_end.inputs = front_end.inputs.inputs
+        if isinstance(front_end.dispatcher.outputs, TracedOutputs):
+            front_end.dispatcher.outputs = front_end.dispatcher.outputs.outputs
+
+
+def _nobody() -> None:
+    return None
+
+
+def _weakly(method: Callable[..., None]) -> Callable[..., None]:
+    reference = weakref.WeakMethod(method)
+
+    def call(*arguments: Any) -> None:
+        if (found := reference()) is not None:
+            found(*arguments)
+
+    return call

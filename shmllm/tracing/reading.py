@@ -1,0 +1,90 @@
+"""Reads the recordings of a trace, whole ones and those of processes that died.
+
+Must not know what becomes of the records.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from shmllm.tracing.layout import (
+    FACTS_OFFSET,
+    HEADER,
+    MAGIC,
+    RECORD,
+    RECORDS_OFFSET,
+    SUFFIX,
+    VERSION,
+    Type,
+)
+
+_TYPES = frozenset(Type)
+
+
+class Record(NamedTuple):
+    """One record; see `layout`."""
+
+    type: int
+    name: int
+    thread: int
+    begin_ns: int
+    end_ns: int
+    a: int
+    b: int
+    c: int
+    d: int
+    e: int
+
+
+@dataclass
+class Recording:
+    """What one process recorded.
+
+    Attributes:
+        facts: what it said of itself.
+        num_dropped: records for which it had no room.
+        records: in the order in which they were made, which is nearly that of their ends.
+    """
+
+    pid: int
+    facts: dict[str, Any]
+    num_dropped: int
+    records: list[Record] = field(default_factory=list)
+
+
+def read_all(directory: Path) -> list[Recording]:
+    """All recordings of a trace that can be read, by pid."""
+    found = [read(path) for path in sorted(directory.glob("*" + SUFFIX))]
+    return sorted((r for r in found if r is not None), key=lambda recording: recording.pid)
+
+
+def pid_of(path: Path) -> int:
+    """The process that writes a recording; 0 if that cannot be said."""
+    with path.open("rb") as file:
+        head = file.read(HEADER.size)
+    return HEADER.unpack(head)[2] if len(head) == HEADER.size else 0
+
+
+def read(path: Path) -> Recording | None:
+    """One recording; None if a process died before it had begun it."""
+    content = path.read_bytes()
+    if len(content) < RECORDS_OFFSET:
+        return None
+    magic, version, pid, num_dropped, size = HEADER.unpack_from(content)
+    if magic != MAGIC or version != VERSION:
+        return None
+    facts = json.loads(content[FACTS_OFFSET : FACTS_OFFSET + size])
+    return Recording(pid, facts, num_dropped, list(_records(content)))
+
+
+def _records(content: bytes) -> Iterator[Record]:
+    length = (len(content) - RECORDS_OFFSET) // RECORD.size * RECORD.size
+    body = memoryview(content)[RECORDS_OFFSET : RECORDS_OFFSET + length]
+    for values in RECORD.iter_unpack(body):
+        # What was claimed and not written has type 0; what a death cut short has no end yet.
+        if values[0] in _TYPES and 0 < values[3] <= values[4]:
+            yield Record(*values)

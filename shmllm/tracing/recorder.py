@@ -1,0 +1,165 @@
+"""Writes what happens in this process into its recording.
+
+Owns the file, its growth and its bound, and when to stop. Never raises, and waits for nobody
+but another thread that makes room: what finds none is counted. Must not know what any record means.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import mmap
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from shmllm.tracing.directory import SharedDirectory
+from shmllm.tracing.layout import (
+    CHUNK_BYTES,
+    DROPPED_OFFSET,
+    FACTS_OFFSET,
+    HEADER,
+    MAGIC,
+    RECORD,
+    RECORD_BYTES,
+    RECORDS_OFFSET,
+    RECORDS_PER_CHUNK,
+    SUFFIX,
+    VERSION,
+)
+
+LOOK_NS = 250_000_000
+GROWING_S = 0.1
+_SHIFT = RECORDS_PER_CHUNK.bit_length() - 1
+_MASK = RECORDS_PER_CHUNK - 1
+
+_pack = RECORD.pack_into
+_thread_id = threading.get_native_id
+
+
+class Recorder:
+    """
+    Args:
+        directory: of the trace; closed with the recorder.
+        facts: what to say of this process; a JSON object below 4,000 bytes.
+
+    Attributes:
+        path: of the recording.
+        is_over: nothing is recorded any more.
+
+    `add` may be called in any thread, and in the middle of itself (by the garbage
+    collector): a record's place is claimed by `next` on a counter, which is atomic.
+
+    Raises:
+        OSError: the file cannot be made.
+    """
+
+    def __init__(self, directory: SharedDirectory, facts: Mapping[str, Any]) -> None:
+        self._directory = directory
+        self._settings = directory.settings
+        self._owner_pid = os.getpid()
+        self.path = directory.path / f"{os.getpid()}-{time.monotonic_ns()}{SUFFIX}"
+        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        os.posix_fallocate(self._fd, 0, RECORDS_OFFSET)
+        self._header = mmap.mmap(self._fd, RECORDS_OFFSET)
+        text = json.dumps(dict(facts), ensure_ascii=False).encode(errors="replace")
+        self._header[FACTS_OFFSET : FACTS_OFFSET + len(text)] = text
+        HEADER.pack_into(self._header, 0, MAGIC, VERSION, os.getpid(), 0, len(text))
+        self._most_chunks = max(self._settings.most_bytes // CHUNK_BYTES, 1)
+        self._chunks: list[mmap.mmap] = []
+        self._claims = itertools.count()
+        self._num_ends = itertools.count()
+        self._growing = threading.Lock()
+        self._grower = 0
+        self._num_dropped = 0
+        self._next_look_ns = 0
+        self._endings: list[Callable[[], None]] = []
+        self.is_over = False
+
+    def add(
+        self,
+        type_: int,
+        name: int,
+        begin_ns: int,
+        end_ns: int,
+        a: int = 0,
+        b: int = 0,
+        c: int = 0,
+        d: int = 0,
+        e: int = 0,
+    ) -> None:
+        """Record something; see `layout` for what the values are."""
+        if end_ns >= self._next_look_ns:
+            self.look(end_ns)
+        place = next(self._claims)
+        index = place >> _SHIFT
+        chunks = self._chunks  # `end`, in another thread, may put an empty list in its place
+        if index >= len(chunks) and not self._grow(index):
+            return
+        offset = (place & _MASK) * RECORD_BYTES
+        _pack(chunks[index], offset, type_, name, _thread_id(), begin_ns, end_ns, a, b, c, d, e)
+
+    def at_end(self, ending: Callable[[], None]) -> None:
+        """Have something called once when the recording is over."""
+        self._endings.append(ending)
+
+    def look(self, now_ns: int) -> None:
+        """End the recording if its time is over or nobody wants it; done every 250 ms by
+        whoever records something."""
+        until_ns = self._settings.until_ns
+        self._next_look_ns = min(now_ns + LOOK_NS, until_ns or now_ns + LOOK_NS)
+        if self.is_over or (until_ns and now_ns >= until_ns):
+            self.end()
+        elif not self._directory.is_wanted():
+            self.end()
+            with contextlib.suppress(OSError):  # an owner that was killed left it
+                self.path.unlink()
+                self._remove_directory()
+
+    def end(self) -> None:
+        """Record nothing any more; idempotent. Mappings go with the last who uses them."""
+        if next(self._num_ends):  # another thread was here; closing twice would hit others' files
+            return
+        self.is_over = True
+        self._chunks = []
+        endings, self._endings = self._endings, []
+        for ending in endings:
+            ending()
+        if os.getpid() == self._owner_pid:
+            os.close(self._fd)
+            self._directory.close()
+
+    def _grow(self, index: int) -> bool:
+        """Make room up to the chunk `index`; False if there is none, or this was called in
+        the middle of itself."""
+        if self.is_over:
+            return False
+        if self._grower != _thread_id() and self._growing.acquire(timeout=GROWING_S):
+            try:
+                self._grower = _thread_id()
+                while not self.is_over and len(self._chunks) <= index < self._most_chunks:
+                    begin = RECORDS_OFFSET + len(self._chunks) * CHUNK_BYTES
+                    # Allocated, or a full disk would be a SIGBUS at some later record.
+                    os.posix_fallocate(self._fd, begin, CHUNK_BYTES)
+                    self._chunks.append(mmap.mmap(self._fd, CHUNK_BYTES, offset=begin))
+            except OSError:
+                self._most_chunks = len(self._chunks)
+            finally:
+                self._grower = 0
+                self._growing.release()
+        if index < len(self._chunks):
+            return True
+        self._num_dropped += 1
+        self._header[DROPPED_OFFSET : DROPPED_OFFSET + 8] = self._num_dropped.to_bytes(8, "little")
+        return False
+
+    def _remove_directory(self) -> None:
+        for path in self._directory.path.iterdir():
+            if path.suffix == SUFFIX:
+                return
+        for path in self._directory.path.iterdir():
+            path.unlink()
+        self._directory.path.rmdir()

@@ -1,0 +1,296 @@
+"""The recordings of all processes as one timeline in Chrome's trace event format.
+
+https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU describes
+it; ui.perfetto.dev and chrome://tracing open it. Owns how everything is drawn: lanes,
+arrows, counters, colours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from shmllm.tracing.layout import Direction, Slice, Type
+from shmllm.tracing.lives import FrontEnd, Life, front_ends_of, lives_of
+from shmllm.tracing.reading import Record, Recording
+from shmllm.tracing.steps import Step, steps_of
+
+Event = dict[str, Any]
+
+NAMES = {
+    Slice.START_ENGINE: "start engine",
+    Slice.LOAD_TOKENIZER: "load tokenizer",
+    Slice.TOKENIZE: "tokenize",
+    Slice.PROCESS: "process outputs",
+    Slice.IMPORT: "import",
+    Slice.LOAD_MODEL: "load model",
+    Slice.DRAIN: "drain",
+}
+FACTS = {
+    Slice.TOKENIZE: ("prompts",),
+    Slice.PROCESS: ("events", "requests changed", "requests finished"),
+}
+# Reserved names of colours; Perfetto has its own for every name.
+COLOURS = {
+    "schedule": "rail_response",
+    "prepare": "rail_animation",
+    "execute": "thread_state_running",
+    "sample": "rail_load",
+    "apply": "rail_idle",
+    "publish": "generic_work",
+    "queued": "grey",
+    "prefill": "thread_state_iowait",
+    "decode": "thread_state_running",
+    "preempted": "terrible",
+    "detokenize": "rail_response",
+    "finished": "good",
+}
+
+
+@dataclass(frozen=True)
+class Span:
+    """A slice of a lane."""
+
+    pid: int
+    thread: int
+    name: str
+    begin_ns: int
+    end_ns: int
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Timeline:
+    """What a trace shows.
+
+    Attributes:
+        begin_ns: everything is drawn relative to this.
+        spans: of all lanes, a parent before its children.
+        arrows: (record sent, its sender, record received, its receiver).
+        num_lost_ends: records of rings of which only one end was seen.
+        recordings: of all processes.
+        front_ends: as their engines saw them, by connection.
+    """
+
+    begin_ns: int
+    end_ns: int
+    spans: list[Span]
+    arrows: list[tuple[Record, int, Record, int]]
+    num_lost_ends: int
+    steps: dict[int, dict[int, Step]]
+    lives: list[Life]
+    recordings: list[Recording]
+    front_ends: dict[int, FrontEnd]
+    kind_names: Mapping[int, str]
+
+    @property
+    def num_dropped(self) -> int:
+        return sum(recording.num_dropped for recording in self.recordings)
+
+    def events(self) -> Iterator[Event]:
+        """All of it, for `traceEvents`."""
+        yield from self._process_names()
+        for span in self.spans:
+            yield self._slice(span)
+        for number, arrow in enumerate(self.arrows):
+            yield from self._arrow(number, *arrow)
+        for pid, steps in self.steps.items():
+            for step in steps.values():
+                yield from self._counters(pid, step)
+        for life in self.lives:
+            yield from self._life(life)
+
+    def unseen_front_ends(self) -> list[FrontEnd]:
+        """Those with requests of which only their engine's side was recorded."""
+        pids = {recording.pid for recording in self.recordings}
+        active = {life.connection for life in self.lives}
+        found = [self.front_ends[c] for c in sorted(active & self.front_ends.keys())]
+        return [each for each in found if each.pid not in pids]
+
+    def _process_names(self) -> Iterator[Event]:
+        names = {r.pid: str(r.facts.get("role", "process")) for r in self.recordings}
+        names |= {each.pid: "front end, not recorded" for each in self.unseen_front_ends()}
+        for pid, name in names.items():
+            order = 1 if name.startswith("engine") else 0
+            yield _metadata(pid, 0, "process_name", {"name": f"{name}, pid {pid}"})
+            yield _metadata(pid, 0, "process_sort_index", {"sort_index": order})
+        for pid, thread in sorted({(span.pid, span.thread) for span in self.spans}):
+            role = names[pid].split(",")[0] if pid == thread else f"thread {thread}"
+            yield _metadata(pid, thread, "thread_name", {"name": role})
+            yield _metadata(pid, thread, "thread_sort_index", {"sort_index": int(pid != thread)})
+
+    def _slice(self, span: Span) -> Event:
+        return _coloured(
+            {
+                "ph": "X",
+                "name": span.name,
+                "cat": "lane",
+                "pid": span.pid,
+                "tid": span.thread,
+                "ts": self._us(span.begin_ns),
+                "dur": (span.end_ns - span.begin_ns) / 1000,
+                "args": dict(span.facts),
+            }
+        )
+
+    def _arrow(
+        self, number: int, sent: Record, sender: int, received: Record, receiver: int
+    ) -> Iterator[Event]:
+        name = self.kind_names.get(sent.name, f"kind {sent.name}")
+        common = {"name": name, "cat": "ring", "id": number}
+        begin, end = self._us(sent.begin_ns), self._us(received.begin_ns)
+        yield common | {"ph": "s", "pid": sender, "tid": sent.thread, "ts": begin}
+        yield common | {"ph": "f", "bp": "e", "pid": receiver, "tid": received.thread, "ts": end}
+
+    def _counters(self, pid: int, step: Step) -> Iterator[Event]:
+        at = {"ph": "C", "pid": pid, "tid": step.thread, "ts": self._us(step.end_ns)}
+        yield at | {"name": "requests", "args": {"running": step.running, "waiting": step.waiting}}
+        yield at | {"name": "KV blocks", "args": {"used": step.blocks}}
+        yield at | {"name": "tokens in step", "args": {"tokens": step.num_tokens}}
+
+    def _life(self, life: Life) -> Iterator[Event]:
+        front_end = self.front_ends.get(life.connection)
+        common = {
+            "cat": "request",
+            "id": f"{life.connection:x}.{life.number}",
+            "pid": front_end.pid if front_end is not None else self._pid_of(life),
+            "tid": 0,
+        }
+        facts = {
+            "prompt tokens": life.num_prompt_tokens,
+            "cached tokens": life.num_cached_tokens,
+            "output tokens": life.num_output_tokens,
+            "finish reason": life.reason or "not in the trace",
+            "preemptions": life.num_preemptions,
+            "whole": life.is_whole,
+        }
+        name = f"request {life.number}"
+        begin, end = self._us(life.begin_ns), self._us(life.end_ns)
+        yield common | {"ph": "b", "name": name, "ts": begin, "args": facts}
+        for stage in life.stages:
+            event = common | {"name": stage.name, "ts": self._us(stage.begin_ns)}
+            if stage.begin_ns == stage.end_ns:
+                yield _coloured(event | {"ph": "n", "args": dict(stage.facts)})
+                continue
+            yield _coloured(event | {"ph": "b", "args": dict(stage.facts)})
+            yield event | {"ph": "e", "ts": self._us(stage.end_ns)}
+        yield common | {"ph": "e", "name": name, "ts": end}
+
+    def _pid_of(self, life: Life) -> int:
+        """Of a front end whose engine has left nothing."""
+        for recording in self.recordings:
+            if any(r.a == life.connection for r in recording.records if r.type == Type.MOMENT):
+                return recording.pid
+        return 0
+
+    def _us(self, at_ns: int) -> float:
+        return (at_ns - self.begin_ns) / 1000
+
+
+def make_timeline(
+    recordings: list[Recording],
+    begin_ns: int,
+    kind_names: Mapping[int, str],
+    hidden: Iterable[int] = (),
+) -> Timeline:
+    """Put recordings together.
+
+    Args:
+        recordings: of all processes.
+        begin_ns: when the trace began; nothing before it is shown.
+        kind_names: of the records of rings.
+        hidden: connections that are not shown: the tracer's own.
+    """
+    recordings = [_less_hidden(recording, frozenset(hidden)) for recording in recordings]
+    end_ns = max((r.end_ns for each in recordings for r in each.records), default=begin_ns)
+    steps = {recording.pid: steps_of(recording.records) for recording in recordings}
+    spans = [
+        span
+        for recording in recordings
+        for span in _spans(recording, steps[recording.pid], kind_names)
+        if span.begin_ns >= begin_ns
+    ]
+    spans.sort(key=lambda span: (span.pid, span.thread, span.begin_ns, -span.end_ns))
+    arrows, num_lost = _arrows(recordings, begin_ns)
+    return Timeline(
+        begin_ns,
+        end_ns,
+        spans,
+        arrows,
+        num_lost,
+        {pid: found for pid, found in steps.items() if found},
+        lives_of(recordings, begin_ns, end_ns),
+        recordings,
+        front_ends_of(recordings),
+        kind_names,
+    )
+
+
+def _less_hidden(recording: Recording, hidden: frozenset[int]) -> Recording:
+    """Without the rings of these connections; a hidden front end has no requests."""
+    kept = [
+        record
+        for record in recording.records
+        if not (
+            (record.type in (Type.SENT, Type.RECEIVED) and record.a in hidden)
+            or (record.type == Type.MOMENT and record.b in hidden)
+        )
+    ]
+    return Recording(recording.pid, recording.facts, recording.num_dropped, kept)
+
+
+def _spans(
+    recording: Recording, steps: Mapping[int, Step], kind_names: Mapping[int, str]
+) -> Iterator[Span]:
+    """A parent before its children where they begin and end together: what encloses others
+    is recorded after them."""
+    pid = recording.pid
+    for step in steps.values():
+        facts = {"requests": step.num_requests, "tokens": step.num_tokens}
+        yield Span(pid, step.thread, f"step {step.number}", step.begin_ns, step.end_ns, facts)
+        for name, begin_ns, end_ns in step.phases():
+            if end_ns > begin_ns:
+                yield Span(pid, step.thread, name, begin_ns, end_ns)
+    for record in reversed(recording.records):
+        if record.type in (Type.SENT, Type.RECEIVED):
+            yield _ring_span(pid, record, kind_names)
+        elif record.type == Type.SLICE and record.name in NAMES:
+            what = Slice(record.name)
+            facts = dict(zip(FACTS.get(what, ()), record[5:], strict=False))
+            times = record.begin_ns, record.end_ns
+            yield Span(pid, record.thread, NAMES[what], *times, facts)
+
+
+def _ring_span(pid: int, record: Record, kind_names: Mapping[int, str]) -> Span:
+    verb = "send" if record.type == Type.SENT else "receive"
+    name = f"{verb} {kind_names.get(record.name, f'kind {record.name}')}"
+    ring = f"{record.a:x} {Direction(record.d).name.lower()}"
+    facts = {"ring": ring, "position": record.b, "bytes": record.c}
+    return Span(pid, record.thread, name, record.begin_ns, record.end_ns, facts)
+
+
+def _arrows(
+    recordings: Iterable[Recording], begin_ns: int
+) -> tuple[list[tuple[Record, int, Record, int]], int]:
+    """Both ends of each record of a ring, and of how many only one was seen."""
+    sent: dict[tuple[int, int, int], tuple[Record, int]] = {}
+    received: dict[tuple[int, int, int], tuple[Record, int]] = {}
+    for recording in recordings:
+        for record in recording.records:
+            if record.begin_ns >= begin_ns and record.type in (Type.SENT, Type.RECEIVED):
+                ends = sent if record.type == Type.SENT else received
+                ends[record.a, record.d, record.b] = (record, recording.pid)
+    both = sent.keys() & received.keys()
+    arrows = [(*sent[key], *received[key]) for key in both]
+    arrows.sort(key=lambda arrow: arrow[0].begin_ns)
+    return arrows, len(sent) + len(received) - 2 * len(both)
+
+
+def _metadata(pid: int, thread: int, name: str, args: Mapping[str, Any]) -> Event:
+    return {"ph": "M", "name": name, "pid": pid, "tid": thread, "ts": 0, "args": dict(args)}
+
+
+def _coloured(event: Event) -> Event:
+    colour = COLOURS.get(event["name"])
+    return event if colour is None else event | {"cname": colour}

@@ -1,0 +1,122 @@
+"""Writes a timeline as JSON, and says in a few lines what is in it.
+
+Owns the file and the words; must not know how the timeline came about.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from shmllm.tracing.steps import PHASES, Step
+from shmllm.tracing.timeline import Timeline
+
+HOW_TO_OPEN = "open it at https://ui.perfetto.dev (it stays on your machine) or chrome://tracing"
+
+
+def write_timeline(timeline: Timeline, path: Path, about: dict[str, Any]) -> int:
+    """Write it; .gz compresses. Returns the number of events.
+
+    Args:
+        about: more for the file's `otherData`.
+    """
+    with _open(path) as file:
+        file.write('{"displayTimeUnit": "ns", "otherData": ')
+        json.dump(about | _about(timeline), file)
+        file.write(', "traceEvents": [')
+        num_events = 0
+        for event in timeline.events():
+            file.write(",\n" if num_events else "\n")
+            file.write(json.dumps(event))
+            num_events += 1
+        file.write("\n]}\n")
+    return num_events
+
+
+def _open(path: Path) -> IO[str]:
+    if path.suffix == ".gz":
+        return gzip.open(path, "wt", encoding="utf-8", compresslevel=4)
+    return path.open("w", encoding="utf-8")
+
+
+def _about(timeline: Timeline) -> dict[str, Any]:
+    return {
+        "clock": "CLOCK_MONOTONIC",
+        "origin_ns": timeline.begin_ns,
+        "processes": [
+            {"pid": r.pid, "dropped_records": r.num_dropped, **r.facts} for r in timeline.recordings
+        ],
+        "dropped_records": timeline.num_dropped,
+        "front_ends_not_recorded": [each.pid for each in timeline.unseen_front_ends()],
+        "ring_records_with_one_end": timeline.num_lost_ends,
+    }
+
+
+def summary(timeline: Timeline, path: Path, num_events: int) -> Iterator[str]:
+    """Lines for a person: what was recorded, where the time went, how to open it."""
+    num_steps = sum(map(len, timeline.steps.values()))
+    span_s = (timeline.end_ns - timeline.begin_ns) / 1e9
+    yield (
+        f"{path}: {num_events:,} events of {len(timeline.recordings)} processes in "
+        f"{span_s:.2f} s; {num_steps:,} steps, {len(timeline.lives):,} requests"
+        f"{_endings(timeline)}"
+    )
+    if num_steps:
+        yield from _phase_table(timeline)
+    yield from _warnings(timeline)
+    yield HOW_TO_OPEN
+
+
+def _endings(timeline: Timeline) -> str:
+    reasons = Counter(life.reason or "not ended" for life in timeline.lives)
+    return f" ({', '.join(f'{n:,} {reason}' for reason, n in reasons.most_common())})" * bool(
+        reasons
+    )
+
+
+def _phase_table(timeline: Timeline) -> Iterator[str]:
+    """Times of all engines together, and of front ends beside them."""
+    spent = Counter[str]()
+    for steps in timeline.steps.values():
+        for step in steps.values():
+            for name, begin_ns, end_ns in step.phases():
+                spent[name] += end_ns - begin_ns
+    engine = ("drain", *PHASES)
+    others = ("tokenize", "process outputs")
+    for span in timeline.spans:
+        if span.name in ("drain", *others):
+            spent[span.name] += span.end_ns - span.begin_ns
+    num_steps = sum(map(len, timeline.steps.values()))
+    total_ns = sum(spent[name] for name in engine)
+    window_ns = sum(_window_ns(steps.values()) for steps in timeline.steps.values())
+    yield f"{'engine':<18}{'ms':>12}{'share':>8}{'us a step':>12}"
+    for name in engine:
+        yield (
+            f"  {name:<16}{spent[name] / 1e6:>12,.2f}{spent[name] / total_ns:>8.1%}"
+            f"{spent[name] / num_steps / 1e3:>12,.1f}"
+        )
+    yield f"  {'(else)':<16}{max(window_ns - total_ns, 0) / 1e6:>12,.2f}  mostly waiting"
+    yield "front end"
+    for name in others:
+        yield f"  {name:<16}{spent[name] / 1e6:>12,.2f}"
+
+
+def _window_ns(steps: Collection[Step]) -> int:
+    """From an engine's first step to its last."""
+    return max(step.end_ns for step in steps) - min(step.begin_ns for step in steps)
+
+
+def _warnings(timeline: Timeline) -> Iterator[str]:
+    if timeline.num_dropped:
+        yield (
+            f"{timeline.num_dropped:,} records found no room and are missing: trace for a "
+            "shorter time, or with a larger --buffer"
+        )
+    unseen = timeline.unseen_front_ends()
+    if unseen:
+        pids = ", ".join(str(each.pid) for each in unseen)
+        yield f"recorded by the engine alone, not by themselves: front ends {pids}"

@@ -1,0 +1,205 @@
+"""What an engine core records, and what lives are made of it, with a fake runner."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from fakes import FakeRunner, expected_tokens, facts
+
+from shmllm.config import CacheConfig, EngineConfig, LoadConfig, SchedulerConfig
+from shmllm.core.observer import NOBODY
+from shmllm.engine.core import EngineCore
+from shmllm.engine.tracer import EngineTracer
+from shmllm.pooling_params import Pooling, PoolingType
+from shmllm.sampling_params import SamplingParams
+from shmllm.tracing.directory import OwnedDirectory, Settings, SharedDirectory
+from shmllm.tracing.layout import Moment, Type
+from shmllm.tracing.lives import Life, lives_of
+from shmllm.tracing.reading import Recording, read
+from shmllm.tracing.recorder import Recorder
+from shmllm.tracing.steps import PHASES, steps_of
+
+CONNECTION = 77
+PLACE = 3
+
+
+@dataclass
+class Traced:
+    """A core that is traced, as if front end CONNECTION had place PLACE."""
+
+    core: EngineCore
+    recorder: Recorder
+
+    def run(self) -> dict[int, list[int]]:
+        """Steps until nothing is left; tokens by number."""
+        tokens: dict[int, list[int]] = {}
+        for _ in range(500):
+            if not self.core.scheduler.has_unfinished():
+                return tokens
+            for columns in self.core.step().values():
+                for number, token in zip(columns.numbers, columns.token_ids, strict=False):
+                    tokens.setdefault(number, []).append(token)
+        raise AssertionError("requests never ended")
+
+    def recording(self) -> Recording:
+        recording = read(self.recorder.path)
+        assert recording is not None
+        return recording
+
+    def lives(self) -> dict[int, Life]:
+        recording = self.recording()
+        end_ns = max(record.end_ns for record in recording.records)
+        lives = lives_of([recording], 0, end_ns)
+        found = {life.number: life for life in lives}
+        assert len(found) == len(lives), "a request lives twice"
+        return found
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., Traced]]:
+    owned = OwnedDirectory(Settings(), tmp_path)
+    recorders = []
+
+    def make(*, budget: int = 64, num_seqs: int = 8, traced: bool = True, **changes: int) -> Traced:
+        config = EngineConfig(
+            LoadConfig("nowhere"), CacheConfig(), SchedulerConfig(num_seqs, budget)
+        )
+        core = EngineCore(config, FakeRunner(facts(**changes)))
+        recorder = Recorder(SharedDirectory(owned.path), {})
+        recorders.append(recorder)
+        recorder.add(Type.MOMENT, Moment.JOINED, 1, 1, PLACE, CONNECTION, os.getpid())
+        if traced:
+            core.observer = EngineTracer(recorder, core)
+        return Traced(core, recorder)
+
+    yield make
+    for recorder in recorders:
+        recorder.end()
+    owned.close()
+
+
+def names(life: Life) -> list[str]:
+    return [stage.name for stage in life.stages]
+
+
+def chunks(life: Life) -> list[tuple[int, int]]:
+    return [(s.facts["from"], s.facts["tokens"]) for s in life.stages if s.name == "prefill"]
+
+
+def test_nobody_hears_unless_somebody_asks() -> None:
+    config = EngineConfig(LoadConfig("nowhere"), CacheConfig(), SchedulerConfig(8, 64))
+    assert EngineCore(config, FakeRunner(facts())).observer is NOBODY
+
+
+def test_a_request_lives_from_queue_to_end(make: Callable[..., Traced]) -> None:
+    traced = make()
+    traced.core.add(PLACE, 5, [1, 2, 3], SamplingParams(max_tokens=4))
+    assert traced.run() == {5: expected_tokens([1, 2, 3], 4)}
+    life = traced.lives()[5]
+    assert names(life) == ["queued", "prefill", "first token", "decode", "finished"]
+    assert (life.connection, life.reason, life.is_whole) == (CONNECTION, "length", True)
+    assert (life.num_prompt_tokens, life.num_output_tokens) == (3, 4)
+    assert life.num_cached_tokens == 0
+
+
+def test_a_long_prompt_has_its_chunks(make: Callable[..., Traced]) -> None:
+    traced = make(budget=4)
+    traced.core.add(PLACE, 0, list(range(1, 11)), SamplingParams(max_tokens=1))
+    traced.run()
+    life = traced.lives()[0]
+    assert names(life) == ["queued", *["prefill"] * 3, "first token", "finished"]
+    assert chunks(life) == [(0, 4), (4, 4), (8, 2)]
+
+
+def test_a_prefix_hit_is_not_computed(make: Callable[..., Traced]) -> None:
+    traced = make()
+    for number in (0, 1):
+        traced.core.add(PLACE, number, list(range(1, 11)), SamplingParams(max_tokens=2))
+        traced.run()
+    life = traced.lives()[1]
+    assert life.num_cached_tokens == 8
+    assert chunks(life) == [(8, 2)]
+
+
+def test_preempted_requests_wait_and_are_computed_again(make: Callable[..., Traced]) -> None:
+    traced = make(num_blocks=9, budget=16)
+    prompts = {n: [n + 1] * 7 for n in range(4)}
+    for number, prompt in prompts.items():
+        traced.core.add(PLACE, number, prompt, SamplingParams(max_tokens=9))
+    tokens = traced.run()
+    lives = traced.lives()
+    assert {n: life.num_output_tokens for n, life in lives.items()} == {
+        n: len(tokens[n]) for n in prompts
+    }
+    num_preempted = sum(life.num_preemptions for life in lives.values())
+    assert num_preempted == traced.core.scheduler.stats.preemptions > 0
+    for life in lives.values():
+        assert names(life).count("preempted") == life.num_preemptions
+        assert names(life).count("first token") == 1
+        assert life.is_whole
+        ends = [start + count for start, count in chunks(life)]
+        assert life.num_prompt_tokens in ends or life.num_preemptions
+
+
+def test_an_aborted_request_ends_there(make: Callable[..., Traced]) -> None:
+    traced = make(num_seqs=1)
+    for number in (0, 1):
+        traced.core.add(PLACE, number, [1, 2], SamplingParams(max_tokens=50))
+    traced.core.step()
+    traced.core.abort(PLACE, [0, 1])
+    lives = traced.lives()
+    assert [lives[n].reason for n in (0, 1)] == ["abort", "abort"]
+    assert names(lives[0]) == ["queued", "prefill", "first token", "decode", "finished"]
+    assert names(lives[1]) == ["queued", "finished"]
+
+
+def test_a_refused_request_has_no_life_in_the_engine(make: Callable[..., Traced]) -> None:
+    traced = make()
+    assert traced.core.add(PLACE, 0, [99], SamplingParams()) is not None
+    traced.core.observer.rejected(PLACE, 0)
+    life = traced.lives()[0]
+    assert (names(life), life.reason) == (["finished"], "error")
+
+
+def test_a_pooling_request_has_no_tokens(make: Callable[..., Traced]) -> None:
+    traced = make(budget=4)
+    pooling = Pooling(PoolingType.MEAN, normalize=False)
+    traced.core.pool(PLACE, 0, [1, 2, 3, 4, 5, 6], pooling)
+    traced.run()
+    life = traced.lives()[0]
+    assert chunks(life) == [(0, 4), (4, 2)]
+    assert (life.reason, life.num_output_tokens) == ("stop", 0)
+    assert "decode" not in names(life)
+
+
+def test_requests_from_before_the_trace_are_in_it(make: Callable[..., Traced]) -> None:
+    traced = make(traced=False, num_seqs=1)
+    for number in (0, 1):
+        traced.core.add(PLACE, number, [1, 2], SamplingParams(max_tokens=5))
+    traced.core.step()
+    tracer = EngineTracer(traced.recorder, traced.core)
+    traced.core.observer = tracer
+    tracer.recall(traced.core)
+    traced.run()
+    lives = traced.lives()
+    assert [lives[n].reason for n in (0, 1)] == ["length", "length"]
+    assert names(lives[0]) == ["queued", "decode", "finished"]
+    assert names(lives[1]) == ["queued", "prefill", "first token", "decode", "finished"]
+
+
+def test_each_step_has_its_phases_and_numbers(make: Callable[..., Traced]) -> None:
+    traced = make(budget=4)
+    traced.core.add(PLACE, 0, [1] * 6, SamplingParams(max_tokens=3))
+    traced.run()
+    steps = steps_of(traced.recording().records)
+    assert list(steps) == [0, 1, 2, 3]
+    assert [step.num_tokens for step in steps.values()] == [4, 2, 1, 1]
+    assert [step.running for step in steps.values()] == [1, 1, 1, 0]
+    assert [step.blocks for step in steps.values()] == [1, 2, 2, 0]
+    for step in steps.values():
+        assert [name for name, *_ in step.phases()] == list(PHASES)
+        assert all(begin <= end for _, begin, end in step.phases())

@@ -1,0 +1,154 @@
+"""Timelines: what becomes of records, with records made by hand."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from traces import Trace, load
+
+from shmllm.tracing.layout import Direction, Moment, Slice, Type
+from shmllm.tracing.reading import Record, Recording
+from shmllm.tracing.timeline import make_timeline
+from shmllm.tracing.writing import summary, write_timeline
+
+FRONT, ENGINE, RING = 10, 20, 0xABC
+STOP, ABORT = 1, 3
+
+
+def record(thread: int, type_: int, name: int, begin: int, end: int, *values: int) -> Record:
+    return Record(type_, name, thread, begin, end, *(*values, 0, 0, 0, 0, 0)[:5])
+
+
+def front(*records: tuple[int, ...]) -> Recording:
+    return Recording(FRONT, {"role": "front end"}, 0, [record(FRONT, *r) for r in records])
+
+
+def engine(*records: tuple[int, ...]) -> Recording:
+    joined = (Type.MOMENT, Moment.JOINED, 100, 100, 0, RING, FRONT)
+    each = [record(ENGINE, *r) for r in (joined, *records)]
+    return Recording(ENGINE, {"role": "engine"}, 0, each)
+
+
+def moment(what: Moment, at: int, *values: int, until: int = 0) -> tuple[int, ...]:
+    return (Type.MOMENT, what, at, until or at, *values)
+
+
+def written(tmp_path: Path, *recordings: Recording, begin: int = 0, **more: set[int]) -> Trace:
+    timeline = make_timeline(list(recordings), begin, {5: "ADD"}, **more)
+    num_events = write_timeline(timeline, tmp_path / "trace.json", {})
+    trace = load(tmp_path / "trace.json")
+    assert len(trace.events) == num_events
+    assert all(isinstance(line, str) for line in summary(timeline, Path("x"), num_events))
+    return trace
+
+
+def test_an_arrow_goes_from_where_it_was_sent_to_where_it_was_received(tmp_path: Path) -> None:
+    sent = (Type.SENT, 5, 1000, 1500, RING, 64, 40, Direction.REQUESTS)
+    received = (Type.RECEIVED, 5, 1400, 1900, RING, 64, 40, Direction.REQUESTS)
+    other_way = (Type.SENT, 5, 2000, 2100, RING, 64, 40, Direction.OUTPUTS)
+    trace = written(tmp_path, front(sent), engine(received, other_way))
+    assert trace.arrows == [(FRONT, 1000, ENGINE, 1400, "ADD")]
+    assert trace.about["ring_records_with_one_end"] == 1
+    (slice_,) = trace.slices("receive ADD")
+    assert slice_[3] == {"ring": "abc requests", "position": 64, "bytes": 40}
+
+
+def test_children_of_one_moment_come_behind_their_parent(tmp_path: Path) -> None:
+    """In a file parents stand first, and recordings hold them last."""
+    inner = (Type.RECEIVED, 5, 1000, 1500, RING, 64, 40, Direction.REQUESTS)
+    outer = (Type.SLICE, Slice.DRAIN, 1000, 1500)
+    trace = written(tmp_path, engine(inner, outer))
+    assert [name for *_, name, _ in trace.lanes[ENGINE, ENGINE]] == ["drain", "receive ADD"]
+
+
+def test_a_stop_string_ends_a_life_before_its_engine_knows(tmp_path: Path) -> None:
+    trace = written(
+        tmp_path,
+        front(
+            moment(Moment.SUBMITTED, 1000, RING, 7, 3),
+            moment(Moment.FINISHED, 5000, RING, 7, STOP, 2, until=5100),
+        ),
+        engine(
+            moment(Moment.QUEUED, 1100, 0, 7, 3),
+            moment(Moment.ADMITTED, 1200, 0, 7, 0),
+            moment(Moment.ENDED, 6000, 0, 7, ABORT, 3),
+        ),
+    )
+    (request,) = trace.requests.values()
+    assert request.names() == ["submit", "queued", "decode", "detokenize", "finished"]
+    assert request.facts["finish reason"] == "stop"
+    assert request.facts["output tokens"] == 2
+    assert request.stages[2][2] == 5000
+    assert request.end == 6000
+
+
+def test_a_life_without_its_end_goes_on_to_the_trace_s(tmp_path: Path) -> None:
+    trace = written(
+        tmp_path,
+        engine(moment(Moment.QUEUED, 1100, 0, 7, 3), (Type.SLICE, Slice.DRAIN, 1000, 9000)),
+    )
+    (request,) = trace.requests.values()
+    assert (request.begin, request.end) == (1100, 9000)
+    assert request.facts["whole"] is False
+    assert request.facts["finish reason"] == "not in the trace"
+
+
+def test_nothing_is_older_than_the_trace(tmp_path: Path) -> None:
+    trace = written(
+        tmp_path,
+        engine(
+            (Type.SLICE, Slice.DRAIN, 500, 900),
+            (Type.SLICE, Slice.DRAIN, 2000, 2100),
+            moment(Moment.QUEUED, 600, 0, 7, 3),
+        ),
+        begin=1000,
+    )
+    (request,) = trace.requests.values()
+    assert request.begin == 0
+    assert [begin for begin, *_ in trace.slices("drain")] == [1000]
+
+
+def test_a_place_can_have_two_front_ends_one_behind_the_other(tmp_path: Path) -> None:
+    trace = written(
+        tmp_path,
+        engine(
+            moment(Moment.QUEUED, 1000, 0, 7, 3),
+            moment(Moment.ENDED, 1100, 0, 7, ABORT, 0),
+            moment(Moment.LEFT, 1200, 0),
+            moment(Moment.QUEUED, 1250, 0, 7, 3),  # of nobody who is known
+            moment(Moment.JOINED, 1300, 0, RING + 1, FRONT + 1),
+            moment(Moment.QUEUED, 1400, 0, 7, 3),
+        ),
+    )
+    assert sorted(trace.requests) == [f"{RING:x}.7", f"{RING + 1:x}.7"]
+
+
+def test_a_front_end_that_recorded_nothing_is_named(tmp_path: Path) -> None:
+    trace = written(tmp_path, engine(moment(Moment.QUEUED, 1000, 0, 7, 3)))
+    assert trace.process_names()[FRONT] == f"front end, not recorded, pid {FRONT}"
+    assert trace.about["front_ends_not_recorded"] == [FRONT]
+
+
+def test_the_tracer_s_own_rings_are_not_shown(tmp_path: Path) -> None:
+    reply = (Type.SENT, 5, 2000, 2100, RING, 64, 40, Direction.OUTPUTS)
+    trace = written(tmp_path, engine(reply), hidden={RING})
+    assert not trace.slices("send")
+    assert trace.process_names().keys() == {ENGINE}
+
+
+def test_dropped_records_are_said(tmp_path: Path) -> None:
+    recording = front((Type.SLICE, Slice.TOKENIZE, 1, 2, 3))
+    recording.num_dropped = 5
+    timeline = make_timeline([recording], 0, {})
+    lines = list(summary(timeline, tmp_path, write_timeline(timeline, tmp_path / "x", {})))
+    assert any("5 records found no room" in line for line in lines)
+    assert load(tmp_path / "x").about["dropped_records"] == 5
+
+
+def test_a_compressed_trace_is_the_same(tmp_path: Path) -> None:
+    timeline = make_timeline([front((Type.SLICE, Slice.TOKENIZE, 1, 2, 3))], 0, {})
+    for name in ("plain.json", "packed.json.gz"):
+        write_timeline(timeline, tmp_path / name, {"pid": os.getpid()})
+    assert load(tmp_path / "plain.json") == load(tmp_path / "packed.json.gz")
+    assert (tmp_path / "packed.json.gz").read_bytes()[:2] == b"\x1f\x8b"
