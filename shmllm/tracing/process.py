@@ -30,11 +30,10 @@ def recorder_in(directory: Path, role: str) -> Recorder:
         OSError: it cannot record there.
         ValueError: that is no trace's directory.
     """
-    for path in [path for path, recorder in _recorders.items() if recorder.is_over]:
-        del _recorders[path]
     if directory not in _recorders:
         facts = {"role": role, "command": " ".join(sys.argv)[:500]}
-        _recorders[directory] = Recorder(SharedDirectory(directory), facts)
+        _recorders[directory] = recorder = Recorder(SharedDirectory(directory), facts)
+        recorder.at_end(lambda: _recorders.pop(directory, None))
     return _recorders[directory]
 
 

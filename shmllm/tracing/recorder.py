@@ -64,7 +64,7 @@ class Recorder:
         self.path = directory.path / f"{os.getpid()}-{time.monotonic_ns()}{SUFFIX}"
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         os.posix_fallocate(self._fd, 0, RECORDS_OFFSET)
-        self._header = mmap.mmap(self._fd, RECORDS_OFFSET)
+        self._header: mmap.mmap | bytearray = mmap.mmap(self._fd, RECORDS_OFFSET)
         text = json.dumps(dict(facts), ensure_ascii=False).encode(errors="replace")
         self._header[FACTS_OFFSET : FACTS_OFFSET + len(text)] = text
         HEADER.pack_into(self._header, 0, MAGIC, VERSION, os.getpid(), 0, len(text))
@@ -76,7 +76,7 @@ class Recorder:
         self._grower = 0
         self._num_dropped = 0
         self._next_look_ns = 0
-        self._endings: list[Callable[[], None]] = []
+        self._endings: list[Callable[[], object]] = []
         self.is_over = False
 
     def add(
@@ -102,7 +102,7 @@ class Recorder:
         offset = (place & _MASK) * RECORD_BYTES
         _pack(chunks[index], offset, type_, name, _thread_id(), begin_ns, end_ns, a, b, c, d, e)
 
-    def at_end(self, ending: Callable[[], None]) -> None:
+    def at_end(self, ending: Callable[[], object]) -> None:
         """Have something called once when the recording is over."""
         self._endings.append(ending)
 
@@ -125,6 +125,7 @@ class Recorder:
             return
         self.is_over = True
         self._chunks = []
+        self._header = bytearray(RECORDS_OFFSET)
         endings, self._endings = self._endings, []
         for ending in endings:
             ending()
