@@ -113,8 +113,8 @@ class Timeline:
         names |= {each.pid: "front end, not recorded" for each in self.unseen_front_ends()}
         for pid, name in names.items():
             order = 1 if name.startswith("engine") else 0
-            yield _metadata(pid, 0, "process_name", {"name": f"{name}, pid {pid}"})
-            yield _metadata(pid, 0, "process_sort_index", {"sort_index": order})
+            yield _metadata(pid, pid, "process_name", {"name": f"{name}, pid {pid}"})
+            yield _metadata(pid, pid, "process_sort_index", {"sort_index": order})
         for pid, thread in sorted({(span.pid, span.thread) for span in self.spans}):
             role = names[pid].split(",")[0] if pid == thread else f"thread {thread}"
             yield _metadata(pid, thread, "thread_name", {"name": role})
@@ -151,11 +151,12 @@ class Timeline:
 
     def _life(self, life: Life) -> Iterator[Event]:
         front_end = self.front_ends.get(life.connection)
+        pid = front_end.pid if front_end is not None else self._pid_of(life)
         common = {
             "cat": "request",
             "id": f"{life.connection:x}.{life.number}",
-            "pid": front_end.pid if front_end is not None else self._pid_of(life),
-            "tid": 0,
+            "pid": pid,
+            "tid": pid,
         }
         facts = {
             "prompt tokens": life.num_prompt_tokens,
