@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from shmllm.cli.bench_output import (
+    describe_machine,
+    json_option,
+    machine_line,
+    plot_option,
+    progress,
+    say,
+    write_json,
+    write_plot,
+)
+
 if TYPE_CHECKING:
     from shmllm.bench.measure import Comparison
 
 QUICK_MESSAGES = 20
-PLOT_SUFFIXES = (".svg", ".html")
 
 
 def _split(_: click.Context, __: click.Parameter, values: Sequence[str]) -> list[str]:
     return [name.strip() for value in values for name in value.split(",") if name.strip()]
-
-
-def _plot_path(_: click.Context, __: click.Parameter, value: Path | None) -> Path | None:
-    if value is not None and value.suffix not in PLOT_SUFFIXES:
-        raise click.BadParameter(f"the name has to end in {' or '.join(PLOT_SUFFIXES)}")
-    return value
 
 
 @click.command()
@@ -47,14 +49,8 @@ def _plot_path(_: click.Context, __: click.Parameter, value: Path | None) -> Pat
 @click.option(
     "--pin", is_flag=True, help="Front ends stay on the first CPU, cores on the last one."
 )
-@click.option("--json", "json_file", type=click.File("w", encoding="utf-8", lazy=True))
-@click.option(
-    "--plot",
-    "plot_path",
-    type=click.Path(dir_okay=False, writable=True, path_type=Path),
-    callback=_plot_path,
-    help="A picture: FILE.svg or FILE.html.",
-)
+@json_option
+@plot_option
 def ipc(
     arms: list[str],
     cases: list[str],
@@ -94,16 +90,8 @@ def ipc(
 
 
 def _run_with_progress(comparison: Comparison) -> None:
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("starting", total=comparison.num_runs)
-
-        def report(name: str) -> None:
-            progress.update(task, description=name, advance=1)
-
-        comparison.run(report)
+    with progress(comparison.num_runs) as begin:
+        comparison.run(begin)
 
 
 def _write(
@@ -115,16 +103,11 @@ def _write(
 ) -> None:
     from shmllm.bench import plot
     from shmllm.bench.report import figure_tables, speedup_table
-    from shmllm.cli.bench import describe_machine
 
     results = comparison.results()
-    machine = describe_machine() | {"load_average": os.getloadavg()[0]}
-    click.echo(figure_tables(results, names))
-    click.echo(speedup_table(comparison.samples, names, list(results)), nl=False)
-    if json_file is not None:
-        json.dump({"machine": machine, "arms": results, "skipped": list(skipped)}, json_file)
-        json_file.write("\n")
-    if plot_path is not None:
-        subtitle = f"{machine['cpu']}, {machine['cores']} cores, Python {machine['python']}"
-        draw = plot.svg if plot_path.suffix == ".svg" else plot.html
-        plot_path.write_text(draw(results, names, subtitle), encoding="utf-8")
+    machine = describe_machine()
+    say(figure_tables(results, names), json_file)
+    say(speedup_table(comparison.samples, names, list(results)), json_file)
+    write_json({"machine": machine, "arms": results, "skipped": list(skipped)}, json_file)
+    subtitle = machine_line(machine)
+    write_plot(plot_path, lambda: plot.svg(results, names, subtitle), "shmllm bench ipc")

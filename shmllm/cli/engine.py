@@ -189,7 +189,7 @@ def _wait_until_ready(
             lines = log.read_text(errors="replace").strip().splitlines()
             click.echo(lines[-1] if lines else f"shmllm: exit code {code}", err=True)
             return 2
-        state = _state_of(path, process.pid)
+        state = state_of(path, process.pid)
         if state is EngineState.READY:
             status.clear()
             click.echo(f"engine {name!r} is ready: pid {process.pid}, log {log}", err=True)
@@ -204,7 +204,7 @@ def _wait_until_ready(
     return 2
 
 
-def _state_of(path: Path, pid: int) -> Any:
+def state_of(path: Path, pid: int) -> Any:
     """State of the engine at `path`, None while it is not there or another's."""
     from shmllm.errors import IpcError
     from shmllm.ipc import registry

@@ -26,6 +26,7 @@ from shmllm.ipc.layout import (
 )
 from shmllm.ipc.ring_state import peek
 from shmllm.ipc.segment import Segment, pid_namespace
+from shmllm.ipc.step_log import StepLogReader
 from shmllm.ipc.words import Word
 from shmllm.monitor.find import PROC, FoundEngine, Identity, identity_of, open_segment
 
@@ -105,6 +106,14 @@ class Watch:
             {histogram: view.durations(histogram) for histogram in Histogram},
             tuple(_look_at(*client) for client in self._clients.values()),
         )
+
+    def step_log(self) -> StepLogReader:
+        """The engine's latest steps."""
+        return self._view.step_log()
+
+    def mark_ns(self, mark: Mark) -> int:
+        """When a moment of its start was; 0 if it was not yet."""
+        return self._view.mark_ns(mark)
 
     def last_words(self) -> str:
         """Why it died, if it could say so."""

@@ -138,6 +138,10 @@ RULES = {
         "errors version outputs sampling_params ipc wire",
         packages="numpy click msgspec zmq faster_fifo faster_fifo_reduction iceoryx2 rich",
     ),
+    # Benchmarks of a whole engine: they run requests and look at the engine from outside.
+    "shmllm.bench.generation": Rule("frontend sampling_params", packages="numpy"),
+    "shmllm.bench.startup": Rule("errors"),
+    "shmllm.bench.startup_marks": Rule("ipc monitor"),
     # What stands behind vLLM's names is the public API, looked up when a client uses it.
     "shmllm.compat": Rule(
         "errors outputs pooling_outputs sampling_params structured_params frontend",
