@@ -29,6 +29,8 @@ from shmllm.engine.core import EngineCore
 from shmllm.sampling_params import SamplingParams
 from shmllm.worker.runner import ModelRunner
 
+PHASES = ("schedule", "prepare", "execute", "sample", "apply")
+
 
 def make_core(model: str, requests: int, threads: int | None, **load: Any) -> EngineCore:
     config = EngineConfig(
@@ -56,16 +58,22 @@ def fill(core: EngineCore, requests: int, context: int, steps: int) -> tuple[int
     return count, time.perf_counter() - began
 
 
-def time_steps(core: EngineCore, steps: int, clock: Callable[[], int]) -> list[float]:
-    """Microseconds of each step."""
+def time_steps(
+    core: EngineCore, steps: int, clock: Callable[[], int]
+) -> tuple[list[float], dict[str, list[float]]]:
+    """Microseconds of each step, and of each of its phases (by the clock)."""
     gc.collect()
     gc.freeze()
-    times = []
+    times: list[float] = []
+    phases: dict[str, list[float]] = {name: [] for name in PHASES}
     for _ in range(steps):
+        before = [getattr(core.phases, f"{name}_ns") for name in PHASES]
         began = clock()
         core.step()
         times.append((clock() - began) / 1e3)
-    return times
+        for name, ns in zip(PHASES, before, strict=True):
+            phases[name].append((getattr(core.phases, f"{name}_ns") - ns) / 1e3)
+    return times, phases
 
 
 def summary(times: list[float]) -> dict[str, float]:
@@ -105,16 +113,18 @@ def main(
     profiler = cProfile.Profile()
     if profile:
         profiler.enable()
-    times = time_steps(core, steps, clock)
+    times, phases = time_steps(core, steps, clock)
     profiler.disable()
-    phases = {name: getattr(core.phases, name) for name in type(core.phases).__slots__}
     result = {
         "requests": requests,
         "context": context,
         "prefill": {"steps": count, "tokens_per_s": requests * context / seconds},
         "decode": summary(times),
         "tokens_per_s": requests * 1e6 / statistics.median(times),
-        "phases_ns": phases,
+        "phases_us": {
+            name: {"min": min(each), "median": statistics.median(each)}
+            for name, each in phases.items()
+        },
     }
     print(json.dumps(result, indent=1))
     if profile:

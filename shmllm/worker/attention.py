@@ -1,34 +1,32 @@
 """Keys, values, and causal attention over them, on the CPU.
 
 Owns the KV cache tensors and how they are laid out; nothing outside this module depends
-on the layout. Here a block's tokens lie one behind the other, [block, token, kv head,
-dim], so that gathering a request's context copies whole blocks.
+on the layout. A block's tokens lie one behind the other, [block, token, kv head, dim].
+Every token is written there, where the prefix cache finds it, and into its request's slab
+(`slabs`), where attention reads it: [kv head, token, dim] without gathering.
 
-A step's requests are put into groups of about equal query length and context length, and
-each layer runs one attention call per group, never one per request: all decodes of a
-similar context are one call. Within a group queries are padded to the longest and
-contexts to whole blocks of the longest; a mask keeps padding and the future out. What it
-keeps out must be finite, since 0 times NaN is NaN: the arena starts zeroed, padding reads
-the padding block, and float16, which overflows, is saturated when it is written.
+Each layer runs one attention call per group of requests (`attention_groups`), never one
+per request. Within a group contexts are padded to the longest; a mask keeps padding and the
+future out. What it keeps out must be finite, since 0 times NaN is NaN: memory starts
+zeroed, and float16, which overflows, is saturated when it is written.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from shmllm.core.plan import PADDING_BLOCK_ID
 from shmllm.models.config import ModelConfig
 from shmllm.worker.arrays import LongArray
+from shmllm.worker.attention_groups import Group, context_limits, cut_spans, make_groups
+from shmllm.worker.attention_masks import MaskMaker
 from shmllm.worker.batch import InputBatch, StepInputs
+from shmllm.worker.slabs import Slabs
 
-MAX_QUERY_ROWS = 256
-SMALLEST_CONTEXT_BUCKET = 256
+NO_ROWS: LongArray = np.zeros(0, np.int64)
 
 
 class AttentionBackend(Protocol):
@@ -51,46 +49,15 @@ class AttentionBackend(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class _Span:
-    """Queries that attend together to one context: a request's tokens of this step, or a
-    piece of them."""
-
-    row: int
-    first_token: int
-    count: int
-    context_len: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """Spans of one attention call.
-
-    Attributes:
-        query_tokens: (G * Q,) which token each padded query is; padding repeats a token.
-        block_ids: (G * B,) the blocks of each padded context.
-        masks: window -> (G, 1, Q * heads per kv head, B * block size), additive.
-        output_tokens: (n,) tokens whose outputs this group computes.
-        output_queries: (n,) where among the G * Q padded queries they are.
-    """
-
-    size: int
-    query_len: int
-    query_tokens: torch.Tensor
-    block_ids: torch.Tensor
-    masks: dict[int | None, torch.Tensor]
-    output_tokens: torch.Tensor
-    output_queries: torch.Tensor
-
-
 class PagedAttention:
     """
     Args:
         config: heads, dimensions and windows.
         cache: (num_layers, 2, num_blocks, block_size, num_kv_heads, head_dim), zeroed.
+        slabs: for as many rows as the batch has.
     """
 
-    def __init__(self, config: ModelConfig, cache: torch.Tensor) -> None:
+    def __init__(self, config: ModelConfig, cache: torch.Tensor, slabs: Slabs) -> None:
         self._num_kv_heads = config.num_kv_heads
         self._heads_per_kv = config.num_heads // config.num_kv_heads
         self._head_dim = config.head_dim
@@ -98,121 +65,195 @@ class PagedAttention:
         self._dtype = cache.dtype
         self._saturates = cache.dtype is torch.float16
         self._windows = config.layer_windows
-        self._distinct_windows = set(config.layer_windows)
         heads = (config.num_kv_heads, config.head_dim)
         self._slots = [tuple(half.view(-1, *heads) for half in layer) for layer in cache]
         self._blocks = [tuple(half.flatten(1) for half in layer) for layer in cache]
-        self._slot_mapping = torch.empty(0, dtype=torch.int64)
-        self._groups: list[_Group] = []
+        self._slabs = slabs
+        self._in_slabs = [
+            (_by_token(keys), _by_token(values))
+            for keys, values in zip(slabs.keys, slabs.values, strict=True)
+        ]
+        self._mask = MaskMaker(config, cache.dtype)
         self._gathered = [torch.empty(0, dtype=cache.dtype), torch.empty(0, dtype=cache.dtype)]
+        self._slot_mapping = torch.empty(0, dtype=torch.int64)
+        self._groups: list[Group] = []
+        self._missing: list[tuple[int, int, int, torch.Tensor]] = []
+        self._decoding = NO_ROWS
+        self._limits = NO_ROWS
+        self._is_covered = np.zeros(0, np.bool_)
+        self._slab_places = torch.empty(0, dtype=torch.int64)
+        self._slab_tokens: torch.Tensor | None = None
 
     def begin_step(self, inputs: StepInputs, batch: InputBatch) -> None:
         self._slot_mapping = torch.from_numpy(inputs.slot_mapping)
-        self._groups = [self._make_group(spans, batch) for spans in self._group_spans(inputs)]
+        contexts = inputs.context_lens
+        if self._goes_on(inputs):
+            self._slabs.advance(inputs.rows, self._is_covered)
+            self._missing = []
+        else:
+            contexts = self._lay_out(inputs, batch)
+        self._place_in_slabs(inputs)
+        for group in self._groups:
+            of_members = contexts[group.spans.index]
+            group.see(of_members, batch)
+            group.masks = self._mask(group, of_members)
+
+    def release(self) -> None:
+        """Give back what the slabs hold. Running requests have them filled again."""
+        self._slabs.release()
+        self._decoding = NO_ROWS
+
+    @property
+    def slab_bytes(self) -> int:
+        """Pages of the slabs that were touched."""
+        return self._slabs.resident_bytes
+
+    def _goes_on(self, inputs: StepInputs) -> bool:
+        """Whether this step is the last one again, one token further on."""
+        return (
+            len(inputs.positions) == len(inputs.rows) == len(self._decoding)
+            and not len(inputs.fresh_rows)
+            and bool((inputs.rows == self._decoding).all())
+            and bool((inputs.context_lens <= self._limits).all())
+        )
+
+    def _lay_out(self, inputs: StepInputs, batch: InputBatch) -> LongArray:
+        """Find room in slabs, and groups. Returns the context of each span."""
+        rows, contexts = inputs.rows, inputs.context_lens
+        starts = contexts - inputs.counts
+        covered, missing = self._slabs.cover(rows, starts, contexts, inputs.fresh_rows)
+        self._is_covered = covered
+        self._missing = [
+            (int(rows[i]), begin, end, self._block_ids(batch, rows[i], begin, end))
+            for i, begin, end in missing
+        ]
+        is_decode = len(inputs.positions) == len(rows)
+        self._decoding = rows if is_decode else NO_ROWS
+        if is_decode:
+            room = np.where(covered, self._slabs.room(rows), contexts)
+            self._limits = np.minimum(context_limits(contexts), room)
+        spans = cut_spans(inputs)
+        if len(spans) > len(rows):
+            owners = np.searchsorted(inputs.first_tokens, spans.first_tokens, "right") - 1
+            covered = covered[owners]
+        self._groups = make_groups(spans[covered], is_slab=True)
+        self._groups += make_groups(spans[~covered], is_slab=False)
+        return spans.contexts
 
     def __call__(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
         if self._saturates:
             key, value = (torch.nan_to_num(part, nan=0.0) for part in (key, value))
-        key_slots, value_slots = self._slots[layer]
-        key_slots.index_copy_(0, self._slot_mapping, key)
-        value_slots.index_copy_(0, self._slot_mapping, value)
-        if len(self._groups) == 1 and self._groups[0].query_len == 1:
+        self._write(layer, key, value)
+        if len(self._groups) == 1 and self._groups[0].tokens is not None:
             return self._attend(layer, self._groups[0], query)
         output = query.new_empty(query.shape[0], query.shape[1] * query.shape[2])
         for group in self._groups:
+            if group.tokens is not None:
+                output[group.tokens] = self._attend(layer, group, query[group.tokens])
+                continue
             attended = self._attend(layer, group, query.index_select(0, group.query_tokens))
             output.index_copy_(
                 0, group.output_tokens, attended.index_select(0, group.output_queries)
             )
         return output
 
-    def _attend(self, layer: int, group: _Group, query: torch.Tensor) -> torch.Tensor:
+    def _attend(self, layer: int, group: Group, query: torch.Tensor) -> torch.Tensor:
         """(G * Q, num_heads, head_dim) -> (G * Q, num_heads * head_dim).
 
-        The query heads that share a kv head become rows of one matrix: faster than
-        repeating keys and values for each of them.
+        Each kv head of each place is a batch entry, and the query heads that share it are
+        rows of one matrix: faster than repeating keys and values for each of them.
         """
         size, length = group.size, group.query_len
         kv_heads, per_kv, dim = self._num_kv_heads, self._heads_per_kv, self._head_dim
-        queries = query.view(size, length, kv_heads, per_kv, dim).permute(0, 2, 1, 3, 4)
-        key, value = (
-            self._gather(which, blocks, group.block_ids)
-            .view(size, -1, kv_heads, dim)
-            .transpose(1, 2)
-            for which, blocks in enumerate(self._blocks[layer])
-        )
+        if length > 1:
+            query = query.view(size, length, kv_heads, per_kv, dim).transpose(1, 2)
+        key, value = self._contexts(layer, group)
         attended = scaled_dot_product_attention(
-            queries.reshape(size, kv_heads, length * per_kv, dim),
+            query.reshape(size * kv_heads, 1, length * per_kv, dim),
             key,
             value,
             attn_mask=group.masks[self._windows[layer]],
         )
+        if length > 1:
+            attended = attended.view(size, kv_heads, length, per_kv, dim).transpose(1, 2)
+        return attended.reshape(size * length, kv_heads * per_kv * dim)
+
+    def _contexts(self, layer: int, group: Group) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values, (G * kv heads, 1, context, dim)."""
+        if group.block_ids is not None:
+            key, value = (self._gather(which, layer, group) for which in range(2))
+            return key, value
+        slabs, heads, dim = self._slabs, self._num_kv_heads, self._head_dim
+        row = slabs.capacity * dim
+        size = (group.size * heads, 1, group.context, dim)
+        stride = (row, row, dim, 1)
+        skipped = group.first_row * heads * row
+        keys, values = slabs.keys[layer], slabs.values[layer]
         return (
-            attended.view(size, kv_heads, length, per_kv, dim)
-            .permute(0, 2, 1, 3, 4)
-            .reshape(size * length, kv_heads * per_kv * dim)
+            keys.as_strided(size, stride, keys.storage_offset() + skipped),
+            values.as_strided(size, stride, values.storage_offset() + skipped),
         )
 
-    def _gather(self, which: int, blocks: torch.Tensor, block_ids: torch.Tensor) -> torch.Tensor:
+    def _gather(self, which: int, layer: int, group: Group) -> torch.Tensor:
         """Blocks side by side in a reused buffer: a fresh one would cost its page faults."""
+        blocks, block_ids = self._blocks[layer][which], group.block_ids
+        assert block_ids is not None
         needed = block_ids.numel() * blocks.shape[1]
         if self._gathered[which].numel() < needed:
             self._gathered[which] = torch.empty(needed * 5 // 4, dtype=self._dtype)
         out = self._gathered[which][:needed].view(-1, blocks.shape[1])
-        return torch.index_select(blocks, 0, block_ids, out=out)
+        torch.index_select(blocks, 0, block_ids, out=out)
+        heads = (self._num_kv_heads, self._head_dim)
+        contexts = out.view(group.size, -1, *heads)[:, : group.context].transpose(1, 2)
+        return contexts.reshape(-1, 1, group.context, self._head_dim)
 
-    def _group_spans(self, inputs: StepInputs) -> list[list[_Span]]:
-        """Spans by power-of-two buckets of query length and context length."""
-        groups: dict[tuple[int, int], list[_Span]] = defaultdict(list)
-        columns = (inputs.rows, inputs.first_tokens, inputs.counts, inputs.context_lens)
-        for row, first, count, context in zip(*(c.tolist() for c in columns), strict=True):
-            for offset in range(0, count, MAX_QUERY_ROWS):
-                size = min(MAX_QUERY_ROWS, count - offset)
-                span = _Span(row, first + offset, size, context - count + offset + size)
-                bucket = max(span.context_len, SMALLEST_CONTEXT_BUCKET) - 1
-                groups[(size - 1).bit_length(), bucket.bit_length()].append(span)
-        return list(groups.values())
+    def _write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Into the blocks; then into slabs what these lack, which may be of this step, too."""
+        for part, slots in zip((key, value), self._slots[layer], strict=True):
+            slots.index_copy_(0, self._slot_mapping, part)
+        for row, begin, end, block_ids in self._missing:
+            self._copy_blocks(layer, row, begin, end, block_ids)
+        if not len(self._slab_places):
+            return
+        for part, places in zip((key, value), self._in_slabs[layer], strict=True):
+            if self._slab_tokens is not None:
+                part = part.index_select(0, self._slab_tokens)
+            places.index_copy_(0, self._slab_places, part)
 
-    def _make_group(self, spans: list[_Span], batch: InputBatch) -> _Group:
-        query_len = max(span.count for span in spans)
-        contexts = np.array([span.context_len for span in spans])
-        num_blocks = -(-int(contexts.max()) // self._block_size)
-        rows = np.array([span.row for span in spans])
-        firsts = np.array([span.first_token for span in spans])
-        counts = np.array([span.count for span in spans])
-        is_held = np.arange(num_blocks) * self._block_size < contexts[:, None]
-        within = np.arange(query_len)
-        is_query = within < counts[:, None]
-        tokens = np.where(is_query, firsts[:, None] + within, firsts[:, None])
-        first_positions = contexts - counts
-        positions = first_positions[:, None] + np.where(is_query, within, 0)
-        return _Group(
-            size=len(spans),
-            query_len=query_len,
-            query_tokens=torch.from_numpy(tokens.ravel()),
-            block_ids=torch.from_numpy(
-                np.where(is_held, batch.block_table[rows, :num_blocks], PADDING_BLOCK_ID)
-                .astype(np.int64)
-                .ravel()
-            ),
-            masks=self._masks(positions, num_blocks * self._block_size),
-            output_tokens=torch.from_numpy(tokens[is_query]),
-            output_queries=torch.from_numpy(np.flatnonzero(is_query)),
-        )
+    def _copy_blocks(
+        self, layer: int, row: int, begin: int, end: int, block_ids: torch.Tensor
+    ) -> None:
+        skipped = begin % self._block_size
+        slabs = (self._slabs.keys[layer], self._slabs.values[layer])
+        for slab, blocks in zip(slabs, self._blocks[layer], strict=True):
+            tokens = blocks.index_select(0, block_ids).view(-1, *slab.shape[1::2])
+            slab[row, :, begin:end] = tokens[skipped : skipped + end - begin].transpose(0, 1)
 
-    def _masks(self, positions: LongArray, context: int) -> dict[int | None, torch.Tensor]:
-        """positions (G, Q) -> for each window an additive mask, (G, 1, Q * heads per kv, K)."""
-        query = torch.from_numpy(positions)[:, :, None]
-        key = torch.arange(context)
-        masks: dict[int | None, torch.Tensor] = {}
-        for window in self._distinct_windows:
-            hidden = key > query
-            if window is not None:
-                hidden |= key <= query - window
-            mask = torch.zeros(hidden.shape, dtype=self._dtype).masked_fill_(hidden, -torch.inf)
-            if positions.shape[1] > 1:
-                mask = mask.repeat_interleave(self._heads_per_kv, dim=1)
-            masks[window] = mask[:, None]
-        return masks
+    def _block_ids(self, batch: InputBatch, row: int, begin: int, end: int) -> torch.Tensor:
+        """The blocks of a row that hold its tokens from `begin` to `end`."""
+        size = self._block_size
+        ids = batch.block_table[row, begin // size : -(-end // size)]
+        return torch.from_numpy(ids.astype(np.int64))
+
+    def _place_in_slabs(self, inputs: StepInputs) -> None:
+        """Where in `_in_slabs` each token of a covered row goes."""
+        rows, is_covered = inputs.rows, self._is_covered
+        if len(inputs.positions) > len(rows):
+            rows = np.repeat(rows, inputs.counts)
+            is_covered = np.repeat(is_covered, inputs.counts)
+        places = rows * (self._num_kv_heads * self._slabs.capacity) + inputs.positions
+        self._slab_tokens = None
+        if not is_covered.all():
+            self._slab_tokens = torch.from_numpy(np.flatnonzero(is_covered))
+            places = places[is_covered]
+        self._slab_places = torch.from_numpy(places)
+
+
+def _by_token(slab: torch.Tensor) -> torch.Tensor:
+    """(rows, heads, capacity, dim) -> (places, heads, dim): a token of row r at position p is
+    at r * heads * capacity + p. The view overlaps itself; tokens do not."""
+    rows, heads, capacity, dim = slab.shape
+    places = max(rows * heads * capacity - (heads - 1) * capacity, 0)
+    return slab.as_strided((places, heads, dim), (dim, capacity * dim, 1), slab.storage_offset())

@@ -29,6 +29,7 @@ class StepInputs:
         context_lens: (S,) int64, tokens of each request once the step is done.
         sample_tokens: (N,) int64, which of the T tokens get a successor sampled.
         sample_rows: (N,) int64, their rows.
+        fresh_rows: (A,) int64, rows that got another request with this step.
     """
 
     token_ids: LongArray
@@ -40,6 +41,7 @@ class StepInputs:
     context_lens: LongArray
     sample_tokens: LongArray
     sample_rows: LongArray
+    fresh_rows: LongArray
 
 
 class InputBatch:
@@ -117,6 +119,7 @@ class InputBatch:
             context_lens=starts + counts,
             sample_tokens=ends[samples] - 1,
             sample_rows=rows[samples],
+            fresh_rows=np.array([admission.row for admission in plan.admissions], np.int64),
         )
 
     def append(self, inputs: StepInputs, sampled: LongArray) -> None:

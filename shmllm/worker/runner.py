@@ -29,6 +29,7 @@ from shmllm.worker.pooler import Pooler
 from shmllm.worker.prompt_embeds import PromptEmbeds, check_prompt_embeds
 from shmllm.worker.sampler import Sampler
 from shmllm.worker.scoring import score_in_pieces
+from shmllm.worker.slabs import Slabs
 from shmllm.worker.token_masks import TokenMasks
 
 Progress = Callable[[int, int], None]
@@ -97,7 +98,8 @@ class ModelRunner:
         self._batch = InputBatch(
             rows, size.max_model_len, config.cache.block_size, self._vocab_size
         )
-        self._attention = PagedAttention(model_config, cache)
+        slabs = Slabs(model_config, dtype, rows, size.max_model_len, size.slab_bytes)
+        self._attention = PagedAttention(model_config, cache, slabs)
         directory = Path(config.load.tokenizer_directory or config.load.directory)
         self._grammars = GrammarCompiler(directory, model_config.eos_token_ids)
         self._masks = TokenMasks(self._grammars, rows, self._vocab_size)

@@ -11,8 +11,10 @@ import torch
 from shmllm.core.plan import Admission, BlockAppend, StepPlan
 from shmllm.models.config import ModelConfig
 from shmllm.sampling_params import SamplingParams
-from shmllm.worker.attention import MAX_QUERY_ROWS, PagedAttention
+from shmllm.worker.attention import PagedAttention
+from shmllm.worker.attention_groups import MAX_QUERY_ROWS
 from shmllm.worker.batch import InputBatch
+from shmllm.worker.slabs import Slabs
 
 HEAD_DIM = 8
 TOLERANCE = 2e-5
@@ -47,6 +49,13 @@ def attend_naively(query, keys, values, window):
     return output
 
 
+@pytest.fixture(params=[0, 36 * 2**10, 2**24], ids=["no-slabs", "few-slabs", "slabs"], autouse=True)
+def slab_bytes(request, monkeypatch):
+    """Everything holds with contexts gathered, in slabs, and in both ways in one step."""
+    monkeypatch.setattr(Rig, "slab_bytes", request.param)
+    return request.param
+
+
 class Rig:
     """Runs steps through PagedAttention and through the loops, and compares.
 
@@ -54,14 +63,25 @@ class Rig:
     that a read of a wrong slot shows.
     """
 
-    def __init__(self, config, *, block_size=16, num_rows=6, max_model_len=320, num_blocks=160):
+    slab_bytes = 0
+
+    def __init__(
+        self,
+        config,
+        *,
+        block_size=16,
+        num_rows=6,
+        max_model_len=320,
+        num_blocks=160,
+    ):
         self.config = config
         self.block_size = block_size
         self.random = np.random.default_rng(7)
         shape = (config.num_layers, 2, num_blocks, block_size, config.num_kv_heads, HEAD_DIM)
         self.cache = torch.full(shape, GARBAGE)
         self.batch = InputBatch(num_rows, max_model_len, block_size, 100)
-        self.attention = PagedAttention(config, self.cache)
+        self.slabs = Slabs(config, torch.float32, num_rows, max_model_len, self.slab_bytes)
+        self.attention = PagedAttention(config, self.cache, self.slabs)
         self.free = list(self.random.permutation(np.arange(1, num_blocks)))
         self.admitted = set()
         self.blocks = {}
@@ -259,6 +279,57 @@ def test_the_order_of_the_plan_does_not_matter():
         torch.testing.assert_close(first, second, rtol=TOLERANCE, atol=TOLERANCE)
 
 
+def test_a_row_that_gets_another_request_keeps_nothing_of_the_last():
+    rig = Rig(make_config())
+    rig.start(0)
+    rig.start(1)
+    rig.step((0, 50), (1, 40))
+    rig.start(0, shared=rig.blocks[1][:2])
+    rig.admitted.remove(0)
+    rig.step((0, 3), (1, 1))
+    rig.step((1, 1), (0, 1))
+
+
+def test_memory_that_was_given_back_is_filled_again():
+    rig = Rig(make_config(windows=(None, 6)))
+    for row in range(3):
+        rig.start(row)
+    rig.step((0, 35), (1, 40), (2, 5))
+    rig.step((0, 1), (1, 1))
+    rig.attention.release()
+    assert rig.attention.slab_bytes == 0
+    rig.step((0, 1), (1, 1))
+    rig.attention.release()
+    rig.step((2, 1), (0, 1))
+    rig.step((1, 1), (0, 1), (2, 4))
+
+
+def test_decoding_on_past_what_was_laid_out():
+    rig = Rig(make_config(windows=(None, 40)), num_rows=3)
+    for row in (2, 0, 1):
+        rig.start(row)
+    rig.step((2, 250), (0, 25), (1, 30))
+    for _ in range(12):
+        rig.step((2, 1), (0, 1), (1, 1))
+
+
+def test_rows_far_apart():
+    rig = Rig(make_config(), num_rows=64, max_model_len=320, num_blocks=100)
+    for row in (0, 63, 17, 1):
+        rig.start(row)
+    rig.step((0, 70), (63, 200), (17, 90), (1, 3))
+    rig.step((63, 1), (1, 1), (0, 1), (17, 1))
+
+
+def test_prompts_of_one_length_side_by_side():
+    rig = Rig(make_config(windows=(None, 9)))
+    for row in (2, 3, 4, 0):
+        rig.start(row)
+    rig.step((2, 40), (3, 40), (4, 40), (0, 40))
+    rig.step((2, 20), (3, 20), (4, 20), (0, 1))
+    rig.step((2, 1), (3, 1), (4, 1), (0, 1))
+
+
 def test_random_mixtures_over_many_steps():
     rig = Rig(make_config(windows=(None, 12)), block_size=8, num_blocks=200)
     for row in range(6):
@@ -282,7 +353,8 @@ def test_only_the_slots_of_the_step_are_written():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_output_has_the_dtype_of_the_cache(dtype):
     config = make_config()
-    attention = PagedAttention(config, torch.zeros((1, 2, 4, 16, 2, HEAD_DIM), dtype=dtype))
+    cache = torch.zeros((1, 2, 4, 16, 2, HEAD_DIM), dtype=dtype)
+    attention = PagedAttention(config, cache, Slabs(config, dtype, 1, 32, 2**20))
     batch = InputBatch(1, 32, 16, 100)
     plan = StepPlan(
         step=0,

@@ -27,17 +27,24 @@ def free(monkeypatch):
 
 @pytest.mark.parametrize(
     ("available", "cache"),
-    [(64 * GIB, GIB), (4 * GIB, GIB), (2 * GIB, GIB // 2), (4 * MIB, MIB)],
+    [(64 * GIB, 2 * GIB), (8 * GIB, 2 * GIB), (4 * GIB, GIB), (4 * MIB, MIB)],
 )
-def test_the_default_is_a_gibibyte_or_a_quarter_of_what_is_free(free, available, cache):
+def test_the_default_is_two_gibibytes_or_a_quarter_of_what_is_free(free, available, cache):
     free(available)
     size = memory.size_kv_cache(CacheConfig(), 4096, 128)
-    assert size == memory.CacheSize(cache // 4096, 128, None)
+    assert size == memory.CacheSize(cache // 2 // 4096, cache // 2, 128, None)
 
 
 def test_a_given_size_is_taken_whatever_is_free(free):
     free(0)
-    assert memory.size_kv_cache(CacheConfig(16, 100_000), 1000, 64).num_blocks == 100
+    size = memory.size_kv_cache(CacheConfig(16, 100_000), 1000, 64)
+    assert size.num_blocks * 1000 + size.slab_bytes == 100_000
+
+
+def test_slabs_get_half_of_the_memory_and_less_where_one_sequence_needs_more(free):
+    assert memory.size_kv_cache(CacheConfig(16, 100_000), 1000, 64).slab_bytes == 50_000
+    assert memory.size_kv_cache(CacheConfig(16, 100_000), 1000, 79 * 16).slab_bytes == 20_000
+    assert memory.size_kv_cache(CacheConfig(16, 100_000), 1000, 9999).slab_bytes == 0
 
 
 @pytest.mark.parametrize(
