@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -79,6 +80,8 @@ def test_reset_while_requests_run(llm: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
     expected = [o.outputs[0].token_ids for o in llm.generate(prompts, params, use_tqdm=False)]
     llm.enqueue(prompts, params)
+    while not llm.get_metrics()["running"]:
+        time.sleep(0.001)
     assert not llm.reset_prefix_cache()
     assert llm.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
     outputs = llm.wait_for_completion(use_tqdm=False)
