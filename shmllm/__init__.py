@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     )
     from shmllm.pooling_params import PoolerConfig, PoolingParams
     from shmllm.sampling_params import RepetitionDetectionParams, RequestOutputKind, SamplingParams
+    from shmllm.sleep_report import SleepReport
     from shmllm.structured_params import StructuredOutputsParams
 
 
@@ -70,6 +71,7 @@ _HOMES = {
     "SamplingParams": "shmllm.sampling_params",
     "ScoringOutput": "shmllm.pooling_outputs",
     "ScoringRequestOutput": "shmllm.pooling_outputs",
+    "SleepReport": "shmllm.sleep_report",
     "StructuredOutputsParams": "shmllm.structured_params",
     "TextPrompt": "shmllm.frontend.input_processor",
     "TokensPrompt": "shmllm.frontend.input_processor",
@@ -128,6 +130,7 @@ __all__ = [
     "ScoringRequestOutput",
     "SegmentError",
     "ShmLLMError",
+    "SleepReport",
     "StructuredOutputsParams",
     "TextPrompt",
     "TokensPrompt",

@@ -19,9 +19,10 @@ import numpy as np
 from shmllm.config import EngineFacts
 from shmllm.core.grammar_queue import CompiledGrammar
 from shmllm.core.plan import PromptScores, StepPlan, StepResult
-from shmllm.errors import EngineDeadError
+from shmllm.errors import EngineDeadError, RequestError
 from shmllm.logprobs import TokenLogprobs
 from shmllm.outputs import FinishReason, OutputColumns
+from shmllm.sleep_report import Asleep, OwnedBytes
 from shmllm.wire.messages import AddRequest, Method, Rejected
 
 VOCAB_SIZE = 50
@@ -116,8 +117,46 @@ class FakeConstraint:
         return FinishReason.STOP if len(self.taken) == self._length else FinishReason.NONE
 
 
+class FakeMemory:
+    """Four weights, and slots that are gone when the KV cache sleeps.
+
+    Attributes:
+        num_missing: weights that were lost; tests write them.
+        calls: what was asked for.
+        is_short: whether nothing can be restored.
+    """
+
+    def __init__(self, slots: dict[int, int]) -> None:
+        self.num_missing = 0
+        self.calls: list[str] = []
+        self.is_short = False
+        self._slots = slots
+
+    def release(self, part: Asleep, keep: bool) -> None:
+        self.calls.append(f"release {' '.join(part.tags)}{' keep' * keep}")
+        if part is Asleep.KV_CACHE:
+            self._slots.clear()
+        elif not keep:
+            self.num_missing = 4
+
+    def restore(self, part: Asleep) -> None:
+        if self.is_short:
+            raise RequestError("no memory")
+        self.calls.append(f"restore {' '.join(part.tags)}")
+
+    def tidy(self) -> None:
+        self.calls.append("tidy")
+
+    def make_ready(self) -> None:
+        self.calls.append("ready")
+
+    def measure(self) -> OwnedBytes:
+        return OwnedBytes(0, 0, len(self._slots), 0, 0, 0)
+
+
 class FakeRunner:
     """Attributes:
+    memory: what can be given back.
     plans: every plan executed, in order.
     grammars: what was asked to be compiled; tests give the futures their results.
     """
@@ -129,6 +168,7 @@ class FakeRunner:
         self._tokens: dict[int, list[int]] = {}
         self._block_tables: dict[int, list[int]] = {}
         self._slots: dict[int, int] = {}
+        self.memory = FakeMemory(self._slots)
         self._asks: dict[int, int] = {}
 
     def execute(self, plan: StepPlan) -> StepResult:

@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
+from shmllm.cli.engine_sleep import sleep, wake
 from shmllm.cli.metrics import check_metrics_port, metrics_command
 from shmllm.cli.options import (
     Status,
@@ -29,7 +30,11 @@ POLL_S = 0.05
 
 @click.group()
 def engine() -> None:
-    """Start, list and stop engines that outlive their front ends."""
+    """Start, list and stop engines that outlive their front ends, and put them to sleep."""
+
+
+engine.add_command(sleep)
+engine.add_command(wake)
 
 
 @engine.command()
@@ -245,11 +250,16 @@ def _describe_all() -> Iterator[dict[str, Any]]:
 
 def _describe(view: ControlView) -> dict[str, Any]:
     from shmllm.ipc.layout import Stat
+    from shmllm.sleep_report import Asleep
 
+    asleep = Asleep(view.stat(Stat.ASLEEP))
+    state = view.describe()
+    if state == "ready" and asleep:
+        state = "asleep" if asleep.tags else "weights missing"
     used, total = view.stat(Stat.KV_BLOCKS_USED), view.stat(Stat.KV_BLOCKS_TOTAL)
     return {
         "pid": view.engine_pid,
-        "state": view.describe(),
+        "state": state,
         "running": view.stat(Stat.RUNNING),
         "waiting": view.stat(Stat.WAITING),
         "kv_used": f"{100 * used / total:.0f}%" if total else "-",

@@ -32,7 +32,8 @@ Statistics = Mapping[str, int]
 GAUGES = {
     "running": ("requests_running", "Requests that are being computed."),
     "waiting": ("requests_waiting", "Requests that wait to be computed."),
-    "paused": ("paused", "1 while a front end has paused the engine."),
+    "paused": ("paused", "1 while the engine is paused or sleeps."),
+    "asleep": ("asleep", "Sum of what sleeps: scheduling 1, kv_cache 2, weights 4, missing 8."),
     "kv_blocks_used": ("kv_blocks_used", "Blocks of keys and values in use."),
     "kv_blocks_total": ("kv_blocks", "Blocks of keys and values there are."),
 }

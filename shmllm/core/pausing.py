@@ -1,14 +1,30 @@
 """Who wants the engine to hold still, and how.
 
-Owns the holds, one for each front end that asked; several may hold at once, and the engine
-goes on when none does. Must not know how steps are run or requests are refused.
+Owns the holds: one for each front end that asked, and those of the engine itself; several
+may be in force at once, and the engine goes on when none is. Must not know how steps are
+run or requests are refused.
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from dataclasses import dataclass
 from enum import Enum
 
 from shmllm.errors import RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """What holding still means.
+
+    Attributes:
+        is_frozen: no step may be run.
+        refusal: why no request may be added; empty where they are queued.
+    """
+
+    is_frozen: bool
+    refusal: str = ""
 
 
 class PauseMode(Enum):
@@ -32,29 +48,37 @@ class PauseMode(Enum):
         raise RequestError(f"the mode of a pause is one of {names}, got {name!r}")
 
 
+PAUSES = {
+    PauseMode.ABORT: Hold(is_frozen=True),
+    PauseMode.WAIT: Hold(False, "the engine is paused and takes no new requests: try again"),
+    PauseMode.KEEP: Hold(is_frozen=True),
+}
+"""What each mode means for a front end's pause."""
+
+
 class Holds:
-    """The pauses that are in force, by front end."""
+    """Those in force, by holder: the number of a front end, or a name of the engine's own."""
 
     def __init__(self) -> None:
-        self._modes: dict[int, PauseMode] = {}
+        self._holds: dict[Hashable, Hold] = {}
 
-    def add(self, client: int, mode: PauseMode) -> None:
-        """Pause, or pause in another way."""
-        self._modes[client] = mode
+    def add(self, holder: Hashable, hold: Hold) -> None:
+        """Hold still, or in another way."""
+        self._holds[holder] = hold
 
-    def drop(self, client: int) -> None:
-        """The front end lets go, or is gone."""
-        self._modes.pop(client, None)
+    def drop(self, holder: Hashable) -> bool:
+        """The holder lets go, or is gone. Returns whether it held anything."""
+        return self._holds.pop(holder, None) is not None
 
     def __bool__(self) -> bool:
-        return bool(self._modes)
+        return bool(self._holds)
 
     @property
     def is_frozen(self) -> bool:
         """Whether no step may be run."""
-        return any(mode is not PauseMode.WAIT for mode in self._modes.values())
+        return any(hold.is_frozen for hold in self._holds.values())
 
     @property
-    def refuses_new(self) -> bool:
-        """Whether no request may be added."""
-        return PauseMode.WAIT in self._modes.values()
+    def refusal(self) -> str:
+        """Why no request may be added; empty if it may."""
+        return next((hold.refusal for hold in self._holds.values() if hold.refusal), "")

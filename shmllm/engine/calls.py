@@ -12,7 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 from shmllm.core.pausing import PauseMode
+from shmllm.core.sleeping import level_of, parts_of
 from shmllm.engine.core import EngineCore
+from shmllm.engine.sleeper import Slept
 from shmllm.errors import RequestError
 from shmllm.wire.messages import Call, Method, Reply
 
@@ -34,11 +36,27 @@ def _trace(core: EngineCore, client: int, argument: Any) -> bool:
     raise RequestError("an engine in the caller's own process has no name to be traced by")
 
 
+def _sleep(core: EngineCore, client: int, argument: Any) -> Any:
+    level, mode = level_of(argument["level"]), PauseMode.of(argument["mode"])
+    done = core.sleep(client, level, mode)
+    return done if isinstance(done, int) else _slept(done)
+
+
+def _wake_up(core: EngineCore, client: int, argument: Any) -> Any:
+    return _slept(core.sleeper.wake(client, parts_of(argument)))
+
+
+def _slept(done: Slept) -> dict[str, Any]:
+    return {"report": done.report.to_json(), "warning": done.warning}
+
+
 _ANSWERS: dict[Method, Callable[[EngineCore, int, Any], Any]] = {
     Method.RESET_PREFIX_CACHE: _reset_prefix_cache,
     Method.PAUSE: _pause,
     Method.RESUME: _resume,
     Method.TRACE: _trace,
+    Method.SLEEP: _sleep,
+    Method.WAKE_UP: _wake_up,
 }
 
 

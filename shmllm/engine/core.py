@@ -17,11 +17,13 @@ from shmllm.config import EngineConfig, EngineFacts
 from shmllm.core.grammar_queue import CompiledGrammar, GrammarQueue
 from shmllm.core.kv_cache_manager import KVCacheManager
 from shmllm.core.observer import Observer
-from shmllm.core.pausing import Holds, PauseMode
+from shmllm.core.pausing import PAUSES, Holds, PauseMode
 from shmllm.core.plan import StepPlan, StepResult
 from shmllm.core.request import Request
 from shmllm.core.scheduler import Failure, Scheduler
-from shmllm.errors import EnginePausedError
+from shmllm.core.sleeping import Level, Memory
+from shmllm.engine.sleeper import Sleeper, Slept
+from shmllm.errors import EnginePausedError, RequestError
 from shmllm.outputs import FinishReason, OutputColumns
 from shmllm.pooling_params import Pooling
 from shmllm.sampling_params import SamplingParams, TokenSequences
@@ -33,6 +35,10 @@ class Runner(Protocol):
     """What executes the plans."""
 
     facts: EngineFacts
+
+    @property
+    def memory(self) -> Memory:
+        """What can be given back while the engine sleeps."""
 
     def execute(self, plan: StepPlan) -> StepResult: ...
     def compile_grammar(self, text: str) -> CompiledGrammar: ...
@@ -86,6 +92,8 @@ class EngineCore:
 
     Attributes:
         phases: where the time went.
+        holds: who has the engine hold still.
+        sleeper: gives memory back, and has it again.
     """
 
     def __init__(
@@ -101,6 +109,7 @@ class EngineCore:
         )
         self.scheduler = Scheduler(config.scheduler, self._kv_cache)
         self.holds = Holds()
+        self.sleeper = Sleeper(self.scheduler, self._kv_cache, self.holds, runner.memory)
         self._aborted: list[tuple[int, OutputColumns]] = []
         self._grammars = GrammarQueue(self.scheduler, runner.compile_grammar, wake)
         self._next_seed = UNSEEDED | (config.load.seed % 2**31 << 32)
@@ -203,8 +212,8 @@ class EngineCore:
         return None
 
     def _refuse(self, client: int, number: int, ids: Sequence[int], most: int) -> str | None:
-        if self.holds.refuses_new:
-            raise EnginePausedError("the engine is paused and takes no new requests: try again")
+        if refusal := self.holds.refusal:
+            raise EnginePausedError(refusal)
         if self.scheduler.knows(client, number):
             return f"request number {number} is in use"
         if not 0 < len(ids) <= most:
@@ -230,17 +239,46 @@ class EngineCore:
 
     def pause(self, client: int, mode: PauseMode) -> int:
         """Hold still for a front end, until it resumes or is gone. Returns how many requests
-        have not ended; `take_aborted` has those that ended by this."""
+        have not ended; `take_aborted` has those that ended by this.
+
+        Raises:
+            RequestError: to wait for requests that sleep would have no end.
+        """
+        unfinished = self.scheduler.has_unfinished()
+        if mode is PauseMode.WAIT and unfinished and self.sleeper.is_frozen:
+            raise RequestError(
+                "the engine sleeps, so that what it has would not end: wake_up() first, or "
+                "pause with mode 'keep' or 'abort'"
+            )
         if mode is PauseMode.ABORT:
-            for each, numbers in self.scheduler.unfinished().items():
-                self._aborted.append((each, self.abort(each, numbers)))
-        self.holds.add(client, mode)
+            self._abort_all()
+        self.holds.add(client, PAUSES[mode])
         return self.scheduler.num_running + self.scheduler.num_waiting
 
     def resume(self, client: int) -> bool:
         """End a front end's pause. Returns whether the engine goes on: none pauses it."""
         self.holds.drop(client)
         return not self.holds
+
+    def sleep(self, client: int, level: Level, mode: PauseMode) -> Slept | int:
+        """Fall asleep for a front end, until anyone has the engine wake up; `take_aborted` has
+        the requests that ended by this. With WAIT it returns how many requests have not ended,
+        and is to be called again, as long as there are some that can."""
+        if mode is PauseMode.WAIT and (unfinished := self.sleeper.drain(client)):
+            return unfinished
+        if mode is PauseMode.ABORT:
+            self._abort_all()
+        return self.sleeper.sleep(client, level, mode)
+
+    def forget_client(self, client: int) -> None:
+        """A front end is gone: end its requests and what it asked the engine for."""
+        self.resume(client)
+        self.sleeper.stop_draining(client)
+        self.scheduler.abort_client(client)
+
+    def _abort_all(self) -> None:
+        for each, numbers in self.scheduler.unfinished().items():
+            self._aborted.append((each, self.abort(each, numbers)))
 
     def take_aborted(self) -> list[tuple[int, OutputColumns]]:
         """Last rows, by front end, of the requests that a pause ended."""
@@ -272,10 +310,11 @@ class EngineCore:
         failures, self.scheduler.failures = self.scheduler.failures, []
         return failures
 
-    def forget_prefixes(self) -> None:
-        """Forget every cached prefix, also while requests run: weights have changed. These
+    def weights_changed(self) -> None:
+        """Forget every cached prefix, also while requests run: weights were written. These
         requests go on with the keys and values they have, which no other will find."""
         self.scheduler.forget_prefixes()
+        self.sleeper.weights_written()
 
     def reset_prefix_cache(self, preempt_running: bool = False) -> bool:
         """Forget every cached prefix. False, and nothing forgotten, while requests run.

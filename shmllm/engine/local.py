@@ -121,6 +121,7 @@ class LocalEngineClient:
             "kv_blocks_total": self.facts.num_blocks,
             "kv_blocks_used": self._core.num_used_blocks,
             "paused": int(bool(self._core.holds)),
+            "asleep": int(self._core.sleeper.state),
         }
 
     def health(self) -> str:

@@ -29,6 +29,7 @@ from shmllm.engine.admission import admit
 from shmllm.engine.calls import reply_to
 from shmllm.engine.core import EngineCore
 from shmllm.engine.doorkeeper import Doorkeeper
+from shmllm.engine.log import log_to_stderr
 from shmllm.engine.reporter import Reporter
 from shmllm.engine.session import RECORDS_PER_TURN, Session
 from shmllm.engine.tracing import Tracing
@@ -261,8 +262,7 @@ class EngineProcess:
 
     def _forget(self, place: int) -> None:
         if self._core is not None:
-            self._core.resume(place)
-            self._core.scheduler.abort_client(place)
+            self._core.forget_client(place)
             self._report.state(self._core)
             self._share_rows()
         self._tracing.left(place)
@@ -372,6 +372,7 @@ def _run_private(control_fd: int, client_fd: int, front_end_pidfd: int) -> int:
 
 
 def _run_named(name: str, config: EngineConfig) -> int:
+    log_to_stderr()
     path = registry.control_path(name)
     control = Segment.create(SegmentKind.CONTROL)
     engine = EngineProcess(control, path, config.client)

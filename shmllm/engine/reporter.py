@@ -112,6 +112,7 @@ class Reporter:
         show(Stat.WAITING, scheduler.num_waiting)
         show(Stat.KV_BLOCKS_USED, core.num_used_blocks)
         show(Stat.PAUSED, bool(core.holds))
+        show(Stat.ASLEEP, core.sleeper.state)
         show(Stat.PREFIX_QUERY_TOKENS, stats.prefix_query_tokens)
         show(Stat.PREFIX_HIT_TOKENS, stats.prefix_hit_tokens)
         show(Stat.PREEMPTIONS, stats.preemptions)

@@ -64,7 +64,7 @@ class Worker:
             raise RuntimeError(f"the function called exit({problem.code!r})") from problem
         finally:
             if self.model.weights_version != version:
-                self._core.forget_prefixes()
+                self._core.weights_changed()
 
     def check_health(self) -> None:
         """Answers, which shows that the engine takes calls."""
@@ -84,6 +84,7 @@ class Worker:
             near = difflib.get_close_matches(name, weights, n=1, cutoff=0.0)
             hint = f"; the nearest name is {near[0]}" if near else ""
             raise RequestError(f"the model has no weight {name!r}{hint}")
+        self.model.check_awake()
         return weights[name][0].clone()
 
     def load_weights(
@@ -127,11 +128,9 @@ class Worker:
         return []
 
     def reload_weights(self, directory: str | None = None) -> None:
-        """Read the weights again, from the model's directory or from another one."""
-        from shmllm.models.weights import load_weights
-
-        load_weights(self.model, Path(directory or self._core.facts.model_directory))
-        self.model.weights_changed(self.model.named_weights())
+        """Read the weights again, from the model's directory or from another one; an engine
+        with random weights makes the same ones again."""
+        self.model_runner.reload_weights(directory)
 
     def reset_prefix_cache(self) -> bool:
         """Forget every cached prefix; False, and nothing forgotten, while requests run."""

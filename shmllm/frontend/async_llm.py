@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import weakref
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
 from shmllm.errors import EngineDeadError, RequestError
@@ -18,11 +18,13 @@ from shmllm.frontend.llm import LLM
 from shmllm.frontend.mailbox import Mailbox
 from shmllm.frontend.pausing import PauseMode, pause, resume
 from shmllm.frontend.pooling_methods import pooling_output
+from shmllm.frontend.sleeping import fall_asleep, next_or_value
 from shmllm.frontend.waiter import Waiter
 from shmllm.outputs import RequestOutput
 from shmllm.pooling_outputs import PoolingOutput, PoolingRequestOutput
 from shmllm.pooling_params import PoolingParams
 from shmllm.sampling_params import SamplingParams
+from shmllm.sleep_report import SleepReport
 from shmllm.wire.messages import Method
 
 Result = TypeVar("Result")
@@ -180,8 +182,27 @@ class AsyncLLM:
         return goes_on
 
     async def is_paused(self) -> bool:
-        """Whether a front end has paused the engine."""
+        """Whether a front end has paused the engine, or it sleeps."""
         return self._llm.is_paused()
+
+    async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> SleepReport:
+        """Have the engine give memory back until `wake_up`; see `LLM.sleep`."""
+        steps = fall_asleep(self._dispatcher.call, level, mode)
+        try:
+            while (report := await self._call(lambda: next_or_value(steps))) is None:
+                await asyncio.sleep(PAUSE_POLL_S)
+            return report
+        except asyncio.CancelledError:
+            self._waiter.call(steps.close)  # here it would hold the event loop up
+            raise
+
+    async def wake_up(self, tags: Sequence[str] | None = None) -> bool:
+        """Have the engine wake up, or parts of it; see `LLM.wake_up`."""
+        return await self._call(lambda: self._llm.wake_up(tags))
+
+    async def is_sleeping(self) -> bool:
+        """Whether a part of the engine sleeps."""
+        return self._llm.is_sleeping()
 
     async def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes. False while requests run."""

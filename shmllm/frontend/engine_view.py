@@ -7,14 +7,16 @@ are views: they know the engine's facts and how to have its worker do something.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Protocol
 
 from shmllm.config import EngineFacts
 from shmllm.engine.worker_call import WorkerCall
+from shmllm.frontend.pausing import PauseMode
 from shmllm.frontend.weight_push import push_weights
+from shmllm.sleep_report import SleepReport
 
 
 class EngineHost(Protocol):
@@ -38,6 +40,12 @@ class EngineHost(Protocol):
     def apply_model(self, func: Callable[[Any], Any]) -> list[Any]: ...
 
     def reset_prefix_cache(self) -> bool: ...
+
+    def sleep(self, level: int = 1, mode: PauseMode = "abort") -> SleepReport: ...
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> bool: ...
+
+    def is_sleeping(self) -> bool: ...
 
 
 class ModelConfigView:
@@ -197,6 +205,9 @@ class EngineView:
         self.collective_rpc = host.collective_rpc
         self.apply_model = host.apply_model
         self.reset_prefix_cache = host.reset_prefix_cache
+        self.sleep = host.sleep
+        self.wake_up = host.wake_up
+        self.is_sleeping = host.is_sleeping
 
     @property
     def tokenizer(self) -> Any:

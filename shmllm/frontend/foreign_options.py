@@ -59,7 +59,7 @@ ONLY_VALUES: dict[str, OnlyValues] = {
     "model_impl": OnlyValues(("auto", "vllm"), "models are shmllm's own"),
     "enable_lora": OnlyValues((False,), "there is no LoRA yet"),
     "speculative_config": OnlyValues((None,), "there is no speculative decoding yet"),
-    "enable_sleep_mode": OnlyValues((False,), "there is no sleep yet"),
+    "enable_sleep_mode": OnlyValues((False, True), "an engine can always be put to sleep"),
     "enable_chunked_prefill": OnlyValues((None, True), "long prompts are always chunked"),
     "disable_sliding_window": OnlyValues((False,), "the model's windows are kept"),
     "logits_processors": OnlyValues((None, []), "there are none but those of SamplingParams"),

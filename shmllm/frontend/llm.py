@@ -355,7 +355,7 @@ class LLM(WorkerMethods, PoolingMethods, BeamSearchMethods, RequestMethods):
         return resume(self._dispatcher)
 
     def is_paused(self) -> bool:
-        """Whether a front end has paused the engine."""
+        """Whether a front end has paused the engine, or it sleeps."""
         return bool(self.get_metrics()["paused"])
 
     def close(self) -> None:

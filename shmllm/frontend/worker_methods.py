@@ -12,6 +12,7 @@ from shmllm.engine.worker_call import WorkerCall
 from shmllm.errors import RequestError
 from shmllm.frontend.dispatcher import Dispatcher
 from shmllm.frontend.engine_view import EngineView
+from shmllm.frontend.sleeping import SleepMethods
 from shmllm.options import reject_unknown_options
 
 
@@ -30,7 +31,7 @@ def read_profiler_config(config: Mapping[str, Any] | None) -> str | None:
     return config.get("torch_profiler_dir")
 
 
-class WorkerMethods:
+class WorkerMethods(SleepMethods):
     """What LLM inherits."""
 
     facts: EngineFacts

@@ -191,6 +191,7 @@ class Stat(IntEnum):
     PAUSED = 20
     PREPARE_NS = 21
     SAMPLE_NS = 22
+    ASLEEP = 23
 
 
 class Mark(IntEnum):

@@ -12,6 +12,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from shmllm.errors import RequestError
 from shmllm.models.config import ModelConfig
 from shmllm.models.layers import Allocator, Linear, NamedWeights, TokenEmbedding
 from shmllm.models.products import MakeProduct, Product
@@ -121,6 +122,7 @@ class DecoderModel:
         dtype: of weights and activations.
         weights_version: counts the updates of weights since they were first loaded.
         missing: names of the weights that were lost with their memory and not written since.
+        is_asleep: the memory of the weights is not there: nobody may read or write them.
     """
 
     qk_norm: ClassVar[bool] = False
@@ -137,6 +139,7 @@ class DecoderModel:
         self.dtype = dtype
         self.weights_version = 0
         self.missing: set[str] = set()
+        self.is_asleep = False
         self._products: list[Product] = []
         self._is_derived = True
         hidden = config.hidden_size
@@ -196,6 +199,11 @@ class DecoderModel:
         self.missing.difference_update(names)
         self.weights_version += 1
         self._is_derived = False
+
+    def check_awake(self) -> None:
+        """Raise RequestError unless weights may be read and written."""
+        if self.is_asleep:
+            raise RequestError("the weights are asleep: wake_up(tags=['weights']) first")
 
     def weights_lost(self) -> None:
         """To be called by whoever gave their memory back: all are missing until written."""

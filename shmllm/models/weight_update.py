@@ -24,12 +24,14 @@ _IGNORED_SUFFIX = "rotary_emb.inv_freq"
 
 
 def check_weights(model: DecoderModel, named_tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Raise RequestError, naming the first one, unless every tensor has its place.
+    """Raise RequestError, naming the first one, unless every tensor has its place, and that
+    is awake.
 
     Args:
         model: to be updated.
         named_tensors: names as in a Hugging Face checkpoint of the model.
     """
+    model.check_awake()
     destinations = model.named_weights()
     for name, tensor in named_tensors:
         if not _is_ignored(model, name):

@@ -62,6 +62,8 @@ class Method(IntEnum):
     PAUSE = 2
     RESUME = 3
     TRACE = 4
+    SLEEP = 5
+    WAKE_UP = 6
 
 
 @dataclass(slots=True)

@@ -84,6 +84,17 @@ class PagedAttention:
         self._slab_places = torch.empty(0, dtype=torch.int64)
         self._slab_tokens: torch.Tensor | None = None
 
+    @property
+    def workspace_bytes(self) -> int:
+        """Memory that is kept between steps besides keys and values."""
+        return sum(buffer.nbytes for buffer in self._gathered)
+
+    def drop_workspace(self) -> None:
+        """Let go of it, of the slabs, and of what the last step left."""
+        self.release()
+        self._gathered = [buffer.new_empty(0) for buffer in self._gathered]
+        self._groups, self._missing = [], []
+
     def begin_step(self, inputs: StepInputs, batch: InputBatch) -> None:
         self._slot_mapping = torch.from_numpy(inputs.slot_mapping)
         contexts = inputs.context_lens

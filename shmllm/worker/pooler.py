@@ -55,6 +55,15 @@ class Pooler:
             for vector, pool in zip(vectors, ending, strict=True)
         ]
 
+    @property
+    def workspace_bytes(self) -> int:
+        """Memory of the sums."""
+        return 0 if self._sums is None else self._sums.nbytes
+
+    def drop_workspace(self) -> None:
+        """Forget the sums: who is recomputed begins with its first token again."""
+        self._sums = None
+
     def _add_up(self, indices: list[int], hidden: torch.Tensor, inputs: StepInputs) -> None:
         if not indices:
             return

@@ -20,11 +20,12 @@ from shmllm.models.decoder import DecoderModel
 from shmllm.models.products import fastest_product
 from shmllm.models.registry import create_model
 from shmllm.models.weights import load_dummy_weights, load_weights
-from shmllm.worker.arena import Arena, CountingAllocator
+from shmllm.worker.arena import Arena, CountingAllocator, make_arena
 from shmllm.worker.attention import PagedAttention
 from shmllm.worker.batch import InputBatch, StepInputs
 from shmllm.worker.grammar import GrammarCompiler
 from shmllm.worker.memory import check_weights_fit, packs_fit, size_kv_cache
+from shmllm.worker.memory_owners import MemoryOwners
 from shmllm.worker.pooler import Pooler
 from shmllm.worker.prompt_embeds import PromptEmbeds, check_prompt_embeds
 from shmllm.worker.sampler import Sampler
@@ -47,22 +48,27 @@ def _wanted_length(load: LoadConfig, model: ModelConfig) -> int:
 
 def _load_model(
     load: LoadConfig, config: ModelConfig, dtype: torch.dtype, on_progress: Progress | None
-) -> tuple[DecoderModel, int]:
-    """The model with its weights in one arena, and the arena's size in bytes."""
+) -> tuple[DecoderModel, Arena]:
+    """The model with its weights, and the arena in which they are."""
+    device = torch.device("cpu")
     counter = CountingAllocator()
-    create_model(config, dtype, counter.take, torch.device("cpu"))
+    create_model(config, dtype, counter.take, device)
     check_weights_fit(counter.num_bytes, str(dtype).removeprefix("torch."))
     has_room = packs_fit(counter.num_bytes)
-    arena = Arena(counter.num_bytes, "the weights")
-    model = create_model(config, dtype, arena.take, torch.device("cpu"))
+    arena = make_arena(counter.num_bytes, "the weights", device)
+    model = create_model(config, dtype, arena.take, device)
+    _fill(model, load, on_progress)
+    if has_room:
+        model.use_products(fastest_product)
+        model.derive()
+    return model, arena
+
+
+def _fill(model: DecoderModel, load: LoadConfig, on_progress: Progress | None = None) -> None:
     if load.load_format == "dummy":
         load_dummy_weights(model, load.seed)
     else:
         load_weights(model, Path(load.directory), on_progress)
-    if has_room:
-        model.use_products(fastest_product)
-        model.derive()
-    return model, counter.num_bytes
 
 
 class ModelRunner:
@@ -71,6 +77,9 @@ class ModelRunner:
     Args:
         config: what to load, and how much memory and how many rows it may use.
         on_progress: called with (bytes read, bytes in all) while weights are read.
+
+    Attributes:
+        memory: what can be given back while the engine sleeps.
 
     Raises:
         EngineStartError: the model cannot be loaded, or not in this memory.
@@ -84,15 +93,15 @@ class ModelRunner:
         max_model_len = _wanted_length(config.load, model_config)
         dtype_name = "float32" if config.load.dtype == "auto" else config.load.dtype
         dtype: torch.dtype = getattr(torch, dtype_name)
-        self._model, weight_bytes = _load_model(config.load, model_config, dtype, on_progress)
+        self._load = config.load
+        self._model, weights = _load_model(config.load, model_config, dtype, on_progress)
         block_shape = (config.cache.block_size, model_config.num_kv_heads, model_config.head_dim)
         halves = 2 * model_config.num_layers
         bytes_per_block = halves * torch.Size(block_shape).numel() * dtype.itemsize
         size = size_kv_cache(config.cache, bytes_per_block, max_model_len)
         cache_bytes = size.num_blocks * bytes_per_block
-        cache = Arena(cache_bytes + 64, "the KV cache").take(
-            (model_config.num_layers, 2, size.num_blocks, *block_shape), dtype
-        )
+        kv_cache = make_arena(cache_bytes + 64, "the KV cache", torch.device("cpu"))
+        cache = kv_cache.take((model_config.num_layers, 2, size.num_blocks, *block_shape), dtype)
         rows = config.scheduler.max_num_seqs
         self._vocab_size = model_config.vocab_size
         self._batch = InputBatch(
@@ -106,6 +115,10 @@ class ModelRunner:
         self._prompt_embeds = PromptEmbeds()
         self._pooler = Pooler(rows, model_config.hidden_size)
         self._sampler = Sampler(self._batch, config.logprobs.mode)
+        workspaces = (self._attention, self._pooler, self._masks)
+        self.memory = MemoryOwners(
+            self._model, weights, kv_cache, workspaces, lambda: self._attention.slab_bytes
+        )
         self._scores_probabilities = config.logprobs.mode.endswith("logprobs")
         most = config.logprobs.max_logprobs
         self.facts = EngineFacts(
@@ -119,7 +132,7 @@ class ModelRunner:
             block_size=config.cache.block_size,
             num_blocks=size.num_blocks - 1,
             kv_cache_bytes=cache_bytes,
-            weight_bytes=weight_bytes,
+            weight_bytes=weights.num_bytes,
             max_num_seqs=rows,
             num_threads=num_threads,
             wait_policy=config.client.wait_policy,
@@ -136,6 +149,20 @@ class ModelRunner:
     def model(self) -> DecoderModel:
         """What computes; its weights may be replaced between two steps."""
         return self._model
+
+    def reload_weights(self, directory: str | None) -> None:
+        """Load the weights again as at the start, or from another directory.
+
+        Raises:
+            RequestError: they are asleep.
+            EngineStartError: they cannot be read; nothing was written.
+        """
+        self._model.check_awake()
+        if directory is None:
+            _fill(self._model, self._load)
+        else:
+            load_weights(self._model, Path(directory))
+        self._model.weights_changed(self._model.named_weights())
 
     def check_embeds(self, embeds: torch.Tensor, length: int) -> torch.Tensor:
         """A prompt's embeddings in the model's dtype; RequestError if they are none."""

@@ -71,6 +71,15 @@ class TokenMasks:
         self._words: npt.NDArray[np.int32] | None = None
         self._executor: Any = None
 
+    @property
+    def workspace_bytes(self) -> int:
+        """Memory of the words."""
+        return 0 if self._words is None else self._words.nbytes
+
+    def drop_workspace(self) -> None:
+        """Let go of them; not while masks are filled."""
+        self._words = None
+
     def begin(self, constraints: Sequence[tuple[int, Constraint]]) -> PendingMasks | None:
         """Begin to find the masks of (row of the step's logits, what it has to match)."""
         if not constraints:

@@ -39,7 +39,7 @@ RULES = {
     "shmllm": Rule(
         "version errors outputs logprobs sampling_params structured_params beam_search "
         "pooling_params pooling_outputs frontend.llm frontend.async_llm frontend.engine_args "
-        "frontend.input_processor"
+        "frontend.input_processor sleep_report"
     ),  # the names that type checkers see; at run time all but `version` are lazy
     "shmllm.errors": Rule(),
     "shmllm.version": Rule(),
@@ -60,19 +60,24 @@ RULES = {
     "shmllm.pooling_outputs": Rule(packages="numpy", lazy_packages="torch"),
     "shmllm.tracing": Rule(),
     "shmllm.wire": Rule("errors sampling_params pooling_params outputs logprobs", packages="numpy"),
-    "shmllm.core": Rule("errors config sampling_params pooling_params outputs logprobs"),
+    "shmllm.sleep_report": Rule(),
+    "shmllm.core": Rule(
+        "errors config sampling_params pooling_params outputs logprobs sleep_report"
+    ),
     "shmllm.models": Rule("errors shmllm_kernels", packages="torch safetensors numpy"),
     "shmllm.worker": Rule(
         "errors config sampling_params pooling_params outputs logprobs models core.plan "
-        "shmllm_kernels",
+        "sleep_report shmllm_kernels",
         packages="torch numpy triton",
-        lazy_packages="llguidance",
+        lazy_packages="llguidance cuda",
     ),
     "shmllm.engine": Rule(),
     "shmllm.engine.launch": Rule("errors config ipc"),
     "shmllm.engine.core": Rule(
-        "errors config sampling_params pooling_params outputs core", packages="numpy"
+        "errors config sampling_params pooling_params outputs core engine.sleeper", packages="numpy"
     ),
+    "shmllm.engine.log": Rule(),
+    "shmllm.engine.sleeper": Rule("core sleep_report"),
     "shmllm.engine.client": Rule(
         "errors config outputs logprobs wire ipc tracing engine.worker_call engine.worker_client"
     ),
@@ -95,10 +100,12 @@ RULES = {
         "engine.tracer"
     ),
     "shmllm.engine.reporter": Rule("engine.core ipc outputs"),
-    "shmllm.engine.calls": Rule("errors core.pausing engine.core wire.messages"),
+    "shmllm.engine.calls": Rule(
+        "errors core.pausing core.sleeping engine.core engine.sleeper wire.messages"
+    ),
     "shmllm.engine.process": Rule(
         "errors config outputs wire ipc engine.admission engine.calls engine.core engine.session "
-        "engine.doorkeeper engine.reporter engine.tracing engine.worker_desk",
+        "engine.doorkeeper engine.log engine.reporter engine.tracing engine.worker_desk",
         lazy="worker.runner",
     ),
     # It answers in the client's terms and takes the messages as objects, not as bytes.
@@ -112,13 +119,13 @@ RULES = {
     "shmllm.frontend": Rule(
         "errors config options outputs sampling_params structured_params logprobs logprob_lists "
         "model_files pooling_params pooling_outputs beam_search sampling_ranges engine.client "
-        "engine.private engine.worker_call tracing wire.messages",
+        "engine.private engine.worker_call tracing wire.messages sleep_report",
         lazy="engine.local engine.attached",
         packages="numpy tokenizers",
         lazy_packages="jinja2 llguidance rich transformers",
     ),
     "shmllm.frontend.engine_view": Rule(
-        "config engine.worker_call", lazy_packages="torch transformers"
+        "config engine.worker_call sleep_report", lazy_packages="torch transformers"
     ),
     "shmllm.frontend.template_environment": Rule(packages="jinja2"),
     # Looks at engines from outside, through their segments alone.
@@ -130,7 +137,7 @@ RULES = {
     "shmllm.batch.parquet": Rule("errors", lazy_packages="pyarrow"),
     "shmllm.cli": Rule(
         "version errors config options outputs sampling_params model_files frontend engine ipc "
-        "bench wire batch monitor tracing",
+        "bench wire batch monitor tracing sleep_report",
         packages="click",
         lazy_packages="numpy rich prometheus_client",
     ),

@@ -40,6 +40,9 @@ class FakeModel:
     def weights_changed(self, names):
         self.weights_version += 1
 
+    def check_awake(self):
+        pass
+
     def load_weights(self, named):
         from shmllm.models.weight_update import update_weights
 

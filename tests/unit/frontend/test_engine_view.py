@@ -39,6 +39,15 @@ class Host:
     def reset_prefix_cache(self):
         return True
 
+    def sleep(self, level=1, mode="abort"):
+        return level, mode
+
+    def wake_up(self, tags=None):
+        return tags
+
+    def is_sleeping(self):
+        return True
+
 
 def test_what_clients_read_of_the_engine():
     engine = EngineView(Host())
@@ -58,6 +67,9 @@ def test_what_clients_read_of_the_engine():
     assert engine.collective_rpc("x") == engine.model_executor.collective_rpc("x") == ["x"]
     assert engine.apply_model(lambda model: model + 1) == [2]
     assert engine.reset_prefix_cache()
+    assert engine.sleep(2) == (2, "abort")
+    assert engine.wake_up(["weights"]) == ["weights"]
+    assert engine.is_sleeping()
 
 
 def parts_of(host):

@@ -1,21 +1,16 @@
-"""Arena: what tensors cut from it are like, and that counting agrees with cutting."""
+"""The arena of a CPU: what all arenas do, and what pages of the kernel's are like."""
 
 from __future__ import annotations
 
 import mmap
+import pickle
 
 import pytest
 import torch
+from arena_conformance import ArenaConformance
 
 from shmllm.errors import EngineStartError
-from shmllm.worker.arena import ALIGNMENT_BYTES, Arena, CountingAllocator, padded_bytes
-
-SHAPES = [
-    ((3, 5), torch.float32),
-    ((7,), torch.bfloat16),
-    ((1, 1, 1), torch.float16),
-    ((16, 4), torch.float32),
-]
+from shmllm.worker.arena import HostArena, make_arena, padded_bytes
 
 
 @pytest.mark.parametrize(
@@ -32,32 +27,38 @@ def test_sizes_are_rounded_up_to_the_alignment(shape, dtype, size):
     assert padded_bytes(shape, dtype) == size
 
 
-def test_what_the_counter_counts_is_exactly_enough():
-    counter = CountingAllocator()
-    for shape, dtype in SHAPES:
-        assert counter.take(shape, dtype).device.type == "meta"
-    arena = Arena(counter.num_bytes, "a test")
-    for shape, dtype in SHAPES:
-        tensor = arena.take(shape, dtype)
-        assert (tuple(tensor.shape), tensor.dtype) == (shape, dtype)
-    with pytest.raises(AssertionError, match="too small"):
-        arena.take((1,), torch.float32)
+class TestHostArena(ArenaConformance):
+    def make(self, num_bytes):
+        return make_arena(num_bytes, "a test", torch.device("cpu"))
+
+    def test_what_is_kept_stays_where_it_is(self, arena, tensors):
+        self.write(tensors)
+        resident = arena.resident_bytes
+        arena.release(keep=True)
+        assert arena.resident_bytes == resident
+
+    def test_only_what_is_touched_takes_memory(self):
+        arena = self.make(2**26)
+        tensor = arena.take((2**24,), torch.float32)
+        assert arena.resident_bytes == 0
+        tensor[: 2 * mmap.PAGESIZE // 4] = 1
+        assert arena.resident_bytes == 2 * mmap.PAGESIZE
+
+    def test_a_tensor_is_pickled_without_its_neighbours(self, tensors):
+        assert len(pickle.dumps(tensors[0])) < 1000
 
 
-def test_tensors_are_zeroed_aligned_and_apart():
-    arena = Arena(1024, "a test")
-    tensors = [arena.take(shape, dtype) for shape, dtype in SHAPES]
-    for index, tensor in enumerate(tensors):
-        assert tensor.data_ptr() % ALIGNMENT_BYTES == 0
-        assert not tensor.any()
-        tensor.fill_(index + 1)
-    assert [float(tensor.unique()) for tensor in tensors] == [1, 2, 3, 4]
+def test_an_empty_arena_is_one():
+    arena = HostArena(0, "a test")
+    arena.release()
+    arena.restore()
+    assert arena.take((0,), torch.float32).numel() == 0
 
 
 def test_a_refused_mapping_names_purpose_and_size(monkeypatch):
-    def refuse(*_):
+    def refuse(*_, **__):
         raise OSError(12, "Cannot allocate memory")
 
     monkeypatch.setattr(mmap, "mmap", refuse)
     with pytest.raises(EngineStartError, match=r"the weights: 2,048 MiB .*Cannot allocate memory"):
-        Arena(2**31, "the weights")
+        HostArena(2**31, "the weights")

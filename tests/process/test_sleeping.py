@@ -1,0 +1,173 @@
+"""Sleeping real engines: memory that goes, weights that come back, requests that are not lost."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from shmllm import LLM, EnginePausedError, RequestError, SamplingParams
+
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
+
+PROMPT = "def main():\n"
+GREEDY = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+SHORT = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+MIB = 2**20
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["process", "same process"])
+def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
+    options: dict[str, Any] = {"enable_sleep_mode": True}
+    with LLM(multiprocess=request.param, kv_cache_memory_bytes=2**27, **options) as llm:
+        yield llm
+
+
+@pytest.fixture(autouse=True)
+def awake(llm: LLM, request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a test leaves asleep or missing would fail the next one."""
+    yield
+    if llm.is_sleeping() or llm.get_metrics()["asleep"]:
+        llm.wake_up()
+        llm.collective_rpc("reload_weights")
+
+
+def tokens_of(llm: LLM, params: SamplingParams = SHORT) -> list[int]:
+    return llm.generate(PROMPT, params, use_tqdm=False)[0].outputs[0].token_ids
+
+
+def run_a_little(llm: LLM) -> None:
+    before = llm.get_metrics()["generated_tokens"]
+    while llm.get_metrics()["generated_tokens"] < before + 5:
+        llm._dispatcher.pump(0.05)
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_asleep_nothing_is_generated_and_awake_the_same(llm: LLM, level: int) -> None:
+    expected = tokens_of(llm)
+    llm.sleep(level)
+    assert llm.is_sleeping()
+    assert llm.llm_engine.is_sleeping()
+    with pytest.raises(EnginePausedError, match=r"the engine sleeps .*wake_up\(\) first"):
+        tokens_of(llm)
+    with pytest.raises(EnginePausedError, match="prompt 0"):
+        list(llm.stream([PROMPT], SHORT))
+    with pytest.raises(EnginePausedError):
+        llm.embed([PROMPT], use_tqdm=False)
+    assert llm.wake_up() == (level < 2)
+    assert not llm.is_sleeping()
+    if level == 2:
+        with pytest.raises(EnginePausedError, match=r"46 weights are missing since sleep\("):
+            tokens_of(llm)
+        llm.collective_rpc("reload_weights")
+    assert tokens_of(llm) == expected
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_what_is_kept_goes_on_to_the_same_tokens(llm: LLM, level: int) -> None:
+    expected = tokens_of(llm, GREEDY)
+    llm.enqueue([PROMPT, PROMPT], GREEDY)
+    run_a_little(llm)
+    report = llm.sleep(level, mode="keep")
+    assert report.num_kept == 2
+    llm.enqueue(PROMPT, GREEDY)  # waits with them
+    if llm.wake_up() is False:
+        llm.collective_rpc("reload_weights")
+    outputs = llm.wait_for_completion(use_tqdm=False)
+    assert [output.outputs[0].token_ids for output in outputs] == [expected] * 3
+
+
+def test_wait_sleeps_when_all_has_ended(llm: LLM) -> None:
+    expected = tokens_of(llm, GREEDY)
+    llm.enqueue([PROMPT] * 3, GREEDY)
+    assert llm.sleep(mode="wait").num_kept == 0
+    outputs = llm.wait_for_completion(use_tqdm=False)
+    assert [output.outputs[0].token_ids for output in outputs] == [expected] * 3
+    assert llm.is_sleeping()
+    assert llm.wake_up()
+
+
+def test_abort_ends_what_runs(llm: LLM) -> None:
+    llm.enqueue(PROMPT, GREEDY)
+    run_a_little(llm)
+    llm.sleep()
+    (output,) = llm.wait_for_completion(use_tqdm=False)
+    assert output.outputs[0].finish_reason == "abort"
+    assert 0 < len(output.outputs[0].token_ids) < 60
+    assert llm.wake_up()
+
+
+def test_unneeded_calls_warn_and_never_raise(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
+    def warning() -> str:
+        found = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+        caplog.clear()
+        return " ".join(found)
+
+    assert llm.wake_up()
+    assert "not asleep" in warning()
+    llm.sleep(1)
+    assert not warning()
+    llm.sleep(1)
+    assert "asleep already" in warning()
+    assert not llm.wake_up(["kv_cache"])
+    assert not warning()
+    assert not llm.wake_up(["kv_cache"])
+    assert "not asleep: kv_cache" in warning()
+    assert llm.wake_up(["weights"])
+    assert not warning()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda llm: llm.sleep(3),
+        lambda llm: llm.sleep("1"),
+        lambda llm: llm.sleep(mode="stop"),
+        lambda llm: llm.wake_up(["kvcache"]),
+        lambda llm: llm.wake_up("weights"),
+        lambda llm: llm.wake_up([None]),
+    ],
+)
+@pytest.mark.parametrize("is_asleep", [False, True])
+def test_what_does_not_exist_is_an_error_and_does_nothing(
+    llm: LLM, call: Any, is_asleep: bool
+) -> None:
+    if is_asleep:
+        llm.sleep()
+    before = llm.get_metrics()["asleep"]
+    with pytest.raises(RequestError, match="got"):
+        call(llm)
+    assert llm.get_metrics()["asleep"] == before
+    assert llm.wake_up()
+
+
+def test_sleeping_weights_are_neither_read_nor_written(llm: LLM) -> None:
+    expected = tokens_of(llm)
+    model = llm.llm_engine.model_executor.driver_worker.model_runner.model
+    weight = llm.collective_rpc("get_weight", args=("model.norm.weight",))[0]
+    for level in (1, 2):
+        llm.sleep(level)
+        for call in (
+            lambda: model.load_weights([("model.norm.weight", weight)]),
+            lambda: llm.collective_rpc("get_weight", args=("model.norm.weight",)),
+            lambda: llm.collective_rpc("reload_weights"),
+        ):
+            with pytest.raises(RequestError, match="the weights are asleep"):
+                call()
+        llm.wake_up()
+    llm.collective_rpc("reload_weights")
+    assert tokens_of(llm) == expected
+
+
+def test_pausing_and_sleeping_are_two_matters(llm: LLM) -> None:
+    expected = tokens_of(llm)
+    llm.enqueue(PROMPT, SHORT)
+    llm.pause_generation("keep")
+    llm.sleep(1, mode="wait")  # what is frozen is not waited for
+    with pytest.raises(RequestError, match="would not end"):
+        llm.pause_generation("wait")
+    assert not llm.resume_generation()
+    assert llm.wake_up()
+    assert llm.wait_for_completion(use_tqdm=False)[0].outputs[0].token_ids == expected

@@ -1,0 +1,300 @@
+"""Engines of their own that sleep: trainers' calls, memory, cycles, names, deaths."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import engine_processes
+from engines import named_engine
+from programs import CLI, PATIENCE_S, holds_within, python, start_source
+from reference_models import MAX_TOKENS, greedy_tokens, make_model, make_prompts
+
+from shmllm import LLM, AsyncLLM, EnginePausedError, RequestError, SamplingParams
+
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
+
+PROMPT = "def main():\n"
+GREEDY = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+SHORT = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+MIB = 2**20
+
+
+def tokens_of(llm: LLM, params: SamplingParams = SHORT) -> list[int]:
+    return llm.generate(PROMPT, params, use_tqdm=False)[0].outputs[0].token_ids
+
+
+def run_a_little(llm: LLM) -> None:
+    before = llm.get_metrics()["generated_tokens"]
+    while llm.get_metrics()["generated_tokens"] < before + 5:
+        llm._dispatcher.pump(0.05)
+
+
+def rss_bytes(pid: int) -> int:
+    """As the kernel counts it, of any process."""
+    text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    return 1024 * int(text.split("Rss:")[1].split()[0])
+
+
+def shm_bytes() -> int:
+    return sum(path.stat().st_blocks * 512 for path in Path("/dev/shm").iterdir())
+
+
+def test_a_trainers_calls_in_its_order(tmp_path: Path) -> None:
+    """TRL's: docs/clients.md. Two models take turns in one engine."""
+    models = [make_model("qwen3", tmp_path, hidden_size=size) for size in (64, 64)]
+    with torch.no_grad():
+        for parameter in models[1].parameters():
+            parameter.mul_(1.3)
+    prompts = [{"prompt_token_ids": prompt} for prompt in make_prompts(4096)[:6]]
+    params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
+    with LLM(str(tmp_path), kv_cache_memory_bytes=2**26, enable_sleep_mode=True) as llm:
+        llm.sleep(level=2)
+        for step in range(4):
+            model = models[step % 2]
+            assert not llm.wake_up(tags=["weights"])
+            target = llm.llm_engine.model_executor.driver_worker.model_runner.model
+            for named in model.named_parameters():
+                target.load_weights([named])
+            with pytest.raises(EnginePausedError, match=r"sleeps \(kv_cache, scheduling\)"):
+                tokens_of(llm)
+            assert llm.reset_prefix_cache()
+            assert llm.wake_up(tags=["kv_cache"])
+            outputs = llm.generate(prompts, params, use_tqdm=False)
+            for prompt, output in zip(prompts, outputs, strict=True):
+                expected = greedy_tokens(model, prompt["prompt_token_ids"])
+                assert output.outputs[0].token_ids == expected
+            llm.sleep(level=2)
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_the_engines_memory_is_given_back(tmp_path: Path, level: int) -> None:
+    make_model(
+        "qwen3",
+        tmp_path,
+        hidden_size=1024,
+        intermediate_size=4096,
+        num_key_value_heads=4,
+        head_dim=64,
+    )
+    options: dict[str, Any] = {"load_format": "dummy", "kv_cache_memory_bytes": 2**27}
+    with LLM(str(tmp_path), enable_prefix_caching=False, **options) as llm:
+        pid = llm._client.pid  # type: ignore[attr-defined]
+        prompts = [{"prompt_token_ids": prompt} for prompt in make_prompts(4096, 200)[:20]]
+        expected = llm.generate(prompts, SHORT, use_tqdm=False)
+        shm, rss = shm_bytes(), rss_bytes(pid)
+        report = llm.sleep(level)
+        before, after = report.before, report.after
+        assert before.weights > 180 * MIB
+        assert before.kv_cache > 6 * MIB
+        assert rss == pytest.approx(before.total, abs=4 * MIB)
+        assert rss_bytes(pid) == pytest.approx(after.total, abs=4 * MIB)
+        goes = before.kv_cache + before.packs + (before.weights if level == 2 else 0)
+        assert rss - rss_bytes(pid) >= 0.95 * goes
+        assert shm_bytes() <= shm
+        assert llm.wake_up() == (level == 1)
+        llm.collective_rpc("reload_weights")
+        again = llm.generate(prompts, SHORT, use_tqdm=False)
+        assert [o.outputs[0].token_ids for o in again] == [o.outputs[0].token_ids for o in expected]
+        assert rss_bytes(pid) < 1.1 * rss
+
+
+def cycle(llm: LLM, level: int) -> tuple[list[int], int, int]:
+    """Tokens after waking up, and RSS awake and asleep."""
+    pid = llm._client.pid  # type: ignore[attr-defined]
+    llm.sleep(level)
+    asleep = rss_bytes(pid)
+    if not llm.wake_up():
+        llm.collective_rpc("reload_weights")
+    tokens = tokens_of(llm, GREEDY)
+    return tokens, rss_bytes(pid), asleep
+
+
+def run_cycles(num_cycles: int) -> None:
+    with LLM(kv_cache_memory_bytes=2**27) as llm:
+        expected = tokens_of(llm, GREEDY)
+        for level in (1, 2):
+            tokens, first_awake, first_asleep = cycle(llm, level)
+            assert tokens == expected
+            for _ in range(num_cycles - 1):
+                tokens, awake, asleep = cycle(llm, level)
+                assert tokens == expected
+                assert awake == pytest.approx(first_awake, rel=0.01)
+                assert asleep == pytest.approx(first_asleep, rel=0.01)
+
+
+def test_cycles_leave_tokens_and_memory_as_they_were() -> None:
+    run_cycles(12)
+
+
+@pytest.mark.slow
+def test_a_hundred_cycles_leave_tokens_and_memory_as_they_were() -> None:
+    run_cycles(100)
+
+
+def test_two_engines_sleep_in_turns() -> None:
+    with LLM(kv_cache_memory_bytes=2**26) as one, LLM(kv_cache_memory_bytes=2**26) as other:
+        expected = tokens_of(one)
+        other.sleep(2)
+        for _ in range(5):
+            one.sleep(2)
+            other.wake_up()
+            other.collective_rpc("reload_weights")
+            assert tokens_of(other) == expected
+            with pytest.raises(EnginePausedError):
+                tokens_of(one)
+            one, other = other, one
+
+
+def test_an_engine_of_several_sleeps_for_all_and_outlives_who_put_it_to_sleep(
+    tmp_path: Path,
+) -> None:
+    with named_engine(tmp_path) as (name, _), LLM.attach(name) as llm:
+        expected = tokens_of(llm)
+        with LLM.attach(name) as other:
+            llm.enqueue(PROMPT, GREEDY)
+            run_a_little(llm)
+            other.sleep(1)
+        assert llm.wait_for_completion(use_tqdm=False)[0].outputs[0].finish_reason == "abort"
+        assert llm.is_sleeping()
+        with LLM.attach(name) as other:
+            assert other.wake_up()
+        assert tokens_of(llm) == expected
+    assert "freed" in (tmp_path / "engine.log").read_text()
+
+
+def test_a_front_end_that_dies_while_it_waits_to_sleep_holds_nothing(tmp_path: Path) -> None:
+    with named_engine(tmp_path) as (name, _), LLM.attach(name) as llm:
+        waiting = start_source(
+            f"""
+            from shmllm import LLM, SamplingParams
+            llm = LLM.attach({name!r})
+            llm.enqueue("x", SamplingParams(temperature=0, max_tokens=900, ignore_eos=True))
+            llm.sleep(mode="wait")
+            """
+        )
+
+        def is_refused() -> bool:
+            with suppress(EnginePausedError):
+                tokens_of(llm)
+                return False
+            return True
+
+        try:
+            assert holds_within(is_refused, PATIENCE_S)
+        finally:
+            waiting.kill()
+            waiting.communicate()
+        assert holds_within(lambda: not is_refused(), PATIENCE_S)
+        assert not llm.is_sleeping()
+
+
+def test_an_interrupted_wait_to_sleep_takes_requests_again() -> None:
+    with LLM(kv_cache_memory_bytes=2**26) as llm:
+        expected = tokens_of(llm)
+        llm.enqueue(PROMPT, SamplingParams(temperature=0, max_tokens=900, ignore_eos=True))
+        run_a_little(llm)
+        main = threading.main_thread().ident
+        assert main is not None
+        timer = threading.Timer(0.3, lambda: signal.pthread_kill(main, signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            llm.sleep(mode="wait")
+        timer.join()
+        assert not llm.is_sleeping()
+        assert tokens_of(llm) == expected
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_a_front_end_killed_while_its_engine_sleeps_leaves_nothing(level: int) -> None:
+    program = start_source(
+        f"""
+        import time
+        from shmllm import LLM
+        llm = LLM(kv_cache_memory_bytes=2**26)
+        llm.sleep({level})
+        print("asleep", flush=True)
+        time.sleep(100)
+        """
+    )
+    assert program.stdout is not None
+    assert program.stdout.readline() == b"asleep\n"
+    assert engine_processes()
+    program.kill()
+    program.communicate()
+    assert holds_within(lambda: not engine_processes(), PATIENCE_S)
+
+
+def test_coroutines_sleep_and_wake() -> None:
+    async def run() -> None:
+        async with AsyncLLM(kv_cache_memory_bytes=2**26) as llm:
+
+            async def tokens() -> list[int]:
+                async for output in llm.generate(PROMPT, GREEDY):
+                    last = output
+                return last.outputs[0].token_ids
+
+            expected = await tokens()
+            running = [asyncio.create_task(tokens()) for _ in range(3)]
+            await asyncio.sleep(0.05)
+            report = await llm.sleep(1, mode="keep")
+            assert await llm.is_sleeping()
+            assert report.num_kept == 3
+            late = asyncio.create_task(tokens())
+            await asyncio.sleep(0.05)
+            assert await llm.wake_up()
+            assert not await llm.is_sleeping()
+            assert await asyncio.gather(*running, late) == [expected] * 4
+            running = [asyncio.create_task(tokens()) for _ in range(3)]
+            await asyncio.sleep(0.02)
+            await llm.sleep(2, mode="wait")
+            assert await asyncio.gather(*running) == [expected] * 3
+            with pytest.raises(EnginePausedError):
+                await tokens()
+            assert not await llm.wake_up()
+            await llm.collective_rpc("reload_weights")
+            assert await tokens() == expected
+            with pytest.raises(RequestError):
+                await llm.sleep(7)
+
+    asyncio.run(run())
+
+
+def test_the_commands_for_named_engines(tmp_path: Path) -> None:
+    def run(*arguments: str) -> tuple[int, str]:
+        done = python("-c", CLI, *arguments)
+        return done.returncode, (done.stdout + done.stderr).decode()
+
+    with named_engine(tmp_path) as (name, _):
+        code, text = run("engine", "sleep", name, "--level", "2")
+        assert code == 0
+        assert [line.split()[0] for line in text.splitlines()[:8]] == [
+            *("MiB", "weights", "packs", "kv_cache", "graphs", "workspaces", "rest", "all")
+        ]
+        assert "asleep: weights, kv_cache, scheduling; 46 weights are missing" in text
+        code, text = run("engine", "ls")
+        assert f"{name}" in text
+        assert "asleep" in text
+        code, text = run("engine", "sleep", name)
+        assert (code, "asleep already" in text) == (0, True)
+        code, text = run("engine", "wake", name, "--tag", "weights")
+        assert code == 0
+        assert "asleep: kv_cache, scheduling" in text
+        code, text = run("engine", "wake", name, "--tag", "nonsense")
+        assert code == 2
+        code, text = run("engine", "wake", name)
+        assert (code, "46 weights are missing" in text) == (1, True)
+        code, text = run("generate", "--attach", name, "x")
+        assert "missing" in text
+        with LLM.attach(name) as llm:
+            llm.collective_rpc("reload_weights")
+        code, text = run("engine", "wake", name)
+        assert code == 0
+        code, text = run("generate", "--attach", name, "--max-tokens", "2", "x")
+        assert code == 0

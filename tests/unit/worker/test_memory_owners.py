@@ -1,0 +1,130 @@
+"""Owners of memory: what is released with what, and that the bytes are real."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from model_helpers import our_logits, reference_model, save
+
+from shmllm.errors import RequestError
+from shmllm.models.config import ModelConfig
+from shmllm.models.registry import create_model
+from shmllm.models.weights import load_weights
+from shmllm.sleep_report import Asleep
+from shmllm.worker import memory_owners
+from shmllm.worker.arena import CountingAllocator, HostArena
+from shmllm.worker.memory_owners import MemoryOwners, resident_bytes
+
+TOKENS = [3, 14, 15, 92, 6]
+
+
+class CopiedProduct:
+    """Multiplies with a copy of the weight: a pack."""
+
+    def __init__(self, weight):
+        self._weight = weight
+        self._copy = None
+
+    @property
+    def derived_bytes(self):
+        return 0 if self._copy is None else self._copy.nbytes
+
+    def __call__(self, x):
+        return torch.mm(x, self._copy)
+
+    def derive(self):
+        self._copy = self._weight.clone()
+
+    def drop(self):
+        self._copy = None
+
+
+class Buffer:
+    def __init__(self, num_bytes):
+        self.workspace_bytes = num_bytes
+
+    def drop_workspace(self):
+        self.workspace_bytes = 0
+
+
+@pytest.fixture
+def directory(tmp_path):
+    return save(reference_model("qwen3", hidden_size=512, intermediate_size=2048), tmp_path)
+
+
+@pytest.fixture
+def model_and_owners(directory):
+    config = ModelConfig.from_directory(directory)
+    counter = CountingAllocator()
+    create_model(config, torch.float32, counter.take, "cpu")
+    weights, cache = HostArena(counter.num_bytes, "weights"), HostArena(2**26, "cache")
+    model = create_model(config, torch.float32, weights.take, "cpu")
+    load_weights(model, directory)
+    model.use_products(CopiedProduct)
+    model.derive()
+    cache.take((2**26,), torch.uint8).fill_(1)
+    return model, MemoryOwners(model, weights, cache, [Buffer(1000), Buffer(24)])
+
+
+def test_bytes_are_whose_they_are(model_and_owners):
+    model, owners = model_and_owners
+    found = owners.measure()
+    assert found.weights >= 4 * sum(v[0].numel() for v in model.named_weights().values())
+    assert found.packs == model.derived_bytes > found.weights / 2
+    assert found.kv_cache == 2**26
+    assert found.workspaces == 1024
+    assert found.total == pytest.approx(resident_bytes(), abs=2**22)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_weights_go_with_what_was_derived_from_them(model_and_owners, directory, keep):
+    model, owners = model_and_owners
+    expected = our_logits(model, TOKENS)
+    owners.release(Asleep.WEIGHTS, keep)
+    found = owners.measure()
+    assert found.packs == 0
+    assert (found.weights > 0) == keep
+    assert owners.num_missing == (0 if keep else len(model.named_weights()))
+    with pytest.raises(RequestError, match=r"wake_up\(tags=\['weights'\]\) first"):
+        model.load_weights([("model.norm.weight", torch.ones(512))])
+    owners.restore(Asleep.WEIGHTS)
+    if not keep:
+        load_weights(model, directory)
+        model.weights_changed(model.named_weights())
+    owners.make_ready()
+    assert owners.num_missing == 0
+    assert owners.measure().packs > 0
+    assert torch.equal(our_logits(model, TOKENS), expected)
+
+
+def test_the_cache_goes_with_the_workspaces_and_the_system_has_both_back(model_and_owners):
+    _, owners = model_and_owners
+    before = resident_bytes()
+    owners.release(Asleep.KV_CACHE, keep=False)
+    owners.release(Asleep.WEIGHTS, keep=False)
+    owners.tidy()
+    found = owners.measure()
+    assert (found.kv_cache, found.workspaces, found.weights, found.packs) == (0, 0, 0, 0)
+    held = 2**26 + 2 * 20 * 2**20
+    assert before - resident_bytes() > 0.95 * held
+
+
+def test_weights_do_not_wake_where_they_have_no_room(model_and_owners, monkeypatch):
+    model, owners = model_and_owners
+    owners.release(Asleep.WEIGHTS, keep=True)
+    monkeypatch.setattr(memory_owners, "available_memory_bytes", lambda: 2**20)
+    owners.restore(Asleep.WEIGHTS)  # they are where they were
+    owners.release(Asleep.WEIGHTS, keep=False)
+    with pytest.raises(RequestError, match=r"they need \d+ MiB and 1 MiB of memory are free"):
+        owners.restore(Asleep.WEIGHTS)
+    assert model.is_asleep
+
+
+def test_resident_bytes_follow_what_is_touched():
+    arena = HostArena(2**26, "a test")
+    tensor = arena.take((2**26,), torch.uint8)
+    before = resident_bytes()
+    tensor.fill_(1)
+    assert resident_bytes() - before == pytest.approx(2**26, rel=0.1)
+    arena.release()
+    assert resident_bytes() - before < 2**24

@@ -1,0 +1,102 @@
+#!/usr/bin/env python3
+"""How long sleeping and waking take, what they free, and what a restart takes instead.
+
+    tools/make_model.py --size 135m models/135m
+    tools/bench_sleep.py models/135m [--load-format dummy] [--rounds 5] [--json FILE]
+
+Each round fills the KV cache with the same prompts, sleeps and wakes, at every level in turn;
+after level 2 the weights are written from this process, as a trainer does. Times are medians.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from shmllm import LLM, SamplingParams, SleepReport
+from shmllm.cli.bench import describe_machine
+from shmllm.sleep_report import MIB
+
+PROMPTS: list[Any] = [
+    {"prompt_token_ids": [1 + (7 * i + j) % 3_000 for j in range(256)]} for i in range(16)
+]
+PARAMS = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+
+
+def timed(work: Callable[[], Any]) -> tuple[float, Any]:
+    began = time.perf_counter()
+    result = work()
+    return time.perf_counter() - began, result
+
+
+def one_round(llm: LLM, level: int, weights: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Seconds and bytes of one sleep and all that follows."""
+    llm.generate(PROMPTS, PARAMS, use_tqdm=False)
+    asleep_s, report = timed(lambda: llm.sleep(level))
+    wake_s, is_awake = timed(lambda: llm.wake_up(["weights"] if level == 2 else None))
+    write_s = 0.0
+    if not is_awake and level == 2:
+        model = llm.llm_engine.model_executor.driver_worker.model_runner.model
+        write_s, _ = timed(lambda: model.load_weights(weights))
+        more_s, is_awake = timed(llm.wake_up)
+        wake_s += more_s
+    assert is_awake
+    first_s, _ = timed(lambda: llm.generate(PROMPTS[0], PARAMS, use_tqdm=False))
+    return {"sleep": asleep_s, "wake": wake_s, "write": write_s, "first": first_s, "report": report}
+
+
+def summary(level: int, rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    names = ("sleep", "wake", "write", "first")
+    found: dict[str, Any] = {
+        f"{name}_ms": 1e3 * statistics.median(each[name] for each in rounds) for name in names
+    }
+    report: SleepReport = rounds[-1]["report"]
+    found |= {"level": level, "freed_mib": report.freed_bytes / MIB}
+    return found | {
+        "before_mib": {owner: size / MIB for owner, size in report.before.items()},
+        "after_mib": {owner: size / MIB for owner, size in report.after.items()},
+    }
+
+
+@click.command()
+@click.argument("model")
+@click.option("--load-format", default="auto")
+@click.option("--rounds", default=5)
+@click.option("--json", "json_path", type=click.Path(path_type=Path))
+def main(model: str, load_format: Any, rounds: int, json_path: Path | None) -> None:
+    start_s, llm = timed(lambda: LLM(model, load_format=load_format, kv_cache_memory_bytes=2**29))
+    with llm:
+        names = llm.collective_rpc("list_weights")[0]
+        weights = [(name, llm.collective_rpc("get_weight", args=(name,))[0]) for name in names]
+        for level in (0, 1, 2):  # memory that only a first round takes
+            one_round(llm, level, weights)
+        found = [
+            summary(level, [one_round(llm, level, weights) for _ in range(rounds)])
+            for level in (0, 1, 2)
+        ]
+    restart_s, llm = timed(lambda: LLM(model, load_format=load_format, kv_cache_memory_bytes=2**29))
+    llm.close()
+    click.echo(f"start {start_s:.2f} s, again {restart_s:.2f} s")
+    click.echo("level  sleep ms  wake ms  write ms  first ms  freed MiB")
+    for row in found:
+        values = [row[f"{name}_ms"] for name in ("sleep", "wake", "write", "first")]
+        cells = "".join(f"{value:10.1f}" for value in values)
+        click.echo(f"{row['level']:<5}{cells}{row['freed_mib']:11.1f}")
+        click.echo(f"       before {_mib(row['before_mib'])}; after {_mib(row['after_mib'])}")
+    if json_path is not None:
+        record = {"machine": describe_machine(), "model": model, "restart_s": restart_s}
+        json_path.write_text(json.dumps(record | {"levels": found}, indent=2) + "\n")
+
+
+def _mib(owners: dict[str, float]) -> str:
+    return ", ".join(f"{owner} {size:.0f}" for owner, size in owners.items())
+
+
+if __name__ == "__main__":
+    main()
