@@ -6,7 +6,9 @@
 One engine decodes, first nobody watches, then a screen that looks once a second, then one that
 looks ten times a second, and so on in turns. The screens are processes of their own, in
 pseudo-terminals, stopped while it is not their turn. Reported are medians over all rounds of
-tokens/s and of the median step, against those of the same round without a watcher.
+tokens/s, of the median step, and of the CPU time that the engine's process takes for a step,
+against those of the same round without a watcher. The last one alone means something on a
+machine that others use as well.
 """
 
 from __future__ import annotations
@@ -66,13 +68,13 @@ def cpu_s(pid: int) -> float:
 
 
 def measure(
-    llm: LLM, follower: StepFollower, requests: int, seconds: float, top: int | None
+    llm: LLM, follower: StepFollower, requests: int, seconds: float, top: int | None, engine: int
 ) -> dict[str, float]:
     """One turn of one arm."""
     params = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
     prompts = [[5 + index, 6, 7] for index in range(requests)]
     measured = Measured()
-    cpu_before = cpu_s(top) if top else 0.0
+    cpu_before, engine_before = cpu_s(top) if top else 0.0, cpu_s(engine)
     if top:
         os.kill(top, signal.SIGCONT)
     began = time.monotonic()
@@ -81,9 +83,11 @@ def measure(
     elapsed = time.monotonic() - began
     if top:
         os.kill(top, signal.SIGSTOP)
+    engine_cpu_s = cpu_s(engine) - engine_before
     steps = measured.all_steps()
     return {
         "tokens_per_s": sum(measured.output_tokens) / sum(measured.seconds),
+        "engine_cpu_us_a_step": 1e6 * engine_cpu_s / len(steps),
         "step_us": float(np.median(step_us(steps[is_decode(steps)]))),
         "top_cpu_percent": 100 * (cpu_s(top) - cpu_before) / elapsed if top else 0.0,
     }
@@ -108,19 +112,21 @@ def main(
         for interval_s in INTERVALS_S:
             name = f"every {interval_s:g} s"
             arms[name] = stack.enter_context(watcher(engine.pid, interval_s))
-        measure(llm, follower, requests, seconds, None)
+        measure(llm, follower, requests, seconds, None, engine.pid)
         turns: dict[str, list[dict[str, float]]] = {name: [] for name in arms}
         for index in range(rounds):
             names = list(arms) if index % 2 else list(arms)[::-1]
             for name in names:
-                turns[name].append(measure(llm, follower, requests, seconds, arms[name]))
+                turns[name].append(
+                    measure(llm, follower, requests, seconds, arms[name], engine.pid)
+                )
     record: dict[str, Any] = {"machine": describe_machine(), "requests": requests, "arms": {}}
     for name, found in turns.items():
         ratios = {
             f"{key}_ratio": statistics.median(
                 each[key] / alone[key] for each, alone in zip(found, turns["nobody"], strict=True)
             )
-            for key in ("tokens_per_s", "step_us")
+            for key in ("tokens_per_s", "step_us", "engine_cpu_us_a_step")
         }
         medians = {key: statistics.median(each[key] for each in found) for key in found[0]}
         record["arms"][name] = medians | ratios
