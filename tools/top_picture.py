@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The picture of `shmllm top` in docs/benchmarks.md, from a real engine at work.
+"""The picture of `shmllm top` in docs/top.md, from a real engine at work.
 
     python tools/top_picture.py docs/results/top.svg
 
@@ -64,7 +64,7 @@ def engine_at_work(directory: str) -> Iterator[str]:
 @click.command()
 @click.argument("target", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--seconds", default=20.0, show_default=True)
-@click.option("--interval", default=0.5, show_default=True)
+@click.option("--interval", default=1.0, show_default=True)
 def main(target: Path, seconds: float, interval: float) -> None:
     """Write TARGET, an SVG."""
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
@@ -74,7 +74,7 @@ def main(target: Path, seconds: float, interval: float) -> None:
         assert engine is not None
         track = Track(engine)
         deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline or not track.figures["ttft_ms"]["interval"]["count"]:
             time.sleep(interval)
             track.update()
         keys = "q quit   + - faster, slower"
