@@ -19,15 +19,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shmllm.ipc.layout import PHASES
+from shmllm.ipc.layout import PHASES, Histogram
 
 if TYPE_CHECKING:
     from shmllm.ipc.control import ControlView
+    from shmllm.ipc.histogram import Durations
 
 ADDRESS = "127.0.0.1"
 LOOK_S = 0.2
 
 Statistics = Mapping[str, int]
+Read = Callable[[], tuple[Statistics, Mapping[Histogram, "Durations"]]]
 
 GAUGES = {
     "running": ("requests_running", "Requests that are being computed."),
@@ -49,18 +51,27 @@ COUNTERS = {
 }
 
 
+HISTOGRAMS = {
+    Histogram.TTFT: ("time_to_first_token_seconds", "From arrival to the published first token."),
+    Histogram.ITL: ("inter_token_latency_seconds", "From one token of a request to the next."),
+    Histogram.STEP: ("step_seconds", "From a step's schedule to its published outputs."),
+}
+# Powers of two in nanoseconds: 0.26 ms to 69 s.
+FIRST_BOUND_BITS, LAST_BOUND_BITS = 18, 36
+
+
 class EngineCollector:
     """What a scrape is answered with.
 
     Args:
-        read: the statistics of now; raises what `errors` names when they are gone.
+        read: statistics and durations of now; raises what `errors` names when they are gone.
         labels: of every sample.
         errors: while these are raised, there are no samples.
     """
 
     def __init__(
         self,
-        read: Callable[[], Statistics],
+        read: Read,
         labels: Mapping[str, str],
         errors: tuple[type[Exception], ...],
     ) -> None:
@@ -73,7 +84,7 @@ class EngineCollector:
         core = import_module("prometheus_client.core")
         gauge, counter = core.GaugeMetricFamily, core.CounterMetricFamily
         try:
-            found = self._read()
+            found, durations = self._read()
         except self._errors:
             return
         names, values = list(self._labels), list(self._labels.values())
@@ -93,6 +104,19 @@ class EngineCollector:
             if (spent_ns := found.get(f"{phase}_ns")) is not None:
                 phases.add_metric([*values, phase], spent_ns / 1e9)
         yield phases
+        for histogram, counted in durations.items():
+            yield self._histogram(core.HistogramMetricFamily, histogram, counted)
+
+    def _histogram(self, make: Any, histogram: Histogram, durations: Durations) -> Any:
+        from shmllm.ipc.histogram import by_octave
+
+        name, text = HISTOGRAMS[histogram]
+        family = make(f"shmllm_{name}", text, labels=list(self._labels))
+        bounds = by_octave(durations, FIRST_BOUND_BITS, LAST_BOUND_BITS)
+        buckets = [(str(bound_ns / 1e9), count) for bound_ns, count in bounds]
+        buckets.append(("+Inf", durations.count))
+        family.add_metric(list(self._labels.values()), buckets, durations.total_ns / 1e9)
+        return family
 
 
 def check_metrics_port(port: int | None) -> None:
@@ -116,7 +140,7 @@ def check_metrics_port(port: int | None) -> None:
 
 def start_metrics_server(
     port: int,
-    read: Callable[[], Statistics],
+    read: Read,
     labels: Mapping[str, str],
     errors: tuple[type[Exception], ...],
 ) -> Callable[[], None]:
@@ -153,7 +177,9 @@ def serve_named(name: str, pid: int, port: int) -> int:
         if wait_for_end(pidfd, LOOK_S):
             return 0
     view = ControlView(control)
-    stop = start_metrics_server(port, view.stats, {"engine": name}, ())
+    stop = start_metrics_server(
+        port, lambda: (view.stats(), view.all_durations()), {"engine": name}, ()
+    )
     while not wait_for_end(pidfd, 3600):
         pass
     stop()

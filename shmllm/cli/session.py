@@ -33,12 +33,26 @@ class Session:
         check_metrics_port(self.metrics_port)
         llm = _start(self.engine) if self.attach is None else _attach_to(self.attach, self.engine)
         if self.metrics_port is not None:
-            labels = {"engine": self.attach or "private"}
-            stop = start_metrics_server(
-                self.metrics_port, llm.get_metrics, labels, (ShmLLMError, ValueError)
-            )
-            click.get_current_context().call_on_close(stop)
+            self._serve_metrics(llm, self.metrics_port)
         return llm
+
+    def _serve_metrics(self, llm: LLM, port: int) -> None:
+        from shmllm.monitor.find import engine_of_this_process
+        from shmllm.monitor.sample import Watch
+
+        engine = engine_of_this_process()
+        assert engine is not None
+        watch = Watch(engine)
+        labels = {"engine": self.attach or "private"}
+        stop = start_metrics_server(
+            port,
+            lambda: (llm.get_metrics(), watch.durations()),
+            labels,
+            (ShmLLMError, ValueError),
+        )
+        context = click.get_current_context()
+        context.call_on_close(watch.close)
+        context.call_on_close(stop)
 
     def say_what_answers(self, llm: LLM) -> None:
         """One line on stderr."""

@@ -80,7 +80,7 @@ def _show(console: Any, only: FoundEngine | None, interval_s: float) -> int:
     from shmllm.monitor.live import LiveScreen
     from shmllm.monitor.track import Tracks
 
-    tracks = Tracks()
+    tracks = Tracks(lambda: [only]) if only else Tracks()
     try:
         with keyboard(sys.stdin.fileno()) as keys:
             identity = only.identity if only else None

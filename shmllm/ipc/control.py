@@ -168,6 +168,10 @@ class ControlView(_ControlWords):
         """How long something took since the start, each time."""
         return read_histogram(self._buffer, histogram_offset(histogram))
 
+    def all_durations(self) -> dict[Histogram, Durations]:
+        """The same of each sort."""
+        return {histogram: self.durations(histogram) for histogram in Histogram}
+
     def step_log(self) -> StepLogReader:
         """The latest steps; to be closed by the caller."""
         return StepLogReader(self._buffer)

@@ -75,6 +75,13 @@ class Durations:
         return 0.0
 
 
+def by_octave(durations: Durations, first_bits: int, last_bits: int) -> list[tuple[int, int]]:
+    """(bound in ns, how many are shorter) for each power of two in [2**first_bits,
+    2**last_bits]; exact, since octaves end where buckets end."""
+    bounds = [1 << bits for bits in range(first_bits, last_bits + 1)]
+    return [(bound, sum(durations.counts[: bucket_of(bound)])) for bound in bounds]
+
+
 class HistogramWriter:
     """The end that counts. One process makes it, for the segment's whole life.
 

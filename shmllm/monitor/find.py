@@ -111,9 +111,13 @@ def choose(engines: list[FoundEngine], title: str) -> FoundEngine | None:
 
 def engine_of_this_process() -> FoundEngine | None:
     """The engine that this process has an `LLM` for; the first one, if there are several."""
-    ours = Path(f"/proc/{os.getpid()}")
-    held = {identity_of(path) for path, kind in _segments_of(ours) if kind == SegmentKind.CONTROL}
-    return next((engine for engine in find_engines() if engine.identity in held), None)
+    running = {engine.identity: engine for engine in find_engines()}
+    for path, kind in _segments_of(PROC / str(os.getpid())):
+        if kind == SegmentKind.CONTROL:
+            identity = identity_of(path)
+            # Its process may be out of sight from here.
+            return running.get(identity) or FoundEngine(None, 0, path, identity)
+    return None
 
 
 def _engine_processes(proc: Path) -> Iterator[tuple[Path, int]]:

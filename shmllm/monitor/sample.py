@@ -103,9 +103,13 @@ class Watch:
             "ended" if self.is_over else view.describe(),
             (now_ns - started_ns) / 1e9 if started_ns else 0.0,
             view.stats(),
-            {histogram: view.durations(histogram) for histogram in Histogram},
+            view.all_durations(),
             tuple(_look_at(*client) for client in self._clients.values()),
         )
+
+    def durations(self) -> dict[Histogram, Durations]:
+        """How long things took since the engine's start."""
+        return self._view.all_durations()
 
     def step_log(self) -> StepLogReader:
         """The engine's latest steps."""

@@ -31,6 +31,7 @@ LATENCIES = {"ttft_ms": "TTFT", "itl_ms": "ITL", "step_ms": "step"}
 QUANTILES = ("p50", "p90", "p99")
 STEPS = "▁▂▃▄▅▆▇█"
 BAR_WIDTH = 12
+NO_BREAK_SPACE = "\u00a0"
 
 
 class StackedBar:
@@ -237,8 +238,12 @@ def _anatomy(figures: Figures) -> RenderableType:
             part
             for phase, value in phases.items()
             for part in (
-                ("■ ", PHASE_COLOURS[phase]),
-                f"{phase} {milliseconds(value / 1e3)} ({100 * value / whole:.0f} %)  ",
+                (f"■{NO_BREAK_SPACE}", PHASE_COLOURS[phase]),
+                # Lines end between two phases, not within one.
+                f"{phase} {milliseconds(value / 1e3)} ({100 * value / whole:.0f} %)".replace(
+                    " ", NO_BREAK_SPACE
+                )
+                + "  ",
             )
         ],
     )

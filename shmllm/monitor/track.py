@@ -7,6 +7,7 @@ figures are shown.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -16,6 +17,7 @@ from shmllm.monitor.find import FoundEngine, Identity, find_engines
 from shmllm.monitor.sample import Sample, Watch
 
 HISTORY = 240
+FIND_PERIOD_S = 1.0
 
 
 class Track:
@@ -25,6 +27,7 @@ class Track:
         engine: which.
 
     Attributes:
+        figures: of the time between the latest two looks.
         history: generated tokens/s of the latest intervals, oldest first.
         is_over: whether it had ended at the last look.
 
@@ -35,26 +38,20 @@ class Track:
     def __init__(self, engine: FoundEngine) -> None:
         self.engine = engine
         self._watch = Watch(engine)
-        self._before: Sample | None = None
-        self._now = self._watch.look()
+        self._now: Sample = self._watch.look()
+        self.figures: Figures = figures(engine, self._now, None)
         self.history: deque[float] = deque(maxlen=HISTORY)
         self.is_over = False
         self._last_words = ""
-
-    @property
-    def figures(self) -> Figures:
-        """Of the time between the latest two looks."""
-        return figures(self.engine, self._now, self._before)
 
     def update(self) -> None:
         """Look again."""
         self.is_over = self._watch.is_over
         if self.is_over:
             self._last_words = self._watch.last_words()
-        self._before, self._now = self._now, self._watch.look()
-        rate = self.figures["generated_tokens_per_s"]
-        if rate is not None:
-            self.history.append(rate)
+        before, self._now = self._now, self._watch.look()
+        self.figures = figures(self.engine, self._now, before)
+        self.history.append(self.figures["generated_tokens_per_s"])
 
     def farewell(self) -> str:
         """One line about an engine that has ended."""
@@ -67,14 +64,16 @@ class Track:
 
 
 class Tracks:
-    """All engines that run, as they come and go.
+    """Engines as they come and go.
 
     Args:
-        find: which there are now.
+        find: which there are now. It is asked at most once in FIND_PERIOD_S, since it has to
+            look at every process.
     """
 
     def __init__(self, find: Callable[[], list[FoundEngine]] = find_engines) -> None:
         self._find = find
+        self._next_find = 0.0
         self._by_identity: dict[Identity, Track] = {}
         self.update()
 
@@ -85,18 +84,25 @@ class Tracks:
 
     def update(self) -> list[Track]:
         """Look at all again. Returns those that have ended, already closed."""
+        tracks = self.all
+        for track in tracks:
+            track.update()
+        if (now := time.monotonic()) >= self._next_find:
+            self._next_find = now + FIND_PERIOD_S
+            self._add_new()
+        ended = [track for track in tracks if track.is_over]
+        for track in ended:
+            del self._by_identity[track.engine.identity]
+            track.close()
+        return ended
+
+    def _add_new(self) -> None:
         before, self._by_identity = self._by_identity, {}
         for engine in self._find():
             with contextlib.suppress(IpcError):
-                if (track := before.pop(engine.identity, None)) is None:
-                    track = Track(engine)
-                else:
-                    track.update()
+                track = before.pop(engine.identity, None) or Track(engine)
                 self._by_identity[engine.identity] = track
-        for track in before.values():
-            track.update()
-            track.close()
-        return list(before.values())
+        self._by_identity |= before  # not found any more: about to end
 
     def close(self) -> None:
         for track in self._by_identity.values():

@@ -94,6 +94,12 @@ def test_a_named_engine_is_shown_by_a_process_that_ends_with_it(
     assert found[f"shmllm_generated_tokens_total{label}"] == 10
     assert found[f"shmllm_kv_cache_usage_ratio{label}"] == 0
     assert found[f'shmllm_phase_seconds_total{{engine="{name}",phase="execute"}}'] > 0
+    counts = {"time_to_first_token_seconds": 2, "inter_token_latency_seconds": 8}
+    for metric, count in counts.items():
+        assert found[f"shmllm_{metric}_count{label}"] == count
+        assert found[f'shmllm_{metric}_bucket{{engine="{name}",le="+Inf"}}'] == count
+        assert found[f"shmllm_{metric}_sum{label}"] > 0
+    assert found[f"shmllm_step_seconds_count{label}"] <= metrics["steps"]
     assert sockets_of(engine) == []
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.2", port), timeout=5)

@@ -176,6 +176,22 @@ def test_figures_of_a_private_engine() -> None:
         assert pid in [each["pid"] for each in once()]
 
 
+def test_what_holds_still_says_so() -> None:
+    with LLM(num_threads=1) as llm:
+        pid = str(llm._client.pid)  # type: ignore[attr-defined]
+        llm.pause_generation()
+        assert once(pid)[0]["paused"]
+        llm.resume_generation()
+        llm.sleep()
+        assert once(pid)[0]["asleep"]
+        done = python("-c", CLI, "top", pid, "--interval", "0.1")
+        assert b"asleep" in done.stdout
+        llm.wake_up()
+        found = once(pid)[0]
+        assert not found["asleep"]
+        assert not found["paused"]
+
+
 def test_an_idle_engine_has_figures_too(engine: tuple[str, int]) -> None:
     (found,) = once(engine[0])
     assert found["generated_tokens_per_s"] == 0

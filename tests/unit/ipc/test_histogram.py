@@ -14,6 +14,7 @@ from shmllm.ipc.histogram import (
     Durations,
     HistogramWriter,
     bucket_of,
+    by_octave,
     lower_bound_ns,
     read_histogram,
 )
@@ -81,6 +82,14 @@ def test_a_duration_can_count_for_many() -> None:
     HistogramWriter(memory, 0).add(5_000, times=64)
     found = read_histogram(memory, 0)
     assert (found.count, found.total_ns, found.mean_ns) == (64, 320_000, 5_000)
+
+
+def test_octaves_hold_exactly_what_is_shorter() -> None:
+    rng = random.Random(4)
+    durations = [int(10 ** rng.uniform(4, 11)) for _ in range(2000)]
+    durations += [2**20, 2**20 - 1]
+    for bound, count in by_octave(counted(durations), 15, 36):
+        assert count == sum(duration < bound for duration in durations)
 
 
 def test_the_words_are_those_of_the_layout() -> None:
