@@ -125,7 +125,7 @@ def _requests(events: list[Event]) -> dict[str, Request]:
     for event in events:
         if event.get("cat") != "request":
             continue
-        number, at = event["id"], _ns(event)
+        number, at = event["id2"]["local"], _ns(event)
         stack = open_spans[number]
         if event["ph"] == "b":
             if not stack:

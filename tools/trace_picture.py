@@ -169,7 +169,7 @@ class Picture:
         by_id: dict[str, list[Event]] = {}
         for event in self._events:
             if event.get("cat") == "request":
-                by_id.setdefault(event["id"], []).append(event)
+                by_id.setdefault(event["id2"]["local"], []).append(event)
         for events in by_id.values():
             if self._visible(events[0]["ts"], events[-1]["ts"]):
                 self._label(events[0]["name"])

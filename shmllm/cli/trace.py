@@ -7,6 +7,7 @@ engine asked to record for a while. Must not know what is recorded.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import subprocess
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 LOOK_S = 0.1
 LAST_RECORDS_S = 2.0
+MANY_RECORDS = 100_000
 EXIT_SIGNAL = 128
 _CLI = [sys.executable, "-c", "from shmllm.cli.main import main; main()"]
 
@@ -91,8 +93,9 @@ def trace(
 
 def _check_writable(target: Path) -> None:
     """What a person can mend is said before anything runs."""
-    with open(target, "ab"):
-        pass
+    place = target if target.exists() else target.absolute().parent
+    if not os.access(place, os.W_OK):
+        raise click.UsageError(f"cannot write {target}: {place} is not there, or not writable")
 
 
 def _trace_command(command: list[str], target: Path, settings: Settings) -> int:
@@ -214,9 +217,13 @@ def _write(
     from shmllm.tracing.writing import summary, write_timeline
     from shmllm.wire.messages import Kind
 
+    gc.disable()  # it would look again and again at millions of records, which all stay
     recordings = read_all(directory.path)
     if not recordings:
         click.echo("nothing was recorded: no front end of shmllm was started", err=True)
+    num_records = sum(len(recording.records) for recording in recordings)
+    if num_records > MANY_RECORDS:
+        click.echo(f"putting {num_records:,} records together", err=True)
     kinds = {int(kind): kind.name for kind in Kind}
     timeline = make_timeline(recordings, begin_ns, kinds, hidden)
     num_events = write_timeline(timeline, target, {"written_by": f"shmllm {__version__}", **about})

@@ -8,8 +8,9 @@ arrows, counters, colours.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from shmllm.tracing.layout import Direction, Slice, Type
 from shmllm.tracing.lives import FrontEnd, Life, front_ends_of, lives_of
@@ -48,8 +49,7 @@ COLOURS = {
 }
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """A slice of a lane."""
 
     pid: int
@@ -57,7 +57,7 @@ class Span:
     name: str
     begin_ns: int
     end_ns: int
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass
@@ -116,7 +116,7 @@ class Timeline:
             yield _metadata(pid, pid, "process_name", {"name": f"{name}, pid {pid}"})
             yield _metadata(pid, pid, "process_sort_index", {"sort_index": order})
         for pid, thread in sorted({(span.pid, span.thread) for span in self.spans}):
-            role = names[pid].split(",")[0] if pid == thread else f"thread {thread}"
+            role = names[pid] if pid == thread else f"{names[pid]}, thread {thread}"
             yield _metadata(pid, thread, "thread_name", {"name": role})
             yield _metadata(pid, thread, "thread_sort_index", {"sort_index": int(pid != thread)})
 
@@ -154,7 +154,7 @@ class Timeline:
         pid = front_end.pid if front_end is not None else self._pid_of(life)
         common = {
             "cat": "request",
-            "id": f"{life.connection:x}.{life.number}",
+            "id2": {"local": f"{life.connection:x}.{life.number}"},
             "pid": pid,
             "tid": pid,
         }
