@@ -16,7 +16,7 @@ from shmllm.bench.timeline import Panel, write_timeline
 from shmllm.compat import trl
 from shmllm.model_files import resolve_model
 
-NUM_STEPS = 16
+NUM_STEPS = 12
 NAMES = ["add", "average", "clamp", "count", "first", "largest", "reverse", "smallest"]
 
 directory = resolve_model("tiny")

@@ -15,7 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    PreTrainedTokenizerFast,
+    PrinterCallback,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 MAX_TOKENS = 16
 NUM_STEPS = 20
@@ -77,6 +82,13 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
+def low_rank_adapter() -> Any:
+    """peft's LoRA on every matrix, which TRL merges into the weights that it sends."""
+    from peft import LoraConfig
+
+    return LoraConfig(r=8, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
+
+
 def share_of_letters(text: str) -> float:
     return sum("a" <= character <= "z" for character in text) / MAX_TOKENS
 
@@ -94,6 +106,14 @@ class Run:
     log: list[dict[str, float]] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     llm: Any = None
+
+    def has_learnt(self, by: float) -> bool:
+        """Whether the mean reward of the last quarter of the steps exceeds the first's."""
+        quarter = len(self.log) // 4
+        first, last = (
+            sum(part) / quarter for part in (self.rewards[:quarter], self.rewards[-quarter:])
+        )
+        return last > first + by
 
     @property
     def rewards(self) -> list[float]:
@@ -138,6 +158,7 @@ def trainer(
         train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in prompts * 8]),
         **given,
     )
+    made.remove_callback(PrinterCallback)
     run.llm = made.vllm_generation.llm if made.use_vllm else None
     try:
         yield made, run
@@ -164,6 +185,7 @@ def defaults(directory: Path) -> dict[str, Any]:
         "disable_tqdm": True,
         "use_vllm": True,
         "vllm_mode": "colocate",
+        "vllm_enable_sleep_mode": True,
     }
 
 

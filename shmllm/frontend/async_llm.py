@@ -25,7 +25,6 @@ from shmllm.pooling_outputs import PoolingOutput, PoolingRequestOutput
 from shmllm.pooling_params import PoolingParams
 from shmllm.sampling_params import SamplingParams
 from shmllm.sleep_report import SleepReport
-from shmllm.wire.messages import Method
 
 Result = TypeVar("Result")
 
@@ -204,9 +203,11 @@ class AsyncLLM:
         """Whether a part of the engine sleeps."""
         return self._llm.is_sleeping()
 
-    async def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes. False while requests run."""
-        return bool(await self._call(lambda: self._dispatcher.call(Method.RESET_PREFIX_CACHE)))
+    async def reset_prefix_cache(
+        self, reset_running_requests: bool = False, reset_connector: bool = False
+    ) -> bool:
+        """Forget all cached prefixes; see `LLM.reset_prefix_cache`."""
+        return await self._call(lambda: self._llm.reset_prefix_cache(reset_running_requests))
 
     async def get_tokenizer(self) -> Any:
         """The transformers tokenizer of the model."""

@@ -2,18 +2,22 @@
 
 The measure is TRL's own metric, the largest difference between the log-probability that the
 engine reported for a token and the one that the model in training gives it. With weights
-that are not the trainer's it is above 0.1 (see `test_without_new_weights`).
+that are not the trainer's it is above 0.1 (see `test_old_weights_are_seen`).
 """
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from client_helpers import needs
-from grpo_runs import CHATS, NUM_STEPS, Run, train
+from grpo_runs import CHATS, NUM_STEPS, PLAIN, Run, low_rank_adapter, train, trainer
+
+from shmllm import RequestError
+from shmllm.frontend.engine_view import RemoteModel
 
 pytestmark = [
     pytest.mark.clients,
@@ -24,7 +28,7 @@ pytestmark = [
 
 SAME = 1e-3
 OTHER = 0.1
-QUARTER = NUM_STEPS // 4
+PATTERN = r"[a-f]{3}-[0-9]{2,5}"
 
 
 def assert_same_numbers(run: Run, num_steps: int = NUM_STEPS) -> None:
@@ -32,57 +36,121 @@ def assert_same_numbers(run: Run, num_steps: int = NUM_STEPS) -> None:
     assert max(run.differences) < SAME
 
 
-def assert_learnt(run: Run, by: float = 0.3) -> None:
-    """The mean reward of the last quarter is above the first quarter's."""
-    first, last = (sum(r) / QUARTER for r in (run.rewards[:QUARTER], run.rewards[-QUARTER:]))
-    assert last > first + by
-
-
 def test_at_every_step(policy: Path) -> None:
-    run = train(policy)
+    asleep: list[bool] = []
+
+    def watch(made: Any, run: Run) -> None:
+        from transformers import TrainerCallback
+
+        class Watch(TrainerCallback):
+            def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+                asleep.append(run.llm.is_sleeping())
+
+        made.add_callback(Watch())
+
+    run = train(policy, begin=watch)
     assert_same_numbers(run)
-    assert_learnt(run)
+    assert run.has_learnt(by=0.3)
+    assert asleep == [True] * NUM_STEPS
 
 
 def test_conversations_at_another_temperature(policy: Path) -> None:
     run = train(policy, prompts=CHATS, temperature=0.7)
     assert_same_numbers(run)
-    assert_learnt(run)
+    assert run.has_learnt(by=0.3)
 
 
-def test_without_new_weights(policy: Path) -> None:
-    """The measure sees it: an engine that keeps its first weights is far off at once."""
-    run = train(policy, begin=keep_first_weights, max_steps=3)
-    first, second, third = run.differences
-    assert first < SAME
-    assert second > OTHER
-    assert third > OTHER
-
-
-def keep_first_weights(trainer: Any, run: Run) -> None:
-    generation = trainer.vllm_generation
-    first = [(name, tensor.clone()) for name, tensor in generation._iter_named_params()]
-    generation._iter_named_params = lambda: iter(first)
-
-
-def test_lora(policy: Path) -> None:
-    from peft import LoraConfig
-
-    adapter = LoraConfig(r=8, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
-    run = train(policy, peft_config=adapter, learning_rate=2e-2)
+def test_without_sleep(policy: Path) -> None:
+    run = train(policy, vllm_enable_sleep_mode=False)
     assert_same_numbers(run)
-    assert_learnt(run, by=0.1)
+    assert run.has_learnt(by=0.3)
+
+
+def test_adapters_that_are_merged(policy: Path) -> None:
+    run = train(policy, peft_config=low_rank_adapter())
+    assert_same_numbers(run)
+    assert run.has_learnt(by=0.05)
+
+
+def test_old_weights_are_seen(policy: Path) -> None:
+    """The measure has teeth: an engine that gets its first weights each time is far off."""
+
+    def always_send_the_first(made: Any, run: Run) -> None:
+        generation = made.vllm_generation
+        first = [(name, tensor.clone()) for name, tensor in generation._iter_named_params()]
+        generation._iter_named_params = lambda: iter(first)
+
+    run = train(policy, begin=always_send_the_first, max_steps=3)
+    assert run.differences[0] < SAME
+    assert min(run.differences[1:]) > OTHER
+
+
+def test_weights_that_are_not_loaded_are_seen(
+    policy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RemoteModel, "load_weights", lambda self, weights: set())
+    run = train(policy, vllm_enable_sleep_mode=False, max_steps=3)
+    assert run.differences[0] < SAME
+    assert min(run.differences[1:]) > OTHER
+
+
+def test_an_engine_without_weights_refuses(policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sleep has dropped them, and nobody sends new ones: no garbage, but an error."""
+    monkeypatch.setattr(RemoteModel, "load_weights", lambda self, weights: set())
+    with pytest.raises(RequestError, match="weights"):
+        train(policy, max_steps=1)
 
 
 def test_a_regex(policy: Path) -> None:
-    """Numbers differ here by TRL's own doing: the trainer does not know of the mask."""
-    pattern = r"[a-f]{3}-[0-9]{2,5}"
-    run = train(policy, vllm_structured_outputs_regex=pattern, max_steps=4)
-    assert len(run.texts) == 4 * 16
-    assert all(re.fullmatch(pattern, text) for text in run.texts)
-    assert len(set(run.texts)) > len(run.texts) / 2
+    """TRL's correction has to be off: its trainer does not know of the mask, and would give
+    such completions, improbable without it, no weight in the loss."""
+    run = train(
+        policy, vllm_structured_outputs_regex=PATTERN, vllm_importance_sampling_correction=False
+    )
+    assert len(run.texts) == NUM_STEPS * 16
+    assert all(re.fullmatch(PATTERN, text) for text in run.texts)
+    assert len(set(run.texts)) > NUM_STEPS  # weights decide
+
+
+def test_several_updates_with_the_same_completions(policy: Path) -> None:
+    """TRL generates for four forward passes at once, uses them twice, and updates after two."""
+    run = train(
+        policy,
+        gradient_accumulation_steps=2,
+        steps_per_generation=4,
+        num_iterations=2,
+        max_steps=12,
+    )
+    assert max(run.differences) < SAME
+    assert run.rewards[-1] > run.rewards[0]
+
+
+def test_evaluation_between_steps(policy: Path) -> None:
+    """For which TRL wakes the engine within a step, and sends the weights once more."""
+    from datasets import Dataset
+
+    options = {
+        "eval_dataset": Dataset.from_list([{"prompt": prompt} for prompt in PLAIN]),
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "per_device_eval_batch_size": 8,
+        "max_steps": 4,
+    }
+    with trainer(policy, **options) as (made, _):
+        made.train()
+        evaluations = [entry for entry in made.state.log_history if "eval_reward" in entry]
+    assert len(evaluations) == 2
+    assert all(e["eval_sampling/sampling_logp_difference/max"] < SAME for e in evaluations)
 
 
 def test_rloo(policy: Path) -> None:
-    run = train(policy, kind="RLOO", max_steps=4)
-    assert len(run.rewards) == 4
+    run = train(policy, kind="RLOO", beta=0.0)
+    assert run.has_learnt(by=0.3)
+
+
+def test_what_trl_always_says_causes_no_warnings(
+    policy: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "shmllm"):
+        train(policy, max_steps=1)
+    assert not [record for record in caplog.records if record.name.startswith("shmllm")]

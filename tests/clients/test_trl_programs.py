@@ -1,0 +1,95 @@
+"""Whole programs that train with TRL: the example, and several processes under torchrun."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from client_helpers import needs
+from programs import ROOT, is_running, python, result_of, run_source
+
+pytestmark = [
+    pytest.mark.clients,
+    pytest.mark.usefixtures("no_leaks"),
+    needs("trl", "datasets"),
+]
+
+SAME = 1e-3
+NUM_STEPS = 3
+TESTS = {"PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}:{ROOT / 'tests'}"}
+TIMEOUT_S = 300
+
+ONLINE_DPO = """
+    import json, sys, warnings
+    from pathlib import Path
+
+    warnings.simplefilter("ignore")
+    from shmllm.compat import vllm
+
+    vllm.install()  # before trl is imported
+    from datasets import Dataset
+    from transformers import PreTrainedTokenizerFast, PrinterCallback, Qwen3ForCausalLM
+    from trl.experimental.online_dpo import OnlineDPOConfig, OnlineDPOTrainer
+
+    from grpo_runs import PLAIN, defaults, share_of_letters
+
+    rewards = []
+
+    def reward(prompts, completions, completion_ids, **_):
+        rewards.append([share_of_letters(text) for text in completions])
+        return rewards[-1]
+
+    directory = Path(sys.argv[1])
+    options = defaults(directory) | {"max_new_tokens": 16, "max_length": 64, "max_steps": 12}
+    del options["num_generations"], options["max_completion_length"]
+    trainer = OnlineDPOTrainer(
+        model=Qwen3ForCausalLM.from_pretrained(directory),
+        processing_class=PreTrainedTokenizerFast.from_pretrained(directory),
+        reward_funcs=reward,
+        args=OnlineDPOConfig(**options | {"learning_rate": 3e-3}),
+        train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in PLAIN * 32]),
+    )
+    trainer.remove_callback(PrinterCallback)
+    trainer.train()
+    print(json.dumps([sum(each) / len(each) for each in rewards]))
+"""
+
+
+def run_example(name: str, directory: Path) -> str:
+    """What it writes to stdout."""
+    done = python(str(ROOT / "examples" / name), cwd=directory, timeout=TIMEOUT_S)
+    assert done.returncode == 0, done.stderr.decode()[-8000:]
+    return done.stdout.decode()
+
+
+def test_the_example_learns_and_draws_it(tmp_path: Path) -> None:
+    out = run_example("grpo_colocate.py", tmp_path)
+    (first, last) = map(float, re.findall(r"^reward ([\d.]+) -> ([\d.]+)", out, re.MULTILINE)[0])
+    assert last > first + 0.3
+    page = (tmp_path / "grpo.html").read_text(encoding="utf-8").removeprefix("<!DOCTYPE html>")
+    kinds = [part.attrib.get("class") for part in ElementTree.fromstring(page).iter()]
+    assert kinds.count("line") == 2
+    assert kinds.count("span") > 2 * 12  # it slept in each step, and both panels show it
+
+
+def test_each_process_of_torchrun_has_an_engine_of_its_own(policy: Path) -> None:
+    driver = Path(__file__).parents[1] / "grpo_driver.py"
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    done = python(*torchrun, str(driver), str(policy), str(NUM_STEPS), timeout=TIMEOUT_S)
+    assert done.returncode == 0, done.stderr.decode()[-8000:]
+    ranks = [json.loads((policy / f"{rank}.json").read_text()) for rank in range(2)]
+    assert ranks[0]["engine"] != ranks[1]["engine"]
+    assert not set(ranks[0]["texts"]) & set(ranks[1]["texts"])
+    for rank in ranks:
+        assert len(rank["differences"]) == NUM_STEPS
+        assert max(rank["differences"]) < SAME
+        assert not is_running(rank["engine"])
+
+
+def test_a_trainer_that_looks_for_vllm_itself(policy: Path) -> None:
+    rewards = result_of(run_source(ONLINE_DPO, str(policy), timeout=TIMEOUT_S, env=TESTS))
+    assert len(rewards) == 12
+    assert sum(rewards[-3:]) > sum(rewards[:3])
