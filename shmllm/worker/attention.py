@@ -23,10 +23,8 @@ from shmllm.models.config import ModelConfig
 from shmllm.worker.arrays import LongArray
 from shmllm.worker.attention_groups import Group, context_limits, cut_spans, make_groups
 from shmllm.worker.attention_masks import MaskMaker
-from shmllm.worker.batch import InputBatch, StepInputs
+from shmllm.worker.batch import NO_ROWS, InputBatch, StepInputs
 from shmllm.worker.slabs import Slabs
-
-NO_ROWS: LongArray = np.zeros(0, np.int64)
 
 
 class AttentionBackend(Protocol):

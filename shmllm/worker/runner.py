@@ -24,7 +24,12 @@ from shmllm.worker.arena import Arena, CountingAllocator, make_arena
 from shmllm.worker.attention import PagedAttention
 from shmllm.worker.batch import InputBatch, StepInputs
 from shmllm.worker.grammar import GrammarCompiler
-from shmllm.worker.memory import check_weights_fit, packs_fit, size_kv_cache
+from shmllm.worker.memory import (
+    check_weights_fit,
+    keep_freed_memory,
+    packs_fit,
+    size_kv_cache,
+)
 from shmllm.worker.memory_owners import MemoryOwners
 from shmllm.worker.pooler import Pooler
 from shmllm.worker.prompt_embeds import PromptEmbeds, check_prompt_embeds
@@ -89,6 +94,7 @@ class ModelRunner:
         began = time.monotonic()
         num_threads = config.num_threads or len(os.sched_getaffinity(0))
         torch.set_num_threads(num_threads)
+        keep_freed_memory()
         model_config = ModelConfig.from_directory(Path(config.load.directory))
         max_model_len = _wanted_length(config.load, model_config)
         dtype_name = "float32" if config.load.dtype == "auto" else config.load.dtype
@@ -192,8 +198,7 @@ class ModelRunner:
             hidden = hidden.index_select(0, torch.from_numpy(inputs.sample_tokens))
         logits = self._model.compute_logits(hidden)
         computing_ns = prepared_ns, time.perf_counter_ns()
-        sample_positions = inputs.positions[inputs.sample_tokens] + 1
-        sampled = self._sampler(logits, inputs.sample_rows, sample_positions, masks)
+        sampled = self._sampler(logits, inputs.sample_rows, inputs.sample_positions, masks)
         self._batch.append(inputs, sampled.token_ids)
         ids = sampled.token_ids.tolist()
         return StepResult(ids, sampled.logprobs, prompt_logprobs, vectors, computing_ns)
