@@ -224,7 +224,7 @@ class PagedAttention:
             slots.index_copy_(0, self._slot_mapping, part)
         for row, begin, end, block_ids in self._missing:
             self._copy_blocks(layer, row, begin, end, block_ids)
-        if not len(self._slab_places):
+        if not self._slab_places.shape[0]:
             return
         for part, places in zip((key, value), self._in_slabs[layer], strict=True):
             if self._slab_tokens is not None:

@@ -36,6 +36,7 @@ from shmllm.worker.prompt_embeds import PromptEmbeds, check_prompt_embeds
 from shmllm.worker.sampler import Sampler
 from shmllm.worker.scoring import score_in_pieces
 from shmllm.worker.slabs import Slabs
+from shmllm.worker.threads import StepThreads
 from shmllm.worker.token_masks import TokenMasks
 
 Progress = Callable[[int, int], None]
@@ -93,12 +94,12 @@ class ModelRunner:
     def __init__(self, config: EngineConfig, on_progress: Progress | None = None) -> None:
         began = time.monotonic()
         num_threads = config.num_threads or len(os.sched_getaffinity(0))
-        torch.set_num_threads(num_threads)
         keep_freed_memory()
         model_config = ModelConfig.from_directory(Path(config.load.directory))
         max_model_len = _wanted_length(config.load, model_config)
         dtype_name = "float32" if config.load.dtype == "auto" else config.load.dtype
         dtype: torch.dtype = getattr(torch, dtype_name)
+        self._threads = StepThreads(model_config, dtype.itemsize, num_threads)
         self._load = config.load
         self._model, weights = _load_model(config.load, model_config, dtype, on_progress)
         block_shape = (config.cache.block_size, model_config.num_kv_heads, model_config.head_dim)
@@ -181,6 +182,7 @@ class ModelRunner:
         self._model.derive()
         self._batch.update(plan)
         inputs = self._batch.inputs(plan)
+        self._threads.set_for(plan.num_tokens, int(inputs.context_lens.sum()))
         self._attention.begin_step(inputs, self._batch)
         masks = self._masks.begin(plan.constraints)
         token_ids = torch.from_numpy(inputs.token_ids)
