@@ -29,7 +29,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         [..., dim] in x's dtype.
     """
     # mean square = |x|^2 / dim: a vector norm is one pass where square and mean are two.
-    wide = x.float()
+    wide = x if x.dtype is torch.float32 else x.float()
     norm = torch.linalg.vector_norm(wide, 2, -1, True)
     scale = torch.addcmul(_epsilon(eps, x.device), norm, norm, value=1 / x.shape[-1]).rsqrt_()
     if wide is x:
@@ -37,17 +37,16 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return wide.mul_(scale).to(x.dtype).mul_(weight)
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Adds the residual stream and normalises the sum.
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Adds a block's output to the residual stream, in place, and normalises the sum.
 
     Args:
         x: [..., dim], the output of the last block.
-        residual: [..., dim], x's dtype.
+        residual: [..., dim], x's dtype; becomes the sum.
         weight: [dim], x's dtype.
         eps: added to the mean square.
 
     Returns:
-        ``(rms_norm(x + residual), x + residual)``, both [..., dim] in x's dtype.
+        ``rms_norm(x + residual)``, [..., dim] in x's dtype.
     """
-    total = x + residual
-    return rms_norm(total, weight, eps), total
+    return rms_norm(residual.add_(x), weight, eps)

@@ -166,7 +166,8 @@ class DecoderModel:
             token_ids: [tokens] int64.
             positions: [tokens] int64, each token's place in its sequence.
             attention: called once per layer, in order.
-            embedded: [tokens, hidden] instead of what ``embed(token_ids)`` would give.
+            embedded: [tokens, hidden] instead of what ``embed(token_ids)`` would give; is
+                overwritten.
 
         Returns:
             [tokens, hidden] after the final norm.
@@ -178,7 +179,7 @@ class DecoderModel:
             hidden, residual = layer(hidden, residual, cos, sin, attention)
         if residual is None:
             return rms_norm(hidden, self.norm, self.config.rms_norm_eps)
-        return add_rms_norm(hidden, residual, self.norm, self.config.rms_norm_eps)[0]
+        return add_rms_norm(hidden, residual, self.norm, self.config.rms_norm_eps)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """[tokens] int64 -> [tokens, hidden]."""
@@ -277,9 +278,9 @@ class DecoderLayer:
         if residual is None:
             normed, residual = rms_norm(hidden, self.input_norm, self.eps), hidden
         else:
-            normed, residual = add_rms_norm(hidden, residual, self.input_norm, self.eps)
+            normed = add_rms_norm(hidden, residual, self.input_norm, self.eps)
         hidden = self.attention(normed, cos, sin, attention)
-        normed, residual = add_rms_norm(hidden, residual, self.post_attention_norm, self.eps)
+        normed = add_rms_norm(hidden, residual, self.post_attention_norm, self.eps)
         return self.mlp(normed), residual
 
     def linears(self) -> tuple[Linear, ...]:

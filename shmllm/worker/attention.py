@@ -23,10 +23,8 @@ from shmllm.models.config import ModelConfig
 from shmllm.worker.arrays import LongArray
 from shmllm.worker.attention_groups import Group, context_limits, cut_spans, make_groups
 from shmllm.worker.attention_masks import MaskMaker
-from shmllm.worker.batch import InputBatch, StepInputs
+from shmllm.worker.batch import NO_ROWS, InputBatch, StepInputs
 from shmllm.worker.slabs import Slabs
-
-NO_ROWS: LongArray = np.zeros(0, np.int64)
 
 
 class AttentionBackend(Protocol):
@@ -226,7 +224,7 @@ class PagedAttention:
             slots.index_copy_(0, self._slot_mapping, part)
         for row, begin, end, block_ids in self._missing:
             self._copy_blocks(layer, row, begin, end, block_ids)
-        if not len(self._slab_places):
+        if not self._slab_places.shape[0]:
             return
         for part, places in zip((key, value), self._in_slabs[layer], strict=True):
             if self._slab_tokens is not None:

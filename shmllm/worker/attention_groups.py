@@ -22,7 +22,7 @@ from shmllm.core.plan import PADDING_BLOCK_ID
 from shmllm.worker.arrays import LongArray
 from shmllm.worker.batch import InputBatch, StepInputs
 
-MAX_QUERY_ROWS = 128
+MAX_QUERY_ROWS = 64
 """Queries of a span. Shorter ones see less of the future, which is computed and masked, and
 cost more calls."""
 

@@ -14,6 +14,8 @@ from shmllm.core.plan import Admission, StepPlan
 from shmllm.worker.arrays import IntArray, LongArray
 from shmllm.worker.edits import RowEdits, needs_edits
 
+NO_ROWS: LongArray = np.zeros(0, np.int64)
+
 
 @dataclass(slots=True)
 class StepInputs:
@@ -29,6 +31,7 @@ class StepInputs:
         context_lens: (S,) int64, tokens of each request once the step is done.
         sample_tokens: (N,) int64, which of the T tokens get a successor sampled.
         sample_rows: (N,) int64, their rows.
+        sample_positions: (N,) int64, the position that each sampled token will have.
         fresh_rows: (A,) int64, rows that got another request with this step.
     """
 
@@ -41,6 +44,7 @@ class StepInputs:
     context_lens: LongArray
     sample_tokens: LongArray
     sample_rows: LongArray
+    sample_positions: LongArray
     fresh_rows: LongArray
 
 
@@ -68,6 +72,8 @@ class InputBatch:
         self.top_p = np.ones(num_rows, np.float32)
         self.min_p = np.zeros(num_rows, np.float32)
         self.seeds = np.zeros(num_rows, np.uint64)
+        self._ones = np.ones(num_rows, np.int64)
+        self._indices = np.arange(num_rows)
         self.edits: dict[int, RowEdits] = {}
         self.logprobs: dict[int, int] = {}
 
@@ -99,16 +105,22 @@ class InputBatch:
         """The arrays of a step whose admissions and appends were taken in."""
         rows = np.array(plan.rows, np.int64)
         starts = np.array(plan.starts, np.int64)
-        counts = np.array(plan.counts, np.int64)
-        ends = np.cumsum(counts)
-        first_tokens = ends - counts
-        if plan.num_tokens == len(plan.rows):
-            token_rows, positions = rows, starts
+        fresh = [admission.row for admission in plan.admissions]
+        is_decode = plan.num_tokens == len(rows)
+        if is_decode:
+            counts, first_tokens = self._ones[: len(rows)], self._indices[: len(rows)]
+            token_rows, positions, context_lens = rows, starts, starts + 1
         else:
+            counts = np.array(plan.counts, np.int64)
+            first_tokens = np.cumsum(counts) - counts
             token_rows = np.repeat(rows, counts)
             positions = np.arange(plan.num_tokens) + np.repeat(starts - first_tokens, counts)
-        blocks = self.block_table[token_rows, positions // self.block_size]
+            context_lens = starts + counts
         samples = np.array(plan.samples, np.int64)
+        if len(samples) == len(rows):
+            samples = self._indices[: len(rows)]
+        sample_rows, sample_positions = rows[samples], context_lens[samples]
+        blocks = self.block_table[token_rows, positions // self.block_size]
         return StepInputs(
             token_ids=self.token_ids[token_rows, positions].astype(np.int64),
             positions=positions,
@@ -116,14 +128,17 @@ class InputBatch:
             rows=rows,
             first_tokens=first_tokens,
             counts=counts,
-            context_lens=starts + counts,
-            sample_tokens=ends[samples] - 1,
-            sample_rows=rows[samples],
-            fresh_rows=np.array([admission.row for admission in plan.admissions], np.int64),
+            context_lens=context_lens,
+            sample_tokens=samples if is_decode else (first_tokens + counts)[samples] - 1,
+            sample_rows=sample_rows,
+            sample_positions=sample_positions,
+            fresh_rows=np.array(fresh, np.int64) if fresh else NO_ROWS,
         )
 
     def append(self, inputs: StepInputs, sampled: LongArray) -> None:
         """Put each sampled token behind the token that it follows."""
-        positions = inputs.positions[inputs.sample_tokens] + 1
+        rows, positions = inputs.sample_rows, inputs.sample_positions
         fits = positions < self.token_ids.shape[1]
-        self.token_ids[inputs.sample_rows[fits], positions[fits]] = sampled[fits]
+        if not fits.all():
+            rows, positions, sampled = rows[fits], positions[fits], sampled[fits]
+        self.token_ids[rows, positions] = sampled

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +14,18 @@ from shmllm.errors import EngineStartError
 DEFAULT_KV_CACHE_BYTES = 2**31
 DEFAULT_KV_CACHE_FRACTION = 4
 MIB = 2**20
+LARGEST_KEPT_BYTES = 32 * MIB
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
+
+
+def keep_freed_memory() -> None:
+    """Have the C library keep what a step's tensors free for the next step. Otherwise every
+    tensor above some 100 KiB is mapped and faulted in anew: a tenth of a prompt's time.
+    What is larger than the limit, and `malloc_trim`, still give memory back."""
+    with contextlib.suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_MMAP_THRESHOLD, LARGEST_KEPT_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, 8 * LARGEST_KEPT_BYTES)
 
 
 def _read_int(path: str) -> int | None:

@@ -24,13 +24,19 @@ from shmllm.worker.arena import Arena, CountingAllocator, make_arena
 from shmllm.worker.attention import PagedAttention
 from shmllm.worker.batch import InputBatch, StepInputs
 from shmllm.worker.grammar import GrammarCompiler
-from shmllm.worker.memory import check_weights_fit, packs_fit, size_kv_cache
+from shmllm.worker.memory import (
+    check_weights_fit,
+    keep_freed_memory,
+    packs_fit,
+    size_kv_cache,
+)
 from shmllm.worker.memory_owners import MemoryOwners
 from shmllm.worker.pooler import Pooler
 from shmllm.worker.prompt_embeds import PromptEmbeds, check_prompt_embeds
 from shmllm.worker.sampler import Sampler
 from shmllm.worker.scoring import score_in_pieces
 from shmllm.worker.slabs import Slabs
+from shmllm.worker.threads import StepThreads
 from shmllm.worker.token_masks import TokenMasks
 
 Progress = Callable[[int, int], None]
@@ -88,11 +94,12 @@ class ModelRunner:
     def __init__(self, config: EngineConfig, on_progress: Progress | None = None) -> None:
         began = time.monotonic()
         num_threads = config.num_threads or len(os.sched_getaffinity(0))
-        torch.set_num_threads(num_threads)
+        keep_freed_memory()
         model_config = ModelConfig.from_directory(Path(config.load.directory))
         max_model_len = _wanted_length(config.load, model_config)
         dtype_name = "float32" if config.load.dtype == "auto" else config.load.dtype
         dtype: torch.dtype = getattr(torch, dtype_name)
+        self._threads = StepThreads(model_config, dtype.itemsize, num_threads)
         self._load = config.load
         self._model, weights = _load_model(config.load, model_config, dtype, on_progress)
         block_shape = (config.cache.block_size, model_config.num_kv_heads, model_config.head_dim)
@@ -175,6 +182,7 @@ class ModelRunner:
         self._model.derive()
         self._batch.update(plan)
         inputs = self._batch.inputs(plan)
+        self._threads.set_for(plan.num_tokens, int(inputs.context_lens.sum()))
         self._attention.begin_step(inputs, self._batch)
         masks = self._masks.begin(plan.constraints)
         token_ids = torch.from_numpy(inputs.token_ids)
@@ -192,8 +200,7 @@ class ModelRunner:
             hidden = hidden.index_select(0, torch.from_numpy(inputs.sample_tokens))
         logits = self._model.compute_logits(hidden)
         computing_ns = prepared_ns, time.perf_counter_ns()
-        sample_positions = inputs.positions[inputs.sample_tokens] + 1
-        sampled = self._sampler(logits, inputs.sample_rows, sample_positions, masks)
+        sampled = self._sampler(logits, inputs.sample_rows, inputs.sample_positions, masks)
         self._batch.append(inputs, sampled.token_ids)
         ids = sampled.token_ids.tolist()
         return StepResult(ids, sampled.logprobs, prompt_logprobs, vectors, computing_ns)

@@ -67,9 +67,10 @@ def test_a_rows_norm_does_not_depend_on_the_batch(dtype: torch.dtype) -> None:
 def test_add_rms_norm_is_add_then_norm(dtype: torch.dtype) -> None:
     x, residual = random(9, 32, dtype=dtype), random(9, 32, dtype=dtype, seed=1)
     weight = random(32, dtype=dtype, seed=2)
-    normed, total = add_rms_norm(x, residual, weight, 1e-6)
-    assert torch.equal(total, x + residual)
-    assert torch.equal(normed, rms_norm(x + residual, weight, 1e-6))
+    total = x + residual
+    normed = add_rms_norm(x, residual, weight, 1e-6)
+    assert torch.equal(residual, total)
+    assert torch.equal(normed, rms_norm(total, weight, 1e-6))
 
 
 def tables(tokens: int, dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -121,7 +122,7 @@ def test_inputs_stay_as_they_were() -> None:
     inputs = [x, residual, weight, cos, sin]
     before = [tensor.clone() for tensor in inputs]
     rms_norm(x, weight, 1e-6)
-    add_rms_norm(x, residual, weight, 1e-6)
+    add_rms_norm(x, residual.clone(), weight, 1e-6)
     apply_rope(x, residual, cos.unsqueeze(1), signed(sin))
     silu_and_mul(x)
     assert all(torch.equal(now, then) for now, then in zip(inputs, before, strict=True))
