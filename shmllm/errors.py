@@ -2,7 +2,8 @@
 
     ShmLLMError
     ├── RequestError (ValueError)     this request is wrong; the engine lives on
-    │   └── EnginePausedError         it is not wrong: try again when the engine goes on
+    │   ├── EnginePausedError         it is not wrong: try again when the engine goes on
+    │   └── CallOrderError (RuntimeError)   calls that belong together came out of order
     ├── EngineStartError              the engine did not come up; says why
     ├── EngineDeadError               the engine died; every request of it is lost
     ├── CallError                     what the engine was asked to do raised; it lives on
@@ -31,6 +32,10 @@ class RequestError(ShmLLMError, ValueError):
 class EnginePausedError(RequestError):
     """The engine was told to finish what it has and to take nothing new meanwhile. The same
     request can be sent again when it goes on."""
+
+
+class CallOrderError(RequestError, RuntimeError):
+    """A call that has to follow another one, or must not. Nothing was done."""
 
 
 class EngineStartError(ShmLLMError):
@@ -116,3 +121,9 @@ class MessageTooLargeError(IpcError):
 
 class IpcTimeoutError(IpcError, TimeoutError):
     """A wait that reached its deadline."""
+
+
+REFUSALS: dict[str, type[RequestError]] = {
+    kind.__name__: kind for kind in (RequestError, EnginePausedError, CallOrderError)
+}
+"""What an engine refuses with, by the name that travels."""

@@ -160,6 +160,15 @@ class RequestMetrics:
 
 
 @dataclass(slots=True)
+class WeightVersionSpan:
+    """Output tokens [start, end) were sampled with the weights of this version."""
+
+    version: int | str
+    start: int
+    end: int
+
+
+@dataclass(slots=True)
 class CompletionOutput:
     """One completion of a prompt.
 
@@ -170,6 +179,8 @@ class CompletionOutput:
         finish_reason: "stop", "length", "repetition", "abort", "error", or None while it
             goes on.
         stop_reason: the stop string or stop token id that ended it; None otherwise.
+        weight_versions: of the weights that sampled its tokens: one span, more where weights
+            changed on the way, none without tokens. None until it has finished.
         lora_request: None, for code that reads it.
     """
 
@@ -180,6 +191,7 @@ class CompletionOutput:
     logprobs: Any = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    weight_versions: list[WeightVersionSpan] | None = None
     lora_request: None = field(default=None, repr=False)
 
     def finished(self) -> bool:

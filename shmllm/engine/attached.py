@@ -134,9 +134,9 @@ class AttachedEngineClient(ChannelEngineClient):
     def close(self) -> None:
         self._finalizer()
 
-    def _check_alive(self) -> None:
-        super()._check_alive()
-        if not self._inbox:
+    def _check_alive(self, call: int | None = None) -> None:
+        super()._check_alive(call)
+        if not self._has_unread(call):
             self._check_admitted()
 
     def _make_room(self) -> None:

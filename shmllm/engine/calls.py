@@ -50,6 +50,26 @@ def _slept(done: Slept) -> dict[str, Any]:
     return {"report": done.report.to_json(), "warning": done.warning}
 
 
+def _start_weights(core: EngineCore, client: int, argument: Any) -> None:
+    core.weights.start(client)
+
+
+def _check_weights(core: EngineCore, client: int, argument: Any) -> None:
+    core.weights.check(client)
+
+
+def _finish_weights(core: EngineCore, client: int, argument: Any) -> list[str]:
+    return core.weights.finish(client, **argument)
+
+
+def _abandon_weights(core: EngineCore, client: int, argument: Any) -> None:
+    core.weights.abandon(client)
+
+
+def _get_weight_version(core: EngineCore, client: int, argument: Any) -> int | str:
+    return core.weights.version
+
+
 _ANSWERS: dict[Method, Callable[[EngineCore, int, Any], Any]] = {
     Method.RESET_PREFIX_CACHE: _reset_prefix_cache,
     Method.PAUSE: _pause,
@@ -57,6 +77,11 @@ _ANSWERS: dict[Method, Callable[[EngineCore, int, Any], Any]] = {
     Method.TRACE: _trace,
     Method.SLEEP: _sleep,
     Method.WAKE_UP: _wake_up,
+    Method.START_WEIGHTS: _start_weights,
+    Method.CHECK_WEIGHTS: _check_weights,
+    Method.FINISH_WEIGHTS: _finish_weights,
+    Method.ABANDON_WEIGHTS: _abandon_weights,
+    Method.GET_WEIGHT_VERSION: _get_weight_version,
 }
 
 
@@ -80,6 +105,6 @@ def reply_with(number: int, work: Callable[[], str]) -> Reply:
         return Reply(number, True, work())
     except Exception as problem:
         is_expected = isinstance(problem, RequestError)
-        kind = "" if is_expected else type(problem).__name__
+        kind = type(problem).__name__
         words = "" if is_expected else traceback.format_exc()
         return Reply(number, False, json.dumps([kind, str(problem), words]))

@@ -14,20 +14,22 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from shmllm.config import EngineFacts
+from shmllm.engine.client_protocol import EngineClient, EngineLife, Event, Lease, LoadProgress
+from shmllm.engine.weight_bucket import BUCKET_BYTES
 from shmllm.engine.worker_call import WorkerCall
 from shmllm.engine.worker_client import decode_work, drop_answer, encode_work
 from shmllm.errors import (
+    REFUSALS,
     CallError,
     EngineDeadError,
     IpcTimeoutError,
     ProtocolMismatchError,
-    RequestError,
 )
 from shmllm.ipc.channel import ClientChannel
-from shmllm.ipc.slots import SlotRef
+from shmllm.ipc.slots import Slot, SlotRef
 from shmllm.ipc.tensors import TensorWriter
 from shmllm.ipc.wait import WaitPolicy
 from shmllm.logprobs import PromptLogprobs
@@ -50,102 +52,16 @@ from shmllm.wire.messages import (
     Reply,
     Text,
     Trace,
+    Weights,
+    WeightVersion,
     Work,
 )
 
+__all__ = ["ChannelEngineClient", "EngineClient", "EngineLife", "Event", "Lease", "LoadProgress"]
+
 logger = logging.getLogger(__name__)
 
-Event = OutputColumns | PromptLogprobs | Embeddings | Rejected
-LoadProgress = Callable[[int, int], None]
-
 CALL_TIMEOUT_S = 60.0
-
-
-class EngineClient(Protocol):
-    """What a front end needs of an engine.
-
-    Attributes:
-        connection: tells this connection to an engine from all others.
-        on_trace: called with a directory when the engine wants this front end to record in
-            it what it does.
-    """
-
-    facts: EngineFacts
-    connection: int
-    on_trace: Callable[[str], None]
-
-    @property
-    def pid(self) -> int:
-        """Of the engine's process."""
-
-    def add(self, request: AddRequest | PoolRequest, embeds: Any = None) -> None:
-        """Submit a request; its number was never used before.
-
-        Args:
-            embeds: (tokens, hidden) tensor or array on the CPU, if the prompt is given as
-                embeddings; the request has any token ids in their places.
-        """
-
-    def abort(self, numbers: Sequence[int]) -> None:
-        """End requests; those that still ran report it as an event."""
-
-    def poll(self, timeout_s: float) -> list[Event]:
-        """Events in order; waits at most `timeout_s` for the first. May return early, empty."""
-
-    def wake(self) -> None:
-        """Have a `poll` that waits in another thread return now."""
-
-    def call(self, method: Method, argument: Any = None) -> Any:
-        """Ask the engine for something and wait for the answer.
-
-        Args:
-            method: what.
-            argument: a JSON value.
-
-        Raises:
-            RequestError: the engine refused.
-            CallError: it raised an exception.
-        """
-
-    def run_on_worker(self, call: WorkerCall, timeout_s: float | None = None) -> Any:
-        """Have the engine's worker do something between two steps, and wait for the result.
-
-        Args:
-            call: what.
-            timeout_s: how long to wait; None waits as long as the engine lives.
-
-        Raises:
-            RequestError: it cannot cross, or the engine refused.
-            CallError: it raised an exception.
-            IpcTimeoutError: no answer in time. What was begun is not undone.
-        """
-
-    def trace(self, recorder: Recorder | None) -> None:
-        """Record what passes through this connection; None: no more."""
-
-    def stats(self) -> dict[str, int]:
-        """The engine's counters and gauges, by lower-case name."""
-
-    def health(self) -> str:
-        """The engine's state in words: "ready", "stalled 7 s in step 12", "dead"."""
-
-    def stop(self) -> None:
-        """Begin to close: whoever waits in another thread gets an error. Idempotent."""
-
-    def close(self) -> None:
-        """End the engine, or only leave it if it was there before. Idempotent."""
-
-
-class EngineLife(Protocol):
-    """Whether the engine process is there, and how it ended."""
-
-    pid: int
-
-    def wait(self, timeout_s: float) -> bool:
-        """Whether it has ended, after waiting for that at most `timeout_s`."""
-
-    def exit_status(self) -> tuple[int | None, int | None]:
-        """(exit code, signal) of the ended engine, None for what cannot be known."""
 
 
 class ChannelEngineClient:
@@ -229,6 +145,16 @@ class ChannelEngineClient:
             raise IpcTimeoutError(f"the worker did not answer in {timeout_s:g} s")
         return decode_work(self._channel, call, _content(reply))
 
+    def claim_bucket(self) -> Slot:
+        while (slot := self._channel.slots.claim(BUCKET_BYTES)) is None:
+            self._pause()
+        return slot
+
+    def send_bucket(self, bucket: Lease, pieces: str) -> None:
+        assert isinstance(bucket, Slot)
+        message = Weights(bucket.publish(), pieces)
+        self._send(Kind.WEIGHTS, codec.encode_weights(message))
+
     def _number_call(self) -> int:
         self._next_call += 1
         return self._next_call
@@ -236,7 +162,7 @@ class ChannelEngineClient:
     def _await_reply(self, number: int, deadline: float | None) -> Reply | None:
         while number not in self._replies:
             if not self._channel.wait(deadline):
-                self._check_alive()
+                self._check_alive(number)
                 if deadline is not None and time.monotonic() >= deadline:
                     return None
             self._drain()
@@ -299,7 +225,7 @@ class ChannelEngineClient:
             return
         message = codec.decode(kind, record)
         match message:
-            case OutputColumns() | PromptLogprobs() | Embeddings() | Rejected():
+            case OutputColumns() | PromptLogprobs() | Embeddings() | Rejected() | WeightVersion():
                 self._inbox.append(message)
             case Reply():
                 self._take_reply(message)
@@ -341,14 +267,19 @@ class ChannelEngineClient:
         self._channel.set_policy(policy)
         return self.facts
 
-    def _check_alive(self) -> None:
-        """Raise EngineDeadError if the engine is gone and left nothing unread."""
+    def _check_alive(self, call: int | None = None) -> None:
+        """Raise EngineDeadError if the engine is gone and left nothing of what is waited for:
+        the reply to a call, or else events."""
         if not self._engine.wait(0):
             return
         self._drain()
-        if self._inbox or self._replies or self._startup is not None:
-            return
-        self._raise_death()
+        if not self._has_unread(call):
+            self._raise_death()
+
+    def _has_unread(self, call: int | None) -> bool:
+        if call is not None:
+            return call in self._replies
+        return bool(self._inbox) or self._startup is not None
 
     def _raise_death(self) -> NoReturn:
         """Raise EngineDeadError with all that is known of the cause."""
@@ -376,4 +307,6 @@ def _content(reply: Reply) -> Any:
     if reply.ok:
         return content
     kind, message, words = content
-    raise CallError(f"{kind}: {message}", words) if kind else RequestError(message)
+    if kind in REFUSALS:
+        raise REFUSALS[kind](message)
+    raise CallError(f"{kind}: {message}", words)

@@ -23,6 +23,7 @@ from shmllm.core.request import Request
 from shmllm.core.scheduler import Failure, Scheduler
 from shmllm.core.sleeping import Level, Memory
 from shmllm.engine.sleeper import Sleeper, Slept
+from shmllm.engine.weight_updates import WeightUpdates
 from shmllm.errors import EnginePausedError, RequestError
 from shmllm.outputs import FinishReason, OutputColumns
 from shmllm.pooling_params import Pooling
@@ -39,6 +40,10 @@ class Runner(Protocol):
     @property
     def memory(self) -> Memory:
         """What can be given back while the engine sleeps."""
+
+    @property
+    def model(self) -> Any:
+        """What computes; its weights may be replaced between two steps."""
 
     def execute(self, plan: StepPlan) -> StepResult: ...
     def compile_grammar(self, text: str) -> CompiledGrammar: ...
@@ -94,6 +99,7 @@ class EngineCore:
         phases: where the time went.
         holds: who has the engine hold still.
         sleeper: gives memory back, and has it again.
+        weights: their updates, and the version in force.
     """
 
     def __init__(
@@ -111,6 +117,9 @@ class EngineCore:
         self.holds = Holds()
         self.sleeper = Sleeper(self.scheduler, self._kv_cache, self.holds, runner.memory)
         self._aborted: list[tuple[int, OutputColumns]] = []
+        self.weights = WeightUpdates(
+            lambda: self.runner.model, self.weights_written, self.abort_all
+        )
         self._grammars = GrammarQueue(self.scheduler, runner.compile_grammar, wake)
         self._next_seed = UNSEEDED | (config.load.seed % 2**31 << 32)
 
@@ -251,7 +260,7 @@ class EngineCore:
                 "pause with mode 'keep' or 'abort'"
             )
         if mode is PauseMode.ABORT:
-            self._abort_all()
+            self.abort_all()
         self.holds.add(client, PAUSES[mode])
         return self.scheduler.num_running + self.scheduler.num_waiting
 
@@ -267,21 +276,23 @@ class EngineCore:
         if mode is PauseMode.WAIT and (unfinished := self.sleeper.drain(client)):
             return unfinished
         if mode is PauseMode.ABORT:
-            self._abort_all()
+            self.abort_all()
         return self.sleeper.sleep(client, level, mode)
 
     def forget_client(self, client: int) -> None:
         """A front end is gone: end its requests and what it asked the engine for."""
         self.resume(client)
         self.sleeper.stop_draining(client)
+        self.weights.abandon(client)
         self.scheduler.abort_client(client)
 
-    def _abort_all(self) -> None:
-        for each, numbers in self.scheduler.unfinished().items():
-            self._aborted.append((each, self.abort(each, numbers)))
+    def abort_all(self) -> None:
+        """End all requests now; `take_aborted` has their last rows."""
+        for client, numbers in self.scheduler.unfinished().items():
+            self._aborted.append((client, self.abort(client, numbers)))
 
     def take_aborted(self) -> list[tuple[int, OutputColumns]]:
-        """Last rows, by front end, of the requests that a pause ended."""
+        """Last rows, by front end, of the requests that were ended from the engine's side."""
         aborted, self._aborted = self._aborted, []
         return aborted
 
@@ -310,10 +321,15 @@ class EngineCore:
         failures, self.scheduler.failures = self.scheduler.failures, []
         return failures
 
-    def weights_changed(self) -> None:
-        """Forget every cached prefix, also while requests run: weights were written. These
-        requests go on with the keys and values they have, which no other will find."""
-        self.scheduler.forget_prefixes()
+    def weights_written(self, forget_prefixes: bool = True) -> None:
+        """Weights were. Requests that run go on with the keys and values they have.
+
+        Args:
+            forget_prefixes: forget every cached prefix, also of those that run: no other
+                request will find them.
+        """
+        if forget_prefixes:
+            self.scheduler.forget_prefixes()
         self.sleeper.weights_written()
 
     def reset_prefix_cache(self, preempt_running: bool = False) -> bool:

@@ -17,18 +17,29 @@ from shmllm.config import EngineConfig, EngineFacts
 from shmllm.core.observer import NOBODY
 from shmllm.engine.admission import admit
 from shmllm.engine.calls import answer
-from shmllm.engine.client import Event
+from shmllm.engine.client import Event, Lease
 from shmllm.engine.core import EngineCore
 from shmllm.engine.tracer import EngineTracer
+from shmllm.engine.weight_bucket import BUCKET_BYTES, pieces_of
 from shmllm.engine.worker import Worker
 from shmllm.engine.worker_call import WorkerCall
 from shmllm.errors import CallError, ShmLLMError
 from shmllm.tracing.layout import Moment, Type
 from shmllm.tracing.recorder import Recorder
-from shmllm.wire.messages import AddRequest, Method, PoolRequest, Rejected
+from shmllm.wire.messages import AddRequest, Method, PoolRequest, Rejected, WeightVersion
 
 CLIENT = 0
 IDLE_S = 0.001
+
+
+class _Bucket:
+    """Memory for new weights."""
+
+    def __init__(self) -> None:
+        self.buffer = memoryview(bytearray(BUCKET_BYTES))
+
+    def abort(self) -> None:
+        """It goes with its last user."""
 
 
 class LocalEngineClient:
@@ -88,9 +99,10 @@ class LocalEngineClient:
         """Nothing to do: no `poll` waits for long."""
 
     def call(self, method: Method, argument: Any = None) -> Any:
-        content = answer(self._core, CLIENT, method, argument)
-        self._events += [columns for _, columns in self._core.take_aborted()]
-        return content
+        try:
+            return answer(self._core, CLIENT, method, argument)
+        finally:
+            self._take_news()
 
     def run_on_worker(self, call: WorkerCall, timeout_s: float | None = None) -> Any:
         """As in another process, but for `timeout_s`: it runs in the caller's thread, and
@@ -102,6 +114,15 @@ class LocalEngineClient:
         except Exception as problem:
             words = traceback.format_exc()
             raise CallError(f"{type(problem).__name__}: {problem}", words) from problem
+        finally:
+            self._take_news()
+
+    def claim_bucket(self) -> Lease:
+        return _Bucket()
+
+    def send_bucket(self, bucket: Lease, pieces: str) -> None:
+        parts = pieces_of(pieces, len(bucket.buffer))
+        self._core.weights.stage(CLIENT, parts, bucket.buffer)
 
     def trace(self, recorder: Recorder | None) -> None:
         self._recorder = recorder
@@ -132,6 +153,12 @@ class LocalEngineClient:
 
     def close(self) -> None:
         self._events.clear()
+
+    def _take_news(self) -> None:
+        """What a call did to requests and weights."""
+        self._events += [columns for _, columns in self._core.take_aborted()]
+        if (version := self._core.weights.take_news()) is not None:
+            self._events.append(WeightVersion(version))
 
 
 def _nobody_asks(directory: str) -> None:

@@ -30,9 +30,11 @@ from shmllm.engine.calls import reply_to
 from shmllm.engine.core import EngineCore
 from shmllm.engine.doorkeeper import Doorkeeper
 from shmllm.engine.log import log_to_stderr
+from shmllm.engine.outbox import Outbox
 from shmllm.engine.reporter import Reporter
 from shmllm.engine.session import RECORDS_PER_TURN, Session
 from shmllm.engine.tracing import Tracing
+from shmllm.engine.weight_bucket import pieces_of
 from shmllm.engine.worker_desk import WorkerDesk
 from shmllm.errors import ProtocolMismatchError, SegmentError, ShmLLMError
 from shmllm.ipc import registry
@@ -40,7 +42,6 @@ from shmllm.ipc.channel import ControlPage, CoreWaiter
 from shmllm.ipc.layout import EngineState, SegmentKind
 from shmllm.ipc.segment import Segment
 from shmllm.ipc.wait import WaitPolicy
-from shmllm.outputs import OutputColumns
 from shmllm.wire import codec
 from shmllm.wire.messages import (
     PROTOCOL_VERSION,
@@ -56,6 +57,7 @@ from shmllm.wire.messages import (
     Rejected,
     Shutdown,
     Text,
+    Weights,
     Work,
 )
 
@@ -99,6 +101,7 @@ class EngineProcess:
         )
         self._sessions: dict[int, Session] = self._doorkeeper.sessions
         self._tracing = Tracing(self._sessions, path)
+        self._outbox = Outbox(self._sessions)
         self._next_liveness = 0.0
         self._phase = Phase.RUNNING
         self._drain_deadline = 0.0
@@ -184,7 +187,7 @@ class EngineProcess:
             if isinstance(problem, ShmLLMError):
                 return Failed(str(problem), "")
             return Failed(f"{type(problem).__name__}: {problem}", traceback.format_exc())
-        self._core = core
+        self._core = self._outbox.core = core
         self._tracing.loaded(core)
         self._desk = WorkerDesk(core, self._path is None or config.client.allow_callables)
         self._waiter.set_policy(WaitPolicy.named(config.client.wait_policy))
@@ -273,7 +276,8 @@ class EngineProcess:
 
     def _welcome(self, session: Session) -> None:
         assert self._core is not None
-        self._send(session, Kind.READY, codec.encode_text(Text(self._core.facts.to_json())))
+        self._outbox.send(session, Kind.READY, codec.encode_text(Text(self._core.facts.to_json())))
+        self._outbox.send_version(session, self._core.weights.version)
 
     def _take_requests(self) -> None:
         began_ns = time.perf_counter_ns()
@@ -291,30 +295,18 @@ class EngineProcess:
         stepped_ns = time.perf_counter_ns()
         self._report.state(core)
         for place, columns in outputs.items():
-            self._publish(place, columns)
+            self._outbox.publish(place, columns)
         for failure in core.take_failures():
-            self._reject(failure.client, Rejected(failure.number, failure.message))
+            self._outbox.reject(failure.client, Rejected(failure.number, failure.message))
         has_run = core.scheduler.stats.steps > steps
         if has_run:
             self._report.step(core.phases, stepped_ns, time.perf_counter_ns(), outputs)
             self._tracing.observer.published(stepped_ns)
         return has_run
 
-    def _publish(self, place: int, columns: OutputColumns) -> None:
-        if (session := self._sessions.get(place)) is None:
-            return
-        columns.time_ns = time.monotonic_ns()
-        for kind, parts in codec.encode_step(columns):
-            self._send(session, kind, parts)
-
-    def _send(self, session: Session, kind: Kind, parts: codec.Parts) -> None:
-        session.send(kind, parts)
-        if session.is_stuck and self._core is not None:
-            self._core.scheduler.pause_client(session.place)
-
     def _abort_everything(self, core: EngineCore) -> None:
         for place, numbers in core.scheduler.unfinished().items():
-            self._publish(place, core.abort(place, numbers))
+            self._outbox.publish(place, core.abort(place, numbers))
         for session in self._sessions.values():
             session.flush()
 
@@ -331,18 +323,24 @@ class EngineProcess:
             case Abort() if core is not None:
                 columns = core.abort(session.place, message.numbers)
                 self._report.state(core)
-                self._publish(session.place, columns)
+                self._outbox.publish(session.place, columns)
             case Call(method=Method.TRACE):
-                self._send(session, Kind.REPLY, codec.encode_reply(self._tracing.reply_to(message)))
+                reply = self._tracing.reply_to(message)
+                self._outbox.send(session, Kind.REPLY, codec.encode_reply(reply))
             case Call() if core is not None:
                 reply = reply_to(core, session.place, message)
                 self._report.state(core)
-                for place, columns in core.take_aborted():
-                    self._publish(place, columns)
-                self._send(session, Kind.REPLY, codec.encode_reply(reply))
-            case Work() if self._desk is not None:
+                self._outbox.publish_news(core)
+                self._outbox.send(session, Kind.REPLY, codec.encode_reply(reply))
+            case Work() if core is not None and self._desk is not None:
                 reply = self._desk.reply_to(session.channel, message)
-                self._send(session, Kind.REPLY, codec.encode_reply(reply))
+                self._report.state(core)
+                self._outbox.publish_news(core)
+                self._outbox.send(session, Kind.REPLY, codec.encode_reply(reply))
+            case Weights() if core is not None:
+                with session.borrowed(message.slot) as bucket:
+                    pieces = pieces_of(message.json, len(bucket))
+                    core.weights.stage(session.place, pieces, bucket)
             case Shutdown():
                 self._drain_deadline = time.monotonic() + message.drain_s
                 self._phase = Phase.DRAINING if message.drain_s > 0 else Phase.STOPPING
@@ -356,11 +354,7 @@ class EngineProcess:
             rejected = admit(core, session.place, message, embeds)
         if rejected is not None:
             self._tracing.observer.rejected(session.place, rejected.number)
-            self._reject(session.place, rejected)
-
-    def _reject(self, place: int, rejected: Rejected) -> None:
-        if (session := self._sessions.get(place)) is not None:
-            self._send(session, Kind.REJECTED, codec.encode_rejected(rejected))
+            self._outbox.reject(session.place, rejected)
 
 
 def _run_private(control_fd: int, client_fd: int, front_end_pidfd: int) -> int:

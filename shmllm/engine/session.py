@@ -134,6 +134,16 @@ class Session:
         except (TypeError, ValueError, RuntimeError) as problem:  # whatever torch says of it
             raise ProtocolMismatchError(f"PROMPT_EMBEDS: {problem}") from problem
 
+    @contextlib.contextmanager
+    def borrowed(self, ref: tuple[int, int, int]) -> Iterator[memoryview]:
+        """What lies in one of its slots, which goes back at the end."""
+        slots = self.channel.slots
+        memory = slots.borrow(SlotRef(*ref))
+        try:
+            yield memory
+        finally:
+            slots.release(SlotRef(*ref))
+
     def take_embeds(self, number: int) -> Any:
         """The embeddings of the prompt of a request; None if it has token ids."""
         if self._embeds is None:

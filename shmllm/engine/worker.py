@@ -16,8 +16,6 @@ from shmllm.engine.core import EngineCore
 from shmllm.engine.worker_call import WorkerCall
 from shmllm.errors import RequestError
 
-NamedTensors = list[tuple[str, Any]]
-
 
 class Worker:
     """What a function sent to the engine gets as its first argument.
@@ -37,8 +35,6 @@ class Worker:
     def __init__(self, core: EngineCore) -> None:
         self._core = core
         self.model_runner: Any = core.runner
-        self._staged: NamedTensors = []
-        self._expected: tuple[int, int] | None = None
         self._profile: Any = None
         self._num_profiles = 0
 
@@ -53,8 +49,8 @@ class Worker:
         return torch.device("cpu")
 
     def run(self, call: WorkerCall) -> Any:
-        """Do what `call` says; raises whatever that raises. Where it changed weights, the
-        prefix cache is emptied: what it holds was computed with the old ones."""
+        """Do what `call` says; raises whatever that raises. Where it changed weights, they get
+        another version, and the prefix cache is emptied: it was computed with the old ones."""
         version = self.model.weights_version
         try:
             if isinstance(call.method, str):
@@ -64,7 +60,7 @@ class Worker:
             raise RuntimeError(f"the function called exit({problem.code!r})") from problem
         finally:
             if self.model.weights_version != version:
-                self._core.weights_changed()
+                self._core.weights.weights_changed()
 
     def check_health(self) -> None:
         """Answers, which shows that the engine takes calls."""
@@ -87,45 +83,20 @@ class Worker:
         self.model.check_awake()
         return weights[name][0].clone()
 
-    def load_weights(
-        self,
-        weights: Iterable[tuple[str, Any]],
-        update: int = 0,
-        part: int = 0,
-        is_last: bool = True,
-    ) -> list[str]:
-        """Overwrite weights, between two steps, all of an update or nothing of it.
+    def load_weights(self, weights: Iterable[tuple[str, Any]]) -> list[str]:
+        """Overwrite weights, between two steps, all of them or none.
 
         Args:
             weights: (name in the checkpoint, tensor of its shape) pairs.
-            update: the caller's number for the parts that belong together. One update can
-                be under way; another one that begins ends it.
-            part: of the update, counted from 0.
-            is_last: False keeps this part until the last one comes.
 
         Returns:
-            The names written, sorted; none while parts are missing.
+            The names written, sorted.
 
         Raises:
-            RequestError: an unknown name, another shape, no floating numbers, a part is
-                missing. Nothing was written, and earlier parts are dropped.
+            RequestError: unknown names, other shapes, no floating or no finite numbers.
         """
-        from shmllm.models.weight_update import check_weights
-
-        staged, expected = self._staged, self._expected
-        self._staged, self._expected = [], None
-        if part == 0:
-            staged = []
-        elif expected != (update, part):
-            raise RequestError("another update of weights began meanwhile; repeat this one")
-        new = [(name, _as_tensor(tensor)) for name, tensor in weights]
-        check_weights(self.model, new)
-        if is_last:
-            return sorted(self.model.load_weights(staged + new))
-        # The tensors lie in a slot, which goes back after the call.
-        self._staged = staged + [(name, tensor.clone()) for name, tensor in new]
-        self._expected = update, part + 1
-        return []
+        written = self.model.load_weights((name, _as_tensor(value)) for name, value in weights)
+        return sorted(written)
 
     def reload_weights(self, directory: str | None = None) -> None:
         """Read the weights again, from the model's directory or from another one; an engine

@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequenc
 from typing import Any, Self, TypeVar
 
 from shmllm.errors import EngineDeadError, RequestError
+from shmllm.frontend.async_weights import AsyncWeightMethods
 from shmllm.frontend.input_processor import Prompt
 from shmllm.frontend.llm import LLM
 from shmllm.frontend.mailbox import Mailbox
@@ -20,6 +21,7 @@ from shmllm.frontend.pausing import PauseMode, pause, resume
 from shmllm.frontend.pooling_methods import pooling_output
 from shmllm.frontend.sleeping import fall_asleep, next_or_value
 from shmllm.frontend.waiter import Waiter
+from shmllm.frontend.weight_methods import WeightMethods
 from shmllm.outputs import RequestOutput
 from shmllm.pooling_outputs import PoolingOutput, PoolingRequestOutput
 from shmllm.pooling_params import PoolingParams
@@ -31,7 +33,7 @@ Result = TypeVar("Result")
 PAUSE_POLL_S = 0.01
 
 
-class AsyncLLM:
+class AsyncLLM(AsyncWeightMethods):
     """A model and the engine process that runs it, for coroutines.
 
     Args:
@@ -57,6 +59,10 @@ class AsyncLLM:
         llm = cls.__new__(cls)
         llm._use(LLM.attach(name, generation_config=generation_config))
         return llm
+
+    @property
+    def _weights(self) -> WeightMethods:
+        return self._llm
 
     def _use(self, llm: LLM) -> None:
         self._llm = llm

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
-from shmllm.engine.client import EngineClient, Event
+from shmllm.engine.client import EngineClient, Event, Lease
 from shmllm.engine.worker_call import WorkerCall
 from shmllm.errors import EngineDeadError, ShmLLMError
 from shmllm.frontend.input_processor import PreparedRequest
@@ -209,6 +209,16 @@ class Dispatcher:
         """See `EngineClient.run_on_worker`. Others wait meanwhile."""
         with self._sending():
             return self._client.run_on_worker(call, timeout_s)
+
+    def claim_bucket(self) -> Lease:
+        """See `EngineClient.claim_bucket`. Others wait meanwhile, not while it is filled."""
+        with self._sending():
+            return self._client.claim_bucket()
+
+    def send_bucket(self, bucket: Lease, pieces: str) -> None:
+        """See `EngineClient.send_bucket`."""
+        with self._sending():
+            self._client.send_bucket(bucket, pieces)
 
     def close(self) -> None:
         """End the engine, or leave it. A thread that polls gets an error now."""

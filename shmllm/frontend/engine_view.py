@@ -15,7 +15,6 @@ from typing import Any, Protocol
 from shmllm.config import EngineFacts
 from shmllm.engine.worker_call import WorkerCall
 from shmllm.frontend.pausing import PauseMode
-from shmllm.frontend.weight_push import push_weights
 from shmllm.sleep_report import SleepReport
 
 
@@ -38,6 +37,8 @@ class EngineHost(Protocol):
     ) -> list[Any]: ...
 
     def apply_model(self, func: Callable[[Any], Any]) -> list[Any]: ...
+
+    def load_weights(self, weights: Iterable[tuple[str, Any]]) -> set[str]: ...
 
     def reset_prefix_cache(self) -> bool: ...
 
@@ -141,9 +142,10 @@ class RemoteModel:
         self._host = host
 
     def load_weights(self, weights: Iterable[tuple[str, Any]]) -> set[str]:
-        """Overwrite weights between two steps; see `push_weights`. The prefix cache is emptied;
-        requests that run go on."""
-        return push_weights(self._host.run_on_worker, weights)
+        """Overwrite weights between two steps, all of them or none, and return their names. An
+        update of its own, which may leave out what is missing since the engine slept; see
+        `LLM.update_weights`."""
+        return self._host.load_weights(weights)
 
 
 @dataclass(frozen=True)

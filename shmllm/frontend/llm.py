@@ -24,6 +24,8 @@ from shmllm.frontend.pausing import PauseMode, pause, resume
 from shmllm.frontend.pooling_methods import PoolingMethods
 from shmllm.frontend.priorities import Priority, set_priorities
 from shmllm.frontend.streaming import OnError, stream
+from shmllm.frontend.weight_methods import WeightMethods
+from shmllm.frontend.weight_push import WeightPush
 from shmllm.frontend.worker_methods import WorkerMethods, read_profiler_config
 from shmllm.options import reject_unknown_options
 from shmllm.outputs import RequestOutput
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
 PUMP_S = 0.1
 
 
-class LLM(WorkerMethods, PoolingMethods, BeamSearchMethods, RequestMethods):
+class LLM(WeightMethods, WorkerMethods, PoolingMethods, BeamSearchMethods, RequestMethods):
     """A model and the engine process that runs it.
 
     Args:
@@ -386,6 +388,7 @@ class LLM(WorkerMethods, PoolingMethods, BeamSearchMethods, RequestMethods):
         self._client = front_end.client
         self._dispatcher = front_end.dispatcher
         self._enqueued = Enqueued(front_end.dispatcher)
+        self._weight_push = WeightPush(front_end.dispatcher)
         self.facts = front_end.facts
         self.model_defaults = front_end.model_defaults
 

@@ -16,6 +16,7 @@ from shmllm.frontend.token_texts import TokenTexts
 from shmllm.frontend.tokenizer import Tokenizer
 from shmllm.logprobs import LogprobColumns, PromptLogprobs
 from shmllm.outputs import Embeddings, OutputColumns
+from shmllm.wire.messages import WeightVersion
 
 
 class OutputProcessor:
@@ -33,6 +34,7 @@ class OutputProcessor:
         self._states: dict[int, RequestState] = {}
         self._next_number = 0
         self._next_request = 0
+        self._version: int | str = 0
 
     def add_all(
         self,
@@ -106,11 +108,15 @@ class OutputProcessor:
                 for number, vector in zip(event.numbers, event.vectors, strict=True):
                     if number in self._states:
                         self._states[number].vector = vector
-            elif (state := self._states.pop(event.number, None)) is not None:
-                state.fail(event.message)
-                state.is_retryable = event.is_retryable
-                state.close()
-                changed[state.number] = state
+            elif isinstance(event, WeightVersion):
+                for state in self._states.values():
+                    state.change_version(self._version, event.version)
+                self._version = event.version
+            elif (ended := self._states.pop(event.number, None)) is not None:
+                ended.fail(event.message)
+                ended.is_retryable = event.is_retryable
+                ended.close(self._version)
+                changed[ended.number] = ended
         return list(changed.values()), to_abort
 
     def _process_columns(
@@ -133,7 +139,7 @@ class OutputProcessor:
                 to_abort.append(number)
             if state.finish_reason is not None:
                 del self._states[number]
-                state.close()
+                state.close(self._version)
             changed[number] = state
 
     def _process_history(self, columns: OutputColumns) -> None:

@@ -13,7 +13,13 @@ from shmllm.frontend.detokenizer import OutputText
 from shmllm.frontend.input_processor import PreparedRequest
 from shmllm.frontend.token_texts import TokenTexts
 from shmllm.logprob_lists import LogprobsList, LogprobStore
-from shmllm.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
+from shmllm.outputs import (
+    CompletionOutput,
+    FinishReason,
+    RequestMetrics,
+    RequestOutput,
+    WeightVersionSpan,
+)
 from shmllm.sampling_params import RequestOutputKind
 
 REPETITION_DETECTED = "repetition_detected"
@@ -58,6 +64,8 @@ class RequestState:
         logprobs: of the output tokens, None if not asked for.
         prompt_logprobs: of the prompt's tokens from the second on, None if not asked for.
         vector: of a pooling request, float32.
+        versions: of the weights, and how many tokens there were when each came into force;
+            complete at the request's end.
         ends_request: whether it has ended, and as the last of its family.
     """
 
@@ -85,6 +93,7 @@ class RequestState:
         "token_texts",
         "token_times",
         "vector",
+        "versions",
     )
 
     def __init__(
@@ -121,6 +130,7 @@ class RequestState:
         self.is_retryable = False
         self.ends_request = False
         self.vector = b""
+        self.versions: list[tuple[int | str, int]] = []
         self.metrics = RequestMetrics(arrival_time=time.monotonic())
 
     def take(self, token_ids: list[int], finish: int, time_s: float) -> bool:
@@ -148,8 +158,20 @@ class RequestState:
         if self.request.params.detokenize:
             self._decode(FinishReason.ERROR)
 
-    def close(self) -> None:
-        """Nothing comes any more."""
+    def change_version(self, before: int | str, version: int | str) -> None:
+        """Note that other weights sample the tokens from here on."""
+        num_tokens = len(self.token_ids)
+        if num_tokens and not self.versions:
+            self.versions.append((before, 0))
+        if self.versions and self.versions[-1][1] == num_tokens:
+            self.versions.pop()
+        if num_tokens:
+            self.versions.append((version, num_tokens))
+
+    def close(self, version: int | str) -> None:
+        """Nothing comes any more. `version` of the weights sampled the last tokens."""
+        if not self.versions:
+            self.versions.append((version, 0))
         self.family.num_open -= 1
         self.ends_request = not self.family.num_open
 
@@ -226,6 +248,7 @@ class RequestState:
             token_ids=token_ids,
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
+            weight_versions=self._version_spans(),
         )
         if self.logprobs is not None:
             texts = self.token_texts if self.request.params.detokenize else None
@@ -234,6 +257,17 @@ class RequestState:
             completion.logprobs = entries[begin:] if begin else entries
             completion.cumulative_logprob = self.logprobs.total
         return completion
+
+    def _version_spans(self) -> list[WeightVersionSpan] | None:
+        if self.finish_reason is None:
+            return None
+        num_tokens = len(self.token_ids)
+        ends = [start for _, start in self.versions[1:]] + [num_tokens]
+        return [
+            WeightVersionSpan(version, start, end)
+            for (version, start), end in zip(self.versions, ends, strict=True)
+            if start < end
+        ]
 
     def _prompt_list(self) -> LogprobsList | None:
         first = self.family.states[0]

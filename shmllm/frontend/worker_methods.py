@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from shmllm.config import EngineFacts
@@ -41,6 +41,9 @@ class WorkerMethods(SleepMethods):
     _dispatcher: Dispatcher
 
     def get_tokenizer(self) -> Any:
+        raise NotImplementedError
+
+    def load_weights(self, weights: Iterable[tuple[str, Any]]) -> set[str]:
         raise NotImplementedError
 
     def reset_prefix_cache(self) -> bool:

@@ -14,7 +14,13 @@ from torch import Tensor
 
 from shmllm.errors import RequestError
 from shmllm.models.config import ModelConfig
-from shmllm.models.layers import Allocator, Linear, NamedWeights, TokenEmbedding
+from shmllm.models.layers import (
+    Allocator,
+    Linear,
+    NamedWeights,
+    TokenEmbedding,
+    as_checkpoints_do,
+)
 from shmllm.models.products import MakeProduct, Product
 from shmllm.models.rope import RotaryEmbedding
 from shmllm.models.weight_update import update_weights
@@ -134,6 +140,7 @@ class DecoderModel:
         dtype: torch.dtype,
         allocate: Allocator,
         device: torch.device | str,
+        will_pack: bool = False,
     ) -> None:
         self.config = config
         self.dtype = dtype
@@ -147,8 +154,9 @@ class DecoderModel:
         self.embedding = TokenEmbedding(config.vocab_size, hidden, tied, dtype, allocate)
         self.rope = RotaryEmbedding(config.rope, config.head_dim, dtype, device)
         output_bias = self.output_bias and config.attention_bias
+        in_layers = as_checkpoints_do(allocate) if will_pack else allocate
         self.layers = [
-            DecoderLayer(config, layer, self.qk_norm, output_bias, dtype, allocate)
+            DecoderLayer(config, layer, self.qk_norm, output_bias, dtype, in_layers)
             for layer in range(config.num_layers)
         ]
         self.norm = allocate((hidden,), dtype)

@@ -2,20 +2,35 @@
 
 A matrix is stored as [in, out]: for a single row of float32 ``x @ w`` is faster with that
 layout than ``F.linear`` on a CPU, and equal on a GPU. More rows meet what `products` derives.
+See `as_checkpoints_do` for those that no row meets.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shmllm.models.products import MakeProduct, PlainProduct, Product
+from shmllm.models.products import MakeProduct, PlainProduct, Product, only_packed
 
 Allocator = Callable[[tuple[int, ...], torch.dtype], Tensor]
 """Returns storage for one weight of a shape and dtype, contents undefined."""
+
+
+def as_checkpoints_do(allocate: Allocator) -> Allocator:
+    """Stores matrices of which only a pack is read as [out, in]. A pack is made from that in
+    half the time, and new weights are copied there without being transposed."""
+
+    def take(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        if len(shape) == 2 and only_packed(math.prod(shape), dtype):
+            return allocate(shape[::-1], dtype).t()
+        return allocate(shape, dtype)
+
+    return take
+
 
 NamedWeights = dict[str, tuple[Tensor, ...]]
 """Checkpoint name to the views, each of the checkpoint's shape, that hold the weight."""

@@ -77,8 +77,8 @@ class PackedProduct:
     def __init__(self, weight: Tensor) -> None:
         self._weight = weight
         self._pack: Tensor | None = None
-        is_small = weight.dtype is torch.float32 and weight.numel() < PLAIN_ROW_ELEMENTS
-        self._plain_rows = 1 if is_small else 0
+        self._can_pack: bool | None = None
+        self._plain_rows = 1 if _is_small(weight.numel(), weight.dtype) else 0
         self._multiply = torch.ops.mkldnn._linear_pointwise.default
 
     @property
@@ -93,9 +93,12 @@ class PackedProduct:
 
     def derive(self) -> None:
         self._pack = None
+        if self._can_pack is False:
+            return
         pack = torch.ops.mkldnn._reorder_linear_weight(self._weight.t(), PACKED_FOR_ROWS)
-        if self._agrees(pack):
-            self._pack = pack
+        if self._can_pack is None:  # once: packing does not depend on the values
+            self._can_pack = self._agrees(pack)
+        self._pack = pack if self._can_pack else None
 
     def drop(self) -> None:
         self._pack = None
@@ -114,9 +117,19 @@ class PackedProduct:
 
 def fastest_product(weight: Tensor) -> Product:
     """The fastest way of multiplying with `weight` on the CPU that this machine has."""
-    is_packable = weight.dtype is torch.float32 or (
-        weight.dtype is torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    )
-    if is_packable and torch._C._has_mkldnn:
-        return PackedProduct(weight)
-    return PlainProduct(weight)
+    return PackedProduct(weight) if _is_packable(weight.dtype) else PlainProduct(weight)
+
+
+def only_packed(num_elements: int, dtype: torch.dtype) -> bool:
+    """Whether the fastest product of such a matrix reads nothing but its pack."""
+    return _is_packable(dtype) and not _is_small(num_elements, dtype)
+
+
+def _is_packable(dtype: torch.dtype) -> bool:
+    has_bfloat16: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    is_known = dtype is torch.float32 or (dtype is torch.bfloat16 and has_bfloat16)
+    return bool(is_known and torch._C._has_mkldnn)
+
+
+def _is_small(num_elements: int, dtype: torch.dtype) -> bool:
+    return dtype is torch.float32 and num_elements < PLAIN_ROW_ELEMENTS

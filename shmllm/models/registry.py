@@ -90,7 +90,11 @@ def find_architecture(name: str) -> Architecture:
 
 
 def create_model(
-    config: ModelConfig, dtype: torch.dtype, allocate: Allocator, device: torch.device | str
+    config: ModelConfig,
+    dtype: torch.dtype,
+    allocate: Allocator,
+    device: torch.device | str,
+    will_pack: bool = False,
 ) -> DecoderModel:
     """Builds a model whose weights are unset.
 
@@ -99,8 +103,9 @@ def create_model(
         dtype: of weights, activations and hence queries, keys and values.
         allocate: called once for each weight tensor, always in the same order. It may return
             meta tensors when only the sizes are wanted.
-        device: where the weights will lie; decides layouts and holds the derived buffers.
+        device: where the weights will lie; holds the derived buffers.
+        will_pack: `fastest_product` will be used; decides layouts.
     """
     module, _, name = find_architecture(config.architecture).target.partition(":")
     model_class: type[DecoderModel] = getattr(import_module(module), name)
-    return model_class(config, dtype, allocate, device)
+    return model_class(config, dtype, allocate, device, will_pack)

@@ -16,12 +16,14 @@ the header gives and which end exactly at the record's end. Integers are little-
     PROMPT_EMBEDS  number i64 | tensor reference
     WORK      number i64 | JSON text
     REPLY     number i64, ok u32 | JSON text              TRACE     text
+    WEIGHTS   slot u32, offset u64, bytes u64 | JSON text     WEIGHT_VERSION  length u32, JSON text
 
 Encoders return parts, which the ring writes one behind the other without joining them.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from struct import Struct, error
 
@@ -41,6 +43,8 @@ from shmllm.wire.messages import (
     Shutdown,
     Text,
     Trace,
+    Weights,
+    WeightVersion,
     Work,
 )
 from shmllm.wire.outputs import (
@@ -74,6 +78,8 @@ __all__ = [
     "encode_step",
     "encode_text",
     "encode_trace",
+    "encode_weight_version",
+    "encode_weights",
     "encode_work",
 ]
 
@@ -84,6 +90,7 @@ IN_SLOT = Struct("<IIII")
 REJECTED = Struct("<qI")
 CALL = Struct("<qI")
 SHUTDOWN = Struct("<d")
+WEIGHTS = Struct("<IQQ")
 
 
 def encode_hello(message: Hello) -> Parts:
@@ -117,6 +124,15 @@ def encode_call(message: Call) -> Parts:
 
 def encode_work(message: Work) -> Parts:
     return (NUMBER.pack(message.number), message.json.encode())
+
+
+def encode_weights(message: Weights) -> Parts:
+    return (WEIGHTS.pack(*message.slot), message.json.encode())
+
+
+def encode_weight_version(message: WeightVersion) -> Parts:
+    text = json.dumps(message.version).encode()
+    return (LENGTH.pack(len(text)), text)
 
 
 def encode_prompt_embeds(message: PromptEmbeds) -> Parts:
@@ -186,6 +202,19 @@ def _decode_work(record: memoryview) -> Work:
     return Work(NUMBER.unpack_from(record)[0], Sections(record, NUMBER.size).rest())
 
 
+def _decode_weights(record: memoryview) -> Weights:
+    return Weights(WEIGHTS.unpack_from(record), Sections(record, WEIGHTS.size).rest())
+
+
+def _decode_weight_version(record: memoryview) -> WeightVersion:
+    sections = Sections(record, LENGTH.size)
+    version = json.loads(sections.text(LENGTH.unpack_from(record)[0]))
+    sections.end()
+    if type(version) not in (int, str):
+        raise ProtocolMismatchError(f"{version!r} is no version")
+    return WeightVersion(version)
+
+
 def _decode_prompt_embeds(record: memoryview) -> PromptEmbeds:
     return PromptEmbeds(NUMBER.unpack_from(record)[0], bytes(record[NUMBER.size :]))
 
@@ -216,6 +245,8 @@ _DECODERS: dict[int, Callable[[memoryview], Message]] = {
     Kind.REPLY: _decode_reply,
     Kind.SHUTDOWN: _decode_shutdown,
     Kind.WORK: _decode_work,
+    Kind.WEIGHTS: _decode_weights,
+    Kind.WEIGHT_VERSION: _decode_weight_version,
     Kind.POOL: decode_pool,
     Kind.PROMPT_EMBEDS: _decode_prompt_embeds,
     Kind.EMBEDDINGS: decode_embeddings,
@@ -234,5 +265,5 @@ def decode(kind: int, record: memoryview) -> Message:
         raise ProtocolMismatchError(f"no message has kind {kind}")
     try:
         return decoder(record)
-    except (error, UnicodeDecodeError, RequestError, ValueError, OverflowError) as problem:
+    except (error, RequestError, ValueError, OverflowError, RecursionError) as problem:
         raise ProtocolMismatchError(f"{Kind(kind).name}: {problem}") from problem

@@ -1,9 +1,10 @@
 """The messages between front end and engine, as plain dataclasses.
 
     front end -> engine    INIT   PROMPT_EMBEDS   ADD   POOL   ABORT   CALL   WORK
-                           SHUTDOWN   IN_SLOT
+                           WEIGHTS   SHUTDOWN   IN_SLOT
     engine -> front end    HELLO  READY  FAILED  OUTPUTS  PROMPT_LOGPROBS  EMBEDDINGS
                            REJECTED  REPLY  TRACE  IN_SLOT
+                           REJECTED  REPLY  WEIGHT_VERSION  IN_SLOT
 
     engine starts:  HELLO -> INIT -> READY | FAILED
     a request:      ADD -> OUTPUTS... (the last one carries its finish reason)
@@ -12,6 +13,8 @@
                     PROMPT_EMBEDS, then its ADD or POOL, if the prompt is given as embeddings
                     ADD or POOL -> REJECTED
                     ABORT -> OUTPUTS with ABORT, unless the request had already ended
+    new weights:    CALL START_WEIGHTS -> WEIGHTS... -> CALL FINISH_WEIGHTS; to every front
+                    end WEIGHT_VERSION, behind the OUTPUTS of the weights before
 
 IN_SLOT says where the record of another kind lies that is too large for the ring.
 
@@ -53,6 +56,8 @@ class Kind(IntEnum):
     EMBEDDINGS = 22
     PROMPT_EMBEDS = 23
     TRACE = 24
+    WEIGHTS = 30
+    WEIGHT_VERSION = 31
 
 
 class Method(IntEnum):
@@ -64,6 +69,11 @@ class Method(IntEnum):
     TRACE = 4
     SLEEP = 5
     WAKE_UP = 6
+    START_WEIGHTS = 10
+    CHECK_WEIGHTS = 11
+    FINISH_WEIGHTS = 12
+    ABANDON_WEIGHTS = 13
+    GET_WEIGHT_VERSION = 14
 
 
 @dataclass(slots=True)
@@ -169,6 +179,22 @@ class Work:
 
 
 @dataclass(slots=True)
+class Weights:
+    """A bucket of new weights, which lies in a slot. `json` says which: what
+    `engine.weight_bucket` makes of them."""
+
+    slot: tuple[int, int, int]
+    json: str
+
+
+@dataclass(slots=True)
+class WeightVersion:
+    """From here on, outputs are of weights with this version."""
+
+    version: int | str
+
+
+@dataclass(slots=True)
 class Shutdown:
     """Take no new requests, and end when those there are done or `drain_s` has passed."""
 
@@ -186,7 +212,7 @@ class Trace:
 @dataclass(slots=True)
 class Reply:
     """The answer to a Call: a JSON value, or if not `ok` the JSON list [type of the exception,
-    message, traceback], whose type is empty where the engine refused what was asked."""
+    message, traceback]; a type of `errors.REFUSALS` where the engine refused what was asked."""
 
     number: int
     ok: bool
@@ -208,6 +234,8 @@ Message = (
     | Shutdown
     | Trace
     | Work
+    | Weights
+    | WeightVersion
     | OutputColumns
     | PromptLogprobs
 )

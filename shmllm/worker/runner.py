@@ -62,7 +62,7 @@ def _load_model(
     check_weights_fit(counter.num_bytes, str(dtype).removeprefix("torch."))
     has_room = packs_fit(counter.num_bytes)
     arena = make_arena(counter.num_bytes, "the weights", device)
-    model = create_model(config, dtype, arena.take, device)
+    model = create_model(config, dtype, arena.take, device, will_pack=has_room)
     _fill(model, load, on_progress)
     if has_room:
         model.use_products(fastest_product)

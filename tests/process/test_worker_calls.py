@@ -106,10 +106,7 @@ def test_new_weights_make_it_the_new_model(tmp_path: Path) -> None:
         assert tokens(llm, prompt) == greedy_tokens(old, prompt, 16)
 
 
-def test_a_large_update_goes_in_parts_and_is_written_whole(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("shmllm.frontend.weight_push.PART_BYTES", 2**19)
+def test_an_update_is_written_whole_or_not_at_all(llm: LLM) -> None:
     names = list(llm.collective_rpc("list_weights")[0])
     weights = {name: llm.collective_rpc("get_weight", args=(name,))[0] for name in names}
     before = tokens(llm)

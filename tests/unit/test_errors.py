@@ -12,6 +12,7 @@ from shmllm import errors
 TREE = {
     "RequestError": ("ShmLLMError", "ValueError"),
     "EnginePausedError": ("RequestError",),
+    "CallOrderError": ("RequestError", "RuntimeError"),
     "EngineStartError": ("ShmLLMError",),
     "EngineDeadError": ("ShmLLMError",),
     "CallError": ("ShmLLMError",),

@@ -74,12 +74,23 @@ RULES = {
     "shmllm.engine": Rule(),
     "shmllm.engine.launch": Rule("errors config ipc"),
     "shmllm.engine.core": Rule(
-        "errors config sampling_params pooling_params outputs core engine.sleeper", packages="numpy"
+        "errors config sampling_params pooling_params outputs core engine.sleeper "
+        "engine.weight_updates",
+        packages="numpy",
+    ),
+    "shmllm.engine.weight_updates": Rule(
+        "errors", lazy="models.weight_staging", lazy_packages="torch"
+    ),
+    "shmllm.engine.weight_bucket": Rule("errors ipc wire.values", packages="numpy"),
+    "shmllm.engine.outbox": Rule("outputs wire engine.core engine.session"),
+    "shmllm.engine.client_protocol": Rule(
+        "config outputs logprobs tracing wire.messages engine.worker_call"
     ),
     "shmllm.engine.log": Rule(),
     "shmllm.engine.sleeper": Rule("core sleep_report"),
     "shmllm.engine.client": Rule(
-        "errors config outputs logprobs wire ipc tracing engine.worker_call engine.worker_client"
+        "errors config outputs logprobs wire ipc tracing engine.client_protocol "
+        "engine.weight_bucket engine.worker_call engine.worker_client"
     ),
     "shmllm.engine.worker_call": Rule("errors wire.values", lazy_packages="cloudpickle"),
     "shmllm.engine.worker_client": Rule("errors ipc wire.values engine.worker_call"),
@@ -105,13 +116,15 @@ RULES = {
     ),
     "shmllm.engine.process": Rule(
         "errors config outputs wire ipc engine.admission engine.calls engine.core engine.session "
-        "engine.doorkeeper engine.log engine.reporter engine.tracing engine.worker_desk",
+        "engine.doorkeeper engine.log engine.outbox engine.reporter engine.tracing "
+        "engine.weight_bucket engine.worker_desk",
         lazy="worker.runner",
     ),
     # It answers in the client's terms and takes the messages as objects, not as bytes.
     "shmllm.engine.local": Rule(
         "errors config outputs core.observer tracing wire.messages engine.admission "
-        "engine.calls engine.core engine.client engine.tracer engine.worker engine.worker_call",
+        "engine.calls engine.core engine.client engine.tracer engine.weight_bucket "
+        "engine.worker engine.worker_call",
         lazy="worker.runner",
         lazy_packages="torch",
     ),
@@ -119,7 +132,8 @@ RULES = {
     "shmllm.frontend": Rule(
         "errors config options outputs sampling_params structured_params logprobs logprob_lists "
         "model_files pooling_params pooling_outputs beam_search sampling_ranges engine.client "
-        "engine.private engine.worker_call tracing wire.messages sleep_report",
+        "engine.private engine.weight_bucket engine.worker_call tracing wire.messages "
+        "sleep_report",
         lazy="engine.local engine.attached",
         packages="numpy tokenizers",
         lazy_packages="jinja2 llguidance rich transformers",

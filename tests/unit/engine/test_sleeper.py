@@ -41,7 +41,7 @@ def finish(core, tokens):
 
 def write_weights(core):
     core.runner.memory.num_missing = 0
-    core.weights_changed()
+    core.weights_written()
 
 
 @pytest.mark.parametrize("level", [0, 1, 2])

@@ -170,36 +170,27 @@ def test_weights_are_listed_and_copied(worker):
         worker.run(WorkerCall("get_weight", ("aa",)))
 
 
-def load(worker, weights, *rest):
-    return worker.run(WorkerCall("load_weights", (weights, *rest)))
+def load(worker, weights):
+    return worker.run(WorkerCall("load_weights", (weights,)))
 
 
-def test_parts_of_an_update_are_written_together(worker):
-    a = torch.ones(2)
-    assert load(worker, [("a", a)], 1, 0, False) == []
-    a.zero_()  # as a slot's memory would be, once it went back
+def test_weights_that_come_as_arguments_are_written_whole_or_not_at_all(worker):
+    weights = [("a", torch.ones(2)), ("b", np.full(3, 2, np.float32))]
+    with pytest.raises(RequestError, match="no weight 'c'"):
+        load(worker, [*weights, ("c", torch.ones(1))])
     assert not worker.model.weights["a"][0].any()
-    assert load(worker, [("b", np.full(3, 2, np.float32))], 1, 1, True) == ["a", "b"]
+    assert load(worker, weights) == ["a", "b"]
     assert worker.model.weights["a"][0].tolist() == [1, 1]
     assert [view.tolist() for view in worker.model.weights["b"]] == [[2, 2, 2]] * 2
 
 
-def test_a_wrong_part_drops_the_parts_before_it(worker):
-    load(worker, [("a", torch.ones(2))], 1, 0, False)
-    with pytest.raises(RequestError, match="shape"):
-        load(worker, [("b", torch.ones(2))], 1, 1, False)
-    with pytest.raises(RequestError, match="another update"):
-        load(worker, [("b", torch.ones(3))], 1, 2, True)
-    assert worker.model.weights_version == 0
-    assert worker._staged == []
-
-
-def test_parts_of_two_updates_do_not_mix(worker):
-    load(worker, [("a", torch.ones(2))], 1, 0, False)
-    load(worker, [("b", torch.ones(3))], 2, 0, False)
-    with pytest.raises(RequestError, match="another update"):
-        load(worker, [("b", torch.ones(3))], 1, 1, True)
-    assert worker.model.weights_version == 0
+def test_weights_that_a_call_changed_have_another_version(core, worker):
+    assert core.weights.take_news() is None
+    load(worker, [("a", torch.ones(2))])
+    assert core.weights.take_news() == 1
+    assert core.weights.take_news() is None
+    load(worker, [])
+    assert core.weights.version == 1
 
 
 def test_an_update_empties_the_prefix_cache_also_while_requests_run(core, worker):

@@ -4,31 +4,26 @@ from __future__ import annotations
 
 import json
 
-import pytest
 import torch
 from fakes import facts
 
-from shmllm.errors import RequestError
 from shmllm.frontend.engine_view import EngineView
-from shmllm.frontend.weight_push import push_weights
 from shmllm.model_files import resolve_model
 
 
 class Host:
-    """What a view is of, and the calls that it makes."""
+    """What a view is of."""
 
     def __init__(self):
         directory = str(resolve_model("tiny"))
         self.facts = facts(model_directory=directory, max_model_len=77, dtype="bfloat16")
         self.model_defaults = {"top_k": 5}
-        self.calls = []
 
     def get_tokenizer(self):
         return "tokenizer"
 
-    def run_on_worker(self, call, timeout_s=None):
-        self.calls.append(call)
-        return [name for name, _ in call.args[0]]
+    def load_weights(self, weights):
+        return {name for name, _ in weights}
 
     def collective_rpc(self, method, timeout=None, args=(), kwargs=None):
         return [method]
@@ -72,56 +67,8 @@ def test_what_clients_read_of_the_engine():
     assert engine.is_sleeping()
 
 
-def parts_of(host):
-    """[(names, update, part, is_last)] of the calls."""
-    return [([name for name, _ in c.args[0]], *c.args[1:]) for c in host.calls]
-
-
-def test_a_small_update_is_one_call():
+def test_the_chain_ends_at_the_models_weights():
     host = Host()
     model = EngineView(host).model_executor.driver_worker.model_runner.model
-    assert model.load_weights([("a", torch.ones(2)), ("b", torch.ones(2))]) == {"a", "b"}
-    ((names, _, part, is_last),) = parts_of(host)
-    assert (names, part, is_last) == (["a", "b"], 0, True)
-    model.load_weights([])
-    assert parts_of(host)[1][0] == []
-
-
-def test_a_large_update_is_cut_between_tensors(monkeypatch):
-    monkeypatch.setattr("shmllm.frontend.weight_push.PART_BYTES", 100)
-    host = Host()
-    sizes = {"a": 10, "b": 15, "c": 5, "d": 200, "e": 1}
-    push_weights(host.run_on_worker, ((n, torch.ones(size)) for n, size in sizes.items()))
-    calls = parts_of(host)
-    assert [(names, part, last) for names, _, part, last in calls] == [
-        (["a", "b"], 0, False),
-        (["c"], 1, False),
-        (["d"], 2, False),
-        (["e"], 3, True),
-    ]
-    assert len({update for _, update, _, _ in calls}) == 1
-    push_weights(host.run_on_worker, [("a", torch.ones(1))])
-    assert parts_of(host)[-1][1] != calls[0][1]
-
-
-def test_an_update_that_breaks_off_is_dropped_by_the_engine(monkeypatch):
-    monkeypatch.setattr("shmllm.frontend.weight_push.PART_BYTES", 4)
-    host = Host()
-
-    def weights():
-        yield "a", torch.ones(1)
-        yield "b", torch.ones(1)
-        raise KeyError("c")
-
-    with pytest.raises(KeyError):
-        push_weights(host.run_on_worker, weights())
-    assert parts_of(host)[-1][0] == []
-    assert parts_of(host)[-1][2:] == (0, True)
-
-
-@pytest.mark.parametrize("weights", [[(1, torch.ones(1))], [("a", [1.0])], [("a", None)]])
-def test_what_are_no_weights_is_refused_before_anything_is_sent(weights):
-    host = Host()
-    with pytest.raises(RequestError, match=r"\(name, tensor\) pairs"):
-        push_weights(host.run_on_worker, weights)
-    assert host.calls == []
+    assert model.load_weights([("a", torch.ones(2))]) == {"a"}
+    assert model.load_weights(weights=[("b", torch.ones(2))]) == {"b"}

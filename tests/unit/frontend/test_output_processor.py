@@ -13,7 +13,7 @@ from shmllm.logprobs import Logprob, LogprobColumns, PromptLogprobs
 from shmllm.outputs import FinishReason, OutputColumns
 from shmllm.sampling_params import RequestOutputKind, SamplingParams
 from shmllm.structured_params import StructuredOutputsParams
-from shmllm.wire.messages import Rejected
+from shmllm.wire.messages import Rejected, WeightVersion
 
 STOP, LENGTH, ABORT = FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT
 
@@ -615,3 +615,33 @@ def test_deltas_carry_their_own_logprobs_and_those_of_the_prompt_once(processor)
     ]
     assert [o.outputs[0].cumulative_logprob for o in shown] == [-7.0, -15.0, -24.0]
     assert [o.prompt_logprobs is None for o in shown] == [False, True, True]
+
+
+def spans(output):
+    return [(s.version, s.start, s.end) for s in output.outputs[0].weight_versions]
+
+
+def test_an_output_names_the_weights_that_sampled_it(processor):
+    early, over, late = (add(processor, output_kind=RequestOutputKind.CUMULATIVE) for _ in "abc")
+    processor.process([columns((early.number, [5], LENGTH), (over.number, [5, 6]))])
+    assert over.next_output().outputs[0].weight_versions is None
+    processor.process([WeightVersion("b"), columns((over.number, [7])), WeightVersion(2)])
+    # No token between two updates: the first of them sampled nothing.
+    processor.process([WeightVersion(3), columns((over.number, [8], STOP), (late.number, [9]))])
+    processor.process([columns((late.number, [9], LENGTH)), WeightVersion(4)])
+    assert spans(early.output()) == [(0, 0, 1)]
+    assert spans(over.output()) == [(0, 0, 2), ("b", 2, 3), (3, 3, 4)]
+    assert spans(late.output()) == [(3, 0, 2)]
+
+
+def test_no_token_no_version(processor):
+    state = add(processor)
+    processor.process([WeightVersion(1), columns((state.number, [], ABORT))])
+    assert spans(state.output()) == []
+
+
+def test_a_version_that_came_just_before_the_end_sampled_nothing(processor):
+    state = add(processor)
+    processor.process([columns((state.number, [5])), WeightVersion(1)])
+    processor.process([columns((state.number, [], ABORT))])
+    assert spans(state.output()) == [(0, 0, 1)]

@@ -34,6 +34,8 @@ from shmllm.wire.messages import (
     Shutdown,
     Text,
     Trace,
+    Weights,
+    WeightVersion,
     Work,
 )
 
@@ -204,6 +206,15 @@ MESSAGES = {
     Kind.REJECTED: (codec.encode_rejected, st.builds(Rejected, int64, text, st.booleans())),
     Kind.CALL: (codec.encode_call, st.builds(Call, int64, st.sampled_from(Method), text)),
     Kind.WORK: (codec.encode_work, st.builds(Work, int64, text)),
+    Kind.WEIGHTS: (
+        codec.encode_weights,
+        st.builds(
+            Weights,
+            st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1), st.integers(0, 2**40)),
+            text,
+        ),
+    ),
+    Kind.WEIGHT_VERSION: (codec.encode_weight_version, st.builds(WeightVersion, int64 | text)),
     Kind.SHUTDOWN: (
         codec.encode_shutdown,
         st.builds(Shutdown, st.floats(0, allow_infinity=False, allow_nan=False)),
@@ -220,6 +231,7 @@ OPEN_ENDED = {
     Kind.REJECTED,
     Kind.CALL,
     Kind.WORK,
+    Kind.WEIGHTS,
     Kind.REPLY,
     Kind.PROMPT_EMBEDS,
 }

@@ -1,0 +1,317 @@
+"""Weights of real engines are replaced: by a trainer that is sure of itself, by one that is
+wrong, and by one that is killed in the middle."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engines import named_engine
+from programs import PATIENCE_S, environment, holds_within
+from reference_models import greedy_tokens, make_model
+
+from shmllm import LLM, AsyncLLM, RequestError, SamplingParams
+from shmllm.engine.weight_bucket import BUCKET_BYTES
+from shmllm.errors import CallOrderError
+
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
+
+OPTIONS: dict[str, Any] = {"kv_cache_memory_bytes": 2**26, "num_threads": 1}
+GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, logprobs=1)
+PROMPT = [5, 7, 11, 13] * 9
+
+
+def tokens(llm: LLM, prompt: list[int] = PROMPT) -> list[int]:
+    return llm.generate(prompt, GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+
+
+def spans(output: Any) -> list[tuple[int | str, int, int]]:
+    return [(s.version, s.start, s.end) for s in output.outputs[0].weight_versions]
+
+
+def weights_of(llm: LLM) -> dict[str, torch.Tensor]:
+    names = llm.collective_rpc("list_weights")[0]
+    return {name: llm.collective_rpc("get_weight", args=(name,))[0] for name in names}
+
+
+def disturbed(model: Any) -> Any:
+    """The same model with other weights."""
+    torch.manual_seed(11)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter) * parameter.std() + parameter.mean())
+    return model
+
+
+@pytest.fixture(params=[True, False], ids=["process", "local"])
+def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
+    with LLM(multiprocess=request.param, **OPTIONS) as llm:
+        yield llm
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+def test_new_weights_make_it_the_new_model(tmp_path: Path, kind: str) -> None:
+    """qwen2 is tied, and all have their projections fused."""
+    make_model(kind, tmp_path / "model")
+    new = disturbed(make_model(kind, tmp_path / "new"))
+    new.save_pretrained(tmp_path / "new")
+    with LLM(str(tmp_path / "model"), **OPTIONS) as llm:
+        tokens(llm)
+        llm.update_weights(new.named_parameters())
+        (output,) = llm.generate(PROMPT, GREEDY, use_tqdm=False)
+        assert output.outputs[0].token_ids == greedy_tokens(new, PROMPT, 16)
+        assert output.num_cached_tokens == 0
+    with LLM(str(tmp_path / "new"), **OPTIONS) as fresh:
+        (expected,) = fresh.generate(PROMPT, GREEDY, use_tqdm=False)
+    assert expected.outputs[0].token_ids == output.outputs[0].token_ids
+    assert expected.outputs[0].cumulative_logprob == output.outputs[0].cumulative_logprob
+    ours, theirs = output.outputs[0].logprobs, expected.outputs[0].logprobs
+    assert [list(entry.items()) for entry in ours] == [list(entry.items()) for entry in theirs]
+
+
+def test_a_bfloat16_model_takes_float32(tmp_path: Path) -> None:
+    make_model("llama", tmp_path / "model")
+    new = disturbed(make_model("llama", tmp_path / "new"))
+    with LLM(str(tmp_path / "model"), dtype="bfloat16", **OPTIONS) as llm:
+        llm.update_weights({name: p.detach() for name, p in new.named_parameters()})
+        for name, weight in weights_of(llm).items():
+            assert torch.equal(weight, new.get_parameter(name).bfloat16())
+
+
+def test_three_calls_are_one_update(llm: LLM) -> None:
+    before, weights = tokens(llm), weights_of(llm)
+    items = [(name, weight * 0.5) for name, weight in weights.items()]
+    assert llm.get_weight_version() == 0
+    for call in (llm.finish_weight_update,):
+        with pytest.raises(RuntimeError, match="start_weight_update"):
+            call()
+    llm.start_weight_update()
+    with pytest.raises(RuntimeError, match="under way"):
+        llm.start_weight_update()
+    half = len(items) // 2
+    llm.update_weights(items[:half])
+    assert tokens(llm) == before
+    with pytest.raises(RuntimeError, match="finish_weight_update"):
+        llm.update_weights([], version=3)
+    llm.update_weights(items[half:])
+    llm.finish_weight_update("new")
+    assert llm.get_weight_version() == "new"
+    assert tokens(llm) != before
+    llm.start_weight_update()
+    llm.update_weights(weights)
+    llm.abandon_weight_update()
+    llm.update_weights(weights.items())
+    assert tokens(llm) == before
+
+
+@pytest.mark.parametrize("parts", [True, False], ids=["three calls", "one call"])
+def test_a_wrong_update_changes_nothing_and_names_what_is_wrong(llm: LLM, parts: bool) -> None:
+    before, weights = tokens(llm), weights_of(llm)
+    wrong = {
+        **{name: weight * 2 for name, weight in weights.items()},
+        "no.such.weight": torch.ones(2),
+        "model.norm.weight": torch.ones(3),
+        "lm_head.bias": torch.ones(2),
+    }
+    if parts:
+        llm.start_weight_update()
+    with pytest.raises(RequestError) as caught:
+        llm.update_weights(wrong)
+    for name in ("no.such.weight", "model.norm.weight has shape [3]", "lm_head.bias"):
+        assert name in str(caught.value)
+    with pytest.raises(RuntimeError):
+        llm.finish_weight_update()
+    with pytest.raises(RequestError, match="finite"):
+        llm.update_weights([("model.norm.weight", weights["model.norm.weight"] * float("nan"))])
+    assert (llm.get_weight_version(), tokens(llm)) == (0, before)
+
+
+def test_the_prefix_cache_goes_with_the_weights_unless_told_otherwise(llm: LLM) -> None:
+    def cached() -> int:
+        return llm.generate(PROMPT, GREEDY, use_tqdm=False)[0].num_cached_tokens
+
+    tokens(llm)
+    assert cached() == 32
+    llm.update_weights([], reset_prefix_cache=False)
+    assert cached() == 32
+    llm.update_weights([])
+    assert (cached(), cached()) == (0, 32)
+
+
+def test_requests_go_on_over_an_update_and_say_so() -> None:
+    with LLM(**OPTIONS) as llm:
+        weights = weights_of(llm)
+        params = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
+        stream = llm.stream([PROMPT] * 3, params)
+        llm.update_weights(weights, version="a")
+        ids = llm.enqueue([PROMPT], params)
+        while not llm.get_metrics()["running"]:
+            pass
+        llm.update_weights(weights, version="b")
+        (output,) = llm.wait_for_completion(use_tqdm=False)
+        assert output.request_id in ids
+        assert [version for version, _, _ in spans(output)] in (["a", "b"], ["b"])
+        assert (spans(output)[0][1], spans(output)[-1][2]) == (0, 400)
+        for streamed in stream:
+            assert spans(streamed)[-1] == ("b", 0, 400)
+        alone = tokens(llm)
+        assert output.outputs[0].token_ids[:16] == alone
+
+
+def test_requests_end_with_the_update_if_asked() -> None:
+    async def main() -> None:
+        llm = AsyncLLM(**OPTIONS)
+        params = SamplingParams(temperature=0, max_tokens=900, ignore_eos=True)
+        weights = weights_of(llm._llm)
+        outputs: list[Any] = []
+
+        async def run() -> None:
+            async for output in llm.generate(PROMPT, params):
+                outputs.append(output)
+                started.set()
+
+        started = asyncio.Event()
+        task = asyncio.create_task(run())
+        await started.wait()
+        await llm.update_weights(weights, version=7, mode="abort")
+        await task
+        last = outputs[-1]
+        assert last.outputs[0].finish_reason == "abort"
+        assert spans(last) == [(0, 0, len(last.outputs[0].token_ids))] or last.outputs[0].text
+        assert await llm.get_weight_version() == 7
+        await llm.start_weight_update()
+        await llm.update_weights(weights)
+        await llm.finish_weight_update()
+        assert await llm.get_weight_version() == 8
+        llm.shutdown()
+
+    asyncio.run(main())
+
+
+def test_one_update_at_a_time_and_versions_reach_every_front_end(tmp_path: Path) -> None:
+    with (
+        named_engine(tmp_path) as (name, _),
+        LLM.attach(name) as trainer,
+        LLM.attach(name) as reader,
+    ):
+        weights = weights_of(trainer)
+        trainer.start_weight_update()
+        for call in (reader.start_weight_update, lambda: reader.update_weights(weights)):
+            with pytest.raises(CallOrderError, match="another front end"):
+                call()
+        trainer.update_weights(weights)
+        trainer.finish_weight_update("first")
+        output = reader.generate(PROMPT, GREEDY, use_tqdm=False)[0]
+        assert spans(output) == [("first", 0, 16)]
+        with LLM.attach(name) as late:
+            output = late.generate(PROMPT, GREEDY, use_tqdm=False)[0]
+            assert spans(output) == [("first", 0, 16)]
+        reader.start_weight_update()
+        reader.update_weights(weights)
+        reader.close()  # and what it staged is forgotten with it
+        assert holds_within(lambda: _can_start(trainer), PATIENCE_S)
+        assert trainer.get_weight_version() == "first"
+
+
+def _can_start(llm: LLM) -> bool:
+    try:
+        llm.start_weight_update()
+    except CallOrderError:
+        return False
+    llm.abandon_weight_update()
+    return True
+
+
+TRAINER = """
+import os, signal, sys
+from shmllm import LLM
+name, where = sys.argv[1:]
+llm = LLM.attach(name)
+weights = {n: llm.collective_rpc("get_weight", args=(n,))[0] for n in
+           llm.collective_rpc("list_weights")[0]}
+
+def halves():
+    for index, (n, weight) in enumerate(weights.items()):
+        if where == "generator" and index == len(weights) // 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield n, weight * 0.5
+
+print("ready", flush=True)
+sys.stdin.readline()
+llm.start_weight_update()
+if where == "started":
+    os.kill(os.getpid(), signal.SIGKILL)
+llm.update_weights(halves())
+if where == "sent":
+    os.kill(os.getpid(), signal.SIGKILL)
+if where == "asked":
+    import threading
+    threading.Timer(0.0, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+for _ in range(10**6):
+    llm.update_weights(halves())
+"""
+
+
+def test_a_trainer_killed_in_the_middle_leaves_the_old_weights(tmp_path: Path) -> None:
+    with named_engine(tmp_path) as (name, pid), LLM.attach(name) as llm:
+        before = tokens(llm)
+        rss = _rss(pid)
+        for where in ("started", "generator", "sent", "asked", "outside"):
+            trainer = subprocess.Popen(
+                [sys.executable, "-c", TRAINER, name, where],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=environment(),
+            )
+            assert trainer.stdin is not None
+            assert trainer.stdout is not None
+            with trainer:
+                assert trainer.stdout.readline() == b"ready\n"
+                trainer.stdin.write(b"go\n")
+                trainer.stdin.flush()
+                if where == "outside":
+                    threading.Event().wait(0.2)
+                    trainer.send_signal(signal.SIGKILL)
+                assert trainer.wait(PATIENCE_S) == -signal.SIGKILL
+            assert holds_within(lambda: _can_start(llm), PATIENCE_S), where
+            assert (llm.get_weight_version(), tokens(llm)) == (0, before), where
+        assert _rss(pid) < rss + 2 * 2**20 + llm.facts.weight_bytes
+        weights = weights_of(llm)
+        llm.update_weights({n: w * 0.5 for n, w in weights.items()})
+        assert llm.get_weight_version() == 1
+
+
+def _rss(pid: int) -> int:
+    pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_staging_takes_no_shared_memory_and_goes_at_the_end() -> None:
+    def in_shm() -> int:
+        status = os.statvfs("/dev/shm")
+        return (status.f_blocks - status.f_bfree) * status.f_frsize
+
+    with LLM(**OPTIONS) as llm:
+        weights = weights_of(llm)
+        shared = in_shm()
+        llm.start_weight_update()
+        for _ in range(5):
+            llm.update_weights(weights)
+        staged = llm.apply_model(_rss_here)[0]
+        assert in_shm() <= shared + 9 * BUCKET_BYTES < shared + 5 * llm.facts.weight_bytes
+        llm.abandon_weight_update()
+        assert llm.apply_model(_rss_here)[0] <= staged - llm.facts.weight_bytes // 2
+
+
+def _rss_here(model: Any) -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

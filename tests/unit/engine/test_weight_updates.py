@@ -1,0 +1,264 @@
+"""Updates in the engine: one at a time, whole or not at all, and what they do to requests."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fakes import FakeRunner, facts
+
+from shmllm.config import EngineConfig, LoadConfig, SchedulerConfig
+from shmllm.engine.core import EngineCore
+from shmllm.errors import CallOrderError, RequestError
+from shmllm.outputs import FinishReason
+from shmllm.sampling_params import SamplingParams
+
+ME, OTHER = 3, 4
+PROMPT = list(range(1, 13))
+
+
+class FakeModel:
+    """Three weights, of which one has two places."""
+
+    def __init__(self):
+        self.weights = {
+            "a": (torch.zeros(2),),
+            "b": (torch.zeros(2, 3), torch.zeros(3, 2).t()),
+            "c": (torch.zeros(4, dtype=torch.float16),),
+        }
+        self.config = SimpleNamespace(tie_word_embeddings=True)
+        self.missing = set()
+        self.weights_version = self.num_derived = 0
+
+    def named_weights(self):
+        return self.weights
+
+    def weights_changed(self, names):
+        self.missing -= set(names)
+        self.weights_version += 1
+
+    def check_awake(self):
+        pass
+
+    def derive(self):
+        self.num_derived += 1
+
+    def values(self):
+        return {name: views[0].tolist() for name, views in self.weights.items()}
+
+
+@pytest.fixture
+def core():
+    runner = FakeRunner(facts())
+    runner.model = FakeModel()
+    config = EngineConfig(LoadConfig("nowhere"), scheduler=SchedulerConfig(8, 64))
+    return EngineCore(config, runner)
+
+
+@pytest.fixture
+def weights(core):
+    return core.weights
+
+
+def stage(weights, client=ME, **tensors):
+    for name, tensor in tensors.items():
+        flat = tensor.contiguous().reshape(-1)
+        memory = memoryview(bytearray(flat.view(torch.uint8).numpy().tobytes()))
+        dtype = str(flat.dtype).removeprefix("torch.")
+        weights.stage(client, [(name, dtype, tuple(tensor.shape), 0, len(flat), 0)], memory)
+
+
+def test_nothing_changes_before_the_end(core, weights):
+    model, before = core.runner.model, core.runner.model.values()
+    weights.start(ME)
+    stage(weights, a=torch.ones(2), b=torch.arange(6.0).reshape(2, 3).double())
+    weights.check(ME)
+    assert model.values() == before
+    assert weights.finish(ME) == ["a", "b"]
+    assert model.values() == {"a": [1, 1], "b": [[0, 1, 2], [3, 4, 5]], "c": [0, 0, 0, 0]}
+    assert torch.equal(*model.weights["b"])
+    assert (weights.version, model.num_derived) == (1, 1)
+    assert weights.take_news() == 1
+
+
+def test_pieces_make_a_tensor(core, weights):
+    weights.start(ME)
+    for begin in range(0, 6, 2):
+        memory = torch.arange(begin, begin + 2, dtype=torch.float32).numpy().data
+        weights.stage(ME, [("b", "float32", (2, 3), begin, 2, 0)], memory.cast("B"))
+    weights.finish(ME)
+    assert core.runner.model.values()["b"] == [[0, 1, 2], [3, 4, 5]]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "message"),
+    [
+        ([("b", (2, 3), 0, 2)], "only a part of b"),
+        ([("b", (2, 3), 2, 2)], "out of order"),
+        ([("b", (2, 3), 0, 4), ("b", (2, 3), 4, 4)], "more values"),
+    ],
+)
+def test_pieces_that_make_none_are_refused(core, weights, pieces, message):
+    weights.start(ME)
+    for name, shape, begin, length in pieces:
+        weights.stage(ME, [(name, "float32", shape, begin, length, 0)], memoryview(bytearray(64)))
+    with pytest.raises(RequestError, match=message):
+        weights.finish(ME)
+    assert weights.version == 0
+
+
+WRONG = {
+    "x": torch.ones(1),
+    "b": torch.ones(3, 2),
+    "a": torch.ones(2, dtype=torch.int64),
+    "c": torch.tensor([1, 2, float("inf"), 1.0]),
+}
+
+
+@pytest.mark.parametrize("ask", ["check", "finish"])
+def test_all_wrong_names_are_listed_and_the_old_weights_stay(core, weights, ask):
+    before = core.runner.model.values()
+    weights.start(ME)
+    stage(weights, **WRONG)
+    with pytest.raises(RequestError) as caught:
+        getattr(weights, ask)(ME)
+    for part in ("no weight 'x'", "b has shape [3, 2]", "a is torch.int64", "c has values"):
+        assert part in str(caught.value)
+    assert core.runner.model.values() == before
+    assert weights.version == 0
+    weights.start(ME)  # it is over
+
+
+def test_a_long_list_is_cut(weights):
+    weights.start(ME)
+    stage(weights, **{f"x{i}": torch.ones(1) for i in range(30)})
+    with pytest.raises(RequestError, match="and 22 more"):
+        weights.finish(ME)
+
+
+def test_values_that_overflow_in_the_models_dtype_are_not_finite(weights):
+    weights.start(ME)
+    stage(weights, c=torch.full((4,), 1e6))
+    with pytest.raises(RequestError, match="c has values that are not finite"):
+        weights.finish(ME)
+
+
+def test_large_finite_values_are_taken(core, weights):
+    core.runner.model.weights["a"] = (torch.zeros(1000),)
+    weights.start(ME)
+    stage(weights, a=torch.full((1000,), 3e38))
+    weights.finish(ME)
+    assert core.runner.model.values()["a"][0] == pytest.approx(3e38)
+
+
+def test_calls_out_of_order_are_runtime_errors(weights):
+    for call in (weights.check, weights.finish):
+        with pytest.raises(CallOrderError, match="start one first"):
+            call(ME)
+    weights.start(ME)
+    with pytest.raises(CallOrderError, match="by this front end"):
+        weights.start(ME)
+    with pytest.raises(CallOrderError, match="by another front end"):
+        weights.start(OTHER)
+    with pytest.raises(CallOrderError):
+        weights.finish(OTHER)
+    weights.abandon(OTHER)
+    weights.finish(ME)
+    assert issubclass(CallOrderError, RuntimeError)
+
+
+def test_a_front_end_that_goes_leaves_nothing(core, weights):
+    weights.start(ME)
+    stage(weights, a=torch.ones(2))
+    weights.abandon(ME)
+    weights.start(OTHER)
+    stage(weights, client=ME, a=torch.ones(2))  # too late: passed over
+    assert weights.finish(OTHER) == []
+    assert core.runner.model.values()["a"] == [0, 0]
+
+
+def test_lost_weights_have_to_come_all_unless_they_come_one_by_one(core, weights):
+    core.runner.model.missing = {"a", "b"}
+    weights.start(ME)
+    stage(weights, a=torch.ones(2))
+    with pytest.raises(RequestError, match="b is missing"):
+        weights.finish(ME)
+    weights.start(ME)
+    stage(weights, a=torch.ones(2))
+    assert weights.finish(ME, partial=True) == ["a"]
+    assert core.runner.model.missing == {"b"}
+    assert core.runner.model.num_derived == 0
+
+
+def test_versions_count_up_or_are_what_the_caller_says(weights):
+    def update(version=None):
+        weights.start(ME)
+        weights.finish(ME, version)
+        return weights.version
+
+    assert [update(), update(), update(10), update()] == [1, 2, 10, 11]
+    assert update("step-5") == "step-5"
+    assert type(update()) is int
+    for wrong in (1.5, True, "x" * 300, 2**70, ["a"]):
+        weights.start(ME)
+        with pytest.raises(RequestError, match="a version is"):
+            weights.finish(ME, wrong)
+
+
+def test_a_checkpoint_may_have_a_tied_head_and_frequencies(weights):
+    weights.start(ME)
+    stage(weights, **{"lm_head.weight": torch.ones(3), "x.rotary_emb.inv_freq": torch.ones(1)})
+    assert weights.finish(ME) == []
+
+
+def run(core, number, max_tokens=4):
+    """Cached tokens of a request that is run to its end."""
+    core.add(ME, number, PROMPT, SamplingParams(temperature=0, max_tokens=max_tokens))
+    cached = None
+    while core.scheduler.has_unfinished():
+        for columns in core.step().values():
+            for row, count in zip(columns.cached_rows, columns.cached_counts, strict=True):
+                if columns.numbers[row] == number:
+                    cached = count
+    return cached
+
+
+def update(weights, **options):
+    weights.start(ME)
+    stage(weights, a=torch.ones(2))
+    weights.finish(ME, **options)
+
+
+def test_an_update_empties_the_prefix_cache_unless_told_otherwise(core, weights):
+    assert (run(core, 1), run(core, 2)) == (0, 8)
+    update(weights, reset_prefix_cache=False)
+    assert run(core, 3) == 8
+    update(weights)
+    assert run(core, 4) == 0
+
+
+def test_requests_that_run_go_on_or_end(core, weights):
+    params = SamplingParams(temperature=0, max_tokens=30)
+    core.add(ME, 1, PROMPT, params)
+    core.add(OTHER, 1, PROMPT, params)
+    core.step()
+    update(weights)
+    assert core.take_aborted() == []
+    core.step()
+    core.scheduler.check_integrity()
+    update(weights, abort=True)
+    ended = core.take_aborted()
+    assert sorted(client for client, _ in ended) == [ME, OTHER]
+    assert all(columns.finishes == [FinishReason.ABORT] for _, columns in ended)
+    assert not core.scheduler.has_unfinished()
+
+
+def test_a_refused_update_aborts_nobody(core, weights):
+    core.add(ME, 1, PROMPT, SamplingParams(temperature=0, max_tokens=30))
+    core.step()
+    weights.start(ME)
+    stage(weights, x=torch.ones(1))
+    with pytest.raises(RequestError):
+        weights.finish(ME, abort=True)
+    assert core.scheduler.has_unfinished()

@@ -1,0 +1,107 @@
+"""Times what a trainer waits for: new weights, sleep and wake, and a full restart instead.
+
+    python tools/bench_rl.py DIRECTORY [--rounds 7] [--json FILE]
+
+The directory holds a model, as tools/make_model.py makes one. Between any two updates one
+thread copies as many bytes, so that both are measured on the machine as it is at that moment.
+An update is done when the engine could run the next step: what is derived from the weights is
+made anew. Writes one JSON object; times are in milliseconds.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import torch
+from safetensors.torch import load_file
+
+from shmllm import LLM, SamplingParams
+
+PROMPT = list(range(1, 33))
+
+
+def milliseconds(function: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    function()
+    return (time.perf_counter() - began) * 1e3
+
+
+def summary(times: list[float]) -> dict[str, float]:
+    return {"min": round(min(times), 2), "median": round(statistics.median(times), 2)}
+
+
+def start(directory: Path) -> LLM:
+    llm = LLM(str(directory), kv_cache_memory_bytes=2**28, max_model_len=2048)
+    llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=2), use_tqdm=False)
+    return llm
+
+
+def sleeping(llm: LLM, rounds: int, weights: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """Sleep and wake up; after level 2 the engine has its weights pushed again."""
+    found: dict[str, list[float]] = {
+        "sleep_1": [],
+        "wake_1": [],
+        "sleep_2": [],
+        "wake_2_update": [],
+    }
+
+    def wake_and_update() -> None:
+        llm.wake_up(tags=["weights"])
+        llm.update_weights(weights)
+        llm.wake_up()
+
+    for _ in range(rounds):
+        found["sleep_1"].append(milliseconds(lambda: llm.sleep(1)))
+        found["wake_1"].append(milliseconds(llm.wake_up))
+        found["sleep_2"].append(milliseconds(lambda: llm.sleep(2)))
+        found["wake_2_update"].append(milliseconds(wake_and_update))
+    return {name: summary(times) for name, times in found.items() if times}
+
+
+@click.command(help=__doc__.splitlines()[0] if __doc__ else None)
+@click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--rounds", default=7, show_default=True)
+@click.option("--restarts", default=2, show_default=True)
+@click.option("--json", "output", type=click.Path(dir_okay=False, path_type=Path))
+def main(directory: Path, rounds: int, restarts: int, output: Path | None) -> None:
+    torch.set_num_threads(1)
+    weights = load_file(directory / "model.safetensors")
+    weights = {name: weight.clone() for name, weight in weights.items()}
+    num_bytes = sum(weight.nbytes for weight in weights.values())
+    source, target = np.ones(num_bytes, np.uint8), np.ones(num_bytes, np.uint8)
+    copies, updates, starts = [], [], []
+    llm = start(directory)
+    llm.update_weights(weights)
+    for _ in range(rounds):
+        copies.append(milliseconds(lambda: np.copyto(target, source)))
+        updates.append(milliseconds(lambda: llm.update_weights(weights)))
+    asleep = sleeping(llm, rounds, weights)
+    llm.close()
+    for _ in range(restarts):
+        starts.append(milliseconds(lambda: start(directory).close()))
+    bounds = [2.5 * copy + 50 for copy in copies]
+    result = {
+        "bytes": num_bytes,
+        "memcpy": summary(copies),
+        "update": summary(updates),
+        "update_over_bound": round(
+            statistics.median(u / b for u, b in zip(updates, bounds, strict=True)), 3
+        ),
+        **asleep,
+        "restart": summary(starts) if starts else None,
+    }
+    text = json.dumps(result, indent=2)
+    print(text)
+    if output is not None:
+        output.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
