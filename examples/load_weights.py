@@ -1,7 +1,7 @@
 """Change the model of a running engine: what a trainer does between two steps.
 
-The new weights are checked first and then written between two steps, all of them or none;
-the prefix cache is emptied. Functions run in the engine and see the model itself.
+New weights are staged and checked, and then put in force between two steps, all of them or none;
+the prefix cache is emptied, and every output says which weights it came from.
 """
 
 from shmllm import LLM, RequestError, SamplingParams
@@ -10,29 +10,28 @@ PROMPT = "import os\nimport sys\n"
 greedy = SamplingParams(temperature=0, max_tokens=16)
 
 
-def norm_of_weights(model):
-    return sum(float(views[0].square().sum()) for views in model.named_weights().values()) ** 0.5
-
-
 def complete(llm):
-    return llm.generate(PROMPT, greedy, use_tqdm=False)[0].outputs[0].text
+    output = llm.generate(PROMPT, greedy, use_tqdm=False)[0].outputs[0]
+    print(f"version {output.weight_versions[0].version}: {output.text!r}")
+    return output.text
 
 
 with LLM() as llm:
     before = complete(llm)
-    print(f"norm {llm.apply_model(norm_of_weights)[0]:.2f}: {before!r}")
-
     names = llm.collective_rpc("list_weights")[0]
     weights = {name: llm.collective_rpc("get_weight", args=(name,))[0] for name in names}
-    model = llm.llm_engine.model_executor.driver_worker.model_runner.model
-    written = model.load_weights((name, weight * 0.9) for name, weight in weights.items())
-    print(f"{len(written)} weights written")
-    print(f"norm {llm.apply_model(norm_of_weights)[0]:.2f}: {complete(llm)!r}")
+
+    llm.update_weights((name, weight * 0.6) for name, weight in weights.items())
+    complete(llm)
 
     try:
-        model.load_weights([("model.norm.weight", weights["model.norm.weight"][:3])])
+        norm = weights["model.norm.weight"]
+        llm.update_weights({"model.norm.weight": norm[:3], "model.norm.bias": norm})
     except RequestError as error:
         print("refused:", error)
 
-    model.load_weights(weights.items())
+    llm.start_weight_update()  # the same in parts: nothing changes before the end
+    for part in ("embed", "layers", "norm"):
+        llm.update_weights({name: weights[name] for name in names if f"model.{part}" in name})
+    llm.finish_weight_update(version="as loaded")
     print("back to what it was:", complete(llm) == before)

@@ -24,7 +24,7 @@ from programs import CLI, holds_within, is_running, python
 
 from shmllm import LLM, EngineDeadError, EngineStartError, SamplingParams
 from shmllm.engine.attached import AttachedEngineClient
-from shmllm.errors import ProtocolMismatchError
+from shmllm.errors import ProtocolMismatchError, RequestError
 from shmllm.ipc import layout, registry
 from shmllm.ipc.layout import RECORD_HEADER, Refusal
 from shmllm.ipc.slots import SlotRef
@@ -40,6 +40,7 @@ from shmllm.wire.messages import (
     Method,
     PoolRequest,
     PromptEmbeds,
+    Weights,
     Work,
 )
 
@@ -144,6 +145,7 @@ class Fuzzer:
                     self._call,
                     self._work,
                     self._embeds,
+                    self._weights,
                     self._noise,
                     self._reference,
                 )
@@ -167,7 +169,7 @@ class Fuzzer:
             return True
         if isinstance(message, AddRequest | PoolRequest):
             self.added.add(message.number)
-        # PROMPT_EMBEDS is fatal here because none of its references names a lent slot.
+        # PROMPT_EMBEDS and WEIGHTS are fatal here: none of their references names a lent slot.
         return not isinstance(message, AddRequest | PoolRequest | Abort | Call | Work)
 
     def _add(self, _seat: Seat) -> tuple[int, bytes]:
@@ -217,6 +219,12 @@ class Fuzzer:
         ref = TensorRef(SlotRef(source.randrange(40), 0, nbytes), "float32", shape).encode()
         message = PromptEmbeds(self._number, ref)
         return Kind.PROMPT_EMBEDS, b"".join(codec.encode_prompt_embeds(message))
+
+    def _weights(self, _seat: Seat) -> tuple[int, bytes]:
+        """Of a slot that is not lent."""
+        slot = self._source.randrange(40), 0, self._source.randrange(10**6)
+        message = Weights(slot, json.dumps([["a", "float32", [1], 0, 1, 0]]))
+        return Kind.WEIGHTS, b"".join(codec.encode_weights(message))
 
     def _abort(self, _seat: Seat) -> tuple[int, bytes]:
         numbers = [self._source.randrange(self._number + 2) for _ in range(3)]
@@ -334,6 +342,36 @@ def test_a_slot_holds_a_message_or_ends_the_connection(name: str) -> None:
             in_slot(bad, kind, record)
             bad.check_cut_off()
             assert greedy(other) == expected
+
+
+def bucket(seat: Seat, pieces: str) -> None:
+    slot = seat.channel.slots.claim(4096)
+    assert slot is not None
+    record = codec.encode_weights(Weights(slot.publish(), pieces))
+    seat.write(Kind.WEIGHTS, b"".join(record))
+
+
+def test_a_bucket_of_weights_is_one_or_ends_the_connection(name: str) -> None:
+    piece = ["model.norm.weight", "float32", [256], 0, 256, 0]
+    with LLM.attach(name) as other:
+        expected = greedy(other)
+        good = Seat(name).enter()
+        for _ in range(2 * layout.NUM_SLOTS):  # of no update: passed over, and the slot goes back
+            bucket(good, json.dumps([piece]))
+            good.check_served()
+        good.client.call(Method.START_WEIGHTS)
+        bucket(good, json.dumps([["no.such", "int8", [256], 0, 1, 0]]))
+        with pytest.raises(RequestError, match="no weight"):
+            good.client.call(Method.FINISH_WEIGHTS, {})
+        good.client.close()
+        wrong = [[[]], [[*piece[:4], 1025, 0]], [[3, *piece[1:]]]]
+        for pieces in ("", *map(json.dumps, wrong)):
+            bad = Seat(name).enter()
+            bad.client.call(Method.START_WEIGHTS)
+            bucket(bad, pieces)
+            bad.check_cut_off()
+            assert greedy(other) == expected
+        assert other.get_weight_version() == 0
 
 
 def damaged_header(*header: int) -> Callable[[Seat], None]:

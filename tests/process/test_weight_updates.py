@@ -186,7 +186,7 @@ def test_requests_end_with_the_update_if_asked() -> None:
         await task
         last = outputs[-1]
         assert last.outputs[0].finish_reason == "abort"
-        assert spans(last) == [(0, 0, len(last.outputs[0].token_ids))] or last.outputs[0].text
+        assert spans(last) == [(0, 0, len(last.outputs[0].token_ids))]
         assert await llm.get_weight_version() == 7
         await llm.start_weight_update()
         await llm.update_weights(weights)
