@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from rich.columns import Columns
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.panel import Panel
 from rich.segment import Segment
@@ -31,7 +32,6 @@ LATENCIES = {"ttft_ms": "TTFT", "itl_ms": "ITL", "step_ms": "step"}
 QUANTILES = ("p50", "p90", "p99")
 STEPS = "▁▂▃▄▅▆▇█"
 BAR_WIDTH = 12
-NO_BREAK_SPACE = "\u00a0"
 
 
 class StackedBar:
@@ -231,24 +231,12 @@ def _anatomy(figures: Figures) -> RenderableType:
     if phases is None:
         return Panel(Text("no step in this interval", style="dim"), border_style="dim")
     whole = sum(phases.values()) or 1.0
-    legend = Text.assemble(
-        ("a step      ", "dim"),
-        f"{milliseconds(whole / 1e3)}: ",
-        *[
-            part
-            for phase, value in phases.items()
-            for part in (
-                (f"■{NO_BREAK_SPACE}", PHASE_COLOURS[phase]),
-                # Lines end between two phases, not within one.
-                f"{phase} {milliseconds(value / 1e3)} ({100 * value / whole:.0f} %)".replace(
-                    " ", NO_BREAK_SPACE
-                )
-                + "  ",
-            )
-        ],
-    )
+    legend = [Text.assemble(("a step ", "dim"), milliseconds(whole / 1e3))]
+    for phase, value in phases.items():
+        told = f"{phase} {milliseconds(value / 1e3)} ({100 * value / whole:.0f} %)"
+        legend.append(Text.assemble(("■ ", PHASE_COLOURS[phase]), told))
     bar = StackedBar([(value, PHASE_COLOURS[phase]) for phase, value in phases.items()])
-    return Panel(Group(bar, legend), border_style="dim")
+    return Panel(Group(bar, Columns(legend, padding=(0, 2))), border_style="dim")
 
 
 def _clients(clients: Sequence[Mapping[str, Any]]) -> RenderableType:

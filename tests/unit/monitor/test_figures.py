@@ -110,7 +110,7 @@ def test_a_screen_fits_any_width(width: int, found: dict[str, object]) -> None:
 
 
 def test_a_screen_says_what_there_is() -> None:
-    text = "\n".join(shown(engine_screen(BUSY, [1.0], "main"), 120)).replace("\u00a0", " ")
+    text = "\n".join(shown(engine_screen(BUSY, [1.0], "main"), 120))
     for words in (
         "main",
         "pid 77",
