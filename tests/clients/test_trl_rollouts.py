@@ -44,12 +44,14 @@ class Rollouts:
         self.params = SamplingParams(temperature=1, max_tokens=MAX_TOKENS, logprobs=0)
 
     def __call__(self, prompts: list[str], trainer: Any) -> dict[str, Any]:
-        model = self.llm.llm_engine.model_executor.driver_worker.model_runner.model
+        step = trainer.state.global_step
         self.llm.wake_up(["weights"])
-        model.load_weights(trainer.model.named_parameters())
+        self.llm.update_weights(trainer.model.named_parameters(), version=step)
         assert self.llm.wake_up(["kv_cache"])
         outputs = self.llm.generate(prompts, self.params, use_tqdm=False)
         self.llm.sleep(level=2)
+        spans = [span for output in outputs for span in output.outputs[0].weight_versions]
+        assert [span.version for span in spans] == [step] * len(prompts)
         sequences = [sequence(output) for output in outputs]
         self.differences.append(max(difference(trainer.model, *each) for each in sequences))
         return dict(zip(FIELDS, map(list, zip(*sequences, strict=True)), strict=True))
