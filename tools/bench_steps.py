@@ -109,7 +109,10 @@ def main(
     cpu: bool,
     profile: bool,
 ) -> None:
-    core = make_core(model, requests, threads, dtype=dtype, quantization=quantization)
+    length = context + steps + 2
+    core = make_core(
+        model, requests, threads, dtype=dtype, quantization=quantization, max_model_len=length
+    )
     count, seconds = fill(core, requests, context, steps)
     clock = time.process_time_ns if cpu else time.perf_counter_ns
     profiler = cProfile.Profile()
