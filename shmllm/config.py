@@ -14,6 +14,7 @@ from shmllm.errors import EngineStartError
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "safetensors", "dummy"]
+Quantization = Literal["int8"]
 SchedulingPolicy = Literal["fcfs", "priority"]
 WaitPolicyName = Literal["latency", "balanced", "idle"]
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
@@ -25,6 +26,7 @@ BLOCK_SIZES = (8, 16, 32)
 DTYPES: tuple[str, ...] = get_args(DType)
 SCHEDULING_POLICIES: tuple[str, ...] = get_args(SchedulingPolicy)
 LOAD_FORMATS: tuple[str, ...] = get_args(LoadFormat)
+QUANTIZATIONS: tuple[str, ...] = get_args(Quantization)
 WAIT_POLICIES: tuple[str, ...] = get_args(WaitPolicyName)
 LOGPROBS_MODES: tuple[str, ...] = get_args(LogprobsMode)
 UNLIMITED_LOGPROBS = -1
@@ -51,6 +53,7 @@ class LoadConfig:
         seed: of dummy weights.
         max_model_len: tokens of prompt and output together; None takes the model's own.
         tokenizer_directory: of another tokenizer than the model's; for grammars alone.
+        quantization: int8 rounds the matrices to 8 bits per output channel; None: not.
     """
 
     directory: str
@@ -59,12 +62,17 @@ class LoadConfig:
     seed: int = 0
     max_model_len: int | None = None
     tokenizer_directory: str | None = None
+    quantization: Quantization | None = None
 
     def __post_init__(self) -> None:
         _require(self.dtype in DTYPES, f"dtype {self.dtype!r} is not one of {', '.join(DTYPES)}")
         _require(
             self.load_format in LOAD_FORMATS,
             f"load_format {self.load_format!r} is not one of {', '.join(LOAD_FORMATS)}",
+        )
+        _require(
+            self.quantization is None or self.quantization in QUANTIZATIONS,
+            f"quantization {self.quantization!r} is not one of None, {', '.join(QUANTIZATIONS)}",
         )
         if self.max_model_len is not None:
             _require_positive("max_model_len", self.max_model_len)
@@ -80,7 +88,7 @@ class CacheConfig:
 
     Attributes:
         block_size: tokens per block.
-        memory_bytes: bytes for keys and values; None: on the CPU 1 GiB or a quarter of
+        memory_bytes: bytes for keys and values; None: on the CPU 2 GiB or a quarter of
             the free memory, whichever is less.
         enable_prefix_caching: keep full blocks of finished requests for later ones.
     """

@@ -95,6 +95,7 @@ def summary(times: list[float]) -> dict[str, float]:
 @click.option("--steps", default=200, show_default=True)
 @click.option("--threads", type=int, help="Compute threads; default: the usable cores.")
 @click.option("--dtype", default="auto", show_default=True)
+@click.option("--quantization", help="int8, or nothing.")
 @click.option("--cpu", is_flag=True, help="CPU time instead of the clock.")
 @click.option("--profile", is_flag=True, help="Print the functions that take longest.")
 def main(
@@ -104,10 +105,14 @@ def main(
     steps: int,
     threads: int | None,
     dtype: Any,
+    quantization: Any,
     cpu: bool,
     profile: bool,
 ) -> None:
-    core = make_core(model, requests, threads, dtype=dtype)
+    length = context + steps + 2
+    core = make_core(
+        model, requests, threads, dtype=dtype, quantization=quantization, max_model_len=length
+    )
     count, seconds = fill(core, requests, context, steps)
     clock = time.process_time_ns if cpu else time.perf_counter_ns
     profiler = cProfile.Profile()

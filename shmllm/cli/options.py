@@ -13,6 +13,7 @@ from shmllm.config import (
     DTYPES,
     LOAD_FORMATS,
     LOGPROBS_MODES,
+    QUANTIZATIONS,
     SCHEDULING_POLICIES,
     WAIT_POLICIES,
 )
@@ -52,6 +53,11 @@ _ENGINE_OPTIONS = (
     click.option("--kv-cache-memory-bytes", type=click.IntRange(min=1)),
     click.option("--prefix-caching/--no-prefix-caching", default=True, show_default=True),
     click.option("--load-format", type=click.Choice(LOAD_FORMATS), default="auto"),
+    click.option(
+        "--quantization",
+        type=click.Choice(QUANTIZATIONS),
+        help="Round the model's matrices to 8 bits.",
+    ),
     click.option("--num-threads", type=click.IntRange(min=1), help="Compute threads."),
     click.option(
         "--max-logprobs",
@@ -84,6 +90,7 @@ _NAMES = (
     "scheduling_policy",
     "kv_cache_memory_bytes",
     "load_format",
+    "quantization",
     "num_threads",
     "wait_policy",
 )

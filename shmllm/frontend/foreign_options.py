@@ -31,7 +31,6 @@ class NoEffect(NamedTuple):
 
 
 _ONE = "the engine is one process"
-_FORMAT = "weights are read from safetensors as they are"
 _TEXT = "there are no image, audio or video models"
 
 ONLY_VALUES: dict[str, OnlyValues] = {
@@ -45,7 +44,6 @@ ONLY_VALUES: dict[str, OnlyValues] = {
     "runner": OnlyValues(("auto", "generate", "pooling"), "every model does both"),
     "convert": OnlyValues(("auto", "none", "embed"), "there are no classifiers"),
     "task": OnlyValues((None, "auto", "generate", "embed"), "there are no classifiers"),
-    "quantization": OnlyValues((None,), _FORMAT),
     "kv_cache_dtype": OnlyValues(("auto",), "keys and values have the model's dtype"),
     "cpu_offload_gb": OnlyValues((0,), "weights stay where they are"),
     "tokenizer_mode": OnlyValues(("auto", "hf"), "tokenizer.json is used"),

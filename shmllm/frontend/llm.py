@@ -11,7 +11,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from shmllm.config import DType, LoadFormat, LogprobsMode, SchedulingPolicy, WaitPolicyName
+from shmllm.config import (
+    DType,
+    LoadFormat,
+    LogprobsMode,
+    Quantization,
+    SchedulingPolicy,
+    WaitPolicyName,
+)
 from shmllm.engine.client import LoadProgress
 from shmllm.errors import ShmLLMError
 from shmllm.frontend.beam_search import BeamSearchMethods
@@ -53,10 +60,12 @@ class LLM(WeightMethods, WorkerMethods, PoolingMethods, BeamSearchMethods, Reque
         max_num_batched_tokens: token budget of a step; longer prompts are chunked.
         block_size: tokens per KV block: 8, 16 or 32.
         enable_prefix_caching: reuse the KV blocks of equal prefixes.
-        kv_cache_memory_bytes: for keys and values; None: 1 GiB or a quarter of the free
+        kv_cache_memory_bytes: for keys and values; None: 2 GiB or a quarter of the free
             memory, whichever is less.
         seed: of dummy weights and of requests without a seed of their own.
         load_format: "auto", "safetensors", or "dummy" (random weights).
+        quantization: "int8" rounds the matrices to 8 bits per output channel: several times as
+            fast where few requests decode; None does not.
         generation_config: "auto" takes sampling defaults from the model's
             generation_config.json, "shmllm" does not.
         num_threads: compute threads; None takes the cores this process may use.
@@ -97,6 +106,7 @@ class LLM(WeightMethods, WorkerMethods, PoolingMethods, BeamSearchMethods, Reque
         kv_cache_memory_bytes: int | None = None,
         seed: int = 0,
         load_format: LoadFormat = "auto",
+        quantization: Quantization | None = None,
         generation_config: str = "auto",
         num_threads: int | None = None,
         wait_policy: WaitPolicyName = "balanced",
@@ -125,6 +135,7 @@ class LLM(WeightMethods, WorkerMethods, PoolingMethods, BeamSearchMethods, Reque
             kv_cache_memory_bytes=kv_cache_memory_bytes,
             seed=seed,
             load_format=load_format,
+            quantization=quantization,
             num_threads=num_threads,
             wait_policy=wait_policy,
             scheduling_policy=scheduling_policy,

@@ -17,7 +17,8 @@ from shmllm.errors import EngineStartError
 from shmllm.logprobs import TokenLogprobs
 from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
-from shmllm.models.products import fastest_product
+from shmllm.models.products import MakeProduct, fastest_product
+from shmllm.models.quantized import Int8Product
 from shmllm.models.registry import create_model
 from shmllm.models.weights import load_dummy_weights, load_weights
 from shmllm.worker.arena import Arena, CountingAllocator, make_arena
@@ -40,6 +41,8 @@ from shmllm.worker.threads import StepThreads
 from shmllm.worker.token_masks import TokenMasks
 
 Progress = Callable[[int, int], None]
+
+PRODUCTS: dict[str | None, MakeProduct] = {None: fastest_product, "int8": Int8Product}
 
 
 def _wanted_length(load: LoadConfig, model: ModelConfig) -> int:
@@ -64,8 +67,8 @@ def _load_model(
     arena = make_arena(counter.num_bytes, "the weights", device)
     model = create_model(config, dtype, arena.take, device, will_pack=has_room)
     _fill(model, load, on_progress)
-    if has_room:
-        model.use_products(fastest_product)
+    if has_room or load.quantization:
+        model.use_products(PRODUCTS[load.quantization])
         model.derive()
     return model, arena
 
