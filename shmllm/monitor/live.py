@@ -44,7 +44,7 @@ class LiveScreen:
         self._interval_s = interval_s
         self._only = only
         self._shown = only
-        self._selected = 0
+        self._selected: Identity | None = None
         self._notice = ""
 
     def run(self) -> str:
@@ -80,7 +80,6 @@ class LiveScreen:
                 return self._notice
             if identity == self._shown:
                 self._shown = None
-        self._selected = min(self._selected, max(len(self._tracks.all) - 1, 0))
         return ""
 
     def _take(self, key: Key) -> None:
@@ -93,11 +92,16 @@ class LiveScreen:
             case Key.BACK:
                 self._shown = self._only
             case Key.ENTER if tracks and self._shown is None:
-                self._shown = tracks[self._selected].engine.identity
-            case Key.UP:
-                self._selected = max(self._selected - 1, 0)
-            case Key.DOWN:
-                self._selected = min(self._selected + 1, max(len(tracks) - 1, 0))
+                self._shown = tracks[self._place(tracks)].engine.identity
+            case Key.UP | Key.DOWN if tracks:
+                moved = self._place(tracks) + (1 if key is Key.DOWN else -1)
+                place = min(max(moved, 0), len(tracks) - 1)
+                self._selected = tracks[place].engine.identity
+
+    def _place(self, tracks: list[Track]) -> int:
+        """Of the marked engine, which stays marked when others come and go; 0 if it went."""
+        places = (i for i, track in enumerate(tracks) if track.engine.identity == self._selected)
+        return next(places, 0)
 
     def _render(self) -> RenderableType:
         tracks = self._tracks.all
@@ -107,7 +111,7 @@ class LiveScreen:
             return engine_screen(shown.figures, shown.history, shown.engine.title, keys)
         keys = "q quit   ↑ ↓ choose   enter look at one   + - faster, slower"
         footer = f"{self._notice}\n{keys}" if self._notice else keys
-        return list_screen([_line(track) for track in tracks], self._selected, footer)
+        return list_screen([_line(track) for track in tracks], self._place(tracks), footer)
 
 
 def _line(track: Track) -> tuple[str, dict[str, object]]:

@@ -32,6 +32,7 @@ LATENCIES = {"ttft_ms": "TTFT", "itl_ms": "ITL", "step_ms": "step"}
 QUANTILES = ("p50", "p90", "p99")
 STEPS = "▁▂▃▄▅▆▇█"
 BAR_WIDTH = 12
+WIDE_COLUMNS = 90
 
 
 class StackedBar:
@@ -53,6 +54,24 @@ class StackedBar:
             yield Segment("█" * cells, Style(color=colour))
             begin = end
         yield Segment.line()
+
+
+class ByWidth:
+    """One of two, as there is room.
+
+    Args:
+        wide: shown from WIDE_COLUMNS on.
+        narrow: shown below.
+    """
+
+    def __init__(self, wide: RenderableType, narrow: RenderableType) -> None:
+        self._wide = wide
+        self._narrow = narrow
+
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> Iterator[RenderableType]:
+        yield self._wide if options.max_width >= WIDE_COLUMNS else self._narrow
 
 
 def engine_screen(
@@ -164,6 +183,8 @@ def _heading(figures: Figures, title: str) -> Text:
         _state(figures),
         f", up {_age(figures['uptime_s'])}" if figures["uptime_s"] else "",
         f"   over the last {over:.2g} s" if over else "",
+        no_wrap=True,
+        overflow="ellipsis",
     )
 
 
@@ -210,20 +231,26 @@ def _recent(latencies: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _latencies(figures: Figures) -> RenderableType:
+    wide = _latency_table(figures, {"interval": "", "since_start": "in all "})
+    narrow = _latency_table(figures, {"interval": ""})
+    return Panel(ByWidth(wide, narrow), border_style="dim")
+
+
+def _latency_table(figures: Figures, spans: Mapping[str, str]) -> Table:
     table = Table(expand=True, box=None, header_style="dim", pad_edge=False)
-    table.add_column("latency", style="dim")
-    for span in ("", "in all "):
-        table.add_column(f"{span}count", justify="right", no_wrap=True)
+    table.add_column("latency", style="dim", no_wrap=True)
+    for prefix in spans.values():
+        table.add_column(f"{prefix}count", justify="right", no_wrap=True)
         for quantile in QUANTILES:
-            table.add_column(f"{span}{quantile}", justify="right", no_wrap=True)
+            table.add_column(f"{prefix}{quantile}", justify="right", no_wrap=True)
     for key, name in LATENCIES.items():
         cells = []
-        for span in ("interval", "since_start"):
+        for span in spans:
             found = figures[key][span] or {}
             cells.append(number(found.get("count")))
             cells += [milliseconds(found.get(quantile)) for quantile in QUANTILES]
         table.add_row(name, *cells)
-    return Panel(table, border_style="dim")
+    return table
 
 
 def _anatomy(figures: Figures) -> RenderableType:

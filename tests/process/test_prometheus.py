@@ -86,6 +86,9 @@ def test_a_named_engine_is_shown_by_a_process_that_ends_with_it(
         llm.generate(["import os", "import sys"], PARAMS, use_tqdm=False)
         engine = llm._client.pid  # type: ignore[attr-defined]
         assert holds_within(lambda: llm.get_metrics()["requests_finished"] == 2, PATIENCE_S)
+        # A step's durations are counted just after its outputs were published.
+        last = f"shmllm_inter_token_latency_seconds_count{label}"
+        assert holds_within(lambda: scrape(port)[last] == 8, PATIENCE_S)
         found, metrics = scrape(port), llm.get_metrics()
     for key, (metric, _) in GAUGES.items():
         assert found[f"shmllm_{metric}{label}"] == metrics[key]

@@ -63,6 +63,13 @@ class Terminal:
     def text(self) -> str:
         return "\n".join(self.screen.display)
 
+    def marked_line(self) -> str:
+        """The line that is shown in reverse."""
+        for y, line in enumerate(self.screen.display):
+            if self.screen.buffer[y][0].reverse:
+                return str(line)
+        return ""
+
     def shows(self, condition: Callable[[str], bool], limit_s: float = PATIENCE_S) -> bool:
         """Whether the screen comes to be like that."""
         deadline = time.monotonic() + limit_s
@@ -77,9 +84,9 @@ class Terminal:
         deadline = time.monotonic() + PATIENCE_S
         while self.process.poll() is None and time.monotonic() < deadline:
             self._read()
+        code = self.process.wait(0)
         while self._read():
             pass
-        code = self.process.wait(1)
         assert LEAVES_THE_SCREEN in self.output
         assert termios.tcgetattr(self._master) == self._mode
         return code
@@ -122,9 +129,11 @@ def busy(llm: LLM) -> Iterator[None]:
 
     thread = threading.Thread(target=work)
     thread.start()
-    yield
-    done.set()
-    thread.join()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 @pytest.fixture(scope="module")
@@ -252,8 +261,14 @@ def test_the_screen_follows_the_terminals_size(at_work: str) -> None:
 def test_an_engine_is_chosen_from_the_list(at_work: str) -> None:
     with terminal("--interval", "0.2", lines=50) as seen:
         assert seen.shows(lambda text: at_work in text and "used by" in text), seen.text()
-        names = [line.split()[0] for line in seen.screen.display[3:] if " ready " in line]
-        seen.type(b"j" * names.index(at_work) + b"\r")
+        # Engines of other tests come and go meanwhile; the mark stays at its engine.
+        for _ in range(50):
+            marked = seen.marked_line()
+            if at_work in marked:
+                break
+            seen.type(b"j")
+            seen.shows(lambda _, before=marked: seen.marked_line() != before, 1)  # type: ignore[misc]
+        seen.type(b"\r")
         assert seen.shows(lambda text: "execute" in text and at_work in text), seen.text()
         seen.type(b"b")
         assert seen.shows(lambda text: "used by" in text)

@@ -109,6 +109,15 @@ def test_a_screen_fits_any_width(width: int, found: dict[str, object]) -> None:
         assert max(map(len, lines)) <= width
 
 
+def test_a_narrow_screen_leaves_out_what_has_no_room() -> None:
+    wide, narrow = ("\n".join(shown(engine_screen(BUSY, [], "main"), w)) for w in (110, 70))
+    assert "in all p99" in wide
+    assert "in all p99" not in narrow
+    assert "TTFT" in narrow
+    assert "p99" in narrow
+    assert "…" not in narrow.splitlines()[6]
+
+
 def test_a_screen_says_what_there_is() -> None:
     text = "\n".join(shown(engine_screen(BUSY, [1.0], "main"), 120))
     for words in (
