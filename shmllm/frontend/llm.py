@@ -60,20 +60,16 @@ class LLM(WeightMethods, WorkerMethods, PoolingMethods, BeamSearchMethods, Reque
         max_num_batched_tokens: token budget of a step; longer prompts are chunked.
         block_size: tokens per KV block: 8, 16 or 32.
         enable_prefix_caching: reuse the KV blocks of equal prefixes.
-        kv_cache_memory_bytes: for keys and values; None: 2 GiB or a quarter of the free
-            memory, whichever is less.
+        kv_cache_memory_bytes: for keys and values; None: 2 GiB, or a quarter of what is free.
         seed: of dummy weights and of requests without a seed of their own.
         load_format: "auto", "safetensors", or "dummy" (random weights).
-        quantization: "int8" rounds the matrices to 8 bits per output channel: several times as
-            fast where few requests decode; None does not.
+        quantization: "int8" rounds the matrices to 8 bits per output channel; None: not.
         generation_config: "auto" takes sampling defaults from the model's
             generation_config.json, "shmllm" does not.
         num_threads: compute threads; None takes the cores this process may use.
-        wait_policy: "latency", "balanced" or "idle": how long either side spins before it
-            sleeps; see docs/ipc.md.
+        wait_policy: how long either side spins: "latency", "balanced", "idle"; docs/ipc.md.
         scheduling_policy: "fcfs", or "priority": what has the lowest `priority` runs first.
-        max_logprobs: alternatives that a request may ask for at each position; -1 sets no
-            bound.
+        max_logprobs: alternatives that a request may ask for; -1 sets no bound.
         logprobs_mode: what `logprobs` report: "raw_logprobs" of the model, or
             "processed_logprobs" after penalties, temperature and filters; "raw_logits" and
             "processed_logits" are the same before normalisation.
@@ -144,15 +140,10 @@ class LLM(WeightMethods, WorkerMethods, PoolingMethods, BeamSearchMethods, Reque
         )
         self.pooler_config = PoolerConfig.make(pooler_config)
         self.profile_directory = read_profiler_config(profiler_config)
-        self._use(
-            FrontEnd.start(
-                config,
-                generation_config,
-                multiprocess,
-                startup_timeout,
-                on_load_progress,
-            )
+        front_end = FrontEnd.start(
+            config, generation_config, multiprocess, startup_timeout, on_load_progress
         )
+        self._use(front_end)
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> Self:

@@ -185,7 +185,10 @@ class ModelRunner:
         self._model.derive()
         self._batch.update(plan)
         inputs = self._batch.inputs(plan)
-        self._threads.set_for(plan.num_tokens, int(inputs.context_lens.sum()))
+        with self._threads.share(plan.num_tokens, int(inputs.context_lens.sum())):
+            return self._compute(plan, inputs)
+
+    def _compute(self, plan: StepPlan, inputs: StepInputs) -> StepResult:
         self._attention.begin_step(inputs, self._batch)
         masks = self._masks.begin(plan.constraints)
         token_ids = torch.from_numpy(inputs.token_ids)

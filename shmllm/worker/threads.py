@@ -8,6 +8,9 @@ of threads. Must not know what a step computes.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 from shmllm.models.config import ModelConfig
@@ -38,14 +41,19 @@ class StepThreads:
         self._read_s = weights * itemsize / BYTES_PER_S
         self._multiply_s = 2 * weights / FLOPS
         self._attend_s = 2 * config.num_kv_heads * config.head_dim * itemsize / BYTES_PER_S
-        self._most = self._now = num_threads
+        self._most = num_threads
         torch.set_num_threads(num_threads)
 
-    def set_for(self, num_tokens: int, num_context_tokens: int) -> None:
-        """Choose for a step of that many tokens whose requests' contexts have so many."""
+    @contextmanager
+    def share(self, num_tokens: int, num_context_tokens: int) -> Iterator[None]:
+        """Compute a step of that many tokens, whose requests' contexts have so many."""
         products_s = max(self._read_s, num_tokens * self._multiply_s)
         seconds = products_s + num_context_tokens * self._attend_s
-        wanted = self._most if seconds >= WORTH_SHARING_S else 1
-        if wanted != self._now:
-            torch.set_num_threads(wanted)
-            self._now = wanted
+        if seconds >= WORTH_SHARING_S:
+            yield
+            return
+        torch.set_num_threads(1)  # 0.1 us
+        try:
+            yield
+        finally:  # an engine in the caller's process leaves it as it was
+            torch.set_num_threads(self._most)

@@ -17,6 +17,10 @@ from shmllm.errors import EngineStartError
     [
         (lambda: LoadConfig("m", dtype="float64"), "dtype 'float64' is not one of auto, float32"),
         (lambda: LoadConfig("m", load_format="gguf"), "load_format 'gguf' is not one of auto"),
+        (
+            lambda: LoadConfig("m", quantization="fp8"),
+            "quantization 'fp8' is not one of None, int8",
+        ),
         (lambda: LoadConfig("m", max_model_len=0), "max_model_len must be .* at least 1, got 0"),
         (lambda: LoadConfig("m", max_model_len=1.5), "max_model_len must be .* got 1.5"),
         (lambda: CacheConfig(block_size=12), r"block_size must be one of \(8, 16, 32\), got 12"),
@@ -34,7 +38,7 @@ def test_a_value_out_of_range_is_refused_with_field_and_value(make, words):
 
 
 FULL = EngineConfig(
-    LoadConfig("/models/größe", "bfloat16", "dummy", 7, 512, "/tokenizers/größe"),
+    LoadConfig("/models/größe", "bfloat16", "dummy", 7, 512, "/tokenizers/größe", "int8"),
     CacheConfig(32, 12345, False),
     SchedulerConfig(3, 99, "priority"),
     num_threads=2,

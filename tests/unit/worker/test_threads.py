@@ -31,6 +31,11 @@ def threads():
     torch.set_num_threads(before)
 
 
+def number_in(threads: StepThreads, num_tokens: int, num_context_tokens: int) -> int:
+    with threads.share(num_tokens, num_context_tokens):
+        return torch.get_num_threads()
+
+
 def test_short_steps_of_a_small_model_get_one_thread_and_long_ones_all():
     threads = StepThreads(SMALL, 4, 2)
     assert torch.get_num_threads() == 2
@@ -42,18 +47,23 @@ def test_short_steps_of_a_small_model_get_one_thread_and_long_ones_all():
         (2048, 2048, 2),
         (1, 1, 1),
     ):
-        threads.set_for(num_tokens, num_context_tokens)
-        assert torch.get_num_threads() == expected
+        assert number_in(threads, num_tokens, num_context_tokens) == expected
+        assert torch.get_num_threads() == 2
 
 
 def test_every_step_of_a_larger_model_gets_all():
     config = replace(SMALL, hidden_size=576, intermediate_size=1536, num_heads=9, num_kv_heads=3)
     threads = StepThreads(config, 4, 2)
-    threads.set_for(1, 1)
-    assert torch.get_num_threads() == 2
+    assert number_in(threads, 1, 1) == 2
 
 
 def test_one_thread_stays_one():
     threads = StepThreads(SMALL, 4, 1)
-    threads.set_for(2048, 2048)
-    assert torch.get_num_threads() == 1
+    assert number_in(threads, 2048, 2048) == 1
+
+
+def test_a_step_that_fails_leaves_the_number_as_it_was():
+    threads = StepThreads(SMALL, 4, 2)
+    with pytest.raises(ValueError, match="broken"), threads.share(1, 1):
+        raise ValueError("broken")
+    assert torch.get_num_threads() == 2

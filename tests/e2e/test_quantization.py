@@ -1,0 +1,42 @@
+"""Engines with weights of 8 bits beside the same engine with float32, on the bundled model."""
+
+from __future__ import annotations
+
+import pytest
+
+from shmllm import LLM, SamplingParams
+
+PROMPT = "def count_words(text):\n    words = {}\n    for word in text.split():\n"
+GREEDY = SamplingParams(temperature=0, max_tokens=24, prompt_logprobs=0)
+
+
+def prompt_logprobs(llm: LLM) -> list[float]:
+    output = llm.generate(PROMPT, GREEDY, use_tqdm=False)[0]
+    return [
+        entry[token].logprob
+        for entry, token in zip(
+            output.prompt_logprobs[1:], output.prompt_token_ids[1:], strict=True
+        )
+    ]
+
+
+def largest_difference(one: list[float], other: list[float]) -> float:
+    return max(abs(a - b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.fixture(scope="module")
+def exact() -> list[float]:
+    with LLM(multiprocess=False, kv_cache_memory_bytes=2**26) as llm:
+        return prompt_logprobs(llm)
+
+
+def test_log_probabilities_stay_close_and_updates_are_quantized(exact: list[float]) -> None:
+    with LLM(multiprocess=False, kv_cache_memory_bytes=2**26, quantization="int8") as llm:
+        before = prompt_logprobs(llm)
+        assert 0 < largest_difference(before, exact) < 0.5
+        name = "model.layers.0.mlp.down_proj.weight"
+        weight = llm.collective_rpc("get_weight", args=(name,))[0]
+        llm.collective_rpc("load_weights", args=([(name, weight * 0)],))
+        assert largest_difference(prompt_logprobs(llm), before) > 0.5
+        llm.collective_rpc("load_weights", args=([(name, weight)],))
+        assert prompt_logprobs(llm) == before
