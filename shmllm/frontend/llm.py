@@ -72,6 +72,10 @@ class LLM(WeightMethods, WorkerMethods, PoolingMethods, BeamSearchMethods, Reque
         wait_policy: "latency", "balanced" or "idle": how long either side spins before it
             sleeps; see docs/ipc.md.
         scheduling_policy: "fcfs", or "priority": what has the lowest `priority` runs first.
+        deterministic: compute every request's numbers in the same way whatever runs beside it:
+            equal tokens and equal bits of log-probabilities alone, in any batch, in chunks, from
+            the prefix cache and after preemption. float32 and bfloat16; slower, and checked at
+            the start. See docs/rl.md.
         max_logprobs: alternatives that a request may ask for at each position; -1 sets no
             bound.
         logprobs_mode: what `logprobs` report: "raw_logprobs" of the model, or
@@ -111,6 +115,7 @@ class LLM(WeightMethods, WorkerMethods, PoolingMethods, BeamSearchMethods, Reque
         num_threads: int | None = None,
         wait_policy: WaitPolicyName = "balanced",
         scheduling_policy: SchedulingPolicy = "fcfs",
+        deterministic: bool = False,
         max_logprobs: int = 20,
         logprobs_mode: LogprobsMode = "raw_logprobs",
         pooler_config: PoolerConfig | dict[str, Any] | None = None,
@@ -139,6 +144,7 @@ class LLM(WeightMethods, WorkerMethods, PoolingMethods, BeamSearchMethods, Reque
             num_threads=num_threads,
             wait_policy=wait_policy,
             scheduling_policy=scheduling_policy,
+            deterministic=deterministic,
             max_logprobs=max_logprobs,
             logprobs_mode=logprobs_mode,
         )
