@@ -54,6 +54,8 @@ class LoadConfig:
         max_model_len: tokens of prompt and output together; None takes the model's own.
         tokenizer_directory: of another tokenizer than the model's; for grammars alone.
         quantization: int8 rounds the matrices to 8 bits per output channel; None: not.
+        deterministic: compute each token's numbers in a way that does not depend on what else
+            is in the batch, on chunks, caching and preemption, to the last bit.
     """
 
     directory: str
@@ -63,6 +65,7 @@ class LoadConfig:
     max_model_len: int | None = None
     tokenizer_directory: str | None = None
     quantization: Quantization | None = None
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         _require(self.dtype in DTYPES, f"dtype {self.dtype!r} is not one of {', '.join(DTYPES)}")
@@ -73,6 +76,10 @@ class LoadConfig:
         _require(
             self.quantization is None or self.quantization in QUANTIZATIONS,
             f"quantization {self.quantization!r} is not one of None, {', '.join(QUANTIZATIONS)}",
+        )
+        _require(
+            isinstance(self.deterministic, bool),
+            f"deterministic must be True or False, got {self.deterministic!r}",
         )
         if self.max_model_len is not None:
             _require_positive("max_model_len", self.max_model_len)
@@ -257,6 +264,7 @@ class EngineFacts:
     max_logprobs: int = 20
     scheduling_policy: SchedulingPolicy = "fcfs"
     hidden_size: int = 0
+    deterministic: bool = False
     warnings: tuple[str, ...] = ()
 
     def to_json(self) -> str:

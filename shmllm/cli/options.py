@@ -58,6 +58,11 @@ _ENGINE_OPTIONS = (
         type=click.Choice(QUANTIZATIONS),
         help="Round the model's matrices to 8 bits.",
     ),
+    click.option(
+        "--deterministic",
+        is_flag=True,
+        help="Equal bits for a request whatever runs beside it.",
+    ),
     click.option("--num-threads", type=click.IntRange(min=1), help="Compute threads."),
     click.option(
         "--max-logprobs",
@@ -91,6 +96,7 @@ _NAMES = (
     "kv_cache_memory_bytes",
     "load_format",
     "quantization",
+    "deterministic",
     "num_threads",
     "wait_policy",
 )

@@ -52,6 +52,7 @@ def make_engine_config(
     logprobs_mode: LogprobsMode = "raw_logprobs",
     allow_callables: bool = False,
     scheduling_policy: SchedulingPolicy = "fcfs",
+    deterministic: bool = False,
 ) -> EngineConfig:
     """The configuration of an engine from the options of `LLM`; finds the model's files."""
     directory = resolve_model(str(model), revision=revision)
@@ -67,6 +68,7 @@ def make_engine_config(
             max_model_len,
             tokenizer_directory,
             quantization,
+            deterministic,
         ),
         cache=CacheConfig(block_size, kv_cache_memory_bytes, enable_prefix_caching),
         scheduler=SchedulerConfig(max_num_seqs, max_num_batched_tokens, scheduling_policy),

@@ -69,6 +69,8 @@ class LLM(WeightMethods, WorkerMethods, PoolingMethods, BeamSearchMethods, Reque
         num_threads: compute threads; None takes the cores this process may use.
         wait_policy: how long either side spins: "latency", "balanced", "idle"; docs/ipc.md.
         scheduling_policy: "fcfs", or "priority": what has the lowest `priority` runs first.
+        deterministic: compute a request's numbers alike whatever runs beside it: equal tokens and
+            equal bits of log-probabilities. Slower, and checked at the start: docs/rl.md.
         max_logprobs: alternatives that a request may ask for; -1 sets no bound.
         logprobs_mode: what `logprobs` report: "raw_logprobs" of the model, or
             "processed_logprobs" after penalties, temperature and filters; "raw_logits" and
@@ -107,6 +109,7 @@ class LLM(WeightMethods, WorkerMethods, PoolingMethods, BeamSearchMethods, Reque
         num_threads: int | None = None,
         wait_policy: WaitPolicyName = "balanced",
         scheduling_policy: SchedulingPolicy = "fcfs",
+        deterministic: bool = False,
         max_logprobs: int = 20,
         logprobs_mode: LogprobsMode = "raw_logprobs",
         pooler_config: PoolerConfig | dict[str, Any] | None = None,
@@ -135,6 +138,7 @@ class LLM(WeightMethods, WorkerMethods, PoolingMethods, BeamSearchMethods, Reque
             num_threads=num_threads,
             wait_policy=wait_policy,
             scheduling_policy=scheduling_policy,
+            deterministic=deterministic,
             max_logprobs=max_logprobs,
             logprobs_mode=logprobs_mode,
         )

@@ -6,7 +6,7 @@ keys and values are kept, is the business of the attention function that the cal
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import ClassVar, Protocol
 
 import torch
@@ -25,6 +25,9 @@ from shmllm.models.products import MakeProduct, Product
 from shmllm.models.rope import RotaryEmbedding
 from shmllm.models.weight_update import update_weights
 from shmllm_kernels import add_rms_norm, apply_rope, rms_norm, rotate, silu_and_mul
+
+Activation = Callable[[Tensor], Tensor]
+"""[tokens, 2 * inner] -> [tokens, inner]; computes what `silu_and_mul` does."""
 
 
 class AttentionFn(Protocol):
@@ -103,12 +106,13 @@ class MLP:
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, allocate: Allocator) -> None:
         hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        self.activation: Activation = silu_and_mul
         self.gate_up_proj = Linear(hidden, [inner, inner], bias, dtype, allocate)
         self.down_proj = Linear(inner, [hidden], bias, dtype, allocate)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[tokens, hidden] -> [tokens, hidden]."""
-        return self.down_proj(silu_and_mul(self.gate_up_proj(x)))
+        return self.down_proj(self.activation(self.gate_up_proj(x)))
 
     def named_weights(self, prefix: str) -> NamedWeights:
         """Destinations under ``prefix``, e.g. "model.layers.0.mlp"."""
@@ -202,6 +206,11 @@ class DecoderModel:
         linears = [linear for layer in self.layers for linear in layer.linears()]
         self._products = [linear.use(make) for linear in linears] + [self.embedding.use(make)]
         self._is_derived = False
+
+    def use_activation(self, activation: Activation) -> None:
+        """Compute the MLPs' activation in another way from now on."""
+        for layer in self.layers:
+            layer.mlp.activation = activation
 
     def weights_changed(self, names: Iterable[str]) -> None:
         """To be called by whoever wrote weights, between two steps, with their names."""

@@ -21,10 +21,19 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from shmllm.models.config import ModelConfig
 from shmllm.worker.arrays import LongArray
-from shmllm.worker.attention_groups import Group, context_limits, cut_spans, make_groups
+from shmllm.worker.attention_groups import (
+    AnyShapes,
+    CallShapes,
+    Group,
+    context_limits,
+    cut_spans,
+    make_groups,
+)
 from shmllm.worker.attention_masks import MaskMaker
 from shmllm.worker.batch import NO_ROWS, InputBatch, StepInputs
 from shmllm.worker.slabs import Slabs
+
+ANY_SHAPES = AnyShapes()
 
 
 class AttentionBackend(Protocol):
@@ -52,10 +61,18 @@ class PagedAttention:
     Args:
         config: heads, dimensions and windows.
         cache: (num_layers, 2, num_blocks, block_size, num_kv_heads, head_dim), zeroed.
-        slabs: for as many rows as the batch has.
+        slabs: for as many rows as the batch has, and for the longest padded context.
+        shapes: of attention calls.
     """
 
-    def __init__(self, config: ModelConfig, cache: torch.Tensor, slabs: Slabs) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        cache: torch.Tensor,
+        slabs: Slabs,
+        shapes: CallShapes = ANY_SHAPES,
+    ) -> None:
+        self._shapes = shapes
         self._num_kv_heads = config.num_kv_heads
         self._heads_per_kv = config.num_heads // config.num_kv_heads
         self._head_dim = config.head_dim
@@ -71,7 +88,7 @@ class PagedAttention:
             (_by_token(keys), _by_token(values))
             for keys, values in zip(slabs.keys, slabs.values, strict=True)
         ]
-        self._mask = MaskMaker(config, cache.dtype)
+        self._mask = MaskMaker(config, cache.dtype, always=shapes.always_masked)
         self._gathered = [torch.empty(0, dtype=cache.dtype), torch.empty(0, dtype=cache.dtype)]
         self._slot_mapping = torch.empty(0, dtype=torch.int64)
         self._groups: list[Group] = []
@@ -104,7 +121,7 @@ class PagedAttention:
         self._place_in_slabs(inputs)
         for group in self._groups:
             of_members = contexts[group.spans.index]
-            group.see(of_members, batch)
+            group.see(of_members, batch, self._shapes)
             group.masks = self._mask(group, of_members)
 
     def release(self) -> None:
@@ -141,12 +158,12 @@ class PagedAttention:
         if is_decode:
             room = np.where(covered, self._slabs.room(rows), contexts)
             self._limits = np.minimum(context_limits(contexts), room)
-        spans = cut_spans(inputs)
+        spans = cut_spans(inputs, self._shapes.longest_query)
         if len(spans) > len(rows):
             owners = np.searchsorted(inputs.first_tokens, spans.first_tokens, "right") - 1
             covered = covered[owners]
-        self._groups = make_groups(spans[covered], is_slab=True)
-        self._groups += make_groups(spans[~covered], is_slab=False)
+        self._groups = make_groups(spans[covered], True, self._shapes)
+        self._groups += make_groups(spans[~covered], False, self._shapes)
         return spans.contexts
 
     def __call__(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +33,40 @@ PADDED_QUERY_ROWS = 16
 SMALLEST_CONTEXT_BUCKET = 256
 WASTED_TOKENS = 512
 """Context that is read for rows that are no members rather than begin another call."""
+
+
+class CallShapes(Protocol):
+    """What shapes attention calls may have.
+
+    Attributes:
+        longest_query: tokens of one span.
+        always_masked: whether a call that hides nothing needs a mask, too.
+    """
+
+    @property
+    def longest_query(self) -> int: ...
+
+    @property
+    def always_masked(self) -> bool: ...
+
+    def padded_query(self, count: int) -> int:
+        """Queries to compute for `count` of them, at most `longest_query`."""
+
+    def padded_context(self, length: int) -> int:
+        """Keys to attend to for a context of `length` tokens."""
+
+
+class AnyShapes:
+    """Calls as large as what they compute."""
+
+    longest_query = MAX_QUERY_ROWS
+    always_masked = False
+
+    def padded_query(self, count: int) -> int:
+        return count
+
+    def padded_context(self, length: int) -> int:
+        return length
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +137,16 @@ class Group:
     def first_row(self) -> int:
         return int(self.spans.rows[0])
 
-    def see(self, contexts: LongArray, batch: InputBatch) -> None:
+    def see(self, contexts: LongArray, batch: InputBatch, shapes: CallShapes) -> None:
         """Take in what each member's last query sees by now."""
-        self.context = int(contexts.max())
+        self.context = shapes.padded_context(int(contexts.max()))
         if not self.is_slab:
             num_blocks = -(-self.context // batch.block_size)
-            is_held = np.arange(num_blocks) * batch.block_size < contexts[:, None]
             table = batch.block_table[self.spans.rows, :num_blocks]
-            ids = np.where(is_held, table, PADDING_BLOCK_ID).astype(np.int64)
+            width = table.shape[1]
+            is_held = np.arange(width) * batch.block_size < contexts[:, None]
+            ids = np.full((len(table), num_blocks), PADDING_BLOCK_ID, np.int64)
+            ids[:, :width] = np.where(is_held, table, PADDING_BLOCK_ID)
             self.block_ids = torch.from_numpy(ids.ravel())
 
     def positions(self, contexts: LongArray) -> LongArray:
@@ -123,17 +160,17 @@ class Group:
         return positions
 
 
-def cut_spans(inputs: StepInputs) -> Spans:
-    """Each request's tokens of this step, in pieces of at most MAX_QUERY_ROWS."""
+def cut_spans(inputs: StepInputs, longest: int = MAX_QUERY_ROWS) -> Spans:
+    """Each request's tokens of this step, in pieces of at most `longest`."""
     rows, firsts = inputs.rows, inputs.first_tokens
     counts, contexts = inputs.counts, inputs.context_lens
-    if counts.max(initial=0) <= MAX_QUERY_ROWS:
+    if counts.max(initial=0) <= longest:
         return Spans(np.arange(len(rows)), rows, firsts, counts, contexts)
-    pieces = -(-counts // MAX_QUERY_ROWS)
+    pieces = -(-counts // longest)
     index = np.repeat(np.arange(len(rows)), pieces)
     before = np.arange(len(index)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-    offsets = before * MAX_QUERY_ROWS
-    sizes = np.minimum(counts[index] - offsets, MAX_QUERY_ROWS)
+    offsets = before * longest
+    sizes = np.minimum(counts[index] - offsets, longest)
     return Spans(
         np.arange(len(index)),
         rows[index],
@@ -149,11 +186,11 @@ def context_limits(contexts: LongArray) -> LongArray:
     return limits
 
 
-def make_groups(spans: Spans, is_slab: bool) -> list[Group]:
-    """All groups of these spans, which lie in slabs or do not."""
+def make_groups(spans: Spans, is_slab: bool, shapes: CallShapes) -> list[Group]:
+    """All groups of these spans, which lie in slabs or do not, in calls of such shapes."""
     alike = _by_shape(spans)
     parts = (part for each in alike for part in _in_ranges(each)) if is_slab else alike
-    return [_make_group(part, is_slab) for part in parts]
+    return [_make_group(part, is_slab, shapes) for part in parts]
 
 
 def _by_shape(spans: Spans) -> Iterator[Spans]:
@@ -182,10 +219,10 @@ def _in_ranges(spans: Spans) -> Iterator[Spans]:
         yield spans[chosen]
 
 
-def _make_group(spans: Spans, is_slab: bool) -> Group:
+def _make_group(spans: Spans, is_slab: bool, shapes: CallShapes) -> Group:
     first_row = int(spans.rows[0])
     size = int(spans.rows[-1]) - first_row + 1 if is_slab else len(spans)
-    query_len = int(spans.counts.max())
+    query_len = shapes.padded_query(int(spans.counts.max()))
     places = spans.rows - first_row if is_slab else np.arange(size)
     within = np.arange(query_len)
     is_query = within < spans.counts[:, None]

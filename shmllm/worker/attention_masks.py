@@ -17,9 +17,11 @@ class MaskMaker:
     Args:
         config: windows and heads.
         dtype: of the masks.
+        always: make masks that hide nothing, too.
     """
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, *, always: bool = False) -> None:
+        self._always = always
         self._windows = set(config.layer_windows)
         self._num_kv_heads = config.num_kv_heads
         self._heads_per_kv = config.num_heads // config.num_kv_heads
@@ -27,16 +29,17 @@ class MaskMaker:
 
     def __call__(self, group: Group, contexts: LongArray) -> dict[int | None, torch.Tensor | None]:
         """For each window (1 or G * kv heads, 1, Q * heads per kv head, context), additive;
-        None where every query sees everything.
+        None where every query sees everything, unless there always is a mask.
 
         Args:
             group: has seen `contexts`.
             contexts: (N,) of each member.
         """
-        if group.query_len == 1 and self._windows == {None} and contexts.min() == group.context:
+        may_see_all = group.query_len == 1 and not self._always
+        if may_see_all and self._windows == {None} and contexts.min() == group.context:
             return {None: None}
         positions = group.positions(contexts)
-        sees_all = group.query_len == 1 and int(positions.min()) == group.context - 1
+        sees_all = may_see_all and int(positions.min()) == group.context - 1
         query, key = torch.from_numpy(positions)[:, :, None], torch.arange(group.context)
         masks: dict[int | None, torch.Tensor | None] = {}
         for window in self._windows:

@@ -74,11 +74,12 @@ class Pooler:
         for index in indices:
             first, count = int(inputs.first_tokens[index]), int(inputs.counts[index])
             row = int(inputs.rows[index])
-            total = hidden[first : first + count].sum(0, dtype=torch.float64)
-            if inputs.positions[first] == 0:
-                self._sums[row] = total
-            else:
-                self._sums[row] += total
+            before = (
+                self._sums[row] if inputs.positions[first] else torch.zeros_like(self._sums[row])
+            )
+            states = torch.cat([before[None], hidden[first : first + count].double()])
+            # One row after the other, so that it does not matter where chunks end.
+            self._sums[row] = torch.from_numpy(np.add.reduce(states.cpu().numpy(), axis=0))
 
 
 def _finish(vector: torch.Tensor, dimensions: int, normalize: bool) -> bytes:

@@ -17,12 +17,10 @@ from shmllm.errors import EngineStartError
 from shmllm.logprobs import TokenLogprobs
 from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
-from shmllm.models.products import MakeProduct, fastest_product
-from shmllm.models.quantized import Int8Product
 from shmllm.models.registry import create_model
 from shmllm.models.weights import load_dummy_weights, load_weights
 from shmllm.worker.arena import Arena, CountingAllocator, make_arena
-from shmllm.worker.attention import PagedAttention
+from shmllm.worker.backends import choose_attention, choose_products
 from shmllm.worker.batch import InputBatch, StepInputs
 from shmllm.worker.grammar import GrammarCompiler
 from shmllm.worker.memory import (
@@ -36,13 +34,10 @@ from shmllm.worker.pooler import Pooler
 from shmllm.worker.prompt_embeds import PromptEmbeds, check_prompt_embeds
 from shmllm.worker.sampler import Sampler
 from shmllm.worker.scoring import score_in_pieces
-from shmllm.worker.slabs import Slabs
 from shmllm.worker.threads import StepThreads
 from shmllm.worker.token_masks import TokenMasks
 
 Progress = Callable[[int, int], None]
-
-PRODUCTS: dict[str | None, MakeProduct] = {None: fastest_product, "int8": Int8Product}
 
 
 def _wanted_length(load: LoadConfig, model: ModelConfig) -> int:
@@ -67,9 +62,7 @@ def _load_model(
     arena = make_arena(counter.num_bytes, "the weights", device)
     model = create_model(config, dtype, arena.take, device, will_pack=has_room)
     _fill(model, load, on_progress)
-    if has_room or load.quantization:
-        model.use_products(PRODUCTS[load.quantization])
-        model.derive()
+    choose_products(model, load, has_room=has_room)
     return model, arena
 
 
@@ -117,8 +110,9 @@ class ModelRunner:
         self._batch = InputBatch(
             rows, size.max_model_len, config.cache.block_size, self._vocab_size
         )
-        slabs = Slabs(model_config, dtype, rows, size.max_model_len, size.slab_bytes)
-        self._attention = PagedAttention(model_config, cache, slabs)
+        self._attention = choose_attention(
+            self._model, cache, rows, size, deterministic=config.load.deterministic
+        )
         directory = Path(config.load.tokenizer_directory or config.load.directory)
         self._grammars = GrammarCompiler(directory, model_config.eos_token_ids)
         self._masks = TokenMasks(self._grammars, rows, self._vocab_size)
@@ -152,6 +146,7 @@ class ModelRunner:
             ),
             scheduling_policy=config.scheduler.policy,
             hidden_size=model_config.hidden_size,
+            deterministic=config.load.deterministic,
             warnings=(size.warning,) if size.warning else (),
         )
 

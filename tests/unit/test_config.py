@@ -38,7 +38,7 @@ def test_a_value_out_of_range_is_refused_with_field_and_value(make, words):
 
 
 FULL = EngineConfig(
-    LoadConfig("/models/größe", "bfloat16", "dummy", 7, 512, "/tokenizers/größe", "int8"),
+    LoadConfig("/models/größe", "bfloat16", "dummy", 7, 512, "/tokenizers/größe", "int8", True),
     CacheConfig(32, 12345, False),
     SchedulerConfig(3, 99, "priority"),
     num_threads=2,

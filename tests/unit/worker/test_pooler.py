@@ -76,6 +76,28 @@ def test_vectors_equal_the_reference(budget, dtype):
         torch.testing.assert_close(got, wanted, atol=1e-6, rtol=1e-6)
 
 
+@pytest.mark.parametrize("counts", [(40,), (1,) * 40, (13, 20, 7), (2, 38)])
+def test_sums_have_the_same_bits_wherever_chunks_end(counts):
+    scale = 2.0 ** torch.arange(-20, 20)[torch.randperm(40)]
+    states, pooler = torch.randn(40, HIDDEN) * scale[:, None], Pooler(1, HIDDEN)
+    start = 0
+    for count in counts:
+        inputs = SimpleNamespace(
+            rows=np.array([0]),
+            counts=np.array([count]),
+            first_tokens=np.array([0]),
+            context_lens=np.array([start + count]),
+            positions=np.arange(start, start + count),
+        )
+        plan = StepPlan(step=0, pools=[Pool(0, Pooling(PoolingType.MEAN, 0, False), False)])
+        pooler(states[start : start + count], inputs, plan)
+        start += count
+    wanted = torch.zeros(HIDDEN, dtype=torch.float64)
+    for state in states:
+        wanted += state.double()
+    assert torch.equal(pooler._sums[0], wanted)
+
+
 def test_a_vector_of_zeros_stays_finite():
     plan = StepPlan(step=0, pools=[Pool(0, Pooling(), True)])
     inputs = SimpleNamespace(

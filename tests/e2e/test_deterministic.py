@@ -1,0 +1,103 @@
+"""deterministic=True: the same tokens and the same bits, whatever runs beside a request."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from determinism import ask, ask_one_by_one, ask_shuffled, make_requests
+from reference_models import VARIANTS, make_model
+
+from shmllm import LLM, EngineStartError
+
+NUM_REQUESTS = 32
+SHAPE: dict[str, Any] = {"intermediate_size": 1376, "max_position_embeddings": 1024}
+"""Wide enough for torch to share the activation of a chunk between threads; long enough for
+contexts of several key tiles."""
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
+def directory(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Path:
+    path: Path = tmp_path_factory.mktemp(request.param)
+    make_model(request.param, path, **SHAPE)
+    return path
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def start(request: pytest.FixtureRequest, directory: Path) -> Any:
+    def start_engine(**options: Any) -> LLM:
+        settings = {"dtype": request.param, "num_threads": 2, "kv_cache_memory_bytes": 2**26}
+        settings |= {"multiprocess": False, "deterministic": True}
+        return LLM(str(directory), **(settings | options))
+
+    return start_engine
+
+
+@pytest.fixture(scope="module")
+def alone(start: Any) -> list[Any]:
+    """What an engine says to each request that has it for itself, without any cache."""
+    with start(enable_prefix_caching=False) as llm:
+        return ask_one_by_one(llm, make_requests(4096, NUM_REQUESTS, seed=1))
+
+
+@pytest.fixture
+def requests() -> list[Any]:
+    return make_requests(4096, NUM_REQUESTS, seed=1)
+
+
+def test_batches_and_the_prefix_cache(start: Any, alone: list[Any], requests: list[Any]) -> None:
+    with start() as llm:
+        assert ask(llm, requests) == alone
+        assert ask_shuffled(llm, requests, seed=2) == alone
+        assert llm.get_metrics()["prefix_hit_tokens"] > 0
+        assert ask_one_by_one(llm, requests) == alone
+
+
+def test_chunks(start: Any, alone: list[Any], requests: list[Any]) -> None:
+    with start(max_num_batched_tokens=29, max_num_seqs=5, block_size=8) as llm:
+        assert ask(llm, requests) == alone
+        assert ask_shuffled(llm, requests, seed=3) == alone
+
+
+def test_preemption(start: Any, alone: list[Any], requests: list[Any]) -> None:
+    with start() as probe:
+        block_bytes = probe.facts.kv_cache_bytes // (probe.facts.num_blocks + 1)
+    with start(
+        kv_cache_memory_bytes=50 * block_bytes, max_model_len=720, max_num_batched_tokens=100
+    ) as llm:
+        assert ask_shuffled(llm, requests, seed=4) == alone
+        assert llm.get_metrics()["preemptions"] > 0
+
+
+@pytest.mark.parametrize("pooling_type", ["LAST", "MEAN"])
+def test_embeddings(pooling_type: str, requests: list[Any]) -> None:
+    prompts = [prompt for prompt, _ in requests]
+    options: dict[str, Any] = {"pooler_config": {"pooling_type": pooling_type}}
+    options |= {"multiprocess": False, "deterministic": True, "num_threads": 2}
+    with LLM(**options) as llm:
+        one_by_one = [llm.embed(prompt, use_tqdm=False)[0] for prompt in prompts]
+    with LLM(max_num_batched_tokens=29, **options) as llm:
+        together = llm.embed(prompts, use_tqdm=False)
+    for a, b in zip(one_by_one, together, strict=True):
+        assert a.outputs.embedding == b.outputs.embedding
+
+
+@pytest.mark.process
+@pytest.mark.usefixtures("no_leaks")
+def test_across_processes_and_numbers_of_threads() -> None:
+    """The bundled model with the default settings of an LLM."""
+    requests = make_requests(4096, 16, seed=5)
+    with LLM(deterministic=True, num_threads=1, multiprocess=False) as llm:
+        assert llm.facts.deterministic
+        alone = ask_one_by_one(llm, requests)
+    for num_threads in (2, 3):
+        with LLM(deterministic=True, num_threads=num_threads) as llm:
+            assert ask(llm, requests) == alone
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(EngineStartError, match="float32 or bfloat16, not float16"):
+        LLM(deterministic=True, dtype="float16", multiprocess=False)
+    with pytest.raises(EngineStartError, match="deterministic must be True or False, got 1"):
+        LLM(deterministic=1, multiprocess=False)  # type: ignore[arg-type]

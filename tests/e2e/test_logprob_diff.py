@@ -1,0 +1,86 @@
+"""tools/logprob_diff.py: the engine's processed log-probabilities are the trainer's."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from programs import environment
+from reference_models import VARIANTS, make_model
+
+TOOL = Path(__file__).resolve().parents[2] / "tools" / "logprob_diff.py"
+BOUNDS = {"float32": 1e-5, "bfloat16": 0.012}
+
+
+@pytest.fixture(scope="module")
+def tool() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("logprob_diff", TOOL)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("deterministic", [False, True], ids=["default", "deterministic"])
+@pytest.mark.parametrize("kind", VARIANTS)
+def test_numbers_are_the_trainers(
+    tool: ModuleType, kind: str, deterministic: bool, tmp_path: Path
+) -> None:
+    make_model(kind, tmp_path)
+    for dtype, bound in BOUNDS.items():
+        for temperature in (1.0, 0.7):
+            found = tool.measure(
+                tmp_path,
+                dtype,
+                temperature,
+                (dtype, "float32"),
+                (8, 48, 24),
+                deterministic=deterministic,
+                multiprocess=False,
+                num_threads=2,
+            )
+            for each in found.values():
+                assert each.num_tokens == 8 * 24
+                assert each.mean <= bound
+                assert each.mean <= each.largest
+                assert each.correlation > 0.999
+                assert each.kl_estimate < bound
+
+
+def test_a_wrong_temperature_shows(tool: ModuleType, tmp_path: Path) -> None:
+    """The comparison can fail."""
+    from transformers import AutoModelForCausalLM
+
+    from shmllm import LLM
+
+    model = make_model("llama", tmp_path)
+    mode = "processed_logprobs"
+    with LLM(str(tmp_path), logprobs_mode=mode, multiprocess=False, num_threads=2) as llm:
+        sequences = tool.sample(llm, 4, 16, 8, 0.7)
+    trainer = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert tool.compare(sequences, trainer, 0.7).mean < 1e-5
+    assert tool.compare(sequences, trainer, 1.0).mean > 0.1
+    assert model.config.model_type == "llama"
+
+
+@pytest.mark.process
+@pytest.mark.usefixtures("no_leaks")
+def test_the_command(tmp_path: Path) -> None:
+    command = [sys.executable, str(TOOL), "--num-prompts", "4", "--output-len", "8", "--json", "-"]
+    ran = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    record = json.loads(ran.stdout)
+    assert record["is_within"]
+    assert record["trainers"]["float32"]["num_tokens"] == 32
+    assert "correlation" in ran.stderr
+    command += ["--bound", "1e-12"]
+    ran = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    assert ran.returncode == 1
+    assert "exceeds 1.00e-12" in ran.stderr
