@@ -54,8 +54,7 @@ class LLM(WeightMethods, WorkerMethods, PoolingMethods, BeamSearchMethods, Reque
         tokenizer: directory or hub id of another tokenizer; None takes the model's.
         revision: branch, tag or commit on the hub.
         dtype: "auto" (float32 on the CPU), "float32", "bfloat16", "float16".
-        max_model_len: tokens of prompt and output together; None takes the model's own. It
-            shrinks to what the KV cache holds, with a warning.
+        max_model_len: tokens of prompt and output together, at most what the KV cache holds.
         max_num_seqs: requests that run at once.
         max_num_batched_tokens: token budget of a step; longer prompts are chunked.
         block_size: tokens per KV block: 8, 16 or 32.
@@ -64,21 +63,18 @@ class LLM(WeightMethods, WorkerMethods, PoolingMethods, BeamSearchMethods, Reque
         seed: of dummy weights and of requests without a seed of their own.
         load_format: "auto", "safetensors", or "dummy" (random weights).
         quantization: "int8" rounds the matrices to 8 bits per output channel; None: not.
-        generation_config: "auto" takes sampling defaults from the model's
-            generation_config.json, "shmllm" does not.
+        generation_config: "auto" takes sampling defaults that come with the model, "shmllm" none.
         num_threads: compute threads; None takes the cores this process may use.
         wait_policy: how long either side spins: "latency", "balanced", "idle"; docs/ipc.md.
         scheduling_policy: "fcfs", or "priority": what has the lowest `priority` runs first.
-        deterministic: compute a request's numbers alike whatever runs beside it: equal tokens and
-            equal bits of log-probabilities. Slower, and checked at the start: docs/rl.md.
+        deterministic: a request's numbers have equal bits whatever runs beside it; docs/rl.md.
         max_logprobs: alternatives that a request may ask for; -1 sets no bound.
         logprobs_mode: what `logprobs` report: "raw_logprobs" of the model, or
             "processed_logprobs" after penalties, temperature and filters; "raw_logits" and
             "processed_logits" are the same before normalisation.
         pooler_config: defaults of `encode`, `embed` and `score`; a PoolerConfig or a dict.
         profiler_config: {"torch_profiler_dir": ...}; None: the working directory.
-        others: options of vLLM's; those that mean nothing here are taken where they change
-            nothing, with a warning where somebody may expect an effect. See docs/vllm.md.
+        others: options of vLLM's; docs/vllm.md says which are taken, and which with a warning.
         multiprocess: False runs the engine in this process, for debugging.
         startup_timeout: seconds until the engine has to be ready.
         on_load_progress: called with (bytes read, bytes in all) while it starts.
