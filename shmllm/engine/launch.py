@@ -27,7 +27,7 @@ WAITING_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 # How often a compute thread looks for its next piece of work before it sleeps. OpenMP's own
 # default spins for milliseconds: where anything else needs the core, every operator of a
 # step then waits for a thread that was pushed off it (measured: docs/benchmarks.md).
-SPIN_COUNT = "2000"
+SPIN_COUNT = "4000"
 # Large blocks in huge pages: packing the weights of a 135 M model anew spends 8 instead of 56 ms
 # in page faults.
 MALLOC_TUNABLES = "glibc.malloc.hugetlb=1"

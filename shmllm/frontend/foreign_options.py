@@ -94,6 +94,8 @@ NO_EFFECT: dict[str, NoEffect] = {
     "enable_log_requests": NoEffect(False, "requests are not logged"),
 }
 
+FOREIGN_NAMES = (*ONLY_VALUES, *NO_EFFECT)
+
 
 def check_foreign_options(callee: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Check vLLM's options, and warn of those that have no effect.

@@ -24,7 +24,7 @@ from shmllm.errors import ShmLLMError
 from shmllm.frontend.beam_search import BeamSearchMethods
 from shmllm.frontend.engine_options import make_engine_config
 from shmllm.frontend.enqueued import Enqueued
-from shmllm.frontend.foreign_options import check_foreign_options
+from shmllm.frontend.foreign_options import FOREIGN_NAMES, check_foreign_options
 from shmllm.frontend.front_end import FrontEnd, Messages, RequestMethods
 from shmllm.frontend.input_processor import Params, Prompt, TokensPrompt, as_list
 from shmllm.frontend.pausing import PauseMode, pause, resume
@@ -397,4 +397,4 @@ class LLM(WeightMethods, WorkerMethods, PoolingMethods, BeamSearchMethods, Reque
 
 def _option_names() -> list[str]:
     names = inspect.signature(LLM.__init__).parameters
-    return [name for name in names if name not in ("self", "others")]
+    return [*FOREIGN_NAMES, *(name for name in names if name not in ("self", "others"))]

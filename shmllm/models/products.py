@@ -12,6 +12,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from shmllm.models.row_tiles import RowTiles
+
 PACKED_FOR_ROWS = 512
 """oneDNN lays a pack out for a number of rows. One made for 16 or more serves every other
 number from 2 on as fast as one of its own; one made for a single row is slow for all others."""
@@ -19,6 +21,20 @@ number from 2 on as fast as one of its own; one made for a single row is slow fo
 PLAIN_ROW_ELEMENTS = 400_000
 """A float32 matrix below this size meets a single row without its pack: it stays in the cache,
 where the call of the packed product costs more (10 us) than it gains."""
+
+PACKED_ROW_COUNTS = (
+    *range(1, 17),
+    *range(24, 65, 8),
+    *range(80, 129, 16),
+    *range(160, 257, 32),
+    *range(320, 513, 64),
+    1024,
+    2048,
+)
+"""oneDNN compiles code for every number of rows it meets, in some milliseconds, and keeps that
+with its buffers, up to 5 MB: so it meets these numbers alone."""
+
+PADDED_ROWS_LIMIT = 1.125
 
 CHECKED_ROWS = 3
 CHECK_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
@@ -80,6 +96,7 @@ class PackedProduct:
         self._can_pack: bool | None = None
         self._plain_rows = 1 if _is_small(weight.numel(), weight.dtype) else 0
         self._multiply = torch.ops.mkldnn._linear_pointwise.default
+        self._tiles = RowTiles(self._multiply_pack, PACKED_ROW_COUNTS, PADDED_ROWS_LIMIT)
 
     @property
     def derived_bytes(self) -> int:
@@ -88,6 +105,9 @@ class PackedProduct:
     def __call__(self, x: Tensor) -> Tensor:
         if self._pack is None or x.shape[0] <= self._plain_rows:
             return torch.mm(x, self._weight)
+        return self._tiles(x)
+
+    def _multiply_pack(self, x: Tensor) -> Tensor:
         out: Tensor = self._multiply(x, self._pack, None, "none", [], "")
         return out
 

@@ -22,7 +22,8 @@ MARGIN = 69
 """Rows behind the longest tile: room to begin it elsewhere, at odd places too."""
 
 PADDING_LIMIT = 1.5
-"""Rows are padded to the next number if that makes them at most this many times as many."""
+"""Rows are padded to the next number if that makes them at most this many times as many, and
+else begin another tile."""
 
 RowFunction = Callable[[Tensor], Tensor]
 """[rows, in] -> [rows, out], each row of the result made of one row."""
@@ -84,11 +85,18 @@ class RowTiles:
     Args:
         function: gives the rows of a tile bits that depend on nothing but the row.
         counts: of rows, ascending, for which it does.
+        padding_limit: as PADDING_LIMIT.
     """
 
-    def __init__(self, function: RowFunction, counts: Sequence[int]) -> None:
+    def __init__(
+        self,
+        function: RowFunction,
+        counts: Sequence[int],
+        padding_limit: float = PADDING_LIMIT,
+    ) -> None:
         self._function = function
         self._counts = tuple(counts)
+        self._padding_limit = padding_limit
         self._covers: dict[int, list[tuple[int, int]]] = {}
 
     def __call__(self, rows: Tensor) -> Tensor:
@@ -116,7 +124,7 @@ class RowTiles:
         while left:
             above = [n for n in self._counts if n >= left]
             below = [n for n in self._counts if n <= left]
-            if above and (above[0] <= PADDING_LIMIT * left or not below):
+            if above and (above[0] <= self._padding_limit * left or not below):
                 size = above[0]
             else:
                 size = below[-1]

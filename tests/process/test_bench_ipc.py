@@ -35,10 +35,10 @@ def workers() -> set[int]:
 
 
 @pytest.fixture
-def scratch(tmp_path: Path) -> Iterator[Path]:
-    """A directory for temporary files, which is empty again afterwards, as is the machine."""
-    directory = tmp_path / "temporary"
-    directory.mkdir()
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A directory for temporary files, which is empty again afterwards, as is the machine. Its
+    name is short: ZeroMQ binds to paths of at most 107 characters."""
+    directory = tmp_path_factory.mktemp("b")
     before = workers()
     yield directory
     assert holds_within(lambda: not workers() - before, LEAK_GRACE_S)
