@@ -17,7 +17,13 @@ SHAPE: dict[str, Any] = {"intermediate_size": 1376, "max_position_embeddings": 1
 contexts of several key tiles."""
 
 
-@pytest.fixture(scope="module", params=VARIANTS)
+# Norms of queries and keys, and a window. Biases and tied weights, which add nothing that sums,
+# take as long again: `tools/test -m slow tests/e2e`.
+QUICK = ("qwen3", "mistral")
+KINDS = [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in VARIANTS]
+
+
+@pytest.fixture(scope="module", params=KINDS)
 def directory(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Path:
     path: Path = tmp_path_factory.mktemp(request.param)
     make_model(request.param, path, **SHAPE)

@@ -28,7 +28,11 @@ def tool() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("deterministic", [False, True], ids=["default", "deterministic"])
+@pytest.mark.parametrize(
+    "deterministic",
+    [False, pytest.param(True, marks=pytest.mark.slow)],
+    ids=["default", "deterministic"],
+)
 @pytest.mark.parametrize("kind", VARIANTS)
 def test_numbers_are_the_trainers(
     tool: ModuleType, kind: str, deterministic: bool, tmp_path: Path

@@ -7,10 +7,11 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from programs import CLI, ROOT, python
+from programs import CLI, python
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
+TOOL = Path(__file__).resolve().parents[2] / "tools" / "trace_picture.py"
 SOURCE = """
 from shmllm import LLM, SamplingParams
 with LLM("tiny", num_threads=1, kv_cache_memory_bytes=2**27) as llm:
@@ -22,8 +23,7 @@ def test_a_picture_of_a_real_trace(tmp_path: Path) -> None:
     trace, picture = tmp_path / "trace.json", tmp_path / "trace.svg"
     done = python("-c", CLI, "trace", "-o", str(trace), "--", sys.executable, "-c", SOURCE)
     assert done.returncode == 0, done.stderr.decode()
-    tool = str(ROOT / "tools" / "trace_picture.py")
-    drawn = python(tool, str(trace), str(picture), "--from-step", "0", "--to-step", "3")
+    drawn = python(str(TOOL), str(trace), str(picture), "--from-step", "0", "--to-step", "3")
     assert drawn.returncode == 0, drawn.stderr.decode()
     texts = [e.text for e in ElementTree.parse(picture).iter() if e.text]
     assert {"front end", "engine", "request 0", "request 1"} <= set(texts)
