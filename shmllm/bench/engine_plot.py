@@ -13,7 +13,7 @@ from shmllm.bench import chart
 from shmllm.bench.chart import MARGIN, PALETTE, WIDTH, Frame, text
 from shmllm.bench.generation import Measured
 from shmllm.bench.steps import StepTable, is_decode, phases_us, step_us
-from shmllm.ipc.layout import PHASES
+from shmllm.ipc.stats import PHASES
 
 PHASE_COLOURS = dict(zip(PHASES, PALETTE, strict=True))
 TOP = 70

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shmllm.ipc.layout import Mark
+from shmllm.ipc.stats import Mark
 from shmllm.monitor.find import engine_of_this_process
 from shmllm.monitor.sample import Watch
 

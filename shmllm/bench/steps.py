@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shmllm.ipc import layout
-from shmllm.ipc.layout import PHASES, StepField
+from shmllm.ipc.stats import PHASES, StepField
 from shmllm.ipc.step_log import StepLogReader
 
 StepTable = npt.NDArray[np.int64]

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from shmllm.bench.generation import Measured
 from shmllm.bench.report import number, table
 from shmllm.bench.steps import StepTable, is_decode, phases_us, step_us
-from shmllm.ipc.layout import PHASES
+from shmllm.ipc.stats import PHASES
 
 PERCENTILES = (10, 25, 50, 75, 90, 99)
 LATENCIES = {"ttft_ms": "TTFT", "itl_ms": "ITL", "tpot_ms": "TPOT", "e2e_ms": "E2E"}

@@ -249,7 +249,7 @@ def _describe_all() -> Iterator[dict[str, Any]]:
 
 
 def _describe(view: ControlView) -> dict[str, Any]:
-    from shmllm.ipc.layout import Stat
+    from shmllm.ipc.stats import Stat
     from shmllm.sleep_report import Asleep
 
     asleep = Asleep(view.stat(Stat.ASLEEP))

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shmllm.ipc.layout import PHASES, Histogram
+from shmllm.ipc.stats import PHASES, Histogram
 
 if TYPE_CHECKING:
     from shmllm.ipc.control import ControlView

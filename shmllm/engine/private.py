@@ -13,8 +13,9 @@ from shmllm.engine.client import ChannelEngineClient, LoadProgress
 from shmllm.engine.launch import EngineHandle
 from shmllm.errors import EngineDeadError, EngineStartError
 from shmllm.ipc.channel import ClientChannel
-from shmllm.ipc.layout import EngineState, SegmentKind, Stat
+from shmllm.ipc.layout import EngineState, SegmentKind
 from shmllm.ipc.segment import Segment
+from shmllm.ipc.stats import Stat
 from shmllm.ipc.wait import WaitPolicy
 from shmllm.wire import codec
 from shmllm.wire.messages import PROTOCOL_VERSION, Failed, Hello, Kind, Text

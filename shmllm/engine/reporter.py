@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from shmllm.engine.core import EngineCore, Phases
 from shmllm.ipc.control import ControlPage
-from shmllm.ipc.layout import Histogram, Mark, Stat
+from shmllm.ipc.stats import Histogram, Mark, Stat
 from shmllm.outputs import OutputColumns
 
 

@@ -16,11 +16,12 @@ from shmllm.errors import IpcTimeoutError, SegmentError
 from shmllm.ipc import layout
 from shmllm.ipc.control import ControlPage, ControlView
 from shmllm.ipc.doorbell import open_doorbell
-from shmllm.ipc.layout import ClientState, EngineState, Stat
+from shmllm.ipc.layout import ClientState, EngineState
 from shmllm.ipc.ring import BytesLike, Handler, RingReader, RingWriter
 from shmllm.ipc.ring_statistics import StatisticsLine
 from shmllm.ipc.segment import Segment
 from shmllm.ipc.slots import SlotReader, SlotWriter
+from shmllm.ipc.stats import Stat
 from shmllm.ipc.wait import Waiter, WaitPolicy, ring_if_parked, ring_if_parked_for_room
 from shmllm.ipc.watching import RecordWatcher, watched_draining, watched_writing
 from shmllm.ipc.words import Word

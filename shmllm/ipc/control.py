@@ -12,8 +12,9 @@ from collections.abc import Callable
 
 from shmllm.ipc import layout
 from shmllm.ipc.histogram import Durations, HistogramWriter, read_histogram
-from shmllm.ipc.layout import EngineState, Histogram, Mark, Stat
+from shmllm.ipc.layout import EngineState
 from shmllm.ipc.segment import Segment, pid_namespace
+from shmllm.ipc.stats import Histogram, Mark, Stat
 from shmllm.ipc.step_log import StepLogReader, StepLogWriter
 from shmllm.ipc.words import Numbers, PlainWord, Word, WordTable
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shmllm.ipc import layout
-from shmllm.ipc.layout import StepField
+from shmllm.ipc.stats import StepField
 from shmllm.ipc.words import Word
 
 _RECORD = struct.Struct(f"<{len(StepField)}Q")

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from shmllm.ipc.histogram import Durations
-from shmllm.ipc.layout import PHASES, Histogram
+from shmllm.ipc.stats import PHASES, Histogram
 from shmllm.monitor.find import FoundEngine
 from shmllm.monitor.sample import Sample
 

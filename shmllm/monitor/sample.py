@@ -18,14 +18,13 @@ from shmllm.ipc.histogram import Durations
 from shmllm.ipc.layout import (
     OUTPUT_RING_LAYOUT,
     REQUEST_RING_LAYOUT,
-    Histogram,
-    Mark,
     Parked,
     RingLayout,
     SegmentKind,
 )
 from shmllm.ipc.ring_state import peek
 from shmllm.ipc.segment import Segment, pid_namespace
+from shmllm.ipc.stats import Histogram, Mark
 from shmllm.ipc.step_log import StepLogReader
 from shmllm.ipc.words import Word
 from shmllm.monitor.find import PROC, FoundEngine, Identity, identity_of, open_segment

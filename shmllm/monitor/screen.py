@@ -17,7 +17,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from shmllm.ipc.layout import PHASES
+from shmllm.ipc.stats import PHASES
 
 Figures = Mapping[str, Any]
 

@@ -17,7 +17,7 @@ from conftest import engine_processes
 from engines import named_engine
 from programs import CLI, PATIENCE_S, environment, holds_within, python
 
-from shmllm.ipc.layout import PHASES
+from shmllm.ipc.stats import PHASES
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 

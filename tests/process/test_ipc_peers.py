@@ -20,9 +20,10 @@ import shmllm
 from shmllm.errors import SegmentError
 from shmllm.ipc import layout
 from shmllm.ipc.channel import ClientChannel, ControlPage, CoreChannel, CoreWaiter
-from shmllm.ipc.layout import EngineState, SegmentKind, Stat
+from shmllm.ipc.layout import EngineState, SegmentKind
 from shmllm.ipc.segment import Segment
 from shmllm.ipc.slots import SlotRef
+from shmllm.ipc.stats import Stat
 from shmllm.ipc.wait import WaitPolicy
 from shmllm.ipc.words import Word
 

@@ -43,7 +43,7 @@ resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 from shmllm import LLM, EngineDeadError, EngineStartError, SamplingParams
 from shmllm.engine.launch import EngineHandle
 from shmllm.engine.private import PrivateEngineClient
-from shmllm.ipc.layout import Stat
+from shmllm.ipc.stats import Stat
 from shmllm.wire import codec
 from shmllm.wire.messages import AddRequest, Kind
 

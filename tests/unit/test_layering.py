@@ -144,7 +144,7 @@ RULES = {
     "shmllm.frontend.template_environment": Rule(packages="jinja2"),
     # Looks at engines from outside, through their segments alone.
     "shmllm.monitor": Rule("errors ipc"),
-    "shmllm.monitor.screen": Rule("ipc.layout", packages="rich"),
+    "shmllm.monitor.screen": Rule("ipc.stats", packages="rich"),
     "shmllm.monitor.live": Rule(packages="rich"),
     # Files and formats: over anything that makes outputs of requests.
     "shmllm.batch": Rule("errors outputs sampling_params"),

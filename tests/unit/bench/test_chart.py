@@ -13,7 +13,7 @@ from shmllm.bench import chart
 from shmllm.bench.chart import Frame, LinearAxis, LogAxis
 from shmllm.bench.engine_plot import PHASE_COLOURS, anatomy, batches_svg, startup_svg
 from shmllm.bench.generation import Measured
-from shmllm.ipc.layout import PHASES, StepField
+from shmllm.ipc.stats import PHASES, StepField
 
 SVG = "{http://www.w3.org/2000/svg}"
 COLOURS = {"left": ("#000000", "#ffffff"), "right & <up>": ("#111111", "#eeeeee")}

@@ -12,7 +12,7 @@ from shmllm.bench.generation import GivenPrompts, Measured, RandomPrompts
 from shmllm.bench.steps import StepFollower, is_decode, phases_us, step_us
 from shmllm.bench.summary import latency_table, percentiles, phase_table, summary
 from shmllm.ipc import layout
-from shmllm.ipc.layout import PHASES, StepField
+from shmllm.ipc.stats import PHASES, StepField
 from shmllm.ipc.step_log import StepLogReader, StepLogWriter
 
 

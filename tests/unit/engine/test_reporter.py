@@ -12,8 +12,9 @@ from shmllm.engine.core import Phases
 from shmllm.engine.reporter import Reporter
 from shmllm.ipc.control import ControlPage, ControlView
 from shmllm.ipc.histogram import bucket_of
-from shmllm.ipc.layout import Histogram, Mark, SegmentKind, Stat, StepField
+from shmllm.ipc.layout import SegmentKind
 from shmllm.ipc.segment import Segment
+from shmllm.ipc.stats import Histogram, Mark, Stat, StepField
 from shmllm.outputs import OutputColumns
 
 MS = 1_000_000

@@ -8,8 +8,9 @@ import pytest
 from shmllm.errors import IpcTimeoutError, SegmentError
 from shmllm.ipc import doorbell, layout
 from shmllm.ipc.channel import ClientChannel, ControlPage, ControlView, CoreChannel, CoreWaiter
-from shmllm.ipc.layout import EngineState, SegmentKind, Stat
+from shmllm.ipc.layout import EngineState, SegmentKind
 from shmllm.ipc.segment import Segment
+from shmllm.ipc.stats import Stat
 from shmllm.ipc.wait import WaitPolicy
 from shmllm.ipc.words import Word
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from shmllm.ipc import layout
-from shmllm.ipc.layout import Histogram, Mark, SegmentKind, Stat, StepField
+from shmllm.ipc.layout import SegmentKind
+from shmllm.ipc.stats import PHASES, Histogram, Mark, Stat, StepField
 
 _ROW = re.compile(r"\|\s*\+?(0x[0-9a-f]+)\s*\|\s*([A-Z][A-Z_]*[A-Z])\s*\|\s*(\w+(?: k)?|)\s*\|")
 ROWS = [(name, int(offset, 16), writer) for offset, name, writer in _ROW.findall(layout.__doc__)]
@@ -78,7 +79,7 @@ def test_statistics_words_are_numbered_without_gaps() -> None:
     assert list(StepField) == list(range(len(StepField)))
 
 
-@pytest.mark.parametrize("phase", layout.PHASES)
+@pytest.mark.parametrize("phase", PHASES)
 def test_each_phase_has_a_statistics_word_and_a_field(phase: str) -> None:
     assert f"{phase.upper()}_NS" in Stat.__members__
     assert f"{phase.upper()}_NS" in StepField.__members__

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from shmllm.ipc import layout
-from shmllm.ipc.layout import StepField
+from shmllm.ipc.stats import StepField
 from shmllm.ipc.step_log import StepLogReader, StepLogWriter
 
 LAPS = layout.NUM_STEP_RECORDS

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from shmllm.ipc import layout
 from shmllm.ipc.histogram import Durations, bucket_of
-from shmllm.ipc.layout import PHASES, Histogram, Stat
+from shmllm.ipc.stats import PHASES, Histogram, Stat
 from shmllm.monitor.figures import figures
 from shmllm.monitor.find import FoundEngine
 from shmllm.monitor.keys import Key, parse

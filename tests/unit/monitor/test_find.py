@@ -11,8 +11,9 @@ import pytest
 from shmllm.errors import IpcError
 from shmllm.ipc import registry
 from shmllm.ipc.control import ControlPage
-from shmllm.ipc.layout import EngineState, SegmentKind, Stat
+from shmllm.ipc.layout import EngineState, SegmentKind
 from shmllm.ipc.segment import Segment
+from shmllm.ipc.stats import Stat
 from shmllm.monitor.find import FoundEngine, choose, find_engines
 from shmllm.monitor.sample import Watch
 

@@ -1,0 +1,75 @@
+"""What the numbers of the control segment are: counters, moments, histograms, a step's record.
+
+Owns their order, which is a part of the layout: a new one goes to the end, and none is ever
+renumbered. Where they lie is the business of `layout`.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Stat(IntEnum):
+    """Index into the page of statistics words. Append; never renumber."""
+
+    STEPS = 0
+    RUNNING = 1
+    WAITING = 2
+    KV_BLOCKS_TOTAL = 3
+    KV_BLOCKS_USED = 4
+    PREFIX_QUERY_TOKENS = 5
+    PREFIX_HIT_TOKENS = 6
+    PREEMPTIONS = 7
+    PROMPT_TOKENS = 8
+    GENERATED_TOKENS = 9
+    REQUESTS_FINISHED = 10
+    STEP_NS = 11
+    WEIGHT_BYTES_LOADED = 12
+    WEIGHT_BYTES_TOTAL = 13
+    TIMES_PARKED = 14
+    DRAIN_NS = 15
+    SCHEDULE_NS = 16
+    EXECUTE_NS = 17
+    APPLY_NS = 18
+    PUBLISH_NS = 19
+    PAUSED = 20
+    PREPARE_NS = 21
+    SAMPLE_NS = 22
+    ASLEEP = 23
+
+
+class Mark(IntEnum):
+    """Moments of an engine's start, on CLOCK_MONOTONIC; 0 before. Append; never renumber."""
+
+    STARTED = 0
+    IMPORTED = 1
+    READY = 2
+
+
+class Histogram(IntEnum):
+    """Index into the histograms of durations. Append; never renumber."""
+
+    TTFT = 0
+    ITL = 1
+    STEP = 2
+
+
+class StepField(IntEnum):
+    """Words of a step's record. Append; never renumber."""
+
+    BEGAN_NS = 0
+    DRAIN_NS = 1
+    SCHEDULE_NS = 2
+    PREPARE_NS = 3
+    EXECUTE_NS = 4
+    SAMPLE_NS = 5
+    APPLY_NS = 6
+    PUBLISH_NS = 7
+    NUM_TOKENS = 8
+    NUM_REQUESTS = 9
+    NUM_SAMPLED = 10
+    NUM_FIRST = 11
+
+
+PHASES = ("drain", "schedule", "prepare", "execute", "sample", "apply", "publish")
+"""What a step's time is split into; each has a Stat and a StepField that end in _NS."""
