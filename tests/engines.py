@@ -1,4 +1,5 @@
-"""Named engines for tests: started with what the test wants changed, ended with the test."""
+"""Engines for tests: named ones, started with what the test wants changed and ended with the
+test, and what tests wait for in any engine."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from typing import Any
 from conftest import ENGINE_MODULE
 from programs import PATIENCE_S, environment, holds_within
 
+from shmllm import LLM
 from shmllm.errors import IpcError
 from shmllm.frontend.engine_options import make_engine_config
 from shmllm.ipc import registry
@@ -76,3 +78,10 @@ def named_engine(directory: Path, preface: str = "", **options: Any) -> Iterator
         for entry in registry.names():
             if entry.engine == name:
                 registry.sweep(entry.path)
+
+
+def run_a_little(llm: LLM) -> None:
+    """Until what was enqueued has a few tokens."""
+    before = llm.get_metrics()["generated_tokens"]
+    while llm.get_metrics()["generated_tokens"] < before + 5:
+        llm._dispatcher.pump(0.05)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from engines import named_engine
+from engines import named_engine, run_a_little
 from programs import PATIENCE_S, holds_within
 
 from shmllm import LLM, EnginePausedError, RequestError, SamplingParams
@@ -28,13 +28,6 @@ def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
 
 def tokens_of(llm: LLM) -> list[int]:
     return llm.generate(PROMPT, GREEDY, use_tqdm=False)[0].outputs[0].token_ids
-
-
-def run_a_little(llm: LLM) -> None:
-    """Until what was enqueued has a few tokens."""
-    before = llm.get_metrics()["generated_tokens"]
-    while llm.get_metrics()["generated_tokens"] < before + 5:
-        llm._dispatcher.pump(0.05)
 
 
 def test_abort_ends_what_runs_with_its_tokens_so_far(llm: LLM) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from engines import run_a_little
 
 from shmllm import LLM, EnginePausedError, RequestError, SamplingParams
 
@@ -36,12 +37,6 @@ def awake(llm: LLM, request: pytest.FixtureRequest) -> Iterator[None]:
 
 def tokens_of(llm: LLM, params: SamplingParams = SHORT) -> list[int]:
     return llm.generate(PROMPT, params, use_tqdm=False)[0].outputs[0].token_ids
-
-
-def run_a_little(llm: LLM) -> None:
-    before = llm.get_metrics()["generated_tokens"]
-    while llm.get_metrics()["generated_tokens"] < before + 5:
-        llm._dispatcher.pump(0.05)
 
 
 @pytest.mark.parametrize("level", [0, 1, 2])

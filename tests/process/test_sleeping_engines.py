@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import engine_processes
-from engines import named_engine
+from engines import named_engine, run_a_little
 from programs import CLI, PATIENCE_S, holds_within, python, start_source
 from reference_models import MAX_TOKENS, greedy_tokens, make_model, make_prompts
 
@@ -28,12 +28,6 @@ MIB = 2**20
 
 def tokens_of(llm: LLM, params: SamplingParams = SHORT) -> list[int]:
     return llm.generate(PROMPT, params, use_tqdm=False)[0].outputs[0].token_ids
-
-
-def run_a_little(llm: LLM) -> None:
-    before = llm.get_metrics()["generated_tokens"]
-    while llm.get_metrics()["generated_tokens"] < before + 5:
-        llm._dispatcher.pump(0.05)
 
 
 def rss_bytes(pid: int) -> int:
