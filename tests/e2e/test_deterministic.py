@@ -21,6 +21,7 @@ contexts of several key tiles."""
 # take as long again: `tools/test -m slow tests/e2e`.
 QUICK = ("qwen3", "mistral")
 KINDS = [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in VARIANTS]
+NAMES = ("model.layers.0.mlp.down_proj.weight", "model.layers.3.self_attn.q_proj.weight")
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -100,6 +101,23 @@ def test_across_processes_and_numbers_of_threads() -> None:
     for num_threads in (2, 3):
         with LLM(deterministic=True, num_threads=num_threads) as llm:
             assert ask(llm, requests) == alone
+
+
+def test_after_sleep_and_an_update() -> None:
+    requests = make_requests(4096, 16, seed=6)
+    with LLM(deterministic=True, multiprocess=False, num_threads=2) as llm:
+        alone = ask_one_by_one(llm, requests)
+        weights = [(name, llm.collective_rpc("get_weight", args=(name,))[0]) for name in NAMES]
+        llm.sleep(level=2)
+        llm.wake_up(["weights"])
+        llm.collective_rpc("reload_weights")
+        assert llm.wake_up()
+        assert ask(llm, requests) == alone
+        llm.update_weights([(name, weight + 0.01) for name, weight in weights])
+        changed = ask_one_by_one(llm, requests)
+        assert changed != alone
+        llm.reset_prefix_cache()
+        assert ask(llm, requests) == changed
 
 
 def test_what_is_refused() -> None:
