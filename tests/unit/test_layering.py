@@ -170,6 +170,7 @@ RULES = {
         lazy_packages="transformers trl",
     ),
     "shmllm_kernels": Rule(packages="torch triton"),
+    "shmllm_kernels.cpu": Rule(packages="llvmlite numba numpy"),
 }
 
 

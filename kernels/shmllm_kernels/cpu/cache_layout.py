@@ -1,0 +1,128 @@
+"""How keys and values of one layer lie in memory, and what kernels know of heads.
+
+A block holds, per key-value head, its keys and behind them its values:
+
+    keys    [head_dim, keys padded to whole vectors]
+    values  [block_size, head_dim padded to whole vectors]
+
+Keys are transposed, so that a vector holds one dimension of neighbouring keys. A head's part
+of a block is one stretch of memory, for the sake of prefetching and of copying. Padding stays zero.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmllm_kernels.cpu.memory import word_of_float
+from shmllm_kernels.cpu.simd import LANES, STORED
+
+
+def _padded(count: int) -> int:
+    return -(-count // LANES) * LANES
+
+
+@dataclass(frozen=True)
+class CacheLayout:
+    """
+    Args:
+        num_kv_heads: heads of keys and of values.
+        head_dim: even, numbers in a head.
+        block_size: tokens in a block; a power of two.
+        stored: the kind of the numbers: float32, float16 or bfloat16.
+    """
+
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    stored: str
+
+    def __post_init__(self) -> None:
+        if self.block_size < 1 or self.block_size & (self.block_size - 1):
+            raise ValueError(f"block_size must be a power of two, not {self.block_size}")
+        if self.head_dim < 2 or self.head_dim % 2:
+            raise ValueError(f"head_dim must be even, not {self.head_dim}")
+
+    @property
+    def itemsize(self) -> int:
+        return STORED[self.stored][1]
+
+    @property
+    def keys_shape(self) -> tuple[int, int]:
+        """Of one head's keys in a block."""
+        return self.head_dim, _padded(self.block_size)
+
+    @property
+    def values_shape(self) -> tuple[int, int]:
+        """Of one head's values in a block."""
+        return self.block_size, _padded(self.head_dim)
+
+    @property
+    def key_bytes(self) -> int:
+        """Of one head in a block, as `value_bytes`; its values begin here."""
+        return self.keys_shape[0] * self.keys_shape[1] * self.itemsize
+
+    @property
+    def value_bytes(self) -> int:
+        return self.values_shape[0] * self.values_shape[1] * self.itemsize
+
+    @property
+    def head_bytes(self) -> int:
+        """From one head of a block to the next."""
+        return self.key_bytes + self.value_bytes
+
+    @property
+    def block_bytes(self) -> int:
+        """From one block to the next: keys and values of all heads, in one layer."""
+        return self.num_kv_heads * self.head_bytes
+
+    @property
+    def keys_per_vector(self) -> int:
+        return min(LANES, self.block_size)
+
+
+def head_words(layout: CacheLayout, num_heads: int) -> NDArray[np.int64]:
+    """What kernels must know of heads and of where they lie, in the order of the names below.
+
+    Args:
+        layout: of the cache.
+        num_heads: heads of queries; a multiple of `layout.num_kv_heads`.
+    """
+    if num_heads % layout.num_kv_heads:
+        raise ValueError(f"{num_heads} heads cannot share {layout.num_kv_heads} of keys and values")
+    vectors_per_block = layout.keys_shape[1] // LANES
+    words = [
+        layout.num_kv_heads,
+        layout.head_dim,
+        layout.block_size.bit_length() - 1,
+        vectors_per_block.bit_length() - 1,
+        layout.keys_per_vector,
+        layout.block_bytes,
+        layout.head_bytes,
+        layout.key_bytes,
+        layout.keys_shape[1] * layout.itemsize,
+        layout.values_shape[1] * layout.itemsize,
+        num_heads,
+        word_of_float(layout.head_dim**-0.5 * math.log2(math.e)),
+    ]
+    return np.array(words, np.int64)
+
+
+(
+    NUM_KV_HEADS,
+    HEAD_DIM,
+    BLOCK_SHIFT,  # log2 of the block size
+    VECTOR_SHIFT,  # log2 of the vectors that hold one dimension of a block's keys
+    KEYS_PER_VECTOR,
+    BLOCK_BYTES,
+    HEAD_BYTES,
+    KEY_BYTES,
+    DIMENSION_BYTES,  # from one dimension of the keys to the next
+    VALUE_ROW_BYTES,  # from one value to the next
+    NUM_HEADS,  # of queries
+    SCALE,  # float bits: what makes a product of query and key a power of two
+) = range(12)
+"""Where `head_words` has what."""

@@ -1,0 +1,193 @@
+"""What is done to each row of activations by itself.
+
+All activations are float32. Weights and tables are of the model's kind. A row's result depends
+on that row alone: one thread computes it from beginning to end.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import njit
+
+from shmllm_kernels.cpu.memory import exp, float_of_word, floats, itemsize, number, word
+from shmllm_kernels.cpu.tape import Kernel
+
+PIECES_PER_THREAD = 8
+
+
+@njit
+def _rows_at_once(num_rows, num_threads):
+    pieces = PIECES_PER_THREAD * num_threads
+    return (num_rows + pieces - 1) // pieces
+
+
+def _pieces(operands, piece, thread, num_threads):
+    num_rows = word(word(operands, 0), 0)
+    return math.ceil(num_rows / max(_rows_at_once(num_rows, num_threads), 1))
+
+
+@njit
+def _range(operands, piece, num_threads):
+    """The rows [begin, end) of a piece."""
+    num_rows = word(word(operands, 0), 0)
+    size = _rows_at_once(num_rows, num_threads)
+    return piece * size, min((piece + 1) * size, num_rows)
+
+
+@njit
+def _embed(operands, piece, num_threads, kind):
+    token_ids, table, out, width = (
+        word(operands, 1), word(operands, 2), word(operands, 3), word(operands, 4),
+    )  # fmt: skip
+    begin, end = _range(operands, piece, num_threads)
+    for row in range(begin, end):
+        token = word(token_ids, row)
+        if token >= 0:
+            source = table + token * width * itemsize(kind)
+            values = floats(out + row * width * 4, width)
+            for i in range(width):
+                values[i] = number(source, i, kind)
+    return 0
+
+
+def _embed_float32(operands, piece, thread, num_threads):
+    return _embed(operands, piece, num_threads, np.float32(0))
+
+
+def _embed_float16(operands, piece, thread, num_threads):
+    return _embed(operands, piece, num_threads, np.int16(0))
+
+
+def _embed_bfloat16(operands, piece, thread, num_threads):
+    return _embed(operands, piece, num_threads, np.uint16(0))
+
+
+EMBED = {
+    "float32": Kernel(_pieces, _embed_float32),
+    "float16": Kernel(_pieces, _embed_float16),
+    "bfloat16": Kernel(_pieces, _embed_bfloat16),
+}
+"""By the kind of the table. ``out[row] = table[token_ids[row]]``; a row of a negative id stays.
+
+Operands: address of the number of rows; token_ids int64; table [vocabulary, width]; out
+[rows, width]; width.
+"""
+
+
+def _gather(operands, piece, thread, num_threads):
+    indices, source, out, width = (
+        word(operands, 1), word(operands, 2), word(operands, 3), word(operands, 4),
+    )  # fmt: skip
+    begin, end = _range(operands, piece, num_threads)
+    for row in range(begin, end):
+        values = floats(source + word(indices, row) * width * 4, width)
+        target = floats(out + row * width * 4, width)
+        for i in range(width):
+            target[i] = values[i]
+    return 0
+
+
+GATHER = Kernel(_pieces, _gather)
+"""``out[row] = source[indices[row]]``.
+
+Operands: address of the number of rows; indices int64; source [any, width]; out [rows, width];
+width.
+"""
+
+
+@njit(fastmath={"reassoc", "contract"})
+def _mean_square(values):
+    total = np.float32(0.0)
+    for i in range(len(values)):
+        total += values[i] * values[i]
+    return total / np.float32(len(values))
+
+
+@njit
+def _add_rms_norm(operands, piece, num_threads, kind):
+    addend, residual, weight = word(operands, 1), word(operands, 2), word(operands, 3)
+    out, width, eps = word(operands, 4), word(operands, 5), float_of_word(word(operands, 6))
+    begin, end = _range(operands, piece, num_threads)
+    for row in range(begin, end):
+        values = floats(residual + row * width * 4, width)
+        if addend != 0:
+            added = floats(addend + row * width * 4, width)
+            for i in range(width):
+                values[i] += added[i]
+        scale = np.float32(1.0) / np.sqrt(_mean_square(values) + eps)
+        normed = floats(out + row * width * 4, width)
+        for i in range(width):
+            normed[i] = values[i] * scale * number(weight, i, kind)
+    return 0
+
+
+def _norm_float32(operands, piece, thread, num_threads):
+    return _add_rms_norm(operands, piece, num_threads, np.float32(0))
+
+
+def _norm_float16(operands, piece, thread, num_threads):
+    return _add_rms_norm(operands, piece, num_threads, np.int16(0))
+
+
+def _norm_bfloat16(operands, piece, thread, num_threads):
+    return _add_rms_norm(operands, piece, num_threads, np.uint16(0))
+
+
+ADD_RMS_NORM = {
+    "float32": Kernel(_pieces, _norm_float32),
+    "float16": Kernel(_pieces, _norm_float16),
+    "bfloat16": Kernel(_pieces, _norm_bfloat16),
+}
+"""By the kind of the weight. ``residual += x; out = residual / rms(residual) * weight``, with
+``rms = sqrt(mean(residual**2) + eps)`` (Zhang and Sennrich, 2019).
+
+Operands: address of the number of rows; x [rows, width] or 0; residual [rows, width]; weight
+[width]; out [rows, width]; width; eps as `word_of_float` gives it.
+"""
+
+
+def _silu_and_mul(operands, piece, thread, num_threads):
+    source, out, width = word(operands, 1), word(operands, 2), word(operands, 3)
+    begin, end = _range(operands, piece, num_threads)
+    for row in range(begin, end):
+        gate = floats(source + row * width * 8, width)
+        up = floats(source + row * width * 8 + width * 4, width)
+        values = floats(out + row * width * 4, width)
+        for i in range(width):
+            inverse = np.float32(1.0) + exp(min(-gate[i], np.float32(88.0)))
+            values[i] = gate[i] / inverse * up[i]
+    return 0
+
+
+SILU_AND_MUL = Kernel(_pieces, _silu_and_mul)
+"""SwiGLU's product, ``silu(gate) * up``.
+
+Operands: address of the number of rows; gate and up side by side [rows, 2 * width]; out
+[rows, width]; width.
+"""
+
+
+def _rope_tables(operands, piece, thread, num_threads):
+    positions, half = word(operands, 1), word(operands, 3)
+    frequencies = floats(word(operands, 2), half)
+    scale = float_of_word(word(operands, 6))
+    begin, end = _range(operands, piece, num_threads)
+    for row in range(begin, end):
+        cos = floats(word(operands, 4) + row * half * 4, half)
+        sin = floats(word(operands, 5) + row * half * 4, half)
+        position = np.float32(word(positions, row))
+        for i in range(half):
+            angle = position * frequencies[i]
+            cos[i] = np.float32(math.cos(angle)) * scale
+            sin[i] = np.float32(math.sin(angle)) * scale
+    return 0
+
+
+ROPE_TABLES = Kernel(_pieces, _rope_tables)
+"""Cosines and sines of each row's position times each frequency (Su et al., 2021).
+
+Operands: address of the number of rows; positions int64; frequencies [half] float32; half; cos
+[rows, half]; sin [rows, half]; what both are multiplied with, as `word_of_float` gives it.
+"""

@@ -1,0 +1,245 @@
+"""Vectors of float32, emitted as LLVM instructions through numba's intrinsics.
+
+Owns how wide this machine's vectors are, and what is made of them: loads that widen, sums over
+lanes. numba's own vectoriser may add up in any order it likes; what is written here
+adds in one order, so that a number depends on its operands alone. Must not know what is computed.
+
+Addresses are int64, strides bytes. Nothing is checked: the callers own the bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llvmlite import binding, ir
+
+INT64 = ir.IntType(64)
+INT32 = ir.IntType(32)
+FLOAT = ir.FloatType()
+
+FEATURES = binding.get_host_cpu_features()
+LANES = 16 if FEATURES.get("avx512f") else 8 if FEATURES.get("avx") else 4
+"""float32 in a vector register of this machine."""
+
+NUM_REGISTERS = 16 if LANES == 8 else 32
+VECTOR = ir.VectorType(FLOAT, LANES)
+
+STORED = {
+    "float32": (FLOAT, 4),
+    "float16": (ir.HalfType(), 2),
+    "bfloat16": (ir.IntType(16), 2),
+    "int8": (ir.IntType(8), 1),
+}
+"""How a number lies in memory: its type, its bytes."""
+
+
+def function(builder: ir.IRBuilder, name: str, result: ir.Type, args: Sequence[ir.Type]):
+    """The LLVM intrinsic or external function of that name."""
+    found = builder.module.globals.get(name)
+    return found or ir.Function(builder.module, ir.FunctionType(result, args), name)
+
+
+class Emitter:
+    """Emits instructions of one function.
+
+    Args:
+        builder: where to.
+        lanes: of every vector.
+    """
+
+    def __init__(self, builder: ir.IRBuilder, lanes: int = LANES) -> None:
+        self.builder = builder
+        self.lanes = lanes
+        self.vector = ir.VectorType(FLOAT, lanes)
+        self.integers = ir.VectorType(INT32, lanes)
+
+    # numbers
+
+    def const(self, value: int) -> ir.Constant:
+        return ir.Constant(INT64, value)
+
+    def zeros(self) -> ir.Constant:
+        return ir.Constant(self.vector, [0.0] * self.lanes)
+
+    def splat_int(self, value: int) -> ir.Constant:
+        return ir.Constant(self.integers, [value] * self.lanes)
+
+    def broadcast(self, scalar: ir.Value) -> ir.Value:
+        """A float in every lane."""
+        undef = ir.Constant(self.vector, ir.Undefined)
+        one = self.builder.insert_element(undef, scalar, ir.Constant(INT32, 0))
+        return self.builder.shuffle_vector(one, undef, self.splat_int(0))
+
+    # memory
+
+    def at(self, address: ir.Value, offset: ir.Value | int) -> ir.Value:
+        """address + offset, in bytes."""
+        if isinstance(offset, int):
+            offset = self.const(offset)
+        return self.builder.add(address, offset)
+
+    def load(self, address: ir.Value, stored: str = "float32") -> ir.Value:
+        """`lanes` neighbours, widened."""
+        kind, num_bytes = STORED[stored]
+        pointer = self.builder.inttoptr(address, ir.VectorType(kind, self.lanes).as_pointer())
+        return self._widened(self.builder.load(pointer, align=num_bytes), stored)
+
+    def load_first(self, address: ir.Value, count: ir.Value, stored: str = "float32") -> ir.Value:
+        """The first `count` neighbours, widened; zero in the other lanes. Reads no further."""
+        kind, num_bytes = STORED[stored]
+        vector = ir.VectorType(kind, self.lanes)
+        mask_type = ir.VectorType(ir.IntType(1), self.lanes)
+        suffix = {"float32": "f32", "float16": "f16", "bfloat16": "i16", "int8": "i8"}[stored]
+        name = f"llvm.masked.load.v{self.lanes}{suffix}.p0"
+        pointer_type = vector.as_pointer()
+        load = function(self.builder, name, vector, [pointer_type, INT32, mask_type, vector])
+        zero = 0.0 if suffix.startswith("f") else 0
+        nothing = ir.Constant(vector, [zero] * self.lanes)
+        pointer = self.builder.inttoptr(address, pointer_type)
+        align = ir.Constant(INT32, num_bytes)
+        read = self.builder.call(load, [pointer, align, self.first(count), nothing])
+        return self._widened(read, stored)
+
+    def first(self, count: ir.Value) -> ir.Value:
+        """A mask of the lanes before `count`."""
+        lanes = ir.Constant(self.integers, list(range(self.lanes)))
+        narrow = self.builder.trunc(count, INT32)
+        undef = ir.Constant(self.integers, ir.Undefined)
+        one = self.builder.insert_element(undef, narrow, ir.Constant(INT32, 0))
+        counts = self.builder.shuffle_vector(one, undef, self.splat_int(0))
+        return self.builder.icmp_signed("<", lanes, counts)
+
+    def load_scalar(self, address: ir.Value) -> ir.Value:
+        """One float32."""
+        return self.builder.load(self.builder.inttoptr(address, FLOAT.as_pointer()), align=4)
+
+    def load_word(self, address: ir.Value) -> ir.Value:
+        """One int64."""
+        return self.builder.load(self.builder.inttoptr(address, INT64.as_pointer()), align=8)
+
+    def store_first(self, value: ir.Value, address: ir.Value, count: int) -> None:
+        """The first `count` lanes, as float32."""
+        mask_type = ir.VectorType(ir.IntType(1), self.lanes)
+        pointer_type = self.vector.as_pointer()
+        arguments = [self.vector, pointer_type, INT32, mask_type]
+        name = f"llvm.masked.store.v{self.lanes}f32.p0"
+        store = function(self.builder, name, ir.VoidType(), arguments)
+        pointer = self.builder.inttoptr(address, pointer_type)
+        mask = ir.Constant(mask_type, [int(lane < count) for lane in range(self.lanes)])
+        self.builder.call(store, [value, pointer, ir.Constant(INT32, 4), mask])
+
+    def store(self, value: ir.Value, address: ir.Value) -> None:
+        """A vector or a float, as float32."""
+        pointer = self.builder.inttoptr(address, value.type.as_pointer())
+        self.builder.store(value, pointer, align=4)
+
+    def prefetch(self, address: ir.Value) -> None:
+        """Have a cache line read that is needed soon; any address will do."""
+        byte = ir.IntType(8).as_pointer()
+        fetch = function(self.builder, "llvm.prefetch.p0", ir.VoidType(), [byte, *[INT32] * 3])
+        arguments = [ir.Constant(INT32, number) for number in (0, 2, 1)]
+        self.builder.call(fetch, [self.builder.inttoptr(address, byte), *arguments])
+
+    def _widened(self, value: ir.Value, stored: str) -> ir.Value:
+        if stored == "float32":
+            return value
+        if stored == "float16":
+            return self.builder.fpext(value, self.vector)
+        if stored == "int8":
+            return self.builder.sitofp(value, self.vector)
+        wide = self.builder.zext(value, self.integers)
+        return self.builder.bitcast(self.builder.shl(wide, self.splat_int(16)), self.vector)
+
+    # arithmetic
+
+    def fma(self, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
+        """a * b + c, rounded once."""
+        name = f"llvm.fma.v{self.lanes}f32"
+        return self.builder.call(
+            function(self.builder, name, self.vector, [self.vector] * 3), [a, b, c]
+        )
+
+    def sum(self, vector: ir.Value) -> ir.Value:
+        """The sum over the lanes, as a float, in the order of `sums`."""
+        return self.builder.extract_element(self.sums([vector], 1)[0], ir.Constant(INT32, 0))
+
+    def sums(self, vectors: Sequence[ir.Value], group: int) -> list[ir.Value]:
+        """The sum over the lanes of each vector, as vectors of `group` sums in their first lanes.
+
+        Lane i is added to lane i + lanes / 2, and so on by halves: the same order however many
+        vectors are summed. Two vectors share each addition, as far as lanes go.
+        """
+        # Each with where its members' partial sums begin.
+        entries = [(vector, [0]) for vector in vectors]
+        width = self.lanes
+        while width > 1:
+            width //= 2
+            merged = []
+            while entries:
+                first = entries.pop(0)
+                fits = entries and (len(first[1]) + len(entries[0][1])) * width <= self.lanes
+                merged.append(self._halve(first, entries.pop(0) if fits else None, width))
+            entries = merged
+        places = [(vector, start) for vector, starts in entries for start in starts]
+        return [
+            self._collect(places[begin : begin + group]) for begin in range(0, len(places), group)
+        ]
+
+    def _collect(self, places: Sequence[tuple[ir.Value, int]]) -> ir.Value:
+        """A vector of single lanes of at most two others."""
+        first, last = places[0][0], places[-1][0]
+        lanes = [start if vector is first else self.lanes + start for vector, start in places]
+        lanes += [0] * (self.lanes - len(lanes))
+        mask = ir.Constant(self.integers, lanes)
+        return self.builder.shuffle_vector(first, last, mask)
+
+    def _halve(self, a, b, width: int):
+        """Adds each group's upper half to its lower; b's groups then follow a's."""
+        low: list[int] = []
+        for start in a[1]:
+            low += range(start, start + width)
+        for start in b[1] if b else ():
+            low += range(self.lanes + start, self.lanes + start + width)
+        starts = list(range(0, len(low), width))
+        low += [low[0]] * (self.lanes - len(low))
+        high = [lane + width for lane in low]
+        other = b[0] if b else ir.Constant(self.vector, ir.Undefined)
+        halves = [
+            self.builder.shuffle_vector(a[0], other, ir.Constant(self.integers, lanes))
+            for lanes in (low, high)
+        ]
+        return self.builder.fadd(*halves), starts
+
+
+class Loop:
+    """A counted loop whose body is emitted between ``begin`` and ``end``.
+
+    Carried values are given as they are before the loop, read through `values` in the body,
+    and given anew at its end. Runs at least once.
+    """
+
+    def __init__(self, emit: Emitter, start: ir.Value, stop: ir.Value, step: int) -> None:
+        self.emit, self.stop, self.step = emit, stop, step
+        self.start = start
+
+    def begin(self, initial: Sequence[ir.Value]) -> None:
+        b = self.emit.builder
+        entry = b.block
+        self.body = b.append_basic_block("body")
+        b.branch(self.body)
+        b.position_at_end(self.body)
+        self.index = b.phi(INT64)
+        self.index.add_incoming(self.start, entry)
+        self.values = [b.phi(value.type) for value in initial]
+        for phi, value in zip(self.values, initial, strict=True):
+            phi.add_incoming(value, entry)
+
+    def end(self, values: Sequence[ir.Value]) -> None:
+        b = self.emit.builder
+        following = b.add(self.index, ir.Constant(INT64, self.step))
+        self.index.add_incoming(following, b.block)
+        for phi, value in zip(self.values, values, strict=True):
+            phi.add_incoming(value, b.block)
+        after = b.append_basic_block("after")
+        b.cbranch(b.icmp_signed("<", following, self.stop), self.body, after)
+        b.position_at_end(after)

@@ -1,0 +1,251 @@
+"""Attention over blocks against plain float64, and the same bits however a step is made up."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("numba")
+
+from shmllm_kernels.cpu.attention import (
+    ATTEND,
+    count_tiles,
+    request_words,
+    scratch_bytes,
+)
+from shmllm_kernels.cpu.cache_layout import CacheLayout, head_words
+from shmllm_kernels.cpu.heads import STORE_HEADS
+from shmllm_kernels.cpu.memory import word_of_float
+from shmllm_kernels.cpu.tape import Tape
+
+EPS = 1e-6
+MAX_TOKENS, MAX_REQUESTS, MAX_BLOCKS, NUM_THREADS = 2100, 8, 300, 2
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def angles(positions: torch.Tensor, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    frequencies = 10000.0 ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    of_tokens = positions[:, None].double() * frequencies
+    return of_tokens.cos(), of_tokens.sin()
+
+
+class Request:
+    """Projections of all its tokens, and how many are in the cache."""
+
+    def __init__(self, length: int, num_heads: int, layout: CacheLayout, seed: int) -> None:
+        width = (num_heads + 2 * layout.num_kv_heads) * layout.head_dim
+        generator = torch.Generator().manual_seed(seed)
+        self.qkv = torch.randn(length, width, generator=generator) * 1.5
+        self.blocks = np.zeros(0, np.int32)
+        self.num_done = 0
+        self.out = torch.full((length, num_heads * layout.head_dim), torch.nan)
+
+
+class Layer:
+    """One layer: a tape that stores heads and attends."""
+
+    def __init__(
+        self, num_heads: int, layout: CacheLayout, window: int = 0, normed: bool = False, seed=0
+    ) -> None:
+        self.layout, self.num_heads, self.window = layout, num_heads, window
+        self.generator = np.random.default_rng(seed)
+        num_blocks = MAX_BLOCKS + 50
+        self.cache = np.zeros((num_blocks, layout.block_bytes), np.uint8)
+        self.free = list(self.generator.permutation(num_blocks))
+        dim, width = layout.head_dim, (num_heads + 2 * layout.num_kv_heads) * layout.head_dim
+        dtype = DTYPES[layout.stored]
+        weights = torch.Generator().manual_seed(9)
+        self.norms = [torch.rand(dim, generator=weights).to(dtype) + 0.5 for _ in range(2)]
+        self.normed = normed
+        self.step = np.zeros(2, np.int64)
+        self.columns = {
+            name: np.zeros(MAX_REQUESTS + 1, np.int64)
+            for name in ("first", "counts", "contexts", "rows", "tiles")
+        }
+        self.table = np.zeros((MAX_REQUESTS, MAX_BLOCKS), np.int32)
+        self.qkv = np.zeros((MAX_TOKENS, width), np.float32)
+        self.out = np.zeros((MAX_TOKENS, num_heads * dim), np.float32)
+        self.cos, self.sin = (np.zeros((MAX_TOKENS, dim // 2), np.float32) for _ in range(2))
+        self.slots = np.zeros(MAX_TOKENS, np.int64)
+        self._record()
+
+    def _record(self) -> None:
+        at = lambda array: array.ctypes.data  # noqa: E731
+        columns = self.columns
+        heads = head_words(self.layout, self.num_heads)
+        addresses = [at(columns[name]) for name in ("first", "counts", "contexts", "rows")]
+        requests = request_words(*addresses, at(self.table), MAX_BLOCKS, at(columns["tiles"]))
+        per_thread = scratch_bytes(self.layout, self.num_heads)
+        scratch = np.zeros(NUM_THREADS * per_thread, np.uint8)
+        norms = [norm.data_ptr() if self.normed else 0 for norm in self.norms]
+        self.tape = Tape(1)
+        qkv, out = self.qkv, self.out
+        self.tape.record(
+            STORE_HEADS[self.layout.stored],
+            [at(self.step), at(heads), at(qkv), qkv.strides[0], at(self.cos), at(self.sin),
+             at(self.slots), at(self.cache), *norms, word_of_float(EPS)],
+            [heads],
+        )  # fmt: skip
+        self.tape.record(
+            ATTEND[self.layout.stored],
+            [at(self.step), at(requests), at(heads), at(qkv), qkv.strides[0], at(out),
+             out.strides[0], at(self.cache), self.window, at(scratch), per_thread],
+            [requests, scratch],
+        )  # fmt: skip
+
+    def run(self, parts: list[tuple[Request, int]], num_threads: int = 1) -> None:
+        """Compute some more tokens of each request, in one step."""
+        size, token = self.layout.block_size, 0
+        rows = self.generator.permutation(MAX_REQUESTS)
+        for i, (request, count) in enumerate(parts):
+            start, end = request.num_done, request.num_done + count
+            fresh = [self.free.pop() for _ in range(-(-end // size) - len(request.blocks))]
+            request.blocks = np.append(request.blocks, fresh).astype(np.int32)
+            positions = np.arange(start, end)
+            places = slice(token, token + count)
+            self.qkv[places] = request.qkv[start:end]
+            self.slots[places] = request.blocks[positions // size] * size + positions % size
+            tables = angles(torch.from_numpy(positions), self.layout.head_dim)
+            self.cos[places], self.sin[places] = tables[0].numpy(), tables[1].numpy()
+            for name, value in zip(
+                ("first", "counts", "contexts", "rows"), (token, count, end, rows[i]), strict=True
+            ):
+                self.columns[name][i] = value
+            self.table[rows[i], : len(request.blocks)] = request.blocks
+            token += count
+        self.step[:] = token, len(parts)
+        heads_per_kv = self.num_heads // self.layout.num_kv_heads
+        count_tiles(self.columns["counts"][: len(parts)], heads_per_kv, self.columns["tiles"])
+        self.tape.play(num_threads)
+        token = 0
+        for request, count in parts:
+            request.out[request.num_done : request.num_done + count] = torch.from_numpy(
+                self.out[token : token + count].copy()
+            )
+            request.num_done += count
+            token += count
+
+    def expected(self, request: Request) -> torch.Tensor:
+        """What the request's tokens should get, in float64."""
+        layout, length = self.layout, len(request.qkv)
+        dim, kv = layout.head_dim, layout.num_kv_heads
+        heads = request.qkv.double().view(length, -1, dim)
+        query, key, value = heads.split([self.num_heads, kv, kv], 1)
+        if self.normed:
+            query, key = (
+                part * torch.rsqrt(part.square().mean(-1, keepdim=True) + EPS) * norm.double()
+                for part, norm in zip((query, key), self.norms, strict=True)
+            )
+        cos, sin = (table[:, None] for table in angles(torch.arange(length), dim))
+        turned = []
+        for part in (query, key):
+            low, high = part.chunk(2, -1)
+            turned.append(torch.cat([low * cos - high * sin, high * cos + low * sin], -1))
+        query, key = turned
+        key, value = (part.to(DTYPES[layout.stored]).double() for part in (key, value))
+        key, value = (part.repeat_interleave(self.num_heads // kv, 1) for part in (key, value))
+        scores = torch.einsum("qhd,khd->hqk", query, key) * dim**-0.5
+        distance = torch.arange(length)[:, None] - torch.arange(length)
+        seen = (distance >= 0) & (distance < (self.window or length))
+        weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+        return torch.einsum("hqk,khd->qhd", weights, value).reshape(length, -1)
+
+
+def check(layer: Layer, request: Request) -> None:
+    torch.testing.assert_close(request.out.double(), layer.expected(request), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("block_size", [8, 16, 32])
+@pytest.mark.parametrize("head_dim", [16, 20, 64, 80, 128])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(4, 2), (9, 3), (8, 8), (8, 1)])
+def test_prefill_and_decode(num_heads, num_kv_heads, head_dim, block_size):
+    layout = CacheLayout(num_kv_heads, head_dim, block_size, "float32")
+    layer = Layer(num_heads, layout)
+    lengths = [1, 15, 16, 17, 150, 300]
+    requests = [Request(n, num_heads, layout, seed) for seed, n in enumerate(lengths)]
+    layer.run([(request, max(len(request.qkv) - 1, 1)) for request in requests])
+    layer.run([(request, 1) for request in requests[1:]])
+    for request in requests:
+        check(layer, request)
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "head_dim"), [(14, 2, 64), (5, 1, 2), (2, 2, 256), (64, 1, 32)]
+)
+def test_other_shapes(num_heads, num_kv_heads, head_dim):
+    layout = CacheLayout(num_kv_heads, head_dim, 16, "float32")
+    layer = Layer(num_heads, layout)
+    requests = [Request(n, num_heads, layout, n) for n in (40, 200)]
+    layer.run([(request, len(request.qkv) - 1) for request in requests])
+    layer.run([(request, 1) for request in requests])
+    for request in requests:
+        check(layer, request)
+
+
+@pytest.mark.parametrize("window", [1, 7, 64, 200])
+@pytest.mark.parametrize("block_size", [8, 16, 64])
+def test_window(window, block_size):
+    layout = CacheLayout(2, 32, block_size, "float32")
+    layer = Layer(6, layout, window)
+    requests = [Request(n, 6, layout, n) for n in (5, 450, 130)]
+    layer.run([(request, len(request.qkv) - 1) for request in requests])
+    layer.run([(request, 1) for request in requests])
+    for request in requests:
+        check(layer, request)
+
+
+@pytest.mark.parametrize("stored", DTYPES)
+def test_kinds_and_norms(stored):
+    layout = CacheLayout(2, 64, 16, stored)
+    layer = Layer(4, layout, normed=True)
+    request = Request(270, 4, layout, 1)
+    layer.run([(request, 200)])
+    layer.run([(request, 70)])
+    if stored == "float32":
+        check(layer, request)
+    else:  # keys near the middle between two numbers may be rounded to the other one
+        torch.testing.assert_close(request.out.double(), layer.expected(request), rtol=0, atol=2e-3)
+
+
+def test_long_context():
+    layout = CacheLayout(2, 64, 16, "float32")
+    layer = Layer(4, layout)
+    request = Request(2000, 4, layout, 3)
+    layer.run([(request, 1999)])
+    layer.run([(request, 1)])
+    check(layer, request)
+
+
+@pytest.mark.parametrize("stored", DTYPES)
+@pytest.mark.parametrize("window", [0, 50])
+@pytest.mark.parametrize(
+    ("num_heads", "block_size", "dim"), [(4, 16, 64), (6, 8, 20), (10, 32, 80)]
+)
+def test_same_bits(stored, window, num_heads, block_size, dim):
+    """In one chunk; in ragged chunks among others; token by token; by one thread and by two."""
+    layout = CacheLayout(2, dim, block_size, stored)
+    length = 290
+
+    def computed(chunks, others, num_threads, poison=None):
+        layer = Layer(num_heads, layout, window, normed=True, seed=len(chunks))
+        if poison is not None:
+            as_numbers = layer.cache.view(np.uint16 if layout.itemsize == 2 else np.uint32)
+            as_numbers[:] = poison
+        request = Request(length, num_heads, layout, 77)
+        neighbours = [Request(sum(chunks) * 3, num_heads, layout, n) for n in range(others)]
+        for i, count in enumerate(chunks):
+            around = [(other, 1 + (count + i) % 3) for other in neighbours]
+            around.insert(others // 2, (request, count))
+            layer.run(around, num_threads)
+        return request.out
+
+    alone = computed([length], 0, 1)
+    assert not alone.isnan().any()
+    assert torch.equal(alone, computed([1, 2, 3, 128, 16, 7, 100, 33], 0, 1))
+    assert torch.equal(alone, computed([33, 100, 1, 1, 5, 150], 5, 2))
+    assert torch.equal(alone, computed([length], 3, 2))
+    assert torch.equal(alone, computed([1] * length, 0, 2))
+    assert torch.equal(alone, computed([30, *[1] * (length - 30)], 2, 2))
+    nan = {"float32": 0x7FC00000, "float16": 0x7E00, "bfloat16": 0x7FC0}[stored]
+    assert torch.equal(alone, computed([100, 190], 1, 2, poison=nan))

@@ -1,0 +1,108 @@
+"""Products over plain weights: right in float64's eyes, and the same bits in every company."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from shmllm_kernels.cpu import Kernel, Tape
+from shmllm_kernels.cpu.products import MULTIPLY, MULTIPLY_INT8, ROWS_AT_ONCE, TILE_COLUMNS
+
+KINDS = ["float32", "float16", "bfloat16"]
+
+
+def multiply(
+    kernel: Kernel,
+    x: Tensor,
+    weight: Tensor,
+    *,
+    scale: Tensor | None = None,
+    bias: Tensor | None = None,
+    num_threads: int = 1,
+) -> Tensor:
+    """Plays one product, into memory that is not a number before."""
+    rows, columns = len(x), len(weight)
+    out = torch.full((rows + 1, columns), float("nan"))
+    num_rows = np.array([rows])
+    tape = Tape(num_threads)
+    places = [x.data_ptr(), 4 * x.shape[1], out.data_ptr(), 4 * columns]
+    extras = [0 if extra is None else extra.data_ptr() for extra in (scale, bias)]
+    tape.record(kernel, [num_rows.ctypes.data, *places, weight.data_ptr(), *weight.shape, *extras])
+    tape.play()
+    assert out[rows:].isnan().all(), "wrote behind the last row"
+    return out[:rows]
+
+
+def assert_close(found: Tensor, x: Tensor, weight: Tensor, factors: Tensor | float = 1.0) -> None:
+    """Within what float32 sums of that length can differ by."""
+    wide = weight.double() * factors
+    error = (found.double() - x.double() @ wide.T).abs()
+    assert (error <= 2e-6 * (x.double().abs() @ wide.abs().T) + 1e-30).all()
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 16, ROWS_AT_ONCE + 3])
+@pytest.mark.parametrize(("columns", "k"), [(6, 16), (7, 5), (64, 33), (97, 48), (256, 100)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_is_the_product(kind: str, columns: int, k: int, rows: int, num_threads: int) -> None:
+    weight = torch.randn(columns, k).to(getattr(torch, kind))
+    x = torch.randn(rows, k)
+    assert_close(multiply(MULTIPLY[kind], x, weight, num_threads=num_threads), x, weight)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_bias_is_added_once(kind: str) -> None:
+    dtype = getattr(torch, kind)
+    weight, bias = torch.randn(TILE_COLUMNS * 17 + 5, 40).to(dtype), None
+    bias = torch.randn(len(weight)).to(dtype)
+    x = torch.randn(9, 40)
+    found = multiply(MULTIPLY[kind], x, weight, bias=bias, num_threads=2)
+    expected = x.double() @ weight.double().T + bias.double()
+    torch.testing.assert_close(found.double(), expected, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_integers_are_scaled_by_column(kind: str) -> None:
+    weight = torch.randint(-127, 128, (53, 70), dtype=torch.int8)
+    scale, bias = torch.rand(53) / 100, torch.randn(53).to(getattr(torch, kind))
+    x = torch.randn(6, 70)
+    found = multiply(MULTIPLY_INT8[kind], x, weight, scale=scale, bias=bias, num_threads=2)
+    expected = x.double() @ (weight.double() * scale[:, None].double()).T + bias.double()
+    torch.testing.assert_close(found.double(), expected, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("k", [16, 48, 100, 1536])
+def test_a_row_has_the_same_bits_in_every_company(kind: str, k: int) -> None:
+    """Alone, in any place of any number of rows, by one thread or two."""
+    weight = torch.randn(61, k).to(getattr(torch, kind))
+    x = torch.randn(2 * ROWS_AT_ONCE + 7, k)
+    tested = torch.cat([torch.arange(9), torch.arange(len(x) - 20, len(x))])
+    alone = torch.full((len(x), 61), float("nan"))
+    for row in tested:
+        alone[row] = multiply(MULTIPLY[kind], x[row][None].contiguous(), weight)
+    for rows in (2, 3, 4, 7, 16, ROWS_AT_ONCE + 1, len(x)):
+        for num_threads in (1, 2):
+            found = multiply(MULTIPLY[kind], x[-rows:].clone(), weight, num_threads=num_threads)
+            there = tested[tested >= len(x) - rows]
+            assert torch.equal(found[there - (len(x) - rows)], alone[there])
+
+
+def test_half_the_columns_have_the_same_bits() -> None:
+    """Where a column's tile begins makes no difference either."""
+    weight, x = torch.randn(96, 200), torch.randn(5, 200)
+    whole = multiply(MULTIPLY["float32"], x, weight)
+    part = multiply(MULTIPLY["float32"], x, weight[35:].clone())
+    assert torch.equal(part, whole[:, 35:])
+
+
+def test_values_that_are_no_numbers_stay_in_their_row() -> None:
+    weight, x = torch.randn(64, 48), torch.randn(8, 48)
+    clean = multiply(MULTIPLY["float32"], x, weight)
+    x[3, 5] = float("nan")
+    found = multiply(MULTIPLY["float32"], x, weight, num_threads=2)
+    assert found[3].isnan().all()
+    keep = [0, 1, 2, 4, 5, 6, 7]
+    assert torch.equal(found[keep], clean[keep])
