@@ -55,7 +55,8 @@ class LoadConfig:
         tokenizer_directory: of another tokenizer than the model's; for grammars alone.
         quantization: int8 rounds the matrices to 8 bits per output channel; None: not.
         deterministic: compute each token's numbers in a way that does not depend on what else
-            is in the batch, on chunks, caching and preemption, to the last bit.
+            is in the batch, on chunks, caching and preemption, to the last bit. On a CPU that
+            holds whatever this says, and costs nothing.
     """
 
     directory: str

@@ -1,10 +1,11 @@
-"""Small transformers models on disk, and the plainest attention that can run ours."""
+"""Small transformers models on disk, and what runs ours without an engine."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import (
@@ -18,10 +19,16 @@ from transformers import (
     Qwen3Config,
 )
 
+from shmllm.core.plan import StepPlan
 from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.registry import create_model
 from shmllm.models.weights import load_weights
+from shmllm.worker.arena import HostArena
+from shmllm.worker.batch import InputBatch
+from shmllm.worker.cpu_program import CpuProgram
+from shmllm.worker.kv_cache import KVCache, cache_bytes
+from shmllm_kernels.cpu.cache_layout import CacheLayout
 
 SIZES = {
     "vocab_size": 97,
@@ -69,41 +76,39 @@ def save(model: PreTrainedModel, directory: Path, **options: Any) -> Path:
 
 
 def load(directory: Path, dtype: torch.dtype = torch.float32) -> DecoderModel:
-    model = create_model(ModelConfig.from_directory(directory), dtype, allocate, "cpu")
+    model = create_model(ModelConfig.from_directory(directory), dtype, allocate)
     load_weights(model, directory, None)
     return model
 
 
-class DenseAttention:
-    """Causal attention over the tokens of one call, one sequence, nothing cached."""
+BLOCK_SIZE = 16
 
-    def __init__(self, config: ModelConfig) -> None:
-        self.config = config
-        self.layers: list[int] = []
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        self.layers.append(layer)
-        tokens, num_heads, head_dim = query.shape
-        groups = num_heads // key.shape[1]
-        key = key.repeat_interleave(groups, 1).float()
-        value = value.repeat_interleave(groups, 1).float()
-        scores = torch.einsum("qhd,khd->hqk", query.float(), key) * head_dim**-0.5
-        distance = torch.arange(tokens)[:, None] - torch.arange(tokens)
-        hidden = distance < 0
-        window = self.config.layer_windows[layer]
-        if window is not None:
-            hidden |= distance >= window
-        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
-        return torch.einsum("hqk,khd->qhd", weights, value).reshape(tokens, -1).to(query.dtype)
+def make_program(model: DecoderModel, num_tokens: int) -> tuple[CpuProgram, InputBatch]:
+    """What runs one sequence of at most that many tokens, in blocks from 1 on."""
+    config = model.config
+    num_blocks = -(-num_tokens // BLOCK_SIZE)
+    layout = CacheLayout(
+        config.num_kv_heads, config.head_dim, BLOCK_SIZE, str(model.dtype).removeprefix("torch.")
+    )
+    arena = HostArena(cache_bytes(layout, config.num_layers, num_blocks + 1), "the cache")
+    batch = InputBatch(1, num_blocks * BLOCK_SIZE, BLOCK_SIZE, config.vocab_size)
+    batch.block_table[0] = np.arange(1, num_blocks + 1)
+    cache = KVCache(layout, config.num_layers, num_blocks + 1, arena)
+    return CpuProgram(model, cache, batch, num_tokens, 1), batch
 
 
 @torch.inference_mode()
 def our_logits(model: DecoderModel, token_ids: list[int]) -> Tensor:
-    ids = torch.tensor(token_ids)
-    attention = DenseAttention(model.config)
-    hidden = model.forward(ids, torch.arange(len(token_ids)), attention)
-    assert attention.layers == list(range(model.config.num_layers))
-    return model.compute_logits(hidden)
+    """[tokens, vocab] of one sequence, computed in one step."""
+    model.derive()
+    length = len(token_ids)
+    program, batch = make_program(model, length)
+    batch.token_ids[0, :length] = token_ids
+    inputs = batch.inputs(StepPlan(1, rows=[0], starts=[0], counts=[length], num_tokens=length))
+    program.arrays.fill(inputs)
+    hidden, _ = program.run(inputs)
+    return program.compute_logits(hidden)
 
 
 @torch.inference_mode()

@@ -1,36 +1,17 @@
-"""Weights and the few layers that own them. Plain classes: a call costs one Python frame.
-
-A matrix is stored as [in, out]: for a single row of float32 ``x @ w`` is faster with that
-layout than ``F.linear`` on a CPU, and equal on a GPU. More rows meet what `products` derives.
-See `as_checkpoints_do` for those that no row meets.
-"""
+"""Weights and the few layers that own them. What is computed with them is `ops`."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from shmllm.models.products import MakeProduct, PlainProduct, Product, only_packed
+from shmllm.models.config import ModelConfig
+from shmllm.models.quantized import Int8Weight
 
 Allocator = Callable[[tuple[int, ...], torch.dtype], Tensor]
 """Returns storage for one weight of a shape and dtype, contents undefined."""
-
-
-def as_checkpoints_do(allocate: Allocator) -> Allocator:
-    """Stores matrices of which only a pack is read as [out, in]. A pack is made from that in
-    half the time, and new weights are copied there without being transposed."""
-
-    def take(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        if len(shape) == 2 and only_packed(math.prod(shape), dtype):
-            return allocate(shape[::-1], dtype).t()
-        return allocate(shape, dtype)
-
-    return take
-
 
 NamedWeights = dict[str, tuple[Tensor, ...]]
 """Checkpoint name to the views, each of the checkpoint's shape, that hold the weight."""
@@ -43,11 +24,13 @@ class Linear:
         in_features: width of the input.
         out_features: width of each projection; their outputs lie side by side.
         bias: whether they have a bias.
-        dtype: of weights, input and output.
+        dtype: of the weights.
         allocate: gives the storage.
 
     Attributes:
-        product: multiplies with the weight.
+        weight: [out, in], as checkpoints store it, one projection behind the other.
+        bias: [out] or None.
+        int8: the weight in 8 bits, if that is to be computed with instead.
     """
 
     def __init__(
@@ -60,37 +43,85 @@ class Linear:
     ) -> None:
         self.out_features = tuple(out_features)
         width = sum(self.out_features)
-        self.weight = allocate((in_features, width), dtype)
+        self.weight = allocate((width, in_features), dtype)
         self.bias = allocate((width,), dtype) if bias else None
-        self.product: Product = PlainProduct(self.weight)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """[tokens, in_features] -> [tokens, sum(out_features)]."""
-        out = self.product(x)
-        return out if self.bias is None else out.add_(self.bias)
-
-    def use(self, make: MakeProduct) -> Product:
-        """Multiply in another way from now on; returns it, nothing derived yet."""
-        self.product = make(self.weight)
-        return self.product
+        self.int8: Int8Weight | None = None
 
     def named_weights(self, *names: str) -> NamedWeights:
         """Views of each projection's [out, in] weight and [out] bias, under these names."""
         weights: NamedWeights = {}
-        parts = self.weight.split_with_sizes(self.out_features, 1)
+        parts = self.weight.split_with_sizes(self.out_features)
         for name, part in zip(names, parts, strict=True):
-            weights[f"{name}.weight"] = (part.t(),)
+            weights[f"{name}.weight"] = (part,)
         if self.bias is not None:
-            for name, bias in zip(
-                names, self.bias.split_with_sizes(self.out_features), strict=True
-            ):
+            biases = self.bias.split_with_sizes(self.out_features)
+            for name, bias in zip(names, biases, strict=True):
                 weights[f"{name}.bias"] = (bias,)
         return weights
 
 
+class Attention:
+    """The projections of one layer's attention, and per-head norms where there are any.
+
+    Attributes:
+        layer: its index.
+        q_norm, k_norm: [head_dim] or None.
+        norms: both.
+        eps: of these norms.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layer: int,
+        qk_norm: bool,
+        output_bias: bool,
+        dtype: torch.dtype,
+        allocate: Allocator,
+    ) -> None:
+        self.layer = layer
+        self.eps = config.rms_norm_eps
+        heads = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+        widths = [number * config.head_dim for number in heads]
+        self.qkv_proj = Linear(config.hidden_size, widths, config.attention_bias, dtype, allocate)
+        self.o_proj = Linear(widths[0], [config.hidden_size], output_bias, dtype, allocate)
+        self.q_norm = allocate((config.head_dim,), dtype) if qk_norm else None
+        self.k_norm = allocate((config.head_dim,), dtype) if qk_norm else None
+        self.norms = self.q_norm, self.k_norm
+
+    def named_weights(self, prefix: str) -> NamedWeights:
+        """Destinations under ``prefix``, e.g. "model.layers.0.self_attn"."""
+        projections = [f"{prefix}.{name}_proj" for name in "qkv"]
+        weights = self.qkv_proj.named_weights(*projections)
+        weights |= self.o_proj.named_weights(f"{prefix}.o_proj")
+        if self.q_norm is not None and self.k_norm is not None:
+            weights[f"{prefix}.q_norm.weight"] = (self.q_norm,)
+            weights[f"{prefix}.k_norm.weight"] = (self.k_norm,)
+        return weights
+
+
+class MLP:
+    """``down(silu(gate(x)) * up(x))`` with gate and up fused."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, allocate: Allocator) -> None:
+        hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        self.gate_up_proj = Linear(hidden, [inner, inner], bias, dtype, allocate)
+        self.down_proj = Linear(inner, [hidden], bias, dtype, allocate)
+
+    def named_weights(self, prefix: str) -> NamedWeights:
+        """Destinations under ``prefix``, e.g. "model.layers.0.mlp"."""
+        weights = self.gate_up_proj.named_weights(f"{prefix}.gate_proj", f"{prefix}.up_proj")
+        return weights | self.down_proj.named_weights(f"{prefix}.down_proj")
+
+
 class TokenEmbedding:
     """The embedding table and the product that scores every token of the vocabulary, which
-    shares the table in tied models."""
+    shares the table in tied models.
+
+    Attributes:
+        table: [vocab, hidden].
+        head: hidden states -> logits.
+    """
 
     def __init__(
         self,
@@ -102,23 +133,10 @@ class TokenEmbedding:
     ) -> None:
         self.tied = tied
         self.table = allocate((vocab_size, hidden_size), dtype)
-        self.head = self.table if tied else allocate((vocab_size, hidden_size), dtype)
-        self.product: Product = PlainProduct(self.head.t())
-
-    def embed(self, token_ids: Tensor) -> Tensor:
-        """[tokens] int64 -> [tokens, hidden]."""
-        return F.embedding(token_ids, self.table)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[rows, hidden] -> [rows, vocab] float32."""
-        return self.product(hidden).float()
-
-    def use(self, make: MakeProduct) -> Product:
-        """Score in another way from now on; returns it, nothing derived yet."""
-        self.product = make(self.head.t())
-        return self.product
+        take = (lambda shape, dtype: self.table) if tied else allocate
+        self.head = Linear(hidden_size, [vocab_size], False, dtype, take)
 
     def named_weights(self) -> NamedWeights:
         """Both matrices as [vocab, hidden]; a tied model has one."""
         table: NamedWeights = {"model.embed_tokens.weight": (self.table,)}
-        return table if self.tied else table | {"lm_head.weight": (self.head,)}
+        return table if self.tied else table | self.head.named_weights("lm_head")

@@ -93,19 +93,15 @@ def create_model(
     config: ModelConfig,
     dtype: torch.dtype,
     allocate: Allocator,
-    device: torch.device | str,
-    will_pack: bool = False,
 ) -> DecoderModel:
     """Builds a model whose weights are unset.
 
     Args:
         config: what to build.
-        dtype: of weights, activations and hence queries, keys and values.
+        dtype: of weights, keys and values.
         allocate: called once for each weight tensor, always in the same order. It may return
             meta tensors when only the sizes are wanted.
-        device: where the weights will lie; holds the derived buffers.
-        will_pack: `fastest_product` will be used; decides layouts.
     """
     module, _, name = find_architecture(config.architecture).target.partition(":")
     model_class: type[DecoderModel] = getattr(import_module(module), name)
-    return model_class(config, dtype, allocate, device, will_pack)
+    return model_class(config, dtype, allocate)

@@ -1,8 +1,7 @@
-"""Rotary embedding: frequencies of each kind of stretching, and cos/sin of positions.
+"""Rotary embedding: the frequencies of each kind of stretching.
 
 Cos and sin are computed from the positions of each step instead of being gathered from a
-table. Once per step, on a CPU, that costs 7 us against 4 for one row and 0.3 ms against 0.03
-for 2,048, while a table for 131,072 positions and heads of 128 would hold 128 MiB.
+table: one for 131,072 positions and heads of 128 would hold 128 MiB.
 """
 
 from __future__ import annotations
@@ -69,36 +68,3 @@ def _rotation_dim(rope: RopeConfig, head_dim: int, rotations: float) -> float:
     """The dimension that turns ``rotations`` times within the original context."""
     ratio = rope.original_max_positions / (rotations * 2 * math.pi)
     return head_dim * math.log(ratio) / (2 * math.log(rope.theta))
-
-
-class RotaryEmbedding:
-    """Turns positions into the cos and sin that ``shmllm_kernels.rotate`` takes.
-
-    Attributes:
-        inv_freq: [head_dim] float32, the frequencies negated and then as they are: cos is even
-            and sin odd, so both tables come out with their signs. Derived state.
-        scale: the attention factor.
-    """
-
-    def __init__(
-        self, rope: RopeConfig, head_dim: int, dtype: torch.dtype, device: torch.device | str
-    ) -> None:
-        frequencies = inverse_frequencies(rope, head_dim)
-        self.inv_freq = torch.cat((-frequencies, frequencies)).to(device)
-        self.scale = attention_factor(rope)
-        self.dtype = dtype
-
-    def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Computes the tables of one step.
-
-        Args:
-            positions: [tokens] int64.
-
-        Returns:
-            cos and sin, [tokens, 1, head_dim] in the model's dtype, signs folded in.
-        """
-        angles = torch.outer(positions, self.inv_freq).unsqueeze_(1)
-        cos, sin = angles.cos(), angles.sin_()
-        if self.scale != 1.0:
-            cos, sin = cos.mul_(self.scale), sin.mul_(self.scale)
-        return cos.to(self.dtype), sin.to(self.dtype)

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from shmllm.errors import RequestError
-from shmllm.models.weight_copy import copy_weights
 from shmllm.models.weight_update import find_problem, is_finite, is_ignored, not_finite, refuse
 
 if TYPE_CHECKING:
@@ -96,11 +95,10 @@ class StagedWeights:
     def copy_into_place(self) -> list[str]:
         """Overwrite the model's weights. Returns the names, sorted."""
         self._model.weights_changed(self._num_staged)
-        copy_weights(
-            (view, self._staged(name).view(view.shape))
-            for name in self._num_staged
-            for view in self._destinations[name]
-        )
+        with torch.no_grad():
+            for name in self._num_staged:
+                for view in self._destinations[name]:
+                    view.copy_(self._staged(name).view(view.shape))
         return sorted(self._num_staged)
 
     def _copy(self, name: str, begin: int, piece: Tensor) -> str | None:

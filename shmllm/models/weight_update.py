@@ -15,7 +15,6 @@ from torch import Tensor
 
 from shmllm.errors import RequestError
 from shmllm.models.layers import NamedWeights
-from shmllm.models.weights import copy_weight
 
 if TYPE_CHECKING:
     from shmllm.models.decoder import DecoderModel
@@ -58,7 +57,7 @@ def update_weights(model: DecoderModel, named_tensors: Iterable[tuple[str, Tenso
     with torch.no_grad():
         for name, tensor in update:
             for view in destinations[name]:
-                copy_weight(view, tensor)
+                view.copy_(tensor)
     written = {name for name, _ in update}
     if written:
         model.weights_changed(written)

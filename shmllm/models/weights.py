@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from shmllm.errors import EngineStartError
 from shmllm.models.fields import Fields, read_json_object
@@ -63,7 +62,7 @@ def load_weights(model: DecoderModel, directory: Path, on_progress: Progress | N
             for name in shard.names:
                 tensor = file.get_tensor(name)
                 for view in destinations[name]:
-                    copy_weight(view, tensor)
+                    view.copy_(tensor)
                 read += tensor.nbytes
                 if on_progress is not None and name != shard.names[-1]:
                     on_progress(done + read, total)
@@ -90,21 +89,7 @@ def load_dummy_weights(model: DecoderModel, seed: int = 0) -> None:
             value = torch.empty(first.shape, dtype=first.dtype, device=first.device)
             value.normal_(0.0, 0.02, generator=generators[first.device])
         for view in views:
-            copy_weight(view, value)
-
-
-def copy_weight(view: Tensor, tensor: Tensor) -> None:
-    """``view.copy_(tensor)``, seven times faster on a CPU when the view is transposed.
-
-    Args:
-        view: a destination from ``DecoderModel.named_weights``.
-        tensor: the same shape, any floating dtype and device.
-    """
-    on_cpu = view.device.type == "cpu" and tensor.device.type == "cpu"
-    if on_cpu and view.dim() == 2 and view.stride(0) == 1:
-        view.t().copy_(tensor.t().contiguous())
-    else:
-        view.copy_(tensor)
+            view.copy_(value)
 
 
 def _checkpoint_files(directory: Path) -> list[Path]:

@@ -10,6 +10,7 @@ first touched: a large one costs what is used of it. `cuda_arena` has a GPU's.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
 import mmap
@@ -108,12 +109,14 @@ class HostArena:
     Args:
         num_bytes: the most that `take` can give out.
         purpose: what it holds, for the error message.
+        huge_pages: ask for pages of 2 MiB, where the system has them: what streams through the
+            cores is read up to half as fast again.
 
     Raises:
         EngineStartError: the machine does not give that much memory.
     """
 
-    def __init__(self, num_bytes: int, purpose: str) -> None:
+    def __init__(self, num_bytes: int, purpose: str, *, huge_pages: bool = False) -> None:
         self.num_bytes = num_bytes
         self.contents = Contents.HERE
         try:
@@ -126,6 +129,9 @@ class HostArena:
                 f"no memory for {purpose}: {num_bytes / 2**20:,.0f} MiB were asked for and "
                 f"the system refused ({problem.strerror})"
             ) from problem
+        if huge_pages:
+            with contextlib.suppress(OSError):
+                self._pages.madvise(mmap.MADV_HUGEPAGE)
         self._address = torch.frombuffer(self._pages, dtype=torch.uint8).data_ptr()
         self._cutter = Cutter(num_bytes)
 
@@ -167,4 +173,4 @@ def make_arena(num_bytes: int, purpose: str, device: torch.device) -> Arena:
         from shmllm.worker.cuda_arena import CudaArena
 
         return CudaArena(num_bytes, purpose, device)
-    return HostArena(num_bytes, purpose)
+    return HostArena(num_bytes, purpose, huge_pages=True)

@@ -59,30 +59,22 @@ def check_weights_fit(weight_bytes: int, dtype: str) -> None:
         )
 
 
-def packs_fit(weight_bytes: int) -> bool:
-    """Whether there is room for a second copy of all weights."""
-    return 2 * weight_bytes <= available_memory_bytes()
-
-
 @dataclass(frozen=True, slots=True)
 class CacheSize:
     """
     Attributes:
         num_blocks: blocks to allocate, the padding block included.
-        slab_bytes: what is left for slabs.
         max_model_len: what a request may be long, so that one always fits.
         warning: set if that is less than was wanted.
     """
 
     num_blocks: int
-    slab_bytes: int
     max_model_len: int
     warning: str | None
 
 
 def size_kv_cache(config: CacheConfig, bytes_per_block: int, max_model_len: int) -> CacheSize:
-    """Fit blocks into the memory there is, and max_model_len to the blocks. Half of it is for
-    slabs, unless a single sequence needs more blocks than the other half has.
+    """Fit blocks into the memory there is, and max_model_len to the blocks.
 
     Raises:
         EngineStartError: not even one block for one sequence fits.
@@ -93,8 +85,6 @@ def size_kv_cache(config: CacheConfig, bytes_per_block: int, max_model_len: int)
         num_bytes = min(DEFAULT_KV_CACHE_BYTES, share)
     for_one = -(-max_model_len // config.block_size) + 1
     num_blocks = num_bytes // bytes_per_block
-    num_blocks = max(num_blocks // 2, min(num_blocks, for_one))
-    slab_bytes = max(num_bytes - num_blocks * bytes_per_block, 0)
     capacity = (num_blocks - 1) * config.block_size
     if capacity < config.block_size:
         raise EngineStartError(
@@ -103,10 +93,10 @@ def size_kv_cache(config: CacheConfig, bytes_per_block: int, max_model_len: int)
             f"{2 * bytes_per_block:,}"
         )
     if capacity >= max_model_len:
-        return CacheSize(num_blocks, slab_bytes, max_model_len, None)
+        return CacheSize(num_blocks, max_model_len, None)
     warning = (
         f"max_model_len is {capacity:,} instead of {max_model_len:,}: the KV cache of "
         f"{num_bytes / MIB:,.0f} MiB holds no longer sequence; raise kv_cache_memory_bytes to "
         f"{for_one * bytes_per_block:,} for all of it"
     )
-    return CacheSize(num_blocks, slab_bytes, capacity, warning)
+    return CacheSize(num_blocks, capacity, warning)

@@ -7,7 +7,7 @@ Must not know when the engine sleeps, or why.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -37,9 +37,8 @@ class MemoryOwners:
         model: whose weights lie in the arena `weights`.
         weights: see above.
         kv_cache: holds keys and values.
+        derived: holds what is made from the weights, if anything is.
         workspaces: all others.
-        slab_bytes: says how much is held by copies of keys and values, which go with the
-            workspaces.
     """
 
     def __init__(
@@ -47,13 +46,13 @@ class MemoryOwners:
         model: DecoderModel,
         weights: Arena,
         kv_cache: Arena,
+        derived: Arena | None,
         workspaces: Sequence[Workspace],
-        slab_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
         self._model = model
         self._arenas = {Asleep.WEIGHTS: weights, Asleep.KV_CACHE: kv_cache}
         self._workspaces = workspaces
-        self._slab_bytes = slab_bytes
+        self._derived = derived
 
     @property
     def num_missing(self) -> int:
@@ -63,7 +62,7 @@ class MemoryOwners:
     def release(self, part: Asleep, keep: bool) -> None:
         """Give the pages of weights or KV cache back, and what was made from them."""
         if part is Asleep.WEIGHTS:
-            self._model.drop_derived()
+            self._drop_derived()
             self._model.is_asleep = True
             if not keep:
                 self._model.weights_lost()
@@ -103,12 +102,18 @@ class MemoryOwners:
     def measure(self) -> OwnedBytes:
         """Bytes by owner, now."""
         weights = self._arenas[Asleep.WEIGHTS].resident_bytes
-        kv_cache = self._arenas[Asleep.KV_CACHE].resident_bytes + self._slab_bytes()
-        packs = self._model.derived_bytes
+        kv_cache = self._arenas[Asleep.KV_CACHE].resident_bytes
+        packs = 0 if self._derived is None else self._derived.resident_bytes
         workspaces = sum(workspace.workspace_bytes for workspace in self._workspaces)
         known = weights + kv_cache + packs + workspaces
         rest = max(resident_bytes() - known, 0)
         return OwnedBytes(weights, packs, kv_cache, 0, workspaces, rest)
+
+    def _drop_derived(self) -> None:
+        if self._derived is not None:
+            self._derived.release()
+            self._derived.restore()
+            self._model.derived_lost()
 
     def _check_room(self, part: Asleep, arena: Arena) -> None:
         """All of the weights will be written; of the cache what requests use."""

@@ -9,7 +9,7 @@ import torch
 
 from shmllm.core.plan import StepPlan
 from shmllm.errors import RequestError
-from shmllm.models.decoder import DecoderModel
+from shmllm.worker.arrays import LongArray
 from shmllm.worker.batch import StepInputs
 
 LARGEST = 1e15
@@ -30,14 +30,11 @@ class PromptEmbeds:
             elif self._by_row:
                 self._by_row.pop(admission.row, None)
 
-    def lay_over(
-        self, model: DecoderModel, token_ids: torch.Tensor, inputs: StepInputs
-    ) -> torch.Tensor | None:
-        """(T, hidden) embeddings of the step's tokens, those that were given in their places;
-        None if there are none of these, and the model can look them all up."""
+    def lay_over(self, hidden: torch.Tensor, token_ids: LongArray, inputs: StepInputs) -> None:
+        """Put those of the step's tokens into `hidden`, [T, hidden], and mark their `token_ids`
+        as not to be looked up: -1."""
         if not self._by_row:
-            return None
-        embedded = model.embed(token_ids)
+            return
         for index, row in enumerate(inputs.rows.tolist()):
             given = self._by_row.get(row)
             if given is None:
@@ -46,8 +43,8 @@ class PromptEmbeds:
             start = int(inputs.positions[first])
             count = min(int(inputs.counts[index]), len(given) - start)
             if count > 0:
-                embedded[first : first + count] = given[start : start + count]
-        return embedded
+                hidden[first : first + count] = given[start : start + count]
+                token_ids[first : first + count] = -1
 
 
 def check_prompt_embeds(

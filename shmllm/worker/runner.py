@@ -17,16 +17,17 @@ from shmllm.errors import EngineStartError
 from shmllm.logprobs import TokenLogprobs
 from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
+from shmllm.models.quantized import Int8Weight
 from shmllm.models.registry import create_model
 from shmllm.models.weights import load_dummy_weights, load_weights
 from shmllm.worker.arena import Arena, CountingAllocator, make_arena
-from shmllm.worker.backends import choose_attention, choose_products
 from shmllm.worker.batch import InputBatch, StepInputs
+from shmllm.worker.cpu_program import CpuProgram
 from shmllm.worker.grammar import GrammarCompiler
+from shmllm.worker.kv_cache import KVCache, cache_bytes
 from shmllm.worker.memory import (
     check_weights_fit,
     keep_freed_memory,
-    packs_fit,
     size_kv_cache,
 )
 from shmllm.worker.memory_owners import MemoryOwners
@@ -34,8 +35,8 @@ from shmllm.worker.pooler import Pooler
 from shmllm.worker.prompt_embeds import PromptEmbeds, check_prompt_embeds
 from shmllm.worker.sampler import Sampler
 from shmllm.worker.scoring import score_in_pieces
-from shmllm.worker.threads import StepThreads
 from shmllm.worker.token_masks import TokenMasks
+from shmllm_kernels.cpu.cache_layout import CacheLayout
 
 Progress = Callable[[int, int], None]
 
@@ -54,16 +55,24 @@ def _load_model(
     load: LoadConfig, config: ModelConfig, dtype: torch.dtype, on_progress: Progress | None
 ) -> tuple[DecoderModel, Arena]:
     """The model with its weights, and the arena in which they are."""
-    device = torch.device("cpu")
     counter = CountingAllocator()
-    create_model(config, dtype, counter.take, device)
+    create_model(config, dtype, counter.take)
     check_weights_fit(counter.num_bytes, str(dtype).removeprefix("torch."))
-    has_room = packs_fit(counter.num_bytes)
-    arena = make_arena(counter.num_bytes, "the weights", device)
-    model = create_model(config, dtype, arena.take, device, will_pack=has_room)
+    arena = make_arena(counter.num_bytes, "the weights", torch.device("cpu"))
+    model = create_model(config, dtype, arena.take)
     _fill(model, load, on_progress)
-    choose_products(model, load, has_room=has_room)
     return model, arena
+
+
+def _quantize(model: DecoderModel) -> Arena:
+    """Have it compute with 8-bit integers, which lie in the arena that is returned."""
+    counter = CountingAllocator()
+    for linear in model.linears():
+        Int8Weight(linear.weight, counter.take)
+    arena = make_arena(counter.num_bytes, "the quantized weights", torch.device("cpu"))
+    model.quantize(arena.take)
+    model.derive()
+    return arena
 
 
 def _fill(model: DecoderModel, load: LoadConfig, on_progress: Progress | None = None) -> None:
@@ -95,23 +104,28 @@ class ModelRunner:
         max_model_len = _wanted_length(config.load, model_config)
         dtype_name = "float32" if config.load.dtype == "auto" else config.load.dtype
         dtype: torch.dtype = getattr(torch, dtype_name)
-        self._threads = StepThreads(model_config, dtype.itemsize, num_threads)
+        torch.set_num_threads(num_threads)
         self._load = config.load
         self._model, weights = _load_model(config.load, model_config, dtype, on_progress)
-        block_shape = (config.cache.block_size, model_config.num_kv_heads, model_config.head_dim)
-        halves = 2 * model_config.num_layers
-        bytes_per_block = halves * torch.Size(block_shape).numel() * dtype.itemsize
+        derived = _quantize(self._model) if config.load.quantization else None
+        layout = CacheLayout(
+            model_config.num_kv_heads, model_config.head_dim, config.cache.block_size, dtype_name
+        )
+        bytes_per_block = model_config.num_layers * layout.block_bytes
         size = size_kv_cache(config.cache, bytes_per_block, max_model_len)
-        cache_bytes = size.num_blocks * bytes_per_block
-        kv_cache = make_arena(cache_bytes + 64, "the KV cache", torch.device("cpu"))
-        cache = kv_cache.take((model_config.num_layers, 2, size.num_blocks, *block_shape), dtype)
+        num_bytes = cache_bytes(layout, model_config.num_layers, size.num_blocks)
+        kv_cache = make_arena(num_bytes, "the KV cache", torch.device("cpu"))
         rows = config.scheduler.max_num_seqs
         self._vocab_size = model_config.vocab_size
         self._batch = InputBatch(
             rows, size.max_model_len, config.cache.block_size, self._vocab_size
         )
-        self._attention = choose_attention(
-            self._model, cache, rows, size, deterministic=config.load.deterministic
+        self._program = CpuProgram(
+            self._model,
+            KVCache(layout, model_config.num_layers, size.num_blocks, kv_cache),
+            self._batch,
+            config.scheduler.max_num_batched_tokens,
+            num_threads,
         )
         directory = Path(config.load.tokenizer_directory or config.load.directory)
         self._grammars = GrammarCompiler(directory, model_config.eos_token_ids)
@@ -119,10 +133,8 @@ class ModelRunner:
         self._prompt_embeds = PromptEmbeds()
         self._pooler = Pooler(rows, model_config.hidden_size)
         self._sampler = Sampler(self._batch, config.logprobs.mode)
-        workspaces = (self._attention, self._pooler, self._masks)
-        self.memory = MemoryOwners(
-            self._model, weights, kv_cache, workspaces, lambda: self._attention.slab_bytes
-        )
+        workspaces = (self._program.buffers, self._pooler, self._masks)
+        self.memory = MemoryOwners(self._model, weights, kv_cache, derived, workspaces)
         self._scores_probabilities = config.logprobs.mode.endswith("logprobs")
         most = config.logprobs.max_logprobs
         self.facts = EngineFacts(
@@ -135,7 +147,7 @@ class ModelRunner:
             max_model_len=size.max_model_len,
             block_size=config.cache.block_size,
             num_blocks=size.num_blocks - 1,
-            kv_cache_bytes=cache_bytes,
+            kv_cache_bytes=size.num_blocks * bytes_per_block,
             weight_bytes=weights.num_bytes,
             max_num_seqs=rows,
             num_threads=num_threads,
@@ -146,7 +158,7 @@ class ModelRunner:
             ),
             scheduling_policy=config.scheduler.policy,
             hidden_size=model_config.hidden_size,
-            deterministic=config.load.deterministic,
+            deterministic=True,
             warnings=(size.warning,) if size.warning else (),
         )
 
@@ -180,26 +192,18 @@ class ModelRunner:
         self._model.derive()
         self._batch.update(plan)
         inputs = self._batch.inputs(plan)
-        with self._threads.share(plan.num_tokens, int(inputs.context_lens.sum())):
-            return self._compute(plan, inputs)
-
-    def _compute(self, plan: StepPlan, inputs: StepInputs) -> StepResult:
-        self._attention.begin_step(inputs, self._batch)
+        arrays = self._program.arrays
+        arrays.fill(inputs)
         masks = self._masks.begin(plan.constraints)
-        token_ids = torch.from_numpy(inputs.token_ids)
-        positions = torch.from_numpy(inputs.positions)
         self._prompt_embeds.update(plan)
-        embedded = self._prompt_embeds.lay_over(self._model, token_ids, inputs)
+        self._prompt_embeds.lay_over(self._program.buffers.hidden, arrays.token_ids, inputs)
         prepared_ns = time.perf_counter_ns()
-        hidden = self._model.forward(token_ids, positions, self._attention, embedded)
+        hidden, logits = self._program.run(inputs)
         prompt_logprobs = [self._score_prompt(hidden, inputs, s) for s in plan.prompt_scores]
         vectors = self._pooler(hidden, inputs, plan) if plan.pools else ()
         if not plan.samples:
             computing_ns = prepared_ns, time.perf_counter_ns()
             return StepResult([], None, prompt_logprobs, vectors, computing_ns)
-        if len(inputs.sample_tokens) < len(inputs.token_ids):
-            hidden = hidden.index_select(0, torch.from_numpy(inputs.sample_tokens))
-        logits = self._model.compute_logits(hidden)
         computing_ns = prepared_ns, time.perf_counter_ns()
         sampled = self._sampler(logits, inputs.sample_rows, inputs.sample_positions, masks)
         self._batch.append(inputs, sampled.token_ids)
@@ -222,7 +226,7 @@ class ModelRunner:
         return score_in_pieces(
             len(wanted),
             self._vocab_size,
-            lambda a, b: self._model.compute_logits(hidden[begin + a : begin + b]),
+            lambda a, b: self._program.compute_logits(hidden[begin + a : begin + b]),
             torch.from_numpy(wanted),
             scores.k,
             self._scores_probabilities,

@@ -112,7 +112,7 @@ def test_all_storage_comes_from_the_allocator(
         shapes.append(shape)
         return torch.empty(shape, dtype=dtype, device="meta")
 
-    create_model(model.config, dtype, count, "cpu")
+    create_model(model.config, dtype, count)
     storages = {
         view.untyped_storage().data_ptr(): view.untyped_storage().nbytes()
         for views in model.named_weights().values()

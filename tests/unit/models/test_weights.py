@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
 from shmllm.models.registry import create_model
-from shmllm.models.weights import copy_weight, load_dummy_weights, load_weights
+from shmllm.models.weights import load_dummy_weights, load_weights
 
 TOKENS = [3, 14, 15, 92, 65]
 
@@ -155,7 +155,7 @@ def test_wrong_shape_tells_both(checkpoint: Path) -> None:
 def test_unknown_tensors_are_refused_before_anything_is_written(checkpoint: Path) -> None:
     extra = {"model.layers.0.b": torch.ones(1), "model.layers.0.c": torch.ones(1)}
     edit(checkpoint, lambda tensors: tensors.update(extra))
-    model = create_model(ModelConfig.from_directory(checkpoint), torch.float32, allocate, "cpu")
+    model = create_model(ModelConfig.from_directory(checkpoint), torch.float32, allocate)
     with pytest.raises(EngineStartError, match=r"lacks: model\.layers\.0\.b and 1 more"):
         load_weights(model, checkpoint)
     assert all(view.isnan().all() for views in model.named_weights().values() for view in views)
@@ -181,14 +181,3 @@ def test_dummy_weights_are_deterministic(tied: bool, tmp_path: Path) -> None:
     weights = model.named_weights()
     assert (weights["model.norm.weight"][0] == 1).all()
     assert all(torch.equal(views[0], view) for views in weights.values() for view in views)
-
-
-@pytest.mark.parametrize("source", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("shape", [(5, 3), (1, 4), (4, 1), (6,)])
-def test_copy_weight_is_copy(shape: tuple[int, ...], source: torch.dtype) -> None:
-    tensor = torch.randn(shape).to(source)
-    plain = torch.zeros(shape)
-    transposed = torch.zeros(shape[::-1]).t() if len(shape) == 2 else torch.zeros(shape)
-    for view in (plain, transposed):
-        copy_weight(view, tensor)
-        assert torch.equal(view, tensor.float())

@@ -32,19 +32,13 @@ def free(monkeypatch):
 def test_the_default_is_two_gibibytes_or_a_quarter_of_what_is_free(free, available, cache):
     free(available)
     size = memory.size_kv_cache(CacheConfig(), 4096, 128)
-    assert size == memory.CacheSize(cache // 2 // 4096, cache // 2, 128, None)
+    assert size == memory.CacheSize(cache // 4096, 128, None)
 
 
 def test_a_given_size_is_taken_whatever_is_free(free):
     free(0)
     size = memory.size_kv_cache(CacheConfig(16, 100_000), 1000, 64)
-    assert size.num_blocks * 1000 + size.slab_bytes == 100_000
-
-
-def test_slabs_get_half_of_the_memory_and_less_where_one_sequence_needs_more(free):
-    assert memory.size_kv_cache(CacheConfig(16, 100_000), 1000, 64).slab_bytes == 50_000
-    assert memory.size_kv_cache(CacheConfig(16, 100_000), 1000, 79 * 16).slab_bytes == 20_000
-    assert memory.size_kv_cache(CacheConfig(16, 100_000), 1000, 9999).slab_bytes == 0
+    assert size.num_blocks == 100
 
 
 @pytest.mark.parametrize(

@@ -18,27 +18,6 @@ from shmllm.worker.memory_owners import MemoryOwners, resident_bytes
 TOKENS = [3, 14, 15, 92, 6]
 
 
-class CopiedProduct:
-    """Multiplies with a copy of the weight: a pack."""
-
-    def __init__(self, weight):
-        self._weight = weight
-        self._copy = None
-
-    @property
-    def derived_bytes(self):
-        return 0 if self._copy is None else self._copy.nbytes
-
-    def __call__(self, x):
-        return torch.mm(x, self._copy)
-
-    def derive(self):
-        self._copy = self._weight.clone()
-
-    def drop(self):
-        self._copy = None
-
-
 class Buffer:
     def __init__(self, num_bytes):
         self.workspace_bytes = num_bytes
@@ -56,21 +35,22 @@ def directory(tmp_path):
 def model_and_owners(directory):
     config = ModelConfig.from_directory(directory)
     counter = CountingAllocator()
-    create_model(config, torch.float32, counter.take, "cpu")
+    create_model(config, torch.float32, counter.take)
     weights, cache = HostArena(counter.num_bytes, "weights"), HostArena(2**26, "cache")
-    model = create_model(config, torch.float32, weights.take, "cpu")
+    model = create_model(config, torch.float32, weights.take)
     load_weights(model, directory)
-    model.use_products(CopiedProduct)
+    derived = HostArena(counter.num_bytes, "8-bit weights")
+    model.quantize(derived.take)
     model.derive()
     cache.take((2**26,), torch.uint8).fill_(1)
-    return model, MemoryOwners(model, weights, cache, [Buffer(1000), Buffer(24)])
+    return model, MemoryOwners(model, weights, cache, derived, [Buffer(1000), Buffer(24)])
 
 
 def test_bytes_are_whose_they_are(model_and_owners):
     model, owners = model_and_owners
     found = owners.measure()
     assert found.weights >= 4 * sum(v[0].numel() for v in model.named_weights().values())
-    assert found.packs == model.derived_bytes > found.weights / 2
+    assert found.weights / 5 < found.packs < found.weights / 3
     assert found.kv_cache == 2**26
     assert found.workspaces == 1024
     assert found.total == pytest.approx(resident_bytes(), abs=2**22)

@@ -13,7 +13,12 @@ from shmllm.errors import RequestError
 from shmllm.sampling_params import SamplingParams
 from shmllm.worker.prompt_embeds import PromptEmbeds, check_prompt_embeds
 
-MODEL = SimpleNamespace(embed=lambda ids: ids[:, None].float().expand(-1, 2).clone())
+
+def laid_over(embeds, token_ids, *columns):
+    """Token ids and hidden states once the given embeddings were put there."""
+    ids, hidden = np.array(token_ids), torch.zeros(len(token_ids), 2)
+    embeds.lay_over(hidden, ids, inputs(*columns))
+    return ids.tolist(), hidden.tolist()
 
 
 def admission(row, embeds=None):
@@ -31,31 +36,29 @@ def inputs(*columns):
     )
 
 
-def test_without_them_the_model_looks_up():
+def test_without_them_all_tokens_are_looked_up():
     embeds = PromptEmbeds()
     embeds.update(StepPlan(0, admissions=[admission(0)]))
-    assert embeds.lay_over(MODEL, torch.ones(1), inputs((0, 0, 1))) is None
+    assert laid_over(embeds, [1], (0, 0, 1)) == ([1], [[0, 0]])
 
 
 def test_they_cover_their_own_positions_in_every_chunk():
     given = torch.arange(8.0).reshape(4, 2) + 100
     embeds = PromptEmbeds()
     embeds.update(StepPlan(0, admissions=[admission(1, given), admission(2)]))
-    step = inputs((2, 0, 2), (1, 1, 2))
-    laid = embeds.lay_over(MODEL, torch.tensor([5, 6, 0, 0]), step)
-    assert laid.tolist() == [[5, 5], [6, 6], *given[1:3].tolist()]
+    ids, hidden = laid_over(embeds, [5, 6, 7, 7], (2, 0, 2), (1, 1, 2))
+    assert (ids, hidden) == ([5, 6, -1, -1], [[0, 0], [0, 0], *given[1:3].tolist()])
     # The last prompt token, the first output token behind it.
-    laid = embeds.lay_over(MODEL, torch.tensor([0, 9]), inputs((1, 3, 2)))
-    assert laid.tolist() == [given[3].tolist(), [9, 9]]
-    laid = embeds.lay_over(MODEL, torch.tensor([9]), inputs((1, 4, 1)))
-    assert laid.tolist() == [[9, 9]]
+    ids, hidden = laid_over(embeds, [7, 9], (1, 3, 2))
+    assert (ids, hidden) == ([-1, 9], [given[3].tolist(), [0, 0]])
+    assert laid_over(embeds, [9], (1, 4, 1)) == ([9], [[0, 0]])
 
 
 def test_a_row_that_is_given_to_another_forgets_them():
     embeds = PromptEmbeds()
     embeds.update(StepPlan(0, admissions=[admission(1, torch.ones(4, 2))]))
     embeds.update(StepPlan(1, admissions=[admission(1)]))
-    assert embeds.lay_over(MODEL, torch.ones(1), inputs((1, 0, 1))) is None
+    assert laid_over(embeds, [1], (1, 0, 1)) == ([1], [[0, 0]])
 
 
 @pytest.mark.parametrize(
