@@ -127,7 +127,6 @@ def measure(
 @click.option("--model", default="tiny")
 @click.option("--dtype", type=click.Choice([d for d in DTYPES if d != "auto"]), default="float32")
 @click.option("--temperature", type=click.FloatRange(min=0, min_open=True), default=1.0)
-@click.option("--deterministic", is_flag=True)
 @click.option("--num-prompts", default=16)
 @click.option("--prompt-len", default=64)
 @click.option("--output-len", default=64)
@@ -137,7 +136,6 @@ def main(
     model: str,
     dtype: str,
     temperature: float,
-    deterministic: bool,
     num_prompts: int,
     prompt_len: int,
     output_len: int,
@@ -153,7 +151,6 @@ def main(
         temperature,
         trainers,
         (num_prompts, prompt_len, output_len),
-        deterministic=deterministic,
     )
     click.echo(
         "engine    trainer    tokens   mean |d|    max |d|  correlation  KL estimate", err=True
@@ -166,7 +163,7 @@ def main(
         )
     is_within = found[dtype].mean <= limit
     if json_file is not None:
-        record = {"dtype": dtype, "temperature": temperature, "deterministic": deterministic}
+        record = {"dtype": dtype, "temperature": temperature}
         record |= {"bound": limit, "is_within": is_within}
         record["trainers"] = {name: asdict(each) for name, each in found.items()}
         json.dump(record, json_file, indent=2)
