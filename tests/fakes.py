@@ -294,7 +294,7 @@ class FakeEngineClient:
             )
         )
 
-    def poll(self, timeout_s: float) -> list[Any]:
+    def poll(self, timeout_s: float, *, urgent_only: bool = False) -> list[Any]:
         if self.error is not None:
             raise self.error
         events: list[Any] = [*self.rejected, *self._pending]

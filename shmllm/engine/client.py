@@ -108,12 +108,12 @@ class ChannelEngineClient:
             part = list(numbers[begin : begin + most])
             self._send(Kind.ABORT, codec.encode_abort(Abort(part)))
 
-    def poll(self, timeout_s: float) -> list[Event]:
+    def poll(self, timeout_s: float, *, urgent_only: bool = False) -> list[Event]:
         self._drain()
         if (
             not self._inbox
             and timeout_s > 0
-            and not self._channel.wait(time.monotonic() + timeout_s)
+            and not self._channel.wait(time.monotonic() + timeout_s, urgent_only=urgent_only)
         ):
             self._check_alive()
             self._report_stall()

@@ -56,8 +56,13 @@ class EngineClient(Protocol):
     def abort(self, numbers: Sequence[int]) -> None:
         """End requests; those that still ran report it as an event."""
 
-    def poll(self, timeout_s: float) -> list[Event]:
-        """Events in order; waits at most `timeout_s` for the first. May return early, empty."""
+    def poll(self, timeout_s: float, *, urgent_only: bool = False) -> list[Event]:
+        """Events in order; waits at most `timeout_s` for the first. May return early, empty.
+
+        Args:
+            urgent_only: tokens of requests that go on may wait a moment longer, to be taken
+                together; everything else is urgent.
+        """
 
     def wake(self) -> None:
         """Have a `poll` that waits in another thread return now."""

@@ -80,7 +80,7 @@ class LocalEngineClient:
     def abort(self, numbers: Sequence[int]) -> None:
         self._events.append(self._core.abort(CLIENT, numbers))
 
-    def poll(self, timeout_s: float) -> list[Event]:
+    def poll(self, timeout_s: float, *, urgent_only: bool = False) -> list[Event]:
         events, self._events = self._events, []
         if timeout_s > 0:
             for columns in self._core.step().values():

@@ -29,9 +29,11 @@ class Outbox:
         self._sessions = sessions
         self.core: EngineCore | None = None
 
-    def send(self, session: Session, kind: Kind, parts: codec.Parts) -> None:
+    def send(
+        self, session: Session, kind: Kind, parts: codec.Parts, is_urgent: bool = True
+    ) -> None:
         """Publish now, or as soon as there is room."""
-        session.send(kind, parts)
+        session.send(kind, parts, is_urgent)
         if session.is_stuck and self.core is not None:
             self.core.scheduler.pause_client(session.place)
 
@@ -40,8 +42,9 @@ class Outbox:
         if (session := self._sessions.get(place)) is None:
             return
         columns.time_ns = time.monotonic_ns()
+        is_urgent = any(columns.finishes)
         for kind, parts in codec.encode_step(columns):
-            self.send(session, kind, parts)
+            self.send(session, kind, parts, is_urgent)
 
     def reject(self, place: int, rejected: Rejected) -> None:
         """A request that is not served."""

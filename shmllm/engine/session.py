@@ -114,9 +114,15 @@ class Session:
         except ProtocolMismatchError as error:
             self.broken = error
 
-    def send(self, kind: Kind, parts: Parts) -> None:
-        """Publish now or, behind what already waits, as soon as there is room."""
+    def send(self, kind: Kind, parts: Parts, is_urgent: bool = True) -> None:
+        """Publish now or, behind what already waits, as soon as there is room.
+
+        Args:
+            is_urgent: wake a front end that sleeps until something is.
+        """
         if not self._backlog:
+            if self._fits_ring(parts) and self._publish(kind, parts, is_urgent):
+                return
             self._stuck_since = time.monotonic()
         self._backlog.append((kind, parts))
         if len(self._backlog) == 1:
@@ -169,7 +175,7 @@ class Session:
             while self._backlog:
                 kind, parts = self._backlog[0]
                 self._free_bytes = self.channel.outputs.free_bytes
-                if sum(map(len, parts)) > self.channel.outputs.max_payload_bytes:
+                if not self._fits_ring(parts):
                     if not self._move_to_slot(kind, parts):
                         return
                     continue
@@ -179,6 +185,16 @@ class Session:
                 self._stuck_since = time.monotonic()
         except ProtocolMismatchError as error:
             self.broken = error
+
+    def _fits_ring(self, parts: Parts) -> bool:
+        return sum(map(len, parts)) <= self.channel.outputs.max_payload_bytes
+
+    def _publish(self, kind: Kind, parts: Parts, is_urgent: bool) -> bool:
+        try:
+            return self.channel.try_send(kind, *parts, is_urgent=is_urgent)
+        except ProtocolMismatchError as error:
+            self.broken = error
+            return False
 
     def _move_to_slot(self, kind: Kind, parts: Parts) -> bool:
         """Put the first record, which the ring cannot hold, into a slot; False while all are

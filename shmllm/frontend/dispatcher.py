@@ -84,6 +84,7 @@ class Dispatcher:
         self._client = client
         self.outputs = outputs
         self._groups: dict[int, RequestGroup] = {}
+        self._urgent: set[int] = set()
         self._left: deque[RequestGroup] = deque()
         # Held for moments, never while the engine is waited for: `_is_polling` says that.
         # No RLock: the garbage collector may close a generator in the middle of anything,
@@ -124,6 +125,8 @@ class Dispatcher:
             for state in states:
                 self._groups[state.number] = group
                 group._running[state.number] = state
+                if state.text_is_urgent:
+                    self._urgent.add(state.number)
             group.num_open += 1
             for state in states:
                 self._client.add(state.request.message(state.number), state.request.embeds)
@@ -132,7 +135,8 @@ class Dispatcher:
     def collect(self, group: RequestGroup, timeout_s: float) -> list[RequestState]:
         """The states of the group that changed, each once; waits for the first.
 
-        Returns early, and empty, if something came for others.
+        Returns early, and empty, if something came for others. Where nobody looks at text on
+        its way, tokens are taken several at a time, and a front end sleeps meanwhile.
 
         Raises:
             EngineDeadError: the engine died.
@@ -150,7 +154,8 @@ class Dispatcher:
             self._abort_left()
             self._is_polling = True
         try:
-            events = self._client.poll(max(0.0, deadline - time.monotonic()))
+            left_s = max(0.0, deadline - time.monotonic())
+            events = self._client.poll(left_s, urgent_only=not self._urgent)
         except EngineDeadError:
             self.check_open()  # ended by `close` in another thread
             raise
@@ -258,6 +263,7 @@ class Dispatcher:
             group._changed[number] = state
             if state.finish_reason is not None:
                 del groups[number], group._running[number]
+                self._urgent.discard(number)
                 group._num_ended += state.ends_request
         if to_abort:
             self._client.abort(to_abort)
@@ -272,6 +278,7 @@ class Dispatcher:
         self.outputs.discard(numbers)
         for number in numbers:
             del self._groups[number], group._running[number]
+        self._urgent.difference_update(numbers)
         try:
             self._client.abort(numbers)
         except ShmLLMError:

@@ -15,18 +15,28 @@ from typing import NoReturn
 from shmllm.errors import IpcTimeoutError, SegmentError
 from shmllm.ipc import layout
 from shmllm.ipc.control import ControlPage, ControlView
-from shmllm.ipc.doorbell import open_doorbell
-from shmllm.ipc.layout import ClientState, EngineState
+from shmllm.ipc.core_waiter import CoreWaiter
+from shmllm.ipc.doorbell import open_doorbell_at
+from shmllm.ipc.layout import ClientState, EngineState, Parked
 from shmllm.ipc.ring import BytesLike, Handler, RingReader, RingWriter
 from shmllm.ipc.ring_statistics import StatisticsLine
 from shmllm.ipc.segment import Segment
 from shmllm.ipc.slots import SlotReader, SlotWriter
 from shmllm.ipc.stats import Stat
-from shmllm.ipc.wait import Waiter, WaitPolicy, ring_if_parked, ring_if_parked_for_room
+from shmllm.ipc.wait import (
+    Waiter,
+    WaitPolicy,
+    ring_if_parked,
+    ring_if_parked_for_any,
+    ring_if_parked_for_room,
+)
 from shmllm.ipc.watching import RecordWatcher, watched_draining, watched_writing
 from shmllm.ipc.words import Word
 
 __all__ = ["ClientChannel", "ControlPage", "ControlView", "CoreChannel", "CoreWaiter"]
+
+LOOK_S = 0.01
+"""What is not urgent waits at most this long for a front end that waits for what is."""
 
 
 class _Channel:
@@ -80,17 +90,18 @@ class ClientChannel(_Channel):
         self.outputs = RingReader.over(memory, layout.OUTPUT_RING_LAYOUT)
         super().__init__(client, self.requests, self.outputs)
         self._has_data = self.outputs.has_data
+        self._urgent = Word(memory, layout.OUTPUT_URGENT_OFFSET)
         self.slots = SlotWriter(memory, layout.REQUEST_SLOT_LAYOUT, client.allocate, client.discard)
         self.output_slots = SlotReader(memory, layout.OUTPUT_SLOT_LAYOUT)
         self._control = ControlView(control)
         self._state = Word(memory, layout.CLIENT_STATE_OFFSET)
         self._parked = Word(memory, layout.CLIENT_PARKED_OFFSET)
-        self._doorbell = open_doorbell(_area(memory, layout.CLIENT_DOORBELL_OFFSET))
+        self._doorbell = open_doorbell_at(memory, layout.CLIENT_DOORBELL_OFFSET)
         self._request_stats = StatisticsLine(memory, layout.REQUEST_WRITER_STATS_OFFSET)
         self._output_stats = StatisticsLine(memory, layout.OUTPUT_READER_STATS_OFFSET)
         self._waiter = Waiter(self._parked, self._doorbell, policy, self.publish_statistics)
         self._core_parked = Word(shared, layout.CONTROL_PARKED_OFFSET)
-        self._core_doorbell = open_doorbell(_area(shared, layout.CONTROL_DOORBELL_OFFSET))
+        self._core_doorbell = open_doorbell_at(shared, layout.CONTROL_DOORBELL_OFFSET)
 
     def try_send(self, kind: int, *parts: BytesLike) -> bool:
         """Publish a request and wake the engine if it sleeps; False when there is no room.
@@ -136,7 +147,7 @@ class ClientChannel(_Channel):
             free = self.requests.free_bytes
             self._waiter.wait(
                 lambda free=free: self._has_data() or self.requests.free_bytes > free,  # type: ignore[misc]
-                for_room=True,
+                reason=Parked.FOR_ROOM,
             )
 
     def drain(self, handler: Handler, limit: int = 0) -> int:
@@ -148,7 +159,7 @@ class ClientChannel(_Channel):
             ring_if_parked_for_room(self._core_parked, self._core_doorbell)
         return num_handled
 
-    def wait(self, deadline_s: float | None = None) -> bool:
+    def wait(self, deadline_s: float | None = None, *, urgent_only: bool = False) -> bool:
         """Wait until there are outputs; returns whether there are.
 
         Comes back after one park at the latest, so that the caller can see whether the
@@ -156,17 +167,25 @@ class ClientChannel(_Channel):
 
         Args:
             deadline_s: on `time.monotonic()`; None for no earlier end than the park's.
+            urgent_only: wait for an urgent output; others are looked at every LOOK_S.
         """
         if self._is_closed or not self._client.is_usable:
             self._refuse()
         if self.slots.has_excess:
             self.slots.reclaim()
-        if deadline_s is None:
-            return self._waiter.wait(self._has_data)
-        left_s = deadline_s - time.monotonic()
-        if left_s <= 0:
+        cap_s = LOOK_S if urgent_only else self._waiter.park_cap_s
+        if deadline_s is not None:
+            cap_s = min(deadline_s - time.monotonic(), cap_s)
+        if cap_s <= 0:
             return self._has_data()
-        return self._waiter.wait(self._has_data, min(left_s, self._waiter.park_cap_s))
+        if urgent_only:
+            self._waiter.wait(self._has_urgent, cap_s, Parked.FOR_URGENT)
+            return self._has_data()
+        return self._waiter.wait(self._has_data, cap_s)
+
+    def _has_urgent(self) -> bool:
+        # SYNC POINT: record published
+        return self._has_data() and self._urgent.load() > self.outputs.position
 
     def set_policy(self, policy: WaitPolicy) -> None:
         """Wait like this from now on."""
@@ -241,6 +260,7 @@ class ClientChannel(_Channel):
             self._request_stats,
             self._output_stats,
             self._state,
+            self._urgent,
             self._parked,
             self._core_parked,
             self._doorbell,
@@ -273,14 +293,21 @@ class CoreChannel(_Channel):
         self.output_slots = SlotWriter(
             memory, layout.OUTPUT_SLOT_LAYOUT, client.allocate, client.discard
         )
+        self._urgent = Word(memory, layout.OUTPUT_URGENT_OFFSET)
         self._request_stats = StatisticsLine(memory, layout.REQUEST_READER_STATS_OFFSET)
         self._output_stats = StatisticsLine(memory, layout.OUTPUT_WRITER_STATS_OFFSET)
         self._state = Word(memory, layout.CLIENT_STATE_OFFSET)
         self._parked = Word(memory, layout.CLIENT_PARKED_OFFSET)
-        self._doorbell = open_doorbell(_area(memory, layout.CLIENT_DOORBELL_OFFSET))
+        self._doorbell = open_doorbell_at(memory, layout.CLIENT_DOORBELL_OFFSET)
 
-    def try_send(self, kind: int, *parts: BytesLike) -> bool:
+    def try_send(self, kind: int, *parts: BytesLike, is_urgent: bool = True) -> bool:
         """Publish an output and wake the front end if it sleeps; False when there is no room.
+
+        Args:
+            kind: of the message.
+            parts: of its payload.
+            is_urgent: wake it even if it sleeps until something urgent comes. So does what
+                is not, once the ring is half full.
 
         Raises:
             MessageTooLargeError: it can never fit.
@@ -290,7 +317,12 @@ class CoreChannel(_Channel):
             self._refuse()
         if not self._try_write(kind, *parts):
             return False
-        ring_if_parked(self._parked, self._doorbell)
+        if is_urgent or self.outputs.is_half_full:
+            # SYNC POINT: record published. The reader finds the record that this announces.
+            self._urgent.store(self.outputs.position)
+            ring_if_parked(self._parked, self._doorbell)
+        else:
+            ring_if_parked_for_any(self._parked, self._doorbell)
         return True
 
     def drain(self, handler: Handler, limit: int = 0) -> int:
@@ -332,59 +364,8 @@ class CoreChannel(_Channel):
             self._request_stats,
             self._output_stats,
             self._state,
+            self._urgent,
             self._parked,
             self._doorbell,
         ):
             part.close()
-
-
-class CoreWaiter:
-    """How the engine sleeps: on the control segment's doorbell, for all clients at once.
-
-    Args:
-        control: the engine's own segment.
-        policy: how to wait for requests; None for "balanced".
-    """
-
-    __slots__ = ("_doorbell", "_parked", "_waiter")
-
-    def __init__(self, control: Segment, policy: WaitPolicy | None = None) -> None:
-        policy = policy or WaitPolicy.named("balanced")
-        memory = control.buffer
-        self._parked = Word(memory, layout.CONTROL_PARKED_OFFSET)
-        self._doorbell = open_doorbell(_area(memory, layout.CONTROL_DOORBELL_OFFSET))
-        self._waiter = Waiter(self._parked, self._doorbell, policy)
-
-    def wait(self, ready: Callable[[], bool], busy: bool, for_room: bool = False) -> bool:
-        """Wait once, up to the park cap; returns what `ready()` says at the end.
-
-        Args:
-            ready: any channel's `has_requests`, or a signal handler's flag.
-            busy: whether anything is in flight; the cap is longer when not.
-            for_room: whether outputs wait for room, which `ready` looks at, too.
-        """
-        if for_room:
-            return self._waiter.wait(ready, for_room=True)
-        return self._waiter.wait(ready) if busy else self._waiter.wait_idle(ready)
-
-    def set_policy(self, policy: WaitPolicy) -> None:
-        """Wait like this from now on."""
-        self._waiter.set_policy(policy)
-
-    @property
-    def times_parked(self) -> int:
-        """How often the engine slept."""
-        return self._waiter.times_parked
-
-    def wake(self) -> None:
-        """End the present or the next park. Safe in a signal handler."""
-        self._doorbell.post()
-
-    def close(self) -> None:
-        """Let go of the control segment; idempotent."""
-        self._parked.close()
-        self._doorbell.close()
-
-
-def _area(buffer: memoryview, offset: int) -> memoryview:
-    return buffer[offset : offset + layout.DOORBELL_BYTES]

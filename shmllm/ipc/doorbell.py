@@ -241,6 +241,11 @@ def open_doorbell(area: memoryview) -> Doorbell:
     raise ProtocolMismatchError(f"doorbell of kind {kind} cannot be used with this libc")
 
 
+def open_doorbell_at(buffer: memoryview, offset: int) -> Doorbell:
+    """The doorbell that lies there in a segment."""
+    return open_doorbell(buffer[offset : offset + DOORBELL_BYTES])
+
+
 def remove_doorbell(area: memoryview) -> None:
     """Unlink what a named doorbell left in the file system; only the creator calls this."""
     if Word(area, DOORBELL_KIND_OFFSET).load() == DoorbellKind.NAMED:

@@ -64,6 +64,7 @@ space and nothing else. The large slots come last because they are nearly all of
     | 0x000000200 | REQUEST_PUBLISHED    | client   | position                       |
     | 0x000000280 | REQUEST_CONSUMED     | engine   | position                       |
     | 0x000000300 | OUTPUT_PUBLISHED     | engine   | position                       |
+    | 0x000000308 | OUTPUT_URGENT        | engine   | behind the latest urgent record|
     | 0x000000380 | OUTPUT_CONSUMED      | client   | position                       |
     | 0x000000400 | REQUEST_WRITER_STATS | client   | 5 words of RingStatistics      |
     | 0x000000480 | REQUEST_READER_STATS | engine   | the same                       |
@@ -117,7 +118,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 MAGIC = int.from_bytes(b"shmllm01", "little")
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 WORD_BYTES = 8
 LINE_BYTES = 128
@@ -154,6 +155,7 @@ class Parked(IntEnum):
     NO = 0
     FOR_DATA = 1
     FOR_ROOM = 2
+    FOR_URGENT = 3
 
 
 class Refusal(IntEnum):
@@ -214,6 +216,7 @@ CLIENT_DOORBELL_OFFSET = 0x0180
 REQUEST_PUBLISHED_OFFSET = 0x0200
 REQUEST_CONSUMED_OFFSET = 0x0280
 OUTPUT_PUBLISHED_OFFSET = 0x0300
+OUTPUT_URGENT_OFFSET = 0x0308
 OUTPUT_CONSUMED_OFFSET = 0x0380
 REQUEST_WRITER_STATS_OFFSET = 0x0400
 REQUEST_READER_STATS_OFFSET = 0x0480

@@ -126,9 +126,15 @@ class RingWriter(_RingEnd):
     @property
     def free_bytes(self) -> int:
         """Bytes not in use now, headers and padding included."""
-        # SYNC POINT: record consumed
+        # SYNC POINT: record consumed. Room counts as free only after this load.
         self._seen_consumed = self._load_consumed()
         return self._capacity - self._used_bytes(self._position, self._seen_consumed)
+
+    @property
+    def is_half_full(self) -> bool:
+        """Whether half of the bytes are in use; looks at the reader's cursor only if needed."""
+        half = self._capacity // 2
+        return self._position - self._seen_consumed >= half and self.free_bytes <= half
 
     def try_write(self, kind: int, *parts: BytesLike) -> bool:
         """Publish one record whose payload is `parts` put together.
@@ -226,10 +232,7 @@ class RingWriter(_RingEnd):
         return index + RECORD_HEADER_BYTES
 
     def _has_room(self, end: int) -> bool:
-        # SYNC POINT: record consumed. Room counts as free only after this load.
-        self._seen_consumed = seen = self._load_consumed()
-        self._used_bytes(self._position, seen)
-        return end - seen <= self._capacity
+        return end - self._position <= self.free_bytes
 
     def _publish(self, length: int) -> None:
         end = self._claim_end

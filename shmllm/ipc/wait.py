@@ -124,19 +124,22 @@ class Waiter:
         return self._policy.park_cap_s
 
     def wait(
-        self, ready: Callable[[], bool], cap_s: float | None = None, *, for_room: bool = False
+        self,
+        ready: Callable[[], bool],
+        cap_s: float | None = None,
+        reason: Parked = Parked.FOR_DATA,
     ) -> bool:
         """Spin, yield, then park once; returns what `ready()` says at the end.
 
         Args:
             ready: reads shared memory; called often, so make it cheap.
             cap_s: longest park, None for the policy's `park_cap_s`.
-            for_room: have the peer ring for freed room, too, not only for data.
+            reason: what the peer shall ring for.
         """
         if ready() or self._poll(ready):
             return True
         cap_s = self._policy.park_cap_s if cap_s is None else cap_s
-        return self._park(ready, cap_s, Parked.FOR_ROOM if for_room else Parked.FOR_DATA)
+        return self._park(ready, cap_s, reason)
 
     def wait_idle(self, ready: Callable[[], bool]) -> bool:
         """Like `wait`, with the longer cap for when nothing is in flight."""
@@ -184,6 +187,14 @@ def ring_if_parked(parked: PlainWord, doorbell: Doorbell) -> None:
     # SYNC POINT: parked against published (see Waiter._park).
     fence()
     if parked.load():
+        doorbell.post()
+
+
+def ring_if_parked_for_any(parked: PlainWord, doorbell: Doorbell) -> None:
+    """The waking side: call it after publishing what is not urgent."""
+    # SYNC POINT: parked against published (see Waiter._park).
+    fence()
+    if parked.load() not in (Parked.NO, Parked.FOR_URGENT):
         doorbell.post()
 
 

@@ -25,7 +25,7 @@ class SleepingEngine(FakeEngineClient):
         self.sleeps = threading.Event()
         self.busy = threading.Lock()
 
-    def poll(self, timeout_s):
+    def poll(self, timeout_s, *, urgent_only=False):
         with self._alone():
             if not (self.left or self._pending or self.rejected) and timeout_s > 0:
                 self.sleeps.set()

@@ -7,8 +7,15 @@ import pytest
 
 from shmllm.errors import IpcTimeoutError, SegmentError
 from shmllm.ipc import doorbell, layout
-from shmllm.ipc.channel import ClientChannel, ControlPage, ControlView, CoreChannel, CoreWaiter
-from shmllm.ipc.layout import EngineState, SegmentKind
+from shmllm.ipc.channel import (
+    LOOK_S,
+    ClientChannel,
+    ControlPage,
+    ControlView,
+    CoreChannel,
+    CoreWaiter,
+)
+from shmllm.ipc.layout import EngineState, Parked, SegmentKind
 from shmllm.ipc.segment import Segment
 from shmllm.ipc.stats import Stat
 from shmllm.ipc.wait import WaitPolicy
@@ -76,6 +83,52 @@ def test_the_front_end_is_woken_only_when_parked(
     _set_parked(client, layout.CLIENT_PARKED_OFFSET)
     core.try_send(1)
     assert front._doorbell.try_wait()
+
+
+def test_what_is_not_urgent_wakes_nobody_who_waits_for_what_is(
+    front: ClientChannel, core: CoreChannel, client: Segment
+) -> None:
+    parked = Word(client.buffer, layout.CLIENT_PARKED_OFFSET)
+    parked.store(Parked.FOR_URGENT)
+    core.try_send(1, is_urgent=False)
+    assert not front._doorbell.try_wait()
+    core.try_send(2)
+    assert front._doorbell.try_wait()
+    parked.store(Parked.FOR_DATA)
+    core.try_send(3, is_urgent=False)
+    assert front._doorbell.try_wait()
+    assert [kind for kind, _ in _take(front)] == [1, 2, 3]
+
+
+def test_a_ring_that_is_half_full_is_urgent(
+    front: ClientChannel, core: CoreChannel, client: Segment
+) -> None:
+    Word(client.buffer, layout.CLIENT_PARKED_OFFSET).store(Parked.FOR_URGENT)
+    sent = 0
+    while not front._doorbell.try_wait():
+        assert core.try_send(1, bytes(1000), is_urgent=False), "full before it rang"
+        sent += 1000
+    assert 0.45 * layout.RING_BYTES < sent < 0.55 * layout.RING_BYTES
+    assert front._has_urgent()
+    _take(front)
+    assert not front._has_urgent()
+    core.try_send(1, is_urgent=False)
+    assert not front._doorbell.try_wait()
+
+
+def test_a_wait_for_what_is_urgent(front: ClientChannel, core: CoreChannel) -> None:
+    """It looks at the rest at its end; what is urgent is seen however it came to be there."""
+    core.try_send(1, is_urgent=False)
+    began = time.monotonic()
+    assert front.wait(began + 5, urgent_only=True)
+    assert time.monotonic() - began >= LOOK_S
+    core.try_send(2)
+    core.try_send(1, is_urgent=False)
+    times_parked = front._waiter.times_parked
+    assert front.wait(time.monotonic() + 5, urgent_only=True)
+    assert front._waiter.times_parked == times_parked
+    assert [kind for kind, _ in _take(front)] == [1, 2, 1]
+    assert not front.wait(time.monotonic() + 0.001, urgent_only=True)
 
 
 def test_nobody_is_woken_for_a_message_that_did_not_fit(

@@ -71,7 +71,10 @@ def _overwrite(offset: int, value: int) -> Callable[[Segment], None]:
     ("damage", "message"),
     [
         (_overwrite(layout.MAGIC_OFFSET, 0), "no shmllm segment"),
-        (_overwrite(layout.VERSION_OFFSET, 7), "speaks version 7, this process version 3"),
+        (
+            _overwrite(layout.VERSION_OFFSET, 7),
+            f"speaks version 7, this process version {layout.PROTOCOL_VERSION}",
+        ),
         (_overwrite(layout.VERSION_OFFSET, 0), "speaks version 0"),
         (_overwrite(layout.KIND_OFFSET, 2), r"kind 2, expected 1 \(CONTROL\)"),
         (lambda segment: os.ftruncate(segment.fd, 4096), "this file has 4096"),

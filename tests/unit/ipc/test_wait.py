@@ -5,7 +5,14 @@ from collections.abc import Callable
 import pytest
 
 from shmllm.ipc import wait as module
-from shmllm.ipc.wait import Waiter, WaitPolicy, ring_if_parked
+from shmllm.ipc.layout import Parked
+from shmllm.ipc.wait import (
+    Waiter,
+    WaitPolicy,
+    ring_if_parked,
+    ring_if_parked_for_any,
+    ring_if_parked_for_room,
+)
 
 PARK_AT_ONCE = WaitPolicy(0, 0, 0.1, 0.25)
 
@@ -133,6 +140,28 @@ def test_the_bell_is_rung_only_for_a_sleeper_and_after_the_fence(
     scene.value = parked
     ring_if_parked(scene, scene)
     assert scene.diary == ["fence", "load parked"] + ["post"] * rings
+
+
+@pytest.mark.parametrize(
+    ("ring", "wakes"),
+    [
+        (ring_if_parked, {Parked.FOR_DATA, Parked.FOR_ROOM, Parked.FOR_URGENT}),
+        (ring_if_parked_for_any, {Parked.FOR_DATA, Parked.FOR_ROOM}),
+        (ring_if_parked_for_room, {Parked.FOR_ROOM}),
+    ],
+)
+def test_a_sleeper_is_woken_for_what_it_waits_for(
+    scene: Scene, ring: Callable[..., None], wakes: set[Parked]
+) -> None:
+    for reason in Parked:
+        scene.diary.clear()
+        scene.on_wait = lambda: ring(scene, scene)
+        scene.value = Parked.NO
+        if reason is not Parked.NO:
+            Waiter(scene, scene, PARK_AT_ONCE).wait(scene.ready, reason=reason)
+        else:
+            ring(scene, scene)
+        assert ("post" in scene.diary) == (reason in wakes)
 
 
 def test_policies_have_names() -> None:
