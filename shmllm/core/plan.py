@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from shmllm.logprobs import TokenLogprobs
 from shmllm.outputs import FinishReason
 
 if TYPE_CHECKING:
+    from shmllm.core.block_pool import KVBlock
     from shmllm.core.request import Request
     from shmllm.pooling_params import Pooling
     from shmllm.sampling_params import SamplingParams, TokenSequences
@@ -62,6 +63,22 @@ class Admission:
     num_prompt_tokens: int = 0
     bad_words: TokenSequences = ()
     embeds: Any = None
+
+    @classmethod
+    def of(cls, request: Request) -> Self:
+        """That of a request which has its row and blocks."""
+        return cls(
+            row=request.row,
+            token_ids=request.token_ids,
+            block_ids=[block.block_id for block in request.blocks],
+            params=request.params,
+            seed=request.seed,
+            min_position=request.num_prompt_tokens + request.params.min_tokens,
+            forbidden_ids=tuple(request.stop_ids) if request.params.min_tokens else (),
+            num_prompt_tokens=request.num_prompt_tokens,
+            bad_words=request.bad_words,
+            embeds=request.embeds,
+        )
 
 
 @dataclass(slots=True)
@@ -118,6 +135,8 @@ class StepPlan:
         constraints: (index into `samples`, constraint) of those whose output is constrained.
         prompt_scores: what to compute besides, of requests that asked.
         pools: the pooling requests; none of them is among the samples.
+        is_repeat: the requests are those of the step before, in the same order, and each
+            computes the token that was sampled for it there.
     """
 
     step: int
@@ -132,6 +151,14 @@ class StepPlan:
     prompt_scores: list[PromptScores] = field(default_factory=list)
     pools: list[Pool] = field(default_factory=list)
     num_tokens: int = 0
+    is_repeat: bool = False
+
+    def append_blocks(self, request: Request, blocks: list[KVBlock] | None) -> None:
+        """Tell the runner of blocks, if any, that were appended to a request's."""
+        if blocks:
+            first = len(request.blocks) - len(blocks)
+            ids = [block.block_id for block in blocks]
+            self.block_appends.append(BlockAppend(request.row, first, ids))
 
 
 @dataclass(slots=True)

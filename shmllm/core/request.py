@@ -142,6 +142,23 @@ class Request:
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
 
+    @property
+    def num_tokens_left(self) -> int:
+        """Output tokens until it ends by its length."""
+        return self.max_tokens - self.num_output_tokens
+
+    @property
+    def is_only_decoding(self) -> bool:
+        """Whether it has had its first token and has computed all before the last one; and
+        only its length or one of `stop_ids` can end it."""
+        return (
+            self.num_computed_tokens + 1 == len(self.token_ids) > self.num_prompt_tokens
+            and self.pooling is None
+            and self.constraint is None
+            and self.params.prompt_logprobs is None
+            and self.params.repetition_detection is None
+        )
+
     def append(self, token_id: int) -> FinishReason:
         """Take one sampled token; says whether the request ends with it."""
         self.token_ids.append(token_id)

@@ -21,9 +21,10 @@ from time import monotonic_ns
 
 from shmllm.config import SchedulerConfig
 from shmllm.core.block_pool import KVBlock
+from shmllm.core.decode_run import DecodeRun
 from shmllm.core.kv_cache_manager import KVCacheManager
 from shmllm.core.observer import NOBODY, Observer
-from shmllm.core.plan import Admission, BlockAppend, StepPlan, StepResult
+from shmllm.core.plan import Admission, StepPlan, StepResult
 from shmllm.core.pooling import plan_pool, take_vectors
 from shmllm.core.priority_queue import PriorityQueue, order
 from shmllm.core.request import Request, RequestStatus
@@ -32,6 +33,8 @@ from shmllm.core.waiting_queue import WaitingQueue
 from shmllm.outputs import FinishReason, OutputColumns
 
 RESERVED_FRACTION = 8
+RUN_AFTER_STEPS = 4
+"""A decode run is tried every so many steps in which nobody enters or leaves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,8 @@ class Scheduler:
         self._num_rows = num_rows
         self._reserved_rows = 0
         self._rows_held: Counter[int] = Counter()
+        self._run: DecodeRun | None = None
+        self._num_quiet_steps = 0
         self.failures: list[Failure] = []
         self.observer: Observer = NOBODY
         self.stats = SchedulerStats()
@@ -157,6 +162,7 @@ class Scheduler:
     def pause_client(self, client: int) -> None:
         """Schedule nothing of this front end until it is resumed: its outputs have no room."""
         self._waiting.paused.add(client)
+        self._end_run()
 
     def resume_client(self, client: int) -> None:
         self._waiting.paused.discard(client)
@@ -169,9 +175,9 @@ class Scheduler:
     def schedule(self) -> StepPlan:
         """Plan one step, and count its tokens as computed. `num_tokens` 0: nothing to do."""
         plan = StepPlan(step=self.stats.steps)
-        preempted = self._schedule_running(plan)
-        if not preempted:
+        if self._continue_run(plan) or not self._schedule_running(plan):
             self._schedule_waiting(plan)
+        plan.is_repeat = self._run is not None and self._run.num_steps > 1
         if plan.num_tokens:
             self.stats.steps += 1
         return plan
@@ -182,6 +188,17 @@ class Scheduler:
         Returns:
             For each front end with a sampled token or prompt log-probabilities, its columns.
         """
+        outputs: dict[int, OutputColumns] | None = None
+        if self._run is not None:  # then it made the plan
+            outputs = self._run.apply(plan.step, result.token_ids)
+        if outputs is None:
+            outputs = self._apply_each(plan, result)
+        if result.logprobs is not None:
+            take_logprobs(plan, result.logprobs, outputs)
+        self.stats.generated_tokens += len(result.token_ids)
+        return outputs
+
+    def _apply_each(self, plan: StepPlan, result: StepResult) -> dict[int, OutputColumns]:
         outputs: dict[int, OutputColumns] = {}
         take_prompt_logprobs(plan, result, outputs)
         any_finished = False
@@ -211,11 +228,8 @@ class Scheduler:
             columns.counts.append(1)
             columns.token_ids.append(token_id)
             columns.finishes.append(finish)
-        if result.logprobs is not None:
-            take_logprobs(plan, result.logprobs, outputs)
         if any_finished:
             self._running = [r for r in self._running if r.status is RequestStatus.RUNNING]
-        self.stats.generated_tokens += len(result.token_ids)
         return outputs
 
     def forget_prefixes(self) -> None:
@@ -239,6 +253,29 @@ class Scheduler:
         self._num_added += 1
         self.observer.queued(request)
 
+    def _continue_run(self, plan: StepPlan) -> bool:
+        """Plan a step like the one before, if that is possible."""
+        if self._run is None:
+            self._num_quiet_steps += 1
+            if self._num_quiet_steps % RUN_AFTER_STEPS or not self._can_begin_run():
+                return False
+            self._run = DecodeRun(self._running, self._kv_cache)
+        if self._run.plan(plan):
+            return True
+        self._end_run()
+        return False
+
+    def _can_begin_run(self) -> bool:
+        return (
+            0 < len(self._running) <= self._budget
+            and not self._waiting.paused
+            and all(request.is_only_decoding for request in self._running)
+        )
+
+    def _end_run(self) -> None:
+        self._run = None
+        self._num_quiet_steps = 0
+
     def _schedule_running(self, plan: StepPlan) -> bool:
         """Returns whether a request was preempted."""
         preempted = False
@@ -260,10 +297,7 @@ class Scheduler:
                 appended = self._kv_cache.extend(request, start + count)
             if appended is None:
                 break
-            if appended:
-                first = len(request.blocks) - len(appended)
-                ids = [block.block_id for block in appended]
-                plan.block_appends.append(BlockAppend(request.row, first, ids))
+            plan.append_blocks(request, appended)
             self._plan_tokens(plan, request, count)
         return preempted
 
@@ -285,6 +319,7 @@ class Scheduler:
         return self._rows_held if len(self._free_rows) <= self._reserved_rows else ()
 
     def _admit(self, plan: StepPlan, request: Request, hit: list[KVBlock]) -> None:
+        self._end_run()
         request.row = self._free_rows.pop()
         self._rows_held[request.client] += 1
         request.status = RequestStatus.RUNNING
@@ -301,20 +336,7 @@ class Scheduler:
                 self.stats.prefix_hit_tokens += request.num_cached_tokens
             self.stats.prompt_tokens += request.num_prompt_tokens
         self.observer.admitted(request)
-        plan.admissions.append(
-            Admission(
-                row=request.row,
-                token_ids=request.token_ids,
-                block_ids=[block.block_id for block in request.blocks],
-                params=request.params,
-                seed=request.seed,
-                min_position=request.num_prompt_tokens + request.params.min_tokens,
-                forbidden_ids=tuple(request.stop_ids) if request.params.min_tokens else (),
-                num_prompt_tokens=request.num_prompt_tokens,
-                bad_words=request.bad_words,
-                embeds=request.embeds,
-            )
-        )
+        plan.admissions.append(Admission.of(request))
 
     def _plan_tokens(self, plan: StepPlan, request: Request, count: int) -> None:
         start = request.num_computed_tokens
@@ -362,6 +384,7 @@ class Scheduler:
         self.observer.ended(request, reason)
 
     def _release(self, request: Request) -> None:
+        self._end_run()
         self._kv_cache.release(request)
         self._free_rows.append(request.row)
         self._rows_held[request.client] -= 1

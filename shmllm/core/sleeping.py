@@ -97,7 +97,7 @@ class Sleeping:
     @property
     def state(self) -> Asleep:
         """What is asleep, and MISSING if weights are."""
-        return self.asleep | (Asleep.MISSING if self._memory.num_missing else Asleep(0))
+        return self.asleep | Asleep.MISSING if self._memory.num_missing else self.asleep
 
     def drain(self, client: int) -> None:
         """Take no new requests until a front end's sleep begins, or it gives that up."""

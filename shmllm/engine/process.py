@@ -221,6 +221,7 @@ class EngineProcess:
                 continue
             if self._phase is Phase.DRAINING and not core.scheduler.has_unfinished():
                 break
+            self._report.state(core)
             self._waiter.wait(
                 self._has_work,
                 busy=core.scheduler.has_unfinished(),
@@ -285,9 +286,12 @@ class EngineProcess:
         self._outbox.send_version(session, self._core.weights.version)
 
     def _take_requests(self) -> None:
+        senders = [s for s in self._sessions.values() if s.has_requests()]
+        if not senders:
+            return
         began_ns = time.perf_counter_ns()
         limit = RECORDS_PER_TURN if len(self._sessions) > 1 else 0
-        for session in self._sessions.values():
+        for session in senders:
             session.take(self._handle, limit)
         ended_ns = time.perf_counter_ns()
         self._report.drain_ns += ended_ns - began_ns
@@ -298,7 +302,7 @@ class EngineProcess:
         steps = core.scheduler.stats.steps
         outputs = core.step()
         stepped_ns = time.perf_counter_ns()
-        self._report.state(core)
+        self._report.state_if_due(core, stepped_ns)
         for place, columns in outputs.items():
             self._outbox.publish(place, columns)
         for failure in core.take_failures():

@@ -13,6 +13,8 @@ from shmllm.ipc.control import ControlPage
 from shmllm.ipc.stats import Histogram, Mark, Stat
 from shmllm.outputs import OutputColumns
 
+STATE_PERIOD_NS = 5_000_000
+
 
 class Reporter:
     """
@@ -32,6 +34,7 @@ class Reporter:
         page.mark(Mark.STARTED)
         self._log = page.step_log()
         self._last_tokens_ns = self._logged_drain_ns = 0
+        self._shown_ns = self._shown_changes = 0
         self.drain_ns = self.publish_ns = 0
 
     def imported(self) -> None:
@@ -102,6 +105,16 @@ class Reporter:
         if num_sampled:
             self._last_tokens_ns = ended_ns
         return num_sampled, num_first
+
+    def state_if_due(self, core: EngineCore, now_ns: int) -> None:
+        """After a step: its state if requests came or went with it, and else every
+        STATE_PERIOD_NS. Two dozen words that the step has evicted from the cache take as long
+        to write as its outputs."""
+        stats = core.scheduler.stats
+        changes = stats.requests_finished + stats.prompt_tokens + stats.preemptions
+        if changes != self._shown_changes or now_ns - self._shown_ns >= STATE_PERIOD_NS:
+            self._shown_changes, self._shown_ns = changes, now_ns
+            self.state(core)
 
     def state(self, core: EngineCore) -> None:
         """Requests, blocks, tokens, and where the time went, as of now."""

@@ -94,10 +94,12 @@ class Session:
         """Whether the front end said that it leaves."""
         return self.channel.is_client_closing
 
+    def has_requests(self) -> bool:
+        """Whether there is something to `take`; not while the answers would have no room."""
+        return not self._backlog and self.channel.has_requests()
+
     def take(self, handler: Callable[[Session, int, memoryview], None], limit: int) -> None:
-        """Hand what it sent to a handler; nothing while the answers would have no room."""
-        if self.is_stuck:
-            return  # what it sent waits in its ring
+        """Hand what it sent to a handler."""
 
         def handle(kind: int, record: memoryview) -> None:
             if kind != Kind.IN_SLOT:
@@ -159,7 +161,7 @@ class Session:
 
     def is_waiting_for_us(self) -> bool:
         """Whether there is something to take from it, or room for what it waits for."""
-        return self.has_room_again() if self.is_stuck else self.channel.has_requests()
+        return self.has_room_again() if self.is_stuck else self.has_requests()
 
     def has_room_again(self) -> bool:
         """Whether the front end has read since outputs last found no room."""

@@ -14,6 +14,7 @@ PROMPT_LOGPROBS
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from struct import Struct
 
 import numpy as np
@@ -37,6 +38,9 @@ NONE_FINISHED = 2
 HAS_LOGPROBS = 4
 HAS_TIMES = 8
 HAS_PREEMPTED = 16
+PLAIN = ONE_TOKEN_EACH | NONE_FINISHED
+"""Flags of what most steps produce: numbers and tokens, in one piece."""
+
 MAX_ROWS_PER_RECORD = 8192
 MAX_BYTES_PER_RECORD = 2**22 - 2**18
 """Of log-probabilities. What the ring does not hold lies in a slot; of those up to this size
@@ -62,20 +66,18 @@ def encode_outputs(message: OutputColumns) -> Parts:
     rows, tokens = len(message.numbers), len(message.token_ids)
     one_each = rows == tokens and message.counts.count(1) == rows
     none_finished = message.finishes.count(0) == rows
-    header = OUTPUTS_HEADER.pack(
-        message.step,
-        message.time_ns,
-        rows,
-        len(message.cached_rows),
-        tokens,
+    flags = (
         (ONE_TOKEN_EACH if one_each else 0)
         | (NONE_FINISHED if none_finished else 0)
         | (HAS_LOGPROBS if message.logprobs is not None else 0)
         | (HAS_TIMES if message.queued_ns else 0)
-        | (HAS_PREEMPTED if message.preempted_rows else 0),
+        | (HAS_PREEMPTED if message.preempted_rows else 0)
     )
+    header = message.step, message.time_ns, rows, len(message.cached_rows), tokens, flags
+    if flags == PLAIN and not message.cached_rows:
+        return (_plain_record(rows).pack(*header, *message.numbers, *message.token_ids),)
     return (
-        header,
+        OUTPUTS_HEADER.pack(*header),
         column("q", message.numbers),
         column("i", message.cached_rows),
         column("i", message.cached_counts),
@@ -85,6 +87,11 @@ def encode_outputs(message: OutputColumns) -> Parts:
         *_encode_history(message),
         *(() if message.logprobs is None else _encode_logprobs(message.logprobs)),
     )
+
+
+@lru_cache(maxsize=1024)
+def _plain_record(rows: int) -> Struct:
+    return Struct(f"{OUTPUTS_HEADER.format}{rows}q{rows}i")
 
 
 def _encode_history(message: OutputColumns) -> Parts:
