@@ -89,6 +89,17 @@ class OutputColumns:
     preempted_counts: list[int] = field(default_factory=list)
     embeddings: Embeddings | None = None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether there is nothing but one token for each row, and all of them go on."""
+        rows = len(self.numbers)
+        return (
+            rows == len(self.token_ids) == self.counts.count(1) == self.finishes.count(0)
+            and not self.cached_rows
+            and not self.preempted_rows
+            and self.logprobs is None
+        )
+
     def parts(self, most_rows: int, most_bytes: int = 2**63) -> Iterator[OutputColumns]:
         """The same in pieces of at most `most_rows`, since a record has a largest size, and
         of at most about `most_bytes` of log-probabilities, or of one row if that has more."""

@@ -7,6 +7,8 @@ arrive only if someone needs it then (stop strings, streaming), else once at its
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import Any
 
 from shmllm.engine.client import Event
 from shmllm.frontend.detokenizer import IncrementalDetokenizer, OutputText
@@ -99,6 +101,15 @@ class OutputProcessor:
         """
         changed: dict[int, RequestState] = {}
         to_abort: list[int] = []
+        for numbers, group in groupby(events, _plain_numbers):
+            steps = list(group)
+            if numbers is None or not self._process_plain(numbers, steps, changed):
+                self._process_each(steps, changed, to_abort)
+        return list(changed.values()), to_abort
+
+    def _process_each(
+        self, events: Iterable[Event], changed: dict[int, RequestState], to_abort: list[int]
+    ) -> None:
         for event in events:
             if isinstance(event, OutputColumns):
                 self._process_columns(event, changed, to_abort)
@@ -117,7 +128,22 @@ class OutputProcessor:
                 ended.is_retryable = event.is_retryable
                 ended.close(self._version)
                 changed[ended.number] = ended
-        return list(changed.values()), to_abort
+
+    def _process_plain(
+        self, numbers: list[int], steps: list[Any], changed: dict[int, RequestState]
+    ) -> bool:
+        """Give requests their tokens of several plain steps at once. False, and nothing done,
+        where it is not worth it, or a text may end a request on the way."""
+        states = [self._states.get(number) for number in numbers]
+        if len(steps) == 1 or any(s is not None and s.text_is_urgent for s in states):
+            return False
+        times_s = [columns.time_ns / 1e9 for columns in steps]
+        by_request = zip(*(columns.token_ids for columns in steps), strict=True)
+        for state, token_ids in zip(states, by_request, strict=True):
+            if state is not None:
+                state.take_more(token_ids, times_s)
+                changed[state.number] = state
+        return True
 
     def _process_columns(
         self, columns: OutputColumns, changed: dict[int, RequestState], to_abort: list[int]
@@ -183,3 +209,8 @@ class OutputProcessor:
         store.ranks.frombytes(scored.ranks.tobytes())
         store.top_ids.frombytes(scored.top_ids.tobytes())
         store.top_logprobs.frombytes(scored.top_logprobs.tobytes())
+
+
+def _plain_numbers(event: Event) -> list[int] | None:
+    """Of a step that brought one token to each of these requests, and nothing else."""
+    return event.numbers if isinstance(event, OutputColumns) and event.is_plain else None

@@ -7,6 +7,7 @@ A request for several completions is several of these, which the engine knows no
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Sequence
 
 from shmllm.errors import EnginePausedError, RequestError
 from shmllm.frontend.detokenizer import OutputText
@@ -150,6 +151,15 @@ class RequestState:
                 self.finish_reason, self.stop_reason = "stop", self.text.match.stop
                 return not finish
         return False
+
+    def take_more(self, token_ids: Iterable[int], times_s: Sequence[float]) -> None:
+        """Add the tokens of several steps, after which the request goes on."""
+        self.token_ids += token_ids
+        if self.metrics.first_token_time is None:
+            self.metrics.first_token_time = times_s[0]
+        self.metrics.last_token_time = times_s[-1]
+        if self.token_times is not None:
+            self.token_times += times_s
 
     def fail(self, message: str) -> None:
         """Note that the engine could not go on; what it sent until then stays."""

@@ -128,6 +128,8 @@ def encode_prompt_logprobs(message: PromptLogprobs) -> Parts:
 
 def decode_outputs(record: memoryview) -> OutputColumns:
     step, time_ns, rows, cached, tokens, flags = OUTPUTS_HEADER.unpack_from(record)
+    if flags == PLAIN and not cached:
+        return _decode_plain(record, rows, tokens)
     sections = Sections(record, OUTPUTS_HEADER.size)
     numbers = sections.take("q", rows)
     cached_rows = sections.take("i", cached)
@@ -162,6 +164,14 @@ def decode_outputs(record: memoryview) -> OutputColumns:
         preempted_rows=preempted_rows,
         preempted_counts=preempted_counts,
     )
+
+
+def _decode_plain(record: memoryview, rows: int, tokens: int) -> OutputColumns:
+    form = _plain_record(min(rows, MAX_ROWS_PER_RECORD))
+    if rows != tokens or len(record) != form.size:
+        raise ProtocolMismatchError("the columns of OUTPUTS do not fit together")
+    step, time_ns, _, _, _, _, *columns = form.unpack(record)
+    return OutputColumns(step, time_ns, columns[:rows], [1] * rows, [0] * rows, columns[rows:])
 
 
 def _decode_logprobs(sections: Sections, counts: list[int]) -> LogprobColumns:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import numpy as np
 import pytest
@@ -645,3 +646,38 @@ def test_a_version_that_came_just_before_the_end_sampled_nothing(processor):
     processor.process([columns((state.number, [5])), WeightVersion(1)])
     processor.process([columns((state.number, [], ABORT))])
     assert spans(state.output()) == [(0, 0, 1)]
+
+
+@pytest.mark.parametrize("options", [{}, {"stop": ["e"]}, {"detokenize": False}])
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_steps_taken_together_say_the_same(tokenizer, options, streaming, seed):
+    """Rows of several steps in one poll: each request has what it would have had one by one."""
+    rng = random.Random(seed)
+    together, apart = OutputProcessor(tokenizer), OutputProcessor(tokenizer)
+    states = {}
+    for processor in (together, apart):
+        states[processor] = [
+            add(processor, streaming=streaming and index % 2 == 0, **options) for index in range(4)
+        ]
+        for state in states[processor]:
+            state.token_times = []
+    numbers = [state.number for state in states[apart]] + [99]
+    for begin in range(0, 60, 15):
+        events = []
+        for moment in range(begin, begin + 15):
+            rows = [(number, [rng.randrange(5, 40)]) for number in numbers]
+            cached = [(row, 2) for row in range(4)] if moment == 0 else ()
+            events.append(columns(*rows, time_ns=moment * 1000, cached=cached))
+            if rng.random() < 0.1:
+                events.append(WeightVersion(moment))
+            if rng.random() < 0.1 and len(numbers) > 2:
+                events.append(columns((numbers.pop(1), [7], LENGTH), time_ns=moment * 1000 + 5))
+        _, to_abort = together.process(events)
+        assert to_abort == [n for event in events for n in apart.process([event])[1]]
+    for left, right in zip(states[together], states[apart], strict=True):
+        assert left.token_times == right.token_times
+        assert left.metrics.first_token_time == right.metrics.first_token_time
+        assert left.metrics.last_token_time == right.metrics.last_token_time
+        assert left.output().outputs == right.output().outputs
+        assert left.text.take_delta() == right.text.take_delta()
