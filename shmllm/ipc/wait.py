@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from shmllm.ipc.doorbell import Doorbell
 from shmllm.ipc.layout import Parked
+from shmllm.ipc.polite import sleep_politely
 from shmllm.ipc.words import PlainWord, fence
 
 _now_ns = time.perf_counter_ns
@@ -30,12 +31,14 @@ class WaitPolicy:
             core gets to run.
         park_cap_s: longest sleep while work is in flight.
         idle_park_cap_s: longest sleep when nothing is.
+        is_polite: wake up without taking a core from whoever computes.
     """
 
     spin_ns: int
     yield_ns: int
     park_cap_s: float
     idle_park_cap_s: float
+    is_polite: bool = False
 
     @staticmethod
     def named(name: str) -> WaitPolicy:
@@ -58,15 +61,15 @@ class WaitPolicy:
             cores: that the processes may run on.
 
         Returns:
-            With no core to spare, "balanced" parks at once and "latency" spins no longer
-            than "balanced" does.
+            With no core to spare "latency" spins no longer than "balanced" does; the others
+            park at once, and wake up politely.
         """
         policy = WaitPolicy.named(name)
         if compute_threads < cores:
             return policy
         if name == "latency":
             return _POLICIES["balanced"]
-        return replace(policy, spin_ns=0, yield_ns=0)
+        return replace(policy, spin_ns=0, yield_ns=0, is_polite=True)
 
 
 _POLICIES = {
@@ -173,7 +176,10 @@ class Waiter:
             fence()
             if ready():
                 return True
-            self._doorbell.wait(cap_s)
+            if self._policy.is_polite:
+                sleep_politely(self._doorbell.wait, cap_s)
+            else:
+                self._doorbell.wait(cap_s)
         finally:
             self._parked.store(Parked.NO)
             # Left-over posts would cut the next park short. They are taken before the last

@@ -178,11 +178,11 @@ def test_policies_have_names() -> None:
     ("name", "threads", "cores", "expected"),
     [
         ("balanced", 1, 2, WaitPolicy.named("balanced")),
-        ("balanced", 2, 2, WaitPolicy(0, 0, 0.1, 0.25)),
-        ("balanced", 8, 2, WaitPolicy(0, 0, 0.1, 0.25)),
+        ("balanced", 2, 2, WaitPolicy(0, 0, 0.1, 0.25, is_polite=True)),
+        ("balanced", 8, 2, WaitPolicy(0, 0, 0.1, 0.25, is_polite=True)),
         ("latency", 1, 2, WaitPolicy.named("latency")),
         ("latency", 2, 2, WaitPolicy.named("balanced")),
-        ("idle", 2, 2, WaitPolicy.named("idle")),
+        ("idle", 2, 2, WaitPolicy(0, 0, 0.1, 0.25, is_polite=True)),
     ],
 )
 def test_no_spinning_on_the_cores_of_the_model(
