@@ -11,7 +11,6 @@ from itertools import groupby
 from typing import Any
 
 from shmllm.engine.client import Event
-from shmllm.frontend.detokenizer import IncrementalDetokenizer, OutputText
 from shmllm.frontend.input_processor import PreparedRequest
 from shmllm.frontend.request_state import Family, RequestState
 from shmllm.frontend.token_texts import TokenTexts
@@ -51,7 +50,8 @@ class OutputProcessor:
         Args:
             request_id: what users know it by; None counts requests.
         """
-        family = Family(str(self._next_request) if request_id is None else request_id)
+        name = str(self._next_request) if request_id is None else request_id
+        family = Family(name, request.params.n)
         self._next_request += 1
         each = [request] if request.params.n == 1 else request.children()
         return [self._add(child, index, streaming, time_tokens, family) for child in each]
@@ -72,14 +72,14 @@ class OutputProcessor:
         family: Family,
     ) -> RequestState:
         params = request.params
-        detokenizer = IncrementalDetokenizer(
-            self._tokenizer,
-            request.prompt_token_ids if request.embeds is None else [],
-            skip_special_tokens=params.skip_special_tokens,
-        )
-        text = OutputText(detokenizer, params.stop, include_stop=params.include_stop_str_in_output)
         state = RequestState(
-            self._next_number, index, request, text, streaming, family, self._token_texts
+            self._next_number,
+            index,
+            request,
+            self._tokenizer,
+            streaming,
+            family,
+            self._token_texts,
         )
         state.token_times = [] if time_tokens else None
         if not params.ignore_eos or params.structured_outputs is not None:

@@ -10,9 +10,10 @@ import time
 from collections.abc import Iterable, Sequence
 
 from shmllm.errors import EnginePausedError, RequestError
-from shmllm.frontend.detokenizer import OutputText
+from shmllm.frontend.detokenizer import IncrementalDetokenizer, OutputText
 from shmllm.frontend.input_processor import PreparedRequest
 from shmllm.frontend.token_texts import TokenTexts
+from shmllm.frontend.tokenizer import Tokenizer
 from shmllm.logprob_lists import LogprobsList, LogprobStore
 from shmllm.outputs import (
     CompletionOutput,
@@ -31,18 +32,27 @@ class Family:
 
     Args:
         request_id: what users know the request by.
+        size: how many completions there will be.
+
+    Attributes:
+        states: all of them; of a single one nothing, since it would be a cycle of references
+            for each request, which only the garbage collector ends.
     """
 
     __slots__ = ("num_open", "request_id", "states")
 
-    def __init__(self, request_id: str) -> None:
+    def __init__(self, request_id: str, size: int) -> None:
         self.request_id = request_id
-        self.states: list[RequestState] = []
+        self.states: list[RequestState] | None = None if size == 1 else []
         self.num_open = 0
 
-    def add(self, state: RequestState) -> None:
-        self.states.append(state)
+    def add(self, state: RequestState) -> int:
+        """Returns its place."""
         self.num_open += 1
+        if self.states is None:
+            return 0
+        self.states.append(state)
+        return len(self.states) - 1
 
 
 class RequestState:
@@ -52,7 +62,7 @@ class RequestState:
         number: its number towards the engine.
         index: its prompt's place in the caller's list.
         request: what was asked.
-        text: its text so far.
+        tokenizer: for its text.
         streaming: decode tokens as they come.
         family: the completions of the same prompt; joined here.
         token_texts: texts of single tokens.
@@ -71,6 +81,8 @@ class RequestState:
     """
 
     __slots__ = (
+        "_text",
+        "_tokenizer",
         "completion_index",
         "ends_request",
         "error",
@@ -88,7 +100,6 @@ class RequestState:
         "request",
         "silent_stop_ids",
         "stop_reason",
-        "text",
         "text_is_urgent",
         "token_ids",
         "token_texts",
@@ -102,7 +113,7 @@ class RequestState:
         number: int,
         index: int,
         request: PreparedRequest,
-        text: OutputText,
+        tokenizer: Tokenizer,
         streaming: bool,
         family: Family,
         token_texts: TokenTexts,
@@ -111,11 +122,11 @@ class RequestState:
         self.number = number
         self.index = index
         self.request = request
-        self.text = text
+        self._tokenizer = tokenizer
+        self._text: OutputText | None = None
         self.text_is_urgent = streaming or bool(params.stop)
         self.family = family
-        self.completion_index = len(family.states)
-        family.add(self)
+        self.completion_index = family.add(self)
         self.token_texts = token_texts
         self.token_ids: list[int] = []
         self.token_times: list[float] | None = None
@@ -133,6 +144,21 @@ class RequestState:
         self.vector = b""
         self.versions: list[tuple[int | str, int]] = []
         self.metrics = RequestMetrics(arrival_time=time.monotonic())
+
+    @property
+    def text(self) -> OutputText:
+        """Its text so far. Made when it is first needed: a hundred thousand requests that wait
+        would give the garbage collector twice as much to look at."""
+        if self._text is None:
+            request, params = self.request, self.request.params
+            detokenizer = IncrementalDetokenizer(
+                self._tokenizer,
+                request.prompt_token_ids if request.embeds is None else [],
+                skip_special_tokens=params.skip_special_tokens,
+            )
+            include_stop = params.include_stop_str_in_output
+            self._text = OutputText(detokenizer, params.stop, include_stop=include_stop)
+        return self._text
 
     def take(self, token_ids: list[int], finish: int, time_s: float) -> bool:
         """Add a step's tokens and note an ending; True if a stop string ends the request
@@ -193,8 +219,8 @@ class RequestState:
 
     def output(self) -> RequestOutput:
         """The request as it stands, with all its completions."""
-        states = self.family.states
-        completions = [state._completion(state.text.text, state.token_ids) for state in states]
+        states = self._siblings()
+        completions = [state._completion(state._said(), state.token_ids) for state in states]
         return self._wrap(completions, self._prompt_list())
 
     def next_output(self) -> RequestOutput | None:
@@ -268,6 +294,13 @@ class RequestState:
             completion.cumulative_logprob = self.logprobs.total
         return completion
 
+    def _siblings(self) -> list[RequestState]:
+        """All completions of its prompt, itself included."""
+        return self.family.states or [self]
+
+    def _said(self) -> str:
+        return "" if self._text is None else self._text.text
+
     def _version_spans(self) -> list[WeightVersionSpan] | None:
         if self.finish_reason is None:
             return None
@@ -280,7 +313,7 @@ class RequestState:
         ]
 
     def _prompt_list(self) -> LogprobsList | None:
-        first = self.family.states[0]
+        first = self._siblings()[0]
         if first.prompt_logprobs is None:
             return None
         texts = first.token_texts if first.request.params.detokenize else None
@@ -290,7 +323,7 @@ class RequestState:
     def _wrap(
         self, completions: list[CompletionOutput], prompt_logprobs: LogprobsList | None
     ) -> RequestOutput:
-        states = self.family.states
+        states = self._siblings()
         return RequestOutput(
             request_id=self.family.request_id,
             prompt=self.request.prompt,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import random
 
@@ -10,6 +11,7 @@ import pytest
 
 from shmllm.frontend.input_processor import PreparedRequest
 from shmllm.frontend.output_processor import OutputProcessor
+from shmllm.frontend.request_state import RequestState
 from shmllm.logprobs import Logprob, LogprobColumns, PromptLogprobs
 from shmllm.outputs import FinishReason, OutputColumns
 from shmllm.sampling_params import RequestOutputKind, SamplingParams
@@ -681,3 +683,17 @@ def test_steps_taken_together_say_the_same(tokenizer, options, streaming, seed):
         assert left.metrics.last_token_time == right.metrics.last_token_time
         assert left.output().outputs == right.output().outputs
         assert left.text.take_delta() == right.text.take_delta()
+
+
+def test_nothing_of_a_request_that_ended_waits_for_the_garbage_collector(processor):
+    gc.collect()
+    gc.disable()
+    try:
+        state = add(processor)
+        [changed], _ = processor.process([columns((state.number, [7], LENGTH))])
+        output = changed.output()
+        del state, changed
+        assert not [each for each in gc.get_objects() if type(each) is RequestState]
+    finally:
+        gc.enable()
+    assert output.outputs[0].token_ids == [7]
