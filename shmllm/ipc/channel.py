@@ -91,6 +91,7 @@ class ClientChannel(_Channel):
         super().__init__(client, self.requests, self.outputs)
         self._has_data = self.outputs.has_data
         self._urgent = Word(memory, layout.OUTPUT_URGENT_OFFSET)
+        self._saw_nothing = False
         self.slots = SlotWriter(memory, layout.REQUEST_SLOT_LAYOUT, client.allocate, client.discard)
         self.output_slots = SlotReader(memory, layout.OUTPUT_SLOT_LAYOUT)
         self._control = ControlView(control)
@@ -167,20 +168,23 @@ class ClientChannel(_Channel):
 
         Args:
             deadline_s: on `time.monotonic()`; None for no earlier end than the park's.
-            urgent_only: wait for an urgent output; others are looked at every LOOK_S.
+            urgent_only: wait for an urgent output, and look at the others after LOOK_S. If
+                there is nothing then, the next wait is for any: they come slowly.
         """
         if self._is_closed or not self._client.is_usable:
             self._refuse()
         if self.slots.has_excess:
             self.slots.reclaim()
-        cap_s = LOOK_S if urgent_only else self._waiter.park_cap_s
+        cap_s = self._waiter.park_cap_s
         if deadline_s is not None:
             cap_s = min(deadline_s - time.monotonic(), cap_s)
         if cap_s <= 0:
             return self._has_data()
-        if urgent_only:
-            self._waiter.wait(self._has_urgent, cap_s, Parked.FOR_URGENT)
-            return self._has_data()
+        if urgent_only and not self._saw_nothing:
+            self._waiter.wait(self._has_urgent, min(cap_s, LOOK_S), Parked.FOR_URGENT)
+            self._saw_nothing = not self._has_data()
+            return not self._saw_nothing
+        self._saw_nothing = False
         return self._waiter.wait(self._has_data, cap_s)
 
     def _has_urgent(self) -> bool:

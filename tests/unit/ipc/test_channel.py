@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
 from shmllm.errors import IpcTimeoutError, SegmentError
 from shmllm.ipc import doorbell, layout
 from shmllm.ipc.channel import (
-    LOOK_S,
     ClientChannel,
     ControlPage,
     ControlView,
@@ -121,7 +121,7 @@ def test_a_wait_for_what_is_urgent(front: ClientChannel, core: CoreChannel) -> N
     core.try_send(1, is_urgent=False)
     began = time.monotonic()
     assert front.wait(began + 5, urgent_only=True)
-    assert time.monotonic() - began >= LOOK_S
+    assert time.monotonic() - began >= POLICY.park_cap_s
     core.try_send(2)
     core.try_send(1, is_urgent=False)
     times_parked = front._waiter.times_parked
@@ -129,6 +129,26 @@ def test_a_wait_for_what_is_urgent(front: ClientChannel, core: CoreChannel) -> N
     assert front._waiter.times_parked == times_parked
     assert [kind for kind, _ in _take(front)] == [1, 2, 1]
     assert not front.wait(time.monotonic() + 0.001, urgent_only=True)
+
+
+def test_outputs_that_come_slowly_are_waited_for_one_by_one(
+    front: ClientChannel, core: CoreChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reasons: list[Parked] = []
+
+    def wait(ready: object, cap_s: float, reason: Parked = Parked.FOR_DATA) -> bool:
+        reasons.append(reason)
+        return False
+
+    monkeypatch.setattr(front, "_waiter", SimpleNamespace(wait=wait, park_cap_s=0.1))
+    for _ in range(3):
+        front.wait(urgent_only=True)
+    core.try_send(1, is_urgent=False)
+    for _ in range(2):
+        front.wait(urgent_only=True)
+    urgent, any_ = Parked.FOR_URGENT, Parked.FOR_DATA
+    assert reasons == [urgent, any_, urgent, any_, urgent]
+    monkeypatch.undo()
 
 
 def test_nobody_is_woken_for_a_message_that_did_not_fit(
