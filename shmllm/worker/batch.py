@@ -32,7 +32,6 @@ class StepInputs:
         sample_tokens: (N,) int64, which of the T tokens get a successor sampled.
         sample_rows: (N,) int64, their rows.
         sample_positions: (N,) int64, the position that each sampled token will have.
-        fresh_rows: (A,) int64, rows that got another request with this step.
     """
 
     token_ids: LongArray
@@ -45,7 +44,6 @@ class StepInputs:
     sample_tokens: LongArray
     sample_rows: LongArray
     sample_positions: LongArray
-    fresh_rows: LongArray
 
 
 class InputBatch:
@@ -65,7 +63,8 @@ class InputBatch:
         self.block_size = block_size
         self._vocab_size = vocab_size
         max_blocks = -(-max_model_len // block_size)
-        self.token_ids: IntArray = np.zeros((num_rows, max_model_len), np.int32)
+        # One more than fits: what is sampled last of all has a place, too.
+        self.token_ids: IntArray = np.zeros((num_rows, max_model_len + 1), np.int32)
         self.block_table: IntArray = np.zeros((num_rows, max_blocks), np.int32)
         self.temperature = np.zeros(num_rows, np.float32)
         self.top_k = np.zeros(num_rows, np.int32)
@@ -76,6 +75,8 @@ class InputBatch:
         self._indices = np.arange(num_rows)
         self.edits: dict[int, RowEdits] = {}
         self.logprobs: dict[int, int] = {}
+        self._inputs: StepInputs | None = None
+        self._sampled: LongArray = NO_ROWS
 
     def update(self, plan: StepPlan) -> None:
         """Take in the step's admissions and appended blocks."""
@@ -102,10 +103,32 @@ class InputBatch:
             self.logprobs[row] = params.logprobs
 
     def inputs(self, plan: StepPlan) -> StepInputs:
-        """The arrays of a step whose admissions and appends were taken in."""
+        """The arrays of a step whose admissions and appends were taken in. They are valid until
+        the next step's are asked for."""
+        if plan.is_repeat and self._inputs is not None:
+            self._advance(self._inputs, bool(plan.block_appends))
+        else:
+            self._inputs = self._gather(plan)
+        return self._inputs
+
+    def _advance(self, inputs: StepInputs, has_new_blocks: bool) -> None:
+        """Each request of a decode goes on with the token that was sampled for it."""
+        inputs.token_ids[:] = self._sampled
+        inputs.positions += 1
+        inputs.context_lens += 1
+        inputs.sample_positions += 1
+        if has_new_blocks:
+            inputs.slot_mapping[:] = self._slots(inputs.rows, inputs.positions)
+        else:
+            inputs.slot_mapping += 1
+
+    def _slots(self, rows: LongArray, positions: LongArray) -> LongArray:
+        blocks = self.block_table[rows, positions // self.block_size].astype(np.int64)
+        return blocks * self.block_size + positions % self.block_size
+
+    def _gather(self, plan: StepPlan) -> StepInputs:
         rows = np.array(plan.rows, np.int64)
         starts = np.array(plan.starts, np.int64)
-        fresh = [admission.row for admission in plan.admissions]
         is_decode = plan.num_tokens == len(rows)
         if is_decode:
             counts, first_tokens = self._ones[: len(rows)], self._indices[: len(rows)]
@@ -120,11 +143,10 @@ class InputBatch:
         if len(samples) == len(rows):
             samples = self._indices[: len(rows)]
         sample_rows, sample_positions = rows[samples], context_lens[samples]
-        blocks = self.block_table[token_rows, positions // self.block_size]
         return StepInputs(
             token_ids=self.token_ids[token_rows, positions].astype(np.int64),
             positions=positions,
-            slot_mapping=blocks.astype(np.int64) * self.block_size + positions % self.block_size,
+            slot_mapping=self._slots(token_rows, positions),
             rows=rows,
             first_tokens=first_tokens,
             counts=counts,
@@ -132,13 +154,9 @@ class InputBatch:
             sample_tokens=samples if is_decode else (first_tokens + counts)[samples] - 1,
             sample_rows=sample_rows,
             sample_positions=sample_positions,
-            fresh_rows=np.array(fresh, np.int64) if fresh else NO_ROWS,
         )
 
     def append(self, inputs: StepInputs, sampled: LongArray) -> None:
         """Put each sampled token behind the token that it follows."""
-        rows, positions = inputs.sample_rows, inputs.sample_positions
-        fits = positions < self.token_ids.shape[1]
-        if not fits.all():
-            rows, positions, sampled = rows[fits], positions[fits], sampled[fits]
-        self.token_ids[rows, positions] = sampled
+        self._sampled = sampled
+        self.token_ids[inputs.sample_rows, inputs.sample_positions] = sampled

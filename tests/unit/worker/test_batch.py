@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
 
 from shmllm.core.plan import Admission, BlockAppend, StepPlan
 from shmllm.sampling_params import SamplingParams
-from shmllm.worker.batch import InputBatch
+from shmllm.worker.batch import InputBatch, StepInputs
 
 BLOCK_SIZE = 4
 
@@ -101,12 +103,36 @@ def test_sampled_tokens_are_the_next_inputs(batch):
     assert take(batch, plan_of((1, 2, 1), (0, 3, 1))).token_ids.tolist() == [88, 77]
 
 
-def test_a_token_sampled_at_the_models_length_is_not_kept(batch):
+def test_a_token_sampled_at_the_models_length_touches_no_other_row(batch):
     tokens = list(range(20))
     inputs = take(batch, plan_of((0, 0, 20), samples=[0], admissions=[admission(0, tokens, [1])]))
     batch.append(inputs, np.array([77]))
-    assert batch.token_ids[0].tolist() == tokens
+    assert batch.token_ids[0].tolist() == [*tokens, 77]
     assert not batch.token_ids[1:].any()
+
+
+def test_a_repeated_decode_has_the_inputs_that_its_plan_says(batch):
+    """Across the edges of blocks; beside a batch that gathers them each time."""
+    other = InputBatch(4, 20, 4, 100)
+    admissions = [admission(2, [1, 2, 3], [1]), admission(0, [4, 5, 6, 7, 8], [2, 3])]
+    for each in (batch, other):
+        inputs = take(each, plan_of((2, 0, 3), (0, 0, 5), samples=[0, 1], admissions=admissions))
+        each.append(inputs, np.array([10, 20]))
+    for step in range(10):
+        appends = []
+        if (3 + step) % 4 == 0:
+            appends.append(BlockAppend(2, (3 + step) // 4, [10 + step]))
+        if (5 + step) % 4 == 0:
+            appends.append(BlockAppend(0, (5 + step) // 4, [30 + step]))
+        plan = plan_of((2, 3 + step, 1), (0, 5 + step, 1), samples=[0, 1])
+        plan.block_appends = appends
+        expected = take(other, plan)
+        plan.is_repeat = step > 0
+        inputs = take(batch, plan)
+        for field in fields(StepInputs):
+            assert getattr(inputs, field.name).tolist() == getattr(expected, field.name).tolist()
+        for each, given in ((batch, inputs), (other, expected)):
+            each.append(given, np.array([50 + step, 70 + step]))
 
 
 def test_appended_blocks_go_behind_those_that_are_there(batch):
