@@ -183,6 +183,7 @@ class EngineProcess:
         """Make the core; what went wrong if that fails."""
         from shmllm.worker.runner import ModelRunner
 
+        gc.freeze()  # what was imported stays
         self._report.imported()
         self._tracing.loading()
         try:
@@ -388,6 +389,7 @@ def main() -> int:
     """Entry point of the engine process."""
     if sys.stderr is not None:
         faulthandler.enable()
+    gc.set_threshold(0)  # until the model is there: collecting took a quarter of that time
     mode, *arguments = sys.argv[1:]
     try:
         if mode == "--private":
