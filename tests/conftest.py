@@ -15,7 +15,14 @@ from pathlib import Path
 
 import pytest
 
+from shmllm.engine.launch import SPIN_COUNT, WAITING_VARIABLES
 from shmllm.ipc.layout import CREATOR_PID_OFFSET
+
+# Read when torch is loaded, which no import above does. Compute threads of this process, those
+# of transformers and of engines in the caller's process, would otherwise spin for milliseconds
+# on the cores that other tests need; engines of their own are started with the same value.
+if not os.environ.keys() & set(WAITING_VARIABLES):
+    os.environ["GOMP_SPINCOUNT"] = SPIN_COUNT
 
 # A shell that starts us in the background has SIGINT ignored, and the programs that tests
 # interrupt would inherit that. A handler of ours is not inherited.
