@@ -15,7 +15,7 @@ from typing import Any
 from conftest import ENGINE_MODULE
 from programs import PATIENCE_S, environment, holds_within
 
-from shmllm import LLM
+from shmllm import LLM, AsyncLLM
 from shmllm.errors import IpcError
 from shmllm.frontend.engine_options import make_engine_config
 from shmllm.ipc import registry
@@ -78,6 +78,18 @@ def named_engine(directory: Path, preface: str = "", **options: Any) -> Iterator
         for entry in registry.names():
             if entry.engine == name:
                 registry.sweep(entry.path)
+
+
+def is_idle(llm: LLM | AsyncLLM) -> bool:
+    """Whether it has no request and no block in use."""
+    metrics = llm.get_metrics()
+    return metrics["running"] == metrics["waiting"] == metrics["kv_blocks_used"] == 0
+
+
+def assert_idle(llm: LLM | AsyncLLM) -> None:
+    """What a test leaves in an engine that others use, too, is that test's failure."""
+    assert holds_within(lambda: is_idle(llm), PATIENCE_S), llm.get_metrics()
+    assert not llm.get_metrics()["asleep"]
 
 
 def run_a_little(llm: LLM) -> None:

@@ -115,7 +115,7 @@ def test_equals_the_definition_also_where_sequences_end(
 
 
 def test_text_and_the_end_of_the_context() -> None:
-    with LLM(max_model_len=16, **OPTIONS) as llm:
+    with LLM(max_model_len=16, multiprocess=False, **OPTIONS) as llm:
         (output,) = llm.beam_search("def f(x):", BeamSearchParams(2, 40))
         assert len(output.sequences) == 2
         for sequence in output.sequences:
@@ -128,7 +128,7 @@ def test_text_and_the_end_of_the_context() -> None:
 
 
 def test_a_temperature_adds_sampled_successors() -> None:
-    with LLM(**OPTIONS) as llm:
+    with LLM(multiprocess=False, **OPTIONS) as llm:
         outputs = [
             llm.beam_search(["x = "], BeamSearchParams(2, 6, temperature=t)) for t in (0.0, 2.0)
         ]
@@ -141,7 +141,7 @@ def test_a_temperature_adds_sampled_successors() -> None:
 
 
 def test_bad_searches_are_refused_and_the_engine_lives() -> None:
-    with LLM(**OPTIONS) as llm:
+    with LLM(multiprocess=False, **OPTIONS) as llm:
         with pytest.raises(RequestError, match="beam_width of 11 needs 22 logprobs"):
             llm.beam_search(["a"], BeamSearchParams(11, 4))
         with pytest.raises(RequestError, match="takes a BeamSearchParams, got dict"):

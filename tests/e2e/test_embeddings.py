@@ -22,8 +22,8 @@ TOLERANCE = 1e-5
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 SETTINGS: dict[str, dict[str, Any]] = {
     "default": {},
-    "token-budget-16": {"max_num_batched_tokens": 16},
-    "no-prefix-caching": {"enable_prefix_caching": False},
+    "token-budget-16": {"multiprocess": False, "max_num_batched_tokens": 16},
+    "no-prefix-caching": {"multiprocess": False, "enable_prefix_caching": False},
     "local": {"multiprocess": False, "max_num_seqs": 3},
 }
 
@@ -88,7 +88,7 @@ def test_vectors_and_tokens_of_one_batch_do_not_disturb_each_other(
 ) -> None:
     reference, directory = model
     prompts = make_prompts(reference.config.vocab_size, longest=100)
-    with LLM(str(directory), max_num_batched_tokens=64) as llm:
+    with LLM(str(directory), max_num_batched_tokens=64, multiprocess=False) as llm:
         alone = [o.outputs[0].token_ids for o in llm.generate(prompts, GREEDY, use_tqdm=False)]
         generated = llm.stream(prompts, GREEDY, ordered=True)
         tokens = [next(generated).outputs[0].token_ids]
@@ -102,7 +102,8 @@ def test_vectors_and_tokens_of_one_batch_do_not_disturb_each_other(
 
 def test_embed_and_score(model: tuple[Any, Path]) -> None:
     reference, directory = model
-    with LLM(str(directory), pooler_config={"pooling_type": "MEAN"}) as llm:
+    pooler = {"pooling_type": "MEAN"}
+    with LLM(str(directory), pooler_config=pooler, multiprocess=False) as llm:
         a, b, c = [5, 6, 7], [5, 6, 8, 9], [100] * 20
         embedded = llm.embed([a, b, c], use_tqdm=False)
         vectors = [np.array(output.outputs.embedding) for output in embedded]

@@ -13,11 +13,14 @@ from shmllm import LLM, SamplingParams
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
 GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
+# What is computed does not depend on the process it is computed in: the default crosses, and the
+# others save themselves the start.
+LOCAL: dict[str, Any] = {"dtype": "float32", "multiprocess": False}
 SETTINGS: dict[str, dict[str, Any]] = {
-    "default": {},
-    "token-budget-16": {"max_num_batched_tokens": 16},
-    "no-prefix-caching": {"enable_prefix_caching": False},
-    "one-at-a-time": {"max_num_seqs": 1},
+    "default": {"dtype": "float32"},
+    "token-budget-16": LOCAL | {"max_num_batched_tokens": 16},
+    "no-prefix-caching": LOCAL | {"enable_prefix_caching": False},
+    "one-at-a-time": LOCAL | {"max_num_seqs": 1},
 }
 
 
@@ -32,19 +35,16 @@ def bytes_per_block(llm: LLM) -> int:
 
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_equals_transformers(reference: ReferenceModel, setting: str) -> None:
-    with LLM(str(reference.directory), dtype="float32", **SETTINGS[setting]) as llm:
+    with LLM(str(reference.directory), **SETTINGS[setting]) as llm:
         assert tokens_of(llm, reference.prompts) == reference.greedy
 
 
 def test_equals_transformers_with_preemption(reference: ReferenceModel) -> None:
-    with LLM(str(reference.directory), dtype="float32", max_model_len=400) as probe:
+    options = LOCAL | {"max_model_len": 400}
+    with LLM(str(reference.directory), **options) as probe:
         room_for_two = 2 * (400 // 16 + 1) * bytes_per_block(probe)
-    with LLM(
-        str(reference.directory),
-        dtype="float32",
-        max_model_len=400,
-        kv_cache_memory_bytes=room_for_two,
-    ) as llm:
+    options |= {"kv_cache_memory_bytes": room_for_two}
+    with LLM(str(reference.directory), **options) as llm:
         assert tokens_of(llm, reference.prompts) == reference.greedy
         assert llm.get_metrics()["preemptions"] > 0
 
@@ -58,5 +58,5 @@ def test_loads_sharded_and_tied_checkpoints(
     assert len(list(tmp_path.glob("*.safetensors"))) > 1 or max_shard_size == "1GB"
     prompts = make_prompts(model.config.vocab_size, longest=40)[:8]
     expected = [greedy_tokens(model, prompt) for prompt in prompts]
-    with LLM(str(tmp_path), dtype="float32", multiprocess=False) as llm:
+    with LLM(str(tmp_path), **LOCAL) as llm:
         assert tokens_of(llm, prompts) == expected

@@ -76,15 +76,16 @@ def test_a_wrong_temperature_shows(tool: ModuleType, tmp_path: Path) -> None:
 
 @pytest.mark.process
 @pytest.mark.usefixtures("no_leaks")
-def test_the_command(tmp_path: Path) -> None:
-    command = [sys.executable, str(TOOL), "--num-prompts", "4", "--output-len", "8", "--json", "-"]
+def test_the_command(tool: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--num-prompts", "4", "--output-len", "8"]
+    command = [sys.executable, str(TOOL), *small, "--json", "-"]
     ran = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     record = json.loads(ran.stdout)
     assert record["is_within"]
     assert record["trainers"]["float32"]["num_tokens"] == 32
     assert "correlation" in ran.stderr
-    command += ["--bound", "1e-12"]
-    ran = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
-    assert ran.returncode == 1
-    assert "exceeds 1.00e-12" in ran.stderr
+    with pytest.raises(SystemExit) as caught:
+        tool.main([*small, "--bound", "1e-12"])
+    assert caught.value.code == 1
+    assert "exceeds 1.00e-12" in capsys.readouterr().err

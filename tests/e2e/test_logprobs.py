@@ -78,17 +78,19 @@ def ask(llm: LLM, reference: Reference, **options: Any) -> list[Any]:
     return llm.generate(prompts, params, use_tqdm=False)
 
 
+# The plain setting crosses processes; in the others the way there is the same.
+LOCAL: dict[str, Any] = {"dtype": "float32", "multiprocess": False}
 SETTINGS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "chunked": {"max_num_batched_tokens": 24, "max_num_seqs": 4},
-    "no cache": {"enable_prefix_caching": False},
-    "small blocks": {"block_size": 8, "max_num_seqs": 3},
+    "plain": {"dtype": "float32"},
+    "chunked": LOCAL | {"max_num_batched_tokens": 24, "max_num_seqs": 4},
+    "no cache": LOCAL | {"enable_prefix_caching": False},
+    "small blocks": LOCAL | {"block_size": 8, "max_num_seqs": 3},
 }
 
 
 @pytest.fixture(params=SETTINGS)
 def llm(request: pytest.FixtureRequest, reference: Reference) -> Iterator[LLM]:
-    with LLM(str(reference.directory), dtype="float32", **SETTINGS[request.param]) as engine:
+    with LLM(str(reference.directory), **SETTINGS[request.param]) as engine:
         yield engine
 
 
@@ -103,21 +105,17 @@ def test_numbers_are_those_of_transformers(llm: LLM, reference: Reference) -> No
 
 
 def test_preemption_reports_everything_once(reference: Reference) -> None:
-    with LLM(str(reference.directory), dtype="float32", max_model_len=256) as probe:
+    options = LOCAL | {"max_model_len": 256}
+    with LLM(str(reference.directory), **options) as probe:
         block_bytes = probe.facts.kv_cache_bytes // (probe.facts.num_blocks + 1)
     room = (256 // 16 + 6) * block_bytes
-    with LLM(
-        str(reference.directory),
-        dtype="float32",
-        max_model_len=256,
-        kv_cache_memory_bytes=room,
-        max_num_batched_tokens=64,
-    ) as llm:
-        options = {"temperature": 0, "logprobs": 2, "prompt_logprobs": 2}
-        for output in ask(llm, reference, **options):
+    options |= {"kv_cache_memory_bytes": room, "max_num_batched_tokens": 64}
+    with LLM(str(reference.directory), **options) as llm:
+        wanted = {"temperature": 0, "logprobs": 2, "prompt_logprobs": 2}
+        for output in ask(llm, reference, **wanted):
             check_output(output, reference, 2, 2)
         long = [{"prompt_token_ids": prompt[:20] or [1]} for prompt in reference.prompts]
-        params = SamplingParams(max_tokens=100, ignore_eos=True, **options)
+        params = SamplingParams(max_tokens=100, ignore_eos=True, **wanted)
         for output in llm.generate(long, params, use_tqdm=False):
             completion = output.outputs[0]
             assert len(completion.logprobs) == len(completion.token_ids) == 100
@@ -130,7 +128,7 @@ def test_preemption_reports_everything_once(reference: Reference) -> None:
 
 
 def test_such_a_request_fills_the_prefix_cache(reference: Reference) -> None:
-    with LLM(str(reference.directory), dtype="float32") as llm:
+    with LLM(str(reference.directory), **LOCAL) as llm:
         prompt = {"prompt_token_ids": list(range(1, 65))}
         params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=1)
         plain = SamplingParams(max_tokens=1, temperature=0)
@@ -164,7 +162,7 @@ def test_the_whole_vocabulary_travels(reference: Reference) -> None:
 def test_a_bound_on_alternatives_names_both_numbers(reference: Reference) -> None:
     from shmllm import RequestError
 
-    with LLM(str(reference.directory), dtype="float32", max_logprobs=3) as llm:
+    with LLM(str(reference.directory), max_logprobs=3, **LOCAL) as llm:
         for options in ({"logprobs": 4}, {"prompt_logprobs": 4}):
             with pytest.raises(RequestError, match=r"=4 asks for 4 tokens.* max_logprobs is 3"):
                 llm.generate("x", SamplingParams(**options), use_tqdm=False)
@@ -175,7 +173,7 @@ def test_a_bound_on_alternatives_names_both_numbers(reference: Reference) -> Non
 
 @pytest.mark.parametrize("dtype", ["bfloat16"])
 def test_lower_precision_still_normalises_in_float32(reference: Reference, dtype: Any) -> None:
-    with LLM(str(reference.directory), dtype=dtype, max_logprobs=-1) as llm:
+    with LLM(str(reference.directory), dtype=dtype, max_logprobs=-1, multiprocess=False) as llm:
         params = SamplingParams(max_tokens=2, temperature=0, logprobs=-1)
         [output] = llm.generate({"prompt_token_ids": [5, 6, 7]}, params, use_tqdm=False)
     for entry in output.outputs[0].logprobs:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from engines import assert_idle
 
 from shmllm import LLM, SamplingParams
 
@@ -15,10 +16,18 @@ pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
 
-@pytest.fixture
-def llm() -> Iterator[LLM]:
+@pytest.fixture(scope="module")
+def engine() -> Iterator[LLM]:
     with LLM("tiny", max_num_seqs=8) as engine:
         yield engine
+
+
+@pytest.fixture
+def llm(engine: LLM) -> Iterator[LLM]:
+    """What other tests cached is forgotten; what this one leaves behind fails it."""
+    assert engine.reset_prefix_cache()
+    yield engine
+    assert_idle(engine)
 
 
 def random_prompt(seed: int, length: int) -> list[int]:
@@ -89,6 +98,6 @@ def test_reset_while_requests_run(llm: LLM) -> None:
 
 
 def test_disabled_caching_never_hits() -> None:
-    with LLM("tiny", enable_prefix_caching=False) as llm:
+    with LLM("tiny", enable_prefix_caching=False, multiprocess=False) as llm:
         prompt = random_prompt(8, 48)
         assert [cached(llm, prompt), cached(llm, prompt)] == [0, 0]

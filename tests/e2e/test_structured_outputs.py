@@ -200,7 +200,8 @@ def test_preemption_changes_no_token(llm: LLM) -> None:
         for seed in range(4)
     ]
     expected = [o.outputs[0].token_ids for o in run(llm, PROMPTS, params)]
-    with LLM("tiny", max_num_seqs=4, max_model_len=128, kv_cache_memory_bytes=2**20) as small:
+    little = {"max_num_seqs": 4, "max_model_len": 128, "kv_cache_memory_bytes": 2**20}
+    with LLM("tiny", multiprocess=False, **little) as small:
         outputs = run(small, PROMPTS, params)
         assert small.get_metrics()["preemptions"] > 0
     assert [output.outputs[0].token_ids for output in outputs] == expected
