@@ -28,7 +28,6 @@ from programs import (
 
 from shmllm import LLM, EngineDeadError, EngineStartError, SamplingParams
 from shmllm.model_files import resolve_model
-from shmllm.wire.messages import Kind
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
@@ -109,31 +108,16 @@ def test_a_killed_engine_is_reported_where_child_signals_are_ignored() -> None:
     assert first["at"] - found["killed_at"] < DEATH_IS_REPORTED_WITHIN_S
 
 
-@pytest.mark.parametrize(
-    ("number", "when"), [(signal.SIGTERM, "generating"), (signal.SIGINT, "idle")]
-)
-def test_a_signal_ends_the_engine_cleanly(number: signal.Signals, when: str) -> None:
-    found = deaths_of(f"print(json.dumps(report(LLM(), {int(number)}, {when!r})))")
-    first = found["deaths"][0]
-    assert (first["signal"], first["exit_code"]) == (None, 0)
-    assert first["remote"] == ""
-
-
-@pytest.mark.parametrize(
-    ("kind", "error"), [(99, "ProtocolMismatchError|ValueError"), (int(Kind.ADD), "Error")]
-)
-def test_an_error_in_the_engine_reaches_the_caller_with_its_traceback(
-    kind: int, error: str
-) -> None:
-    found = deaths_of(f"""
+def test_an_error_in_the_engine_reaches_the_caller_with_its_traceback() -> None:
+    found = deaths_of("""
 llm = LLM()
-assert llm._client._channel.try_send({kind}, b"garbage")
-print(json.dumps({{"deaths": [death(llm), death(llm)]}}))
+assert llm._client._channel.try_send(Kind.ADD, b"garbage")
+print(json.dumps({"deaths": [death(llm), death(llm)]}))
 """)
     for one in found["deaths"]:
         assert one["exit_code"] == 1
         assert one["remote"].startswith("Traceback (most recent call last):")
-        assert any(name in one["remote"].splitlines()[-1] for name in error.split("|"))
+        assert "Error" in one["remote"].splitlines()[-1]
         assert one["remote"] in one["text"]
         assert "Traceback" not in one["message"]
 
@@ -168,24 +152,9 @@ print(json.dumps(outcome))
 FRONT_END_DIES = """
 import os, sys, time
 from shmllm import LLM, SamplingParams
-from shmllm.config import EngineConfig, LoadConfig
-from shmllm.engine.private import PrivateEngineClient
-from shmllm.model_files import resolve_model
 
 def tell(pid):
     print(pid, flush=True)
-
-def idle():
-    llm = LLM()
-    tell(llm._client.pid)
-    time.sleep(600)
-
-def generate():
-    llm = LLM()
-    params = SamplingParams(max_tokens=900, ignore_eos=True)
-    for changed in llm.serve(llm.prepare(["x"] * 64, params)):
-        if changed:
-            tell(llm._client.pid)
 
 def stopped_reading():
     llm = LLM()
@@ -194,11 +163,6 @@ def stopped_reading():
         if changed:
             tell(llm._client.pid)
             time.sleep(600)
-
-def before_the_handshake():
-    client = PrivateEngineClient(EngineConfig(LoadConfig(str(resolve_model("tiny")))))
-    tell(client.pid)
-    time.sleep(600)
 
 def with_a_forked_child():
     llm = LLM()
@@ -251,12 +215,11 @@ def read_line(process: subprocess.Popen[bytes]) -> str:
     return process.stdout.readline().decode().strip()
 
 
-@pytest.mark.parametrize(
-    "moment", ["idle", "generate", "stopped_reading", "before_the_handshake", "with_a_forked_child"]
-)
+@pytest.mark.parametrize("moment", ["stopped_reading", "with_a_forked_child"])
 def test_an_engine_without_its_front_end_goes(
     moment: str, front_ends: list[subprocess.Popen[bytes]]
 ) -> None:
+    """What test_kill_matrix.py has no stage for."""
     front_ends.append(start_source(FRONT_END_DIES, moment))
     engine = int(read_line(front_ends[0]))
     kill_and_watch(front_ends[0], engine)
@@ -269,38 +232,6 @@ def test_an_engine_whose_front_end_died_during_the_load_goes(
     engine = int(read_line(front_ends[0]))
     assert read_line(front_ends[0]) == "loading"
     kill_and_watch(front_ends[0], engine)
-
-
-def test_a_forked_child_neither_uses_nor_ends_the_engine() -> None:
-    found = result_of(
-        run_source("""
-import json, os, sys
-from shmllm import LLM, SamplingParams, ShmLLMError
-llm = LLM()
-params = SamplingParams(temperature=0, max_tokens=4)
-before = llm.generate("import os", params, use_tqdm=False)[0].outputs[0].token_ids
-reading, writing = os.pipe()
-child = os.fork()
-if child == 0:
-    try:
-        llm.generate("import os", params, use_tqdm=False)
-        text = "no error"
-    except ShmLLMError as error:
-        text = f"{type(error).__name__}: {error}"
-    llm.close()
-    os.write(writing, text.encode())
-    sys.exit(7)
-os.close(writing)
-text = b"".join(iter(lambda: os.read(reading, 4096), b"")).decode()
-status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-after = llm.generate("import os", params, use_tqdm=False)[0].outputs[0].token_ids
-print(json.dumps({"text": text, "status": status, "same": before == after}))
-""")
-    )
-    assert "forked process" in found["text"]
-    assert "after the fork" in found["text"]
-    assert found["status"] == 7
-    assert found["same"]
 
 
 def test_an_interrupted_generation_leaves_a_working_engine() -> None:

@@ -155,7 +155,7 @@ try:
     else:
         outlive()
 except (EngineDeadError, EngineStartError) as error:
-    found = {"error": type(error).__name__, "text": str(error)}
+    found = {"error": type(error).__name__, "text": str(error), "traceback": error.remote_traceback}
     if isinstance(error, EngineDeadError):
         found |= {"signal": error.signal, "exit_code": error.exit_code}
 if llm is not None:
@@ -312,6 +312,7 @@ def check_survivor(found: dict[str, Any], stage: str, number: signal.Signals) ->
         assert any(cause in found["text"] for cause in causes), found
     else:
         assert found["error"] == "EngineDeadError"
+        assert found["traceback"] == ""
         assert (found["signal"], found["exit_code"]) == (
             (None, 0) if ends_itself else (number, None)
         )
