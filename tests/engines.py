@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from conftest import ENGINE_MODULE
-from programs import PATIENCE_S, environment, holds_within
+from programs import ELSEWHERE, PATIENCE_S, environment, holds_within
 
 from shmllm import LLM, AsyncLLM
 from shmllm.errors import IpcError
@@ -62,6 +62,7 @@ def named_engine(directory: Path, preface: str = "", **options: Any) -> Iterator
             stdout=output,
             stderr=output,
             env=environment(),
+            cwd=ELSEWHERE,
             start_new_session=True,
         )
     try:
@@ -90,6 +91,27 @@ def assert_idle(llm: LLM | AsyncLLM) -> None:
     """What a test leaves in an engine that others use, too, is that test's failure."""
     assert holds_within(lambda: is_idle(llm), PATIENCE_S), llm.get_metrics()
     assert not llm.get_metrics()["asleep"]
+
+
+def stats_of(name: str) -> dict[str, int]:
+    """The statistics page of a named engine, which is not asked for it."""
+    with registry.attach(registry.control_path(name), SegmentKind.CONTROL, name) as control:
+        view = ControlView(control)
+        try:
+            return view.stats()
+        finally:
+            view.close()
+
+
+def assert_unused(name: str) -> None:
+    """As `assert_idle`, of a named engine, which has to be without front ends, too."""
+
+    def is_unused() -> bool:
+        stats = stats_of(name)
+        taken = {entry.place for entry in registry.names() if entry.engine == name} - {None}
+        return not taken and not any(stats[of] for of in ("running", "waiting", "kv_blocks_used"))
+
+    assert holds_within(is_unused, PATIENCE_S), stats_of(name)
 
 
 def run_a_little(llm: LLM) -> None:

@@ -20,6 +20,7 @@ import shmllm
 
 PATIENCE_S = 40.0
 ROOT = Path(shmllm.__file__).resolve().parents[1]
+ELSEWHERE = "/"  # with -c the present directory comes first, and would hide what is installed
 CLI = "from shmllm.cli.main import main; main()"
 
 Completed = subprocess.CompletedProcess[bytes]
@@ -35,6 +36,7 @@ def environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
 def python(*arguments: str, env: Mapping[str, str] | None = None, **options: Any) -> Completed:
     """Run an interpreter to its end, which a test that hangs does not reach."""
     options.setdefault("timeout", PATIENCE_S)
+    options.setdefault("cwd", ELSEWHERE)
     if "input" not in options:
         options.setdefault("stdin", subprocess.DEVNULL)
     return subprocess.run(
@@ -59,6 +61,7 @@ def result_of(done: Completed) -> Any:
 
 def start_source(source: str, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
     """Start a source text whose stdout the test reads."""
+    options.setdefault("cwd", ELSEWHERE)
     return subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(source), *arguments],
         stdin=subprocess.DEVNULL,

@@ -30,7 +30,8 @@ from shmllm import LLM, RequestOutput, SamplingParams
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
 GREEDY = ("--temperature", "0", "--max-tokens", "8")
-SLOW = ("--ignore-eos", "--max-tokens", "200", "--num-threads", "1", "--max-num-seqs", "4")
+ENDLESS = ("--ignore-eos", "--max-tokens", "200")
+SLOW = (*ENDLESS, "--num-threads", "1", "--max-num-seqs", "4")
 Shmllm = Callable[..., Completed]
 MESSAGES = [{"role": "user", "content": "Reverse a list."}]
 
@@ -455,8 +456,8 @@ def test_a_killed_engine_ends_with_3_and_keeps_its_rows(many: Path, target: Path
     assert "Traceback" not in message
 
 
-def test_a_closed_pipe_is_a_quiet_end(many: Path) -> None:
-    process = start("-i", many, *SLOW)
+def test_a_closed_pipe_is_a_quiet_end(many: Path, engine: str) -> None:
+    process = start("-i", many, "--attach", engine, *ENDLESS)
     assert process.stdout is not None
     assert process.stdout.readline()
     process.stdout.close()
@@ -468,8 +469,10 @@ def test_a_closed_pipe_is_a_quiet_end(many: Path) -> None:
     assert "BrokenPipe" not in message
 
 
-def test_two_jobs_cannot_write_to_one_file(shmllm: Shmllm, many: Path, target: Path) -> None:
-    process = start("-i", many, "-o", target, *SLOW)
+def test_two_jobs_cannot_write_to_one_file(
+    shmllm: Shmllm, engine: str, many: Path, target: Path
+) -> None:
+    process = start("-i", many, "-o", target, "--attach", engine, *ENDLESS)
     try:
         assert holds_within(lambda: num_lines(target) >= 1, PATIENCE_S)
         done = shmllm("-i", many, "-o", target, "--resume")

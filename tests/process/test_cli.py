@@ -8,13 +8,15 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from engines import assert_unused, named_engine
 from programs import (
     CLI,
+    ELSEWHERE,
     PATIENCE_S,
     Completed,
     children,
@@ -28,6 +30,7 @@ from shmllm import LLM, RequestOutput, SamplingParams
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
+Generate = Callable[..., str]
 PROMPT = "def fibonacci(n):"
 GREEDY = ("--temperature", "0", "--max-tokens", "8")
 ENDLESS = ("--ignore-eos", "--max-tokens", "900")
@@ -40,11 +43,30 @@ def shmllm(*arguments: str, **options: Any) -> Completed:
     return python("-c", CLI, *arguments, **options)
 
 
-def generate(*arguments: str, **options: Any) -> str:
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """What a command writes does not depend on who started its engine."""
+    with named_engine(tmp_path_factory.mktemp("engine")) as (name, _):
+        yield name
+
+
+@pytest.fixture
+def attached(engine: str) -> Iterator[tuple[str, str]]:
+    """Options that have the command use the engine that runs, and leave it unused."""
+    yield "--attach", engine
+    assert_unused(engine)
+
+
+@pytest.fixture
+def generate(attached: tuple[str, str]) -> Generate:
     """Stdout of a `generate` that succeeds."""
-    done = shmllm("generate", *arguments, **options)
-    assert done.returncode == 0, done.stderr.decode()
-    return str(done.stdout.decode())
+
+    def run(*arguments: str, **options: Any) -> str:
+        done = shmllm("generate", *arguments, *attached, **options)
+        assert done.returncode == 0, done.stderr.decode()
+        return str(done.stdout.decode())
+
+    return run
 
 
 def records(text: str) -> list[dict[str, Any]]:
@@ -80,9 +102,9 @@ def test_one_prompt_is_text_on_stdout_and_the_rest_on_stderr(llm: LLM) -> None:
     assert "\x1b" not in message
 
 
-def test_several_prompts_are_separated_and_in_order(llm: LLM) -> None:
+def test_several_prompts_are_separated_and_in_order(llm: LLM, attached: tuple[str, str]) -> None:
     prompts = ["import os", PROMPT, "class Stack:"]
-    done = shmllm("generate", *prompts, *GREEDY)
+    done = shmllm("generate", *prompts, *GREEDY, *attached)
     assert done.returncode == 0
     expected = [text_of(llm, prompt).rstrip("\n") + "\n" for prompt in prompts]
     assert done.stdout.decode() == "---\n".join(expected)
@@ -90,7 +112,7 @@ def test_several_prompts_are_separated_and_in_order(llm: LLM) -> None:
     assert "prefix hits" in done.stderr.decode()
 
 
-def test_a_file_of_plain_lines(llm: LLM, tmp_path: Path) -> None:
+def test_a_file_of_plain_lines(llm: LLM, generate: Generate, tmp_path: Path) -> None:
     path = tmp_path / "prompts.txt"
     path.write_text("import os\n\n{'no': json}\r\nné\n", encoding="utf-8")
     found = records(generate("-i", str(path), "--json", *GREEDY))
@@ -100,7 +122,7 @@ def test_a_file_of_plain_lines(llm: LLM, tmp_path: Path) -> None:
     ]
 
 
-def test_standard_input_is_the_prompt_or_the_file(llm: LLM) -> None:
+def test_standard_input_is_the_prompt_or_the_file(llm: LLM, generate: Generate) -> None:
     text = "class Stack:\n    def"
     assert generate(*GREEDY, input=text.encode()) == ended(text_of(llm, text))
     found = records(generate("-i", "-", "--json", *GREEDY, input=text.encode()))
@@ -113,7 +135,7 @@ def test_the_command_is_installed_under_its_name() -> None:
     assert b"Examples:" in shmllm("generate", "--help").stdout
 
 
-def test_a_stop_string_ends_the_text_before_it(llm: LLM) -> None:
+def test_a_stop_string_ends_the_text_before_it(llm: LLM, generate: Generate) -> None:
     whole = text_of(llm, PROMPT, max_tokens=24)
     stop = whole.strip()[-2:]
     expected = whole[: whole.index(stop)]
@@ -121,7 +143,7 @@ def test_a_stop_string_ends_the_text_before_it(llm: LLM) -> None:
     assert found == ended(expected)
 
 
-def test_a_seed_repeats_and_another_differs(llm: LLM) -> None:
+def test_a_seed_repeats_and_another_differs(llm: LLM, generate: Generate) -> None:
     """The other run of the same seed is in this process."""
     sampled = {"temperature": 1.5, "max_tokens": 24, "ignore_eos": True}
     options = ("--temperature", "1.5", "--max-tokens", "24", "--ignore-eos")
@@ -130,7 +152,7 @@ def test_a_seed_repeats_and_another_differs(llm: LLM) -> None:
     assert found != ended(text_of(llm, PROMPT, seed=6, **sampled))
 
 
-def test_chat_with_a_system_message(llm: LLM) -> None:
+def test_chat_with_a_system_message(llm: LLM, generate: Generate) -> None:
     system = {"role": "system", "content": "Be brief."}
     user = {"role": "user", "content": "Reverse a list."}
     with_system, without = llm.chat_prompt([system, user]), llm.chat_prompt([user])
@@ -141,7 +163,7 @@ def test_chat_with_a_system_message(llm: LLM) -> None:
     assert found == ended(str(without["prompt"]) + text_of(llm, without))
 
 
-def test_echo_writes_utf8_in_the_locale_of_cron_jobs(llm: LLM) -> None:
+def test_echo_writes_utf8_in_the_locale_of_cron_jobs(llm: LLM, generate: Generate) -> None:
     prompt = "# naïve € "
     found = generate(prompt, "--echo", *GREEDY, env={"LC_ALL": "C"})
     assert found == ended(prompt + text_of(llm, prompt))
@@ -154,6 +176,7 @@ def start(*arguments: str, source: str = INTERRUPTIBLE) -> subprocess.Popen[byte
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=environment(),
+        cwd=ELSEWHERE,
     )
 
 
@@ -162,9 +185,12 @@ def start(*arguments: str, source: str = INTERRUPTIBLE) -> subprocess.Popen[byte
     [(PROMPT, *ENDLESS), (PROMPT, "import os", *GREEDY), (PROMPT, "--json", *GREEDY)],
     ids=["streamed", "batch", "json"],
 )
-def test_a_closed_pipe_is_a_quiet_end(arguments: tuple[str, ...]) -> None:
-    """As in `| head -c 1`: the reader has what it wanted, and that is no error."""
-    process = start(*arguments)
+def test_a_closed_pipe_is_a_quiet_end(
+    arguments: tuple[str, ...], attached: tuple[str, str]
+) -> None:
+    """As in `| head -c 1`: the reader has what it wanted, and that is no error. The one that is
+    streamed starts its engine."""
+    process = start(*arguments, *(() if "--ignore-eos" in arguments else attached))
     assert process.stdout is not None
     assert process.stderr is not None
     if "--ignore-eos" in arguments:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import named_engine
+from engines import assert_unused, named_engine
 from programs import PATIENCE_S, holds_within, is_running, python, result_of, start_source
 
 from shmllm.ipc import registry
@@ -94,14 +94,17 @@ def start_child(how, llm, closes):
     return by_multiprocessing(how, llm, closes)
 
 if __name__ == "__main__":
-    name, how, closes = sys.argv[1:]
+    name, closes, *ways = sys.argv[1:]
     with LLM.attach(name) if name else LLM(kv_cache_memory_bytes=2**26, num_threads=1) as llm:
         before = answer(llm)
-        found = [start_child(how, llm, closes == "closes") for _ in range(2)]
-        print(json.dumps({
-            "same": [answer(llm) == before for _ in range(2)],
-            "in child": found,
-        }))
+        report = {}
+        for how in ways:
+            found = [start_child(how, llm, closes == "closes") for _ in range(2)]
+            report[how] = {
+                "same": [answer(llm) == before for _ in range(2)],
+                "in child": found,
+            }
+        print(json.dumps(report))
 """
 HOLDS_ON = """
 import os, sys, time
@@ -124,35 +127,34 @@ def name(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield name
 
 
-def run_program(tmp_path: Path, name: str, how: str, ending: str) -> dict[str, Any]:
+def run_program(
+    tmp_path: Path, name: str, ending: str, ways: tuple[str, ...]
+) -> dict[str, dict[str, Any]]:
+    """What each way of starting children has done to one front end, one after the other."""
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)
-    done = python(str(script), name, how, ending)
+    done = python(str(script), name, ending, *ways)
     found = result_of(done)
     assert done.stderr == b""
+    assert {how: each["same"] for how, each in found.items()} == {how: [True] * 2 for how in ways}
     return dict(found)
 
 
-@pytest.mark.parametrize("how", WAYS)
 @pytest.mark.parametrize("engine", ["named", "private"])
-def test_a_child_ends_and_the_parent_goes_on(
-    engine: str, how: str, name: str, tmp_path: Path
-) -> None:
-    found = run_program(tmp_path, name if engine == "named" else "", how, "only exits")
-    assert found["same"] == [True, True]
+def test_children_end_and_the_parent_goes_on(engine: str, name: str, tmp_path: Path) -> None:
+    run_program(tmp_path, name if engine == "named" else "", "only exits", WAYS)
     if engine == "named":
         assert registry.control_path(name).exists()
         assert holds_within(lambda: not registry.client_path(name, 0).exists(), GONE_WITHIN_S)
+        assert_unused(name)
 
 
-@pytest.mark.parametrize("how", INHERITING)
 @pytest.mark.parametrize("engine", ["named", "private"])
 def test_an_inherited_llm_says_why_it_cannot_be_used(
-    engine: str, how: str, name: str, tmp_path: Path
+    engine: str, name: str, tmp_path: Path
 ) -> None:
-    found = run_program(tmp_path, name if engine == "named" else "", how, "closes")
-    assert found["same"] == [True, True]
-    for uses in found["in child"]:
+    found = run_program(tmp_path, name if engine == "named" else "", "closes", INHERITING)
+    for uses in (uses for each in found.values() for uses in each["in child"]):
         for use in ("generate", "chat", "reset_prefix_cache"):
             kind, text = uses[use]
             assert kind == "ShmLLMError", (use, kind, text)

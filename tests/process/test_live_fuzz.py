@@ -11,21 +11,19 @@ import faulthandler
 import json
 import os
 import random
-import signal
 import struct
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
-from pathlib import Path
 from struct import pack
 
 import pytest
-from programs import CLI, holds_within, is_running, python
+from engines import assert_unused, named_engine
+from programs import holds_within, is_running
 
 from shmllm import LLM, EngineDeadError, EngineStartError, SamplingParams
 from shmllm.engine.attached import AttachedEngineClient
 from shmllm.errors import ProtocolMismatchError, RequestError
-from shmllm.ipc import layout, registry
+from shmllm.ipc import layout
 from shmllm.ipc.layout import RECORD_HEADER, Refusal
 from shmllm.ipc.slots import SlotRef
 from shmllm.ipc.tensor_ref import TensorRef
@@ -53,26 +51,20 @@ VOCABULARY = 250
 MANY_RECORDS = 100_000
 
 
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
+    """All that is done to it here has to leave it as it was."""
+    with named_engine(tmp_path_factory.mktemp("fuzz")) as found:
+        yield found
+
+
 @pytest.fixture
-def name(tmp_path: Path) -> Iterator[str]:
-    """A running engine, which has to be alive still when the test is over."""
-    name = f"fuzz-{os.getpid()}-{time.monotonic_ns() % 10**6}"
-    log = tmp_path / "engine.log"
-    options = ("--detach", "--log", str(log), "--num-threads", "1")
-    started = python("-c", CLI, "engine", "start", name, *options)
-    assert started.returncode == 0, started.stderr.decode() + log.read_text()
-    with closing(AttachedEngineClient(name)) as seat:
-        pid = seat.pid
-    try:
-        yield name
-        assert is_running(pid), log.read_text()
-    finally:
-        python("-c", CLI, "engine", "stop", name)
-        if is_running(pid):
-            os.kill(pid, signal.SIGKILL)
-        for entry in registry.names():
-            if entry.engine == name:
-                assert holds_within(lambda path=entry.path: registry.sweep(path), 5)  # type: ignore[misc]
+def name(engine: tuple[str, int]) -> Iterator[str]:
+    """A running engine, which has to be alive and unused when the test is over."""
+    name, pid = engine
+    yield name
+    assert is_running(pid)
+    assert_unused(name)
 
 
 def greedy(llm: LLM) -> list[int]:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from engines import is_idle
 from programs import PATIENCE_S, holds_within
 
 from shmllm import LLM, SamplingParams
@@ -17,11 +18,6 @@ pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 def llm() -> Iterator[LLM]:
     with LLM() as llm:
         yield llm
-
-
-def is_idle(llm: LLM) -> bool:
-    metrics = llm.get_metrics()
-    return metrics["running"] == metrics["waiting"] == metrics["kv_blocks_used"] == 0
 
 
 def test_counters_count(llm: LLM) -> None:
@@ -85,8 +81,8 @@ def test_a_requests_moments_are_in_their_order(llm: LLM) -> None:
 
 
 def test_preemptions_are_counted_for_each_request() -> None:
-    with LLM(kv_cache_memory_bytes=2**22, max_num_seqs=64) as small:
-        params = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
+    with LLM(kv_cache_memory_bytes=2**21, max_num_seqs=64) as small:
+        params = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
         prompts = [f"x = {n}" for n in range(16)]
         outputs = small.generate(prompts, params, use_tqdm=False)
         counts = [output.metrics.num_preemptions for output in outputs]  # type: ignore[union-attr]

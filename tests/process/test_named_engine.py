@@ -11,8 +11,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
+from engines import assert_unused, named_engine
+from programs import environment, start_source
 
 from shmllm import LLM, EngineDeadError, SamplingParams, SegmentError
 from shmllm.ipc import registry
@@ -33,6 +36,8 @@ def run(*arguments: str, timeout: float = 60) -> subprocess.CompletedProcess[str
         text=True,
         timeout=timeout,
         stdin=subprocess.DEVNULL,
+        env=environment(),
+        cwd="/",
     )
 
 
@@ -50,6 +55,19 @@ def engine_record(name: str) -> dict[str, object]:
     return next(record for record in records if record["name"] == name)
 
 
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with named_engine(tmp_path_factory.mktemp("engine")) as (name, _):
+        yield name
+
+
+@pytest.fixture
+def running(engine: str) -> Iterator[str]:
+    """An engine that outlives the test, and has to be unused after it."""
+    yield engine
+    assert_unused(engine)
+
+
 @pytest.fixture
 def name(tmp_path: Path) -> Iterator[str]:
     """A running engine, stopped afterwards whatever happened to it."""
@@ -59,7 +77,8 @@ def name(tmp_path: Path) -> Iterator[str]:
     assert started.returncode == 0, started.stderr + log.read_text()
     pid = int(engine_record(name)["pid"])  # type: ignore[call-overload]
     yield name
-    run("engine", "stop", name)
+    if registry.control_path(name).exists():
+        run("engine", "stop", name)
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
     for entry in registry.names():
@@ -80,89 +99,82 @@ if sys.argv[2] == "busy":
     llm.generate(["x"] * 8, SamplingParams(max_tokens=900, ignore_eos=True), use_tqdm=False)
 time.sleep(60)
 """
+FLOOD = """
+import sys
+from shmllm import LLM, SamplingParams
+llm = LLM.attach(sys.argv[1])
+llm.generate(["x"] * 5000, SamplingParams(max_tokens=64, ignore_eos=True), use_tqdm=False)
+"""
 
 
-def start_client(name: str, mode: str) -> subprocess.Popen[str]:
-    client = subprocess.Popen(
-        [sys.executable, "-c", ATTACH_AND_HANG, name, mode], stdout=subprocess.PIPE, text=True
-    )
+def start_client(name: str, mode: str) -> subprocess.Popen[Any]:
+    client = start_source(ATTACH_AND_HANG, name, mode, text=True)
     assert client.stdout is not None
     assert client.stdout.readline() == "attached\n"
     return client
 
 
-def kill(client: subprocess.Popen[str], number: int = signal.SIGKILL) -> None:
+def kill(client: subprocess.Popen[Any], number: int = signal.SIGKILL) -> None:
     client.send_signal(number)
     client.wait(timeout=10)
     assert client.stdout is not None
     client.stdout.close()
 
 
-def test_front_ends_come_and_go_while_the_engine_stays(name: str) -> None:
-    with LLM.attach(name) as first, LLM.attach(name) as second:
+def test_front_ends_come_and_go_while_the_engine_stays(running: str) -> None:
+    with LLM.attach(running) as first, LLM.attach(running) as second:
         assert tokens(first) == tokens(second)
-        assert engine_record(name)["clients"] == 2
-    assert eventually(lambda: engine_record(name)["clients"] == 0)
-    with LLM.attach(name) as third:
+        assert engine_record(running)["clients"] == 2
+    assert eventually(lambda: engine_record(running)["clients"] == 0)
+    with LLM.attach(running) as third:
         assert len(tokens(third)) == 8
 
 
-def test_the_command_line_attaches(name: str) -> None:
-    result = run("generate", "--attach", name, "--max-tokens", "4", "import os")
+def test_the_command_line_attaches(running: str) -> None:
+    result = run("generate", "--attach", running, "--max-tokens", "4", "import os")
     assert result.returncode == 0
     assert result.stdout
-    refused = run("generate", "--attach", name, "--dtype", "float32", "import os")
+    refused = run("generate", "--attach", running, "--dtype", "float32", "import os")
     assert refused.returncode == 2
     assert "--dtype is for starting an engine" in refused.stderr
 
 
-def test_thirty_two_front_ends_at_once_and_not_one_more(name: str) -> None:
+def test_thirty_two_front_ends_at_once_and_not_one_more(running: str) -> None:
     with ExitStack() as stack:
-        clients = [stack.enter_context(LLM.attach(name)) for _ in range(NUM_CLIENTS)]
+        clients = [stack.enter_context(LLM.attach(running)) for _ in range(NUM_CLIENTS)]
         assert len({tuple(tokens(client)) for client in clients}) == 1
         with pytest.raises(SegmentError, match=f"has {NUM_CLIENTS} clients"):
-            LLM.attach(name)
-    assert eventually(lambda: engine_record(name)["clients"] == 0)
+            LLM.attach(running)
+    assert eventually(lambda: engine_record(running)["clients"] == 0)
 
 
 @pytest.mark.parametrize("mode", ["idle", "busy"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
 def test_a_dead_front_end_leaves_nothing_and_disturbs_nobody(
-    name: str, mode: str, number: int
+    running: str, mode: str, number: int
 ) -> None:
-    with LLM.attach(name) as other:
+    with LLM.attach(running) as other:
         expected = tokens(other)
-        client = start_client(name, mode)
+        client = start_client(running, mode)
         if mode == "busy":
             assert eventually(lambda: other.get_metrics()["running"] > 0)
         kill(client, number)
-        seat = registry.client_path(name, 1)
+        seat = registry.client_path(running, 1)
         assert eventually(lambda: not seat.exists())
         assert eventually(lambda: other.get_metrics()["running"] == 0)
         assert tokens(other) == expected
 
 
-def test_a_flood_does_not_hold_up_another_front_end(name: str) -> None:
-    flood = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "import sys\nfrom shmllm import LLM, SamplingParams\n"
-            "llm = LLM.attach(sys.argv[1])\n"
-            "llm.generate(['x'] * 5000, SamplingParams(max_tokens=64, ignore_eos=True), "
-            "use_tqdm=False)\n",
-            name,
-        ],
-        stderr=subprocess.DEVNULL,
-    )
+def test_a_flood_does_not_hold_up_another_front_end(running: str) -> None:
+    flood = start_source(FLOOD, running, stderr=subprocess.DEVNULL)
     try:
-        with LLM.attach(name) as llm:
+        with LLM.attach(running) as llm:
             assert eventually(lambda: llm.get_metrics()["waiting"] > 1000, 30)
             assert len(tokens(llm)) == 8
             assert llm.get_metrics()["waiting"] > 500, "it was served before the flood was over"
     finally:
         flood.kill()
-        flood.wait()
+        flood.communicate()
 
 
 def test_a_killed_engine_is_reported_and_can_be_started_again(name: str) -> None:
@@ -180,20 +192,20 @@ def test_a_killed_engine_is_reported_and_can_be_started_again(name: str) -> None
         assert len(tokens(llm)) == 8
 
 
-def test_gc_removes_only_the_dead(name: str) -> None:
-    dead = registry.control_path(f"{name}-dead")
+def test_gc_removes_only_the_dead(running: str) -> None:
+    dead = registry.control_path(f"{running}-dead")
     with Segment.create(SegmentKind.CONTROL) as segment:
         segment.take_ownership()
         assert registry.publish(segment, dead)
     assert f"removed {dead}" in run("ipc", "gc", "--yes").stdout
     assert not dead.exists()
-    assert registry.control_path(name).exists()
+    assert registry.control_path(running).exists()
 
 
-def test_a_second_engine_of_that_name_is_refused(name: str) -> None:
-    result = run("engine", "start", name, "--detach")
+def test_a_second_engine_of_that_name_is_refused(running: str) -> None:
+    result = run("engine", "start", running, "--detach")
     assert result.returncode == 2
-    assert f"engine {name!r} is already running" in result.stderr
+    assert f"engine {running!r} is already running" in result.stderr
 
 
 def test_stop_aborts_what_runs(name: str) -> None:
@@ -255,8 +267,8 @@ def test_a_failed_start_says_why_and_leaves_nothing(tmp_path: Path) -> None:
     assert not registry.control_path("broken").exists()
 
 
-def test_garbage_in_its_ring_cuts_off_that_front_end_only(name: str) -> None:
-    with LLM.attach(name) as other, LLM.attach(name) as bad:
+def test_garbage_in_its_ring_cuts_off_that_front_end_only(running: str) -> None:
+    with LLM.attach(running) as other, LLM.attach(running) as bad:
         expected = tokens(other)
         bad._client._channel.try_send(4711, b"nonsense")  # type: ignore[attr-defined]
         with pytest.raises(EngineDeadError, match="wrote what is no message"):
@@ -264,16 +276,16 @@ def test_garbage_in_its_ring_cuts_off_that_front_end_only(name: str) -> None:
         assert tokens(other) == expected
 
 
-def test_inspect_shows_state_and_records(name: str) -> None:
-    shown = run("ipc", "inspect", name).stdout
+def test_inspect_shows_state_and_records(running: str) -> None:
+    shown = run("ipc", "inspect", running).stdout
     assert "state: READY" in shown
-    client = start_client(name, "idle")
+    client = start_client(running, "idle")
     try:
-        shown = run("ipc", "inspect", f"{name}.0").stdout
+        shown = run("ipc", "inspect", f"{running}.0").stdout
         assert "requests unread: 0 of 524288 bytes" in shown
         assert "position 0: READY" in shown
         assert "bytes, read" in shown, "what was read is still there to be seen"
         assert "outputs writer: messages" in shown
-        assert f"shmllm.{name}.0" in run("ipc", "ls").stdout
+        assert f"shmllm.{running}.0" in run("ipc", "ls").stdout
     finally:
         kill(client)

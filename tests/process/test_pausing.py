@@ -5,10 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from engines import named_engine, run_a_little
+from engines import assert_unused, named_engine, run_a_little
 from programs import PATIENCE_S, holds_within
 
 from shmllm import LLM, EnginePausedError, RequestError, SamplingParams
@@ -103,8 +102,20 @@ def test_another_mode_is_an_error_and_pauses_nothing(llm: LLM) -> None:
     assert not llm.is_paused()
 
 
-def test_a_pause_reaches_requests_of_another_thread() -> None:
-    with LLM(kv_cache_memory_bytes=2**27) as llm:
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with named_engine(tmp_path_factory.mktemp("engine")) as (name, _):
+        yield name
+
+
+@pytest.fixture
+def name(engine: str) -> Iterator[str]:
+    yield engine
+    assert_unused(engine)
+
+
+def test_a_pause_reaches_requests_of_another_thread(name: str) -> None:
+    with LLM.attach(name) as llm:
         expected = tokens_of(llm)
         found = []
         thread = threading.Thread(target=lambda: found.append(tokens_of(llm)))
@@ -118,8 +129,8 @@ def test_a_pause_reaches_requests_of_another_thread() -> None:
         assert found == [expected]
 
 
-def test_a_front_end_that_dies_or_leaves_lets_go(tmp_path: Path) -> None:
-    with named_engine(tmp_path) as (name, _), LLM.attach(name) as llm:
+def test_a_front_end_that_dies_or_leaves_lets_go(name: str) -> None:
+    with LLM.attach(name) as llm:
         with LLM.attach(name) as other:
             other.pause_generation("keep")
             llm.pause_generation("keep")
@@ -129,8 +140,8 @@ def test_a_front_end_that_dies_or_leaves_lets_go(tmp_path: Path) -> None:
         assert len(tokens_of(llm)) == 200
 
 
-def test_a_pause_by_another_front_end_aborts_ours_too(tmp_path: Path) -> None:
-    with named_engine(tmp_path) as (name, _), LLM.attach(name) as llm, LLM.attach(name) as other:
+def test_a_pause_by_another_front_end_aborts_ours_too(name: str) -> None:
+    with LLM.attach(name) as llm, LLM.attach(name) as other:
         llm.enqueue(PROMPT, GREEDY)
         run_a_little(llm)
         other.pause_generation("abort")

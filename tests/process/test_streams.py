@@ -8,10 +8,11 @@ import json
 import os
 import signal
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
+from engines import assert_idle, is_idle
 from programs import PATIENCE_S, holds_within, python, result_of, run_source
 
 from shmllm import LLM, AsyncLLM, EngineDeadError, RequestOutput, SamplingParams
@@ -37,8 +38,9 @@ def llm() -> Iterator[LLM]:
         yield llm
 
 
-@pytest.fixture
-def async_llm() -> Iterator[AsyncLLM]:
+@pytest.fixture(scope="module")
+def coroutines() -> Iterator[AsyncLLM]:
+    """Each test uses it in an event loop of its own."""
     llm = AsyncLLM(max_num_seqs=8, kv_cache_memory_bytes=KV_BYTES)
     try:
         yield llm
@@ -46,9 +48,26 @@ def async_llm() -> Iterator[AsyncLLM]:
         llm.shutdown()
 
 
-def is_idle(llm: LLM | AsyncLLM) -> bool:
-    metrics = llm.get_metrics()
-    return metrics["running"] == metrics["waiting"] == metrics["kv_blocks_used"] == 0
+@pytest.fixture
+def async_llm(coroutines: AsyncLLM) -> Iterator[AsyncLLM]:
+    yield coroutines
+    assert_idle(coroutines)
+
+
+@pytest.fixture
+def doomed() -> Iterator[AsyncLLM]:
+    """One whose engine the test kills."""
+    llm = AsyncLLM(kv_cache_memory_bytes=KV_BYTES)
+    try:
+        yield llm
+    finally:
+        llm.shutdown()
+
+
+def has_generated(llm: AsyncLLM, num_tokens: int) -> Callable[[], bool]:
+    """Whether that many tokens have come since this call."""
+    before = llm.get_metrics()["generated_tokens"]
+    return lambda: llm.get_metrics()["generated_tokens"] >= before + num_tokens
 
 
 def batch(llm: LLM, own: list[SamplingParams]) -> list[tuple[str, list[int]]]:
@@ -103,7 +122,7 @@ def test_streams_in_threads_and_a_batch_in_the_loop_of_one(llm: LLM) -> None:
     assert found == [[tokens for _, tokens in expected]] * 3
 
 
-def test_closing_in_another_thread_ends_a_stream(llm: LLM) -> None:
+def test_closing_in_another_thread_ends_a_stream() -> None:
     source = """
 import json, threading, time
 from shmllm import LLM, SamplingParams, ShmLLMError
@@ -165,11 +184,12 @@ def test_cancelled_tasks_leave_an_idle_engine_and_the_others_alone(
     expected = batch(llm, [params(60)] * len(PROMPTS))
 
     async def main() -> None:
+        runs = has_generated(async_llm, 1)
         tasks = [
             asyncio.create_task(last(async_llm.generate(p, params(60 if n % 2 else 900), str(n))))
             for n, p in enumerate(PROMPTS)
         ]
-        while not async_llm.get_metrics()["generated_tokens"]:
+        while not runs():
             await asyncio.sleep(0.01)
         for task in tasks[::2]:
             task.cancel()
@@ -205,8 +225,9 @@ def test_an_abort_keeps_the_tokens_so_far(llm: LLM, async_llm: AsyncLLM) -> None
     expected = llm.generate(PROMPTS[0], params(900), use_tqdm=False)[0].outputs[0].token_ids
 
     async def main() -> None:
+        runs = has_generated(async_llm, 5)
         task = asyncio.create_task(last(async_llm.generate(PROMPTS[0], params(900), "a")))
-        while async_llm.get_metrics()["generated_tokens"] < 5:
+        while not runs():
             await asyncio.sleep(0.001)
         await async_llm.abort("a")
         completion = (await task).outputs[0]
@@ -219,26 +240,26 @@ def test_an_abort_keeps_the_tokens_so_far(llm: LLM, async_llm: AsyncLLM) -> None
     run(main())
 
 
-def test_a_killed_engine_reaches_every_consumer(async_llm: AsyncLLM) -> None:
+def test_a_killed_engine_reaches_every_consumer(doomed: AsyncLLM) -> None:
     async def main() -> None:
-        tasks = [asyncio.create_task(last(async_llm.generate(p, params(900)))) for p in PROMPTS]
-        while not async_llm.get_metrics()["generated_tokens"]:
+        tasks = [asyncio.create_task(last(doomed.generate(p, params(900)))) for p in PROMPTS]
+        while not doomed.get_metrics()["generated_tokens"]:
             await asyncio.sleep(0.01)
-        os.kill(async_llm._llm._client.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+        os.kill(doomed._llm._client.pid, signal.SIGKILL)  # type: ignore[attr-defined]
         for result in await asyncio.gather(*tasks, return_exceptions=True):
             assert isinstance(result, EngineDeadError)
             assert result.signal == signal.SIGKILL
-        assert async_llm.errored
+        assert doomed.errored
 
     run(main())
 
 
-def test_an_engine_killed_while_idle_is_known(async_llm: AsyncLLM) -> None:
-    run(last(async_llm.generate("x", params(1))))
-    os.kill(async_llm._llm._client.pid, signal.SIGKILL)  # type: ignore[attr-defined]
-    assert holds_within(lambda: async_llm.errored, PATIENCE_S)
+def test_an_engine_killed_while_idle_is_known(doomed: AsyncLLM) -> None:
+    run(last(doomed.generate("x", params(1))))
+    os.kill(doomed._llm._client.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+    assert holds_within(lambda: doomed.errored, PATIENCE_S)
     with pytest.raises(EngineDeadError):
-        run(last(async_llm.generate("x", params(1))))
+        run(last(doomed.generate("x", params(1))))
 
 
 @pytest.mark.parametrize("mode", ["abort", "wait", "keep"])
@@ -246,8 +267,9 @@ def test_a_pause_and_what_goes_on_after_it(llm: LLM, async_llm: AsyncLLM, mode: 
     expected = llm.generate(PROMPTS[0], params(200), use_tqdm=False)[0].outputs[0].token_ids
 
     async def main() -> None:
+        runs = has_generated(async_llm, 5)
         before = asyncio.create_task(last(async_llm.generate(PROMPTS[0], params(200))))
-        while async_llm.get_metrics()["generated_tokens"] < 5:
+        while not runs():
             await asyncio.sleep(0.001)
         await async_llm.pause_generation(mode=mode)
         assert await async_llm.is_paused()

@@ -185,18 +185,18 @@ def test_figures_of_a_private_engine() -> None:
         assert pid in [each["pid"] for each in once()]
 
 
-def test_what_holds_still_says_so() -> None:
-    with LLM(num_threads=1) as llm:
-        pid = str(llm._client.pid)  # type: ignore[attr-defined]
+def test_what_holds_still_says_so(engine: tuple[str, int]) -> None:
+    name = engine[0]
+    with LLM.attach(name) as llm:
         llm.pause_generation()
-        assert once(pid)[0]["paused"]
+        assert once(name)[0]["paused"]
         llm.resume_generation()
         llm.sleep()
-        assert once(pid)[0]["asleep"]
-        done = python("-c", CLI, "top", pid, "--interval", "0.1")
+        assert once(name)[0]["asleep"]
+        done = python("-c", CLI, "top", name, "--interval", "0.1")
         assert b"asleep" in done.stdout
         llm.wake_up()
-        found = once(pid)[0]
+        found = once(name)[0]
         assert not found["asleep"]
         assert not found["paused"]
 

@@ -13,8 +13,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from engines import named_engine
-from programs import CLI, PATIENCE_S, children, environment, holds_within, python, start_source
+from engines import assert_unused, named_engine
+from programs import (
+    CLI,
+    ELSEWHERE,
+    PATIENCE_S,
+    children,
+    environment,
+    holds_within,
+    python,
+    start_source,
+)
 from traces import Request, Trace, load
 
 from shmllm.tracing.layout import Type
@@ -47,6 +56,7 @@ def start_attached(name: str, path: Path, seconds: float = 60.0) -> subprocess.P
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=environment(),
+        cwd=ELSEWHERE,
     )
 
 
@@ -128,8 +138,10 @@ llm.close()
 
 def test_preempted_stopped_and_aborted_requests_are_in_it(tmp_path: Path) -> None:
     path = tmp_path / "trace.json.gz"
+    others = children(os.getpid())
     done = traced(path, sys.executable, "-c", MANY_ENDS)
     assert done.returncode == 0, done.stderr.decode()
+    assert children(os.getpid()) == others
     trace = load(path)
     requests = by_number(trace)
     assert sorted(requests) == list(range(12 + 1 + 2 + 4))
@@ -189,6 +201,7 @@ def test_sigterm_goes_to_the_command(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env=environment(),
+        cwd=ELSEWHERE,
     )
     assert process.stdout is not None
     assert process.stdout.readline()  # it answers
@@ -250,6 +263,20 @@ def busy(name: str) -> Iterator[subprocess.Popen[bytes]]:
         process.communicate()
 
 
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
+    with named_engine(tmp_path_factory.mktemp("engine")) as found:
+        yield found
+
+
+@pytest.fixture
+def running(engine: tuple[str, int]) -> Iterator[tuple[str, int]]:
+    """Name and pid of an engine that outlives the test."""
+    yield engine
+    assert_unused(engine[0])
+    assert not is_recorded(engine[1])
+
+
 def has_steps(temporary: Path) -> bool:
     """Whether the trace that is under way has any."""
     recordings = [r for path in temporary.iterdir() for r in read_all(path)]
@@ -261,9 +288,10 @@ def is_recorded(pid: int) -> bool:
     return ".recording" in Path(f"/proc/{pid}/maps").read_text()
 
 
-def test_a_busy_engine_and_its_front_ends(tmp_path: Path) -> None:
+def test_a_busy_engine_and_its_front_ends(tmp_path: Path, running: tuple[str, int]) -> None:
     path = tmp_path / "trace.json"
-    with named_engine(tmp_path) as (name, pid), busy(name) as one, busy(name) as two:
+    name, pid = running
+    with busy(name) as one, busy(name) as two:
         tracer = start_attached(name, path, 4)
         output, errors = tracer.communicate(timeout=PATIENCE_S)
         assert tracer.returncode == 0, errors.decode()
@@ -291,9 +319,12 @@ def test_a_busy_engine_and_its_front_ends(tmp_path: Path) -> None:
         await_round(two)
 
 
-def test_only_one_trace_at_once_and_ctrl_c_ends_it(tmp_path: Path, temporary: Path) -> None:
+def test_only_one_trace_at_once_and_ctrl_c_ends_it(
+    tmp_path: Path, temporary: Path, running: tuple[str, int]
+) -> None:
     path, other = tmp_path / "trace.json", tmp_path / "other.json"
-    with named_engine(tmp_path) as (name, _), busy(name) as front_end:
+    name, _ = running
+    with busy(name) as front_end:
         tracer = start_attached(name, path)
         assert holds_within(lambda: has_steps(temporary), PATIENCE_S)
         second = python("-c", CLI, "trace", "--attach", name, "-o", str(other))
@@ -311,9 +342,10 @@ def test_only_one_trace_at_once_and_ctrl_c_ends_it(tmp_path: Path, temporary: Pa
 
 
 def test_a_killed_tracer_leaves_engine_and_disk_as_they_were(
-    tmp_path: Path, temporary: Path
+    tmp_path: Path, temporary: Path, running: tuple[str, int]
 ) -> None:
-    with named_engine(tmp_path) as (name, pid), busy(name) as front_end:
+    name, pid = running
+    with busy(name) as front_end:
         tracer = start_attached(name, tmp_path / "trace.json")
         both = (pid, front_end.pid)
         assert holds_within(lambda: all(map(is_recorded, both)), PATIENCE_S)
@@ -334,14 +366,6 @@ def test_an_engine_that_dies_while_it_is_traced(tmp_path: Path, temporary: Path)
         assert tracer.returncode == 3
         assert b"the engine is gone; here is what there is" in errors
         assert load(path).slices("step")
-
-
-def test_a_traced_script_leaves_no_process(tmp_path: Path) -> None:
-    source = "from shmllm import LLM; llm = LLM('tiny', num_threads=1); print(llm.health())"
-    done = traced(tmp_path / "trace.json", sys.executable, "-c", source)
-    assert done.returncode == 0, done.stderr.decode()
-    assert children(os.getpid()) == []
-    assert "load model" in {name for _, _, name, _ in load(tmp_path / "trace.json").slices("load")}
 
 
 def test_an_engine_in_the_caller_s_process(tmp_path: Path) -> None:

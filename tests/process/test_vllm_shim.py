@@ -31,7 +31,7 @@ OPTIONS = {
 PROMPTS = ["import os", "def add(a, b):"]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def llm() -> Iterator[Any]:
     shim.install()
     from vllm import LLM

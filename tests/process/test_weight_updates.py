@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from engines import named_engine
+from engines import assert_idle, named_engine
 from programs import PATIENCE_S, environment, holds_within
 from reference_models import greedy_tokens, make_model
 
@@ -52,9 +52,30 @@ def disturbed(model: Any) -> Any:
     return model
 
 
-@pytest.fixture(params=[True, False], ids=["process", "local"])
-def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
-    with LLM(multiprocess=request.param, **OPTIONS) as llm:
+@pytest.fixture(scope="module")
+def engine() -> Iterator[LLM]:
+    """An engine in a process of its own."""
+    with LLM(**OPTIONS) as llm:
+        yield llm
+
+
+@pytest.fixture
+def apart(engine: LLM) -> Iterator[LLM]:
+    """That engine, whose weights the test has to leave as they were."""
+    before = tokens(engine)
+    yield engine
+    engine.start_weight_update()  # none is under way
+    engine.abandon_weight_update()
+    assert tokens(engine) == before
+    assert_idle(engine)
+
+
+@pytest.fixture(params=["process", "local"])
+def llm(request: pytest.FixtureRequest, apart: LLM) -> Iterator[LLM]:
+    if request.param == "process":
+        yield apart
+        return
+    with LLM(multiprocess=False, **OPTIONS) as llm:
         yield llm
 
 
@@ -70,7 +91,7 @@ def test_new_weights_make_it_the_new_model(tmp_path: Path, kind: str) -> None:
         (output,) = llm.generate(PROMPT, GREEDY, use_tqdm=False)
         assert output.outputs[0].token_ids == greedy_tokens(new, PROMPT, 16)
         assert output.num_cached_tokens == 0
-    with LLM(str(tmp_path / "new"), **OPTIONS) as fresh:
+    with LLM(str(tmp_path / "new"), multiprocess=False, **OPTIONS) as fresh:
         (expected,) = fresh.generate(PROMPT, GREEDY, use_tqdm=False)
     assert expected.outputs[0].token_ids == output.outputs[0].token_ids
     assert expected.outputs[0].cumulative_logprob == output.outputs[0].cumulative_logprob
@@ -90,7 +111,6 @@ def test_a_bfloat16_model_takes_float32(tmp_path: Path) -> None:
 def test_three_calls_are_one_update(llm: LLM) -> None:
     before, weights = tokens(llm), weights_of(llm)
     items = [(name, weight * 0.5) for name, weight in weights.items()]
-    assert llm.get_weight_version() == 0
     for call in (llm.finish_weight_update,):
         with pytest.raises(RuntimeError, match="start_weight_update"):
             call()
@@ -115,7 +135,7 @@ def test_three_calls_are_one_update(llm: LLM) -> None:
 
 @pytest.mark.parametrize("parts", [True, False], ids=["three calls", "one call"])
 def test_a_wrong_update_changes_nothing_and_names_what_is_wrong(llm: LLM, parts: bool) -> None:
-    before, weights = tokens(llm), weights_of(llm)
+    version, before, weights = llm.get_weight_version(), tokens(llm), weights_of(llm)
     wrong = {
         **{name: weight * 2 for name, weight in weights.items()},
         "no.such.weight": torch.ones(2),
@@ -132,7 +152,7 @@ def test_a_wrong_update_changes_nothing_and_names_what_is_wrong(llm: LLM, parts:
         llm.finish_weight_update()
     with pytest.raises(RequestError, match="finite"):
         llm.update_weights([("model.norm.weight", weights["model.norm.weight"] * float("nan"))])
-    assert (llm.get_weight_version(), tokens(llm)) == (0, before)
+    assert (llm.get_weight_version(), tokens(llm)) == (version, before)
 
 
 def test_the_prefix_cache_goes_with_the_weights_unless_told_otherwise(llm: LLM) -> None:
@@ -147,24 +167,23 @@ def test_the_prefix_cache_goes_with_the_weights_unless_told_otherwise(llm: LLM) 
     assert (cached(), cached()) == (0, 32)
 
 
-def test_requests_go_on_over_an_update_and_say_so() -> None:
-    with LLM(**OPTIONS) as llm:
-        weights = weights_of(llm)
-        params = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
-        stream = llm.stream([PROMPT] * 3, params)
-        llm.update_weights(weights, version="a")
-        ids = llm.enqueue([PROMPT], params)
-        while not llm.get_metrics()["running"]:
-            pass
-        llm.update_weights(weights, version="b")
-        (output,) = llm.wait_for_completion(use_tqdm=False)
-        assert output.request_id in ids
-        assert [version for version, _, _ in spans(output)] in (["a", "b"], ["b"])
-        assert (spans(output)[0][1], spans(output)[-1][2]) == (0, 400)
-        for streamed in stream:
-            assert spans(streamed)[-1] == ("b", 0, 400)
-        alone = tokens(llm)
-        assert output.outputs[0].token_ids[:16] == alone
+def test_requests_go_on_over_an_update_and_say_so(apart: LLM) -> None:
+    weights = weights_of(apart)
+    params = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
+    stream = apart.stream([PROMPT] * 3, params)
+    apart.update_weights(weights, version="a")
+    ids = apart.enqueue([PROMPT], params)
+    while not apart.get_metrics()["running"]:
+        pass
+    apart.update_weights(weights, version="b")
+    (output,) = apart.wait_for_completion(use_tqdm=False)
+    assert output.request_id in ids
+    assert [version for version, _, _ in spans(output)] in (["a", "b"], ["b"])
+    assert (spans(output)[0][1], spans(output)[-1][2]) == (0, 400)
+    for streamed in stream:
+        assert spans(streamed)[-1] == ("b", 0, 400)
+    alone = tokens(apart)
+    assert output.outputs[0].token_ids[:16] == alone
 
 
 def test_requests_end_with_the_update_if_asked() -> None:
@@ -233,11 +252,12 @@ def _can_start(llm: LLM) -> bool:
 
 TRAINER = """
 import os, signal, sys
+import numpy
 from shmllm import LLM
 name, where = sys.argv[1:]
 llm = LLM.attach(name)
-weights = {n: llm.collective_rpc("get_weight", args=(n,))[0] for n in
-           llm.collective_rpc("list_weights")[0]}
+weights = {n: numpy.ones(shape, dtype)
+           for n, (dtype, shape) in llm.collective_rpc("list_weights")[0].items()}
 
 def halves():
     for index, (n, weight) in enumerate(weights.items()):
@@ -295,21 +315,20 @@ def _rss(pid: int) -> int:
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_staging_takes_no_shared_memory_and_goes_at_the_end() -> None:
+def test_staging_takes_no_shared_memory_and_goes_at_the_end(apart: LLM) -> None:
     def in_shm() -> int:
         status = os.statvfs("/dev/shm")
         return (status.f_blocks - status.f_bfree) * status.f_frsize
 
-    with LLM(**OPTIONS) as llm:
-        weights = weights_of(llm)
-        shared = in_shm()
-        llm.start_weight_update()
-        for _ in range(5):
-            llm.update_weights(weights)
-        staged = llm.apply_model(_rss_here)[0]
-        assert in_shm() <= shared + 9 * BUCKET_BYTES < shared + 5 * llm.facts.weight_bytes
-        llm.abandon_weight_update()
-        assert llm.apply_model(_rss_here)[0] <= staged - llm.facts.weight_bytes // 2
+    weights = weights_of(apart)
+    shared = in_shm()
+    apart.start_weight_update()
+    for _ in range(5):
+        apart.update_weights(weights)
+    staged = apart.apply_model(_rss_here)[0]
+    assert in_shm() <= shared + 9 * BUCKET_BYTES < shared + 5 * apart.facts.weight_bytes
+    apart.abandon_weight_update()
+    assert apart.apply_model(_rss_here)[0] <= staged - apart.facts.weight_bytes // 2
 
 
 def _rss_here(model: Any) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engines import named_engine
+from engines import assert_idle, named_engine
 from reference_models import greedy_tokens, make_model
 
 from shmllm import LLM, CallError, EngineDeadError, IpcTimeoutError, RequestError, SamplingParams
@@ -29,10 +29,27 @@ PROMPT = list(range(1, 40))
 LARGE = 3 * 2**20
 
 
-@pytest.fixture(params=[True, False], ids=["process", "local"])
-def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
-    with LLM(multiprocess=request.param, **OPTIONS) as llm:
+@pytest.fixture(scope="module")
+def apart() -> Iterator[LLM]:
+    """An engine in a process of its own."""
+    with LLM(**OPTIONS) as llm:
         yield llm
+
+
+@pytest.fixture(scope="module")
+def local() -> Iterator[LLM]:
+    with LLM(multiprocess=False, **OPTIONS) as llm:
+        yield llm
+
+
+@pytest.fixture(params=["apart", "local"])
+def llm(request: pytest.FixtureRequest, apart: LLM, local: LLM) -> Iterator[LLM]:
+    """Of which the next test has to find nothing changed."""
+    llm = {"apart": apart, "local": local}[request.param]
+    before = tokens(llm)
+    yield llm
+    assert tokens(llm) == before
+    assert_idle(llm)
 
 
 def tokens(llm: LLM, prompt: list[int] = PROMPT) -> list[int]:
@@ -129,37 +146,35 @@ def test_an_update_is_written_whole_or_not_at_all(llm: LLM) -> None:
     assert tokens(llm) == before
 
 
-def test_requests_go_on_while_weights_change() -> None:
-    with LLM(**OPTIONS) as llm:
-        alone = tokens(llm)
-        names = llm.collective_rpc("list_weights")[0]
-        weights = [(name, llm.collective_rpc("get_weight", args=(name,))[0]) for name in names]
-        requests = llm.prepare(
-            [PROMPT] * 4, SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
-        )
-        served = llm.serve(requests)
-        next(served)
-        model = llm.llm_engine.model_executor.driver_worker.model_runner.model
-        assert len(model.load_weights(weights)) == len(names)
-        states = {state.number: state for changed in served for state in changed}
-        assert [len(state.token_ids) for state in states.values()] == [200] * 4
-        assert all(state.token_ids[:16] == alone for state in states.values())
+def test_requests_go_on_while_weights_change(apart: LLM) -> None:
+    alone = tokens(apart)
+    names = apart.collective_rpc("list_weights")[0]
+    weights = [(name, apart.collective_rpc("get_weight", args=(name,))[0]) for name in names]
+    requests = apart.prepare(
+        [PROMPT] * 4, SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
+    )
+    served = apart.serve(requests)
+    next(served)
+    model = apart.llm_engine.model_executor.driver_worker.model_runner.model
+    assert len(model.load_weights(weights)) == len(names)
+    states = {state.number: state for changed in served for state in changed}
+    assert [len(state.token_ids) for state in states.values()] == [200] * 4
+    assert all(state.token_ids[:16] == alone for state in states.values())
+    assert_idle(apart)
 
 
-def test_a_call_that_takes_too_long_is_given_up_and_answered_later() -> None:
-    with LLM(**OPTIONS) as llm:
+def test_a_call_that_takes_too_long_is_given_up_and_answered_later(apart: LLM) -> None:
+    def slow(worker: Any) -> torch.Tensor:
+        time.sleep(0.6)
+        return torch.ones(2**20)
 
-        def slow(worker: Any) -> torch.Tensor:
-            time.sleep(1.5)
-            return torch.ones(2**20)
-
-        with pytest.raises(IpcTimeoutError, match=r"in 0\.1 s") as caught:
-            llm.collective_rpc(slow, timeout=0.1)
-        assert isinstance(caught.value, TimeoutError)
-        # The late answers give their slots back, or there would be none for these.
-        for _ in range(12):
-            assert llm.collective_rpc(lambda worker: torch.ones(2**20))[0].sum() == 2**20
-        assert tokens(llm)
+    with pytest.raises(IpcTimeoutError, match=r"in 0\.1 s") as caught:
+        apart.collective_rpc(slow, timeout=0.1)
+    assert isinstance(caught.value, TimeoutError)
+    # The late answers give their slots back, or there would be none for these.
+    for _ in range(12):
+        assert apart.collective_rpc(lambda worker: torch.ones(2**20))[0].sum() == 2**20
+    assert tokens(apart)
 
 
 def test_an_engine_that_dies_in_a_call_is_said_to_be_dead() -> None:
@@ -168,7 +183,7 @@ def test_an_engine_that_dies_in_a_call_is_said_to_be_dead() -> None:
 
 
 def test_a_closed_llm_takes_no_calls() -> None:
-    llm = LLM(**OPTIONS)
+    llm = LLM(multiprocess=False, **OPTIONS)
     llm.close()
     with pytest.raises(Exception, match="closed"):
         llm.collective_rpc("check_health")
@@ -202,8 +217,10 @@ def test_a_named_engine_started_with_it_takes_functions_of_all(tmp_path: Path) -
         assert results == [pid] * 3
 
 
-def test_a_profile_names_the_models_operators(llm: LLM, tmp_path: Path) -> None:
-    llm.profile_directory = str(tmp_path)
+def test_a_profile_names_the_models_operators(
+    llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llm, "profile_directory", str(tmp_path))
     announced = llm.start_profile("mine", max_iterations=3)
     tokens(llm)
     path = llm.stop_profile()
