@@ -6,6 +6,7 @@ shmllm is left that was not there before, and /dev/shm holds of ours what it hel
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import time
@@ -24,6 +25,8 @@ from shmllm.ipc.layout import CREATOR_PID_OFFSET
 if not os.environ.keys() & set(WAITING_VARIABLES):
     os.environ["GOMP_SPINCOUNT"] = SPIN_COUNT
 
+gc.disable()  # until all tests are collected: hardly anything that imports make goes again
+
 # A shell that starts us in the background has SIGINT ignored, and the programs that tests
 # interrupt would inherit that. A handler of ours is not inherited.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -33,6 +36,12 @@ OUR_FILES = "shmllm."
 MARK = "SHMLLM_TEST_SESSION"
 os.environ[MARK] = uuid.uuid4().hex  # engines inherit it; those of other sessions lack it
 LEAK_GRACE_S = 5.0
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays, and looking for garbage does not look at it."""
+    gc.freeze()
+    gc.enable()
 
 
 def engine_processes() -> set[int]:
