@@ -6,6 +6,7 @@ shmllm is left that was not there before, and /dev/shm holds of ours what it hel
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
 import signal
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from shmllm import LLM
 from shmllm.engine.launch import SPIN_COUNT, WAITING_VARIABLES
 from shmllm.ipc.layout import CREATOR_PID_OFFSET
 
@@ -78,8 +80,15 @@ def _is_of_another_session(path: Path) -> bool:
     return not any(variable == f"{MARK}={os.environ[MARK]}".encode() for variable in variables)
 
 
+@pytest.fixture(scope="session")
+def compiled_kernels() -> None:
+    """The first engine on a machine compiles its kernels, for longer than tests wait for one."""
+    faulthandler.cancel_dump_traceback_later()
+    LLM(multiprocess=False, kv_cache_memory_bytes=2**26).close()
+
+
 @pytest.fixture
-def no_leaks() -> Iterator[None]:
+def no_leaks(compiled_kernels: None) -> Iterator[None]:
     """Fails the test if it leaves an engine process or a file in /dev/shm."""
     processes, files = engine_processes(), our_files()
     yield
