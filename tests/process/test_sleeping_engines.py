@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import engine_processes
+from conftest import engine_processes, our_files
 from engines import named_engine, run_a_little
 from programs import CLI, PATIENCE_S, holds_within, python, start_source
 from reference_models import MAX_TOKENS, greedy_tokens, make_model, make_prompts
@@ -37,7 +37,7 @@ def rss_bytes(pid: int) -> int:
 
 
 def shm_bytes() -> int:
-    return sum(path.stat().st_blocks * 512 for path in Path("/dev/shm").iterdir())
+    return sum(Path("/dev/shm", name).stat().st_blocks * 512 for name in our_files())
 
 
 def test_a_trainers_calls_in_its_order(tmp_path: Path) -> None:
