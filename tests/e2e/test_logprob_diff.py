@@ -28,15 +28,8 @@ def tool() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize(
-    "deterministic",
-    [False, pytest.param(True, marks=pytest.mark.slow)],
-    ids=["default", "deterministic"],
-)
 @pytest.mark.parametrize("kind", VARIANTS)
-def test_numbers_are_the_trainers(
-    tool: ModuleType, kind: str, deterministic: bool, tmp_path: Path
-) -> None:
+def test_numbers_are_the_trainers(tool: ModuleType, kind: str, tmp_path: Path) -> None:
     make_model(kind, tmp_path)
     for dtype, bound in BOUNDS.items():
         for temperature in (1.0, 0.7):
@@ -46,7 +39,6 @@ def test_numbers_are_the_trainers(
                 temperature,
                 (dtype, "float32"),
                 (8, 48, 24),
-                deterministic=deterministic,
                 multiprocess=False,
                 num_threads=2,
             )
