@@ -169,8 +169,10 @@ RULES = {
         lazy="model_files",
         lazy_packages="transformers trl",
     ),
-    "shmllm_kernels": Rule(packages="torch triton"),
     "shmllm_kernels.cpu": Rule(packages="llvmlite numba numpy"),
+    "shmllm_kernels": Rule(packages="torch"),
+    "shmllm_kernels.reference": Rule(packages="torch numpy"),
+    "shmllm_kernels.gpu": Rule(packages="torch triton"),
 }
 
 
@@ -310,7 +312,7 @@ def test_every_rule_has_a_module() -> None:
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n  import shmllm.core.plan",
             ["shmllm.core.plan"],
         ),
-        ("shmllm_kernels.norm", "import shmllm.errors", ["shmllm.errors"]),
+        ("shmllm_kernels.gpu.norm", "import shmllm.errors", ["shmllm.errors"]),
     ],
 )
 def test_the_check_finds_what_is_forbidden(module: str, source: str, expected: list[str]) -> None:

@@ -1,0 +1,215 @@
+"""Norms and rotates a step's query and key heads, and writes keys and values to the cache.
+
+One launch for what would be two norms, a rotation and two scattered copies. A program takes
+a token and a few of its query heads, key heads or value heads.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from shmllm_kernels.gpu.configs import next_power_of_two
+
+HEADS_PER_PROGRAM = 8
+_FLOAT16_MAX = tl.constexpr(65504.0)
+
+
+@triton.jit
+def _normed(first, second, weight_ptr, pairs, inside, eps, dtype: tl.constexpr, HALF: tl.constexpr):
+    """RMSNorm of heads that come as their two halves, rounded where the reference rounds."""
+    squares = tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)
+    scale = tl.rsqrt(squares / (2 * HALF) + eps)[:, None]
+    low = tl.load(weight_ptr + pairs, mask=inside, other=0.0).to(tl.float32)[None, :]
+    high = tl.load(weight_ptr + HALF + pairs, mask=inside, other=0.0).to(tl.float32)[None, :]
+    first = ((first * scale).to(dtype).to(tl.float32) * low).to(dtype).to(tl.float32)
+    second = ((second * scale).to(dtype).to(tl.float32) * high).to(dtype).to(tl.float32)
+    return first, second
+
+
+@triton.jit
+def _stored(x, dtype: tl.constexpr):
+    """As it goes into the cache: float16 saturates, since 0 times infinity is NaN."""
+    if dtype == tl.float16:
+        x = tl.where(x == x, x, 0.0)
+        x = tl.minimum(tl.maximum(x, -_FLOAT16_MAX), _FLOAT16_MAX)
+    return x.to(dtype)
+
+
+@triton.jit
+def _rope_write(
+    query_ptr,
+    key_ptr,
+    value_ptr,
+    heads_ptr,
+    cos_ptr,
+    sin_ptr,
+    slots_ptr,
+    query_weight_ptr,
+    key_weight_ptr,
+    query_token_stride,
+    query_head_stride,
+    heads_token_stride,
+    heads_head_stride,
+    cos_stride,
+    sin_stride,
+    cache_block_stride,
+    cache_token_stride,
+    cache_head_stride,
+    block_size,
+    eps,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    HEADS: tl.constexpr,
+    PAIRS: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    group = tl.program_id(1)
+    query_groups: tl.constexpr = (NUM_HEADS + HEADS - 1) // HEADS
+    kv_groups: tl.constexpr = (NUM_KV_HEADS + HEADS - 1) // HEADS
+    is_query = group < query_groups
+    is_value = group >= query_groups + kv_groups
+    slot = tl.load(slots_ptr + token).to(tl.int64)
+    if not is_query and slot < 0:
+        return
+
+    first_head = tl.where(
+        is_query, group, tl.where(is_value, group - kv_groups, group) - query_groups
+    )
+    head = first_head * HEADS + tl.arange(0, HEADS)
+    present = head < tl.where(is_query, NUM_HEADS, NUM_KV_HEADS)
+    skipped = tl.where(is_query, 0, tl.where(is_value, NUM_HEADS + NUM_KV_HEADS, NUM_HEADS))
+    pairs = tl.arange(0, PAIRS)
+    inside = pairs < HALF
+    mask = present[:, None] & inside[None, :]
+    source = heads_ptr + token * heads_token_stride
+    source += (skipped + head)[:, None] * heads_head_stride + pairs[None, :]
+    first = tl.load(source, mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(source + HALF, mask=mask, other=0.0).to(tl.float32)
+    dtype: tl.constexpr = heads_ptr.dtype.element_ty
+
+    block, place = slot // block_size, slot % block_size
+    cached = block * cache_block_stride + place * cache_token_stride
+    cached += head[:, None] * cache_head_stride + pairs[None, :]
+    if is_value:
+        tl.store(value_ptr + cached, _stored(first, dtype), mask=mask)
+        tl.store(value_ptr + cached + HALF, _stored(second, dtype), mask=mask)
+        return
+
+    if HAS_NORM:
+        weight_ptr = query_weight_ptr
+        if not is_query:
+            weight_ptr = key_weight_ptr
+        first, second = _normed(first, second, weight_ptr, pairs, inside, eps, dtype, HALF)
+    # The second halves of the tables have the plain signs.
+    angle = token * cos_stride + HALF + pairs
+    cos = tl.load(cos_ptr + angle, mask=inside, other=0.0).to(tl.float32)[None, :]
+    angle = token * sin_stride + HALF + pairs
+    sin = tl.load(sin_ptr + angle, mask=inside, other=0.0).to(tl.float32)[None, :]
+    turned_first = first * cos - second * sin
+    turned_second = second * cos + first * sin
+    if is_query:
+        target = query_ptr + token * query_token_stride
+        target += head[:, None] * query_head_stride + pairs[None, :]
+        tl.store(target, turned_first.to(dtype), mask=mask)
+        tl.store(target + HALF, turned_second.to(dtype), mask=mask)
+    else:
+        tl.store(key_ptr + cached, _stored(turned_first, dtype), mask=mask)
+        tl.store(key_ptr + cached + HALF, _stored(turned_second, dtype), mask=mask)
+
+
+def rope_and_write(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    heads: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    slots: Tensor,
+    norms: tuple[Tensor, Tensor, float] | None = None,
+) -> None:
+    """Computes what ``reference.rope_write.rope_and_write`` does, in float32 up to the result.
+
+    Args:
+        query: [tokens, num_heads, dim], heads contiguous; may be the query part of ``heads``.
+        key_cache: [blocks, block_size, num_kv_heads, dim], heads contiguous, other strides any.
+        value_cache: the same shape and strides.
+        heads: [tokens, num_heads + 2 * num_kv_heads, dim], heads contiguous; float32, float16
+            or bfloat16, as all but ``slots``.
+        cos: [tokens, 1, dim] or [tokens, dim], the last dimension contiguous. Only its second
+            half is read, as that of ``sin``.
+        sin: as ``cos``.
+        slots: [tokens] int64; a token of slot -1 has only its query rotated.
+        norms: weights of the query's and the key's norm, [dim] each, and their eps.
+
+    Reads and writes every element of ``heads`` once; 6 flops a rotated pair, 8 more with norms.
+    """
+    tokens, num_heads, dim = query.shape
+    num_kv_heads = key_cache.shape[2]
+    cos, sin = cos.view(tokens, dim), sin.view(tokens, dim)
+    _check(query, key_cache, value_cache, heads, cos, sin, slots)
+    if tokens == 0:
+        return
+    query_weight, key_weight, eps = norms if norms is not None else (cos, cos, 0.0)
+    if norms is not None:
+        for weight in (query_weight, key_weight):
+            assert weight.shape == (dim,), "a norm's weight is [dim]"
+            assert weight.dtype is heads.dtype, "all floating tensors have one dtype"
+            assert weight.stride(0) == 1, "a norm's weight must be contiguous"
+    per_program = min(HEADS_PER_PROGRAM, next_power_of_two(num_heads))
+    groups = triton.cdiv(num_heads, per_program) + 2 * triton.cdiv(num_kv_heads, per_program)
+    _rope_write[(tokens, groups)](
+        query,
+        key_cache,
+        value_cache,
+        heads,
+        cos,
+        sin,
+        slots,
+        query_weight,
+        key_weight,
+        query.stride(0),
+        query.stride(1),
+        heads.stride(0),
+        heads.stride(1),
+        cos.stride(0),
+        sin.stride(0),
+        *key_cache.stride()[:3],
+        key_cache.shape[1],
+        eps,
+        NUM_HEADS=num_heads,
+        NUM_KV_HEADS=num_kv_heads,
+        HALF=dim // 2,
+        HAS_NORM=norms is not None,
+        HEADS=per_program,
+        PAIRS=next_power_of_two(dim // 2),
+        num_warps=4,
+    )
+
+
+def _check(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    heads: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    slots: Tensor,
+) -> None:
+    tokens, num_heads, dim = query.shape
+    num_kv_heads = key_cache.shape[2]
+    assert dim % 2 == 0, f"a head of {dim} elements has no halves"
+    assert heads.shape == (tokens, num_heads + 2 * num_kv_heads, dim), "heads: query, key, value"
+    assert key_cache.shape[3] == dim, "the cache has heads of another size"
+    assert key_cache.shape == value_cache.shape, "key_cache and value_cache differ in shape"
+    assert key_cache.stride() == value_cache.stride(), "key_cache and value_cache differ in strides"
+    for tensor in (query, key_cache, value_cache, heads, cos, sin):
+        assert tensor.stride(-1) == 1, "the last dimension must be contiguous"
+        assert tensor.dtype is heads.dtype, "all floating tensors have one dtype"
+    assert slots.shape == (tokens,), "slots: one per token"
+    assert slots.dtype is torch.int64, "slots are int64"
+    assert slots.stride(0) == 1 or tokens < 2, "slots must be contiguous"
