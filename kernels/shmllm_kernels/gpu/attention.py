@@ -1,0 +1,178 @@
+"""Paged attention: any mix of prefill chunks and decodes over block tables, in one launch.
+
+The grid has (tokens // block_q + requests, kv heads, splits) programs, which the host knows
+without looking at a length; those left over return. So a captured graph serves every batch up
+to its size.
+
+What one row's bits depend on: its query, its keys, the config and the number of splits, and
+with ``num_splits=1`` and ``masks_all`` not even on how its request was cut into chunks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shmllm_kernels.gpu.attention_kernels import attend, join
+from shmllm_kernels.gpu.configs import AttentionConfig, next_power_of_two
+
+LOG2_E = 1.4426950408889634
+MAX_HEAD_DIM = 256
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionScratch:
+    """Where split contexts leave their sums; one for all layers.
+
+    Attributes:
+        sums: [tokens, num_heads, splits, dim] float32.
+        stats: [tokens, num_heads, splits, 2] float32, the largest score and the sum of weights.
+    """
+
+    sums: Tensor
+    stats: Tensor
+
+    @classmethod
+    def allocate(
+        cls, tokens: int, num_heads: int, splits: int, head_dim: int, device: torch.device
+    ) -> AttentionScratch:
+        """4 * tokens * num_heads * splits * (head_dim + 2) bytes."""
+        shape = (tokens, num_heads, splits)
+        sums = torch.empty((*shape, head_dim), dtype=torch.float32, device=device)
+        return cls(sums, torch.empty((*shape, 2), dtype=torch.float32, device=device))
+
+
+def paged_attention(
+    out: Tensor,
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_table: Tensor,
+    query_starts: Tensor,
+    context_lens: Tensor,
+    config: AttentionConfig,
+    scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    num_splits: int = 1,
+    scratch: AttentionScratch | None = None,
+    masks_all: bool = False,
+) -> None:
+    """Writes ``reference.attention.paged_attention``, but nothing where no request is.
+
+    The number of tokens and requests may be larger than those there are: requests of length 0
+    behind the last one, and tokens behind the end of the last, are skipped.
+
+    Args:
+        out: [tokens, num_heads, dim], the last dimension contiguous.
+        query: [tokens, num_heads, dim], as ``out``; dim at most 256.
+        key_cache: [blocks, block_size, num_kv_heads, dim], the last dimension contiguous, other
+            strides any; query's dtype: float32, float16 or bfloat16.
+        value_cache: the same shape and strides.
+        block_table: [requests, max_blocks] int32, rows contiguous. What no token needs is not
+            read.
+        query_starts: [requests + 1] int32, from 0, not decreasing.
+        context_lens: [requests] int32.
+        config: tiles and warps; `configs.attention_config` has them.
+        scale: of the scores.
+        window: positions that a token sees, itself included; None: all before it.
+        soft_cap: bound of the scores; None: none.
+        num_splits: parts of each context, a power of two.
+        scratch: for at least ``tokens`` and just ``num_splits``; None if that is 1.
+        masks_all: spend a mask also on tiles that need none, so that the bits of a row do not
+            depend on which tokens share its program.
+
+    Moves the keys and values of each request once for each block_q of its tokens; 4 * dim flops
+    for each pair of a query head's token and a key that it sees.
+    """
+    tokens, num_heads, dim = query.shape
+    requests, num_kv_heads = context_lens.shape[0], key_cache.shape[2]
+    _check(out, query, key_cache, value_cache, block_table, query_starts, context_lens)
+    per_kv = num_heads // num_kv_heads
+    assert min(config.block_m, config.tile) >= 16, f"{config} is too small"
+    assert config.block_m >= per_kv, f"{config} is too small for {per_kv} heads per kv head"
+    assert num_splits == next_power_of_two(num_splits), "num_splits must be a power of two"
+    if tokens == 0 or requests == 0:
+        return
+    sums, stats = (out, out)
+    if num_splits > 1:
+        assert scratch is not None, "split contexts need scratch memory"
+        sums, stats = scratch.sums, scratch.stats
+        assert sums.shape[0] >= tokens, "scratch is for fewer tokens"
+        assert sums.shape[1:] == (num_heads, num_splits, dim), "scratch has another shape"
+        assert sums.is_contiguous(), "scratch must be contiguous"
+        assert stats.is_contiguous(), "scratch must be contiguous"
+    factor = scale * LOG2_E if soft_cap is None else 2.0 * scale / soft_cap * LOG2_E
+    attend[(tokens // (config.block_m // per_kv) + requests, num_kv_heads, num_splits)](
+        out,
+        query,
+        key_cache,
+        value_cache,
+        block_table,
+        query_starts,
+        context_lens,
+        sums,
+        stats,
+        requests,
+        factor,
+        0.0 if soft_cap is None else soft_cap * LOG2_E,
+        0 if window is None else window,
+        *out.stride()[:2],
+        *query.stride()[:2],
+        *key_cache.stride()[:3],
+        block_table.stride(0),
+        HAS_WINDOW=window is not None,
+        HAS_CAP=soft_cap is not None,
+        MASKS_ALL=masks_all,
+        NUM_SPLITS=num_splits,
+        HEADS_PER_KV=per_kv,
+        BLOCK_SIZE=key_cache.shape[1],
+        BLOCK_M=config.block_m,
+        TILE=config.tile,
+        DIM=dim,
+        DIM_PADDED=max(next_power_of_two(dim), 16),
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
+    if num_splits > 1:
+        join[(tokens, num_heads)](
+            out,
+            sums,
+            stats,
+            query_starts,
+            requests,
+            *out.stride()[:2],
+            NUM_SPLITS=num_splits,
+            DIM=dim,
+            DIM_PADDED=max(next_power_of_two(dim), 16),
+            num_warps=4,
+        )
+
+
+def _check(
+    out: Tensor,
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_table: Tensor,
+    query_starts: Tensor,
+    context_lens: Tensor,
+) -> None:
+    _, num_heads, dim = query.shape
+    requests = context_lens.shape[0]
+    assert dim <= MAX_HEAD_DIM, f"heads of {dim} elements; at most {MAX_HEAD_DIM}"
+    assert out.shape == query.shape, "out must have query's shape"
+    assert key_cache.shape[3] == dim, "the cache has heads of another size"
+    assert num_heads % key_cache.shape[2] == 0, "kv heads must divide the query heads"
+    assert key_cache.shape == value_cache.shape, "key_cache and value_cache differ in shape"
+    assert key_cache.stride() == value_cache.stride(), "key_cache and value_cache differ in strides"
+    for tensor in (out, query, key_cache, value_cache):
+        assert tensor.stride(-1) == 1, "the last dimension must be contiguous"
+        assert tensor.dtype is query.dtype, "query, cache and out have one dtype"
+    assert block_table.shape[0] == requests, "block_table: one row per request"
+    assert query_starts.shape == (requests + 1,), "query_starts: one more than requests"
+    for tensor in (block_table, query_starts, context_lens):
+        assert tensor.dtype is torch.int32, "tables and lengths are int32"
+        assert tensor.stride(-1) == 1 or tensor.shape[-1] < 2, "tables and lengths are contiguous"

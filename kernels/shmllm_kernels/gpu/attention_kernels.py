@@ -1,0 +1,244 @@
+"""The kernels of paged attention, which `attention` launches.
+
+A program takes some tokens of one request and the query heads that share one kv head, and
+walks over tiles of keys with a running softmax. It finds its request by binary search over
+the places where requests begin. With more than one split, each part of a context is a program
+of its own, whose sums go to scratch memory; `join` puts them together.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _find_request(starts_ptr, tile, num_requests, BLOCK_Q: tl.constexpr):
+    """The last request whose first tile, starts[i] // BLOCK_Q + i, is not after `tile`."""
+    low = tile * 0
+    high = low + num_requests
+    while high - low > 1:
+        middle = (low + high) // 2
+        is_before = tl.load(starts_ptr + middle) // BLOCK_Q + middle <= tile
+        low = tl.where(is_before, middle, low)
+        high = tl.where(is_before, high, middle)
+    return low
+
+
+@triton.jit
+def _visit(
+    sums,
+    peak,
+    total,
+    query,
+    positions,
+    first_tile,
+    last_tile,
+    keys_begin,
+    keys_end,
+    key_ptr,
+    value_ptr,
+    table_ptr,
+    block_stride,
+    token_stride,
+    scale,
+    soft_cap,
+    window,
+    IS_MASKED: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_PADDED: tl.constexpr,
+):
+    """Takes the keys of some tiles into the running softmax of all rows. Without IS_MASKED
+    every row sees every key of them."""
+    dims = tl.arange(0, DIM_PADDED)
+    for tile in range(first_tile, last_tile):
+        keys = tile * TILE + tl.arange(0, TILE)
+        if IS_MASKED:
+            # What is not there is not read: it may be NaN, and 0 times NaN is NaN.
+            present = (keys >= keys_begin) & (keys < keys_end)
+            blocks = tl.load(table_ptr + keys // BLOCK_SIZE, mask=present, other=0)
+        else:
+            blocks = tl.load(table_ptr + keys // BLOCK_SIZE)
+        slots = blocks.to(tl.int64) * block_stride + (keys % BLOCK_SIZE) * token_stride
+        key_places = key_ptr + slots[None, :] + dims[:, None]
+        value_places = value_ptr + slots[:, None] + dims[None, :]
+        if IS_MASKED:
+            wanted = present[None, :] & (dims < DIM)[:, None]
+            key = tl.load(key_places, mask=wanted, other=0.0)
+            wanted = present[:, None] & (dims < DIM)[None, :]
+            value = tl.load(value_places, mask=wanted, other=0.0)
+        elif DIM == DIM_PADDED:
+            key = tl.load(key_places)
+            value = tl.load(value_places)
+        else:
+            key = tl.load(key_places, mask=(dims < DIM)[:, None], other=0.0)
+            value = tl.load(value_places, mask=(dims < DIM)[None, :], other=0.0)
+
+        scores = tl.dot(query, key, input_precision="ieee") * scale
+        if HAS_CAP:
+            scores = soft_cap * (1.0 - 2.0 / (tl.exp2(scores) + 1.0))
+        if IS_MASKED:
+            visible = present[None, :] & (keys[None, :] <= positions[:, None])
+            if HAS_WINDOW:
+                visible &= keys[None, :] > positions[:, None] - window
+            scores = tl.where(visible, scores, float("-inf"))
+        new_peak = tl.maximum(peak, tl.max(scores, axis=1))
+        # A row that has seen no key yet subtracts 0 from minus infinity.
+        base = tl.where(new_peak == float("-inf"), 0.0, new_peak) if IS_MASKED else new_peak
+        weights = tl.exp2(scores - base[:, None])
+        shrink = tl.exp2(peak - base)
+        total = total * shrink + tl.sum(weights, axis=1)
+        sums = tl.dot(
+            weights.to(value.dtype), value, sums * shrink[:, None], input_precision="ieee"
+        )
+        peak = new_peak
+    return sums, peak, total
+
+
+@triton.jit(do_not_specialize=["num_requests", "window"])
+def attend(
+    out_ptr,
+    query_ptr,
+    key_ptr,
+    value_ptr,
+    table_ptr,
+    starts_ptr,
+    contexts_ptr,
+    part_sums_ptr,
+    part_stats_ptr,
+    num_requests,
+    scale,
+    soft_cap,
+    window,
+    out_token_stride,
+    out_head_stride,
+    query_token_stride,
+    query_head_stride,
+    block_stride,
+    token_stride,
+    kv_head_stride,
+    table_stride,
+    HAS_WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    MASKS_ALL: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
+    HEADS_PER_KV: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    TILE: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_PADDED: tl.constexpr,
+):
+    BLOCK_Q: tl.constexpr = BLOCK_M // HEADS_PER_KV
+    tile = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    request = _find_request(starts_ptr, tile, num_requests, BLOCK_Q)
+    begin = tl.load(starts_ptr + request)
+    query_len = tl.load(starts_ptr + request + 1) - begin
+    first_query = (tile - begin // BLOCK_Q - request) * BLOCK_Q
+    if first_query >= query_len:
+        return
+
+    rows = tl.arange(0, BLOCK_M)
+    of_request = first_query + rows // HEADS_PER_KV
+    is_row = (of_request < query_len) & (rows < BLOCK_Q * HEADS_PER_KV)
+    heads = kv_head * HEADS_PER_KV + rows % HEADS_PER_KV
+    tokens = (begin + of_request).to(tl.int64)
+    dims = tl.arange(0, DIM_PADDED)
+    is_element = is_row[:, None] & (dims < DIM)[None, :]
+    places = tokens[:, None] * query_token_stride + heads[:, None] * query_head_stride
+    query = tl.load(query_ptr + places + dims[None, :], mask=is_element, other=0.0)
+
+    context = tl.load(contexts_ptr + request)
+    positions = context - query_len + of_request
+    first_position = context - query_len + first_query
+    keys_end = tl.minimum(first_position + BLOCK_Q, context)
+    keys_begin = tile * 0
+    if HAS_WINDOW:
+        keys_begin = tl.maximum(first_position - window + 1, 0)
+    lowest = keys_begin // TILE
+    highest = tl.cdiv(keys_end, TILE)
+    if NUM_SPLITS > 1:
+        per_split = tl.cdiv(highest - lowest, NUM_SPLITS)
+        lowest = lowest + split * per_split
+        highest = tl.minimum(lowest + per_split, highest)
+    # Between these two every row sees every key.
+    from_tile = lowest
+    if HAS_WINDOW:
+        from_tile = tl.cdiv(tl.maximum(keys_end - window, 0), TILE)
+        from_tile = tl.minimum(tl.maximum(from_tile, lowest), highest)
+    to_tile = tl.minimum(tl.maximum((first_position + 1) // TILE, from_tile), highest)
+    if MASKS_ALL:
+        to_tile = from_tile
+
+    sums = tl.zeros((BLOCK_M, DIM_PADDED), tl.float32)
+    peak = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK_M,), tl.float32)
+    key_ptr += kv_head * kv_head_stride
+    value_ptr += kv_head * kv_head_stride
+    table_ptr += request.to(tl.int64) * table_stride
+    # fmt: off
+    if HAS_WINDOW:
+        sums, peak, total = _visit(
+            sums, peak, total, query, positions, lowest, from_tile, keys_begin, keys_end, key_ptr,
+            value_ptr, table_ptr, block_stride, token_stride, scale, soft_cap, window,
+            True, HAS_WINDOW, HAS_CAP, BLOCK_SIZE, TILE, DIM, DIM_PADDED)
+    if not MASKS_ALL:
+        sums, peak, total = _visit(
+            sums, peak, total, query, positions, from_tile, to_tile, keys_begin, keys_end, key_ptr,
+            value_ptr, table_ptr, block_stride, token_stride, scale, soft_cap, window,
+            False, HAS_WINDOW, HAS_CAP, BLOCK_SIZE, TILE, DIM, DIM_PADDED)
+    sums, peak, total = _visit(
+        sums, peak, total, query, positions, to_tile, highest, keys_begin, keys_end, key_ptr,
+        value_ptr, table_ptr, block_stride, token_stride, scale, soft_cap, window,
+        True, HAS_WINDOW, HAS_CAP, BLOCK_SIZE, TILE, DIM, DIM_PADDED)
+    # fmt: on
+
+    if NUM_SPLITS > 1:
+        num_heads = tl.num_programs(1) * HEADS_PER_KV
+        part = (tokens * num_heads + heads) * NUM_SPLITS + split
+        tl.store(part_stats_ptr + 2 * part, peak, mask=is_row)
+        tl.store(part_stats_ptr + 2 * part + 1, total, mask=is_row)
+        part_places = part_sums_ptr + part[:, None] * DIM + dims[None, :]
+        tl.store(part_places, sums, mask=is_element & (total > 0.0)[:, None])
+    else:
+        result = sums / tl.where(total > 0.0, total, 1.0)[:, None]
+        places = tokens[:, None] * out_token_stride + heads[:, None] * out_head_stride
+        out_places = out_ptr + places + dims[None, :]
+        tl.store(out_places, result.to(out_ptr.dtype.element_ty), mask=is_element)
+
+
+@triton.jit(do_not_specialize=["num_requests"])
+def join(
+    out_ptr,
+    part_sums_ptr,
+    part_stats_ptr,
+    starts_ptr,
+    num_requests,
+    out_token_stride,
+    out_head_stride,
+    NUM_SPLITS: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_PADDED: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    if token >= tl.load(starts_ptr + num_requests):
+        return
+    splits = tl.arange(0, NUM_SPLITS)
+    dims = tl.arange(0, DIM_PADDED)
+    parts = (token * tl.num_programs(1) + head) * NUM_SPLITS + splits
+    peaks = tl.load(part_stats_ptr + 2 * parts)
+    totals = tl.load(part_stats_ptr + 2 * parts + 1)
+    # Where a part had no key its sums were not written.
+    written = (totals > 0.0)[:, None] & (dims < DIM)[None, :]
+    sums = tl.load(part_sums_ptr + parts[:, None] * DIM + dims[None, :], mask=written, other=0.0)
+    shares = tl.exp2(peaks - tl.max(peaks, axis=0))
+    result = tl.sum(sums * shares[:, None], axis=0) / tl.sum(totals * shares, axis=0)
+    places = out_ptr + token * out_token_stride + head * out_head_stride + dims
+    tl.store(places, result.to(out_ptr.dtype.element_ty), mask=dims < DIM)
