@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import random
+import warnings
 from collections.abc import Iterator
 
 import numpy as np
@@ -49,7 +50,8 @@ def draw(device: torch.device) -> Draw:
 @pytest.fixture(autouse=True)
 def _masked_rows_may_divide_by_zero() -> Iterator[None]:
     """The interpreter computes with numpy, and masked elements too."""
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
         yield
 
 

@@ -114,3 +114,8 @@ def row_warps(dim: int) -> int:
 def next_power_of_two(value: int) -> int:
     """The smallest power of two that is at least ``value``."""
     return 1 << max(value - 1, 0).bit_length()
+
+
+def sampling_chunk(vocab_size: int) -> int:
+    """Entries of a row that one program of the sampler takes: 16 to 32 of them a row."""
+    return min(max(next_power_of_two(vocab_size) // 32, 512), 8192)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from attention_conformance import AttentionConformance
 from rope_write_conformance import RopeWriteConformance
 from row_kernels_conformance import RowKernelsConformance
+from sampling_conformance import SamplingConformance
 
 
 class TestAttention(AttentionConformance):
@@ -16,4 +17,8 @@ class TestRopeWrite(RopeWriteConformance):
 
 
 class TestRowKernels(RowKernelsConformance):
+    pass
+
+
+class TestSampling(SamplingConformance):
     pass

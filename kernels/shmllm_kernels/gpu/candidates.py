@@ -1,0 +1,171 @@
+"""Which entries of a row can matter for its top-k, nucleus or min_p: a short list of them.
+
+Sorting a row of a whole vocabulary would cost more than anything else that a sampler does.
+Instead each chunk of a row counts what lies within some distances of the row's maximum; the
+smallest distance that surely holds what the filters keep is chosen, and the entries within it
+are copied side by side, in their order. A row with too many of them is left as it is.
+
+Owns kernels that chunks of all rows run in parallel; reads each row twice. What is kept in the
+end is decided on the short list, by `choice`.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+NUM_PIVOTS = 16
+SMALLEST_DISTANCE = 0.0625
+GROWTH = 1.5
+"""The distances are 1/16, 3/32, ... up to 18 nats, and all there is."""
+CAPACITY = 2048
+"""Entries of a short list."""
+
+
+@triton.jit
+def distances(NUM_PIVOTS: tl.constexpr):
+    """Of the pivots below the maximum, the last infinite."""
+    number = tl.arange(0, NUM_PIVOTS)
+    growing = 0.0625 * tl.exp2(number.to(tl.float32) * 0.5849625007211562)
+    return tl.where(number == NUM_PIVOTS - 1, float("inf"), growing)
+
+
+@triton.jit
+def is_filtered(temperature, top_k, top_p, min_p, vocab_size):
+    """Whether a row that is drawn has any filter."""
+    cuts = (top_k > 0) & (top_k < vocab_size)
+    return (temperature > 0.0) & (cuts | (top_p < 1.0) | (min_p > 0.0))
+
+
+@triton.jit
+def row_peak(chunk_max_ptr, num_chunks, CHUNKS: tl.constexpr):
+    """The largest entry of a row, from those of its chunks."""
+    chunks = tl.arange(0, CHUNKS)
+    peaks = tl.load(chunk_max_ptr + chunks, mask=chunks < num_chunks, other=float("-inf"))
+    return tl.max(peaks, axis=0)
+
+
+@triton.jit
+def count_within(
+    values_ptr,
+    chunk_max_ptr,
+    counts_ptr,
+    masses_ptr,
+    rows_ptr,
+    temperature_ptr,
+    top_k_ptr,
+    top_p_ptr,
+    min_p_ptr,
+    values_stride,
+    vocab_size,
+    num_chunks,
+    CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    NUM_PIVOTS: tl.constexpr,
+):
+    """How many entries of a chunk lie within each distance, and the sum of their weights."""
+    index = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1)
+    row = tl.load(rows_ptr + index)
+    if row < 0:
+        return
+    top_k = tl.load(top_k_ptr + row)
+    top_p = tl.load(top_p_ptr + row)
+    min_p = tl.load(min_p_ptr + row)
+    if not is_filtered(tl.load(temperature_ptr + row), top_k, top_p, min_p, vocab_size):
+        return
+    peak = row_peak(chunk_max_ptr + index * num_chunks, num_chunks, CHUNKS)
+    pivots = peak - distances(NUM_PIVOTS)
+    count = tl.zeros((NUM_PIVOTS, BLOCK), tl.int32)
+    mass = tl.zeros((NUM_PIVOTS, BLOCK), tl.float32)
+    for begin in range(chunk * CHUNK, (chunk + 1) * CHUNK, BLOCK):
+        columns = begin + tl.arange(0, BLOCK)
+        places = values_ptr + index * values_stride + columns
+        values = tl.load(places, mask=columns < vocab_size, other=float("-inf"))
+        weights = tl.exp(values - peak)
+        inside = (values[None, :] >= pivots[:, None]) & (values > float("-inf"))[None, :]
+        count += inside.to(tl.int32)
+        mass += tl.where(inside, weights[None, :], 0.0)
+    target = (index * num_chunks + chunk) * NUM_PIVOTS + tl.arange(0, NUM_PIVOTS)
+    tl.store(counts_ptr + target, tl.sum(count, axis=1))
+    tl.store(masses_ptr + target, tl.sum(mass, axis=1))
+
+
+@triton.jit
+def collect(
+    values_ptr,
+    chunk_max_ptr,
+    counts_ptr,
+    masses_ptr,
+    short_ptr,
+    short_ids_ptr,
+    lengths_ptr,
+    rows_ptr,
+    temperature_ptr,
+    top_k_ptr,
+    top_p_ptr,
+    min_p_ptr,
+    values_stride,
+    vocab_size,
+    num_chunks,
+    CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    NUM_PIVOTS: tl.constexpr,
+    CAPACITY: tl.constexpr,
+):
+    """Copies a chunk's part of the short list behind those of the chunks before it.
+
+    A row's length becomes that of its list, and -1 where it has none."""
+    index = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1)
+    row = tl.load(rows_ptr + index)
+    if row < 0:
+        return
+    top_k = tl.load(top_k_ptr + row)
+    top_p = tl.load(top_p_ptr + row)
+    min_p = tl.load(min_p_ptr + row)
+    if not is_filtered(tl.load(temperature_ptr + row), top_k, top_p, min_p, vocab_size):
+        return
+    number = tl.arange(0, NUM_PIVOTS)
+    chunks = tl.arange(0, CHUNKS)
+    parts = (index * num_chunks + chunks)[:, None] * NUM_PIVOTS + number[None, :]
+    present = (chunks < num_chunks)[:, None]
+    counts = tl.load(counts_ptr + parts, mask=present, other=0)
+    masses = tl.load(masses_ptr + parts, mask=present, other=0.0)
+    counted = tl.sum(counts, axis=0)
+    mass = tl.sum(masses, axis=0)
+
+    distance = distances(NUM_PIVOTS)
+    total = tl.sum(tl.where(number == NUM_PIVOTS - 1, mass, 0.0), axis=0)
+    # The sum of a nucleus is found again in another order: some more than it needs.
+    is_enough = mass >= top_p * total * 1.001
+    holds_floor = distance > 0.001 - tl.log(tl.maximum(min_p, 1e-37))
+    if min_p > 0.0:
+        is_enough = holds_floor
+    if (top_k > 0) & (top_k < vocab_size):
+        is_enough = counted >= top_k
+        if min_p > 0.0:
+            is_enough |= holds_floor
+    chosen = tl.min(tl.where(is_enough, number, NUM_PIVOTS - 1), axis=0)
+    length = tl.sum(tl.where(number == chosen, counted, 0), axis=0)
+    if chunk == 0:
+        tl.store(lengths_ptr + index, tl.where(length <= CAPACITY, length, -1))
+    if length > CAPACITY:
+        return
+
+    is_before = (chunks < chunk)[:, None] & (number == chosen)[None, :]
+    taken = tl.sum(tl.sum(tl.where(is_before, counts, 0), axis=1), axis=0)
+    peak = row_peak(chunk_max_ptr + index * num_chunks, num_chunks, CHUNKS)
+    pivot = peak - tl.sum(tl.where(number == chosen, distance, 0.0), axis=0)
+    for begin in range(chunk * CHUNK, (chunk + 1) * CHUNK, BLOCK):
+        columns = begin + tl.arange(0, BLOCK)
+        places = values_ptr + index * values_stride + columns
+        values = tl.load(places, mask=columns < vocab_size, other=float("-inf"))
+        inside = (values >= pivot) & (values > float("-inf"))
+        ordinal = tl.cumsum(inside.to(tl.int32), axis=0)
+        target = index * CAPACITY + taken + ordinal - 1
+        tl.store(short_ptr + target, values, mask=inside)
+        tl.store(short_ids_ptr + target, columns, mask=inside)
+        taken += tl.sum(inside.to(tl.int32), axis=0)

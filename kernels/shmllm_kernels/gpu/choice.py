@@ -1,0 +1,246 @@
+"""The last look at each row: its threshold, and the token.
+
+A row's filters come down to a threshold, found by narrowing 2**32 ordered float32 values to a
+sixteenth, eight times, with a count or a sum of weights for each candidate; no sort. Among
+entries equal to the threshold the nucleus has the first few, so a row's kept entries are those
+above the threshold, and those at it up to some id.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from shmllm_kernels.gpu.candidates import is_filtered, row_peak
+from shmllm_kernels.gpu.chunks import first_of_largest
+from shmllm_kernels.gpu.noise import gumbel_of_entries
+
+KEY_OF_MINUS_INFINITY = tl.constexpr(-2139095041)
+
+
+@triton.jit
+def _float_of_key(keys):
+    """The float32 whose place in the order of all float32 is `keys`, int64."""
+    bits = tl.minimum(keys, 2147483647).to(tl.int32)
+    bits = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _measure(values_ptr, length, pivots, peak, BY_WEIGHT: tl.constexpr, BLOCK: tl.constexpr):
+    """How many values are at or above each of 16 pivots, or the sum of their weights."""
+    found = tl.zeros((16, BLOCK), tl.float32)
+    for begin in range(0, length, BLOCK):
+        places = begin + tl.arange(0, BLOCK)
+        values = tl.load(values_ptr + places, mask=places < length, other=float("nan"))
+        weights = tl.exp(values - peak) if BY_WEIGHT else tl.full((BLOCK,), 1.0, tl.float32)
+        found += tl.where(values[None, :] >= pivots[:, None], weights[None, :], 0.0)
+    return tl.sum(found, axis=1)
+
+
+@triton.jit
+def _threshold(values_ptr, length, peak, target, BY_WEIGHT: tl.constexpr, BLOCK: tl.constexpr):
+    """The largest value such that those at or above it come to the target; else -inf."""
+    key = tl.full((1,), KEY_OF_MINUS_INFINITY, tl.int64)
+    step = tl.full((1,), 1 << 28, tl.int64)
+    for _ in range(8):
+        keys = key + step * tl.arange(0, 16)
+        found = _measure(values_ptr, length, _float_of_key(keys), peak, BY_WEIGHT, BLOCK)
+        # What is at or above the first pivot comes to the target by construction.
+        reached = tl.sum(((found >= target) & (tl.arange(0, 16) > 0)).to(tl.int64), axis=0)
+        key += step * reached
+        step = step // 16
+    return tl.max(_float_of_key(key), axis=0)
+
+
+@triton.jit
+def _last_equal(
+    values_ptr, ids_ptr, length, threshold, wanted, IS_SHORT: tl.constexpr, BLOCK: tl.constexpr
+):
+    """The id of the `wanted`-th entry that equals the threshold."""
+    seen = 0
+    found = -1
+    for begin in range(0, length, BLOCK):
+        places = begin + tl.arange(0, BLOCK)
+        values = tl.load(values_ptr + places, mask=places < length, other=float("nan"))
+        ids = tl.load(ids_ptr + places, mask=places < length, other=0) if IS_SHORT else places
+        equal = (values == threshold).to(tl.int32)
+        ordinal = seen + tl.cumsum(equal, axis=0)
+        taken = (equal > 0) & (ordinal <= wanted)
+        found = tl.maximum(found, tl.max(tl.where(taken, ids, -1), axis=0))
+        seen += tl.sum(equal, axis=0)
+    return found
+
+
+@triton.jit
+def _bounds(
+    values_ptr,
+    ids_ptr,
+    length,
+    peak,
+    total,
+    top_k,
+    top_p,
+    min_p,
+    vocab_size,
+    IS_SHORT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Threshold, and last id at it, of what min_p, top_k and top_p leave."""
+    threshold = float("-inf")
+    cuts = (top_k > 0) & (top_k < vocab_size)
+    if cuts:
+        threshold = _threshold(values_ptr, length, peak, top_k.to(tl.float32), False, BLOCK)
+    if min_p > 0.0:
+        threshold = tl.maximum(threshold, peak + tl.log(tl.maximum(min_p, 1e-37)))
+    last_id = vocab_size
+    if top_p < 1.0:
+        if cuts | (min_p > 0.0):
+            pivots = tl.full((16,), 0.0, tl.float32) + threshold
+            sums = _measure(values_ptr, length, pivots, peak, True, BLOCK)
+            total = tl.max(sums, axis=0)
+        target = top_p * total
+        threshold = _threshold(values_ptr, length, peak, target, True, BLOCK)
+        following = _float_of_key(_key_after(threshold))
+        above = _measure(
+            values_ptr, length, tl.full((16,), 0.0, tl.float32) + following, peak, True, BLOCK
+        )
+        rest = (target - tl.max(above, axis=0)) / tl.exp(threshold - peak)
+        wanted = tl.maximum(tl.ceil(tl.minimum(rest, 1e9)), 1.0).to(tl.int32)
+        last_id = _last_equal(values_ptr, ids_ptr, length, threshold, wanted, IS_SHORT, BLOCK)
+    return threshold, last_id
+
+
+@triton.jit
+def _key_after(value):
+    """The place of the next larger float32. Zero stands above minus zero."""
+    bits = (value + 0.0).to(tl.int32, bitcast=True)
+    keys = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64) + 1
+    return keys
+
+
+@triton.jit
+def _drawn(
+    values_ptr,
+    ids_ptr,
+    length,
+    threshold,
+    last_id,
+    seed,
+    position,
+    vocab_size,
+    IS_SHORT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The kept entry with the largest sum of value and noise."""
+    best = float("-inf")
+    best_id = 0
+    for begin in range(0, length, BLOCK):
+        places = begin + tl.arange(0, BLOCK)
+        values = tl.load(values_ptr + places, mask=places < length, other=float("-inf"))
+        ids = tl.load(ids_ptr + places, mask=places < length, other=0) if IS_SHORT else places
+        kept = (values > threshold) | ((values == threshold) & (ids <= last_id))
+        noisy = values + gumbel_of_entries(seed, position, ids)
+        noisy = tl.where(kept & (values > float("-inf")), noisy, float("-inf"))
+        largest, largest_id = first_of_largest(noisy, ids, vocab_size)
+        is_better = largest > best
+        best = tl.where(is_better, largest, best)
+        best_id = tl.where(is_better, largest_id, best_id)
+    return best_id
+
+
+@triton.jit
+def choose(
+    tokens_ptr,
+    edited_ptr,
+    chunk_max_ptr,
+    chunk_sum_ptr,
+    chunk_best_ptr,
+    chunk_id_ptr,
+    short_ptr,
+    short_ids_ptr,
+    lengths_ptr,
+    thresholds_ptr,
+    last_ids_ptr,
+    rows_ptr,
+    positions_ptr,
+    temperature_ptr,
+    top_k_ptr,
+    top_p_ptr,
+    min_p_ptr,
+    seeds_ptr,
+    edited_stride,
+    vocab_size,
+    num_chunks,
+    CHUNKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CAPACITY: tl.constexpr,
+):
+    index = tl.program_id(0).to(tl.int64)
+    row = tl.load(rows_ptr + index)
+    if row < 0:
+        return
+    chunks = tl.arange(0, CHUNKS)
+    parts = index * num_chunks + chunks
+    present = chunks < num_chunks
+    top_k = tl.load(top_k_ptr + row)
+    top_p = tl.load(top_p_ptr + row)
+    min_p = tl.load(min_p_ptr + row)
+    if not is_filtered(tl.load(temperature_ptr + row), top_k, top_p, min_p, vocab_size):
+        bests = tl.load(chunk_best_ptr + parts, mask=present, other=float("-inf"))
+        ids = tl.load(chunk_id_ptr + parts, mask=present, other=vocab_size)
+        _, token = first_of_largest(bests, ids, vocab_size)
+        tl.store(tokens_ptr + index, tl.where(token < vocab_size, token, 0).to(tl.int64))
+        tl.store(thresholds_ptr + index, float("-inf"))
+        tl.store(last_ids_ptr + index, vocab_size)
+        return
+
+    peak = row_peak(chunk_max_ptr + index * num_chunks, num_chunks, CHUNKS)
+    peaks = tl.load(chunk_max_ptr + parts, mask=present, other=float("-inf"))
+    sums = tl.load(chunk_sum_ptr + parts, mask=present, other=0.0)
+    total = tl.sum(tl.where(sums > 0.0, sums * tl.exp(peaks - peak), 0.0), axis=0)
+    seed = tl.load(seeds_ptr + row)
+    position = tl.load(positions_ptr + index)
+    length = tl.load(lengths_ptr + index)
+    # fmt: off
+    if length >= 0:
+        values = short_ptr + index * CAPACITY
+        ids = short_ids_ptr + index * CAPACITY
+        threshold, last_id = _bounds(
+            values, ids, length, peak, total, top_k, top_p, min_p, vocab_size, True, BLOCK)
+        token = _drawn(
+            values, ids, length, threshold, last_id, seed, position, vocab_size, True, BLOCK)
+    else:
+        values = edited_ptr + index * edited_stride
+        ids = short_ids_ptr + index * CAPACITY
+        threshold, last_id = _bounds(
+            values, ids, vocab_size, peak, total, top_k, top_p, min_p, vocab_size, False, BLOCK)
+        token = _drawn(
+            values, ids, vocab_size, threshold, last_id, seed, position, vocab_size, False, BLOCK)
+    # fmt: on
+    tl.store(tokens_ptr + index, tl.where(token < vocab_size, token, 0).to(tl.int64))
+    tl.store(thresholds_ptr + index, threshold)
+    tl.store(last_ids_ptr + index, last_id)
+
+
+@triton.jit
+def forbid(
+    edited_ptr,
+    thresholds_ptr,
+    last_ids_ptr,
+    rows_ptr,
+    edited_stride,
+    vocab_size,
+    CHUNK: tl.constexpr,
+):
+    """Minus infinity where a row's filters drop an entry."""
+    index = tl.program_id(0).to(tl.int64)
+    if tl.load(rows_ptr + index) < 0:
+        return
+    columns = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
+    places = edited_ptr + index * edited_stride + columns
+    values = tl.load(places, mask=columns < vocab_size, other=float("-inf"))
+    threshold = tl.load(thresholds_ptr + index)
+    last_id = tl.load(last_ids_ptr + index)
+    kept = (values > threshold) | ((values == threshold) & (columns <= last_id))
+    tl.store(places, float("-inf"), mask=(columns < vocab_size) & ~kept)

@@ -1,0 +1,77 @@
+"""The references of attention and of the fused write against torch's and transformers' own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_pos_emb
+
+from shmllm_kernels.reference.activation import gelu_and_mul
+from shmllm_kernels.reference.attention import paged_attention
+from shmllm_kernels.reference.rope_write import rope_and_write
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_paged_attention_equals_torchs_on_gathered_keys(window):
+    cache, query = random(2, 9, 4, 2, 16), random(8, 6, 16, seed=1)
+    table = torch.tensor([[3, 8, 1, 99], [7, 2, 99, 99]], dtype=torch.int32)
+    starts, contexts = torch.tensor([0, 1, 8]), torch.tensor([11, 7])
+    got = paged_attention(query, *cache, table, starts, contexts, 0.2, window)
+    for request, (begin, end, context) in enumerate([(0, 1, 11), (1, 8, 7)]):
+        blocks = table[request, : -(-context // 4)].long()
+        key, value = (
+            half[blocks].flatten(0, 1)[:context].transpose(0, 1).repeat_interleave(3, 0)
+            for half in cache
+        )
+        seen = torch.ones(end - begin, context, dtype=torch.bool).tril(context - (end - begin))
+        if window is not None:
+            seen &= seen.new_ones(seen.shape).triu(context - (end - begin) - window + 1)
+        want = F.scaled_dot_product_attention(
+            query[begin:end].transpose(0, 1), key, value, attn_mask=seen, scale=0.2
+        )
+        torch.testing.assert_close(got[begin:end], want.transpose(0, 1), atol=1e-6, rtol=1e-5)
+
+
+def test_a_soft_cap_bounds_the_scores():
+    cache = random(2, 1, 4, 1, 16)
+    query, table = random(1, 1, 16, seed=1) * 50, torch.zeros(1, 1, dtype=torch.int32)
+    lengths = torch.tensor([0, 1]), torch.tensor([4])
+    got = paged_attention(query, *cache, table, *lengths, 1.0, soft_cap=3.0)
+    scores = 3 * torch.tanh(cache[0, 0, :, 0] @ query[0, 0] / 3)
+    torch.testing.assert_close(got[0, 0], scores.softmax(0) @ cache[1, 0, :, 0])
+
+
+def test_rope_and_write_equals_transformers_norm_and_rotation():
+    heads, angles = random(3, 8, 16), random(3, 8, seed=1) * 3
+    cos, sin = angles.cos(), angles.sin()
+    weights = random(2, 16, seed=2)
+    norms = [Qwen3RMSNorm(16, 1e-5) for _ in range(2)]
+    for norm, weight in zip(norms, weights, strict=True):
+        norm.weight.data.copy_(weight)
+    query, cache = torch.empty(3, 4, 16), torch.zeros(2, 3, 4, 2, 16)
+    tables = torch.cat((cos, cos), -1)[:, None], torch.cat((-sin, sin), -1)[:, None]
+    slots = torch.tensor([9, -1, 2])
+    rope_and_write(query, *cache, heads, *tables, slots, (*weights, 1e-5))
+    with torch.no_grad():
+        parts = norms[0](heads[:, :4]), norms[1](heads[:, 4:6])
+    wide = [torch.cat((part, part), -1) for part in (cos, sin)]
+    want_query, want_key = apply_rotary_pos_emb(*parts, *wide)
+    torch.testing.assert_close(query, want_query)
+    keys, values = (half.flatten(0, 1) for half in cache)
+    torch.testing.assert_close(keys[[9, 2]], want_key[[0, 2]])
+    assert torch.equal(values[[9, 2]], heads[[0, 2], 6:])
+    rest = [slot for slot in range(12) if slot not in (9, 2)]
+    assert not keys[rest].any()
+    assert not values[rest].any()
+
+
+@pytest.mark.parametrize("approximate", ["tanh", "none"])
+def test_gelu_and_mul(approximate):
+    gate_up = random(5, 48)
+    want = F.gelu(gate_up[:, :24], approximate=approximate) * gate_up[:, 24:]
+    assert torch.equal(gelu_and_mul(gate_up, approximate), want)
