@@ -1,0 +1,61 @@
+"""Every launch of the kernels compiles for GPUs, fits on them, and keeps to its registers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).resolve().parents[2]
+SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024}
+SPILLED_BYTES = 64
+"""A few registers of a long prologue may be stored; a loop that spills needs more."""
+
+
+def launches(capability: int, *arguments: str, cache: Path) -> list[dict[str, object]]:
+    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    search = os.pathsep.join([str(TESTS), *sys.path])
+    done = subprocess.run(
+        [sys.executable, str(TESTS / "kernel_launches.py"), str(capability), *arguments],
+        env=kept | {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": search},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def check(found: list[dict[str, object]], capability: int) -> None:
+    for kernel in found:
+        print(kernel)
+        assert kernel["shared_bytes"] <= SHARED_BYTES[capability], kernel
+        assert not kernel["is_double"], kernel
+        if "float32" not in kernel["kernel"]:
+            assert kernel["stack_bytes"] <= SPILLED_BYTES, kernel
+    attention = [kernel for kernel in found if "float32" not in kernel["kernel"]]
+    attention = [kernel for kernel in attention if kernel["kernel"].endswith(" attend")]
+    assert all(kernel["async_copies"] for kernel in attention), "loads are not pipelined"
+    assert all(kernel["mma"] or kernel["wgmma"] for kernel in attention)
+    if capability == 90:
+        prefill = [kernel for kernel in attention if " 512 " in kernel["kernel"]]
+        assert prefill
+        assert all(kernel["wgmma"] for kernel in prefill), "not Hopper's own instruction"
+
+
+@pytest.mark.slow
+def test_launches_compile_for_hopper(tmp_path: Path) -> None:
+    found = launches(90, cache=tmp_path)
+    names = {str(kernel["kernel"]).split()[-1] for kernel in found}
+    assert {"_rms_norm", "_gated", "_rope_write", "attend", "join", "choose", "_best"} <= names
+    check(found, 90)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 90])
+def test_all_configurations_compile(capability: int, tmp_path: Path) -> None:
+    check(launches(capability, "all", cache=tmp_path), capability)
