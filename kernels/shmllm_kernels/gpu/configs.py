@@ -75,7 +75,7 @@ def attention_config(
         head_dim: at most 256.
         heads_per_kv: query heads that share a kv head.
         max_query_len: 1 for a batch of decodes. A number that the host knows at capture.
-        dtype: of query and cache; float32, which takes twice the room and no tensor core, has small tiles.
+        dtype: of query and cache; float32 takes twice the room and no tensor core: small tiles.
     """
     table = _DECODE if max_query_len == 1 else _PREFILL
     by_size = table[device_key(device)]
