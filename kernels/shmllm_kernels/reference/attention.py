@@ -54,7 +54,8 @@ def paged_attention(
         scores = torch.einsum("qhd,khd->hqk", query[begin:end].double(), key) * scale
         if soft_cap is not None:
             scores = soft_cap * torch.tanh(scores / soft_cap)
-        scores = scores.masked_fill(_hidden(end - begin, context, window), -torch.inf)
+        hidden = _hidden(end - begin, context, window).to(scores.device)
+        scores = scores.masked_fill(hidden, -torch.inf)
         out[begin:end] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), value).to(query.dtype)
     return out
 
