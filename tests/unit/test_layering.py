@@ -169,8 +169,8 @@ RULES = {
         lazy="model_files",
         lazy_packages="transformers trl",
     ),
+    "shmllm_kernels": Rule(),
     "shmllm_kernels.cpu": Rule(packages="llvmlite numba numpy"),
-    "shmllm_kernels": Rule(packages="torch"),
     "shmllm_kernels.reference": Rule(packages="torch numpy"),
     "shmllm_kernels.gpu": Rule(packages="torch triton"),
 }

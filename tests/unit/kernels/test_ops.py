@@ -8,7 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
-from shmllm_kernels import add_rms_norm, apply_rope, rms_norm, rotate, silu_and_mul
+from shmllm_kernels.reference.activation import silu_and_mul
+from shmllm_kernels.reference.norm import add_rms_norm, rms_norm
+from shmllm_kernels.reference.rope import apply_rope, rotate
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
