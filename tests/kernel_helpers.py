@@ -48,10 +48,12 @@ def draw(device: torch.device) -> Draw:
 
 
 @pytest.fixture(autouse=True)
-def _masked_rows_may_divide_by_zero() -> Iterator[None]:
-    """The interpreter computes with numpy, and masked elements too."""
+def _numpy_may_warn() -> Iterator[None]:
+    """The interpreter computes with numpy, and masked elements too. That of Triton 3.6 makes
+    numbers of arrays in a way that numpy is to drop."""
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
+        warnings.simplefilter("ignore", DeprecationWarning)
         yield
 
 

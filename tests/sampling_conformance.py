@@ -210,6 +210,18 @@ class SamplingConformance:
         names = ("top_k", "top_p", "min_p", "top_k and top_p", "all", "nearly all")
         Step(draw, logits, *(PARAMETERS[name] for name in names)).check()
 
+    def test_a_threshold_tells_neighbouring_numbers_apart(self, draw):
+        bits = torch.stack([draw.permutation(300) for _ in range(3)]).int()
+        bits += 2**24
+        bits[1] -= 2**31
+        bits[2] += 0x3F000000
+        names = ("top_k", "top_k and top_p", "top_k")
+        step = Step(draw, bits.view(torch.float32), *(PARAMETERS[name] for name in names))
+        step.check()
+        kept = (step.scratch.edited > -torch.inf).sum(dim=1)
+        by_top_k = step.of_rows().top_k == 7
+        assert (kept[by_top_k] == 7).all()
+
     def test_few_finite_logits(self, draw):
         logits = torch.full((5, 300), -torch.inf, device=draw.device)
         logits[:, 299] = 1.0
