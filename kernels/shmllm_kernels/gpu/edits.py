@@ -15,7 +15,7 @@ from torch import Tensor
 BLOCK = 256
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _count(
     uses_ptr,
     rows_ptr,
@@ -37,7 +37,7 @@ def _count(
         tl.atomic_add(uses_ptr + row * stride + token, 2, mask=is_use)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _add(logits_ptr, rows_ptr, tokens_ptr, values_ptr, count, stride, BLOCK: tl.constexpr):
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = index < count

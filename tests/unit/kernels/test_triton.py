@@ -19,7 +19,7 @@ NO_TESTS_COLLECTED = 5
 
 
 def interpret(path: Path, markers: str) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0"]
+    command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0"]
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [*command, "-m", markers, str(path)],
@@ -46,7 +46,7 @@ def test_interpreted_at_length(name: str) -> None:
 def test_none_of_them_is_collected_where_triton_compiles() -> None:
     environment = {name: os.environ[name] for name in os.environ if name != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "--collect-only", "-n", "0", str(FOLDER)],
+        [sys.executable, "-P", "-m", "pytest", "-q", "--collect-only", "-n", "0", str(FOLDER)],
         cwd=REPOSITORY,
         env=environment,
         stdin=subprocess.DEVNULL,

@@ -47,7 +47,6 @@ def check(found: list[dict[str, object]], capability: int) -> None:
         assert all(kernel["wgmma"] for kernel in prefill), "not Hopper's own instruction"
 
 
-@pytest.mark.slow
 def test_launches_compile_for_hopper(tmp_path: Path) -> None:
     found = launches(90, cache=tmp_path)
     names = {str(kernel["kernel"]).split()[-1] for kernel in found}
