@@ -14,7 +14,6 @@ scheduled.
 from __future__ import annotations
 
 import faulthandler
-import gc
 import os
 import signal
 import sys
@@ -25,6 +24,7 @@ from pathlib import Path
 from types import FrameType
 
 from shmllm.config import ClientConfig, EngineConfig
+from shmllm.engine import garbage
 from shmllm.engine.admission import admit
 from shmllm.engine.calls import reply_to
 from shmllm.engine.core import EngineCore
@@ -62,10 +62,6 @@ from shmllm.wire.messages import (
 )
 
 LIVENESS_PERIOD_S = 0.1
-# A collection of the oldest generation looks at every queued request: 220 ms for 100,000 of
-# them, in the middle of a step. With these thresholds none happens, and the longest of the
-# others takes 12 ms; reference counts free what steps leave behind.
-GC_THRESHOLDS = (100_000, 20, 100)
 EXIT_FAILED_START = 2
 SHUTTING_DOWN = "the engine is shutting down and takes no new requests"
 STALL_DUMP_AFTER_S = 5.0
@@ -183,7 +179,7 @@ class EngineProcess:
         """Make the core; what went wrong if that fails."""
         from shmllm.worker.runner import ModelRunner
 
-        gc.freeze()  # what was imported stays
+        garbage.keep_imported()
         self._report.imported()
         self._tracing.loading()
         try:
@@ -196,9 +192,7 @@ class EngineProcess:
         self._tracing.loaded(core)
         self._desk = WorkerDesk(core, self._path is None or config.client.allow_callables)
         self._waiter.set_policy(WaitPolicy.named(config.client.wait_policy))
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(*GC_THRESHOLDS)
+        garbage.settle()
         self._report.ready(core)
         self._page.set_state(EngineState.READY)
         return None
@@ -389,7 +383,7 @@ def main() -> int:
     """Entry point of the engine process."""
     if sys.stderr is not None:
         faulthandler.enable()
-    gc.set_threshold(0)  # until the model is there: collecting took a quarter of that time
+    garbage.hold()
     mode, *arguments = sys.argv[1:]
     try:
         if mode == "--private":

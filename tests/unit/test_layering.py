@@ -87,6 +87,7 @@ RULES = {
         "config outputs logprobs tracing wire.messages engine.worker_call"
     ),
     "shmllm.engine.log": Rule(),
+    "shmllm.engine.garbage": Rule(),
     "shmllm.engine.sleeper": Rule("core sleep_report"),
     "shmllm.engine.client": Rule(
         "errors config outputs logprobs wire ipc tracing engine.client_protocol "
@@ -116,7 +117,7 @@ RULES = {
     ),
     "shmllm.engine.process": Rule(
         "errors config outputs wire ipc engine.admission engine.calls engine.core engine.session "
-        "engine.doorkeeper engine.log engine.outbox engine.reporter engine.tracing "
+        "engine.doorkeeper engine.garbage engine.log engine.outbox engine.reporter engine.tracing "
         "engine.weight_bucket engine.worker_desk",
         lazy="worker.runner",
     ),
