@@ -171,7 +171,7 @@ RULES = {
         lazy_packages="transformers trl",
     ),
     "shmllm_kernels": Rule(),
-    "shmllm_kernels.cpu": Rule(packages="llvmlite numba numpy"),
+    "shmllm_kernels.cpu": Rule(packages="llvmlite numpy"),
     "shmllm_kernels.reference": Rule(packages="torch numpy"),
     "shmllm_kernels.gpu": Rule(packages="torch triton"),
 }

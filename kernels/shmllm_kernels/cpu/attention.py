@@ -14,7 +14,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from shmllm_kernels.cpu import cache_layout as at
@@ -22,6 +21,7 @@ from shmllm_kernels.cpu.attention_blocks import Tile, find_stretch
 from shmllm_kernels.cpu.attention_rows import FACTORS_BYTES, GROUPS, SCORES_BYTES, Rows, Stretch
 from shmllm_kernels.cpu.attention_tiles import KEY_VECTORS
 from shmllm_kernels.cpu.cache_layout import CacheLayout
+from shmllm_kernels.cpu.language import compiled
 from shmllm_kernels.cpu.memory import (
     float_of_word,
     floats,
@@ -53,20 +53,16 @@ class Space(NamedTuple):
     values: int  # of its values, and of what is needed next
 
 
+@compiled
 def _lines(num_bytes):
     """Rounded up to whole cache lines."""
     return (num_bytes + 63) // 64 * 64
 
 
-_lines_compiled = njit(_lines)
-
-
+@compiled
 def queries_per_tile(heads_per_kv: int) -> int:
     """How many queries of a request one piece of work has."""
     return max(ROWS_PER_TILE // heads_per_kv, 1)
-
-
-_queries_per_tile = njit(queries_per_tile)
 
 
 def count_tiles(counts: NDArray[np.int64], heads_per_kv: int, out: NDArray[np.int64]) -> None:
@@ -91,24 +87,25 @@ def scratch_bytes(layout: CacheLayout, num_heads: int) -> int:
     return sum(map(_lines, [*(4 * size for size in sizes), SCORES_BYTES, FACTORS_BYTES, *tables]))
 
 
-@njit
+@compiled
 def _space(scratch, rows, head_dim, padded):
-    out = scratch + _lines_compiled(4 * rows * head_dim)
-    totals = out + _lines_compiled(4 * rows * padded)
-    greatest = totals + _lines_compiled(4 * rows * LANES)
-    scores = greatest + _lines_compiled(4 * rows)
+    out = scratch + _lines(4 * rows * head_dim)
+    totals = out + _lines(4 * rows * padded)
+    greatest = totals + _lines(4 * rows * LANES)
+    scores = greatest + _lines(4 * rows)
     factors = scores + SCORES_BYTES
     keys = factors + FACTORS_BYTES
-    values = keys + _lines_compiled(8 * KEY_VECTORS)
+    values = keys + _lines(8 * KEY_VECTORS)
     return Space(scratch, out, totals, greatest, scores, factors, keys, values)
 
 
+@compiled
 def _pieces(operands, piece, thread, num_threads):
     num_requests = word(word(operands, 0), 1)
     return word(word(word(operands, 1), 6), num_requests) * word(word(operands, 2), at.NUM_KV_HEADS)
 
 
-@njit
+@compiled
 def _find_tile(step, requests, heads, window, piece):
     """Which queries a piece is about."""
     num_kv_heads = word(heads, at.NUM_KV_HEADS)
@@ -121,25 +118,23 @@ def _find_tile(step, requests, heads, window, piece):
             request = middle
         else:
             end = middle
-    per_tile = _queries_per_tile(word(heads, at.NUM_HEADS) // num_kv_heads)
+    per_tile = queries_per_tile(word(heads, at.NUM_HEADS) // num_kv_heads)
     first = (tile - word(before, request)) * per_tile
     count = word(word(requests, 1), request)
     num_queries = min(per_tile, count - first)
     position = word(word(requests, 2), request) - count + first
-    max_blocks = word(requests, 5)
     return Tile(
         word(word(requests, 0), request) + first,
         position,
         num_queries,
         kv_head,
-        word(requests, 4) + word(word(requests, 3), request) * max_blocks * 4,
-        max_blocks,
+        word(requests, 4) + word(word(requests, 3), request) * word(requests, 5) * 4,
         max(position - window + 1, 0) if window > 0 else 0,
         position + num_queries - 1,
     )
 
 
-@njit
+@compiled
 def _group_size(rows_left):
     """How many rows go together."""
     if rows_left > 8 or rows_left == 6:
@@ -147,28 +142,35 @@ def _group_size(rows_left):
     return 4 if rows_left > 3 else rows_left
 
 
-@njit
+@compiled
+def _fill(address, count, number):
+    values = floats(address)
+    for i in range(count):
+        values[i] = np.float32(number)
+
+
+@compiled
 def _begin(space, rows, padded, tile, heads, qkv, qkv_stride):
     """Take in the queries, scaled, each group's rows side by side."""
-    floats(space.out, rows * padded)[:] = np.float32(0.0)
-    floats(space.totals, rows * LANES)[:] = np.float32(0.0)
-    floats(space.greatest, rows)[:] = np.float32(LEAST)
+    _fill(space.out, rows * padded, 0.0)
+    _fill(space.totals, rows * LANES, 0.0)
+    _fill(space.greatest, rows, LEAST)
     head_dim, scale = word(heads, at.HEAD_DIM), float_of_word(word(heads, at.SCALE))
     per_kv = word(heads, at.NUM_HEADS) // word(heads, at.NUM_KV_HEADS)
     row = 0
     while row < rows:
         size = _group_size(rows - row)
-        packed = floats(space.query + 4 * row * head_dim, size * head_dim)
+        packed = floats(space.query + 4 * row * head_dim)
         for i in range(size):
             token = tile.first_token + (row + i) // per_kv
             head = tile.kv_head * per_kv + (row + i) % per_kv
-            query = floats(qkv + token * qkv_stride + 4 * head * head_dim, head_dim)
+            query = floats(qkv + token * qkv_stride + 4 * head * head_dim)
             for j in range(head_dim):
                 packed[j * size + i] = query[j] * scale
         row += size
 
 
-@njit
+@compiled
 def _end(space, rows, padded, tile, heads, out, out_stride):
     """Write the quotients."""
     head_dim = word(heads, at.HEAD_DIM)
@@ -177,13 +179,13 @@ def _end(space, rows, padded, tile, heads, out, out_stride):
         share = np.float32(1.0) / total_weight(space.totals + 4 * row * LANES)
         token = tile.first_token + row // per_kv
         head = tile.kv_head * per_kv + row % per_kv
-        target = floats(out + token * out_stride + 4 * head * head_dim, head_dim)
-        summed = floats(space.out + 4 * row * padded, head_dim)
+        target = floats(out + token * out_stride + 4 * head * head_dim)
+        summed = floats(space.out + 4 * row * padded)
         for j in range(head_dim):
             target[j] = summed[j] * share + np.float32(0.0)  # a zero has no sign
 
 
-@njit
+@compiled
 def _see_stretch(space, rows, padded, tile, heads, window, first_vector, kind):
     """Every row of a tile sees one stretch of keys."""
     per_kv = word(heads, at.NUM_HEADS) // word(heads, at.NUM_KV_HEADS)
@@ -215,8 +217,8 @@ def _see_stretch(space, rows, padded, tile, heads, window, first_vector, kind):
         row += size
 
 
-@njit
-def _attend(operands, piece, thread, kind):
+@compiled
+def _attend(operands, piece, thread, num_threads, kind):
     step, requests, heads = word(operands, 0), word(operands, 1), word(operands, 2)
     cache, window = word(operands, 7), word(operands, 8)
     tile = _find_tile(step, requests, heads, window, piece)
@@ -232,25 +234,12 @@ def _attend(operands, piece, thread, kind):
         _see_stretch(space, rows, padded, tile, heads, window, vector, kind)
         vector += KEY_VECTORS
     _end(space, rows, padded, tile, heads, word(operands, 5), word(operands, 6))
-    return 0
-
-
-def _float32(operands, piece, thread, num_threads):
-    return _attend(operands, piece, thread, np.float32(0))
-
-
-def _float16(operands, piece, thread, num_threads):
-    return _attend(operands, piece, thread, np.int16(0))
-
-
-def _bfloat16(operands, piece, thread, num_threads):
-    return _attend(operands, piece, thread, np.uint16(0))
 
 
 ATTEND = {
-    "float32": Kernel(_pieces, _float32),
-    "float16": Kernel(_pieces, _float16),
-    "bfloat16": Kernel(_pieces, _bfloat16),
+    "float32": Kernel(_pieces, _attend, "float32"),
+    "float16": Kernel(_pieces, _attend, "float16"),
+    "bfloat16": Kernel(_pieces, _attend, "bfloat16"),
 }
 """By the kind of the cache. Every token over what its request has in the cache.
 

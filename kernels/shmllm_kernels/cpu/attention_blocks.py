@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from shmllm_kernels.cpu import cache_layout as at
 from shmllm_kernels.cpu.attention_tiles import KEY_VECTORS
+from shmllm_kernels.cpu.language import compiled
 from shmllm_kernels.cpu.memory import itemsize, put_word, short_words, word
 from shmllm_kernels.cpu.simd import LANES
 
@@ -24,18 +24,17 @@ class Tile(NamedTuple):
     num_queries: int
     kv_head: int
     blocks: int  # address of the request's block table
-    num_blocks: int
     first_key: int  # that any of the queries sees
     last_key: int
 
 
-@njit
+@compiled
 def _find_values(target, cache, heads, tile, kv_head, first_vector):
     """Where the values of a stretch lie, by vectors of keys. Those behind the last key are
     taken to be the last vector's."""
     shift = word(heads, at.VECTOR_SHIFT)
     last_vector = tile.last_key // word(heads, at.KEYS_PER_VECTOR)
-    blocks = short_words(tile.blocks, tile.num_blocks)
+    blocks = short_words(tile.blocks)
     base = cache + kv_head * word(heads, at.HEAD_BYTES) + word(heads, at.KEY_BYTES)
     for i in range(KEY_VECTORS):
         vector = min(first_vector + i, last_vector)
@@ -44,7 +43,7 @@ def _find_values(target, cache, heads, tile, kv_head, first_vector):
         put_word(target, i, block + part * LANES * word(heads, at.VALUE_ROW_BYTES))
 
 
-@njit
+@compiled
 def find_stretch(keys, values, cache, heads, tile, first_vector, kind):
     """Fill tables of addresses: of a stretch's keys, by vectors; of its values, and behind them of
     what is needed next."""

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from numba import njit
-
 from shmllm_kernels.cpu.attention_tiles import SCORES_STRIDE, outputs, scores, widest
+from shmllm_kernels.cpu.language import compiled
 from shmllm_kernels.cpu.memory import floats
 from shmllm_kernels.cpu.simd import LANES
 from shmllm_kernels.cpu.softmax import weigh
@@ -49,7 +48,7 @@ class Stretch(NamedTuple):
     window: int  # 0: sees all
 
 
-@njit
+@compiled
 def _first_seen(position, window):
     """By the token at a position."""
     return max(position - window + 1, 0) if window > 0 else 0
@@ -61,7 +60,7 @@ def _scoring(num_rows: int):
     score_wide, score_half = scores(num_rows, wide), scores(num_rows, half)
     score_two = scores(num_rows, 2)
 
-    @njit
+    @compiled
     def score(rows, stretch, first, end, kind):
         """Scores of the vectors from `first` to `end`, and perhaps of some beside them."""
         vector = first // wide * wide
@@ -82,10 +81,10 @@ def _scoring(num_rows: int):
 
 
 def _weighing(num_rows: int):
-    @njit
+    @compiled
     def weigh_rows(rows, stretch, first, end):
         key = stretch.first_key + first * stretch.keys_per_vector
-        factors = floats(rows.factors, num_rows)
+        factors = floats(rows.factors)
         for i in range(num_rows):
             position = rows.first_position + (rows.row + i) // stretch.heads_per_kv
             seen_from = _first_seen(position, stretch.window)
@@ -102,7 +101,7 @@ def _adding(num_rows: int):
     columns = min(widest(num_rows), 4)
     add_columns, add_column = outputs(num_rows, columns), outputs(num_rows, 1)
 
-    @njit
+    @compiled
     def add(rows, stretch, first, end, first_key, end_key, kind):
         """Add the values of keys from `first_key` to `end_key`, which those vectors have."""
         whole, stride = stretch.keys_per_vector, stretch.value_stride
@@ -137,7 +136,7 @@ def _group(num_rows: int):
     """
     score, weigh_rows, add = _scoring(num_rows), _weighing(num_rows), _adding(num_rows)
 
-    @njit
+    @compiled
     def see(rows, stretch, kind):
         first_position = rows.first_position + rows.row // stretch.heads_per_kv
         last_position = rows.first_position + (rows.row + num_rows - 1) // stretch.heads_per_kv

@@ -11,10 +11,8 @@ from collections.abc import Sequence
 from functools import cache
 
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
-from shmllm_kernels.cpu.memory import stored_as
+from shmllm_kernels.cpu.language import emitted
 from shmllm_kernels.cpu.simd import LANES, NUM_REGISTERS, STORED, Emitter, Loop
 
 KEY_VECTORS = 8
@@ -54,33 +52,26 @@ def scores(num_rows: int, num_vectors: int):
     [num_rows, SCORES_STRIDE]. `behind`: bytes from what is read to what is needed soon.
     """
 
-    @intrinsic
-    def tile(context, query, keys, stride, head_dim, out, behind, kind):
-        stored = stored_as(kind)
-
-        def emit(target, builder, signature, args):
-            query, keys, stride, head_dim, out, behind, _ = args
-            e = Emitter(builder)
-            vectors = [e.load_word(e.at(keys, 8 * j)) for j in range(num_vectors)]
-            stop = builder.mul(head_dim, e.const(4 * num_rows))
-            loop = Loop(e, e.const(0), stop, 4 * num_rows)
-            zeros = [e.zeros()] * (num_rows * num_vectors)
-            loop.begin([e.const(0), *zeros])
-            offset, *sums = loop.values
-            soon = builder.add(offset, behind)
-            for vector in vectors:
-                e.prefetch(e.at(vector, soon))
-            columns = [e.load(e.at(vector, offset), stored) for vector in vectors]
-            row = e.at(query, loop.index)
-            sums = _add_products(e, [e.at(row, 4 * i) for i in range(num_rows)], columns, sums)
-            loop.end([builder.add(offset, stride), *sums])
-            for i in range(num_rows):
-                for j in range(num_vectors):
-                    place = e.at(out, i * SCORES_STRIDE + j * LANES * 4)
-                    e.store(sums[i * num_vectors + j], place)
-            return target.get_dummy_value()
-
-        return types.void(*[types.int64] * 6, kind), emit
+    @emitted
+    def tile(builder, query, keys, stride, head_dim, out, behind, kind):
+        e = Emitter(builder)
+        vectors = [e.load_word(e.at(keys, 8 * j)) for j in range(num_vectors)]
+        stop = builder.mul(head_dim, e.const(4 * num_rows))
+        loop = Loop(e, e.const(0), stop, 4 * num_rows)
+        zeros = [e.zeros()] * (num_rows * num_vectors)
+        loop.begin([e.const(0), *zeros])
+        offset, *sums = loop.values
+        soon = builder.add(offset, behind)
+        for vector in vectors:
+            e.prefetch(e.at(vector, soon))
+        columns = [e.load(e.at(vector, offset), kind) for vector in vectors]
+        row = e.at(query, loop.index)
+        sums = _add_products(e, [e.at(row, 4 * i) for i in range(num_rows)], columns, sums)
+        loop.end([builder.add(offset, stride), *sums])
+        for i in range(num_rows):
+            for j in range(num_vectors):
+                place = e.at(out, i * SCORES_STRIDE + j * LANES * 4)
+                e.store(sums[i * num_vectors + j], place)
 
     return tile
 
@@ -98,57 +89,49 @@ def outputs(num_rows: int, num_vectors: int):
     row. KEY_VECTORS addresses further on lies what is needed next, `behind` bytes behind those.
     """
 
-    @intrinsic
+    @emitted
     def tile(
-        context, weights, values, skip, num_key_vectors, first, last, whole, stride, factors, out,
+        builder, weights, values, skip, num_key_vectors, first, last, whole, stride, factors, out,
         out_stride, behind, kind,
     ):  # fmt: skip
-        stored = stored_as(kind)
-        num_bytes = STORED[stored][1]
-
-        def emit(target, builder, signature, args):
-            (weights, values, skip, count, first, last, whole, stride, factors, out,
-             out_stride, behind, _) = args  # fmt: skip
-            e = Emitter(builder)
-            places = [
-                e.at(e.at(out, builder.mul(out_stride, e.const(i))), j * LANES * 4)
-                for i in range(num_rows)
-                for j in range(num_vectors)
-            ]
-            sums = []
-            for i in range(num_rows):
-                factor = e.broadcast(e.load_scalar(e.at(factors, 4 * i)))
-                for place in places[i * num_vectors : (i + 1) * num_vectors]:
-                    sums.append(builder.fmul(e.load(place), factor))
-            outer = Loop(e, e.const(0), count, 1)
-            outer.begin(sums)
-            is_first = builder.icmp_signed("==", outer.index, e.const(0))
-            following = builder.add(outer.index, e.const(1))
-            is_last = builder.icmp_signed("==", following, count)
-            begin = builder.select(is_first, first, e.const(0))
-            end = builder.select(is_last, last, whole)
-            at = e.at(values, builder.mul(outer.index, e.const(8)))
-            base, soon = e.load_word(at), e.load_word(e.at(at, 8 * KEY_VECTORS))
-            base = builder.add(base, skip)
-            soon = builder.add(builder.add(soon, skip), behind)
-            row = e.at(weights, builder.mul(outer.index, e.const(LANES * 4)))
-            inner = Loop(e, begin, end, 1)
-            inner.begin(outer.values)
-            offset = builder.mul(inner.index, stride)
-            value_at = e.at(base, offset)
-            for line in range(0, num_vectors * LANES * num_bytes, 64):
-                e.prefetch(e.at(e.at(soon, offset), line))
-            weight_at = e.at(row, builder.mul(inner.index, e.const(4)))
-            rows = [e.at(weight_at, i * SCORES_STRIDE) for i in range(num_rows)]
-            places_of_columns = [e.at(value_at, j * LANES * num_bytes) for j in range(num_vectors)]
-            columns = [e.load(place, stored) for place in places_of_columns]
-            sums = _add_products(e, rows, columns, inner.values)
-            inner.end(sums)
-            outer.end(sums)
-            for place, value in zip(places, sums, strict=True):
-                e.store(value, place)
-            return target.get_dummy_value()
-
-        return types.void(*[types.int64] * 12, kind), emit
+        num_bytes = STORED[kind][1]
+        e = Emitter(builder)
+        places = [
+            e.at(e.at(out, builder.mul(out_stride, e.const(i))), j * LANES * 4)
+            for i in range(num_rows)
+            for j in range(num_vectors)
+        ]
+        sums = []
+        for i in range(num_rows):
+            factor = e.broadcast(e.load_scalar(e.at(factors, 4 * i)))
+            for place in places[i * num_vectors : (i + 1) * num_vectors]:
+                sums.append(builder.fmul(e.load(place), factor))
+        outer = Loop(e, e.const(0), num_key_vectors, 1)
+        outer.begin(sums)
+        is_first = builder.icmp_signed("==", outer.index, e.const(0))
+        following = builder.add(outer.index, e.const(1))
+        is_last = builder.icmp_signed("==", following, num_key_vectors)
+        begin = builder.select(is_first, first, e.const(0))
+        end = builder.select(is_last, last, whole)
+        at = e.at(values, builder.mul(outer.index, e.const(8)))
+        base, soon = e.load_word(at), e.load_word(e.at(at, 8 * KEY_VECTORS))
+        base = builder.add(base, skip)
+        soon = builder.add(builder.add(soon, skip), behind)
+        row = e.at(weights, builder.mul(outer.index, e.const(LANES * 4)))
+        inner = Loop(e, begin, end, 1)
+        inner.begin(outer.values)
+        offset = builder.mul(inner.index, stride)
+        value_at = e.at(base, offset)
+        for line in range(0, num_vectors * LANES * num_bytes, 64):
+            e.prefetch(e.at(e.at(soon, offset), line))
+        weight_at = e.at(row, builder.mul(inner.index, e.const(4)))
+        rows = [e.at(weight_at, i * SCORES_STRIDE) for i in range(num_rows)]
+        places_of_columns = [e.at(value_at, j * LANES * num_bytes) for j in range(num_vectors)]
+        columns = [e.load(place, kind) for place in places_of_columns]
+        sums = _add_products(e, rows, columns, inner.values)
+        inner.end(sums)
+        outer.end(sums)
+        for place, value in zip(places, sums, strict=True):
+            e.store(value, place)
 
     return tile

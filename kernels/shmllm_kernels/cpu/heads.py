@@ -7,10 +7,9 @@ Root mean square norm of each query and key head where the model has it, rotary 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit, types
-from numba.extending import intrinsic
 
 from shmllm_kernels.cpu import cache_layout as at
+from shmllm_kernels.cpu.language import compiled, emitted
 from shmllm_kernels.cpu.memory import (
     float_of_word,
     floats,
@@ -26,44 +25,39 @@ TOKENS_AT_ONCE = 8
 """What a thread takes at a time, at most."""
 
 
-@intrinsic
-def _sum_of_squares(context, address, count):
+@emitted
+def _sum_of_squares(builder, address, count):
     """Of float32, in an order that depends on `count` alone. At least one."""
-
-    def emit(target, builder, signature, args):
-        address, count = args
-        e = Emitter(builder)
-        loop = Loop(e, e.const(0), count, LANES)
-        loop.begin([e.zeros()])
-        place = e.at(address, builder.mul(loop.index, e.const(4)))
-        value = e.load_first(place, builder.sub(count, loop.index))
-        total = e.fma(value, value, loop.values[0])
-        loop.end([total])
-        return e.sum(total)
-
-    return types.float32(types.int64, types.int64), emit
+    e = Emitter(builder)
+    loop = Loop(e, e.const(0), count, LANES)
+    loop.begin([e.zeros()])
+    place = e.at(address, builder.mul(loop.index, e.const(4)))
+    value = e.load_first(place, builder.sub(count, loop.index))
+    total = e.fma(value, value, loop.values[0])
+    loop.end([total])
+    return e.sum(total)
 
 
-@njit
+@compiled
 def _normalise(head, head_dim, weight, eps, kind):
-    values = floats(head, head_dim)
+    values = floats(head)
     mean = _sum_of_squares(head, head_dim) / np.float32(head_dim)
     scale = np.float32(1.0) / np.sqrt(mean + eps)
     for i in range(head_dim):
         values[i] = values[i] * scale * number(weight, i, kind)
 
 
-@njit
+@compiled
 def _rotate(head, half, cos, sin):
-    low, high = floats(head, half), floats(head + 4 * half, half)
-    cosines, sines = floats(cos, half), floats(sin, half)
+    low, high = floats(head), floats(head + 4 * half)
+    cosines, sines = floats(cos), floats(sin)
     for i in range(half):
         a, b, c, s = low[i], high[i], cosines[i], sines[i]
         low[i] = a * c - b * s
         high[i] = b * c + a * s
 
 
-@njit
+@compiled
 def _store_token(heads, row, slot, cache, kind):
     """Keys and values of one token. row: address of its first key head."""
     num_kv_heads, head_dim = word(heads, at.NUM_KV_HEADS), word(heads, at.HEAD_DIM)
@@ -73,28 +67,29 @@ def _store_token(heads, row, slot, cache, kind):
     stride = word(heads, at.DIMENSION_BYTES) // itemsize(kind)
     for head in range(num_kv_heads):
         keys = block + head * word(heads, at.HEAD_BYTES)
-        key = floats(row + 4 * head * head_dim, head_dim)
+        key = floats(row + 4 * head * head_dim)
         for i in range(head_dim):
             put_number(keys, i * stride + offset, key[i], kind)
         values = keys + word(heads, at.KEY_BYTES) + offset * word(heads, at.VALUE_ROW_BYTES)
-        value = floats(row + 4 * (num_kv_heads + head) * head_dim, head_dim)
+        value = floats(row + 4 * (num_kv_heads + head) * head_dim)
         for i in range(head_dim):
             put_number(values, i, value[i], kind)
 
 
-@njit
+@compiled
 def _chunk(num_tokens, num_threads):
     return max(min(num_tokens // (4 * num_threads), TOKENS_AT_ONCE), 1)
 
 
+@compiled
 def _pieces(operands, piece, thread, num_threads):
     num_tokens = word(word(operands, 0), 0)
     chunk = _chunk(num_tokens, num_threads)
     return (num_tokens + chunk - 1) // chunk
 
 
-@njit
-def _store(operands, piece, num_threads, kind):
+@compiled
+def _store(operands, piece, thread, num_threads, kind):
     num_tokens, heads = word(word(operands, 0), 0), word(operands, 1)
     qkv, qkv_stride, cache = word(operands, 2), word(operands, 3), word(operands, 7)
     q_norm, k_norm, eps = word(operands, 8), word(operands, 9), float_of_word(word(operands, 10))
@@ -114,25 +109,12 @@ def _store(operands, piece, num_threads, kind):
             _rotate(head, half, cos, sin)
         slot = word(word(operands, 6), token)
         _store_token(heads, row + 4 * num_heads * head_dim, slot, cache, kind)
-    return 0
-
-
-def _float32(operands, piece, thread, num_threads):
-    return _store(operands, piece, num_threads, np.float32(0))
-
-
-def _float16(operands, piece, thread, num_threads):
-    return _store(operands, piece, num_threads, np.int16(0))
-
-
-def _bfloat16(operands, piece, thread, num_threads):
-    return _store(operands, piece, num_threads, np.uint16(0))
 
 
 STORE_HEADS = {
-    "float32": Kernel(_pieces, _float32),
-    "float16": Kernel(_pieces, _float16),
-    "bfloat16": Kernel(_pieces, _bfloat16),
+    "float32": Kernel(_pieces, _store, "float32"),
+    "float16": Kernel(_pieces, _store, "float16"),
+    "bfloat16": Kernel(_pieces, _store, "bfloat16"),
 }
 """By the kind of the cache and of the norms' weights. Queries stay, finished, in their rows.
 

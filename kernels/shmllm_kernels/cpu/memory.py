@@ -2,113 +2,55 @@
 
 Kernels get their operands as addresses, since they run where there are no Python objects. Owns
 how an address becomes a number, and what each stored kind of number is. A kind is chosen by the
-*type* of a `kind` argument (its value means nothing), so that one function serves them all.
+name that is known when a kernel is translated, so that one function serves them all.
 """
 
 from __future__ import annotations
 
 import numpy as np
 from llvmlite import ir
-from numba import carray, njit, types
-from numba.extending import intrinsic
 
+from shmllm_kernels.cpu.language import View, as_value, compiled, emitted
 from shmllm_kernels.cpu.simd import FLOAT, INT32, INT64, STORED
 
-KINDS = {
-    "float32": np.float32(0),
-    "float16": np.int16(0),
-    "bfloat16": np.uint16(0),
-    "int8": np.int8(0),
-}
-"""What stands for a kind where one is asked for."""
 
-_STORED_AS = {
-    types.float32: "float32",
-    types.int16: "float16",
-    types.uint16: "bfloat16",
-    types.int8: "int8",
-}
-
-
-def stored_as(kind: types.Type) -> str:
-    """The name of the kind that a `kind` argument of this type stands for."""
-    return _STORED_AS[kind]
-
-
-@intrinsic
-def itemsize(typing_context, kind):
+def itemsize(kind: str) -> int:
     """Bytes of one number."""
-    num_bytes = STORED[stored_as(kind)][1]
-
-    def emit(context, builder, signature, args):
-        return ir.Constant(INT64, num_bytes)
-
-    return types.int64(kind), emit
+    return STORED[kind][1]
 
 
-@intrinsic
-def pointer(typing_context, address):
-    """An address as `carray` takes it."""
-
-    def emit(context, builder, signature, args):
-        return builder.inttoptr(args[0], ir.IntType(8).as_pointer())
-
-    return types.voidptr(types.int64), emit
+@emitted
+def floats(builder, address):
+    """float32 at an address."""
+    return View(builder, address, FLOAT)
 
 
-@njit(inline="always")
-def floats(address, count):
-    """(count,) float32 at an address."""
-    return carray(pointer(address), (count,), np.float32)
+@emitted
+def short_words(builder, address):
+    """int32 at an address."""
+    return View(builder, address, INT32)
 
 
-@njit(inline="always")
-def words(address, count):
-    """(count,) int64 at an address."""
-    return carray(pointer(address), (count,), np.int64)
-
-
-@njit(inline="always")
-def short_words(address, count):
-    """(count,) int32 at an address."""
-    return carray(pointer(address), (count,), np.int32)
-
-
-@intrinsic
-def number(typing_context, address, index, kind):
+@emitted
+def number(builder, address, index, kind):
     """The number at ``address[index]``, as float32."""
-    stored = stored_as(kind)
-    llvm_type, num_bytes = STORED[stored]
-
-    def emit(context, builder, signature, args):
-        at = builder.add(args[0], builder.mul(args[1], ir.Constant(INT64, num_bytes)))
-        value = builder.load(builder.inttoptr(at, llvm_type.as_pointer()))
-        if stored == "float32":
-            return value
-        if stored == "float16":
-            return builder.fpext(value, FLOAT)
-        if stored == "int8":
-            return builder.sitofp(value, FLOAT)
-        wide = builder.shl(builder.zext(value, INT32), ir.Constant(INT32, 16))
-        return builder.bitcast(wide, FLOAT)
-
-    return types.float32(types.int64, types.int64, kind), emit
+    value = builder.load(View(builder, address, STORED[kind][0]).at(builder, index))
+    if kind == "float32":
+        return value
+    if kind == "float16":
+        return builder.fpext(value, FLOAT)
+    if kind == "int8":
+        return builder.sitofp(value, FLOAT)
+    wide = builder.shl(builder.zext(value, INT32), ir.Constant(INT32, 16))
+    return builder.bitcast(wide, FLOAT)
 
 
-@intrinsic
-def put_number(typing_context, address, index, value, kind):
+@emitted
+def put_number(builder, address, index, value, kind):
     """Store a float32 at ``address[index]``, rounded to the nearest, ties to even; what float16
     cannot hold becomes its largest number, since an infinity would spoil every sum."""
-    stored = stored_as(kind)
-    llvm_type, num_bytes = STORED[stored]
-
-    def emit(context, builder, signature, args):
-        at = builder.add(args[0], builder.mul(args[1], ir.Constant(INT64, num_bytes)))
-        target = builder.inttoptr(at, llvm_type.as_pointer())
-        builder.store(_narrowed(builder, args[2], stored), target)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, types.float32, kind), emit
+    place = View(builder, address, STORED[kind][0]).at(builder, index)
+    builder.store(_narrowed(builder, value, kind), place)
 
 
 def _narrowed(builder: ir.IRBuilder, value: ir.Value, stored: str) -> ir.Value:
@@ -125,40 +67,25 @@ def _narrowed(builder: ir.IRBuilder, value: ir.Value, stored: str) -> ir.Value:
     return builder.trunc(builder.lshr(rounded, ir.Constant(INT32, 16)), ir.IntType(16))
 
 
-@intrinsic
-def word(typing_context, address, index):
+@emitted
+def word(builder, address, index):
     """The int64 at ``address[index]``."""
-
-    def emit(context, builder, signature, args):
-        at = builder.add(args[0], builder.mul(args[1], ir.Constant(INT64, 8)))
-        return builder.load(builder.inttoptr(at, INT64.as_pointer()))
-
-    return types.int64(types.int64, types.int64), emit
+    return builder.load(View(builder, address, INT64).at(builder, index))
 
 
-@intrinsic
-def put_word(typing_context, address, index, value):
+@emitted
+def put_word(builder, address, index, value):
     """Write an int64 at ``address[index]``."""
-
-    def emit(context, builder, signature, args):
-        at = builder.add(args[0], builder.mul(args[1], ir.Constant(INT64, 8)))
-        builder.store(args[2], builder.inttoptr(at, INT64.as_pointer()))
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, types.int64), emit
+    builder.store(as_value(value), View(builder, address, INT64).at(builder, index))
 
 
-@intrinsic
-def float_of_bits(typing_context, bits):
+@emitted
+def float_of_bits(builder, bits):
     """An int32's bits as a float32."""
-
-    def emit(context, builder, signature, args):
-        return builder.bitcast(args[0], FLOAT)
-
-    return types.float32(types.int32), emit
+    return builder.bitcast(bits, FLOAT)
 
 
-@njit(inline="always")
+@compiled
 def exp(x):
     """e to the x, for x at most 88, to 2 units in the last place; 0 below -87.
 
@@ -185,7 +112,7 @@ def word_of_float(value: float) -> int:
     return int(np.float32(value).view(np.int32))
 
 
-@njit(inline="always")
+@compiled
 def float_of_word(value):
     """What `word_of_float` was given."""
     return float_of_bits(np.int32(value))

@@ -10,11 +10,8 @@ Source of the tile's shape: the accumulators fill the vector registers, as in Go
 
 from __future__ import annotations
 
-import numpy as np
-from numba import njit, types
-from numba.extending import intrinsic
-
-from shmllm_kernels.cpu.memory import floats, itemsize, number, stored_as, word
+from shmllm_kernels.cpu.language import compiled, compiled_apart, emitted
+from shmllm_kernels.cpu.memory import floats, itemsize, number, word
 from shmllm_kernels.cpu.simd import LANES, STORED, Emitter, Loop
 from shmllm_kernels.cpu.tape import Kernel
 
@@ -45,76 +42,69 @@ def _tile(num_rows: int, num_columns: int):
     what the weights are.
     """
 
-    @intrinsic
-    def tile(context, x, x_stride, weight, w_stride, k, out, out_stride, adds, ahead, kind):
-        stored = stored_as(kind)
-        num_bytes = STORED[stored][1]
+    @emitted
+    def tile(builder, x, x_stride, weight, w_stride, k, out, out_stride, adds, ahead, kind):
+        num_bytes = STORED[kind][1]
+        e = Emitter(builder)
+        stretch = lambda base, stride, n: [  # noqa: E731
+            e.at(base, builder.mul(stride, e.const(i))) for i in range(n)
+        ]
+        xs = stretch(x, x_stride, num_rows)
+        ws = stretch(weight, w_stride, num_columns)
+        soon = stretch(ahead, w_stride, PREFETCHED_ROWS)
+        whole = builder.and_(k, e.const(-LANES))
 
-        def emit(target, builder, signature, args):
-            x, x_stride, weight, w_stride, k, out, out_stride, adds, ahead, _ = args
-            e = Emitter(builder)
-            stretch = lambda base, stride, n: [  # noqa: E731
-                e.at(base, builder.mul(stride, e.const(i))) for i in range(n)
-            ]
-            xs = stretch(x, x_stride, num_rows)
-            ws = stretch(weight, w_stride, num_columns)
-            soon = stretch(ahead, w_stride, PREFETCHED_ROWS)
-            whole = builder.and_(k, e.const(-LANES))
+        def step(sums, offset, load):
+            x_at = builder.mul(offset, e.const(4))
+            w_at = builder.mul(offset, e.const(num_bytes))
+            columns = [load(e.at(w, w_at), kind) for w in ws]
+            out = []
+            for i, row in enumerate(xs):
+                value = load(e.at(row, x_at), "float32")
+                out += [
+                    e.fma(value, column, sums[i * num_columns + j])
+                    for j, column in enumerate(columns)
+                ]
+            return out
 
-            def step(sums, offset, load):
-                x_at = builder.mul(offset, e.const(4))
-                w_at = builder.mul(offset, e.const(num_bytes))
-                columns = [load(e.at(w, w_at), stored) for w in ws]
-                out = []
-                for i, row in enumerate(xs):
-                    value = load(e.at(row, x_at), "float32")
-                    out += [
-                        e.fma(value, column, sums[i * num_columns + j])
-                        for j, column in enumerate(columns)
-                    ]
-                return out
-
-            sums = [e.zeros()] * (num_rows * num_columns)
-            before = builder.block
-            loop_block = builder.append_basic_block("whole")
-            tail_test = builder.append_basic_block("tail_test")
-            has_whole = builder.icmp_signed(">", whole, e.const(0))
-            builder.cbranch(has_whole, loop_block, tail_test)
-            builder.position_at_end(loop_block)
-            loop = Loop(e, e.const(0), whole, LANES)
-            loop.begin(sums)
-            for row in soon:
-                e.prefetch(e.at(row, builder.mul(loop.index, e.const(num_bytes))))
-            inner = step(loop.values, loop.index, e.load)
-            loop.end(inner)
-            after_loop = builder.block
-            builder.branch(tail_test)
-            builder.position_at_end(tail_test)
-            merged = [builder.phi(e.vector) for _ in sums]
-            for phi, zero, value in zip(merged, sums, inner, strict=True):
-                phi.add_incoming(zero, before)
-                phi.add_incoming(value, after_loop)
-            rest = builder.sub(k, whole)
-            tail = builder.append_basic_block("tail")
-            done = builder.append_basic_block("done")
-            builder.cbranch(builder.icmp_signed(">", rest, e.const(0)), tail, done)
-            builder.position_at_end(tail)
-            with_tail = step(merged, whole, lambda at, kind: e.load_first(at, rest, kind))
-            builder.branch(done)
-            builder.position_at_end(done)
-            final = [builder.phi(e.vector) for _ in sums]
-            for phi, value, other in zip(final, merged, with_tail, strict=True):
-                phi.add_incoming(value, tail_test)
-                phi.add_incoming(other, tail)
-            columns, adds = e.const(num_columns), builder.icmp_signed("!=", adds, e.const(0))
-            for i, totals in enumerate(e.sums(final, num_columns)):
-                row = e.at(out, builder.mul(out_stride, e.const(i)))
-                before = e.load_first(row, columns)
-                kept = builder.select(adds, before, e.zeros())
-                e.store_first(builder.fadd(kept, totals), row, num_columns)
-            return target.get_dummy_value()
-
-        return types.void(*[types.int64] * 9, kind), emit
+        sums = [e.zeros()] * (num_rows * num_columns)
+        before = builder.block
+        loop_block = builder.append_basic_block("whole")
+        tail_test = builder.append_basic_block("tail_test")
+        has_whole = builder.icmp_signed(">", whole, e.const(0))
+        builder.cbranch(has_whole, loop_block, tail_test)
+        builder.position_at_end(loop_block)
+        loop = Loop(e, e.const(0), whole, LANES)
+        loop.begin(sums)
+        for row in soon:
+            e.prefetch(e.at(row, builder.mul(loop.index, e.const(num_bytes))))
+        inner = step(loop.values, loop.index, e.load)
+        loop.end(inner)
+        after_loop = builder.block
+        builder.branch(tail_test)
+        builder.position_at_end(tail_test)
+        merged = [builder.phi(e.vector) for _ in sums]
+        for phi, zero, value in zip(merged, sums, inner, strict=True):
+            phi.add_incoming(zero, before)
+            phi.add_incoming(value, after_loop)
+        rest = builder.sub(k, whole)
+        tail = builder.append_basic_block("tail")
+        done = builder.append_basic_block("done")
+        builder.cbranch(builder.icmp_signed(">", rest, e.const(0)), tail, done)
+        builder.position_at_end(tail)
+        with_tail = step(merged, whole, lambda at, kind: e.load_first(at, rest, kind))
+        builder.branch(done)
+        builder.position_at_end(done)
+        final = [builder.phi(e.vector) for _ in sums]
+        for phi, value, other in zip(final, merged, with_tail, strict=True):
+            phi.add_incoming(value, tail_test)
+            phi.add_incoming(other, tail)
+        columns, adds = e.const(num_columns), builder.icmp_signed("!=", adds, e.const(0))
+        for i, totals in enumerate(e.sums(final, num_columns)):
+            row = e.at(out, builder.mul(out_stride, e.const(i)))
+            before = e.load_first(row, columns)
+            kept = builder.select(adds, before, e.zeros())
+            e.store_first(builder.fadd(kept, totals), row, num_columns)
 
     return tile
 
@@ -123,7 +113,7 @@ tile = _tile(TILE_ROWS, TILE_COLUMNS)
 row_tile = _tile(1, TILE_COLUMNS)
 
 
-@njit
+@compiled_apart
 def _multiply_tiles(x, x_stride, w, w_stride, k, out, out_stride, num_rows, adds, kind):
     """All rows by the columns of one tile, over a part of the depth."""
     ahead = w + TILE_COLUMNS * w_stride
@@ -139,7 +129,7 @@ def _multiply_tiles(x, x_stride, w, w_stride, k, out, out_stride, num_rows, adds
         row += 1
 
 
-@njit
+@compiled
 def _multiply_rows(
     x, x_stride, weight, w_stride, k, out, out_stride, num_rows, columns, num_columns, kind
 ):
@@ -159,13 +149,13 @@ def _multiply_rows(
         column += TILE_COLUMNS
 
 
-@njit
+@compiled
 def _finish(out, out_stride, num_rows, columns, num_columns, scale, bias, bias_kind):
     """``out * scale + bias`` over a chunk; either may be missing (0)."""
     for row in range(num_rows):
-        values = floats(out + row * out_stride + columns * 4, num_columns)
+        values = floats(out + row * out_stride + columns * 4)
         if scale != 0:
-            factors = floats(scale + columns * 4, num_columns)
+            factors = floats(scale + columns * 4)
             for column in range(num_columns):
                 values[column] *= factors[column]
         if bias != 0:
@@ -173,20 +163,21 @@ def _finish(out, out_stride, num_rows, columns, num_columns, scale, bias, bias_k
                 values[column] += number(bias, columns + column, bias_kind)
 
 
-@njit
+@compiled
 def _chunk_width(num_columns, num_threads):
     width = min(COLUMNS_AT_ONCE, num_columns // (CHUNKS_PER_THREAD * num_threads))
     return max(width // TILE_COLUMNS, 1) * TILE_COLUMNS
 
 
+@compiled
 def _pieces(operands, piece, thread, num_threads):
     num_rows, num_columns = word(word(operands, 0), 0), word(operands, 6)
     num_chunks = num_columns // _chunk_width(num_columns, num_threads)
     return (num_rows + ROWS_AT_ONCE - 1) // ROWS_AT_ONCE * num_chunks
 
 
-@njit
-def _multiply(operands, piece, num_threads, kind, bias_kind):
+@compiled
+def _multiply(operands, piece, thread, num_threads, kind, bias_kind):
     num_rows = word(word(operands, 0), 0)
     x, x_stride, out, out_stride = (
         word(operands, 1), word(operands, 2), word(operands, 3), word(operands, 4),
@@ -207,37 +198,12 @@ def _multiply(operands, piece, num_threads, kind, bias_kind):
     )  # fmt: skip
     if scale != 0 or bias != 0:
         _finish(out_rows, out_stride, rows, columns, chunk_width, scale, bias, bias_kind)
-    return 0
-
-
-def _float32(operands, piece, thread, num_threads):
-    return _multiply(operands, piece, num_threads, np.float32(0), np.float32(0))
-
-
-def _float16(operands, piece, thread, num_threads):
-    return _multiply(operands, piece, num_threads, np.int16(0), np.int16(0))
-
-
-def _bfloat16(operands, piece, thread, num_threads):
-    return _multiply(operands, piece, num_threads, np.uint16(0), np.uint16(0))
-
-
-def _int8_float32(operands, piece, thread, num_threads):
-    return _multiply(operands, piece, num_threads, np.int8(0), np.float32(0))
-
-
-def _int8_float16(operands, piece, thread, num_threads):
-    return _multiply(operands, piece, num_threads, np.int8(0), np.int16(0))
-
-
-def _int8_bfloat16(operands, piece, thread, num_threads):
-    return _multiply(operands, piece, num_threads, np.int8(0), np.uint16(0))
 
 
 MULTIPLY = {
-    "float32": Kernel(_pieces, _float32),
-    "float16": Kernel(_pieces, _float16),
-    "bfloat16": Kernel(_pieces, _bfloat16),
+    "float32": Kernel(_pieces, _multiply, "float32", "float32"),
+    "float16": Kernel(_pieces, _multiply, "float16", "float16"),
+    "bfloat16": Kernel(_pieces, _multiply, "bfloat16", "bfloat16"),
 }
 """By the kind of weights and bias. ``out = x @ weight.T * scale + bias``, all else float32.
 
@@ -249,8 +215,8 @@ Per row: 2 * columns * k flops; reads all weights once for every ROWS_AT_ONCE ro
 """
 
 MULTIPLY_INT8 = {
-    "float32": Kernel(_pieces, _int8_float32),
-    "float16": Kernel(_pieces, _int8_float16),
-    "bfloat16": Kernel(_pieces, _int8_bfloat16),
+    "float32": Kernel(_pieces, _multiply, "int8", "float32"),
+    "float16": Kernel(_pieces, _multiply, "int8", "float16"),
+    "bfloat16": Kernel(_pieces, _multiply, "int8", "bfloat16"),
 }
 """By the kind of the bias: MULTIPLY of weights that are int8."""

@@ -9,26 +9,28 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
 
+from shmllm_kernels.cpu.language import compiled, compiled_with
 from shmllm_kernels.cpu.memory import exp, float_of_word, floats, itemsize, number, word
 from shmllm_kernels.cpu.tape import Kernel
 
 PIECES_PER_THREAD = 8
 
 
-@njit
+@compiled
 def _rows_at_once(num_rows, num_threads):
     pieces = PIECES_PER_THREAD * num_threads
     return (num_rows + pieces - 1) // pieces
 
 
+@compiled
 def _pieces(operands, piece, thread, num_threads):
     num_rows = word(word(operands, 0), 0)
-    return math.ceil(num_rows / max(_rows_at_once(num_rows, num_threads), 1))
+    size = max(_rows_at_once(num_rows, num_threads), 1)
+    return (num_rows + size - 1) // size
 
 
-@njit
+@compiled
 def _range(operands, piece, num_threads):
     """The rows [begin, end) of a piece."""
     num_rows = word(word(operands, 0), 0)
@@ -36,8 +38,8 @@ def _range(operands, piece, num_threads):
     return piece * size, min((piece + 1) * size, num_rows)
 
 
-@njit
-def _embed(operands, piece, num_threads, kind):
+@compiled
+def _embed(operands, piece, thread, num_threads, kind):
     token_ids, table, out, width = (
         word(operands, 1), word(operands, 2), word(operands, 3), word(operands, 4),
     )  # fmt: skip
@@ -46,28 +48,15 @@ def _embed(operands, piece, num_threads, kind):
         token = word(token_ids, row)
         if token >= 0:
             source = table + token * width * itemsize(kind)
-            values = floats(out + row * width * 4, width)
+            values = floats(out + row * width * 4)
             for i in range(width):
                 values[i] = number(source, i, kind)
-    return 0
-
-
-def _embed_float32(operands, piece, thread, num_threads):
-    return _embed(operands, piece, num_threads, np.float32(0))
-
-
-def _embed_float16(operands, piece, thread, num_threads):
-    return _embed(operands, piece, num_threads, np.int16(0))
-
-
-def _embed_bfloat16(operands, piece, thread, num_threads):
-    return _embed(operands, piece, num_threads, np.uint16(0))
 
 
 EMBED = {
-    "float32": Kernel(_pieces, _embed_float32),
-    "float16": Kernel(_pieces, _embed_float16),
-    "bfloat16": Kernel(_pieces, _embed_bfloat16),
+    "float32": Kernel(_pieces, _embed, "float32"),
+    "float16": Kernel(_pieces, _embed, "float16"),
+    "bfloat16": Kernel(_pieces, _embed, "bfloat16"),
 }
 """By the kind of the table. ``out[row] = table[token_ids[row]]``; a row of a negative id stays.
 
@@ -76,17 +65,17 @@ Operands: address of the number of rows; token_ids int64; table [vocabulary, wid
 """
 
 
+@compiled
 def _gather(operands, piece, thread, num_threads):
     indices, source, out, width = (
         word(operands, 1), word(operands, 2), word(operands, 3), word(operands, 4),
     )  # fmt: skip
     begin, end = _range(operands, piece, num_threads)
     for row in range(begin, end):
-        values = floats(source + word(indices, row) * width * 4, width)
-        target = floats(out + row * width * 4, width)
+        values = floats(source + word(indices, row) * width * 4)
+        target = floats(out + row * width * 4)
         for i in range(width):
             target[i] = values[i]
-    return 0
 
 
 GATHER = Kernel(_pieces, _gather)
@@ -97,48 +86,36 @@ width.
 """
 
 
-@njit(fastmath={"reassoc", "contract"})
-def _mean_square(values):
+@compiled_with("reassoc", "contract")
+def _mean_square(address, count):
+    values = floats(address)
     total = np.float32(0.0)
-    for i in range(len(values)):
+    for i in range(count):
         total += values[i] * values[i]
-    return total / np.float32(len(values))
+    return total / np.float32(count)
 
 
-@njit
-def _add_rms_norm(operands, piece, num_threads, kind):
+@compiled
+def _add_rms_norm(operands, piece, thread, num_threads, kind):
     addend, residual, weight = word(operands, 1), word(operands, 2), word(operands, 3)
     out, width, eps = word(operands, 4), word(operands, 5), float_of_word(word(operands, 6))
     begin, end = _range(operands, piece, num_threads)
     for row in range(begin, end):
-        values = floats(residual + row * width * 4, width)
+        values = floats(residual + row * width * 4)
         if addend != 0:
-            added = floats(addend + row * width * 4, width)
+            added = floats(addend + row * width * 4)
             for i in range(width):
                 values[i] += added[i]
-        scale = np.float32(1.0) / np.sqrt(_mean_square(values) + eps)
-        normed = floats(out + row * width * 4, width)
+        scale = np.float32(1.0) / np.sqrt(_mean_square(residual + row * width * 4, width) + eps)
+        normed = floats(out + row * width * 4)
         for i in range(width):
             normed[i] = values[i] * scale * number(weight, i, kind)
-    return 0
-
-
-def _norm_float32(operands, piece, thread, num_threads):
-    return _add_rms_norm(operands, piece, num_threads, np.float32(0))
-
-
-def _norm_float16(operands, piece, thread, num_threads):
-    return _add_rms_norm(operands, piece, num_threads, np.int16(0))
-
-
-def _norm_bfloat16(operands, piece, thread, num_threads):
-    return _add_rms_norm(operands, piece, num_threads, np.uint16(0))
 
 
 ADD_RMS_NORM = {
-    "float32": Kernel(_pieces, _norm_float32),
-    "float16": Kernel(_pieces, _norm_float16),
-    "bfloat16": Kernel(_pieces, _norm_bfloat16),
+    "float32": Kernel(_pieces, _add_rms_norm, "float32"),
+    "float16": Kernel(_pieces, _add_rms_norm, "float16"),
+    "bfloat16": Kernel(_pieces, _add_rms_norm, "bfloat16"),
 }
 """By the kind of the weight. ``residual += x; out = residual / rms(residual) * weight``, with
 ``rms = sqrt(mean(residual**2) + eps)`` (Zhang and Sennrich, 2019).
@@ -148,17 +125,17 @@ Operands: address of the number of rows; x [rows, width] or 0; residual [rows, w
 """
 
 
+@compiled
 def _silu_and_mul(operands, piece, thread, num_threads):
     source, out, width = word(operands, 1), word(operands, 2), word(operands, 3)
     begin, end = _range(operands, piece, num_threads)
     for row in range(begin, end):
-        gate = floats(source + row * width * 8, width)
-        up = floats(source + row * width * 8 + width * 4, width)
-        values = floats(out + row * width * 4, width)
+        gate = floats(source + row * width * 8)
+        up = floats(source + row * width * 8 + width * 4)
+        values = floats(out + row * width * 4)
         for i in range(width):
             inverse = np.float32(1.0) + exp(min(-gate[i], np.float32(88.0)))
             values[i] = gate[i] / inverse * up[i]
-    return 0
 
 
 SILU_AND_MUL = Kernel(_pieces, _silu_and_mul)
@@ -169,20 +146,20 @@ Operands: address of the number of rows; gate and up side by side [rows, 2 * wid
 """
 
 
+@compiled
 def _rope_tables(operands, piece, thread, num_threads):
     positions, half = word(operands, 1), word(operands, 3)
-    frequencies = floats(word(operands, 2), half)
+    frequencies = floats(word(operands, 2))
     scale = float_of_word(word(operands, 6))
     begin, end = _range(operands, piece, num_threads)
     for row in range(begin, end):
-        cos = floats(word(operands, 4) + row * half * 4, half)
-        sin = floats(word(operands, 5) + row * half * 4, half)
+        cos = floats(word(operands, 4) + row * half * 4)
+        sin = floats(word(operands, 5) + row * half * 4)
         position = np.float32(word(positions, row))
         for i in range(half):
             angle = position * frequencies[i]
             cos[i] = np.float32(math.cos(angle)) * scale
             sin[i] = np.float32(math.sin(angle)) * scale
-    return 0
 
 
 ROPE_TABLES = Kernel(_pieces, _rope_tables)

@@ -1,8 +1,8 @@
-"""Vectors of float32, emitted as LLVM instructions through numba's intrinsics.
+"""Vectors of float32, emitted as LLVM instructions.
 
 Owns how wide this machine's vectors are, and what is made of them: loads that widen, sums over
-lanes. numba's own vectoriser may add up in any order it likes; what is written here
-adds in one order, so that a number depends on its operands alone. Must not know what is computed.
+lanes, always in one order, so that a number depends on its operands alone. Must not know what is
+computed.
 
 Addresses are int64, strides bytes. Nothing is checked: the callers own the bounds.
 """

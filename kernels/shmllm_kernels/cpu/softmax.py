@@ -9,9 +9,8 @@ from __future__ import annotations
 import math
 
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
+from shmllm_kernels.cpu.language import emitted
 from shmllm_kernels.cpu.simd import FLOAT, INT32, LANES, Emitter, Loop, function
 
 LEAST = -1e30
@@ -71,8 +70,8 @@ def _lanes(e: Emitter, keys_per_vector: ir.Value) -> ir.Value:
     return e.builder.select(e.first(keys_per_vector), count, e.splat_int(_OUT_OF_SIGHT))
 
 
-@intrinsic
-def weigh(context, scores, num_vectors, keys_per_vector, offset, span, greatest, total):
+@emitted
+def weigh(builder, scores, num_vectors, keys_per_vector, offset, span, greatest, total):
     """Turn a row's scores into weights, in place.
 
     Args:
@@ -85,54 +84,45 @@ def weigh(context, scores, num_vectors, keys_per_vector, offset, span, greatest,
     Returns:
         What weights given before must be multiplied by, a float.
     """
+    e = Emitter(builder)
+    stop = builder.mul(num_vectors, e.const(4 * LANES))
+    step = _integers(e, keys_per_vector)
+    first = builder.add(_lanes(e, keys_per_vector), _integers(e, offset))
+    seen_keys = _integers(e, span)
+    least = e.broadcast(ir.Constant(FLOAT, LEAST))
 
-    def emit(target, builder, signature, args):
-        scores, num_vectors, keys_per_vector, offset, span, greatest, total = args
-        e = Emitter(builder)
-        stop = builder.mul(num_vectors, e.const(4 * LANES))
-        step = _integers(e, keys_per_vector)
-        first = builder.add(_lanes(e, keys_per_vector), _integers(e, offset))
-        seen_keys = _integers(e, span)
-        least = e.broadcast(ir.Constant(FLOAT, LEAST))
+    loop = Loop(e, e.const(0), stop, 4 * LANES)
+    loop.begin([least, first])
+    most, places = loop.values
+    value = e.load(e.at(scores, loop.index))
+    seen = builder.icmp_unsigned("<", places, seen_keys)
+    most = _greater(e, builder.select(seen, value, least), most)
+    loop.end([most, builder.add(places, step)])
 
-        loop = Loop(e, e.const(0), stop, 4 * LANES)
-        loop.begin([least, first])
-        most, places = loop.values
-        value = e.load(e.at(scores, loop.index))
-        seen = builder.icmp_unsigned("<", places, seen_keys)
-        most = _greater(e, builder.select(seen, value, least), most)
-        loop.end([most, builder.add(places, step)])
+    here = _greatest_lane(e, most)
+    before = e.load_scalar(greatest)
+    now = builder.select(builder.fcmp_ordered(">", here, before), here, before)
+    e.store(now, greatest)
+    summit = e.broadcast(now)
+    factor = power_of_two(e, builder.fsub(e.broadcast(before), summit))
 
-        here = _greatest_lane(e, most)
-        before = e.load_scalar(greatest)
-        now = builder.select(builder.fcmp_ordered(">", here, before), here, before)
-        e.store(now, greatest)
-        summit = e.broadcast(now)
-        factor = power_of_two(e, builder.fsub(e.broadcast(before), summit))
+    loop = Loop(e, e.const(0), stop, 4 * LANES)
+    loop.begin([e.zeros(), first])
+    added, places = loop.values
+    place = e.at(scores, loop.index)
+    seen = builder.icmp_unsigned("<", places, seen_keys)
+    power = power_of_two(e, builder.fsub(e.load(place), summit))
+    weight = builder.select(seen, power, e.zeros())
+    e.store(weight, place)
+    added = builder.fadd(added, weight)
+    loop.end([added, builder.add(places, step)])
 
-        loop = Loop(e, e.const(0), stop, 4 * LANES)
-        loop.begin([e.zeros(), first])
-        added, places = loop.values
-        place = e.at(scores, loop.index)
-        seen = builder.icmp_unsigned("<", places, seen_keys)
-        power = power_of_two(e, builder.fsub(e.load(place), summit))
-        weight = builder.select(seen, power, e.zeros())
-        e.store(weight, place)
-        added = builder.fadd(added, weight)
-        loop.end([added, builder.add(places, step)])
-
-        e.store(e.fma(e.load(total), factor, added), total)
-        return builder.extract_element(factor, ir.Constant(INT32, 0))
-
-    return types.float32(*[types.int64] * 7), emit
+    e.store(e.fma(e.load(total), factor, added), total)
+    return builder.extract_element(factor, ir.Constant(INT32, 0))
 
 
-@intrinsic
-def total_weight(context, total):
+@emitted
+def total_weight(builder, total):
     """The sum over the lanes of what `weigh` added up at an address."""
-
-    def emit(target, builder, signature, args):
-        e = Emitter(builder)
-        return e.sum(e.load(args[0]))
-
-    return types.float32(types.int64), emit
+    e = Emitter(builder)
+    return e.sum(e.load(total))

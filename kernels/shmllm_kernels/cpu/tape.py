@@ -15,25 +15,20 @@ not know what kernels compute.
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import os
 import platform
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
 
-import numba
 import numpy as np
 from llvmlite import ir
-from numba import cfunc, types
-from numba.extending import intrinsic
 
+from shmllm_kernels.cpu.language import Compiled, compiled, emitted
 from shmllm_kernels.cpu.memory import word
+from shmllm_kernels.cpu.objects import addresses_of
 from shmllm_kernels.cpu.simd import INT32, INT64, function
 
-SIGNATURE = types.int64(*[types.int64] * 4)
+_CALL = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)
 
 SPINS = 500
 """How often a thread looks whether the others are done before it offers its core to others:
@@ -45,102 +40,62 @@ MAX_OPERANDS = _TAKEN
 _THREADS_SEEN = 4  # the word of a program that counts them
 
 
-def keep_compiled_code() -> None:
-    """Keep what is compiled in the user's cache, by machine and by version of these kernels:
-    numba looks at a function's own file only, not at those that it is made of."""
-    digest = hashlib.sha256(numba.__version__.encode())
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(path.read_bytes())
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    directory = root / "shmllm" / f"kernels-{digest.hexdigest()[:16]}"
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        directory = Path(tempfile.gettempdir()) / f"shmllm-{os.getuid()}" / directory.name
-    numba.config.CACHE_DIR = str(directory)
-
-
 class Kernel:
     """Compiled code that does one piece of work at a time.
 
     Args:
         pieces: (operands, 0, 0, num_threads) -> how many pieces there are at the moment.
-        run: (operands, piece, thread, num_threads) -> 0; does one of them. Any thread, in any
+        run: (operands, piece, thread, num_threads, *known); does one of them. Any thread, in any
             order; `thread` counts from 0.
+        known: what else `run` is told, when it is compiled.
 
-    `operands` is the address of a row of int64 that `Tape.record` filled. Both are plain Python
-    functions that numba compiles, with what they call, when the kernel is first needed.
+    `operands` is the address of a row of int64 that `Tape.record` filled. Both functions are
+    compiled, with what they call, when the kernel is first needed.
     """
 
-    def __init__(
-        self, pieces: Callable[[int, int, int, int], int], run: Callable[[int, int, int, int], int]
-    ) -> None:
-        self._functions = pieces, run
+    def __init__(self, pieces: Compiled, run: Compiled, *known: str | int) -> None:
+        self._entries = (pieces, ()), (run, known)
 
     @cached_property
     def addresses(self) -> tuple[int, ...]:
         """Of the compiled code, `pieces` and `run`."""
-        self._compiled = [_compile(function, SIGNATURE) for function in self._functions]
-        return tuple(compiled.address for compiled in self._compiled)
+        return addresses_of(*self._entries)
 
 
-def _compile(function: Callable[..., int], signature: Any) -> Any:
-    return cfunc(signature, cache=True, error_model="numpy")(function)
+@emitted
+def _call(builder, address, first, second, third, fourth):
+    """Call compiled code."""
+    kind = ir.FunctionType(INT64, [INT64] * 4)
+    arguments = [first, second, third, fourth]
+    return builder.call(builder.inttoptr(address, kind.as_pointer()), arguments)
 
 
-@intrinsic
-def _call(typing_context, address, first, second, third, fourth):
-    """Call compiled code of SIGNATURE."""
-
-    def emit(context, builder, signature, args):
-        function = ir.FunctionType(INT64, [INT64] * 4)
-        return builder.call(builder.inttoptr(args[0], function.as_pointer()), args[1:])
-
-    return types.int64(*[types.int64] * 5), emit
-
-
-@intrinsic
-def _add_one(typing_context, address):
+@emitted
+def _add_one(builder, address):
     """Add one to the int64 at an address, atomically; returns what was there."""
-
-    def emit(context, builder, signature, args):
-        counter = builder.inttoptr(args[0], INT64.as_pointer())
-        return builder.atomic_rmw("add", counter, ir.Constant(INT64, 1), "acq_rel")
-
-    return types.int64(types.int64), emit
+    counter = builder.inttoptr(address, INT64.as_pointer())
+    return builder.atomic_rmw("add", counter, ir.Constant(INT64, 1), "acq_rel")
 
 
-@intrinsic
-def _look(typing_context, address):
+@emitted
+def _look(builder, address):
     """The int64 at an address, and all that was written before it was."""
-
-    def emit(context, builder, signature, args):
-        return builder.load_atomic(builder.inttoptr(args[0], INT64.as_pointer()), "acquire", 8)
-
-    return types.int64(types.int64), emit
+    return builder.load_atomic(builder.inttoptr(address, INT64.as_pointer()), "acquire", 8)
 
 
-@intrinsic
-def _pause(typing_context):
+@emitted
+def _pause(builder):
     """Tell the core that this is a waiting loop."""
-
-    def emit(context, builder, signature, args):
-        if platform.machine() == "x86_64":
-            builder.call(function(builder, "llvm.x86.sse2.pause", ir.VoidType(), []), [])
-        return context.get_dummy_value()
-
-    return types.void(), emit
+    if platform.machine() == "x86_64":
+        builder.call(function(builder, "llvm.x86.sse2.pause", ir.VoidType(), []), [])
 
 
-@intrinsic
-def _yield_core(typing_context):
-    def emit(context, builder, signature, args):
-        builder.call(function(builder, "sched_yield", INT32, []), [])
-        return context.get_dummy_value()
-
-    return types.void(), emit
+@emitted
+def _yield_core(builder):
+    builder.call(function(builder, "sched_yield", INT32, []), [])
 
 
+@compiled
 def _play(program):
     """What each thread runs. program: words as `Tape` lays them out."""
     num_kernels, rows, num_threads = word(program, 0), word(program, 1), word(program, 2)
@@ -166,8 +121,8 @@ def _play(program):
 
 
 @cache
-def _player() -> Any:
-    return _compile(_play, types.void(types.int64))
+def _player() -> int:
+    return addresses_of((_play, ()))[0]
 
 
 class _Threads:
@@ -211,6 +166,7 @@ class Tape:
         self._threads = _Threads()
         self.num_threads = num_threads if self._threads.is_there else 1
         self._player = _player()
+        self._play_alone = _CALL(self._player)
         self._program = np.zeros(_THREADS_SEEN + 1, np.int64)
         self._table = self._rows = np.zeros((0, _ROW_WORDS), np.int64)
 
@@ -246,6 +202,6 @@ class Tape:
         self._program[_THREADS_SEEN] = 0
         self._program[2] = wanted = num_threads or self.num_threads
         if wanted > 1:
-            self._threads.run(self._player.address, self._program.ctypes.data, wanted)
+            self._threads.run(self._player, self._program.ctypes.data, wanted)
         else:
-            self._player.ctypes(self._program.ctypes.data)
+            self._play_alone(self._program.ctypes.data)

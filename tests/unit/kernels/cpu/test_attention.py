@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("numba")
-
 from shmllm_kernels.cpu.attention import (
     ATTEND,
     count_tiles,

@@ -9,29 +9,31 @@ import numpy as np
 import pytest
 
 from shmllm_kernels.cpu import Kernel, Tape
+from shmllm_kernels.cpu.language import compiled
 from shmllm_kernels.cpu.memory import put_word, word
 
 
+@compiled
 def _num_pieces(operands, piece, thread, num_threads):
     return word(operands, 1)
 
 
+@compiled
 def _count(operands, piece, thread, num_threads):
     """counts[piece] += 1"""
     put_word(word(operands, 0), piece, word(word(operands, 0), piece) + 1)
-    return 0
 
 
+@compiled
 def _shift(operands, piece, thread, num_threads):
     """to[piece] = from[n - 1 - piece] + 1, which is wrong unless `from` is complete."""
     last = word(operands, 1) - 1
     put_word(word(operands, 2), piece, word(word(operands, 0), last - piece) + 1)
-    return 0
 
 
+@compiled
 def _note_thread(operands, piece, thread, num_threads):
     put_word(word(operands, 0), piece, 10 * num_threads + thread)
-    return 0
 
 
 COUNT = Kernel(_num_pieces, _count)

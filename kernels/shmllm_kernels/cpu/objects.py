@@ -1,0 +1,164 @@
+"""Compiled code of kernels: LLVM's object code, made when first needed and kept in a cache.
+
+The cache is ``shmllm/kernels`` in the user's cache directory. What cannot be read there, whatever
+the reason, is compiled anew; what cannot be written is not kept. Must not know what kernels do.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import os
+import tempfile
+import threading
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import llvmlite
+from llvmlite import binding, ir
+
+from shmllm_kernels.cpu.language import Compiled, as_value
+from shmllm_kernels.cpu.simd import FEATURES, INT64
+
+Entry = tuple[Compiled, Sequence[str | int]]
+"""A function, and its last arguments, which are known."""
+
+_HASH_BYTES = 32
+_lock = threading.Lock()
+_engines: list[Any] = []  # which own the machine code
+
+
+def addresses_of(*entries: Entry) -> tuple[int, ...]:
+    """Of compiled code, that takes and returns int64."""
+    with _lock:
+        names = [f"entry{i}" for i in range(len(entries))]
+        path = _place(_key(entries))
+        code = _read(path)
+        if code is None:
+            code = _compiled(entries, names)
+            _write(path, code)
+        engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _machine())
+        engine.add_object_file(binding.ObjectFileRef.from_data(code))
+        engine.finalize_object()
+        _engines.append(engine)
+        return tuple(engine.get_function_address(name) for name in names)
+
+
+# compiling
+
+
+@functools.cache
+def _machine() -> binding.TargetMachine:
+    """The CPU at hand. Initialises LLVM, too."""
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    return binding.Target.from_default_triple().create_target_machine(
+        cpu=binding.get_host_cpu_name(), features=FEATURES.flatten(), opt=3,
+        codemodel="jitdefault", jit=True,
+    )  # fmt: skip
+
+
+def _add_entry(
+    module: ir.Module, name: str, function: Compiled, known: Sequence[str | int]
+) -> None:
+    """A function as C knows them: int64 arguments, and what is returned or 0."""
+    from shmllm_kernels.cpu.translate import expand  # not needed when all is in the cache
+
+    count = len(function.tree.args.args) - len(known)
+    entry = ir.Function(module, ir.FunctionType(INT64, [INT64] * count), name)
+    entry.attributes.add("nounwind")
+    builder = ir.IRBuilder(entry.append_basic_block("entry"))
+    result = expand(builder, function, [*entry.args, *known])
+    builder.ret(as_value(0 if result is None else result))
+
+
+def _compiled(entries: Sequence[Entry], names: Sequence[str]) -> bytes:
+    source = ir.Module("kernel")
+    source.triple = binding.get_default_triple()
+    for (function, known), name in zip(entries, names, strict=True):
+        _add_entry(source, name, function, known)
+    module = binding.parse_assembly(str(source))
+    module.verify()
+    options = binding.create_pipeline_tuning_options(speed_level=3)
+    options.loop_vectorization = options.slp_vectorization = True
+    builder = binding.create_pass_builder(_machine(), options)
+    builder.getModulePassManager().run(module, builder)
+    code: bytes = _machine().emit_object(module)
+    return code
+
+
+# keeping
+
+
+def _place(key: str) -> Path:
+    root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(root) / "shmllm" / "kernels" / key
+
+
+@functools.cache
+def _environment() -> bytes:
+    """Digest of all that decides what code is made of a function, but for the function."""
+    digest = hashlib.sha256()
+    versions = llvmlite.__version__, binding.llvm_version_info
+    machine = binding.get_host_cpu_name(), FEATURES.flatten(), binding.get_default_triple()
+    digest.update(repr((versions, machine)).encode())
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.digest()
+
+
+@functools.cache
+def _source_of_others(path: str) -> bytes:
+    """Of a function that is no part of this package."""
+    is_here = Path(path).parent == Path(__file__).parent
+    return b"" if is_here else hashlib.sha256(Path(path).read_bytes()).digest()
+
+
+def _key(entries: Sequence[Entry]) -> str:
+    digest = hashlib.sha256(_environment())
+    for function, known in entries:
+        source = function.source
+        digest.update(_source_of_others(inspect.getfile(source)))
+        digest.update(repr((source.__module__, source.__qualname__, tuple(known))).encode())
+    return digest.hexdigest()[:32]
+
+
+def _read(path: Path) -> bytes | None:
+    """What `_write` wrote, unless it is damaged or somebody else's."""
+    try:
+        with path.open("rb") as file:
+            owner, content = os.fstat(file.fileno()).st_uid, file.read()
+    except OSError:
+        return None
+    code = content[_HASH_BYTES:]
+    is_whole = hashlib.sha256(code).digest() == content[:_HASH_BYTES]
+    return code if is_whole and owner in (0, os.getuid()) else None
+
+
+def _write(path: Path, code: bytes) -> None:
+    """All at once, whoever else does the same."""
+    try:
+        if not path.is_absolute():
+            raise OSError("there is no home directory")
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor, unfinished = tempfile.mkstemp(dir=path.parent)
+        try:
+            with open(descriptor, "wb") as file:
+                file.write(hashlib.sha256(code).digest() + code)
+            os.replace(unfinished, path)
+        except OSError:
+            os.unlink(unfinished)
+            raise
+    except OSError as error:
+        _warn_once(str(path.parent), str(error))
+
+
+@functools.cache
+def _warn_once(directory: str, reason: str) -> None:
+    warnings.warn(
+        f"compiled kernels cannot be kept in {directory} ({reason}): every start compiles them",
+        stacklevel=2,
+    )
