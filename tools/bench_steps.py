@@ -6,11 +6,13 @@
 Fills the rows with prompts of random tokens, then times decode steps: median, p99, slowest, and
 the slowest as a multiple of the median. --cpu counts this process' CPU time instead of the clock,
 which other programs on the machine disturb less (with one thread; several wait by spinning).
---profile prints where the time goes, by Python function.
+--profile prints where the time goes, by Python function; --kernels, by kernel of the forward pass,
+of which each runs by itself then.
 """
 
 from __future__ import annotations
 
+import contextlib
 import cProfile
 import gc
 import json
@@ -19,7 +21,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
@@ -76,6 +78,26 @@ def time_steps(
     return times, phases
 
 
+def time_kernels(core: EngineCore, steps: int) -> dict[str, float]:
+    """Microseconds a step of the kernels of each label, median over the steps."""
+    each: dict[str, list[float]] = {}
+
+    @contextlib.contextmanager
+    def observe(label: str) -> Iterator[None]:
+        began = time.perf_counter_ns()
+        yield
+        spent[label] = spent.get(label, 0.0) + (time.perf_counter_ns() - began) / 1e3
+
+    core.runner.observe(observe)
+    for _ in range(steps):
+        spent: dict[str, float] = {}
+        core.step()
+        for label, us in spent.items():
+            each.setdefault(label, []).append(us)
+    medians = {label: statistics.median(times) for label, times in each.items()}
+    return dict(sorted(medians.items(), key=lambda item: -item[1]))
+
+
 def summary(times: list[float]) -> dict[str, float]:
     ordered = sorted(times)
     median = statistics.median(ordered)
@@ -98,6 +120,7 @@ def summary(times: list[float]) -> dict[str, float]:
 @click.option("--quantization", help="int8, or nothing.")
 @click.option("--cpu", is_flag=True, help="CPU time instead of the clock.")
 @click.option("--profile", is_flag=True, help="Print the functions that take longest.")
+@click.option("--kernels", is_flag=True, help="Time the kernels of the forward pass.")
 def main(
     model: str,
     requests: int,
@@ -108,12 +131,14 @@ def main(
     quantization: Any,
     cpu: bool,
     profile: bool,
+    kernels: bool,
 ) -> None:
-    length = context + steps + 2
+    total = 2 * steps if kernels else steps
+    length = context + total + 2
     core = make_core(
         model, requests, threads, dtype=dtype, quantization=quantization, max_model_len=length
     )
-    count, seconds = fill(core, requests, context, steps)
+    count, seconds = fill(core, requests, context, total)
     clock = time.process_time_ns if cpu else time.perf_counter_ns
     profiler = cProfile.Profile()
     if profile:
@@ -131,6 +156,8 @@ def main(
             for name, each in phases.items()
         },
     }
+    if kernels:
+        result["kernels_us"] = time_kernels(core, steps)
     print(json.dumps(result, indent=1))
     if profile:
         pstats.Stats(profiler, stream=sys.stdout).sort_stats("tottime").print_stats(40)

@@ -37,7 +37,8 @@ def record_linear(tape: Tape, num_rows: int, x: Tensor, linear: Linear, out: Ten
         weight, scales = linear.int8.integers, linear.int8.scales.data_ptr()
     bias = 0 if linear.bias is None else linear.bias.data_ptr()
     rows = [x.data_ptr(), 4 * x.shape[1], out.data_ptr(), 4 * out.shape[1]]
-    tape.record(kernel, [num_rows, *rows, weight.data_ptr(), *weight.shape, scales, bias])
+    operands = [num_rows, *rows, weight.data_ptr(), *weight.shape, scales, bias]
+    tape.record(kernel, operands, label=f"multiply {weight.shape[0]}x{weight.shape[1]}")
 
 
 def record_gather(
@@ -45,7 +46,7 @@ def record_gather(
 ) -> None:
     """``out[row] = source[indices[row]]`` for as many rows as the int64 at `num_rows` says."""
     addresses = [indices.ctypes.data, source.data_ptr(), out.data_ptr()]
-    tape.record(GATHER, [num_rows, *addresses, out.shape[1]])
+    tape.record(GATHER, [num_rows, *addresses, out.shape[1]], label="gather")
 
 
 class CpuOps:
@@ -92,7 +93,7 @@ class CpuOps:
     def embed(self, table: Tensor) -> Tensor:
         out = self._buffers.hidden
         operands = [self._arrays.token_ids.ctypes.data, table.data_ptr(), out.data_ptr()]
-        self._record(EMBED[kind_of(table)], *operands, table.shape[1])
+        self._record("embed", EMBED[kind_of(table)], *operands, table.shape[1])
         return out
 
     def add_rms_norm(
@@ -102,7 +103,12 @@ class CpuOps:
         addend = 0 if x is None else x.data_ptr()
         addresses = [residual.data_ptr(), weight.data_ptr(), out.data_ptr()]
         self._record(
-            ADD_RMS_NORM[kind_of(weight)], addend, *addresses, out.shape[1], word_of_float(eps)
+            "add_rms_norm",
+            ADD_RMS_NORM[kind_of(weight)],
+            addend,
+            *addresses,
+            out.shape[1],
+            word_of_float(eps),
         )
         return out
 
@@ -119,11 +125,12 @@ class CpuOps:
         source = [qkv.data_ptr(), 4 * qkv.shape[1]]
         places = [buffers.cos.data_ptr(), buffers.sin.data_ptr(), arrays.slot_mapping.ctypes.data]
         self._record(
-            STORE_HEADS[self._cache.layout.stored], self._heads.ctypes.data, *source, *places,
+            "store_heads", STORE_HEADS[self._cache.layout.stored], self._heads.ctypes.data,
+            *source, *places,
             cache.data_ptr(), *norms, word_of_float(attention.eps),
         )  # fmt: skip
         self._record(
-            ATTEND[self._cache.layout.stored], self._requests.ctypes.data,
+            "attend", ATTEND[self._cache.layout.stored], self._requests.ctypes.data,
             self._heads.ctypes.data, *source, out.data_ptr(), 4 * out.shape[1],
             cache.data_ptr(), window, self._scratch.data_ptr(), self._scratch.shape[1],
         )  # fmt: skip
@@ -131,7 +138,7 @@ class CpuOps:
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
         out = self._buffers.activated
-        self._record(SILU_AND_MUL, gate_up.data_ptr(), out.data_ptr(), out.shape[1])
+        self._record("silu_and_mul", SILU_AND_MUL, gate_up.data_ptr(), out.data_ptr(), out.shape[1])
         return out
 
     def _record_rope_tables(self) -> None:
@@ -141,7 +148,9 @@ class CpuOps:
         tables = [self._buffers.cos.data_ptr(), self._buffers.sin.data_ptr()]
         scale = word_of_float(attention_factor(rope))
         operands = [*addresses, len(frequencies), *tables, scale]
-        self._tape.record(ROPE_TABLES, [self._num_tokens, *operands], keep=[frequencies])
+        self._tape.record(
+            ROPE_TABLES, [self._num_tokens, *operands], keep=[frequencies], label="rope_tables"
+        )
 
-    def _record(self, kernel: Kernel, *operands: int) -> None:
-        self._tape.record(kernel, [self._num_tokens, *operands])
+    def _record(self, label: str, kernel: Kernel, *operands: int) -> None:
+        self._tape.record(kernel, [self._num_tokens, *operands], label=label)

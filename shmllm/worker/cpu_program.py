@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
 import numpy as np
 from torch import Tensor
 
@@ -12,6 +15,8 @@ from shmllm.worker.kv_cache import KVCache
 from shmllm.worker.step_arrays import StepArrays
 from shmllm.worker.work_buffers import SCORED_ROWS, WorkBuffers
 from shmllm_kernels.cpu import Tape
+
+Observe = Callable[[str], AbstractContextManager[object]]
 
 
 class CpuProgram:
@@ -26,6 +31,8 @@ class CpuProgram:
     Attributes:
         arrays: the inputs of the step.
         buffers: what it computes; ``hidden`` may be filled with embeddings beforehand.
+        observe: if set, each kernel of a step runs inside the context that this makes of its
+            label; a step takes longer then.
     """
 
     def __init__(
@@ -36,6 +43,7 @@ class CpuProgram:
         max_tokens: int,
         num_threads: int,
     ) -> None:
+        self.observe: Observe | None = None
         max_requests = len(batch.block_table)
         heads_per_kv = model.config.num_heads // model.config.num_kv_heads
         self.arrays = StepArrays(max_tokens, max_requests, heads_per_kv)
@@ -65,7 +73,12 @@ class CpuProgram:
             The hidden states after the final norm of its tokens, [T, hidden], and the logits of
             those that get a successor, [N, vocab], both float32. The next step overwrites both.
         """
-        self._tape.play()
+        if self.observe is None:
+            self._tape.play()
+        else:
+            for index, label in enumerate(self._tape.labels):
+                with self.observe(label):
+                    self._tape.play_one(index)
         num_samples = len(inputs.sample_tokens)
         return self._hidden[: len(inputs.token_ids)], self.buffers.logits[:num_samples]
 

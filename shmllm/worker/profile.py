@@ -81,8 +81,10 @@ class ProfiledRunner:
             activities.append(ProfilerActivity.CUDA)
         self._profile = profile(activities=activities)
         self._profile.start()
+        self.runner.observe(record_function)
 
     def _end(self) -> None:
         if not self._is_over:
             self._is_over = True
+            self.runner.observe(None)
             self._profile.stop()

@@ -22,7 +22,7 @@ from shmllm.models.registry import create_model
 from shmllm.models.weights import load_dummy_weights, load_weights
 from shmllm.worker.arena import Arena, CountingAllocator, make_arena
 from shmllm.worker.batch import InputBatch, StepInputs
-from shmllm.worker.cpu_program import CpuProgram
+from shmllm.worker.cpu_program import CpuProgram, Observe
 from shmllm.worker.grammar import GrammarCompiler
 from shmllm.worker.kv_cache import KVCache, cache_bytes
 from shmllm.worker.memory import (
@@ -166,6 +166,10 @@ class ModelRunner:
     def model(self) -> DecoderModel:
         """What computes; its weights may be replaced between two steps."""
         return self._model
+
+    def observe(self, observe: Observe | None) -> None:
+        """Have each kernel of a step run inside a context made of its label; None: no more."""
+        self._program.observe = observe
 
     def reload_weights(self, directory: str | None) -> None:
         """Load the weights again as at the start, or from another directory.

@@ -157,9 +157,13 @@ class Tape:
     """
     Args:
         num_threads: that play it, where the number is not given.
+
+    Attributes:
+        labels: of the kernels, in order.
     """
 
     def __init__(self, num_threads: int) -> None:
+        self.labels: list[str] = []
         self._entries: list[tuple[int, ...]] = []
         self._operands: list[Sequence[int]] = []
         self._kept: list[object] = []
@@ -173,14 +177,22 @@ class Tape:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def record(self, kernel: Kernel, operands: Sequence[int], keep: Sequence[object] = ()) -> None:
+    def record(
+        self,
+        kernel: Kernel,
+        operands: Sequence[int],
+        keep: Sequence[object] = (),
+        label: str = "",
+    ) -> None:
         """Append a kernel.
 
         Args:
             kernel: what to run.
             operands: up to MAX_OPERANDS addresses and numbers, as the kernel documents them.
             keep: what owns the memory behind the addresses, kept as long as the tape.
+            label: what to call it where it is looked at.
         """
+        self.labels.append(label)
         self._entries.append(kernel.addresses)
         self._operands.append(operands)
         self._kept.extend(keep)
@@ -191,16 +203,22 @@ class Tape:
         for row, operands in zip(self._rows, self._operands, strict=True):
             row[: len(operands)] = operands
         self._counters = self._rows[:, _TAKEN:]
-        addresses = self._rows.ctypes.data, 0, self._table.ctypes.data
-        self._program[:_THREADS_SEEN] = (len(self._entries), *addresses)
 
     def play(self, num_threads: int | None = None) -> None:
         """Run all kernels, in order."""
+        self._play(0, len(self._entries), num_threads or self.num_threads)
+
+    def play_one(self, index: int) -> None:
+        """Run one kernel. All of them one after the other do what `play` does, more slowly."""
+        self._play(index, 1, self.num_threads)
+
+    def _play(self, first: int, count: int, wanted: int) -> None:
         if len(self._rows) < len(self._entries):
             self._lay_out()
         self._counters.fill(0)
-        self._program[_THREADS_SEEN] = 0
-        self._program[2] = wanted = num_threads or self.num_threads
+        rows = self._rows.ctypes.data + first * self._rows.strides[0]
+        entries = self._table.ctypes.data + first * self._table.strides[0]
+        self._program[:] = (count, rows, wanted, entries, 0)
         if wanted > 1:
             self._threads.run(self._player, self._program.ctypes.data, wanted)
         else:
