@@ -42,8 +42,7 @@ class OwnedBytes(Mapping[str, int]):
     nobody wrote takes none.
 
     Attributes:
-        weights: the model's.
-        packs: what is derived from them.
+        weights: the model's, as they are computed with.
         kv_cache: keys and values.
         graphs: captured CUDA graphs; 0 on a CPU.
         workspaces: buffers that steps reuse.
@@ -51,7 +50,6 @@ class OwnedBytes(Mapping[str, int]):
     """
 
     weights: int
-    packs: int
     kv_cache: int
     graphs: int
     workspaces: int

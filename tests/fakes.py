@@ -147,11 +147,8 @@ class FakeMemory:
     def tidy(self) -> None:
         self.calls.append("tidy")
 
-    def make_ready(self) -> None:
-        self.calls.append("ready")
-
     def measure(self) -> OwnedBytes:
-        return OwnedBytes(0, 0, len(self._slots), 0, 0, 0)
+        return OwnedBytes(0, len(self._slots), 0, 0, 0)
 
 
 class FakeRunner:

@@ -48,8 +48,8 @@ CONFIGS: dict[str, type[PreTrainedConfig]] = {
 
 
 def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Storage full of NaN, so that a weight nobody loads is seen."""
-    return torch.full(shape, float("nan"), dtype=dtype)
+    """Storage full of NaN, where there is one, so that a weight nobody loads is seen."""
+    return torch.full(shape, float("nan") if dtype.is_floating_point else 77, dtype=dtype)
 
 
 def reference_model(
@@ -75,8 +75,10 @@ def save(model: PreTrainedModel, directory: Path, **options: Any) -> Path:
     return directory
 
 
-def load(directory: Path, dtype: torch.dtype = torch.float32) -> DecoderModel:
-    model = create_model(ModelConfig.from_directory(directory), dtype, allocate)
+def load(
+    directory: Path, dtype: torch.dtype = torch.float32, quantization: str | None = None
+) -> DecoderModel:
+    model = create_model(ModelConfig.from_directory(directory), dtype, allocate, quantization)
     load_weights(model, directory, None)
     return model
 
@@ -101,7 +103,6 @@ def make_program(model: DecoderModel, num_tokens: int) -> tuple[CpuProgram, Inpu
 @torch.inference_mode()
 def our_logits(model: DecoderModel, token_ids: list[int]) -> Tensor:
     """[tokens, vocab] of one sequence, computed in one step."""
-    model.derive()
     length = len(token_ids)
     program, batch = make_program(model, length)
     batch.token_ids[0, :length] = token_ids

@@ -68,10 +68,7 @@ class Memory(Protocol):
         """
 
     def tidy(self) -> None:
-        """Give back what was freed; called after `release`."""
-
-    def make_ready(self) -> None:
-        """Derive what the next step needs."""
+        """Give back what was freed; called after `release`, and when all is awake."""
 
     def measure(self) -> OwnedBytes:
         """Bytes by owner, now."""
@@ -181,7 +178,7 @@ class Sleeping:
         )
 
     def _settle(self) -> None:
-        """Have the hold say what is so, and the memory made ready when nothing holds."""
+        """Have the hold say what is so. What writing weights has freed goes when nothing holds."""
         if self.asleep:
             refusal = f"the engine sleeps ({', '.join(self.asleep.tags)}): call wake_up() first"
             if self._mode is PauseMode.KEEP:
@@ -190,7 +187,7 @@ class Sleeping:
         elif self._memory.num_missing:
             self._holds.add(HOLDER, Hold(True, self._missing()))
         elif self._holds.drop(HOLDER):
-            self._memory.make_ready()
+            self._memory.tidy()
 
 
 def level_of(number: object) -> Level:

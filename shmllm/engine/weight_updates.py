@@ -112,8 +112,7 @@ class WeightUpdates:
             abort: end the requests that run. They go on otherwise, with the keys and values
                 that they have.
             reset_prefix_cache: forget cached prefixes, which the old weights made.
-            partial: weights that were lost with their memory may be missing still, and what
-                is derived from weights is left to the next step.
+            partial: weights that were lost with their memory may be missing still.
 
         Returns:
             The names written, sorted.
@@ -131,8 +130,6 @@ class WeightUpdates:
         if abort:
             self._abort_running()
         names: list[str] = staged.copy_into_place()
-        if not partial:
-            model.derive()
         self._written(reset_prefix_cache)
         self.version = self._next_version() if version is None else version
         return names

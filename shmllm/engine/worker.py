@@ -74,7 +74,7 @@ class Worker:
         }
 
     def get_weight(self, name: str) -> Any:
-        """A copy of one weight, as a tensor."""
+        """A copy of one weight as a tensor: what is computed with, also where that is rounded."""
         weights = self.model.named_weights()
         if name not in weights:
             near = difflib.get_close_matches(name, weights, n=1, cutoff=0.0)

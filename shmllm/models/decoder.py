@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from shmllm.errors import RequestError
 from shmllm.models.config import ModelConfig
-from shmllm.models.layers import MLP, Allocator, Attention, Linear, NamedWeights, TokenEmbedding
+from shmllm.models.layers import MLP, Attention, NamedWeights, Storage, TokenEmbedding
 from shmllm.models.ops import Ops
-from shmllm.models.quantized import Int8Weight
 from shmllm.models.weight_update import update_weights
 
 
@@ -38,28 +36,21 @@ class DecoderModel:
     qk_norm: ClassVar[bool] = False
     output_bias: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        dtype: torch.dtype,
-        allocate: Allocator,
-    ) -> None:
+    def __init__(self, config: ModelConfig, storage: Storage) -> None:
         self.config = config
-        self.dtype = dtype
+        self.dtype = storage.dtype
         self.weights_version = 0
         self.missing: set[str] = set()
         self.is_asleep = False
-        self._int8: list[Int8Weight] = []
-        self._is_derived = True
         hidden = config.hidden_size
         tied = config.tie_word_embeddings
-        self.embedding = TokenEmbedding(config.vocab_size, hidden, tied, dtype, allocate)
+        self.embedding = TokenEmbedding(config.vocab_size, hidden, tied, storage)
         output_bias = self.output_bias and config.attention_bias
         self.layers = [
-            DecoderLayer(config, layer, self.qk_norm, output_bias, dtype, allocate)
+            DecoderLayer(config, layer, self.qk_norm, output_bias, storage)
             for layer in range(config.num_layers)
         ]
-        self.norm = allocate((hidden,), dtype)
+        self.norm = storage.tensor(hidden)
 
     def forward(self, ops: Ops) -> Tensor:
         """One step's tokens through all blocks.
@@ -77,24 +68,10 @@ class DecoderModel:
         """[rows, hidden] as ``forward`` returns them -> [rows, vocab] float32."""
         return ops.linear(hidden, self.embedding.head)
 
-    def linears(self) -> list[Linear]:
-        """All matrices that are multiplied with, in the order of use."""
-        return [linear for layer in self.layers for linear in layer.linears()] + [
-            self.embedding.head
-        ]
-
-    def quantize(self, allocate: Allocator) -> None:
-        """Multiply with 8-bit integers from now on, made by ``derive``."""
-        for linear in self.linears():
-            linear.int8 = Int8Weight(linear.weight, allocate)
-            self._int8.append(linear.int8)
-        self._is_derived = False
-
     def weights_changed(self, names: Iterable[str]) -> None:
         """To be called by whoever wrote weights, between two steps, with their names."""
         self.missing.difference_update(names)
         self.weights_version += 1
-        self._is_derived = False
 
     def check_awake(self) -> None:
         """Raise RequestError unless weights may be read and written."""
@@ -104,19 +81,6 @@ class DecoderModel:
     def weights_lost(self) -> None:
         """To be called by whoever gave their memory back: all are missing until written."""
         self.missing = set(self.named_weights())
-        self._is_derived = False
-
-    def derive(self) -> None:
-        """Make anew what is derived from the weights, if they changed since or it was lost.
-        Has to precede a forward pass; costs nothing where there is nothing to do."""
-        if not self._is_derived:
-            for matrix in self._int8:
-                matrix.derive()
-            self._is_derived = True
-
-    def derived_lost(self) -> None:
-        """To be called by whoever gave the memory back of what is derived from the weights."""
-        self._is_derived = False
 
     def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Overwrites weights in place; see ``weight_update.update_weights``."""
@@ -127,7 +91,7 @@ class DecoderModel:
 
         Returns:
             Name to views of the checkpoint's shape. ``view.copy_(tensor)`` on each of a
-            name's views loads or updates that weight.
+            name's views loads or updates that weight, ``view.clone()`` reads it.
         """
         weights = self.embedding.named_weights()
         for index, layer in enumerate(self.layers):
@@ -145,14 +109,13 @@ class DecoderLayer:
         layer: int,
         qk_norm: bool,
         output_bias: bool,
-        dtype: torch.dtype,
-        allocate: Allocator,
+        storage: Storage,
     ) -> None:
         self.eps = config.rms_norm_eps
-        self.input_norm = allocate((config.hidden_size,), dtype)
-        self.attention = Attention(config, layer, qk_norm, output_bias, dtype, allocate)
-        self.post_attention_norm = allocate((config.hidden_size,), dtype)
-        self.mlp = MLP(config, dtype, allocate)
+        self.input_norm = storage.tensor(config.hidden_size)
+        self.attention = Attention(config, layer, qk_norm, output_bias, storage)
+        self.post_attention_norm = storage.tensor(config.hidden_size)
+        self.mlp = MLP(config, storage)
 
     def __call__(self, ops: Ops, x: Tensor | None, residual: Tensor) -> Tensor:
         """x, the last block's output, is still to be added to the residual stream, and so is
@@ -164,11 +127,6 @@ class DecoderLayer:
         normed = ops.add_rms_norm(x, residual, self.post_attention_norm, self.eps)
         activated = ops.silu_and_mul(ops.linear(normed, mlp.gate_up_proj))
         return ops.linear(activated, mlp.down_proj)
-
-    def linears(self) -> tuple[Linear, ...]:
-        """Its matrices, in the order of use."""
-        attention, mlp = self.attention, self.mlp
-        return attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj
 
     def named_weights(self, prefix: str) -> NamedWeights:
         """Destinations under ``prefix``, e.g. "model.layers.0"."""

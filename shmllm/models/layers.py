@@ -3,18 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from shmllm.models.config import ModelConfig
-from shmllm.models.quantized import Int8Weight
+from shmllm.models.quantized import Int8Matrix
 
 Allocator = Callable[[tuple[int, ...], torch.dtype], Tensor]
-"""Returns storage for one weight of a shape and dtype, contents undefined."""
+"""Returns storage for a tensor of a shape and dtype, contents undefined."""
 
-NamedWeights = dict[str, tuple[Tensor, ...]]
-"""Checkpoint name to the views, each of the checkpoint's shape, that hold the weight."""
+Matrix = Tensor | Int8Matrix
+
+NamedWeights = dict[str, tuple[Matrix, ...]]
+"""Checkpoint name to the views, each of the checkpoint's shape, that hold the weight. All of them
+have `shape`, `dtype`, `device`, `numel`, `copy_` and `clone`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """Where a model's weights lie, and as what.
+
+    Attributes:
+        allocate: gives the memory.
+        dtype: of the weights.
+        rounds: whether matrices that are multiplied with are rounded to 8 bits.
+    """
+
+    allocate: Allocator
+    dtype: torch.dtype
+    rounds: bool = False
+
+    def tensor(self, *shape: int) -> Tensor:
+        """For a weight that is kept as it is."""
+        return self.allocate(shape, self.dtype)
+
+    def matrix(self, *shape: int) -> Matrix:
+        """For a matrix that is multiplied with: [out, in]."""
+        rows, width = shape
+        if self.rounds:
+            return Int8Matrix.make((rows, width), self.dtype, self.allocate)
+        return self.tensor(rows, width)
 
 
 class Linear:
@@ -24,33 +54,25 @@ class Linear:
         in_features: width of the input.
         out_features: width of each projection; their outputs lie side by side.
         bias: whether they have a bias.
-        dtype: of the weights.
-        allocate: gives the storage.
+        storage: takes the weights.
 
     Attributes:
         weight: [out, in], as checkpoints store it, one projection behind the other.
         bias: [out] or None.
-        int8: the weight in 8 bits, if that is to be computed with instead.
     """
 
     def __init__(
-        self,
-        in_features: int,
-        out_features: Sequence[int],
-        bias: bool,
-        dtype: torch.dtype,
-        allocate: Allocator,
+        self, in_features: int, out_features: Sequence[int], bias: bool, storage: Storage
     ) -> None:
         self.out_features = tuple(out_features)
         width = sum(self.out_features)
-        self.weight = allocate((width, in_features), dtype)
-        self.bias = allocate((width,), dtype) if bias else None
-        self.int8: Int8Weight | None = None
+        self.weight = storage.matrix(width, in_features)
+        self.bias = storage.tensor(width) if bias else None
 
     def named_weights(self, *names: str) -> NamedWeights:
         """Views of each projection's [out, in] weight and [out] bias, under these names."""
         weights: NamedWeights = {}
-        parts = self.weight.split_with_sizes(self.out_features)
+        parts: Sequence[Matrix] = self.weight.split_with_sizes(self.out_features)
         for name, part in zip(names, parts, strict=True):
             weights[f"{name}.weight"] = (part,)
         if self.bias is not None:
@@ -76,17 +98,16 @@ class Attention:
         layer: int,
         qk_norm: bool,
         output_bias: bool,
-        dtype: torch.dtype,
-        allocate: Allocator,
+        storage: Storage,
     ) -> None:
         self.layer = layer
         self.eps = config.rms_norm_eps
         heads = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
         widths = [number * config.head_dim for number in heads]
-        self.qkv_proj = Linear(config.hidden_size, widths, config.attention_bias, dtype, allocate)
-        self.o_proj = Linear(widths[0], [config.hidden_size], output_bias, dtype, allocate)
-        self.q_norm = allocate((config.head_dim,), dtype) if qk_norm else None
-        self.k_norm = allocate((config.head_dim,), dtype) if qk_norm else None
+        self.qkv_proj = Linear(config.hidden_size, widths, config.attention_bias, storage)
+        self.o_proj = Linear(widths[0], [config.hidden_size], output_bias, storage)
+        self.q_norm = storage.tensor(config.head_dim) if qk_norm else None
+        self.k_norm = storage.tensor(config.head_dim) if qk_norm else None
         self.norms = self.q_norm, self.k_norm
 
     def named_weights(self, prefix: str) -> NamedWeights:
@@ -103,10 +124,10 @@ class Attention:
 class MLP:
     """``down(silu(gate(x)) * up(x))`` with gate and up fused."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, allocate: Allocator) -> None:
+    def __init__(self, config: ModelConfig, storage: Storage) -> None:
         hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-        self.gate_up_proj = Linear(hidden, [inner, inner], bias, dtype, allocate)
-        self.down_proj = Linear(inner, [hidden], bias, dtype, allocate)
+        self.gate_up_proj = Linear(hidden, [inner, inner], bias, storage)
+        self.down_proj = Linear(inner, [hidden], bias, storage)
 
     def named_weights(self, prefix: str) -> NamedWeights:
         """Destinations under ``prefix``, e.g. "model.layers.0.mlp"."""
@@ -128,15 +149,19 @@ class TokenEmbedding:
         vocab_size: int,
         hidden_size: int,
         tied: bool,
-        dtype: torch.dtype,
-        allocate: Allocator,
+        storage: Storage,
     ) -> None:
         self.tied = tied
-        self.table = allocate((vocab_size, hidden_size), dtype)
-        take = (lambda shape, dtype: self.table) if tied else allocate
-        self.head = Linear(hidden_size, [vocab_size], False, dtype, take)
+        self.table = storage.tensor(vocab_size, hidden_size)
+        if tied and not storage.rounds:
+            storage = replace(storage, allocate=lambda shape, dtype: self.table)
+        self.head = Linear(hidden_size, [vocab_size], False, storage)
 
     def named_weights(self) -> NamedWeights:
-        """Both matrices as [vocab, hidden]; a tied model has one."""
-        table: NamedWeights = {"model.embed_tokens.weight": (self.table,)}
-        return table if self.tied else table | self.head.named_weights("lm_head")
+        """Both matrices as [vocab, hidden]; a tied model has one under one name, with the
+        rounded copy for the product if there is one."""
+        if not self.tied:
+            table: NamedWeights = {"model.embed_tokens.weight": (self.table,)}
+            return table | self.head.named_weights("lm_head")
+        copies = () if self.head.weight is self.table else (self.head.weight,)
+        return {"model.embed_tokens.weight": (self.table, *copies)}

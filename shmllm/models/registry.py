@@ -93,6 +93,7 @@ def create_model(
     config: ModelConfig,
     dtype: torch.dtype,
     allocate: Allocator,
+    quantization: str | None = None,
 ) -> DecoderModel:
     """Builds a model whose weights are unset.
 
@@ -101,7 +102,10 @@ def create_model(
         dtype: of weights, keys and values.
         allocate: called once for each weight tensor, always in the same order. It may return
             meta tensors when only the sizes are wanted.
+        quantization: "int8" rounds the matrices that are multiplied with to 8 bits.
     """
+    from shmllm.models.layers import Storage
+
     module, _, name = find_architecture(config.architecture).target.partition(":")
     model_class: type[DecoderModel] = getattr(import_module(module), name)
-    return model_class(config, dtype, allocate)
+    return model_class(config, Storage(allocate, dtype, rounds=quantization == "int8"))

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from shmllm.errors import RequestError
+from shmllm.models.layers import Matrix
 from shmllm.models.weight_update import find_problem, is_finite, is_ignored, not_finite, refuse
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class StagedWeights:
         size = 0
         for name, (view, *_) in self._destinations.items():
             self._offsets[name] = size
-            size += -(-view.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+            size += -(-_num_bytes(view) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         try:
             memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError as problem:
@@ -115,4 +116,9 @@ class StagedWeights:
 
     def _staged(self, name: str) -> Tensor:
         view, begin = self._destinations[name][0], self._offsets[name]
-        return self._memory[begin : begin + view.nbytes].view(view.dtype)
+        return self._memory[begin : begin + _num_bytes(view)].view(view.dtype)
+
+
+def _num_bytes(view: Matrix) -> int:
+    """Of its values, whatever the model keeps of them."""
+    return view.numel() * view.dtype.itemsize

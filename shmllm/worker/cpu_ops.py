@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from shmllm.models.config import ModelConfig
-from shmllm.models.layers import Attention, Linear
+from shmllm.models.layers import Attention, Linear, Matrix
+from shmllm.models.quantized import Int8Matrix
 from shmllm.models.rope import attention_factor, inverse_frequencies
 from shmllm.worker.arrays import IntArray, LongArray
 from shmllm.worker.kv_cache import KVCache
@@ -24,21 +25,22 @@ from shmllm_kernels.cpu.products import MULTIPLY, MULTIPLY_INT8
 from shmllm_kernels.cpu.rows import ADD_RMS_NORM, EMBED, GATHER, ROPE_TABLES, SILU_AND_MUL
 
 
-def kind_of(weight: Tensor) -> str:
+def kind_of(weight: Matrix) -> str:
     """As kernels are named for it."""
     return str(weight.dtype).removeprefix("torch.")
 
 
 def record_linear(tape: Tape, num_rows: int, x: Tensor, linear: Linear, out: Tensor) -> None:
     """``out = x @ weight.T + bias`` for as many rows as the int64 at address `num_rows` says."""
-    weight, scales, kernel = linear.weight, 0, MULTIPLY[kind_of(linear.weight)]
-    if linear.int8 is not None:
-        kernel = MULTIPLY_INT8[kind_of(weight)]
-        weight, scales = linear.int8.integers, linear.int8.scales.data_ptr()
+    weight, kind = linear.weight, kind_of(linear.weight)
+    if isinstance(weight, Int8Matrix):
+        kernel, scales, numbers = MULTIPLY_INT8[kind], weight.scales.data_ptr(), weight.integers
+    else:
+        kernel, scales, numbers = MULTIPLY[kind], 0, weight
     bias = 0 if linear.bias is None else linear.bias.data_ptr()
     rows = [x.data_ptr(), 4 * x.shape[1], out.data_ptr(), 4 * out.shape[1]]
-    operands = [num_rows, *rows, weight.data_ptr(), *weight.shape, scales, bias]
-    tape.record(kernel, operands, label=f"multiply {weight.shape[0]}x{weight.shape[1]}")
+    operands = [num_rows, *rows, numbers.data_ptr(), *numbers.shape, scales, bias]
+    tape.record(kernel, operands, label=f"multiply {numbers.shape[0]}x{numbers.shape[1]}")
 
 
 def record_gather(

@@ -15,6 +15,11 @@ DEFAULT_KV_CACHE_BYTES = 2**31
 DEFAULT_KV_CACHE_FRACTION = 4
 MIB = 2**20
 LARGEST_KEPT_BYTES = 32 * MIB
+SMALLER = {
+    "float32": "; dtype='bfloat16' needs half, quantization='int8' less",
+    "bfloat16": "; quantization='int8' needs less",
+    "float16": "; quantization='int8' needs less",
+}
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
@@ -48,13 +53,14 @@ def available_memory_bytes() -> int:
     return available
 
 
-def check_weights_fit(weight_bytes: int, dtype: str) -> None:
-    """Raise EngineStartError, with both numbers, if the weights exceed the free memory."""
+def check_weights_fit(weight_bytes: int, kind: str) -> None:
+    """Raise EngineStartError, with both numbers, if the weights exceed the free memory. That is
+    also what loading takes, but for one tensor at a time."""
     available = available_memory_bytes()
     if weight_bytes > available:
-        smaller = "; dtype='bfloat16' needs half" if dtype == "float32" else ""
+        smaller = SMALLER.get(kind, "")
         raise EngineStartError(
-            f"the weights need {weight_bytes / MIB:,.0f} MiB in {dtype} and "
+            f"the weights need {weight_bytes / MIB:,.0f} MiB in {kind} and "
             f"{available / MIB:,.0f} MiB of memory are free{smaller}"
         )
 

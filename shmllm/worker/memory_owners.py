@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-import torch
-
 from shmllm.errors import RequestError
 from shmllm.models.decoder import DecoderModel
 from shmllm.sleep_report import MIB, Asleep, OwnedBytes
@@ -37,7 +35,6 @@ class MemoryOwners:
         model: whose weights lie in the arena `weights`.
         weights: see above.
         kv_cache: holds keys and values.
-        derived: holds what is made from the weights, if anything is.
         workspaces: all others.
     """
 
@@ -46,13 +43,11 @@ class MemoryOwners:
         model: DecoderModel,
         weights: Arena,
         kv_cache: Arena,
-        derived: Arena | None,
         workspaces: Sequence[Workspace],
     ) -> None:
         self._model = model
         self._arenas = {Asleep.WEIGHTS: weights, Asleep.KV_CACHE: kv_cache}
         self._workspaces = workspaces
-        self._derived = derived
 
     @property
     def num_missing(self) -> int:
@@ -60,9 +55,8 @@ class MemoryOwners:
         return len(self._model.missing)
 
     def release(self, part: Asleep, keep: bool) -> None:
-        """Give the pages of weights or KV cache back, and what was made from them."""
+        """Give the pages of weights or KV cache back, and with these the workspaces."""
         if part is Asleep.WEIGHTS:
-            self._drop_derived()
             self._model.is_asleep = True
             if not keep:
                 self._model.weights_lost()
@@ -92,28 +86,14 @@ class MemoryOwners:
         if trim is not None:
             trim(0)
 
-    @torch.inference_mode()
-    def make_ready(self) -> None:
-        """Derive what the next step needs, and give back what that and the writing of weights
-        have freed."""
-        self._model.derive()
-        self.tidy()
-
     def measure(self) -> OwnedBytes:
         """Bytes by owner, now."""
         weights = self._arenas[Asleep.WEIGHTS].resident_bytes
         kv_cache = self._arenas[Asleep.KV_CACHE].resident_bytes
-        packs = 0 if self._derived is None else self._derived.resident_bytes
         workspaces = sum(workspace.workspace_bytes for workspace in self._workspaces)
-        known = weights + kv_cache + packs + workspaces
+        known = weights + kv_cache + workspaces
         rest = max(resident_bytes() - known, 0)
-        return OwnedBytes(weights, packs, kv_cache, 0, workspaces, rest)
-
-    def _drop_derived(self) -> None:
-        if self._derived is not None:
-            self._derived.release()
-            self._derived.restore()
-            self._model.derived_lost()
+        return OwnedBytes(weights, kv_cache, 0, workspaces, rest)
 
     def _check_room(self, part: Asleep, arena: Arena) -> None:
         """All of the weights will be written; of the cache what requests use."""

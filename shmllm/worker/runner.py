@@ -17,7 +17,6 @@ from shmllm.errors import EngineStartError
 from shmllm.logprobs import TokenLogprobs
 from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
-from shmllm.models.quantized import Int8Weight
 from shmllm.models.registry import create_model
 from shmllm.models.weights import load_dummy_weights, load_weights
 from shmllm.worker.arena import Arena, CountingAllocator, make_arena
@@ -56,23 +55,13 @@ def _load_model(
 ) -> tuple[DecoderModel, Arena]:
     """The model with its weights, and the arena in which they are."""
     counter = CountingAllocator()
-    create_model(config, dtype, counter.take)
-    check_weights_fit(counter.num_bytes, str(dtype).removeprefix("torch."))
+    create_model(config, dtype, counter.take, load.quantization)
+    name = load.quantization or str(dtype).removeprefix("torch.")
+    check_weights_fit(counter.num_bytes, name)
     arena = make_arena(counter.num_bytes, "the weights", torch.device("cpu"))
-    model = create_model(config, dtype, arena.take)
+    model = create_model(config, dtype, arena.take, load.quantization)
     _fill(model, load, on_progress)
     return model, arena
-
-
-def _quantize(model: DecoderModel) -> Arena:
-    """Have it compute with 8-bit integers, which lie in the arena that is returned."""
-    counter = CountingAllocator()
-    for linear in model.linears():
-        Int8Weight(linear.weight, counter.take)
-    arena = make_arena(counter.num_bytes, "the quantized weights", torch.device("cpu"))
-    model.quantize(arena.take)
-    model.derive()
-    return arena
 
 
 def _fill(model: DecoderModel, load: LoadConfig, on_progress: Progress | None = None) -> None:
@@ -107,7 +96,6 @@ class ModelRunner:
         torch.set_num_threads(num_threads)
         self._load = config.load
         self._model, weights = _load_model(config.load, model_config, dtype, on_progress)
-        derived = _quantize(self._model) if config.load.quantization else None
         layout = CacheLayout(
             model_config.num_kv_heads, model_config.head_dim, config.cache.block_size, dtype_name
         )
@@ -134,7 +122,7 @@ class ModelRunner:
         self._pooler = Pooler(rows, model_config.hidden_size)
         self._sampler = Sampler(self._batch, config.logprobs.mode)
         workspaces = (self._program.buffers, self._pooler, self._masks)
-        self.memory = MemoryOwners(self._model, weights, kv_cache, derived, workspaces)
+        self.memory = MemoryOwners(self._model, weights, kv_cache, workspaces)
         self._scores_probabilities = config.logprobs.mode.endswith("logprobs")
         most = config.logprobs.max_logprobs
         self.facts = EngineFacts(
@@ -193,7 +181,6 @@ class ModelRunner:
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute the plan's tokens, and sample a successor where it asks for one."""
-        self._model.derive()
         self._batch.update(plan)
         inputs = self._batch.inputs(plan)
         arrays = self._program.arrays

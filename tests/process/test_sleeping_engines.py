@@ -90,7 +90,7 @@ def test_the_engines_memory_is_given_back(tmp_path: Path) -> None:
             assert before.kv_cache > 6 * MIB
             assert rss == pytest.approx(before.total, abs=4 * MIB)
             assert rss_bytes(pid) == pytest.approx(after.total, abs=4 * MIB)
-            goes = before.kv_cache + before.packs + (before.weights if level == 2 else 0)
+            goes = before.kv_cache + (before.weights if level == 2 else 0)
             assert rss - rss_bytes(pid) >= 0.95 * goes
             assert shm_bytes() <= shm
             if not llm.wake_up():
@@ -269,8 +269,8 @@ def test_the_commands_for_named_engines(tmp_path: Path) -> None:
     with named_engine(tmp_path) as (name, _):
         code, text = run("engine", "sleep", name, "--level", "2")
         assert code == 0
-        assert [line.split()[0] for line in text.splitlines()[:8]] == [
-            *("MiB", "weights", "packs", "kv_cache", "graphs", "workspaces", "rest", "all")
+        assert [line.split()[0] for line in text.splitlines()[:7]] == [
+            *("MiB", "weights", "kv_cache", "graphs", "workspaces", "rest", "all")
         ]
         assert "asleep: weights, kv_cache, scheduling; 46 weights are missing" in text
         code, text = run("engine", "ls")

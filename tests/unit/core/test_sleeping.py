@@ -105,7 +105,7 @@ def test_everything_wakes_at_once(sleeping, memory, holds, level, tags):
     assert sleeping.asleep == NONE
     assert bool(holds) == (level == 2)
     restored = ["restore weights", "restore kv_cache"] if level else []
-    assert memory.calls == restored + ["ready"] * (level != 2)
+    assert memory.calls == restored + ["tidy"] * (level != 2)
 
 
 def test_weights_are_missing_until_all_are_written(sleeping, memory, holds):
@@ -120,7 +120,7 @@ def test_weights_are_missing_until_all_are_written(sleeping, memory, holds):
     memory.num_missing = 0
     sleeping.weights_written()
     assert not holds
-    assert memory.calls[-1] == "ready"
+    assert memory.calls[-1] == "tidy"
 
 
 def test_weights_written_before_the_cache_wakes(sleeping, memory, holds):
@@ -132,7 +132,7 @@ def test_weights_written_before_the_cache_wakes(sleeping, memory, holds):
     assert holds.refusal == "the engine sleeps (kv_cache, scheduling): call wake_up() first"
     assert not sleeping.wake(parts_of(["kv_cache"]))
     assert not holds
-    assert memory.calls[-1] == "ready"
+    assert memory.calls[-1] == "tidy"
 
 
 def test_missing_weights_stay_missing_when_they_sleep_again(sleeping, memory):

@@ -170,5 +170,5 @@ def test_the_report_says_what_went(core):
     assert report.asleep == ("weights", "kv_cache", "scheduling")
     assert (report.num_missing, report.num_kept) == (4, 1)
     assert "asleep: weights, kv_cache, scheduling; 4 weights are missing" in str(report)
-    assert len(report.table().splitlines()) == 8
+    assert len(report.table().splitlines()) == 7
     assert type(report).from_json(report.to_json()) == report

@@ -1,16 +1,21 @@
-"""Weights of 8 bits: what they mean, and that a model computes with just that."""
+"""Matrices of 8 bits: what they mean, that a model computes with just that, and updates."""
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
 import torch
 from model_helpers import assert_logits_close, load, our_logits, reference_model, save
 
-from shmllm.models.quantized import LARGEST, Int8Weight
+from shmllm.errors import RequestError
+from shmllm.models.decoder import DecoderModel
+from shmllm.models.quantized import ELEMENTS_AT_ONCE, LARGEST, Int8Matrix
+from shmllm.models.weight_staging import StagedWeights
 
 TOKENS = [int(token) for token in torch.randint(0, 97, (40,), generator=torch.manual_seed(3))]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 def weight_of(shape: tuple[int, int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -18,13 +23,15 @@ def weight_of(shape: tuple[int, int], dtype: torch.dtype = torch.float32) -> tor
     return (torch.randn(shape) * torch.logspace(-3, 2, shape[0])[:, None]).to(dtype)
 
 
-def rounded(weight: torch.Tensor) -> Int8Weight:
-    matrix = Int8Weight(weight, lambda shape, dtype: torch.empty(shape, dtype=dtype))
-    matrix.derive()
-    return matrix
+def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def rounded(weight: torch.Tensor) -> Int8Matrix:
+    return Int8Matrix.make(tuple(weight.shape), weight.dtype, empty).copy_(weight)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_each_channel_is_rounded_by_half_a_step_of_its_own_scale(dtype: torch.dtype) -> None:
     weight = weight_of((33, 64), dtype)
     matrix = rounded(weight)
@@ -45,27 +52,143 @@ def test_new_weights_are_rounded_into_the_same_memory() -> None:
     weight = weight_of((64, 48))
     matrix = rounded(weight)
     address, before = matrix.integers.data_ptr(), matrix.integers.clone()
-    weight.neg_()
-    matrix.derive()
+    matrix.copy_(-weight)
     assert torch.equal(matrix.integers, -before)
     assert matrix.integers.data_ptr() == address
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_matrix_that_is_rounded_in_pieces_is_rounded_whole() -> None:
+    shape = 2 * ELEMENTS_AT_ONCE // 1000 + 5, 1000
+    weight = weight_of(shape)
+    matrix = rounded(weight)
+    for row in (0, shape[0] // 2, shape[0] - 1):
+        assert torch.equal(matrix.integers[row], rounded(weight[row : row + 1]).integers[0])
+
+
+def test_what_is_not_of_its_shape_is_refused() -> None:
+    matrix = rounded(weight_of((6, 8)))
+    with pytest.raises(ValueError, match=r"cannot write \[1, 8\] to \[6, 8\]"):
+        matrix.copy_(torch.ones(1, 8))
+
+
+@pytest.mark.parametrize("source", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_writing_what_was_read_changes_no_bit(dtype: torch.dtype, source: torch.dtype) -> None:
+    torch.manual_seed(1)
+    largest = 0.99 * min(torch.finfo(dtype).max, torch.finfo(source).max)
+    weight = torch.randn(3000, 64) * torch.logspace(-46, 38, 3000)[:, None]
+    weight[7] = 0
+    weight = weight.clamp(-largest, largest).to(source)
+    matrix = Int8Matrix.make((3000, 64), dtype, empty).copy_(weight)
+    integers, scales = matrix.integers.clone(), matrix.scales.clone()
+    read = matrix.clone()
+    assert read.dtype == dtype
+    matrix.copy_(read)
+    assert torch.equal(matrix.integers, integers)
+    assert torch.equal(matrix.scales, scales)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_a_model_computes_with_what_was_rounded(
     family: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:
     """Against the same model, in float32, whose matrices were rounded beforehand."""
-    reference = reference_model(family, 4.0)
-    directory = save(reference, tmp_path)
-    model, plain = load(directory, dtype), load(directory)
-    for linear, other in zip(model.linears(), plain.linears(), strict=True):
-        matrix = rounded(linear.weight)
-        other.weight.copy_(matrix.integers * matrix.scales[:, None])
+    tied = family == "qwen2"
+    directory = save(reference_model(family, 4.0, tie_word_embeddings=tied), tmp_path)
+    model, plain = load(directory, dtype, "int8"), load(directory)
+    for linear, other in zip(linears(model), linears(plain), strict=True):
+        weight = linear.weight.integers * linear.weight.scales[:, None]
+        if tied and other is plain.embedding.head:
+            other.weight = weight
+        else:
+            other.weight.copy_(weight)
     for name, views in model.named_weights().items():
         if "norm" in name or "bias" in name or "embed" in name:
             plain.named_weights()[name][0].copy_(views[0])
-    model.quantize(lambda shape, kind: torch.empty(shape, dtype=kind))
     bound = 2e-5 if dtype is torch.float32 else 0.02  # keys and values are rounded
     assert_logits_close(our_logits(model, TOKENS), our_logits(plain, TOKENS), bound)
+
+
+def linears(model: DecoderModel) -> list:
+    blocks = [(b.attention, b.mlp) for b in model.layers]
+    found = [
+        (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj)
+        for attention, mlp in blocks
+    ]
+    return [linear for four in found for linear in four] + [model.embedding.head]
+
+
+def bits(model: DecoderModel) -> dict[str, list[torch.Tensor]]:
+    """All that it has of each weight."""
+    return {
+        name: [
+            part.clone()
+            for view in views
+            for part in ([view.integers, view.scales] if isinstance(view, Int8Matrix) else [view])
+        ]
+        for name, views in model.named_weights().items()
+    }
+
+
+def changed(model: DecoderModel, before: dict[str, list[torch.Tensor]]) -> set[str]:
+    return {
+        name
+        for name, parts in bits(model).items()
+        if not all(torch.equal(a, b) for a, b in zip(parts, before[name], strict=True))
+    }
+
+
+@pytest.fixture(params=["llama", "qwen2", "qwen3"])
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[DecoderModel, DecoderModel, list]:
+    """A model, another one of its shape, and that one's weights; qwen2 is tied."""
+    options = {"tie_word_embeddings": request.param == "qwen2"}
+    first = load(
+        save(reference_model(request.param, **options), tmp_path / "a"), quantization="int8"
+    )
+    other = reference_model(request.param, scale=2.0, **options)
+    second = load(save(other, tmp_path / "b"), quantization="int8")
+    return first, second, list(other.named_parameters())
+
+
+def test_each_weight_can_be_updated_alone(pair: tuple) -> None:
+    model, other, weights = pair
+    random.Random(1).shuffle(weights)
+    for name, tensor in weights:
+        before = bits(model)
+        model.load_weights([(name, tensor)])
+        # The norms are those it has.
+        assert changed(model, before) == (set() if "norm" in name else {name})
+    assert not changed(model, bits(other))
+    assert model.weights_version == len(weights)
+    assert torch.equal(our_logits(model, TOKENS), our_logits(other, TOKENS))
+
+
+def test_a_staged_update_makes_the_model_that_was_loaded(pair: tuple) -> None:
+    model, other, weights = pair
+    staged = StagedWeights(model)
+    for name, tensor in weights:
+        flat = tensor.detach().flatten()
+        half = len(flat) // 2
+        staged.put(name, tensor.shape, 0, flat[:half])
+        staged.put(name, tensor.shape, half, flat[half:])
+    staged.check_complete(model.named_weights())
+    staged.copy_into_place()
+    assert not changed(model, bits(other))
+
+
+def test_an_update_with_one_wrong_tensor_changes_no_bit(pair: tuple) -> None:
+    model, _, weights = pair
+    before = bits(model)
+    wrong = "model.layers.1.self_attn.k_proj.weight", torch.full((32, 48), float("inf"))
+    with pytest.raises(RequestError, match="k_proj"):
+        model.load_weights([*weights, wrong])
+    assert not changed(model, before)
+    assert model.weights_version == 0
+
+
+def test_writing_what_was_read_changes_no_bit_of_a_model(pair: tuple) -> None:
+    model, *_ = pair
+    before = bits(model)
+    model.load_weights([(name, views[0].clone()) for name, views in model.named_weights().items()])
+    assert not changed(model, before)
