@@ -53,7 +53,8 @@ class LoadConfig:
         seed: of dummy weights.
         max_model_len: tokens of prompt and output together; None takes the model's own.
         tokenizer_directory: of another tokenizer than the model's; for grammars alone.
-        quantization: int8 rounds the matrices to 8 bits per output channel; None: not.
+        quantization: int8 keeps the matrices that are multiplied with in 8 bits, rounded per
+            output channel; None: not.
         deterministic: compute each token's numbers in a way that does not depend on what else
             is in the batch, on chunks, caching and preemption, to the last bit. On a CPU that
             holds whatever this says, and costs nothing.
@@ -243,6 +244,7 @@ class EngineFacts:
         model_directory: where tokenizer and configuration are.
         model_type: the architecture's name from config.json.
         num_blocks: KV blocks that requests can use.
+        weight_bytes: the weights, as they are held and computed with.
         max_logprobs: alternatives that a request may ask for, at most vocab_size.
         warnings: what the person who started the engine should know, one sentence each.
     """

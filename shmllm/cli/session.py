@@ -91,8 +91,9 @@ def _describe(llm: LLM, name: str) -> str:
     """One line: what answers here."""
     facts = llm.facts
     return (
-        f"{name}: {facts.num_parameters / 1e6:,.1f} M parameters, {facts.dtype}, "
-        f"{facts.num_threads} threads, {facts.max_model_len:,} tokens of context, KV cache "
+        f"{name}: {facts.num_parameters / 1e6:,.1f} M parameters, {facts.dtype}, weights "
+        f"{facts.weight_bytes / 2**20:,.0f} MiB, {facts.num_threads} threads, "
+        f"{facts.max_model_len:,} tokens of context, KV cache "
         f"{facts.kv_cache_bytes / 2**20:,.0f} MiB ({facts.num_blocks:,} blocks of "
         f"{facts.block_size})"
     )

@@ -62,7 +62,7 @@ class LLM(WeightMethods, WorkerMethods, PoolingMethods, BeamSearchMethods, Reque
         kv_cache_memory_bytes: for keys and values; None: 2 GiB, or a quarter of what is free.
         seed: of dummy weights and of requests without a seed of their own.
         load_format: "auto", "safetensors", or "dummy" (random weights).
-        quantization: "int8" rounds the matrices to 8 bits per output channel; None: not.
+        quantization: "int8" keeps matrices in 8 bits, rounded per output channel; None: not.
         generation_config: "auto" takes sampling defaults that come with the model, "shmllm" none.
         num_threads: compute threads; None takes the cores this process may use.
         wait_policy: how long either side spins: "latency", "balanced", "idle"; docs/ipc.md.

@@ -90,9 +90,9 @@ class SleepMethods:
         A call that is not needed, because the engine sleeps already, logs a warning.
 
         Args:
-            level: 0 only stops scheduling. 1 drops keys and values, and what is derived from
-                the weights; on a CPU the weights stay where they are. 2 drops the weights,
-                too: they have to be written again before anything can be generated.
+            level: 0 only stops scheduling. 1 drops keys and values; on a CPU the weights stay
+                where they are. 2 drops the weights, too: they have to be written again before
+                anything can be generated.
             mode: what becomes of requests. "abort" ends them, with reason "abort"; "wait"
                 returns when they have ended; "keep" keeps them, to go on when the engine is
                 awake. New ones are queued with "keep", and refused with EnginePausedError

@@ -10,9 +10,13 @@ import torch
 from model_helpers import assert_logits_close, load, our_logits, reference_model, save
 
 from shmllm.errors import RequestError
+from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.quantized import ELEMENTS_AT_ONCE, LARGEST, Int8Matrix
+from shmllm.models.registry import create_model
 from shmllm.models.weight_staging import StagedWeights
+from shmllm.models.weights import load_weights
+from shmllm.worker.arena import CountingAllocator, HostArena
 
 TOKENS = [int(token) for token in torch.randint(0, 97, (40,), generator=torch.manual_seed(3))]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -149,6 +153,31 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[DecoderModel, 
     other = reference_model(request.param, scale=2.0, **options)
     second = load(save(other, tmp_path / "b"), quantization="int8")
     return first, second, list(other.named_parameters())
+
+
+def test_loading_takes_no_more_memory_than_is_held_then(tmp_path: Path) -> None:
+    def anonymous_bytes() -> int:
+        status = Path("/proc/self/status").read_text()
+        return 1024 * int(status.split("RssAnon:")[1].split()[0])
+
+    reference = reference_model(
+        "llama", hidden_size=1024, intermediate_size=2048, vocab_size=8192, num_attention_heads=8
+    )
+    config = ModelConfig.from_directory(save(reference, tmp_path))
+    counter = CountingAllocator()
+    create_model(config, torch.float32, counter.take, "int8")
+    matrices = sum(w.numel() for n, w in reference.named_parameters() if w.ndim == 2)
+    assert counter.num_bytes < 1.01 * (matrices + 3 * reference.model.embed_tokens.weight.numel())
+    arena = HostArena(counter.num_bytes, "the weights")
+    model = create_model(config, torch.float32, arena.take, "int8")
+    before, most = anonymous_bytes(), 0
+
+    def look(_done: int, _total: int) -> None:
+        nonlocal most
+        most = max(most, anonymous_bytes() - before)
+
+    load_weights(model, tmp_path, look)
+    assert most < counter.num_bytes + 12 * 2**20
 
 
 def test_each_weight_can_be_updated_alone(pair: tuple) -> None:
