@@ -2,7 +2,8 @@
 """How long sleeping and waking take, what they free, and what a restart takes instead.
 
     tools/make_model.py --size 135m models/135m
-    tools/bench_sleep.py models/135m [--load-format dummy] [--rounds 5] [--json FILE]
+    tools/bench_sleep.py models/135m [--load-format dummy] [--quantization int8] [--rounds 5]
+                         [--json FILE]
 
 Each round fills the KV cache with the same prompts, sleeps and wakes, at every level in turn;
 after level 2 the weights are written from this process, as a trainer does. Times are medians.
@@ -67,10 +68,14 @@ def summary(level: int, rounds: list[dict[str, Any]]) -> dict[str, Any]:
 @click.command()
 @click.argument("model")
 @click.option("--load-format", default="auto")
+@click.option("--quantization", type=click.Choice(["int8"]))
 @click.option("--rounds", default=5)
 @click.option("--json", "json_path", type=click.Path(path_type=Path))
-def main(model: str, load_format: Any, rounds: int, json_path: Path | None) -> None:
-    start_s, llm = timed(lambda: LLM(model, load_format=load_format, kv_cache_memory_bytes=2**29))
+def main(
+    model: str, load_format: Any, quantization: Any, rounds: int, json_path: Path | None
+) -> None:
+    options = {"load_format": load_format, "quantization": quantization}
+    start_s, llm = timed(lambda: LLM(model, **options, kv_cache_memory_bytes=2**29))
     with llm:
         names = llm.collective_rpc("list_weights")[0]
         weights = [(name, llm.collective_rpc("get_weight", args=(name,))[0]) for name in names]
@@ -80,7 +85,7 @@ def main(model: str, load_format: Any, rounds: int, json_path: Path | None) -> N
             summary(level, [one_round(llm, level, weights) for _ in range(rounds)])
             for level in (0, 1, 2)
         ]
-    restart_s, llm = timed(lambda: LLM(model, load_format=load_format, kv_cache_memory_bytes=2**29))
+    restart_s, llm = timed(lambda: LLM(model, **options, kv_cache_memory_bytes=2**29))
     llm.close()
     click.echo(f"start {start_s:.2f} s, again {restart_s:.2f} s")
     click.echo("level  sleep ms  wake ms  write ms  first ms  freed MiB")
