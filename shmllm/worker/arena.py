@@ -163,8 +163,10 @@ class HostArena:
         return bytes(found).count(1) * mmap.PAGESIZE
 
 
-def make_arena(num_bytes: int, purpose: str, device: torch.device) -> Arena:
-    """Memory of that device.
+def make_arena(
+    num_bytes: int, purpose: str, device: torch.device, *, huge_pages: bool = False
+) -> Arena:
+    """Memory of that device; see `HostArena`.
 
     Raises:
         EngineStartError: it does not give that much.
@@ -173,4 +175,4 @@ def make_arena(num_bytes: int, purpose: str, device: torch.device) -> Arena:
         from shmllm.worker.cuda_arena import CudaArena
 
         return CudaArena(num_bytes, purpose, device)
-    return HostArena(num_bytes, purpose, huge_pages=True)
+    return HostArena(num_bytes, purpose, huge_pages=huge_pages)

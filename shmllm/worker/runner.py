@@ -58,7 +58,7 @@ def _load_model(
     create_model(config, dtype, counter.take, load.quantization)
     name = load.quantization or str(dtype).removeprefix("torch.")
     check_weights_fit(counter.num_bytes, name)
-    arena = make_arena(counter.num_bytes, "the weights", torch.device("cpu"))
+    arena = make_arena(counter.num_bytes, "the weights", torch.device("cpu"), huge_pages=True)
     model = create_model(config, dtype, arena.take, load.quantization)
     _fill(model, load, on_progress)
     return model, arena

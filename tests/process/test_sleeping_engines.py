@@ -21,7 +21,7 @@ from shmllm import LLM, AsyncLLM, EnginePausedError, RequestError, SamplingParam
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
 PROMPT = "def main():\n"
-GREEDY = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+GREEDY = SamplingParams(temperature=0, max_tokens=700, ignore_eos=True)
 SHORT = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 MIB = 2**20
 
@@ -171,7 +171,7 @@ def test_a_front_end_that_dies_while_it_waits_to_sleep_holds_nothing(tmp_path: P
             f"""
             from shmllm import LLM, SamplingParams
             llm = LLM.attach({name!r})
-            llm.enqueue("x", SamplingParams(temperature=0, max_tokens=900, ignore_eos=True))
+            llm.enqueue(["x"] * 64, SamplingParams(temperature=0, max_tokens=900, ignore_eos=True))
             llm.sleep(mode="wait")
             """
         )
@@ -192,9 +192,9 @@ def test_a_front_end_that_dies_while_it_waits_to_sleep_holds_nothing(tmp_path: P
 
 
 def test_an_interrupted_wait_to_sleep_takes_requests_again() -> None:
-    with LLM(kv_cache_memory_bytes=2**26) as llm:
+    with LLM(kv_cache_memory_bytes=2**28) as llm:
         expected = tokens_of(llm)
-        llm.enqueue(PROMPT, SamplingParams(temperature=0, max_tokens=900, ignore_eos=True))
+        llm.enqueue([PROMPT] * 64, SamplingParams(temperature=0, max_tokens=900, ignore_eos=True))
         run_a_little(llm)
         main = threading.main_thread().ident
         assert main is not None

@@ -42,7 +42,7 @@ class TestHostArena(ArenaConformance):
         tensor = arena.take((2**24,), torch.float32)
         assert arena.resident_bytes == 0
         tensor[: 2 * mmap.PAGESIZE // 4] = 1
-        assert 2 * mmap.PAGESIZE <= arena.resident_bytes <= 2**21  # pages may be huge
+        assert arena.resident_bytes == 2 * mmap.PAGESIZE
 
     def test_a_tensor_is_pickled_without_its_neighbours(self, tensors):
         assert len(pickle.dumps(tensors[0])) < 1000
