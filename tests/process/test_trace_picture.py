@@ -15,7 +15,7 @@ TOOL = Path(__file__).resolve().parents[2] / "tools" / "trace_picture.py"
 SOURCE = """
 from shmllm import LLM, SamplingParams
 with LLM("tiny", num_threads=1, kv_cache_memory_bytes=2**27) as llm:
-    llm.generate(["import os", "x"], SamplingParams(max_tokens=4, ignore_eos=True))
+    llm.generate(["import os", "x"], SamplingParams(max_tokens=60, ignore_eos=True))
 """
 
 
@@ -23,7 +23,7 @@ def test_a_picture_of_a_real_trace(tmp_path: Path) -> None:
     trace, picture = tmp_path / "trace.json", tmp_path / "trace.svg"
     done = python("-c", CLI, "trace", "-o", str(trace), "--", sys.executable, "-c", SOURCE)
     assert done.returncode == 0, done.stderr.decode()
-    drawn = python(str(TOOL), str(trace), str(picture), "--from-step", "0", "--to-step", "3")
+    drawn = python(str(TOOL), str(trace), str(picture), "--from-step", "0", "--to-step", "20")
     assert drawn.returncode == 0, drawn.stderr.decode()
     texts = [e.text for e in ElementTree.parse(picture).iter() if e.text]
     assert {"front end", "engine", "request 0", "request 1"} <= set(texts)
