@@ -108,9 +108,13 @@ class _WindowStream:
         if text.endswith(REPLACEMENT) and not is_overdue:
             return ""
         new_text = self._new_text(text)
-        del self._ids[: self._num_context]
+        released = self._decode(self._ids[self._num_context :])
+        if released.startswith(REPLACEMENT) and not text.endswith(REPLACEMENT):
+            self._context_text = text  # they begin inside a character: its beginning stays, too
+        else:
+            del self._ids[: self._num_context]
+            self._context_text = released
         self._num_context = len(self._ids)
-        self._context_text = self._decode(self._ids)
         return new_text
 
     def _new_text(self, text: str) -> str:

@@ -84,6 +84,13 @@ def test_byte_run_that_turns_invalid_keeps_released_text(tokenizer_of):
     assert "".join(detokenizer.append([token_id]) for token_id in fox) == BAD + " fox"
 
 
+def test_a_character_that_the_prompt_began_is_context_for_what_follows(tokenizer_of):
+    tokenizer = tokenizer_of("byte_fallback")
+    first, second, third = (tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in (0xC2, 0x80, 0))
+    detokenizer = IncrementalDetokenizer(tokenizer, [first])
+    assert [detokenizer.append([token_id]) for token_id in (second, third)] == ["\x80", "\x00"]
+
+
 @pytest.mark.parametrize("kind", ["metaspace", "byte_fallback"])
 def test_leading_blank_of_the_first_token_is_kept(kind, tokenizer_of):
     tokenizer = tokenizer_of(kind)
