@@ -53,10 +53,9 @@ def available_memory_bytes() -> int:
     return available
 
 
-def check_weights_fit(weight_bytes: int, kind: str) -> None:
-    """Raise EngineStartError, with both numbers, if the weights exceed the free memory. That is
-    also what loading takes, but for one tensor at a time."""
-    available = available_memory_bytes()
+def check_weights_fit(weight_bytes: int, kind: str, available: int) -> None:
+    """Raise EngineStartError, with both numbers, if the weights exceed the available memory.
+    That is also what loading takes, but for one tensor at a time."""
     if weight_bytes > available:
         smaller = SMALLER.get(kind, "")
         raise EngineStartError(

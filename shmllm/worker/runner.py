@@ -1,4 +1,4 @@
-"""Loads a model and executes step plans on it."""
+"""Executes step plans on a model, on a CPU."""
 
 from __future__ import annotations
 
@@ -11,24 +11,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from shmllm.config import UNLIMITED_LOGPROBS, EngineConfig, EngineFacts, LoadConfig
+from shmllm.config import EngineConfig
 from shmllm.core.plan import Constraint, PromptScores, StepPlan, StepResult
-from shmllm.errors import EngineStartError
 from shmllm.logprobs import TokenLogprobs
-from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
-from shmllm.models.registry import create_model
-from shmllm.models.weights import load_dummy_weights, load_weights
-from shmllm.worker.arena import Arena, CountingAllocator, make_arena
+from shmllm.worker.arena import HostArena
 from shmllm.worker.batch import InputBatch, StepInputs
 from shmllm.worker.cpu_program import CpuProgram, Observe
 from shmllm.worker.grammar import GrammarCompiler
 from shmllm.worker.kv_cache import KVCache, cache_bytes
-from shmllm.worker.memory import (
-    check_weights_fit,
-    keep_freed_memory,
-    size_kv_cache,
-)
+from shmllm.worker.loading import Host, Progress, load_model, make_facts
+from shmllm.worker.memory import keep_freed_memory, size_kv_cache
 from shmllm.worker.memory_owners import MemoryOwners
 from shmllm.worker.pooler import Pooler
 from shmllm.worker.prompt_embeds import PromptEmbeds, check_prompt_embeds
@@ -36,39 +29,6 @@ from shmllm.worker.sampler import Sampler
 from shmllm.worker.scoring import score_in_pieces
 from shmllm.worker.token_masks import TokenMasks
 from shmllm_kernels.cpu.cache_layout import CacheLayout
-
-Progress = Callable[[int, int], None]
-
-
-def _wanted_length(load: LoadConfig, model: ModelConfig) -> int:
-    wanted = load.max_model_len or model.max_position_embeddings
-    if wanted > model.max_position_embeddings:
-        raise EngineStartError(
-            f"max_model_len {wanted:,} exceeds the {model.max_position_embeddings:,} positions "
-            f"that the model was made for (max_position_embeddings in {load.directory})"
-        )
-    return wanted
-
-
-def _load_model(
-    load: LoadConfig, config: ModelConfig, dtype: torch.dtype, on_progress: Progress | None
-) -> tuple[DecoderModel, Arena]:
-    """The model with its weights, and the arena in which they are."""
-    counter = CountingAllocator()
-    create_model(config, dtype, counter.take, load.quantization)
-    name = load.quantization or str(dtype).removeprefix("torch.")
-    check_weights_fit(counter.num_bytes, name)
-    arena = make_arena(counter.num_bytes, "the weights", torch.device("cpu"), huge_pages=True)
-    model = create_model(config, dtype, arena.take, load.quantization)
-    _fill(model, load, on_progress)
-    return model, arena
-
-
-def _fill(model: DecoderModel, load: LoadConfig, on_progress: Progress | None = None) -> None:
-    if load.load_format == "dummy":
-        load_dummy_weights(model, load.seed)
-    else:
-        load_weights(model, Path(load.directory), on_progress)
 
 
 class ModelRunner:
@@ -89,65 +49,43 @@ class ModelRunner:
         began = time.monotonic()
         num_threads = config.num_threads or len(os.sched_getaffinity(0))
         keep_freed_memory()
-        model_config = ModelConfig.from_directory(Path(config.load.directory))
-        max_model_len = _wanted_length(config.load, model_config)
-        dtype_name = "float32" if config.load.dtype == "auto" else config.load.dtype
-        dtype: torch.dtype = getattr(torch, dtype_name)
         torch.set_num_threads(num_threads)
-        self._load = config.load
-        self._model, weights = _load_model(config.load, model_config, dtype, on_progress)
+        loaded = load_model(config.load, Host(), "float32", on_progress)
+        self._loaded, self._model = loaded, loaded.model
+        num_layers, block_size = loaded.config.num_layers, config.cache.block_size
         layout = CacheLayout(
-            model_config.num_kv_heads, model_config.head_dim, config.cache.block_size, dtype_name
+            loaded.config.num_kv_heads, loaded.config.head_dim, block_size, loaded.dtype_name
         )
-        bytes_per_block = model_config.num_layers * layout.block_bytes
-        size = size_kv_cache(config.cache, bytes_per_block, max_model_len)
-        num_bytes = cache_bytes(layout, model_config.num_layers, size.num_blocks)
-        kv_cache = make_arena(num_bytes, "the KV cache", torch.device("cpu"))
+        bytes_per_block = num_layers * layout.block_bytes
+        size = size_kv_cache(config.cache, bytes_per_block, loaded.max_model_len)
+        kv_cache = HostArena(cache_bytes(layout, num_layers, size.num_blocks), "the KV cache")
         rows = config.scheduler.max_num_seqs
-        self._vocab_size = model_config.vocab_size
-        self._batch = InputBatch(
-            rows, size.max_model_len, config.cache.block_size, self._vocab_size
-        )
+        self._vocab_size = loaded.config.vocab_size
+        self._batch = InputBatch(rows, size.max_model_len, block_size, self._vocab_size)
         self._program = CpuProgram(
             self._model,
-            KVCache(layout, model_config.num_layers, size.num_blocks, kv_cache),
+            KVCache(layout, num_layers, size.num_blocks, kv_cache),
             self._batch,
             config.scheduler.max_num_batched_tokens,
             num_threads,
         )
         directory = Path(config.load.tokenizer_directory or config.load.directory)
-        self._grammars = GrammarCompiler(directory, model_config.eos_token_ids)
+        self._grammars = GrammarCompiler(directory, loaded.config.eos_token_ids)
         self._masks = TokenMasks(self._grammars, rows, self._vocab_size)
         self._prompt_embeds = PromptEmbeds()
-        self._pooler = Pooler(rows, model_config.hidden_size)
+        self._pooler = Pooler(rows, loaded.config.hidden_size)
         self._sampler = Sampler(self._batch, config.logprobs.mode)
         workspaces = (self._program.buffers, self._pooler, self._masks)
-        self.memory = MemoryOwners(self._model, weights, kv_cache, workspaces)
+        self.memory = MemoryOwners(self._model, loaded.weights, kv_cache, workspaces)
         self._scores_probabilities = config.logprobs.mode.endswith("logprobs")
-        most = config.logprobs.max_logprobs
-        self.facts = EngineFacts(
-            model_directory=config.load.directory,
-            model_type=model_config.architecture,
-            dtype=dtype_name,
-            num_parameters=sum(v[0].numel() for v in self._model.named_weights().values()),
-            vocab_size=model_config.vocab_size,
-            eos_token_ids=tuple(model_config.eos_token_ids),
-            max_model_len=size.max_model_len,
-            block_size=config.cache.block_size,
-            num_blocks=size.num_blocks - 1,
-            kv_cache_bytes=size.num_blocks * bytes_per_block,
-            weight_bytes=weights.num_bytes,
-            max_num_seqs=rows,
+        self.facts = make_facts(
+            config,
+            loaded,
+            size,
+            bytes_per_block,
             num_threads=num_threads,
-            wait_policy=config.client.wait_policy,
             load_seconds=time.monotonic() - began,
-            max_logprobs=(
-                self._vocab_size if most == UNLIMITED_LOGPROBS else min(most, self._vocab_size)
-            ),
-            scheduling_policy=config.scheduler.policy,
-            hidden_size=model_config.hidden_size,
             deterministic=True,
-            warnings=(size.warning,) if size.warning else (),
         )
 
     @property
@@ -160,18 +98,8 @@ class ModelRunner:
         self._program.observe = observe
 
     def reload_weights(self, directory: str | None) -> None:
-        """Load the weights again as at the start, or from another directory.
-
-        Raises:
-            RequestError: they are asleep.
-            EngineStartError: they cannot be read; nothing was written.
-        """
-        self._model.check_awake()
-        if directory is None:
-            _fill(self._model, self._load)
-        else:
-            load_weights(self._model, Path(directory))
-        self._model.weights_changed(self._model.named_weights())
+        """See `LoadedModel.reload`."""
+        self._loaded.reload(directory)
 
     def check_embeds(self, embeds: torch.Tensor, length: int) -> torch.Tensor:
         """A prompt's embeddings in the model's dtype; RequestError if they are none."""

@@ -1,0 +1,165 @@
+"""Loads a model: its configuration, a dtype, and the weights into an arena.
+
+Owns what every kind of runner needs before it can compute. Must not know what computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from shmllm.config import UNLIMITED_LOGPROBS, EngineConfig, EngineFacts, LoadConfig
+from shmllm.errors import EngineStartError
+from shmllm.models.config import ModelConfig
+from shmllm.models.decoder import DecoderModel
+from shmllm.models.registry import create_model
+from shmllm.models.weights import load_dummy_weights, load_weights
+from shmllm.worker.arena import Arena, CountingAllocator, HostArena
+from shmllm.worker.memory import CacheSize, available_memory_bytes, check_weights_fit
+
+Progress = Callable[[int, int], None]
+
+
+class Place(Protocol):
+    """Whose memory the weights are to be in."""
+
+    def free_bytes(self) -> int:
+        """What of it can be used."""
+
+    def make_arena(self, num_bytes: int, purpose: str) -> Arena:
+        """A piece of it; EngineStartError if it does not give that much."""
+
+
+class Host:
+    """The machine's own memory, in huge pages: weights are read whole, again and again."""
+
+    def free_bytes(self) -> int:
+        return available_memory_bytes()
+
+    def make_arena(self, num_bytes: int, purpose: str) -> Arena:
+        return HostArena(num_bytes, purpose, huge_pages=True)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """
+    Attributes:
+        model: with its weights.
+        config: from its directory.
+        weights: where they lie.
+        dtype_name: of weights and activations.
+        max_model_len: what was asked for; the KV cache may hold less.
+    """
+
+    model: DecoderModel
+    config: ModelConfig
+    weights: Arena
+    dtype_name: str
+    max_model_len: int
+    _load: LoadConfig
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.model.dtype
+
+    def reload(self, directory: str | None) -> None:
+        """Load the weights again as at the start, or from another directory.
+
+        Raises:
+            RequestError: they are asleep.
+            EngineStartError: they cannot be read; nothing was written.
+        """
+        self.model.check_awake()
+        if directory is None:
+            _fill(self.model, self._load)
+        else:
+            load_weights(self.model, Path(directory))
+        self.model.weights_changed(self.model.named_weights())
+
+
+def load_model(
+    load: LoadConfig,
+    place: Place,
+    auto_dtype: str | None,
+    on_progress: Progress | None = None,
+) -> LoadedModel:
+    """
+    Args:
+        load: which model, and what its weights become.
+        place: where they go.
+        auto_dtype: what the dtype "auto" is there; None: the checkpoint's own.
+        on_progress: called with (bytes read, bytes in all) while weights are read.
+
+    Raises:
+        EngineStartError: the model cannot be loaded, or not in this memory.
+    """
+    config = ModelConfig.from_directory(Path(load.directory))
+    max_model_len = _wanted_length(load, config)
+    dtype_name = load.dtype if load.dtype != "auto" else auto_dtype or config.dtype
+    dtype: torch.dtype = getattr(torch, dtype_name)
+    counter = CountingAllocator()
+    create_model(config, dtype, counter.take, load.quantization)
+    check_weights_fit(counter.num_bytes, load.quantization or dtype_name, place.free_bytes())
+    weights = place.make_arena(counter.num_bytes, "the weights")
+    model = create_model(config, dtype, weights.take, load.quantization)
+    _fill(model, load, on_progress)
+    return LoadedModel(model, config, weights, dtype_name, max_model_len, load)
+
+
+def make_facts(
+    config: EngineConfig,
+    loaded: LoadedModel,
+    size: CacheSize,
+    bytes_per_block: int,
+    *,
+    num_threads: int,
+    load_seconds: float,
+    deterministic: bool,
+) -> EngineFacts:
+    """What an engine that has this model and this cache says about itself."""
+    model, most = loaded.config, config.logprobs.max_logprobs
+    return EngineFacts(
+        model_directory=config.load.directory,
+        model_type=model.architecture,
+        dtype=loaded.dtype_name,
+        num_parameters=sum(views[0].numel() for views in loaded.model.named_weights().values()),
+        vocab_size=model.vocab_size,
+        eos_token_ids=tuple(model.eos_token_ids),
+        max_model_len=size.max_model_len,
+        block_size=config.cache.block_size,
+        num_blocks=size.num_blocks - 1,
+        kv_cache_bytes=size.num_blocks * bytes_per_block,
+        weight_bytes=loaded.weights.num_bytes,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        num_threads=num_threads,
+        wait_policy=config.client.wait_policy,
+        load_seconds=load_seconds,
+        max_logprobs=(
+            model.vocab_size if most == UNLIMITED_LOGPROBS else min(most, model.vocab_size)
+        ),
+        scheduling_policy=config.scheduler.policy,
+        hidden_size=model.hidden_size,
+        deterministic=deterministic,
+        warnings=(size.warning,) if size.warning else (),
+    )
+
+
+def _wanted_length(load: LoadConfig, model: ModelConfig) -> int:
+    wanted = load.max_model_len or model.max_position_embeddings
+    if wanted > model.max_position_embeddings:
+        raise EngineStartError(
+            f"max_model_len {wanted:,} exceeds the {model.max_position_embeddings:,} positions "
+            f"that the model was made for (max_position_embeddings in {load.directory})"
+        )
+    return wanted
+
+
+def _fill(model: DecoderModel, load: LoadConfig, on_progress: Progress | None = None) -> None:
+    if load.load_format == "dummy":
+        load_dummy_weights(model, load.seed)
+    else:
+        load_weights(model, Path(load.directory), on_progress)
