@@ -128,11 +128,14 @@ class SchedulerConfig:
         max_num_batched_tokens: the token budget of a step.
         policy: fcfs runs requests in their order; priority those with the lowest `priority`
             first.
+        async_scheduling: plan a step while the one before it runs; None: where that helps, which
+            is on a GPU.
     """
 
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     policy: SchedulingPolicy = "fcfs"
+    async_scheduling: bool | None = None
 
     def __post_init__(self) -> None:
         _require_positive("max_num_seqs", self.max_num_seqs)
@@ -140,6 +143,10 @@ class SchedulerConfig:
         _require(
             self.policy in SCHEDULING_POLICIES,
             f"scheduling_policy {self.policy!r} is not one of {', '.join(SCHEDULING_POLICIES)}",
+        )
+        _require(
+            self.async_scheduling in (None, True, False),
+            f"async_scheduling must be None, True or False, got {self.async_scheduling!r}",
         )
 
 

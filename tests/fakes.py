@@ -10,7 +10,7 @@ requests write changes the tokens, and `expected_tokens` says what they should h
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -19,6 +19,7 @@ import numpy as np
 from shmllm.config import EngineFacts
 from shmllm.core.grammar_queue import CompiledGrammar
 from shmllm.core.plan import PromptScores, StepPlan, StepResult
+from shmllm.core.request import RequestStatus
 from shmllm.errors import EngineDeadError, RequestError
 from shmllm.logprobs import TokenLogprobs
 from shmllm.outputs import FinishReason, OutputColumns
@@ -151,15 +152,53 @@ class FakeMemory:
         return OwnedBytes(0, len(self._slots), 0, 0, 0)
 
 
+class FakeStep:
+    """A step on a device that works through what was submitted, in that order and whenever it
+    likes: `lag` says how many of them it leaves for later each time somebody looks."""
+
+    def __init__(self, runner: FakeRunner, plan: StepPlan) -> None:
+        self._runner = runner
+        self.plan = plan
+        self.is_released = False
+        self.done: StepResult | None = None
+
+    def release(self) -> None:
+        for index, constraint in self.plan.constraints:
+            place = self.plan.samples[index]
+            request = self.plan.requests[place]
+            num_known = self.plan.starts[place] + self.plan.counts[place]
+            if request.status is not RequestStatus.FINISHED and request.num_computed_tokens:
+                taken = constraint.taken  # type: ignore[attr-defined]
+                assert len(taken) == num_known - request.num_prompt_tokens, "released too early"
+        self.is_released = True
+        self._runner.work_off()
+
+    def result(self) -> StepResult:
+        self._runner.work_off(until=self)
+        assert self.done is not None
+        return self.done
+
+
 class FakeRunner:
-    """Attributes:
-    memory: what can be given back.
-    plans: every plan executed, in order.
-    grammars: what was asked to be compiled; tests give the futures their results.
+    """
+    Args:
+        engine_facts: what it says of itself.
+        lag: None: each step is run to its end before the next one is planned. Else steps
+            overlap, and it says how many of those submitted the device leaves for later.
+
+    Attributes:
+        memory: what can be given back.
+        plans: every plan executed, in order.
+        grammars: what was asked to be compiled; tests give the futures their results.
+        most_under_way: steps that were submitted and not executed yet, at most.
     """
 
-    def __init__(self, engine_facts: EngineFacts) -> None:
+    def __init__(self, engine_facts: EngineFacts, lag: Callable[[], int] | None = None) -> None:
         self.facts = engine_facts
+        self.overlaps = lag is not None
+        self.most_under_way = 0
+        self._lag = lag or (lambda: 2)
+        self._submitted: list[FakeStep] = []
         self.plans: list[StepPlan] = []
         self.grammars: dict[str, CompiledGrammar] = {}
         self._tokens: dict[int, list[int]] = {}
@@ -167,6 +206,23 @@ class FakeRunner:
         self._slots: dict[int, int] = {}
         self.memory = FakeMemory(self._slots)
         self._asks: dict[int, int] = {}
+
+    def submit(self, plan: StepPlan) -> FakeStep:
+        step = FakeStep(self, plan)
+        self._submitted.append(step)
+        self.most_under_way = max(self.most_under_way, len(self._submitted))
+        self.work_off()
+        return step
+
+    def work_off(self, until: FakeStep | None = None) -> None:
+        """Run what was submitted, up to a step or as far as the device pleases."""
+        while until in self._submitted or len(self._submitted) > self._lag():
+            step = self._submitted[0]
+            if step.plan.constraints and not step.is_released:
+                assert step is not until, "its result is asked for before it was released"
+                return
+            del self._submitted[0]
+            step.done = self.execute(step.plan)
 
     def execute(self, plan: StepPlan) -> StepResult:
         self.plans.append(plan)

@@ -75,11 +75,11 @@ class KVCacheManager:
 
         Called when a step is planned, before it ran: a request planned later reads them in
         a later step, or in the same one, where every layer writes all keys and values
-        before it reads any.
+        before it reads any. A block whose last token is not known yet waits until it is.
         """
         if not self.enable_prefix_caching:
             return
-        num_full = request.num_computed_tokens // self.block_size
+        num_full = min(request.num_computed_tokens, request.num_tokens) // self.block_size
         if num_full <= request.num_cached_blocks:
             return
         extend_block_hashes(

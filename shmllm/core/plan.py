@@ -16,6 +16,7 @@ from shmllm.outputs import FinishReason
 
 if TYPE_CHECKING:
     from shmllm.core.block_pool import KVBlock
+    from shmllm.core.decode_run import DecodeRun
     from shmllm.core.request import Request
     from shmllm.pooling_params import Pooling
     from shmllm.sampling_params import SamplingParams, TokenSequences
@@ -135,6 +136,7 @@ class StepPlan:
         constraints: (index into `samples`, constraint) of those whose output is constrained.
         prompt_scores: what to compute besides, of requests that asked.
         pools: the pooling requests; none of them is among the samples.
+        run: the run of like steps that this is one of; None if it was planned by itself.
         is_repeat: the requests are those of the step before, in the same order, and each
             computes the token that was sampled for it there.
     """
@@ -151,6 +153,7 @@ class StepPlan:
     prompt_scores: list[PromptScores] = field(default_factory=list)
     pools: list[Pool] = field(default_factory=list)
     num_tokens: int = 0
+    run: DecodeRun | None = None
     is_repeat: bool = False
 
     def append_blocks(self, request: Request, blocks: list[KVBlock] | None) -> None:

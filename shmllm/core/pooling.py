@@ -27,7 +27,7 @@ def take_vectors(
     pools = (pool for pool in plan.pools if pool.is_last)
     for pool, vector in zip(pools, result.vectors, strict=True):
         request = plan.requests[pool.index]
-        if request.status is not RequestStatus.RUNNING:
+        if request.status is RequestStatus.FINISHED:
             continue
         columns = outputs.setdefault(request.client, OutputColumns(step=plan.step))
         if columns.embeddings is None:

@@ -1,7 +1,9 @@
 """One request as the scheduler sees it.
 
 There is no prefill state and no decode state: a request has tokens (prompt, then output)
-and `num_computed_tokens`, and every step lets the second catch up with the first.
+and `num_computed_tokens`, and every step lets the second catch up with the first. A step that
+is planned counts as computed, so a request all of whose tokens are computed has one more under
+way, which can be computed without being known here.
 """
 
 from __future__ import annotations
@@ -148,11 +150,23 @@ class Request:
         return self.max_tokens - self.num_output_tokens
 
     @property
+    def num_under_way(self) -> int:
+        """Tokens that steps sample now, while the next one may be planned: 0 or 1."""
+        return int(self.num_computed_tokens == len(self.token_ids) and self.pooling is None)
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """Tokens to be computed, the one under way among them unless the request ends with it."""
+        if self.num_computed_tokens < len(self.token_ids):
+            return len(self.token_ids) - self.num_computed_tokens
+        return int(self.num_under_way < self.num_tokens_left) * self.num_under_way
+
+    @property
     def is_only_decoding(self) -> bool:
-        """Whether it has had its first token and has computed all before the last one; and
-        only its length or one of `stop_ids` can end it."""
+        """Whether its prompt is computed, and all of its output but the last token or the one
+        under way; and only its length or one of `stop_ids` can end it."""
         return (
-            self.num_computed_tokens + 1 == len(self.token_ids) > self.num_prompt_tokens
+            self.num_prompt_tokens <= self.num_computed_tokens >= len(self.token_ids) - 1
             and self.pooling is None
             and self.constraint is None
             and self.params.prompt_logprobs is None

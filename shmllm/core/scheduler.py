@@ -8,6 +8,9 @@ admitted last gives its blocks back and waits before all others to be recomputed
 policy "priority" all three orders are that of (priority, arrival), and the last of the
 running requests is the worst.
 
+A step may be planned while the one before it still runs: then a token is computed whose value
+is not known here, and a request is found to have ended one step late.
+
 Pure Python: knows neither the model nor the transport.
 """
 
@@ -122,7 +125,6 @@ class Scheduler:
 
     def fail(self, request: Request, message: str) -> None:
         """End a waiting request that cannot be served."""
-        self._waiting.remove(request)
         self._finish(request, FinishReason.ERROR)
         self.failures.append(Failure(request.client, request.number, message))
 
@@ -137,8 +139,6 @@ class Scheduler:
             return None
         if request.status is RequestStatus.RUNNING:
             self._running.remove(request)
-        else:
-            self._waiting.remove(request)
         self._finish(request, FinishReason.ABORT)
         return request
 
@@ -183,13 +183,14 @@ class Scheduler:
         return plan
 
     def apply(self, plan: StepPlan, result: StepResult) -> dict[int, OutputColumns]:
-        """Give each sampled token to its request; requests that end leave.
+        """Give each sampled token to its request; requests that end leave. One that was
+        preempted while the step ran gets its token, too.
 
         Returns:
             For each front end with a sampled token or prompt log-probabilities, its columns.
         """
         outputs: dict[int, OutputColumns] | None = None
-        if self._run is not None:  # then it made the plan
+        if self._run is not None and plan.run is self._run:
             outputs = self._run.apply(plan.step, result.token_ids)
         if outputs is None:
             outputs = self._apply_each(plan, result)
@@ -207,7 +208,7 @@ class Scheduler:
             any_finished = True
         for index, token_id in zip(plan.samples, result.token_ids, strict=True):
             request = plan.requests[index]
-            if request.status is not RequestStatus.RUNNING:
+            if request.status is RequestStatus.FINISHED:
                 continue
             columns = outputs.get(request.client)
             if columns is None:
@@ -270,6 +271,7 @@ class Scheduler:
             0 < len(self._running) <= self._budget
             and not self._waiting.paused
             and all(request.is_only_decoding for request in self._running)
+            and len({request.num_under_way for request in self._running}) == 1
         )
 
     def _end_run(self) -> None:
@@ -286,7 +288,9 @@ class Scheduler:
             if request.client in self._waiting.paused:
                 continue
             start = request.num_computed_tokens
-            count = min(len(request.token_ids) - start, self._budget - plan.num_tokens)
+            count = min(request.num_uncomputed_tokens, self._budget - plan.num_tokens)
+            if not count:
+                continue
             appended = self._kv_cache.extend(request, start + count)
             while appended is None:
                 preempted = True
@@ -344,7 +348,7 @@ class Scheduler:
         self._kv_cache.register_full_blocks(request)
         if request.pooling is not None:
             plan_pool(plan, request)
-        elif request.num_computed_tokens == len(request.token_ids):
+        elif request.num_computed_tokens >= len(request.token_ids):
             if request.constraint is not None:
                 plan.constraints.append((len(plan.samples), request.constraint))
             plan.samples.append(len(plan.requests))
@@ -378,6 +382,8 @@ class Scheduler:
     def _finish(self, request: Request, reason: FinishReason) -> None:
         if request.status is RequestStatus.RUNNING:
             self._release(request)
+        else:
+            self._waiting.remove(request)
         request.status = RequestStatus.FINISHED
         del self._requests[request.client, request.number]
         self.stats.requests_finished += 1
@@ -385,6 +391,7 @@ class Scheduler:
 
     def _release(self, request: Request) -> None:
         self._end_run()
+        self._kv_cache.register_full_blocks(request)
         self._kv_cache.release(request)
         self._free_rows.append(request.row)
         self._rows_held[request.client] -= 1

@@ -25,7 +25,7 @@ def take_prompt_logprobs(
 ) -> None:
     for scores, logprobs in zip(plan.prompt_scores, result.prompt_logprobs, strict=True):
         request = plan.requests[scores.index]
-        if request.status is RequestStatus.RUNNING:
+        if request.status is not RequestStatus.FINISHED:
             columns = outputs.setdefault(request.client, OutputColumns(step=plan.step))
             columns.prompt_logprobs.append(logprobs.of_prompt(request.number, scores.first))
 

@@ -86,7 +86,8 @@ _ANSWERS: dict[Method, Callable[[EngineCore, int, Any], Any]] = {
 
 
 def answer(core: EngineCore, client: int, method: Method, argument: Any) -> Any:
-    """Do what the front end `client` asks; raises whatever that raises."""
+    """Do what the front end `client` asks, between two steps; raises whatever that raises."""
+    core.settle()
     return _ANSWERS[method](core, client, argument)
 
 

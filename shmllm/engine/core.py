@@ -1,5 +1,9 @@
 """The engine without its surroundings: schedule, run, apply.
 
+Where the runner overlaps, a step is scheduled and submitted while the one before it runs, whose
+tokens are taken then: at most two are submitted, and what a step needs of the tokens before it
+waits for its `release`. Otherwise each step is run to its end.
+
 No transport, no signals, no process: those are `engine.process`. The same core runs in
 the caller's process when `LLM(multiprocess=False)` asks for it.
 """
@@ -32,10 +36,26 @@ from shmllm.sampling_params import SamplingParams, TokenSequences
 UNSEEDED = 1 << 63
 
 
+class Step(Protocol):
+    """A step that was submitted."""
+
+    def release(self) -> None:
+        """The tokens of the step before are where they belong: what waits for them may go on."""
+
+    def result(self) -> StepResult:
+        """What came of it; waits for that."""
+
+
 class Runner(Protocol):
-    """What executes the plans."""
+    """What executes the plans, in the order in which they are submitted.
+
+    Attributes:
+        overlaps: whether `submit` returns before the step has run, so that it pays to prepare
+            the next one meanwhile.
+    """
 
     facts: EngineFacts
+    overlaps: bool
 
     @property
     def memory(self) -> Memory:
@@ -45,11 +65,11 @@ class Runner(Protocol):
     def model(self) -> Any:
         """What computes; its weights may be replaced between two steps."""
 
-    def execute(self, plan: StepPlan) -> StepResult: ...
+    def submit(self, plan: StepPlan) -> Step: ...
     def compile_grammar(self, text: str) -> CompiledGrammar: ...
 
     def check_embeds(self, embeds: Any, length: int) -> Any:
-        """A prompt's embeddings as `execute` takes them; RequestError if they are none."""
+        """A prompt's embeddings as `submit` takes them; RequestError if they are none."""
 
 
 def _nobody_sleeps() -> None:
@@ -60,13 +80,18 @@ def _nobody_sleeps() -> None:
 class Phases:
     """Time that the steps so far took, by phase, and the moments of the last one.
 
+    Where steps overlap, schedule and prepare are those of the step after, and execute is what
+    remained to be waited for.
+
     Attributes:
+        num_steps: whose results were applied.
         moments_ns: when the last step began, and when schedule, prepare, execute, sample and
             apply ended, on `time.perf_counter_ns()`.
         num_tokens: computed in the last step.
         num_requests: that took part in it.
     """
 
+    num_steps: int = 0
     schedule_ns: int = 0
     prepare_ns: int = 0
     execute_ns: int = 0
@@ -78,6 +103,7 @@ class Phases:
 
     def add(self, plan: StepPlan, *moments_ns: *tuple[int, int, int, int, int, int]) -> None:
         """Count a step that had these moments."""
+        self.num_steps += 1
         self.num_tokens, self.num_requests = plan.num_tokens, len(plan.requests)
         began, planned, prepared, executed, sampled, applied = moments_ns
         self.schedule_ns += planned - began
@@ -116,7 +142,8 @@ class EngineCore:
         self.scheduler = Scheduler(config.scheduler, self._kv_cache)
         self.holds = Holds()
         self.sleeper = Sleeper(self.scheduler, self._kv_cache, self.holds, runner.memory)
-        self._aborted: list[tuple[int, OutputColumns]] = []
+        self._under_way: tuple[StepPlan, Step] | None = None
+        self._unsent: list[tuple[int, OutputColumns]] = []
         self.weights = WeightUpdates(
             lambda: self.runner.model, self.weights_written, self.abort_all
         )
@@ -135,6 +162,16 @@ class EngineCore:
     @property
     def num_used_blocks(self) -> int:
         return self._kv_cache.num_used_blocks
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a step was submitted whose tokens were not taken yet."""
+        return self._under_way is not None
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether `step` has anything to do: a request, or what came of a step."""
+        return self.is_under_way or self.scheduler.has_unfinished()
 
     def add(
         self,
@@ -248,7 +285,7 @@ class EngineCore:
 
     def pause(self, client: int, mode: PauseMode) -> int:
         """Hold still for a front end, until it resumes or is gone. Returns how many requests
-        have not ended; `take_aborted` has those that ended by this.
+        have not ended; `take_outputs` has those that ended by this.
 
         Raises:
             RequestError: to wait for requests that sleep would have no end.
@@ -270,7 +307,7 @@ class EngineCore:
         return not self.holds
 
     def sleep(self, client: int, level: Level, mode: PauseMode) -> Slept | int:
-        """Fall asleep for a front end, until anyone has the engine wake up; `take_aborted` has
+        """Fall asleep for a front end, until anyone has the engine wake up; `take_outputs` has
         the requests that ended by this. With WAIT it returns how many requests have not ended,
         and is to be called again, as long as there are some that can."""
         if mode is PauseMode.WAIT and (unfinished := self.sleeper.drain(client)):
@@ -287,29 +324,55 @@ class EngineCore:
         self.scheduler.abort_client(client)
 
     def abort_all(self) -> None:
-        """End all requests now; `take_aborted` has their last rows."""
+        """End all requests now; `take_outputs` has their last rows."""
         for client, numbers in self.scheduler.unfinished().items():
-            self._aborted.append((client, self.abort(client, numbers)))
+            self._unsent.append((client, self.abort(client, numbers)))
 
-    def take_aborted(self) -> list[tuple[int, OutputColumns]]:
-        """Last rows, by front end, of the requests that were ended from the engine's side."""
-        aborted, self._aborted = self._aborted, []
-        return aborted
+    def settle(self) -> None:
+        """Take what comes of the step under way, if there is one; `take_outputs` has it. Nothing
+        runs then, and weights and memory may be changed."""
+        now_ns = perf_counter_ns()
+        self._unsent += self._finish(now_ns, now_ns).items()
+
+    def take_outputs(self) -> list[tuple[int, OutputColumns]]:
+        """What came about outside of `step`, by front end, since this was last asked."""
+        outputs, self._unsent = self._unsent, []
+        return outputs
 
     def step(self) -> dict[int, OutputColumns]:
         """Run one step. Returns each front end's columns; empty if nothing came of it yet."""
-        if self.holds.is_frozen:
-            return {}
         began_ns = perf_counter_ns()
+        plan = self._schedule()
+        planned_ns = perf_counter_ns()
+        submitted = (plan, self.runner.submit(plan)) if plan is not None else None
+        outputs: dict[int, OutputColumns] = {}
+        if self._under_way is not None:
+            outputs = self._finish(began_ns, planned_ns)
+        self._under_way = submitted
+        if submitted is not None:
+            submitted[1].release()
+            if not self.runner.overlaps:
+                return self._finish(began_ns, planned_ns)
+        return outputs
+
+    def _schedule(self) -> StepPlan | None:
+        if self.holds.is_frozen:
+            return None
         self._grammars.release_ready()
         plan = self.scheduler.schedule()
-        if not plan.num_tokens:
+        return plan if plan.num_tokens else None
+
+    def _finish(self, began_ns: int, planned_ns: int) -> dict[int, OutputColumns]:
+        """Wait for the step under way, if there is one, and give its tokens to the requests."""
+        if self._under_way is None:
             return {}
-        planned_ns = perf_counter_ns()
-        result = self.runner.execute(plan)
+        plan, step = self._under_way
+        self._under_way = None
+        submitted_ns = perf_counter_ns()
+        result = step.result()
         sampled_ns = perf_counter_ns()
         outputs = self.scheduler.apply(plan, result)
-        prepared_ns, executed_ns = result.computing_ns or (planned_ns, sampled_ns)
+        prepared_ns, executed_ns = result.computing_ns or (submitted_ns, sampled_ns)
         self.phases.add(
             plan, began_ns, planned_ns, prepared_ns, executed_ns, sampled_ns, perf_counter_ns()
         )

@@ -156,7 +156,7 @@ class LocalEngineClient:
 
     def _take_news(self) -> None:
         """What a call did to requests and weights."""
-        self._events += [columns for _, columns in self._core.take_aborted()]
+        self._events += [columns for _, columns in self._core.take_outputs()]
         if (version := self._core.weights.take_news()) is not None:
             self._events.append(WeightVersion(version))
 

@@ -54,7 +54,7 @@ class Outbox:
     def publish_news(self, core: EngineCore) -> None:
         """What a call did to requests and weights, in this order: those that it ended had the
         weights before."""
-        for place, columns in core.take_aborted():
+        for place, columns in core.take_outputs():
             self.publish(place, columns)
         if (version := core.weights.take_news()) is not None:
             for session in self._sessions.values():

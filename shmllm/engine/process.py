@@ -212,14 +212,14 @@ class EngineProcess:
                 faulthandler.dump_traceback_later(STALL_DUMP_AFTER_S)
             self._visit_sessions()
             self._take_requests()
-            if core.scheduler.has_unfinished() and self._step(core):
+            if core.has_unfinished and self._step(core):
                 continue
-            if self._phase is Phase.DRAINING and not core.scheduler.has_unfinished():
+            if self._phase is Phase.DRAINING and not core.has_unfinished:
                 break
             self._report.state(core)
             self._waiter.wait(
                 self._has_work,
-                busy=core.scheduler.has_unfinished(),
+                busy=core.has_unfinished,
                 for_room=any(session.is_stuck for session in self._sessions.values()),
             )
         self._page.set_state(EngineState.SHUTTING_DOWN)
@@ -294,7 +294,7 @@ class EngineProcess:
 
     def _step(self, core: EngineCore) -> bool:
         """Run a step and publish; False if there was nothing that may run."""
-        steps = core.scheduler.stats.steps
+        num_steps = core.phases.num_steps
         outputs = core.step()
         stepped_ns = time.perf_counter_ns()
         self._report.state_if_due(core, stepped_ns)
@@ -302,11 +302,11 @@ class EngineProcess:
             self._outbox.publish(place, columns)
         for failure in core.take_failures():
             self._outbox.reject(failure.client, Rejected(failure.number, failure.message))
-        has_run = core.scheduler.stats.steps > steps
+        has_run = core.phases.num_steps > num_steps
         if has_run:
             self._report.step(core.phases, stepped_ns, time.perf_counter_ns(), outputs)
             self._tracing.observer.published(stepped_ns)
-        return has_run
+        return has_run or core.is_under_way
 
     def _abort_everything(self, core: EngineCore) -> None:
         for place, numbers in core.scheduler.unfinished().items():

@@ -49,8 +49,10 @@ class Worker:
         return torch.device("cpu")
 
     def run(self, call: WorkerCall) -> Any:
-        """Do what `call` says; raises whatever that raises. Where it changed weights, they get
-        another version, and the prefix cache is emptied: it was computed with the old ones."""
+        """Do what `call` says, between two steps; raises whatever that raises. Where it changed
+        weights, they get another version, and the prefix cache is emptied: it was computed with
+        the old ones."""
+        self._core.settle()
         version = self.model.weights_version
         try:
             if isinstance(call.method, str):

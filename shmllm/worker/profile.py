@@ -6,7 +6,6 @@ front of the runner while it lasts, so that steps cost nothing when nobody profi
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,7 @@ class ProfiledRunner:
         self.runner = runner
         self.path = path
         self.facts = runner.facts
+        self.overlaps = runner.overlaps
         self._delay = delay
         self._most = most
         self._num_recorded = 0
@@ -42,20 +42,14 @@ class ProfiledRunner:
         if not delay:
             self._begin()
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def submit(self, plan: StepPlan) -> Any:
         if self._delay:
             self._delay -= 1
-            return self._execute(plan)
-        if self._is_over:
-            return self._execute(plan)
-        if self._profile is None:
-            self._begin()
-        with record_function(f"step {plan.step}: {plan.num_tokens} tokens"):
-            result = self._execute(plan)
-        self._num_recorded += 1
-        if self._num_recorded == self._most:
-            self._end()
-        return result
+        elif not self._is_over:
+            if self._profile is None:
+                self._begin()
+            return _ProfiledStep(self, plan)
+        return self.runner.submit(plan)
 
     def compile_grammar(self, text: str) -> Any:
         return self.runner.compile_grammar(text)
@@ -71,9 +65,11 @@ class ProfiledRunner:
         self._profile.export_chrome_trace(str(self.path))
         return True
 
-    def _execute(self, plan: StepPlan) -> StepResult:
-        execute: Callable[[StepPlan], StepResult] = self.runner.execute
-        return execute(plan)
+    def recorded(self) -> None:
+        """A step was recorded."""
+        self._num_recorded += 1
+        if self._num_recorded == self._most:
+            self._end()
 
     def _begin(self) -> None:
         activities = [ProfilerActivity.CPU]
@@ -88,3 +84,22 @@ class ProfiledRunner:
             self._is_over = True
             self.runner.observe(None)
             self._profile.stop()
+
+
+class _ProfiledStep:
+    """A step whose submission and whose result are recorded."""
+
+    def __init__(self, profiled: ProfiledRunner, plan: StepPlan) -> None:
+        self._profiled = profiled
+        self._name = f"step {plan.step}: {plan.num_tokens} tokens"
+        with record_function(f"submit {self._name}"):
+            self._step = profiled.runner.submit(plan)
+
+    def release(self) -> None:
+        self._step.release()
+
+    def result(self) -> StepResult:
+        with record_function(self._name):
+            result: StepResult = self._step.result()
+        self._profiled.recorded()
+        return result

@@ -16,6 +16,7 @@ from shmllm.core.plan import Constraint, PromptScores, StepPlan, StepResult
 from shmllm.logprobs import TokenLogprobs
 from shmllm.models.decoder import DecoderModel
 from shmllm.worker.arena import HostArena
+from shmllm.worker.background import Background
 from shmllm.worker.batch import InputBatch, StepInputs
 from shmllm.worker.cpu_program import CpuProgram, Observe
 from shmllm.worker.grammar import GrammarCompiler
@@ -27,6 +28,7 @@ from shmllm.worker.pooler import Pooler
 from shmllm.worker.prompt_embeds import PromptEmbeds, check_prompt_embeds
 from shmllm.worker.sampler import Sampler
 from shmllm.worker.scoring import score_in_pieces
+from shmllm.worker.submitted import DeferredStep, ThreadedStep
 from shmllm.worker.token_masks import TokenMasks
 from shmllm_kernels.cpu.cache_layout import CacheLayout
 
@@ -39,6 +41,7 @@ class ModelRunner:
         on_progress: called with (bytes read, bytes in all) while weights are read.
 
     Attributes:
+        overlaps: whether steps run on a thread of their own.
         memory: what can be given back while the engine sleeps.
 
     Raises:
@@ -75,6 +78,8 @@ class ModelRunner:
         self._prompt_embeds = PromptEmbeds()
         self._pooler = Pooler(rows, loaded.config.hidden_size)
         self._sampler = Sampler(self._batch, config.logprobs.mode)
+        self.overlaps = bool(config.scheduler.async_scheduling)
+        self._thread = Background("shmllm-steps") if self.overlaps else None
         workspaces = (self._program.buffers, self._pooler, self._masks)
         self.memory = MemoryOwners(self._model, loaded.weights, kv_cache, workspaces)
         self._scores_probabilities = config.logprobs.mode.endswith("logprobs")
@@ -105,6 +110,13 @@ class ModelRunner:
         """A prompt's embeddings in the model's dtype; RequestError if they are none."""
         shape = (length, self._model.config.hidden_size)
         return check_prompt_embeds(embeds, shape, self._model.dtype)
+
+    def submit(self, plan: StepPlan) -> DeferredStep | ThreadedStep:
+        """Have the plan executed: on a thread of its own if steps overlap, else when its result
+        is asked for."""
+        if self._thread is None:
+            return DeferredStep(self.execute, plan)
+        return ThreadedStep(self.execute, plan, self._thread)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:

@@ -286,12 +286,12 @@ def test_a_pause_that_aborts_has_a_last_row_for_every_front_end():
     core.add(2, 1, [2], SamplingParams(max_tokens=9))
     core.step()
     assert core.pause(0, PauseMode.ABORT) == 0
-    ended = core.take_aborted()
+    ended = core.take_outputs()
     assert [(place, c.numbers, c.finishes) for place, c in ended] == [
         (0, [1], [FinishReason.ABORT]),
         (2, [1], [FinishReason.ABORT]),
     ]
-    assert core.take_aborted() == []
+    assert core.take_outputs() == []
     core.add(0, 1, [1], SamplingParams(max_tokens=2))
     assert core.step() == {}
     core.resume(0)
@@ -431,4 +431,4 @@ def test_the_phases_of_a_step_fill_it_without_gaps(runner):
         assert phases.moments_ns[2:4] == core.runner.computing_ns
         assert min(spent) > 0
     else:
-        assert phases.prepare_ns == phases.sample_ns == 0 < phases.execute_ns
+        assert phases.sample_ns == 0 < phases.execute_ns

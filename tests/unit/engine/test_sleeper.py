@@ -67,7 +67,7 @@ def test_abort_ends_everyones_requests_and_refuses_new_ones(core, level):
     begin(core)
     core.add(5, 1, PROMPT, SamplingParams(max_tokens=3))
     core.sleep(0, LEVELS[level], ABORT)
-    ended = dict(core.take_aborted())
+    ended = dict(core.take_outputs())
     assert {c: columns.numbers for c, columns in ended.items()} == {0: [0], 5: [1]}
     assert all(columns.finishes == [FinishReason.ABORT] for columns in ended.values())
     for client in (0, 5):

@@ -240,11 +240,11 @@ def test_requests_that_run_go_on_or_end(core, weights):
     core.add(OTHER, 1, PROMPT, params)
     core.step()
     update(weights)
-    assert core.take_aborted() == []
+    assert core.take_outputs() == []
     core.step()
     core.scheduler.check_integrity()
     update(weights, abort=True)
-    ended = core.take_aborted()
+    ended = core.take_outputs()
     assert sorted(client for client, _ in ended) == [ME, OTHER]
     assert all(columns.finishes == [FinishReason.ABORT] for _, columns in ended)
     assert not core.scheduler.has_unfinished()
