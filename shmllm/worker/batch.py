@@ -2,6 +2,9 @@
 
 Rows are assigned by the scheduler. Numpy, because everything here is integer work on
 small arrays; the runner turns the result into tensors once per step.
+
+On a device that samples ahead of the host, the tokens of a step may be known there alone. Its
+inputs then say whose token is meant, and the tokens themselves follow when the host has them.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ from shmllm.worker.arrays import IntArray, LongArray
 from shmllm.worker.edits import RowEdits, needs_edits
 
 NO_ROWS: LongArray = np.zeros(0, np.int64)
+SAMPLED_FOR_ROW = -2
+"""As a token id, less the row: the token that was sampled for it last."""
 
 
 @dataclass(slots=True)
@@ -22,7 +27,7 @@ class StepInputs:
     """One step, flat over its T tokens and S scheduled requests.
 
     Attributes:
-        token_ids: (T,) int64.
+        token_ids: (T,) int64; SAMPLED_FOR_ROW - row where `InputBatch` samples ahead.
         positions: (T,) int64, from 0 within each request.
         slot_mapping: (T,) int64, where each token's key and value go.
         rows: (S,) int64.
@@ -46,6 +51,16 @@ class StepInputs:
     sample_positions: LongArray
 
 
+@dataclass(frozen=True, slots=True)
+class ExpectedTokens:
+    """Tokens that are sampled now: (N,) rows, positions, and how often the rows were given to a
+    request by then, all int64."""
+
+    rows: LongArray
+    positions: LongArray
+    num_admitted: LongArray
+
+
 class InputBatch:
     """
     Args:
@@ -53,13 +68,23 @@ class InputBatch:
         max_model_len: tokens per request.
         block_size: tokens per KV block.
         vocab_size: entries of a row's logits.
+        samples_ahead: whether a step's inputs are wanted before the tokens of the step before
+            were appended.
 
     Attributes:
         edits: what the logits of some rows go through; most rows need nothing.
         logprobs: alternatives wanted, of the rows that ask for log-probabilities.
     """
 
-    def __init__(self, num_rows: int, max_model_len: int, block_size: int, vocab_size: int) -> None:
+    def __init__(
+        self,
+        num_rows: int,
+        max_model_len: int,
+        block_size: int,
+        vocab_size: int,
+        *,
+        samples_ahead: bool = False,
+    ) -> None:
         self.block_size = block_size
         self._vocab_size = vocab_size
         max_blocks = -(-max_model_len // block_size)
@@ -71,6 +96,9 @@ class InputBatch:
         self.top_p = np.ones(num_rows, np.float32)
         self.min_p = np.zeros(num_rows, np.float32)
         self.seeds = np.zeros(num_rows, np.uint64)
+        self._samples_ahead = samples_ahead
+        self._num_given = np.zeros(num_rows, np.int64)
+        self._num_admitted = np.zeros(num_rows, np.int64)
         self._ones = np.ones(num_rows, np.int64)
         self._indices = np.arange(num_rows)
         self.edits: dict[int, RowEdits] = {}
@@ -90,6 +118,8 @@ class InputBatch:
         row, params = admission.row, admission.params
         self.token_ids[row, : len(admission.token_ids)] = admission.token_ids
         self.block_table[row, : len(admission.block_ids)] = admission.block_ids
+        self._num_given[row] = len(admission.token_ids)
+        self._num_admitted[row] += 1
         self.temperature[row] = 0.0 if params.is_greedy else params.temperature
         self.top_k[row] = min(max(params.top_k, 0), 2**31 - 1)
         self.top_p[row] = params.top_p
@@ -113,7 +143,8 @@ class InputBatch:
 
     def _advance(self, inputs: StepInputs, has_new_blocks: bool) -> None:
         """Each request of a decode goes on with the token that was sampled for it."""
-        inputs.token_ids[:] = self._sampled
+        sampled = SAMPLED_FOR_ROW - inputs.rows if self._samples_ahead else self._sampled
+        inputs.token_ids[:] = sampled
         inputs.positions += 1
         inputs.context_lens += 1
         inputs.sample_positions += 1
@@ -143,8 +174,12 @@ class InputBatch:
         if len(samples) == len(rows):
             samples = self._indices[: len(rows)]
         sample_rows, sample_positions = rows[samples], context_lens[samples]
+        token_ids = self.token_ids[token_rows, positions].astype(np.int64)
+        if self._samples_ahead:
+            is_sampled = positions >= self._num_given[token_rows]
+            token_ids = np.where(is_sampled, SAMPLED_FOR_ROW - token_rows, token_ids)
         return StepInputs(
-            token_ids=self.token_ids[token_rows, positions].astype(np.int64),
+            token_ids=token_ids,
             positions=positions,
             slot_mapping=self._slots(token_rows, positions),
             rows=rows,
@@ -160,3 +195,17 @@ class InputBatch:
         """Put each sampled token behind the token that it follows."""
         self._sampled = sampled
         self.token_ids[inputs.sample_rows, inputs.sample_positions] = sampled
+
+    def expect(self, inputs: StepInputs) -> ExpectedTokens:
+        """The places of the tokens that a step samples, to be filled when they are there: by then
+        other inputs were asked for, and other requests may have the rows."""
+        rows = inputs.sample_rows
+        return ExpectedTokens(rows, inputs.sample_positions.copy(), self._num_admitted[rows])
+
+    def fill(self, expected: ExpectedTokens, sampled: LongArray) -> None:
+        """Put sampled tokens into their places, but for rows that were given away meanwhile."""
+        rows, positions = expected.rows, expected.positions
+        is_same = self._num_admitted[rows] == expected.num_admitted
+        if not is_same.all():
+            rows, positions, sampled = rows[is_same], positions[is_same], sampled[is_same]
+        self.token_ids[rows, positions] = sampled

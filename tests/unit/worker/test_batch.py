@@ -9,7 +9,7 @@ import pytest
 
 from shmllm.core.plan import Admission, BlockAppend, StepPlan
 from shmllm.sampling_params import SamplingParams
-from shmllm.worker.batch import InputBatch, StepInputs
+from shmllm.worker.batch import SAMPLED_FOR_ROW, InputBatch, StepInputs
 
 BLOCK_SIZE = 4
 
@@ -179,3 +179,50 @@ def test_only_rows_that_need_them_have_edits_until_the_row_is_used_again(batch):
     assert batch.edits[1].banned(batch.token_ids[1, :9]).tolist() == []
     take(batch, plan_of((1, 0, 1), admissions=[admission(1, [1], [1])]))
     assert not batch.edits
+
+
+@pytest.fixture
+def ahead():
+    return InputBatch(4, 20, BLOCK_SIZE, vocab_size=100, samples_ahead=True)
+
+
+def test_who_samples_ahead_names_the_row_of_a_token_that_is_not_there(ahead):
+    given = [admission(2, list(range(40, 45)), [7, 3]), admission(1, [30, 31], [5])]
+    first = take(ahead, plan_of((2, 0, 5), (1, 0, 2), samples=[0, 1], admissions=given))
+    assert first.token_ids.tolist() == [*range(40, 45), 30, 31]
+    again = take(ahead, plan_of((2, 5, 1), (1, 2, 1), samples=[0, 1]))
+    assert again.token_ids.tolist() == [SAMPLED_FOR_ROW - 2, SAMPLED_FOR_ROW - 1]
+
+
+def test_a_repeat_ahead_names_rows_also_where_the_last_token_was_given(ahead):
+    recomputed = admission(3, list(range(40, 46)), [7, 3])
+    take(ahead, plan_of((3, 0, 5), admissions=[recomputed]))
+    known = take(ahead, plan_of((3, 5, 1), samples=[0]))
+    assert known.token_ids.tolist() == [45]
+    plan = plan_of((3, 6, 1), samples=[0])
+    plan.is_repeat = True
+    assert take(ahead, plan).token_ids.tolist() == [SAMPLED_FOR_ROW - 3]
+
+
+def test_tokens_that_come_late_find_their_places(ahead):
+    given = [admission(0, [10, 11], [7]), admission(1, [20, 21, 22], [5])]
+    inputs = take(ahead, plan_of((0, 0, 2), (1, 0, 3), samples=[0, 1], admissions=given))
+    expected = ahead.expect(inputs)
+    plan = plan_of((0, 2, 1), (1, 3, 1), samples=[0, 1])
+    later = ahead.expect(take(ahead, plan))
+    plan.is_repeat = True
+    take(ahead, plan)
+    ahead.fill(expected, np.array([12, 23]))
+    ahead.fill(later, np.array([13, 24]))
+    assert ahead.token_ids[0, :4].tolist() == [10, 11, 12, 13]
+    assert ahead.token_ids[1, :5].tolist() == [20, 21, 22, 23, 24]
+
+
+def test_a_token_of_whoever_had_the_row_before_is_dropped(ahead):
+    given = [admission(0, [10, 11], [7]), admission(1, [20, 21, 22], [5])]
+    inputs = take(ahead, plan_of((0, 0, 2), (1, 0, 3), samples=[0, 1], admissions=given))
+    expected = ahead.expect(inputs)
+    take(ahead, plan_of((0, 0, 4), admissions=[admission(0, [50, 51, 52, 53], [6])]))
+    ahead.fill(expected, np.array([12, 23]))
+    assert ahead.token_ids[0, :4].tolist() == [50, 51, 52, 53]
+    assert ahead.token_ids[1, :4].tolist() == [20, 21, 22, 23]
