@@ -29,7 +29,9 @@ from shmllm_kernels.gpu.edits import add_biases, count_uses
 from shmllm_kernels.gpu.rope_write import rope_and_write
 from shmllm_kernels.gpu.sampling import SamplingScratch, TokenMasks, sample
 from shmllm_kernels.gpu.scoring import Scores, score
+from shmllm_kernels.gpu.step import embed, gather_rows, rope_tables, unpack_step
 from shmllm_kernels.reference.sampling import SamplingColumns
+from shmllm_kernels.reference.step import StepSizes, StepTensors
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 VOCAB_SIZE = 128_256
@@ -103,6 +105,16 @@ def rows() -> None:
         rope_and_write(empty(4, 32, 128), *cache, empty(4, 48, 128), angles, angles, slots, norms)
 
 
+def step() -> None:
+    ids, x = empty(4, dtype=torch.int64), empty(4, 4096)
+    embed(x, x.clone(), ids, ids)
+    gather_rows(x, x.clone(), ids)
+    rope_tables(empty(4, 128), empty(4, 128), ids, empty(64, dtype=torch.float32), 1.0)
+    sizes = StepSizes(4, 2, 2)
+    packed = empty(3 * sum(sizes), dtype=torch.int64)
+    unpack_step(StepTensors.allocate(sizes, "cpu"), packed, sizes, sizes)
+
+
 def sampler() -> None:
     ids, tokens = empty(4, dtype=torch.int32), empty(4, dtype=torch.int64)
     logits = empty(4, VOCAB_SIZE, dtype=torch.float32)
@@ -147,6 +159,7 @@ def main() -> None:
     compile_instead_of_launching(capability, label)
     configs._capability = lambda index: (capability // 10, capability % 10)
     rows()
+    step()
     sampler()
     if sys.argv[2:] == ["all"]:
         for dtype in (torch.bfloat16, torch.float16):

@@ -6,6 +6,7 @@ from attention_conformance import AttentionConformance
 from rope_write_conformance import RopeWriteConformance
 from row_kernels_conformance import RowKernelsConformance
 from sampling_conformance import SamplingConformance
+from step_conformance import StepConformance
 
 
 class TestAttention(AttentionConformance):
@@ -21,4 +22,8 @@ class TestRowKernels(RowKernelsConformance):
 
 
 class TestSampling(SamplingConformance):
+    pass
+
+
+class TestStep(StepConformance):
     pass

@@ -1,0 +1,299 @@
+"""What a step does before and behind its layers: inputs spread, embeddings, angles, rows.
+
+Computes what `reference.step` does.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from shmllm_kernels.gpu.configs import next_power_of_two
+from shmllm_kernels.reference.step import StepSizes, StepTensors
+
+BLOCK = 1024
+"""Elements of a tile of rows or angles; numbers of each kind that a program unpacks."""
+
+_TWO_OVER_PI = tl.constexpr(0x28BE60DB9391054A)
+"""Times 2**62."""
+
+
+@triton.jit(do_not_specialize=["count", "num_rows"])
+def _copy_rows(
+    out_ptr,
+    source_ptr,
+    indices_ptr,
+    last_tokens_ptr,
+    count,
+    num_rows,
+    dim,
+    out_stride,
+    source_stride,
+    HAS_SAMPLED: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    index = tl.load(indices_ptr + row, mask=row < count, other=-1)
+    if HAS_SAMPLED:
+        sampled = tl.load(last_tokens_ptr - 2 - index, mask=index < -1, other=-1)
+        index = tl.where(index < -1, sampled, index)
+    found = (index >= 0) & (index < num_rows)
+    mask = found[:, None] & (column < dim)[None, :]
+    source = source_ptr + index[:, None] * source_stride + column[None, :]
+    values = tl.load(source, mask=mask, other=0.0)
+    tl.store(out_ptr + row[:, None] * out_stride + column[None, :], values, mask=mask)
+
+
+@triton.jit
+def _reduced(angle):
+    """The nearest multiple of pi / 2, modulo 4, and what the angle has beyond it.
+
+    Exact for 0 <= angle < 2**24, with the 64 bits of 2 / pi that matter: the device's own cosine
+    is made for angles up to pi.
+    """
+    bits = angle.to(tl.int32, bitcast=True)
+    mantissa = ((bits & 0x7FFFFF) | 0x800000).to(tl.int64)
+    shift = 150 - (bits >> 23)
+    turned = mantissa * (_TWO_OVER_PI >> tl.minimum(shift, 63).to(tl.int64))  # of 2**64 a turn
+    quarter = (turned + (1 << 61)) >> 62
+    rest = (turned - (quarter << 62)).to(tl.float32) * 3.4061215800865545e-19  # pi / 2 / 2**62
+    is_small = angle < 0.78
+    return tl.where(is_small, 0, quarter.to(tl.int32) & 3), tl.where(is_small, angle, rest)
+
+
+@triton.jit
+def _sine_and_cosine(angle):
+    """To the last bit or two of float32; the polynomials are those of Cephes' sinf and cosf."""
+    quarter, x = _reduced(angle)
+    z = x * x
+    sine = x + x * z * (-1.6666654611e-1 + z * (8.3321608736e-3 - z * 1.9515295891e-4))
+    cosine = 4.166664568298827e-2 + z * (-1.388731625493765e-3 + z * 2.443315711809948e-5)
+    cosine = 1.0 - 0.5 * z + z * z * cosine
+    is_odd = (quarter & 1) == 1
+    s = tl.where(is_odd, cosine, sine)
+    c = tl.where(is_odd, sine, cosine)
+    return tl.where(quarter >= 2, -s, s), tl.where((quarter == 1) | (quarter == 2), -c, c)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _rope_tables(
+    cos_ptr,
+    sin_ptr,
+    positions_ptr,
+    frequencies_ptr,
+    count,
+    scale,
+    cos_stride,
+    sin_stride,
+    HALF: tl.constexpr,
+    TOKENS: tl.constexpr,
+    PAIRS: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    pair = tl.arange(0, PAIRS)
+    position = tl.load(positions_ptr + token, mask=token < count, other=0).to(tl.float32)
+    frequency = tl.load(frequencies_ptr + pair, mask=pair < HALF, other=0.0)
+    sine, cosine = _sine_and_cosine(position[:, None] * frequency[None, :])
+    sine, cosine = sine * scale, cosine * scale
+    mask = (token < count)[:, None] & (pair < HALF)[None, :]
+    dtype = cos_ptr.dtype.element_ty
+    cos = cos_ptr + token[:, None] * cos_stride + pair[None, :]
+    tl.store(cos, cosine.to(dtype), mask=mask)
+    tl.store(cos + HALF, cosine.to(dtype), mask=mask)
+    sin = sin_ptr + token[:, None] * sin_stride + pair[None, :]
+    tl.store(sin, (-sine).to(dtype), mask=mask)
+    tl.store(sin + HALF, sine.to(dtype), mask=mask)
+
+
+@triton.jit
+def _spread(target_ptr, packed_ptr, index, count, end, padding):
+    value = tl.load(packed_ptr + index, mask=index < count, other=0)
+    value = tl.where(index < count, value, padding)
+    tl.store(target_ptr + index, value.to(target_ptr.dtype.element_ty), mask=index < end)
+
+
+_SIZES = ["tokens", "requests", "samples", "padded_tokens", "padded_requests", "padded_samples"]
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def _unpack_step(
+    packed_ptr,
+    token_ids_ptr,
+    positions_ptr,
+    slots_ptr,
+    query_starts_ptr,
+    context_lens_ptr,
+    rows_ptr,
+    sample_tokens_ptr,
+    sample_rows_ptr,
+    sample_positions_ptr,
+    tokens,
+    requests,
+    samples,
+    padded_tokens,
+    padded_requests,
+    padded_samples,
+    BLOCK: tl.constexpr,
+):
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    _spread(token_ids_ptr, packed_ptr, index, tokens, padded_tokens, -1)
+    _spread(positions_ptr, packed_ptr + tokens, index, tokens, padded_tokens, 0)
+    _spread(slots_ptr, packed_ptr + 2 * tokens, index, tokens, padded_tokens, -1)
+    packed_ptr += 3 * tokens
+    _spread(query_starts_ptr, packed_ptr, index, requests, padded_requests + 1, tokens)
+    _spread(context_lens_ptr, packed_ptr + requests, index, requests, padded_requests, 0)
+    _spread(rows_ptr, packed_ptr + 2 * requests, index, requests, padded_requests, 0)
+    packed_ptr += 3 * requests
+    _spread(sample_tokens_ptr, packed_ptr, index, samples, padded_samples, 0)
+    _spread(sample_rows_ptr, packed_ptr + samples, index, samples, padded_samples, -1)
+    _spread(sample_positions_ptr, packed_ptr + 2 * samples, index, samples, padded_samples, 0)
+
+
+def embed(out: Tensor, table: Tensor, token_ids: Tensor, last_tokens: Tensor) -> None:
+    """Writes the embeddings of a step's tokens.
+
+    Args:
+        out: [tokens, hidden], rows of any stride, each contiguous.
+        table: [vocab, hidden], out's dtype, rows as those of ``out``.
+        token_ids: [tokens] int64: an entry of the table; ``-2 - row`` for the token that was
+            sampled for that row last; -1, or what has no entry, leaves ``out`` as it is.
+        last_tokens: [rows] int64, the tokens sampled last.
+
+    Moves 2 * tokens * hidden elements.
+    """
+    assert last_tokens.dtype is torch.int64, "last_tokens are int64"
+    assert last_tokens.stride(0) == 1, "last_tokens must be contiguous"
+    _launch_copy(out, table, token_ids, last_tokens)
+
+
+def gather_rows(out: Tensor, source: Tensor, indices: Tensor) -> None:
+    """Writes ``out[i] = source[indices[i]]``.
+
+    Args:
+        out: [count, dim], rows of any stride, each contiguous; apart from ``source``.
+        source: [rows, dim], out's dtype, rows as those of ``out``.
+        indices: [count] int64; -1, or what has no row, leaves ``out`` as it is.
+
+    Moves 2 * count * dim elements.
+    """
+    _launch_copy(out, source, indices, None)
+
+
+def _launch_copy(out: Tensor, source: Tensor, indices: Tensor, last_tokens: Tensor | None) -> None:
+    count, dim = out.shape
+    assert source.shape[1:] == (dim,), "rows of out and source differ in length"
+    assert source.dtype is out.dtype, "out must have the dtype of what is copied"
+    assert out.stride(1) == source.stride(1) == 1, "rows must be contiguous"
+    _check_per_row(indices, count)
+    if count == 0 or dim == 0:
+        return
+    columns = min(next_power_of_two(dim), BLOCK)
+    rows = BLOCK // columns
+    _copy_rows[(triton.cdiv(count, rows), triton.cdiv(dim, columns))](
+        out,
+        source,
+        indices,
+        indices if last_tokens is None else last_tokens,
+        count,
+        source.shape[0],
+        dim,
+        out.stride(0),
+        source.stride(0),
+        HAS_SAMPLED=last_tokens is not None,
+        ROWS=rows,
+        COLUMNS=columns,
+    )
+
+
+def rope_tables(
+    cos: Tensor, sin: Tensor, positions: Tensor, frequencies: Tensor, scale: float
+) -> None:
+    """Writes the tables that ``rope_and_write`` takes.
+
+    Args:
+        cos: [tokens, dim], float32, float16 or bfloat16, rows of any stride, each contiguous:
+            cosines twice.
+        sin: as ``cos``: negated sines, then sines.
+        positions: [tokens] int64, not negative.
+        frequencies: [dim / 2] float32, radians from one position to the next. They and the
+            angles, which are rounded to float32 as transformers has them, are below 2**24.
+        scale: what both are multiplied with.
+
+    Writes 2 * tokens * dim elements, at about 40 operations for each pair.
+    """
+    count, dim = cos.shape
+    assert sin.shape == cos.shape, "sin must have cos' shape"
+    assert sin.dtype is cos.dtype, "sin must have cos' dtype"
+    assert cos.stride(1) == sin.stride(1) == 1, "rows must be contiguous"
+    assert frequencies.shape == (dim // 2,), "frequencies: one for each pair"
+    assert frequencies.dtype is torch.float32, "frequencies are float32"
+    assert frequencies.stride(0) == 1, "frequencies must be contiguous"
+    assert 0 < dim <= 2 * BLOCK, f"heads of {dim} elements do not fit into a tile"
+    assert dim % 2 == 0, f"a head of {dim} elements has no halves"
+    _check_per_row(positions, count)
+    if count == 0:
+        return
+    pairs = next_power_of_two(dim // 2)
+    tokens = BLOCK // pairs
+    _rope_tables[(triton.cdiv(count, tokens),)](
+        cos,
+        sin,
+        positions,
+        frequencies,
+        count,
+        scale,
+        cos.stride(0),
+        sin.stride(0),
+        HALF=dim // 2,
+        TOKENS=tokens,
+        PAIRS=pairs,
+    )
+
+
+def unpack_step(step: StepTensors, packed: Tensor, sizes: StepSizes, padded: StepSizes) -> None:
+    """Spreads the numbers of a step over the tensors that its kernels read, and pads them.
+
+    Runs before a graph, not in one: it is told the sizes by the host.
+
+    Args:
+        step: where they go.
+        packed: int64, contiguous, side by side: token ids, positions and slots of each token;
+            first token, context length and row of each request; token, row and position of each
+            sample. There may be more behind them.
+        sizes: how many of each there are.
+        padded: up to where ``step`` is written, at least ``sizes``; see `StepTensors`.
+
+    Reads 8 bytes a number and writes 4 or 8.
+    """
+    assert packed.dtype is torch.int64, "packed numbers are int64"
+    assert packed.stride(0) == 1, "packed numbers must be contiguous"
+    assert packed.shape[0] >= 3 * sum(sizes), "packed is shorter than its parts"
+    limits = len(step.token_ids), len(step.rows), len(step.sample_tokens)
+    for name, size, end, limit in zip(StepSizes._fields, sizes, padded, limits, strict=True):
+        assert 0 <= size <= end <= limit, f"{name}: {size} padded to {end}, of {limit}"
+    longest = max(padded.num_tokens, padded.num_requests + 1, padded.num_samples)
+    _unpack_step[(triton.cdiv(longest, BLOCK),)](
+        packed,
+        step.token_ids,
+        step.positions,
+        step.slots,
+        step.query_starts,
+        step.context_lens,
+        step.rows,
+        step.sample_tokens,
+        step.sample_rows,
+        step.sample_positions,
+        *sizes,
+        *padded,
+        BLOCK=BLOCK,
+    )
+
+
+def _check_per_row(numbers: Tensor, count: int) -> None:
+    assert numbers.shape == (count,), "one number for each row"
+    assert numbers.dtype is torch.int64, "numbers are int64"
+    assert numbers.stride(0) == 1 or count < 2, "numbers must be contiguous"
