@@ -173,6 +173,10 @@ def make_arena(
     """
     if device.type == "cuda":
         from shmllm.worker.cuda_arena import CudaArena
+        from shmllm.worker.plain_arena import PlainArena
 
-        return CudaArena(num_bytes, purpose, device)
+        try:
+            return CudaArena(num_bytes, purpose, device)
+        except (ImportError, RuntimeError) as problem:  # no cuda-bindings, or a driver without it
+            return PlainArena(num_bytes, purpose, device, reason=str(problem))
     return HostArena(num_bytes, purpose, huge_pages=huge_pages)
