@@ -1,4 +1,4 @@
-"""The arena of a GPU, on a GPU; `pytest -m gpu`."""
+"""The arena of a GPU."""
 
 from __future__ import annotations
 
@@ -8,10 +8,6 @@ from arena_conformance import ArenaConformance
 
 from shmllm.worker.arena import make_arena
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
 DEVICE = torch.device("cuda", 0)
 
 

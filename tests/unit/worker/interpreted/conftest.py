@@ -1,0 +1,39 @@
+"""The GPU engine on its double, the kernels under Triton's interpreter.
+
+As for the kernels alone, these tests run in processes of their own, which `test_gpu_interpreted.py`
+beside this folder starts; or `TRITON_INTERPRET=1 pytest tests/unit/worker/interpreted`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+if os.environ.get("TRITON_INTERPRET") == "1":
+    from interpreted_device import InterpretedDevice, lazy
+    from kernel_helpers import draw
+
+    __all__ = ["draw"]
+
+    @pytest.fixture
+    def gpu_device() -> Iterator[InterpretedDevice]:
+        """It computes nothing before the host waits for it."""
+        with InterpretedDevice(lazy) as device:
+            yield device
+
+    @pytest.fixture
+    def device(gpu_device: InterpretedDevice) -> torch.device:
+        return gpu_device.torch_device
+
+else:
+    collect_ignore_glob = ["test_*.py"]
+
+
+@pytest.fixture(params=[torch.float32, torch.float16], ids=["f32", "f16"])
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    """What the interpreter computes with: its bfloat16 is broken."""
+    kind: torch.dtype = request.param
+    return kind

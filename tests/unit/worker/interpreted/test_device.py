@@ -1,0 +1,248 @@
+"""The double of a GPU: it does what a GPU does, and says where a GPU would go wrong silently."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+from device_conformance import DeviceConformance, values
+from interpreted_device import InterpretedDevice, eager, lazy
+
+from shmllm_kernels.gpu.norm import rms_norm
+
+
+class TestLazyDevice(DeviceConformance):
+    pass
+
+
+class TestEagerDevice(DeviceConformance):
+    @pytest.fixture(autouse=True)
+    def _eager(self, gpu_device):
+        gpu_device.progress = eager
+
+
+def ones(*shape: int, device: InterpretedDevice) -> torch.Tensor:
+    return torch.ones(shape, device=device.torch_device)
+
+
+def test_nothing_is_done_before_the_host_waits(gpu_device):
+    result, event = gpu_device.pinned((1,), torch.float32), gpu_device.event()
+    x = ones(1, device=gpu_device)
+    x.add_(1)
+    result.copy_(x, non_blocking=True)
+    event.record()
+    assert not event.is_done()
+    assert result.isnan().all()
+    event.wait()
+    assert result.tolist() == [2.0]
+
+
+def test_the_device_works_on_as_the_test_says(gpu_device):
+    event, paces = gpu_device.event(), iter([0, 0, 1, 0, 2])
+    gpu_device.progress = lambda queued: next(paces)
+    ones(1, device=gpu_device).add_(1)
+    event.record()
+    assert [event.is_done() for _ in range(2)] == [False, True]
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda x: x.item(),
+        lambda x: x.tolist(),
+        lambda x: x.cpu(),
+        lambda x: x.to("cpu"),
+        lambda x: x.to("cpu", torch.float64),
+        lambda x: x.to(device=torch.device("cpu"), non_blocking=True),
+        lambda x: bool(x.any()),
+        lambda x: x.nonzero(),
+        lambda x: x[x > 0],
+        lambda x: torch.equal(x, x),
+        lambda x: torch.empty(1).copy_(x),
+        lambda x: torch.empty(1).copy_(x, non_blocking=True),
+    ],
+)
+def test_a_host_that_waits_without_saying_so_is_told(gpu_device, wait):
+    x = ones(1, device=gpu_device)
+    with pytest.raises(RuntimeError, match="makes the host wait"):
+        wait(x)
+    gpu_device.progress = eager
+    gpu_device.synchronize()
+    wait(x)
+
+
+def test_a_tensor_of_the_device_is_no_numpy_array(gpu_device):
+    x = ones(2, device=gpu_device)
+    gpu_device.synchronize()
+    with pytest.raises(TypeError, match="no numpy array"):
+        x.numpy()
+    assert x.cpu().numpy().tolist() == [1, 1]
+
+
+def test_host_and_device_do_not_mix(gpu_device):
+    x, host = ones(2, device=gpu_device), torch.ones(2)
+    with pytest.raises(RuntimeError, match="same device"):
+        x + host
+    with pytest.raises(RuntimeError, match="same device"):
+        torch.mm(x[:, None], x[None], out=host[None].t() @ host[None])
+    with pytest.raises(ValueError, match=r"_rms_norm.*cpu tensor"):
+        rms_norm(x[None], x[None], host, 1e-6)
+    x.add_(torch.tensor(3.0))  # a number is no tensor of the host
+    gpu_device.synchronize()
+    assert values(x) == [4.0, 4.0]
+    assert (host + 1).tolist() == [2.0, 2.0]
+
+
+def test_a_host_that_overwrites_what_is_being_copied_is_seen(gpu_device):
+    sent = gpu_device.pinned((1,), torch.float32)
+    sent.fill_(1.0)
+    x = ones(1, device=gpu_device)
+    x.copy_(sent, non_blocking=True)
+    sent.fill_(9.0)
+    gpu_device.synchronize()
+    assert values(x) == [9.0]
+
+
+@pytest.mark.parametrize("non_blocking", [True, False])
+def test_memory_that_is_not_pinned_is_copied_before_the_host_goes_on(gpu_device, non_blocking):
+    sent = torch.ones(1)
+    x = torch.empty(1, device=gpu_device.torch_device)
+    x.copy_(sent, non_blocking=non_blocking)
+    y = sent.to(gpu_device.torch_device, non_blocking=non_blocking)
+    sent.fill_(9.0)
+    gpu_device.synchronize()
+    assert values(x) == values(y) == [1.0]
+
+
+def test_only_pinned_memory_is_copied_from_in_a_capture(gpu_device):
+    x, pinned = ones(1, device=gpu_device), gpu_device.pinned((1,), torch.float32)
+    with gpu_device.capturing():
+        gpu_device.begin_capture()
+        x.copy_(pinned, non_blocking=True)
+        graph = gpu_device.end_capture()
+        pinned.fill_(5.0)
+        graph.replay()
+        gpu_device.synchronize()
+        assert values(x) == [5.0]
+        gpu_device.begin_capture()
+        with pytest.raises(RuntimeError, match="not permitted while"):
+            x.copy_(torch.ones(1))
+
+
+def test_memory_is_nan_until_it_is_written(gpu_device):
+    x = torch.empty(3, device=gpu_device.torch_device)
+    assert (
+        torch.empty(2, dtype=torch.int32, device=gpu_device.torch_device).cpu().tolist()
+        == [-77] * 2
+    )
+    x[1] = 1.0
+    gpu_device.synchronize()
+    assert x.cpu().isnan().tolist() == [True, False, True]
+
+
+def test_a_graph_that_outlives_a_tensor_it_reads_is_refused(gpu_device):
+    held, y = [ones(2, device=gpu_device)], ones(2, device=gpu_device)
+    (graph,) = DeviceConformance.capture(gpu_device, lambda: torch.mul(held[0], 2, out=y))
+    graph.replay()
+    held.clear()
+    gpu_device.synchronize()  # what is queued keeps what it uses
+    with pytest.raises(AssertionError, match=r"1 tensor\(s\) that were freed"):
+        graph.replay()
+
+
+def test_what_a_piece_drops_is_not_there_for_the_next(gpu_device):
+    """They share a pool: on a GPU something else may lie there by then."""
+    x, y = ones(2, device=gpu_device), ones(2, device=gpu_device)
+    held = {}
+    first, second = DeviceConformance.capture(
+        gpu_device,
+        lambda: held.update(middle=x * 2),
+        lambda: y.copy_(held["middle"]),
+    )
+    first.replay()
+    second.replay()
+    gpu_device.synchronize()
+    assert values(y) == [2.0, 2.0]
+    held.clear()
+    with pytest.raises(AssertionError, match="freed since"):
+        second.replay()
+
+
+def test_what_a_graph_dropped_is_garbage_at_its_next_replay(gpu_device):
+    x, y = ones(2, device=gpu_device), ones(2, device=gpu_device)
+
+    def accumulate():
+        dropped = torch.empty_like(x)
+        dropped.add_(x)
+        torch.add(dropped, 0, out=y)
+
+    (graph,) = DeviceConformance.capture(gpu_device, accumulate)
+    for _ in range(2):
+        graph.replay()
+        gpu_device.synchronize()
+        assert y.cpu().isnan().all()
+
+
+def test_launches_are_listed_and_a_replay_is_one(gpu_device):
+    x = ones(1, 8, device=gpu_device)
+
+    def compute():
+        x.add_(1)
+        rms_norm(x, x, x[0], 1e-6)
+
+    (graph,) = DeviceConformance.capture(gpu_device, compute)
+    gpu_device.launched.clear()
+    compute()
+    assert gpu_device.launched == ["aten::add_", "_rms_norm"]
+    gpu_device.launched.clear()
+    graph.replay()
+    assert gpu_device.launched == ["graph"]
+
+
+def test_an_error_of_the_device_comes_when_the_host_waits(gpu_device):
+    x = ones(2, device=gpu_device)
+    torch.index_select(x, 0, torch.full((1,), 7, device=gpu_device.torch_device))
+    with pytest.raises(IndexError) as caught:
+        gpu_device.synchronize()
+    assert caught.value.__notes__ == ["on the device, in aten::index_select"]
+
+
+def some_work(device: InterpretedDevice, numbers: torch.Tensor) -> list[float]:
+    """Of many kinds of operations."""
+    x = numbers.to(device.torch_device)
+    views = x.view(4, 4).t(), x[::2], x.view(2, 8)
+    table = torch.zeros(5, 4, device=device.torch_device)
+    table[1:].copy_(views[0])
+    where = torch.arange(4, device=device.torch_device)
+    table.index_add_(0, where, views[0])
+    top, places = torch.topk(views[2], 3)
+    torch.topk(views[2], 3, out=(top, places))
+    joined = torch.cat((top.flatten(), places.flatten().float(), views[1].contiguous()))
+    first, _ = joined.sort(descending=True)
+    pair = torch.where(first > 0, first.half().float(), -1.0).split(5)
+    rms_norm(table, table, table[2].clone(), 1e-6)
+    end = torch.cat((torch.softmax(pair[0], 0), pair[1], table.flatten(), x.cumsum(0)))
+    device.synchronize()
+    return values(end)
+
+
+def test_its_pace_changes_no_result():
+    """But for programs that do not wait where they must."""
+    numbers, results = torch.randn(16), []
+    chance = random.Random(3)
+    paces = [eager, lazy, lambda queued: chance.randrange(3), lambda queued: queued // 2]
+    for pace in paces:
+        with InterpretedDevice(pace) as device:
+            results.append(some_work(device, numbers))
+    assert results.count(results[0]) == len(paces)
+    assert not any(map(math.isnan, results[0]))
+
+
+def test_nothing_is_intercepted_afterwards():
+    with InterpretedDevice(lazy):
+        pass
+    x = torch.ones(1, device="cpu:0")
+    x.add_(1)
+    assert x.tolist() == [2.0]

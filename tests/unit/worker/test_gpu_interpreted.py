@@ -1,0 +1,25 @@
+"""Runs the tests of the GPU engine, each file in a process of its own that interprets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from interpreting import assert_nothing_is_collected_compiled, files, interpret
+
+FOLDER = Path(__file__).parent / "interpreted"
+
+
+@pytest.mark.parametrize("name", files(FOLDER))
+def test_interpreted(name: str) -> None:
+    interpret(FOLDER / name, "not slow")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", files(FOLDER))
+def test_interpreted_at_length(name: str) -> None:
+    interpret(FOLDER / name, "slow")
+
+
+def test_none_of_them_is_collected_where_triton_compiles() -> None:
+    assert_nothing_is_collected_compiled(FOLDER)
