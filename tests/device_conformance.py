@@ -2,18 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 
 from shmllm.worker.arena import Contents
+from shmllm.worker.gpu.device import CudaDevice
 from shmllm_kernels.gpu.norm import rms_norm
 
 
 def values(tensor: torch.Tensor) -> list[float]:
     """Once the device is done."""
-    return tensor.cpu().tolist()
+    numbers: list[float] = tensor.tolist()
+    return numbers
+
+
+@contextlib.contextmanager
+def no_waits(device: Any) -> Iterator[None]:
+    """What makes the host wait without saying so raises: reading a tensor, or a copy that blocks.
+    Waiting for an event is allowed."""
+    if isinstance(device, CudaDevice):
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        return
+    device.may_wait = False
+    try:
+        yield
+    finally:
+        device.may_wait = True
 
 
 class DeviceConformance:
@@ -46,10 +69,8 @@ class DeviceConformance:
             gpu_device.begin_capture()
             torch.mul(x, 3, out=y)
             graph = gpu_device.end_capture()
-        gpu_device.synchronize()
         assert values(y) == [2.0, 3.0]
         graph.replay()
-        gpu_device.synchronize()
         assert values(y) == [3.0, 6.0]
 
     def test_numbers_are_frozen_and_tensors_are_read_anew(self, gpu_device, make):
@@ -58,7 +79,6 @@ class DeviceConformance:
         factor = 1000
         x.copy_(make(5.0, 7.0))
         graph.replay()
-        gpu_device.synchronize()
         assert values(y) == [50.0, 70.0]
 
     def test_kernels_of_triton_are_captured_too(self, gpu_device):
@@ -85,7 +105,6 @@ class DeviceConformance:
         for first in (1.0, 4.0):
             x[0] = first
             graph.replay()
-            gpu_device.synchronize()
             assert values(y) == [12.5, 6 * first + 0.5]
 
     def test_pieces_share_a_pool_and_meet_in_static_memory(self, gpu_device, make):
@@ -101,7 +120,6 @@ class DeviceConformance:
             first.replay()
             middle.neg_()
             second.replay()
-            gpu_device.synchronize()
             assert values(y) == [(10 * round_ + 5) ** 2 - 9] * 2
 
     def test_graphs_are_replayed_in_any_order(self, gpu_device, make):
@@ -111,7 +129,6 @@ class DeviceConformance:
         for graph in (double, add, add, double, add):
             graph.replay()
         y.copy_(x)
-        gpu_device.synchronize()
         assert values(y) == [17.0]
 
     def test_captures_go_on_when_the_graphs_before_them_are_gone(self, gpu_device, make):
@@ -124,7 +141,6 @@ class DeviceConformance:
         (graph,) = self.capture(gpu_device, lambda: x.add_(1))
         x.fill_(5.0)
         graph.replay()
-        gpu_device.synchronize()
         assert values(x) == [6.0]
 
     def test_an_error_within_a_capture_leaves_the_device_usable(self, gpu_device, make):
@@ -142,7 +158,6 @@ class DeviceConformance:
         assert gc.isenabled()
         x.fill_(2.0)
         graph.replay()
-        gpu_device.synchronize()
         assert values(x) == [6.0]
 
     def test_captures_are_only_within_capturing_and_one_at_a_time(self, gpu_device):
@@ -177,6 +192,18 @@ class DeviceConformance:
             event.wait()
             assert event.is_done()
             assert received.tolist() == [10 * (round_ + i) for i in range(4)]
+
+    def test_a_host_that_waits_unasked_can_be_told(self, gpu_device, make):
+        x, there, event = make(1.0), gpu_device.pinned((1,), torch.float32), gpu_device.event()
+        with no_waits(gpu_device):
+            there.copy_(x.add_(1), non_blocking=True)
+            event.record()
+            event.wait()
+            x.add_(1)
+            with pytest.raises(RuntimeError):
+                x.item()
+        assert there.tolist() == [2.0]
+        assert x.item() == 3.0
 
     def test_an_event_waits_for_what_came_before_it_alone(self, gpu_device, make):
         x, before, after = make(1.0), gpu_device.event(), gpu_device.event()
@@ -221,7 +248,6 @@ class DeviceConformance:
     def test_an_arenas_tensors_keep_their_place_and_the_graphs_theirs(self, gpu_device, make):
         arena, y = gpu_device.make_arena(4096, "a test"), make(0.0, 0.0)
         x = arena.take((2,), torch.float32)
-        gpu_device.synchronize()
         assert values(x) == [0.0, 0.0]
         (graph,) = self.capture(gpu_device, lambda: torch.mul(x, 2, out=y))
         x.fill_(4.0)
@@ -230,5 +256,4 @@ class DeviceConformance:
         arena.restore()
         x.add_(3.0)
         graph.replay()
-        gpu_device.synchronize()
         assert values(y) == [6.0, 6.0]

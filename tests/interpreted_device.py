@@ -3,10 +3,9 @@
 Tensors on it are made with its `torch_device`, ``cpu:0``; those made with ``cpu``, or with no
 device, are the host's. What is asked of it, an operation of torch or the launch of a kernel, goes
 into a queue, and is done when `progress` says so, or when the host waits. So the host is as far
-ahead of the device as a test wants, and what it overwrites too early shows in the numbers. What
-would make the host wait without being told to raises, as do copies that take the host's memory
-where it may change. A graph is the list of what was asked for while it was captured, and its
-replay does that on the same memory: numbers are those of the capture, tensors are read anew.
+ahead of the device as a test wants, and what it overwrites too early shows in the numbers. A graph
+is the list of what was asked for while it was captured, and its replay does that on the same
+memory: numbers are those of the capture, tensors are read anew.
 
 Memory that was not written yet is NaN, or -77.
 """
@@ -128,6 +127,7 @@ class InterpretedDevice:
 
     Attributes:
         progress: as given; may be changed.
+        may_wait: whether the host may wait without saying so, by reading a tensor say.
         launched: what was asked for, in order, by name: "graph" for a replay.
     """
 
@@ -136,6 +136,7 @@ class InterpretedDevice:
 
     def __init__(self, progress: Progress = eager, total_bytes: int = 2**30) -> None:
         self.launched: list[str] = []
+        self.may_wait = True
         self.is_passing = False
         self.progress = progress
         self._total_bytes = total_bytes
@@ -255,14 +256,12 @@ class InterpretedDevice:
         if self._tape is not None:
             raise RuntimeError(f"{what} is not permitted while a graph is captured")
 
-    def refuse_to_wait(self, what: str) -> None:
-        """Unless there is nothing to wait for."""
+    def wait_unasked(self, what: str) -> None:
+        """For what makes the host wait without saying so."""
         self.refuse_in_capture(what)
-        if self._queue:
-            raise RuntimeError(
-                f"{what} makes the host wait for the device, which has {len(self._queue)} "
-                "operation(s) to do: wait for an event first, or synchronize"
-            )
+        if not self.may_wait:
+            raise RuntimeError(f"{what} makes the host wait for the device")
+        self.synchronize()
 
     # Its memory.
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 HOST = torch.device("cpu")
 _aten = torch.ops.aten
+_DEVICE_OF = torch.Tensor.device.__get__
 _EMPTY = ("aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided")
 _SAME_MEMORY = ("aten::lift_fresh", "aten::_unsafe_view", "aten::detach", "aten::alias")
 
@@ -99,12 +100,14 @@ class Reads(TorchFunctionMode):
             device = kwargs.pop("device")
             return function(*args, **kwargs).to(device)
         if args and isinstance(args[0], Tensor) and is_on_device(args[0]):
+            if function == _DEVICE_OF:
+                return self._device.torch_device
             if name in ("numpy", "__array__"):
                 raise TypeError("a tensor of the device has no numpy array: .cpu() first")
             if name == "tolist":
-                self._device.refuse_to_wait("tolist")
+                self._device.wait_unasked("tolist")
             if name == "cpu" or (name == "to" and _goes_to_host(args[1:], kwargs)):
-                self._device.refuse_to_wait(name)
+                self._device.wait_unasked(name)
                 with self._device.passing():
                     copy = args[0].clone()
                     return function(copy, *args[1:], **kwargs)
@@ -134,10 +137,12 @@ class Operations(TorchDispatchMode):
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        makes_one = kwargs.get("device") == self._device.torch_device
-        if self._device.is_passing or not (makes_one or any(map(is_on_device, tensors))):
+        if self._device.is_passing or not self._concerns_device(args, kwargs):
             return function(*args, **kwargs)
+        with self:  # in inference mode, what is made of other operations comes as one
+            result = function.decompose(*args, **kwargs)
+        if result is not NotImplemented:
+            return result
         if function is _aten.copy_.default:
             return self._copy(*args, **kwargs)
         if function is _aten._to_copy.default:
@@ -145,13 +150,20 @@ class Operations(TorchDispatchMode):
         if function.is_view or _name(function) in _SAME_MEMORY or _has(function, "inplace_view"):
             return function(*args, **kwargs)
         if _is_decided_by_values(function, args):
-            self._device.refuse_to_wait(_name(function))
+            self._device.wait_unasked(_name(function))
             return tree_map_only(Tensor, mark, function(*args, **kwargs))
         args, kwargs = tree_map_only(Tensor, self._as_constant, (args, kwargs))
         if any(argument.is_write for argument in _aliases(function)):
             _submit(self._device, _name(function), function, args, kwargs)
             return _written(function, args, kwargs)
         return self._compute(function, args, kwargs)
+
+    def _concerns_device(self, args: Any, kwargs: Any) -> bool:
+        return any(
+            is_on_device(leaf) if isinstance(leaf, Tensor) else leaf == self._device.torch_device
+            for leaf in tree_leaves((args, kwargs))
+            if isinstance(leaf, Tensor | torch.device)
+        )
 
     def _as_constant(self, tensor: Tensor) -> Tensor:
         """A number that comes as a tensor of the host is handed over as it is now."""
@@ -186,24 +198,25 @@ class Operations(TorchDispatchMode):
         return results
 
     def _copy(self, target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
-        here, there = is_on_device(source), is_on_device(target)
-        is_asynchronous = (
-            non_blocking and (here or is_pinned(source)) and (there or is_pinned(target))
-        )
-        if not there and not is_asynchronous:
-            self._device.refuse_to_wait("a copy to the host")
-            return target.copy_(source)
-        if not here and not is_asynchronous:
+        ends = target, source
+        is_pinned_or_there = all(is_on_device(end) or is_pinned(end) for end in ends)
+        is_from_host = not is_on_device(source)
+        if all(map(is_on_device, ends)) or (non_blocking and is_pinned_or_there):
+            _submit(self._device, "copy", _aten.copy_.default, ends, {})
+        elif non_blocking and is_from_host:
             self._device.refuse_in_capture("a copy from memory of the host that is not pinned")
-            source = source.clone()
-        _submit(self._device, "copy", _aten.copy_.default, (target, source), {})
+            _submit(self._device, "copy", _aten.copy_.default, (target, source.clone()), {})
+        else:
+            self._device.wait_unasked("a copy that blocks")
+            self._device.launched.append("copy")
+            target.copy_(source)
         return target
 
     def _to_copy(self, source: Tensor, kwargs: Any) -> Tensor:
         non_blocking = kwargs.get("non_blocking", False)
         kwargs = {name: value for name, value in kwargs.items() if name != "non_blocking"}
         if kwargs.get("device") == HOST:
-            self._device.refuse_to_wait("a copy to the host")
+            self._device.wait_unasked("a copy to the host")
             return _aten._to_copy.default(source, **kwargs)
         if is_on_device(source):
             if "device" in kwargs and kwargs.get("dtype", source.dtype) == source.dtype:

@@ -7,7 +7,7 @@ import random
 
 import pytest
 import torch
-from device_conformance import DeviceConformance, values
+from device_conformance import DeviceConformance, no_waits, values
 from interpreted_device import InterpretedDevice, eager, lazy
 
 from shmllm_kernels.gpu.norm import rms_norm
@@ -21,6 +21,8 @@ class TestEagerDevice(DeviceConformance):
     @pytest.fixture(autouse=True)
     def _eager(self, gpu_device):
         gpu_device.progress = eager
+        with torch.inference_mode():
+            yield
 
 
 def ones(*shape: int, device: InterpretedDevice) -> torch.Tensor:
@@ -66,11 +68,11 @@ def test_the_device_works_on_as_the_test_says(gpu_device):
 )
 def test_a_host_that_waits_without_saying_so_is_told(gpu_device, wait):
     x = ones(1, device=gpu_device)
-    with pytest.raises(RuntimeError, match="makes the host wait"):
+    with no_waits(gpu_device), pytest.raises(RuntimeError, match="makes the host wait"):
         wait(x)
-    gpu_device.progress = eager
-    gpu_device.synchronize()
+    assert not x.mul_(5).isnan().any()
     wait(x)
+    assert not gpu_device.event().is_done() or x.tolist() == [5.0]
 
 
 def test_a_tensor_of_the_device_is_no_numpy_array(gpu_device):
@@ -79,6 +81,15 @@ def test_a_tensor_of_the_device_is_no_numpy_array(gpu_device):
     with pytest.raises(TypeError, match="no numpy array"):
         x.numpy()
     assert x.cpu().numpy().tolist() == [1, 1]
+
+
+def test_tensors_say_where_they_are(gpu_device):
+    x, host = ones(2, device=gpu_device), torch.ones(2)
+    there = host.to(x.device), torch.zeros_like(x), x[1:], x.new_zeros(1), x.half(), x + x
+    assert {tensor.device for tensor in there} == {gpu_device.torch_device}
+    gpu_device.synchronize()
+    assert {host.device, x.cpu().device} == {torch.device("cpu")}
+    assert x.to(gpu_device.torch_device) is x
 
 
 def test_host_and_device_do_not_mix(gpu_device):
@@ -233,8 +244,8 @@ def test_its_pace_changes_no_result():
     numbers, results = torch.randn(16), []
     chance = random.Random(3)
     paces = [eager, lazy, lambda queued: chance.randrange(3), lambda queued: queued // 2]
-    for pace in paces:
-        with InterpretedDevice(pace) as device:
+    for index, pace in enumerate(paces):
+        with InterpretedDevice(pace) as device, torch.inference_mode(index % 2 == 1):
             results.append(some_work(device, numbers))
     assert results.count(results[0]) == len(paces)
     assert not any(map(math.isnan, results[0]))
