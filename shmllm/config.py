@@ -7,10 +7,12 @@ engine process as JSON, so every field is a plain value.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+import re
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, get_args
 
 from shmllm.errors import EngineStartError
+from shmllm.graph_config import GraphConfig
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "safetensors", "dummy"]
@@ -22,7 +24,7 @@ LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "proc
 GRAMMAR_STEP_ITEMS = 5_000
 """Bounds the parser's work for one token of a structured output: about 50 ms. JSON schemas need
 a few hundred; a grammar of many meanings, such as `root ::= root root | "a"`, any number."""
-BLOCK_SIZES = (8, 16, 32)
+BLOCK_SIZES = (8, 16, 32, 64)
 DTYPES: tuple[str, ...] = get_args(DType)
 SCHEDULING_POLICIES: tuple[str, ...] = get_args(SchedulingPolicy)
 LOAD_FORMATS: tuple[str, ...] = get_args(LoadFormat)
@@ -30,6 +32,7 @@ QUANTIZATIONS: tuple[str, ...] = get_args(Quantization)
 WAIT_POLICIES: tuple[str, ...] = get_args(WaitPolicyName)
 LOGPROBS_MODES: tuple[str, ...] = get_args(LogprobsMode)
 UNLIMITED_LOGPROBS = -1
+DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 
 def _require(condition: bool, message: str) -> None:
@@ -48,7 +51,8 @@ class LoadConfig:
 
     Attributes:
         directory: a Hugging Face model directory.
-        dtype: of weights and activations; auto is float32 on the CPU.
+        dtype: of weights and activations; auto is float32 on a CPU, and on a GPU what the
+            checkpoint was saved in.
         load_format: auto and safetensors read files; dummy makes random weights.
         seed: of dummy weights.
         max_model_len: tokens of prompt and output together; None takes the model's own.
@@ -97,14 +101,16 @@ class CacheConfig:
 
     Attributes:
         block_size: tokens per block.
-        memory_bytes: bytes for keys and values; None: on the CPU 2 GiB or a quarter of
-            the free memory, whichever is less.
+        memory_bytes: bytes for keys and values; None: on a CPU 2 GiB or a quarter of the free
+            memory, whichever is less; on a GPU what `gpu_memory_utilization` leaves.
         enable_prefix_caching: keep full blocks of finished requests for later ones.
+        gpu_memory_utilization: what part of a GPU's memory the engine may use in all.
     """
 
     block_size: int = 16
     memory_bytes: int | None = None
     enable_prefix_caching: bool = True
+    gpu_memory_utilization: float = 0.92
 
     def __post_init__(self) -> None:
         _require(
@@ -117,6 +123,11 @@ class CacheConfig:
         )
         if self.memory_bytes is not None:
             _require_positive("kv_cache_memory_bytes", self.memory_bytes)
+        part = self.gpu_memory_utilization
+        _require(
+            isinstance(part, int | float) and not isinstance(part, bool) and 0 < part <= 1,
+            f"gpu_memory_utilization must be a number above 0 and at most 1, got {part!r}",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +225,8 @@ class EngineConfig:
 
     Attributes:
         num_threads: compute threads; None takes the cores this process may use.
+        device: what the model runs on: "cpu", "cuda", which is the first GPU, or "cuda:1"; "auto"
+            is a GPU where the engine finds one that it can use.
     """
 
     load: LoadConfig
@@ -221,9 +234,15 @@ class EngineConfig:
     scheduler: SchedulerConfig = SchedulerConfig()
     client: ClientConfig = ClientConfig()
     logprobs: LogprobsConfig = LogprobsConfig()
+    graphs: GraphConfig = field(default_factory=GraphConfig)
     num_threads: int | None = None
+    device: str = "auto"
 
     def __post_init__(self) -> None:
+        _require(
+            isinstance(self.device, str) and DEVICE.fullmatch(self.device) is not None,
+            f"device {self.device!r} is not one of auto, cpu, cuda, cuda:0, cuda:1 and so on",
+        )
         if self.num_threads is not None:
             _require_positive("num_threads", self.num_threads)
 
@@ -233,13 +252,18 @@ class EngineConfig:
     @classmethod
     def from_json(cls, text: str) -> EngineConfig:
         parts: dict[str, Any] = json.loads(text)
+        graphs = parts["graphs"]
+        if graphs["capture_sizes"] is not None:
+            graphs["capture_sizes"] = tuple(graphs["capture_sizes"])
         return cls(
             load=LoadConfig(**parts["load"]),
             cache=CacheConfig(**parts["cache"]),
             scheduler=SchedulerConfig(**parts["scheduler"]),
             client=ClientConfig(**parts["client"]),
             logprobs=LogprobsConfig(**parts["logprobs"]),
+            graphs=GraphConfig(**graphs),
             num_threads=parts["num_threads"],
+            device=parts["device"],
         )
 
 
@@ -253,6 +277,9 @@ class EngineFacts:
         num_blocks: KV blocks that requests can use.
         weight_bytes: the weights, as they are held and computed with.
         max_logprobs: alternatives that a request may ask for, at most vocab_size.
+        device: what it runs on: "cpu", or a GPU's name.
+        async_scheduling: steps are planned while the ones before them run.
+        graphs: what was captured, in words; empty: nothing.
         warnings: what the person who started the engine should know, one sentence each.
     """
 
@@ -275,7 +302,15 @@ class EngineFacts:
     scheduling_policy: SchedulingPolicy = "fcfs"
     hidden_size: int = 0
     deterministic: bool = False
+    device: str = "cpu"
+    async_scheduling: bool = False
+    graphs: str = ""
     warnings: tuple[str, ...] = ()
+
+    @property
+    def processor(self) -> str:
+        """What computes, for people."""
+        return f"{self.num_threads} threads" if self.device == "cpu" else self.device
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -285,4 +320,4 @@ class EngineFacts:
         values: dict[str, Any] = json.loads(text)
         for name in ("eos_token_ids", "warnings"):
             values[name] = tuple(values[name])
-        return cls(**{field.name: values[field.name] for field in fields(cls)})
+        return cls(**{each.name: values[each.name] for each in fields(cls)})

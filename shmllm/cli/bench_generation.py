@@ -202,6 +202,7 @@ def _measure(plan: Plan, options: dict[str, Any]) -> None:
     batches = {size: Measured() for size in plan.sizes}
     with interruptible(), session.open() as llm:
         session.say_what_answers(llm)
+        processor = llm.facts.processor
         facts = {k: v for k, v in asdict(llm.facts).items() if k != "model_directory"}
         _run(plan, llm, params, batches)
     machine = describe_machine()
@@ -216,7 +217,7 @@ def _measure(plan: Plan, options: dict[str, Any]) -> None:
     }
     model = options["attach"] or engine["model"]
     subtitle = (
-        f"{model}, {facts['dtype']}, {facts['num_threads']} threads; {machine_line(machine)}; "
+        f"{model}, {facts['dtype']}, {processor}; {machine_line(machine)}; "
         f"{plan.num_iters} times {plan.output_len} output tokens"
     )
     _report(plan.kind, batches, setting, subtitle, options)

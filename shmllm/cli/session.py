@@ -90,10 +90,11 @@ def _attach_to(name: str, engine: dict[str, Any]) -> LLM:
 def _describe(llm: LLM, name: str) -> str:
     """One line: what answers here."""
     facts = llm.facts
+    graphs = f"; graphs {facts.graphs}" if facts.graphs else ""
     return (
-        f"{name}: {facts.num_parameters / 1e6:,.1f} M parameters, {facts.dtype}, weights "
-        f"{facts.weight_bytes / 2**20:,.0f} MiB, {facts.num_threads} threads, "
+        f"{name}: {facts.num_parameters / 1e6:,.1f} M parameters, {facts.dtype}, "
+        f"weights {facts.weight_bytes / 2**20:,.0f} MiB, {facts.processor}, "
         f"{facts.max_model_len:,} tokens of context, KV cache "
         f"{facts.kv_cache_bytes / 2**20:,.0f} MiB ({facts.num_blocks:,} blocks of "
-        f"{facts.block_size})"
+        f"{facts.block_size}){graphs}"
     )

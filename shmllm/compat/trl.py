@@ -14,16 +14,25 @@ from shmllm.outputs import RequestOutput
 from shmllm.sampling_params import SamplingParams
 from shmllm.structured_params import StructuredOutputsParams
 
-# What TRL says for all who do not say otherwise. It means nothing here, and nobody asked for it.
-_UNASKED = {"distributed_executor_backend": "external_launcher", "gpu_memory_utilization": 0.3}
+# What TRL says for all who do not say otherwise: the first means nothing here, the second
+# nothing without a GPU, and nobody asked for it.
+_UNASKED = {"distributed_executor_backend": "external_launcher"}
+_UNASKED_ON_A_CPU = {"gpu_memory_utilization": 0.3}
 
 
 class LLM(vllm_names.LLM):
     """`shmllm.LLM` with what TRL passes."""
 
     def __init__(self, model: str, **options: Any) -> None:
-        asked = (item for item in options.items() if item not in _UNASKED.items())
+        unasked = _UNASKED | ({} if _has_gpu() else _UNASKED_ON_A_CPU)
+        asked = (item for item in options.items() if item not in unasked.items())
         super().__init__(model, **dict(asked))
+
+
+def _has_gpu() -> bool:
+    import torch  # as TRL did
+
+    return torch.cuda.device_count() > 0
 
 
 def _is_vllm_available(min_version: str | None = None) -> bool:

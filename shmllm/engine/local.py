@@ -63,9 +63,9 @@ class LocalEngineClient:
 
     def wait_ready(self, on_progress: Callable[[int, int], None] | None = None) -> EngineFacts:
         """Load the model. Raises EngineStartError."""
-        from shmllm.worker.runner import ModelRunner
+        from shmllm.worker.make_runner import make_runner
 
-        self._core = EngineCore(self._config, ModelRunner(self._config, on_progress))
+        self._core = EngineCore(self._config, make_runner(self._config, on_progress))
         self._worker = Worker(self._core)
         self.facts = self._core.facts
         self.trace(self._recorder)

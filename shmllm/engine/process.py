@@ -123,7 +123,7 @@ class EngineProcess:
             session.send(Kind.HELLO, codec.encode_hello(Hello(PROTOCOL_VERSION, os.getpid())))
             # Importing torch takes longest of all, so it happens while INIT is on its way.
             with session.ending_the_process_if_it_dies():
-                import shmllm.worker.runner  # noqa: F401
+                import shmllm.worker.make_runner  # noqa: F401
 
             self._await_init()
             if self._phase is not Phase.RUNNING or self._init is None:
@@ -177,13 +177,13 @@ class EngineProcess:
 
     def _load(self, config: EngineConfig) -> Failed | None:
         """Make the core; what went wrong if that fails."""
-        from shmllm.worker.runner import ModelRunner
+        from shmllm.worker.make_runner import make_runner
 
         garbage.keep_imported()
         self._report.imported()
         self._tracing.loading()
         try:
-            core = EngineCore(config, ModelRunner(config, self._report_loading), self._waiter.wake)
+            core = EngineCore(config, make_runner(config, self._report_loading), self._waiter.wake)
         except Exception as problem:
             if isinstance(problem, ShmLLMError):
                 return Failed(str(problem), "")

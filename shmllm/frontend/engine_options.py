@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from shmllm.config import (
     SchedulingPolicy,
     WaitPolicyName,
 )
+from shmllm.frontend.graph_options import make_graph_config
 from shmllm.model_files import generation_defaults, resolve_model
 
 _DTYPE_SYNONYMS = {"half": "float16", "float": "float32"}
@@ -53,6 +55,13 @@ def make_engine_config(
     allow_callables: bool = False,
     scheduling_policy: SchedulingPolicy = "fcfs",
     deterministic: bool = False,
+    device: str = "auto",
+    gpu_memory_utilization: float = 0.92,
+    enforce_eager: bool = False,
+    compilation_config: Any = None,
+    cudagraph_capture_sizes: Sequence[int] | None = None,
+    max_cudagraph_capture_size: int | None = None,
+    async_scheduling: bool | None = None,
 ) -> EngineConfig:
     """The configuration of an engine from the options of `LLM`; finds the model's files."""
     directory = resolve_model(str(model), revision=revision)
@@ -70,11 +79,19 @@ def make_engine_config(
             quantization,
             deterministic,
         ),
-        cache=CacheConfig(block_size, kv_cache_memory_bytes, enable_prefix_caching),
-        scheduler=SchedulerConfig(max_num_seqs, max_num_batched_tokens, scheduling_policy),
+        cache=CacheConfig(
+            block_size, kv_cache_memory_bytes, enable_prefix_caching, gpu_memory_utilization
+        ),
+        scheduler=SchedulerConfig(
+            max_num_seqs, max_num_batched_tokens, scheduling_policy, async_scheduling
+        ),
         logprobs=LogprobsConfig(max_logprobs, logprobs_mode),
         client=ClientConfig(wait_policy, client_timeout, allow_callables),
+        graphs=make_graph_config(
+            compilation_config, cudagraph_capture_sizes, max_cudagraph_capture_size, enforce_eager
+        ),
         num_threads=num_threads,
+        device=str(device),
     )
 
 

@@ -40,7 +40,6 @@ ONLY_VALUES: dict[str, OnlyValues] = {
     "prefill_context_parallel_size": OnlyValues((1,), _ONE),
     "decode_context_parallel_size": OnlyValues((1,), _ONE),
     "enable_expert_parallel": OnlyValues((False,), _ONE),
-    "device": OnlyValues(("auto", "cpu"), "only the CPU is there yet"),
     "runner": OnlyValues(("auto", "generate", "pooling"), "every model does both"),
     "convert": OnlyValues(("auto", "none", "embed"), "there are no classifiers"),
     "task": OnlyValues((None, "auto", "generate", "embed"), "there are no classifiers"),
@@ -70,17 +69,12 @@ ONLY_VALUES: dict[str, OnlyValues] = {
 }
 
 NO_EFFECT: dict[str, NoEffect] = {
-    "gpu_memory_utilization": NoEffect(0.92, "kv_cache_memory_bytes sizes the cache"),
     "swap_space": NoEffect(4, "preempted requests are recomputed"),
-    "enforce_eager": NoEffect(False, "nothing is compiled"),
-    "compilation_config": NoEffect(None, "nothing is compiled"),
     "optimization_level": NoEffect(None, "nothing is compiled"),
-    "cudagraph_capture_sizes": NoEffect(None, "nothing is compiled"),
     "disable_custom_all_reduce": NoEffect(False, _ONE),
     "distributed_executor_backend": NoEffect(None, _ONE),
     "max_parallel_loading_workers": NoEffect(None, _ONE),
     "disable_cascade_attn": NoEffect(None, "there is no cascade attention"),
-    "async_scheduling": NoEffect(None, "there is one way to schedule"),
     "trust_remote_code": NoEffect(False, "no code of a model is ever run"),
     "enable_prompt_embeds": NoEffect(False, "prompt_embeds are always accepted"),
     "structured_outputs_config": NoEffect(None, "the backend is always llguidance"),

@@ -27,7 +27,7 @@ from shmllm.frontend.enqueued import Enqueued
 from shmllm.frontend.foreign_options import FOREIGN_NAMES, check_foreign_options
 from shmllm.frontend.front_end import FrontEnd, Messages, RequestMethods
 from shmllm.frontend.input_processor import Params, Prompt, TokensPrompt, as_list
-from shmllm.frontend.pausing import PauseMode, pause, resume
+from shmllm.frontend.pausing import PauseMethods
 from shmllm.frontend.pooling_methods import PoolingMethods
 from shmllm.frontend.priorities import Priority, set_priorities
 from shmllm.frontend.streaming import OnError, stream
@@ -43,23 +43,30 @@ from shmllm.wire.messages import Method
 if TYPE_CHECKING:
     from shmllm.frontend.engine_args import EngineArgs
 
-PUMP_S = 0.1
 
-
-class LLM(WeightMethods, WorkerMethods, PoolingMethods, BeamSearchMethods, RequestMethods):
+class LLM(
+    WeightMethods, WorkerMethods, PauseMethods, PoolingMethods, BeamSearchMethods, RequestMethods
+):
     """A model and the engine process that runs it.
 
     Args:
         model: "tiny" (bundled), a Hugging Face model directory, or a hub id.
         tokenizer: directory or hub id of another tokenizer; None takes the model's.
         revision: branch, tag or commit on the hub.
-        dtype: "auto" (float32 on the CPU), "float32", "bfloat16", "float16".
+        device: "auto" (a GPU where there is one), "cpu", "cuda", "cuda:1".
+        dtype: "auto" (float32, but on a GPU the checkpoint's), "float32", "bfloat16", "float16".
         max_model_len: tokens of prompt and output together, at most what the KV cache holds.
         max_num_seqs: requests that run at once.
         max_num_batched_tokens: token budget of a step; longer prompts are chunked.
-        block_size: tokens per KV block: 8, 16 or 32.
+        block_size: tokens per KV block: 8, 16, 32 or 64.
         enable_prefix_caching: reuse the KV blocks of equal prefixes.
-        kv_cache_memory_bytes: for keys and values; None: 2 GiB, or a quarter of what is free.
+        kv_cache_memory_bytes: for keys and values; None: on a CPU 2 GiB, or a quarter of what is
+            free; on a GPU what is left of `gpu_memory_utilization`.
+        gpu_memory_utilization: part of a GPU's memory to use in all.
+        enforce_eager: capture no CUDA graphs.
+        compilation_config: a mapping with `cudagraph_mode`, `cudagraph_capture_sizes`,
+            `max_cudagraph_capture_size`; docs/gpu.md. The latter two are options, too.
+        async_scheduling: plan a step while the last one runs; None: on a GPU.
         seed: of dummy weights and of requests without a seed of their own.
         load_format: "auto", "safetensors", or "dummy" (random weights).
         quantization: "int8" keeps matrices in 8 bits, rounded per output channel; None: not.
@@ -91,6 +98,7 @@ class LLM(WeightMethods, WorkerMethods, PoolingMethods, BeamSearchMethods, Reque
         *,
         tokenizer: str | None = None,
         revision: str | None = None,
+        device: str = "auto",
         dtype: DType = "auto",
         max_model_len: int | None = None,
         max_num_seqs: int = 256,
@@ -98,6 +106,12 @@ class LLM(WeightMethods, WorkerMethods, PoolingMethods, BeamSearchMethods, Reque
         block_size: int = 16,
         enable_prefix_caching: bool = True,
         kv_cache_memory_bytes: int | None = None,
+        gpu_memory_utilization: float = 0.92,
+        enforce_eager: bool = False,
+        compilation_config: Any = None,
+        cudagraph_capture_sizes: Sequence[int] | None = None,
+        max_cudagraph_capture_size: int | None = None,
+        async_scheduling: bool | None = None,
         seed: int = 0,
         load_format: LoadFormat = "auto",
         quantization: Quantization | None = None,
@@ -121,6 +135,7 @@ class LLM(WeightMethods, WorkerMethods, PoolingMethods, BeamSearchMethods, Reque
             model,
             tokenizer=tokenizer,
             revision=revision,
+            device=device,
             dtype=dtype,
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
@@ -128,6 +143,12 @@ class LLM(WeightMethods, WorkerMethods, PoolingMethods, BeamSearchMethods, Reque
             block_size=block_size,
             enable_prefix_caching=enable_prefix_caching,
             kv_cache_memory_bytes=kv_cache_memory_bytes,
+            gpu_memory_utilization=gpu_memory_utilization,
+            enforce_eager=enforce_eager,
+            compilation_config=compilation_config,
+            cudagraph_capture_sizes=cudagraph_capture_sizes,
+            max_cudagraph_capture_size=max_cudagraph_capture_size,
+            async_scheduling=async_scheduling,
             seed=seed,
             load_format=load_format,
             quantization=quantization,
@@ -338,29 +359,6 @@ class LLM(WeightMethods, WorkerMethods, PoolingMethods, BeamSearchMethods, Reque
             reset_connector: accepted; there is none.
         """
         return bool(self._dispatcher.call(Method.RESET_PREFIX_CACHE, reset_running_requests))
-
-    def pause_generation(self, mode: PauseMode = "abort", *, clear_cache: bool = True) -> None:
-        """Have the engine hold still, to change weights for instance, until
-        `resume_generation`.
-
-        Args:
-            mode: "abort" ends what runs, with reason "abort"; "wait" returns when what runs
-                has ended, and new requests are refused with EnginePausedError; "keep"
-                freezes what runs, which goes on later. But with "wait", new requests are
-                queued, so a `generate` of the thread that has to resume would not return.
-            clear_cache: forget cached prefixes, too. What is frozen is then recomputed.
-        """
-        for _ in pause(self._dispatcher, mode, clear_cache):
-            self._dispatcher.pump(PUMP_S)
-
-    def resume_generation(self) -> bool:
-        """End this front end's pause. Returns whether the engine goes on: another front end
-        may have paused it, too."""
-        return resume(self._dispatcher)
-
-    def is_paused(self) -> bool:
-        """Whether a front end has paused the engine, or it sleeps."""
-        return bool(self.get_metrics()["paused"])
 
     def close(self) -> None:
         """End the engine process. Idempotent; also done at exit and on collection."""

@@ -11,14 +11,13 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 from shmllm.frontend.dispatcher import Dispatcher
-from shmllm.frontend.pausing import PauseMode
+from shmllm.frontend.pausing import PUMP_S, PauseMode
 from shmllm.sleep_report import TAGS, SleepReport
 from shmllm.wire.messages import Method
 
 logger = logging.getLogger(__name__)
 
 Call = Callable[[Method, Any], Any]
-PUMP_S = 0.1
 PARTS = sum(TAGS.values())
 
 

@@ -21,7 +21,8 @@ class ModelConfig:
     """Sizes and options of one decoder-only model.
 
     Attributes:
-        dtype: what the checkpoint was saved in: "float32", "float16" or "bfloat16".
+        dtype: what the checkpoint was saved in: "float32", "float16" or "bfloat16"; None: its
+            config.json does not say.
         attention_bias: q, k and v have a bias.
         mlp_bias: gate, up and down have a bias.
         eos_token_ids: union of config.json and generation_config.json, in that order.
@@ -42,7 +43,7 @@ class ModelConfig:
     tie_word_embeddings: bool = False
     attention_bias: bool = False
     mlp_bias: bool = False
-    dtype: str = "float32"
+    dtype: str | None = None
     eos_token_ids: tuple[int, ...] = ()
     layer_windows: tuple[int | None, ...] = ()
     rope: RopeConfig = field(default_factory=RopeConfig)
@@ -145,9 +146,11 @@ def _attention_bias(fields: Fields, architecture: Architecture) -> bool:
     return architecture.attention_bias == "always"
 
 
-def _dtype(fields: Fields) -> str:
+def _dtype(fields: Fields) -> str | None:
     name = "torch_dtype" if fields.values.get("dtype") is None else "dtype"
-    dtype = fields.text(name, "float32").removeprefix("torch.")
+    if fields.values.get(name) is None:
+        return None
+    dtype = fields.text(name).removeprefix("torch.")
     if dtype not in DTYPES:
         raise fields.error(f"{name} {dtype!r} is not supported; supported: {', '.join(DTYPES)}")
     return dtype

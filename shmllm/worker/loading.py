@@ -5,7 +5,7 @@ Owns what every kind of runner needs before it can compute. Must not know what c
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -91,7 +91,8 @@ def load_model(
     Args:
         load: which model, and what its weights become.
         place: where they go.
-        auto_dtype: what the dtype "auto" is there; None: the checkpoint's own.
+        auto_dtype: what the dtype "auto" is there; None: the checkpoint's own, and bfloat16 if
+            it does not say.
         on_progress: called with (bytes read, bytes in all) while weights are read.
 
     Raises:
@@ -99,7 +100,8 @@ def load_model(
     """
     config = ModelConfig.from_directory(Path(load.directory))
     max_model_len = _wanted_length(load, config)
-    dtype_name = load.dtype if load.dtype != "auto" else auto_dtype or config.dtype
+    automatic = auto_dtype or config.dtype or "bfloat16"
+    dtype_name = automatic if load.dtype == "auto" else load.dtype
     dtype: torch.dtype = getattr(torch, dtype_name)
     counter = CountingAllocator()
     create_model(config, dtype, counter.take, load.quantization)
@@ -119,6 +121,10 @@ def make_facts(
     num_threads: int,
     load_seconds: float,
     deterministic: bool,
+    device: str = "cpu",
+    async_scheduling: bool = False,
+    graphs: str = "",
+    warnings: Sequence[str] = (),
 ) -> EngineFacts:
     """What an engine that has this model and this cache says about itself."""
     model, most = loaded.config, config.logprobs.max_logprobs
@@ -144,7 +150,10 @@ def make_facts(
         scheduling_policy=config.scheduler.policy,
         hidden_size=model.hidden_size,
         deterministic=deterministic,
-        warnings=(size.warning,) if size.warning else (),
+        device=device,
+        async_scheduling=async_scheduling,
+        graphs=graphs,
+        warnings=(*((size.warning,) if size.warning else ()), *warnings),
     )
 
 

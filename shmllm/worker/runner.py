@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -39,6 +39,7 @@ class ModelRunner:
     Args:
         config: what to load, and how much memory and how many rows it may use.
         on_progress: called with (bytes read, bytes in all) while weights are read.
+        warnings: for the facts.
 
     Attributes:
         overlaps: whether steps run on a thread of their own.
@@ -48,7 +49,12 @@ class ModelRunner:
         EngineStartError: the model cannot be loaded, or not in this memory.
     """
 
-    def __init__(self, config: EngineConfig, on_progress: Progress | None = None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        on_progress: Progress | None = None,
+        warnings: Sequence[str] = (),
+    ) -> None:
         began = time.monotonic()
         num_threads = config.num_threads or len(os.sched_getaffinity(0))
         keep_freed_memory()
@@ -91,6 +97,8 @@ class ModelRunner:
             num_threads=num_threads,
             load_seconds=time.monotonic() - began,
             deterministic=True,
+            async_scheduling=self.overlaps,
+            warnings=warnings,
         )
 
     @property

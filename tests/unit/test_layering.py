@@ -50,7 +50,8 @@ RULES = {
     "shmllm.structured_params": Rule("errors"),
     "shmllm.sampling_ranges": Rule(),
     "shmllm.sampling_params": Rule("errors options sampling_ranges structured_params"),
-    "shmllm.config": Rule("errors"),
+    "shmllm.config": Rule("errors graph_config"),
+    "shmllm.graph_config": Rule("errors"),
     "shmllm.model_files": Rule("errors", lazy_packages="huggingface_hub"),
     "shmllm.ipc": Rule("errors", packages="numpy posix_ipc"),
     "shmllm.ipc.tensors": Rule("errors", packages="numpy", lazy_packages="torch"),
@@ -66,8 +67,8 @@ RULES = {
     ),
     "shmllm.models": Rule("errors shmllm_kernels", packages="torch safetensors numpy"),
     "shmllm.worker": Rule(
-        "errors config sampling_params pooling_params outputs logprobs models core.plan "
-        "sleep_report shmllm_kernels",
+        "errors config graph_config sampling_params pooling_params outputs logprobs models "
+        "core.plan sleep_report shmllm_kernels",
         packages="torch numpy triton",
         lazy_packages="llguidance cuda",
     ),
@@ -119,22 +120,22 @@ RULES = {
         "errors config outputs wire ipc engine.admission engine.calls engine.core engine.session "
         "engine.doorkeeper engine.garbage engine.log engine.outbox engine.reporter engine.tracing "
         "engine.weight_bucket engine.worker_desk",
-        lazy="worker.runner",
+        lazy="worker.make_runner",
     ),
     # It answers in the client's terms and takes the messages as objects, not as bytes.
     "shmllm.engine.local": Rule(
         "errors config outputs core.observer tracing wire.messages engine.admission "
         "engine.calls engine.core engine.client engine.tracer engine.weight_bucket "
         "engine.worker engine.worker_call",
-        lazy="worker.runner",
+        lazy="worker.make_runner",
         lazy_packages="torch",
     ),
     # `wire.messages` holds the dataclasses that EngineClient takes; bytes stay behind it.
     "shmllm.frontend": Rule(
-        "errors config options outputs sampling_params structured_params logprobs logprob_lists "
-        "model_files pooling_params pooling_outputs beam_search sampling_ranges engine.client "
-        "engine.private engine.weight_bucket engine.worker_call tracing wire.messages "
-        "sleep_report",
+        "errors config graph_config options outputs sampling_params structured_params logprobs "
+        "logprob_lists model_files pooling_params pooling_outputs beam_search sampling_ranges "
+        "engine.client engine.private engine.weight_bucket engine.worker_call tracing "
+        "wire.messages sleep_report",
         lazy="engine.local engine.attached",
         packages="numpy tokenizers",
         lazy_packages="jinja2 llguidance rich transformers",
@@ -168,7 +169,7 @@ RULES = {
     "shmllm.compat": Rule(
         "errors outputs pooling_outputs sampling_params structured_params frontend",
         lazy="model_files",
-        lazy_packages="transformers trl",
+        lazy_packages="torch transformers trl",
     ),
     "shmllm_kernels": Rule(),
     "shmllm_kernels.cpu": Rule(packages="llvmlite numpy"),
@@ -300,7 +301,7 @@ def test_every_rule_has_a_module() -> None:
         ("shmllm.worker.batch", "import shmllm.core.request", ["shmllm.core.request"]),
         ("shmllm.engine.core", "import shmllm.worker.runner", ["shmllm.worker.runner"]),
         ("shmllm.engine.core", "import shmllm.engine.client", ["shmllm.engine.client"]),
-        ("shmllm.engine.process", "def f():\n  import shmllm.worker.runner", []),
+        ("shmllm.engine.process", "def f():\n  import shmllm.worker.make_runner", []),
         ("shmllm.engine.process", "import shmllm.worker.runner", ["shmllm.worker.runner"]),
         ("shmllm.frontend.llm", "if True:\n  import transformers", ["transformers"]),
         ("shmllm.frontend.llm", "def f():\n  import transformers", []),

@@ -53,6 +53,7 @@ def test_no_module_named_vllm_appears(generation: ModuleType) -> None:
 
 def test_only_what_was_asked_for_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """The values are those of TRL's `GRPOConfig`, and would each cause a warning."""
+    monkeypatch.setattr(trl, "_has_gpu", lambda: False)
     passed: list[dict[str, object]] = []
     monkeypatch.setattr(shmllm.LLM, "__init__", lambda self, **options: passed.append(options))
     always = {"distributed_executor_backend": "external_launcher", "max_model_len": None}
@@ -60,3 +61,11 @@ def test_only_what_was_asked_for_is_passed_on(monkeypatch: pytest.MonkeyPatch) -
     trl.LLM("tiny", gpu_memory_utilization=0.5, seed=0, **always)
     expected = {"model": "tiny", "seed": 0}
     assert passed == [expected, expected | {"gpu_memory_utilization": 0.5}]
+
+
+def test_the_trainers_share_of_a_gpu_is_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trl, "_has_gpu", lambda: True)
+    passed: list[dict[str, object]] = []
+    monkeypatch.setattr(shmllm.LLM, "__init__", lambda self, **options: passed.append(options))
+    trl.LLM("tiny", gpu_memory_utilization=0.3)
+    assert passed == [{"model": "tiny", "gpu_memory_utilization": 0.3}]

@@ -73,7 +73,7 @@ def test_an_llm_comes_from_them(caplog):
     )
     with LLM.from_engine_args(args) as llm:
         assert llm.pooler_config.pooling_type == "MEAN"
-        assert "gpu_memory_utilization=0.5 has no effect: kv_cache_memory_bytes" in caplog.text
+        assert "gpu_memory_utilization=0.5 has no effect on a CPU: kv_cache_mem" in caplog.text
         assert llm.embed([1, 2], use_tqdm=False)[0].outputs.hidden_size == 256
 
 
@@ -105,7 +105,7 @@ def test_what_has_no_effect_is_taken_and_said(name, caplog):
 
 
 def test_what_is_unknown_is_left():
-    given = {"gpu_memory_utilisation": 0.9, "enforce_eager": False}
+    given = {"gpu_memory_utilisation": 0.9, "swap_space": 4}
     assert check_foreign_options("LLM", given) == {"gpu_memory_utilisation": 0.9}
     with pytest.raises(TypeError, match="'tokeniser'; the nearest option is 'tokenizer'"):
         LLM(tokeniser="x")

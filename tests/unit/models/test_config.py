@@ -85,13 +85,14 @@ def test_a_saved_model_reads_back(family: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        ({}, "float32"),
+        ({}, None),
+        ({"torch_dtype": None}, None),
         ({"torch_dtype": "bfloat16"}, "bfloat16"),
         ({"dtype": "float16"}, "float16"),
         ({"dtype": None, "torch_dtype": "torch.float16"}, "float16"),
     ],
 )
-def test_dtype(fields: dict[str, Any], expected: str, tmp_path: Path) -> None:
+def test_dtype(fields: dict[str, Any], expected: str | None, tmp_path: Path) -> None:
     assert read(tmp_path, **fields).dtype == expected
 
 

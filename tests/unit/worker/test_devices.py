@@ -1,0 +1,83 @@
+"""Which device a name means, on machines that have other ones than this."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+from shmllm import LLM
+from shmllm.config import CacheConfig, EngineConfig, LoadConfig
+from shmllm.errors import EngineStartError
+from shmllm.graph_config import GraphConfig
+from shmllm.worker import devices
+from shmllm.worker.devices import choose_device, ignored_on_cpu
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """Says how many GPUs there are, and what keeps the engine from using one."""
+
+    def describe(count, problem=""):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+        monkeypatch.setattr(devices, "find_cuda_problem", lambda index: problem)
+
+    return describe
+
+
+@pytest.mark.parametrize(
+    ("count", "name", "expected"),
+    [
+        (0, "auto", None),
+        (0, "cpu", None),
+        (2, "cpu", None),
+        (1, "auto", 0),
+        (1, "cuda", 0),
+        (2, "cuda:1", 1),
+    ],
+)
+def test_a_name_means_a_device(machine, count, name, expected):
+    machine(count)
+    assert choose_device(name) == (expected, None)
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_gpu_that_was_asked_for_and_cannot_be_used_is_an_error_that_says_why(machine, count):
+    machine(count, "it is too old")
+    with pytest.raises(EngineStartError, match="device='cuda:0': it is too old"):
+        choose_device("cuda:0")
+
+
+def test_a_gpu_that_nobody_asked_for_is_left_alone_with_a_warning(machine):
+    machine(1, "it is too old")
+    assert choose_device("auto") == (None, "the GPU is not used: it is too old")
+
+
+def test_what_is_for_gpus_is_said_to_have_no_effect():
+    assert ignored_on_cpu(EngineConfig(LoadConfig("m"))) == []
+    config = EngineConfig(
+        LoadConfig("m"),
+        CacheConfig(gpu_memory_utilization=0.5),
+        graphs=GraphConfig("FULL", (1, 2), 2, True),
+    )
+    said = "\n".join(ignored_on_cpu(config))
+    for words in ("gpu_memory_utilization=0.5", "enforce_eager=True", "cudagraph_mode='FULL'"):
+        assert f"{words} has no effect on a CPU" in said
+    assert "cudagraph_capture_sizes=(1, 2)" in said
+    assert "max_cudagraph_capture_size=2" in said
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("multiprocess", [False, True])
+def test_a_front_end_is_told(multiprocess, caplog):
+    options = {"kv_cache_memory_bytes": 2**24, "multiprocess": multiprocess}
+    with pytest.raises(EngineStartError, match="device='cuda': there is no GPU to use"):
+        LLM(device="cuda", **options)
+    with (
+        caplog.at_level(logging.WARNING),
+        LLM(device="cpu", enforce_eager=True, block_size=64, **options) as llm,
+    ):
+        assert llm.facts.device == "cpu"
+        assert llm.facts.block_size == 64
+    assert "enforce_eager=True has no effect on a CPU" in caplog.text
