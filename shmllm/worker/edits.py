@@ -7,6 +7,7 @@ together as flat indices; no array of the vocabulary's size exists per row.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -31,6 +32,11 @@ class BadWords:
             if len(sequence) > 1:
                 prefix = list(sequence[:-1])
                 self._by_last.setdefault(prefix[-1], []).append((prefix, sequence[-1]))
+
+    @property
+    def needs_output(self) -> bool:
+        """Whether any has more than one token."""
+        return bool(self._by_last)
 
     def banned(self, output_ids: IntArray) -> LongArray:
         """What may not follow `output_ids`."""
@@ -94,19 +100,35 @@ class RowEdits:
         bias = params.logit_bias or {}
         self.biased = _inside(bias, vocab_size)
         self.biases = np.array([bias[token] for token in self.biased.tolist()], np.float32)
-        self.counts: TokenCounts | None = None
+        self.has_penalties = params.has_penalties
         self.penalties = (
             params.repetition_penalty,
             params.frequency_penalty,
             params.presence_penalty,
         )
-        if params.has_penalties:
-            # The other two look at the output alone.
-            of_prompt = admission.token_ids[: self._num_prompt_tokens]
-            self.counts = TokenCounts(of_prompt if params.repetition_penalty != 1 else ())
+        self.counts: TokenCounts | None = None
+
+    @property
+    def bans(self) -> bool:
+        """Whether anything may be banned, now or later."""
+        return self._bad_words is not None or self._forbidden.size > 0
+
+    @property
+    def needs_output(self) -> bool:
+        """Whether what is banned depends on the tokens of the output, not on their number alone."""
+        return self._bad_words is not None and self._bad_words.needs_output
+
+    def banned_until(self, position: int) -> int:
+        """The next position at which something else may be banned than at this one."""
+        if self.needs_output:
+            return position + 1
+        if self._forbidden.size and position < self._min_position:
+            return self._min_position
+        return sys.maxsize
 
     def banned(self, token_ids: IntArray) -> LongArray:
-        """What may not follow `token_ids`, the request's prompt and output."""
+        """What may not follow `token_ids`, the request's prompt and output. Unless `needs_output`,
+        only their number matters."""
         banned = self._forbidden if len(token_ids) < self._min_position else _NO_IDS
         if self._bad_words is None:
             return banned
@@ -115,9 +137,14 @@ class RowEdits:
 
     def count(self, token_ids: IntArray) -> None:
         """Take in what `token_ids` has more than when this was last called."""
-        if self.counts is not None:
-            known = self._num_prompt_tokens + self.counts.num_output_tokens
-            self.counts.add(token_ids[known:].tolist())
+        if not self.has_penalties:
+            return
+        if self.counts is None:
+            # The other two look at the output alone.
+            of_prompt = token_ids[: self._num_prompt_tokens]
+            self.counts = TokenCounts(of_prompt if self.penalties[0] != 1 else ())
+        known = self._num_prompt_tokens + self.counts.num_output_tokens
+        self.counts.add(token_ids[known:].tolist())
 
 
 def needs_edits(params: SamplingParams, admission: Admission) -> bool:

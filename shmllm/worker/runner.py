@@ -80,7 +80,7 @@ class ModelRunner:
         )
         directory = Path(config.load.tokenizer_directory or config.load.directory)
         self._grammars = GrammarCompiler(directory, loaded.config.eos_token_ids)
-        self._masks = TokenMasks(self._grammars, rows, self._vocab_size)
+        self._masks = TokenMasks(self._grammars, rows)
         self._prompt_embeds = PromptEmbeds()
         self._pooler = Pooler(rows, loaded.config.hidden_size)
         self._sampler = Sampler(self._batch, config.logprobs.mode)

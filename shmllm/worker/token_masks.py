@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from shmllm.core.plan import Constraint
+from shmllm.worker.arrays import IntArray
 from shmllm.worker.background import Background
 from shmllm.worker.grammar import GrammarCompiler, GrammarMatcher
 
@@ -22,29 +23,45 @@ WORD_BITS = 32
 
 
 class PendingMasks:
-    """The masks of one step: what the sampler takes as its mask.
+    """The masks of one step: what the samplers take as their mask.
 
     Args:
         rows: which rows of the step's logits they are for.
-        forbidden: (len(rows), V) bool, at once or later.
+        words: (len(rows), W) int32, at once or later.
     """
 
-    def __init__(self, rows: list[int], forbidden: Future[npt.NDArray[np.bool_]]) -> None:
-        self._rows = rows
-        self._forbidden = forbidden
+    def __init__(self, rows: list[int], words: Future[IntArray]) -> None:
+        self.rows = rows
+        self._words = words
+
+    @property
+    def words(self) -> IntArray:
+        """(len(rows), W) int32: bit t % 32 of word t // 32 allows token t, and what has no word
+        is forbidden. Waits for them; they are valid until the next step's masks are begun."""
+        return self._words.result()
 
     def __call__(self, logits: torch.Tensor) -> None:
         """Set what the grammars forbid to -inf, in place; other rows are not touched.
 
         Args:
-            logits: (N, V) float32.
+            logits: (N, V) float32, on the CPU.
         """
-        forbidden = torch.from_numpy(self._forbidden.result()).to(logits.device)
-        if len(self._rows) == len(logits):
+        forbidden = torch.from_numpy(_forbidden(self.words, logits.shape[1]))
+        if len(self.rows) == len(logits):
             logits.masked_fill_(forbidden, -torch.inf)
         else:
-            rows = torch.tensor(self._rows, device=logits.device)
+            rows = torch.tensor(self.rows)
             logits[rows] = logits[rows].masked_fill_(forbidden, -torch.inf)
+
+
+def _forbidden(words: IntArray, vocab_size: int) -> npt.NDArray[np.bool_]:
+    """(rows, vocab_size), true for what a row may not have."""
+    bits = np.unpackbits(np.invert(words).view(np.uint8), axis=1, bitorder="little")
+    if bits.shape[1] >= vocab_size:
+        return bits[:, :vocab_size].view(np.bool_)
+    forbidden = np.ones((len(words), vocab_size), np.bool_)
+    forbidden[:, : bits.shape[1]] = bits
+    return forbidden
 
 
 class TokenMasks:
@@ -52,7 +69,6 @@ class TokenMasks:
     Args:
         compiler: made the matchers, and knows the tokenizer's size.
         max_num_rows: rows of a step, at most.
-        vocab_size: entries of a logits row. Those beyond the tokenizer's stay forbidden.
         num_threads: that fill masks.
     """
 
@@ -60,15 +76,13 @@ class TokenMasks:
         self,
         compiler: GrammarCompiler,
         max_num_rows: int,
-        vocab_size: int,
         num_threads: int = 1,
     ) -> None:
         self._compiler = compiler
         self._max_num_rows = max_num_rows
-        self._vocab_size = vocab_size
         self._num_threads = num_threads
         self._thread = Background("shmllm-masks")
-        self._words: npt.NDArray[np.int32] | None = None
+        self._words: IntArray | None = None
         self._executor: Any = None
 
     @property
@@ -91,7 +105,7 @@ class TokenMasks:
         rows = [row for row, _ in constraints]
         return PendingMasks(rows, self._thread.submit(lambda: self._fill(matchers)))
 
-    def _fill(self, matchers: list[tuple[Any, int]]) -> npt.NDArray[np.bool_]:
+    def _fill(self, matchers: list[tuple[Any, int]]) -> IntArray:
         """A matcher that fails allows the end alone, and says so when it takes a token."""
         if self._words is None:
             from llguidance import LLExecutor
@@ -103,9 +117,4 @@ class TokenMasks:
         self._executor.unsafe_compute_mask_ptr(
             matchers, words.ctypes.data, words.shape[1] * words.itemsize, self._max_num_rows
         )
-        bits = np.unpackbits(words[: len(matchers)].view(np.uint8), axis=1, bitorder="little")[
-            :, : self._vocab_size
-        ]
-        forbidden = np.ones((len(matchers), self._vocab_size), np.bool_)
-        np.equal(bits, 0, out=forbidden[:, : bits.shape[1]])
-        return forbidden
+        return words[: len(matchers)]
