@@ -110,7 +110,8 @@ def sample(
 
     Args:
         tokens: (N,) int64, contiguous; where ``rows`` is -1 it stays as it is.
-        logits: (N, V), rows contiguous: float32, float16 or bfloat16. Not changed.
+        logits: (N, V), rows contiguous: float32, float16 or bfloat16. Not changed, but where
+            it is the beginning of ``scratch.edited``.
         rows: (N,) int32, which row of ``columns`` and ``uses`` each is; -1 for none.
         positions: (N,) int64, the position that each token will have.
         columns: parameters of all rows.

@@ -1,0 +1,184 @@
+"""Chooses the next token of each row on the device.
+
+What it chooses is defined by the CPU's sampler (`worker.sampler`) and its edits; only the noise
+differs. Owns the tokens sampled last, which the next step embeds without asking the host, and the
+order of a step's launches. A step of rows that have nothing but temperature and filters costs the
+host the same however many they are.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from shmllm.config import LogprobsMode
+from shmllm.core.plan import StepPlan
+from shmllm.worker.batch import InputBatch, StepInputs
+from shmllm.worker.edits import RowEdits
+from shmllm.worker.gpu.biases import Biases, StepBiases
+from shmllm.worker.gpu.columns import DeviceColumns
+from shmllm.worker.gpu.device import Device
+from shmllm.worker.gpu.masks import RowMasks
+from shmllm.worker.gpu.scorer import Asked, Scorer, unpack
+from shmllm.worker.gpu.transfers import Fetched, Transfers
+from shmllm.worker.gpu.uses import TokenUses
+from shmllm.worker.sampler import Sampled
+from shmllm.worker.token_masks import PendingMasks
+from shmllm_kernels.gpu.edits import add_biases
+from shmllm_kernels.gpu.sampling import SamplingScratch, sample
+
+PENALISED, MASKED, BIASED, SCORED = 1, 2, 4, 8
+"""What a row's request has besides temperature and filters; they add up."""
+
+
+class SampledRows(Protocol):
+    """Attributes:
+    sample_rows: int32, whose logits they are; what is behind the step's N is padding.
+    sample_positions: int64, the position that each sampled token will have.
+    """
+
+    sample_rows: Tensor
+    sample_positions: Tensor
+
+
+class SampledOnDevice:
+    """A step's tokens on their way to the host."""
+
+    def __init__(self, fetched: Fetched, asked: Asked | None) -> None:
+        self._fetched = fetched
+        self._asked = asked
+
+    def result(self) -> Sampled:
+        """Waits for them. To be called once."""
+        tokens, *scores = self._fetched.arrays()
+        logprobs = None if self._asked is None else unpack(self._asked, *scores)
+        return Sampled(tokens, logprobs)
+
+
+class GpuSampler:
+    """
+    Args:
+        batch: the rows on the host, up to date before this is.
+        num_rows: requests that can run at once.
+        vocab_size: entries of a row's logits.
+        device: what samples.
+        mode: what is reported as log-probabilities.
+
+    Attributes:
+        last_tokens: (num_rows,) int64 on the device, what was sampled last for each row.
+    """
+
+    def __init__(
+        self,
+        batch: InputBatch,
+        num_rows: int,
+        vocab_size: int,
+        device: Device,
+        mode: LogprobsMode = "raw_logprobs",
+    ) -> None:
+        on = device.torch_device
+        self.last_tokens = torch.zeros(num_rows, dtype=torch.int64, device=on)
+        self._tokens = torch.zeros(num_rows, dtype=torch.int64, device=on)
+        self._scratch = SamplingScratch.allocate(num_rows, vocab_size, on)
+        self._batch = batch
+        self._traits: npt.NDArray[np.uint8] = np.zeros(num_rows, np.uint8)
+        self._reports_raw = mode.startswith("raw")
+        self._transfers = Transfers(device)
+        self._columns = DeviceColumns(num_rows, self._transfers)
+        self._uses = TokenUses(num_rows, vocab_size, self._transfers)
+        self._masks = RowMasks(self._columns.mask_rows, vocab_size, self._transfers)
+        self._biases = StepBiases(batch, self._transfers)
+        self._scorer = Scorer(self._scratch, self._transfers, mode.endswith("logprobs"))
+
+    def update(self, plan: StepPlan) -> None:
+        """Take in the step's admissions."""
+        if not plan.admissions:
+            return
+        rows = np.array([admission.row for admission in plan.admissions], np.int64)
+        edits = [self._batch.edits.get(row) for row in rows.tolist()]
+        self._traits[rows] = [
+            _traits(edit, row in self._batch.logprobs)
+            for row, edit in zip(rows.tolist(), edits, strict=True)
+        ]
+        self._columns.admit(self._batch, rows, edits)
+        self._masks.admit(rows, edits)
+        self._uses.admit([a for a in plan.admissions if self._traits[a.row] & PENALISED])
+
+    def needs_tokens(self, plan: StepPlan) -> bool:
+        """Whether this plan, once taken in, can only be sampled when the tokens of the step before
+        are in the batch and in the constraints."""
+        return bool(plan.constraints) or any(
+            edit.needs_output
+            for index in (plan.samples if self._batch.edits else ())
+            if (edit := self._batch.edits.get(plan.rows[index])) is not None
+        )
+
+    def __call__(
+        self,
+        logits: Tensor,
+        inputs: StepInputs,
+        device_inputs: SampledRows,
+        plan: StepPlan,
+        masks: PendingMasks | None = None,
+    ) -> SampledOnDevice:
+        """Launch the sampling of a step, and send its tokens to the host.
+
+        Args:
+            logits: (N or more, V), of any floating type. Not changed.
+            inputs: the step's, whose N samples these are.
+            device_inputs: the same on the device.
+            plan: the step's.
+            masks: of its constraints.
+        """
+        rows = inputs.sample_rows
+        num_rows = len(rows)
+        traits = self._traits[rows]
+        device_rows = device_inputs.sample_rows[:num_rows]
+        logits, tokens = logits[:num_rows], self._tokens[:num_rows]
+        is_masked = masks is not None or (traits & MASKED).any()
+        uses = self._uses if (traits & PENALISED).any() else None
+        asking = np.flatnonzero(traits & SCORED)
+        keeps_processed = asking.size > 0 and not self._reports_raw
+        biased = np.flatnonzero(traits & BIASED)
+        biases = self._biases.of_step(inputs, biased, plan.is_repeat) if biased.size else None
+        sample(
+            tokens,
+            logits if biases is None else self._biased(logits, biases),
+            device_rows,
+            device_inputs.sample_positions[:num_rows],
+            self._columns.sampling,
+            self._scratch,
+            None if uses is None else uses.table,
+            self._masks.of_step(rows, device_rows, masks) if is_masked else None,
+            keeps_processed,
+        )
+        if uses is not None:
+            uses.count(device_rows, tokens)
+        self.last_tokens.index_copy_(0, device_rows.long(), tokens)
+        if not asking.size:
+            return SampledOnDevice(self._transfers.fetch(tokens), None)
+        asked = self._scorer.asked(self._batch.logprobs, rows, asking, plan.is_repeat)
+        reported = self._scratch.edited[:num_rows] if keeps_processed else logits
+        scores = self._scorer.score(reported, tokens, asked)
+        return SampledOnDevice(self._transfers.fetch(tokens, *scores), asked)
+
+    def _biased(self, logits: Tensor, biases: Biases) -> Tensor:
+        """A copy with the biases, where the sampler leaves its own: it reads an entry before it
+        writes there. The logits are what is reported, and may be too coarse for a bias."""
+        edited = self._scratch.edited[: len(logits)]
+        edited.copy_(logits)
+        add_biases(edited, *biases)
+        return edited
+
+
+def _traits(edit: RowEdits | None, is_scored: bool) -> int:
+    traits = SCORED if is_scored else 0
+    if edit is not None:
+        traits |= PENALISED if edit.has_penalties else 0
+        traits |= MASKED if edit.allowed.size else 0
+        traits |= BIASED if edit.bans or edit.biased.size else 0
+    return traits

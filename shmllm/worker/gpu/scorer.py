@@ -1,0 +1,161 @@
+"""Log-probabilities of the sampled tokens, found on the device for the rows that ask.
+
+Owns what comes of them to the host: ranks and scores of the tokens, and the best few beside each.
+Rows that want more of those than the kernel finds have their logits sorted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shmllm.logprobs import TokenLogprobs
+from shmllm.worker.arrays import IntArray, LongArray
+from shmllm.worker.gpu.transfers import Array, Transfers
+from shmllm.worker.scoring import ALL, WORKSPACE_BYTES
+from shmllm_kernels.gpu.configs import next_power_of_two
+from shmllm_kernels.gpu.sampling import SamplingScratch
+from shmllm_kernels.gpu.scoring import MAX_ALTERNATIVES, Scores, score
+
+ROWS_ALIGNED = 16
+"""Tables as wide as a multiple of this, and pieces of as many rows: Triton compiles a kernel once
+more for addresses and strides that are less aligned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A rows of a step's logits that ask for log-probabilities.
+
+    Attributes:
+        indices: (A,) which rows these are.
+        ks: alternatives of each.
+        found: (A,) how many of them the kernel finds: all, or none where they are too many.
+        width: of the table of what it finds.
+        sorts: (place among the A, alternatives) of the rows for which it finds none.
+        on_device: `indices` int64 and `found` int32.
+    """
+
+    indices: LongArray
+    ks: list[int]
+    found: IntArray
+    width: int
+    sorts: list[tuple[int, int]]
+    on_device: tuple[Tensor, Tensor]
+
+
+class Scorer:
+    """
+    Args:
+        scratch: the sampler's, which has done with it.
+        transfers: tell the device which rows ask.
+        normalises: log-probabilities; False takes the logits as they are.
+    """
+
+    def __init__(self, scratch: SamplingScratch, transfers: Transfers, normalises: bool) -> None:
+        num_rows, self._vocab_size = scratch.edited.shape
+        self._scratch = scratch
+        self._transfers = transfers
+        self._normalises = normalises
+        at_once = WORKSPACE_BYTES // (8 * self._vocab_size) // ROWS_ALIGNED * ROWS_ALIGNED
+        self._rows_at_once = max(at_once, ROWS_ALIGNED)
+        self._parts = Scores.allocate(num_rows, 0, transfers.torch_device)
+        self._asked: Asked | None = None
+
+    def asked(
+        self, wanted: Mapping[int, int], rows: LongArray, indices: LongArray, is_repeat: bool
+    ) -> Asked:
+        """
+        Args:
+            wanted: alternatives that rows want, ALL for the whole vocabulary.
+            rows: (N,), whose logits there are.
+            indices: which of the N ask.
+            is_repeat: it is all as in the step before.
+        """
+        if not is_repeat or self._asked is None:
+            size = self._vocab_size
+            ks = [wanted[row] for row in rows[indices].tolist()]
+            ks = [size if k == ALL else min(k, size) for k in ks]
+            found = np.array([k if k <= MAX_ALTERNATIVES else 0 for k in ks], np.int32)
+            width = max(next_power_of_two(int(found.max())), ROWS_ALIGNED)
+            sorts = [(place, k) for place, k in enumerate(ks) if k > MAX_ALTERNATIVES]
+            where, on_device = self._transfers.send(indices, found)
+            self._asked = Asked(indices, ks, found, width, sorts, (where, on_device))
+        return self._asked
+
+    def score(self, logits: Tensor, tokens: Tensor, asked: Asked) -> list[Tensor]:
+        """What `unpack` makes log-probabilities of, on the device.
+
+        Args:
+            logits: (N, V), what is reported, of any floating type.
+            tokens: (N,) int64, that were sampled.
+            asked: of which of the N rows.
+        """
+        indices, found = asked.on_device
+        num_rows = len(asked.ks)
+        size, device = _num_entries(num_rows, asked.width), self._transfers.torch_device
+        flat = torch.empty(size, dtype=torch.int32, device=device)
+        for begin in range(0, num_rows, self._rows_at_once):
+            part = slice(begin, begin + self._rows_at_once)
+            is_whole = num_rows == len(tokens)
+            own = logits[part] if is_whole else logits.index_select(0, indices[part])
+            own_tokens = tokens[part] if is_whole else tokens.index_select(0, indices[part])
+            out = self._out(flat, asked, part)
+            score(out, own.float(), own_tokens, found[part], self._scratch, self._normalises)
+        return [flat, *self._sort(logits, asked)]
+
+    def _out(self, flat: Tensor, asked: Asked, part: slice) -> Scores:
+        ranks, scores, ids, top = _cut(flat, len(asked.ks), asked.width)
+        return replace(
+            self._parts,
+            tokens=scores[part].view(torch.float32),
+            ranks=ranks[part],
+            top=top[part].view(torch.float32),
+            top_ids=ids[part],
+        )
+
+    def _sort(self, logits: Tensor, asked: Asked) -> list[Tensor]:
+        """Ids and scores of each row that wants so many; one row after the other."""
+        sorted_rows = []
+        for place, k in asked.sorts:
+            row = logits[int(asked.indices[place])].float()
+            ids = row.sort(descending=True, stable=True).indices[:k]
+            scores = row.log_softmax(0) if self._normalises else row
+            sorted_rows += [ids.int(), scores.gather(0, ids)]
+        return sorted_rows
+
+
+def unpack(asked: Asked, flat: IntArray, *sorted_rows: Array) -> TokenLogprobs:
+    """What `Scorer.score` left on the device, once it is on the host."""
+    ranks, scores, ids, top = _cut(flat, len(asked.ks), asked.width)
+    top = top.view(np.float32)
+    is_wanted = np.arange(asked.width) < asked.found[:, None]
+    if not sorted_rows:
+        best = ids[is_wanted], top[is_wanted]
+    else:
+        parts = [(i[w], t[w]) for i, t, w in zip(ids, top, is_wanted, strict=True)]
+        for number, (place, _) in enumerate(asked.sorts):
+            parts[place] = sorted_rows[2 * number], sorted_rows[2 * number + 1]
+        best = np.concatenate([i for i, _ in parts]), np.concatenate([t for _, t in parts])
+    return TokenLogprobs(list(asked.ks), scores.view(np.float32), ranks, *best)
+
+
+def _num_entries(num_rows: int, width: int) -> int:
+    return 2 * _padded(num_rows) + 2 * num_rows * width
+
+
+def _cut(flat: Any, num_rows: int, width: int) -> tuple[Any, Any, Any, Any]:
+    """Ranks and scores, and the tables of ids and scores, of a flat tensor or array. Each begins
+    at an aligned address."""
+    padded = _padded(num_rows)
+    ranks, scores = flat[: 2 * padded].reshape(2, padded)[:, :num_rows]
+    ids, top = flat[2 * padded :].reshape(2, num_rows, width)
+    return ranks, scores, ids, top
+
+
+def _padded(num_rows: int) -> int:
+    return -(-num_rows // 4) * 4
