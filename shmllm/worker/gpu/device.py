@@ -182,16 +182,16 @@ class CudaDevice:
     def begin_capture(self) -> None:
         assert self._capture is None, "one capture at a time"
         assert _cuda.current_stream() == self._capture_stream, "only within capturing()"
-        graph = torch.cuda.CUDAGraph()
+        graph = _cuda.CUDAGraph()
         # Other threads may allocate and copy meanwhile.
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         self._capture = graph
+        self._graphs.append(graph)
 
     def end_capture(self) -> Graph:
         graph, self._capture = self._capture, None
         assert graph is not None, "nothing is being captured"
         graph.capture_end()
-        self._graphs.append(graph)
         return graph
 
     def synchronize(self) -> None:

@@ -1,0 +1,274 @@
+"""CUDA's device without one: torch.cuda is played by a double that is strict about states.
+
+Its functions take the arguments that torch's own take: every call is bound to the signature of
+the real one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import inspect
+import weakref
+
+import pytest
+import torch
+
+from shmllm.errors import EngineStartError
+from shmllm.worker.gpu import device as module
+from shmllm.worker.gpu.device import CudaDevice, find_cuda_problem
+
+
+def like(real):
+    """Binds each call to the signature of the real function."""
+    signature = inspect.signature(real)
+
+    def decorate(function):
+        def checked(*args, **kwargs):
+            signature.bind(*args, **kwargs)
+            return function(*args, **kwargs)
+
+        return checked
+
+    return decorate
+
+
+class FakeCuda:
+    """torch.cuda, as far as a device uses it.
+
+    Attributes:
+        log: calls that have an order.
+        graph_error: raised when a capture ends.
+    """
+
+    def __init__(self):
+        self.log = []
+        self.graph_error = None
+        self.names, self.capabilities = ["NVIDIA H200"], [(9, 0)]
+        self.main = self.current = "main stream"
+        self.capturing = None
+        self.pool_graphs = weakref.WeakSet()
+        self.pool_was_used = False
+        cuda = self
+
+        class CUDAGraph:
+            @like(torch.cuda.CUDAGraph.capture_begin)
+            def capture_begin(self, pool=None, capture_error_mode="global"):
+                assert cuda.current == "side stream", "the legacy stream cannot capture"
+                assert cuda.capturing is None
+                assert (pool, capture_error_mode) == ("pool", "thread_local")
+                assert cuda.pool_graphs or not cuda.pool_was_used, "the pool was dropped"
+                cuda.pool_graphs.add(self)
+                cuda.pool_was_used, cuda.capturing = True, self
+                cuda.log.append("begin")
+
+            @like(torch.cuda.CUDAGraph.capture_end)
+            def capture_end(self):
+                assert cuda.current == "side stream", "it ends where it began"
+                assert cuda.capturing is self
+                cuda.capturing = None
+                cuda.log.append("end")
+                if cuda.graph_error is not None:
+                    raise cuda.graph_error
+
+            def replay(self):
+                assert cuda.current == cuda.main
+                cuda.log.append("replay")
+
+        class Event:
+            def __init__(self, enable_timing):
+                self.enable_timing, self.time = enable_timing, None
+
+            def record(self):
+                self.time = len(cuda.log)
+                cuda.log.append("record")
+
+            def query(self):
+                return True
+
+            def synchronize(self):
+                cuda.log.append("wait")
+
+            def elapsed_time(self, end):
+                assert self.enable_timing
+                assert end.enable_timing
+                return end.time - self.time
+
+        self.CUDAGraph, self.Event = CUDAGraph, Event
+        self.Stream = lambda device: "side stream"
+
+    @contextlib.contextmanager
+    def stream(self, stream):
+        before, self.current = self.current, stream
+        try:
+            yield
+        finally:
+            self.current = before
+
+    def current_stream(self):
+        return self.current
+
+    def set_device(self, index):
+        self.log.append(f"device {index}")
+
+    def device_count(self):
+        return len(self.names)
+
+    def get_device_name(self, index):
+        return self.names[index]
+
+    def get_device_capability(self, index):
+        return self.capabilities[index]
+
+    def graph_pool_handle(self):
+        return "pool"
+
+    def synchronize(self, device):
+        assert device == torch.device("cuda", 0)
+        assert self.capturing is None, "not permitted while a graph is captured"
+        self.log.append("synchronize")
+
+    def empty_cache(self):
+        assert self.capturing is None
+        self.log.append("empty cache")
+
+    def mem_get_info(self, device):
+        return 700, 1000
+
+    def memory_allocated(self, device):
+        return 200
+
+    def max_memory_allocated(self, device):
+        return 300
+
+    def reset_peak_memory_stats(self, device):
+        self.log.append("reset peak")
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    fake = FakeCuda()
+    monkeypatch.setattr(module, "_cuda", fake)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    return fake
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in vars(FakeCuda) if not name.startswith("_")], ids=str
+)
+def test_torch_takes_the_arguments_that_the_double_takes(name):
+    parameters = list(inspect.signature(getattr(FakeCuda, name)).parameters)[1:]
+    inspect.signature(getattr(torch.cuda, name)).bind(*parameters)
+
+
+def test_torch_has_what_events_and_graphs_are_asked_for():
+    inspect.signature(torch.cuda.Event.__new__).bind(object, enable_timing=True)
+    inspect.signature(torch.cuda.Stream.__new__).bind(object, torch.device("cuda", 0))
+    for name in ("record", "query", "synchronize"):
+        inspect.signature(getattr(torch.cuda.Event, name)).bind(object)
+    inspect.signature(torch.cuda.Event.elapsed_time).bind(object, object)
+    inspect.signature(torch.cuda.CUDAGraph.replay).bind(object)
+
+
+def test_captures_happen_on_a_stream_of_their_own_and_synchronised(cuda):
+    device = CudaDevice()
+    assert (device.name, device.torch_device) == ("NVIDIA H200", torch.device("cuda", 0))
+    with device.capturing():
+        assert not gc.isenabled()
+        graphs = []
+        for _ in range(2):
+            device.begin_capture()
+            graphs.append(device.end_capture())
+    assert gc.isenabled()
+    graphs[0].replay()
+    around = ["synchronize", "empty cache", "begin", "end", "begin", "end", "synchronize"]
+    assert cuda.log == ["device 0", *around, "replay"]
+
+
+def test_the_pool_outlives_graphs_that_nobody_has(cuda):
+    device = CudaDevice()
+    for _ in range(2):
+        with device.capturing():
+            device.begin_capture()
+            device.end_capture()
+        gc.collect()
+
+
+def test_a_collector_that_was_off_stays_off(cuda):
+    gc.disable()
+    try:
+        with CudaDevice().capturing():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("graph_error", [None, RuntimeError("capture was invalidated")])
+def test_a_capture_that_an_error_cuts_short_is_ended(cuda, graph_error):
+    device, cuda.graph_error = CudaDevice(), graph_error
+    with pytest.raises(ZeroDivisionError), device.capturing():  # noqa: PT012
+        device.begin_capture()
+        raise ZeroDivisionError
+    assert cuda.log[-2:] == ["begin", "end"]
+    assert gc.isenabled()
+    cuda.graph_error = None
+    with device.capturing():
+        device.begin_capture()
+        device.end_capture()
+
+
+def test_misuse_is_refused(cuda):
+    device = CudaDevice()
+    with pytest.raises(AssertionError, match="only within"):
+        device.begin_capture()
+    with device.capturing():
+        with pytest.raises(AssertionError, match="nothing is being captured"):
+            device.end_capture()
+        device.begin_capture()
+        with pytest.raises(AssertionError, match="one capture"):
+            device.begin_capture()
+
+
+def test_events_and_memory(cuda):
+    device = CudaDevice()
+    first, last = device.event(timing=True), device.event(timing=True)
+    first.record()
+    last.record()
+    last.wait()
+    assert last.is_done()
+    assert last.elapsed_ms(first) == 1.0
+    assert (device.free_bytes(), device.total_bytes()) == (700, 1000)
+    assert (device.allocated_bytes(), device.peak_bytes()) == (200, 300)
+    device.reset_peak()
+    assert cuda.log[-1] == "reset peak"
+
+
+def test_a_usable_gpu_has_no_problem(cuda):
+    assert find_cuda_problem() == ""
+
+
+def test_what_is_missing_is_said_in_one_sentence(cuda, monkeypatch):
+    def problem(index=0):
+        found = find_cuda_problem(index)
+        with pytest.raises(EngineStartError) as caught:
+            CudaDevice(index)
+        assert str(caught.value) == found
+        assert "\n" not in found
+        return found
+
+    assert "no cuda:1: CUDA finds 1 device(s)" in problem(1)
+    cuda.capabilities = [(7, 5)]
+    assert problem() == (
+        "cuda:0 (NVIDIA H200) has compute capability 7.5, and the kernels need 8.0"
+    )
+
+    def too_old(index):
+        raise RuntimeError("The NVIDIA driver on your system is too old (found 11040).\nUpdate it")
+
+    monkeypatch.setattr(cuda, "get_device_capability", too_old)
+    assert "cuda:0 cannot be used: The NVIDIA driver on your system is too old" in problem()
+    cuda.names = []
+    assert "CUDA finds no device" in problem()
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert "was built without CUDA" in problem()
