@@ -160,24 +160,15 @@ class DeviceConformance:
         graph.replay()
         assert values(x) == [6.0]
 
-    def test_captures_are_only_within_capturing_and_one_at_a_time(self, gpu_device):
+    def test_captures_are_only_within_capturing_and_one_at_a_time(self, gpu_device, make):
+        x = make(1.0)
         with pytest.raises(AssertionError, match="only within"):
             gpu_device.begin_capture()
         with gpu_device.capturing():
             gpu_device.begin_capture()
+            x.add_(1)  # CUDA warns of empty graphs
             with pytest.raises(AssertionError, match="one capture"):
                 gpu_device.begin_capture()
-
-    def test_waiting_within_a_capture_is_refused(self, gpu_device, make):
-        x = make(1.0)
-
-        def wait():
-            with gpu_device.capturing():
-                gpu_device.begin_capture()
-                x.item()
-
-        with pytest.raises(RuntimeError):
-            wait()
 
     def test_inputs_and_results_travel_through_pinned_memory(self, gpu_device):
         there = torch.zeros(4, dtype=torch.int64, device=gpu_device.torch_device)

@@ -18,12 +18,11 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from interpreted_operations import HOST, Intercept, mark
+from interpreted_operations import HOST, Intercept, Operation, mark
 from torch import Tensor
 
 from shmllm.worker.arena import Arena, HostArena
@@ -42,12 +41,6 @@ def eager(queued: int) -> int:
 def lazy(queued: int) -> int:
     """Nothing: the device works only when the host waits for it."""
     return 0
-
-
-@dataclass(slots=True)
-class Operation:
-    name: str
-    run: Callable[[], object]
 
 
 class InterpretedEvent:

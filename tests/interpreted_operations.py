@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,8 +24,17 @@ if TYPE_CHECKING:
 HOST = torch.device("cpu")
 _aten = torch.ops.aten
 _DEVICE_OF = torch.Tensor.device.__get__
-_EMPTY = ("aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided")
+_EMPTY = (
+    *("aten::empty", "aten::empty_like", "aten::empty_strided"),
+    *("aten::new_empty", "aten::new_empty_strided"),
+)
 _SAME_MEMORY = ("aten::lift_fresh", "aten::_unsafe_view", "aten::detach", "aten::alias")
+
+
+@dataclass(slots=True)
+class Operation:
+    name: str
+    run: Callable[[], object]
 
 
 def mark(tensor: Tensor) -> Tensor:
@@ -76,8 +86,6 @@ class Intercept:
 def _submit(
     device: InterpretedDevice, name: str, run: Callable[..., Any], args: Any, kwargs: Any
 ) -> None:
-    from interpreted_device import Operation
-
     args, kwargs = tree_map_only(Tensor, device.borrowed, (args, kwargs))
     device.submit(Operation(name, lambda: run(*args, **kwargs)))
 
@@ -181,9 +189,8 @@ class Operations(TorchDispatchMode):
         meta_kwargs = dict(kwargs)
         if "device" in kwargs:
             meta_kwargs["device"] = torch.device("meta")
-        shapes = function(
-            *tree_map_only(Tensor, _meta, args), **tree_map_only(Tensor, _meta, meta_kwargs)
-        )
+        meta_args, meta_kwargs = tree_map_only(Tensor, _meta, (args, meta_kwargs))
+        shapes = function(*meta_args, **meta_kwargs)
         results = tree_map_only(Tensor, self._device.allocate, shapes)
         targets = [leaf for leaf in tree_leaves(results) if isinstance(leaf, Tensor)]
         if targets and _name(function) not in _EMPTY:

@@ -181,6 +181,22 @@ def test_what_a_piece_drops_is_not_there_for_the_next(gpu_device):
         second.replay()
 
 
+@pytest.mark.parametrize("wait", ["item", "synchronize", "record", "replay"])
+def test_nothing_waits_in_a_capture(gpu_device, wait):
+    x, event = ones(1, device=gpu_device), gpu_device.event()
+    (graph,) = DeviceConformance.capture(gpu_device, lambda: x.add_(1))
+    calls = {
+        "item": x.item,
+        "synchronize": gpu_device.synchronize,
+        "record": event.record,
+        "replay": graph.replay,
+    }
+    with gpu_device.capturing():
+        gpu_device.begin_capture()
+        with pytest.raises(RuntimeError, match="not permitted while"):
+            calls[wait]()
+
+
 def test_what_a_graph_dropped_is_garbage_at_its_next_replay(gpu_device):
     x, y = ones(2, device=gpu_device), ones(2, device=gpu_device)
 
