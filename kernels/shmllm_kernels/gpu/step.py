@@ -52,8 +52,8 @@ def _copy_rows(
 def _reduced(angle):
     """The nearest multiple of pi / 2, modulo 4, and what the angle has beyond it.
 
-    Exact for 0 <= angle < 2**24, with the 64 bits of 2 / pi that matter: the device's own cosine
-    is made for angles up to pi.
+    To 2**-37 for 0 <= angle < 2**24, with the 64 bits of 2 / pi that matter: the device's own
+    cosine is made for angles up to pi.
     """
     bits = angle.to(tl.int32, bitcast=True)
     mantissa = ((bits & 0x7FFFFF) | 0x800000).to(tl.int64)
@@ -61,8 +61,7 @@ def _reduced(angle):
     turned = mantissa * (_TWO_OVER_PI >> tl.minimum(shift, 63).to(tl.int64))  # of 2**64 a turn
     quarter = (turned + (1 << 61)) >> 62
     rest = (turned - (quarter << 62)).to(tl.float32) * 3.4061215800865545e-19  # pi / 2 / 2**62
-    is_small = angle < 0.78
-    return tl.where(is_small, 0, quarter.to(tl.int32) & 3), tl.where(is_small, angle, rest)
+    return quarter.to(tl.int32) & 3, rest
 
 
 @triton.jit

@@ -100,7 +100,9 @@ def test_host_and_device_do_not_mix(gpu_device):
         torch.mm(x[:, None], x[None], out=host[None].t() @ host[None])
     with pytest.raises(ValueError, match=r"_rms_norm.*cpu tensor"):
         rms_norm(x[None], x[None], host, 1e-6)
-    x.add_(torch.tensor(3.0))  # a number is no tensor of the host
+    number = torch.tensor(3.0)
+    x.add_(number)  # handed over as it is now
+    number.fill_(100.0)
     gpu_device.synchronize()
     assert values(x) == [4.0, 4.0]
     assert (host + 1).tolist() == [2.0, 2.0]
@@ -200,12 +202,12 @@ def test_nothing_waits_in_a_capture(gpu_device, wait):
 def test_what_a_graph_dropped_is_garbage_at_its_next_replay(gpu_device):
     x, y = ones(2, device=gpu_device), ones(2, device=gpu_device)
 
-    def accumulate():
+    def read_what_was_not_written():
         dropped = torch.empty_like(x)
-        dropped.add_(x)
         torch.add(dropped, 0, out=y)
+        dropped.fill_(5.0)
 
-    (graph,) = DeviceConformance.capture(gpu_device, accumulate)
+    (graph,) = DeviceConformance.capture(gpu_device, read_what_was_not_written)
     for _ in range(2):
         graph.replay()
         gpu_device.synchronize()
