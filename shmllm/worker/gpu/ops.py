@@ -1,0 +1,173 @@
+"""A decoder's operations on a GPU: kernels that are launched at once, on buffers of a step's size.
+
+Owns which kernel an operation is. Must not know requests, nor whether what it launches is run or
+recorded: only that attention may be left out of what is recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from shmllm.models.config import ModelConfig
+from shmllm.models.layers import Attention, Linear
+from shmllm.models.rope import attention_factor, inverse_frequencies
+from shmllm.worker.gpu.buffers import GpuBuffers
+from shmllm.worker.gpu.cache import GpuKVCache
+from shmllm.worker.gpu.graphs import BatchDescriptor
+from shmllm.worker.gpu.inputs import DeviceInputs
+from shmllm.worker.gpu.pieces import Call
+from shmllm_kernels.gpu.activation import silu_and_mul
+from shmllm_kernels.gpu.attention import paged_attention
+from shmllm_kernels.gpu.configs import attention_config
+from shmllm_kernels.gpu.norm import add_rms_norm, rms_norm
+from shmllm_kernels.gpu.rope_write import rope_and_write
+from shmllm_kernels.gpu.step import embed, gather_rows, rope_tables
+
+
+def call_now(call: Call) -> None:
+    call()
+
+
+def multiply(out: Tensor, x: Tensor, linear: Linear) -> None:
+    """``out = x @ weight.T + bias``, without memory of its own."""
+    weight = linear.weight
+    assert isinstance(weight, Tensor)  # `check_model` refuses others
+    if linear.bias is None:
+        torch.mm(x, weight.t(), out=out)
+    else:
+        torch.addmm(linear.bias, x, weight.t(), out=out)
+
+
+class GpuOps:
+    """Launches the operations of `models.ops.Ops`. What they are launched with depends on the sizes
+    given to `begin` alone, and not on what the device has in its memory.
+
+    Args:
+        config: of the model.
+        cache: keys and values.
+        inputs: of the step.
+        buffers: where results go.
+        device: that computes.
+        deterministic: a decode's bits do not depend on how many there are, nor those of a
+            prompt's attention on how it was cut into chunks.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        cache: GpuKVCache,
+        inputs: DeviceInputs,
+        buffers: GpuBuffers,
+        device: torch.device,
+        deterministic: bool,
+    ) -> None:
+        self._config = config
+        self._cache = cache
+        self._inputs = inputs
+        self._buffers = buffers
+        self._deterministic = deterministic
+        self._device = device
+        self._frequencies = inverse_frequencies(config.rope, config.head_dim).to(device)
+        self._factor = attention_factor(config.rope)
+        self._scale = config.head_dim**-0.5
+        self.begin(BatchDescriptor(1, 1, True), 1)
+
+    def begin(
+        self,
+        descriptor: BatchDescriptor,
+        max_query_len: int,
+        launch_attention: Callable[[Call], None] = call_now,
+    ) -> None:
+        """Say what follows.
+
+        Args:
+            descriptor: the sizes of the step.
+            max_query_len: tokens of a request; 1 where the step is uniform.
+            launch_attention: what becomes of the launches of attention. When they are made at
+                last, the sizes that `begin` was given then hold, but for the number of tokens.
+        """
+        self._descriptor = descriptor
+        self._launch_attention = launch_attention
+        self._attention_config = attention_config(
+            self._device,
+            self._config.head_dim,
+            self._config.num_heads // self._config.num_kv_heads,
+            1 if descriptor.uniform else max_query_len,
+            self._cache.layout.dtype,
+        )
+
+    def embed(self, table: Tensor) -> Tensor:
+        num_tokens, step = self._descriptor.num_tokens, self._inputs.step
+        out = self._buffers.hidden[:num_tokens]
+        embed(out, table, step.token_ids[:num_tokens], self._inputs.last_tokens)
+        rope_tables(
+            *self._angles(num_tokens), step.positions[:num_tokens], self._frequencies, self._factor
+        )
+        return out
+
+    def add_rms_norm(
+        self, x: Tensor | None, residual: Tensor, weight: Tensor, eps: float
+    ) -> Tensor:
+        out = self._buffers.normed[: len(residual)]
+        if x is None:
+            rms_norm(out, residual, weight, eps)
+        else:
+            add_rms_norm(out, x, residual, weight, eps)
+        return out
+
+    def linear(self, x: Tensor, linear: Linear) -> Tensor:
+        out = self._buffers.product(linear.weight.shape[0])[: len(x)]
+        multiply(out, x, linear)
+        return out
+
+    def attend(self, qkv: Tensor, attention: Attention) -> Tensor:
+        num_tokens, num_heads = len(qkv), self._config.num_heads
+        heads = qkv.view(num_tokens, -1, self._config.head_dim)
+        query = heads[:, :num_heads]  # rotated in place
+        q_norm, k_norm = attention.norms
+        norms = None if q_norm is None or k_norm is None else (q_norm, k_norm, attention.eps)
+        slots = self._inputs.step.slots[:num_tokens]
+        cache = self._cache.layers[attention.layer]
+        rope_and_write(query, *cache, heads, *self._angles(num_tokens), slots, norms)
+        out = self._buffers.attended[:num_tokens]
+        attended = out.view(num_tokens, num_heads, self._config.head_dim)
+        self._launch_attention(partial(self._attend, attended, query, attention.layer))
+        return out
+
+    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
+        out = self._buffers.activated[: len(gate_up)]
+        silu_and_mul(out, gate_up)
+        return out
+
+    def gather_samples(self, hidden: Tensor) -> Tensor:
+        """The rows of the tokens that get a successor, as many as there can be requests."""
+        num_samples = self._descriptor.num_reqs
+        out = self._buffers.sampled[:num_samples]
+        gather_rows(out, hidden, self._inputs.step.sample_tokens[:num_samples])
+        return out
+
+    def _angles(self, num_tokens: int) -> tuple[Tensor, Tensor]:
+        return self._buffers.cos[:num_tokens], self._buffers.sin[:num_tokens]
+
+    def _attend(self, out: Tensor, query: Tensor, layer: int) -> None:
+        inputs, num_reqs = self._inputs, self._descriptor.num_reqs
+        is_decode = self._descriptor.uniform
+        num_tokens = num_reqs if is_decode else len(query)
+        paged_attention(
+            out[:num_tokens],
+            query[:num_tokens],
+            *self._cache.layers[layer],
+            inputs.block_table[:num_reqs],
+            inputs.step.query_starts[: num_reqs + 1],
+            inputs.step.context_lens[:num_reqs],
+            self._attention_config,
+            self._scale,
+            window=self._config.layer_windows[layer],
+            num_splits=self._buffers.num_splits(num_reqs) if is_decode else 1,
+            scratch=self._buffers.scratch(num_reqs) if is_decode else None,
+            masks_all=self._deterministic,
+        )
