@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from device_conformance import no_waits
 
 from shmllm.core.plan import Admission, StepPlan
 from shmllm.sampling_params import SamplingParams
@@ -126,7 +127,8 @@ class Pair:
         plan = StepPlan(step=0, admissions=list(admissions))
         for batch in self.batches:
             batch.update(plan)
-        self.gpu.update(plan)
+        with no_waits(self.device):
+            self.gpu.update(plan)
         self.requests |= {each.row: Request(each) for each in admissions}
 
     def noise(self, num_rows: int) -> torch.Tensor:
@@ -159,7 +161,8 @@ class Pair:
             sample_positions=torch.tensor([*positions.tolist(), *[0] * PADDING]).to(on),
         )
         logits = torch.cat([logits, padded]).to(on)
-        return self.gpu(logits, inputs, device_inputs, plan, masks)
+        with no_waits(self.device):
+            return self.gpu(logits, inputs, device_inputs, plan, masks)
 
     def expected(self, logits, rows, masks=None):
         for row in rows:
@@ -275,9 +278,11 @@ class SamplerConformance:
         allowed = [3, 10, 199, 299]
         pair.admit(admission(0), admission(1, allowed_token_ids=allowed), admission(2))
         words = random_words(pair.random, 2, num_tokens)
+        before = words.copy()
         for _ in range(3):
             tokens = pair.check([2, 1, 0], masks=grammar_masks([0, 1], words))
             assert tokens[1] in allowed
+        assert np.array_equal(words, before)
         pair.admit(admission(2), admission(1))
         free = pair.noise(2)
         free[:, 299] = 50.0
@@ -441,8 +446,10 @@ class SamplerConformance:
         pair.check(rows[::-1])
         assert len(sent) == 2
 
-    @pytest.mark.parametrize("mode", MODES)
-    @pytest.mark.parametrize("is_coarse", [False, True], ids=["f32", "f16"])
+    @pytest.mark.parametrize(
+        ("mode", "is_coarse"),
+        [*((mode, False) for mode in MODES), ("raw_logprobs", True), ("processed_logits", True)],
+    )
     def test_logprobs_are_those_of_the_cpu(self, gpu_device, mode, is_coarse):
         pair = Pair(gpu_device, mode)
         noise = pair.coarse_noise if is_coarse else pair.noise
@@ -486,7 +493,7 @@ class SamplerConformance:
 
     def test_logprobs_come_in_pieces_where_rows_are_many(self, gpu_device):
         pair = Pair(gpu_device)
-        pair.gpu._scorer._rows_at_once = 2
+        pair.gpu.scorer.rows_at_once = 2
         pair.admit(*(admission(row, logprobs=row) for row in range(5)), admission(7))
         for rows in ([0, 1, 2, 3, 4], [4, 7, 1, 0]):
             got, want = pair.step(rows)
@@ -523,6 +530,18 @@ class SamplerConformance:
             assert got.token_ids.tolist() == want.token_ids.tolist()
             assert_same_scores(got.logprobs, want.logprobs)
 
+    def test_warming_up_leaves_nothing_behind(self, gpu_device):
+        pair = Pair(gpu_device, "processed_logprobs")
+        gpu_device.synchronize()
+        before = pair.gpu.last_tokens.tolist()
+        logits = pair.noise(2).to(gpu_device.torch_device, torch.float16)
+        pair.gpu.warm_up(logits)
+        gpu_device.synchronize()
+        assert pair.gpu.last_tokens.tolist() == before
+        assert pair.gpu._uses.table is None
+        pair.admit(*(admission(row, **EDITS[name]) for row, name in enumerate(list(EDITS)[:4])))
+        pair.check(range(4))
+
     def test_a_step_without_samples(self, gpu_device):
         pair = Pair(gpu_device)
         got = pair.submit(torch.empty(0, VOCAB_SIZE), []).result()
@@ -545,11 +564,11 @@ def assert_same_scores(got, want) -> None:
 def count_sends(sampler: GpuSampler) -> list[int]:
     """Grows by the number of arrays with each copy to the device from now on."""
     sent: list[int] = []
-    send = sampler._transfers.send
+    send = sampler.transfers.send
 
     def counting(*arrays):
         sent.append(len(arrays))
         return send(*arrays)
 
-    sampler._transfers.send = counting
+    sampler.transfers.send = counting
     return sent

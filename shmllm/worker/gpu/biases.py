@@ -6,6 +6,8 @@ Owns the list on the device, which is made anew only when it differs from the st
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 from torch import Tensor
 
@@ -45,19 +47,18 @@ class StepBiases:
             return self._last
         rows, positions = inputs.sample_rows[chosen].tolist(), inputs.sample_positions[chosen]
         edits = [self._batch.edits[row] for row in rows]
-        ids, values = [], []
+        banned, num_alike = [], sys.maxsize
         for row, edit, position in zip(rows, edits, positions.tolist(), strict=True):
-            banned = edit.banned(self._batch.token_ids[row, :position])
-            ids += [np.concatenate([banned, edit.biased])]
-            values += [np.full(len(banned), -np.inf, np.float32), edit.biases]
-        until = [
-            edit.banned_until(p) - p for edit, p in zip(edits, positions.tolist(), strict=True)
-        ]
-        self._num_alike = min(until) - 1
-        indices = np.repeat(chosen, [len(own) for own in ids]).astype(np.int32)
+            banned.append(edit.banned(self._batch.token_ids[row, :position]))
+            num_alike = min(num_alike, edit.banned_until(position) - position - 1)
+        ids = banned + [edit.biased for edit in edits]
+        lengths = [len(own) for own in ids]
+        indices = np.repeat(np.tile(chosen, 2), lengths).astype(np.int32)
+        forbidding = np.full(sum(lengths[: len(edits)]), -np.inf, np.float32)
+        values = np.concatenate([forbidding, *(edit.biases for edit in edits)])
+        self._num_alike = num_alike
+        self._last = None
         if len(indices):
-            sent = self._transfers.send(indices, np.concatenate(ids), np.concatenate(values))
+            sent = self._transfers.send(indices, np.concatenate(ids), values)
             self._last = sent[0], sent[1], sent[2]
-        else:
-            self._last = None
         return self._last

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from shmllm.config import LogprobsMode
 from shmllm.core.plan import StepPlan
+from shmllm.worker.arrays import LongArray
 from shmllm.worker.batch import InputBatch, StepInputs
 from shmllm.worker.edits import RowEdits
 from shmllm.worker.gpu.biases import Biases, StepBiases
@@ -27,9 +28,9 @@ from shmllm.worker.gpu.scorer import Asked, Scorer, unpack
 from shmllm.worker.gpu.transfers import Fetched, Transfers
 from shmllm.worker.gpu.uses import TokenUses
 from shmllm.worker.sampler import Sampled
-from shmllm.worker.token_masks import PendingMasks
-from shmllm_kernels.gpu.edits import add_biases
-from shmllm_kernels.gpu.sampling import SamplingScratch, sample
+from shmllm.worker.token_masks import WORD_BITS, PendingMasks
+from shmllm_kernels.gpu.edits import add_biases, count_uses
+from shmllm_kernels.gpu.sampling import SamplingScratch, TokenMasks, sample
 
 PENALISED, MASKED, BIASED, SCORED = 1, 2, 4, 8
 """What a row's request has besides temperature and filters; they add up."""
@@ -70,6 +71,8 @@ class GpuSampler:
 
     Attributes:
         last_tokens: (num_rows,) int64 on the device, what was sampled last for each row.
+        transfers: bring small arrays to the device and back.
+        scorer: finds log-probabilities.
     """
 
     def __init__(
@@ -87,12 +90,48 @@ class GpuSampler:
         self._batch = batch
         self._traits: npt.NDArray[np.uint8] = np.zeros(num_rows, np.uint8)
         self._reports_raw = mode.startswith("raw")
-        self._transfers = Transfers(device)
-        self._columns = DeviceColumns(num_rows, self._transfers)
-        self._uses = TokenUses(num_rows, vocab_size, self._transfers)
-        self._masks = RowMasks(self._columns.mask_rows, vocab_size, self._transfers)
-        self._biases = StepBiases(batch, self._transfers)
-        self._scorer = Scorer(self._scratch, self._transfers, mode.endswith("logprobs"))
+        self.transfers = Transfers(device)
+        self._columns = DeviceColumns(num_rows, self.transfers)
+        self._uses = TokenUses(num_rows, vocab_size, self.transfers)
+        self._masks = RowMasks(self._columns.mask_rows, vocab_size, self.transfers)
+        self._biases = StepBiases(batch, self.transfers)
+        self.scorer = Scorer(self._scratch, self.transfers, mode.endswith("logprobs"))
+        self._asked: Asked | None = None
+
+    def warm_up(self, logits: Tensor) -> None:
+        """Launch every kernel once, before there are requests: a GPU's are compiled then, which
+        takes seconds.
+
+        Args:
+            logits: (1 or more, V), of the type that those of steps will have; not changed.
+        """
+        on, copy = self.transfers.torch_device, self._scratch.edited[:1]
+        vocab_size = copy.shape[1]
+        copy.copy_(logits[:1])
+        row = torch.zeros(1, dtype=torch.int32, device=on)
+        token = torch.zeros(1, dtype=torch.int64, device=on)
+        uses = torch.zeros((1, vocab_size), dtype=torch.int32, device=on)
+        words = torch.zeros((1, -(-vocab_size // WORD_BITS)), dtype=torch.int32, device=on)
+        position, columns = torch.zeros_like(token), self._columns.sampling
+        for values in (logits[:1], copy):
+            for keeps in {False, not self._reports_raw}:
+                for table in (None, uses):
+                    for masks in (None, TokenMasks(words, row)):
+                        sample(
+                            token,
+                            values,
+                            row,
+                            position,
+                            columns,
+                            self._scratch,
+                            table,
+                            masks,
+                            keeps,
+                        )
+        count_uses(uses, row, token)
+        count_uses(uses, row, token, is_prompt=True)
+        add_biases(copy, row, token, copy[0, :1].clone())
+        self.scorer.score(logits[:1], token, self.scorer.ask(np.zeros(1, np.int64), [0]))
 
     def update(self, plan: StepPlan) -> None:
         """Take in the step's admissions."""
@@ -160,11 +199,17 @@ class GpuSampler:
             uses.count(device_rows, tokens)
         self.last_tokens.index_copy_(0, device_rows.long(), tokens)
         if not asking.size:
-            return SampledOnDevice(self._transfers.fetch(tokens), None)
-        asked = self._scorer.asked(self._batch.logprobs, rows, asking, plan.is_repeat)
+            return SampledOnDevice(self.transfers.fetch(tokens), None)
+        asked = self._ask(rows, asking, plan.is_repeat)
         reported = self._scratch.edited[:num_rows] if keeps_processed else logits
-        scores = self._scorer.score(reported, tokens, asked)
-        return SampledOnDevice(self._transfers.fetch(tokens, *scores), asked)
+        scores = self.scorer.score(reported, tokens, asked)
+        return SampledOnDevice(self.transfers.fetch(tokens, *scores), asked)
+
+    def _ask(self, rows: LongArray, asking: LongArray, is_repeat: bool) -> Asked:
+        if not is_repeat or self._asked is None:
+            wanted = [self._batch.logprobs[row] for row in rows[asking].tolist()]
+            self._asked = self.scorer.ask(asking, wanted)
+        return self._asked
 
     def _biased(self, logits: Tensor, biases: Biases) -> Tensor:
         """A copy with the biases, where the sampler leaves its own: it reads an entry before it

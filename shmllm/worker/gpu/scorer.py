@@ -1,4 +1,4 @@
-"""Log-probabilities of the sampled tokens, found on the device for the rows that ask.
+"""Log-probabilities of tokens, found on the device for the rows that ask.
 
 Owns what comes of them to the host: ranks and scores of the tokens, and the best few beside each.
 Rows that want more of those than the kernel finds have their logits sorted.
@@ -6,7 +6,7 @@ Rows that want more of those than the kernel finds have their logits sorted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -54,6 +54,9 @@ class Scorer:
         scratch: the sampler's, which has done with it.
         transfers: tell the device which rows ask.
         normalises: log-probabilities; False takes the logits as they are.
+
+    Attributes:
+        rows_at_once: of which there is a copy in float32.
     """
 
     def __init__(self, scratch: SamplingScratch, transfers: Transfers, normalises: bool) -> None:
@@ -62,45 +65,37 @@ class Scorer:
         self._transfers = transfers
         self._normalises = normalises
         at_once = WORKSPACE_BYTES // (8 * self._vocab_size) // ROWS_ALIGNED * ROWS_ALIGNED
-        self._rows_at_once = max(at_once, ROWS_ALIGNED)
+        self.rows_at_once = min(max(at_once, ROWS_ALIGNED), num_rows)
         self._parts = Scores.allocate(num_rows, 0, transfers.torch_device)
-        self._asked: Asked | None = None
 
-    def asked(
-        self, wanted: Mapping[int, int], rows: LongArray, indices: LongArray, is_repeat: bool
-    ) -> Asked:
+    def ask(self, indices: LongArray, ks: Sequence[int]) -> Asked:
         """
         Args:
-            wanted: alternatives that rows want, ALL for the whole vocabulary.
-            rows: (N,), whose logits there are.
-            indices: which of the N ask.
-            is_repeat: it is all as in the step before.
+            indices: which rows of some logits ask.
+            ks: alternatives that they want, ALL for the whole vocabulary.
         """
-        if not is_repeat or self._asked is None:
-            size = self._vocab_size
-            ks = [wanted[row] for row in rows[indices].tolist()]
-            ks = [size if k == ALL else min(k, size) for k in ks]
-            found = np.array([k if k <= MAX_ALTERNATIVES else 0 for k in ks], np.int32)
-            width = max(next_power_of_two(int(found.max())), ROWS_ALIGNED)
-            sorts = [(place, k) for place, k in enumerate(ks) if k > MAX_ALTERNATIVES]
-            where, on_device = self._transfers.send(indices, found)
-            self._asked = Asked(indices, ks, found, width, sorts, (where, on_device))
-        return self._asked
+        size = self._vocab_size
+        ks = [size if k == ALL else min(k, size) for k in ks]
+        found = np.array([k if k <= MAX_ALTERNATIVES else 0 for k in ks], np.int32)
+        width = max(next_power_of_two(int(found.max())), ROWS_ALIGNED)
+        sorts = [(place, k) for place, k in enumerate(ks) if k > MAX_ALTERNATIVES]
+        where, on_device = self._transfers.send(indices, found)
+        return Asked(indices, ks, found, width, sorts, (where, on_device))
 
     def score(self, logits: Tensor, tokens: Tensor, asked: Asked) -> list[Tensor]:
         """What `unpack` makes log-probabilities of, on the device.
 
         Args:
             logits: (N, V), what is reported, of any floating type.
-            tokens: (N,) int64, that were sampled.
+            tokens: (N,) int64, to be scored.
             asked: of which of the N rows.
         """
         indices, found = asked.on_device
         num_rows = len(asked.ks)
         size, device = _num_entries(num_rows, asked.width), self._transfers.torch_device
         flat = torch.empty(size, dtype=torch.int32, device=device)
-        for begin in range(0, num_rows, self._rows_at_once):
-            part = slice(begin, begin + self._rows_at_once)
+        for begin in range(0, num_rows, self.rows_at_once):
+            part = slice(begin, begin + self.rows_at_once)
             is_whole = num_rows == len(tokens)
             own = logits[part] if is_whole else logits.index_select(0, indices[part])
             own_tokens = tokens[part] if is_whole else tokens.index_select(0, indices[part])
