@@ -25,7 +25,7 @@ import torch
 from interpreted_operations import HOST, Intercept, Operation, mark
 from torch import Tensor
 
-from shmllm.worker.arena import Arena, HostArena
+from shmllm.worker.arena import Arena, Contents, HostArena
 
 DEVICE = torch.device("cpu", 0)
 
@@ -196,9 +196,18 @@ class InterpretedDevice:
     def reset_peak(self) -> None:
         self._peak_bytes = self._allocated_bytes
 
+    def trim(self) -> None:
+        pass
+
     def make_arena(self, num_bytes: int, purpose: str) -> Arena:
-        self._arena_bytes += num_bytes
+        self.count_arena(num_bytes)
         return InterpretedArena(self, num_bytes, purpose)
+
+    def count_arena(self, num_bytes: int) -> None:
+        """Of an arena's memory that comes, or goes."""
+        if num_bytes > self.free_bytes():
+            raise MemoryError(f"{num_bytes:,} of {self.free_bytes():,} bytes")
+        self._arena_bytes += num_bytes
 
     # What is asked of it.
 
@@ -294,7 +303,16 @@ class InterpretedArena(HostArena):
 
     def release(self, keep: bool = False) -> None:
         self._device.synchronize()
+        self._device.count_arena(-self.resident_bytes)
         super().release(keep)
+
+    def restore(self) -> None:
+        self._device.count_arena(self.num_bytes - self.resident_bytes)
+        super().restore()
+
+    @property
+    def resident_bytes(self) -> int:
+        return self.num_bytes if self.contents is Contents.HERE else 0
 
 
 def poison(tensor: Tensor) -> Tensor:

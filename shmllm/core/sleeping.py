@@ -58,7 +58,11 @@ class Memory(Protocol):
         """Weights that were lost and not written since."""
 
     def release(self, part: Asleep, keep: bool) -> None:
-        """Give the pages of weights or KV cache back; with `keep` the contents return."""
+        """Give the pages of weights or KV cache back; with `keep` the contents return.
+
+        Raises:
+            RequestError: there is no room to keep them in; nothing changed.
+        """
 
     def restore(self, part: Asleep) -> None:
         """Have them again, at the same addresses.
@@ -116,17 +120,20 @@ class Sleeping:
         Args:
             mode: KEEP queues new requests, the others refuse them; WAIT leaves that as it is
                 if the engine is asleep already.
+
+        Raises:
+            RequestError: there is no room to keep the weights in; nothing changed.
         """
-        if not self.asleep or mode is not PauseMode.WAIT:
-            self._mode = mode
         falls, loses = self._falls(level), self._loses(level)
-        self.asleep |= falls
-        self._settle()
+        if Asleep.WEIGHTS in falls or loses:
+            self._memory.release(Asleep.WEIGHTS, level.keeps_weights)
+            self._are_weights_kept = level.keeps_weights
         if Asleep.KV_CACHE in falls:
             self._memory.release(Asleep.KV_CACHE, keep=False)
-        if Asleep.WEIGHTS in falls or loses:
-            self._are_weights_kept = level.keeps_weights
-            self._memory.release(Asleep.WEIGHTS, level.keeps_weights)
+        if not self.asleep or mode is not PauseMode.WAIT:
+            self._mode = mode
+        self.asleep |= falls
+        self._settle()
         if falls & MEMORY or loses:
             self._memory.tidy()
 

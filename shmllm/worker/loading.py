@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
@@ -18,30 +17,10 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.registry import create_model
 from shmllm.models.weights import load_dummy_weights, load_weights
-from shmllm.worker.arena import Arena, CountingAllocator, HostArena
-from shmllm.worker.memory import CacheSize, available_memory_bytes, check_weights_fit
+from shmllm.worker.arena import Arena, CountingAllocator
+from shmllm.worker.memory import CacheSize, Place, check_weights_fit
 
 Progress = Callable[[int, int], None]
-
-
-class Place(Protocol):
-    """Whose memory the weights are to be in."""
-
-    def free_bytes(self) -> int:
-        """What of it can be used."""
-
-    def make_arena(self, num_bytes: int, purpose: str) -> Arena:
-        """A piece of it; EngineStartError if it does not give that much."""
-
-
-class Host:
-    """The machine's own memory, in huge pages: weights are read whole, again and again."""
-
-    def free_bytes(self) -> int:
-        return available_memory_bytes()
-
-    def make_arena(self, num_bytes: int, purpose: str) -> Arena:
-        return HostArena(num_bytes, purpose, huge_pages=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +84,7 @@ def load_model(
     dtype: torch.dtype = getattr(torch, dtype_name)
     counter = CountingAllocator()
     create_model(config, dtype, counter.take, load.quantization)
-    check_weights_fit(counter.num_bytes, load.quantization or dtype_name, place.free_bytes())
+    check_weights_fit(counter.num_bytes, load.quantization or dtype_name, place)
     weights = place.make_arena(counter.num_bytes, "the weights")
     model = create_model(config, dtype, weights.take, load.quantization)
     _fill(model, load, on_progress)

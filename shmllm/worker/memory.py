@@ -1,4 +1,7 @@
-"""How much memory there is, and what the KV cache may take of it."""
+"""How much memory there is, and what the KV cache may take of it.
+
+Owns the interface of a place that has memory, and the machine's own; `gpu.memory` has a GPU's.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,11 @@ import ctypes
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from shmllm.config import CacheConfig
 from shmllm.errors import EngineStartError
+from shmllm.worker.arena import Arena, HostArena
 
 DEFAULT_KV_CACHE_BYTES = 2**31
 DEFAULT_KV_CACHE_FRACTION = 4
@@ -53,14 +58,69 @@ def available_memory_bytes() -> int:
     return available
 
 
-def check_weights_fit(weight_bytes: int, kind: str, available: int) -> None:
-    """Raise EngineStartError, with both numbers, if the weights exceed the available memory.
-    That is also what loading takes, but for one tensor at a time."""
+class Place(Protocol):
+    """Where a runner has its arenas.
+
+    Attributes:
+        kind: of memory, for messages.
+        is_lazy: memory is taken when it is first written, not when an arena is made or restored.
+    """
+
+    kind: str
+    is_lazy: bool
+
+    def free_bytes(self) -> int:
+        """What can be used."""
+
+    def used_bytes(self) -> int:
+        """What this process has."""
+
+    def make_arena(self, num_bytes: int, purpose: str) -> Arena:
+        """A piece of it; EngineStartError if it does not give that much."""
+
+    def tidy(self) -> None:
+        """Give back what was freed and kept for the next who asks."""
+
+
+class Host:
+    """The machine's own memory, in huge pages: weights are read whole, again and again."""
+
+    kind = "memory"
+    is_lazy = True
+
+    def free_bytes(self) -> int:
+        return available_memory_bytes()
+
+    def used_bytes(self) -> int:
+        return resident_bytes()
+
+    def make_arena(self, num_bytes: int, purpose: str) -> Arena:
+        return HostArena(num_bytes, purpose, huge_pages=True)
+
+    def tidy(self) -> None:
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
+
+
+def resident_bytes() -> int:
+    """Memory that this process has in RAM. Older kernels are off by some pages a core here;
+    smaps_rollup is exact everywhere, and takes 10 ms per GiB."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def check_weights_fit(weight_bytes: int, dtype: str, place: Place) -> None:
+    """Raise EngineStartError, with both numbers, if the weights exceed what is free. That is
+    also what loading takes, but for one tensor at a time."""
+    available = place.free_bytes()
     if weight_bytes > available:
-        smaller = SMALLER.get(kind, "")
+        smaller = SMALLER.get(dtype, "")
         raise EngineStartError(
-            f"the weights need {weight_bytes / MIB:,.0f} MiB in {kind} and "
-            f"{available / MIB:,.0f} MiB of memory are free{smaller}"
+            f"the weights need {weight_bytes / MIB:,.0f} MiB in {dtype} and "
+            f"{available / MIB:,.0f} MiB of {place.kind} are free{smaller}"
         )
 
 
@@ -79,7 +139,7 @@ class CacheSize:
 
 
 def size_kv_cache(config: CacheConfig, bytes_per_block: int, max_model_len: int) -> CacheSize:
-    """Fit blocks into the memory there is, and max_model_len to the blocks.
+    """Fit blocks into the machine's memory, and max_model_len to the blocks.
 
     Raises:
         EngineStartError: not even one block for one sequence fits.
@@ -88,20 +148,35 @@ def size_kv_cache(config: CacheConfig, bytes_per_block: int, max_model_len: int)
     if num_bytes is None:
         share = available_memory_bytes() // DEFAULT_KV_CACHE_FRACTION
         num_bytes = min(DEFAULT_KV_CACHE_BYTES, share)
-    for_one = -(-max_model_len // config.block_size) + 1
+    return fit_kv_cache(num_bytes, config.block_size, bytes_per_block, max_model_len)
+
+
+def fit_kv_cache(
+    num_bytes: int, block_size: int, bytes_per_block: int, max_model_len: int, origin: str = ""
+) -> CacheSize:
+    """As many blocks as that many bytes hold, and max_model_len as they allow.
+
+    Args:
+        origin: where the number of bytes comes from and what changes it, for messages.
+
+    Raises:
+        EngineStartError: not even one block for one sequence fits.
+    """
+    for_one = (-(-max_model_len // block_size) + 1) * bytes_per_block
     num_blocks = num_bytes // bytes_per_block
-    capacity = (num_blocks - 1) * config.block_size
-    if capacity < config.block_size:
+    capacity = (num_blocks - 1) * block_size
+    if capacity < block_size:
+        given = "what is left for the KV cache" if origin else "kv_cache_memory_bytes"
         raise EngineStartError(
-            f"not enough memory for one sequence: kv_cache_memory_bytes is {num_bytes:,} and "
-            f"the smallest cache, two blocks of {config.block_size} tokens, needs "
-            f"{2 * bytes_per_block:,}"
+            f"not enough memory for one sequence: {given} is {max(num_bytes, 0):,} and the "
+            f"smallest cache, two blocks of {block_size} tokens, needs {2 * bytes_per_block:,}"
+            f"{origin}"
         )
     if capacity >= max_model_len:
         return CacheSize(num_blocks, max_model_len, None)
+    cure = origin or f"; raise kv_cache_memory_bytes to {for_one:,} for all of it"
     warning = (
         f"max_model_len is {capacity:,} instead of {max_model_len:,}: the KV cache of "
-        f"{num_bytes / MIB:,.0f} MiB holds no longer sequence; raise kv_cache_memory_bytes to "
-        f"{for_one * bytes_per_block:,} for all of it"
+        f"{num_bytes / MIB:,.0f} MiB holds no longer sequence{cure}"
     )
     return CacheSize(num_blocks, capacity, warning)

@@ -1,21 +1,19 @@
 """Who of a runner holds how much memory, and what of it can be given back.
 
 Owns the list of owners: whatever a runner keeps that is large is in here or counts as rest.
-Must not know when the engine sleeps, or why.
+Must not know when the engine sleeps, or why, nor whether the memory is a GPU's.
 """
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Protocol
 
 from shmllm.errors import RequestError
 from shmllm.models.decoder import DecoderModel
 from shmllm.sleep_report import MIB, Asleep, OwnedBytes
 from shmllm.worker.arena import Arena, Contents
-from shmllm.worker.memory import available_memory_bytes
+from shmllm.worker.memory import Place
 
 
 class Workspace(Protocol):
@@ -35,7 +33,11 @@ class MemoryOwners:
         model: whose weights lie in the arena `weights`.
         weights: see above.
         kv_cache: holds keys and values.
-        workspaces: all others.
+        workspaces: others that can be dropped.
+        place: whose memory it is.
+        buffers: arenas of what only a step uses, at addresses that must stay: they come and go
+            with the KV cache.
+        graph_bytes: what captured graphs hold; they are kept.
     """
 
     def __init__(
@@ -44,10 +46,15 @@ class MemoryOwners:
         weights: Arena,
         kv_cache: Arena,
         workspaces: Sequence[Workspace],
+        place: Place,
+        buffers: Sequence[Arena] = (),
+        graph_bytes: int = 0,
     ) -> None:
         self._model = model
-        self._arenas = {Asleep.WEIGHTS: weights, Asleep.KV_CACHE: kv_cache}
+        self._arenas = {Asleep.WEIGHTS: [weights], Asleep.KV_CACHE: [kv_cache, *buffers]}
         self._workspaces = workspaces
+        self._place = place
+        self._graph_bytes = graph_bytes
 
     @property
     def num_missing(self) -> int:
@@ -55,7 +62,16 @@ class MemoryOwners:
         return len(self._model.missing)
 
     def release(self, part: Asleep, keep: bool) -> None:
-        """Give the pages of weights or KV cache back, and with these the workspaces."""
+        """Give the pages of weights or KV cache back, and with these the workspaces.
+
+        Raises:
+            RequestError: there is no room to keep the contents in; nothing changed.
+        """
+        try:
+            for arena in self._arenas[part]:
+                arena.release(keep)
+        except MemoryError as problem:
+            raise RequestError(f"{' '.join(part.tags)} cannot be kept: {problem}") from problem
         if part is Asleep.WEIGHTS:
             self._model.is_asleep = True
             if not keep:
@@ -63,7 +79,6 @@ class MemoryOwners:
         else:
             for workspace in self._workspaces:
                 workspace.drop_workspace()
-        self._arenas[part].release(keep)
 
     def restore(self, part: Asleep) -> None:
         """Have them again, at the same addresses.
@@ -71,46 +86,43 @@ class MemoryOwners:
         Raises:
             RequestError: there is not enough memory; nothing changed.
         """
-        arena = self._arenas[part]
-        self._check_room(part, arena)
+        asleep = [each for each in self._arenas[part] if each.contents is not Contents.HERE]
+        self._check_room(part, asleep)
+        restored: list[Arena] = []
         try:
-            arena.restore()
+            for arena in asleep:
+                arena.restore()
+                restored.append(arena)
         except MemoryError as problem:
+            for arena in restored:
+                arena.release()
             raise RequestError(f"{' '.join(part.tags)} cannot wake up: {problem}") from problem
         if part is Asleep.WEIGHTS:
             self._model.is_asleep = False
 
     def tidy(self) -> None:
-        """Have the C library give back what was freed: it keeps it otherwise."""
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if trim is not None:
-            trim(0)
+        """Have what was freed given back: allocators keep it otherwise."""
+        self._place.tidy()
 
     def measure(self) -> OwnedBytes:
         """Bytes by owner, now."""
-        weights = self._arenas[Asleep.WEIGHTS].resident_bytes
-        kv_cache = self._arenas[Asleep.KV_CACHE].resident_bytes
-        workspaces = sum(workspace.workspace_bytes for workspace in self._workspaces)
-        known = weights + kv_cache + workspaces
-        rest = max(resident_bytes() - known, 0)
-        return OwnedBytes(weights, kv_cache, 0, workspaces, rest)
+        weights, (cache, *buffers) = self._arenas[Asleep.WEIGHTS][0], self._arenas[Asleep.KV_CACHE]
+        workspaces = sum(arena.resident_bytes for arena in buffers)
+        workspaces += sum(workspace.workspace_bytes for workspace in self._workspaces)
+        held = weights.resident_bytes, cache.resident_bytes, self._graph_bytes, workspaces
+        return OwnedBytes(*held, rest=max(self._place.used_bytes() - sum(held), 0))
 
-    def _check_room(self, part: Asleep, arena: Arena) -> None:
-        """All of the weights will be written; of the cache what requests use."""
-        if part is not Asleep.WEIGHTS or arena.contents is not Contents.LOST:
+    def _check_room(self, part: Asleep, asleep: Sequence[Arena]) -> None:
+        """Where memory is taken when it is written, that is what requests use of the cache, and
+        all of the weights if they were lost."""
+        if self._place.is_lazy and part is not Asleep.WEIGHTS:
             return
-        available = available_memory_bytes()
-        if arena.num_bytes > available:
+        if self._place.is_lazy:
+            asleep = [arena for arena in asleep if arena.contents is Contents.LOST]
+        needed = sum(arena.num_bytes for arena in asleep)
+        available = self._place.free_bytes()
+        if needed > available:
             raise RequestError(
-                f"the weights cannot wake up: they need {arena.num_bytes / MIB:,.0f} MiB and "
-                f"{available / MIB:,.0f} MiB of memory are free"
+                f"{' '.join(part.tags)} cannot wake up: they need {needed / MIB:,.0f} MiB and "
+                f"{available / MIB:,.0f} MiB of {self._place.kind} are free"
             )
-
-
-def resident_bytes() -> int:
-    """Memory that this process has in RAM. Older kernels are off by some pages a core here;
-    smaps_rollup is exact everywhere, and takes 10 ms per GiB."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) * 1024
-    return 0

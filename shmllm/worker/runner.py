@@ -21,8 +21,8 @@ from shmllm.worker.batch import InputBatch, StepInputs
 from shmllm.worker.cpu_program import CpuProgram, Observe
 from shmllm.worker.grammar import GrammarCompiler
 from shmllm.worker.kv_cache import KVCache, cache_bytes
-from shmllm.worker.loading import Host, Progress, load_model, make_facts
-from shmllm.worker.memory import keep_freed_memory, size_kv_cache
+from shmllm.worker.loading import Progress, load_model, make_facts
+from shmllm.worker.memory import Host, keep_freed_memory, size_kv_cache
 from shmllm.worker.memory_owners import MemoryOwners
 from shmllm.worker.pooler import Pooler
 from shmllm.worker.prompt_embeds import PromptEmbeds, check_prompt_embeds
@@ -59,7 +59,8 @@ class ModelRunner:
         num_threads = config.num_threads or len(os.sched_getaffinity(0))
         keep_freed_memory()
         torch.set_num_threads(num_threads)
-        loaded = load_model(config.load, Host(), "float32", on_progress)
+        host = Host()
+        loaded = load_model(config.load, host, "float32", on_progress)
         self._loaded, self._model = loaded, loaded.model
         num_layers, block_size = loaded.config.num_layers, config.cache.block_size
         layout = CacheLayout(
@@ -87,7 +88,7 @@ class ModelRunner:
         self.overlaps = bool(config.scheduler.async_scheduling)
         self._thread = Background("shmllm-steps") if self.overlaps else None
         workspaces = (self._program.buffers, self._pooler, self._masks)
-        self.memory = MemoryOwners(self._model, loaded.weights, kv_cache, workspaces)
+        self.memory = MemoryOwners(self._model, loaded.weights, kv_cache, workspaces, host)
         self._scores_probabilities = config.logprobs.mode.endswith("logprobs")
         self.facts = make_facts(
             config,

@@ -95,6 +95,9 @@ class Device(Protocol):
     def reset_peak(self) -> None:
         """The peak is what is allocated now."""
 
+    def trim(self) -> None:
+        """Give back the memory of tensors that are gone, which torch keeps for the next ones."""
+
     def make_arena(self, num_bytes: int, purpose: str) -> Arena:
         """Memory of this device; see `worker.arena`.
 
@@ -211,6 +214,9 @@ class CudaDevice:
 
     def reset_peak(self) -> None:
         _cuda.reset_peak_memory_stats(self.torch_device)
+
+    def trim(self) -> None:
+        _cuda.empty_cache()
 
     def make_arena(self, num_bytes: int, purpose: str) -> Arena:
         return make_arena(num_bytes, purpose, self.torch_device)

@@ -40,19 +40,19 @@ def asleep(sleeping, level, mode=PauseMode.ABORT):
     ("levels", "state", "done"),
     [
         ([0], S, []),
-        ([1], ALL, ["release kv_cache", "release weights keep", "tidy"]),
-        ([2], ALL | MISSING, ["release kv_cache", "release weights", "tidy"]),
-        ([0, 1], ALL, ["release kv_cache", "release weights keep", "tidy"]),
+        ([1], ALL, ["release weights keep", "release kv_cache", "tidy"]),
+        ([2], ALL | MISSING, ["release weights", "release kv_cache", "tidy"]),
+        ([0, 1], ALL, ["release weights keep", "release kv_cache", "tidy"]),
         ([0, 0], S, []),
-        ([1, 0], ALL, ["release kv_cache", "release weights keep", "tidy"]),
-        ([1, 1], ALL, ["release kv_cache", "release weights keep", "tidy"]),
+        ([1, 0], ALL, ["release weights keep", "release kv_cache", "tidy"]),
+        ([1, 1], ALL, ["release weights keep", "release kv_cache", "tidy"]),
         (
             [1, 2],
             ALL | MISSING,
-            ["release kv_cache", "release weights keep", "tidy", "release weights", "tidy"],
+            ["release weights keep", "release kv_cache", "tidy", "release weights", "tidy"],
         ),
-        ([2, 1], ALL | MISSING, ["release kv_cache", "release weights", "tidy"]),
-        ([2, 2], ALL | MISSING, ["release kv_cache", "release weights", "tidy"]),
+        ([2, 1], ALL | MISSING, ["release weights", "release kv_cache", "tidy"]),
+        ([2, 2], ALL | MISSING, ["release weights", "release kv_cache", "tidy"]),
     ],
 )
 def test_levels_one_after_the_other(sleeping, memory, levels, state, done):
@@ -60,6 +60,17 @@ def test_levels_one_after_the_other(sleeping, memory, levels, state, done):
         asleep(sleeping, level)
     assert sleeping.state == state
     assert memory.calls == done
+
+
+def test_weights_that_cannot_be_kept_leave_it_awake(sleeping, memory, holds, monkeypatch):
+    def refuse(part, keep):
+        raise RequestError("no room")
+
+    monkeypatch.setattr(memory, "release", refuse)
+    with pytest.raises(RequestError):
+        asleep(sleeping, 1)
+    assert not sleeping.state
+    assert not holds
 
 
 @pytest.mark.parametrize(

@@ -70,17 +70,19 @@ def test_no_room_for_one_block_is_an_error_with_both_numbers(free, num_bytes):
         memory.size_kv_cache(CacheConfig(16, num_bytes), 1000, 64)
 
 
-def test_weights_that_fit_pass():
-    memory.check_weights_fit(100 * MIB, "float32", 100 * MIB)
+def test_weights_that_fit_pass(free):
+    free(100 * MIB)
+    memory.check_weights_fit(100 * MIB, "float32", memory.Host())
 
 
 @pytest.mark.parametrize(
     ("dtype", "advises"),
     [("float32", "'bfloat16' needs half"), ("bfloat16", "'int8' needs"), ("int8", "")],
 )
-def test_weights_that_do_not_fit_are_an_error_with_both_numbers(dtype, advises):
+def test_weights_that_do_not_fit_are_an_error_with_both_numbers(free, dtype, advises):
+    free(100 * MIB)
     with pytest.raises(EngineStartError, match=f"need 3,000 MiB in {dtype} and 100 MiB") as error:
-        memory.check_weights_fit(3000 * MIB, dtype, 100 * MIB)
+        memory.check_weights_fit(3000 * MIB, dtype, memory.Host())
     assert advises in str(error.value)
     assert bool(advises) == ("; " in str(error.value))
 

@@ -11,9 +11,9 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.registry import create_model
 from shmllm.models.weights import load_weights
 from shmllm.sleep_report import Asleep
-from shmllm.worker import memory_owners
 from shmllm.worker.arena import CountingAllocator, HostArena
-from shmllm.worker.memory_owners import MemoryOwners, resident_bytes
+from shmllm.worker.memory import Host, resident_bytes
+from shmllm.worker.memory_owners import MemoryOwners
 
 TOKENS = [3, 14, 15, 92, 6]
 
@@ -45,7 +45,7 @@ def model_and_owners(directory, quantization):
     model = create_model(config, torch.float32, weights.take, quantization)
     load_weights(model, directory)
     cache.take((2**26,), torch.uint8).fill_(1)
-    return model, MemoryOwners(model, weights, cache, [Buffer(1000), Buffer(24)])
+    return model, MemoryOwners(model, weights, cache, [Buffer(1000), Buffer(24)], Host())
 
 
 def test_bytes_are_whose_they_are(model_and_owners, quantization):
@@ -94,7 +94,7 @@ def test_the_cache_goes_with_the_workspaces_and_the_system_has_both_back(model_a
 def test_weights_do_not_wake_where_they_have_no_room(model_and_owners, monkeypatch):
     model, owners = model_and_owners
     owners.release(Asleep.WEIGHTS, keep=True)
-    monkeypatch.setattr(memory_owners, "available_memory_bytes", lambda: 2**20)
+    monkeypatch.setattr(Host, "free_bytes", lambda self: 2**20)
     owners.restore(Asleep.WEIGHTS)  # they are where they were
     owners.release(Asleep.WEIGHTS, keep=False)
     with pytest.raises(RequestError, match=r"they need \d+ MiB and 1 MiB of memory are free"):

@@ -1,0 +1,281 @@
+"""What the KV cache gets of a device, and what of a device sleeps: devices are numbers here."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fake_cuda_driver import FakeDriver
+from model_helpers import our_logits, reference_model, save
+
+from shmllm.config import CacheConfig
+from shmllm.errors import EngineStartError, RequestError
+from shmllm.models.config import ModelConfig
+from shmllm.models.registry import create_model
+from shmllm.models.weights import load_weights
+from shmllm.sleep_report import Asleep
+from shmllm.worker.arena import Contents, CountingAllocator
+from shmllm.worker.cuda_arena import CudaArena
+from shmllm.worker.gpu import memory
+from shmllm.worker.gpu.memory import DeviceMemory, estimate_graph_bytes
+from shmllm.worker.memory_owners import MemoryOwners
+
+MIB = 2**20
+TOTAL = 1000 * MIB
+BLOCK = MIB // 4  # bytes of one, in all layers
+
+
+class FakeDevice:
+    """A device whose allocator keeps what it got, as torch's does.
+
+    Attributes:
+        others: bytes that others have.
+    """
+
+    def __init__(self, others=0):
+        self.others = others
+        self.arenas = self.allocated = self.peak = self.reserved = self.libraries = 0
+
+    def total_bytes(self):
+        return TOTAL
+
+    def free_bytes(self):
+        return TOTAL - self.others - self.arenas - self.reserved - self.libraries
+
+    def allocated_bytes(self):
+        return self.allocated
+
+    def peak_bytes(self):
+        return self.peak
+
+    def reset_peak(self):
+        self.peak = self.allocated
+
+    def synchronize(self):
+        pass
+
+    def trim(self):
+        self.reserved = self.allocated
+
+    def allocate(self, num_bytes):
+        self.allocated += num_bytes
+        self.peak = max(self.peak, self.allocated)
+        self.reserved = max(self.reserved, self.allocated)
+
+    def make_arena(self, num_bytes, purpose):
+        self.arenas += num_bytes
+        return SimpleNamespace(num_bytes=num_bytes, resident_bytes=num_bytes)
+
+
+class Engine:
+    """Its weights and buffers are there; a step takes 100 MiB, and libraries 20 at the first."""
+
+    def __init__(self, others=0, weights=300, buffers=30):
+        self.device = FakeDevice(others * MIB)
+        self.memory = DeviceMemory(self.device)
+        self.weights = self.memory.make_arena(weights * MIB, "weights")
+        self.memory.make_arena(buffers * MIB, "buffers")
+        self.device.allocate(10 * MIB)
+        self.num_profiled = 0
+
+    def profile(self):
+        self.num_profiled += 1
+        self.device.allocate(100 * MIB)
+        self.device.allocate(-100 * MIB)
+        self.device.libraries = 20 * MIB
+
+    def size(self, config=None, max_model_len=16, graphs=40):
+        return self.memory.size_cache(
+            config or CacheConfig(gpu_memory_utilization=0.9),
+            BLOCK,
+            max_model_len,
+            self.weights,
+            graphs * MIB,
+            self.profile,
+        )
+
+
+def test_the_cache_gets_what_weights_a_step_and_graphs_leave_of_the_part(caplog):
+    engine = Engine()
+    with caplog.at_level(logging.INFO):
+        size = engine.size()
+    left = 900 - 300 - (30 + 10 + 100 + 20) - 40
+    assert (size.num_blocks, size.max_model_len, size.warning) == (left * MIB // BLOCK, 16, None)
+    assert (
+        "of 1,000 MiB on the device, gpu_memory_utilization=0.9 is 900; others have 0, weights "
+        f"300, steps 160, graphs 40 (estimated); {left} MiB are left" in caplog.text
+    )
+    assert "\n" not in caplog.records[0].message
+
+
+@pytest.mark.parametrize(("others", "left"), [(50, 400), (100, 400), (300, 200), (499, 1)])
+def test_the_part_is_the_engines_own_as_long_as_there_is_as_much(others, left):
+    assert Engine(others).size().num_blocks == left * MIB // BLOCK
+
+
+def test_a_smaller_part_leaves_the_rest_to_a_neighbour():
+    first = Engine().size(CacheConfig(gpu_memory_utilization=0.55)).num_blocks
+    second = Engine(others=450).size(CacheConfig(gpu_memory_utilization=0.55)).num_blocks
+    assert first == second == 50 * MIB // BLOCK
+
+
+def test_what_torch_has_cached_already_is_not_counted_twice():
+    engine = Engine()
+    engine.device.allocate(80 * MIB)
+    engine.device.allocate(-80 * MIB)
+    assert engine.size().num_blocks == 400 * MIB // BLOCK
+
+
+def test_a_device_that_shows_no_cached_memory_is_measured_by_its_peak(monkeypatch):
+    engine = Engine()
+    monkeypatch.setattr(FakeDevice, "free_bytes", lambda d: TOTAL - d.arenas - d.allocated)
+    assert engine.size().num_blocks == (400 + 20) * MIB // BLOCK
+
+
+def test_a_given_size_is_taken_and_nothing_is_run():
+    engine = Engine(others=900)
+    size = engine.size(CacheConfig(memory_bytes=10 * MIB))
+    assert size.num_blocks == 40
+    assert engine.num_profiled == 0
+
+
+def test_a_cache_that_holds_no_sequence_is_an_error_with_all_numbers():
+    with pytest.raises(EngineStartError, match="not enough memory for one sequence") as caught:
+        Engine(others=600).size()
+    for words in (
+        "what is left for the KV cache is 0 and",
+        f"two blocks of 16 tokens, needs {2 * BLOCK:,}",
+        "others have 600, weights 300, steps 160, graphs 40 (estimated); -100 MiB are left",
+        "raise gpu_memory_utilization, or lower max_num_batched_tokens or max_num_seqs",
+    ):
+        assert words in str(caught.value)
+
+
+def test_a_shorter_limit_is_a_warning_with_the_numbers():
+    size = Engine(others=499).size(max_model_len=100)
+    assert (size.num_blocks, size.max_model_len) == (4, 48)
+    assert size.warning.startswith("max_model_len is 48 instead of 100: the KV cache of 1 MiB")
+    assert "weights 300, steps 160" in size.warning
+
+
+def test_a_small_model_gets_no_more_blocks_than_the_host_should_keep(monkeypatch):
+    monkeypatch.setattr(memory, "MOST_BLOCKS", 50)
+    assert Engine().size().num_blocks == 50
+    assert Engine().size(max_model_len=1000).num_blocks == 64
+    assert Engine().size(CacheConfig(memory_bytes=25 * MIB)).num_blocks == 100
+
+
+def test_no_graphs_take_nothing():
+    assert estimate_graph_bytes(0, 32) == 0
+    assert 300 * MIB < estimate_graph_bytes(51, 32) < 1000 * MIB
+
+
+class DriverDevice(FakeDevice):
+    """Its arenas are real, on the memory of a fake driver."""
+
+    def __init__(self, driver):
+        super().__init__()
+        self.driver = driver
+
+    def free_bytes(self):
+        return self.driver.free_bytes - self.reserved
+
+    def make_arena(self, num_bytes, purpose):
+        return CudaArena(num_bytes, purpose, torch.device("cpu"), self.driver)
+
+
+@pytest.fixture
+def driver():
+    return FakeDriver(64 * MIB)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    model = reference_model("qwen3", hidden_size=512, intermediate_size=2048)
+    return save(model, tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def model_and_owners(driver, directory):
+    """A model on a device, the owners of its memory, and the arenas."""
+    config = ModelConfig.from_directory(directory)
+    place = DeviceMemory(DriverDevice(driver))
+    counter = CountingAllocator()
+    create_model(config, torch.float32, counter.take, None)
+    arenas = [place.make_arena(size, "a test") for size in (counter.num_bytes, 16 * MIB, 2 * MIB)]
+    weights, cache, buffers = arenas
+    model = create_model(config, torch.float32, weights.take, None)
+    load_weights(model, directory)
+    yield model, MemoryOwners(model, weights, cache, [], place, [buffers], graph_bytes=MIB), arenas
+    for arena in arenas:
+        arena.close()
+    assert driver.is_clean
+
+
+def test_bytes_of_a_device_are_whose_they_are(model_and_owners, driver):
+    _, owners, (weights, _, _) = model_and_owners
+    driver.free_bytes -= 3 * MIB  # graphs and libraries
+    found = owners.measure()
+    assert (found.kv_cache, found.workspaces) == (16 * MIB, 2 * MIB)
+    assert found.weights == weights.resident_bytes > weights.num_bytes - MIB
+    assert (found.graphs, found.rest) == (MIB, 2 * MIB)
+    assert found.total == 64 * MIB - driver.free_bytes
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_all_of_it_sleeps_and_wakes(model_and_owners, driver, keep):
+    model, owners, _ = model_and_owners
+    expected = our_logits(model, [3, 14, 15])
+    held = driver.free_bytes
+    owners.release(Asleep.WEIGHTS, keep)
+    owners.release(Asleep.KV_CACHE, keep=False)
+    owners.tidy()
+    found = owners.measure()
+    assert (found.weights, found.kv_cache, found.workspaces) == (0, 0, 0)
+    assert driver.free_bytes == 64 * MIB
+    assert bool(owners.num_missing) != keep
+    owners.restore(Asleep.WEIGHTS)
+    owners.restore(Asleep.KV_CACHE)
+    assert driver.free_bytes == held
+    if keep:
+        assert torch.equal(our_logits(model, [3, 14, 15]), expected)
+
+
+@pytest.mark.parametrize("part", [Asleep.WEIGHTS, Asleep.KV_CACHE])
+@pytest.mark.parametrize("keep", [True, False])
+def test_nothing_wakes_without_room(model_and_owners, driver, part, keep):
+    _, owners, arenas = model_and_owners
+    owners.release(part, keep)
+    free, driver.free_bytes = driver.free_bytes, 5 * MIB
+    with pytest.raises(RequestError, match=r"they need \d+ MiB and 5 MiB of device memory are fr"):
+        owners.restore(part)
+    assert owners.measure().total == 64 * MIB - 5 * MIB
+    driver.free_bytes = free
+    owners.restore(part)
+    assert all(arena.contents is Contents.HERE for arena in arenas)
+
+
+def test_what_was_free_and_then_is_not_leaves_all_of_a_part_asleep(model_and_owners, driver):
+    _, owners, (_, cache, buffers) = model_and_owners
+    owners.release(Asleep.KV_CACHE, keep=False)
+    buffers.restore = lambda: (_ for _ in ()).throw(MemoryError("taken"))
+    with pytest.raises(RequestError, match="kv_cache cannot wake up: taken"):
+        owners.restore(Asleep.KV_CACHE)
+    del buffers.restore
+    assert (cache.contents, buffers.contents) == (Contents.LOST, Contents.LOST)
+    owners.restore(Asleep.KV_CACHE)
+
+
+def test_weights_that_cannot_be_kept_stay_awake(model_and_owners, monkeypatch):
+    model, owners, (weights, _, _) = model_and_owners
+
+    def refuse(*_arguments):
+        raise MemoryError("no 12 MiB of host memory")
+
+    monkeypatch.setattr("shmllm.worker.cuda_arena._HostCopy", refuse)
+    with pytest.raises(RequestError, match="weights cannot be kept: no 12 MiB of host memory"):
+        owners.release(Asleep.WEIGHTS, keep=True)
+    assert not model.is_asleep
+    assert weights.contents is Contents.HERE
