@@ -45,7 +45,7 @@ engine.add_command(wake)
     type=click.Path(dir_okay=False, path_type=Path),
     help="Where a detached engine writes.  [default: shmllm-NAME.log in the temporary directory]",
 )
-@click.option("--startup-timeout", default=120.0, show_default=True)
+@click.option("--startup-timeout", default=600.0, show_default=True)
 @click.option(
     "--client-timeout",
     type=click.FloatRange(min=0, min_open=True),

@@ -156,6 +156,9 @@ class Status:
     def loading(self, done: int, total: int) -> None:
         self.show(f"loading weights {done / 2**20:,.0f} of {total / 2**20:,.0f} MiB")
 
+    def capturing(self, done: int, total: int) -> None:
+        self.show(f"capturing graphs {done} of {total}")
+
     def clear(self) -> None:
         if self._shown:
             click.echo("\r\x1b[K", err=True, nl=False)

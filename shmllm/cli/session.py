@@ -66,7 +66,7 @@ def _start(engine: dict[str, Any]) -> LLM:
     status = Status()
     status.show(f"starting {engine['model']}")
     try:
-        return LLM(**engine, on_load_progress=status.loading)
+        return LLM(**engine, on_load_progress=status.loading, on_capture_progress=status.capturing)
     finally:
         status.clear()
 

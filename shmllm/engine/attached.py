@@ -9,7 +9,8 @@ import weakref
 from pathlib import Path
 
 from shmllm.config import EngineFacts
-from shmllm.engine.client import ChannelEngineClient, LoadProgress
+from shmllm.engine.client import ChannelEngineClient
+from shmllm.engine.client_protocol import NOBODY_WATCHES, StartProgress
 from shmllm.errors import EngineDeadError, EngineStartError, SegmentError
 from shmllm.ipc import registry
 from shmllm.ipc.channel import ClientChannel, ControlView
@@ -91,7 +92,7 @@ class AttachedEngineClient(ChannelEngineClient):
             )
             undo.pop_all()
 
-    def wait_ready(self, on_progress: LoadProgress | None = None) -> EngineFacts:
+    def wait_ready(self, progress: StartProgress = NOBODY_WATCHES) -> EngineFacts:
         """Ask to be admitted, and wait for the engine's facts.
 
         Raises:

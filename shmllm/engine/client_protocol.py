@@ -6,6 +6,7 @@ Owns the names and their meaning; `client`, `attached`, `private` and `local` ar
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from shmllm.config import EngineFacts
@@ -17,6 +18,22 @@ from shmllm.wire.messages import AddRequest, Method, PoolRequest, Rejected, Weig
 
 Event = OutputColumns | PromptLogprobs | Embeddings | Rejected | WeightVersion
 LoadProgress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class StartProgress:
+    """Who is told how an engine's start gets on.
+
+    Attributes:
+        on_load: called with (bytes read, bytes in all) while weights are read.
+        on_capture: called with (sizes captured, sizes in all) while graphs are.
+    """
+
+    on_load: LoadProgress | None = None
+    on_capture: LoadProgress | None = None
+
+
+NOBODY_WATCHES = StartProgress()
 
 
 class Lease(Protocol):

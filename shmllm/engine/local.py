@@ -18,6 +18,7 @@ from shmllm.core.observer import NOBODY
 from shmllm.engine.admission import admit
 from shmllm.engine.calls import answer
 from shmllm.engine.client import Event, Lease
+from shmllm.engine.client_protocol import NOBODY_WATCHES, StartProgress
 from shmllm.engine.core import EngineCore
 from shmllm.engine.tracer import EngineTracer
 from shmllm.engine.weight_bucket import BUCKET_BYTES, pieces_of
@@ -61,11 +62,13 @@ class LocalEngineClient:
     def pid(self) -> int:
         return os.getpid()
 
-    def wait_ready(self, on_progress: Callable[[int, int], None] | None = None) -> EngineFacts:
+    def wait_ready(self, progress: StartProgress = NOBODY_WATCHES) -> EngineFacts:
         """Load the model. Raises EngineStartError."""
         from shmllm.worker.make_runner import make_runner
 
-        self._core = EngineCore(self._config, make_runner(self._config, on_progress))
+        self._core = EngineCore(
+            self._config, make_runner(self._config, progress.on_load, progress.on_capture)
+        )
         self._worker = Worker(self._core)
         self.facts = self._core.facts
         self.trace(self._recorder)

@@ -9,7 +9,8 @@ import weakref
 from collections.abc import Sequence
 
 from shmllm.config import EngineConfig, EngineFacts
-from shmllm.engine.client import ChannelEngineClient, LoadProgress
+from shmllm.engine.client import ChannelEngineClient
+from shmllm.engine.client_protocol import NOBODY_WATCHES, StartProgress
 from shmllm.engine.launch import EngineHandle
 from shmllm.errors import EngineDeadError, EngineStartError
 from shmllm.ipc.channel import ClientChannel
@@ -41,7 +42,7 @@ class PrivateEngineClient(ChannelEngineClient):
         self,
         config: EngineConfig,
         *,
-        startup_timeout_s: float = 120.0,
+        startup_timeout_s: float = 600.0,
         shm_directory: str = "/dev/shm",
     ) -> None:
         self._config = config
@@ -63,17 +64,17 @@ class PrivateEngineClient(ChannelEngineClient):
             self, _shut_down, os.getpid(), channel, engine, (control, client)
         )
 
-    def wait_ready(self, on_progress: LoadProgress | None = None) -> EngineFacts:
+    def wait_ready(self, progress: StartProgress = NOBODY_WATCHES) -> EngineFacts:
         """Complete the handshake.
 
         Args:
-            on_progress: called with (bytes read, bytes in all) while the model loads.
+            progress: who is told how it gets on.
 
         Raises:
             EngineStartError: the engine failed, died or did not become ready in time.
         """
         try:
-            return self._become_ready(self._shake_hands(on_progress))
+            return self._become_ready(self._shake_hands(progress))
         except EngineDeadError as death:
             self.close()
             raise EngineStartError(
@@ -91,26 +92,28 @@ class PrivateEngineClient(ChannelEngineClient):
     def close(self) -> None:
         self._finalizer()
 
-    def _shake_hands(self, on_progress: LoadProgress | None) -> Text:
+    def _shake_hands(self, progress: StartProgress) -> Text:
         deadline = time.monotonic() + self._startup_timeout_s
-        hello = self._wait_startup(deadline, None)
+        hello = self._wait_startup(deadline, NOBODY_WATCHES)
         if not isinstance(hello, Hello) or hello.protocol_version != PROTOCOL_VERSION:
             raise EngineStartError(f"the engine answered {hello!r} instead of HELLO")
         self._send(Kind.INIT, codec.encode_text(Text(self._config.to_json())))
-        ready = self._wait_startup(deadline, on_progress)
+        ready = self._wait_startup(deadline, progress)
         if isinstance(ready, Failed):
             raise EngineStartError(ready.message, ready.traceback)
         if not isinstance(ready, Text):
             raise EngineStartError(f"the engine answered {ready!r} instead of READY")
         return ready
 
-    def _wait_startup(
-        self, deadline: float, on_progress: LoadProgress | None
-    ) -> Hello | Text | Failed:
+    def _wait_startup(self, deadline: float, progress: StartProgress) -> Hello | Text | Failed:
+        stages = (
+            (progress.on_load, Stat.WEIGHT_BYTES_LOADED, Stat.WEIGHT_BYTES_TOTAL),
+            (progress.on_capture, Stat.GRAPHS_CAPTURED, Stat.GRAPHS_TOTAL),
+        )
         while (message := self._receive_startup()) is None:
-            total = self._channel.stat(Stat.WEIGHT_BYTES_TOTAL)
-            if on_progress is not None and total:
-                on_progress(self._channel.stat(Stat.WEIGHT_BYTES_LOADED), total)
+            for tell, done, total in stages:
+                if tell is not None and (in_all := self._channel.stat(total)):
+                    tell(self._channel.stat(done), in_all)
             if time.monotonic() >= deadline:
                 raise EngineStartError(
                     f"the engine was not ready after {self._startup_timeout_s:g} s; a large "

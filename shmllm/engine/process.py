@@ -19,7 +19,6 @@ import signal
 import sys
 import time
 import traceback
-from enum import Enum, auto
 from pathlib import Path
 from types import FrameType
 
@@ -31,6 +30,7 @@ from shmllm.engine.core import EngineCore
 from shmllm.engine.doorkeeper import Doorkeeper
 from shmllm.engine.log import log_to_stderr
 from shmllm.engine.outbox import Outbox
+from shmllm.engine.phase import Phase
 from shmllm.engine.reporter import Reporter
 from shmllm.engine.session import RECORDS_PER_TURN, Session
 from shmllm.engine.tracing import Tracing
@@ -65,19 +65,6 @@ LIVENESS_PERIOD_S = 0.1
 EXIT_FAILED_START = 2
 SHUTTING_DOWN = "the engine is shutting down and takes no new requests"
 STALL_DUMP_AFTER_S = 5.0
-
-
-class Phase(Enum):
-    """
-    RUNNING   -> DRAINING   a SHUTDOWN message with time to drain: no new requests
-    RUNNING   -> STOPPING   a first signal, or the private engine's front end is gone
-    DRAINING  -> STOPPING   all requests are done, or the time is over
-    STOPPING                what runs is aborted and the process ends
-    """
-
-    RUNNING = auto()
-    DRAINING = auto()
-    STOPPING = auto()
 
 
 class EngineProcess:
@@ -183,7 +170,8 @@ class EngineProcess:
         self._report.imported()
         self._tracing.loading()
         try:
-            core = EngineCore(config, make_runner(config, self._report_loading), self._waiter.wake)
+            runner = make_runner(config, self._report_loading, self._report_capturing)
+            core = EngineCore(config, runner, self._waiter.wake)
         except Exception as problem:
             if isinstance(problem, ShmLLMError):
                 return Failed(str(problem), "")
@@ -199,6 +187,13 @@ class EngineProcess:
 
     def _report_loading(self, done: int, total: int) -> None:
         self._report.loading(done, total)
+        self._look_around()
+
+    def _report_capturing(self, done: int, total: int) -> None:
+        self._report.capturing(done, total)
+        self._look_around()
+
+    def _look_around(self) -> None:
         self._visit_sessions()
         if self._phase is not Phase.RUNNING:
             raise SystemExit(0)

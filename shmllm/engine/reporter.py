@@ -47,6 +47,12 @@ class Reporter:
         self._page.set_stat(Stat.WEIGHT_BYTES_TOTAL, total)
         self._page.beat()
 
+    def capturing(self, done: int, total: int) -> None:
+        """Sizes of graphs that were captured, of all; also a sign of life."""
+        self._page.set_stat(Stat.GRAPHS_CAPTURED, done)
+        self._page.set_stat(Stat.GRAPHS_TOTAL, total)
+        self._page.beat()
+
     def ready(self, core: EngineCore) -> None:
         self._page.set_stat(Stat.KV_BLOCKS_TOTAL, core.facts.num_blocks)
         self._page.mark(Mark.READY)

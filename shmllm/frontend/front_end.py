@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from shmllm.config import EngineConfig
-from shmllm.engine.client import EngineClient, LoadProgress
+from shmllm.engine.client import EngineClient
+from shmllm.engine.client_protocol import StartProgress
 from shmllm.engine.private import PrivateEngineClient
 from shmllm.errors import RequestError
 from shmllm.frontend.dispatcher import POLL_S, Dispatcher, RequestGroup
@@ -84,7 +85,7 @@ class FrontEnd:
         generation_config: str,
         multiprocess: bool,
         startup_timeout: float,
-        on_load_progress: LoadProgress | None,
+        progress: StartProgress,
     ) -> Self:
         """With an engine of its own; see `LLM` for the arguments."""
         directory = Path(config.load.directory)
@@ -95,7 +96,7 @@ class FrontEnd:
         try:
             tokenizer = Tokenizer.from_directory(tokenizer_directory)  # the engine starts meanwhile
             tracing.did(Slice.LOAD_TOKENIZER)
-            client.wait_ready(on_load_progress)
+            client.wait_ready(progress)
             tracing.did(Slice.START_ENGINE)
             return cls(client, tokenizer_directory, tokenizer, defaults, tracing)
         except BaseException:

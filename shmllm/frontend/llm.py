@@ -19,7 +19,7 @@ from shmllm.config import (
     SchedulingPolicy,
     WaitPolicyName,
 )
-from shmllm.engine.client import LoadProgress
+from shmllm.engine.client_protocol import LoadProgress, StartProgress
 from shmllm.errors import ShmLLMError
 from shmllm.frontend.beam_search import BeamSearchMethods
 from shmllm.frontend.engine_options import make_engine_config
@@ -85,6 +85,7 @@ class LLM(
         multiprocess: False runs the engine in this process, for debugging.
         startup_timeout: seconds until the engine has to be ready.
         on_load_progress: called with (bytes read, bytes in all) while it starts.
+        on_capture_progress: called with (sizes captured, sizes in all) while a GPU's graphs are.
 
     Raises:
         EngineStartError: says which file, number or option is wrong.
@@ -125,8 +126,9 @@ class LLM(
         pooler_config: PoolerConfig | dict[str, Any] | None = None,
         profiler_config: dict[str, Any] | None = None,
         multiprocess: bool = True,
-        startup_timeout: float = 120.0,
+        startup_timeout: float = 600.0,
         on_load_progress: LoadProgress | None = None,
+        on_capture_progress: LoadProgress | None = None,
         **others: Any,
     ) -> None:
         unknown = check_foreign_options("LLM", others)
@@ -161,10 +163,10 @@ class LLM(
         )
         self.pooler_config = PoolerConfig.make(pooler_config)
         self.profile_directory = read_profiler_config(profiler_config)
-        front_end = FrontEnd.start(
-            config, generation_config, multiprocess, startup_timeout, on_load_progress
+        progress = StartProgress(on_load_progress, on_capture_progress)
+        self._use(
+            FrontEnd.start(config, generation_config, multiprocess, startup_timeout, progress)
         )
-        self._use(front_end)
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> Self:

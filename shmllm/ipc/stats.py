@@ -36,6 +36,8 @@ class Stat(IntEnum):
     PREPARE_NS = 21
     SAMPLE_NS = 22
     ASLEEP = 23
+    GRAPHS_CAPTURED = 24
+    GRAPHS_TOTAL = 25
 
 
 class Mark(IntEnum):

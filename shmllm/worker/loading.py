@@ -65,6 +65,7 @@ def load_model(
     place: Place,
     auto_dtype: str | None,
     on_progress: Progress | None = None,
+    check: Callable[[DecoderModel], None] | None = None,
 ) -> LoadedModel:
     """
     Args:
@@ -73,6 +74,7 @@ def load_model(
         auto_dtype: what the dtype "auto" is there; None: the checkpoint's own, and bfloat16 if
             it does not say.
         on_progress: called with (bytes read, bytes in all) while weights are read.
+        check: raises EngineStartError for a model, without weights yet, that cannot run there.
 
     Raises:
         EngineStartError: the model cannot be loaded, or not in this memory.
@@ -83,7 +85,9 @@ def load_model(
     dtype_name = automatic if load.dtype == "auto" else load.dtype
     dtype: torch.dtype = getattr(torch, dtype_name)
     counter = CountingAllocator()
-    create_model(config, dtype, counter.take, load.quantization)
+    without_weights = create_model(config, dtype, counter.take, load.quantization)
+    if check is not None:
+        check(without_weights)
     check_weights_fit(counter.num_bytes, load.quantization or dtype_name, place)
     weights = place.make_arena(counter.num_bytes, "the weights")
     model = create_model(config, dtype, weights.take, load.quantization)

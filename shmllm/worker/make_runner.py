@@ -12,11 +12,21 @@ from shmllm.worker.loading import Progress
 from shmllm.worker.runner import ModelRunner
 
 
-def make_runner(config: EngineConfig, on_progress: Progress | None = None) -> Any:
-    """See `ModelRunner` for arguments and errors."""
+def make_runner(
+    config: EngineConfig, on_load: Progress | None = None, on_capture: Progress | None = None
+) -> Any:
+    """
+    Args:
+        config: says what to run on.
+        on_load: called with (bytes read, bytes in all) while weights are read.
+        on_capture: called with (sizes captured, sizes in all) while a GPU's graphs are.
+
+    Raises:
+        EngineStartError: see `ModelRunner` and `GpuRunner`.
+    """
     gpu, warning = choose_device(config.device)
     if gpu is not None:
         runner = import_module("shmllm.worker.gpu.runner")
-        return runner.GpuRunner(config, CudaDevice(gpu), on_progress)
+        return runner.GpuRunner(config, CudaDevice(gpu), on_load, on_capture)
     warnings = [] if warning is None else [warning]
-    return ModelRunner(config, on_progress, [*warnings, *ignored_on_cpu(config)])
+    return ModelRunner(config, on_load, [*warnings, *ignored_on_cpu(config)])

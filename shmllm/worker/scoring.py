@@ -68,6 +68,11 @@ def score_in_pieces(
         end = min(begin + step, num_rows)
         logits = logits_of(begin, end)
         parts.append(score_tokens(logits, token_ids[begin:end], [k] * (end - begin), normalise))
+    return joined(parts)
+
+
+def joined(parts: Sequence[TokenLogprobs]) -> TokenLogprobs:
+    """Those of several pieces of rows, one piece behind the other."""
     if len(parts) == 1:
         return parts[0]
     return TokenLogprobs(

@@ -25,6 +25,7 @@ class GpuBuffers:
         deterministic: decodes have the same number of splits whatever their number.
 
     Attributes:
+        arena: where they lie; a step leaves nothing in it that the next one needs.
         hidden: [max_tokens, hidden], the residual stream.
         normed: [max_tokens, hidden].
         attended: [max_tokens, num_heads * head_dim].
@@ -49,8 +50,8 @@ class GpuBuffers:
         self._deterministic = deterministic
         counter = CountingAllocator()
         self._take(counter.take, max_tokens, max_requests)
-        self._arena = device.make_arena(counter.num_bytes, "the activations of a step")
-        self._take(self._arena.take, max_tokens, max_requests)
+        self.arena = device.make_arena(counter.num_bytes, "the activations of a step")
+        self._take(self.arena.take, max_tokens, max_requests)
 
     def _take(self, allocate: Allocator, max_tokens: int, max_requests: int) -> None:
         config = self._config
@@ -95,13 +96,3 @@ class GpuBuffers:
             self._part_sums[: count * dim].view(*shape, dim),
             self._part_stats[: count * 2].view(*shape, 2),
         )
-
-    @property
-    def workspace_bytes(self) -> int:
-        """Memory that they hold now."""
-        return self._arena.resident_bytes
-
-    def drop_workspace(self) -> None:
-        """Give it back; not during a step."""
-        self._arena.release()
-        self._arena.restore()

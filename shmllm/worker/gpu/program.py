@@ -41,6 +41,10 @@ class CaptureReport:
     num_bytes: int
     num_graphs: int
 
+    def __str__(self) -> str:
+        mib = self.num_bytes / 2**20
+        return f"{self.num_graphs:,} graphs, {self.seconds:.1f} s, {mib:,.0f} MiB"
+
 
 def check_model(model: DecoderModel) -> None:
     """Raise EngineStartError if there are no kernels for a model, whose weights need not be set."""
@@ -77,7 +81,6 @@ class GpuProgram:
         dispatcher: GraphDispatcher,
         deterministic: bool = False,
     ) -> None:
-        check_model(model)
         self._model = model
         self._inputs = inputs
         self._buffers = buffers
@@ -112,15 +115,18 @@ class GpuProgram:
         began = time.monotonic()
         captures = self._dispatcher.captures()
         num_graphs = 0
+
+        def tell(done: int) -> None:
+            if on_progress is not None and captures:
+                on_progress(done, len(captures))
+
         with self._device.capturing():
+            tell(0)
             self.warm_up()  # on the stream that captures, which has workspaces of its own
             free_bytes = self._device.free_bytes()
-            for done, (mode, descriptor) in enumerate(captures):
-                if on_progress is not None:
-                    on_progress(done, len(captures))
+            for done, (mode, descriptor) in enumerate(captures, 1):
                 num_graphs += self._try_record(mode, descriptor).num_graphs
-        if on_progress is not None:
-            on_progress(len(captures), len(captures))
+                tell(done)
         num_bytes = max(free_bytes - self._device.free_bytes(), 0)
         return CaptureReport(time.monotonic() - began, num_bytes, num_graphs)
 

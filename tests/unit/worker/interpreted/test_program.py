@@ -12,7 +12,9 @@ class TestProgram(ProgramConformance):
     pass
 
 
-def test_a_full_replay_launches_nothing_else_and_no_step_makes_the_host_wait(gpu_device, models) -> None:
+def test_a_full_replay_launches_nothing_else_and_no_step_makes_the_host_wait(
+    gpu_device, models
+) -> None:
     steps = GpuSteps(gpu_device, models("llama")[1], "FULL_AND_PIECEWISE", (2,))
     steps.program.capture()
     add_prompts(steps, {0: 1, 1: 2})

@@ -1,0 +1,249 @@
+"""Executes step plans on a model, on a GPU.
+
+Submitting a step only launches: copies, kernels and graphs go to the device's one stream, which
+works them off in their order, and a result is there when its event is. What waits for the tokens
+of the step before, a grammar's mask for one, is launched in `release`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from shmllm.config import EngineConfig
+from shmllm.core.plan import Constraint, StepPlan, StepResult
+from shmllm.models.decoder import DecoderModel
+from shmllm.worker.batch import StepInputs
+from shmllm.worker.cpu_program import Observe
+from shmllm.worker.gpu.cache import GpuKVCache
+from shmllm.worker.gpu.device import Device
+from shmllm.worker.gpu.graphs import CudaGraphMode, GraphDispatcher
+from shmllm.worker.gpu.memory import DeviceMemory, estimate_graph_bytes
+from shmllm.worker.gpu.parts import StepParts
+from shmllm.worker.gpu.program import check_model
+from shmllm.worker.gpu.prompt_scores import PendingScores, PromptScorer
+from shmllm.worker.gpu.sampler import SampledOnDevice
+from shmllm.worker.gpu.transfers import Fetched
+from shmllm.worker.grammar import GrammarCompiler
+from shmllm.worker.loading import Progress, load_model, make_facts
+from shmllm.worker.memory_owners import MemoryOwners
+from shmllm.worker.pooler import Pooler
+from shmllm.worker.prompt_embeds import PromptEmbeds, check_prompt_embeds
+from shmllm.worker.token_masks import TokenMasks
+
+NOT_DETERMINISTIC = (
+    "deterministic=True fixes how attention is split, but not which kernel multiplies: on a GPU "
+    "bits may depend on how many tokens a step has"
+)
+
+
+class GpuStep:
+    """A step that was launched, but for its sampling if that has to wait.
+
+    Args:
+        runner: that launched it.
+        plan: of the step.
+        inputs: of the step.
+        logits: (N or more, V) on the device, of its samples.
+        prompt_scores: that were launched.
+        hidden: (T * hidden,) float32, all states of a step with pooling requests.
+    """
+
+    def __init__(
+        self,
+        runner: GpuRunner,
+        plan: StepPlan,
+        inputs: StepInputs,
+        logits: Tensor,
+        prompt_scores: list[PendingScores],
+        hidden: Fetched | None,
+    ) -> None:
+        self._runner = runner
+        self._plan = plan
+        self._inputs = inputs
+        self._logits = logits
+        self._prompt_scores = prompt_scores
+        self._hidden = hidden
+        self._expected = runner.batch.expect(inputs)
+        self._sampled: SampledOnDevice | None = None
+        self._done = runner.device.event()
+        if not plan.samples:
+            self._done.record()
+        elif not runner.sampler.needs_tokens(plan):
+            self._sample()
+
+    def release(self) -> None:
+        """Batch and constraints have the tokens of the step before."""
+        if self._plan.samples and self._sampled is None:
+            self._sample()
+
+    @torch.inference_mode()
+    def result(self) -> StepResult:
+        """Wait for it, and put its tokens into the batch."""
+        scores = [pending.result() for pending in self._prompt_scores]
+        vectors = self._pool()
+        if self._sampled is None:
+            self._done.wait()
+            return StepResult([], None, scores, vectors)
+        sampled = self._sampled.result()
+        self._runner.batch.fill(self._expected, sampled.token_ids)
+        return StepResult(sampled.token_ids.tolist(), sampled.logprobs, scores, vectors)
+
+    def _pool(self) -> list[bytes]:
+        if self._hidden is None:
+            return []
+        (states,) = self._hidden.arrays()
+        hidden = torch.from_numpy(states).view(len(self._inputs.token_ids), -1)
+        return self._runner.pooler(hidden, self._inputs, self._plan)
+
+    @torch.inference_mode()
+    def _sample(self) -> None:
+        runner = self._runner
+        masks = runner.masks.begin(self._plan.constraints)
+        self._sampled = runner.sampler(self._logits, self._inputs, runner.inputs, self._plan, masks)
+
+
+class GpuRunner:
+    """A loaded model with its KV cache on a GPU.
+
+    Args:
+        config: what to load, and how much memory and how many rows it may use.
+        device: that computes.
+        on_load: called with (bytes read, bytes in all) while weights are read.
+        on_capture: called with (sizes captured, sizes in all) while graphs are.
+
+    Attributes:
+        overlaps: whether the next step is to be submitted while one runs.
+        device, batch, inputs, sampler, masks, pooler: what its steps are made with.
+        memory: what can be given back while the engine sleeps.
+
+    Raises:
+        EngineStartError: the model cannot be loaded, or not in this memory, or not on a GPU.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        device: Device,
+        on_load: Progress | None = None,
+        on_capture: Progress | None = None,
+    ) -> None:
+        began = time.monotonic()
+        self.device = device
+        self.overlaps = config.scheduler.async_scheduling is not False
+        memory = DeviceMemory(device)
+        self._loaded = loaded = load_model(config.load, memory, None, on_load, check_model)
+        self._dispatcher = _make_dispatcher(config)
+        parts = StepParts.allocate(config, loaded, device)
+        self.batch, self.inputs, self.sampler = parts.batch, parts.inputs, parts.sampler
+        self._buffers = parts.buffers
+        num_layers = loaded.config.num_layers
+        bytes_per_block = parts.layout.block_bytes * num_layers
+        size = memory.size_cache(
+            config.cache,
+            bytes_per_block,
+            loaded.max_model_len,
+            loaded.weights,
+            estimate_graph_bytes(len(self._dispatcher.captures()), num_layers),
+            parts.run_largest,
+        )
+        num_bytes = parts.layout.cache_bytes(num_layers, size.num_blocks)
+        kv_cache = memory.make_arena(num_bytes, "the KV cache")
+        cache = GpuKVCache(parts.layout, num_layers, size.num_blocks, kv_cache)
+        self._program = parts.make_program(cache, self._dispatcher)
+        with torch.inference_mode():
+            captured = self._program.capture(on_capture)
+            self.sampler.warm_up(self._buffers.logits)
+        num_rows = config.scheduler.max_num_seqs
+        directory = Path(config.load.tokenizer_directory or config.load.directory)
+        self._grammars = GrammarCompiler(directory, loaded.config.eos_token_ids)
+        self.masks = TokenMasks(self._grammars, num_rows)
+        self.pooler = Pooler(num_rows, loaded.config.hidden_size)
+        self._prompt_embeds = PromptEmbeds()
+        self._score_prompt = PromptScorer(
+            self.batch, self.sampler.scorer, self.sampler.transfers, self._program.compute_logits
+        )
+        self.memory = MemoryOwners(
+            self.model,
+            loaded.weights,
+            kv_cache,
+            (self.pooler, self.masks),
+            memory,
+            (self._buffers.arena,),
+            captured.num_bytes,
+        )
+        self.facts = make_facts(
+            config,
+            loaded,
+            size,
+            bytes_per_block,
+            num_threads=1,
+            load_seconds=time.monotonic() - began,
+            deterministic=False,
+            device=device.name,
+            async_scheduling=self.overlaps,
+            graphs=f"{self._dispatcher.mode.name}: {captured}" if captured.num_graphs else "",
+            warnings=(NOT_DETERMINISTIC,) if config.load.deterministic else (),
+        )
+
+    @property
+    def model(self) -> DecoderModel:
+        """What computes; its weights may be replaced between two steps."""
+        return self._loaded.model
+
+    def observe(self, observe: Observe | None) -> None:
+        """torch's profiler sees the kernels itself."""
+
+    def reload_weights(self, directory: str | None) -> None:
+        """Load the weights again as at the start, or from another directory.
+
+        Raises:
+            RequestError: they are asleep.
+            EngineStartError: they cannot be read; nothing was written.
+        """
+        self._loaded.reload(directory)
+
+    def check_embeds(self, embeds: Tensor, length: int) -> Tensor:
+        """A prompt's embeddings in the model's dtype; RequestError if they are none."""
+        shape = (length, self.model.config.hidden_size)
+        return check_prompt_embeds(embeds, shape, self.model.dtype)
+
+    def compile_grammar(self, text: str) -> Future[Callable[[], Constraint]]:
+        """What begins an output under this grammar, at once or later."""
+        return self._grammars.compile(text)
+
+    @torch.inference_mode()
+    def submit(self, plan: StepPlan) -> GpuStep:
+        """Launch the plan's step, behind those that were submitted before."""
+        self.batch.update(plan)
+        inputs = self.batch.inputs(plan)
+        self.sampler.update(plan)
+        self._prompt_embeds.update(plan)
+        self._prompt_embeds.lay_over(self._buffers.hidden, inputs.token_ids, inputs)
+        num_tokens, num_requests = len(inputs.token_ids), len(inputs.rows)
+        is_decode = num_tokens == num_requests
+        mode, descriptor = self._dispatcher.dispatch(num_tokens, num_requests, is_decode)
+        self.inputs.send(inputs, descriptor, plan)
+        max_query_len = 1 if is_decode else int(inputs.counts.max())
+        hidden, logits = self._program.run(mode, descriptor, max_query_len)
+        scores = [self._score_prompt(hidden, inputs, wanted) for wanted in plan.prompt_scores]
+        states = None
+        if plan.pools:
+            states = self.sampler.transfers.fetch(hidden[:num_tokens].float())
+        return GpuStep(self, plan, inputs, logits, scores, states)
+
+
+def _make_dispatcher(config: EngineConfig) -> GraphDispatcher:
+    graphs, scheduler = config.graphs, config.scheduler
+    return GraphDispatcher(
+        CudaGraphMode.parse(graphs.effective_mode),
+        graphs.capture_sizes,
+        scheduler.max_num_seqs,
+        scheduler.max_num_batched_tokens,
+        graphs.max_capture_size,
+    )
