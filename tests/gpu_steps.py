@@ -32,7 +32,6 @@ FEW_PROCESSORS = 4
 WRONG_INPUTS = {
     "token_ids": 5,
     "positions": 7,
-    "slots": 2 * BLOCK_SIZE,
     "query_starts": 1,
     "context_lens": MAX_LENGTH,
     "rows": 1,
@@ -99,6 +98,7 @@ class GpuSteps:
         num_blocks = 1 + max_requests * max_blocks
         self._free = list(np.random.default_rng(5).permutation(np.arange(1, num_blocks)))
         self._blocks: dict[int, list[int]] = {}
+        self._admitted: set[int] = set()
         self._step = 0
         self._last_decodes: list[int] = []
         layout = GpuCacheLayout.of(config, BLOCK_SIZE, dtype)
@@ -124,7 +124,19 @@ class GpuSteps:
     def add(self, row: int, tokens: list[int]) -> None:
         """A request whose first step admits it to that row."""
         self._free += self._blocks.pop(row, [])
+        self._admitted.discard(row)
         self.tokens[row], self.computed[row] = list(tokens), 0
+
+    def invent_context(self, row: int, length: int) -> None:
+        """The row's first tokens have keys and values, which nobody computed."""
+        self._grow(row, length)
+        self.computed[row] = length
+        generator = torch.Generator().manual_seed(row)
+        for part in (part for layer in self.cache.layers for part in layer):
+            shape = (len(self._blocks[row]), *part.shape[1:])
+            numbers = torch.randn(shape, generator=generator).to(self.device.torch_device)
+            for block, content in zip(self._blocks[row], numbers, strict=True):
+                part[block].copy_(content)
 
     def prepare(self, work: dict[int, int], *, feeds_itself: bool = False) -> Prepared:
         """Send a step that computes as many tokens of each row.
@@ -148,6 +160,7 @@ class GpuSteps:
         """What is not sent now is wrong, but nothing that a kernel would crash at."""
         for name, value in WRONG_INPUTS.items():
             getattr(self.inputs.step, name).fill_(value)
+        self.inputs.step.slots.fill_(self._blocks[plan.rows[0]][0] * BLOCK_SIZE)
         if not plan.is_repeat:
             self.inputs.block_table.fill_(1)
 
@@ -156,15 +169,14 @@ class GpuSteps:
         plan = StepPlan(self._step)
         for row, count in work.items():
             start, tokens = self.computed[row], self.tokens[row]
-            needed = -(-(start + count) // BLOCK_SIZE)
-            known = self._blocks.setdefault(row, [])
-            new = [int(self._free.pop()) for _ in range(needed - len(known))]
-            if not start:
-                admission = Admission(row, tokens, new, SamplingParams(), 0, 0, ())
+            new = self._grow(row, start + count)
+            blocks = self._blocks[row]
+            if row not in self._admitted:
+                self._admitted.add(row)
+                admission = Admission(row, tokens, list(blocks), SamplingParams(), 0, 0, ())
                 plan.admissions.append(admission)
             elif new:
-                plan.block_appends.append(BlockAppend(row, len(known), new))
-            known += new
+                plan.block_appends.append(BlockAppend(row, len(blocks) - len(new), new))
             if start + count == len(tokens):
                 plan.samples.append(len(plan.rows))
             plan.rows.append(row)
@@ -174,6 +186,13 @@ class GpuSteps:
         plan.is_repeat = set(work.values()) == {1} and list(work) == self._last_decodes
         self._last_decodes = list(work) if set(work.values()) == {1} else []
         return plan
+
+    def _grow(self, row: int, length: int) -> list[int]:
+        """Have blocks for so many tokens; those that are new."""
+        blocks = self._blocks.setdefault(row, [])
+        new = [int(self._free.pop()) for _ in range(-(-length // BLOCK_SIZE) - len(blocks))]
+        blocks += new
+        return new
 
     def run(self, step: Prepared, mode: CudaGraphMode | None = None) -> tuple[Tensor, Tensor]:
         """Compute it, or compute it again in another way; its hidden states and logits on the

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from shmllm.config import EngineFacts
 from shmllm.engine.client import ChannelEngineClient
-from shmllm.engine.client_protocol import NOBODY_WATCHES, StartProgress
+from shmllm.engine.client import NOBODY_WATCHES, StartProgress
 from shmllm.errors import EngineDeadError, EngineStartError, SegmentError
 from shmllm.ipc import registry
 from shmllm.ipc.channel import ClientChannel, ControlView

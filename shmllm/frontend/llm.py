@@ -19,7 +19,7 @@ from shmllm.config import (
     SchedulingPolicy,
     WaitPolicyName,
 )
-from shmllm.engine.client_protocol import LoadProgress, StartProgress
+from shmllm.engine.client import LoadProgress, StartProgress
 from shmllm.errors import ShmLLMError
 from shmllm.frontend.beam_search import BeamSearchMethods
 from shmllm.frontend.engine_options import make_engine_config
