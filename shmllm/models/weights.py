@@ -1,10 +1,14 @@
 """Fills a model's weights from safetensors files, or with random numbers.
 
 Everything is checked against the files' headers first, so an error leaves the model as it was.
+Files are mapped, and pages given back once they were copied: of a checkpoint no more than a tensor
+is in the process's memory, wherever the weights go.
 """
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from shmllm.errors import EngineStartError
 from shmllm.models.fields import Fields, read_json_object
@@ -26,6 +31,7 @@ Progress = Callable[[int, int], None]
 _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"
 _IGNORED_SUFFIX = "rotary_emb.inv_freq"
+_libc = ctypes.CDLL(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +69,7 @@ def load_weights(model: DecoderModel, directory: Path, on_progress: Progress | N
                 tensor = file.get_tensor(name)
                 for view in destinations[name]:
                     view.copy_(tensor)
+                _let_pages_go(tensor)
                 read += tensor.nbytes
                 if on_progress is not None and name != shard.names[-1]:
                     on_progress(done + read, total)
@@ -80,16 +87,28 @@ def load_dummy_weights(model: DecoderModel, seed: int = 0) -> None:
     """
     generators: dict[torch.device, torch.Generator] = {}
     for name, views in model.named_weights().items():
-        first = views[0]
+        first, *others = views
         if first.device not in generators:
             generators[first.device] = torch.Generator(first.device).manual_seed(seed)
+        value = first if isinstance(first, Tensor) else torch.empty(first.shape, dtype=first.dtype)
         if name.endswith("norm.weight"):
-            value = torch.ones(first.shape, dtype=first.dtype, device=first.device)
+            value.fill_(1.0)
         else:
-            value = torch.empty(first.shape, dtype=first.dtype, device=first.device)
             value.normal_(0.0, 0.02, generator=generators[first.device])
-        for view in views:
+        for view in others if value is first else views:
             view.copy_(value)
+
+
+def _let_pages_go(tensor: Tensor) -> None:
+    """Of a tensor in a mapped file that nobody reads any more. They count as the process's until
+    the file is closed, and a file is some gigabytes."""
+    page = mmap.PAGESIZE
+    begin = -(-tensor.data_ptr() // page) * page
+    end = (tensor.data_ptr() + tensor.nbytes) // page * page
+    if end > begin:
+        # Pages that are the tensor's alone: it may be no view of the file but a copy.
+        address, size = ctypes.c_void_p(begin), ctypes.c_size_t(end - begin)
+        _libc.madvise(address, size, mmap.MADV_DONTNEED)
 
 
 def _checkpoint_files(directory: Path) -> list[Path]:

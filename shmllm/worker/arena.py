@@ -163,10 +163,8 @@ class HostArena:
         return bytes(found).count(1) * mmap.PAGESIZE
 
 
-def make_arena(
-    num_bytes: int, purpose: str, device: torch.device, *, huge_pages: bool = False
-) -> Arena:
-    """Memory of that device; see `HostArena`.
+def make_arena(num_bytes: int, purpose: str, device: torch.device) -> Arena:
+    """Memory of that device.
 
     Raises:
         EngineStartError: it does not give that much.
@@ -179,4 +177,4 @@ def make_arena(
             return CudaArena(num_bytes, purpose, device)
         except (ImportError, RuntimeError) as problem:  # no cuda-bindings, or a driver without it
             return PlainArena(num_bytes, purpose, device, reason=str(problem))
-    return HostArena(num_bytes, purpose, huge_pages=huge_pages)
+    return HostArena(num_bytes, purpose)

@@ -115,10 +115,9 @@ class MemoryOwners:
     def _check_room(self, part: Asleep, asleep: Sequence[Arena]) -> None:
         """Where memory is taken when it is written, that is what requests use of the cache, and
         all of the weights if they were lost."""
-        if self._place.is_lazy and part is not Asleep.WEIGHTS:
-            return
         if self._place.is_lazy:
-            asleep = [arena for arena in asleep if arena.contents is Contents.LOST]
+            lost = [arena for arena in asleep if arena.contents is Contents.LOST]
+            asleep = lost if part is Asleep.WEIGHTS else []
         needed = sum(arena.num_bytes for arena in asleep)
         available = self._place.free_bytes()
         if needed > available:

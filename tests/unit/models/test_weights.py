@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -181,3 +183,50 @@ def test_dummy_weights_are_deterministic(tied: bool, tmp_path: Path) -> None:
     weights = model.named_weights()
     assert (weights["model.norm.weight"][0] == 1).all()
     assert all(torch.equal(views[0], view) for views in weights.values() for view in views)
+
+
+READS_ALL = """
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+import torch
+from shmllm.models.weights import load_weights
+
+class Sink:
+    shape, dtype = torch.Size((1024, 4096)), torch.float16
+    def copy_(self, tensor):
+        for piece in tensor.view(-1).split(2**16):
+            Sink.total += int(piece.view(torch.int16).sum())
+    total = 0
+
+def most():
+    line = next(line for line in open("/proc/self/status") if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024
+
+Sink().copy_(torch.zeros(2**17, dtype=torch.float16))
+names = [f"tensor.{index}" for index in range(16)]
+model = SimpleNamespace(
+    config=SimpleNamespace(tie_word_embeddings=False),
+    named_weights=lambda: {name: (Sink(),) for name in names},
+)
+open("/proc/self/clear_refs", "w").write("5")
+before = most()
+load_weights(model, Path(sys.argv[1]))
+print(most() - before, Sink.total)
+"""
+
+
+def test_no_more_than_a_tensor_of_a_file_is_in_memory(tmp_path: Path) -> None:
+    """In a process of its own, whose peak is its own."""
+    tensor = torch.ones((1024, 4096), dtype=torch.float16)
+    places: dict[str, str] = {}
+    for file in (f"model-{number}.safetensors" for number in range(4)):
+        names = [f"tensor.{len(places) + index}" for index in range(4)]
+        save_file({name: tensor.clone() for name in names}, tmp_path / file)
+        places |= dict.fromkeys(names, file)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    command = [sys.executable, "-c", READS_ALL, str(tmp_path)]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    grown, total = map(int, printed.split())
+    assert total == 16 * int(tensor.view(torch.int16).sum())
+    assert grown < 2 * tensor.nbytes
