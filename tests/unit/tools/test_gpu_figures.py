@@ -1,0 +1,96 @@
+"""From an engine's step log and a profiler's trace to figures."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import numpy as np
+import pytest
+from gpu.decode_steps import SKIPPED, decode_figures
+from gpu.trace import kernel_table, read_events
+
+from shmllm.ipc.stats import StepField
+
+PREFILL_US, HOST_US = 5_000, 40
+
+
+def log(batch: int, steps: int, period_us: int, waited_us: int) -> np.ndarray:
+    """A prefill, then decodes of the whole batch."""
+    table = np.zeros((steps + 1, len(StepField)), np.int64)
+    table[:, StepField.NUM_REQUESTS] = table[:, StepField.NUM_SAMPLED] = batch
+    table[:, StepField.NUM_TOKENS] = batch
+    table[0, StepField.NUM_TOKENS] = 100 * batch
+    table[0, StepField.NUM_FIRST] = batch
+    table[1:, StepField.BEGAN_NS] = 1000 * (PREFILL_US + period_us * np.arange(steps))
+    table[1:, StepField.EXECUTE_NS] = 1000 * waited_us
+    table[1:, StepField.SCHEDULE_NS] = 1000 * HOST_US // 4
+    table[1:, StepField.PUBLISH_NS] = 1000 * HOST_US * 3 // 4
+    return table
+
+
+def test_a_step_takes_until_the_next_one_begins():
+    found = decode_figures(log(8, 20, 500, 450), 8, prompt=100, overlaps=False)
+    assert found["num_steps"] == 20 - 1 - SKIPPED
+    assert found["step_us"] == found["p99_us"] == 500
+    assert found["tokens_per_s"] == pytest.approx(16_000)
+    assert (found["host_us"], found["waited_us"]) == (HOST_US, 450)
+
+
+def test_the_context_counts_what_was_generated_before():
+    # Step i behind the prefill attends to the prompt and i + 1 tokens; the last is no step's own.
+    steps = 20
+    found = decode_figures(log(8, steps, 500, 450), 8, prompt=100, overlaps=False)
+    assert found["context"] == 100 + np.mean(np.arange(SKIPPED, steps - 1) + 1)
+
+
+def test_in_turns_nothing_of_the_host_is_hidden():
+    found = decode_figures(log(8, 20, 500, 450), 8, 100, overlaps=False)
+    assert found["unhidden_us"] == HOST_US
+    assert found["unhidden_share"] == pytest.approx(HOST_US / 500)
+
+
+@pytest.mark.parametrize(("waited_us", "unhidden_us"), [(450, 0), (0, HOST_US)])
+def test_what_overlaps_is_hidden_if_the_device_was_waited_for(waited_us, unhidden_us):
+    found = decode_figures(log(8, 20, 500, waited_us), 8, 100, overlaps=True)
+    assert found["unhidden_us"] == unhidden_us
+    assert found["unhidden_by"] == "phases"
+
+
+def test_steps_of_another_size_do_not_count():
+    steps = log(8, 20, 500, 450)
+    steps[11, [StepField.NUM_REQUESTS, StepField.NUM_TOKENS, StepField.NUM_SAMPLED]] = 7
+    steps[12:, StepField.BEGAN_NS] += 10**9
+    found = decode_figures(steps, 8, 100, overlaps=False)
+    assert found["step_us"] == found["p99_us"] == 500
+    assert decode_figures(steps, 9, 100, overlaps=False) == {"num_steps": 0}
+
+
+def event(name: str, ts: float, dur: float, kind: str = "kernel") -> dict[str, object]:
+    return {"ph": "X", "cat": kind, "name": name, "ts": ts, "dur": dur}
+
+
+def test_kernels_are_summed_by_name_and_overlaps_counted_once(tmp_path):
+    events = [
+        event("gemm", 0, 40),
+        event("copy", 20, 30, "gpu_memcpy"),
+        event("gemm", 80, 20),
+        event("aten::mm", 0, 1000, "cpu_op"),
+        {"ph": "i", "cat": "kernel", "name": "mark", "ts": 5},
+    ]
+    path = tmp_path / "trace.json.gz"
+    with gzip.open(path, "wt", encoding="utf-8") as file:
+        json.dump({"traceEvents": events}, file)
+    found = kernel_table(read_events(path), num_steps=2)
+    assert found["us_per_step"] == 45
+    assert found["busy_share"] == pytest.approx(0.7)
+    assert [(row["name"], row["us_per_step"]) for row in found["kernels"]] == [
+        ("gemm", 30),
+        ("copy", 15),
+    ]
+    assert found["kernels"][0]["calls_per_step"] == 1
+    assert found["kernels"][0]["share"] == pytest.approx(60 / 90)
+
+
+def test_a_trace_without_kernels_is_an_empty_table():
+    assert kernel_table([event("aten::mm", 0, 1, "cpu_op")], 3)["kernels"] == []

@@ -1,0 +1,112 @@
+"""Attention of one step, ready to be launched again and again with any configuration.
+
+Each of a case's launches has its own keys and values, as each layer of a model has, so that
+none finds them in the device's cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from gpu.clock import seconds_each
+from gpu.settings import Settings
+from shmllm_kernels.gpu.attention import AttentionScratch, paged_attention
+from shmllm_kernels.gpu.configs import AttentionConfig, attention_config, num_splits
+
+BLOCK_SIZE = 16
+MOST_LAUNCHES = 64
+
+
+@dataclass(frozen=True)
+class AttentionSizes:
+    """
+    Attributes:
+        requests: in the step.
+        query: tokens of each; 1 for decodes.
+        context: tokens that each attends to, those of the step included.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    requests: int
+    query: int
+    context: int
+
+    @property
+    def kv_bytes(self) -> int:
+        """Of two bytes an element: what has to be read."""
+        return 4 * self.requests * self.context * self.kv_heads * self.head_dim
+
+
+class AttentionCase:
+    """
+    Args:
+        sizes: of the step.
+        settings: where it runs, in which dtype, and what all launches together read at least.
+    """
+
+    def __init__(self, sizes: AttentionSizes, settings: Settings) -> None:
+        self.sizes, self._rounds = sizes, settings.rounds
+        self._device = torch.device(settings.device)
+        self._dtype: torch.dtype = getattr(torch, settings.dtype)
+        self._count = max(2, min(MOST_LAUNCHES, -(-settings.rotated_bytes // sizes.kv_bytes)))
+        blocks = -(-sizes.context // BLOCK_SIZE)
+        num_blocks = self._count * sizes.requests * blocks
+        shape = (num_blocks, BLOCK_SIZE, sizes.kv_heads, sizes.head_dim)
+        self._keys, self._values = (self._random(*shape) for _ in range(2))
+        order = torch.randperm(num_blocks, device=self._device, dtype=torch.int32)
+        self._tables = order.view(self._count, sizes.requests, blocks)
+        tokens = sizes.requests * sizes.query
+        self._query = self._random(tokens, sizes.heads, sizes.head_dim)
+        self.out = torch.empty_like(self._query)
+        starts = torch.arange(sizes.requests + 1, device=self._device, dtype=torch.int32)
+        self._starts = starts * sizes.query
+        self._contexts = torch.full_like(starts[1:], sizes.context)
+
+    def current(self) -> tuple[AttentionConfig, int]:
+        """What the tables in `configs` say of this case."""
+        sizes, per_kv = self.sizes, self.sizes.heads // self.sizes.kv_heads
+        config = attention_config(self._device, sizes.head_dim, per_kv, sizes.query, self._dtype)
+        if sizes.query > 1:
+            return config, 1
+        return config, num_splits(self._device, sizes.requests, sizes.kv_heads)
+
+    def seconds(self, config: AttentionConfig, splits: int) -> float:
+        """What one launch takes."""
+        return seconds_each(self.launches(config, splits), self._device, self._rounds)
+
+    def launches(self, config: AttentionConfig, splits: int) -> list[Callable[[], object]]:
+        """One for each set of keys and values; each writes `out`."""
+        sizes = self.sizes
+        scratch = None
+        if splits > 1:
+            tokens = sizes.requests * sizes.query
+            scratch = AttentionScratch.allocate(
+                tokens, sizes.heads, splits, sizes.head_dim, self._device
+            )
+
+        def launch(table: Tensor) -> None:
+            paged_attention(
+                self.out,
+                self._query,
+                self._keys,
+                self._values,
+                table,
+                self._starts,
+                self._contexts,
+                config,
+                sizes.head_dim**-0.5,
+                num_splits=splits,
+                scratch=scratch,
+            )
+
+        return [partial(launch, table) for table in self._tables]
+
+    def _random(self, *shape: int) -> Tensor:
+        return torch.randn(shape, device=self._device).to(self._dtype)

@@ -1,0 +1,130 @@
+"""An engine that is measured: started, given prompts, and its steps read from shared memory.
+
+Owns how runs are made. Knows the public `LLM` and what `shmllm bench` measures with; imports no
+torch, as no front end does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from gpu.decode_steps import decode_figures
+from gpu.settings import Settings
+from gpu.trace import ON_DEVICE, ON_HOST, kernel_table, read_events
+from shmllm import LLM, SamplingParams
+from shmllm.bench.generation import Measured, run_batch
+from shmllm.bench.steps import StepFollower
+from shmllm.monitor.find import engine_of_this_process
+from shmllm.monitor.sample import Watch
+
+FACTS = (
+    "dtype",
+    "device",
+    "graphs",
+    "async_scheduling",
+    "num_parameters",
+    "weight_bytes",
+    "num_blocks",
+    "block_size",
+    "kv_cache_bytes",
+    "max_model_len",
+    "load_seconds",
+    "warnings",
+)
+
+
+def greedy(tokens: int) -> SamplingParams:
+    """Parameters for this many tokens, and no text."""
+    return SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+
+
+class EngineRun:
+    """
+    Args:
+        llm: whose engine nobody else uses.
+        settings: how much is measured.
+        start: what its start took, and its facts.
+    """
+
+    def __init__(self, llm: LLM, settings: Settings, start: dict[str, Any]) -> None:
+        engine = engine_of_this_process()
+        assert engine is not None
+        self._follower = StepFollower(Watch(engine).step_log())
+        self._llm = llm
+        self._settings = settings
+        self._vocab = llm.facts.vocab_size
+        self._overlaps = bool(start.get("async_scheduling"))
+        self.start = start
+
+    def decode(self, batch: int, seed: int = 0) -> dict[str, Any]:
+        """Figures of decode steps of a batch at the settings' context."""
+        settings = self._settings
+        tokens = settings.batches[batch]
+        prompts = settings.prompts(batch, settings.context, self._vocab, seed)
+        measured = self._run(prompts, tokens)
+        found = decode_figures(measured.all_steps(), batch, settings.context, self._overlaps)
+        found["whole_run_s"] = measured.seconds[0]
+        found["ttft_s"] = sorted(measured.ttft_s)[len(measured.ttft_s) // 2]
+        return found
+
+    def prefill(self) -> dict[str, Any]:
+        """How long one long prompt waits for its first token, after a run to warm up."""
+        settings = self._settings
+        times = []
+        for seed in range(settings.prefill_rounds + 1):
+            [prompt] = settings.prompts(1, settings.prefill_tokens, self._vocab, seed)
+            times += self._run([prompt], 1).ttft_s
+        times = sorted(times[1:])
+        return {"tokens": settings.prefill_tokens, "ttft_s": times, "s": times[len(times) // 2]}
+
+    def generate(self, batch: int) -> dict[str, Any]:
+        """Seconds of `generate`, for one token and for as many as the settings compare."""
+        settings = self._settings
+        found: dict[str, Any] = {}
+        prompts = settings.prompts(batch, settings.compare_prompt, self._vocab, 0)
+        for name, tokens in (("warm_up", 2), ("one_s", 1), ("all_s", settings.compare_tokens)):
+            began = time.perf_counter()
+            outputs = self._llm.generate(prompts, greedy(tokens), use_tqdm=False)
+            found[name] = time.perf_counter() - began
+        del found["warm_up"]
+        found["first_tokens"] = [output.outputs[0].token_ids[0] for output in outputs]
+        return found
+
+    def profile(self, batch: int) -> dict[str, Any]:
+        """The kernels of decode steps, when all requests are past their prompts."""
+        settings = self._settings
+        steps = settings.profiled_steps
+        prompts = settings.prompts(batch, settings.context, self._vocab, 1)
+        prefill_steps = -(-batch * (settings.context + batch) // settings.prefill_tokens)
+        self._llm.start_profile(delay_iterations=prefill_steps + 2, max_iterations=steps)
+        try:
+            self._llm.generate(prompts, greedy(2 * prefill_steps + steps + 4), use_tqdm=False)
+        finally:
+            path = self._llm.stop_profile()
+        categories = ON_HOST if settings.rehearsal else ON_DEVICE
+        return kernel_table(read_events(Path(path)), steps, categories)
+
+    def _run(self, prompts: list[list[int]], tokens: int) -> Measured:
+        measured = Measured()
+        run_batch(self._llm, self._follower, list(prompts), greedy(tokens), measured)
+        return measured
+
+
+@contextlib.contextmanager
+def start_engine(settings: Settings, size: str, **options: Any) -> Iterator[EngineRun]:
+    """An engine for the model of that size, for as long as the block lasts."""
+    directory = settings.directory(size)
+    given = settings.engine_options() | {
+        "profiler_config": {"torch_profiler_dir": tempfile.mkdtemp(prefix="gpu-check-trace-")},
+        **options,
+    }
+    began = time.perf_counter()
+    with LLM(str(directory), **given) as llm:
+        start = {"ready_s": time.perf_counter() - began}
+        start |= {name: getattr(llm.facts, name) for name in FACTS if hasattr(llm.facts, name)}
+        yield EngineRun(llm, settings, start)

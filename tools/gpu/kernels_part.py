@@ -1,0 +1,85 @@
+"""Part: what a decode step is made of, each by itself: products and attention.
+
+Says where a step is short of the roofline. Compare with the profile of the engine's steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpu.attention_case import AttentionCase, AttentionSizes
+from gpu.clock import seconds_each
+from gpu.figures import Figures
+from gpu.settings import Settings
+from gpu.shapes import Shape
+
+SIZES = ("1b", "8b")
+
+Product = Callable[[Tensor, Tensor, Tensor], object]
+PRODUCTS: dict[str, Product] = {
+    # name: called with (out [rows, outputs], x [rows, inputs], weight [outputs, inputs]).
+    # A product of our own, for few rows, goes here to be measured against cuBLAS.
+    "torch.mm": lambda out, x, weight: torch.mm(x, weight.t(), out=out),
+}
+
+
+def run(settings: Settings, figures: Figures) -> None:
+    torch.manual_seed(0)
+    products: dict[str, Any] = {}
+    attention: dict[str, Any] = {}
+    for size in SIZES:
+        attention[size] = time_attention(settings, settings.shape(size))
+        figures.put("attention", attention)
+    for size in SIZES:
+        products[size] = time_products(settings, settings.shape(size))
+        figures.put("products", products)
+
+
+def time_attention(settings: Settings, shape: Shape) -> dict[str, Any]:
+    """Of decodes, by batch: microseconds of a layer, bytes a second, and how it was launched."""
+    found: dict[str, Any] = {}
+    for batch in settings.attention_batches:
+        sizes = AttentionSizes(
+            shape.heads, shape.kv_heads, shape.head_dim, batch, 1, settings.context
+        )
+        case = AttentionCase(sizes, settings)
+        config, splits = case.current()
+        took = case.seconds(config, splits)
+        found[str(batch)] = {
+            "us": took * 1e6,
+            "bytes_per_s": sizes.kv_bytes / took,
+            "config": str(config),
+            "splits": splits,
+        }
+    return found
+
+
+def time_products(settings: Settings, shape: Shape) -> dict[str, Any]:
+    """By matrix, rows and product: microseconds, and bytes of the matrix a second."""
+    device, dtype = torch.device(settings.device), getattr(torch, settings.dtype)
+    found: dict[str, Any] = {}
+    for name, (outputs, inputs) in shape.matrices().items():
+        one = torch.randn(outputs, inputs, device=device).to(dtype)
+        copies = max(1, -(-settings.rotated_bytes // one.nbytes))
+        weights = [one, *(one.clone() for _ in range(copies - 1))]
+        found[name] = {
+            str(rows): _time_rows(settings, weights, rows) for rows in settings.product_rows
+        }
+    return found
+
+
+def _time_rows(settings: Settings, weights: list[Tensor], rows: int) -> dict[str, Any]:
+    outputs, inputs = weights[0].shape
+    x = torch.randn(rows, inputs, device=weights[0].device).to(weights[0].dtype)
+    out = torch.empty(rows, outputs, device=x.device, dtype=x.dtype)
+    found = {}
+    for name, product in PRODUCTS.items():
+        works = [partial(product, out, x, weight) for weight in weights]
+        took = seconds_each(works, x.device, settings.rounds)
+        found[name] = {"us": took * 1e6, "bytes_per_s": weights[0].nbytes / took}
+    return found

@@ -1,0 +1,200 @@
+"""The record as a short text in Markdown: what was asked, what was found, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from gpu.derived import look
+from gpu.shapes import NAMES
+from gpu.targets import TEST_GROUPS
+
+REHEARSAL = "**A rehearsal without a GPU: these are no GPU figures, and tell nothing of speed.**"
+KERNEL_ROWS = 6
+
+
+def markdown(record: dict[str, Any]) -> str:
+    """Of a whole record, as `tools/gpu_check` writes it."""
+    sections = [
+        _head(record),
+        _targets(record),
+        _decode(record),
+        _prefill(record),
+        _transformers(record),
+        _ablations(record),
+        _kernels(record),
+        _profiles(record),
+        _proposed(record),
+        _failures(record),
+        _parts(record),
+    ]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "not measured"
+    if isinstance(value, float):
+        return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return str(value).replace("|", "/")
+
+
+def _scaled(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor
+
+
+def _head(record: dict[str, Any]) -> str:
+    parts = record["parts"]
+    card = look(parts, "environment", "card") or {}
+    versions = look(parts, "environment", "versions") or {}
+    bandwidth = look(parts, "environment", "bandwidth") or {}
+    said = [f"{name} {version}" for name, version in versions.items() if version]
+    copy, read = (_scaled(bandwidth.get(kind), 1e-12) for kind in ("copy", "read"))
+    rate = _scaled(look(parts, "environment", "gemm", "flops_per_s"), 1e-12)
+    launch = look(parts, "environment", "launch") or {}
+    lines = [REHEARSAL] if record["rehearsal"] else []
+    lines += [
+        f"{record['date']}, {card.get('name', 'card unknown')}, driver {card.get('driver')}, "
+        f"{', '.join(said)}; commit {record['commit']}; {record['seconds']:.0f} s.",
+        f"Copy {_cell(copy)} TB/s (read and written), read {_cell(read)} TB/s, GEMM "
+        f"{_cell(rate)} TFLOP/s, a launch {_cell(launch.get('host_us'))} us of the host's time.",
+    ]
+    return "\n\n".join(lines)
+
+
+def _targets(record: dict[str, Any]) -> str:
+    unknown = "a rehearsal" if record["rehearsal"] else "not measured"
+    said = {True: "yes", False: "**no**", None: unknown}
+    rows = (
+        (t["name"], t["measured"], f"{t['sense']} {t['asked']:g}", said[t["ok"]])
+        for t in record["targets"]
+    )
+    return "## Targets\n\n" + _table(("what", "measured", "asked", "ok"), rows)
+
+
+def _decode(record: dict[str, Any]) -> str:
+    rows = list(_decode_rows(record))
+    if not rows:
+        return ""
+    head = ("model", "batch", "tokens/s", "step us", "of copy", "of read", "host us", "unhidden us")
+    return "## Decode\n\n" + _table(head, rows)
+
+
+def _decode_rows(record: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
+    for size, batches in record["derived"]["decode"].items():
+        for batch, shares in batches.items():
+            found = look(record["parts"], f"engine-{size}", "decode", batch)
+            figures = (found.get(name) for name in ("host_us", "unhidden_us"))
+            yield (
+                NAMES[size],
+                batch,
+                found.get("tokens_per_s"),
+                found.get("step_us"),
+                shares["of_copy"],
+                shares["of_read"],
+                *figures,
+            )
+
+
+def _prefill(record: dict[str, Any]) -> str:
+    rows = [
+        (
+            NAMES[size],
+            _scaled(look(record["parts"], f"engine-{size}", "prefill", "s"), 1e3),
+            _scaled(shares["flops_per_s"], 1e-12),
+            shares["of_gemm"],
+            look(record["parts"], f"engine-{size}", "start", "ready_s"),
+            look(record["parts"], f"engine-{size}", "start", "graphs"),
+            look(record["parts"], f"engine-{size}", "start", "num_blocks"),
+        )
+        for size, shares in record["derived"]["prefill"].items()
+    ]
+    head = ("model", "prefill ms", "TFLOP/s", "of GEMM", "ready s", "graphs", "KV blocks")
+    return "## Prefill and start\n\n" + _table(head, rows) if rows else ""
+
+
+def _transformers(record: dict[str, Any]) -> str:
+    rows = [
+        (NAMES[size], mode, batch, ratios["whole"], ratios["decode"], ratios["agreed"])
+        for size, modes in record["derived"]["transformers"].items()
+        for mode, batches in modes.items()
+        for batch, ratios in batches.items()
+    ]
+    head = ("model", "transformers", "batch", "times, whole run", "times, decode", "equal tokens")
+    return "## Beside transformers\n\n" + _table(head, rows) if rows else ""
+
+
+def _ablations(record: dict[str, Any]) -> str:
+    arms = look(record["parts"], "ablations", "arms") or {}
+    rows = [
+        (
+            arm,
+            batch,
+            *(found[batch].get(name) for name in ("tokens_per_s", "step_us", "unhidden_us")),
+        )
+        for arm, found in arms.items()
+        for batch in found
+        if batch != "start"
+    ]
+    head = ("arm", "batch", "tokens/s", "step us", "unhidden us")
+    return "## Without graphs, without overlap\n\n" + _table(head, rows) if rows else ""
+
+
+def _kernels(record: dict[str, Any]) -> str:
+    """Bytes a second of each matrix' product by rows, and of attention by batch."""
+    rows: list[tuple[Any, ...]] = []
+    numbers: list[str] = []
+    for size, matrices in (look(record["parts"], "kernels", "products") or {}).items():
+        for matrix, by_rows in matrices.items():
+            numbers = list(by_rows)
+            rates = (max(each["bytes_per_s"] for each in by_rows[n].values()) for n in numbers)
+            rows.append((NAMES[size], matrix, *(rate * 1e-12 for rate in rates)))
+    products = _table(("model", "matrix", *(f"{n} rows" for n in numbers)), rows) if rows else ""
+    decodes = [
+        (NAMES[size], batch, found["us"], found["bytes_per_s"] * 1e-12, found["splits"])
+        for size, batches in (look(record["parts"], "kernels", "attention") or {}).items()
+        for batch, found in batches.items()
+    ]
+    head = ("model", "batch", "attention us", "TB/s", "splits")
+    attention = _table(head, decodes) if decodes else ""
+    found = [table for table in (products, attention) if table]
+    return "\n\n".join(["## Products (TB/s of the matrix) and attention", *found]) if found else ""
+
+
+def _proposed(record: dict[str, Any]) -> str:
+    lines = look(record["parts"], "tune", "python")
+    return f"## Proposed entries\n\n```python\n{lines}\n```" if lines else ""
+
+
+def _profiles(record: dict[str, Any]) -> str:
+    lines = []
+    for size, name in NAMES.items():
+        for batch, found in (look(record["parts"], f"engine-{size}", "profile") or {}).items():
+            rows = [
+                (row["name"][:60], row["us_per_step"], row["share"], row["calls_per_step"])
+                for row in found["kernels"][:KERNEL_ROWS]
+            ]
+            title = f"{name}, batch {batch}: {_cell(found['us_per_step'])} us a step, "
+            title += f"busy {_cell(found['busy_share'])} of the time"
+            lines.append(title + "\n\n" + _table(("kernel", "us", "share", "calls"), rows))
+    return "\n\n".join(["## Kernels of a decode step", *lines]) if lines else ""
+
+
+def _failures(record: dict[str, Any]) -> str:
+    groups = (look(record["parts"], "tests", name) for name in TEST_GROUPS)
+    failures = [failure for group in groups if group for failure in group["failures"]]
+    lines = [f"- `{each['test']}`: {each['message']}" for each in failures]
+    return "\n".join(["## Tests that fail\n", *lines]) if lines else ""
+
+
+def _parts(record: dict[str, Any]) -> str:
+    rows = (
+        (name, part["status"], part["seconds"], part["error"] or "")
+        for name, part in record["parts"].items()
+    )
+    return "## Parts\n\n" + _table(("part", "status", "s", "error"), rows)

@@ -1,0 +1,85 @@
+"""Part: transformers' `generate` with a static cache, on the weights that the engine has.
+
+They are drawn by the function that an engine with random weights uses, from the same seed, in
+the order of its names: on the same kind of device they are equal, and so is, but for rounding,
+what comes out. "eager" runs transformers' forward as it is written; "compiled" is what
+`generate` does with a static cache on a GPU unless it is told not to.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from gpu.clock import synchronize
+from gpu.figures import Figures
+from gpu.settings import Settings
+from shmllm.models.config import ModelConfig
+from shmllm.models.registry import create_model
+from shmllm.models.weights import load_dummy_weights
+from shmllm.worker.arena import CountingAllocator
+
+COMPILED = "compiled"
+
+
+class Destinations:
+    """The weights of a transformers model, in the order in which the engine's model has them."""
+
+    def __init__(self, model: Any, directory: Path, dtype: torch.dtype) -> None:
+        ours = create_model(ModelConfig.from_directory(directory), dtype, CountingAllocator().take)
+        theirs = dict(model.named_parameters())
+        names = list(ours.named_weights())
+        assert set(names) == set(theirs), set(names) ^ set(theirs)
+        self._weights = {name: (theirs[name].data,) for name in names}
+
+    def named_weights(self) -> dict[str, tuple[torch.Tensor]]:
+        return self._weights
+
+
+def run(settings: Settings, figures: Figures, size: str, mode: str) -> None:
+    device, directory = torch.device(settings.device), settings.directory(size)
+    model = make_model(directory, getattr(torch, settings.dtype), device)
+    figures.put("attention", model.config._attn_implementation)
+    found: dict[str, Any] = {}
+    for batch in settings.compare_batches:
+        found[str(batch)] = _generate(settings, model, batch, mode)
+        figures.put("generate", found)
+
+
+def make_model(directory: Path, dtype: torch.dtype, device: torch.device) -> Any:
+    """With the weights of an engine that was started with load_format="dummy"."""
+    with device:
+        config = AutoConfig.from_pretrained(directory)
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+    model.eval().requires_grad_(False)
+    destinations: Any = Destinations(model, directory, dtype)
+    load_dummy_weights(destinations)
+    return model
+
+
+def _generate(settings: Settings, model: Any, batch: int, mode: str) -> dict[str, Any]:
+    vocab, tokens = model.config.vocab_size, settings.compare_tokens
+    prompts = settings.prompts(batch, settings.compare_prompt, vocab, 0)
+    ids = torch.tensor(prompts, device=settings.device)
+    found: dict[str, Any] = {}
+    # A cache of another size would be compiled for anew: the first run is as long as the last.
+    for name, count in (("warm_up_s", tokens), ("one_s", 1), ("all_s", tokens)):
+        synchronize(ids.device)
+        began = time.perf_counter()
+        output = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=count,
+            do_sample=False,
+            cache_implementation="static",
+            disable_compile=mode != COMPILED,
+        )
+        synchronize(ids.device)
+        found[name] = time.perf_counter() - began
+        assert output.shape == (batch, settings.compare_prompt + count), output.shape
+    found["first_tokens"] = output[:, settings.compare_prompt].tolist()
+    return found

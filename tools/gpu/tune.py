@@ -1,0 +1,175 @@
+"""Part, if asked for: measures configurations of attention and proposes entries for the tables.
+
+For each kind of step and head size all candidates run on a few cases; the one whose times are
+smallest together is proposed, with what it gains over the entry there is. A candidate that does
+not fit the device, or whose numbers differ, is left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import multiprocessing
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+import torch
+
+from gpu.attention_case import AttentionCase, AttentionSizes
+from gpu.clock import synchronize
+from gpu.figures import Figures
+from gpu.settings import Settings, settings_for
+from shmllm_kernels.gpu.configs import MAX_SPLITS, AttentionConfig, device_key, next_power_of_two
+
+HEADS = {64: (32, 8), 128: (32, 8), 256: (16, 8)}
+DECODES = ((1, 1, 1024), (64, 1, 1024), (4, 1, 16_384))  # requests, query, context
+PREFILLS = ((1, 4096, 4096), (16, 256, 1024))
+TOLERANCE = 3e-2
+WORKERS = 8
+RESERVE_S = 20.0
+DEFAULT_S = 600.0
+
+
+def run(settings: Settings, figures: Figures) -> None:
+    ends = time.monotonic() + float(os.environ.get("GPU_CHECK_SECONDS", DEFAULT_S)) - RESERVE_S
+    jobs = [(kind, dim) for dim in head_dims(settings) for kind in ("decode", "prefill")]
+    compile_all(settings, jobs)
+    results: dict[str, Any] = {}
+    for kind, dim in jobs:
+        if time.monotonic() > ends:
+            figures.put("not_done", f"{kind} {dim} and what follows")
+            break
+        results[f"{kind} {dim}"] = tune(settings, kind, dim)
+        figures.put("entries", results)
+        figures.put("python", as_python(results, device_key(torch.device(settings.device))))
+
+
+def head_dims(settings: Settings) -> list[int]:
+    return [16] if settings.rehearsal else list(HEADS)
+
+
+def candidates(settings: Settings, kind: str, dim: int) -> list[AttentionConfig]:
+    """What is tried, the present entry not included."""
+    if settings.rehearsal:
+        return [AttentionConfig(16, tile, 4, 1) for tile in (16, 32)]
+    if kind == "decode":
+        tiles = (32, 64, 128) if dim < 256 else (16, 32, 64)
+        return [AttentionConfig(16, *each) for each in itertools.product(tiles, (2, 4, 8), (2, 3))]
+    tiles, rows = ((32, 64, 128), (64, 128)) if dim < 256 else ((16, 32, 64), (32, 64))
+    found = itertools.product(rows, tiles, (4, 8), (2, 3))
+    return [AttentionConfig(*each) for each in found]
+
+
+def cases(settings: Settings, kind: str, dim: int) -> Iterator[AttentionCase]:
+    """The steps on which candidates are measured."""
+    heads, kv_heads = HEADS.get(dim, (4, 2))
+    steps: tuple[tuple[int, int, int], ...] = DECODES if kind == "decode" else PREFILLS
+    if settings.rehearsal:
+        steps = ((2, 1, 40),) if kind == "decode" else ((1, 20, 20),)
+    for step in steps:
+        sizes = AttentionSizes(heads, kv_heads, dim, *step)
+        yield AttentionCase(sizes, settings)
+
+
+def tune(settings: Settings, kind: str, dim: int) -> dict[str, Any]:
+    """The best candidate for all cases together, its gain, and for decodes the best splits."""
+    torch.manual_seed(0)
+    made = list(cases(settings, kind, dim))
+    now = [case.seconds(*case.current()) for case in made]
+    wanted = [case.out.clone() for case in made]
+    best, gain = made[0].current()[0], 1.0
+    for config in candidates(settings, kind, dim):
+        times = [
+            _try(case, config, case.current()[1], out)
+            for case, out in zip(made, wanted, strict=True)
+        ]
+        found = _geometric_mean([old / new for old, new in zip(now, times, strict=True)])
+        if found > gain:
+            best, gain = config, found
+    result: dict[str, Any] = {
+        "config": [best.block_m, best.tile, best.num_warps, best.num_stages],
+        "gain": gain,
+        "us": [round(took * 1e6, 2) for took in now],
+    }
+    if kind == "decode":
+        result["splits"] = [
+            _splits(case, best, out) for case, out in zip(made, wanted, strict=True)
+        ]
+    return result
+
+
+def compile_all(settings: Settings, jobs: list[tuple[str, int]]) -> None:
+    """Launch every candidate once, in several processes, so that Triton has compiled it when it
+    is measured: that takes seconds each, and its cache on disk is shared."""
+    workers = min(WORKERS, max(1, len(os.sched_getaffinity(0)) // 2))
+    work = [
+        (settings.rehearsal, kind, dim, n, workers) for kind, dim in jobs for n in range(workers)
+    ]
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(_compile_share, work))
+
+
+def as_python(results: dict[str, Any], key: str) -> str:
+    """Lines for configs.py."""
+    lines = []
+    for kind, table in (("decode", "_DECODE"), ("prefill", "_PREFILL")):
+        entries = {
+            int(name.split()[1]): found
+            for name, found in results.items()
+            if name.startswith(f"{kind} ")
+        }
+        inner = ", ".join(
+            f"{dim}: ({', '.join(map(str, found['config']))})" for dim, found in entries.items()
+        )
+        gains = ", ".join(f"{dim}: {found['gain']:.2f}" for dim, found in entries.items())
+        if entries:
+            lines.append(f'# {table}["{key}"], times as fast as before: {gains}')
+            lines.append(f'    "{key}": {{{inner}}},')
+    return "\n".join(lines)
+
+
+def _compile_share(work: tuple[bool, str, int, int, int]) -> None:
+    rehearsal, kind, dim, number, workers = work
+    settings = settings_for(rehearsal)
+    for case in cases(settings, kind, dim):
+        for config in candidates(settings, kind, dim)[number::workers]:
+            with contextlib.suppress(Exception):  # it is tried, and reported, again
+                case.launches(config, case.current()[1])[0]()
+                synchronize(case.out.device)
+
+
+def _try(
+    case: AttentionCase,
+    config: AttentionConfig,
+    splits: int,
+    wanted: torch.Tensor,
+) -> float:
+    """Seconds of a launch; infinite if it does not fit, or computes something else."""
+    case.out.fill_(math.nan)
+    try:
+        took = case.seconds(config, splits)
+    except Exception as problem:  # Triton raises OutOfResources, its compiler anything
+        print(f"{config}, {splits} splits: {type(problem).__name__}: {str(problem)[:200]}")
+        return math.inf
+    return took if torch.allclose(case.out, wanted, atol=TOLERANCE, rtol=TOLERANCE) else math.inf
+
+
+def _splits(case: AttentionCase, config: AttentionConfig, wanted: torch.Tensor) -> dict[str, Any]:
+    """Microseconds by number of splits."""
+    present = case.current()[1]
+    most = min(MAX_SPLITS, next_power_of_two(-(-case.sizes.context // 16)))
+    numbers = [1 << power for power in range(most.bit_length())]
+    times = {n: _try(case, config, n, wanted) for n in numbers}
+    fastest = min(times, key=lambda n: times[n])
+    us = {str(n): round(took * 1e6, 2) for n, took in times.items() if math.isfinite(took)}
+    return {"requests": case.sizes.requests, "present": present, "fastest": fastest, "us": us}
+
+
+def _geometric_mean(ratios: list[float]) -> float:
+    if not all(ratios):
+        return 0.0
+    return math.exp(sum(map(math.log, ratios)) / len(ratios))
