@@ -9,8 +9,7 @@ import weakref
 from pathlib import Path
 
 from shmllm.config import EngineFacts
-from shmllm.engine.client import ChannelEngineClient
-from shmllm.engine.client import NOBODY_WATCHES, StartProgress
+from shmllm.engine.client import NOBODY_WATCHES, ChannelEngineClient, StartProgress
 from shmllm.errors import EngineDeadError, EngineStartError, SegmentError
 from shmllm.ipc import registry
 from shmllm.ipc.channel import ClientChannel, ControlView

@@ -17,7 +17,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from shmllm.config import EngineFacts
-from shmllm.engine.client_protocol import EngineClient, EngineLife, Event, Lease, LoadProgress
+from shmllm.engine.client_protocol import (
+    NOBODY_WATCHES,
+    EngineClient,
+    EngineLife,
+    Event,
+    Lease,
+    LoadProgress,
+    StartProgress,
+)
 from shmllm.engine.weight_bucket import BUCKET_BYTES
 from shmllm.engine.worker_call import WorkerCall
 from shmllm.engine.worker_client import decode_work, drop_answer, encode_work
@@ -57,7 +65,16 @@ from shmllm.wire.messages import (
     Work,
 )
 
-__all__ = ["ChannelEngineClient", "EngineClient", "EngineLife", "Event", "Lease", "LoadProgress"]
+__all__ = [
+    "NOBODY_WATCHES",
+    "ChannelEngineClient",
+    "EngineClient",
+    "EngineLife",
+    "Event",
+    "Lease",
+    "LoadProgress",
+    "StartProgress",
+]
 
 logger = logging.getLogger(__name__)
 

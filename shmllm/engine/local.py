@@ -17,8 +17,7 @@ from shmllm.config import EngineConfig, EngineFacts
 from shmllm.core.observer import NOBODY
 from shmllm.engine.admission import admit
 from shmllm.engine.calls import answer
-from shmllm.engine.client import Event, Lease
-from shmllm.engine.client import NOBODY_WATCHES, StartProgress
+from shmllm.engine.client import NOBODY_WATCHES, Event, Lease, StartProgress
 from shmllm.engine.core import EngineCore
 from shmllm.engine.tracer import EngineTracer
 from shmllm.engine.weight_bucket import BUCKET_BYTES, pieces_of

@@ -9,8 +9,7 @@ import weakref
 from collections.abc import Sequence
 
 from shmllm.config import EngineConfig, EngineFacts
-from shmllm.engine.client import ChannelEngineClient
-from shmllm.engine.client import NOBODY_WATCHES, StartProgress
+from shmllm.engine.client import NOBODY_WATCHES, ChannelEngineClient, StartProgress
 from shmllm.engine.launch import EngineHandle
 from shmllm.errors import EngineDeadError, EngineStartError
 from shmllm.ipc.channel import ClientChannel

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from shmllm.config import EngineConfig
-from shmllm.engine.client import EngineClient
-from shmllm.engine.client import StartProgress
+from shmllm.engine.client import EngineClient, StartProgress
 from shmllm.engine.private import PrivateEngineClient
 from shmllm.errors import RequestError
 from shmllm.frontend.dispatcher import POLL_S, Dispatcher, RequestGroup

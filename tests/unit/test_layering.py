@@ -119,7 +119,8 @@ RULES = {
     ),
     "shmllm.engine.process": Rule(
         "errors config outputs wire ipc engine.admission engine.calls engine.core engine.session "
-        "engine.doorkeeper engine.garbage engine.log engine.outbox engine.reporter engine.tracing "
+        "engine.doorkeeper engine.garbage engine.log engine.outbox engine.phase engine.reporter "
+        "engine.tracing "
         "engine.weight_bucket engine.worker_desk",
         lazy="worker.make_runner",
     ),
