@@ -7,6 +7,7 @@ it can be, since the interpreter takes milliseconds for each program of a launch
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -238,6 +239,21 @@ class EngineConformance:
             assert found[0].tolist() == found[1].tolist()
         found = [np.concatenate([p.logprobs for p in part]) for part in (mine, theirs)]
         assert found[0] == pytest.approx(found[1], abs=1e-4)
+
+    def test_the_cache_gets_what_the_largest_step_leaves(
+        self, model: Any, gpu_device: Device
+    ) -> None:
+        reference, directory = model
+        config = make_config(directory, mode="NONE")
+        config = replace(config, cache=CacheConfig(BLOCK_SIZE, gpu_memory_utilization=1 / 64))
+        engine = Engine(config, gpu_device)
+        facts = engine.runner.facts
+        share = gpu_device.total_bytes() / 64
+        assert 100 * BLOCK_BYTES < facts.kv_cache_bytes < share - facts.weight_bytes
+        engine.add(0, PROMPTS[1])
+        engine.run()
+        assert engine.tokens[0] == expected(reference, PROMPTS[1], 4)
+        assert engine.core.phases.device_ns > 0
 
     def test_graphs_outlive_sleep_and_new_weights(self, model: Any, gpu_device: Device) -> None:
         reference, directory = model

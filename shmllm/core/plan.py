@@ -176,6 +176,7 @@ class StepResult:
         computing_ns: when the model began to compute and when it had the logits, on
             `time.perf_counter_ns()`: what lies before is preparing, and behind it sampling.
             None if the runner does not tell.
+        device_ns: how long a device was busy with it; 0 if the host computed it.
     """
 
     token_ids: list[int]
@@ -183,3 +184,4 @@ class StepResult:
     prompt_logprobs: Sequence[TokenLogprobs] = ()
     vectors: Sequence[bytes] = ()
     computing_ns: tuple[int, int] | None = None
+    device_ns: int = 0

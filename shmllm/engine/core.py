@@ -89,6 +89,7 @@ class Phases:
             apply ended, on `time.perf_counter_ns()`.
         num_tokens: computed in the last step.
         num_requests: that took part in it.
+        device_ns: how long a device was busy with it; 0 where there is none.
     """
 
     num_steps: int = 0
@@ -100,10 +101,14 @@ class Phases:
     moments_ns: tuple[int, int, int, int, int, int] = (0, 0, 0, 0, 0, 0)
     num_tokens: int = 0
     num_requests: int = 0
+    device_ns: int = 0
 
-    def add(self, plan: StepPlan, *moments_ns: *tuple[int, int, int, int, int, int]) -> None:
+    def add(
+        self, plan: StepPlan, device_ns: int, *moments_ns: *tuple[int, int, int, int, int, int]
+    ) -> None:
         """Count a step that had these moments."""
         self.num_steps += 1
+        self.device_ns = device_ns
         self.num_tokens, self.num_requests = plan.num_tokens, len(plan.requests)
         began, planned, prepared, executed, sampled, applied = moments_ns
         self.schedule_ns += planned - began
@@ -373,9 +378,8 @@ class EngineCore:
         sampled_ns = perf_counter_ns()
         outputs = self.scheduler.apply(plan, result)
         prepared_ns, executed_ns = result.computing_ns or (submitted_ns, sampled_ns)
-        self.phases.add(
-            plan, began_ns, planned_ns, prepared_ns, executed_ns, sampled_ns, perf_counter_ns()
-        )
+        moments_ns = began_ns, planned_ns, prepared_ns, executed_ns, sampled_ns, perf_counter_ns()
+        self.phases.add(plan, result.device_ns, *moments_ns)
         self.scheduler.observer.stepped(plan, self.phases.moments_ns)
         return outputs
 

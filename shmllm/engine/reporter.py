@@ -92,6 +92,7 @@ class Reporter:
                 phases.num_requests,
                 num_sampled,
                 num_first,
+                phases.device_ns,
             )
         )
         self._logged_drain_ns = self.drain_ns

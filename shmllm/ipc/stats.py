@@ -71,6 +71,7 @@ class StepField(IntEnum):
     NUM_REQUESTS = 9
     NUM_SAMPLED = 10
     NUM_FIRST = 11
+    DEVICE_NS = 12
 
 
 PHASES = ("drain", "schedule", "prepare", "execute", "sample", "apply", "publish")

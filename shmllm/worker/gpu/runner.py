@@ -8,6 +8,7 @@ of the step before, a grammar's mask for one, is launched in `release`.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -28,6 +29,7 @@ from shmllm.worker.gpu.parts import StepParts
 from shmllm.worker.gpu.program import check_model
 from shmllm.worker.gpu.prompt_scores import PendingScores, PromptScorer
 from shmllm.worker.gpu.sampler import SampledOnDevice
+from shmllm.worker.gpu.timer import StepTimer
 from shmllm.worker.gpu.transfers import Fetched
 from shmllm.worker.grammar import GrammarCompiler
 from shmllm.worker.loading import Progress, load_model, make_facts
@@ -36,6 +38,7 @@ from shmllm.worker.pooler import Pooler
 from shmllm.worker.prompt_embeds import PromptEmbeds, check_prompt_embeds
 from shmllm.worker.token_masks import TokenMasks
 
+MOST_SUBMITTED = 2
 NOT_DETERMINISTIC = (
     "deterministic=True fixes how attention is split, but not which kernel multiplies: on a GPU "
     "bits may depend on how many tokens a step has"
@@ -47,6 +50,7 @@ class GpuStep:
 
     Args:
         runner: that launched it.
+        timer: that has begun with it.
         plan: of the step.
         inputs: of the step.
         logits: (N or more, V) on the device, of its samples.
@@ -57,6 +61,7 @@ class GpuStep:
     def __init__(
         self,
         runner: GpuRunner,
+        timer: StepTimer,
         plan: StepPlan,
         inputs: StepInputs,
         logits: Tensor,
@@ -64,6 +69,7 @@ class GpuStep:
         hidden: Fetched | None,
     ) -> None:
         self._runner = runner
+        self._timer = timer
         self._plan = plan
         self._inputs = inputs
         self._logits = logits
@@ -71,9 +77,8 @@ class GpuStep:
         self._hidden = hidden
         self._expected = runner.batch.expect(inputs)
         self._sampled: SampledOnDevice | None = None
-        self._done = runner.device.event()
         if not plan.samples:
-            self._done.record()
+            timer.end()
         elif not runner.sampler.needs_tokens(plan):
             self._sample()
 
@@ -85,14 +90,14 @@ class GpuStep:
     @torch.inference_mode()
     def result(self) -> StepResult:
         """Wait for it, and put its tokens into the batch."""
+        device_ns = self._timer.wait_ns()
         scores = [pending.result() for pending in self._prompt_scores]
-        vectors = self._pool()
-        if self._sampled is None:
-            self._done.wait()
-            return StepResult([], None, scores, vectors)
-        sampled = self._sampled.result()
-        self._runner.batch.fill(self._expected, sampled.token_ids)
-        return StepResult(sampled.token_ids.tolist(), sampled.logprobs, scores, vectors)
+        result = StepResult([], None, scores, self._pool(), device_ns=device_ns)
+        if self._sampled is not None:
+            sampled = self._sampled.result()
+            self._runner.batch.fill(self._expected, sampled.token_ids)
+            result.token_ids, result.logprobs = sampled.token_ids.tolist(), sampled.logprobs
+        return result
 
     def _pool(self) -> list[bytes]:
         if self._hidden is None:
@@ -106,6 +111,7 @@ class GpuStep:
         runner = self._runner
         masks = runner.masks.begin(self._plan.constraints)
         self._sampled = runner.sampler(self._logits, self._inputs, runner.inputs, self._plan, masks)
+        self._timer.end()
 
 
 class GpuRunner:
@@ -165,6 +171,7 @@ class GpuRunner:
         self.masks = TokenMasks(self._grammars, num_rows)
         self.pooler = Pooler(num_rows, loaded.config.hidden_size)
         self._prompt_embeds = PromptEmbeds()
+        self._timers = deque(StepTimer(device) for _ in range(MOST_SUBMITTED))
         self._score_prompt = PromptScorer(
             self.batch, self.sampler.scorer, self.sampler.transfers, self._program.compute_logits
         )
@@ -220,6 +227,9 @@ class GpuRunner:
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> GpuStep:
         """Launch the plan's step, behind those that were submitted before."""
+        self._timers.rotate()
+        timer = self._timers[0]
+        timer.begin()
         self.batch.update(plan)
         inputs = self.batch.inputs(plan)
         self.sampler.update(plan)
@@ -235,7 +245,7 @@ class GpuRunner:
         states = None
         if plan.pools:
             states = self.sampler.transfers.fetch(hidden[:num_tokens].float())
-        return GpuStep(self, plan, inputs, logits, scores, states)
+        return GpuStep(self, timer, plan, inputs, logits, scores, states)
 
 
 def _make_dispatcher(config: EngineConfig) -> GraphDispatcher:

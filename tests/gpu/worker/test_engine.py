@@ -1,0 +1,11 @@
+"""A whole engine on a GPU."""
+
+from __future__ import annotations
+
+from gpu_engine_conformance import EngineConformance, _few_processors, model
+
+__all__ = ["_few_processors", "model"]
+
+
+class TestEngine(EngineConformance):
+    pass
