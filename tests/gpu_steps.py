@@ -183,8 +183,9 @@ class GpuSteps:
             plan.starts.append(start)
             plan.counts.append(count)
         plan.num_tokens = sum(plan.counts)
-        plan.is_repeat = set(work.values()) == {1} and list(work) == self._last_decodes
-        self._last_decodes = list(work) if set(work.values()) == {1} else []
+        is_decode = len(plan.samples) == plan.num_tokens
+        plan.is_repeat = is_decode and list(work) == self._last_decodes
+        self._last_decodes = list(work) if is_decode else []
         return plan
 
     def _grow(self, row: int, length: int) -> list[int]:

@@ -43,7 +43,8 @@ class CaptureReport:
 
     def __str__(self) -> str:
         mib = self.num_bytes / 2**20
-        return f"{self.num_graphs:,} graphs, {self.seconds:.1f} s, {mib:,.0f} MiB"
+        graphs = "graph" if self.num_graphs == 1 else "graphs"
+        return f"{self.num_graphs:,} {graphs}, {self.seconds:.1f} s, {mib:,.0f} MiB"
 
 
 def check_model(model: DecoderModel) -> None:
@@ -93,10 +94,11 @@ class GpuProgram:
     def warm_up(self) -> None:
         """Run once whatever may be launched or captured, so that its code is compiled and loaded:
         a capture cannot do that, and a request should not wait for it."""
-        max_requests = len(self._buffers.logits)
-        by_splits = {self._buffers.num_splits(n): n for n in range(max_requests, 0, -1)}
+        max_tokens = len(self._buffers.hidden)
+        most_decodes = min(len(self._buffers.logits), max_tokens)
+        by_splits = {self._buffers.num_splits(n): n for n in range(most_decodes, 0, -1)}
         shapes = [BatchDescriptor(n, n, True) for n in by_splits.values()]
-        shapes.append(BatchDescriptor(2, 1, False))
+        shapes.append(BatchDescriptor(min(2, max_tokens), 1, False))
         shapes += [descriptor for _, descriptor in self._dispatcher.captures()]
         for descriptor in shapes:
             self._inputs.idle(descriptor)
@@ -142,8 +144,8 @@ class GpuProgram:
 
         Returns:
             The hidden states after the final norm, [tokens, hidden], and logits, [requests,
-            vocab], of those tokens that get a successor, both padded and in the model's dtype;
-            no logits if there is no such token. The next step overwrites both.
+            vocab], of those tokens that get a successor, both padded and in the model's dtype.
+            Without such a token logits may be missing. The next step overwrites both.
         """
         if mode is CudaGraphMode.FULL:
             self._full[descriptor].replay()

@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
-from gpu_steps import GpuSteps
-from program_conformance import ProgramConformance, _few_processors, add_prompts, models
+import random
+from dataclasses import replace
 
+import pytest
+import torch
+from gpu_steps import GpuSteps
+from interpreted_device import eager, lazy
+from program_conformance import (
+    VARIANTS,
+    ProgramConformance,
+    _few_processors,
+    add_prompts,
+    assert_right,
+    models,
+)
+
+from shmllm.errors import EngineStartError
+from shmllm.models.config import ModelConfig
+from shmllm.models.registry import create_model
+from shmllm.worker.arena import CountingAllocator
 from shmllm.worker.gpu import ops
+from shmllm.worker.gpu.cache import GpuCacheLayout, GpuKVCache
+from shmllm.worker.gpu.graphs import CudaGraphMode
+from shmllm.worker.gpu.program import check_model
 
 __all__ = ["_few_processors", "models"]
 
@@ -49,3 +69,79 @@ def test_only_decodes_are_split_and_warming_up_has_all_their_variants(
     assert used[0] == used[3] == 1
     assert used[1] > used[2] > 1
     assert warm == set(used)
+
+
+def test_one_token_a_step_is_enough(gpu_device, models) -> None:
+    reference, directory = models("llama")
+    steps = GpuSteps(gpu_device, directory, "FULL", None, max_tokens=1, max_requests=2)
+    assert steps.program.capture().num_graphs == 1
+    add_prompts(steps, {1: 2})
+    steps.step({1: 1})
+    logits = steps.step({1: 1})[1]
+    assert_right(logits, reference, steps.tokens[1][:-1])
+
+
+def test_a_capture_that_fails_is_an_error_of_the_start(gpu_device, models, monkeypatch) -> None:
+    def fail() -> None:
+        raise RuntimeError("out of memory")
+
+    steps = GpuSteps(gpu_device, models("llama")[1], "PIECEWISE", (2,))
+    monkeypatch.setattr(gpu_device, "end_capture", fail)
+    with pytest.raises(EngineStartError, match=r"PIECEWISE graph of 2 tokens .* out of memory; "):
+        steps.program.capture()
+
+
+@pytest.mark.parametrize(
+    ("changes", "quantization", "message"),
+    [
+        ({}, "int8", r"quantization='int8' is for the CPU: leave it out, or .* device='cpu'"),
+        ({"head_dim": 512}, None, r"heads of 512 elements .* device='cpu'"),
+    ],
+)
+def test_what_there_are_no_kernels_for_is_refused(models, changes, quantization, message) -> None:
+    config = replace(ModelConfig.from_directory(models("llama")[1]), **changes)
+    model = create_model(config, torch.float32, CountingAllocator().take, quantization)
+    with pytest.raises(EngineStartError, match=message):
+        check_model(model)
+
+
+def test_the_cache_takes_what_its_layout_says(gpu_device) -> None:
+    layout = GpuCacheLayout(2, 20, 3, torch.float16)
+    num_bytes = layout.cache_bytes(num_layers=3, num_blocks=5)
+    cache = GpuKVCache(layout, 3, 5, gpu_device.make_arena(num_bytes, "the cache"))
+    sizes = {part.nbytes for layer in cache.layers for part in layer}
+    assert sizes == {5 * layout.block_bytes // 2}
+    with pytest.raises(AssertionError, match="too small"):
+        GpuKVCache(layout, 3, 5, gpu_device.make_arena(num_bytes - 1, "the cache"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", [mode.name for mode in CudaGraphMode])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_random_steps_at_the_default_sizes(gpu_device, models, name, mode) -> None:
+    reference, directory = models(name)
+    seed = random.SystemRandom().randrange(2**31)
+    print(f"{seed=}")
+    chance = random.Random(seed)
+    gpu_device.progress = chance.choice([lazy, eager, lambda queued: chance.randrange(3)])
+    steps = GpuSteps(gpu_device, directory, mode)
+    steps.program.capture()
+    for round_ in range(2):
+        add_prompts(steps, {row: chance.randrange(1, 40) for row in range(4)}, round_)
+        while any(len(tokens) < 48 for tokens in steps.tokens.values()):
+            work = random_work(steps, chance)
+            for row, logits in steps.step(work).items():
+                assert_right(logits, reference, steps.tokens[row][:-1])
+
+
+def random_work(steps: GpuSteps, chance: random.Random) -> dict[int, int]:
+    """A few tokens of some rows that have fewer than 48, within a step's 24."""
+    rows = [row for row, tokens in steps.tokens.items() if len(tokens) < 48]
+    work, budget = {}, 24
+    for row in chance.sample(rows, chance.randint(1, len(rows))):
+        waiting = len(steps.tokens[row]) - steps.computed[row]
+        count = min(chance.choice([waiting, chance.randint(1, waiting)]), budget)
+        if count:
+            work[row] = count
+            budget -= count
+    return work

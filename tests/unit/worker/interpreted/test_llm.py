@@ -1,0 +1,66 @@
+"""`LLM` with the bundled model on the double, in the caller's process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from interpreted_device import InterpretedDevice
+
+from shmllm import LLM, SamplingParams, StructuredOutputsParams
+from shmllm.config import EngineConfig
+from shmllm.worker import make_runner
+from shmllm.worker.gpu.runner import GpuRunner
+
+PROMPTS = ["def add(a, b):", "import os"]
+
+
+@pytest.fixture
+def _on_the_double(gpu_device: InterpretedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(config: EngineConfig, *progress: Any) -> GpuRunner:
+        return GpuRunner(config, gpu_device, *progress)
+
+    monkeypatch.setattr(make_runner, "make_runner", make)
+
+
+def generate(**options: Any) -> tuple[list[str], LLM]:
+    params = [
+        SamplingParams(temperature=0, max_tokens=4),
+        SamplingParams(
+            temperature=0,
+            max_tokens=4,
+            structured_outputs=StructuredOutputsParams(choice=["yes", "no"]),
+        ),
+    ]
+    llm = LLM(
+        "tiny", dtype="float32", multiprocess=False, max_num_seqs=2, max_model_len=64,
+        max_num_batched_tokens=16, kv_cache_memory_bytes=2**22, **options,
+    )  # fmt: skip
+    outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+    return [output.outputs[0].text for output in outputs], llm
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_on_the_double")
+def test_a_front_end_gets_the_texts_of_the_cpu() -> None:
+    captured: list[tuple[int, int]] = []
+    texts, llm = generate(
+        compilation_config={"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [2]},
+        on_capture_progress=lambda done, total: captured.append((done, total)),
+    )
+    facts = llm.facts
+    assert facts.device == "interpreted"
+    assert facts.async_scheduling
+    assert facts.graphs.startswith("FULL_DECODE_ONLY: 1 graph, ")
+    assert captured == [(0, 1), (1, 1)]
+    assert texts[1] in ("yes", "no")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.undo()
+        patch.setattr(make_runner, "make_runner", _make_cpu_runner)
+        assert generate()[0] == texts
+
+
+def _make_cpu_runner(config: EngineConfig, *progress: Any) -> Any:
+    from shmllm.worker.runner import ModelRunner
+
+    return ModelRunner(config)
