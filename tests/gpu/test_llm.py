@@ -1,0 +1,90 @@
+"""`LLM` with an engine on a GPU, in its own process, against one on the CPU."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from shmllm import LLM, SamplingParams, StructuredOutputsParams
+
+PROMPTS = ["def add(a, b):\n", "import os\n", "class Node:\n", "for i in range(", "x = "]
+GREEDY = SamplingParams(temperature=0, max_tokens=24, logprobs=2)
+
+
+@pytest.fixture(scope="module")
+def on_gpu() -> Iterator[LLM]:
+    with LLM("tiny", device="cuda", dtype="float32", max_num_seqs=16, seed=3) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def on_cpu() -> Iterator[LLM]:
+    with LLM("tiny", device="cpu", dtype="float32", max_num_seqs=16, seed=3) as llm:
+        yield llm
+
+
+def texts(llm: LLM, params: SamplingParams) -> list[str]:
+    return [output.outputs[0].text for output in llm.generate(PROMPTS, params, use_tqdm=False)]
+
+
+def test_texts_and_logprobs_are_those_of_the_cpu(on_gpu: LLM, on_cpu: LLM) -> None:
+    assert on_gpu.facts.graphs
+    assert on_gpu.facts.async_scheduling
+    pairs = zip(
+        on_gpu.generate(PROMPTS, GREEDY, use_tqdm=False),
+        on_cpu.generate(PROMPTS, GREEDY, use_tqdm=False),
+        strict=True,
+    )
+    for ours, other in pairs:
+        assert ours.outputs[0].text == other.outputs[0].text
+        assert ours.outputs[0].cumulative_logprob == pytest.approx(
+            other.outputs[0].cumulative_logprob, abs=1e-3
+        )
+
+
+def test_a_seed_gives_the_same_text_whatever_runs_beside_it(on_gpu: LLM) -> None:
+    drawn = SamplingParams(temperature=1, max_tokens=16, seed=5)
+    together = texts(on_gpu, drawn)
+    alone = [on_gpu.generate(p, drawn, use_tqdm=False)[0].outputs[0].text for p in PROMPTS]
+    assert together == alone
+
+
+def test_a_choice_is_kept_to(on_gpu: LLM) -> None:
+    choice = StructuredOutputsParams(choice=["yes", "no"])
+    params = SamplingParams(temperature=1, max_tokens=8, structured_outputs=choice)
+    assert set(texts(on_gpu, params)) <= {"yes", "no"}
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_sleep_gives_memory_back_and_graphs_go_on(on_gpu: LLM, level: int) -> None:
+    before = texts(on_gpu, GREEDY)
+    on_gpu.sleep(level=level)
+    assert on_gpu.is_sleeping()
+    on_gpu.wake_up()
+    if level == 2:
+        on_gpu.collective_rpc("reload_weights")
+    assert texts(on_gpu, GREEDY) == before
+
+
+def test_bfloat16_with_every_graph_mode_gives_one_text() -> None:
+    found = set()
+    for mode in ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"):
+        options = {"cudagraph_mode": mode}
+        with LLM("tiny", device="cuda", dtype="bfloat16", compilation_config=options) as llm:
+            found.add(texts(llm, SamplingParams(temperature=0, max_tokens=4))[0])
+    assert len(found) == 1
+
+
+def test_the_command_says_what_it_runs_on() -> None:
+    command = "import sys; from shmllm.cli.main import main; sys.exit(main())"
+    done = subprocess.run(
+        [sys.executable, "-c", command, "generate", "--device", "cuda", "--max-tokens", "4", "x ="],
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "graphs FULL_AND_PIECEWISE" in done.stderr
