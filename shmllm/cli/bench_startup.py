@@ -22,7 +22,7 @@ from shmllm.cli.bench_output import (
     write_plot,
 )
 from shmllm.cli.engine import state_of
-from shmllm.cli.interrupts import interruptible
+from shmllm.cli.interrupts import interruptible, uninterrupted
 from shmllm.cli.options import engine_options, take_engine_options
 from shmllm.version import __version__
 
@@ -107,26 +107,31 @@ def _named_engine(engine: dict[str, Any]) -> Iterator[str]:
 
     name = f"bench-startup-{os.getpid()}"
     path = registry.control_path(name)
-    process = subprocess.Popen(
-        named_engine_command(name, make_engine_config(**engine)),
-        stdin=subprocess.DEVNULL,
-        cwd="/",
-        env=engine_environment(),
-        start_new_session=True,
-    )
-    try:
+    command = named_engine_command(name, make_engine_config(**engine))
+    with contextlib.ExitStack() as undo:
+        with uninterrupted():
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                cwd="/",
+                env=engine_environment(),
+                start_new_session=True,
+            )
+            undo.callback(_end, process)
         while state_of(path, process.pid) is not EngineState.READY:
             if process.poll() is not None:
                 raise EngineStartError(f"the engine ended with exit code {process.returncode}")
             time.sleep(POLL_S)
         yield name
-    finally:
-        process.terminate()
-        try:
-            process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _report(

@@ -10,6 +10,7 @@ from typing import Any
 
 LEAVE_AFTER_S = 1.5
 _FIRST_CODE = 128
+ENDING = (signal.SIGINT, signal.SIGTERM)
 EXIT_INTERRUPTED = _FIRST_CODE + signal.SIGINT
 
 
@@ -56,3 +57,19 @@ def interruptible() -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Signals that come inside take effect behind it: for what must not be left half done, such as
+    starting a process that somebody has to end."""
+    came: list[int] = []
+    wanted = (each for each in ENDING if callable(signal.getsignal(each)))
+    before = {each: signal.signal(each, lambda number, _: came.append(number)) for each in wanted}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for came_in in came:
+            signal.raise_signal(came_in)

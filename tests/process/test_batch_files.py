@@ -475,10 +475,12 @@ def test_two_jobs_cannot_write_to_one_file(
     process = start("-i", many, "-o", target, "--attach", engine, *ENDLESS)
     try:
         assert holds_within(lambda: num_lines(target) >= 1, PATIENCE_S)
+        process.send_signal(signal.SIGSTOP)  # else it may end before the other one begins
         done = shmllm("-i", many, "-o", target, "--resume")
         assert done.returncode == 2
         assert "another job is writing to" in done.stderr.decode()
     finally:
+        process.send_signal(signal.SIGCONT)
         process.terminate()
         process.communicate(timeout=PATIENCE_S)
 
