@@ -304,6 +304,8 @@ class EngineProcess:
         return has_run or core.is_under_way
 
     def _abort_everything(self, core: EngineCore) -> None:
+        core.settle()
+        self._outbox.publish_news(core)
         for place, numbers in core.scheduler.unfinished().items():
             self._outbox.publish(place, core.abort(place, numbers))
         for session in self._sessions.values():

@@ -16,7 +16,8 @@ from shmllm.core.plan import StepPlan, StepResult
 
 
 class ProfiledRunner:
-    """A runner whose steps are recorded.
+    """A runner whose steps are recorded. On a CPU they do not overlap meanwhile: what is recorded
+    of a step is what happens on the thread that asks for its result.
 
     Args:
         runner: executes the steps.
@@ -33,7 +34,7 @@ class ProfiledRunner:
         self.runner = runner
         self.path = path
         self.facts = runner.facts
-        self.overlaps = runner.overlaps
+        self.overlaps = runner.overlaps and runner.facts.device != "cpu"
         self._delay = delay
         self._most = most
         self._num_recorded = 0

@@ -122,8 +122,8 @@ class ModelRunner:
 
     def submit(self, plan: StepPlan) -> DeferredStep | ThreadedStep:
         """Have the plan executed: on a thread of its own if steps overlap, else when its result
-        is asked for."""
-        if self._thread is None:
+        is asked for; that is to happen before the next plan while kernels are observed."""
+        if self._thread is None or self._program.observe is not None:
             return DeferredStep(self.execute, plan)
         return ThreadedStep(self.execute, plan, self._thread)
 

@@ -1,0 +1,120 @@
+"""Engines whose steps overlap, on a CPU: who dies or fails in the middle, and who looks on."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engines import assert_unused, named_engine, run_a_little
+from programs import (
+    CLI,
+    PATIENCE_S,
+    holds_within,
+    is_running,
+    python,
+    start_source,
+)
+from traces import load
+
+from shmllm import LLM, EngineDeadError, SamplingParams
+
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
+
+GREEDY = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
+OPTIONS: dict[str, Any] = {"kv_cache_memory_bytes": 2**26, "num_threads": 1}
+PROMPTS = ["x = ", "import os\n" * 20]
+FLOOD = """
+import sys
+from shmllm import LLM, SamplingParams
+llm = LLM.attach(sys.argv[1])
+llm.enqueue(["a", "b" * 300], SamplingParams(max_tokens=900, ignore_eos=True))
+while llm.get_metrics()["generated_tokens"] < 20:
+    llm._dispatcher.pump(0.01)
+print("running", flush=True)
+llm.wait_for_completion(use_tqdm=False)
+"""
+
+
+def fail_later(worker: Any) -> None:
+    """The tenth step from now raises where steps are computed."""
+    program = worker.model_runner._program
+    run, steps = program.run, iter(range(10))
+
+    def run_or_fail(inputs: Any) -> Any:
+        if next(steps, None) is None:
+            raise ZeroDivisionError("a step that fails")
+        return run(inputs)
+
+    program.run = run_or_fail
+
+
+def tokens(llm: LLM) -> list[list[int]]:
+    outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[list[int]]:
+    with LLM(multiprocess=False, **OPTIONS) as llm:
+        return tokens(llm)
+
+
+def test_a_step_that_fails_ends_the_engine_with_its_traceback() -> None:
+    with LLM(async_scheduling=True, **OPTIONS) as llm:
+        llm.collective_rpc(fail_later)
+        with pytest.raises(EngineDeadError) as caught:
+            tokens(llm)
+        assert caught.value.exit_code == 1
+        assert "in run_or_fail" in caught.value.remote_traceback
+        assert caught.value.remote_traceback.endswith("ZeroDivisionError: a step that fails\n")
+
+
+def test_front_ends_that_are_killed_and_one_that_goes_on(
+    tmp_path: Path, expected: list[list[int]]
+) -> None:
+    with named_engine(tmp_path, async_scheduling=True, max_num_seqs=4) as (name, _):
+        with LLM.attach(name) as llm:
+            assert llm.facts.async_scheduling
+            other = start_source(FLOOD, name)
+            assert other.stdout is not None
+            assert other.stdout.readline() == b"running\n"
+            assert tokens(llm) == expected
+            other.kill()
+            other.communicate()
+            assert tokens(llm) == expected
+        assert_unused(name)
+
+
+def test_an_engine_that_is_stopped_takes_the_step_under_way(
+    tmp_path: Path, expected: list[list[int]]
+) -> None:
+    with named_engine(tmp_path, async_scheduling=True) as (name, pid), LLM.attach(name) as llm:
+        llm.enqueue(PROMPTS, GREEDY)
+        run_a_little(llm)
+        os.kill(pid, signal.SIGTERM)
+        outputs = [o.outputs[0] for o in llm.wait_for_completion(use_tqdm=False)]
+        for output, whole in zip(outputs, expected, strict=True):
+            assert output.finish_reason == "abort"
+            assert output.token_ids == whole[: len(output.token_ids)]
+        assert holds_within(lambda: not is_running(pid), PATIENCE_S)
+        assert (tmp_path / "engine.log").read_text().count("Traceback") == 0
+
+
+def test_the_command_line_starts_and_traces_one(tmp_path: Path) -> None:
+    path, source = tmp_path / "trace.json", tmp_path / "prompts.txt"
+    source.write_text("".join(f"value_{n} = {n}\n" for n in range(8)))
+    options = ["--async-scheduling", "--num-threads", "1", "--max-num-batched-tokens", "16"]
+    options += ["--max-tokens", "30", "--ignore-eos"]
+    command = ["generate", "-i", str(source), "-o", str(tmp_path / "out.jsonl"), *options]
+    done = python("-c", CLI, "trace", "-o", str(path), "--", *command)
+    assert done.returncode == 0, done.stderr.decode()
+    trace = load(path)
+    assert len(trace.requests) == 8
+    assert all(request.facts["whole"] for request in trace.requests.values())
+    slices = [each for lane in trace.lanes.values() for each in lane]
+    assert all(begin <= end for begin, end, *_ in slices)
+    assert {"schedule", "execute", "apply", "publish"} <= {name for *_, name, _ in slices}
+    assert {facts["tokens"] for *_, facts in trace.slices("step")} <= set(range(1, 17))
