@@ -3,17 +3,52 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 from shmllm.errors import EngineStartError
 
-GRAPH_MODES = ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
+
+class CudaGraphMode(Enum):
+    """How steps are run: decodes, in which every request has one token, and all others.
+
+    The first three are also what a single step is run with:
+
+    NONE: every kernel is launched.
+    PIECEWISE: graphs between the attentions, which are launched.
+    FULL: one graph from the embedding to the logits.
+    """
+
+    NONE = ("NONE", "NONE")
+    PIECEWISE = ("PIECEWISE", "PIECEWISE")
+    FULL = ("FULL", "FULL")
+    FULL_DECODE_ONLY = ("FULL", "NONE")
+    FULL_AND_PIECEWISE = ("FULL", "PIECEWISE")
+
+    @property
+    def decode_mode(self) -> CudaGraphMode:
+        """NONE, PIECEWISE or FULL: for decodes."""
+        return CudaGraphMode[self.value[0]]
+
+    @property
+    def mixed_mode(self) -> CudaGraphMode:
+        """NONE, PIECEWISE or FULL: for all other steps, and for decodes that have no graph."""
+        return CudaGraphMode[self.value[1]]
+
+    @classmethod
+    def parse(cls, name: str) -> CudaGraphMode:
+        """The mode of that name, in letters of any case; EngineStartError if there is none."""
+        try:
+            return cls[str(name).upper()]
+        except KeyError:
+            known = ", ".join(mode.name for mode in cls)
+            raise EngineStartError(f"cudagraph_mode {name!r} is not one of {known}") from None
 
 
 @dataclass(frozen=True, slots=True)
 class GraphConfig:
     """
     Attributes:
-        mode: one of GRAPH_MODES, as vLLM's `cudagraph_mode`.
+        mode: the name of a CudaGraphMode, as vLLM's `cudagraph_mode`.
         capture_sizes: numbers of tokens, rising; None: as the mode and the scheduler's limits
             suggest.
         max_capture_size: the largest of these sizes; None: as suggested.
@@ -26,9 +61,7 @@ class GraphConfig:
     enforce_eager: bool = False
 
     def __post_init__(self) -> None:
-        if self.mode not in GRAPH_MODES:
-            known = ", ".join(GRAPH_MODES)
-            raise EngineStartError(f"cudagraph_mode {self.mode!r} is not one of {known}")
+        CudaGraphMode.parse(self.mode)
         if not isinstance(self.enforce_eager, bool):
             raise EngineStartError(
                 f"enforce_eager must be True or False, got {self.enforce_eager!r}"
@@ -49,9 +82,9 @@ class GraphConfig:
             )
 
     @property
-    def effective_mode(self) -> str:
+    def effective_mode(self) -> CudaGraphMode:
         """The mode, with `enforce_eager` heeded."""
-        return "NONE" if self.enforce_eager else self.mode
+        return CudaGraphMode.NONE if self.enforce_eager else CudaGraphMode.parse(self.mode)
 
 
 def _is_size(value: object) -> bool:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from shmllm.core.plan import Admission, BlockAppend, StepPlan
+from shmllm.graph_config import CudaGraphMode
 from shmllm.models.config import ModelConfig
 from shmllm.models.registry import create_model
 from shmllm.models.weights import load_weights
@@ -21,7 +22,7 @@ from shmllm.worker.batch import InputBatch, StepInputs
 from shmllm.worker.gpu.buffers import GpuBuffers
 from shmllm.worker.gpu.cache import GpuCacheLayout, GpuKVCache
 from shmllm.worker.gpu.device import Device
-from shmllm.worker.gpu.graphs import BatchDescriptor, CudaGraphMode, GraphDispatcher
+from shmllm.worker.gpu.graphs import BatchDescriptor, GraphDispatcher
 from shmllm.worker.gpu.inputs import DeviceInputs
 from shmllm.worker.gpu.program import GpuProgram
 from shmllm_kernels.gpu import configs

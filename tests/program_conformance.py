@@ -15,7 +15,7 @@ import torch
 from gpu_steps import GpuSteps, Prepared, few_processors
 from model_helpers import reference_logits, reference_model, save
 
-from shmllm.worker.gpu.graphs import CudaGraphMode
+from shmllm.graph_config import CudaGraphMode
 
 NONE, PIECEWISE, FULL = CudaGraphMode.NONE, CudaGraphMode.PIECEWISE, CudaGraphMode.FULL
 SHAPE = {

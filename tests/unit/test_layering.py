@@ -72,7 +72,7 @@ RULES = {
         packages="torch numpy triton",
         lazy_packages="llguidance cuda",
     ),
-    "shmllm.worker.gpu.graphs": Rule("errors"),
+    "shmllm.worker.gpu.graphs": Rule("errors graph_config"),
     "shmllm.engine": Rule(),
     "shmllm.engine.launch": Rule("errors config ipc"),
     "shmllm.engine.core": Rule(

@@ -1,6 +1,6 @@
 """Which graphs are captured, and which of them a step is run with. Pure Python, without torch.
 
-Owns the modes, the sizes, and the choice for a step: `GraphDispatcher` is the only one who decides
+Owns the sizes and the choice for a step: `GraphDispatcher` is the only one who decides
 it. Must not know what a graph is or what lies in it.
 """
 
@@ -9,48 +9,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 
 from shmllm.errors import EngineStartError
+from shmllm.graph_config import CudaGraphMode
 
 FINE_SIZES_UP_TO = 256
 LARGEST_MIXED_SIZE = 512
-
-
-class CudaGraphMode(Enum):
-    """How steps are run: decodes, in which every request has one token, and all others.
-
-    The first three are also what a single step is run with:
-
-    NONE: every kernel is launched.
-    PIECEWISE: graphs between the attentions, which are launched.
-    FULL: one graph from the embedding to the logits.
-    """
-
-    NONE = ("NONE", "NONE")
-    PIECEWISE = ("PIECEWISE", "PIECEWISE")
-    FULL = ("FULL", "FULL")
-    FULL_DECODE_ONLY = ("FULL", "NONE")
-    FULL_AND_PIECEWISE = ("FULL", "PIECEWISE")
-
-    @property
-    def decode_mode(self) -> CudaGraphMode:
-        """NONE, PIECEWISE or FULL: for decodes."""
-        return CudaGraphMode[self.value[0]]
-
-    @property
-    def mixed_mode(self) -> CudaGraphMode:
-        """NONE, PIECEWISE or FULL: for all other steps, and for decodes that have no graph."""
-        return CudaGraphMode[self.value[1]]
-
-    @classmethod
-    def parse(cls, name: str) -> CudaGraphMode:
-        """The mode of that name, in letters of any case; EngineStartError if there is none."""
-        try:
-            return cls[name.upper()]
-        except KeyError:
-            known = ", ".join(mode.name for mode in cls)
-            raise EngineStartError(f"unknown cudagraph_mode {name!r}; known: {known}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +43,7 @@ class GraphDispatcher:
         max_capture_size: the largest of the default sizes.
 
     Raises:
-        EngineStartError: the sizes are no positive numbers, or too large for every step.
+        EngineStartError: the sizes are too large for every step.
     """
 
     def __init__(
@@ -97,7 +61,6 @@ class GraphDispatcher:
             limits = max_num_seqs, max_num_tokens, max_capture_size
             decode_sizes, mixed_sizes = default_sizes(mixed, *limits)
         else:
-            _check_sizes(capture_sizes)
             sizes = sorted(set(capture_sizes))
             mixed_sizes = [size for size in sizes if size <= max_num_tokens]
             decode_sizes = [size for size in mixed_sizes if size <= max_num_seqs]
@@ -191,13 +154,6 @@ def default_sizes(
 
 def _up_to(most: int, sizes: Iterable[int]) -> list[int]:
     return [*(size for size in sizes if size < most), most]
-
-
-def _check_sizes(sizes: Sequence[int]) -> None:
-    wrong = [size for size in sizes if type(size) is not int or size < 1]
-    if wrong or not sizes:
-        found = f"not {wrong[0]!r}" if wrong else "and there are none"
-        raise EngineStartError(f"cudagraph_capture_sizes must be positive numbers, {found}")
 
 
 def _next_size(sizes: tuple[int, ...], wanted: int) -> int | None:

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 import torch
 
 from shmllm.config import EngineConfig
+from shmllm.graph_config import CudaGraphMode
 from shmllm.worker.batch import InputBatch
 from shmllm.worker.gpu.buffers import GpuBuffers
 from shmllm.worker.gpu.cache import GpuCacheLayout, GpuKVCache
 from shmllm.worker.gpu.device import Device
-from shmllm.worker.gpu.graphs import BatchDescriptor, CudaGraphMode, GraphDispatcher
+from shmllm.worker.gpu.graphs import BatchDescriptor, GraphDispatcher
 from shmllm.worker.gpu.inputs import DeviceInputs
 from shmllm.worker.gpu.program import GpuProgram
 from shmllm.worker.gpu.sampler import GpuSampler

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from shmllm.errors import EngineStartError
+from shmllm.graph_config import CudaGraphMode
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.quantized import Int8Matrix
 from shmllm.worker.gpu.buffers import GpuBuffers
 from shmllm.worker.gpu.cache import GpuKVCache
 from shmllm.worker.gpu.device import Device
-from shmllm.worker.gpu.graphs import BatchDescriptor, CudaGraphMode, GraphDispatcher
+from shmllm.worker.gpu.graphs import BatchDescriptor, GraphDispatcher
 from shmllm.worker.gpu.inputs import DeviceInputs
 from shmllm.worker.gpu.ops import GpuOps, call_now, multiply
 from shmllm.worker.gpu.pieces import GraphPieces

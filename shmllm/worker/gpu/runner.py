@@ -23,7 +23,7 @@ from shmllm.worker.batch import StepInputs
 from shmllm.worker.cpu_program import Observe
 from shmllm.worker.gpu.cache import GpuKVCache
 from shmllm.worker.gpu.device import Device
-from shmllm.worker.gpu.graphs import CudaGraphMode, GraphDispatcher
+from shmllm.worker.gpu.graphs import GraphDispatcher
 from shmllm.worker.gpu.memory import DeviceMemory, estimate_graph_bytes
 from shmllm.worker.gpu.parts import StepParts
 from shmllm.worker.gpu.program import check_model
@@ -251,7 +251,7 @@ class GpuRunner:
 def _make_dispatcher(config: EngineConfig) -> GraphDispatcher:
     graphs, scheduler = config.graphs, config.scheduler
     return GraphDispatcher(
-        CudaGraphMode.parse(graphs.effective_mode),
+        graphs.effective_mode,
         graphs.capture_sizes,
         scheduler.max_num_seqs,
         scheduler.max_num_batched_tokens,

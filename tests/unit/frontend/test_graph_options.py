@@ -10,7 +10,7 @@ import pytest
 
 from shmllm.errors import EngineStartError
 from shmllm.frontend.engine_options import make_engine_config
-from shmllm.graph_config import GraphConfig
+from shmllm.graph_config import CudaGraphMode, GraphConfig
 
 
 class CUDAGraphMode(enum.Enum):
@@ -87,5 +87,5 @@ def test_what_compiles_has_no_effect_and_that_is_said(given, words, caplog):
 
 
 def test_nothing_is_captured_where_eager_is_enforced():
-    assert GraphConfig("FULL").effective_mode == "FULL"
-    assert GraphConfig("FULL", enforce_eager=True).effective_mode == "NONE"
+    assert GraphConfig("FULL").effective_mode is CudaGraphMode.FULL
+    assert GraphConfig("FULL", enforce_eager=True).effective_mode is CudaGraphMode.NONE

@@ -9,12 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shmllm.errors import EngineStartError
-from shmllm.worker.gpu.graphs import (
-    BatchDescriptor,
-    CudaGraphMode,
-    GraphDispatcher,
-    default_sizes,
-)
+from shmllm.graph_config import CudaGraphMode
+from shmllm.worker.gpu.graphs import BatchDescriptor, GraphDispatcher, default_sizes
 
 NONE, PIECEWISE, FULL = CudaGraphMode.NONE, CudaGraphMode.PIECEWISE, CudaGraphMode.FULL
 # What vLLM's design document on CUDA graphs says of each mode: decodes, other steps.
@@ -60,7 +56,7 @@ def test_a_mode_is_found_by_its_name(name: str) -> None:
 
 
 def test_an_unknown_mode_is_refused_with_those_there_are() -> None:
-    with pytest.raises(EngineStartError, match=r"'SOME'; known: NONE, PIECEWISE, FULL, .*"):
+    with pytest.raises(EngineStartError, match="'SOME' is not one of NONE, PIECEWISE, FULL"):
         CudaGraphMode.parse("SOME")
 
 
@@ -236,12 +232,6 @@ def test_without_full_a_decode_is_piecewise_and_keeps_its_requests() -> None:
 def test_without_full_and_without_piecewise_nothing_is_replayed(mode: CudaGraphMode) -> None:
     found = GraphDispatcher(mode, None, 256, 8192).dispatch(4, 4, True, allows_full=False)
     assert found == (NONE, BatchDescriptor(4, 4, True))
-
-
-@pytest.mark.parametrize("sizes", [[], [0], [-4, 8], [True], [1.0], ["8"]])
-def test_sizes_that_are_no_positive_numbers_are_refused(sizes: list) -> None:
-    with pytest.raises(EngineStartError, match="capture_sizes must be positive numbers"):
-        GraphDispatcher(PIECEWISE, sizes, 8, 64)
 
 
 @pytest.mark.parametrize(

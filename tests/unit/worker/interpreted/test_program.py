@@ -19,12 +19,12 @@ from program_conformance import (
 )
 
 from shmllm.errors import EngineStartError
+from shmllm.graph_config import CudaGraphMode
 from shmllm.models.config import ModelConfig
 from shmllm.models.registry import create_model
 from shmllm.worker.arena import CountingAllocator
 from shmllm.worker.gpu import ops
 from shmllm.worker.gpu.cache import GpuCacheLayout, GpuKVCache
-from shmllm.worker.gpu.graphs import CudaGraphMode
 from shmllm.worker.gpu.program import check_model
 
 __all__ = ["_few_processors", "models"]
