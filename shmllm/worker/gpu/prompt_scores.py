@@ -62,11 +62,12 @@ class PromptScorer:
         first = int(inputs.first_tokens[wanted.index])
         row, start = inputs.rows[wanted.index], int(inputs.positions[first])
         token_ids = self._batch.token_ids[row, wanted.first : wanted.end].astype(np.int64)
-        (tokens,) = self._transfers.send(token_ids)
+        begins = range(0, len(token_ids), self._scorer.rows_at_once)
+        # Each piece begins at an aligned address of its own.
+        tokens = self._transfers.send(*(token_ids[b : b + begins.step] for b in begins))
         hidden = hidden[first + wanted.first - 1 - start :]
         parts = []
-        for begin in range(0, len(token_ids), self._scorer.rows_at_once):
-            own = tokens[begin : begin + self._scorer.rows_at_once]
+        for begin, own in zip(begins, tokens, strict=True):
             logits = self._compute_logits(hidden[begin : begin + len(own)])
             asked = self._scorer.ask(np.arange(len(own)), [wanted.k] * len(own))
             scores = self._scorer.score(logits, own, asked)

@@ -1,0 +1,45 @@
+"""An engine has compiled all that it launches before requests come, and before it captures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from gpu_engine_conformance import PROMPTS, VOCAB, Engine, _few_processors, make_config, model
+from interpreted_device import InterpretedDevice
+from kernel_variants import seen_variants
+
+__all__ = ["_few_processors", "model"]
+
+OPTIONS: list[dict[str, Any]] = [
+    {"prompt_logprobs": 2, "temperature": 1.0, "top_p": 0.9, "seed": 5, "max_tokens": 2},
+    {"logprobs": 1, "repetition_penalty": 1.7, "temperature": 0.7, "top_k": 3},
+    {"bad_words": [(0, 1), (2,)], "logit_bias": {7: 30.0}, "frequency_penalty": 2.0},
+    {"allowed_token_ids": [3, 50, 60], "logprobs": VOCAB, "temperature": 0.7, "min_p": 0.1},
+    {"logprobs": 20, "max_tokens": 2},
+]
+
+
+@pytest.mark.parametrize(
+    ("mode", "num_seqs"),
+    [
+        ("FULL_AND_PIECEWISE", 3),
+        *(
+            pytest.param(mode, num_seqs, marks=pytest.mark.slow)
+            for mode in ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY")
+            for num_seqs in (3, 8)
+        ),
+    ],
+)
+def test_nothing_is_compiled_while_serving(
+    model: Any, gpu_device: InterpretedDevice, mode: str, num_seqs: int
+) -> None:
+    with seen_variants(lambda: gpu_device._tape is not None) as seen:
+        engine = Engine(make_config(model[1], mode=mode, num_seqs=num_seqs), gpu_device)
+        assert seen
+        assert not any(seen.values()), [variant for variant in seen if seen[variant]]
+        before = set(seen)
+        for number, options in enumerate(OPTIONS):
+            engine.add(number, PROMPTS[number % 2], **options)
+        engine.run()
+        assert not set(seen) - before
