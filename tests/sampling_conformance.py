@@ -88,11 +88,31 @@ class Step:
 
     def run(self, keeps_processed=False) -> torch.Tensor:
         tokens = poisoned(len(self.rows), dtype=torch.int64, device=self.device)
-        before = self.logits.clone()
-        arguments = self.logits, self.rows, self.positions, self.columns, self.scratch
-        sample(tokens, *arguments, self.uses, self.masks, keeps_processed)
+        last_tokens = poisoned(len(self.columns.seeds), dtype=torch.int64, device=self.device)
+        before, wanted = self.logits.clone(), last_tokens.clone()
+        sample(
+            tokens,
+            self.logits,
+            self.rows,
+            self.positions,
+            self.columns,
+            self.scratch,
+            self.uses,
+            self.masks,
+            keeps_processed,
+            self.has_filters(),
+            last_tokens,
+        )
         torch.testing.assert_close(self.logits, before, atol=0, rtol=0, equal_nan=True)
+        wanted[self.rows[self.rows >= 0].long()] = tokens[self.rows >= 0]
+        assert last_tokens.tolist() == wanted.tolist()
         return tokens
+
+    def has_filters(self) -> bool:
+        columns = self.columns
+        cuts = (columns.top_k > 0) & (columns.top_k < self.logits.shape[1])
+        filters = cuts | (columns.top_p < 1) | (columns.min_p > 0)
+        return bool((filters & (columns.temperature > 0)).any())
 
     def of_rows(self) -> SamplingColumns:
         rows = self.rows.long()

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from shmllm.core.plan import Admission, StepPlan
 from shmllm.worker.arrays import IntArray, LongArray
@@ -131,6 +132,13 @@ class InputBatch:
         self.logprobs.pop(row, None)
         if params.logprobs is not None:
             self.logprobs[row] = params.logprobs
+
+    def is_filtered(self, rows: LongArray) -> npt.NDArray[np.bool_]:
+        """Which of these rows are drawn with top_k, top_p or min_p."""
+        top_k = self.top_k[rows]
+        cuts = (top_k > 0) & (top_k < self._vocab_size)
+        has_filter = cuts | (self.top_p[rows] < 1.0) | (self.min_p[rows] > 0.0)
+        return has_filter & (self.temperature[rows] > 0.0)
 
     def inputs(self, plan: StepPlan) -> StepInputs:
         """The arrays of a step whose admissions and appends were taken in. They are valid until

@@ -152,6 +152,7 @@ def _drawn(
 @triton.jit
 def choose(
     tokens_ptr,
+    last_tokens_ptr,
     edited_ptr,
     chunk_max_ptr,
     chunk_sum_ptr,
@@ -172,6 +173,7 @@ def choose(
     edited_stride,
     vocab_size,
     num_chunks,
+    HAS_LAST: tl.constexpr,
     CHUNKS: tl.constexpr,
     BLOCK: tl.constexpr,
     CAPACITY: tl.constexpr,
@@ -190,7 +192,10 @@ def choose(
         bests = tl.load(chunk_best_ptr + parts, mask=present, other=float("-inf"))
         ids = tl.load(chunk_id_ptr + parts, mask=present, other=vocab_size)
         _, token = first_of_largest(bests, ids, vocab_size)
-        tl.store(tokens_ptr + index, tl.where(token < vocab_size, token, 0).to(tl.int64))
+        token = tl.where(token < vocab_size, token, 0).to(tl.int64)
+        tl.store(tokens_ptr + index, token)
+        if HAS_LAST:
+            tl.store(last_tokens_ptr + row, token)
         tl.store(thresholds_ptr + index, float("-inf"))
         tl.store(last_ids_ptr + index, vocab_size)
         return
@@ -218,7 +223,10 @@ def choose(
         token = _drawn(
             values, ids, vocab_size, threshold, last_id, seed, position, vocab_size, False, BLOCK)
     # fmt: on
-    tl.store(tokens_ptr + index, tl.where(token < vocab_size, token, 0).to(tl.int64))
+    token = tl.where(token < vocab_size, token, 0).to(tl.int64)
+    tl.store(tokens_ptr + index, token)
+    if HAS_LAST:
+        tl.store(last_tokens_ptr + row, token)
     tl.store(thresholds_ptr + index, threshold)
     tl.store(last_ids_ptr + index, last_id)
 

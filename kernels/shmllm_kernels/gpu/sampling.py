@@ -1,4 +1,4 @@
-"""Samples the next token of each row: four launches, whatever the rows' parameters are.
+"""Samples the next token of each row: four launches, and two if no row has filters.
 
 `chunks` edits the logits and finishes the rows without filters, `candidates` makes short lists
 of the others, `choice` decides. Rows are treated each on its own, with sums in a fixed order:
@@ -105,6 +105,8 @@ def sample(
     uses: Tensor | None = None,
     masks: TokenMasks | None = None,
     keeps_processed: bool = False,
+    has_filters: bool = True,
+    last_tokens: Tensor | None = None,
 ) -> None:
     """Writes what ``reference.sampling.sample`` returns, after its ``penalise`` and the masks.
 
@@ -119,10 +121,14 @@ def sample(
         uses: (R, V) int32, see `edits`; None where no row has penalties.
         masks: which tokens are allowed; None: all.
         keeps_processed: leave the logits that are drawn from in ``scratch.edited``.
+        has_filters: whether any of the rows is drawn with top_k, top_p or min_p.
+        last_tokens: (R,) int64, gets each row's token as well.
     """
     num_rows, vocab_size = logits.shape
     num_chunks = triton.cdiv(vocab_size, scratch.chunk)
     _check(tokens, logits, rows, positions, columns, scratch, uses, masks)
+    assert last_tokens is None or last_tokens.dtype is torch.int64, "last_tokens are int64"
+    assert last_tokens is None or last_tokens.is_contiguous(), "last_tokens must be contiguous"
     if num_rows == 0:
         return
     grid = (num_rows, num_chunks)
@@ -156,9 +162,11 @@ def sample(
         CHUNK=scratch.chunk,
         num_warps=8,
     )
-    make_short_lists(scratch.edited, rows, filters, scratch, num_rows)
+    if has_filters:
+        make_short_lists(scratch.edited, rows, filters, scratch, num_rows)
     choose[(num_rows,)](
         tokens,
+        tokens if last_tokens is None else last_tokens,
         scratch.edited,
         scratch.chunk_max,
         scratch.chunk_sum,
@@ -176,6 +184,7 @@ def sample(
         vocab_size,
         vocab_size,
         num_chunks,
+        HAS_LAST=last_tokens is not None,
         CHUNKS=next_power_of_two(num_chunks),
         BLOCK=CHOICE_BLOCK,
         CAPACITY=CAPACITY,

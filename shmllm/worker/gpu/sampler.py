@@ -32,8 +32,8 @@ from shmllm.worker.token_masks import WORD_BITS, PendingMasks
 from shmllm_kernels.gpu.edits import add_biases, count_uses
 from shmllm_kernels.gpu.sampling import SamplingScratch, TokenMasks, sample
 
-PENALISED, MASKED, BIASED, SCORED = 1, 2, 4, 8
-"""What a row's request has besides temperature and filters; they add up."""
+PENALISED, MASKED, BIASED, SCORED, FILTERED = 1, 2, 4, 8, 16
+"""What a row's request has besides a temperature; they add up."""
 
 
 class SampledRows(Protocol):
@@ -127,6 +127,7 @@ class GpuSampler:
                             table,
                             masks,
                             keeps,
+                            last_tokens=self.last_tokens,
                         )
         count_uses(uses, row, token)
         count_uses(uses, row, token, is_prompt=True)
@@ -143,6 +144,7 @@ class GpuSampler:
             _traits(edit, row in self._batch.logprobs)
             for row, edit in zip(rows.tolist(), edits, strict=True)
         ]
+        self._traits[rows[self._batch.is_filtered(rows)]] |= FILTERED
         self._columns.admit(self._batch, rows, edits)
         self._masks.admit(rows, edits)
         self._uses.admit([a for a in plan.admissions if self._traits[a.row] & PENALISED])
@@ -194,10 +196,11 @@ class GpuSampler:
             None if uses is None else uses.table,
             self._masks.of_step(rows, device_rows, masks) if is_masked else None,
             keeps_processed,
+            bool((traits & FILTERED).any()),
+            self.last_tokens,
         )
         if uses is not None:
             uses.count(device_rows, tokens)
-        self.last_tokens.index_copy_(0, device_rows.long(), tokens)
         if not asking.size:
             return SampledOnDevice(self.transfers.fetch(tokens), None)
         asked = self._ask(rows, asking, plan.is_repeat)

@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
-from gpu_engine_conformance import EngineConformance, _few_processors, model
+from typing import Any
+
+from gpu_engine_conformance import Engine, EngineConformance, _few_processors, make_config, model
+from interpreted_device import InterpretedDevice
 
 __all__ = ["_few_processors", "model"]
 
 
 class TestEngine(EngineConformance):
-    pass
+    def test_a_decode_step_is_a_few_launches(
+        self, model: Any, gpu_device: InterpretedDevice
+    ) -> None:
+        """Whatever is launched more costs the host and the device time in every step."""
+        _, directory = model
+        engine = Engine(make_config(directory), gpu_device)
+        engine.add(0, [5], temperature=0.7, max_tokens=9)
+        engine.add(1, [7], max_tokens=9)
+        for _ in range(5):
+            engine.step()
+        gpu_device.may_wait = False
+        gpu_device.launched.clear()
+        engine.step()
+        assert gpu_device.launched == ["copy", "_unpack_step", "graph", "look", "choose", "copy"]
+        gpu_device.may_wait = True
+        engine.add(2, [5], temperature=0.7, top_k=3)
+        engine.run()
+        assert {"count_within", "collect"} < set(gpu_device.launched)
