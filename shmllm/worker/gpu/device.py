@@ -187,8 +187,11 @@ class CudaDevice:
         assert self._capture is None, "one capture at a time"
         assert _cuda.current_stream() == self._capture_stream, "only within capturing()"
         graph = _cuda.CUDAGraph()
-        # Other threads may allocate and copy meanwhile.
-        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        # torch keeps the generator's state from the first capture in the process for all others:
+        # as inference tensors it would fail those outside of inference mode.
+        with torch.inference_mode(False):
+            # Other threads may allocate and copy meanwhile.
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         self._capture = graph
         self._graphs.append(graph)
 
