@@ -350,14 +350,15 @@ class EngineCore:
         plan = self._schedule()
         planned_ns = perf_counter_ns()
         submitted = (plan, self.runner.submit(plan)) if plan is not None else None
-        outputs: dict[int, OutputColumns] = {}
-        if self._under_way is not None:
+        try:
             outputs = self._finish(began_ns, planned_ns)
-        self._under_way = submitted
-        if submitted is not None:
-            submitted[1].release()
-            if not self.runner.overlaps:
-                return self._finish(began_ns, planned_ns)
+        finally:
+            # Were it not released when this failed, all that is submitted later would wait, too.
+            self._under_way = submitted
+            if submitted is not None:
+                submitted[1].release()
+        if submitted is not None and not self.runner.overlaps:
+            return self._finish(began_ns, planned_ns)
         return outputs
 
     def _schedule(self) -> StepPlan | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import assert_unused, named_engine, run_a_little
+from engines import assert_idle, assert_unused, named_engine, run_a_little
 from programs import (
     CLI,
     PATIENCE_S,
@@ -19,7 +19,7 @@ from programs import (
 )
 from traces import load
 
-from shmllm import LLM, EngineDeadError, SamplingParams
+from shmllm import LLM, EngineDeadError, SamplingParams, StructuredOutputsParams
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
@@ -38,17 +38,21 @@ llm.wait_for_completion(use_tqdm=False)
 """
 
 
-def fail_later(worker: Any) -> None:
-    """The tenth step from now raises where steps are computed."""
-    program = worker.model_runner._program
-    run, steps = program.run, iter(range(10))
+def failing(run: Any) -> Any:
+    """What computes steps, but the tenth one."""
+    steps = iter(range(10))
 
     def run_or_fail(inputs: Any) -> Any:
-        if next(steps, None) is None:
+        if next(steps) == 9:
             raise ZeroDivisionError("a step that fails")
         return run(inputs)
 
-    program.run = run_or_fail
+    return run_or_fail
+
+
+def fail_later(worker: Any) -> None:
+    program = worker.model_runner._program
+    program.run = failing(program.run)
 
 
 def tokens(llm: LLM) -> list[list[int]]:
@@ -70,6 +74,21 @@ def test_a_step_that_fails_ends_the_engine_with_its_traceback() -> None:
         assert caught.value.exit_code == 1
         assert "in run_or_fail" in caught.value.remote_traceback
         assert caught.value.remote_traceback.endswith("ZeroDivisionError: a step that fails\n")
+
+
+def test_a_failed_step_leaves_none_waiting_in_the_callers_process(
+    monkeypatch: pytest.MonkeyPatch, expected: list[list[int]]
+) -> None:
+    matched = StructuredOutputsParams(regex="[a-z ]*")
+    params = SamplingParams(max_tokens=50, structured_outputs=matched)
+    with LLM(multiprocess=False, async_scheduling=True, **OPTIONS) as llm:
+        with monkeypatch.context() as patched:
+            program = llm._client._core.runner._program
+            patched.setattr(program, "run", failing(program.run))
+            with pytest.raises(ZeroDivisionError):
+                llm.generate(PROMPTS, params, use_tqdm=False)
+        assert tokens(llm) == expected
+        assert_idle(llm)
 
 
 def test_front_ends_that_are_killed_and_one_that_goes_on(
