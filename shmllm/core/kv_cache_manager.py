@@ -79,9 +79,9 @@ class KVCacheManager:
         """
         if not self.enable_prefix_caching:
             return
-        num_full = min(request.num_computed_tokens, request.num_tokens) // self.block_size
-        if num_full <= request.num_cached_blocks:
+        if request.num_computed_tokens // self.block_size <= request.num_cached_blocks:
             return
+        num_full = min(request.num_computed_tokens, request.num_tokens) // self.block_size
         extend_block_hashes(
             request.block_hashes, request.token_ids, self.block_size, request.cache_salt
         )
