@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,7 +27,8 @@ def no_waits(device: Any) -> Iterator[None]:
     """What makes the host wait without saying so raises: reading a tensor, or a copy that blocks.
     Waiting for an event is allowed."""
     if isinstance(device, CudaDevice):
-        torch.cuda.set_sync_debug_mode("error")
+        with warnings.catch_warnings(action="ignore"):  # it is a prototype, torch says once
+            torch.cuda.set_sync_debug_mode("error")
         try:
             yield
         finally:
