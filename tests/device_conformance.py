@@ -186,6 +186,20 @@ class DeviceConformance:
             assert event.is_done()
             assert received.tolist() == [10 * (round_ + i) for i in range(4)]
 
+    def test_a_copy_goes_ahead_of_nothing_that_follows_it(self, gpu_device, make):
+        x, early, sent = make(1.0), make(0.0), gpu_device.pinned((1,), torch.float32)
+        gpu_device.synchronize()
+        for round_ in range(3):
+            event = gpu_device.event()
+            for _ in range(50):
+                x.mul_(1.0)
+            sent.numpy()[:] = round_
+            gpu_device.copy_ahead(early, sent)
+            x.copy_(early)
+            event.record()
+            event.wait()
+            assert values(x) == [float(round_)]
+
     def test_a_host_that_waits_unasked_can_be_told(self, gpu_device, make):
         x, there, event = make(1.0), gpu_device.pinned((1,), torch.float32), gpu_device.event()
         with no_waits(gpu_device):

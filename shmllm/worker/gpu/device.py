@@ -1,8 +1,9 @@
 """A device that computes asynchronously: its memory, its events and its captured graphs.
 
 Owns the interface, and CUDA's side of it. Work is done in the order in which it was asked for,
-on one stream, the current one of torch: copies, kernels and graphs need no other order. The tests
-have a second device, which is no GPU. Must not know what is computed.
+on one stream, the current one of torch: copies, kernels and graphs need no other order. Only
+`copy_ahead` goes beside it. The tests have a second device, which is no GPU. Must not know what is
+computed.
 """
 
 from __future__ import annotations
@@ -61,6 +62,10 @@ class Device(Protocol):
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Host memory that the device copies from and to while the host goes on. It lasts as
         long as the tensor; what it holds at first is undefined."""
+
+    def copy_ahead(self, target: Tensor, source: Tensor) -> None:
+        """Copy from pinned memory while the device does what it was asked for before, and before
+        all that it will be asked for. Nothing that it has to do yet may use `target`."""
 
     def event(self, timing: bool = False) -> Event:
         """A new one; `timing` if it measures."""
@@ -147,6 +152,7 @@ class CudaDevice:
         self.torch_device = torch.device("cuda", index)
         self.name = str(_cuda.get_device_name(index))
         self._capture_stream = _cuda.Stream(self.torch_device)
+        self._copy_stream = _cuda.Stream(self.torch_device)
         self._pool = _cuda.graph_pool_handle()
         self._graphs: list[torch.cuda.CUDAGraph] = []
         self._capture: torch.cuda.CUDAGraph | None = None
@@ -154,6 +160,11 @@ class CudaDevice:
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         # Rounded up to a power of two, and kept by torch when it is free: for small ones.
         return torch.empty(shape, dtype=dtype, pin_memory=True)
+
+    def copy_ahead(self, target: Tensor, source: Tensor) -> None:
+        with _cuda.stream(self._copy_stream):
+            target.copy_(source, non_blocking=True)
+        _cuda.current_stream(self.torch_device).wait_stream(self._copy_stream)
 
     def event(self, timing: bool = False) -> Event:
         return CudaEvent(timing)

@@ -1,9 +1,14 @@
 """A step's inputs on the device, at fixed addresses: what graphs read anew in every step.
 
 Owns how they get there, and each row's blocks. Must not know how a step is computed.
+
+A step's numbers are copied while the step before it runs, into memory that two steps use in turns:
+at most two are under way, and the result of one is taken before the next but one is sent.
 """
 
 from __future__ import annotations
+
+from collections import deque
 
 import numpy as np
 import torch
@@ -17,6 +22,9 @@ from shmllm.worker.gpu.graphs import BatchDescriptor
 from shmllm.worker.gpu.transfers import Transfers
 from shmllm_kernels.gpu.step import unpack_step
 from shmllm_kernels.reference.step import StepSizes, StepTensors
+
+MOST_UNDER_WAY = 2
+"""Steps that were sent and whose results were not taken."""
 
 
 class DeviceInputs:
@@ -55,6 +63,11 @@ class DeviceInputs:
         self._blocks_by_row = torch.zeros(table_shape, dtype=torch.int32, device=where)
         self._nothing = torch.zeros(1, dtype=torch.int64, device=where)
         self._transfers = Transfers(device)
+        size = (3 * max_tokens + 6 * max_requests) * torch.int64.itemsize
+        self._staged = deque(
+            torch.empty(size, dtype=torch.uint8, device=where) for _ in range(MOST_UNDER_WAY)
+        )
+        device.synchronize()  # what had this memory before is done with it
 
     def send(self, inputs: StepInputs, descriptor: BatchDescriptor, plan: StepPlan) -> None:
         """Have the device copy and pad a step's inputs, behind what it was told before.
@@ -69,8 +82,10 @@ class DeviceInputs:
             inputs.first_tokens, inputs.context_lens, inputs.rows,
             inputs.sample_tokens, inputs.sample_rows, inputs.sample_positions,
         ))  # fmt: skip
+        self._staged.rotate()
+        sent = self._transfers.send_ahead(self._staged[0], packed)
         changes = _changed_blocks(plan, self._blocks_by_row.shape[1])
-        sent, *changed = self._transfers.send(packed, *changes)
+        changed = self._transfers.send(*changes) if changes else []
         sizes = StepSizes(len(inputs.token_ids), len(inputs.rows), len(inputs.sample_tokens))
         self.num_samples = sizes.num_samples
         unpack_step(self.step, sent, sizes, _padded(descriptor))

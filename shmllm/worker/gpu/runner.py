@@ -24,6 +24,7 @@ from shmllm.worker.cpu_program import Observe
 from shmllm.worker.gpu.cache import GpuKVCache
 from shmllm.worker.gpu.device import Device
 from shmllm.worker.gpu.graphs import GraphDispatcher
+from shmllm.worker.gpu.inputs import MOST_UNDER_WAY
 from shmllm.worker.gpu.memory import DeviceMemory, estimate_graph_bytes
 from shmllm.worker.gpu.parts import StepParts
 from shmllm.worker.gpu.program import check_model
@@ -38,7 +39,6 @@ from shmllm.worker.pooler import Pooler
 from shmllm.worker.prompt_embeds import PromptEmbeds, check_prompt_embeds
 from shmllm.worker.token_masks import TokenMasks
 
-MOST_SUBMITTED = 2
 NOT_DETERMINISTIC = (
     "deterministic=True fixes how attention is split, but not which kernel multiplies: on a GPU "
     "bits may depend on how many tokens a step has"
@@ -171,7 +171,7 @@ class GpuRunner:
         self.masks = TokenMasks(self._grammars, num_rows)
         self.pooler = Pooler(num_rows, loaded.config.hidden_size)
         self._prompt_embeds = PromptEmbeds()
-        self._timers = deque(StepTimer(device) for _ in range(MOST_SUBMITTED))
+        self._timers = deque(StepTimer(device) for _ in range(MOST_UNDER_WAY))
         self._score_prompt = PromptScorer(
             self.batch, self.sampler.scorer, self.sampler.transfers, self._program.compute_logits
         )

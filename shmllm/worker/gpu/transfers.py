@@ -38,6 +38,11 @@ class _Piece:
     def is_free(self) -> bool:
         return not self.is_held and self.copied.is_done()
 
+    def write(self, begin: int, array: Array) -> None:
+        """Put an array there, `begin` bytes behind the first."""
+        place = self.array[begin : begin + array.nbytes].view(array.dtype)
+        place.reshape(array.shape)[...] = array
+
 
 class Fetched:
     """Arrays on their way to the host."""
@@ -75,8 +80,7 @@ class Transfers:
         begins = [0, *ends[:-1]]
         piece = self._take(ends[-1])
         for begin, array in zip(begins, arrays, strict=True):
-            target = piece.array[begin : begin + array.nbytes].view(array.dtype)
-            target.reshape(array.shape)[...] = array
+            piece.write(begin, array)
         sent = torch.empty(ends[-1], dtype=torch.uint8, device=self.torch_device)
         sent.copy_(piece.tensor[: ends[-1]], non_blocking=True)
         piece.copied.record()
@@ -84,6 +88,20 @@ class Transfers:
             sent[begin : begin + array.nbytes].view(_TYPES[array.dtype]).view(array.shape)
             for begin, array in zip(begins, arrays, strict=True)
         ]
+
+    def send_ahead(self, target: Tensor, array: Array) -> Tensor:
+        """This array, as `send` has it, in the first bytes of `target`; see `Device.copy_ahead`.
+
+        Args:
+            target: (bytes,) uint8 on the device.
+            array: of no more bytes.
+        """
+        piece = self._take(array.nbytes)
+        piece.write(0, array)
+        sent = target[: array.nbytes]
+        self._device.copy_ahead(sent, piece.tensor[: array.nbytes])
+        piece.copied.record()
+        return sent.view(_TYPES[array.dtype]).view(array.shape)
 
     def fetch(self, *tensors: Tensor) -> Fetched:
         """These contiguous tensors as flat arrays on the host, later."""

@@ -33,6 +33,15 @@ def like(real):
     return decorate
 
 
+class FakeStream:
+    def __init__(self, name, log):
+        self.name = name
+        self._log = log
+
+    def wait_stream(self, other):
+        self._log.append(f"{self.name} waits for {other.name}")
+
+
 class FakeCuda:
     """torch.cuda, as far as a device uses it.
 
@@ -45,7 +54,8 @@ class FakeCuda:
         self.log = []
         self.graph_error = None
         self.names, self.capabilities = ["NVIDIA H200"], [(9, 0)]
-        self.main = self.current = "main stream"
+        self.main = self.current = FakeStream("main stream", self.log)
+        self._names = iter(["side stream", "copy stream"])
         self.capturing = None
         self.pool_graphs = weakref.WeakSet()
         self.pool_was_used = False
@@ -54,7 +64,7 @@ class FakeCuda:
         class CUDAGraph:
             @like(torch.cuda.CUDAGraph.capture_begin)
             def capture_begin(self, pool=None, capture_error_mode="global"):
-                assert cuda.current == "side stream", "the legacy stream cannot capture"
+                assert cuda.current.name == "side stream", "the legacy stream cannot capture"
                 assert cuda.capturing is None
                 assert (pool, capture_error_mode) == ("pool", "thread_local")
                 assert cuda.pool_graphs or not cuda.pool_was_used, "the pool was dropped"
@@ -64,7 +74,7 @@ class FakeCuda:
 
             @like(torch.cuda.CUDAGraph.capture_end)
             def capture_end(self):
-                assert cuda.current == "side stream", "it ends where it began"
+                assert cuda.current.name == "side stream", "it ends where it began"
                 assert cuda.capturing is self
                 cuda.capturing = None
                 cuda.log.append("end")
@@ -95,7 +105,7 @@ class FakeCuda:
                 return end.time - self.time
 
         self.CUDAGraph, self.Event = CUDAGraph, Event
-        self.Stream = lambda device: "side stream"
+        self.Stream = lambda device: FakeStream(next(self._names), self.log)
 
     @contextlib.contextmanager
     def stream(self, stream):
@@ -105,7 +115,7 @@ class FakeCuda:
         finally:
             self.current = before
 
-    def current_stream(self):
+    def current_stream(self, device=None):
         return self.current
 
     def set_device(self, index):
@@ -272,3 +282,19 @@ def test_what_is_missing_is_said_in_one_sentence(cuda, monkeypatch):
     assert "CUDA finds no device" in problem()
     monkeypatch.setattr(torch.version, "cuda", None)
     assert "was built without CUDA" in problem()
+
+
+def test_what_follows_a_copy_ahead_waits_for_it(cuda):
+    device = CudaDevice()
+    streams = []
+
+    class Target(torch.Tensor):
+        def copy_(self, source, non_blocking):
+            assert non_blocking
+            streams.append(cuda.current.name)
+
+    target = torch.zeros(1).as_subclass(Target)
+    device.copy_ahead(target, torch.zeros(1))
+    assert streams == ["copy stream"]
+    assert cuda.log[-1] == "main stream waits for copy stream"
+    assert cuda.current is cuda.main

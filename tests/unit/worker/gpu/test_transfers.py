@@ -23,6 +23,9 @@ class SlowDevice:
         self.pieces.append(torch.zeros(shape, dtype=dtype))
         return self.pieces[-1]
 
+    def copy_ahead(self, target, source):
+        target.copy_(source)
+
     def event(self, timing=False):
         return SlowEvent(self)
 
@@ -118,3 +121,14 @@ def test_nothing_is_sent_and_fetched(device):
     transfers = Transfers(device)
     assert transfers.send(np.zeros(0, np.int64))[0].shape == (0,)
     assert transfers.fetch(torch.zeros(0, dtype=torch.int64)).arrays()[0].shape == (0,)
+
+
+def test_what_is_sent_ahead_lies_where_it_was_told_to(device):
+    target = torch.zeros(64, dtype=torch.uint8)
+    transfers = Transfers(device)
+    sent = transfers.send_ahead(target, np.arange(5, dtype=np.int64))
+    assert sent.tolist() == [0, 1, 2, 3, 4]
+    assert sent.data_ptr() == target.data_ptr()
+    transfers.send_ahead(torch.zeros_like(target), np.arange(5, 10, dtype=np.int64))
+    assert len(device.pieces) == 2, "the first piece is still being copied"
+    assert sent.tolist() == [0, 1, 2, 3, 4]

@@ -24,7 +24,14 @@ class TestEngine(EngineConformance):
         gpu_device.may_wait = False
         gpu_device.launched.clear()
         engine.step()
-        assert gpu_device.launched == ["copy", "_unpack_step", "graph", "look", "choose", "copy"]
+        assert gpu_device.launched == [
+            "copy ahead",
+            "_unpack_step",
+            "graph",
+            "look",
+            "choose",
+            "copy",
+        ]
         gpu_device.may_wait = True
         engine.add(2, [5], temperature=0.7, top_k=3)
         engine.run()
