@@ -57,6 +57,14 @@ def test_what_overlaps_is_hidden_if_the_device_was_waited_for(waited_us, unhidde
     assert found["unhidden_by"] == "phases"
 
 
+def test_what_the_device_timed_itself_counts_more():
+    steps = log(8, 20, 500, 450)
+    steps[:, StepField.DEVICE_NS] = 430_000
+    found = decode_figures(steps, 8, 100, overlaps=True)
+    assert found["unhidden_us"] == 70
+    assert found["unhidden_by"] == "device"
+
+
 def test_steps_of_another_size_do_not_count():
     steps = log(8, 20, 500, 450)
     steps[11, [StepField.NUM_REQUESTS, StepField.NUM_TOKENS, StepField.NUM_SAMPLED]] = 7
