@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +113,39 @@ def test_an_engine_and_transformers_are_rehearsed_on_the_same_weights(tmp_path):
     assert set(record["parts"]) == set(parts)
     ratios = record["derived"]["transformers"]["1b"]["eager"]
     assert {batch: found["agreed"] for batch, found in ratios.items()} == {"1": 1.0, "2": 1.0}
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
+    (tmp_path / "file").touch()
+    done = check("--rehearse", "--out", str(tmp_path / "file" / "out"), timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.startswith("gpu_check: ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_wheels_from_nowhere_are_a_usage_error(tmp_path):
+    done = check("--wheels", str(tmp_path / "x"), "--out", str(tmp_path), timeout=60)
+    assert done.returncode == 2
+    assert "no folder" in done.stderr
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_whoever_stops_it_stops_the_part_too(tmp_path, number, code):
+    command = [sys.executable, str(TOOLS / "gpu_check"), "--rehearse", "--out", str(tmp_path)]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdout is not None
+    assert "environment: card" in process.stdout.readline()
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while not (found := children.read_text().split()):
+        time.sleep(0.01)
+    os.kill(process.pid, number)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert said.strip() == f"gpu_check: stopped; the parts before are in {tmp_path}"
+    assert not any(Path(f"/proc/{pid}").exists() for pid in found)
+    assert json.loads((tmp_path / "gpu-check.json").read_text())["parts"] == {}
 
 
 @pytest.mark.slow

@@ -6,13 +6,15 @@
     tools/gpu_check --rehearse --out DIR       the same without a GPU, on small things
 
 Writes gpu-check.json, gpu-check.md and gpu-check.log, anew after each part. Exits with 1 if a
-part failed or had no time.
+part failed or had no time, with 130 or 143 if it was stopped, and what was measured stays.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import signal
+import sys
 import tempfile
 import time
 from importlib import import_module
@@ -48,6 +50,10 @@ def arguments() -> argparse.Namespace:
     given = parser.parse_args()
     if not (given.list or given.fetch_wheels or given.here or given.out):
         parser.error("say where to write: --out DIR")
+    if given.tune and given.only:
+        parser.error("--tune takes no --only")
+    if given.wheels and not given.wheels.is_dir():
+        parser.error(f"no folder {str(given.wheels)!r}; --fetch-wheels makes it")
     try:
         given.parts = select(["tune"] if given.tune else given.only)
     except ValueError as problem:
@@ -82,6 +88,7 @@ def measure(given: argparse.Namespace, log: TextIO, site: Path) -> dict[str, Any
     runner = Runner(given.limit - RESERVE_S - elapsed(), options, log, report)
     found: dict[str, Any] = {}
     record = make_record(found, given.rehearse, elapsed())
+    write_record(record, given.out)
     for part in given.parts:
         found[part.name] = runner.run(part, environment(part, site, given.rehearse))
         record = make_record(found, given.rehearse, elapsed())
@@ -113,9 +120,19 @@ def main() -> int:
     if given.fetch_wheels:
         wheels.fetch(given.fetch_wheels, given.wheel)
         return 0
-    given.out.mkdir(parents=True, exist_ok=True)
-    log_path = given.out / "gpu-check.log"
-    with log_path.open("w", encoding="utf-8") as log, tempfile.TemporaryDirectory() as site:
-        record = measure(given, log, Path(site))
-    print(f"\n{write_record(record, given.out)}")
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        given.out.mkdir(parents=True, exist_ok=True)
+        with (
+            (given.out / "gpu-check.log").open("w", encoding="utf-8") as log,
+            tempfile.TemporaryDirectory() as site,
+        ):
+            record = measure(given, log, Path(site))
+        print(f"\n{write_record(record, given.out)}")
+    except OSError as problem:
+        print(f"gpu_check: {problem}", file=sys.stderr)
+        return 2
+    except (KeyboardInterrupt, SystemExit) as stop:
+        print(f"\ngpu_check: stopped; the parts before are in {given.out}", file=sys.stderr)
+        return getattr(stop, "code", 130)
     return int(any(part["status"] != "ok" for part in record["parts"].values()))

@@ -89,16 +89,18 @@ class Runner:
         command = [sys.executable, str(self._program), *self._options]
         command += ["--only", part.name, "--here", str(figures)]
         with output.open("w+", errors="replace") as out:
-            process = subprocess.Popen(
-                command,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            is_late = self._wait(process, budget_s)
-            killed = end_orphans(self._patience_s)
+            try:
+                process = subprocess.Popen(
+                    command,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+                is_late = _is_late(process, budget_s)
+            finally:
+                killed = end_orphans(self._patience_s)
         text = output.read_text(errors="replace")
         self._log.write(f"===== {part.name}\n{text}\n")
         self._log.flush()
@@ -108,18 +110,26 @@ class Runner:
             return "failed", _last_words(text, process.returncode)
         return "ok", f"ended what it left behind: {killed}" if killed else ""
 
-    def _wait(self, process: subprocess.Popen[bytes], budget_s: float) -> bool:
-        """Whether it had to be ended."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(budget_s)
-            return False
-        for number in (signal.SIGTERM, signal.SIGKILL):
+
+def _is_late(process: subprocess.Popen[bytes], budget_s: float) -> bool:
+    """Wait for it; whether it had to be ended, which it also is if this process is stopped."""
+    try:
+        process.wait(budget_s)
+        return False
+    except subprocess.TimeoutExpired:
+        return True
+    finally:
+        _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End it with its group, if it still runs."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(GRACE_S)
-                break
-        return True
 
 
 def _outcome(

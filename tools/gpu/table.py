@@ -58,9 +58,11 @@ def _head(record: dict[str, Any]) -> str:
     rate = _scaled(look(parts, "environment", "gemm", "flops_per_s"), 1e-12)
     launch = look(parts, "environment", "launch") or {}
     lines = [REHEARSAL] if record["rehearsal"] else []
+    made = f"{record['date']}, commit {record['commit']}, {record['seconds']:.0f} s"
+    if not card:
+        return "\n\n".join([*lines, f"{made}. The part environment was not measured."])
     lines += [
-        f"{record['date']}, {card.get('name', 'card unknown')}, driver {card.get('driver')}, "
-        f"{', '.join(said)}; commit {record['commit']}; {record['seconds']:.0f} s.",
+        f"{made}; {card.get('name')}, driver {card.get('driver')}, {', '.join(said)}.",
         f"Copy {_cell(copy)} TB/s (read and written), read {_cell(read)} TB/s, GEMM "
         f"{_cell(rate)} TFLOP/s, a launch {_cell(launch.get('host_us'))} us of the host's time.",
     ]
