@@ -45,7 +45,13 @@ engine.add_command(wake)
     type=click.Path(dir_okay=False, path_type=Path),
     help="Where a detached engine writes.  [default: shmllm-NAME.log in the temporary directory]",
 )
-@click.option("--startup-timeout", default=600.0, show_default=True)
+@click.option(
+    "--startup-timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=600.0,
+    show_default=True,
+    help="Seconds until a detached engine has to be ready.",
+)
 @click.option(
     "--client-timeout",
     type=click.FloatRange(min=0, min_open=True),
@@ -111,7 +117,7 @@ def start(
 @engine.command("ls")
 @click.option("--json", "as_json", is_flag=True)
 def list_engines(as_json: bool) -> None:
-    """Engines of this machine: state, clients, requests, memory."""
+    """Engines of this machine: state, device, clients, requests, memory."""
     records = list(_describe_all())
     if as_json:
         click.echo(json.dumps(records, indent=2))
@@ -119,7 +125,10 @@ def list_engines(as_json: bool) -> None:
     if not records:
         click.echo("no named engine; start one with: shmllm engine start NAME", err=True)
         return
-    columns = ("name", "pid", "state", "clients", "running", "waiting", "kv_used", "tokens")
+    columns = (
+        *("name", "pid", "state", "device", "clients"),
+        *("running", "waiting", "kv_used", "tokens"),
+    )
     rows = [columns, *(tuple(str(r.get(c, "-")) for c in columns) for r in records)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(columns))]
     for row in rows:
@@ -260,6 +269,7 @@ def _describe(view: ControlView) -> dict[str, Any]:
     return {
         "pid": view.engine_pid,
         "state": state,
+        "device": view.device() or "-",
         "running": view.stat(Stat.RUNNING),
         "waiting": view.stat(Stat.WAITING),
         "kv_used": f"{100 * used / total:.0f}%" if total else "-",

@@ -158,6 +158,7 @@ def contents(segment: Segment, num_records: int) -> dict[str, Any]:
     if segment.kind is SegmentKind.CONTROL:
         view = ControlView(segment)
         found |= {"state": view.engine_state.name, "heartbeat": _since(view.heartbeat_ns)}
+        found["device"] = view.device() or "not known yet"
         found |= view.stats()
         found["last words"] = view.last_words().splitlines() or "none"
         view.close()

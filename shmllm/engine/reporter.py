@@ -55,6 +55,7 @@ class Reporter:
 
     def ready(self, core: EngineCore) -> None:
         self._page.set_stat(Stat.KV_BLOCKS_TOTAL, core.facts.num_blocks)
+        self._page.set_device(core.facts.device)
         self._page.mark(Mark.READY)
         self._page.beat()
 

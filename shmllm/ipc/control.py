@@ -1,6 +1,6 @@
 """The control segment's contents: what an engine tells everybody about itself.
 
-Owns state, heartbeat, statistics and last words, with one class for the engine that writes
+Owns state, heartbeat, statistics, device and last words, with one class for the engine that writes
 them and one for whoever reads. Must not know who that is or what follows from a state.
 """
 
@@ -31,6 +31,7 @@ class _ControlWords:
     __slots__ = (
         "_admitted",
         "_buffer",
+        "_device",
         "_heartbeat",
         "_hello",
         "_last_words_size",
@@ -55,10 +56,13 @@ class _ControlWords:
         self._admitted = WordTable(buffer, layout.CONTROL_ADMITTED_OFFSET, layout.NUM_CLIENTS)
         begin = layout.CONTROL_LAST_WORDS_OFFSET
         self._text = buffer[begin : begin + layout.LAST_WORDS_BYTES]
+        begin = layout.CONTROL_DEVICE_OFFSET
+        self._device = buffer[begin : begin + layout.DEVICE_BYTES]
 
     def close(self) -> None:
         """Let go of the segment, which stays the caller's to close; idempotent."""
         self._text.release()
+        self._device.release()
         self._buffer.release()
         words: tuple[PlainWord | WordTable | Numbers, ...] = (
             self._state,
@@ -101,6 +105,11 @@ class ControlPage(_ControlWords):
     def set_stat(self) -> Callable[[int, int], None]:
         """Replaces one statistics word, a Stat, by a number from 0 on."""
         return self._stats.store
+
+    def set_device(self, name: str) -> None:
+        """Say, once and before READY, what the model runs on. Of a long name the start is kept."""
+        encoded = name.encode("utf-8", errors="replace")[: layout.DEVICE_BYTES]
+        self._device[: len(encoded)] = encoded
 
     def mark(self, mark: Mark) -> None:
         """Note that this moment of the engine's start is now."""
@@ -180,6 +189,10 @@ class ControlView(_ControlWords):
     def mark_ns(self, mark: Mark) -> int:
         """When a moment of the start was, on `time.monotonic_ns()`; 0 if it was not yet."""
         return self._marks.load(mark)
+
+    def device(self) -> str:
+        """What the model runs on; empty before the engine is ready."""
+        return bytes(self._device).rstrip(b"\0").decode("utf-8", errors="replace")
 
     def last_words(self) -> str:
         """Why the engine died, if it could still say so."""

@@ -35,6 +35,7 @@ CONTROL segment: one per engine, readable by all of its clients.
     | 0x1000 | CONTROL_STATS            | engine    | 512 words, index Stat (stats)  |
     | 0x2000 | CONTROL_LAST_WORDS_SIZE  | engine    | bytes of text that are valid   |
     | 0x2080 | CONTROL_LAST_WORDS       | engine    | 16 KiB UTF-8, why it died      |
+    | 0x6100 | CONTROL_DEVICE           | engine    | 128 bytes UTF-8, NUL-padded    |
     | 0x7000 | CONTROL_HELLO            | client k  | word k: nonce of who wants in  |
     | 0x7100 | CONTROL_ADMITTED         | engine    | word k: that nonce, or Refusal |
     | 0x8000 | CONTROL_HISTOGRAMS       | engine    | 8 of 256 words, index Histogram|
@@ -193,6 +194,7 @@ CONTROL_DOORBELL_OFFSET = 0x0200
 CONTROL_STATS_OFFSET = 0x1000
 CONTROL_LAST_WORDS_SIZE_OFFSET = 0x2000
 CONTROL_LAST_WORDS_OFFSET = 0x2080
+CONTROL_DEVICE_OFFSET = 0x6100
 CONTROL_HELLO_OFFSET = 0x7000
 CONTROL_ADMITTED_OFFSET = 0x7100
 CONTROL_HISTOGRAMS_OFFSET = 0x8000
@@ -202,6 +204,7 @@ CONTROL_END_OFFSET = 0x30000
 NUM_CLIENTS = 32
 NUM_STAT_WORDS = 512
 LAST_WORDS_BYTES = 16 * 1024
+DEVICE_BYTES = 128
 NUM_HISTOGRAMS = 8
 HISTOGRAM_COUNTS_OFFSET = 0x000
 HISTOGRAM_SUM_OFFSET = 0x7F8

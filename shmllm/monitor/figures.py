@@ -33,6 +33,7 @@ def figures(engine: FoundEngine, now: Sample, before: Sample | None) -> Figures:
         "name": engine.name,
         "pid": engine.pid,
         "state": now.state,
+        "device": now.device or None,
         "paused": bool(stats["paused"]),
         "asleep": bool(stats.get("asleep")),
         "uptime_s": now.uptime_s,

@@ -58,6 +58,7 @@ class Sample:
     Attributes:
         time_ns: of the look, on `time.monotonic_ns()`.
         state: in words.
+        device: what the model runs on; empty before the engine is ready.
         uptime_s: since the engine's process began; 0 if it did not say when.
         stats: by lower-case name of the Stat.
         durations: since the engine's start.
@@ -65,6 +66,7 @@ class Sample:
 
     time_ns: int
     state: str
+    device: str
     uptime_s: float
     stats: dict[str, int]
     durations: dict[Histogram, Durations]
@@ -100,6 +102,7 @@ class Watch:
         return Sample(
             now_ns,
             "ended" if self.is_over else view.describe(),
+            view.device(),
             (now_ns - started_ns) / 1e9 if started_ns else 0.0,
             view.stats(),
             view.all_durations(),

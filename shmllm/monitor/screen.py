@@ -181,6 +181,7 @@ def _heading(figures: Figures, title: str) -> Text:
         (title, "bold cyan"),
         f"  {kind}pid {figures['pid'] or 'not seen from here'}, ",
         _state(figures),
+        f", on {figures['device']}" if figures["device"] else "",
         f", up {_age(figures['uptime_s'])}" if figures["uptime_s"] else "",
         f"   over the last {over:.2g} s" if over else "",
         no_wrap=True,

@@ -125,6 +125,7 @@ def test_front_ends_come_and_go_while_the_engine_stays(running: str) -> None:
     with LLM.attach(running) as first, LLM.attach(running) as second:
         assert tokens(first) == tokens(second)
         assert engine_record(running)["clients"] == 2
+        assert engine_record(running)["device"] == "cpu"
     assert eventually(lambda: engine_record(running)["clients"] == 0)
     with LLM.attach(running) as third:
         assert len(tokens(third)) == 8

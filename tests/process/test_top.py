@@ -158,6 +158,7 @@ def once(*arguments: str) -> list[dict[str, Any]]:
 def check_working(found: dict[str, Any]) -> None:
     """What has to be true of an engine that generates for this process."""
     assert found["state"] == "ready"
+    assert found["device"] == "cpu"
     assert found["generated_tokens_per_s"] > 0
     assert found["prompt_tokens_per_s"] > 0
     assert 0 <= found["kv_used"] <= 1

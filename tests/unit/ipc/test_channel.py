@@ -314,6 +314,17 @@ class TestControlPage:
         page.close()
         view.close()
 
+    @pytest.mark.parametrize(
+        ("name", "shown"), [("NVIDIA H200", "NVIDIA H200"), ("x" * 200, "x" * 128), ("", "")]
+    )
+    def test_what_the_model_runs_on(self, control: Segment, name: str, shown: str) -> None:
+        page, view = ControlPage(control), ControlView(control)
+        page.set_device(name)
+        assert view.device() == shown
+        assert view.last_words() == ""
+        page.close()
+        view.close()
+
     def test_of_long_last_words_the_end_is_kept(self, control: Segment) -> None:
         page, view = ControlPage(control), ControlView(control)
         page.set_last_words("ä" * 20_000 + "the cause")

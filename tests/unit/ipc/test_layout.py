@@ -92,7 +92,10 @@ def test_fields_do_not_overlap() -> None:
     assert max(Stat) < layout.NUM_STAT_WORDS
     assert layout.CONTROL_LAST_WORDS_OFFSET + layout.LAST_WORDS_BYTES <= layout.CONTROL_END_OFFSET
     table = layout.NUM_CLIENTS * layout.WORD_BYTES
-    assert layout.LAST_WORDS_BYTES + layout.CONTROL_LAST_WORDS_OFFSET <= layout.CONTROL_HELLO_OFFSET
+    assert (
+        layout.CONTROL_LAST_WORDS_OFFSET + layout.LAST_WORDS_BYTES <= layout.CONTROL_DEVICE_OFFSET
+    )
+    assert layout.CONTROL_DEVICE_OFFSET + layout.DEVICE_BYTES <= layout.CONTROL_HELLO_OFFSET
     assert layout.CONTROL_HELLO_OFFSET + table <= layout.CONTROL_ADMITTED_OFFSET
     histogram = layout.HISTOGRAM_WORDS * layout.WORD_BYTES
     assert layout.CONTROL_ADMITTED_OFFSET + table <= layout.CONTROL_HISTOGRAMS_OFFSET

@@ -34,7 +34,7 @@ def sample(time_s: float = 0.0, **stats: int) -> Sample:
     values = {stat.name.lower(): 0 for stat in Stat} | {"kv_blocks_total": 100} | stats
     client = ClientSample(88, "python [bold]train.py[/bold]", 0.25, 0.0, True)
     none = {histogram: durations() for histogram in Histogram}
-    return Sample(int(time_s * 1e9), "ready", 75.0, values, none, (client,))
+    return Sample(int(time_s * 1e9), "ready", "cpu", 75.0, values, none, (client,))
 
 
 def test_rates_are_of_the_interval() -> None:
@@ -124,6 +124,7 @@ def test_a_screen_says_what_there_is() -> None:
         "main",
         "pid 77",
         "ready",
+        "on cpu",
         "up 1.2 min",
         "running     3",
         "execute 900 us (90 %)",
