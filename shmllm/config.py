@@ -156,7 +156,7 @@ class SchedulerConfig:
             f"scheduling_policy {self.policy!r} is not one of {', '.join(SCHEDULING_POLICIES)}",
         )
         _require(
-            self.async_scheduling in (None, True, False),
+            self.async_scheduling is None or isinstance(self.async_scheduling, bool),
             f"async_scheduling must be None, True or False, got {self.async_scheduling!r}",
         )
 

@@ -95,7 +95,10 @@ def _stages(names: tuple[str, ...], source: str, argument: str) -> Stages:
         raise
     if process.returncode:
         lines = err.decode(errors="replace").strip().splitlines()
-        raise EngineStartError(lines[-1] if lines else f"exit code {process.returncode}")
+        cause = lines[-1] if lines else f"exit code {process.returncode}"
+        raise EngineStartError(
+            cause.removeprefix(f"{EngineStartError.__module__}.EngineStartError: ")
+        )
     moments = [began_ns, *json.loads(out)]
     spans = [(later - earlier) / 1e9 for earlier, later in pairwise(moments)]
     return dict(zip(names, spans, strict=True))

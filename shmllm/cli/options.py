@@ -35,7 +35,13 @@ _ENGINE_OPTIONS = (
         metavar="DEVICE",
         help="cpu, cuda, cuda:1; auto is a GPU where there is one.",
     ),
-    click.option("--dtype", type=click.Choice(DTYPES), default="auto", show_default=True),
+    click.option(
+        "--dtype",
+        type=click.Choice(DTYPES),
+        default="auto",
+        show_default=True,
+        help="auto is float32 on a CPU, and on a GPU what the checkpoint was saved in.",
+    ),
     click.option("--max-model-len", type=click.IntRange(min=1), help="Prompt and output together."),
     click.option("--max-num-seqs", type=click.IntRange(min=1), default=256, show_default=True),
     click.option(
@@ -57,7 +63,12 @@ _ENGINE_OPTIONS = (
         default="16",
         show_default=True,
     ),
-    click.option("--kv-cache-memory-bytes", type=click.IntRange(min=1)),
+    click.option(
+        "--kv-cache-memory-bytes",
+        type=click.IntRange(min=1),
+        help="Keys and values.  [default: 2 GiB or a quarter of what is free; on a GPU what "
+        "--gpu-memory-utilization leaves]",
+    ),
     click.option(
         "--gpu-memory-utilization",
         type=click.FloatRange(min=0, min_open=True, max=1),

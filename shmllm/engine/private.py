@@ -116,7 +116,7 @@ class PrivateEngineClient(ChannelEngineClient):
             if time.monotonic() >= deadline:
                 raise EngineStartError(
                     f"the engine was not ready after {self._startup_timeout_s:g} s; a large "
-                    "model on a slow disk needs a larger startup_timeout"
+                    "model on a slow disk, or a GPU's first start, needs a larger startup_timeout"
                 )
         return message
 

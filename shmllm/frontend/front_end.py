@@ -14,7 +14,7 @@ from typing import Any, Self
 from shmllm.config import EngineConfig
 from shmllm.engine.client import EngineClient, StartProgress
 from shmllm.engine.private import PrivateEngineClient
-from shmllm.errors import RequestError
+from shmllm.errors import EngineStartError, RequestError
 from shmllm.frontend.dispatcher import POLL_S, Dispatcher, RequestGroup
 from shmllm.frontend.engine_options import read_model_defaults
 from shmllm.frontend.input_processor import (
@@ -192,6 +192,11 @@ class FrontEnd:
 
 def start_engine(config: EngineConfig, multiprocess: bool, startup_timeout: float) -> Any:
     """The client of a new engine, which starts meanwhile."""
+    is_number = isinstance(startup_timeout, int | float) and not isinstance(startup_timeout, bool)
+    if not (is_number and startup_timeout > 0):
+        raise EngineStartError(
+            f"startup_timeout must be a number of seconds above 0, got {startup_timeout!r}"
+        )
     if multiprocess:
         return PrivateEngineClient(config, startup_timeout_s=startup_timeout)
     from shmllm.engine.local import LocalEngineClient

@@ -305,6 +305,12 @@ def test_an_engine_that_is_not_ready_in_time_is_ended() -> None:
         LLM(startup_timeout=0.2)
 
 
+@pytest.mark.parametrize("value", [0, -1, float("nan"), "5", None, True])
+def test_a_time_that_is_none_is_refused_before_an_engine_starts(value: Any) -> None:
+    with pytest.raises(EngineStartError, match="startup_timeout must be a number of seconds"):
+        LLM(startup_timeout=value)
+
+
 def test_an_engine_killed_while_starting_is_a_failed_start() -> None:
     done = run_source("""
 import os, signal

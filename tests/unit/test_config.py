@@ -46,6 +46,7 @@ from shmllm.graph_config import GraphConfig
         (lambda: CacheConfig(gpu_memory_utilization=1.01), "at most 1, got 1.01"),
         (lambda: CacheConfig(gpu_memory_utilization="0.5"), "gpu_memory_utilization .* got '0.5'"),
         (lambda: SchedulerConfig(async_scheduling="yes"), "async_scheduling must be .* got 'yes'"),
+        (lambda: SchedulerConfig(async_scheduling=1), "async_scheduling must be .* got 1"),
         (lambda: GraphConfig("SOME"), "cudagraph_mode 'SOME' is not one of NONE, PIECEWISE, FULL"),
         (lambda: GraphConfig(capture_sizes=(1, 0)), r"capture_sizes must be .* got \[1, 0\]"),
         (lambda: GraphConfig(capture_sizes=()), r"capture_sizes must be .* got \[\]"),
