@@ -19,6 +19,7 @@ import tempfile
 import time
 from importlib import import_module
 from pathlib import Path
+from subprocess import CalledProcessError
 from typing import Any, TextIO
 
 from gpu import wheels
@@ -109,6 +110,18 @@ def list_parts(chosen: list[Part]) -> None:
         print(f"{mark} {part.name:<26} {part.budget_s:4.0f} s  {part.what}")
 
 
+def fetch_wheels(given: argparse.Namespace) -> int:
+    try:
+        wheels.fetch(given.fetch_wheels, given.wheel)
+    except (ValueError, CalledProcessError) as problem:
+        said = (
+            "pip got no wheels, see above" if isinstance(problem, CalledProcessError) else problem
+        )
+        print(f"gpu_check: {said}", file=sys.stderr)
+        return 2
+    return 0
+
+
 def main() -> int:
     given = arguments()
     if given.list:
@@ -118,8 +131,7 @@ def main() -> int:
         run_here(given.parts[0], given.rehearse, given.here)
         return 0
     if given.fetch_wheels:
-        wheels.fetch(given.fetch_wheels, given.wheel)
-        return 0
+        return fetch_wheels(given)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         given.out.mkdir(parents=True, exist_ok=True)

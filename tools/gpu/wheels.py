@@ -46,10 +46,14 @@ def fetch(directory: Path, names: Iterable[str] = ()) -> None:
     """Download a wheel of each requirement, or of those with these names, for the machine.
 
     Raises:
+        ValueError: a name is none of them.
         subprocess.CalledProcessError: pip found no such wheel; it said why.
     """
-    wanted = set(map(name_of, names))
-    chosen = [each for each in requirements() if not wanted or name_of(each) in wanted]
+    known = {name_of(each): each for each in requirements()}
+    wanted = [name_of(name) for name in names] or list(known)
+    if unknown := [name for name in wanted if name not in known]:
+        raise ValueError(f"no requirement {unknown[0]!r}; there are {', '.join(known)}")
+    chosen = [known[name] for name in wanted]
     platforms = [f"--platform={platform}" for platform in PLATFORMS]
     target = [f"--python-version={PYTHON}", "--implementation=cp", *platforms]
     command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:"]

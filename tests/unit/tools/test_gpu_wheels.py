@@ -49,3 +49,8 @@ def test_only_what_is_missing_is_installed(tmp_path):
 
 def test_nothing_to_install_is_fine(tmp_path):
     assert wheels.install(tmp_path, tmp_path / "site") == []
+
+
+def test_a_name_that_is_no_requirement_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"no requirement 'nosuch'; there are .*posix-ipc"):
+        wheels.fetch(tmp_path, ["posix_ipc", "nosuch"])
