@@ -153,6 +153,7 @@ class Dispatcher:
                 return group._take()
             self._abort_left()
             self._is_polling = True
+        events: Sequence[Event] = ()
         try:
             left_s = max(0.0, deadline - time.monotonic())
             events = self._client.poll(left_s, urgent_only=not self._urgent)
@@ -161,10 +162,11 @@ class Dispatcher:
             raise
         finally:
             with self._turn:
+                # At once: what another thread polls is newer, and must not overtake this.
                 self._is_polling = False
                 self._turn.notify_all()
+                self._route(events)
         with self._turn:
-            self._route(events)
             return group._take()
 
     def pump(self, timeout_s: float) -> None:
@@ -254,7 +256,7 @@ class Dispatcher:
                 self._num_senders -= 1
                 self._turn.notify_all()
 
-    def _route(self, events: Iterable[Any]) -> None:
+    def _route(self, events: Iterable[Event]) -> None:
         changed, to_abort = self.outputs.process(events)
         groups = self._groups
         for state in changed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 from fakes import FakeEngineClient
@@ -169,3 +170,63 @@ def test_an_aborted_request_ends_for_its_group(dispatcher, engine):
     dispatcher.abort([state.number])
     assert run(dispatcher, group) == [state]
     assert (state.finish_reason, state.token_ids) == ("abort", [7])
+
+
+class SlowToGoOn:
+    """The dispatcher's turn; who has polled and lets go of it is slower than all others."""
+
+    def __init__(self, dispatcher):
+        self._dispatcher = dispatcher
+        self._turn = dispatcher._turn
+
+    def __getattr__(self, name):
+        return getattr(self._turn, name)
+
+    def __enter__(self):
+        return self._turn.__enter__()
+
+    def __exit__(self, *details):
+        has_polled = not self._dispatcher._is_polling
+        self._turn.__exit__(*details)
+        if has_polled:
+            time.sleep(0.002)
+
+
+class Numbered(FakeEngineClient):
+    """Each poll brings the next number."""
+
+    def __init__(self):
+        super().__init__(1)
+        self.number = 0
+
+    def poll(self, timeout_s, *, urgent_only=False):
+        self.number += 1
+        return [self.number]
+
+
+class Recorded:
+    """Instead of an OutputProcessor: what was processed, in that order."""
+
+    def __init__(self):
+        self.events = []
+
+    def process(self, events):
+        self.events += events
+        return [], []
+
+
+def test_what_one_thread_polled_is_not_overtaken_by_what_another_polls():
+    outputs = Recorded()
+    dispatcher = Dispatcher(Numbered(), outputs)
+    dispatcher._turn = SlowToGoOn(dispatcher)
+
+    def collect():
+        for _ in range(20):
+            dispatcher.collect(RequestGroup(), LIMIT_S)
+
+    threads = [threading.Thread(target=collect) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    assert outputs.events == list(range(1, 61))
