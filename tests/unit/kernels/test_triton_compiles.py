@@ -14,6 +14,8 @@ TESTS = Path(__file__).resolve().parents[2]
 SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024}
 SPILLED_BYTES = 64
 """A few registers of a long prologue may be stored; a loop that spills needs more."""
+ONE_STAGE = {80: ["x256 512 "], 90: []}
+"""Attention for which `configs` has one stage: none of its loads are ahead."""
 
 
 def launches(capability: int, *arguments: str, cache: Path) -> list[dict[str, object]]:
@@ -39,7 +41,9 @@ def check(found: list[dict[str, object]], capability: int) -> None:
             assert kernel["stack_bytes"] <= SPILLED_BYTES, kernel
     attention = [kernel for kernel in found if "float32" not in kernel["kernel"]]
     attention = [kernel for kernel in attention if kernel["kernel"].endswith(" attend")]
-    assert all(kernel["async_copies"] for kernel in attention), "loads are not pipelined"
+    for kernel in attention:
+        has_one_stage = any(part in kernel["kernel"] for part in ONE_STAGE[capability])
+        assert has_one_stage or kernel["async_copies"], f"loads are not pipelined: {kernel}"
     assert all(kernel["mma"] or kernel["wgmma"] for kernel in attention)
     if capability == 90:
         prefill = [kernel for kernel in attention if " 512 " in kernel["kernel"]]
