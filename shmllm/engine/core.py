@@ -13,19 +13,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from shmllm.config import EngineConfig, EngineFacts
-from shmllm.core.grammar_queue import CompiledGrammar, GrammarQueue
+from shmllm.config import EngineConfig
+from shmllm.core.grammar_queue import GrammarQueue
 from shmllm.core.kv_cache_manager import KVCacheManager
 from shmllm.core.observer import Observer
 from shmllm.core.pausing import PAUSES, Holds, PauseMode
-from shmllm.core.plan import StepPlan, StepResult
+from shmllm.core.plan import StepPlan
 from shmllm.core.request import Request
 from shmllm.core.scheduler import Failure, Scheduler
-from shmllm.core.sleeping import Level, Memory
+from shmllm.core.sleeping import Level
+from shmllm.engine.runner import Runner, Step
 from shmllm.engine.sleeper import Sleeper, Slept
 from shmllm.engine.weight_updates import WeightUpdates
 from shmllm.errors import EnginePausedError, RequestError
@@ -34,42 +35,6 @@ from shmllm.pooling_params import Pooling
 from shmllm.sampling_params import SamplingParams, TokenSequences
 
 UNSEEDED = 1 << 63
-
-
-class Step(Protocol):
-    """A step that was submitted."""
-
-    def release(self) -> None:
-        """The tokens of the step before are where they belong: what waits for them may go on."""
-
-    def result(self) -> StepResult:
-        """What came of it; waits for that."""
-
-
-class Runner(Protocol):
-    """What executes the plans, in the order in which they are submitted.
-
-    Attributes:
-        overlaps: whether `submit` returns before the step has run, so that it pays to prepare
-            the next one meanwhile.
-    """
-
-    facts: EngineFacts
-    overlaps: bool
-
-    @property
-    def memory(self) -> Memory:
-        """What can be given back while the engine sleeps."""
-
-    @property
-    def model(self) -> Any:
-        """What computes; its weights may be replaced between two steps."""
-
-    def submit(self, plan: StepPlan) -> Step: ...
-    def compile_grammar(self, text: str) -> CompiledGrammar: ...
-
-    def check_embeds(self, embeds: Any, length: int) -> Any:
-        """A prompt's embeddings as `submit` takes them; RequestError if they are none."""
 
 
 def _nobody_sleeps() -> None:

@@ -76,10 +76,11 @@ RULES = {
     "shmllm.engine": Rule(),
     "shmllm.engine.launch": Rule("errors config ipc"),
     "shmllm.engine.core": Rule(
-        "errors config sampling_params pooling_params outputs core engine.sleeper "
+        "errors config sampling_params pooling_params outputs core engine.runner engine.sleeper "
         "engine.weight_updates",
         packages="numpy",
     ),
+    "shmllm.engine.runner": Rule("config core"),
     "shmllm.engine.weight_updates": Rule(
         "errors", lazy="models.weight_staging", lazy_packages="torch"
     ),
