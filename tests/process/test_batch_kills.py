@@ -25,6 +25,8 @@ NUM_KILLS = int(os.environ.get("SHMLLM_BATCH_KILLS", "5"))
 SEED = int(os.environ.get("SHMLLM_TEST_SEED", str(time.time_ns() % 10**9)))
 MANY_KILLS = 50
 ROWS_PER_KILL = 12
+START_S = 1.2
+"""About as long as a start takes: a second more, and a fast machine has done all rows."""
 OPTIONS = ("--max-tokens", "8", "--ignore-eos", "--max-num-seqs", "4", "--num-threads", "1")
 PADDING = "x" * 100_000  # makes writing a line take a while
 EXIT_FAILED_ROWS = 1
@@ -86,7 +88,7 @@ class Killer:
     def _wait(self, process: subprocess.Popen[bytes]) -> None:
         """For some records, or for some time of the start."""
         if self._rng.random() < 0.25:
-            time.sleep(self._rng.uniform(0, 2))
+            time.sleep(self._rng.uniform(0, START_S))
             return
         wanted = num_lines(self._target) + self._rng.randrange(1, ROWS_PER_KILL)
         assert holds_within(

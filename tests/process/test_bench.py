@@ -65,8 +65,8 @@ def test_latency(tmp_path: Path) -> None:
     assert record["avg_latency"] == pytest.approx(sum(record["latencies"]) / 4)
     assert list(record["percentiles"]) == ["10", "25", "50", "75", "90", "99"]
     check_figures(record, 3, 6)
-    # A batch may arrive in two steps.
-    assert 4 * 6 <= record["num_steps"] <= 4 * 8
+    # A batch arrives in several steps where its sender had to wait for a core.
+    assert 4 * 6 <= record["num_steps"] <= 4 * 3 * 6
     assert {"cpu", "cores"} <= record["machine"].keys()
     for words in ("TTFT", "ITL", "TPOT", "E2E", "execute", "publish", "slowest decode step"):
         assert words in shown
