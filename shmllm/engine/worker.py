@@ -44,9 +44,8 @@ class Worker:
 
     @property
     def device(self) -> Any:
-        import torch
-
-        return torch.device("cpu")
+        weight, *_ = next(iter(self.model.named_weights().values()))
+        return weight.device
 
     def run(self, call: WorkerCall) -> Any:
         """Do what `call` says, between two steps; raises whatever that raises. Where it changed

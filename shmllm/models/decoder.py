@@ -56,17 +56,13 @@ class DecoderModel:
         """One step's tokens through all blocks.
 
         Returns:
-            [tokens, hidden] after the final norm, for `compute_logits`.
+            [tokens, hidden] after the final norm, for the product with `embedding.head`.
         """
         residual = ops.embed(self.embedding.table)
         x: Tensor | None = None
         for layer in self.layers:
             x = layer(ops, x, residual)
         return ops.add_rms_norm(x, residual, self.norm, self.config.rms_norm_eps)
-
-    def compute_logits(self, ops: Ops, hidden: Tensor) -> Tensor:
-        """[rows, hidden] as ``forward`` returns them -> [rows, vocab] float32."""
-        return ops.linear(hidden, self.embedding.head)
 
     def weights_changed(self, names: Iterable[str]) -> None:
         """To be called by whoever wrote weights, between two steps, with their names."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING
 
 from shmllm.config import EngineConfig
 from shmllm.worker.devices import choose_device, ignored_on_cpu
@@ -11,10 +10,13 @@ from shmllm.worker.gpu.device import CudaDevice
 from shmllm.worker.loading import Progress
 from shmllm.worker.runner import ModelRunner
 
+if TYPE_CHECKING:
+    from shmllm.worker.gpu.runner import GpuRunner
+
 
 def make_runner(
     config: EngineConfig, on_load: Progress | None = None, on_capture: Progress | None = None
-) -> Any:
+) -> ModelRunner | GpuRunner:
     """
     Args:
         config: says what to run on.
@@ -26,7 +28,8 @@ def make_runner(
     """
     gpu, warning = choose_device(config.device)
     if gpu is not None:
-        runner = import_module("shmllm.worker.gpu.runner")
-        return runner.GpuRunner(config, CudaDevice(gpu), on_load, on_capture)
+        from shmllm.worker.gpu.runner import GpuRunner  # which brings Triton
+
+        return GpuRunner(config, CudaDevice(gpu), on_load, on_capture)
     warnings = [] if warning is None else [warning]
     return ModelRunner(config, on_load, [*warnings, *ignored_on_cpu(config)])

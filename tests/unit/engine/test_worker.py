@@ -153,6 +153,11 @@ def test_a_function_gets_the_worker(worker):
     assert seen == (worker.model, worker.model_runner, 0, "cpu")
 
 
+def test_the_device_is_where_the_weights_are(worker):
+    worker.model.weights = {"a": (torch.zeros(2, device="meta"),)}
+    assert worker.device == torch.device("meta")
+
+
 def test_exit_in_a_function_does_not_end_the_engine(worker):
     with pytest.raises(RuntimeError, match="exit"):
         worker.run(WorkerCall(lambda w: exit(3)))
