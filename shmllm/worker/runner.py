@@ -4,36 +4,30 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from pathlib import Path
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from shmllm.config import EngineConfig
-from shmllm.core.plan import Constraint, PromptScores, StepPlan, StepResult
+from shmllm.core.plan import PromptScores, StepPlan, StepResult
 from shmllm.logprobs import TokenLogprobs
-from shmllm.models.decoder import DecoderModel
 from shmllm.worker.arena import HostArena
 from shmllm.worker.background import Background
 from shmllm.worker.batch import InputBatch, StepInputs
 from shmllm.worker.cpu_program import CpuProgram, Observe
-from shmllm.worker.grammar import GrammarCompiler
 from shmllm.worker.kv_cache import KVCache, cache_bytes
+from shmllm.worker.loaded_runner import LoadedRunner
 from shmllm.worker.loading import Progress, load_model, make_facts
 from shmllm.worker.memory import Host, keep_freed_memory, size_kv_cache
 from shmllm.worker.memory_owners import MemoryOwners
-from shmllm.worker.pooler import Pooler
-from shmllm.worker.prompt_embeds import PromptEmbeds, check_prompt_embeds
 from shmllm.worker.sampler import Sampler
 from shmllm.worker.scoring import score_in_pieces
 from shmllm.worker.submitted import DeferredStep, ThreadedStep
-from shmllm.worker.token_masks import TokenMasks
 from shmllm_kernels.cpu.cache_layout import CacheLayout
 
 
-class ModelRunner:
+class ModelRunner(LoadedRunner):
     """A loaded model with its KV cache.
 
     Args:
@@ -61,7 +55,7 @@ class ModelRunner:
         torch.set_num_threads(num_threads)
         host = Host()
         loaded = load_model(config.load, host, "float32", on_progress)
-        self._loaded, self._model = loaded, loaded.model
+        super().__init__(config, loaded)
         num_layers, block_size = loaded.config.num_layers, config.cache.block_size
         layout = CacheLayout(
             loaded.config.num_kv_heads, loaded.config.head_dim, block_size, loaded.dtype_name
@@ -73,22 +67,17 @@ class ModelRunner:
         self._vocab_size = loaded.config.vocab_size
         self._batch = InputBatch(rows, size.max_model_len, block_size, self._vocab_size)
         self._program = CpuProgram(
-            self._model,
+            self.model,
             KVCache(layout, num_layers, size.num_blocks, kv_cache),
             self._batch,
             config.scheduler.max_num_batched_tokens,
             num_threads,
         )
-        directory = Path(config.load.tokenizer_directory or config.load.directory)
-        self._grammars = GrammarCompiler(directory, loaded.config.eos_token_ids)
-        self._masks = TokenMasks(self._grammars, rows)
-        self._prompt_embeds = PromptEmbeds()
-        self._pooler = Pooler(rows, loaded.config.hidden_size)
         self._sampler = Sampler(self._batch, config.logprobs.mode)
         self.overlaps = bool(config.scheduler.async_scheduling)
         self._thread = Background("shmllm-steps") if self.overlaps else None
-        workspaces = (self._program.buffers, self._pooler, self._masks)
-        self.memory = MemoryOwners(self._model, loaded.weights, kv_cache, workspaces, host)
+        workspaces = (self._program.buffers, self.pooler, self.masks)
+        self.memory = MemoryOwners(self.model, loaded.weights, kv_cache, workspaces, host)
         self._scores_probabilities = config.logprobs.mode.endswith("logprobs")
         self.facts = make_facts(
             config,
@@ -102,23 +91,9 @@ class ModelRunner:
             warnings=warnings,
         )
 
-    @property
-    def model(self) -> DecoderModel:
-        """What computes; its weights may be replaced between two steps."""
-        return self._model
-
     def observe(self, observe: Observe | None) -> None:
         """Have each kernel of a step run inside a context made of its label; None: no more."""
         self._program.observe = observe
-
-    def reload_weights(self, directory: str | None) -> None:
-        """See `LoadedModel.reload`."""
-        self._loaded.reload(directory)
-
-    def check_embeds(self, embeds: torch.Tensor, length: int) -> torch.Tensor:
-        """A prompt's embeddings in the model's dtype; RequestError if they are none."""
-        shape = (length, self._model.config.hidden_size)
-        return check_prompt_embeds(embeds, shape, self._model.dtype)
 
     def submit(self, plan: StepPlan) -> DeferredStep | ThreadedStep:
         """Have the plan executed: on a thread of its own if steps overlap, else when its result
@@ -134,13 +109,13 @@ class ModelRunner:
         inputs = self._batch.inputs(plan)
         arrays = self._program.arrays
         arrays.fill(inputs)
-        masks = self._masks.begin(plan.constraints)
+        masks = self.masks.begin(plan.constraints)
         self._prompt_embeds.update(plan)
         self._prompt_embeds.lay_over(self._program.buffers.hidden, arrays.token_ids, inputs)
         prepared_ns = time.perf_counter_ns()
         hidden, logits = self._program.run(inputs)
         prompt_logprobs = [self._score_prompt(hidden, inputs, s) for s in plan.prompt_scores]
-        vectors = self._pooler(hidden, inputs, plan) if plan.pools else ()
+        vectors = self.pooler(hidden, inputs, plan) if plan.pools else ()
         if not plan.samples:
             computing_ns = prepared_ns, time.perf_counter_ns()
             return StepResult([], None, prompt_logprobs, vectors, computing_ns)
@@ -149,10 +124,6 @@ class ModelRunner:
         self._batch.append(inputs, sampled.token_ids)
         ids = sampled.token_ids.tolist()
         return StepResult(ids, sampled.logprobs, prompt_logprobs, vectors, computing_ns)
-
-    def compile_grammar(self, text: str) -> Future[Callable[[], Constraint]]:
-        """What begins an output under this grammar, at once or later."""
-        return self._grammars.compile(text)
 
     def _score_prompt(
         self, hidden: torch.Tensor, inputs: StepInputs, scores: PromptScores

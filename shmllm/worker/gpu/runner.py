@@ -9,16 +9,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
-from concurrent.futures import Future
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from shmllm.config import EngineConfig
-from shmllm.core.plan import Constraint, StepPlan, StepResult
-from shmllm.models.decoder import DecoderModel
+from shmllm.core.plan import StepPlan, StepResult
 from shmllm.worker.batch import StepInputs
 from shmllm.worker.cpu_program import Observe
 from shmllm.worker.gpu.cache import GpuKVCache
@@ -32,12 +28,9 @@ from shmllm.worker.gpu.prompt_scores import PendingScores, PromptScorer
 from shmllm.worker.gpu.sampler import SampledOnDevice
 from shmllm.worker.gpu.timer import StepTimer
 from shmllm.worker.gpu.transfers import Fetched
-from shmllm.worker.grammar import GrammarCompiler
+from shmllm.worker.loaded_runner import LoadedRunner
 from shmllm.worker.loading import Progress, load_model, make_facts
 from shmllm.worker.memory_owners import MemoryOwners
-from shmllm.worker.pooler import Pooler
-from shmllm.worker.prompt_embeds import PromptEmbeds, check_prompt_embeds
-from shmllm.worker.token_masks import TokenMasks
 
 NOT_DETERMINISTIC = (
     "deterministic=True fixes how attention is split, but not which kernel multiplies: on a GPU "
@@ -114,7 +107,7 @@ class GpuStep:
         self._timer.end()
 
 
-class GpuRunner:
+class GpuRunner(LoadedRunner):
     """A loaded model with its KV cache on a GPU.
 
     Args:
@@ -125,7 +118,7 @@ class GpuRunner:
 
     Attributes:
         overlaps: whether the next step is to be submitted while one runs.
-        device, batch, inputs, sampler, masks, pooler: what its steps are made with.
+        device, batch, inputs, sampler: what its steps are made with.
         memory: what can be given back while the engine sleeps.
 
     Raises:
@@ -143,7 +136,8 @@ class GpuRunner:
         self.device = device
         self.overlaps = config.scheduler.async_scheduling is not False
         memory = DeviceMemory(device)
-        self._loaded = loaded = load_model(config.load, memory, None, on_load, check_model)
+        loaded = load_model(config.load, memory, None, on_load, check_model)
+        super().__init__(config, loaded)
         self._dispatcher = _make_dispatcher(config)
         parts = StepParts.allocate(config, loaded, device)
         self.batch, self.inputs, self.sampler = parts.batch, parts.inputs, parts.sampler
@@ -165,12 +159,6 @@ class GpuRunner:
         with torch.inference_mode():
             captured = self._program.capture(on_capture)
             self.sampler.warm_up(self._buffers.logits)
-        num_rows = config.scheduler.max_num_seqs
-        directory = Path(config.load.tokenizer_directory or config.load.directory)
-        self._grammars = GrammarCompiler(directory, loaded.config.eos_token_ids)
-        self.masks = TokenMasks(self._grammars, num_rows)
-        self.pooler = Pooler(num_rows, loaded.config.hidden_size)
-        self._prompt_embeds = PromptEmbeds()
         self._timers = deque(StepTimer(device) for _ in range(MOST_UNDER_WAY))
         self._score_prompt = PromptScorer(
             self.batch, self.sampler.scorer, self.sampler.transfers, self._program.compute_logits
@@ -198,31 +186,8 @@ class GpuRunner:
             warnings=(NOT_DETERMINISTIC,) if config.load.deterministic else (),
         )
 
-    @property
-    def model(self) -> DecoderModel:
-        """What computes; its weights may be replaced between two steps."""
-        return self._loaded.model
-
     def observe(self, observe: Observe | None) -> None:
         """torch's profiler sees the kernels itself."""
-
-    def reload_weights(self, directory: str | None) -> None:
-        """Load the weights again as at the start, or from another directory.
-
-        Raises:
-            RequestError: they are asleep.
-            EngineStartError: they cannot be read; nothing was written.
-        """
-        self._loaded.reload(directory)
-
-    def check_embeds(self, embeds: Tensor, length: int) -> Tensor:
-        """A prompt's embeddings in the model's dtype; RequestError if they are none."""
-        shape = (length, self.model.config.hidden_size)
-        return check_prompt_embeds(embeds, shape, self.model.dtype)
-
-    def compile_grammar(self, text: str) -> Future[Callable[[], Constraint]]:
-        """What begins an output under this grammar, at once or later."""
-        return self._grammars.compile(text)
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> GpuStep:
