@@ -95,10 +95,19 @@ class Engine:
         self.prompt_logprobs: dict[int, list[PromptLogprobs]] = {}
         self.vectors: dict[int, bytes] = {}
 
-    def add(self, number: int, prompt: list[int], bad_words: Any = (), **options: Any) -> None:
-        params = {"temperature": 0.0, "max_tokens": 4, "ignore_eos": True} | options
-        said = self.core.add(0, number, prompt, SamplingParams(**params), bad_words=bad_words)
-        assert said is None
+    def add(
+        self,
+        number: int,
+        prompt: list[int],
+        bad_words: Any = (),
+        embeds: torch.Tensor | None = None,
+        **options: Any,
+    ) -> None:
+        params = SamplingParams(
+            **{"temperature": 0.0, "max_tokens": 4, "ignore_eos": True} | options
+        )
+        given = {"bad_words": bad_words, "embeds": embeds}
+        assert self.core.add(0, number, prompt, params, **given) is None
 
     def call(self, method: Method, argument: Any = None) -> Any:
         said = answer(self.core, 0, method, argument)
@@ -212,6 +221,7 @@ class EngineConformance:
         self, model: Any, gpu_device: Device
     ) -> None:
         _, directory = model
+        embeds = torch.randn(5, SHAPE["hidden_size"], generator=torch.Generator().manual_seed(2))
         engines = [
             Engine(make_config(directory, num_seqs=8, budget=16), device)
             for device in (gpu_device, None)
@@ -223,6 +233,7 @@ class EngineConformance:
             engine.add(2, PROMPTS[2], bad_words=pairs, logprobs=0)
             engine.add(3, PROMPTS[0][:5], logit_bias={7: 30.0, 8: 29.0}, frequency_penalty=2.0)
             engine.add(4, PROMPTS[0][:7], allowed_token_ids=[3, 50, 60], logprobs=97)
+            engine.add(5, [0] * 5, embeds=embeds.clone())
             engine.run()
         ours, other = engines
         assert ours.tokens == other.tokens
