@@ -14,7 +14,7 @@ from trl import GRPOConfig, GRPOTrainer
 from shmllm.bench.engine_watch import EngineWatch
 from shmllm.bench.timeline import Panel, write_timeline
 from shmllm.compat import trl
-from shmllm.model_files import resolve_model
+from shmllm.frontend.model_files import resolve_model
 
 NUM_STEPS = 12
 NAMES = ["add", "average", "clamp", "count", "first", "largest", "reverse", "smallest"]

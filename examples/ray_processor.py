@@ -9,7 +9,7 @@ import sys
 import ray
 from ray.data.llm import build_processor, vLLMEngineProcessorConfig
 
-from shmllm.model_files import resolve_model
+from shmllm.frontend.model_files import resolve_model
 
 CORES_PER_ENGINE = 1
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from shmllm.version import __version__
 
 if TYPE_CHECKING:
-    from shmllm.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
     from shmllm.errors import (
         CallError,
         EngineDeadError,
@@ -31,9 +30,8 @@ if TYPE_CHECKING:
     from shmllm.frontend.engine_args import AsyncEngineArgs, EngineArgs
     from shmllm.frontend.input_processor import EmbedsPrompt, TextPrompt, TokensPrompt
     from shmllm.frontend.llm import LLM
-    from shmllm.logprobs import Logprob
-    from shmllm.outputs import CompletionOutput, RequestOutput
-    from shmllm.pooling_outputs import (
+    from shmllm.outputs.logprobs import Logprob
+    from shmllm.outputs.pooling import (
         EmbeddingOutput,
         EmbeddingRequestOutput,
         PoolingOutput,
@@ -41,10 +39,12 @@ if TYPE_CHECKING:
         ScoringOutput,
         ScoringRequestOutput,
     )
-    from shmllm.pooling_params import PoolerConfig, PoolingParams
-    from shmllm.sampling_params import RepetitionDetectionParams, RequestOutputKind, SamplingParams
-    from shmllm.sleep_report import SleepReport
-    from shmllm.structured_params import StructuredOutputsParams
+    from shmllm.outputs.request import CompletionOutput, RequestOutput
+    from shmllm.outputs.sleep_report import SleepReport
+    from shmllm.params.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
+    from shmllm.params.pooling import PoolerConfig, PoolingParams
+    from shmllm.params.sampling import RepetitionDetectionParams, RequestOutputKind, SamplingParams
+    from shmllm.params.structured_outputs import StructuredOutputsParams
 
 
 _HOMES = {
@@ -52,27 +52,27 @@ _HOMES = {
     "AsyncLLMEngine": "shmllm.frontend.async_llm",
     "LLM": "shmllm.frontend.llm",
     "AsyncEngineArgs": "shmllm.frontend.engine_args",
-    "BeamSearchOutput": "shmllm.beam_search",
-    "BeamSearchParams": "shmllm.beam_search",
-    "BeamSearchSequence": "shmllm.beam_search",
-    "CompletionOutput": "shmllm.outputs",
-    "EmbeddingOutput": "shmllm.pooling_outputs",
-    "EmbeddingRequestOutput": "shmllm.pooling_outputs",
+    "BeamSearchOutput": "shmllm.params.beam_search",
+    "BeamSearchParams": "shmllm.params.beam_search",
+    "BeamSearchSequence": "shmllm.params.beam_search",
+    "CompletionOutput": "shmllm.outputs.request",
+    "EmbeddingOutput": "shmllm.outputs.pooling",
+    "EmbeddingRequestOutput": "shmllm.outputs.pooling",
     "EmbedsPrompt": "shmllm.frontend.input_processor",
     "EngineArgs": "shmllm.frontend.engine_args",
-    "Logprob": "shmllm.logprobs",
-    "PoolerConfig": "shmllm.pooling_params",
-    "PoolingOutput": "shmllm.pooling_outputs",
-    "PoolingParams": "shmllm.pooling_params",
-    "PoolingRequestOutput": "shmllm.pooling_outputs",
-    "RepetitionDetectionParams": "shmllm.sampling_params",
-    "RequestOutput": "shmllm.outputs",
-    "RequestOutputKind": "shmllm.sampling_params",
-    "SamplingParams": "shmllm.sampling_params",
-    "ScoringOutput": "shmllm.pooling_outputs",
-    "ScoringRequestOutput": "shmllm.pooling_outputs",
-    "SleepReport": "shmllm.sleep_report",
-    "StructuredOutputsParams": "shmllm.structured_params",
+    "Logprob": "shmllm.outputs.logprobs",
+    "PoolerConfig": "shmllm.params.pooling",
+    "PoolingOutput": "shmllm.outputs.pooling",
+    "PoolingParams": "shmllm.params.pooling",
+    "PoolingRequestOutput": "shmllm.outputs.pooling",
+    "RepetitionDetectionParams": "shmllm.params.sampling",
+    "RequestOutput": "shmllm.outputs.request",
+    "RequestOutputKind": "shmllm.params.sampling",
+    "SamplingParams": "shmllm.params.sampling",
+    "ScoringOutput": "shmllm.outputs.pooling",
+    "ScoringRequestOutput": "shmllm.outputs.pooling",
+    "SleepReport": "shmllm.outputs.sleep_report",
+    "StructuredOutputsParams": "shmllm.params.structured_outputs",
     "TextPrompt": "shmllm.frontend.input_processor",
     "TokensPrompt": "shmllm.frontend.input_processor",
     **dict.fromkeys(

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from shmllm import LLM
-from shmllm.engine.launch import SPIN_COUNT, WAITING_VARIABLES
+from shmllm.client.launch import SPIN_COUNT, WAITING_VARIABLES
 from shmllm.ipc.layout import CREATOR_PID_OFFSET
 
 # Read when torch is loaded, which no import above does. Compute threads of this process, those

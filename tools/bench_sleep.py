@@ -22,7 +22,7 @@ import click
 
 from shmllm import LLM, SamplingParams, SleepReport
 from shmllm.cli.bench import describe_machine
-from shmllm.sleep_report import MIB
+from shmllm.outputs.sleep_report import MIB
 
 PROMPTS: list[Any] = [
     {"prompt_token_ids": [1 + (7 * i + j) % 3_000 for j in range(256)]} for i in range(16)

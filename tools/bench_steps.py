@@ -26,10 +26,10 @@ from typing import Any
 
 import click
 
-from shmllm.config import CacheConfig, EngineConfig, LoadConfig, SchedulerConfig
+from shmllm.config.engine import CacheConfig, EngineConfig, LoadConfig, SchedulerConfig
 from shmllm.engine.core import EngineCore
-from shmllm.sampling_params import SamplingParams
-from shmllm.worker.runner import ModelRunner
+from shmllm.params.sampling import SamplingParams
+from shmllm.worker.cpu.runner import CpuRunner
 
 PHASES = ("schedule", "prepare", "execute", "sample", "apply")
 
@@ -41,7 +41,7 @@ def make_core(model: str, requests: int, threads: int | None, **load: Any) -> En
         SchedulerConfig(max(requests, 1)),
         num_threads=threads,
     )
-    return EngineCore(config, ModelRunner(config))
+    return EngineCore(config, CpuRunner(config))
 
 
 def fill(core: EngineCore, requests: int, context: int, steps: int) -> tuple[int, float]:

@@ -26,8 +26,8 @@ import click
 
 from shmllm import LLM, SamplingParams
 from shmllm.cli.bench import describe_machine
-from shmllm.config import LoadFormat
-from shmllm.outputs import RequestOutput
+from shmllm.config.engine import LoadFormat
+from shmllm.outputs.request import RequestOutput
 
 # Small, so that all of it is resident after the first run: a larger one becomes so bit by bit.
 KV_CACHE_BYTES = 2**26

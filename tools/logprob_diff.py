@@ -27,8 +27,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from shmllm import LLM, SamplingParams
-from shmllm.config import DTYPES
-from shmllm.model_files import resolve_model
+from shmllm.config.engine import DTYPES
+from shmllm.frontend.model_files import resolve_model
 
 BOUNDS = {"float32": 1e-5}
 OTHER_BOUND = 0.012

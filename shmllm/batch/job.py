@@ -14,8 +14,8 @@ from typing import Any
 from shmllm.batch.output import RecordFile
 from shmllm.batch.rows import Format, JsonObject, Row, encode
 from shmllm.errors import RequestError
-from shmllm.outputs import RequestOutput
-from shmllm.sampling_params import SamplingParams
+from shmllm.outputs.request import RequestOutput
+from shmllm.params.sampling import SamplingParams
 
 ABORTED = "abort"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from shmllm.batch.rows import JsonObject, Messages, Row
 from shmllm.errors import RequestError
-from shmllm.outputs import CompletionOutput, RequestOutput
+from shmllm.outputs.request import CompletionOutput, RequestOutput
 
 INPUT_FIELDS = {"id", "prompt", "messages", "prompt_token_ids", "cache_salt", "sampling_params"}
 RESULT_FIELDS = {

@@ -14,7 +14,7 @@ from typing import Any
 from shmllm.batch import openai_body
 from shmllm.batch.rows import JsonObject, Row
 from shmllm.errors import RequestError
-from shmllm.outputs import CompletionOutput, RequestOutput
+from shmllm.outputs.request import CompletionOutput, RequestOutput
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"

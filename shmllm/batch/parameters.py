@@ -6,7 +6,7 @@ from typing import Any
 
 from shmllm.batch.rows import JsonObject
 from shmllm.errors import RequestError
-from shmllm.sampling_params import SamplingParams
+from shmllm.params.sampling import SamplingParams
 
 # A batch file has one record for each row, of the finished text.
 _NOT_FOR_FILES = ("output_kind", "stream_interval")

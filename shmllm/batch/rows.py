@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from shmllm.errors import RequestError
-from shmllm.outputs import RequestOutput
+from shmllm.outputs.request import RequestOutput
 
 Messages = list[dict[str, Any]]
 JsonObject = dict[str, Any]

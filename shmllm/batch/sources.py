@@ -24,7 +24,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _JSON_NAMES = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
 
 
-class Kind(Enum):
+class SourceKind(Enum):
     """What an input holds."""
 
     JSON_LINES = "JSON lines"
@@ -91,18 +91,18 @@ class LineInput:
                 raise OSError(f"{self.name} is damaged: {error}") from error
 
 
-def kind_of(lines: LineInput) -> Kind:
+def kind_of(lines: LineInput) -> SourceKind:
     """By name, else JSON if the first line that is not blank is a JSON object."""
     if lines.name.endswith(_JSON_NAMES):
-        return Kind.JSON_LINES
+        return SourceKind.JSON_LINES
     first = lines.first()
     if first is None or not first.lstrip().startswith(b"{"):
-        return Kind.TEXT
+        return SourceKind.TEXT
     try:
         parse_object(first)
     except RequestError:
-        return Kind.TEXT
-    return Kind.JSON_LINES
+        return SourceKind.TEXT
+    return SourceKind.JSON_LINES
 
 
 class JsonRows:

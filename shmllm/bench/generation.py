@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shmllm.frontend.input_processor import Prompt
     from shmllm.frontend.llm import LLM
     from shmllm.frontend.request_state import RequestState
-    from shmllm.sampling_params import SamplingParams
+    from shmllm.params.sampling import SamplingParams
 
 FIRST_ORDINARY_TOKEN = 16
 

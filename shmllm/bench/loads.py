@@ -18,10 +18,10 @@ from shmllm.bench import logprobs
 from shmllm.bench.cases import TOP_LOGPROBS, Case, Payload
 from shmllm.bench.logprobs import LogprobColumns
 from shmllm.ipc.ring import BytesLike
-from shmllm.outputs import OutputColumns
-from shmllm.sampling_params import SamplingParams
+from shmllm.outputs.columns import OutputColumns
+from shmllm.params.sampling import SamplingParams
 from shmllm.wire import codec
-from shmllm.wire.messages import AddRequest, Kind
+from shmllm.wire.messages import AddRequest, RecordKind
 
 ACK_BYTES = 8
 WORDS_PER_PAGE = 4096 // 8
@@ -58,7 +58,7 @@ def acknowledgement(number: int) -> bytes:
 
 
 @dataclass(frozen=True)
-class Step:
+class StepLoad:
     """What one engine step leaves: columns, as the scheduler and the sampler hold them."""
 
     numbers: list[int]
@@ -67,11 +67,11 @@ class Step:
     columns: LogprobColumns
 
     @staticmethod
-    def of(rows: int) -> Step:
+    def of(rows: int) -> StepLoad:
         """The same columns each time, with request numbers and tokens of a common size."""
         rng = np.random.default_rng(SEED)
         top = (rows, TOP_LOGPROBS)
-        return Step(
+        return StepLoad(
             numbers=list(range(100_000, 100_000 + rows)),
             token_ids=rng.integers(0, VOCABULARY, rows).tolist(),
             finishes=[0] * rows,
@@ -116,14 +116,14 @@ def _add_load(case: Case) -> Load:
         return codec.encode_add(AddRequest(number, token_ids, params))
 
     def decode(message: BytesLike) -> bytes:
-        request = codec.decode(Kind.ADD, memoryview(message))  # type: ignore[arg-type]
+        request = codec.decode(RecordKind.ADD, memoryview(message))  # type: ignore[arg-type]
         assert isinstance(request, AddRequest)
         return acknowledgement(request.number)
 
     return Load(encode, decode)
 
 
-def _columns(step: Step, number: int) -> OutputColumns:
+def _columns(step: StepLoad, number: int) -> OutputColumns:
     return OutputColumns(
         step=number,
         time_ns=time.monotonic_ns(),
@@ -135,7 +135,7 @@ def _columns(step: Step, number: int) -> OutputColumns:
 
 
 def _outputs_load(case: Case) -> Load:
-    step = Step.of(case.size)
+    step = StepLoad.of(case.size)
 
     def encode(number: int) -> Parts:
         return codec.encode_outputs(_columns(step, number))
@@ -144,7 +144,7 @@ def _outputs_load(case: Case) -> Load:
         return logprobs.encode(_columns(step, number), step.columns)
 
     def decode(message: BytesLike) -> bytes:
-        outputs = codec.decode(Kind.OUTPUTS, memoryview(message))  # type: ignore[arg-type]
+        outputs = codec.decode(RecordKind.OUTPUTS, memoryview(message))  # type: ignore[arg-type]
         assert isinstance(outputs, OutputColumns)
         return acknowledgement(outputs.step)
 

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from shmllm.errors import ProtocolMismatchError
 from shmllm.ipc.ring import BytesLike
-from shmllm.outputs import OutputColumns
+from shmllm.outputs.columns import OutputColumns
 from shmllm.wire import codec
-from shmllm.wire.messages import Kind
+from shmllm.wire.messages import RecordKind
 
 # rows, top, bytes of the OUTPUTS record
 LOGPROBS_HEADER = Struct("<III4x")
@@ -63,7 +63,7 @@ def decode(record: memoryview) -> tuple[OutputColumns, LogprobColumns]:
     num_items = rows * top
     if len(record) != begin + ITEM_BYTES * (2 * num_items + rows):
         raise ProtocolMismatchError("the columns of LOGPROBS do not end where the record does")
-    outputs = codec.decode(Kind.OUTPUTS, record[LOGPROBS_HEADER.size : end])
+    outputs = codec.decode(RecordKind.OUTPUTS, record[LOGPROBS_HEADER.size : end])
     assert isinstance(outputs, OutputColumns)
     items = np.frombuffer(bytes(record[begin:]), np.int32)
     return outputs, LogprobColumns(

@@ -20,9 +20,9 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from shmllm.bench.arms import Arm
 from shmllm.bench.cases import CASES, Case, Payload
 from shmllm.bench.pair import Pair
+from shmllm.bench.variants import Variant
 from shmllm.bench.worker import Command
 
 PROBE_MESSAGES = 5
@@ -100,13 +100,18 @@ class Comparison:
         effort: how long.
     """
 
-    def __init__(self, arms: Sequence[Arm], cases: Sequence[str], effort: Effort) -> None:
+    def __init__(self, variants: Sequence[Variant], cases: Sequence[str], effort: Effort) -> None:
         self._effort = effort
         self._runs = [
-            (CASES[name], arm) for name in cases for arm in arms if not arm.why_not(CASES[name])
+            (CASES[name], variant)
+            for name in cases
+            for variant in variants
+            if not variant.why_not(CASES[name])
         ]
-        self._arms = [arm for arm in arms if any(arm is other for _, other in self._runs)]
-        self.samples = {(arm.name, case.name): Sample() for case, arm in self._runs}
+        self._variants = [
+            variant for variant in variants if any(variant is other for _, other in self._runs)
+        ]
+        self.samples = {(variant.name, case.name): Sample() for case, variant in self._runs}
 
     @property
     def num_runs(self) -> int:
@@ -124,25 +129,25 @@ class Comparison:
         """
         with ExitStack() as stack:
             pairs = {
-                arm.name: stack.enter_context(Pair(arm, self._effort.is_pinned))
-                for arm in self._arms
+                variant.name: stack.enter_context(Pair(variant, self._effort.is_pinned))
+                for variant in self._variants
             }
             for pair in pairs.values():
                 pair.wait_ready()
             for number in range(self._effort.rounds):
-                for case, arm in self._runs:
-                    report(f"round {number + 1} {case.name} {arm.name}")
-                    self._run_one(pairs[arm.name], case)
+                for case, variant in self._runs:
+                    report(f"round {number + 1} {case.name} {variant.name}")
+                    self._run_one(pairs[variant.name], case)
 
     def results(self) -> dict[str, dict[str, Figures]]:
         """Figures by arm and case."""
-        found: dict[str, dict[str, Figures]] = {arm.name: {} for arm in self._arms}
-        for (arm, case), sample in self.samples.items():
-            found[arm][case] = sample.figures(CASES[case])
+        found: dict[str, dict[str, Figures]] = {variant.name: {} for variant in self._variants}
+        for (variant, case), sample in self.samples.items():
+            found[variant][case] = sample.figures(CASES[case])
         return found
 
     def _run_one(self, pair: Pair, case: Case) -> None:
-        sample = self.samples[pair.arm.name, case.name]
+        sample = self.samples[pair.variant.name, case.name]
         probe, _ = pair.run(Command(case.name, False, PROBE_MESSAGES, PROBE_MESSAGES))
         one_s = statistics.median(probe) / 1e9
         seconds = self._effort.seconds / self._effort.rounds

@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from shmllm.bench.cases import Case, Payload
-from shmllm.bench.loads import SAMPLING, Load, Parts, Step, acknowledgement, prompt
+from shmllm.bench.loads import SAMPLING, Load, Parts, StepLoad, acknowledgement, prompt
 from shmllm.ipc.ring import BytesLike
 
 msgspec: Any = import_module("msgspec")
@@ -109,7 +109,7 @@ def _add_load(case: Case) -> Load:
 
 
 def _outputs_load(case: Case) -> Load:
-    step = Step.of(case.size)
+    step = StepLoad.of(case.size)
     identities = [str(number) for number in step.numbers]
     encoder = msgspec.msgpack.Encoder()
     decoder = msgspec.msgpack.Decoder(EngineCoreOutputs)

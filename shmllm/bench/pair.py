@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from shmllm.bench.arms import Arm
+from shmllm.bench.variants import Variant
 from shmllm.bench.worker import Command
 from shmllm.errors import IpcError, IpcTimeoutError
 
@@ -42,8 +42,8 @@ class Pair:
         IpcError: it did not start; the message says what its stderr said last.
     """
 
-    def __init__(self, arm: Arm, is_pinned: bool) -> None:
-        self.arm = arm
+    def __init__(self, variant: Variant, is_pinned: bool) -> None:
+        self.variant = variant
         self._directory = tempfile.TemporaryDirectory(prefix="shmllm-bench-")
         self._errors = open(Path(self._directory.name) / "stderr", "w+b")  # noqa: SIM115
         ours, theirs = Pipe()
@@ -52,7 +52,7 @@ class Pair:
         try:
             self._process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", WORKER_MODULE, arm.name, self._directory.name),
+                    *(sys.executable, "-m", WORKER_MODULE, variant.name, self._directory.name),
                     *map(str, (theirs.fileno(), own_pidfd, int(is_pinned))),
                 ],
                 stdin=subprocess.DEVNULL,
@@ -93,8 +93,8 @@ class Pair:
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         self._errors.close()
-        if self.arm.package == "iceoryx2":
-            import_module("shmllm.bench.iceoryx_link").remove_leftovers(self._directory.name)
+        if self.variant.package == "iceoryx2":
+            import_module("shmllm.bench.iceoryx_transport").remove_leftovers(self._directory.name)
         self._directory.cleanup()
 
     def __enter__(self) -> Pair:
@@ -111,10 +111,10 @@ class Pair:
     def _receive(self, limit_s: float) -> bytes:
         try:
             if not self._connection.poll(limit_s):
-                raise IpcTimeoutError(f"{self.arm.name}: no answer within {limit_s:.0f} s")
+                raise IpcTimeoutError(f"{self.variant.name}: no answer within {limit_s:.0f} s")
             return self._connection.recv_bytes()
         except (EOFError, ConnectionError):
-            raise IpcError(f"{self.arm.name}: {self._last_words()}") from None
+            raise IpcError(f"{self.variant.name}: {self._last_words()}") from None
 
     def _last_words(self) -> str:
         self._process.wait(END_S)

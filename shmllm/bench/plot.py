@@ -36,7 +36,7 @@ TITLE = "Round trip between two Python processes"
 
 def svg(results: Results, cases: Sequence[str], subtitle: str) -> str:
     """The whole picture."""
-    colours = {arm: COLOURS.get(arm, OTHER_COLOUR) for arm in results}
+    colours = {variant: COLOURS.get(variant, OTHER_COLOUR) for variant in results}
     shown = [case for case in cases if any(case in figures for figures in results.values())]
     every = [figures[case] for figures in results.values() for case in shown if case in figures]
     lowest = min(figures["p50_us"] for figures in every)
@@ -68,13 +68,15 @@ def _rows(cases: Sequence[str], row_height: int) -> Iterator[str]:
 
 def _marks(results: Results, cases: Sequence[str], axis: LogAxis, row_height: int) -> Iterator[str]:
     for row, case in enumerate(cases):
-        for line, (arm, measured) in enumerate(results.items()):
+        for line, (variant, measured) in enumerate(results.items()):
             figures = measured.get(case)
             if figures is None:
                 continue
             y = TOP + row * row_height + ROW_GAP / 2 + LINE_HEIGHT * (line + 0.5)
             begin, end = axis.place(figures["p50_us"]), axis.place(figures["p99_us"])
-            told = f"{case} {arm}: median {figures['p50_us']:.1f} us, p99 {figures['p99_us']:.1f}"
+            told = (
+                f"{case} {variant}: median {figures['p50_us']:.1f} us, p99 {figures['p99_us']:.1f}"
+            )
             yield (
                 f"<g><title>{escape(told)}</title>"
                 f'<path class="s{line}" d="M{begin:.1f} {y:.1f}H{end:.1f}" stroke-width="2" '

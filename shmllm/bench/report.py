@@ -8,8 +8,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 
-from shmllm.bench.arms import REFERENCE_ARM
 from shmllm.bench.measure import Figures, Sample
+from shmllm.bench.variants import REFERENCE_ARM
 
 Results = Mapping[str, Mapping[str, Figures]]
 
@@ -48,11 +48,12 @@ def number(value: float | None) -> str:
 def figure_tables(results: Results, cases: Sequence[str]) -> str:
     """All figures that were measured."""
 
-    def cell(arm: str, key: str) -> Callable[[str], str]:
-        return lambda case: number(results[arm].get(case, {}).get(key))
+    def cell(variant: str, key: str) -> Callable[[str], str]:
+        return lambda case: number(results[variant].get(case, {}).get(key))
 
     tables = (
-        table(title, cases, {arm: cell(arm, key) for arm in results}) for key, title in TABLES
+        table(title, cases, {variant: cell(variant, key) for variant in results})
+        for key, title in TABLES
     )
     return "\n".join(filter(None, tables))
 
@@ -68,13 +69,13 @@ def speedup(ours: Sample, theirs: Sample) -> tuple[float, float, float]:
 
 
 def speedup_table(
-    samples: Mapping[tuple[str, str], Sample], cases: Sequence[str], arms: Sequence[str]
+    samples: Mapping[tuple[str, str], Sample], cases: Sequence[str], variants: Sequence[str]
 ) -> str:
     """Each arm against the reference; "" where that did not run."""
 
-    def cell(arm: str) -> Callable[[str], str]:
+    def cell(variant: str) -> Callable[[str], str]:
         def text(case: str) -> str:
-            ours, theirs = samples.get((arm, case)), samples.get((REFERENCE_ARM, case))
+            ours, theirs = samples.get((variant, case)), samples.get((REFERENCE_ARM, case))
             if ours is None or theirs is None:
                 return "-"
             overall, worst, best = speedup(ours, theirs)
@@ -83,6 +84,6 @@ def speedup_table(
 
         return text
 
-    others = [arm for arm in arms if arm != REFERENCE_ARM]
+    others = [variant for variant in variants if variant != REFERENCE_ARM]
     title = f"{REFERENCE_ARM}'s median over this arm's (by round)"
-    return table(title, cases, {arm: cell(arm) for arm in others})
+    return table(title, cases, {variant: cell(variant) for variant in others})

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from shmllm.bench.arms import ARMS
 from shmllm.bench.cases import CASES
-from shmllm.bench.links import Link
 from shmllm.bench.loads import Load, acknowledgement
+from shmllm.bench.transports import Transport
+from shmllm.bench.variants import VARIANTS
 
 JOIN_S = 5.0
 
@@ -66,9 +66,9 @@ def pin(place: int) -> None:
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[place]})
 
 
-def time_round_trips(link: Link, load: Load, command: Command) -> tuple[array[int], int]:
+def time_round_trips(transport: Transport, load: Load, command: Command) -> tuple[array[int], int]:
     """(nanoseconds of each round trip, CPU nanoseconds of all)."""
-    encode, send, receive = load.encode, link.send, link.receive
+    encode, send, receive = load.encode, transport.send, transport.receive
     now, durations = time.perf_counter_ns, [0] * command.messages
     cpu_began = 0
     for number in range(-command.warm_up, command.messages):
@@ -86,9 +86,9 @@ def time_round_trips(link: Link, load: Load, command: Command) -> tuple[array[in
     return array("q", durations), time.process_time_ns() - cpu_began
 
 
-def answer_round_trips(link: Link, load: Load, command: Command) -> int:
+def answer_round_trips(transport: Transport, load: Load, command: Command) -> int:
     """CPU nanoseconds that receiving, decoding and acknowledging took."""
-    decode, send, receive = load.decode, link.send, link.receive
+    decode, send, receive = load.decode, transport.send, transport.receive
     for _ in range(command.warm_up):
         send((receive(decode),))
     cpu_began = time.process_time_ns()
@@ -97,12 +97,12 @@ def answer_round_trips(link: Link, load: Load, command: Command) -> int:
     return time.process_time_ns() - cpu_began
 
 
-def time_stream(link: Link, load: Load, command: Command) -> tuple[array[int], int]:
+def time_stream(transport: Transport, load: Load, command: Command) -> tuple[array[int], int]:
     """As `time_round_trips`, with the time of the whole stream as the only duration.
 
     Two windows are on their way at most: while one is acknowledged the next one is sent.
     """
-    encode, send, receive = load.encode, link.send, link.receive
+    encode, send, receive = load.encode, transport.send, transport.receive
     window = CASES[command.case].window
     parts = encode(0)
     began, cpu_began = time.perf_counter_ns(), time.process_time_ns()
@@ -116,9 +116,9 @@ def time_stream(link: Link, load: Load, command: Command) -> tuple[array[int], i
     return array("q", [time.perf_counter_ns() - began]), cpu
 
 
-def answer_stream(link: Link, load: Load, command: Command) -> int:
+def answer_stream(transport: Transport, load: Load, command: Command) -> int:
     """As `answer_round_trips`, with one acknowledgement for each window."""
-    decode, send, receive = load.decode, link.send, link.receive
+    decode, send, receive = load.decode, transport.send, transport.receive
     window, result = CASES[command.case].window, b""
     cpu_began = time.process_time_ns()
     for _ in range(0, command.messages, window):
@@ -137,9 +137,9 @@ class End:
         is_core: which end it is.
     """
 
-    def __init__(self, arm: str, link: Link, is_core: bool) -> None:
-        self._arm = ARMS[arm]
-        self._link = link
+    def __init__(self, variant: str, transport: Transport, is_core: bool) -> None:
+        self._variant = VARIANTS[variant]
+        self._link = transport
         self._is_core = is_core
         self._loads: dict[str, Load] = {}
 
@@ -148,7 +148,7 @@ class End:
         case = CASES[command.case]
         if command.case not in self._loads:
             # Kept one at a time: 16 MiB sources would push each other out of the cache.
-            self._loads = {command.case: self._arm.load(case)}
+            self._loads = {command.case: self._variant.load(case)}
         load = self._loads[command.case]
         gc.collect()
         gc.freeze()
@@ -160,7 +160,7 @@ class End:
 
 
 def run_core(
-    arm: str, commands: Connection[Any, Any], handles: tuple[Any, ...], cpus: set[int] | None
+    variant: str, commands: Connection[Any, Any], handles: tuple[Any, ...], cpus: set[int] | None
 ) -> None:
     """The core's process: attach, then answer commands until there are no more."""
     if cpus is not None:
@@ -169,8 +169,8 @@ def run_core(
     parent = multiprocessing.parent_process()
     assert parent is not None
     end_with(parent.sentinel)
-    link = ARMS[arm].attach(handles)
-    end = End(arm, link, is_core=True)
+    transport = VARIANTS[variant].attach(handles)
+    end = End(variant, transport, is_core=True)
     commands.send_bytes(b"")
     while True:
         try:
@@ -179,11 +179,11 @@ def run_core(
             break
         durations, cpu = end.run(Command(**json.loads(text)))
         commands.send_bytes(cpu.to_bytes(8, "little") + durations.tobytes())
-    link.close()
+    transport.close()
 
 
 def run_front(
-    arm: str,
+    variant: str,
     directory: str,
     commands: Connection[Any, Any],
     parent_pidfd: int,
@@ -194,15 +194,15 @@ def run_front(
     if is_pinned:
         pin(0)
     context = multiprocessing.get_context("spawn")
-    link, handles = ARMS[arm].open(directory)
+    transport, handles = VARIANTS[variant].open(directory)
     ours, theirs = context.Pipe()
-    core = context.Process(target=run_core, args=(arm, theirs, handles, cpus), daemon=True)
+    core = context.Process(target=run_core, args=(variant, theirs, handles, cpus), daemon=True)
     core.start()
     theirs.close()
     is_over = end_with(parent_pidfd, core.sentinel)
     ours.recv_bytes()
-    link.greet()
-    end = End(arm, link, is_core=False)
+    transport.greet()
+    end = End(variant, transport, is_core=False)
     commands.send_bytes(b"")
     while True:
         try:
@@ -218,7 +218,7 @@ def run_front(
     is_over.set()
     ours.close()
     core.join(JOIN_S)
-    link.close()
+    transport.close()
 
 
 if __name__ == "__main__":

@@ -21,13 +21,13 @@ from shmllm.batch.parquet import write_parquet
 from shmllm.batch.resume import DoneLines
 from shmllm.batch.rows import JsonObject, Row
 from shmllm.batch.sources import STANDARD_STREAM
-from shmllm.cli.plan import Plan
-from shmllm.cli.session import Session
+from shmllm.cli.plan import GeneratePlan
+from shmllm.cli.session import CommandSession
 
 if TYPE_CHECKING:
     from shmllm.frontend.llm import LLM
-    from shmllm.outputs import RequestOutput
-    from shmllm.sampling_params import SamplingParams
+    from shmllm.outputs.request import RequestOutput
+    from shmllm.params.sampling import SamplingParams
 
 EXIT_FAILED_ROWS = 1
 EXIT_ENGINE_DIED = 3
@@ -45,7 +45,9 @@ class Batch:
         file: where records go.
     """
 
-    def __init__(self, plan: Plan, num_rows: int | None, done: DoneLines, file: RecordFile) -> None:
+    def __init__(
+        self, plan: GeneratePlan, num_rows: int | None, done: DoneLines, file: RecordFile
+    ) -> None:
         self._plan = plan
         self._num_rows = num_rows
         self._done = done
@@ -55,7 +57,7 @@ class Batch:
 
     @classmethod
     @contextlib.contextmanager
-    def open(cls, plan: Plan) -> Iterator[Batch]:
+    def open(cls, plan: GeneratePlan) -> Iterator[Batch]:
         """Read what an earlier run left, and claim the output.
 
         Raises:
@@ -131,7 +133,7 @@ class Batch:
         click.echo(f"{self._num_written:,}{total} rows are in {self._plan.path}{hint}", err=True)
 
 
-def run_batch(plan: Plan, sampling: JsonObject, session: Session) -> int:
+def run_batch(plan: GeneratePlan, sampling: JsonObject, session: CommandSession) -> int:
     """Run a plan; returns the exit code.
 
     Args:

@@ -28,7 +28,7 @@ from shmllm.version import __version__
 if TYPE_CHECKING:
     from shmllm.bench.generation import GivenPrompts, Measured, RandomPrompts
     from shmllm.frontend.llm import LLM
-    from shmllm.sampling_params import SamplingParams
+    from shmllm.params.sampling import SamplingParams
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 COUNT = click.IntRange(min=1)
@@ -58,7 +58,7 @@ def _shared_options(command: Command) -> Command:
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchPlan:
     """What to measure.
 
     Attributes:
@@ -104,7 +104,8 @@ def latency(
 
     prompts = RandomPrompts(random.Random(seed), input_len)
     _measure(
-        Plan("latency", prompts, (batch_size,), output_len, num_iters, num_iters_warmup), options
+        BenchPlan("latency", prompts, (batch_size,), output_len, num_iters, num_iters_warmup),
+        options,
     )
 
 
@@ -165,7 +166,8 @@ def throughput(
     if dataset_path is not None:
         prompts = GivenPrompts(_read_prompts(dataset_path))
     _measure(
-        Plan("throughput", prompts, num_prompts, output_len, num_iters, num_iters_warmup), options
+        BenchPlan("throughput", prompts, num_prompts, output_len, num_iters, num_iters_warmup),
+        options,
     )
 
 
@@ -185,10 +187,10 @@ def _read_prompts(path: Path) -> list[str]:
     return prompts
 
 
-def _measure(plan: Plan, options: dict[str, Any]) -> None:
+def _measure(plan: BenchPlan, options: dict[str, Any]) -> None:
     from shmllm.bench.generation import Measured
-    from shmllm.cli.session import Session
-    from shmllm.sampling_params import SamplingParams
+    from shmllm.cli.session import CommandSession
+    from shmllm.params.sampling import SamplingParams
 
     engine = take_engine_options(options)
     params = SamplingParams(
@@ -198,7 +200,7 @@ def _measure(plan: Plan, options: dict[str, Any]) -> None:
         ignore_eos=True,
         detokenize=not options["disable_detokenize"],
     )
-    session = Session(options["attach"], engine)
+    session = CommandSession(options["attach"], engine)
     batches = {size: Measured() for size in plan.sizes}
     with interruptible(), session.open() as llm:
         session.say_what_answers(llm)
@@ -223,7 +225,7 @@ def _measure(plan: Plan, options: dict[str, Any]) -> None:
     _report(plan.kind, batches, setting, subtitle, options)
 
 
-def _run(plan: Plan, llm: LLM, params: SamplingParams, batches: dict[int, Measured]) -> None:
+def _run(plan: BenchPlan, llm: LLM, params: SamplingParams, batches: dict[int, Measured]) -> None:
     from shmllm.bench.generation import Measured, run_batch
     from shmllm.bench.steps import StepFollower
     from shmllm.monitor.find import engine_of_this_process

@@ -52,7 +52,7 @@ def _split(_: click.Context, __: click.Parameter, values: Sequence[str]) -> list
 @json_option
 @plot_option
 def ipc(
-    arms: list[str],
+    variants: list[str],
     cases: list[str],
     seconds: float,
     messages: int | None,
@@ -69,12 +69,12 @@ def ipc(
     ARMS: shm-latency, shm-balanced, shm-idle, zmq, zmq-nocopy, pipe, queue, faster-fifo,
     iceoryx2. What is not installed is named and skipped: pip install 'shmllm[bench]'.
     """
-    from shmllm.bench.arms import ARMS, split_by_presence
     from shmllm.bench.cases import CASES, select
     from shmllm.bench.measure import Comparison, Effort
+    from shmllm.bench.variants import VARIANTS, split_by_presence
 
     try:
-        present, skipped = split_by_presence(select(arms, list(ARMS)))
+        present, skipped = split_by_presence(select(variants, list(VARIANTS)))
         names = select(cases, list(CASES))
     except ValueError as error:
         raise click.UsageError(str(error)) from error

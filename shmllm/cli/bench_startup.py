@@ -63,7 +63,7 @@ def startup(
     what other processes have mapped. Warm: they were just read. Attach: to an engine that runs.
     """
     from shmllm.bench.startup import ATTACH_STAGES, START_STAGES, attach, start
-    from shmllm.model_files import resolve_model
+    from shmllm.frontend.model_files import resolve_model
 
     engine = take_engine_options(options)
     directory = str(resolve_model(engine["model"]))
@@ -99,7 +99,7 @@ def _start_cold(engine: dict[str, Any], directory: str) -> Stages:
 @contextlib.contextmanager
 def _named_engine(engine: dict[str, Any]) -> Iterator[str]:
     """An engine that runs meanwhile."""
-    from shmllm.engine.launch import engine_environment, named_engine_command
+    from shmllm.client.launch import engine_environment, named_engine_command
     from shmllm.errors import EngineStartError
     from shmllm.frontend.engine_options import make_engine_config
     from shmllm.ipc import registry

@@ -82,7 +82,7 @@ def start(
     shmllm engine start main -m ./my-model --detach
     shmllm generate --attach main "def fibonacci(n):"
     """
-    from shmllm.engine.launch import engine_environment, named_engine_command
+    from shmllm.client.launch import engine_environment, named_engine_command
     from shmllm.frontend.engine_options import make_engine_config
     from shmllm.ipc import registry
 
@@ -148,7 +148,7 @@ def list_engines(as_json: bool) -> None:
 @click.option("--timeout", default=30.0, show_default=True, help="Seconds to wait for its end.")
 def stop(name: str, drain: float, timeout: float) -> int:
     """End the engine called NAME."""
-    from shmllm.engine.attached import AttachedEngineClient
+    from shmllm.client.attached import AttachedEngineClient
 
     client = AttachedEngineClient(name)
     try:
@@ -168,7 +168,7 @@ def stop(name: str, drain: float, timeout: float) -> int:
 
 def _show_metrics(name: str, pid: int, port: int | None, output: IO[bytes] | None) -> None:
     """Start the process that serves an engine's statistics; it ends with the engine."""
-    from shmllm.engine.launch import engine_environment
+    from shmllm.client.launch import engine_environment
 
     if port is not None:
         helper = subprocess.Popen(
@@ -259,9 +259,9 @@ def _describe_all() -> Iterator[dict[str, Any]]:
 
 def _describe(view: ControlView) -> dict[str, Any]:
     from shmllm.ipc.stats import Stat
-    from shmllm.sleep_report import Asleep
+    from shmllm.outputs.sleep_report import SleepState
 
-    asleep = Asleep(view.stat(Stat.ASLEEP))
+    asleep = SleepState(view.stat(Stat.ASLEEP))
     state = view.describe()
     if state == "ready" and asleep:
         state = "asleep" if asleep.tags else "weights missing"

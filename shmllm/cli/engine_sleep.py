@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from shmllm.engine.attached import AttachedEngineClient
-    from shmllm.sleep_report import SleepReport
+    from shmllm.client.attached import AttachedEngineClient
+    from shmllm.outputs.sleep_report import SleepReport
 
 POLL_S = 0.05
 EPILOG = """\b
@@ -77,7 +77,7 @@ def wake(name: str, tags: tuple[str, ...]) -> int:
 
 @contextlib.contextmanager
 def _attached(name: str) -> Iterator[AttachedEngineClient]:
-    from shmllm.engine.attached import AttachedEngineClient
+    from shmllm.client.attached import AttachedEngineClient
 
     client = AttachedEngineClient(name)
     try:

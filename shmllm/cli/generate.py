@@ -13,7 +13,7 @@ import click
 from shmllm.cli.interrupts import interruptible
 from shmllm.cli.options import engine_options, metrics_port_option, take_engine_options
 from shmllm.cli.prompts import as_chat, read_prompts
-from shmllm.cli.session import Session
+from shmllm.cli.session import CommandSession
 
 DEFAULT_MAX_TOKENS = 128
 SAMPLING_NAMES = (
@@ -112,7 +112,7 @@ def run(prompts: tuple[str, ...], options: dict[str, Any]) -> int:
     if prompts and source is not None:
         raise click.UsageError("give prompts as arguments or with --input, not both")
     engine = take_engine_options(options)
-    session = Session(options["attach"], engine, options["metrics_port"])
+    session = CommandSession(options["attach"], engine, options["metrics_port"])
     sampling = take_sampling(options)
     found = None if source is None else look_at(source)
 
@@ -134,7 +134,7 @@ def run(prompts: tuple[str, ...], options: dict[str, Any]) -> int:
 
 def take_sampling(options: dict[str, Any]) -> dict[str, Any]:
     """Sampling parameters; bad ones are known before the engine starts."""
-    from shmllm.sampling_params import SamplingParams
+    from shmllm.params.sampling import SamplingParams
 
     sampling = {n: options[n] for n in SAMPLING_NAMES if options[n] is not None}
     sampling |= {"stop": list(options["stop"])} if options["stop"] else {}

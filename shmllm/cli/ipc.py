@@ -148,7 +148,7 @@ def contents(segment: Segment, num_records: int) -> dict[str, Any]:
         SegmentKind,
     )
     from shmllm.ipc.ring_state import peek
-    from shmllm.wire.messages import Kind
+    from shmllm.wire.messages import RecordKind
 
     found: dict[str, Any] = {
         "kind": segment.kind.name,
@@ -168,7 +168,7 @@ def contents(segment: Segment, num_records: int) -> dict[str, Any]:
         found[f"{name} published"] = state.published
         found[f"{name} consumed"] = state.consumed
         found[f"{name} unread"] = f"{state.used_bytes} of {layout.capacity_bytes} bytes"
-        known = {kind.value: kind.name for kind in Kind}
+        known = {kind.value: kind.name for kind in RecordKind}
         for end, counted in (("writer", state.writer), ("reader", state.reader)):
             found[f"{name} {end}"] = ", ".join(
                 f"{key.removeprefix('num_').replace('_', ' ')} {value}"

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from shmllm.config import (
+from shmllm.config.engine import (
     BLOCK_SIZES,
     DTYPES,
     LOAD_FORMATS,

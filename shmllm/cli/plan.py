@@ -17,9 +17,9 @@ from shmllm.batch.rows import Format, Rows
 from shmllm.batch.sources import (
     STANDARD_STREAM,
     JsonRows,
-    Kind,
     LineInput,
     PromptRows,
+    SourceKind,
     TextRows,
     kind_of,
 )
@@ -40,12 +40,12 @@ class Input:
     """
 
     path: str
-    kind: Kind
+    kind: SourceKind
     lines: LineInput | None
 
 
 @dataclass(frozen=True)
-class Plan:
+class GeneratePlan:
     """A job with records.
 
     Attributes:
@@ -77,7 +77,7 @@ def look_at(path: str) -> Input:
         click.FileError: it cannot be read.
     """
     if path.endswith(PARQUET):
-        return Input(path, Kind.PARQUET, None)
+        return Input(path, SourceKind.PARQUET, None)
     try:
         lines = LineInput(path)
         return Input(path, kind_of(lines), lines)
@@ -87,13 +87,13 @@ def look_at(path: str) -> Input:
 
 def wants_records(found: Input | None, options: dict[str, Any]) -> bool:
     """Whether a command's output is for programs: records in, or records asked for."""
-    if found is not None and found.kind is not Kind.TEXT:
+    if found is not None and found.kind is not SourceKind.TEXT:
         return True
     asked = any(options[name] for name in _RECORD_OPTIONS) or options["logprobs"] is not None
     return asked or (options["target"] or "").endswith((".jsonl", PARQUET))
 
 
-def make_plan(found: Input | None, prompts: list[str], options: dict[str, Any]) -> Plan:
+def make_plan(found: Input | None, prompts: list[str], options: dict[str, Any]) -> GeneratePlan:
     """Check what can be checked without an engine.
 
     Args:
@@ -106,7 +106,7 @@ def make_plan(found: Input | None, prompts: list[str], options: dict[str, Any]) 
         RequestError: the input cannot be read, or a package is missing.
     """
     target = options["target"] or STANDARD_STREAM
-    is_table = found is not None and found.kind is Kind.PARQUET
+    is_table = found is not None and found.kind is SourceKind.PARQUET
     form = _make_format(options, is_table)
     rows = _make_rows(found, prompts, form)
     _check_output(target, rows)
@@ -117,7 +117,7 @@ def make_plan(found: Input | None, prompts: list[str], options: dict[str, Any]) 
             # It appears only when its job has ended, so there is nothing to go on with.
             raise RequestError(f"{target} is there, and complete; --overwrite starts anew")
     is_text = isinstance(rows, TextRows | PromptRows)
-    return Plan(rows, form, target, mode, options["ordered"] or is_text)
+    return GeneratePlan(rows, form, target, mode, options["ordered"] or is_text)
 
 
 def _make_format(options: dict[str, Any], is_table: bool) -> Format:
@@ -141,7 +141,7 @@ def _make_rows(found: Input | None, prompts: list[str], form: Format) -> Rows:
     assert isinstance(form, NativeFormat)
     if found is None or found.lines is None:
         return PromptRows(prompts, form)
-    kind = JsonRows if found.kind is Kind.JSON_LINES else TextRows
+    kind = JsonRows if found.kind is SourceKind.JSON_LINES else TextRows
     return kind(found.lines, form)
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Session:
+class CommandSession:
     """
     Attributes:
         attach: name of a running engine; None starts one.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from shmllm.cli.prompts import InputPrompt
-from shmllm.cli.session import Session
+from shmllm.cli.session import CommandSession
 
 if TYPE_CHECKING:
     from shmllm.frontend.input_processor import PreparedRequest
@@ -23,7 +23,7 @@ def run_text(
     sampling: dict[str, Any],
     target: str | None,
     echo: bool,
-    session: Session,
+    session: CommandSession,
 ) -> int:
     """Complete prompts; returns the exit code.
 
@@ -50,7 +50,7 @@ def open_target(target: str | None) -> Any:
 
 
 def prepare(llm: LLM, inputs: list[InputPrompt], sampling: dict[str, Any]) -> list[PreparedRequest]:
-    from shmllm.sampling_params import SamplingParams
+    from shmllm.params.sampling import SamplingParams
 
     params = SamplingParams(**(DEFAULTS | llm.model_defaults | sampling))
     prompts: list[Any] = [as_prompt(llm, item) for item in inputs]

@@ -24,7 +24,7 @@ from shmllm.errors import EngineDeadError
 from shmllm.version import __version__
 
 if TYPE_CHECKING:
-    from shmllm.engine.attached import AttachedEngineClient
+    from shmllm.client.attached import AttachedEngineClient
     from shmllm.tracing.directory import OwnedDirectory, Settings
 
 LOOK_S = 0.1
@@ -112,7 +112,7 @@ def _trace_command(command: list[str], target: Path, settings: Settings) -> int:
 def _run(command: list[str], directory: OwnedDirectory) -> int:
     """Run it with our streams. Signals are its business: one that only we get is passed on."""
     from shmllm.cli.main import cli
-    from shmllm.engine.launch import import_environment
+    from shmllm.client.launch import import_environment
     from shmllm.tracing.directory import VARIABLE
 
     if command[0] == "shmllm" or command[0] in cli.commands:
@@ -160,7 +160,7 @@ def _is_running(pid: int) -> bool:
 
 
 def _trace_engine(name: str, target: Path, most_bytes: int, seconds: float) -> int:
-    from shmllm.engine.attached import AttachedEngineClient
+    from shmllm.client.attached import AttachedEngineClient
     from shmllm.tracing.directory import Settings
     from shmllm.wire.messages import Method
 
@@ -215,7 +215,7 @@ def _write(
     from shmllm.tracing.reading import read_all
     from shmllm.tracing.timeline import make_timeline
     from shmllm.tracing.writing import summary, write_timeline
-    from shmllm.wire.messages import Kind
+    from shmllm.wire.messages import RecordKind
 
     gc.disable()  # it would look again and again at millions of records, which all stay
     recordings = read_all(directory.path)
@@ -224,7 +224,7 @@ def _write(
     num_records = sum(len(recording.records) for recording in recordings)
     if num_records > MANY_RECORDS:
         click.echo(f"putting {num_records:,} records together", err=True)
-    kinds = {int(kind): kind.name for kind in Kind}
+    kinds = {int(kind): kind.name for kind in RecordKind}
     timeline = make_timeline(recordings, begin_ns, kinds, hidden)
     num_events = write_timeline(timeline, target, {"written_by": f"shmllm {__version__}", **about})
     for line in summary(timeline, target, num_events):

@@ -10,9 +10,9 @@ from importlib import import_module
 from typing import Any
 
 from shmllm.compat import vllm_names
-from shmllm.outputs import RequestOutput
-from shmllm.sampling_params import SamplingParams
-from shmllm.structured_params import StructuredOutputsParams
+from shmllm.outputs.request import RequestOutput
+from shmllm.params.sampling import SamplingParams
+from shmllm.params.structured_outputs import StructuredOutputsParams
 
 # What TRL says for all who do not say otherwise: the first means nothing here, the second
 # nothing without a GPU, and nobody asked for it.

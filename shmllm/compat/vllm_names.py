@@ -14,8 +14,8 @@ import shmllm.frontend.async_llm
 import shmllm.frontend.llm
 from shmllm.compat.vllm_options import translate
 from shmllm.errors import RequestError
-from shmllm.outputs import RequestOutput
-from shmllm.pooling_outputs import PoolingOutput, PoolingRequestOutput
+from shmllm.outputs.pooling import PoolingOutput, PoolingRequestOutput
+from shmllm.outputs.request import RequestOutput
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +128,7 @@ def get_tokenizer(
     """The transformers tokenizer of a model; `options` go to transformers."""
     from transformers import AutoTokenizer
 
-    from shmllm.model_files import resolve_model
+    from shmllm.frontend.model_files import resolve_model
 
     directory = resolve_model(str(tokenizer_name), revision=revision)
     return AutoTokenizer.from_pretrained(directory, **options)

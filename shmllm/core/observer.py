@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shmllm.outputs import FinishReason
+from shmllm.outputs.columns import FinishReason
 
 if TYPE_CHECKING:
     from shmllm.core.plan import StepPlan

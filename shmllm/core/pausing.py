@@ -15,7 +15,7 @@ from shmllm.errors import RequestError
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class Pause:
     """What holding still means.
 
     Attributes:
@@ -49,36 +49,36 @@ class PauseMode(Enum):
 
 
 PAUSES = {
-    PauseMode.ABORT: Hold(is_frozen=True),
-    PauseMode.WAIT: Hold(False, "the engine is paused and takes no new requests: try again"),
-    PauseMode.KEEP: Hold(is_frozen=True),
+    PauseMode.ABORT: Pause(is_frozen=True),
+    PauseMode.WAIT: Pause(False, "the engine is paused and takes no new requests: try again"),
+    PauseMode.KEEP: Pause(is_frozen=True),
 }
 """What each mode means for a front end's pause."""
 
 
-class Holds:
+class Pauses:
     """Those in force, by holder: the number of a front end, or a name of the engine's own."""
 
     def __init__(self) -> None:
-        self._holds: dict[Hashable, Hold] = {}
+        self._pauses: dict[Hashable, Pause] = {}
 
-    def add(self, holder: Hashable, hold: Hold) -> None:
+    def add(self, holder: Hashable, hold: Pause) -> None:
         """Hold still, or in another way."""
-        self._holds[holder] = hold
+        self._pauses[holder] = hold
 
     def drop(self, holder: Hashable) -> bool:
         """The holder lets go, or is gone. Returns whether it held anything."""
-        return self._holds.pop(holder, None) is not None
+        return self._pauses.pop(holder, None) is not None
 
     def __bool__(self) -> bool:
-        return bool(self._holds)
+        return bool(self._pauses)
 
     @property
     def is_frozen(self) -> bool:
         """Whether no step may be run."""
-        return any(hold.is_frozen for hold in self._holds.values())
+        return any(hold.is_frozen for hold in self._pauses.values())
 
     @property
     def refusal(self) -> str:
         """Why no request may be added; empty if it may."""
-        return next((hold.refusal for hold in self._holds.values() if hold.refusal), "")
+        return next((hold.refusal for hold in self._pauses.values() if hold.refusal), "")

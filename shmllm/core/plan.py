@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from shmllm.logprobs import TokenLogprobs
-from shmllm.outputs import FinishReason
+from shmllm.outputs.columns import FinishReason
+from shmllm.outputs.logprobs import TokenLogprobs
 
 if TYPE_CHECKING:
     from shmllm.core.block_pool import KVBlock
-    from shmllm.core.decode_run import DecodeRun
     from shmllm.core.request import Request
-    from shmllm.pooling_params import Pooling
-    from shmllm.sampling_params import SamplingParams, TokenSequences
+    from shmllm.core.steady_decode import SteadyDecode
+    from shmllm.params.pooling import Pooling
+    from shmllm.params.sampling import SamplingParams, TokenSequences
 
 PADDING_BLOCK_ID = 0
 """The block that pads block tables; no request ever holds it."""
@@ -41,7 +41,7 @@ class Constraint(Protocol):
 
 
 @dataclass(slots=True)
-class Admission:
+class NewRequest:
     """A request that enters a row: new, or preempted earlier and back.
 
     Attributes:
@@ -148,12 +148,12 @@ class StepPlan:
     counts: list[int] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
     constraints: list[tuple[int, Constraint]] = field(default_factory=list)
-    admissions: list[Admission] = field(default_factory=list)
+    new_requests: list[NewRequest] = field(default_factory=list)
     block_appends: list[BlockAppend] = field(default_factory=list)
     prompt_scores: list[PromptScores] = field(default_factory=list)
     pools: list[Pool] = field(default_factory=list)
     num_tokens: int = 0
-    run: DecodeRun | None = None
+    run: SteadyDecode | None = None
     is_repeat: bool = False
 
     def append_blocks(self, request: Request, blocks: list[KVBlock] | None) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from shmllm.core.plan import Pool, StepPlan, StepResult
 from shmllm.core.request import Request, RequestStatus
-from shmllm.outputs import Embeddings, FinishReason, OutputColumns
+from shmllm.outputs.columns import Embeddings, FinishReason, OutputColumns
 
 
 def plan_pool(plan: StepPlan, request: Request) -> None:

@@ -13,15 +13,15 @@ from enum import Enum, auto
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
-from shmllm.outputs import FinishReason
-from shmllm.sampling_params import RepetitionDetectionParams, SamplingParams, TokenSequences
+from shmllm.outputs.columns import FinishReason
+from shmllm.params.sampling import RepetitionDetectionParams, SamplingParams, TokenSequences
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shmllm.core.block_pool import KVBlock
     from shmllm.core.plan import Constraint
-    from shmllm.pooling_params import Pooling
+    from shmllm.params.pooling import Pooling
 
 
 class RequestStatus(Enum):

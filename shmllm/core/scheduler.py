@@ -22,18 +22,18 @@ from collections.abc import Container
 from dataclasses import dataclass
 from time import monotonic_ns
 
-from shmllm.config import SchedulerConfig
+from shmllm.config.engine import SchedulerConfig
 from shmllm.core.block_pool import KVBlock
-from shmllm.core.decode_run import DecodeRun
 from shmllm.core.kv_cache_manager import KVCacheManager
 from shmllm.core.observer import NOBODY, Observer
-from shmllm.core.plan import Admission, StepPlan, StepResult
+from shmllm.core.plan import NewRequest, StepPlan, StepResult
 from shmllm.core.pooling import plan_pool, take_vectors
 from shmllm.core.priority_queue import PriorityQueue, order
 from shmllm.core.request import Request, RequestStatus
 from shmllm.core.scores import plan_prompt_scores, take_logprobs, take_prompt_logprobs
+from shmllm.core.steady_decode import SteadyDecode
 from shmllm.core.waiting_queue import WaitingQueue
-from shmllm.outputs import FinishReason, OutputColumns
+from shmllm.outputs.columns import FinishReason, OutputColumns
 
 RESERVED_FRACTION = 8
 RUN_AFTER_STEPS = 4
@@ -87,7 +87,7 @@ class Scheduler:
         self._num_rows = num_rows
         self._reserved_rows = 0
         self._rows_held: Counter[int] = Counter()
-        self._run: DecodeRun | None = None
+        self._run: SteadyDecode | None = None
         self._num_quiet_steps = 0
         self.failures: list[Failure] = []
         self.observer: Observer = NOBODY
@@ -260,7 +260,7 @@ class Scheduler:
             self._num_quiet_steps += 1
             if self._num_quiet_steps % RUN_AFTER_STEPS or not self._can_begin_run():
                 return False
-            self._run = DecodeRun(self._running, self._kv_cache)
+            self._run = SteadyDecode(self._running, self._kv_cache)
         if self._run.plan(plan):
             return True
         self._end_run()
@@ -340,7 +340,7 @@ class Scheduler:
                 self.stats.prefix_hit_tokens += request.num_cached_tokens
             self.stats.prompt_tokens += request.num_prompt_tokens
         self.observer.admitted(request)
-        plan.admissions.append(Admission.of(request))
+        plan.new_requests.append(NewRequest.of(request))
 
     def _plan_tokens(self, plan: StepPlan, request: Request, count: int) -> None:
         start = request.num_computed_tokens

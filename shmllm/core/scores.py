@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from shmllm.core.plan import PromptScores, StepPlan, StepResult
 from shmllm.core.request import Request, RequestStatus
-from shmllm.logprobs import TokenLogprobs
-from shmllm.outputs import OutputColumns
+from shmllm.outputs.columns import OutputColumns
+from shmllm.outputs.logprobs import TokenLogprobs
 
 
 def plan_prompt_scores(plan: StepPlan, request: Request, k: int) -> None:

@@ -22,13 +22,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from shmllm.core.pausing import Hold, Holds, PauseMode
+from shmllm.core.pausing import Pause, PauseMode, Pauses
 from shmllm.errors import RequestError
-from shmllm.sleep_report import TAGS, Asleep, OwnedBytes
+from shmllm.outputs.sleep_report import TAGS, OwnedBytes, SleepState
 
 HOLDER = "sleep"
-DRAINING = Hold(False, "the engine falls asleep when what it has is done, and takes nothing new")
-MEMORY = Asleep.KV_CACHE | Asleep.WEIGHTS
+DRAINING = Pause(False, "the engine falls asleep when what it has is done, and takes nothing new")
+MEMORY = SleepState.KV_CACHE | SleepState.WEIGHTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +39,14 @@ class Level:
         keeps_weights: whether they come back as they were.
     """
 
-    parts: Asleep
+    parts: SleepState
     keeps_weights: bool
 
 
 LEVELS = {
-    0: Level(Asleep.SCHEDULING, keeps_weights=True),
-    1: Level(Asleep.SCHEDULING | MEMORY, keeps_weights=True),
-    2: Level(Asleep.SCHEDULING | MEMORY, keeps_weights=False),
+    0: Level(SleepState.SCHEDULING, keeps_weights=True),
+    1: Level(SleepState.SCHEDULING | MEMORY, keeps_weights=True),
+    2: Level(SleepState.SCHEDULING | MEMORY, keeps_weights=False),
 }
 
 
@@ -57,14 +57,14 @@ class Memory(Protocol):
     def num_missing(self) -> int:
         """Weights that were lost and not written since."""
 
-    def release(self, part: Asleep, keep: bool) -> None:
+    def release(self, part: SleepState, keep: bool) -> None:
         """Give the pages of weights or KV cache back; with `keep` the contents return.
 
         Raises:
             RequestError: there is no room to keep them in; nothing changed.
         """
 
-    def restore(self, part: Asleep) -> None:
+    def restore(self, part: SleepState) -> None:
         """Have them again, at the same addresses.
 
         Raises:
@@ -88,25 +88,25 @@ class Sleeping:
         asleep: what is.
     """
 
-    def __init__(self, holds: Holds, memory: Memory) -> None:
-        self.asleep = Asleep(0)
-        self._holds = holds
+    def __init__(self, pauses: Pauses, memory: Memory) -> None:
+        self.asleep = SleepState(0)
+        self._pauses = pauses
         self._memory = memory
         self._mode = PauseMode.ABORT
         self._are_weights_kept = True
 
     @property
-    def state(self) -> Asleep:
+    def state(self) -> SleepState:
         """What is asleep, and MISSING if weights are."""
-        return self.asleep | Asleep.MISSING if self._memory.num_missing else self.asleep
+        return self.asleep | SleepState.MISSING if self._memory.num_missing else self.asleep
 
     def drain(self, client: int) -> None:
         """Take no new requests until a front end's sleep begins, or it gives that up."""
-        self._holds.add((HOLDER, client), DRAINING)
+        self._pauses.add((HOLDER, client), DRAINING)
 
     def stop_draining(self, client: int) -> None:
         """The front end's sleep begins now, was given up, or its front end is gone."""
-        self._holds.drop((HOLDER, client))
+        self._pauses.drop((HOLDER, client))
 
     def warning(self, level: Level) -> str:
         """What is odd about going to sleep now; empty if nothing is."""
@@ -125,11 +125,11 @@ class Sleeping:
             RequestError: there is no room to keep the weights in; nothing changed.
         """
         falls, loses = self._falls(level), self._loses(level)
-        if Asleep.WEIGHTS in falls or loses:
-            self._memory.release(Asleep.WEIGHTS, level.keeps_weights)
+        if SleepState.WEIGHTS in falls or loses:
+            self._memory.release(SleepState.WEIGHTS, level.keeps_weights)
             self._are_weights_kept = level.keeps_weights
-        if Asleep.KV_CACHE in falls:
-            self._memory.release(Asleep.KV_CACHE, keep=False)
+        if SleepState.KV_CACHE in falls:
+            self._memory.release(SleepState.KV_CACHE, keep=False)
         if not self.asleep or mode is not PauseMode.WAIT:
             self._mode = mode
         self.asleep |= falls
@@ -137,7 +137,7 @@ class Sleeping:
         if falls & MEMORY or loses:
             self._memory.tidy()
 
-    def wake(self, parts: Asleep | None) -> str:
+    def wake(self, parts: SleepState | None) -> str:
         """Wake parts up, or None for all. Returns what is odd about that, empty if nothing is.
 
         Raises:
@@ -146,13 +146,13 @@ class Sleeping:
         sleeping = self.asleep if parts is None else parts & self.asleep
         warning = self._oddity(parts)
         try:
-            for part in (Asleep.WEIGHTS, Asleep.KV_CACHE):
+            for part in (SleepState.WEIGHTS, SleepState.KV_CACHE):
                 if part in sleeping:
                     self._memory.restore(part)
                     self.asleep &= ~part
-            self.asleep &= ~(sleeping & Asleep.SCHEDULING)
+            self.asleep &= ~(sleeping & SleepState.SCHEDULING)
             if sleeping & MEMORY and not self.asleep & MEMORY:
-                self.asleep = Asleep(0)
+                self.asleep = SleepState(0)
         finally:
             self._settle()
         return warning
@@ -161,21 +161,21 @@ class Sleeping:
         """Weights were; perhaps the last that were missing."""
         self._settle()
 
-    def _falls(self, level: Level) -> Asleep:
+    def _falls(self, level: Level) -> SleepState:
         return level.parts & ~self.asleep
 
     def _loses(self, level: Level) -> bool:
         """Whether kept weights are lost."""
-        is_kept = Asleep.WEIGHTS in self.asleep and self._are_weights_kept
+        is_kept = SleepState.WEIGHTS in self.asleep and self._are_weights_kept
         return is_kept and not level.keeps_weights
 
-    def _oddity(self, parts: Asleep | None) -> str:
+    def _oddity(self, parts: SleepState | None) -> str:
         if not self.asleep:
             words = "the engine is not asleep"
             return f"{words}, but {self._missing()}" if self._memory.num_missing else words
         if parts is not None and not parts:
             return "no tag was given: nothing was woken"
-        awake = (parts or Asleep(0)) & ~self.asleep
+        awake = (parts or SleepState(0)) & ~self.asleep
         return f"not asleep: {', '.join(awake.tags)}" if awake else ""
 
     def _missing(self) -> str:
@@ -190,10 +190,10 @@ class Sleeping:
             refusal = f"the engine sleeps ({', '.join(self.asleep.tags)}): call wake_up() first"
             if self._mode is PauseMode.KEEP:
                 refusal = ""
-            self._holds.add(HOLDER, Hold(True, refusal))
+            self._pauses.add(HOLDER, Pause(True, refusal))
         elif self._memory.num_missing:
-            self._holds.add(HOLDER, Hold(True, self._missing()))
-        elif self._holds.drop(HOLDER):
+            self._pauses.add(HOLDER, Pause(True, self._missing()))
+        elif self._pauses.drop(HOLDER):
             self._memory.tidy()
 
 
@@ -204,7 +204,7 @@ def level_of(number: object) -> Level:
     return LEVELS[number]
 
 
-def parts_of(tags: object) -> Asleep | None:
+def parts_of(tags: object) -> SleepState | None:
     """What tags name; None for None, which is everything. Raises RequestError."""
     if tags is None:
         return None
@@ -214,7 +214,7 @@ def parts_of(tags: object) -> Asleep | None:
     for tag in tags:
         if not isinstance(tag, str) or tag not in TAGS:
             raise RequestError(f"a tag is one of {names}, got {tag!r}")
-    parts = Asleep(0)
+    parts = SleepState(0)
     for tag in tags:
         parts |= TAGS[tag]
     return parts

@@ -14,7 +14,7 @@ from typing import Any
 from shmllm.core.pausing import PauseMode
 from shmllm.core.sleeping import level_of, parts_of
 from shmllm.engine.core import EngineCore
-from shmllm.engine.sleeper import Slept
+from shmllm.engine.sleep import Slept
 from shmllm.errors import RequestError
 from shmllm.wire.messages import Call, Method, Reply
 

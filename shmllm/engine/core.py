@@ -17,22 +17,22 @@ from typing import Any
 
 import numpy as np
 
-from shmllm.config import EngineConfig
+from shmllm.config.engine import EngineConfig
 from shmllm.core.grammar_queue import GrammarQueue
 from shmllm.core.kv_cache_manager import KVCacheManager
 from shmllm.core.observer import Observer
-from shmllm.core.pausing import PAUSES, Holds, PauseMode
+from shmllm.core.pausing import PAUSES, PauseMode, Pauses
 from shmllm.core.plan import StepPlan
 from shmllm.core.request import Request
 from shmllm.core.scheduler import Failure, Scheduler
 from shmllm.core.sleeping import Level
 from shmllm.engine.runner import Runner, Step
-from shmllm.engine.sleeper import Sleeper, Slept
+from shmllm.engine.sleep import Sleeper, Slept
 from shmllm.engine.weight_updates import WeightUpdates
 from shmllm.errors import EnginePausedError, RequestError
-from shmllm.outputs import FinishReason, OutputColumns
-from shmllm.pooling_params import Pooling
-from shmllm.sampling_params import SamplingParams, TokenSequences
+from shmllm.outputs.columns import FinishReason, OutputColumns
+from shmllm.params.pooling import Pooling
+from shmllm.params.sampling import SamplingParams, TokenSequences
 
 UNSEEDED = 1 << 63
 
@@ -42,7 +42,7 @@ def _nobody_sleeps() -> None:
 
 
 @dataclass(slots=True)
-class Phases:
+class StepTimings:
     """Time that the steps so far took, by phase, and the moments of the last one.
 
     Where steps overlap, schedule and prepare are those of the step after, and execute is what
@@ -102,7 +102,7 @@ class EngineCore:
         self, config: EngineConfig, runner: Runner, wake: Callable[[], None] = _nobody_sleeps
     ) -> None:
         self.facts = runner.facts
-        self.phases = Phases()
+        self.phases = StepTimings()
         self.runner = runner
         self._kv_cache = KVCacheManager(
             num_blocks=self.facts.num_blocks + 1,
@@ -110,8 +110,8 @@ class EngineCore:
             enable_prefix_caching=config.cache.enable_prefix_caching,
         )
         self.scheduler = Scheduler(config.scheduler, self._kv_cache)
-        self.holds = Holds()
-        self.sleeper = Sleeper(self.scheduler, self._kv_cache, self.holds, runner.memory)
+        self.pauses = Pauses()
+        self.sleeper = Sleeper(self.scheduler, self._kv_cache, self.pauses, runner.memory)
         self._under_way: tuple[StepPlan, Step] | None = None
         self._unsent: list[tuple[int, OutputColumns]] = []
         self.weights = WeightUpdates(
@@ -228,7 +228,7 @@ class EngineCore:
         return None
 
     def _refuse(self, client: int, number: int, ids: Sequence[int], most: int) -> str | None:
-        if refusal := self.holds.refusal:
+        if refusal := self.pauses.refusal:
             raise EnginePausedError(refusal)
         if self.scheduler.knows(client, number):
             return f"request number {number} is in use"
@@ -268,13 +268,13 @@ class EngineCore:
             )
         if mode is PauseMode.ABORT:
             self.abort_all()
-        self.holds.add(client, PAUSES[mode])
+        self.pauses.add(client, PAUSES[mode])
         return self.scheduler.num_running + self.scheduler.num_waiting
 
     def resume(self, client: int) -> bool:
         """End a front end's pause. Returns whether the engine goes on: none pauses it."""
-        self.holds.drop(client)
-        return not self.holds
+        self.pauses.drop(client)
+        return not self.pauses
 
     def sleep(self, client: int, level: Level, mode: PauseMode) -> Slept | int:
         """Fall asleep for a front end, until anyone has the engine wake up; `take_outputs` has
@@ -327,7 +327,7 @@ class EngineCore:
         return outputs
 
     def _schedule(self) -> StepPlan | None:
-        if self.holds.is_frozen:
+        if self.pauses.is_frozen:
             return None
         self._grammars.release_ready()
         plan = self.scheduler.schedule()

@@ -13,20 +13,21 @@ from dataclasses import asdict
 from time import monotonic_ns, sleep
 from typing import Any
 
-from shmllm.config import EngineConfig, EngineFacts
+from shmllm.client.channel_client import NOBODY_WATCHES, EngineOutput, Lease, StartProgress
+from shmllm.config.engine import EngineConfig
+from shmllm.config.info import EngineInfo
 from shmllm.core.observer import NOBODY
 from shmllm.engine.admission import admit
 from shmllm.engine.calls import answer
-from shmllm.engine.client import NOBODY_WATCHES, Event, Lease, StartProgress
 from shmllm.engine.core import EngineCore
 from shmllm.engine.tracer import EngineTracer
-from shmllm.engine.weight_bucket import BUCKET_BYTES, pieces_of
 from shmllm.engine.worker import Worker
-from shmllm.engine.worker_call import WorkerCall
 from shmllm.errors import CallError, ShmLLMError
-from shmllm.tracing.layout import Moment, Type
+from shmllm.tracing.layout import Event, Type
 from shmllm.tracing.recorder import Recorder
 from shmllm.wire.messages import AddRequest, Method, PoolRequest, Rejected, WeightVersion
+from shmllm.wire.rpc import RpcCall
+from shmllm.wire.weight_bucket import BUCKET_BYTES, pieces_of
 
 CLIENT = 0
 IDLE_S = 0.001
@@ -48,11 +49,11 @@ class LocalEngineClient:
         config: what the engine is started with.
     """
 
-    facts: EngineFacts
+    facts: EngineInfo
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
-        self._events: list[Event] = []
+        self._events: list[EngineOutput] = []
         self._recorder: Recorder | None = None
         self.connection = random.getrandbits(48)
         self.on_trace: Callable[[str], None] = _nobody_asks
@@ -61,7 +62,7 @@ class LocalEngineClient:
     def pid(self) -> int:
         return os.getpid()
 
-    def wait_ready(self, progress: StartProgress = NOBODY_WATCHES) -> EngineFacts:
+    def wait_ready(self, progress: StartProgress = NOBODY_WATCHES) -> EngineInfo:
         """Load the model. Raises EngineStartError."""
         from shmllm.worker.make_runner import make_runner
 
@@ -82,7 +83,7 @@ class LocalEngineClient:
     def abort(self, numbers: Sequence[int]) -> None:
         self._events.append(self._core.abort(CLIENT, numbers))
 
-    def poll(self, timeout_s: float, *, urgent_only: bool = False) -> list[Event]:
+    def poll(self, timeout_s: float, *, urgent_only: bool = False) -> list[EngineOutput]:
         events, self._events = self._events, []
         if timeout_s > 0:
             for columns in self._core.step().values():
@@ -106,7 +107,7 @@ class LocalEngineClient:
         finally:
             self._take_news()
 
-    def run_on_worker(self, call: WorkerCall, timeout_s: float | None = None) -> Any:
+    def run_on_worker(self, call: RpcCall, timeout_s: float | None = None) -> Any:
         """As in another process, but for `timeout_s`: it runs in the caller's thread, and
         arguments and result are the caller's own objects."""
         try:
@@ -134,7 +135,7 @@ class LocalEngineClient:
         if recorder is not None:
             now_ns = monotonic_ns()
             who = CLIENT, self.connection, os.getpid()
-            recorder.add(Type.MOMENT, Moment.JOINED, now_ns, now_ns, *who)
+            recorder.add(Type.MOMENT, Event.JOINED, now_ns, now_ns, *who)
 
     def stats(self) -> dict[str, int]:
         scheduler = self._core.scheduler
@@ -143,7 +144,7 @@ class LocalEngineClient:
             "waiting": scheduler.num_waiting,
             "kv_blocks_total": self.facts.num_blocks,
             "kv_blocks_used": self._core.num_used_blocks,
-            "paused": int(bool(self._core.holds)),
+            "paused": int(bool(self._core.pauses)),
             "asleep": int(self._core.sleeper.state),
         }
 

@@ -22,20 +22,19 @@ import traceback
 from pathlib import Path
 from types import FrameType
 
-from shmllm.config import ClientConfig, EngineConfig
+from shmllm.config.engine import ClientConfig, EngineConfig
 from shmllm.engine import garbage
 from shmllm.engine.admission import admit
 from shmllm.engine.calls import reply_to
+from shmllm.engine.client_acceptor import ClientAcceptor
 from shmllm.engine.core import EngineCore
-from shmllm.engine.doorkeeper import Doorkeeper
 from shmllm.engine.log import log_to_stderr
-from shmllm.engine.outbox import Outbox
+from shmllm.engine.output_publisher import OutputPublisher
 from shmllm.engine.phase import Phase
 from shmllm.engine.reporter import Reporter
+from shmllm.engine.rpc_server import RpcServer
 from shmllm.engine.session import RECORDS_PER_TURN, Session
-from shmllm.engine.tracing import Tracing
-from shmllm.engine.weight_bucket import pieces_of
-from shmllm.engine.worker_desk import WorkerDesk
+from shmllm.engine.tracing import EngineTracing
 from shmllm.errors import ProtocolMismatchError, SegmentError, ShmLLMError
 from shmllm.ipc import registry
 from shmllm.ipc.channel import ControlPage, CoreWaiter
@@ -50,16 +49,17 @@ from shmllm.wire.messages import (
     Call,
     Failed,
     Hello,
-    Kind,
     Method,
     PoolRequest,
     PromptEmbeds,
+    RecordKind,
     Rejected,
     Shutdown,
     Text,
     Weights,
     Work,
 )
+from shmllm.wire.weight_bucket import pieces_of
 
 LIVENESS_PERIOD_S = 0.1
 EXIT_FAILED_START = 2
@@ -83,19 +83,19 @@ class EngineProcess:
         self._path = path
         self._page = ControlPage(control)
         self._waiter = CoreWaiter(control)
-        self._doorkeeper = Doorkeeper(
+        self._acceptor = ClientAcceptor(
             control, self._page, path, (client or ClientConfig()).timeout_s, self._forget
         )
-        self._sessions: dict[int, Session] = self._doorkeeper.sessions
-        self._tracing = Tracing(self._sessions, path)
-        self._outbox = Outbox(self._sessions)
+        self._sessions: dict[int, Session] = self._acceptor.sessions
+        self._tracing = EngineTracing(self._sessions, path)
+        self._publisher = OutputPublisher(self._sessions)
         self._next_liveness = 0.0
         self._phase = Phase.RUNNING
         self._drain_deadline = 0.0
         self._report = Reporter(self._page)
         self._init: Text | None = None
         self._core: EngineCore | None = None
-        self._desk: WorkerDesk | None = None
+        self._desk: RpcServer | None = None
         self._dumps_stalls = os.environ.get("SHMLLM_STALL_DUMP") == "1"
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop_by_signal)
@@ -107,7 +107,7 @@ class EngineProcess:
         self._sessions[session.place] = session
         self._tracing.joined(session)
         try:
-            session.send(Kind.HELLO, codec.encode_hello(Hello(PROTOCOL_VERSION, os.getpid())))
+            session.send(RecordKind.HELLO, codec.encode_hello(Hello(PROTOCOL_VERSION, os.getpid())))
             # Importing torch takes longest of all, so it happens while INIT is on its way.
             with session.ending_the_process_if_it_dies():
                 import shmllm.worker.make_runner  # noqa: F401
@@ -117,7 +117,7 @@ class EngineProcess:
                 return 0
             failed = self._load(EngineConfig.from_json(self._init.json))
             if failed is not None:
-                session.send(Kind.FAILED, codec.encode_failed(failed))
+                session.send(RecordKind.FAILED, codec.encode_failed(failed))
                 self._page.set_state(EngineState.FAILED)
                 return EXIT_FAILED_START
             self._welcome(session)
@@ -176,9 +176,9 @@ class EngineProcess:
             if isinstance(problem, ShmLLMError):
                 return Failed(str(problem), "")
             return Failed(f"{type(problem).__name__}: {problem}", traceback.format_exc())
-        self._core = self._outbox.core = core
+        self._core = self._publisher.core = core
         self._tracing.loaded(core)
-        self._desk = WorkerDesk(core, self._path is None or config.client.allow_callables)
+        self._desk = RpcServer(core, self._path is None or config.client.allow_callables)
         self._waiter.set_policy(WaitPolicy.named(config.client.wait_policy))
         garbage.settle()
         self._report.ready(core)
@@ -225,18 +225,18 @@ class EngineProcess:
         return (
             any(s.is_waiting_for_us() for s in self._sessions.values())
             or self._phase is Phase.STOPPING
-            or self._doorkeeper.has_news()
+            or self._acceptor.has_news()
         )
 
     def _visit_sessions(self) -> None:
         """Let front ends in at once, and out within the liveness period."""
-        for session in self._doorkeeper.admit_new():
+        for session in self._acceptor.admit_new():
             self._tracing.joined(session)
             self._welcome(session)
             self._share_rows()
         self._flush_stuck_sessions()
         now = time.monotonic()
-        if now < self._next_liveness and not self._doorkeeper.someone_leaves():
+        if now < self._next_liveness and not self._acceptor.someone_leaves():
             return
         if self._path is None:
             for session in self._sessions.values():
@@ -246,7 +246,7 @@ class EngineProcess:
         self._report.parked(self._waiter.times_parked)
         for session in self._sessions.values():
             session.tidy()
-        self._doorkeeper.dismiss_ended()
+        self._acceptor.dismiss_ended()
         if self._path is None and not self._sessions:
             self._phase = Phase.STOPPING
         if self._phase is Phase.DRAINING and now >= self._drain_deadline:
@@ -272,8 +272,10 @@ class EngineProcess:
 
     def _welcome(self, session: Session) -> None:
         assert self._core is not None
-        self._outbox.send(session, Kind.READY, codec.encode_text(Text(self._core.facts.to_json())))
-        self._outbox.send_version(session, self._core.weights.version)
+        self._publisher.send(
+            session, RecordKind.READY, codec.encode_text(Text(self._core.facts.to_json()))
+        )
+        self._publisher.send_version(session, self._core.weights.version)
 
     def _take_requests(self) -> None:
         senders = [s for s in self._sessions.values() if s.has_requests()]
@@ -294,9 +296,9 @@ class EngineProcess:
         stepped_ns = time.perf_counter_ns()
         self._report.state_if_due(core, stepped_ns)
         for place, columns in outputs.items():
-            self._outbox.publish(place, columns)
+            self._publisher.publish(place, columns)
         for failure in core.take_failures():
-            self._outbox.reject(failure.client, Rejected(failure.number, failure.message))
+            self._publisher.reject(failure.client, Rejected(failure.number, failure.message))
         has_run = core.phases.num_steps > num_steps
         if has_run:
             self._report.step(core.phases, stepped_ns, time.perf_counter_ns(), outputs)
@@ -305,9 +307,9 @@ class EngineProcess:
 
     def _abort_everything(self, core: EngineCore) -> None:
         core.settle()
-        self._outbox.publish_news(core)
+        self._publisher.publish_news(core)
         for place, numbers in core.scheduler.unfinished().items():
-            self._outbox.publish(place, core.abort(place, numbers))
+            self._publisher.publish(place, core.abort(place, numbers))
         for session in self._sessions.values():
             session.flush()
 
@@ -324,20 +326,20 @@ class EngineProcess:
             case Abort() if core is not None:
                 columns = core.abort(session.place, message.numbers)
                 self._report.state(core)
-                self._outbox.publish(session.place, columns)
+                self._publisher.publish(session.place, columns)
             case Call(method=Method.TRACE):
                 reply = self._tracing.reply_to(message)
-                self._outbox.send(session, Kind.REPLY, codec.encode_reply(reply))
+                self._publisher.send(session, RecordKind.REPLY, codec.encode_reply(reply))
             case Call() if core is not None:
                 reply = reply_to(core, session.place, message)
                 self._report.state(core)
-                self._outbox.publish_news(core)
-                self._outbox.send(session, Kind.REPLY, codec.encode_reply(reply))
+                self._publisher.publish_news(core)
+                self._publisher.send(session, RecordKind.REPLY, codec.encode_reply(reply))
             case Work() if core is not None and self._desk is not None:
                 reply = self._desk.reply_to(session.channel, message)
                 self._report.state(core)
-                self._outbox.publish_news(core)
-                self._outbox.send(session, Kind.REPLY, codec.encode_reply(reply))
+                self._publisher.publish_news(core)
+                self._publisher.send(session, RecordKind.REPLY, codec.encode_reply(reply))
             case Weights() if core is not None:
                 with session.borrowed(message.slot) as bucket:
                     pieces = pieces_of(message.json, len(bucket))
@@ -346,7 +348,7 @@ class EngineProcess:
                 self._drain_deadline = time.monotonic() + message.drain_s
                 self._phase = Phase.DRAINING if message.drain_s > 0 else Phase.STOPPING
             case _:
-                raise ProtocolMismatchError(f"{Kind(kind).name} cannot be handled now")
+                raise ProtocolMismatchError(f"{RecordKind(kind).name} cannot be handled now")
 
     def _add(self, core: EngineCore, session: Session, message: AddRequest | PoolRequest) -> None:
         embeds = session.take_embeds(message.number)
@@ -355,7 +357,7 @@ class EngineProcess:
             rejected = admit(core, session.place, message, embeds)
         if rejected is not None:
             self._tracing.observer.rejected(session.place, rejected.number)
-            self._outbox.reject(session.place, rejected)
+            self._publisher.reject(session.place, rejected)
 
 
 def _run_private(control_fd: int, client_fd: int, front_end_pidfd: int) -> int:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shmllm.engine.core import EngineCore, Phases
+from shmllm.engine.core import EngineCore, StepTimings
 from shmllm.ipc.control import ControlPage
 from shmllm.ipc.stats import Histogram, Mark, Stat
-from shmllm.outputs import OutputColumns
+from shmllm.outputs.columns import OutputColumns
 
 STATE_PERIOD_NS = 5_000_000
 
@@ -64,7 +64,11 @@ class Reporter:
         self._page.set_stat(Stat.TIMES_PARKED, times)
 
     def step(
-        self, phases: Phases, stepped_ns: int, ended_ns: int, outputs: Mapping[int, OutputColumns]
+        self,
+        phases: StepTimings,
+        stepped_ns: int,
+        ended_ns: int,
+        outputs: Mapping[int, OutputColumns],
     ) -> None:
         """Count and log the last step.
 
@@ -132,7 +136,7 @@ class Reporter:
         show(Stat.RUNNING, scheduler.num_running)
         show(Stat.WAITING, scheduler.num_waiting)
         show(Stat.KV_BLOCKS_USED, core.num_used_blocks)
-        show(Stat.PAUSED, bool(core.holds))
+        show(Stat.PAUSED, bool(core.pauses))
         show(Stat.ASLEEP, core.sleeper.state)
         show(Stat.PREFIX_QUERY_TOKENS, stats.prefix_query_tokens)
         show(Stat.PREFIX_HIT_TOKENS, stats.prefix_hit_tokens)

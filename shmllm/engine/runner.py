@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from shmllm.config import EngineFacts
+from shmllm.config.info import EngineInfo
 from shmllm.core.grammar_queue import CompiledGrammar
 from shmllm.core.plan import StepPlan, StepResult
 from shmllm.core.sleeping import Memory
@@ -32,7 +32,7 @@ class Runner(Protocol):
             the next one meanwhile.
     """
 
-    facts: EngineFacts
+    facts: EngineInfo
     overlaps: bool
 
     @property

@@ -18,8 +18,8 @@ from shmllm.ipc.liveness import wait_for_end
 from shmllm.ipc.segment import Segment
 from shmllm.ipc.slots import SlotRef
 from shmllm.ipc.tensors import TensorReader, TensorRef
-from shmllm.logprobs import PromptLogprobs
-from shmllm.outputs import OutputColumns
+from shmllm.outputs.columns import OutputColumns
+from shmllm.outputs.logprobs import PromptLogprobs
 from shmllm.wire.codec import (
     Parts,
     decode,
@@ -29,7 +29,7 @@ from shmllm.wire.codec import (
     encode_rejected,
     encode_reply,
 )
-from shmllm.wire.messages import Kind, PromptEmbeds, Rejected, Reply
+from shmllm.wire.messages import PromptEmbeds, RecordKind, Rejected, Reply
 
 RECORDS_PER_TURN = 64
 WATCH_PERIOD_S = 0.25
@@ -75,7 +75,7 @@ class Session:
         self._stuck_since = 0.0
         self._free_bytes = 0
         self.broken: ProtocolMismatchError | None = None
-        self._backlog: deque[tuple[Kind, Parts]] = deque()
+        self._backlog: deque[tuple[RecordKind, Parts]] = deque()
         self._tensors = TensorReader(self.channel.slots)
         self._embeds: tuple[int, Any] | None = None
 
@@ -102,7 +102,7 @@ class Session:
         """Hand what it sent to a handler."""
 
         def handle(kind: int, record: memoryview) -> None:
-            if kind != Kind.IN_SLOT:
+            if kind != RecordKind.IN_SLOT:
                 handler(self, kind, record)
                 return
             inner_kind, place = decode_in_slot(record)
@@ -116,7 +116,7 @@ class Session:
         except ProtocolMismatchError as error:
             self.broken = error
 
-    def send(self, kind: Kind, parts: Parts, is_urgent: bool = True) -> None:
+    def send(self, kind: RecordKind, parts: Parts, is_urgent: bool = True) -> None:
         """Publish now or, behind what already waits, as soon as there is room.
 
         Args:
@@ -191,14 +191,14 @@ class Session:
     def _fits_ring(self, parts: Parts) -> bool:
         return sum(map(len, parts)) <= self.channel.outputs.max_payload_bytes
 
-    def _publish(self, kind: Kind, parts: Parts, is_urgent: bool) -> bool:
+    def _publish(self, kind: RecordKind, parts: Parts, is_urgent: bool) -> bool:
         try:
             return self.channel.try_send(kind, *parts, is_urgent=is_urgent)
         except ProtocolMismatchError as error:
             self.broken = error
             return False
 
-    def _move_to_slot(self, kind: Kind, parts: Parts) -> bool:
+    def _move_to_slot(self, kind: RecordKind, parts: Parts) -> bool:
         """Put the first record, which the ring cannot hold, into a slot; False while all are
         lent. The front end gives one back before it moves on in the ring, so
         `has_room_again` sees that, too."""
@@ -214,7 +214,7 @@ class Session:
         for part in parts:
             slot.buffer[offset : offset + len(part)] = part
             offset += len(part)
-        self._backlog[0] = Kind.IN_SLOT, encode_in_slot(kind, slot.publish())
+        self._backlog[0] = RecordKind.IN_SLOT, encode_in_slot(kind, slot.publish())
         return True
 
     @contextlib.contextmanager
@@ -264,14 +264,16 @@ class Session:
             os.close(self._pidfd)
 
 
-def _in_place_of(kind: Kind, parts: Parts, error: NoSpaceError) -> Iterator[tuple[Kind, Parts]]:
+def _in_place_of(
+    kind: RecordKind, parts: Parts, error: NoSpaceError
+) -> Iterator[tuple[RecordKind, Parts]]:
     """What to send instead where shared memory has no room: the requests that asked for the
     log-probabilities end with an error, the others have their tokens all the same. Rows of a
     request that ended so are passed over by the front end. A reply becomes an error."""
     message = decode(kind, memoryview(b"".join(parts)))
     if isinstance(message, Reply):
         words = json.dumps([type(error).__name__, str(error), ""])
-        yield Kind.REPLY, encode_reply(Reply(message.number, False, words))
+        yield RecordKind.REPLY, encode_reply(Reply(message.number, False, words))
     numbers: list[int] = []
     if isinstance(message, PromptLogprobs):
         numbers = [message.number]
@@ -280,6 +282,6 @@ def _in_place_of(kind: Kind, parts: Parts, error: NoSpaceError) -> Iterator[tupl
         message.logprobs = None
     for number in numbers:
         refusal = f"no room for its log-probabilities: {error}"
-        yield Kind.REJECTED, encode_rejected(Rejected(number, refusal))
+        yield RecordKind.REJECTED, encode_rejected(Rejected(number, refusal))
     if isinstance(message, OutputColumns):
-        yield Kind.OUTPUTS, encode_outputs(message)
+        yield RecordKind.OUTPUTS, encode_outputs(message)

@@ -18,15 +18,15 @@ from shmllm.engine.session import Session
 from shmllm.engine.tracer import EngineTracer
 from shmllm.errors import RequestError
 from shmllm.ipc.registry import PREFIX
-from shmllm.tracing.layout import Direction, Moment, Slice, Type
+from shmllm.tracing.layout import Direction, Event, Slice, Type
 from shmllm.tracing.process import recorder_in, recorder_of_environment
 from shmllm.tracing.recorder import Recorder
 from shmllm.tracing.rings import RingTracer
 from shmllm.wire.codec import encode_trace
-from shmllm.wire.messages import Call, Kind, Reply, Trace
+from shmllm.wire.messages import Call, RecordKind, Reply, Trace
 
 
-class Tracing:
+class EngineTracing:
     """
     Args:
         sessions: the engine's, by place.
@@ -68,15 +68,15 @@ class Tracing:
         channel, now_ns = session.channel, perf_counter_ns()
         channel.watch(RingTracer(recorder, channel.nonce, Direction.OUTPUTS))
         who = session.place, channel.nonce, session.pid
-        recorder.add(Type.MOMENT, Moment.JOINED, now_ns, now_ns, *who)
+        recorder.add(Type.MOMENT, Event.JOINED, now_ns, now_ns, *who)
         if self._is_named:
-            session.send(Kind.TRACE, encode_trace(Trace(self._directory)))
+            session.send(RecordKind.TRACE, encode_trace(Trace(self._directory)))
 
     def left(self, place: int) -> None:
         """A front end is gone."""
         if self._recorder is not None:
             now_ns = perf_counter_ns()
-            self._recorder.add(Type.MOMENT, Moment.LEFT, now_ns, now_ns, place)
+            self._recorder.add(Type.MOMENT, Event.LEFT, now_ns, now_ns, place)
 
     def reply_to(self, call: Call) -> Reply:
         """Begin to record, in the directory that the CALL's argument names."""

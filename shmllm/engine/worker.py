@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from shmllm.engine.core import EngineCore
-from shmllm.engine.worker_call import WorkerCall
 from shmllm.errors import RequestError
+from shmllm.wire.rpc import RpcCall
 
 
 class Worker:
@@ -47,7 +47,7 @@ class Worker:
         weight, *_ = next(iter(self.model.named_weights().values()))
         return weight.device
 
-    def run(self, call: WorkerCall) -> Any:
+    def run(self, call: RpcCall) -> Any:
         """Do what `call` says, between two steps; raises whatever that raises. Where it changed
         weights, they get another version, and the prefix cache is emptied: it was computed with
         the old ones."""

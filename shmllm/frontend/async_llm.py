@@ -16,17 +16,17 @@ from shmllm.errors import EngineDeadError, RequestError
 from shmllm.frontend.async_weights import AsyncWeightMethods
 from shmllm.frontend.input_processor import Prompt
 from shmllm.frontend.llm import LLM
-from shmllm.frontend.mailbox import Mailbox
 from shmllm.frontend.pausing import PauseMode, pause, resume
+from shmllm.frontend.poll_thread import PollThread
 from shmllm.frontend.pooling_methods import pooling_output
+from shmllm.frontend.request_output_queue import RequestOutputQueue
 from shmllm.frontend.sleeping import fall_asleep, next_or_value
-from shmllm.frontend.waiter import Waiter
 from shmllm.frontend.weight_methods import WeightMethods
-from shmllm.outputs import RequestOutput
-from shmllm.pooling_outputs import PoolingOutput, PoolingRequestOutput
-from shmllm.pooling_params import PoolingParams
-from shmllm.sampling_params import SamplingParams
-from shmllm.sleep_report import SleepReport
+from shmllm.outputs.pooling import PoolingOutput, PoolingRequestOutput
+from shmllm.outputs.request import RequestOutput
+from shmllm.outputs.sleep_report import SleepReport
+from shmllm.params.pooling import PoolingParams
+from shmllm.params.sampling import SamplingParams
 
 Result = TypeVar("Result")
 
@@ -67,8 +67,8 @@ class AsyncLLM(AsyncWeightMethods):
     def _use(self, llm: LLM) -> None:
         self._llm = llm
         self._dispatcher = llm._front_end.dispatcher
-        self._waiter = Waiter(llm._front_end)
-        self._boxes: dict[str, Mailbox] = {}
+        self._waiter = PollThread(llm._front_end)
+        self._boxes: dict[str, RequestOutputQueue] = {}
         self._ids = itertools.count()
         self._resumed: asyncio.Event | None = None
         self.facts = llm.facts
@@ -102,7 +102,7 @@ class AsyncLLM(AsyncWeightMethods):
         """
         while self._resumed is not None:
             await self._resumed.wait()
-        box = Mailbox()
+        box = RequestOutputQueue()
         name = self._register(request_id, box)
         params = sampling_params or self.get_default_sampling_params()
         is_finished = False
@@ -134,7 +134,7 @@ class AsyncLLM(AsyncWeightMethods):
         """
         while self._resumed is not None:
             await self._resumed.wait()
-        box = Mailbox()
+        box = RequestOutputQueue()
         name = self._register(request_id, box)
         try:
             self._waiter.submit(
@@ -264,7 +264,7 @@ class AsyncLLM(AsyncWeightMethods):
     async def __aexit__(self, *_: object) -> None:
         self.shutdown()
 
-    def _register(self, request_id: str | None, box: Mailbox) -> str:
+    def _register(self, request_id: str | None, box: RequestOutputQueue) -> str:
         if request_id is None:
             request_id = next(
                 name for n in self._ids if (name := f"request-{n}") not in self._boxes
@@ -274,7 +274,7 @@ class AsyncLLM(AsyncWeightMethods):
         self._boxes[request_id] = box
         return request_id
 
-    def _drop(self, box: Mailbox) -> None:
+    def _drop(self, box: RequestOutputQueue) -> None:
         if self._waiter.death is None:
             self._waiter.drop(box)
 
@@ -282,7 +282,7 @@ class AsyncLLM(AsyncWeightMethods):
         return await asyncio.wrap_future(self._waiter.call(function))
 
 
-def _shut_down(waiter: Waiter, llm: LLM) -> None:
+def _shut_down(waiter: PollThread, llm: LLM) -> None:
     waiter.stop()
     llm.close()
 

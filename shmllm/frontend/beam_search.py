@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
-from shmllm.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from shmllm.errors import RequestError
 from shmllm.frontend.front_end import FrontEnd
 from shmllm.frontend.input_processor import PreparedRequest, Prompt, as_list
-from shmllm.frontend.tokenizer import Tokenizer
-from shmllm.outputs import RequestOutput
-from shmllm.sampling_params import SamplingParams
+from shmllm.frontend.text.tokenizer import Tokenizer
+from shmllm.outputs.request import RequestOutput
+from shmllm.params.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
+from shmllm.params.sampling import SamplingParams
 
 ScoreKey = Callable[[BeamSearchSequence], float]
 

@@ -18,12 +18,12 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
-from shmllm.engine.client import EngineClient, Event, Lease
-from shmllm.engine.worker_call import WorkerCall
+from shmllm.client.channel_client import EngineClient, EngineOutput, Lease
 from shmllm.errors import EngineDeadError, ShmLLMError
 from shmllm.frontend.input_processor import PreparedRequest
 from shmllm.frontend.request_state import RequestState
 from shmllm.wire.messages import Method
+from shmllm.wire.rpc import RpcCall
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class Outputs(Protocol):
         request_id: str | None = None,
     ) -> list[RequestState]: ...
     def discard(self, numbers: Iterable[int]) -> list[int]: ...
-    def process(self, events: Iterable[Event]) -> tuple[list[RequestState], list[int]]: ...
+    def process(self, events: Iterable[EngineOutput]) -> tuple[list[RequestState], list[int]]: ...
 
 
 class RequestGroup:
@@ -153,7 +153,7 @@ class Dispatcher:
                 return group._take()
             self._abort_left()
             self._is_polling = True
-        events: Sequence[Event] = ()
+        events: Sequence[EngineOutput] = ()
         try:
             left_s = max(0.0, deadline - time.monotonic())
             events = self._client.poll(left_s, urgent_only=not self._urgent)
@@ -212,7 +212,7 @@ class Dispatcher:
         with self._sending():
             return self._client.call(method, argument)
 
-    def run_on_worker(self, call: WorkerCall, timeout_s: float | None = None) -> Any:
+    def run_on_worker(self, call: RpcCall, timeout_s: float | None = None) -> Any:
         """See `EngineClient.run_on_worker`. Others wait meanwhile."""
         with self._sending():
             return self._client.run_on_worker(call, timeout_s)
@@ -256,7 +256,7 @@ class Dispatcher:
                 self._num_senders -= 1
                 self._turn.notify_all()
 
-    def _route(self, events: Iterable[Event]) -> None:
+    def _route(self, events: Iterable[EngineOutput]) -> None:
         changed, to_abort = self.outputs.process(events)
         groups = self._groups
         for state in changed:

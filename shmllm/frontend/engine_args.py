@@ -12,7 +12,7 @@ from typing import Any
 
 from shmllm.frontend.foreign_options import NO_EFFECT, ONLY_VALUES
 from shmllm.frontend.llm import LLM
-from shmllm.options import reject_unknown_options
+from shmllm.params.keywords import reject_unknown_options
 
 _NOT_FIELDS = ("self", "others")
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from shmllm.config import (
+from shmllm.config.engine import (
     CacheConfig,
     ClientConfig,
     DType,
@@ -21,7 +21,7 @@ from shmllm.config import (
     WaitPolicyName,
 )
 from shmllm.frontend.graph_options import make_graph_config
-from shmllm.model_files import generation_defaults, resolve_model
+from shmllm.frontend.model_files import generation_defaults, resolve_model
 
 _DTYPE_SYNONYMS = {"half": "float16", "float": "float32"}
 

@@ -12,21 +12,21 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Protocol
 
-from shmllm.config import EngineFacts
-from shmllm.engine.worker_call import WorkerCall
+from shmllm.config.info import EngineInfo
 from shmllm.frontend.pausing import PauseMode
-from shmllm.sleep_report import SleepReport
+from shmllm.outputs.sleep_report import SleepReport
+from shmllm.wire.rpc import RpcCall
 
 
 class EngineHost(Protocol):
     """What a view needs of an LLM."""
 
-    facts: EngineFacts
+    facts: EngineInfo
     model_defaults: dict[str, Any]
 
     def get_tokenizer(self) -> Any: ...
 
-    def run_on_worker(self, call: WorkerCall, timeout_s: float | None = None) -> Any: ...
+    def run_on_worker(self, call: RpcCall, timeout_s: float | None = None) -> Any: ...
 
     def collective_rpc(
         self,

@@ -8,7 +8,7 @@ from shmllm.frontend.dispatcher import POLL_S, Dispatcher, RequestGroup
 from shmllm.frontend.input_processor import PreparedRequest
 from shmllm.frontend.progress import BatchProgress
 from shmllm.frontend.request_state import RequestState
-from shmllm.outputs import RequestOutput
+from shmllm.outputs.request import RequestOutput
 
 
 class Enqueued:

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from shmllm.config import EngineConfig
-from shmllm.engine.client import EngineClient, StartProgress
-from shmllm.engine.private import PrivateEngineClient
+from shmllm.client.channel_client import EngineClient, StartProgress
+from shmllm.client.private import PrivateEngineClient
+from shmllm.config.engine import EngineConfig
 from shmllm.errors import EngineStartError, RequestError
 from shmllm.frontend.dispatcher import POLL_S, Dispatcher, RequestGroup
 from shmllm.frontend.engine_options import read_model_defaults
@@ -29,10 +29,10 @@ from shmllm.frontend.output_processor import OutputProcessor
 from shmllm.frontend.priorities import set_priorities
 from shmllm.frontend.progress import BatchProgress
 from shmllm.frontend.request_state import RequestState
-from shmllm.frontend.tokenizer import Tokenizer
-from shmllm.frontend.tracing import Inputs, Tracing
-from shmllm.outputs import RequestOutput
-from shmllm.sampling_params import SamplingParams
+from shmllm.frontend.text.tokenizer import Tokenizer
+from shmllm.frontend.tracing import FrontEndTracing, Inputs
+from shmllm.outputs.request import RequestOutput
+from shmllm.params.sampling import SamplingParams
 from shmllm.tracing.layout import Slice
 
 logger = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class FrontEnd:
         tokenizer_directory: Path,
         tokenizer: Tokenizer,
         model_defaults: dict[str, Any],
-        tracing: Tracing | None = None,
+        tracing: FrontEndTracing | None = None,
     ) -> None:
         self.client = client
         self.facts = client.facts
@@ -71,7 +71,7 @@ class FrontEnd:
         self.inputs: Inputs = InputProcessor(tokenizer, self.facts)
         self.outputs = OutputProcessor(tokenizer, self.facts.eos_token_ids)
         self.dispatcher = Dispatcher(client, self.outputs)
-        self._tracing = tracing or Tracing(client)
+        self._tracing = tracing or FrontEndTracing(client)
         self._tracing.stand_in_front_of(self)
         logger.info("engine ready: %s", self.facts)
         for warning in self.facts.warnings:
@@ -91,7 +91,7 @@ class FrontEnd:
         tokenizer_directory = Path(config.load.tokenizer_directory or directory)
         defaults = read_model_defaults(directory, generation_config)
         client = start_engine(config, multiprocess, startup_timeout)
-        tracing = Tracing(client)
+        tracing = FrontEndTracing(client)
         try:
             tokenizer = Tokenizer.from_directory(tokenizer_directory)  # the engine starts meanwhile
             tracing.did(Slice.LOAD_TOKENIZER)
@@ -105,10 +105,10 @@ class FrontEnd:
     @classmethod
     def attach(cls, name: str, generation_config: str) -> Self:
         """At an engine that runs already."""
-        from shmllm.engine.attached import AttachedEngineClient
+        from shmllm.client.attached import AttachedEngineClient
 
         client = AttachedEngineClient(name)
-        tracing = Tracing(client)
+        tracing = FrontEndTracing(client)
         directory = Path(client.wait_ready().model_directory)
         try:
             defaults = read_model_defaults(directory, generation_config)

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from shmllm.config.graphs import GraphConfig
 from shmllm.errors import EngineStartError
-from shmllm.graph_config import GraphConfig
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict
 
-from shmllm.config import EngineFacts
+from shmllm.config.info import EngineInfo
 from shmllm.errors import RequestError
 from shmllm.frontend.prompt_embeds import (
     PLACEHOLDER,
@@ -20,9 +20,9 @@ from shmllm.frontend.prompt_embeds import (
     salt_with,
 )
 from shmllm.frontend.sampling_checks import EngineTerms, SamplingChecks
-from shmllm.frontend.tokenizer import Tokenizer
-from shmllm.pooling_params import Pooling
-from shmllm.sampling_params import SamplingParams
+from shmllm.frontend.text.tokenizer import Tokenizer
+from shmllm.params.pooling import Pooling
+from shmllm.params.sampling import SamplingParams
 from shmllm.wire.messages import AddRequest, PoolRequest
 
 
@@ -181,7 +181,7 @@ class InputProcessor:
         facts: the limits of the engine.
     """
 
-    def __init__(self, tokenizer: Tokenizer, facts: EngineFacts) -> None:
+    def __init__(self, tokenizer: Tokenizer, facts: EngineInfo) -> None:
         self._tokenizer = tokenizer
         self._facts = facts
         self._checks = SamplingChecks(tokenizer, facts)

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from shmllm.config import (
+from shmllm.client.channel_client import LoadProgress, StartProgress
+from shmllm.config.engine import (
     DType,
     LoadFormat,
     LogprobsMode,
@@ -19,7 +20,6 @@ from shmllm.config import (
     SchedulingPolicy,
     WaitPolicyName,
 )
-from shmllm.engine.client import LoadProgress, StartProgress
 from shmllm.errors import ShmLLMError
 from shmllm.frontend.beam_search import BeamSearchMethods
 from shmllm.frontend.engine_options import make_engine_config
@@ -34,10 +34,10 @@ from shmllm.frontend.streaming import OnError, stream
 from shmllm.frontend.weight_methods import WeightMethods
 from shmllm.frontend.weight_push import WeightPush
 from shmllm.frontend.worker_methods import WorkerMethods, read_profiler_config
-from shmllm.options import reject_unknown_options
-from shmllm.outputs import RequestOutput
-from shmllm.pooling_params import PoolerConfig
-from shmllm.sampling_params import RequestOutputKind, SamplingParams
+from shmllm.outputs.request import RequestOutput
+from shmllm.params.keywords import reject_unknown_options
+from shmllm.params.pooling import PoolerConfig
+from shmllm.params.sampling import RequestOutputKind, SamplingParams
 from shmllm.wire.messages import Method
 
 if TYPE_CHECKING:

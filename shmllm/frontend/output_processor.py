@@ -10,13 +10,13 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
-from shmllm.engine.client import Event
+from shmllm.client.channel_client import EngineOutput
 from shmllm.frontend.input_processor import PreparedRequest
-from shmllm.frontend.request_state import Family, RequestState
-from shmllm.frontend.token_texts import TokenTexts
-from shmllm.frontend.tokenizer import Tokenizer
-from shmllm.logprobs import LogprobColumns, PromptLogprobs
-from shmllm.outputs import Embeddings, OutputColumns
+from shmllm.frontend.request_state import ParentRequest, RequestState
+from shmllm.frontend.text.token_texts import TokenTexts
+from shmllm.frontend.text.tokenizer import Tokenizer
+from shmllm.outputs.columns import Embeddings, OutputColumns
+from shmllm.outputs.logprobs import LogprobColumns, PromptLogprobs
 from shmllm.wire.messages import WeightVersion
 
 
@@ -51,7 +51,7 @@ class OutputProcessor:
             request_id: what users know it by; None counts requests.
         """
         name = str(self._next_request) if request_id is None else request_id
-        family = Family(name, request.params.n)
+        family = ParentRequest(name, request.params.n)
         self._next_request += 1
         each = [request] if request.params.n == 1 else request.children()
         return [self._add(child, index, streaming, time_tokens, family) for child in each]
@@ -69,7 +69,7 @@ class OutputProcessor:
         index: int,
         streaming: bool,
         time_tokens: bool,
-        family: Family,
+        family: ParentRequest,
     ) -> RequestState:
         params = request.params
         state = RequestState(
@@ -92,7 +92,7 @@ class OutputProcessor:
         """Forget requests, whatever still comes of them; returns those that were known."""
         return [number for number in numbers if self._states.pop(number, None) is not None]
 
-    def process(self, events: Iterable[Event]) -> tuple[list[RequestState], list[int]]:
+    def process(self, events: Iterable[EngineOutput]) -> tuple[list[RequestState], list[int]]:
         """Apply events in order.
 
         Returns:
@@ -108,7 +108,7 @@ class OutputProcessor:
         return list(changed.values()), to_abort
 
     def _process_each(
-        self, events: Iterable[Event], changed: dict[int, RequestState], to_abort: list[int]
+        self, events: Iterable[EngineOutput], changed: dict[int, RequestState], to_abort: list[int]
     ) -> None:
         for event in events:
             if isinstance(event, OutputColumns):
@@ -211,6 +211,6 @@ class OutputProcessor:
         store.top_logprobs.frombytes(scored.top_logprobs.tobytes())
 
 
-def _plain_numbers(event: Event) -> list[int] | None:
+def _plain_numbers(event: EngineOutput) -> list[int] | None:
     """Of a step that brought one token to each of these requests, and nothing else."""
     return event.numbers if isinstance(event, OutputColumns) and event.is_plain else None

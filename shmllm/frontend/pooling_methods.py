@@ -11,14 +11,14 @@ from pathlib import Path
 
 import numpy as np
 
-from shmllm.config import EngineFacts
+from shmllm.config.info import EngineInfo
 from shmllm.errors import RequestError
 from shmllm.frontend.front_end import FrontEnd
 from shmllm.frontend.input_processor import PreparedRequest, Prompt, as_list
+from shmllm.frontend.model_files import read_json_object
 from shmllm.frontend.progress import BatchProgress
 from shmllm.frontend.request_state import RequestState
-from shmllm.model_files import read_json_object
-from shmllm.pooling_outputs import (
+from shmllm.outputs.pooling import (
     EmbeddingOutput,
     EmbeddingRequestOutput,
     PoolingOutput,
@@ -26,8 +26,8 @@ from shmllm.pooling_outputs import (
     ScoringOutput,
     ScoringRequestOutput,
 )
-from shmllm.pooling_params import TASKS, PoolerConfig, Pooling, PoolingParams, PoolingType
-from shmllm.sampling_params import SamplingParams
+from shmllm.params.pooling import TASKS, PoolerConfig, Pooling, PoolingParams, PoolingType
+from shmllm.params.sampling import SamplingParams
 
 SMALLEST_NORM = 1e-8
 """As torch's cosine_similarity has it."""
@@ -36,7 +36,7 @@ SMALLEST_NORM = 1e-8
 class PoolingMethods:
     """What LLM inherits."""
 
-    facts: EngineFacts
+    facts: EngineInfo
     pooler_config: PoolerConfig
     _front_end: FrontEnd
 
@@ -189,7 +189,7 @@ def _match(
     return params
 
 
-def _check_dimensions(dimensions: int, facts: EngineFacts) -> None:
+def _check_dimensions(dimensions: int, facts: EngineInfo) -> None:
     """A cut embedding of a model that was not trained for that is silently a bad one."""
     config = read_json_object(Path(facts.model_directory) / "config.json")
     allowed = config.get("matryoshka_dimensions")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shmllm.config import EngineFacts
+from shmllm.config.info import EngineInfo
 from shmllm.errors import RequestError
 from shmllm.frontend.input_processor import PreparedRequest
 
@@ -12,7 +12,7 @@ Priority = int | Sequence[int] | None
 
 
 def set_priorities(
-    requests: list[PreparedRequest], priority: Priority, facts: EngineFacts
+    requests: list[PreparedRequest], priority: Priority, facts: EngineInfo
 ) -> list[PreparedRequest]:
     """The requests with their priorities, lower going first.
 

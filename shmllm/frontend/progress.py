@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Self
 
 from shmllm.frontend.request_state import RequestState
-from shmllm.outputs import RequestOutput
+from shmllm.outputs.request import RequestOutput
 
 REFRESH_PERIOD_S = 0.1
 

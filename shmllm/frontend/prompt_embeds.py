@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from shmllm.errors import RequestError
-from shmllm.sampling_params import SamplingParams
+from shmllm.params.sampling import SamplingParams
 
 PLACEHOLDER = 0
 LARGEST = 1e15

@@ -1,7 +1,7 @@
 """One request as its front end sees it: what came of it so far, and how users see that.
 
 A request for several completions is several of these, which the engine knows nothing of;
-`Family` holds them together.
+`ParentRequest` holds them together.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ import time
 from collections.abc import Iterable, Sequence
 
 from shmllm.errors import EnginePausedError, RequestError
-from shmllm.frontend.detokenizer import IncrementalDetokenizer, OutputText
 from shmllm.frontend.input_processor import PreparedRequest
-from shmllm.frontend.token_texts import TokenTexts
-from shmllm.frontend.tokenizer import Tokenizer
-from shmllm.logprob_lists import LogprobsList, LogprobStore
-from shmllm.outputs import (
+from shmllm.frontend.text.detokenizer import IncrementalDetokenizer, OutputText
+from shmllm.frontend.text.token_texts import TokenTexts
+from shmllm.frontend.text.tokenizer import Tokenizer
+from shmllm.outputs.columns import FinishReason
+from shmllm.outputs.logprob_lists import LogprobsList, LogprobStore
+from shmllm.outputs.request import (
     CompletionOutput,
-    FinishReason,
     RequestMetrics,
     RequestOutput,
     WeightVersionSpan,
 )
-from shmllm.sampling_params import RequestOutputKind
+from shmllm.params.sampling import RequestOutputKind
 
 REPETITION_DETECTED = "repetition_detected"
 
 
-class Family:
+class ParentRequest:
     """The completions of one prompt, in their order.
 
     Args:
@@ -115,7 +115,7 @@ class RequestState:
         request: PreparedRequest,
         tokenizer: Tokenizer,
         streaming: bool,
-        family: Family,
+        family: ParentRequest,
         token_texts: TokenTexts,
     ) -> None:
         params = request.params

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from shmllm.config import EngineFacts
+from shmllm.config.info import EngineInfo
 from shmllm.errors import RequestError
-from shmllm.frontend.structured_outputs import grammar_of
-from shmllm.frontend.tokenizer import Tokenizer
-from shmllm.frontend.tokenizer_backend import FAST_FILE
-from shmllm.sampling_params import SamplingParams, TokenSequences
-from shmllm.structured_params import StructuredOutputsParams
+from shmllm.frontend.constraints.structured_outputs import grammar_of
+from shmllm.frontend.text.tokenizer import Tokenizer
+from shmllm.frontend.text.tokenizer_backend import FAST_FILE
+from shmllm.params.sampling import SamplingParams, TokenSequences
+from shmllm.params.structured_outputs import StructuredOutputsParams
 
 WHOLE_VOCABULARY = -1
 
@@ -38,7 +38,7 @@ class SamplingChecks:
         facts: the limits of the engine.
     """
 
-    def __init__(self, tokenizer: Tokenizer, facts: EngineFacts) -> None:
+    def __init__(self, tokenizer: Tokenizer, facts: EngineInfo) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = facts.vocab_size
         self._max_logprobs = facts.max_logprobs

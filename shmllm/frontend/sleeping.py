@@ -12,7 +12,7 @@ from typing import Any
 
 from shmllm.frontend.dispatcher import Dispatcher
 from shmllm.frontend.pausing import PUMP_S, PauseMode
-from shmllm.sleep_report import TAGS, SleepReport
+from shmllm.outputs.sleep_report import TAGS, SleepReport
 from shmllm.wire.messages import Method
 
 logger = logging.getLogger(__name__)

@@ -16,12 +16,12 @@ from typing import Any, Literal, get_args
 
 from shmllm.errors import RequestError
 from shmllm.frontend.dispatcher import POLL_S, Dispatcher, RequestGroup
+from shmllm.frontend.emitted import next_outputs
 from shmllm.frontend.front_end import FrontEnd
 from shmllm.frontend.input_processor import PreparedRequest, Prompt, as_list
 from shmllm.frontend.request_state import RequestState
-from shmllm.frontend.shown import next_outputs
-from shmllm.outputs import CompletionOutput, RequestOutput
-from shmllm.sampling_params import RequestOutputKind, SamplingParams
+from shmllm.outputs.request import CompletionOutput, RequestOutput
+from shmllm.params.sampling import RequestOutputKind, SamplingParams
 
 OnError = Literal["raise", "yield"]
 ParamsSource = SamplingParams | Iterable[SamplingParams] | None

@@ -13,12 +13,12 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Protocol
 
-from shmllm.engine.client import EngineClient, Event
+from shmllm.client.channel_client import EngineClient, EngineOutput
 from shmllm.frontend.dispatcher import Outputs
 from shmllm.frontend.input_processor import PreparedRequest, Prompt
 from shmllm.frontend.request_state import RequestState
-from shmllm.sampling_params import SamplingParams
-from shmllm.tracing.layout import REASONS, Moment, Slice, Type
+from shmllm.params.sampling import SamplingParams
+from shmllm.tracing.layout import REASONS, Event, Slice, Type
 from shmllm.tracing.process import recorder_if_possible, recorder_of_environment
 from shmllm.tracing.recorder import Recorder
 
@@ -85,34 +85,34 @@ class TracedOutputs:
         states = self.outputs.add_all(request, index, streaming, time_tokens, request_id)
         for state in states:
             size = len(state.request.prompt_token_ids)
-            self._moment(Moment.SUBMITTED, perf_counter_ns(), state.number, size)
+            self._moment(Event.SUBMITTED, perf_counter_ns(), state.number, size)
         return states
 
     def discard(self, numbers: Iterable[int]) -> list[int]:
         known = self.outputs.discard(numbers)
         for number in known:
-            self._moment(Moment.DISCARDED, perf_counter_ns(), number)
+            self._moment(Event.DISCARDED, perf_counter_ns(), number)
         return known
 
-    def process(self, events: Iterable[Event]) -> tuple[list[RequestState], list[int]]:
+    def process(self, events: Iterable[EngineOutput]) -> tuple[list[RequestState], list[int]]:
         events = list(events)
         began_ns = perf_counter_ns()
         changed, to_abort = self.outputs.process(events)
         ended = [state for state in changed if state.finish_reason is not None]
         for state in ended:
             reason = REASONS.index(state.finish_reason or REASONS[0])
-            self._moment(Moment.FINISHED, began_ns, state.number, reason, len(state.token_ids))
+            self._moment(Event.FINISHED, began_ns, state.number, reason, len(state.token_ids))
         if events:
             counts = len(events), len(changed), len(ended)
             self._add(Type.SLICE, Slice.PROCESS, began_ns, perf_counter_ns(), *counts)
         return changed, to_abort
 
-    def _moment(self, moment: Moment, began_ns: int, number: int, *values: int) -> None:
+    def _moment(self, moment: Event, began_ns: int, number: int, *values: int) -> None:
         now_ns = perf_counter_ns()
         self._add(Type.MOMENT, moment, began_ns, now_ns, self._connection, number, *values)
 
 
-class Tracing:
+class FrontEndTracing:
     """
     Args:
         client: the engine; recording begins with this where the environment asks for it,

@@ -10,11 +10,11 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from shmllm.engine.client import Lease
-from shmllm.engine.weight_bucket import Bucket, Source
+from shmllm.client.channel_client import Lease
 from shmllm.errors import CallOrderError, RequestError, ShmLLMError
 from shmllm.frontend.dispatcher import Dispatcher
 from shmllm.wire.messages import Method
+from shmllm.wire.weight_bucket import Bucket, Source
 
 NamedTensors = Mapping[str, Any] | Iterable[tuple[str, Any]]
 

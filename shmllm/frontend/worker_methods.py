@@ -6,14 +6,14 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from shmllm.config import EngineFacts
-from shmllm.engine.client import EngineClient
-from shmllm.engine.worker_call import WorkerCall
+from shmllm.client.channel_client import EngineClient
+from shmllm.config.info import EngineInfo
 from shmllm.errors import RequestError
 from shmllm.frontend.dispatcher import Dispatcher
 from shmllm.frontend.engine_view import EngineView
 from shmllm.frontend.sleeping import SleepMethods
-from shmllm.options import reject_unknown_options
+from shmllm.params.keywords import reject_unknown_options
+from shmllm.wire.rpc import RpcCall
 
 
 def on_model(worker: Any, function: Callable[[Any], Any]) -> Any:
@@ -34,7 +34,7 @@ def read_profiler_config(config: Mapping[str, Any] | None) -> str | None:
 class WorkerMethods(SleepMethods):
     """What LLM inherits."""
 
-    facts: EngineFacts
+    facts: EngineInfo
     model_defaults: dict[str, Any]
     profile_directory: str | None = None
     _client: EngineClient
@@ -97,14 +97,14 @@ class WorkerMethods(SleepMethods):
             raise RequestError(
                 f"collective_rpc takes a name or a function, got {type(method).__name__}"
             )
-        return [self.run_on_worker(WorkerCall(method, tuple(args), dict(kwargs or {})), timeout)]
+        return [self.run_on_worker(RpcCall(method, tuple(args), dict(kwargs or {})), timeout)]
 
     def apply_model(self, func: Callable[[Any], Any]) -> list[Any]:
         """Call `func(model)` in the engine; see `collective_rpc`. The model is a
         `shmllm.models.decoder.DecoderModel`."""
         if not callable(func):
             raise RequestError(f"apply_model takes a function, got {type(func).__name__}")
-        return [self.run_on_worker(WorkerCall(on_model, (func,)))]
+        return [self.run_on_worker(RpcCall(on_model, (func,)))]
 
     def start_profile(
         self,
@@ -129,14 +129,14 @@ class WorkerMethods(SleepMethods):
             "delay": delay_iterations or 0,
             "most": max_iterations or 0,
         }
-        path: str = self.run_on_worker(WorkerCall("start_profile", (directory,), options))
+        path: str = self.run_on_worker(RpcCall("start_profile", (directory,), options))
         return path
 
     def stop_profile(self) -> str:
         """Write the trace of `start_profile`, for chrome://tracing or Perfetto; its path."""
-        path: str = self.run_on_worker(WorkerCall("stop_profile"))
+        path: str = self.run_on_worker(RpcCall("stop_profile"))
         return path
 
-    def run_on_worker(self, call: WorkerCall, timeout_s: float | None = None) -> Any:
+    def run_on_worker(self, call: RpcCall, timeout_s: float | None = None) -> Any:
         """One call, one result. Internal."""
         return self._dispatcher.run_on_worker(call, timeout_s)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from shmllm.ipc.doorbell import Doorbell
 from shmllm.ipc.layout import Parked
-from shmllm.ipc.polite import sleep_politely
+from shmllm.ipc.sched_batch import sleep_politely
 from shmllm.ipc.words import PlainWord, fence
 
 _now_ns = time.perf_counter_ns

@@ -66,7 +66,7 @@ class Slice(IntEnum):
     PUBLISH = 8  # step
 
 
-class Moment(IntEnum):
+class Event(IntEnum):
     """Something in a request's life, or a front end's. `owner` is its place at the engine
     in an engine's recording, and in a front end's the id of its rings."""
 

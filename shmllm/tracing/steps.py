@@ -17,7 +17,7 @@ _HALF = 2**32 - 1
 
 
 @dataclass
-class Step:
+class TracedStep:
     """
     Attributes:
         moments_ns: it began; then the end of each of PHASES. An engine that died in a step
@@ -67,16 +67,16 @@ class Step:
             yield name, begin_ns, end_ns
 
 
-def steps_of(records: Iterable[Record]) -> dict[int, Step]:
+def steps_of(records: Iterable[Record]) -> dict[int, TracedStep]:
     """The steps of one engine, by number."""
-    steps: dict[int, Step] = {}
-    last: Step | None = None
+    steps: dict[int, TracedStep] = {}
+    last: TracedStep | None = None
     for record in records:
         if record.type == Type.PHASES:
             number, *inner_ns = record[5:]
             moments_ns = (record.begin_ns, *inner_ns, record.end_ns, record.end_ns)
             if sorted(moments_ns) == list(moments_ns):
-                last = steps[number] = Step(number, record.thread, moments_ns)
+                last = steps[number] = TracedStep(number, record.thread, moments_ns)
         elif record.type == Type.STEP and record.a in steps:
             step = steps[record.a]
             step.num_requests, step.num_tokens = record.b, record.c

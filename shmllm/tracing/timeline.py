@@ -13,9 +13,14 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from shmllm.tracing.layout import Direction, Slice, Type
-from shmllm.tracing.lives import FrontEnd, Life, front_ends_of, lives_of
 from shmllm.tracing.reading import Record, Recording
-from shmllm.tracing.steps import Step, steps_of
+from shmllm.tracing.request_spans import (
+    RequestSpan,
+    TracedFrontEnd,
+    front_ends_of,
+    request_spans_of,
+)
+from shmllm.tracing.steps import TracedStep, steps_of
 
 Event = dict[str, Any]
 
@@ -78,10 +83,10 @@ class Timeline:
     spans: list[Span]
     arrows: list[tuple[Record, int, Record, int]]
     num_lost_ends: int
-    steps: dict[int, dict[int, Step]]
-    lives: list[Life]
+    steps: dict[int, dict[int, TracedStep]]
+    requests: list[RequestSpan]
     recordings: list[Recording]
-    front_ends: dict[int, FrontEnd]
+    front_ends: dict[int, TracedFrontEnd]
     kind_names: Mapping[int, str]
 
     @property
@@ -98,13 +103,13 @@ class Timeline:
         for pid, steps in self.steps.items():
             for step in steps.values():
                 yield from self._counters(pid, step)
-        for life in self.lives:
-            yield from self._life(life)
+        for request in self.requests:
+            yield from self._request(request)
 
-    def unseen_front_ends(self) -> list[FrontEnd]:
+    def unseen_front_ends(self) -> list[TracedFrontEnd]:
         """Those with requests of which only their engine's side was recorded."""
         pids = {recording.pid for recording in self.recordings}
-        active = {life.connection for life in self.lives}
+        active = {request.connection for request in self.requests}
         found = [self.front_ends[c] for c in sorted(active & self.front_ends.keys())]
         return [each for each in found if each.pid not in pids]
 
@@ -143,33 +148,33 @@ class Timeline:
         yield common | {"ph": "s", "pid": sender, "tid": sent.thread, "ts": begin}
         yield common | {"ph": "f", "bp": "e", "pid": receiver, "tid": received.thread, "ts": end}
 
-    def _counters(self, pid: int, step: Step) -> Iterator[Event]:
+    def _counters(self, pid: int, step: TracedStep) -> Iterator[Event]:
         at = {"ph": "C", "pid": pid, "tid": step.thread, "ts": self._us(step.end_ns)}
         yield at | {"name": "requests", "args": {"running": step.running, "waiting": step.waiting}}
         yield at | {"name": "KV blocks", "args": {"used": step.blocks}}
         yield at | {"name": "tokens in step", "args": {"tokens": step.num_tokens}}
 
-    def _life(self, life: Life) -> Iterator[Event]:
-        front_end = self.front_ends.get(life.connection)
-        pid = front_end.pid if front_end is not None else self._pid_of(life)
+    def _request(self, span: RequestSpan) -> Iterator[Event]:
+        front_end = self.front_ends.get(span.connection)
+        pid = front_end.pid if front_end is not None else self._pid_of(span)
         common = {
             "cat": "request",
-            "id2": {"local": f"{life.connection:x}.{life.number}"},
+            "id2": {"local": f"{span.connection:x}.{span.number}"},
             "pid": pid,
             "tid": pid,
         }
         facts = {
-            "prompt tokens": life.num_prompt_tokens,
-            "cached tokens": life.num_cached_tokens,
-            "output tokens": life.num_output_tokens,
-            "finish reason": life.reason or "not in the trace",
-            "preemptions": life.num_preemptions,
-            "whole": life.is_whole,
+            "prompt tokens": span.num_prompt_tokens,
+            "cached tokens": span.num_cached_tokens,
+            "output tokens": span.num_output_tokens,
+            "finish reason": span.reason or "not in the trace",
+            "preemptions": span.num_preemptions,
+            "whole": span.is_whole,
         }
-        name = f"request {life.number}"
-        begin, end = self._us(life.begin_ns), self._us(life.end_ns)
+        name = f"request {span.number}"
+        begin, end = self._us(span.begin_ns), self._us(span.end_ns)
         yield common | {"ph": "b", "name": name, "ts": begin, "args": facts}
-        for stage in life.stages:
+        for stage in span.stages:
             event = common | {"name": stage.name, "ts": self._us(stage.begin_ns)}
             if stage.begin_ns == stage.end_ns:
                 yield _coloured(event | {"ph": "n", "args": dict(stage.facts)})
@@ -178,10 +183,10 @@ class Timeline:
             yield event | {"ph": "e", "ts": self._us(stage.end_ns)}
         yield common | {"ph": "e", "name": name, "ts": end}
 
-    def _pid_of(self, life: Life) -> int:
+    def _pid_of(self, span: RequestSpan) -> int:
         """Of a front end whose engine has left nothing."""
         for recording in self.recordings:
-            if any(r.a == life.connection for r in recording.records if r.type == Type.MOMENT):
+            if any(r.a == span.connection for r in recording.records if r.type == Type.MOMENT):
                 return recording.pid
         return 0
 
@@ -221,7 +226,7 @@ def make_timeline(
         arrows,
         num_lost,
         {pid: found for pid, found in steps.items() if found},
-        lives_of(recordings, begin_ns, end_ns),
+        request_spans_of(recordings, begin_ns, end_ns),
         recordings,
         front_ends_of(recordings),
         kind_names,
@@ -242,7 +247,7 @@ def _less_hidden(recording: Recording, hidden: frozenset[int]) -> Recording:
 
 
 def _spans(
-    recording: Recording, steps: Mapping[int, Step], kind_names: Mapping[int, str]
+    recording: Recording, steps: Mapping[int, TracedStep], kind_names: Mapping[int, str]
 ) -> Iterator[Span]:
     """A parent before its children where they begin and end together: what encloses others
     is recorded after them."""

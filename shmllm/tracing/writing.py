@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from shmllm.tracing.steps import PHASES, Step
+from shmllm.tracing.steps import PHASES, TracedStep
 from shmllm.tracing.timeline import Timeline
 
 HOW_TO_OPEN = "open it at https://ui.perfetto.dev (it stays on your machine) or chrome://tracing"
@@ -62,7 +62,7 @@ def summary(timeline: Timeline, path: Path, num_events: int) -> Iterator[str]:
     span_s = (timeline.end_ns - timeline.begin_ns) / 1e9
     yield (
         f"{path}: {num_events:,} events of {len(timeline.recordings)} processes in "
-        f"{span_s:.2f} s; {num_steps:,} steps, {len(timeline.lives):,} requests"
+        f"{span_s:.2f} s; {num_steps:,} steps, {len(timeline.requests):,} requests"
         f"{_endings(timeline)}"
     )
     if num_steps:
@@ -72,7 +72,7 @@ def summary(timeline: Timeline, path: Path, num_events: int) -> Iterator[str]:
 
 
 def _endings(timeline: Timeline) -> str:
-    reasons = Counter(life.reason or "not ended" for life in timeline.lives)
+    reasons = Counter(request.reason or "not ended" for request in timeline.requests)
     return f" ({', '.join(f'{n:,} {reason}' for reason, n in reasons.most_common())})" * bool(
         reasons
     )
@@ -105,7 +105,7 @@ def _phase_table(timeline: Timeline) -> Iterator[str]:
         yield f"  {name:<16}{spent[name] / 1e6:>12,.2f}"
 
 
-def _window_ns(steps: Collection[Step]) -> int:
+def _window_ns(steps: Collection[TracedStep]) -> int:
     """From an engine's first step to its last."""
     return max(step.end_ns for step in steps) - min(step.begin_ns for step in steps)
 

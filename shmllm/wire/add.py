@@ -15,11 +15,7 @@ from functools import lru_cache
 from struct import Struct
 
 from shmllm.errors import ProtocolMismatchError
-from shmllm.sampling_params import (
-    RepetitionDetectionParams,
-    SamplingParams,
-    TokenSequences,
-)
+from shmllm.params.sampling import RepetitionDetectionParams, SamplingParams, TokenSequences
 from shmllm.wire.messages import AddRequest
 from shmllm.wire.sections import Parts, Sections, column
 

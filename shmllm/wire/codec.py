@@ -34,10 +34,10 @@ from shmllm.wire.messages import (
     Call,
     Failed,
     Hello,
-    Kind,
     Message,
     Method,
     PromptEmbeds,
+    RecordKind,
     Rejected,
     Reply,
     Shutdown,
@@ -147,7 +147,7 @@ def encode_reply(message: Reply) -> Parts:
     return (CALL.pack(message.number, message.ok), message.json.encode())
 
 
-def encode_in_slot(kind: Kind, ref: tuple[int, int, int]) -> Parts:
+def encode_in_slot(kind: RecordKind, ref: tuple[int, int, int]) -> Parts:
     return (IN_SLOT.pack(kind, *ref),)
 
 
@@ -156,7 +156,7 @@ def decode_in_slot(record: memoryview) -> tuple[int, tuple[int, int, int]]:
     if len(record) != IN_SLOT.size:
         raise ProtocolMismatchError(f"IN_SLOT has {IN_SLOT.size} bytes, got {len(record)}")
     kind, *ref = IN_SLOT.unpack(record)
-    if kind == Kind.IN_SLOT:
+    if kind == RecordKind.IN_SLOT:
         raise ProtocolMismatchError("a slot holds a reference to a slot")
     return kind, (ref[0], ref[1], ref[2])
 
@@ -232,25 +232,25 @@ def _decode_reply(record: memoryview) -> Reply:
 
 
 _DECODERS: dict[int, Callable[[memoryview], Message]] = {
-    Kind.HELLO: _decode_hello,
-    Kind.INIT: _decode_text,
-    Kind.READY: _decode_text,
-    Kind.FAILED: _decode_failed,
-    Kind.ADD: decode_add,
-    Kind.ABORT: _decode_abort,
-    Kind.OUTPUTS: decode_outputs,
-    Kind.PROMPT_LOGPROBS: decode_prompt_logprobs,
-    Kind.REJECTED: _decode_rejected,
-    Kind.CALL: _decode_call,
-    Kind.REPLY: _decode_reply,
-    Kind.SHUTDOWN: _decode_shutdown,
-    Kind.WORK: _decode_work,
-    Kind.WEIGHTS: _decode_weights,
-    Kind.WEIGHT_VERSION: _decode_weight_version,
-    Kind.POOL: decode_pool,
-    Kind.PROMPT_EMBEDS: _decode_prompt_embeds,
-    Kind.EMBEDDINGS: decode_embeddings,
-    Kind.TRACE: _decode_trace,
+    RecordKind.HELLO: _decode_hello,
+    RecordKind.INIT: _decode_text,
+    RecordKind.READY: _decode_text,
+    RecordKind.FAILED: _decode_failed,
+    RecordKind.ADD: decode_add,
+    RecordKind.ABORT: _decode_abort,
+    RecordKind.OUTPUTS: decode_outputs,
+    RecordKind.PROMPT_LOGPROBS: decode_prompt_logprobs,
+    RecordKind.REJECTED: _decode_rejected,
+    RecordKind.CALL: _decode_call,
+    RecordKind.REPLY: _decode_reply,
+    RecordKind.SHUTDOWN: _decode_shutdown,
+    RecordKind.WORK: _decode_work,
+    RecordKind.WEIGHTS: _decode_weights,
+    RecordKind.WEIGHT_VERSION: _decode_weight_version,
+    RecordKind.POOL: decode_pool,
+    RecordKind.PROMPT_EMBEDS: _decode_prompt_embeds,
+    RecordKind.EMBEDDINGS: decode_embeddings,
+    RecordKind.TRACE: _decode_trace,
 }
 
 
@@ -266,4 +266,4 @@ def decode(kind: int, record: memoryview) -> Message:
     try:
         return decoder(record)
     except (error, RequestError, ValueError, OverflowError, RecursionError) as problem:
-        raise ProtocolMismatchError(f"{Kind(kind).name}: {problem}") from problem
+        raise ProtocolMismatchError(f"{RecordKind(kind).name}: {problem}") from problem

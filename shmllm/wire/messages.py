@@ -27,15 +27,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from shmllm.logprobs import PromptLogprobs
-from shmllm.outputs import Embeddings, OutputColumns
-from shmllm.pooling_params import Pooling
-from shmllm.sampling_params import SamplingParams, TokenSequences
+from shmllm.outputs.columns import Embeddings, OutputColumns
+from shmllm.outputs.logprobs import PromptLogprobs
+from shmllm.params.pooling import Pooling
+from shmllm.params.sampling import SamplingParams, TokenSequences
 
 PROTOCOL_VERSION = 3
 
 
-class Kind(IntEnum):
+class RecordKind(IntEnum):
     """Record kinds of both rings."""
 
     HELLO = 1
@@ -86,7 +86,7 @@ class Hello:
 
 @dataclass(slots=True)
 class Text:
-    """INIT (an EngineConfig) and READY (an EngineFacts): one JSON text."""
+    """INIT (an EngineConfig) and READY (an EngineInfo): one JSON text."""
 
     json: str
 

@@ -20,9 +20,9 @@ from struct import Struct
 import numpy as np
 
 from shmllm.errors import ProtocolMismatchError
-from shmllm.logprobs import LogprobColumns, PromptLogprobs
-from shmllm.outputs import OutputColumns
-from shmllm.wire.messages import Kind
+from shmllm.outputs.columns import OutputColumns
+from shmllm.outputs.logprobs import LogprobColumns, PromptLogprobs
+from shmllm.wire.messages import RecordKind
 from shmllm.wire.pooling import encode_embeddings
 from shmllm.wire.sections import Parts, Sections, column
 
@@ -50,16 +50,16 @@ MAX_VECTOR_BYTES = 2**17
 """In one record, so that the ring holds it."""
 
 
-def encode_step(columns: OutputColumns) -> Iterator[tuple[Kind, Parts]]:
+def encode_step(columns: OutputColumns) -> Iterator[tuple[RecordKind, Parts]]:
     """The records that say what a step produced for one front end."""
     for scored in columns.prompt_logprobs:
         for piece in scored.parts(MAX_BYTES_PER_RECORD):
-            yield Kind.PROMPT_LOGPROBS, encode_prompt_logprobs(piece)
+            yield RecordKind.PROMPT_LOGPROBS, encode_prompt_logprobs(piece)
     if columns.embeddings is not None:
         for vectors in columns.embeddings.parts(MAX_VECTOR_BYTES):
-            yield Kind.EMBEDDINGS, encode_embeddings(vectors)
+            yield RecordKind.EMBEDDINGS, encode_embeddings(vectors)
     for part in columns.parts(MAX_ROWS_PER_RECORD, MAX_BYTES_PER_RECORD):
-        yield Kind.OUTPUTS, encode_outputs(part)
+        yield RecordKind.OUTPUTS, encode_outputs(part)
 
 
 def encode_outputs(message: OutputColumns) -> Parts:

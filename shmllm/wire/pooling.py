@@ -10,8 +10,8 @@ from array import array
 from struct import Struct
 
 from shmllm.errors import ProtocolMismatchError
-from shmllm.outputs import Embeddings
-from shmllm.pooling_params import Pooling, PoolingType
+from shmllm.outputs.columns import Embeddings
+from shmllm.params.pooling import Pooling, PoolingType
 from shmllm.wire.messages import PoolRequest
 from shmllm.wire.sections import Parts, Sections, column
 

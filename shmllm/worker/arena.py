@@ -45,14 +45,14 @@ class Arena(Protocol):
     """Memory for tensors.
 
     Attributes:
-        num_bytes: the most that `take` can give out.
+        num_bytes: the most that `allocate` can give out.
         contents: what has become of them.
     """
 
     num_bytes: int
     contents: Contents
 
-    def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """A zeroed tensor of `shape` at the next free address."""
 
     def release(self, keep: bool = False) -> None:
@@ -71,7 +71,7 @@ class Arena(Protocol):
 
 
 def padded_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
-    """Bytes that `Arena.take(shape, dtype)` uses up."""
+    """Bytes that `Arena.allocate(shape, dtype)` uses up."""
     return -(-math.prod(shape) * dtype.itemsize // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
@@ -81,19 +81,19 @@ class CountingAllocator:
     def __init__(self) -> None:
         self.num_bytes = 0
 
-    def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         self.num_bytes += padded_bytes(shape, dtype)
         return torch.empty(shape, dtype=dtype, device="meta")
 
 
-class Cutter:
+class BumpAllocator:
     """Finds places for tensors, one behind the other."""
 
     def __init__(self, num_bytes: int) -> None:
         self._num_bytes = num_bytes
         self._used_bytes = 0
 
-    def cut(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
         """Where the next one begins. Raises AssertionError where the memory ends."""
         begin = self._used_bytes
         self._used_bytes += padded_bytes(shape, dtype)
@@ -107,7 +107,7 @@ class HostArena:
     What is kept stays where it is: there is no cheaper place for it.
 
     Args:
-        num_bytes: the most that `take` can give out.
+        num_bytes: the most that `allocate` can give out.
         purpose: what it holds, for the error message.
         huge_pages: ask for pages of 2 MiB, where the system has them: what streams through the
             cores is read up to half as fast again.
@@ -133,10 +133,10 @@ class HostArena:
             with contextlib.suppress(OSError):
                 self._pages.madvise(mmap.MADV_HUGEPAGE)
         self._address = torch.frombuffer(self._pages, dtype=torch.uint8).data_ptr()
-        self._cutter = Cutter(num_bytes)
+        self._allocator = BumpAllocator(num_bytes)
 
-    def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        begin, count = self._cutter.cut(shape, dtype), math.prod(shape)
+    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        begin, count = self._allocator.allocate(shape, dtype), math.prod(shape)
         if not count:
             return torch.empty(shape, dtype=dtype)
         # A storage of its own: a tensor that is pickled takes all of its storage along.
@@ -170,8 +170,8 @@ def make_arena(num_bytes: int, purpose: str, device: torch.device) -> Arena:
         EngineStartError: it does not give that much.
     """
     if device.type == "cuda":
-        from shmllm.worker.cuda_arena import CudaArena
-        from shmllm.worker.plain_arena import PlainArena
+        from shmllm.worker.gpu.arena import CudaArena
+        from shmllm.worker.gpu.plain_arena import PlainArena
 
         try:
             return CudaArena(num_bytes, purpose, device)

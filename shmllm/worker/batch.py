@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from shmllm.core.plan import Admission, StepPlan
+from shmllm.core.plan import NewRequest, StepPlan
 from shmllm.worker.arrays import IntArray, LongArray
-from shmllm.worker.edits import RowEdits, needs_edits
+from shmllm.worker.logits_processors import LogitsState, needs_logits_processors
 
 NO_ROWS: LongArray = np.zeros(0, np.int64)
 SAMPLED_FOR_ROW = -2
@@ -102,20 +102,20 @@ class InputBatch:
         self._num_admitted = np.zeros(num_rows, np.int64)
         self._ones = np.ones(num_rows, np.int64)
         self._indices = np.arange(num_rows)
-        self.edits: dict[int, RowEdits] = {}
+        self.edits: dict[int, LogitsState] = {}
         self.logprobs: dict[int, int] = {}
         self._inputs: StepInputs | None = None
         self._sampled: LongArray = NO_ROWS
 
     def update(self, plan: StepPlan) -> None:
         """Take in the step's admissions and appended blocks."""
-        for admission in plan.admissions:
+        for admission in plan.new_requests:
             self._admit(admission)
         for append in plan.block_appends:
             end = append.first + len(append.block_ids)
             self.block_table[append.row, append.first : end] = append.block_ids
 
-    def _admit(self, admission: Admission) -> None:
+    def _admit(self, admission: NewRequest) -> None:
         row, params = admission.row, admission.params
         self.token_ids[row, : len(admission.token_ids)] = admission.token_ids
         self.block_table[row, : len(admission.block_ids)] = admission.block_ids
@@ -127,8 +127,8 @@ class InputBatch:
         self.min_p[row] = params.min_p
         self.seeds[row] = admission.seed % 2**64
         self.edits.pop(row, None)
-        if needs_edits(params, admission):
-            self.edits[row] = RowEdits(admission, self._vocab_size)
+        if needs_logits_processors(params, admission):
+            self.edits[row] = LogitsState(admission, self._vocab_size)
         self.logprobs.pop(row, None)
         if params.logprobs is not None:
             self.logprobs[row] = params.logprobs

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from shmllm.config import CacheConfig, EngineConfig
+from shmllm.config.engine import CacheConfig, EngineConfig
+from shmllm.config.graphs import GraphConfig
 from shmllm.errors import EngineStartError
-from shmllm.graph_config import GraphConfig
 from shmllm.worker.gpu.device import find_cuda_problem
 
 

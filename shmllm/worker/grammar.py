@@ -1,4 +1,4 @@
-"""Holds outputs to grammars: compiles them, and follows the tokens that were sampled.
+"""Pauses outputs to grammars: compiles them, and follows the tokens that were sampled.
 
 Grammars arrive as text that the front end checked. Each is compiled once, in a thread of
 its own; a request gets a copy and keeps it until it ends, preempted or not. Knows neither
@@ -13,10 +13,10 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from shmllm.config import GRAMMAR_STEP_ITEMS
+from shmllm.config.engine import GRAMMAR_STEP_ITEMS
 from shmllm.core.plan import Constraint
 from shmllm.errors import RequestError
-from shmllm.outputs import FinishReason
+from shmllm.outputs.columns import FinishReason
 from shmllm.worker.background import Background
 
 TOKENIZER_FILE = "tokenizer.json"

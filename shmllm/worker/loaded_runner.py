@@ -11,13 +11,13 @@ from pathlib import Path
 
 import torch
 
-from shmllm.config import EngineConfig
+from shmllm.config.engine import EngineConfig
 from shmllm.core.plan import Constraint
 from shmllm.models.decoder import DecoderModel
 from shmllm.worker.grammar import GrammarCompiler
 from shmllm.worker.loading import LoadedModel
 from shmllm.worker.pooler import Pooler
-from shmllm.worker.prompt_embeds import PromptEmbeds, check_prompt_embeds
+from shmllm.worker.prompt_embeds import EmbedsByRow, check_prompt_embeds
 from shmllm.worker.token_masks import TokenMasks
 
 
@@ -37,7 +37,7 @@ class LoadedRunner:
         directory = Path(config.load.tokenizer_directory or config.load.directory)
         self._loaded = loaded
         self._grammars = GrammarCompiler(directory, loaded.config.eos_token_ids)
-        self._prompt_embeds = PromptEmbeds()
+        self._prompt_embeds = EmbedsByRow()
         self.masks = TokenMasks(self._grammars, num_rows)
         self.pooler = Pooler(num_rows, loaded.config.hidden_size)
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import torch
 
-from shmllm.config import UNLIMITED_LOGPROBS, EngineConfig, EngineFacts, LoadConfig
+from shmllm.config.engine import UNLIMITED_LOGPROBS, EngineConfig, LoadConfig
+from shmllm.config.info import EngineInfo
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
@@ -85,12 +86,12 @@ def load_model(
     dtype_name = automatic if load.dtype == "auto" else load.dtype
     dtype: torch.dtype = getattr(torch, dtype_name)
     counter = CountingAllocator()
-    without_weights = create_model(config, dtype, counter.take, load.quantization)
+    without_weights = create_model(config, dtype, counter.allocate, load.quantization)
     if check is not None:
         check(without_weights)
     check_weights_fit(counter.num_bytes, load.quantization or dtype_name, place)
     weights = place.make_arena(counter.num_bytes, "the weights")
-    model = create_model(config, dtype, weights.take, load.quantization)
+    model = create_model(config, dtype, weights.allocate, load.quantization)
     _fill(model, load, on_progress)
     return LoadedModel(model, config, weights, dtype_name, max_model_len, load)
 
@@ -108,10 +109,10 @@ def make_facts(
     async_scheduling: bool = False,
     graphs: str = "",
     warnings: Sequence[str] = (),
-) -> EngineFacts:
+) -> EngineInfo:
     """What an engine that has this model and this cache says about itself."""
     model, most = loaded.config, config.logprobs.max_logprobs
-    return EngineFacts(
+    return EngineInfo(
         model_directory=config.load.directory,
         model_type=model.architecture,
         dtype=loaded.dtype_name,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shmllm.config import EngineConfig
+from shmllm.config.engine import EngineConfig
+from shmllm.worker.cpu.runner import CpuRunner
 from shmllm.worker.devices import choose_device, ignored_on_cpu
 from shmllm.worker.gpu.device import CudaDevice
 from shmllm.worker.loading import Progress
-from shmllm.worker.runner import ModelRunner
 
 if TYPE_CHECKING:
     from shmllm.worker.gpu.runner import GpuRunner
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def make_runner(
     config: EngineConfig, on_load: Progress | None = None, on_capture: Progress | None = None
-) -> ModelRunner | GpuRunner:
+) -> CpuRunner | GpuRunner:
     """
     Args:
         config: says what to run on.
@@ -24,7 +24,7 @@ def make_runner(
         on_capture: called with (sizes captured, sizes in all) while a GPU's graphs are.
 
     Raises:
-        EngineStartError: see `ModelRunner` and `GpuRunner`.
+        EngineStartError: see `CpuRunner` and `GpuRunner`.
     """
     gpu, warning = choose_device(config.device)
     if gpu is not None:
@@ -32,4 +32,4 @@ def make_runner(
 
         return GpuRunner(config, CudaDevice(gpu), on_load, on_capture)
     warnings = [] if warning is None else [warning]
-    return ModelRunner(config, on_load, [*warnings, *ignored_on_cpu(config)])
+    return CpuRunner(config, on_load, [*warnings, *ignored_on_cpu(config)])

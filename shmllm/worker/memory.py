@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from shmllm.config import CacheConfig
+from shmllm.config.engine import CacheConfig
 from shmllm.errors import EngineStartError
 from shmllm.worker.arena import Arena, HostArena
 

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from shmllm.errors import RequestError
 from shmllm.models.decoder import DecoderModel
-from shmllm.sleep_report import MIB, Asleep, OwnedBytes
+from shmllm.outputs.sleep_report import MIB, OwnedBytes, SleepState
 from shmllm.worker.arena import Arena, Contents
 from shmllm.worker.memory import Place
 
@@ -51,7 +51,7 @@ class MemoryOwners:
         graph_bytes: int = 0,
     ) -> None:
         self._model = model
-        self._arenas = {Asleep.WEIGHTS: [weights], Asleep.KV_CACHE: [kv_cache, *buffers]}
+        self._arenas = {SleepState.WEIGHTS: [weights], SleepState.KV_CACHE: [kv_cache, *buffers]}
         self._workspaces = workspaces
         self._place = place
         self._graph_bytes = graph_bytes
@@ -61,7 +61,7 @@ class MemoryOwners:
         """Weights that were lost and not written since."""
         return len(self._model.missing)
 
-    def release(self, part: Asleep, keep: bool) -> None:
+    def release(self, part: SleepState, keep: bool) -> None:
         """Give the pages of weights or KV cache back, and with these the workspaces.
 
         Raises:
@@ -72,7 +72,7 @@ class MemoryOwners:
                 arena.release(keep)
         except MemoryError as problem:
             raise RequestError(f"{' '.join(part.tags)} cannot be kept: {problem}") from problem
-        if part is Asleep.WEIGHTS:
+        if part is SleepState.WEIGHTS:
             self._model.is_asleep = True
             if not keep:
                 self._model.weights_lost()
@@ -80,7 +80,7 @@ class MemoryOwners:
             for workspace in self._workspaces:
                 workspace.drop_workspace()
 
-    def restore(self, part: Asleep) -> None:
+    def restore(self, part: SleepState) -> None:
         """Have them again, at the same addresses.
 
         Raises:
@@ -97,7 +97,7 @@ class MemoryOwners:
             for arena in restored:
                 arena.release()
             raise RequestError(f"{' '.join(part.tags)} cannot wake up: {problem}") from problem
-        if part is Asleep.WEIGHTS:
+        if part is SleepState.WEIGHTS:
             self._model.is_asleep = False
 
     def tidy(self) -> None:
@@ -106,18 +106,21 @@ class MemoryOwners:
 
     def measure(self) -> OwnedBytes:
         """Bytes by owner, now."""
-        weights, (cache, *buffers) = self._arenas[Asleep.WEIGHTS][0], self._arenas[Asleep.KV_CACHE]
+        weights, (cache, *buffers) = (
+            self._arenas[SleepState.WEIGHTS][0],
+            self._arenas[SleepState.KV_CACHE],
+        )
         workspaces = sum(arena.resident_bytes for arena in buffers)
         workspaces += sum(workspace.workspace_bytes for workspace in self._workspaces)
         held = weights.resident_bytes, cache.resident_bytes, self._graph_bytes, workspaces
         return OwnedBytes(*held, rest=max(self._place.used_bytes() - sum(held), 0))
 
-    def _check_room(self, part: Asleep, asleep: Sequence[Arena]) -> None:
+    def _check_room(self, part: SleepState, asleep: Sequence[Arena]) -> None:
         """Where memory is taken when it is written, that is what requests use of the cache, and
         all of the weights if they were lost."""
         if self._place.is_lazy:
             lost = [arena for arena in asleep if arena.contents is Contents.LOST]
-            asleep = lost if part is Asleep.WEIGHTS else []
+            asleep = lost if part is SleepState.WEIGHTS else []
         needed = sum(arena.num_bytes for arena in asleep)
         available = self._place.free_bytes()
         if needed > available:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from shmllm.core.plan import StepPlan
-from shmllm.pooling_params import PoolingType
+from shmllm.params.pooling import PoolingType
 from shmllm.worker.batch import StepInputs
 
 

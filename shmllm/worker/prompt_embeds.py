@@ -16,7 +16,7 @@ LARGEST = 1e15
 """Squares of embeddings are added up in float32."""
 
 
-class PromptEmbeds:
+class EmbedsByRow:
     """No cost but one look for steps without such requests."""
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class PromptEmbeds:
 
     def update(self, plan: StepPlan) -> None:
         """Take in the step's admissions."""
-        for admission in plan.admissions:
+        for admission in plan.new_requests:
             if admission.embeds is not None:
                 self._by_row[admission.row] = admission.embeds
             elif self._by_row:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from shmllm.logprobs import TokenLogprobs
+from shmllm.outputs.logprobs import TokenLogprobs
 from shmllm.worker.arrays import FloatArray, IntArray
 
 WORKSPACE_BYTES = 2**27

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from grpo_runs import environment_kept, make_policy
+from support.grpo_runs import environment_kept, make_policy
 
 from shmllm.compat import trl
 from shmllm.compat import vllm as shim

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
-from client_helpers import needs
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
-from reference_models import make_model
+from support.client_helpers import needs
+from support.reference_models import make_model
 
 from shmllm import SamplingParams
 

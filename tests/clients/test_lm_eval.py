@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from client_helpers import needs
+from support.client_helpers import needs
 
-from shmllm.model_files import resolve_model
+from shmllm.frontend.model_files import resolve_model
 
 pytestmark = [
     pytest.mark.clients,

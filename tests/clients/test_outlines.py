@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import pytest
-from client_helpers import needs
 from pydantic import BaseModel, ConfigDict, Field
-from reference_models import make_model
+from support.client_helpers import needs
+from support.reference_models import make_model
 
 pytestmark = [
     pytest.mark.clients,

@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from client_helpers import needs, ray_environment
 from conftest import engine_processes
-from programs import environment, holds_within, python
+from support.client_helpers import needs, ray_environment
+from support.programs import environment, holds_within, python
 
 from shmllm import LLM, SamplingParams
-from shmllm.model_files import resolve_model
+from shmllm.frontend.model_files import resolve_model
 
 pytestmark = [pytest.mark.clients, needs("ray")]
 
-DRIVER = Path(__file__).resolve().parents[1] / "ray_driver.py"
+DRIVER = Path(__file__).resolve().parents[1] / "support" / "ray_driver.py"
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SCENARIO_S = 150.0
 ROWS = [{"id": n, "prompt": f"def function_{n}("} for n in range(40)]

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from client_helpers import needs
-from grpo_runs import CHATS, NUM_STEPS, PLAIN, Run, low_rank_adapter, train, trainer
+from support.client_helpers import needs
+from support.grpo_runs import CHATS, NUM_STEPS, PLAIN, Run, low_rank_adapter, train, trainer
 
 from shmllm import RequestError
 from shmllm.frontend.engine_view import RemoteModel

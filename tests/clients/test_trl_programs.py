@@ -8,8 +8,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from client_helpers import needs
-from programs import ROOT, is_running, python, result_of, run_source
+from support.client_helpers import needs
+from support.programs import ROOT, is_running, python, result_of, run_source
 
 pytestmark = [
     pytest.mark.clients,
@@ -77,7 +77,7 @@ def test_the_example_learns_and_draws_it(tmp_path: Path) -> None:
 
 
 def test_each_process_of_torchrun_has_an_engine_of_its_own(policy: Path) -> None:
-    driver = Path(__file__).parents[1] / "grpo_driver.py"
+    driver = Path(__file__).parents[1] / "support" / "grpo_driver.py"
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     done = python(*torchrun, str(driver), str(policy), str(NUM_STEPS), timeout=TIMEOUT_S)
     assert done.returncode == 0, done.stderr.decode()[-8000:]

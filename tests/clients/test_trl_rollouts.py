@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from client_helpers import needs
-from grpo_runs import MAX_TOKENS, NUM_STEPS, train
+from support.client_helpers import needs
+from support.grpo_runs import MAX_TOKENS, NUM_STEPS, train
 
 from shmllm import LLM, RequestOutput, SamplingParams
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from reference_models import (
+from support.reference_models import (
     VARIANTS,
     ReferenceModel,
     greedy_tokens,
@@ -15,7 +15,7 @@ from reference_models import (
     make_prompts,
 )
 
-from shmllm.model_files import resolve_model
+from shmllm.frontend.model_files import resolve_model
 
 
 @pytest.fixture(scope="session", params=[*VARIANTS, "tiny"])

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from determinism import make_requests
-from engines import assert_idle, run_a_little
-from reference_models import make_model
+from support.determinism import make_requests
+from support.engines import assert_idle, run_a_little
+from support.reference_models import make_model
 
 from shmllm import (
     LLM,

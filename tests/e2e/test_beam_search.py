@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from reference_models import make_model
+from support.reference_models import make_model
 
 from shmllm import LLM, BeamSearchParams, RequestError
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from determinism import ask, ask_one_by_one, ask_shuffled, make_requests
-from reference_models import VARIANTS, make_model
+from support.determinism import ask, ask_one_by_one, ask_shuffled, make_requests
+from support.reference_models import VARIANTS, make_model
 
 from shmllm import LLM, EngineStartError
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from reference_models import VARIANTS, make_model, make_prompts
+from support.reference_models import VARIANTS, make_model, make_prompts
 
 from shmllm import LLM, AsyncEngineArgs, AsyncLLM, PoolingParams, RequestError, SamplingParams
 

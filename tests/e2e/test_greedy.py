@@ -6,7 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from reference_models import MAX_TOKENS, ReferenceModel, greedy_tokens, make_model, make_prompts
+from support.reference_models import (
+    MAX_TOKENS,
+    ReferenceModel,
+    greedy_tokens,
+    make_model,
+    make_prompts,
+)
 
 from shmllm import LLM, SamplingParams
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from programs import environment
-from reference_models import VARIANTS, make_model
+from support.programs import environment
+from support.reference_models import VARIANTS, make_model
 
 TOOL = Path(__file__).resolve().parents[2] / "tools" / "logprob_diff.py"
 BOUNDS = {"float32": 1e-5, "bfloat16": 0.012}

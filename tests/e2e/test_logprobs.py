@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from reference_models import make_model, make_prompts
+from support.reference_models import make_model, make_prompts
 
 from shmllm import LLM, Logprob, SamplingParams
 

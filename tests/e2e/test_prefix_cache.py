@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from engines import assert_idle
+from support.engines import assert_idle
 
 from shmllm import LLM, SamplingParams
 

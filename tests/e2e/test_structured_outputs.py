@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shmllm import LLM, RequestError, RequestOutput, SamplingParams, StructuredOutputsParams
-from shmllm.model_files import resolve_model
+from shmllm.frontend.model_files import resolve_model
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 

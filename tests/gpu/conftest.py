@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from kernel_helpers import draw
+from support.kernel_helpers import draw
 
 __all__ = ["draw"]
 

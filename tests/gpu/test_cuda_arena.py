@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from arena_conformance import ArenaConformance
+from conformance.arena import ArenaConformance
 
 from shmllm.worker.arena import make_arena
 
@@ -33,7 +33,7 @@ class TestCudaArena(ArenaConformance):
 
     def test_a_captured_graph_computes_on_what_was_restored(self):
         arena = self.make(2**27)
-        x, y = (arena.take((2**20,), torch.float32) for _ in range(2))
+        x, y = (arena.allocate((2**20,), torch.float32) for _ in range(2))
         torch.mul(x, 2, out=y)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from shmllm import LLM, EngineStartError, RequestError, SamplingParams
-from shmllm.model_files import resolve_model
+from shmllm.frontend.model_files import resolve_model
 from shmllm.models.registry import ARCHITECTURES
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import named_engine
-from programs import (
+from support.engines import named_engine
+from support.programs import (
     CLI,
     PATIENCE_S,
     Completed,

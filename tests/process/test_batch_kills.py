@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from conftest import engine_processes
-from programs import CLI, PATIENCE_S, children, holds_within, python, start_source
+from support.programs import CLI, PATIENCE_S, children, holds_within, python, start_source
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 

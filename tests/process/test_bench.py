@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 from conftest import engine_processes
-from engines import named_engine
-from programs import CLI, PATIENCE_S, environment, holds_within, python
+from support.engines import named_engine
+from support.programs import CLI, PATIENCE_S, environment, holds_within, python
 
 from shmllm.ipc.stats import PHASES
 

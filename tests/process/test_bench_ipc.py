@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from programs import CLI, children, holds_within, python, start_source
+from support.programs import CLI, children, holds_within, python, start_source
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
@@ -75,14 +75,14 @@ def test_the_json_has_the_documented_schema(scratch: Path, tmp_path: Path) -> No
     assert all(name in out for name in cases)
 
 
-@pytest.mark.parametrize("arm", ["pipe", "queue"])
-def test_arms_of_the_standard_library(scratch: Path, arm: str) -> None:
-    out, _ = bench(scratch, "--arms", arm, "--cases", "rtt-64,rtt-1048576")
+@pytest.mark.parametrize("variant", ["pipe", "queue"])
+def test_arms_of_the_standard_library(scratch: Path, variant: str) -> None:
+    out, _ = bench(scratch, "--arms", variant, "--cases", "rtt-64,rtt-1048576")
     assert "rtt-1048576" in out
 
 
 @pytest.mark.parametrize(
-    ("package", "arm"),
+    ("package", "variant"),
     [
         ("zmq", "zmq"),
         ("zmq", "zmq-nocopy"),
@@ -90,16 +90,16 @@ def test_arms_of_the_standard_library(scratch: Path, arm: str) -> None:
         ("iceoryx2", "iceoryx2"),
     ],
 )
-def test_arms_of_other_packages(scratch: Path, tmp_path: Path, package: str, arm: str) -> None:
+def test_arms_of_other_packages(scratch: Path, tmp_path: Path, package: str, variant: str) -> None:
     pytest.importorskip(package)
     pytest.importorskip("msgspec")
     target = tmp_path / "result.json"
     cases = "rtt-1048576,add-512,outputs-32-logprobs"
-    bench(scratch, "--arms", f"shm-idle,{arm}", "--cases", cases, "--json", str(target))
-    arms = json.loads(target.read_text())["arms"]
-    wanted = 1 if arm == "zmq-nocopy" else 3
-    assert len(arms[arm]) == wanted
-    assert len(arms["shm-idle"]) == 3
+    bench(scratch, "--arms", f"shm-idle,{variant}", "--cases", cases, "--json", str(target))
+    variants = json.loads(target.read_text())["arms"]
+    wanted = 1 if variant == "zmq-nocopy" else 3
+    assert len(variants[variant]) == wanted
+    assert len(variants["shm-idle"]) == 3
 
 
 def test_an_absent_library_is_named_as_skipped(scratch: Path) -> None:

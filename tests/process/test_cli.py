@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import assert_unused, named_engine
-from programs import (
+from support.engines import assert_unused, named_engine
+from support.programs import (
     CLI,
     ELSEWHERE,
     PATIENCE_S,

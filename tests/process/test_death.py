@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from programs import (
+from support.programs import (
     PATIENCE_S,
     holds_within,
     is_running,
@@ -27,7 +27,7 @@ from programs import (
 )
 
 from shmllm import LLM, EngineDeadError, EngineStartError, SamplingParams
-from shmllm.model_files import resolve_model
+from shmllm.frontend.model_files import resolve_model
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 

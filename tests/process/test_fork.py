@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import assert_unused, named_engine
-from programs import PATIENCE_S, holds_within, is_running, python, result_of, start_source
+from support.engines import assert_unused, named_engine
+from support.programs import PATIENCE_S, holds_within, is_running, python, result_of, start_source
 
 from shmllm.ipc import registry
 

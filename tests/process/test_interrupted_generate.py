@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from conftest import engine_processes
-from programs import CLI, PATIENCE_S, environment, holds_within
+from support.programs import CLI, PATIENCE_S, environment, holds_within
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 

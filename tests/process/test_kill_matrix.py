@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from programs import PATIENCE_S, holds_within, is_running, start_source
+from support.programs import PATIENCE_S, holds_within, is_running, start_source
 
-from shmllm.model_files import resolve_model
+from shmllm.frontend.model_files import resolve_model
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 

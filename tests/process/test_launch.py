@@ -12,16 +12,11 @@ from typing import Any
 
 import pytest
 from conftest import engine_processes
-from programs import PATIENCE_S, environment, python, result_of, run_source
+from support.programs import PATIENCE_S, environment, python, result_of, run_source
 
 from shmllm import LLM, SamplingParams
-from shmllm.engine.launch import (
-    SPIN_COUNT,
-    WAITING_VARIABLES,
-    EngineHandle,
-    engine_environment,
-)
-from shmllm.engine.private import CLOSE_GRACE_S, PrivateEngineClient
+from shmllm.client.launch import SPIN_COUNT, WAITING_VARIABLES, EngineHandle, engine_environment
+from shmllm.client.private import CLOSE_GRACE_S, PrivateEngineClient
 from shmllm.frontend.engine_options import make_engine_config
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]

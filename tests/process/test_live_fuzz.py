@@ -17,27 +17,27 @@ from collections.abc import Callable, Iterator
 from struct import pack
 
 import pytest
-from engines import assert_unused, named_engine
-from programs import holds_within, is_running
+from support.engines import assert_unused, named_engine
+from support.programs import holds_within, is_running
 
 from shmllm import LLM, EngineDeadError, EngineStartError, SamplingParams
-from shmllm.engine.attached import AttachedEngineClient
+from shmllm.client.attached import AttachedEngineClient
 from shmllm.errors import ProtocolMismatchError, RequestError
 from shmllm.ipc import layout
 from shmllm.ipc.layout import RECORD_HEADER, Refusal
 from shmllm.ipc.slots import SlotRef
 from shmllm.ipc.tensor_ref import TensorRef
 from shmllm.ipc.words import Word
-from shmllm.pooling_params import Pooling, PoolingType
+from shmllm.params.pooling import Pooling, PoolingType
 from shmllm.wire import codec
 from shmllm.wire.messages import (
     Abort,
     AddRequest,
     Call,
-    Kind,
     Method,
     PoolRequest,
     PromptEmbeds,
+    RecordKind,
     Weights,
     Work,
 )
@@ -142,9 +142,9 @@ class Fuzzer:
                     self._reference,
                 )
             )(seat)
-            if kind != Kind.IN_SLOT and self._source.random() < 0.5:
+            if kind != RecordKind.IN_SLOT and self._source.random() < 0.5:
                 kind, record = self._mutate(kind, record)
-            if kind == Kind.SHUTDOWN:
+            if kind == RecordKind.SHUTDOWN:
                 continue
             return kind, record, self._is_fatal(kind, record)
 
@@ -173,7 +173,9 @@ class Fuzzer:
             max_tokens=source.randrange(1, 4),
             stop_token_ids=[source.randrange(VOCABULARY)],
         )
-        return Kind.ADD, b"".join(codec.encode_add(AddRequest(self._number, prompt, params, "s")))
+        return RecordKind.ADD, b"".join(
+            codec.encode_add(AddRequest(self._number, prompt, params, "s"))
+        )
 
     def _pool(self, _seat: Seat) -> tuple[int, bytes]:
         source = self._source
@@ -181,7 +183,7 @@ class Fuzzer:
         prompt = [source.randrange(VOCABULARY) for _ in range(source.randrange(1, 12))]
         pooling = Pooling(source.choice(list(PoolingType)), source.randrange(300))
         message = PoolRequest(self._number, prompt, pooling, "s", source.randrange(-9, 9))
-        return Kind.POOL, b"".join(codec.encode_pool(message))
+        return RecordKind.POOL, b"".join(codec.encode_pool(message))
 
     def _work(self, _seat: Seat) -> tuple[int, bytes]:
         """No engine runs functions of a front end that it does not trust."""
@@ -200,7 +202,7 @@ class Fuzzer:
         slot = [source.randrange(-1, 30), source.choice((0, 64, -1)), source.choice((0, 2**62))]
         tensors = source.choice((None, None, 7, [slot, []], [slot, [["uint8", [5], 0]]]))
         text = json.dumps({"tree": tree, "tensors": tensors})
-        return Kind.WORK, b"".join(codec.encode_work(Work(2**40 + self._number, text)))
+        return RecordKind.WORK, b"".join(codec.encode_work(Work(2**40 + self._number, text)))
 
     def _embeds(self, _seat: Seat) -> tuple[int, bytes]:
         """Of a slot that is not lent."""
@@ -210,27 +212,27 @@ class Fuzzer:
         nbytes = source.choice((4 * shape[0] * shape[1], source.randrange(10**6)))
         ref = TensorRef(SlotRef(source.randrange(40), 0, nbytes), "float32", shape).encode()
         message = PromptEmbeds(self._number, ref)
-        return Kind.PROMPT_EMBEDS, b"".join(codec.encode_prompt_embeds(message))
+        return RecordKind.PROMPT_EMBEDS, b"".join(codec.encode_prompt_embeds(message))
 
     def _weights(self, _seat: Seat) -> tuple[int, bytes]:
         """Of a slot that is not lent."""
         slot = self._source.randrange(40), 0, self._source.randrange(10**6)
         message = Weights(slot, json.dumps([["a", "float32", [1], 0, 1, 0]]))
-        return Kind.WEIGHTS, b"".join(codec.encode_weights(message))
+        return RecordKind.WEIGHTS, b"".join(codec.encode_weights(message))
 
     def _abort(self, _seat: Seat) -> tuple[int, bytes]:
         numbers = [self._source.randrange(self._number + 2) for _ in range(3)]
-        return Kind.ABORT, b"".join(codec.encode_abort(Abort(numbers)))
+        return RecordKind.ABORT, b"".join(codec.encode_abort(Abort(numbers)))
 
     def _call(self, _seat: Seat) -> tuple[int, bytes]:
         self._number += 1
         call = Call(2**40 + self._number, Method.RESET_PREFIX_CACHE)
-        return Kind.CALL, b"".join(codec.encode_call(call))
+        return RecordKind.CALL, b"".join(codec.encode_call(call))
 
     def _noise(self, _seat: Seat) -> tuple[int, bytes]:
         source = self._source
         kind = source.choice((source.randrange(16), source.randrange(layout.PADDING_KIND)))
-        if kind == Kind.IN_SLOT:
+        if kind == RecordKind.IN_SLOT:
             kind = 0
         length = source.choice((0, 1, 8, 12, 16, 72, source.randrange(5000)))
         return kind, source.randbytes(length)
@@ -238,10 +240,12 @@ class Fuzzer:
     def _reference(self, seat: Seat) -> tuple[int, bytes]:
         """A reference to nowhere; all of them end the connection, like a nested one."""
         source = self._source
-        kind = source.choice((Kind.ADD, Kind.ABORT, Kind.CALL, Kind.IN_SLOT))
+        kind = source.choice(
+            (RecordKind.ADD, RecordKind.ABORT, RecordKind.CALL, RecordKind.IN_SLOT)
+        )
         slot = source.choice((0, layout.NUM_SLOTS, 2**32 - 1, source.randrange(2**32)))
         record = pack("<IIII", kind, slot, source.randrange(2**32), source.randrange(2**32))
-        return Kind.IN_SLOT, record[: source.choice((16, 16, 16, 15, 0))]
+        return RecordKind.IN_SLOT, record[: source.choice((16, 16, 16, 15, 0))]
 
     def _mutate(self, kind: int, record: bytes) -> tuple[int, bytes]:
         source = self._source
@@ -252,7 +256,7 @@ class Fuzzer:
             case 1:  # drawn out
                 damaged += source.randbytes(source.randrange(1, 40))
             case 2:  # under another kind
-                kind = source.choice([k for k in Kind if k not in (kind, Kind.IN_SLOT)])
+                kind = source.choice([k for k in RecordKind if k not in (kind, RecordKind.IN_SLOT)])
             case 3:  # extreme values, where the counts and the parameters are
                 for _ in range(source.randrange(1, 3)):
                     at = 4 * source.randrange(max(1, len(damaged) // 4))
@@ -291,7 +295,7 @@ def fuzz(name: str, num_records: int) -> None:
                 if num_cut_off == 20:
                     num_descriptors = len(os.listdir(f"/proc/{pid}/fd"))
             elif num_written % 5 == 0:
-                seat.write(Kind.ABORT, fuzzer.abort_all())
+                seat.write(RecordKind.ABORT, fuzzer.abort_all())
                 seat.check_served()
                 seat.client.poll(0)
         seat.check_served()
@@ -317,7 +321,7 @@ def in_slot(seat: Seat, kind: int, record: bytes) -> None:
     slot = seat.channel.slots.claim(len(record))
     assert slot is not None
     slot.buffer[:] = record
-    seat.write(Kind.IN_SLOT, b"".join(codec.encode_in_slot(kind, slot.publish())))  # type: ignore[arg-type]
+    seat.write(RecordKind.IN_SLOT, b"".join(codec.encode_in_slot(kind, slot.publish())))  # type: ignore[arg-type]
 
 
 def test_a_slot_holds_a_message_or_ends_the_connection(name: str) -> None:
@@ -326,10 +330,15 @@ def test_a_slot_holds_a_message_or_ends_the_connection(name: str) -> None:
         expected = greedy(other)
         good = Seat(name).enter()
         for _ in range(2 * layout.NUM_SLOTS):
-            in_slot(good, Kind.CALL, call)
+            in_slot(good, RecordKind.CALL, call)
             good.check_served()
         good.client.close()
-        for kind, record in [(Kind.CALL, call[:11]), (Kind.ADD, call), (99, call), (0, b"x")]:
+        for kind, record in [
+            (RecordKind.CALL, call[:11]),
+            (RecordKind.ADD, call),
+            (99, call),
+            (0, b"x"),
+        ]:
             bad = Seat(name).enter()
             in_slot(bad, kind, record)
             bad.check_cut_off()
@@ -340,7 +349,7 @@ def bucket(seat: Seat, pieces: str) -> None:
     slot = seat.channel.slots.claim(4096)
     assert slot is not None
     record = codec.encode_weights(Weights(slot.publish(), pieces))
-    seat.write(Kind.WEIGHTS, b"".join(record))
+    seat.write(RecordKind.WEIGHTS, b"".join(record))
 
 
 def test_a_bucket_of_weights_is_one_or_ends_the_connection(name: str) -> None:
@@ -391,7 +400,7 @@ def lent_twice(seat: Seat) -> None:
     in_a_slot = layout.REQUEST_SLOT_TABLE_OFFSET
     seat.store(in_a_slot + layout.SLOT_PUBLISHED_OFFSET, 2**64 - 1)
     seat.store(in_a_slot + layout.SLOT_PAYLOAD_OFFSET, 2**64 - 1)
-    seat.write(Kind.IN_SLOT, pack("<IIII", Kind.ADD, 0, 0, 16))
+    seat.write(RecordKind.IN_SLOT, pack("<IIII", RecordKind.ADD, 0, 0, 16))
 
 
 def behind_its_slot(seat: Seat) -> None:
@@ -399,7 +408,7 @@ def behind_its_slot(seat: Seat) -> None:
     seat.store(in_a_slot + layout.SLOT_PUBLISHED_OFFSET, 1)
     seat.store(in_a_slot + layout.SLOT_PAYLOAD_OFFSET, 2**64 - 1)
     nbytes = layout.SMALL_SLOT_BYTES + 1
-    seat.write(Kind.IN_SLOT, pack("<IIII", Kind.ADD, 0, 0, nbytes))
+    seat.write(RecordKind.IN_SLOT, pack("<IIII", RecordKind.ADD, 0, 0, nbytes))
 
 
 AT_POSITION = -1
@@ -458,7 +467,7 @@ def test_a_damaged_cursor_of_the_output_ring_cuts_off_its_owner_only(
         call = b"".join(codec.encode_call(Call(1, Method.RESET_PREFIX_CACHE)))
         deadline = time.monotonic() + PATIENCE_S
         while not seat.is_cut_off() and time.monotonic() < deadline:
-            seat.channel.try_send(Kind.CALL, call)  # until the output ring looks full
+            seat.channel.try_send(RecordKind.CALL, call)  # until the output ring looks full
         seat.check_cut_off()
         assert greedy(other) == expected
 
@@ -472,7 +481,7 @@ def test_a_cursor_damaged_while_outputs_wait_cuts_off_its_owner_only(name: str) 
         published = seat.channel.outputs._published
         deadline = time.monotonic() + PATIENCE_S
         while published.load() < layout.RING_BYTES - 64 and time.monotonic() < deadline:
-            seat.channel.try_send(Kind.CALL, call)
+            seat.channel.try_send(RecordKind.CALL, call)
         assert published.load() >= layout.RING_BYTES - 64
         seat.store(layout.OUTPUT_CONSUMED_OFFSET, 2**63)
         assert holds_within(seat.is_cut_off, 5)

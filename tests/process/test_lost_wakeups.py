@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from programs import PATIENCE_S, environment
+from support.programs import PATIENCE_S, environment
 
 from shmllm.ipc.channel import ClientChannel, CoreChannel, CoreWaiter
 from shmllm.ipc.doorbell import Doorbell

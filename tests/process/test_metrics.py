@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from engines import is_idle
-from programs import PATIENCE_S, holds_within
+from support.engines import is_idle
+from support.programs import PATIENCE_S, holds_within
 
 from shmllm import LLM, SamplingParams
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import assert_unused, named_engine
-from programs import environment, start_source
+from support.engines import assert_unused, named_engine
+from support.programs import environment, start_source
 
 from shmllm import LLM, EngineDeadError, SamplingParams, SegmentError
 from shmllm.ipc import registry

@@ -8,16 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import assert_idle, assert_unused, named_engine, run_a_little
-from programs import (
-    CLI,
-    PATIENCE_S,
-    holds_within,
-    is_running,
-    python,
-    start_source,
-)
-from traces import load
+from support.engines import assert_idle, assert_unused, named_engine, run_a_little
+from support.programs import CLI, PATIENCE_S, holds_within, is_running, python, start_source
+from support.traces import load
 
 from shmllm import LLM, EngineDeadError, SamplingParams, StructuredOutputsParams
 

@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from engines import assert_unused, named_engine, run_a_little
-from programs import PATIENCE_S, holds_within
+from support.engines import assert_unused, named_engine, run_a_little
+from support.programs import PATIENCE_S, holds_within
 
 from shmllm import LLM, EnginePausedError, RequestError, SamplingParams
 

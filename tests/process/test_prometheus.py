@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from engines import is_ready
-from programs import CLI, PATIENCE_S, environment, holds_within, python
+from support.engines import is_ready
+from support.programs import CLI, PATIENCE_S, environment, holds_within, python
 
 from shmllm import LLM, SamplingParams
 from shmllm.cli.metrics import COUNTERS, GAUGES

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from reference_models import make_model, make_prompts
-from sleep_walk import GREEDY, Walk
+from support.reference_models import make_model, make_prompts
+from support.sleep_walk import GREEDY, Walk
 
 from shmllm import LLM
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from engines import run_a_little
+from support.engines import run_a_little
 
 from shmllm import LLM, EnginePausedError, RequestError, SamplingParams
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 from conftest import engine_processes, our_files
-from engines import named_engine, run_a_little
-from programs import CLI, PATIENCE_S, holds_within, python, start_source
-from reference_models import MAX_TOKENS, greedy_tokens, make_model, make_prompts
+from support.engines import named_engine, run_a_little
+from support.programs import CLI, PATIENCE_S, holds_within, python, start_source
+from support.reference_models import MAX_TOKENS, greedy_tokens, make_model, make_prompts
 
 from shmllm import LLM, AsyncLLM, EnginePausedError, RequestError, SamplingParams
 

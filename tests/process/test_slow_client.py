@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import named_engine
-from programs import PATIENCE_S, holds_within, result_of, run_source, start_source
+from support.engines import named_engine
+from support.programs import PATIENCE_S, holds_within, result_of, run_source, start_source
 
 from shmllm import LLM, SamplingParams
 from shmllm.ipc import registry

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from programs import CLI, PATIENCE_S, Completed, environment, result_of
+from support.programs import CLI, PATIENCE_S, Completed, environment, result_of
 
 from shmllm.ipc import layout
 from shmllm.ipc.layout import NUM_CLIENTS, SegmentKind

@@ -12,11 +12,11 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
-from engines import assert_idle, is_idle
-from programs import PATIENCE_S, holds_within, python, result_of, run_source
+from support.engines import assert_idle, is_idle
+from support.programs import PATIENCE_S, holds_within, python, result_of, run_source
 
 from shmllm import LLM, AsyncLLM, EngineDeadError, RequestOutput, SamplingParams
-from shmllm.sampling_params import RequestOutputKind
+from shmllm.params.sampling import RequestOutputKind
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import named_engine
-from programs import CLI, PATIENCE_S, environment, python
+from support.engines import named_engine
+from support.programs import CLI, PATIENCE_S, environment, python
 
 from shmllm import LLM, SamplingParams
 

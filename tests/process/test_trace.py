@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from engines import assert_unused, named_engine
-from programs import (
+from support.engines import assert_unused, named_engine
+from support.programs import (
     CLI,
     ELSEWHERE,
     PATIENCE_S,
@@ -24,7 +24,7 @@ from programs import (
     python,
     start_source,
 )
-from traces import Request, Trace, load
+from support.traces import Request, Trace, load
 
 from shmllm.tracing.layout import Type
 from shmllm.tracing.reading import read_all

@@ -7,7 +7,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from programs import CLI, python
+from support.programs import CLI, python
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 import torch
-from engines import assert_idle, named_engine
-from programs import PATIENCE_S, environment, holds_within
-from reference_models import greedy_tokens, make_model
+from support.engines import assert_idle, named_engine
+from support.programs import PATIENCE_S, environment, holds_within
+from support.reference_models import greedy_tokens, make_model
 
 from shmllm import LLM, AsyncLLM, RequestError, SamplingParams
-from shmllm.engine.weight_bucket import BUCKET_BYTES
 from shmllm.errors import CallOrderError
+from shmllm.wire.weight_bucket import BUCKET_BYTES
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 

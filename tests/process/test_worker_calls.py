@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engines import assert_idle, named_engine
-from reference_models import greedy_tokens, make_model
+from support.engines import assert_idle, named_engine
+from support.reference_models import greedy_tokens, make_model
 
 from shmllm import LLM, CallError, EngineDeadError, IpcTimeoutError, RequestError, SamplingParams
 

@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from programs import result_of, run_source
+from support.programs import result_of, run_source
 
 pytestmark = pytest.mark.slow
 

@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from programs import PATIENCE_S, holds_within, is_running, start_source
+from support.programs import PATIENCE_S, holds_within, is_running, start_source
 
 pytestmark = [pytest.mark.stress, pytest.mark.usefixtures("no_leaks")]
 

@@ -43,25 +43,25 @@ RULES = {
     ),  # the names that type checkers see; at run time all but `version` are lazy
     "shmllm.errors": Rule(),
     "shmllm.version": Rule(),
-    "shmllm.options": Rule(),
-    "shmllm.outputs": Rule("logprobs"),
-    "shmllm.logprob_lists": Rule("logprobs"),
-    "shmllm.logprobs": Rule(packages="numpy"),
-    "shmllm.structured_params": Rule("errors"),
-    "shmllm.sampling_ranges": Rule(),
-    "shmllm.sampling_params": Rule("errors options sampling_ranges structured_params"),
-    "shmllm.config": Rule("errors graph_config"),
-    "shmllm.graph_config": Rule("errors"),
-    "shmllm.model_files": Rule("errors", lazy_packages="huggingface_hub"),
+    "shmllm.params.keywords": Rule(),
+    "shmllm.outputs.request": Rule("logprobs"),
+    "shmllm.outputs.logprob_lists": Rule("logprobs"),
+    "shmllm.outputs.logprobs": Rule(packages="numpy"),
+    "shmllm.params.structured_outputs": Rule("errors"),
+    "shmllm.params.ranges": Rule(),
+    "shmllm.params.sampling": Rule("errors options sampling_ranges structured_params"),
+    "shmllm.config.engine": Rule("errors graph_config"),
+    "shmllm.config.graphs": Rule("errors"),
+    "shmllm.frontend.model_files": Rule("errors", lazy_packages="huggingface_hub"),
     "shmllm.ipc": Rule("errors", packages="numpy posix_ipc"),
     "shmllm.ipc.tensors": Rule("errors", packages="numpy", lazy_packages="torch"),
     "shmllm.ipc.packed": Rule("errors", packages="numpy", lazy_packages="torch"),
-    "shmllm.pooling_params": Rule("errors options"),
-    "shmllm.beam_search": Rule("errors logprobs sampling_ranges"),
-    "shmllm.pooling_outputs": Rule(packages="numpy", lazy_packages="torch"),
+    "shmllm.params.pooling": Rule("errors options"),
+    "shmllm.params.beam_search": Rule("errors logprobs sampling_ranges"),
+    "shmllm.outputs.pooling": Rule(packages="numpy", lazy_packages="torch"),
     "shmllm.tracing": Rule(),
     "shmllm.wire": Rule("errors sampling_params pooling_params outputs logprobs", packages="numpy"),
-    "shmllm.sleep_report": Rule(),
+    "shmllm.outputs.sleep_report": Rule(),
     "shmllm.core": Rule(
         "errors config sampling_params pooling_params outputs logprobs sleep_report"
     ),
@@ -72,9 +72,9 @@ RULES = {
         packages="torch numpy triton",
         lazy_packages="llguidance cuda",
     ),
-    "shmllm.worker.gpu.graphs": Rule("errors graph_config"),
+    "shmllm.worker.gpu.graph_dispatcher": Rule("errors graph_config"),
     "shmllm.engine": Rule(),
-    "shmllm.engine.launch": Rule("errors config ipc"),
+    "shmllm.client.launch": Rule("errors config ipc"),
     "shmllm.engine.core": Rule(
         "errors config sampling_params pooling_params outputs core engine.runner engine.sleeper "
         "engine.weight_updates",
@@ -84,31 +84,31 @@ RULES = {
     "shmllm.engine.weight_updates": Rule(
         "errors", lazy="models.weight_staging", lazy_packages="torch"
     ),
-    "shmllm.engine.weight_bucket": Rule("errors ipc wire.values", packages="numpy"),
-    "shmllm.engine.outbox": Rule("outputs wire engine.core engine.session"),
-    "shmllm.engine.client_protocol": Rule(
+    "shmllm.wire.weight_bucket": Rule("errors ipc wire.values", packages="numpy"),
+    "shmllm.engine.output_publisher": Rule("outputs wire engine.core engine.session"),
+    "shmllm.client.protocol": Rule(
         "config outputs logprobs tracing wire.messages engine.worker_call"
     ),
     "shmllm.engine.log": Rule(),
     "shmllm.engine.garbage": Rule(),
-    "shmllm.engine.sleeper": Rule("core sleep_report"),
-    "shmllm.engine.client": Rule(
+    "shmllm.engine.sleep": Rule("core sleep_report"),
+    "shmllm.client.channel_client": Rule(
         "errors config outputs logprobs wire ipc tracing engine.client_protocol "
         "engine.weight_bucket engine.worker_call engine.worker_client"
     ),
-    "shmllm.engine.worker_call": Rule("errors wire.values", lazy_packages="cloudpickle"),
-    "shmllm.engine.worker_client": Rule("errors ipc wire.values engine.worker_call"),
+    "shmllm.wire.rpc": Rule("errors wire.values", lazy_packages="cloudpickle"),
+    "shmllm.client.rpc_client": Rule("errors ipc wire.values engine.worker_call"),
     "shmllm.engine.worker": Rule(
         "errors engine.core engine.worker_call", lazy="models worker.profile", lazy_packages="torch"
     ),
-    "shmllm.engine.worker_desk": Rule(
+    "shmllm.engine.rpc_server": Rule(
         "errors ipc wire engine.calls engine.core engine.worker engine.worker_call"
     ),
     "shmllm.engine.admission": Rule("errors engine.core wire.messages"),
-    "shmllm.engine.private": Rule("errors config wire ipc engine.client engine.launch"),
-    "shmllm.engine.attached": Rule("errors config wire ipc engine.client"),
+    "shmllm.client.private": Rule("errors config wire ipc engine.client engine.launch"),
+    "shmllm.client.attached": Rule("errors config wire ipc engine.client"),
     "shmllm.engine.session": Rule("errors outputs logprobs wire ipc"),
-    "shmllm.engine.doorkeeper": Rule("errors ipc engine.session"),
+    "shmllm.engine.client_acceptor": Rule("errors ipc engine.session"),
     "shmllm.engine.tracer": Rule("outputs core tracing engine.core"),
     "shmllm.engine.tracing": Rule(
         "errors core.observer tracing wire ipc engine.calls engine.core engine.session "
@@ -146,7 +146,7 @@ RULES = {
     "shmllm.frontend.engine_view": Rule(
         "config engine.worker_call sleep_report", lazy_packages="torch transformers"
     ),
-    "shmllm.frontend.template_environment": Rule(packages="jinja2"),
+    "shmllm.frontend.text.template_environment": Rule(packages="jinja2"),
     # Looks at engines from outside, through their segments alone.
     "shmllm.monitor": Rule("errors ipc"),
     "shmllm.monitor.screen": Rule("ipc.stats", packages="rich"),
@@ -293,19 +293,23 @@ def test_every_rule_has_a_module() -> None:
 @pytest.mark.parametrize(
     ("module", "source", "expected"),
     [
-        ("shmllm.ipc.ring", "import shmllm.config", ["shmllm.config"]),
-        ("shmllm.ipc.ring", "from shmllm import outputs", ["shmllm.outputs"]),
+        ("shmllm.ipc.ring", "import shmllm.config.engine", ["shmllm.config.engine"]),
+        ("shmllm.ipc.ring", "from shmllm import outputs", ["shmllm.outputs.request"]),
         ("shmllm.ipc.ring", "import torch", ["torch"]),
         ("shmllm.ipc.ring", "import os, numpy\nfrom shmllm.ipc import layout", []),
         ("shmllm.core.plan", "import numpy", ["numpy"]),
         ("shmllm.core.plan", "from shmllm.ipc.ring import x", ["shmllm.ipc.ring"]),
-        ("shmllm.models.llama", "from shmllm.config import x", ["shmllm.config"]),
+        ("shmllm.models.llama", "from shmllm.config.engine import x", ["shmllm.config.engine"]),
         ("shmllm.worker.batch", "from shmllm.core.plan import StepPlan", []),
         ("shmllm.worker.batch", "import shmllm.core.request", ["shmllm.core.request"]),
-        ("shmllm.engine.core", "import shmllm.worker.runner", ["shmllm.worker.runner"]),
-        ("shmllm.engine.core", "import shmllm.engine.client", ["shmllm.engine.client"]),
+        ("shmllm.engine.core", "import shmllm.worker.cpu.runner", ["shmllm.worker.cpu.runner"]),
+        (
+            "shmllm.engine.core",
+            "import shmllm.client.channel_client",
+            ["shmllm.client.channel_client"],
+        ),
         ("shmllm.engine.process", "def f():\n  import shmllm.worker.make_runner", []),
-        ("shmllm.engine.process", "import shmllm.worker.runner", ["shmllm.worker.runner"]),
+        ("shmllm.engine.process", "import shmllm.worker.cpu.runner", ["shmllm.worker.cpu.runner"]),
         ("shmllm.frontend.llm", "if True:\n  import transformers", ["transformers"]),
         ("shmllm.frontend.llm", "def f():\n  import transformers", []),
         ("shmllm.frontend.llm", "def f():\n  import torch", ["torch"]),

@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 
 import pytest
-from programs import result_of, run_source
+from support.programs import result_of, run_source
 
 import shmllm
 

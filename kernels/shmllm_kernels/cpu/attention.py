@@ -21,6 +21,7 @@ from shmllm_kernels.cpu.attention_blocks import Tile, find_stretch
 from shmllm_kernels.cpu.attention_rows import FACTORS_BYTES, GROUPS, SCORES_BYTES, Rows, Stretch
 from shmllm_kernels.cpu.attention_tiles import KEY_VECTORS
 from shmllm_kernels.cpu.cache_layout import CacheLayout
+from shmllm_kernels.cpu.kernel_program import Kernel
 from shmllm_kernels.cpu.language import compiled
 from shmllm_kernels.cpu.memory import (
     float_of_word,
@@ -30,7 +31,6 @@ from shmllm_kernels.cpu.memory import (
 )
 from shmllm_kernels.cpu.simd import LANES
 from shmllm_kernels.cpu.softmax import LEAST, total_weight
-from shmllm_kernels.cpu.tape import Kernel
 
 ROWS_PER_TILE = 48
 """Rows of queries that share a stretch of keys while it is in the nearest caches, at most."""

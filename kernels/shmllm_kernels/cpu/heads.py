@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from shmllm_kernels.cpu import cache_layout as at
+from shmllm_kernels.cpu.kernel_program import Kernel
 from shmllm_kernels.cpu.language import compiled, emitted
 from shmllm_kernels.cpu.memory import (
     float_of_word,
@@ -19,7 +20,6 @@ from shmllm_kernels.cpu.memory import (
     word,
 )
 from shmllm_kernels.cpu.simd import LANES, Emitter, Loop
-from shmllm_kernels.cpu.tape import Kernel
 
 TOKENS_AT_ONCE = 8
 """What a thread takes at a time, at most."""

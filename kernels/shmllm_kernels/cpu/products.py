@@ -10,10 +10,10 @@ Source of the tile's shape: the accumulators fill the vector registers, as in Go
 
 from __future__ import annotations
 
+from shmllm_kernels.cpu.kernel_program import Kernel
 from shmllm_kernels.cpu.language import compiled, compiled_apart, emitted
 from shmllm_kernels.cpu.memory import floats, itemsize, number, word
 from shmllm_kernels.cpu.simd import LANES, STORED, Emitter, Loop
-from shmllm_kernels.cpu.tape import Kernel
 
 TILE_ROWS, TILE_COLUMNS = {16: (4, 6), 8: (2, 4), 4: (6, 4)}[LANES]
 ROWS_AT_ONCE = 128

@@ -10,9 +10,9 @@ import math
 
 import numpy as np
 
+from shmllm_kernels.cpu.kernel_program import Kernel
 from shmllm_kernels.cpu.language import compiled, compiled_with
 from shmllm_kernels.cpu.memory import exp, float_of_word, floats, itemsize, number, word
-from shmllm_kernels.cpu.tape import Kernel
 
 PIECES_PER_THREAD = 8
 

@@ -49,9 +49,9 @@ class GpuBuffers:
         self._device = device.torch_device
         self._deterministic = deterministic
         counter = CountingAllocator()
-        self._take(counter.take, max_tokens, max_requests)
+        self._take(counter.allocate, max_tokens, max_requests)
         self.arena = device.make_arena(counter.num_bytes, "the activations of a step")
-        self._take(self.arena.take, max_tokens, max_requests)
+        self._take(self.arena.allocate, max_tokens, max_requests)
 
     def _take(self, allocate: Allocator, max_tokens: int, max_requests: int) -> None:
         config = self._config

@@ -67,5 +67,5 @@ class GpuKVCache:
         self.layout = layout
         shape, dtype = layout.shape(num_blocks), layout.dtype
         self.layers = [
-            (arena.take(shape, dtype), arena.take(shape, dtype)) for _ in range(num_layers)
+            (arena.allocate(shape, dtype), arena.allocate(shape, dtype)) for _ in range(num_layers)
         ]

@@ -18,7 +18,7 @@ from shmllm.core.plan import StepPlan
 from shmllm.worker.arrays import IntArray, LongArray
 from shmllm.worker.batch import StepInputs
 from shmllm.worker.gpu.device import Device
-from shmllm.worker.gpu.graphs import BatchDescriptor
+from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor
 from shmllm.worker.gpu.transfers import Transfers
 from shmllm_kernels.gpu.step import unpack_step
 from shmllm_kernels.reference.step import StepSizes, StepTensors
@@ -27,7 +27,7 @@ MOST_UNDER_WAY = 2
 """Steps that were sent and whose results were not taken."""
 
 
-class DeviceInputs:
+class GpuInputs:
     """
     Args:
         max_tokens: of a step.
@@ -104,7 +104,7 @@ class DeviceInputs:
 
 def _changed_blocks(plan: StepPlan, width: int) -> tuple[LongArray, IntArray] | tuple[()]:
     """Where blocks were appended, in a flat table with rows of that width, and which."""
-    changes = [(admitted.row, 0, admitted.block_ids) for admitted in plan.admissions]
+    changes = [(admitted.row, 0, admitted.block_ids) for admitted in plan.new_requests]
     changes += [(append.row, append.first, append.block_ids) for append in plan.block_appends]
     if not changes:
         return ()

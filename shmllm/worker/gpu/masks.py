@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from shmllm.worker.arrays import IntArray, LongArray
-from shmllm.worker.edits import RowEdits
 from shmllm.worker.gpu.transfers import Transfers
+from shmllm.worker.logits_processors import LogitsState
 from shmllm.worker.token_masks import WORD_BITS, PendingMasks
 from shmllm_kernels.gpu.sampling import TokenMasks
 
@@ -32,7 +32,7 @@ class RowMasks:
         self._allowed: dict[int, IntArray] = {}
         self._on_device: Tensor | None = None
 
-    def admit(self, rows: LongArray, edits: list[RowEdits | None]) -> None:
+    def admit(self, rows: LongArray, edits: list[LogitsState | None]) -> None:
         """Take in the allowed ids of the requests that enter these rows."""
         entering = {}
         for row, edit in zip(rows.tolist(), edits, strict=True):

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from shmllm.config import CacheConfig
+from shmllm.config.engine import CacheConfig
 from shmllm.worker.arena import Arena
 from shmllm.worker.gpu.device import Device
 from shmllm.worker.memory import MIB, CacheSize, fit_kv_cache

@@ -17,9 +17,9 @@ from shmllm.models.layers import Attention, Linear
 from shmllm.models.rope import attention_factor, inverse_frequencies
 from shmllm.worker.gpu.buffers import GpuBuffers
 from shmllm.worker.gpu.cache import GpuKVCache
-from shmllm.worker.gpu.graphs import BatchDescriptor
-from shmllm.worker.gpu.inputs import DeviceInputs
-from shmllm.worker.gpu.pieces import Call
+from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor
+from shmllm.worker.gpu.inputs import GpuInputs
+from shmllm.worker.gpu.piecewise_graph import Call
 from shmllm_kernels.gpu.activation import silu_and_mul
 from shmllm_kernels.gpu.attention import paged_attention
 from shmllm_kernels.gpu.configs import attention_config
@@ -60,7 +60,7 @@ class GpuOps:
         self,
         config: ModelConfig,
         cache: GpuKVCache,
-        inputs: DeviceInputs,
+        inputs: GpuInputs,
         buffers: GpuBuffers,
         device: torch.device,
         deterministic: bool,

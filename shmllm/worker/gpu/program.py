@@ -12,17 +12,17 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from shmllm.config.graphs import CudaGraphMode
 from shmllm.errors import EngineStartError
-from shmllm.graph_config import CudaGraphMode
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.quantized import Int8Matrix
 from shmllm.worker.gpu.buffers import GpuBuffers
 from shmllm.worker.gpu.cache import GpuKVCache
 from shmllm.worker.gpu.device import Device
-from shmllm.worker.gpu.graphs import BatchDescriptor, GraphDispatcher
-from shmllm.worker.gpu.inputs import DeviceInputs
+from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor, GraphDispatcher
+from shmllm.worker.gpu.inputs import GpuInputs
 from shmllm.worker.gpu.ops import GpuOps, call_now, multiply
-from shmllm.worker.gpu.pieces import GraphPieces
+from shmllm.worker.gpu.piecewise_graph import PiecewiseGraph
 from shmllm_kernels.gpu.attention import MAX_HEAD_DIM
 
 Progress = Callable[[int, int], None]
@@ -77,7 +77,7 @@ class GpuProgram:
         self,
         model: DecoderModel,
         cache: GpuKVCache,
-        inputs: DeviceInputs,
+        inputs: GpuInputs,
         buffers: GpuBuffers,
         device: Device,
         dispatcher: GraphDispatcher,
@@ -89,8 +89,8 @@ class GpuProgram:
         self._device = device
         self._dispatcher = dispatcher
         self._ops = GpuOps(model.config, cache, inputs, buffers, device.torch_device, deterministic)
-        self._full: dict[BatchDescriptor, GraphPieces] = {}
-        self._piecewise: dict[int, GraphPieces] = {}
+        self._full: dict[BatchDescriptor, PiecewiseGraph] = {}
+        self._piecewise: dict[int, PiecewiseGraph] = {}
 
     def warm_up(self) -> None:
         """Run once whatever may be launched or captured, so that its code is compiled and loaded:
@@ -175,7 +175,7 @@ class GpuProgram:
         multiply(logits, rows, self._model.embedding.head)
         return logits
 
-    def _try_record(self, mode: CudaGraphMode, descriptor: BatchDescriptor) -> GraphPieces:
+    def _try_record(self, mode: CudaGraphMode, descriptor: BatchDescriptor) -> PiecewiseGraph:
         try:
             return self._record(mode, descriptor)
         except (RuntimeError, MemoryError) as problem:
@@ -185,8 +185,8 @@ class GpuProgram:
                 "enforce_eager=True none"
             ) from problem
 
-    def _record(self, mode: CudaGraphMode, descriptor: BatchDescriptor) -> GraphPieces:
-        pieces = GraphPieces(self._device)
+    def _record(self, mode: CudaGraphMode, descriptor: BatchDescriptor) -> PiecewiseGraph:
+        pieces = PiecewiseGraph(self._device)
         is_full = mode is CudaGraphMode.FULL
         launch = call_now if is_full else pieces.call
         self._inputs.idle(descriptor)

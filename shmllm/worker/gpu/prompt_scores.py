@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from shmllm.core.plan import PromptScores
-from shmllm.logprobs import TokenLogprobs
+from shmllm.outputs.logprobs import TokenLogprobs
 from shmllm.worker.batch import InputBatch, StepInputs
 from shmllm.worker.gpu.scorer import Asked, Scorer, unpack
 from shmllm.worker.gpu.transfers import Fetched, Transfers

@@ -13,19 +13,19 @@ from collections import deque
 import torch
 from torch import Tensor
 
-from shmllm.config import EngineConfig
+from shmllm.config.engine import EngineConfig
 from shmllm.core.plan import StepPlan, StepResult
 from shmllm.worker.batch import StepInputs
-from shmllm.worker.cpu_program import Observe
+from shmllm.worker.cpu.program import Observe
 from shmllm.worker.gpu.cache import GpuKVCache
 from shmllm.worker.gpu.device import Device
-from shmllm.worker.gpu.graphs import GraphDispatcher
+from shmllm.worker.gpu.graph_dispatcher import GraphDispatcher
 from shmllm.worker.gpu.inputs import MOST_UNDER_WAY
 from shmllm.worker.gpu.memory import DeviceMemory, estimate_graph_bytes
-from shmllm.worker.gpu.parts import StepParts
 from shmllm.worker.gpu.program import check_model
 from shmllm.worker.gpu.prompt_scores import PendingScores, PromptScorer
 from shmllm.worker.gpu.sampler import SampledOnDevice
+from shmllm.worker.gpu.step_resources import StepResources
 from shmllm.worker.gpu.timer import StepTimer
 from shmllm.worker.gpu.transfers import Fetched
 from shmllm.worker.loaded_runner import LoadedRunner
@@ -139,7 +139,7 @@ class GpuRunner(LoadedRunner):
         loaded = load_model(config.load, memory, None, on_load, check_model)
         super().__init__(config, loaded)
         self._dispatcher = _make_dispatcher(config)
-        parts = StepParts.allocate(config, loaded, device)
+        parts = StepResources.allocate(config, loaded, device)
         self.batch, self.inputs, self.sampler = parts.batch, parts.inputs, parts.sampler
         self._buffers = parts.buffers
         num_layers = loaded.config.num_layers

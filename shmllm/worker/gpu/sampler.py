@@ -15,21 +15,21 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from shmllm.config import LogprobsMode
+from shmllm.config.engine import LogprobsMode
 from shmllm.core.plan import StepPlan
 from shmllm.worker.arrays import LongArray
 from shmllm.worker.batch import InputBatch, StepInputs
-from shmllm.worker.edits import RowEdits
+from shmllm.worker.cpu.sampler import Sampled
 from shmllm.worker.gpu.biases import Biases, StepBiases
-from shmllm.worker.gpu.columns import DeviceColumns
 from shmllm.worker.gpu.device import Device
 from shmllm.worker.gpu.masks import RowMasks
+from shmllm.worker.gpu.sampling_metadata import SamplingMetadata
 from shmllm.worker.gpu.scorer import Asked, Scorer, unpack
+from shmllm.worker.gpu.token_counts import TokenCounts
 from shmllm.worker.gpu.transfers import Fetched, Transfers
-from shmllm.worker.gpu.uses import TokenUses
-from shmllm.worker.sampler import Sampled
+from shmllm.worker.logits_processors import LogitsState
 from shmllm.worker.token_masks import WORD_BITS, PendingMasks
-from shmllm_kernels.gpu.edits import add_biases, count_uses
+from shmllm_kernels.gpu.logits_processors import add_biases, count_tokens
 from shmllm_kernels.gpu.sampling import SamplingScratch, TokenMasks, sample
 
 PENALISED, MASKED, BIASED, SCORED, FILTERED = 1, 2, 4, 8, 16
@@ -91,8 +91,8 @@ class GpuSampler:
         self._traits: npt.NDArray[np.uint8] = np.zeros(num_rows, np.uint8)
         self._reports_raw = mode.startswith("raw")
         self.transfers = Transfers(device)
-        self._columns = DeviceColumns(num_rows, self.transfers)
-        self._uses = TokenUses(num_rows, vocab_size, self.transfers)
+        self._columns = SamplingMetadata(num_rows, self.transfers)
+        self._uses = TokenCounts(num_rows, vocab_size, self.transfers)
         self._masks = RowMasks(self._columns.mask_rows, vocab_size, self.transfers)
         self._biases = StepBiases(batch, self.transfers)
         self.scorer = Scorer(self._scratch, self.transfers, mode.endswith("logprobs"))
@@ -129,16 +129,16 @@ class GpuSampler:
                             keeps,
                             last_tokens=self.last_tokens,
                         )
-        count_uses(uses, row, token)
-        count_uses(uses, row, token, is_prompt=True)
+        count_tokens(uses, row, token)
+        count_tokens(uses, row, token, is_prompt=True)
         add_biases(copy, row, token, copy[0, :1].clone())
         self.scorer.score(logits[:1], token, self.scorer.ask(np.zeros(1, np.int64), [0]))
 
     def update(self, plan: StepPlan) -> None:
         """Take in the step's admissions."""
-        if not plan.admissions:
+        if not plan.new_requests:
             return
-        rows = np.array([admission.row for admission in plan.admissions], np.int64)
+        rows = np.array([admission.row for admission in plan.new_requests], np.int64)
         edits = [self._batch.edits.get(row) for row in rows.tolist()]
         self._traits[rows] = [
             _traits(edit, row in self._batch.logprobs)
@@ -147,7 +147,7 @@ class GpuSampler:
         self._traits[rows[self._batch.is_filtered(rows)]] |= FILTERED
         self._columns.admit(self._batch, rows, edits)
         self._masks.admit(rows, edits)
-        self._uses.admit([a for a in plan.admissions if self._traits[a.row] & PENALISED])
+        self._uses.admit([a for a in plan.new_requests if self._traits[a.row] & PENALISED])
 
     def needs_tokens(self, plan: StepPlan) -> bool:
         """Whether this plan, once taken in, can only be sampled when the tokens of the step before
@@ -223,7 +223,7 @@ class GpuSampler:
         return edited
 
 
-def _traits(edit: RowEdits | None, is_scored: bool) -> int:
+def _traits(edit: LogitsState | None, is_scored: bool) -> int:
     traits = SCORED if is_scored else 0
     if edit is not None:
         traits |= PENALISED if edit.has_penalties else 0

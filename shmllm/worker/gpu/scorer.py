@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shmllm.logprobs import TokenLogprobs
+from shmllm.outputs.logprobs import TokenLogprobs
 from shmllm.worker.arrays import IntArray, LongArray
 from shmllm.worker.gpu.transfers import Array, Transfers
 from shmllm.worker.scoring import ALL, WORKSPACE_BYTES

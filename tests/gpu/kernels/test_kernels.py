@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from attention_conformance import AttentionConformance
-from rope_write_conformance import RopeWriteConformance
-from row_kernels_conformance import RowKernelsConformance
-from sampling_conformance import SamplingConformance
-from step_conformance import StepConformance
+from conformance.attention_kernels import AttentionConformance
+from conformance.rope_write_kernel import RopeWriteConformance
+from conformance.row_kernels import RowKernelsConformance
+from conformance.sampling_kernels import SamplingConformance
+from conformance.step_kernels import StepConformance
 
 
 class TestAttention(AttentionConformance):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from device_conformance import DeviceConformance
+from conformance.device import DeviceConformance
 
 
 class TestCudaDevice(DeviceConformance):

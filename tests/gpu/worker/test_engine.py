@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_engine_conformance import EngineConformance, _few_processors, model
+from conformance.gpu_engine import EngineConformance, _few_processors, model
 
 __all__ = ["_few_processors", "model"]
 

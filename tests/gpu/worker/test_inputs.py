@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inputs_conformance import InputsConformance
+from conformance.device_inputs import InputsConformance
 
 
 class TestInputs(InputsConformance):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from program_conformance import ProgramConformance, _few_processors, models
+from conformance.gpu_program import ProgramConformance, _few_processors, models
 
 __all__ = ["_few_processors", "models"]
 

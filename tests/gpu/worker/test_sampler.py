@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sampler_conformance import SamplerConformance
+from conformance.device_sampler import SamplerConformance
 
 
 class TestSampler(SamplerConformance):

@@ -5,7 +5,9 @@ from __future__ import annotations
 from contextlib import suppress
 
 import pytest
-from batch_helpers import (
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.batch_helpers import (
     IN_FLIGHT,
     FakeStream,
     answer,
@@ -15,15 +17,13 @@ from batch_helpers import (
     run_job,
     write_rows,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from shmllm.batch.job import BatchJob
 from shmllm.batch.native import NativeFormat
 from shmllm.batch.output import Mode, RecordFile
 from shmllm.batch.parameters import make_params
 from shmllm.errors import RequestError
-from shmllm.sampling_params import SamplingParams
+from shmllm.params.sampling import SamplingParams
 
 
 def mixed(num):

@@ -6,11 +6,11 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from batch_helpers import answer
+from support.batch_helpers import answer
 
 from shmllm.batch.native import NativeFormat
 from shmllm.batch.rows import Row
-from shmllm.outputs import CompletionOutput
+from shmllm.outputs.request import CompletionOutput
 
 USER = {"role": "user", "content": "hi"}
 SYSTEM = {"role": "system", "content": "be brief"}

@@ -9,10 +9,10 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from batch_helpers import answer
+from support.batch_helpers import answer
 
 from shmllm.batch.openai import OpenAIFormat
-from shmllm.outputs import CompletionOutput
+from shmllm.outputs.request import CompletionOutput
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 GUIDE_INPUT = (

@@ -6,7 +6,7 @@ import datetime
 import json
 
 import pytest
-from batch_helpers import json_rows, records, run_job, write_rows
+from support.batch_helpers import json_rows, records, run_job, write_rows
 
 from shmllm.batch import parquet
 from shmllm.batch.native import NativeFormat

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from batch_helpers import FakeStream, json_rows, records, run_job, write_rows
+from support.batch_helpers import FakeStream, json_rows, records, run_job, write_rows
 
 from shmllm.batch.native import NativeFormat
 from shmllm.batch.output import Mode

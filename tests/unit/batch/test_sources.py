@@ -8,10 +8,10 @@ import os
 import threading
 
 import pytest
-from batch_helpers import write_rows
+from support.batch_helpers import write_rows
 
 from shmllm.batch.native import NativeFormat
-from shmllm.batch.sources import JsonRows, Kind, LineInput, PromptRows, TextRows, kind_of
+from shmllm.batch.sources import JsonRows, LineInput, PromptRows, SourceKind, TextRows, kind_of
 
 CONTENT = b'\n{"prompt": "a"}\r\n  \t\n{"prompt": "b"}'
 
@@ -37,7 +37,7 @@ def lines(request, tmp_path, monkeypatch):
 
 
 def test_lines_that_are_not_blank_have_their_numbers(lines):
-    assert kind_of(lines) is Kind.JSON_LINES
+    assert kind_of(lines) is SourceKind.JSON_LINES
     rows = list(JsonRows(lines, NativeFormat()))
     assert [(row.line, row.prompt) for row in rows] == [(2, "a"), (4, "b")]
 
@@ -54,16 +54,16 @@ def test_a_file_can_be_counted_and_read_again(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "kind"),
     [
-        ("in.jsonl", b"text", Kind.JSON_LINES),
-        ("in.ndjson", b"", Kind.JSON_LINES),
-        ("in.txt", b'{"prompt": "a"}\n', Kind.JSON_LINES),
-        ("in.txt", b'\n \n{"prompt": "a"}\n', Kind.JSON_LINES),
-        ("in.txt", b'\xef\xbb\xbf{"prompt": "a"}\n', Kind.JSON_LINES),
-        ("in.txt", b'first\n{"prompt": "a"}\n', Kind.TEXT),
-        ("in.txt", b"{ not json\n", Kind.TEXT),
-        ("in.txt", b"[1, 2]\n", Kind.TEXT),
-        ("in.txt", b'"text"\n', Kind.TEXT),
-        ("in.txt", b"", Kind.TEXT),
+        ("in.jsonl", b"text", SourceKind.JSON_LINES),
+        ("in.ndjson", b"", SourceKind.JSON_LINES),
+        ("in.txt", b'{"prompt": "a"}\n', SourceKind.JSON_LINES),
+        ("in.txt", b'\n \n{"prompt": "a"}\n', SourceKind.JSON_LINES),
+        ("in.txt", b'\xef\xbb\xbf{"prompt": "a"}\n', SourceKind.JSON_LINES),
+        ("in.txt", b'first\n{"prompt": "a"}\n', SourceKind.TEXT),
+        ("in.txt", b"{ not json\n", SourceKind.TEXT),
+        ("in.txt", b"[1, 2]\n", SourceKind.TEXT),
+        ("in.txt", b'"text"\n', SourceKind.TEXT),
+        ("in.txt", b"", SourceKind.TEXT),
     ],
 )
 def test_the_kind_is_in_the_name_or_in_the_first_line(tmp_path, name, content, kind):

@@ -25,9 +25,9 @@ class Engine:
         return {"asleep": int(self.is_asleep)}
 
 
-def wait_until(holds: Callable[[], bool]) -> None:
+def wait_until(pauses: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE_S
-    while not holds():
+    while not pauses():
         assert time.monotonic() < deadline
         time.sleep(0.001)
 

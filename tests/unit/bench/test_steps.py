@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 import pytest
-from fakes import FakeEngineClient
+from support.fakes import FakeEngineClient
 
 from shmllm.bench.generation import GivenPrompts, Measured, RandomPrompts
 from shmllm.bench.steps import StepFollower, is_decode, phases_us, step_us
@@ -17,7 +17,7 @@ from shmllm.ipc.step_log import StepLogReader, StepLogWriter
 
 
 def record(number: int) -> list[int]:
-    """Phases of 1 to 7 microseconds, on top of a number of milliseconds to execute."""
+    """StepTimings of 1 to 7 microseconds, on top of a number of milliseconds to execute."""
     values = [0] * len(StepField)
     for index, phase in enumerate(PHASES):
         values[StepField[f"{phase.upper()}_NS"]] = 1000 * (index + 1)

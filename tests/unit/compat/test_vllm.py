@@ -13,7 +13,7 @@ from types import ModuleType
 
 import pytest
 from packaging.version import Version
-from programs import python, result_of, run_source
+from support.programs import python, result_of, run_source
 
 import shmllm
 from shmllm.compat import vllm as shim

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from fakes import FakeConstraint, FakeRunner, expected_tokens, facts
+from support.fakes import FakeConstraint, FakeRunner, expected_tokens, facts
 
-from shmllm.config import CacheConfig, EngineConfig, LoadConfig, SchedulerConfig
+from shmllm.config.engine import CacheConfig, EngineConfig, LoadConfig, SchedulerConfig
 from shmllm.core.scheduler import Failure
 from shmllm.engine.core import EngineCore
 from shmllm.errors import RequestError
-from shmllm.outputs import FinishReason
-from shmllm.sampling_params import SamplingParams
+from shmllm.outputs.columns import FinishReason
+from shmllm.params.sampling import SamplingParams
 
 
 class Bench:

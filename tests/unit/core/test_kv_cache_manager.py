@@ -6,7 +6,7 @@ import pytest
 
 from shmllm.core.kv_cache_manager import KVCacheManager
 from shmllm.core.request import Request
-from shmllm.sampling_params import SamplingParams
+from shmllm.params.sampling import SamplingParams
 
 BLOCK_SIZE = 16
 

@@ -1,10 +1,10 @@
-"""Holds: whoever pauses, until all have resumed."""
+"""Pauses: whoever pauses, until all have resumed."""
 
 from __future__ import annotations
 
 import pytest
 
-from shmllm.core.pausing import PAUSES, Hold, Holds, PauseMode
+from shmllm.core.pausing import PAUSES, Pause, PauseMode, Pauses
 from shmllm.errors import RequestError
 
 
@@ -20,38 +20,38 @@ from shmllm.errors import RequestError
     ],
 )
 def test_the_strictest_of_all_holds_counts(modes, is_frozen, refuses_new):
-    holds = Holds()
+    pauses = Pauses()
     for client, mode in enumerate(modes):
-        holds.add(client, PAUSES[PauseMode.of(mode)])
-    assert (holds.is_frozen, bool(holds.refusal)) == (is_frozen, refuses_new)
-    assert bool(holds) == bool(modes)
+        pauses.add(client, PAUSES[PauseMode.of(mode)])
+    assert (pauses.is_frozen, bool(pauses.refusal)) == (is_frozen, refuses_new)
+    assert bool(pauses) == bool(modes)
     for client in range(len(modes)):
-        assert holds
-        holds.drop(client)
-    assert not holds
-    assert not holds.is_frozen
-    assert not holds.refusal
+        assert pauses
+        pauses.drop(client)
+    assert not pauses
+    assert not pauses.is_frozen
+    assert not pauses.refusal
 
 
 def test_a_front_end_has_one_hold():
-    holds = Holds()
-    holds.add(3, PAUSES[PauseMode.KEEP])
-    holds.add(3, PAUSES[PauseMode.WAIT])
-    assert not holds.is_frozen
-    holds.drop(3)
-    holds.drop(3)
-    assert not holds
+    pauses = Pauses()
+    pauses.add(3, PAUSES[PauseMode.KEEP])
+    pauses.add(3, PAUSES[PauseMode.WAIT])
+    assert not pauses.is_frozen
+    pauses.drop(3)
+    pauses.drop(3)
+    assert not pauses
 
 
 def test_the_engine_holds_itself_beside_its_front_ends():
-    holds = Holds()
-    holds.add(0, PAUSES[PauseMode.KEEP])
-    holds.add("sleep", Hold(True, "it sleeps"))
-    assert holds.refusal == "it sleeps"
-    holds.drop(0)
-    assert holds.is_frozen
-    holds.drop("sleep")
-    assert not holds
+    pauses = Pauses()
+    pauses.add(0, PAUSES[PauseMode.KEEP])
+    pauses.add("sleep", Pause(True, "it sleeps"))
+    assert pauses.refusal == "it sleeps"
+    pauses.drop(0)
+    assert pauses.is_frozen
+    pauses.drop("sleep")
+    assert not pauses
 
 
 @pytest.mark.parametrize("name", ["stop", "", None, 3, ["wait"]])

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from fakes import FakeRunner, expected_tokens, facts
+from support.fakes import FakeRunner, expected_tokens, facts
 
-from shmllm.config import SchedulerConfig
+from shmllm.config.engine import SchedulerConfig
 from shmllm.core.kv_cache_manager import KVCacheManager
 from shmllm.core.request import Request
 from shmllm.core.scheduler import Scheduler
-from shmllm.outputs import FinishReason
-from shmllm.pooling_params import Pooling, PoolingType
-from shmllm.sampling_params import SamplingParams
+from shmllm.outputs.columns import FinishReason
+from shmllm.params.pooling import Pooling, PoolingType
+from shmllm.params.sampling import SamplingParams
 
 LAST, MEAN = Pooling(PoolingType.LAST), Pooling(PoolingType.MEAN)
 

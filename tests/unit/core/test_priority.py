@@ -6,15 +6,15 @@ import random
 from collections import defaultdict
 
 import pytest
-from fakes import FakeRunner, expected_tokens, facts
+from support.fakes import FakeRunner, expected_tokens, facts
 
-from shmllm.config import SchedulerConfig
+from shmllm.config.engine import SchedulerConfig
 from shmllm.core.kv_cache_manager import KVCacheManager
 from shmllm.core.priority_queue import PriorityQueue
 from shmllm.core.request import Request
 from shmllm.core.scheduler import Scheduler
 from shmllm.errors import EngineStartError
-from shmllm.sampling_params import SamplingParams
+from shmllm.params.sampling import SamplingParams
 
 
 def request(number, prompt, priority=0, client=0, max_tokens=4):

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shmllm.core.request import Request, RequestStatus, ends_in_repetition
-from shmllm.outputs import FinishReason
-from shmllm.sampling_params import RepetitionDetectionParams, SamplingParams
+from shmllm.outputs.columns import FinishReason
+from shmllm.params.sampling import RepetitionDetectionParams, SamplingParams
 
 EOS = (7, 8)
 

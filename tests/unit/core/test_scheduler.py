@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections import Counter, deque
 
 import pytest
-from fakes import FakeRunner, expected_tokens, facts
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.fakes import FakeRunner, expected_tokens, facts
 
-from shmllm.config import SchedulerConfig
+from shmllm.config.engine import SchedulerConfig
 from shmllm.core.kv_cache_manager import KVCacheManager
 from shmllm.core.plan import StepResult
 from shmllm.core.request import Request, RequestStatus
 from shmllm.core.scheduler import Scheduler
-from shmllm.outputs import FinishReason
-from shmllm.sampling_params import SamplingParams
+from shmllm.outputs.columns import FinishReason
+from shmllm.params.sampling import SamplingParams
 
 
 class Bench:
@@ -237,7 +237,7 @@ def test_a_victim_is_not_in_the_plan_of_its_preemption():
     bench = tight_bench()
     plan = bench.step()
     assert [number for number, _, _ in columns(plan)] == [0, 1]
-    assert plan.admissions == []
+    assert plan.new_requests == []
 
 
 def test_a_victim_loses_its_blocks_and_its_row():
@@ -288,7 +288,7 @@ def test_a_recomputed_request_computes_its_output_too_and_samples_once():
     bench.abort(1)
     plan = bench.step()
     assert columns(plan) == [(2, 0, 9)]
-    assert list(plan.admissions[0].token_ids)[:9] == [*bench.requests[0, 2].token_ids[:8], *given]
+    assert list(plan.new_requests[0].token_ids)[:9] == [*bench.requests[0, 2].token_ids[:8], *given]
     assert len(bench.tokens[0, 2]) == len(given) + 1
 
 
@@ -552,7 +552,7 @@ def test_an_admission_says_which_tokens_may_not_end_the_request_yet():
     bench = Bench()
     bench.add(0, 5, min_tokens=2, eos=[7], stop_token_ids=[9])
     bench.add(1, 5, eos=[7])
-    first, second = bench.scheduler.schedule().admissions
+    first, second = bench.scheduler.schedule().new_requests
     assert (first.min_position, sorted(first.forbidden_ids)) == (7, [7, 9])
     assert list(second.forbidden_ids) == []
 
@@ -597,7 +597,7 @@ class CheckedBench(Bench):
         self.scheduler.check_integrity()
         assert sum(plan.counts) == plan.num_tokens <= self.budget
         assert len(set(plan.rows)) == len(plan.rows)
-        admitted = {admission.row: admission for admission in plan.admissions}
+        admitted = {admission.row: admission for admission in plan.new_requests}
         appended = {append.row: append for append in plan.block_appends}
         for request, row, start, count in zip(
             plan.requests, plan.rows, plan.starts, plan.counts, strict=True

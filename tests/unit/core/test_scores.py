@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 
 import pytest
-from fakes import FakeRunner, facts
+from support.fakes import FakeRunner, facts
 
-from shmllm.config import SchedulerConfig
+from shmllm.config.engine import SchedulerConfig
 from shmllm.core.kv_cache_manager import KVCacheManager
 from shmllm.core.request import Request
 from shmllm.core.scheduler import Scheduler
-from shmllm.sampling_params import SamplingParams
+from shmllm.params.sampling import SamplingParams
 
 
 class Bench:

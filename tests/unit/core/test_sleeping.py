@@ -5,16 +5,21 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from fakes import FakeMemory
+from support.fakes import FakeMemory
 
-from shmllm.core.pausing import Holds, PauseMode
+from shmllm.core.pausing import PauseMode, Pauses
 from shmllm.core.sleeping import LEVELS, Sleeping, level_of, parts_of
 from shmllm.errors import RequestError
-from shmllm.sleep_report import TAGS, Asleep
+from shmllm.outputs.sleep_report import TAGS, SleepState
 
-S, K, W, MISSING = Asleep.SCHEDULING, Asleep.KV_CACHE, Asleep.WEIGHTS, Asleep.MISSING
+S, K, W, MISSING = (
+    SleepState.SCHEDULING,
+    SleepState.KV_CACHE,
+    SleepState.WEIGHTS,
+    SleepState.MISSING,
+)
 ALL = S | K | W
-NONE = Asleep(0)
+NONE = SleepState(0)
 
 
 @pytest.fixture
@@ -23,13 +28,13 @@ def memory():
 
 
 @pytest.fixture
-def holds():
-    return Holds()
+def pauses():
+    return Pauses()
 
 
 @pytest.fixture
-def sleeping(holds, memory):
-    return Sleeping(holds, memory)
+def sleeping(pauses, memory):
+    return Sleeping(pauses, memory)
 
 
 def asleep(sleeping, level, mode=PauseMode.ABORT):
@@ -62,7 +67,7 @@ def test_levels_one_after_the_other(sleeping, memory, levels, state, done):
     assert memory.calls == done
 
 
-def test_weights_that_cannot_be_kept_leave_it_awake(sleeping, memory, holds, monkeypatch):
+def test_weights_that_cannot_be_kept_leave_it_awake(sleeping, memory, pauses, monkeypatch):
     def refuse(part, keep):
         raise RequestError("no room")
 
@@ -70,7 +75,7 @@ def test_weights_that_cannot_be_kept_leave_it_awake(sleeping, memory, holds, mon
     with pytest.raises(RequestError):
         asleep(sleeping, 1)
     assert not sleeping.state
-    assert not holds
+    assert not pauses
 
 
 @pytest.mark.parametrize(
@@ -109,40 +114,40 @@ def test_tags_wake_one_at_a_time_in_any_order(sleeping, memory, level, order):
 
 @pytest.mark.parametrize("level", [0, 1, 2])
 @pytest.mark.parametrize("tags", [None, list(TAGS), tuple(TAGS)])
-def test_everything_wakes_at_once(sleeping, memory, holds, level, tags):
+def test_everything_wakes_at_once(sleeping, memory, pauses, level, tags):
     asleep(sleeping, level)
     memory.calls.clear()
     sleeping.wake(parts_of(tags))
     assert sleeping.asleep == NONE
-    assert bool(holds) == (level == 2)
+    assert bool(pauses) == (level == 2)
     restored = ["restore weights", "restore kv_cache"] if level else []
     assert memory.calls == restored + ["tidy"] * (level != 2)
 
 
-def test_weights_are_missing_until_all_are_written(sleeping, memory, holds):
+def test_weights_are_missing_until_all_are_written(sleeping, memory, pauses):
     asleep(sleeping, 2, PauseMode.KEEP)
     sleeping.wake(None)
     assert sleeping.state == MISSING
-    assert "4 weights are missing" in holds.refusal
+    assert "4 weights are missing" in pauses.refusal
     memory.num_missing = 1
     sleeping.weights_written()
-    assert holds.is_frozen
-    assert "1 weights are missing" in holds.refusal
+    assert pauses.is_frozen
+    assert "1 weights are missing" in pauses.refusal
     memory.num_missing = 0
     sleeping.weights_written()
-    assert not holds
+    assert not pauses
     assert memory.calls[-1] == "tidy"
 
 
-def test_weights_written_before_the_cache_wakes(sleeping, memory, holds):
+def test_weights_written_before_the_cache_wakes(sleeping, memory, pauses):
     """TRL's order."""
     asleep(sleeping, 2)
     assert not sleeping.wake(parts_of(["weights"]))
     memory.num_missing = 0
     sleeping.weights_written()
-    assert holds.refusal == "the engine sleeps (kv_cache, scheduling): call wake_up() first"
+    assert pauses.refusal == "the engine sleeps (kv_cache, scheduling): call wake_up() first"
     assert not sleeping.wake(parts_of(["kv_cache"]))
-    assert not holds
+    assert not pauses
     assert memory.calls[-1] == "tidy"
 
 
@@ -184,16 +189,16 @@ def test_waking_with_nothing_asleep_says_what_is_missing(sleeping):
     assert "4 weights are missing" in sleeping.wake(None)
 
 
-def test_without_memory_what_was_not_woken_stays_asleep(sleeping, memory, holds):
+def test_without_memory_what_was_not_woken_stays_asleep(sleeping, memory, pauses):
     asleep(sleeping, 1)
     memory.is_short = True
     with pytest.raises(RequestError, match="no memory"):
         sleeping.wake(None)
     assert sleeping.state == ALL
-    assert holds.is_frozen
+    assert pauses.is_frozen
     memory.is_short = False
     sleeping.wake(None)
-    assert not holds
+    assert not pauses
 
 
 @pytest.mark.parametrize(
@@ -208,19 +213,19 @@ def test_without_memory_what_was_not_woken_stays_asleep(sleeping, memory, holds)
         (["abort", "wait"], False),
     ],
 )
-def test_the_latest_mode_decides_what_becomes_of_new_requests(sleeping, holds, modes, queues):
+def test_the_latest_mode_decides_what_becomes_of_new_requests(sleeping, pauses, modes, queues):
     for mode in modes:
         asleep(sleeping, 1, PauseMode.of(mode))
-        assert holds.is_frozen
-    assert (holds.refusal == "") == queues
+        assert pauses.is_frozen
+    assert (pauses.refusal == "") == queues
 
 
-def test_draining_refuses_without_freezing(sleeping, holds):
+def test_draining_refuses_without_freezing(sleeping, pauses):
     sleeping.drain(3)
-    assert not holds.is_frozen
-    assert holds.refusal
+    assert not pauses.is_frozen
+    assert pauses.refusal
     sleeping.stop_draining(3)
-    assert not holds
+    assert not pauses
 
 
 @pytest.mark.parametrize("level", [-1, 3, "1", 1.0, None, True, [1]])

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from fakes import FakeRunner, facts
+from support.fakes import FakeRunner, facts
 
-from shmllm.config import EngineConfig, LoadConfig, SchedulerConfig
-from shmllm.engine import calls, client
+from shmllm.client import channel_client as client
+from shmllm.config.engine import EngineConfig, LoadConfig, SchedulerConfig
+from shmllm.engine import calls
 from shmllm.engine.core import EngineCore
 from shmllm.errors import CallError, RequestError
 from shmllm.wire.messages import Call, Method

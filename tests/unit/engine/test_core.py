@@ -5,14 +5,14 @@ from __future__ import annotations
 from time import monotonic_ns, perf_counter_ns
 
 import pytest
-from fakes import FakeRunner, expected_tokens, facts
+from support.fakes import FakeRunner, expected_tokens, facts
 
-from shmllm.config import CacheConfig, EngineConfig, LoadConfig, SchedulerConfig
+from shmllm.config.engine import CacheConfig, EngineConfig, LoadConfig, SchedulerConfig
 from shmllm.core.pausing import PauseMode
 from shmllm.engine.core import UNSEEDED, EngineCore
 from shmllm.errors import EnginePausedError
-from shmllm.outputs import FinishReason
-from shmllm.sampling_params import SamplingParams
+from shmllm.outputs.columns import FinishReason
+from shmllm.params.sampling import SamplingParams
 
 STEP_PHASES = ("schedule", "prepare", "execute", "sample", "apply")
 
@@ -46,7 +46,7 @@ def run(core, clients=(0,)):
 
 
 def admitted_seeds(core):
-    return [a.seed for plan in core.runner.plans for a in plan.admissions]
+    return [a.seed for plan in core.runner.plans for a in plan.new_requests]
 
 
 def test_a_request_runs_to_its_end():
@@ -260,7 +260,7 @@ def test_a_preempted_request_keeps_its_seed():
     run(core)
     by_prompt = {}
     for plan in core.runner.plans:
-        for admission in plan.admissions:
+        for admission in plan.new_requests:
             by_prompt.setdefault(admission.token_ids[0], []).append(admission.seed)
     assert max(map(len, by_prompt.values())) > 1
     assert all(len(set(seeds)) == 1 for seeds in by_prompt.values())

@@ -10,17 +10,17 @@ import random
 from concurrent.futures import Future
 
 import pytest
-from fakes import FakeConstraint, FakeRunner, expected_tokens, facts
+from support.fakes import FakeConstraint, FakeRunner, expected_tokens, facts
 
-from shmllm.config import CacheConfig, EngineConfig, LoadConfig, SchedulerConfig
+from shmllm.config.engine import CacheConfig, EngineConfig, LoadConfig, SchedulerConfig
 from shmllm.core import scheduler
 from shmllm.core.pausing import PauseMode
 from shmllm.core.sleeping import LEVELS
 from shmllm.engine.calls import answer
 from shmllm.engine.core import EngineCore
-from shmllm.outputs import FinishReason
-from shmllm.pooling_params import Pooling, PoolingType
-from shmllm.sampling_params import SamplingParams
+from shmllm.outputs.columns import FinishReason
+from shmllm.params.pooling import Pooling, PoolingType
+from shmllm.params.sampling import SamplingParams
 from shmllm.wire.messages import Method
 
 LAGS = {"at once": lambda: 0, "late": lambda: 1, "waited for": lambda: 2}

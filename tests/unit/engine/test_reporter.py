@@ -8,14 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from shmllm.engine.core import Phases
+from shmllm.engine.core import StepTimings
 from shmllm.engine.reporter import Reporter
 from shmllm.ipc.control import ControlPage, ControlView
 from shmllm.ipc.histogram import bucket_of
 from shmllm.ipc.layout import SegmentKind
 from shmllm.ipc.segment import Segment
 from shmllm.ipc.stats import Histogram, Mark, Stat, StepField
-from shmllm.outputs import OutputColumns
+from shmllm.outputs.columns import OutputColumns
 
 MS = 1_000_000
 BEGIN = 5_000 * MS
@@ -45,7 +45,7 @@ def step(reporter: Reporter, end_ms: int, *outputs: OutputColumns, length_ms: in
     """A step that ended then; its publishing took half a millisecond, its schedule a tenth."""
     end = BEGIN + end_ms * MS
     began, stepped = end - length_ms * MS, end - MS // 2
-    phases = Phases(num_tokens=70, num_requests=65)
+    phases = StepTimings(num_tokens=70, num_requests=65)
     phases.moments_ns = (began, began + MS // 10, *[stepped] * 4)
     reporter.step(phases, stepped, end, dict(enumerate(outputs)))
 

@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from fakes import FakeRunner, expected_tokens, facts
+from support.fakes import FakeRunner, expected_tokens, facts
 
-from shmllm.config import CacheConfig, EngineConfig, LoadConfig, SchedulerConfig
+from shmllm.config.engine import CacheConfig, EngineConfig, LoadConfig, SchedulerConfig
 from shmllm.core.observer import NOBODY
 from shmllm.engine.core import EngineCore
 from shmllm.engine.tracer import EngineTracer
-from shmllm.pooling_params import Pooling, PoolingType
-from shmllm.sampling_params import SamplingParams
+from shmllm.params.pooling import Pooling, PoolingType
+from shmllm.params.sampling import SamplingParams
 from shmllm.tracing.directory import OwnedDirectory, Settings, SharedDirectory
-from shmllm.tracing.layout import Moment, Type
-from shmllm.tracing.lives import Life, lives_of
+from shmllm.tracing.layout import Event, Type
 from shmllm.tracing.reading import Recording, read
 from shmllm.tracing.recorder import Recorder
+from shmllm.tracing.request_spans import RequestSpan, request_spans_of
 from shmllm.tracing.steps import PHASES, steps_of
 
 CONNECTION = 77
@@ -50,12 +50,12 @@ class Traced:
         assert recording is not None
         return recording
 
-    def lives(self) -> dict[int, Life]:
+    def spans(self) -> dict[int, RequestSpan]:
         recording = self.recording()
         end_ns = max(record.end_ns for record in recording.records)
-        lives = lives_of([recording], 0, end_ns)
-        found = {life.number: life for life in lives}
-        assert len(found) == len(lives), "a request lives twice"
+        spans = request_spans_of([recording], 0, end_ns)
+        found = {life.number: life for life in spans}
+        assert len(found) == len(spans), "a request lives twice"
         return found
 
 
@@ -71,7 +71,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Traced]]:
         core = EngineCore(config, FakeRunner(facts(**changes)))
         recorder = Recorder(SharedDirectory(owned.path), {})
         recorders.append(recorder)
-        recorder.add(Type.MOMENT, Moment.JOINED, 1, 1, PLACE, CONNECTION, os.getpid())
+        recorder.add(Type.MOMENT, Event.JOINED, 1, 1, PLACE, CONNECTION, os.getpid())
         if traced:
             core.observer = EngineTracer(recorder, core)
         return Traced(core, recorder)
@@ -82,11 +82,11 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Traced]]:
     owned.close()
 
 
-def names(life: Life) -> list[str]:
+def names(life: RequestSpan) -> list[str]:
     return [stage.name for stage in life.stages]
 
 
-def chunks(life: Life) -> list[tuple[int, int]]:
+def chunks(life: RequestSpan) -> list[tuple[int, int]]:
     return [(s.facts["from"], s.facts["tokens"]) for s in life.stages if s.name == "prefill"]
 
 
@@ -99,7 +99,7 @@ def test_a_request_lives_from_queue_to_end(make: Callable[..., Traced]) -> None:
     traced = make()
     traced.core.add(PLACE, 5, [1, 2, 3], SamplingParams(max_tokens=4))
     assert traced.run() == {5: expected_tokens([1, 2, 3], 4)}
-    life = traced.lives()[5]
+    life = traced.spans()[5]
     assert names(life) == ["queued", "prefill", "first token", "decode", "finished"]
     assert (life.connection, life.reason, life.is_whole) == (CONNECTION, "length", True)
     assert (life.num_prompt_tokens, life.num_output_tokens) == (3, 4)
@@ -110,7 +110,7 @@ def test_a_long_prompt_has_its_chunks(make: Callable[..., Traced]) -> None:
     traced = make(budget=4)
     traced.core.add(PLACE, 0, list(range(1, 11)), SamplingParams(max_tokens=1))
     traced.run()
-    life = traced.lives()[0]
+    life = traced.spans()[0]
     assert names(life) == ["queued", *["prefill"] * 3, "first token", "finished"]
     assert chunks(life) == [(0, 4), (4, 4), (8, 2)]
 
@@ -120,7 +120,7 @@ def test_a_prefix_hit_is_not_computed(make: Callable[..., Traced]) -> None:
     for number in (0, 1):
         traced.core.add(PLACE, number, list(range(1, 11)), SamplingParams(max_tokens=2))
         traced.run()
-    life = traced.lives()[1]
+    life = traced.spans()[1]
     assert life.num_cached_tokens == 8
     assert chunks(life) == [(8, 2)]
 
@@ -131,13 +131,13 @@ def test_preempted_requests_wait_and_are_computed_again(make: Callable[..., Trac
     for number, prompt in prompts.items():
         traced.core.add(PLACE, number, prompt, SamplingParams(max_tokens=9))
     tokens = traced.run()
-    lives = traced.lives()
-    assert {n: life.num_output_tokens for n, life in lives.items()} == {
+    spans = traced.spans()
+    assert {n: life.num_output_tokens for n, life in spans.items()} == {
         n: len(tokens[n]) for n in prompts
     }
-    num_preempted = sum(life.num_preemptions for life in lives.values())
+    num_preempted = sum(life.num_preemptions for life in spans.values())
     assert num_preempted == traced.core.scheduler.stats.preemptions > 0
-    for life in lives.values():
+    for life in spans.values():
         assert names(life).count("preempted") == life.num_preemptions
         assert names(life).count("first token") == 1
         assert life.is_whole
@@ -151,17 +151,17 @@ def test_an_aborted_request_ends_there(make: Callable[..., Traced]) -> None:
         traced.core.add(PLACE, number, [1, 2], SamplingParams(max_tokens=50))
     traced.core.step()
     traced.core.abort(PLACE, [0, 1])
-    lives = traced.lives()
-    assert [lives[n].reason for n in (0, 1)] == ["abort", "abort"]
-    assert names(lives[0]) == ["queued", "prefill", "first token", "decode", "finished"]
-    assert names(lives[1]) == ["queued", "finished"]
+    spans = traced.spans()
+    assert [spans[n].reason for n in (0, 1)] == ["abort", "abort"]
+    assert names(spans[0]) == ["queued", "prefill", "first token", "decode", "finished"]
+    assert names(spans[1]) == ["queued", "finished"]
 
 
 def test_a_refused_request_has_no_life_in_the_engine(make: Callable[..., Traced]) -> None:
     traced = make()
     assert traced.core.add(PLACE, 0, [99], SamplingParams()) is not None
     traced.core.observer.rejected(PLACE, 0)
-    life = traced.lives()[0]
+    life = traced.spans()[0]
     assert (names(life), life.reason) == (["finished"], "error")
 
 
@@ -170,7 +170,7 @@ def test_a_pooling_request_has_no_tokens(make: Callable[..., Traced]) -> None:
     pooling = Pooling(PoolingType.MEAN, normalize=False)
     traced.core.pool(PLACE, 0, [1, 2, 3, 4, 5, 6], pooling)
     traced.run()
-    life = traced.lives()[0]
+    life = traced.spans()[0]
     assert chunks(life) == [(0, 4), (4, 2)]
     assert (life.reason, life.num_output_tokens) == ("stop", 0)
     assert "decode" not in names(life)
@@ -185,10 +185,10 @@ def test_requests_from_before_the_trace_are_in_it(make: Callable[..., Traced]) -
     traced.core.observer = tracer
     tracer.recall(traced.core)
     traced.run()
-    lives = traced.lives()
-    assert [lives[n].reason for n in (0, 1)] == ["length", "length"]
-    assert names(lives[0]) == ["queued", "decode", "finished"]
-    assert names(lives[1]) == ["queued", "prefill", "first token", "decode", "finished"]
+    spans = traced.spans()
+    assert [spans[n].reason for n in (0, 1)] == ["length", "length"]
+    assert names(spans[0]) == ["queued", "decode", "finished"]
+    assert names(spans[1]) == ["queued", "prefill", "first token", "decode", "finished"]
 
 
 def test_each_step_has_its_phases_and_numbers(make: Callable[..., Traced]) -> None:

@@ -6,13 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fakes import FakeRunner, facts
+from support.fakes import FakeRunner, facts
 
-from shmllm.config import EngineConfig, LoadConfig, SchedulerConfig
+from shmllm.config.engine import EngineConfig, LoadConfig, SchedulerConfig
 from shmllm.engine.core import EngineCore
 from shmllm.errors import CallOrderError, RequestError
-from shmllm.outputs import FinishReason
-from shmllm.sampling_params import SamplingParams
+from shmllm.outputs.columns import FinishReason
+from shmllm.params.sampling import SamplingParams
 
 ME, OTHER = 3, 4
 PROMPT = list(range(1, 13))

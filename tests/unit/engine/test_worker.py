@@ -9,21 +9,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from fakes import FakeRunner, facts
+from support.fakes import FakeRunner, facts
 
-from shmllm.config import EngineConfig, LoadConfig, SchedulerConfig
-from shmllm.engine import worker_call
+from shmllm.config.engine import EngineConfig, LoadConfig, SchedulerConfig
 from shmllm.engine.core import EngineCore
 from shmllm.engine.worker import METHODS, Worker
-from shmllm.engine.worker_call import (
-    WorkerCall,
-    decode_call,
-    decode_result,
-    encode_call,
-    encode_result,
-)
 from shmllm.errors import CallError, ProtocolMismatchError, RequestError
-from shmllm.sampling_params import SamplingParams
+from shmllm.params.sampling import SamplingParams
+from shmllm.wire import rpc as worker_call
+from shmllm.wire.rpc import RpcCall, decode_call, decode_result, encode_call, encode_result
 
 
 class FakeModel:
@@ -83,7 +77,7 @@ HELPER = 10
 
 
 def test_a_functions_module_goes_with_it():
-    arrived = through(WorkerCall(own_function, (4,), {"b": 2}))
+    arrived = through(RpcCall(own_function, (4,), {"b": 2}))
     assert arrived.method is not own_function
     assert arrived.method(None, *arrived.args, **arrived.kwargs) == 42
 
@@ -91,41 +85,41 @@ def test_a_functions_module_goes_with_it():
 def test_partial_and_local_functions_cross():
     factor = 3
     for function in (lambda w, a: factor * a, functools.partial(own_function, b=0)):
-        arrived = through(WorkerCall(function, (2,)))
+        arrived = through(RpcCall(function, (2,)))
         assert arrived.method(None, *arrived.args) == function(None, 2)
 
 
 def test_functions_are_refused_where_they_are_not_allowed():
     with pytest.raises(RequestError, match="allow_callables"):
-        through(WorkerCall(own_function), allow=False)
-    assert through(WorkerCall("check_health"), allow=False).method == "check_health"
+        through(RpcCall(own_function), allow=False)
+    assert through(RpcCall("check_health"), allow=False).method == "check_health"
 
 
 def test_what_cannot_be_pickled_is_a_request_error():
     import threading
 
     with pytest.raises(RequestError, match="cannot be pickled"):
-        encode_call(WorkerCall(own_function, (threading.Lock(),)))
+        encode_call(RpcCall(own_function, (threading.Lock(),)))
 
 
 def test_arguments_of_a_method_cross_without_pickles():
     with pytest.raises(RequestError, match="cannot cross"):
-        encode_call(WorkerCall("get_weight", (object(),)))
+        encode_call(RpcCall("get_weight", (object(),)))
 
 
 def test_a_pickle_comes_back_only_to_who_sent_one():
     result = SimpleNamespace(x=1)
-    assert back(result, WorkerCall(own_function)) == result
+    assert back(result, RpcCall(own_function)) == result
     with pytest.raises(TypeError):
-        encode_result(result, WorkerCall("list_weights"))
-    tree, tensors = encode_result(result, WorkerCall(own_function))
+        encode_result(result, RpcCall("list_weights"))
+    tree, tensors = encode_result(result, RpcCall(own_function))
     with pytest.raises(ProtocolMismatchError, match="nobody asked"):
-        decode_result(tree, [tensors[0].tobytes()], WorkerCall("list_weights"))
+        decode_result(tree, [tensors[0].tobytes()], RpcCall("list_weights"))
 
 
 def test_a_broken_pickle_names_the_cause(monkeypatch):
     with pytest.raises(CallError, match="cannot be loaded here"):
-        decode_result({"pickle": {"$": "bytes", "at": 0}}, [b"nonsense"], WorkerCall(own_function))
+        decode_result({"pickle": {"$": "bytes", "at": 0}}, [b"nonsense"], RpcCall(own_function))
     with pytest.raises(RequestError, match="cannot be loaded in the engine"):
         decode_call({"function": {"$": "bytes", "at": 0}}, [b"nonsense"], True)
 
@@ -133,7 +127,7 @@ def test_a_broken_pickle_names_the_cause(monkeypatch):
 @pytest.mark.parametrize("tree", [None, [], {"value": 1, "pickle": 2}, {}])
 def test_an_answer_has_one_entry(tree):
     with pytest.raises(ProtocolMismatchError):
-        decode_result(tree, [], WorkerCall(own_function))
+        decode_result(tree, [], RpcCall(own_function))
 
 
 def test_every_method_exists_and_says_what_it_does(worker):
@@ -143,13 +137,13 @@ def test_every_method_exists_and_says_what_it_does(worker):
 
 def test_an_unknown_method_names_the_nearest(worker):
     with pytest.raises(RequestError, match="nearest is 'get_weight'"):
-        worker.run(WorkerCall("get_weights"))
+        worker.run(RpcCall("get_weights"))
     with pytest.raises(RequestError, match="no method '_method'"):
-        worker.run(WorkerCall("_method", ("run",)))
+        worker.run(RpcCall("_method", ("run",)))
 
 
 def test_a_function_gets_the_worker(worker):
-    seen = worker.run(WorkerCall(lambda w: (w.model, w.model_runner, w.rank, str(w.device))))
+    seen = worker.run(RpcCall(lambda w: (w.model, w.model_runner, w.rank, str(w.device))))
     assert seen == (worker.model, worker.model_runner, 0, "cpu")
 
 
@@ -160,23 +154,23 @@ def test_the_device_is_where_the_weights_are(worker):
 
 def test_exit_in_a_function_does_not_end_the_engine(worker):
     with pytest.raises(RuntimeError, match="exit"):
-        worker.run(WorkerCall(lambda w: exit(3)))
+        worker.run(RpcCall(lambda w: exit(3)))
 
 
 def test_weights_are_listed_and_copied(worker):
-    assert worker.run(WorkerCall("list_weights")) == {
+    assert worker.run(RpcCall("list_weights")) == {
         "a": ["float32", [2]],
         "b": ["float32", [3]],
     }
-    copy = worker.run(WorkerCall("get_weight", ("a",)))
+    copy = worker.run(RpcCall("get_weight", ("a",)))
     copy += 1
     assert not worker.model.weights["a"][0].any()
     with pytest.raises(RequestError, match="nearest name is a"):
-        worker.run(WorkerCall("get_weight", ("aa",)))
+        worker.run(RpcCall("get_weight", ("aa",)))
 
 
 def load(worker, weights):
-    return worker.run(WorkerCall("load_weights", (weights,)))
+    return worker.run(RpcCall("load_weights", (weights,)))
 
 
 def test_weights_that_come_as_arguments_are_written_whole_or_not_at_all(worker):
@@ -229,20 +223,20 @@ def test_an_update_empties_the_prefix_cache_also_while_requests_run(core, worker
 def test_a_call_that_changes_no_weights_leaves_the_prefix_cache(core, worker):
     core.add(0, 1, list(range(1, 13)), SamplingParams(temperature=0, max_tokens=1))
     core.step()
-    worker.run(WorkerCall("list_weights"))
+    worker.run(RpcCall("list_weights"))
     assert len(core._kv_cache.prefix_cache) == 3
 
 
 def test_a_profile_stands_in_front_of_the_runner_while_it_lasts(core, worker, tmp_path):
     runner = core.runner
-    path = worker.run(WorkerCall("start_profile", (str(tmp_path),), {"prefix": "p", "delay": 1}))
+    path = worker.run(RpcCall("start_profile", (str(tmp_path),), {"prefix": "p", "delay": 1}))
     core.add(0, 1, [1, 2], SamplingParams(temperature=0, max_tokens=4))
     assert core.runner is not runner
     with pytest.raises(RequestError, match="under way"):
-        worker.run(WorkerCall("start_profile", (str(tmp_path),)))
+        worker.run(RpcCall("start_profile", (str(tmp_path),)))
     while core.scheduler.has_unfinished():
         core.step()
-    assert worker.run(WorkerCall("stop_profile")) == path
+    assert worker.run(RpcCall("stop_profile")) == path
     assert core.runner is runner
     assert len(runner.plans) == 4
     assert [entry.name for entry in tmp_path.iterdir()] == [path.rsplit("/", 1)[1]]
@@ -260,16 +254,16 @@ def test_a_profile_stands_in_front_of_the_runner_while_it_lasts(core, worker, tm
 def test_a_profile_that_cannot_be_written_does_not_begin(core, worker, tmp_path, options, message):
     runner = core.runner
     with pytest.raises(RequestError, match=message):
-        worker.run(WorkerCall("start_profile", (), {"directory": str(tmp_path)} | options))
+        worker.run(RpcCall("start_profile", (), {"directory": str(tmp_path)} | options))
     assert core.runner is runner
 
 
 def test_a_profile_without_steps_is_said_to_be_empty(core, worker, tmp_path):
     with pytest.raises(RequestError, match="no profile"):
-        worker.run(WorkerCall("stop_profile"))
-    worker.run(WorkerCall("start_profile", (str(tmp_path),), {"delay": 2}))
+        worker.run(RpcCall("stop_profile"))
+    worker.run(RpcCall("start_profile", (str(tmp_path),), {"delay": 2}))
     with pytest.raises(RequestError, match="before it began"):
-        worker.run(WorkerCall("stop_profile"))
+        worker.run(RpcCall("stop_profile"))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -6,13 +6,13 @@ import json
 
 import pytest
 import tokenizers
-from fakes import FakeEngineClient
+from support.fakes import FakeEngineClient
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from shmllm import LLM
 from shmllm.frontend import front_end
-from shmllm.frontend.tokenizer import Tokenizer
-from shmllm.frontend.tokenizer_backend import FastBackend
+from shmllm.frontend.text.tokenizer import Tokenizer
+from shmllm.frontend.text.tokenizer_backend import FastBackend
 
 SAMPLES = [
     "The quick brown fox jumps over the lazy dog, and then it does it again.",

@@ -8,12 +8,12 @@ import threading
 from contextlib import aclosing
 
 import pytest
-from fakes import FakeEngineClient
+from support.fakes import FakeEngineClient
 
 from shmllm import AsyncLLM
 from shmllm.errors import EngineDeadError, RequestError, ShmLLMError
 from shmllm.frontend import front_end
-from shmllm.sampling_params import RequestOutputKind, SamplingParams
+from shmllm.params.sampling import RequestOutputKind, SamplingParams
 from shmllm.wire.messages import Method
 
 CUMULATIVE, DELTA = RequestOutputKind.CUMULATIVE, RequestOutputKind.DELTA

@@ -6,13 +6,13 @@ import threading
 import time
 
 import pytest
-from fakes import FakeEngineClient
+from support.fakes import FakeEngineClient
 
 from shmllm.errors import EngineDeadError, ShmLLMError
 from shmllm.frontend.dispatcher import Dispatcher, RequestGroup
 from shmllm.frontend.input_processor import PreparedRequest
 from shmllm.frontend.output_processor import OutputProcessor
-from shmllm.sampling_params import SamplingParams
+from shmllm.params.sampling import SamplingParams
 
 LIMIT_S = 20.0
 

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from shmllm.config import EngineConfig
+from shmllm.config.engine import EngineConfig
 from shmllm.errors import EngineStartError
 from shmllm.frontend.engine_options import make_engine_config, read_model_defaults
-from shmllm.sampling_params import SamplingParams
+from shmllm.params.sampling import SamplingParams
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import torch
-from fakes import facts
+from support.fakes import facts
 
 from shmllm.frontend.engine_view import EngineView
-from shmllm.model_files import resolve_model
+from shmllm.frontend.model_files import resolve_model
 
 
 class Host:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shmllm.errors import RequestError
-from shmllm.sampling_params import SamplingParams
+from shmllm.params.sampling import SamplingParams
 
 
 def lengths(values):

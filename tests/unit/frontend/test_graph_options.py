@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from shmllm.config.graphs import CudaGraphMode, GraphConfig
 from shmllm.errors import EngineStartError
 from shmllm.frontend.engine_options import make_engine_config
-from shmllm.graph_config import CudaGraphMode, GraphConfig
 
 
 class CUDAGraphMode(enum.Enum):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fakes import facts
+from support.fakes import facts
 
 from shmllm.errors import RequestError
 from shmllm.frontend.input_processor import InputProcessor, as_list, match_params
-from shmllm.frontend.tokenizer import Tokenizer
-from shmllm.model_files import resolve_model
-from shmllm.sampling_params import SamplingParams
-from shmllm.structured_params import StructuredOutputsParams
+from shmllm.frontend.model_files import resolve_model
+from shmllm.frontend.text.tokenizer import Tokenizer
+from shmllm.params.sampling import SamplingParams
+from shmllm.params.structured_outputs import StructuredOutputsParams
 
 VOCAB_SIZE = 600
 MAX_MODEL_LEN = 32

@@ -6,7 +6,7 @@ import pytest
 
 from shmllm.errors import RequestError
 from shmllm.frontend import dispatcher
-from shmllm.sampling_params import SamplingParams
+from shmllm.params.sampling import SamplingParams
 from shmllm.wire.messages import Rejected
 
 

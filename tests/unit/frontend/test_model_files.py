@@ -8,9 +8,9 @@ import types
 
 import pytest
 
-from shmllm import model_files
 from shmllm.errors import EngineStartError
-from shmllm.model_files import generation_defaults, resolve_model
+from shmllm.frontend import model_files
+from shmllm.frontend.model_files import generation_defaults, resolve_model
 
 
 @pytest.fixture

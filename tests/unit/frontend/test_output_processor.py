@@ -12,10 +12,10 @@ import pytest
 from shmllm.frontend.input_processor import PreparedRequest
 from shmllm.frontend.output_processor import OutputProcessor
 from shmllm.frontend.request_state import RequestState
-from shmllm.logprobs import Logprob, LogprobColumns, PromptLogprobs
-from shmllm.outputs import FinishReason, OutputColumns
-from shmllm.sampling_params import RequestOutputKind, SamplingParams
-from shmllm.structured_params import StructuredOutputsParams
+from shmllm.outputs.columns import FinishReason, OutputColumns
+from shmllm.outputs.logprobs import Logprob, LogprobColumns, PromptLogprobs
+from shmllm.params.sampling import RequestOutputKind, SamplingParams
+from shmllm.params.structured_outputs import StructuredOutputsParams
 from shmllm.wire.messages import Rejected, WeightVersion
 
 STOP, LENGTH, ABORT = FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT

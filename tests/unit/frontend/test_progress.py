@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shmllm.frontend.progress import BatchProgress
-from shmllm.outputs import CompletionOutput, RequestOutput
+from shmllm.outputs.request import CompletionOutput, RequestOutput
 
 
 def output(num_tokens, num_prompt, num_cached):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from fakes import facts
+from support.fakes import facts
 
 from shmllm.errors import RequestError
 from shmllm.frontend.sampling_checks import EngineTerms, SamplingChecks
-from shmllm.sampling_params import SamplingParams
+from shmllm.params.sampling import SamplingParams
 
 
 @pytest.fixture

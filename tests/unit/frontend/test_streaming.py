@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from shmllm.errors import EngineDeadError, RequestError, ShmLLMError
-from shmllm.sampling_params import RequestOutputKind, SamplingParams
+from shmllm.params.sampling import RequestOutputKind, SamplingParams
 
 ONE = SamplingParams(max_tokens=1)
 BAD = [999]

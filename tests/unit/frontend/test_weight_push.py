@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from shmllm.engine.weight_bucket import pieces_of
 from shmllm.errors import CallOrderError, RequestError
 from shmllm.frontend.weight_push import WeightPush
 from shmllm.wire.messages import Method
+from shmllm.wire.weight_bucket import pieces_of
 
 SIZE = 128
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from shmllm.core.plan import Admission
-from shmllm.sampling_params import SamplingParams
-from shmllm.worker.edits import RowEdits, apply_edits
-from shmllm.worker.filters import keep_top_k_top_p
+from shmllm.core.plan import NewRequest
+from shmllm.params.sampling import SamplingParams
+from shmllm.worker.cpu.filters import keep_top_k_top_p
+from shmllm.worker.logits_processors import LogitsState, apply_logits_processors
 from shmllm.worker.scoring import score_tokens
 from shmllm_kernels.reference.philox import gumbel_noise, philox
 from shmllm_kernels.reference.sampling import SamplingColumns, draw, filtered, penalise, score
@@ -87,7 +87,7 @@ def test_penalties_are_those_of_the_engines_sampler():
     generator = torch.Generator().manual_seed(3)
     prompt, output = [1, 2, 2, 30], [2, 5, 5, 5, 39]
     params = SamplingParams(repetition_penalty=1.4, frequency_penalty=0.3, presence_penalty=-0.8)
-    edits = RowEdits(Admission(0, prompt, [1], params, 0, 0, (), num_prompt_tokens=4), 40)
+    edits = LogitsState(NewRequest(0, prompt, [1], params, 0, 0, (), num_prompt_tokens=4), 40)
     logits = torch.randn(1, 40, generator=generator)
     columns = SamplingColumns.greedy(1, "cpu")
     columns.repetition.fill_(1.4)
@@ -98,7 +98,7 @@ def test_penalties_are_those_of_the_engines_sampler():
     for token in output:
         uses[0, token] += 2
     got = penalise(logits, uses, columns)
-    apply_edits(logits, [(0, edits)], [np.array(prompt + output, np.int32)])
+    apply_logits_processors(logits, [(0, edits)], [np.array(prompt + output, np.int32)])
     torch.testing.assert_close(got, logits, atol=1e-6, rtol=1e-6)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from interpreting import assert_nothing_is_collected_compiled, files, interpret
+from support.interpreting import assert_nothing_is_collected_compiled, files, interpret
 
 FOLDER = Path(__file__).parent / "triton"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from model_helpers import (
+from support.model_helpers import (
     assert_logits_close,
     load,
     our_logits,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from model_helpers import CONFIGS, reference_model, save
+from support.model_helpers import CONFIGS, reference_model, save
 
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig, RopeConfig

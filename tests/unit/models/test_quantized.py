@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from model_helpers import assert_logits_close, load, our_logits, reference_model, save
+from support.model_helpers import assert_logits_close, load, our_logits, reference_model, save
 
 from shmllm.errors import RequestError
 from shmllm.models.config import ModelConfig
@@ -165,11 +165,11 @@ def test_loading_takes_no_more_memory_than_is_held_then(tmp_path: Path) -> None:
     )
     config = ModelConfig.from_directory(save(reference, tmp_path))
     counter = CountingAllocator()
-    create_model(config, torch.float32, counter.take, "int8")
+    create_model(config, torch.float32, counter.allocate, "int8")
     matrices = sum(w.numel() for n, w in reference.named_parameters() if w.ndim == 2)
     assert counter.num_bytes < 1.01 * (matrices + 3 * reference.model.embed_tokens.weight.numel())
     arena = HostArena(counter.num_bytes, "the weights")
-    model = create_model(config, torch.float32, arena.take, "int8")
+    model = create_model(config, torch.float32, arena.allocate, "int8")
     before, most = anonymous_bytes(), 0
 
     def look(_done: int, _total: int) -> None:

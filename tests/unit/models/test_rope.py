@@ -14,7 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from shmllm.models.fields import Fields
 from shmllm.models.rope import attention_factor, inverse_frequencies
 from shmllm.models.rope_config import RopeConfig
-from shmllm_kernels.cpu import Tape, word_of_float
+from shmllm_kernels.cpu import KernelProgram, word_of_float
 from shmllm_kernels.cpu.rows import ROPE_TABLES
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
@@ -59,9 +59,9 @@ def tables(rope: RopeConfig, head_dim: int, positions: torch.Tensor) -> tuple[to
     cos, sin = (torch.empty(len(positions), head_dim // 2) for _ in range(2))
     inputs = [count.ctypes.data, positions.data_ptr(), frequencies.data_ptr(), head_dim // 2]
     scale = word_of_float(attention_factor(rope))
-    tape = Tape(1)
-    tape.record(ROPE_TABLES, [*inputs, cos.data_ptr(), sin.data_ptr(), scale])
-    tape.play()
+    program = KernelProgram(1)
+    program.record(ROPE_TABLES, [*inputs, cos.data_ptr(), sin.data_ptr(), scale])
+    program.replay()
     return cos, sin
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from model_helpers import load, our_logits, reference_logits, reference_model, save
+from support.model_helpers import load, our_logits, reference_logits, reference_model, save
 
 from shmllm.errors import RequestError
 from shmllm.models.weight_update import update_weights

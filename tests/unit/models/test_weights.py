@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from model_helpers import (
+from safetensors.torch import load_file, save_file
+from support.model_helpers import (
     allocate,
     assert_logits_close,
     load,
@@ -19,7 +20,6 @@ from model_helpers import (
     reference_model,
     save,
 )
-from safetensors.torch import load_file, save_file
 
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig

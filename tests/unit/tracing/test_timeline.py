@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from traces import Trace, load
+from support.traces import Trace, load
 
-from shmllm.tracing.layout import Direction, Moment, Slice, Type
+from shmllm.tracing.layout import Direction, Event, Slice, Type
 from shmllm.tracing.reading import Record, Recording
 from shmllm.tracing.timeline import make_timeline
 from shmllm.tracing.writing import summary, write_timeline
@@ -25,12 +25,12 @@ def front(*records: tuple[int, ...]) -> Recording:
 
 
 def engine(*records: tuple[int, ...]) -> Recording:
-    joined = (Type.MOMENT, Moment.JOINED, 100, 100, 0, RING, FRONT)
+    joined = (Type.MOMENT, Event.JOINED, 100, 100, 0, RING, FRONT)
     each = [record(ENGINE, *r) for r in (joined, *records)]
     return Recording(ENGINE, {"role": "engine"}, 0, each)
 
 
-def moment(what: Moment, at: int, *values: int, until: int = 0) -> tuple[int, ...]:
+def moment(what: Event, at: int, *values: int, until: int = 0) -> tuple[int, ...]:
     return (Type.MOMENT, what, at, until or at, *values)
 
 
@@ -66,13 +66,13 @@ def test_a_stop_string_ends_a_life_before_its_engine_knows(tmp_path: Path) -> No
     trace = written(
         tmp_path,
         front(
-            moment(Moment.SUBMITTED, 1000, RING, 7, 3),
-            moment(Moment.FINISHED, 5000, RING, 7, STOP, 2, until=5100),
+            moment(Event.SUBMITTED, 1000, RING, 7, 3),
+            moment(Event.FINISHED, 5000, RING, 7, STOP, 2, until=5100),
         ),
         engine(
-            moment(Moment.QUEUED, 1100, 0, 7, 3),
-            moment(Moment.ADMITTED, 1200, 0, 7, 0),
-            moment(Moment.ENDED, 6000, 0, 7, ABORT, 3),
+            moment(Event.QUEUED, 1100, 0, 7, 3),
+            moment(Event.ADMITTED, 1200, 0, 7, 0),
+            moment(Event.ENDED, 6000, 0, 7, ABORT, 3),
         ),
     )
     (request,) = trace.requests.values()
@@ -86,7 +86,7 @@ def test_a_stop_string_ends_a_life_before_its_engine_knows(tmp_path: Path) -> No
 def test_a_life_without_its_end_goes_on_to_the_trace_s(tmp_path: Path) -> None:
     trace = written(
         tmp_path,
-        engine(moment(Moment.QUEUED, 1100, 0, 7, 3), (Type.SLICE, Slice.DRAIN, 1000, 9000)),
+        engine(moment(Event.QUEUED, 1100, 0, 7, 3), (Type.SLICE, Slice.DRAIN, 1000, 9000)),
     )
     (request,) = trace.requests.values()
     assert (request.begin, request.end) == (1100, 9000)
@@ -100,7 +100,7 @@ def test_nothing_is_older_than_the_trace(tmp_path: Path) -> None:
         engine(
             (Type.SLICE, Slice.DRAIN, 500, 900),
             (Type.SLICE, Slice.DRAIN, 2000, 2100),
-            moment(Moment.QUEUED, 600, 0, 7, 3),
+            moment(Event.QUEUED, 600, 0, 7, 3),
         ),
         begin=1000,
     )
@@ -113,19 +113,19 @@ def test_a_place_can_have_two_front_ends_one_behind_the_other(tmp_path: Path) ->
     trace = written(
         tmp_path,
         engine(
-            moment(Moment.QUEUED, 1000, 0, 7, 3),
-            moment(Moment.ENDED, 1100, 0, 7, ABORT, 0),
-            moment(Moment.LEFT, 1200, 0),
-            moment(Moment.QUEUED, 1250, 0, 7, 3),  # of nobody who is known
-            moment(Moment.JOINED, 1300, 0, RING + 1, FRONT + 1),
-            moment(Moment.QUEUED, 1400, 0, 7, 3),
+            moment(Event.QUEUED, 1000, 0, 7, 3),
+            moment(Event.ENDED, 1100, 0, 7, ABORT, 0),
+            moment(Event.LEFT, 1200, 0),
+            moment(Event.QUEUED, 1250, 0, 7, 3),  # of nobody who is known
+            moment(Event.JOINED, 1300, 0, RING + 1, FRONT + 1),
+            moment(Event.QUEUED, 1400, 0, 7, 3),
         ),
     )
     assert sorted(trace.requests) == [f"{RING:x}.7", f"{RING + 1:x}.7"]
 
 
 def test_a_front_end_that_recorded_nothing_is_named(tmp_path: Path) -> None:
-    trace = written(tmp_path, engine(moment(Moment.QUEUED, 1000, 0, 7, 3)))
+    trace = written(tmp_path, engine(moment(Event.QUEUED, 1000, 0, 7, 3)))
     assert trace.process_names()[FRONT] == f"front end, not recorded, pid {FRONT}"
     assert trace.about["front_ends_not_recorded"] == [FRONT]
 

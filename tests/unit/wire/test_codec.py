@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shmllm.errors import ProtocolMismatchError
-from shmllm.logprobs import LogprobColumns, PromptLogprobs
-from shmllm.outputs import Embeddings, FinishReason, OutputColumns
-from shmllm.pooling_params import Pooling, PoolingType
-from shmllm.sampling_params import RepetitionDetectionParams, SamplingParams
+from shmllm.outputs.columns import Embeddings, FinishReason, OutputColumns
+from shmllm.outputs.logprobs import LogprobColumns, PromptLogprobs
+from shmllm.params.pooling import Pooling, PoolingType
+from shmllm.params.sampling import RepetitionDetectionParams, SamplingParams
 from shmllm.wire import add, codec
 from shmllm.wire import outputs as wire_outputs
 from shmllm.wire.messages import (
@@ -25,10 +25,10 @@ from shmllm.wire.messages import (
     Call,
     Failed,
     Hello,
-    Kind,
     Method,
     PoolRequest,
     PromptEmbeds,
+    RecordKind,
     Rejected,
     Reply,
     Shutdown,
@@ -174,11 +174,11 @@ def embeddings(draw):
 
 
 MESSAGES = {
-    Kind.HELLO: (codec.encode_hello, st.builds(Hello, uint32, uint32)),
-    Kind.INIT: (codec.encode_text, st.builds(Text, text)),
-    Kind.READY: (codec.encode_text, st.builds(Text, text)),
-    Kind.FAILED: (codec.encode_failed, st.builds(Failed, text, text)),
-    Kind.ADD: (
+    RecordKind.HELLO: (codec.encode_hello, st.builds(Hello, uint32, uint32)),
+    RecordKind.INIT: (codec.encode_text, st.builds(Text, text)),
+    RecordKind.READY: (codec.encode_text, st.builds(Text, text)),
+    RecordKind.FAILED: (codec.encode_failed, st.builds(Failed, text, text)),
+    RecordKind.ADD: (
         codec.encode_add,
         st.builds(
             AddRequest,
@@ -191,22 +191,22 @@ MESSAGES = {
             text,
         ),
     ),
-    Kind.POOL: (
+    RecordKind.POOL: (
         codec.encode_pool,
         st.builds(PoolRequest, int64, st.lists(token_id, max_size=20), poolings, text, int32),
     ),
-    Kind.PROMPT_EMBEDS: (
+    RecordKind.PROMPT_EMBEDS: (
         codec.encode_prompt_embeds,
         st.builds(PromptEmbeds, int64, st.binary(max_size=100)),
     ),
-    Kind.EMBEDDINGS: (codec.encode_embeddings, embeddings()),
-    Kind.ABORT: (codec.encode_abort, st.builds(Abort, st.lists(int64, max_size=9))),
-    Kind.OUTPUTS: (codec.encode_outputs, outputs()),
-    Kind.PROMPT_LOGPROBS: (codec.encode_prompt_logprobs, prompt_logprobs()),
-    Kind.REJECTED: (codec.encode_rejected, st.builds(Rejected, int64, text, st.booleans())),
-    Kind.CALL: (codec.encode_call, st.builds(Call, int64, st.sampled_from(Method), text)),
-    Kind.WORK: (codec.encode_work, st.builds(Work, int64, text)),
-    Kind.WEIGHTS: (
+    RecordKind.EMBEDDINGS: (codec.encode_embeddings, embeddings()),
+    RecordKind.ABORT: (codec.encode_abort, st.builds(Abort, st.lists(int64, max_size=9))),
+    RecordKind.OUTPUTS: (codec.encode_outputs, outputs()),
+    RecordKind.PROMPT_LOGPROBS: (codec.encode_prompt_logprobs, prompt_logprobs()),
+    RecordKind.REJECTED: (codec.encode_rejected, st.builds(Rejected, int64, text, st.booleans())),
+    RecordKind.CALL: (codec.encode_call, st.builds(Call, int64, st.sampled_from(Method), text)),
+    RecordKind.WORK: (codec.encode_work, st.builds(Work, int64, text)),
+    RecordKind.WEIGHTS: (
         codec.encode_weights,
         st.builds(
             Weights,
@@ -214,26 +214,29 @@ MESSAGES = {
             text,
         ),
     ),
-    Kind.WEIGHT_VERSION: (codec.encode_weight_version, st.builds(WeightVersion, int64 | text)),
-    Kind.SHUTDOWN: (
+    RecordKind.WEIGHT_VERSION: (
+        codec.encode_weight_version,
+        st.builds(WeightVersion, int64 | text),
+    ),
+    RecordKind.SHUTDOWN: (
         codec.encode_shutdown,
         st.builds(Shutdown, st.floats(0, allow_infinity=False, allow_nan=False)),
     ),
-    Kind.TRACE: (codec.encode_trace, st.builds(Trace, text)),
-    Kind.REPLY: (codec.encode_reply, st.builds(Reply, int64, st.booleans(), text)),
+    RecordKind.TRACE: (codec.encode_trace, st.builds(Trace, text)),
+    RecordKind.REPLY: (codec.encode_reply, st.builds(Reply, int64, st.booleans(), text)),
 }
 # Kinds whose last section takes whatever follows: these cannot tell that bytes were added.
 OPEN_ENDED = {
-    Kind.TRACE,
-    Kind.INIT,
-    Kind.READY,
-    Kind.FAILED,
-    Kind.REJECTED,
-    Kind.CALL,
-    Kind.WORK,
-    Kind.WEIGHTS,
-    Kind.REPLY,
-    Kind.PROMPT_EMBEDS,
+    RecordKind.TRACE,
+    RecordKind.INIT,
+    RecordKind.READY,
+    RecordKind.FAILED,
+    RecordKind.REJECTED,
+    RecordKind.CALL,
+    RecordKind.WORK,
+    RecordKind.WEIGHTS,
+    RecordKind.REPLY,
+    RecordKind.PROMPT_EMBEDS,
 }
 kinds = pytest.mark.parametrize("kind", MESSAGES, ids=lambda kind: kind.name)
 
@@ -247,7 +250,7 @@ def decode(kind, record):
 
 
 def test_every_kind_but_the_reference_is_tested_here():
-    assert set(Kind) == {*MESSAGES, Kind.IN_SLOT}
+    assert set(RecordKind) == {*MESSAGES, RecordKind.IN_SLOT}
 
 
 @kinds
@@ -286,7 +289,7 @@ def test_damaged_bytes_are_refused_or_read(kind, data):
 def test_a_record_of_another_length_is_refused(kind, data):
     record = record_of(kind, data.draw(MESSAGES[kind][1]))
     # ABORT is an array of 8 bytes each: only another multiple of 8 is another message.
-    cut = data.draw(st.integers(1, 7 if kind is Kind.ABORT else max(len(record), 1)))
+    cut = data.draw(st.integers(1, 7 if kind is RecordKind.ABORT else max(len(record), 1)))
     with pytest.raises(ProtocolMismatchError):
         decode(kind, record + b"\0" * min(cut, 7))
     if cut <= len(record):
@@ -296,17 +299,22 @@ def test_a_record_of_another_length_is_refused(kind, data):
 
 @pytest.mark.parametrize(
     ("kind", "header_bytes"),
-    [(Kind.FAILED, 4), (Kind.REJECTED, 12), (Kind.CALL, 12), (Kind.REPLY, 12)],
+    [
+        (RecordKind.FAILED, 4),
+        (RecordKind.REJECTED, 12),
+        (RecordKind.CALL, 12),
+        (RecordKind.REPLY, 12),
+    ],
     ids=["FAILED", "REJECTED", "CALL", "REPLY"],
 )
 def test_a_cut_header_is_refused(kind, header_bytes):
     for length in range(header_bytes):
         with pytest.raises(ProtocolMismatchError):
             decode(kind, b"\1" * length)
-    decode(kind, bytes(4 if kind == Kind.FAILED else 8) + b"\1\0\0\0"[: header_bytes - 4])
+    decode(kind, bytes(4 if kind == RecordKind.FAILED else 8) + b"\1\0\0\0"[: header_bytes - 4])
 
 
-@pytest.mark.parametrize("kind", [0, Kind.IN_SLOT, 99, -1, 2**32])
+@pytest.mark.parametrize("kind", [0, RecordKind.IN_SLOT, 99, -1, 2**32])
 def test_an_unknown_kind_is_refused(kind):
     with pytest.raises(ProtocolMismatchError, match=f"kind {kind:d}"):
         decode(kind, b"")
@@ -315,10 +323,10 @@ def test_an_unknown_kind_is_refused(kind):
 @pytest.mark.parametrize(
     ("kind", "record"),
     [
-        (Kind.INIT, b"\xff"),
-        (Kind.FAILED, struct.pack("<I", 1) + b"\xc3"),
-        (Kind.REJECTED, struct.pack("<q", 1) + b"\xe2\x82"),
-        (Kind.REPLY, struct.pack("<qI", 1, 1) + b"\x80"),
+        (RecordKind.INIT, b"\xff"),
+        (RecordKind.FAILED, struct.pack("<I", 1) + b"\xc3"),
+        (RecordKind.REJECTED, struct.pack("<q", 1) + b"\xe2\x82"),
+        (RecordKind.REPLY, struct.pack("<qI", 1, 1) + b"\x80"),
     ],
     ids=["INIT", "FAILED", "REJECTED", "REPLY"],
 )
@@ -329,76 +337,81 @@ def test_text_that_is_not_utf8_is_refused(kind, record):
 
 def test_an_unknown_method_is_refused():
     with pytest.raises(ProtocolMismatchError, match="77"):
-        decode(Kind.CALL, struct.pack("<qI", 1, 77))
+        decode(RecordKind.CALL, struct.pack("<qI", 1, 77))
 
 
 def test_parameters_out_of_range_are_refused():
-    record = bytearray(record_of(Kind.ADD, AddRequest(1, [5], SamplingParams())))
+    record = bytearray(record_of(RecordKind.ADD, AddRequest(1, [5], SamplingParams())))
     struct.pack_into("<d", record, add.ADD_HEADER.size + 8, float("nan"))
     with pytest.raises(ProtocolMismatchError, match="ADD: temperature"):
-        decode(Kind.ADD, record)
+        decode(RecordKind.ADD, record)
 
 
 @pytest.mark.parametrize("lengths", [(2, 2), (3, 0), (1, 1)], ids=str)
 def test_bad_words_that_do_not_fit_together_are_refused(lengths):
     message = AddRequest(1, [5], SamplingParams(), bad_words=((7,), (8, 9)))
-    record = record_of(Kind.ADD, message)
+    record = record_of(RecordKind.ADD, message)
     begin = add.ADD_HEADER.size + add.PARAMS.size
     assert struct.unpack_from("<IIiii", record, begin) == (1, 2, 7, 8, 9)
     record = bytearray(record)
     struct.pack_into("<II", record, begin, *lengths)
     with pytest.raises(ProtocolMismatchError, match="bad words"):
-        decode(Kind.ADD, record)
+        decode(RecordKind.ADD, record)
 
 
 def test_bad_words_are_no_negative_tokens():
     message = AddRequest(1, [5], SamplingParams(), bad_words=((-7,),))
     with pytest.raises(ProtocolMismatchError, match="bad words"):
-        decode(Kind.ADD, record_of(Kind.ADD, message))
+        decode(RecordKind.ADD, record_of(RecordKind.ADD, message))
 
 
 def test_a_seed_of_minus_one_travels_as_a_seed():
     """The constructor takes it for none; a child of n > 1 may arrive at it by counting."""
     params = SamplingParams()
     params.seed = -1
-    assert decode(Kind.ADD, record_of(Kind.ADD, AddRequest(1, [5], params))).params.seed == -1
+    assert (
+        decode(RecordKind.ADD, record_of(RecordKind.ADD, AddRequest(1, [5], params))).params.seed
+        == -1
+    )
 
 
 def test_equal_parameters_are_decoded_once():
     records = [
-        record_of(Kind.ADD, AddRequest(number, [5], SamplingParams(top_k=3, logit_bias={4: 1.5})))
+        record_of(
+            RecordKind.ADD, AddRequest(number, [5], SamplingParams(top_k=3, logit_bias={4: 1.5}))
+        )
         for number in range(2)
     ]
-    first, second = (decode(Kind.ADD, record).params for record in records)
+    first, second = (decode(RecordKind.ADD, record).params for record in records)
     assert first is second
 
 
 @pytest.mark.parametrize("value", [2**31, 2**40])
 @pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
 def test_more_alternatives_than_32_bits_count_are_as_many_as_they_can(name, value):
-    record = record_of(Kind.ADD, AddRequest(1, [5], SamplingParams(**{name: value})))
-    assert getattr(decode(Kind.ADD, record).params, name) == 2**31 - 1
+    record = record_of(RecordKind.ADD, AddRequest(1, [5], SamplingParams(**{name: value})))
+    assert getattr(decode(RecordKind.ADD, record).params, name) == 2**31 - 1
 
 
 @pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
 def test_a_shutdown_without_an_end_is_refused(seconds):
     with pytest.raises(ProtocolMismatchError, match="SHUTDOWN cannot drain"):
-        decode(Kind.SHUTDOWN, struct.pack("<d", seconds))
+        decode(RecordKind.SHUTDOWN, struct.pack("<d", seconds))
 
 
 def test_announced_sections_beyond_the_record_are_refused_without_being_read():
-    record = bytearray(record_of(Kind.ADD, AddRequest(1, [5], SamplingParams())))
+    record = bytearray(record_of(RecordKind.ADD, AddRequest(1, [5], SamplingParams())))
     for offset in range(12, add.ADD_HEADER.size, 4):
         damaged = bytearray(record)
         struct.pack_into("<I", damaged, offset, 2**32 - 1)
         if offset != GRAMMAR_KIND_OFFSET:
             with pytest.raises(ProtocolMismatchError, match="announces a section"):
-                decode(Kind.ADD, damaged)
+                decode(RecordKind.ADD, damaged)
     for offset in range(add.ADD_HEADER.size + add.PARAMS.size - 20, len(record) - 4, 4):
         damaged = bytearray(record)
         struct.pack_into("<I", damaged, offset, 2**32 - 1)
         with pytest.raises(ProtocolMismatchError):
-            decode(Kind.ADD, damaged)
+            decode(RecordKind.ADD, damaged)
 
 
 def outputs_record(*, rows=2, cached=0, tokens=2, flags=1, body=b""):
@@ -417,7 +430,7 @@ def outputs_record(*, rows=2, cached=0, tokens=2, flags=1, body=b""):
 )
 def test_columns_that_do_not_fit_together_are_refused(record):
     with pytest.raises(ProtocolMismatchError, match="do not fit together"):
-        decode(Kind.OUTPUTS, record)
+        decode(RecordKind.OUTPUTS, record)
 
 
 def logprobs_record(rows, ks, tokens, entries, *, counts=(1, 1)):
@@ -446,11 +459,13 @@ def logprobs_record(rows, ks, tokens, entries, *, counts=(1, 1)):
 )
 def test_logprobs_that_do_not_fit_the_rows_are_refused(announced):
     with pytest.raises(ProtocolMismatchError, match="log-probabilities of OUTPUTS"):
-        decode(Kind.OUTPUTS, logprobs_record(*announced))
+        decode(RecordKind.OUTPUTS, logprobs_record(*announced))
 
 
 def test_logprobs_have_one_entry_for_each_token_of_a_row():
-    columns = decode(Kind.OUTPUTS, logprobs_record([0, 1], [2, 0], 4, 6, counts=(3, 1))).logprobs
+    columns = decode(
+        RecordKind.OUTPUTS, logprobs_record([0, 1], [2, 0], 4, 6, counts=(3, 1))
+    ).logprobs
     assert (len(columns.logprobs), len(columns.top_ids)) == (4, 6)
 
 
@@ -478,7 +493,7 @@ def test_parts_of_columns_say_the_same_together(data, most):
         joined = np.concatenate([np.zeros(0), *(getattr(each, name) for each in taken)])
         assert np.array_equal(joined, getattr(whole_logprobs, name), equal_nan=True)
     for part in parts:
-        decode(Kind.OUTPUTS, record_of(Kind.OUTPUTS, part))
+        decode(RecordKind.OUTPUTS, record_of(RecordKind.OUTPUTS, part))
 
 
 @settings(max_examples=40, deadline=None)
@@ -499,14 +514,14 @@ def test_parts_of_prompt_logprobs_say_the_same_together(whole, most):
 def test_a_decode_step_carries_no_counts():
     one_each = OutputColumns(numbers=[1, 2], counts=[1, 1], finishes=[0, 0], token_ids=[5, 6])
     mixed = OutputColumns(numbers=[1, 2], counts=[0, 2], finishes=[0, 0], token_ids=[5, 6])
-    lengths = [len(record_of(Kind.OUTPUTS, message)) for message in (one_each, mixed)]
+    lengths = [len(record_of(RecordKind.OUTPUTS, message)) for message in (one_each, mixed)]
     assert lengths[1] - lengths[0] == 2 * 2
 
 
 def test_a_decoded_message_does_not_hold_the_record():
-    record = bytearray(record_of(Kind.ADD, AddRequest(1, [5, 6], SamplingParams(), "salt")))
+    record = bytearray(record_of(RecordKind.ADD, AddRequest(1, [5, 6], SamplingParams(), "salt")))
     view = memoryview(record)
-    message = codec.decode(Kind.ADD, view)
+    message = codec.decode(RecordKind.ADD, view)
     view.release()
     record.clear()
     assert list(message.prompt_token_ids) == [5, 6]
@@ -516,25 +531,25 @@ def test_a_decoded_message_does_not_hold_the_record():
 @pytest.mark.parametrize("name", ["max_tokens", "min_tokens"])
 def test_a_length_beyond_32_bits_means_the_largest(name):
     wanted = SamplingParams(max_tokens=2**40, min_tokens=2**40 if name == "min_tokens" else 0)
-    received = decode(Kind.ADD, record_of(Kind.ADD, AddRequest(1, [5], wanted)))
+    received = decode(RecordKind.ADD, record_of(RecordKind.ADD, AddRequest(1, [5], wanted)))
     assert getattr(received.params, name) == 2**32 - 1
 
 
 @pytest.mark.parametrize("top_k", [2**31, 2**40])
 def test_a_top_k_beyond_32_bits_keeps_every_token(top_k):
-    record = record_of(Kind.ADD, AddRequest(1, [5], SamplingParams(top_k=top_k)))
-    received = decode(Kind.ADD, record).params.top_k
+    record = record_of(RecordKind.ADD, AddRequest(1, [5], SamplingParams(top_k=top_k)))
+    received = decode(RecordKind.ADD, record).params.top_k
     assert received <= 0 or received == 2**31 - 1
 
 
 @given(ref=st.tuples(uint32, uint32, uint32))
 def test_a_reference_to_a_slot_survives(ref):
-    record = b"".join(codec.encode_in_slot(Kind.ADD, ref))
-    assert codec.decode_in_slot(memoryview(record)) == (Kind.ADD, ref)
+    record = b"".join(codec.encode_in_slot(RecordKind.ADD, ref))
+    assert codec.decode_in_slot(memoryview(record)) == (RecordKind.ADD, ref)
 
 
 def test_a_reference_to_a_reference_is_refused():
-    (record,) = codec.encode_in_slot(Kind.IN_SLOT, (0, 0, 0))
+    (record,) = codec.encode_in_slot(RecordKind.IN_SLOT, (0, 0, 0))
     with pytest.raises(ProtocolMismatchError, match="reference"):
         codec.decode_in_slot(memoryview(record))
 

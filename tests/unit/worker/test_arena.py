@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 import torch
-from arena_conformance import ArenaConformance
+from conformance.arena import ArenaConformance
 
 from shmllm.errors import EngineStartError
 from shmllm.worker.arena import HostArena, make_arena, padded_bytes
@@ -39,7 +39,7 @@ class TestHostArena(ArenaConformance):
 
     def test_only_what_is_touched_takes_memory(self):
         arena = self.make(2**26)
-        tensor = arena.take((2**24,), torch.float32)
+        tensor = arena.allocate((2**24,), torch.float32)
         assert arena.resident_bytes == 0
         tensor[: 2 * mmap.PAGESIZE // 4] = 1
         assert arena.resident_bytes == 2 * mmap.PAGESIZE
@@ -52,7 +52,7 @@ def test_an_empty_arena_is_one():
     arena = HostArena(0, "a test")
     arena.release()
     arena.restore()
-    assert arena.take((0,), torch.float32).numel() == 0
+    assert arena.allocate((0,), torch.float32).numel() == 0
 
 
 def test_a_refused_mapping_names_purpose_and_size(monkeypatch):

@@ -7,8 +7,8 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
-from shmllm.core.plan import Admission, BlockAppend, StepPlan
-from shmllm.sampling_params import SamplingParams
+from shmllm.core.plan import BlockAppend, NewRequest, StepPlan
+from shmllm.params.sampling import SamplingParams
 from shmllm.worker.batch import SAMPLED_FOR_ROW, InputBatch, StepInputs
 
 BLOCK_SIZE = 4
@@ -21,10 +21,10 @@ def batch():
 
 def admission(row, token_ids, block_ids, *, seed=0, min_position=0, forbidden_ids=(), **options):
     params = SamplingParams(**options)
-    return Admission(row, token_ids, block_ids, params, seed, min_position, forbidden_ids)
+    return NewRequest(row, token_ids, block_ids, params, seed, min_position, forbidden_ids)
 
 
-def plan_of(*columns, samples=(), admissions=(), appends=()):
+def plan_of(*columns, samples=(), new_requests=(), appends=()):
     """columns: (row, start, count)."""
     rows, starts, counts = (list(column) for column in zip(*columns, strict=True))
     return StepPlan(
@@ -33,7 +33,7 @@ def plan_of(*columns, samples=(), admissions=(), appends=()):
         starts=starts,
         counts=counts,
         samples=list(samples),
-        admissions=list(admissions),
+        new_requests=list(new_requests),
         block_appends=list(appends),
         num_tokens=sum(counts),
     )
@@ -48,9 +48,9 @@ def take(batch, plan):
 def mixed(batch):
     """Row 2 decodes its tenth token, row 0 starts with a chunk of 6 of 9."""
     decode = admission(2, list(range(40, 50)), [7, 3, 5])
-    take(batch, plan_of((2, 0, 9), admissions=[decode]))
+    take(batch, plan_of((2, 0, 9), new_requests=[decode]))
     prompt = admission(0, list(range(20, 29)), [6, 2])
-    return take(batch, plan_of((2, 9, 1), (0, 0, 6), samples=[0], admissions=[prompt]))
+    return take(batch, plan_of((2, 9, 1), (0, 0, 6), samples=[0], new_requests=[prompt]))
 
 
 def test_tokens_lie_flat_in_the_order_of_the_plan(mixed):
@@ -70,15 +70,15 @@ def test_requests_say_where_their_tokens_are(mixed):
 
 
 def test_samples_are_taken_at_the_last_token_of_their_request(batch):
-    admissions = [admission(row, list(range(9)), [row + 1, 8, 9]) for row in range(3)]
-    plan = plan_of((1, 0, 4), (0, 0, 2), (2, 0, 3), samples=[0, 2], admissions=admissions)
+    new_requests = [admission(row, list(range(9)), [row + 1, 8, 9]) for row in range(3)]
+    plan = plan_of((1, 0, 4), (0, 0, 2), (2, 0, 3), samples=[0, 2], new_requests=new_requests)
     inputs = take(batch, plan)
     assert inputs.sample_tokens.tolist() == [3, 8]
     assert inputs.sample_rows.tolist() == [1, 2]
 
 
 def test_a_step_without_samples_has_empty_columns(batch):
-    inputs = take(batch, plan_of((0, 0, 4), admissions=[admission(0, [1] * 9, [1, 2, 3])]))
+    inputs = take(batch, plan_of((0, 0, 4), new_requests=[admission(0, [1] * 9, [1, 2, 3])]))
     assert inputs.sample_tokens.shape == (0,)
 
 
@@ -88,8 +88,8 @@ def test_indices_are_int64(mixed):
 
 
 def test_a_step_of_decodes_has_one_token_each(batch):
-    admissions = [admission(row, [10 + row] * 6, [row + 1, row + 5]) for row in range(3)]
-    take(batch, plan_of((0, 0, 5), (1, 0, 5), (2, 0, 5), admissions=admissions))
+    new_requests = [admission(row, [10 + row] * 6, [row + 1, row + 5]) for row in range(3)]
+    take(batch, plan_of((0, 0, 5), (1, 0, 5), (2, 0, 5), new_requests=new_requests))
     inputs = take(batch, plan_of((2, 5, 1), (0, 5, 1), samples=[0, 1]))
     assert inputs.token_ids.tolist() == [12, 10]
     assert inputs.slot_mapping.tolist() == [29, 21]
@@ -97,15 +97,15 @@ def test_a_step_of_decodes_has_one_token_each(batch):
 
 
 def test_sampled_tokens_are_the_next_inputs(batch):
-    admissions = [admission(0, [1, 2, 3], [1]), admission(1, [4, 5], [2])]
-    inputs = take(batch, plan_of((0, 0, 3), (1, 0, 2), samples=[0, 1], admissions=admissions))
+    new_requests = [admission(0, [1, 2, 3], [1]), admission(1, [4, 5], [2])]
+    inputs = take(batch, plan_of((0, 0, 3), (1, 0, 2), samples=[0, 1], new_requests=new_requests))
     batch.append(inputs, np.array([77, 88]))
     assert take(batch, plan_of((1, 2, 1), (0, 3, 1))).token_ids.tolist() == [88, 77]
 
 
 def test_a_token_sampled_at_the_models_length_touches_no_other_row(batch):
     tokens = list(range(20))
-    inputs = take(batch, plan_of((0, 0, 20), samples=[0], admissions=[admission(0, tokens, [1])]))
+    inputs = take(batch, plan_of((0, 0, 20), samples=[0], new_requests=[admission(0, tokens, [1])]))
     batch.append(inputs, np.array([77]))
     assert batch.token_ids[0].tolist() == [*tokens, 77]
     assert not batch.token_ids[1:].any()
@@ -114,9 +114,11 @@ def test_a_token_sampled_at_the_models_length_touches_no_other_row(batch):
 def test_a_repeated_decode_has_the_inputs_that_its_plan_says(batch):
     """Across the edges of blocks; beside a batch that gathers them each time."""
     other = InputBatch(4, 20, 4, 100)
-    admissions = [admission(2, [1, 2, 3], [1]), admission(0, [4, 5, 6, 7, 8], [2, 3])]
+    new_requests = [admission(2, [1, 2, 3], [1]), admission(0, [4, 5, 6, 7, 8], [2, 3])]
     for each in (batch, other):
-        inputs = take(each, plan_of((2, 0, 3), (0, 0, 5), samples=[0, 1], admissions=admissions))
+        inputs = take(
+            each, plan_of((2, 0, 3), (0, 0, 5), samples=[0, 1], new_requests=new_requests)
+        )
         each.append(inputs, np.array([10, 20]))
     for step in range(10):
         appends = []
@@ -136,16 +138,16 @@ def test_a_repeated_decode_has_the_inputs_that_its_plan_says(batch):
 
 
 def test_appended_blocks_go_behind_those_that_are_there(batch):
-    take(batch, plan_of((0, 0, 4), admissions=[admission(0, [1] * 12, [3])]))
+    take(batch, plan_of((0, 0, 4), new_requests=[admission(0, [1] * 12, [3])]))
     inputs = take(batch, plan_of((0, 4, 8), appends=[BlockAppend(0, 1, [9, 2])]))
     assert inputs.slot_mapping.tolist() == [36, 37, 38, 39, 8, 9, 10, 11]
 
 
 def test_a_row_is_overwritten_by_its_next_request(batch):
     first = admission(0, [1] * 12, [3, 4, 5], temperature=0.5, top_k=7, top_p=0.5, min_p=0.25)
-    take(batch, plan_of((0, 0, 12), admissions=[first]))
+    take(batch, plan_of((0, 0, 12), new_requests=[first]))
     second = admission(0, [2, 2], [6], temperature=0)
-    inputs = take(batch, plan_of((0, 0, 2), admissions=[second]))
+    inputs = take(batch, plan_of((0, 0, 2), new_requests=[second]))
     assert inputs.token_ids.tolist() == [2, 2]
     assert inputs.slot_mapping.tolist() == [24, 25]
     row = (batch.temperature[0], batch.top_k[0], batch.top_p[0], batch.min_p[0])
@@ -167,17 +169,17 @@ def test_a_row_is_overwritten_by_its_next_request(batch):
 )
 def test_sampling_parameters_are_kept_by_row(batch, options, name, value):
     taken = admission(3, [1], [1], **{"seed": 0} | options)
-    take(batch, plan_of((3, 0, 1), admissions=[taken]))
+    take(batch, plan_of((3, 0, 1), new_requests=[taken]))
     assert getattr(batch, name)[3] == value
 
 
 def test_only_rows_that_need_them_have_edits_until_the_row_is_used_again(batch):
     taken = admission(1, [1], [1], min_position=9, forbidden_ids=[4, 5])
-    take(batch, plan_of((1, 0, 1), admissions=[taken, admission(2, [1], [2])]))
+    take(batch, plan_of((1, 0, 1), new_requests=[taken, admission(2, [1], [2])]))
     assert batch.edits.keys() == {1}
     assert batch.edits[1].banned(batch.token_ids[1, :8]).tolist() == [4, 5]
     assert batch.edits[1].banned(batch.token_ids[1, :9]).tolist() == []
-    take(batch, plan_of((1, 0, 1), admissions=[admission(1, [1], [1])]))
+    take(batch, plan_of((1, 0, 1), new_requests=[admission(1, [1], [1])]))
     assert not batch.edits
 
 
@@ -188,7 +190,7 @@ def ahead():
 
 def test_who_samples_ahead_names_the_row_of_a_token_that_is_not_there(ahead):
     given = [admission(2, list(range(40, 45)), [7, 3]), admission(1, [30, 31], [5])]
-    first = take(ahead, plan_of((2, 0, 5), (1, 0, 2), samples=[0, 1], admissions=given))
+    first = take(ahead, plan_of((2, 0, 5), (1, 0, 2), samples=[0, 1], new_requests=given))
     assert first.token_ids.tolist() == [*range(40, 45), 30, 31]
     again = take(ahead, plan_of((2, 5, 1), (1, 2, 1), samples=[0, 1]))
     assert again.token_ids.tolist() == [SAMPLED_FOR_ROW - 2, SAMPLED_FOR_ROW - 1]
@@ -196,7 +198,7 @@ def test_who_samples_ahead_names_the_row_of_a_token_that_is_not_there(ahead):
 
 def test_a_repeat_ahead_names_rows_also_where_the_last_token_was_given(ahead):
     recomputed = admission(3, list(range(40, 46)), [7, 3])
-    take(ahead, plan_of((3, 0, 5), admissions=[recomputed]))
+    take(ahead, plan_of((3, 0, 5), new_requests=[recomputed]))
     known = take(ahead, plan_of((3, 5, 1), samples=[0]))
     assert known.token_ids.tolist() == [45]
     plan = plan_of((3, 6, 1), samples=[0])
@@ -206,7 +208,7 @@ def test_a_repeat_ahead_names_rows_also_where_the_last_token_was_given(ahead):
 
 def test_tokens_that_come_late_find_their_places(ahead):
     given = [admission(0, [10, 11], [7]), admission(1, [20, 21, 22], [5])]
-    inputs = take(ahead, plan_of((0, 0, 2), (1, 0, 3), samples=[0, 1], admissions=given))
+    inputs = take(ahead, plan_of((0, 0, 2), (1, 0, 3), samples=[0, 1], new_requests=given))
     expected = ahead.expect(inputs)
     plan = plan_of((0, 2, 1), (1, 3, 1), samples=[0, 1])
     later = ahead.expect(take(ahead, plan))
@@ -220,9 +222,9 @@ def test_tokens_that_come_late_find_their_places(ahead):
 
 def test_a_token_of_whoever_had_the_row_before_is_dropped(ahead):
     given = [admission(0, [10, 11], [7]), admission(1, [20, 21, 22], [5])]
-    inputs = take(ahead, plan_of((0, 0, 2), (1, 0, 3), samples=[0, 1], admissions=given))
+    inputs = take(ahead, plan_of((0, 0, 2), (1, 0, 3), samples=[0, 1], new_requests=given))
     expected = ahead.expect(inputs)
-    take(ahead, plan_of((0, 0, 4), admissions=[admission(0, [50, 51, 52, 53], [6])]))
+    take(ahead, plan_of((0, 0, 4), new_requests=[admission(0, [50, 51, 52, 53], [6])]))
     ahead.fill(expected, np.array([12, 23]))
     assert ahead.token_ids[0, :4].tolist() == [50, 51, 52, 53]
     assert ahead.token_ids[1, :4].tolist() == [20, 21, 22, 23]

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from shmllm import LLM
-from shmllm.config import CacheConfig, EngineConfig, LoadConfig
+from shmllm.config.engine import CacheConfig, EngineConfig, LoadConfig
+from shmllm.config.graphs import GraphConfig
 from shmllm.errors import EngineStartError
-from shmllm.graph_config import GraphConfig
 from shmllm.worker import devices
 from shmllm.worker.devices import choose_device, ignored_on_cpu
 

@@ -18,9 +18,9 @@ import torch
 import shmllm
 from shmllm.core.plan import Constraint
 from shmllm.errors import RequestError
-from shmllm.frontend.structured_outputs import grammar_of
-from shmllm.outputs import FinishReason
-from shmllm.structured_params import StructuredOutputsParams
+from shmllm.frontend.constraints.structured_outputs import grammar_of
+from shmllm.outputs.columns import FinishReason
+from shmllm.params.structured_outputs import StructuredOutputsParams
 from shmllm.worker import grammar as grammar_module
 from shmllm.worker.background import Background
 from shmllm.worker.grammar import GrammarCompiler

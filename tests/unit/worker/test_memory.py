@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shmllm.config import CacheConfig
+from shmllm.config.engine import CacheConfig
 from shmllm.errors import EngineStartError
 from shmllm.worker import memory
 

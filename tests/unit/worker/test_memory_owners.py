@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from model_helpers import our_logits, reference_model, save
+from support.model_helpers import our_logits, reference_model, save
 
 from shmllm.errors import RequestError
 from shmllm.models.config import ModelConfig
 from shmllm.models.registry import create_model
 from shmllm.models.weights import load_weights
-from shmllm.sleep_report import Asleep
+from shmllm.outputs.sleep_report import SleepState
 from shmllm.worker.arena import CountingAllocator, HostArena
 from shmllm.worker.memory import Host, resident_bytes
 from shmllm.worker.memory_owners import MemoryOwners
@@ -40,11 +40,11 @@ def quantization(request):
 def model_and_owners(directory, quantization):
     config = ModelConfig.from_directory(directory)
     counter = CountingAllocator()
-    create_model(config, torch.float32, counter.take, quantization)
+    create_model(config, torch.float32, counter.allocate, quantization)
     weights, cache = HostArena(counter.num_bytes, "weights"), HostArena(2**26, "cache")
-    model = create_model(config, torch.float32, weights.take, quantization)
+    model = create_model(config, torch.float32, weights.allocate, quantization)
     load_weights(model, directory)
-    cache.take((2**26,), torch.uint8).fill_(1)
+    cache.allocate((2**26,), torch.uint8).fill_(1)
     return model, MemoryOwners(model, weights, cache, [Buffer(1000), Buffer(24)], Host())
 
 
@@ -65,13 +65,13 @@ def test_bytes_are_whose_they_are(model_and_owners, quantization):
 def test_weights_go_and_come_back_or_are_written_again(model_and_owners, directory, keep):
     model, owners = model_and_owners
     expected = our_logits(model, TOKENS)
-    owners.release(Asleep.WEIGHTS, keep)
+    owners.release(SleepState.WEIGHTS, keep)
     found = owners.measure()
     assert (found.weights > 0) == keep
     assert owners.num_missing == (0 if keep else len(model.named_weights()))
     with pytest.raises(RequestError, match=r"wake_up\(tags=\['weights'\]\) first"):
         model.load_weights([("model.norm.weight", torch.ones(512))])
-    owners.restore(Asleep.WEIGHTS)
+    owners.restore(SleepState.WEIGHTS)
     if not keep:
         load_weights(model, directory)
         model.weights_changed(model.named_weights())
@@ -82,8 +82,8 @@ def test_weights_go_and_come_back_or_are_written_again(model_and_owners, directo
 def test_the_cache_goes_with_the_workspaces_and_the_system_has_both_back(model_and_owners):
     _, owners = model_and_owners
     before, first = resident_bytes(), owners.measure()
-    owners.release(Asleep.KV_CACHE, keep=False)
-    owners.release(Asleep.WEIGHTS, keep=False)
+    owners.release(SleepState.KV_CACHE, keep=False)
+    owners.release(SleepState.WEIGHTS, keep=False)
     owners.tidy()
     found = owners.measure()
     assert (found.kv_cache, found.workspaces, found.weights) == (0, 0, 0)
@@ -93,18 +93,18 @@ def test_the_cache_goes_with_the_workspaces_and_the_system_has_both_back(model_a
 
 def test_weights_do_not_wake_where_they_have_no_room(model_and_owners, monkeypatch):
     model, owners = model_and_owners
-    owners.release(Asleep.WEIGHTS, keep=True)
+    owners.release(SleepState.WEIGHTS, keep=True)
     monkeypatch.setattr(Host, "free_bytes", lambda self: 2**20)
-    owners.restore(Asleep.WEIGHTS)  # they are where they were
-    owners.release(Asleep.WEIGHTS, keep=False)
+    owners.restore(SleepState.WEIGHTS)  # they are where they were
+    owners.release(SleepState.WEIGHTS, keep=False)
     with pytest.raises(RequestError, match=r"they need \d+ MiB and 1 MiB of memory are free"):
-        owners.restore(Asleep.WEIGHTS)
+        owners.restore(SleepState.WEIGHTS)
     assert model.is_asleep
 
 
 def test_resident_bytes_follow_what_is_touched():
     arena = HostArena(2**26, "a test")
-    tensor = arena.take((2**26,), torch.uint8)
+    tensor = arena.allocate((2**26,), torch.uint8)
     before = resident_bytes()
     tensor.fill_(1)
     assert resident_bytes() - before == pytest.approx(2**26, rel=0.1)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from shmllm.core.plan import Pool, StepPlan
-from shmllm.pooling_params import Pooling, PoolingType
+from shmllm.params.pooling import Pooling, PoolingType
 from shmllm.worker.pooler import Pooler
 
 HIDDEN = 16

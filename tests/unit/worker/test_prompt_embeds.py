@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from shmllm.core.plan import Admission, StepPlan
+from shmllm.core.plan import NewRequest, StepPlan
 from shmllm.errors import RequestError
-from shmllm.sampling_params import SamplingParams
-from shmllm.worker.prompt_embeds import PromptEmbeds, check_prompt_embeds
+from shmllm.params.sampling import SamplingParams
+from shmllm.worker.prompt_embeds import EmbedsByRow, check_prompt_embeds
 
 
 def laid_over(embeds, token_ids, *columns):
@@ -22,7 +22,7 @@ def laid_over(embeds, token_ids, *columns):
 
 
 def admission(row, embeds=None):
-    return Admission(row, [0], [1], SamplingParams(), 0, 0, (), embeds=embeds)
+    return NewRequest(row, [0], [1], SamplingParams(), 0, 0, (), embeds=embeds)
 
 
 def inputs(*columns):
@@ -37,15 +37,15 @@ def inputs(*columns):
 
 
 def test_without_them_all_tokens_are_looked_up():
-    embeds = PromptEmbeds()
-    embeds.update(StepPlan(0, admissions=[admission(0)]))
+    embeds = EmbedsByRow()
+    embeds.update(StepPlan(0, new_requests=[admission(0)]))
     assert laid_over(embeds, [1], (0, 0, 1)) == ([1], [[0, 0]])
 
 
 def test_they_cover_their_own_positions_in_every_chunk():
     given = torch.arange(8.0).reshape(4, 2) + 100
-    embeds = PromptEmbeds()
-    embeds.update(StepPlan(0, admissions=[admission(1, given), admission(2)]))
+    embeds = EmbedsByRow()
+    embeds.update(StepPlan(0, new_requests=[admission(1, given), admission(2)]))
     ids, hidden = laid_over(embeds, [5, 6, 7, 7], (2, 0, 2), (1, 1, 2))
     assert (ids, hidden) == ([5, 6, -1, -1], [[0, 0], [0, 0], *given[1:3].tolist()])
     # The last prompt token, the first output token behind it.
@@ -55,9 +55,9 @@ def test_they_cover_their_own_positions_in_every_chunk():
 
 
 def test_a_row_that_is_given_to_another_forgets_them():
-    embeds = PromptEmbeds()
-    embeds.update(StepPlan(0, admissions=[admission(1, torch.ones(4, 2))]))
-    embeds.update(StepPlan(1, admissions=[admission(1)]))
+    embeds = EmbedsByRow()
+    embeds.update(StepPlan(0, new_requests=[admission(1, torch.ones(4, 2))]))
+    embeds.update(StepPlan(1, new_requests=[admission(1)]))
     assert laid_over(embeds, [1], (1, 0, 1)) == ([1], [[0, 0]])
 
 

@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shmllm.core.plan import Admission, StepPlan
-from shmllm.sampling_params import SamplingParams
+from shmllm.core.plan import NewRequest, StepPlan
+from shmllm.params.sampling import SamplingParams
 from shmllm.worker.batch import InputBatch
-from shmllm.worker.sampler import Sampler
+from shmllm.worker.cpu.sampler import Sampler
 
 VOCAB_SIZE = 23
 MAX_LEN = 64
@@ -58,8 +58,8 @@ def make(requests, mode="processed_logits"):
 def admit(batch, requests):
     plan = StepPlan(step=0)
     for row, prompt, output, params, bad_words, stop_ids in requests:
-        plan.admissions.append(
-            Admission(
+        plan.new_requests.append(
+            NewRequest(
                 row=row,
                 token_ids=[*prompt, *output],
                 block_ids=[1],

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from shmllm.core.plan import Admission, StepPlan
-from shmllm.sampling_params import SamplingParams
+from shmllm.core.plan import NewRequest, StepPlan
+from shmllm.params.sampling import SamplingParams
 from shmllm.worker import scoring
 from shmllm.worker.batch import InputBatch
-from shmllm.worker.sampler import Sampler
+from shmllm.worker.cpu.sampler import Sampler
 from shmllm.worker.scoring import ALL, score_in_pieces, score_tokens
 
 SIZE = 40
@@ -103,7 +103,7 @@ def sampler_of(mode, *options):
     plan = StepPlan(step=0)
     for row, each in enumerate(options):
         params = SamplingParams(**each)
-        plan.admissions.append(Admission(row, [1], [1], params, row, 0, (), 1))
+        plan.new_requests.append(NewRequest(row, [1], [1], params, row, 0, (), 1))
     batch.update(plan)
     return Sampler(batch, mode)
 
@@ -161,7 +161,7 @@ def test_only_rows_that_ask_are_scored_in_their_order():
 def test_a_row_used_again_asks_no_more():
     sampler = sampler_of("raw_logprobs", {"temperature": 0, "logprobs": 2})
     plan = StepPlan(step=1)
-    plan.admissions.append(Admission(0, [1], [1], SamplingParams(temperature=0), 0, 0, (), 1))
+    plan.new_requests.append(NewRequest(0, [1], [1], SamplingParams(temperature=0), 0, 0, (), 1))
     sampler._batch.update(plan)
     assert sampler(logits_of(1), np.array([0]), np.array([1])).logprobs is None
 

@@ -14,8 +14,8 @@ from shmllm_kernels.cpu.attention import (
 )
 from shmllm_kernels.cpu.cache_layout import CacheLayout, head_words
 from shmllm_kernels.cpu.heads import STORE_HEADS
+from shmllm_kernels.cpu.kernel_program import KernelProgram
 from shmllm_kernels.cpu.memory import word_of_float
-from shmllm_kernels.cpu.tape import Tape
 
 EPS = 1e-6
 MAX_TOKENS, MAX_REQUESTS, MAX_BLOCKS, NUM_THREADS = 2100, 8, 300, 2
@@ -77,15 +77,15 @@ class Layer:
         per_thread = scratch_bytes(self.layout, self.num_heads)
         scratch = np.zeros(NUM_THREADS * per_thread, np.uint8)
         norms = [norm.data_ptr() if self.normed else 0 for norm in self.norms]
-        self.tape = Tape(1)
+        self.program = KernelProgram(1)
         qkv, out = self.qkv, self.out
-        self.tape.record(
+        self.program.record(
             STORE_HEADS[self.layout.stored],
             [at(self.step), at(heads), at(qkv), qkv.strides[0], at(self.cos), at(self.sin),
              at(self.slots), at(self.cache), *norms, word_of_float(EPS)],
             [heads],
         )  # fmt: skip
-        self.tape.record(
+        self.program.record(
             ATTEND[self.layout.stored],
             [at(self.step), at(requests), at(heads), at(qkv), qkv.strides[0], at(out),
              out.strides[0], at(self.cache), self.window, at(scratch), per_thread],
@@ -115,7 +115,7 @@ class Layer:
         self.step[:] = token, len(parts)
         heads_per_kv = self.num_heads // self.layout.num_kv_heads
         count_tiles(self.columns["counts"][: len(parts)], heads_per_kv, self.columns["tiles"])
-        self.tape.play(num_threads)
+        self.program.replay(num_threads)
         token = 0
         for request, count in parts:
             request.out[request.num_done : request.num_done + count] = torch.from_numpy(

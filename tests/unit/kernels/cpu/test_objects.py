@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from programs import environment, result_of, run_source
+from support.programs import environment, result_of, run_source
 
 from shmllm_kernels.cpu import objects
 from shmllm_kernels.cpu.language import Compiled, compiled
@@ -21,14 +21,14 @@ from shmllm_kernels.cpu.memory import put_word
 GATHER = """
 import json, sys
 import numpy as np
-from shmllm_kernels.cpu import Tape
+from shmllm_kernels.cpu import KernelProgram
 from shmllm_kernels.cpu.rows import GATHER
 source, rows, indices = np.arange(12, dtype=np.float32), np.array([3]), np.array([2, 0, 2])
 out = np.zeros((3, 4), np.float32)
-tape = Tape(1)
+tape = KernelProgram(1)
 places = [array.ctypes.data for array in (rows, indices, source, out)]
 tape.record(GATHER, [*places, 4])
-tape.play()
+tape.replay()
 assert (out == source.reshape(3, 4)[indices]).all()
 print(json.dumps("shmllm_kernels.cpu.translate" in sys.modules))
 """

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shmllm_kernels.cpu import Kernel, Tape
+from shmllm_kernels.cpu import Kernel, KernelProgram
 from shmllm_kernels.cpu.products import MULTIPLY, MULTIPLY_INT8, ROWS_AT_ONCE, TILE_COLUMNS
 
 KINDS = ["float32", "float16", "bfloat16"]
@@ -26,11 +26,13 @@ def multiply(
     rows, columns = len(x), len(weight)
     out = torch.full((rows + 1, columns), float("nan"))
     num_rows = np.array([rows])
-    tape = Tape(num_threads)
+    program = KernelProgram(num_threads)
     places = [x.data_ptr(), 4 * x.shape[1], out.data_ptr(), 4 * columns]
     extras = [0 if extra is None else extra.data_ptr() for extra in (scale, bias)]
-    tape.record(kernel, [num_rows.ctypes.data, *places, weight.data_ptr(), *weight.shape, *extras])
-    tape.play()
+    program.record(
+        kernel, [num_rows.ctypes.data, *places, weight.data_ptr(), *weight.shape, *extras]
+    )
+    program.replay()
     assert out[rows:].isnan().all(), "wrote behind the last row"
     return out[:rows]
 

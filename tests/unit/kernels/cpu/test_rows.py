@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shmllm_kernels.cpu import Kernel, Tape, word_of_float
+from shmllm_kernels.cpu import Kernel, KernelProgram, word_of_float
 from shmllm_kernels.cpu.rows import ADD_RMS_NORM, EMBED, GATHER, ROPE_TABLES, SILU_AND_MUL
 
 KINDS = ["float32", "float16", "bfloat16"]
@@ -20,9 +20,9 @@ ROWS = [0, 1, 3, 40]
 def play(kernel: Kernel, rows: int, *operands: Tensor | int, num_threads: int = 2) -> None:
     num_rows = np.array([rows])
     numbers = [o.data_ptr() if isinstance(o, Tensor) else o for o in operands]
-    tape = Tape(num_threads)
-    tape.record(kernel, [num_rows.ctypes.data, *numbers])
-    tape.play()
+    program = KernelProgram(num_threads)
+    program.record(kernel, [num_rows.ctypes.data, *numbers])
+    program.replay()
 
 
 @pytest.mark.parametrize("rows", ROWS)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 if os.environ.get("TRITON_INTERPRET") == "1":
-    from kernel_helpers import _numpy_may_warn, draw
+    from support.kernel_helpers import _numpy_may_warn, draw
 
     __all__ = ["_numpy_may_warn", "draw"]
 else:

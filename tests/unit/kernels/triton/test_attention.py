@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attention_conformance import AttentionConformance
+from conformance.attention_kernels import AttentionConformance
 
 
 class TestAttention(AttentionConformance):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rope_write_conformance import RopeWriteConformance
-from row_kernels_conformance import RowKernelsConformance
+from conformance.rope_write_kernel import RopeWriteConformance
+from conformance.row_kernels import RowKernelsConformance
 
 
 class TestRowKernels(RowKernelsConformance):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sampling_conformance import SamplingConformance
+from conformance.sampling_kernels import SamplingConformance
 
 
 class TestSampling(SamplingConformance):

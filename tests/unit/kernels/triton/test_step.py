@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from step_conformance import StepConformance
+from conformance.step_kernels import StepConformance
 
 
 class TestStep(StepConformance):

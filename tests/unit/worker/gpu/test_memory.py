@@ -7,18 +7,18 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fake_cuda_driver import FakeDriver
-from model_helpers import our_logits, reference_model, save
+from support.fake_cuda_driver import FakeDriver
+from support.model_helpers import our_logits, reference_model, save
 
-from shmllm.config import CacheConfig
+from shmllm.config.engine import CacheConfig
 from shmllm.errors import EngineStartError, RequestError
 from shmllm.models.config import ModelConfig
 from shmllm.models.registry import create_model
 from shmllm.models.weights import load_weights
-from shmllm.sleep_report import Asleep
+from shmllm.outputs.sleep_report import SleepState
 from shmllm.worker.arena import Contents, CountingAllocator
-from shmllm.worker.cuda_arena import CudaArena
 from shmllm.worker.gpu import memory
+from shmllm.worker.gpu.arena import CudaArena
 from shmllm.worker.gpu.memory import DeviceMemory, estimate_graph_bytes
 from shmllm.worker.memory_owners import MemoryOwners
 
@@ -203,10 +203,10 @@ def model_and_owners(driver, directory):
     config = ModelConfig.from_directory(directory)
     place = DeviceMemory(DriverDevice(driver))
     counter = CountingAllocator()
-    create_model(config, torch.float32, counter.take, None)
+    create_model(config, torch.float32, counter.allocate, None)
     arenas = [place.make_arena(size, "a test") for size in (counter.num_bytes, 16 * MIB, 2 * MIB)]
     weights, cache, buffers = arenas
-    model = create_model(config, torch.float32, weights.take, None)
+    model = create_model(config, torch.float32, weights.allocate, None)
     load_weights(model, directory)
     yield model, MemoryOwners(model, weights, cache, [], place, [buffers], graph_bytes=MIB), arenas
     for arena in arenas:
@@ -229,21 +229,21 @@ def test_all_of_it_sleeps_and_wakes(model_and_owners, driver, keep):
     model, owners, _ = model_and_owners
     expected = our_logits(model, [3, 14, 15])
     held = driver.free_bytes
-    owners.release(Asleep.WEIGHTS, keep)
-    owners.release(Asleep.KV_CACHE, keep=False)
+    owners.release(SleepState.WEIGHTS, keep)
+    owners.release(SleepState.KV_CACHE, keep=False)
     owners.tidy()
     found = owners.measure()
     assert (found.weights, found.kv_cache, found.workspaces) == (0, 0, 0)
     assert driver.free_bytes == 64 * MIB
     assert bool(owners.num_missing) != keep
-    owners.restore(Asleep.WEIGHTS)
-    owners.restore(Asleep.KV_CACHE)
+    owners.restore(SleepState.WEIGHTS)
+    owners.restore(SleepState.KV_CACHE)
     assert driver.free_bytes == held
     if keep:
         assert torch.equal(our_logits(model, [3, 14, 15]), expected)
 
 
-@pytest.mark.parametrize("part", [Asleep.WEIGHTS, Asleep.KV_CACHE])
+@pytest.mark.parametrize("part", [SleepState.WEIGHTS, SleepState.KV_CACHE])
 @pytest.mark.parametrize("keep", [True, False])
 def test_nothing_wakes_without_room(model_and_owners, driver, part, keep):
     _, owners, arenas = model_and_owners
@@ -259,13 +259,13 @@ def test_nothing_wakes_without_room(model_and_owners, driver, part, keep):
 
 def test_what_was_free_and_then_is_not_leaves_all_of_a_part_asleep(model_and_owners, driver):
     _, owners, (_, cache, buffers) = model_and_owners
-    owners.release(Asleep.KV_CACHE, keep=False)
+    owners.release(SleepState.KV_CACHE, keep=False)
     buffers.restore = lambda: (_ for _ in ()).throw(MemoryError("taken"))
     with pytest.raises(RequestError, match="kv_cache cannot wake up: taken"):
-        owners.restore(Asleep.KV_CACHE)
+        owners.restore(SleepState.KV_CACHE)
     del buffers.restore
     assert (cache.contents, buffers.contents) == (Contents.LOST, Contents.LOST)
-    owners.restore(Asleep.KV_CACHE)
+    owners.restore(SleepState.KV_CACHE)
 
 
 def test_weights_that_cannot_be_kept_stay_awake(model_and_owners, monkeypatch):
@@ -274,8 +274,8 @@ def test_weights_that_cannot_be_kept_stay_awake(model_and_owners, monkeypatch):
     def refuse(*_arguments):
         raise MemoryError("no 12 MiB of host memory")
 
-    monkeypatch.setattr("shmllm.worker.cuda_arena._HostCopy", refuse)
+    monkeypatch.setattr("shmllm.worker.gpu.arena._HostCopy", refuse)
     with pytest.raises(RequestError, match="weights cannot be kept: no 12 MiB of host memory"):
-        owners.release(Asleep.WEIGHTS, keep=True)
+        owners.release(SleepState.WEIGHTS, keep=True)
     assert not model.is_asleep
     assert weights.contents is Contents.HERE

@@ -13,19 +13,19 @@ import pytest
 import torch
 
 if os.environ.get("TRITON_INTERPRET") == "1":
-    from interpreted_device import InterpretedDevice, lazy
-    from kernel_helpers import draw
+    from support.fake_gpu import FakeGpu, lazy
+    from support.kernel_helpers import draw
 
     __all__ = ["draw"]
 
     @pytest.fixture
-    def gpu_device() -> Iterator[InterpretedDevice]:
+    def gpu_device() -> Iterator[FakeGpu]:
         """It computes nothing before the host waits for it."""
-        with InterpretedDevice(lazy) as device:
+        with FakeGpu(lazy) as device:
             yield device
 
     @pytest.fixture
-    def device(gpu_device: InterpretedDevice) -> torch.device:
+    def device(gpu_device: FakeGpu) -> torch.device:
         return gpu_device.torch_device
 
 else:

@@ -7,8 +7,8 @@ import random
 
 import pytest
 import torch
-from device_conformance import DeviceConformance, no_waits, values
-from interpreted_device import InterpretedDevice, eager, lazy
+from conformance.device import DeviceConformance, no_waits, values
+from support.fake_gpu import FakeGpu, eager, lazy
 
 from shmllm_kernels.gpu.norm import rms_norm
 
@@ -25,7 +25,7 @@ class TestEagerDevice(DeviceConformance):
             yield
 
 
-def ones(*shape: int, device: InterpretedDevice) -> torch.Tensor:
+def ones(*shape: int, device: FakeGpu) -> torch.Tensor:
     return torch.ones(shape, device=device.torch_device)
 
 
@@ -238,7 +238,7 @@ def test_an_error_of_the_device_comes_when_the_host_waits(gpu_device):
     assert caught.value.__notes__ == ["on the device, in aten::index_select"]
 
 
-def some_work(device: InterpretedDevice, numbers: torch.Tensor) -> list[float]:
+def some_work(device: FakeGpu, numbers: torch.Tensor) -> list[float]:
     """Of many kinds of operations."""
     x = numbers.to(device.torch_device)
     views = x.view(4, 4).t(), x[::2], x.view(2, 8)
@@ -263,14 +263,14 @@ def test_its_pace_changes_no_result():
     chance = random.Random(3)
     paces = [eager, lazy, lambda queued: chance.randrange(3), lambda queued: queued // 2]
     for index, pace in enumerate(paces):
-        with InterpretedDevice(pace) as device, torch.inference_mode(index % 2 == 1):
+        with FakeGpu(pace) as device, torch.inference_mode(index % 2 == 1):
             results.append(some_work(device, numbers))
     assert results.count(results[0]) == len(paces)
     assert not any(map(math.isnan, results[0]))
 
 
 def test_nothing_is_intercepted_afterwards():
-    with InterpretedDevice(lazy):
+    with FakeGpu(lazy):
         pass
     x = torch.ones(1, device="cpu:0")
     x.add_(1)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpu_engine_conformance import Engine, EngineConformance, _few_processors, make_config, model
-from interpreted_device import InterpretedDevice
+from conformance.gpu_engine import Engine, EngineConformance, _few_processors, make_config, model
+from support.fake_gpu import FakeGpu
 
 __all__ = ["_few_processors", "model"]
 
 
 class TestEngine(EngineConformance):
-    def test_a_decode_step_is_a_few_launches(
-        self, model: Any, gpu_device: InterpretedDevice
-    ) -> None:
+    def test_a_decode_step_is_a_few_launches(self, model: Any, gpu_device: FakeGpu) -> None:
         """Whatever is launched more costs the host and the device time in every step."""
         _, directory = model
         engine = Engine(make_config(directory), gpu_device)

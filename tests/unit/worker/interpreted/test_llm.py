@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from interpreted_device import InterpretedDevice
+from support.fake_gpu import FakeGpu
 
 from shmllm import LLM, SamplingParams, StructuredOutputsParams
-from shmllm.config import EngineConfig
+from shmllm.config.engine import EngineConfig
 from shmllm.worker import make_runner
 from shmllm.worker.gpu.runner import GpuRunner
 
@@ -16,7 +16,7 @@ PROMPTS = ["def add(a, b):", "import os"]
 
 
 @pytest.fixture
-def _on_the_double(gpu_device: InterpretedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+def _on_the_double(gpu_device: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     def make(config: EngineConfig, *progress: Any) -> GpuRunner:
         return GpuRunner(config, gpu_device, *progress)
 
@@ -61,6 +61,6 @@ def test_a_front_end_gets_the_texts_of_the_cpu() -> None:
 
 
 def _make_cpu_runner(config: EngineConfig, *progress: Any) -> Any:
-    from shmllm.worker.runner import ModelRunner
+    from shmllm.worker.cpu.runner import CpuRunner
 
-    return ModelRunner(config)
+    return CpuRunner(config)

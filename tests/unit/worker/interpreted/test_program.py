@@ -7,9 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from gpu_steps import GpuSteps
-from interpreted_device import eager, lazy
-from program_conformance import (
+from conformance.gpu_program import (
     VARIANTS,
     ProgramConformance,
     _few_processors,
@@ -17,9 +15,11 @@ from program_conformance import (
     assert_right,
     models,
 )
+from support.fake_gpu import eager, lazy
+from support.gpu_steps import GpuSteps
 
+from shmllm.config.graphs import CudaGraphMode
 from shmllm.errors import EngineStartError
-from shmllm.graph_config import CudaGraphMode
 from shmllm.models.config import ModelConfig
 from shmllm.models.registry import create_model
 from shmllm.worker.arena import CountingAllocator
@@ -100,7 +100,7 @@ def test_a_capture_that_fails_is_an_error_of_the_start(gpu_device, models, monke
 )
 def test_what_there_are_no_kernels_for_is_refused(models, changes, quantization, message) -> None:
     config = replace(ModelConfig.from_directory(models("llama")[1]), **changes)
-    model = create_model(config, torch.float32, CountingAllocator().take, quantization)
+    model = create_model(config, torch.float32, CountingAllocator().allocate, quantization)
     with pytest.raises(EngineStartError, match=message):
         check_model(model)
 

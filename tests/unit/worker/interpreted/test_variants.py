@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from gpu_engine_conformance import PROMPTS, VOCAB, Engine, _few_processors, make_config, model
-from interpreted_device import InterpretedDevice
-from kernel_variants import seen_variants
+from conformance.gpu_engine import PROMPTS, VOCAB, Engine, _few_processors, make_config, model
+from support.fake_gpu import FakeGpu
+from support.kernel_variants import seen_variants
 
 __all__ = ["_few_processors", "model"]
 
@@ -32,9 +32,9 @@ OPTIONS: list[dict[str, Any]] = [
     ],
 )
 def test_nothing_is_compiled_while_serving(
-    model: Any, gpu_device: InterpretedDevice, mode: str, num_seqs: int
+    model: Any, gpu_device: FakeGpu, mode: str, num_seqs: int
 ) -> None:
-    with seen_variants(lambda: gpu_device._tape is not None) as seen:
+    with seen_variants(lambda: gpu_device._kernels is not None) as seen:
         engine = Engine(make_config(model[1], mode=mode, num_seqs=num_seqs), gpu_device)
         assert seen
         assert not any(seen.values()), [variant for variant in seen if seen[variant]]

@@ -1,0 +1,180 @@
+"""A front end's seat at a named engine, which was there before and stays after it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import weakref
+from pathlib import Path
+
+from shmllm.client.channel_client import NOBODY_WATCHES, ChannelEngineClient, StartProgress
+from shmllm.config.info import EngineInfo
+from shmllm.errors import EngineDeadError, EngineStartError, SegmentError
+from shmllm.ipc import registry
+from shmllm.ipc.channel import ClientChannel, ControlView
+from shmllm.ipc.layout import EngineState, Refusal, SegmentKind
+from shmllm.ipc.liveness import open_pidfd, wait_for_end
+from shmllm.ipc.segment import Segment
+from shmllm.ipc.wait import WaitPolicy
+from shmllm.wire import codec
+from shmllm.wire.messages import Failed, RecordKind, Shutdown, Text
+
+ADMISSION_TIMEOUT_S = 5.0
+_REFUSALS = {
+    Refusal.NOT_THERE: "the engine ended the connection",
+    Refusal.TOO_SLOW: "the engine cut this front end off: it did not read its outputs in time",
+    Refusal.BROKEN_PROTOCOL: "the engine cut this front end off: it wrote what is no message",
+    Refusal.NOT_USABLE: "the engine could not open this front end's segment",
+}
+
+
+class NamedEngineLife:
+    """Watches an engine that is no child of ours: by pidfd where its pid means something
+    here, and always by the lock that it holds."""
+
+    def __init__(self, control: Segment, view: ControlView) -> None:
+        self._control = control
+        self.pid = view.engine_pid
+        self._pidfd = open_pidfd(self.pid, view.engine_pid_namespace)
+
+    def wait(self, timeout_s: float) -> bool:
+        if self._pidfd is not None and wait_for_end(self._pidfd, timeout_s):
+            return True
+        return not self._control.is_owned()
+
+    def exit_status(self) -> tuple[int | None, int | None]:
+        return None, None
+
+    def close(self) -> None:
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
+
+
+class AttachedEngineClient(ChannelEngineClient):
+    """
+    Args:
+        name: of the engine.
+        directory: where names are.
+
+    Raises:
+        SegmentError: not there, still starting, dead, of another user, or full.
+        ProtocolMismatchError: of another version.
+        NoSpaceError: no room for this front end's segment.
+    """
+
+    def __init__(self, name: str, directory: Path = registry.SHM_DIRECTORY) -> None:
+        self._name = name
+        self._owner_pid = os.getpid()
+        path = registry.control_path(name, directory)
+        with contextlib.ExitStack() as undo:
+            control = registry.attach(path, SegmentKind.CONTROL, f"engine {name!r}")
+            undo.callback(control.close)
+            self._view = ControlView(control)
+            undo.callback(self._view.close)
+            _check_ready(name, self._view)
+            life = NamedEngineLife(control, self._view)
+            undo.callback(life.close)
+            client = Segment.create(SegmentKind.CLIENT, directory=str(directory))
+            undo.callback(client.close)
+            client.take_ownership()
+            self._place = registry.claim_place(client, name, directory)
+            seat = registry.client_path(name, self._place, directory)
+            undo.callback(registry.withdraw, client, seat)
+            channel = ClientChannel(control, client, WaitPolicy.named("idle"))
+            undo.callback(channel.close)
+            self._nonce = client.nonce
+            super().__init__(channel, life)
+            self._finalizer = weakref.finalize(
+                self, _leave, os.getpid(), channel, self._view, life, (control, client), seat
+            )
+            undo.pop_all()
+
+    def wait_ready(self, progress: StartProgress = NOBODY_WATCHES) -> EngineInfo:
+        """Ask to be admitted, and wait for the engine's facts.
+
+        Raises:
+            EngineStartError: the engine died or did not answer in time.
+        """
+        try:
+            self._channel.knock(self._place, self._nonce)
+            deadline = time.monotonic() + ADMISSION_TIMEOUT_S
+            while (ready := self._receive_startup()) is None:
+                answer = self._view.admitted(self._place)
+                if answer == Refusal.NOT_USABLE:
+                    raise EngineStartError(f"engine {self._name!r}: {_REFUSALS[Refusal(answer)]}")
+                if time.monotonic() >= deadline:
+                    raise EngineStartError(
+                        f"engine {self._name!r} did not answer in {ADMISSION_TIMEOUT_S:g} s; "
+                        "see: shmllm engine ls"
+                    )
+            if isinstance(ready, Failed) or not isinstance(ready, Text):
+                raise EngineStartError(f"the engine answered {ready!r} instead of READY")
+            return self._become_ready(ready)
+        except EngineDeadError as death:
+            self.close()
+            raise EngineStartError(f"engine {self._name!r} is gone: {death.args[0]}") from death
+        except BaseException:
+            self.close()
+            raise
+
+    def shut_engine_down(self, drain_s: float) -> None:
+        """Ask the engine to end, after at most `drain_s` seconds for what is running."""
+        self._send(RecordKind.SHUTDOWN, codec.encode_shutdown(Shutdown(drain_s)))
+
+    def wait_gone(self, timeout_s: float) -> bool:
+        """Whether the engine has ended, after waiting for that at most `timeout_s`."""
+        return self._engine.wait(timeout_s)
+
+    def stop(self) -> None:
+        if self._finalizer.alive and os.getpid() == self._owner_pid:
+            self._channel.set_closing()
+
+    def close(self) -> None:
+        self._finalizer()
+
+    def _check_alive(self, call: int | None = None) -> None:
+        super()._check_alive(call)
+        if not self._has_unread(call):
+            self._check_admitted()
+
+    def _make_room(self) -> None:
+        super()._make_room()
+        self._check_admitted()
+
+    def _check_admitted(self) -> None:
+        answer = self._view.admitted(self._place)
+        if answer != self._nonce and hasattr(self, "facts"):
+            known = answer in list(Refusal)
+            raise EngineDeadError(_REFUSALS[Refusal(answer) if known else Refusal.NOT_THERE])
+
+
+def _check_ready(name: str, view: ControlView) -> None:
+    state = view.engine_state
+    if state is EngineState.STARTING:
+        raise SegmentError(f"engine {name!r} is still starting; see: shmllm engine ls")
+    if state is not EngineState.READY:
+        words = view.last_words().strip().splitlines()
+        cause = f": {words[-1]}" if words else ""
+        raise SegmentError(f"engine {name!r} is {view.describe()}{cause}")
+
+
+def _leave(
+    pid: int,
+    channel: ClientChannel,
+    view: ControlView,
+    life: NamedEngineLife,
+    segments: tuple[Segment, Segment],
+    seat: Path,
+) -> None:
+    if os.getpid() != pid:
+        return
+    control, client = segments
+    channel.set_closing()
+    registry.withdraw(client, seat)
+    channel.close()
+    view.close()
+    life.close()
+    client.close()
+    control.close()

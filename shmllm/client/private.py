@@ -1,0 +1,143 @@
+"""An engine process of the front end's own: started by it, and ended with it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import weakref
+from collections.abc import Sequence
+
+from shmllm.client.channel_client import NOBODY_WATCHES, ChannelEngineClient, StartProgress
+from shmllm.client.launch import EngineHandle
+from shmllm.config.engine import EngineConfig
+from shmllm.config.info import EngineInfo
+from shmllm.errors import EngineDeadError, EngineStartError
+from shmllm.ipc.channel import ClientChannel
+from shmllm.ipc.layout import EngineState, SegmentKind
+from shmllm.ipc.segment import Segment
+from shmllm.ipc.stats import Stat
+from shmllm.ipc.wait import WaitPolicy
+from shmllm.wire import codec
+from shmllm.wire.messages import PROTOCOL_VERSION, Failed, Hello, RecordKind, Text
+
+CLOSE_GRACE_S = 5.0
+
+
+class PrivateEngineClient(ChannelEngineClient):
+    """
+    Args:
+        config: what the engine is started with.
+        startup_timeout_s: how long it may take to become ready.
+        shm_directory: the file system for the segments.
+
+    The engine starts at once; `wait_ready` waits for it, so that the caller can do
+    something useful meanwhile.
+
+    Raises:
+        NoSpaceError: the file system is too small for the segments.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        startup_timeout_s: float = 600.0,
+        shm_directory: str = "/dev/shm",
+    ) -> None:
+        self._config = config
+        self._startup_timeout_s = startup_timeout_s
+        with contextlib.ExitStack() as undo:
+            control = Segment.create(SegmentKind.CONTROL, directory=shm_directory)
+            undo.callback(control.close)
+            client = Segment.create(SegmentKind.CLIENT, directory=shm_directory)
+            undo.callback(client.close)
+            client.take_ownership()
+            channel = ClientChannel(control, client, WaitPolicy.named("idle"))
+            undo.callback(channel.close)
+            engine = EngineHandle((control.fd, client.fd))
+            undo.pop_all()
+        super().__init__(channel, engine)
+        self._process = engine
+        self._owner_pid = os.getpid()
+        self._finalizer = weakref.finalize(
+            self, _shut_down, os.getpid(), channel, engine, (control, client)
+        )
+
+    def wait_ready(self, progress: StartProgress = NOBODY_WATCHES) -> EngineInfo:
+        """Complete the handshake.
+
+        Args:
+            progress: who is told how it gets on.
+
+        Raises:
+            EngineStartError: the engine failed, died or did not become ready in time.
+        """
+        try:
+            return self._become_ready(self._shake_hands(progress))
+        except EngineDeadError as death:
+            self.close()
+            raise EngineStartError(
+                f"the engine process ended while starting: {death.args[0]}",
+                death.remote_traceback,
+            ) from death
+        except BaseException:
+            self.close()
+            raise
+
+    def stop(self) -> None:
+        if self._finalizer.alive:
+            _end_engine(self._owner_pid, self._channel, self._process)
+
+    def close(self) -> None:
+        self._finalizer()
+
+    def _shake_hands(self, progress: StartProgress) -> Text:
+        deadline = time.monotonic() + self._startup_timeout_s
+        hello = self._wait_startup(deadline, NOBODY_WATCHES)
+        if not isinstance(hello, Hello) or hello.protocol_version != PROTOCOL_VERSION:
+            raise EngineStartError(f"the engine answered {hello!r} instead of HELLO")
+        self._send(RecordKind.INIT, codec.encode_text(Text(self._config.to_json())))
+        ready = self._wait_startup(deadline, progress)
+        if isinstance(ready, Failed):
+            raise EngineStartError(ready.message, ready.traceback)
+        if not isinstance(ready, Text):
+            raise EngineStartError(f"the engine answered {ready!r} instead of READY")
+        return ready
+
+    def _wait_startup(self, deadline: float, progress: StartProgress) -> Hello | Text | Failed:
+        stages = (
+            (progress.on_load, Stat.WEIGHT_BYTES_LOADED, Stat.WEIGHT_BYTES_TOTAL),
+            (progress.on_capture, Stat.GRAPHS_CAPTURED, Stat.GRAPHS_TOTAL),
+        )
+        while (message := self._receive_startup()) is None:
+            for tell, done, total in stages:
+                if tell is not None and (in_all := self._channel.stat(total)):
+                    tell(self._channel.stat(done), in_all)
+            if time.monotonic() >= deadline:
+                raise EngineStartError(
+                    f"the engine was not ready after {self._startup_timeout_s:g} s; a large "
+                    "model on a slow disk, or a GPU's first start, needs a larger startup_timeout"
+                )
+        return message
+
+
+def _end_engine(owner_pid: int, channel: ClientChannel, engine: EngineHandle) -> None:
+    if os.getpid() != owner_pid:
+        return
+    if not engine.wait(0):
+        channel.set_closing()
+    # One that still starts has nothing to tidy up, and may be deep in an import that hears
+    # nothing for seconds.
+    engine.stop(0 if channel.engine_state is EngineState.STARTING else CLOSE_GRACE_S)
+
+
+def _shut_down(
+    owner_pid: int, channel: ClientChannel, engine: EngineHandle, segments: Sequence[Segment]
+) -> None:
+    if os.getpid() != owner_pid:
+        return
+    _end_engine(owner_pid, channel, engine)
+    channel.close()
+    for segment in segments:
+        segment.close()

@@ -1,0 +1,246 @@
+"""What a request's output has to match, checked and written as one grammar text.
+
+The text is in the terms of llguidance, which both ends use: here to find out whether a
+constraint can be served at all, in the engine to enforce it. llguidance is imported when
+the first constraint comes. Knows neither the tokenizer nor how the engine masks tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable
+from functools import cache, lru_cache
+from typing import Any
+
+from shmllm.config.engine import GRAMMAR_STEP_ITEMS
+from shmllm.errors import RequestError
+from shmllm.frontend.constraints.ebnf import to_lark
+from shmllm.frontend.constraints.json_schema import check_schema, forbid_additional_properties
+from shmllm.frontend.constraints.regex import to_library
+from shmllm.params.structured_outputs import StructuredOutputsParams
+
+MAX_CHECKED = 256
+HEADER = '%llguidance {"no_forcing": true}\n'
+"""Otherwise the library computes ahead what must follow: without end in `/b+/ /b+/`, where the
+first piece takes whatever comes, and as a special token if what must follow looks like one."""
+TIMEOUT_S = 60.0
+STACK_BYTES = 128 * 2**20
+"""The library descends into nested grammars; a caller's thread may have little stack."""
+
+BLANKS = r"[ \t]?(\r?\n[ \t]{0,40})?"
+"""Between the parts of JSON: indented lines, but no more blanks than that, or a model that
+likes them writes nothing else until its tokens are used up."""
+
+
+def grammar_of(params: StructuredOutputsParams) -> str:
+    """The grammar text that the engine takes.
+
+    Raises:
+        RequestError: the constraint is not one, contradicts itself, or cannot be enforced.
+    """
+    if params.structural_tag is not None:
+        raise RequestError(
+            "structured_outputs.structural_tag is not supported; describe the whole output with "
+            "structured_outputs.grammar"
+        )
+    is_json = params.json is not None or params.json_object is not None
+    if params.whitespace_pattern is not None or params.disable_any_whitespace:
+        _check_blanks(params, is_json)
+    if is_json:
+        return _checked("json", f"start: %json {_schema_text(params)}")
+    if params.regex is not None:
+        return _checked("regex", _regex_lark(_text("regex", params.regex)))
+    if params.choice is not None:
+        return _checked("choice", _choice_lark(params.choice))
+    return _checked("grammar", to_lark(_text("grammar", params.grammar)))
+
+
+def _blanks(params: StructuredOutputsParams) -> dict[str, Any]:
+    if params.disable_any_whitespace:
+        return {"whitespace_flexible": False}
+    return {"whitespace_pattern": params.whitespace_pattern or BLANKS}
+
+
+def _check_blanks(params: StructuredOutputsParams, is_json: bool) -> None:
+    if not is_json:
+        raise RequestError(
+            "structured_outputs: whitespace_pattern and disable_any_whitespace are for json and "
+            "json_object"
+        )
+    if params.whitespace_pattern is None:
+        return
+    if params.disable_any_whitespace:
+        raise RequestError(
+            "structured_outputs: give whitespace_pattern or disable_any_whitespace, not both"
+        )
+    pattern = _text("whitespace_pattern", params.whitespace_pattern)
+    _checked("whitespace_pattern", _regex_lark(pattern))
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise RequestError(f"structured_outputs.{name} must be a non-empty str, got {value!r:.80}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"structured_outputs.{name} is not valid Unicode: lone surrogate at character "
+            f"{error.start}"
+        ) from error
+    return value
+
+
+def _regex_lark(pattern: str) -> str:
+    return f"start: /{_library().regex_to_lark(to_library(pattern), use_ascii='')}/"
+
+
+def _choice_lark(choice: object) -> str:
+    if not isinstance(choice, list | tuple) or not choice:
+        raise RequestError(
+            f"structured_outputs.choice must be a non-empty list of str, got {choice!r:.80}"
+        )
+    texts = [json.dumps(_text(f"choice[{i}]", item)) for i, item in enumerate(choice)]
+    return f"start: {' | '.join(dict.fromkeys(texts))}"
+
+
+def _schema_text(params: StructuredOutputsParams) -> str:
+    """The schema as JSON, its keywords checked, with the library's own for blanks."""
+    if params.json is None and params.json_object is not True:
+        raise RequestError(
+            f"structured_outputs.json_object must be True or left out, got "
+            f"{params.json_object!r:.80}"
+        )
+    schema: dict[str, Any] = {"type": "object"}
+    if params.json is not None:
+        schema = _schema_object(params.json)
+    check_schema(schema)
+    if params.disable_additional_properties:
+        forbid_additional_properties(schema)
+    schema["x-guidance"] = _blanks(params)
+    return json.dumps(schema)
+
+
+def _schema_object(given: Any) -> dict[str, Any]:
+    """A copy of the schema, as JSON reads it."""
+    try:
+        if isinstance(given, type) and hasattr(given, "model_json_schema"):
+            given = given.model_json_schema()
+        text = given if isinstance(given, str) else json.dumps(given, allow_nan=False)
+        schema = json.loads(_text("json", text))
+    except RequestError:
+        raise
+    except RecursionError as error:
+        raise RequestError("structured_outputs.json is nested too deeply") from error
+    except Exception as error:  # pydantic's own, and whatever a custom schema hook raises
+        raise RequestError(f"structured_outputs.json is no JSON schema: {error}") from error
+    if not isinstance(schema, dict):
+        raise RequestError(
+            "structured_outputs.json must be a JSON schema (a dict, its JSON text, or a pydantic "
+            f"model class), got {given!r:.80}"
+        )
+    return schema
+
+
+@lru_cache(maxsize=MAX_CHECKED)
+def _checked(kind: str, lark: str) -> str:
+    """The grammar for a constraint that the library can enforce."""
+    _library()
+    grammar = HEADER + lark
+    problem = _on_a_large_stack(lambda: _compile_for_bytes(grammar))
+    if problem:
+        raise RequestError(f"structured_outputs.{kind}: {_reason(problem)}")
+    return grammar
+
+
+def _library() -> Any:
+    try:
+        import llguidance._lib
+    except ImportError as error:
+        raise RequestError(f"structured_outputs: pip install llguidance ({error})") from error
+    return llguidance._lib
+
+
+def _on_a_large_stack(function: Callable[[], str]) -> str:
+    """A daemon thread: were the library to go on for ever, the program could still end."""
+    outcome: list[str | BaseException] = []
+
+    def run() -> None:
+        try:
+            outcome.append(function())
+        except BaseException as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run, name="shmllm-grammar-check", daemon=True)
+    with _stack_size_lock:
+        before = threading.stack_size(STACK_BYTES)
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(before)
+    thread.join(TIMEOUT_S)
+    if not outcome:
+        return f"not checked within {TIMEOUT_S:.0f} s: it is too large"
+    if isinstance(outcome[0], BaseException):
+        raise outcome[0]
+    return outcome[0]
+
+
+_stack_size_lock = threading.Lock()
+
+
+def _compile_for_bytes(grammar: str) -> str:
+    """Compile a grammar for a vocabulary of single bytes and take a first step; says what is
+    wrong. Some things the library only finds then: that nothing matches, that it is too
+    large."""
+    from llguidance import LLMatcher, LLParserLimits
+
+    is_wrong, messages = LLMatcher.validate_grammar_with_warnings(grammar)
+    if is_wrong or messages:
+        # Warned of are names of tokens, which only the engine knows.
+        return messages[0] if is_wrong else ""
+    limits = LLParserLimits(verbose_errors=False, step_max_items=GRAMMAR_STEP_ITEMS)
+    matcher = LLMatcher(_byte_tokenizer(), grammar, log_level=0, limits=limits)
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    return matcher.get_error()
+
+
+_PREFIX = re.compile(
+    r"^(at \d+\(\d+\): )?(invalid regex .* \(in regex\): |failed to compile JSON schema: )?"
+)
+
+
+def _reason(problem: str) -> str:
+    """What is wrong, in a line: the library shows the place below or above it."""
+    if problem.startswith("NoExtension"):
+        return "no text matches it"
+    if "oneOf constraints" in problem:
+        return "the alternatives of a oneOf may overlap, which cannot be enforced; use anyOf"
+    lines = [line.strip() for line in problem.splitlines()]
+    for line in lines:
+        if line.startswith("error: "):
+            return line.removeprefix("error: ")
+    return _PREFIX.sub("", lines[0])
+
+
+@cache
+def _byte_tokenizer() -> Any:
+    from llguidance import LLTokenizer, TokenizerWrapper
+
+    return LLTokenizer(
+        TokenizerWrapper(_Bytes()), n_vocab=257, eos_token=[_Bytes.eos_token_id], slices=[]
+    )
+
+
+class _Bytes:
+    """A vocabulary of the 256 bytes and an end."""
+
+    eos_token_id = 256
+    bos_token_id = None
+    special_token_ids = (256,)
+    tokens = (*(bytes([byte]) for byte in range(256)), b"\xff<end>")
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return list(text.encode() if isinstance(text, str) else text)

@@ -1,0 +1,169 @@
+"""Where a model's files are, and the sampling defaults that come with them.
+
+Owns the three ways to name a model (bundled, directory, hub id) and the reading of
+generation_config.json. Must not know how tokenizers or weights are read, and imports
+neither torch nor transformers; huggingface_hub only when something is fetched.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from shmllm.errors import EngineStartError
+
+BUNDLED_MODELS = ("tiny",)
+_ASSETS = Path(__file__).resolve().parents[1] / "assets"
+_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)
+_ALLOWED_FILES = [
+    "*.json",
+    "*.safetensors",
+    "*.jinja",
+    "*.tiktoken",
+    "tokenizer.model",
+    "merges.txt",
+    "vocab.txt",
+]
+# Second copies of the weights, in formats or precisions that are not loaded.
+_IGNORED_FILES = ["*.bin", "*.pt", "*.pth", "original/*", "onnx/*", "consolidated*"]
+
+_SAMPLING_FIELDS = {
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+}
+_OTHER_FIELDS = {
+    "repetition_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "max_new_tokens": "max_tokens",
+}
+_INTEGER_FIELDS = {"top_k", "max_new_tokens"}
+
+
+def one_line(cause: object) -> str:
+    """The text of an exception or message with all line breaks and runs of blanks folded."""
+    text = " ".join(str(cause).split())
+    return text or type(cause).__name__
+
+
+def resolve_model(name: str, *, revision: str | None = None) -> Path:
+    """Find the directory that holds a model's files, fetching them if they are on the hub.
+
+    Args:
+        name: a bundled model ("tiny"), a directory, or a hub id ("org/name" or "name").
+            A bundled name wins over a directory of that name; "./tiny" means the directory.
+        revision: branch, tag or commit on the hub; ignored for local files.
+
+    Raises:
+        EngineStartError: nothing of that name exists or can be fetched.
+    """
+    if name in BUNDLED_MODELS:
+        return _bundled(name)
+    directory = _local_directory(name)
+    if directory is not None:
+        return directory
+    if not _HUB_ID.fullmatch(name):
+        raise EngineStartError(
+            f"model {name!r} not found: looked for a bundled model ({', '.join(BUNDLED_MODELS)}) "
+            f"and for a directory {os.path.abspath(os.path.expanduser(name))!r}; not a hub id "
+            "(org/name) either, so nothing was fetched. Check the path"
+        )
+    return _fetch(name, revision)
+
+
+def _local_directory(name: str) -> Path | None:
+    path = Path(os.path.expanduser(name))
+    try:
+        if name and path.is_dir():
+            return path
+        is_file = bool(name) and path.exists()
+    except (OSError, ValueError) as error:
+        raise EngineStartError(f"cannot look for model {name!r}: {one_line(error)}") from error
+    if is_file:
+        raise EngineStartError(
+            f"model {name!r} is a file; give the directory that holds config.json and the weights"
+        )
+    return None
+
+
+def _bundled(name: str) -> Path:
+    directory = _ASSETS / name
+    if not directory.is_dir():
+        raise EngineStartError(
+            f"bundled model {name!r} is missing from this installation (looked for {directory}); "
+            "reinstall shmllm, or train it with tools/train_tiny.py in a source checkout"
+        )
+    return directory
+
+
+def _fetch(name: str, revision: str | None) -> Path:
+    try:
+        from huggingface_hub import snapshot_download
+
+        directory = snapshot_download(
+            name,
+            revision=revision,
+            allow_patterns=_ALLOWED_FILES,
+            ignore_patterns=_IGNORED_FILES,
+        )
+    except Exception as error:
+        at = f" at revision {revision!r}" if revision else ""
+        raise EngineStartError(
+            f"model {name!r} not found: not a bundled model ({', '.join(BUNDLED_MODELS)}), no "
+            f"directory {name!r} here, and hub id {name!r}{at} could not be fetched "
+            f"({type(error).__name__}: {one_line(error)}). Check the spelling, the network and "
+            "HF_TOKEN, or give a local directory"
+        ) from error
+    return Path(directory)
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Read a JSON file whose top level is an object; an absent file is an empty one.
+
+    Raises:
+        EngineStartError: unreadable, not JSON, or not an object; names the file.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise EngineStartError(f"cannot read {path}: {one_line(error)}") from error
+    if not isinstance(content, dict):
+        raise EngineStartError(
+            f"cannot read {path}: expected a JSON object, found {type(content).__name__}"
+        )
+    return content
+
+
+def generation_defaults(directory: Path) -> dict[str, Any]:
+    """Sampling defaults from a model's generation_config.json, in SamplingParams' names.
+
+    Knows temperature, top_k, top_p, min_p, the three penalties, and max_new_tokens (returned
+    as max_tokens). With `do_sample: false` the first four are left out: they would have no
+    effect there.
+
+    Raises:
+        EngineStartError: the file is not a JSON object, or one of these is not a number.
+    """
+    path = directory / "generation_config.json"
+    config = read_json_object(path)
+    fields = dict(_OTHER_FIELDS)
+    if config.get("do_sample") is not False:
+        fields |= _SAMPLING_FIELDS
+    defaults = {}
+    for source, target in fields.items():
+        value = config.get(source)
+        if value is None:
+            continue
+        wanted = (int,) if source in _INTEGER_FIELDS else (int, float)
+        if isinstance(value, bool) or not isinstance(value, wanted):
+            kind = "an integer" if source in _INTEGER_FIELDS else "a number"
+            raise EngineStartError(f"cannot read {path}: {source} must be {kind}, found {value!r}")
+        defaults[target] = value
+    return defaults

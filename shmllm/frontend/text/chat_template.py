@@ -1,0 +1,239 @@
+"""Conversations to prompt text, through a model's Jinja template.
+
+Owns where templates are found, the checks on messages and tools, and rendering with the
+variables, filters and sandbox that Hugging Face templates are written for. Imports jinja2,
+so import this module only when there is a chat. Must not know how text becomes tokens.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from shmllm.errors import EngineStartError, RequestError
+from shmllm.frontend.model_files import one_line, read_json_object
+from shmllm.frontend.text.template_environment import compile_template
+
+# Put after the text that the model shall continue, and looked up in the rendered prompt. The
+# blank at its end shows whether the template strips the message.
+_CONTINUE_MARK = "\ue000continue-from-here\ue000 "
+_REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+# A template that tells a list of content parts from a string, or walks through the parts.
+_READS_PARTS = re.compile(
+    r"\bcontent['\"\]]*\s+is\s+(not\s+)?(string|iterable|sequence|mapping)\b"
+    r"|\bfor\s+\w+\s+in\s+(\w+(\.|\[['\"]))?content\b"
+)
+
+
+def load_templates(directory: Path) -> dict[str, str]:
+    """A model directory's templates by name; the usual one is "default".
+
+    Files (chat_template.jinja, additional_chat_templates/NAME.jinja) win over the entry in
+    tokenizer_config.json, which is one template or a list of named ones.
+    """
+    files = {"default": directory / "chat_template.jinja"}
+    for path in sorted((directory / "additional_chat_templates").glob("*.jinja")):
+        files[path.stem] = path
+    try:
+        found = {n: path.read_text(encoding="utf-8") for n, path in files.items() if path.is_file()}
+    except (OSError, ValueError) as error:
+        raise RequestError(
+            f"cannot read the chat templates of {directory}: {one_line(error)}"
+        ) from error
+    try:
+        return found or _configured_templates(directory / "tokenizer_config.json")
+    except EngineStartError as error:
+        raise RequestError(one_line(error)) from error
+
+
+def _configured_templates(path: Path) -> dict[str, str]:
+    entry = read_json_object(path).get("chat_template")
+    if entry is None:
+        return {}
+    if isinstance(entry, str):
+        return {"default": entry}
+    try:
+        return {str(item["name"]): str(item["template"]) for item in entry}
+    except (TypeError, KeyError) as error:
+        raise RequestError(
+            f"cannot read {path}: chat_template must be a string or a list of objects with name "
+            "and template"
+        ) from error
+
+
+def select_template(templates: Mapping[str, str], wanted: str | None, *, has_tools: bool) -> str:
+    """Choose the template source.
+
+    Args:
+        templates: the model's own, by name.
+        wanted: a name in `templates`, or a template's source; None for the model's usual one.
+        has_tools: prefer the template "tool_use" where there is one.
+
+    Raises:
+        RequestError: nothing was asked for and the model has no usual one.
+    """
+    if wanted is not None:
+        return templates.get(wanted, wanted)
+    name = "tool_use" if has_tools and "tool_use" in templates else "default"
+    if name in templates:
+        return templates[name]
+    if templates:
+        raise RequestError(
+            f"the model has no default chat template; pass chat_template= with one of "
+            f"{', '.join(sorted(templates))}"
+        )
+    raise RequestError(
+        "the model has no chat template; pass one with chat_template=, or use generate() with "
+        "plain prompts"
+    )
+
+
+def render_chat(
+    template: str,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    add_generation_prompt: bool,
+    continue_final_message: bool,
+    tools: Sequence[Mapping[str, Any]] | None,
+    variables: Mapping[str, Any],
+) -> str:
+    """Render one conversation.
+
+    Args:
+        template: Jinja source.
+        messages: dicts with `role` and `content` (str or list of text parts).
+        add_generation_prompt: passed to the template.
+        continue_final_message: cut the prompt right after the last message's text.
+        tools: JSON schemas, passed to the template.
+        variables: special tokens and further variables, by name.
+
+    Raises:
+        RequestError: malformed input, or a template that does not compile or that fails.
+    """
+    if continue_final_message and add_generation_prompt:
+        raise RequestError(
+            "continue_final_message=True needs add_generation_prompt=False: a prompt either goes "
+            "on with the last message or opens a new one"
+        )
+    conversation = _checked_messages(messages, keep_parts=bool(_READS_PARTS.search(template)))
+    final_text = _mark_final_text(conversation) if continue_final_message else ""
+    context = {
+        "documents": None,
+        **{name: _plain(value, name) for name, value in variables.items()},
+        "messages": conversation,
+        "tools": _checked_tools(tools),
+        "add_generation_prompt": add_generation_prompt,
+    }
+    try:
+        prompt = compile_template(template).render(context)
+    except Exception as error:
+        raise RequestError(
+            f"the chat template failed ({type(error).__name__}): {one_line(error)}"
+        ) from error
+    return _cut_at_mark(prompt, final_text) if continue_final_message else prompt
+
+
+def _checked_messages(messages: object, *, keep_parts: bool) -> list[dict[str, Any]]:
+    if not isinstance(messages, (list, tuple)):
+        raise RequestError(
+            f"messages must be a list of dicts with role and content, got {type(messages).__name__}"
+        )
+    if not messages:
+        raise RequestError("messages is empty; a chat needs at least one message")
+    return [
+        _checked_message(message, f"messages[{position}]", keep_parts)
+        for position, message in enumerate(messages)
+    ]
+
+
+def _checked_message(message: object, where: str, keep_parts: bool) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise RequestError(
+            f"{where} must be a dict with role and content, got {type(message).__name__}"
+        )
+    present = {key: value for key, value in message.items() if value is not None}
+    plain: dict[str, Any] = _plain(present, where)
+    if not isinstance(plain.get("role"), str):
+        raise RequestError(f"{where} has no role; give a str such as 'user'")
+    if "content" in plain:
+        plain["content"] = _checked_content(plain["content"], f"{where}.content", keep_parts)
+    elif not plain.get("tool_calls"):
+        raise RequestError(f"{where} has no content; give a str or a list of text parts")
+    reasoning = next((plain[name] for name in _REASONING_FIELDS if name in plain), None)
+    if reasoning is not None:
+        # Templates read one of two names, clients write one of three.
+        plain = {"thinking": reasoning, **plain, "reasoning_content": reasoning}
+    return plain
+
+
+def _checked_content(content: object, where: str, keep_parts: bool) -> object:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, (list, tuple)):
+        raise RequestError(
+            f"{where} must be a str or a list of text parts, got {type(content).__name__}"
+        )
+    for position, part in enumerate(content):
+        if (
+            not isinstance(part, dict)
+            or part.get("type") != "text"
+            or not isinstance(part.get("text"), str)
+        ):
+            raise RequestError(
+                f'{where}[{position}] must be {{"type": "text", "text": ...}}; other kinds of '
+                "content are not supported"
+            )
+    return content if keep_parts else "\n".join(part["text"] for part in content)
+
+
+def _checked_tools(tools: object) -> list[Any] | None:
+    if tools is None:
+        return None
+    if not isinstance(tools, (list, tuple)) or not all(isinstance(t, Mapping) for t in tools):
+        raise RequestError("tools must be a list of dicts, each a tool's JSON schema")
+    return [_plain(tool, f"tools[{position}]") for position, tool in enumerate(tools)]
+
+
+def _plain(value: object, where: str) -> Any:
+    """A copy made of JSON's own types, so that a template can call no method of the caller's."""
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int.__int__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    if isinstance(value, Mapping):
+        return {_plain(key, where): _plain(item, where) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, where) for item in value]
+    raise RequestError(
+        f"{where} holds a {type(value).__name__}; a chat template takes only what JSON can hold"
+    )
+
+
+def _mark_final_text(conversation: list[dict[str, Any]]) -> str:
+    final = conversation[-1]
+    if isinstance(final.get("content"), list) and final["content"]:
+        holder, key = final["content"][-1], "text"
+    else:
+        holder, key = final, "content"
+    text = holder.get(key)
+    if not isinstance(text, str):
+        raise RequestError("continue_final_message=True, but the last message holds no text")
+    holder[key] = text + _CONTINUE_MARK
+    return text
+
+
+def _cut_at_mark(prompt: str, final_text: str) -> str:
+    position = prompt.rfind(_CONTINUE_MARK.strip())
+    if position < 0 or final_text.strip() not in prompt:
+        raise RequestError(
+            "continue_final_message=True, but the chat template does not write the last message's "
+            "text into the prompt as it is"
+        )
+    kept = prompt[:position]
+    return kept if prompt.startswith(_CONTINUE_MARK, position) else kept.rstrip()

@@ -1,0 +1,59 @@
+"""Text of single tokens, for those who look at alternatives.
+
+Owns what an alternative would have added to the text. Must not know streams of tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shmllm.frontend.text.detokenizer import REPLACEMENT, common_length
+from shmllm.frontend.text.tokenizer import Tokenizer
+
+BLANK = "\u2581"
+"""How SentencePiece vocabularies spell a blank."""
+
+
+class TokenTexts:
+    """What single tokens say.
+
+    Args:
+        tokenizer: the model's tokenizer.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._known: dict[int, str] = {}
+
+    def __call__(self, before: Sequence[int], token: int) -> str:
+        """The text of `token`, special ones included. Where it ends inside a character it
+        depends on the few tokens before it: the one that completes a character has all of
+        it, those that leave it incomplete have nothing."""
+        text = self._alone(token)
+        return self._complete(before, token) if text.endswith(REPLACEMENT) else text
+
+    def _alone(self, token: int) -> str:
+        text = self._known.get(token)
+        if text is None:
+            text = self._decode([token])
+            spelling = self._tokenizer.id_to_token(token) or ""
+            # Such decoders drop the blank in front of the first token.
+            num_blanks = len(spelling) - len(spelling.lstrip(BLANK))
+            if num_blanks:
+                text = " " * num_blanks + text.lstrip(" ")
+            self._known[token] = text
+        return text
+
+    def _complete(self, before: Sequence[int], token: int) -> str:
+        for size in range(1, len(before) + 1):
+            context = [*before[-size:]]
+            whole = self._decode([*context, token])
+            if whole.endswith(REPLACEMENT):
+                continue
+            while context and self._alone(context[-1]).endswith(REPLACEMENT):
+                context.pop()
+            return whole[common_length(whole, self._decode(context)) :]
+        return ""
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=False)

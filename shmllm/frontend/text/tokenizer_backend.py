@@ -1,0 +1,186 @@
+"""The libraries that tokenize, behind one small interface.
+
+Owns the choice between `tokenizers` (any directory with a tokenizer.json) and the fallback
+to transformers, which takes seconds to import and is imported for nothing else. Must not
+know about requests or chat templates.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import tokenizers
+
+from shmllm.errors import EngineStartError
+from shmllm.frontend.model_files import one_line, read_json_object
+
+FAST_FILE = "tokenizer.json"
+FALLBACK_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "tokenizer.tiktoken")
+_NAMED_SPECIAL_TOKENS = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
+_PARALLELISM = "TOKENIZERS_PARALLELISM"
+
+
+class TokenizerBackend(Protocol):
+    """What Tokenizer needs from a tokenizing library. Ids without a token decode to nothing."""
+
+    byte_level: bool
+    vocab_size: int
+    special_ids: frozenset[int]
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]: ...
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str: ...
+    def id_to_token(self, token_id: int) -> str | None: ...
+    def token_to_id(self, token: str) -> int | None: ...
+
+
+class FastBackend:
+    """A `tokenizers.Tokenizer`, with truncation and padding off whatever its file says."""
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+        _quiet_forks()
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._tokenizer = tokenizer
+        self.byte_level = isinstance(tokenizer.decoder, tokenizers.decoders.ByteLevel)
+        self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
+        self.special_ids = frozenset(
+            token_id
+            for token_id, token in tokenizer.get_added_tokens_decoder().items()
+            if token.special
+        )
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+        encodings = self._tokenizer.encode_batch_fast(
+            list(texts), add_special_tokens=add_special_tokens
+        )
+        return [encoding.ids for encoding in encodings]
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def id_to_token(self, token_id: int) -> str | None:
+        return self._tokenizer.id_to_token(token_id)
+
+    def token_to_id(self, token: str) -> int | None:
+        return self._tokenizer.token_to_id(token)
+
+
+class TransformersBackend:
+    """A transformers tokenizer that has no `tokenizers` object inside."""
+
+    byte_level = False
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._tokens: dict[str, int] = tokenizer.get_vocab()
+        self._known_ids = frozenset(self._tokens.values())
+        self.vocab_size = len(tokenizer)
+        self.special_ids = frozenset(tokenizer.all_special_ids)
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+        return [self.encode(text, add_special_tokens) for text in texts]
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        text: str = self._tokenizer.decode(
+            [token_id for token_id in ids if token_id in self._known_ids],
+            skip_special_tokens=skip_special_tokens,
+            clean_up_tokenization_spaces=False,
+        )
+        return text
+
+    def id_to_token(self, token_id: int) -> str | None:
+        if token_id not in self._known_ids:
+            return None
+        token: str = self._tokenizer.convert_ids_to_tokens(token_id)
+        return token
+
+    def token_to_id(self, token: str) -> int | None:
+        return self._tokens.get(token)
+
+
+def load_backend(directory: Path) -> tuple[TokenizerBackend, dict[str, str]]:
+    """Load a model directory's tokenizer.
+
+    Returns:
+        The backend, and the special tokens by name ("eos_token": "</s>"), only those set.
+
+    Raises:
+        EngineStartError: no tokenizer files, or files that cannot be read.
+    """
+    path = directory / FAST_FILE
+    if path.is_file():
+        try:
+            tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:
+            raise EngineStartError(f"cannot read {path}: {one_line(error)}") from error
+        return FastBackend(tokenizer), _named_special_tokens(directory)
+    if any((directory / name).is_file() for name in FALLBACK_FILES):
+        return _load_with_transformers(directory)
+    raise EngineStartError(
+        f"no tokenizer in {directory}: looked for {FAST_FILE}, {', '.join(FALLBACK_FILES)}; "
+        "copy them there from the model that the weights were trained from"
+    )
+
+
+def _load_with_transformers(directory: Path) -> tuple[TokenizerBackend, dict[str, str]]:
+    try:
+        transformers = importlib.import_module("transformers")
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            str(directory), local_files_only=True
+        )
+        inner = getattr(tokenizer, "backend_tokenizer", None)
+        names = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
+    except Exception as error:
+        raise EngineStartError(
+            f"{directory} has no {FAST_FILE}, and transformers cannot load its tokenizer either "
+            f"({type(error).__name__}: {one_line(error)})"
+        ) from error
+    if isinstance(inner, tokenizers.Tokenizer):
+        return FastBackend(inner), names
+    return TransformersBackend(tokenizer), names
+
+
+def _named_special_tokens(directory: Path) -> dict[str, str]:
+    config = read_json_object(directory / "tokenizer_config.json")
+    named = read_json_object(directory / "special_tokens_map.json")
+    named = {name: named.get(name) for name in _NAMED_SPECIAL_TOKENS}
+    named |= {name: config[name] for name in _NAMED_SPECIAL_TOKENS if name in config}
+    for key in ("extra_special_tokens", "model_specific_special_tokens"):
+        extra = config.get(key)
+        if isinstance(extra, dict):
+            named |= extra
+    # A token is written as its text, or as an object with the text under "content".
+    texts = {n: t.get("content") if isinstance(t, dict) else t for n, t in named.items()}
+    return {name: text for name, text in texts.items() if isinstance(text, str)}
+
+
+def _quiet_forks() -> None:
+    """Keep forked children of this process working and silent.
+
+    `tokenizers` encodes batches on a thread pool, which a forked child does not have: left
+    alone, the child prints a warning, and with the variable set to true it would hang. So:
+    parallel here, serial in children. A value that the user has set is not touched.
+    """
+    if _PARALLELISM in os.environ:
+        return
+    os.environ[_PARALLELISM] = "true"
+    os.register_at_fork(after_in_child=lambda: os.environ.update({_PARALLELISM: "false"}))

@@ -1,0 +1,131 @@
+"""What a step produced for one front end, as columns of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from shmllm.outputs.logprobs import LogprobColumns, PromptLogprobs
+
+
+class FinishReason(IntEnum):
+    """Why a request ended, as it travels on the wire. NONE: it goes on."""
+
+    NONE = 0
+    STOP = 1
+    LENGTH = 2
+    ABORT = 3
+    ERROR = 4
+    REPETITION = 5
+
+    @property
+    def text(self) -> str | None:
+        return None if self is FinishReason.NONE else self.name.lower()
+
+
+@dataclass(slots=True)
+class Embeddings:
+    """Vectors that a step made, each before the row that ends its request.
+
+    Attributes:
+        numbers: of the requests.
+        vectors: float32, little-endian.
+    """
+
+    numbers: list[int] = field(default_factory=list)
+    vectors: list[bytes] = field(default_factory=list)
+
+    def parts(self, most_bytes: int) -> Iterator[Embeddings]:
+        """The same in pieces of at most `most_bytes`, or of one vector if that has more."""
+        size = max(most_bytes // max(map(len, self.vectors)), 1)
+        for begin in range(0, len(self.numbers), size):
+            end = begin + size
+            yield Embeddings(self.numbers[begin:end], self.vectors[begin:end])
+
+
+@dataclass(slots=True)
+class OutputColumns:
+    """What one step produced for one front end.
+
+    Row i is request `numbers[i]`, which got `counts[i]` of `token_ids` (taken in order)
+    and the FinishReason `finishes[i]`. Columns, because an object per token costs ten
+    times as much to build, write and read.
+
+    Attributes:
+        step: the engine's step counter.
+        time_ns: CLOCK_MONOTONIC when the columns were written.
+        cached_rows: rows that report their prompt's prefix-cache hit: those of requests
+            that appear for the first time.
+        cached_counts: cached prompt tokens of `cached_rows`.
+        queued_ns: when the requests of `cached_rows` were queued, on CLOCK_MONOTONIC; empty
+            if not known.
+        scheduled_ns: when they were first scheduled; as long as `queued_ns`.
+        preempted_rows: rows of requests that end here and were preempted on their way.
+        preempted_counts: how often, for `preempted_rows`.
+        logprobs: of the rows that asked for them.
+        prompt_logprobs: what the step computed of prompts; they travel on their own, before
+            the rows.
+        embeddings: of pooling requests, which have a row without tokens; they travel likewise.
+    """
+
+    step: int = 0
+    time_ns: int = 0
+    numbers: list[int] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    finishes: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    cached_rows: list[int] = field(default_factory=list)
+    cached_counts: list[int] = field(default_factory=list)
+    logprobs: LogprobColumns | None = None
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
+    queued_ns: list[int] = field(default_factory=list)
+    scheduled_ns: list[int] = field(default_factory=list)
+    preempted_rows: list[int] = field(default_factory=list)
+    preempted_counts: list[int] = field(default_factory=list)
+    embeddings: Embeddings | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether there is nothing but one token for each row, and all of them go on."""
+        rows = len(self.numbers)
+        return (
+            rows == len(self.token_ids) == self.counts.count(1) == self.finishes.count(0)
+            and not self.cached_rows
+            and not self.preempted_rows
+            and self.logprobs is None
+        )
+
+    def parts(self, most_rows: int, most_bytes: int = 2**63) -> Iterator[OutputColumns]:
+        """The same in pieces of at most `most_rows`, since a record has a largest size, and
+        of at most about `most_bytes` of log-probabilities, or of one row if that has more."""
+        logprobs = self.logprobs
+        if logprobs is not None and logprobs.num_bytes > most_bytes:
+            largest = 8 * max(self.counts) * (1 + max(logprobs.ks))
+            most_rows = min(most_rows, max(most_bytes // largest, 1))
+        if len(self.numbers) <= most_rows:
+            if self.numbers:
+                yield self
+            return
+        offset = 0
+        for begin in range(0, len(self.numbers), most_rows):
+            rows = range(begin, min(begin + most_rows, len(self.numbers)))
+            counts = self.counts[begin : rows.stop]
+            first = [i for i, row in enumerate(self.cached_rows) if row in rows]
+            preempted = [i for i, row in enumerate(self.preempted_rows) if row in rows]
+            yield OutputColumns(
+                self.step,
+                self.time_ns,
+                self.numbers[begin : rows.stop],
+                counts,
+                self.finishes[begin : rows.stop],
+                self.token_ids[offset : offset + sum(counts)],
+                [self.cached_rows[i] - begin for i in first],
+                [self.cached_counts[i] for i in first],
+                logprobs and logprobs.cut(begin, rows.stop, self.counts),
+                queued_ns=[self.queued_ns[i] for i in first] if self.queued_ns else [],
+                scheduled_ns=[self.scheduled_ns[i] for i in first] if self.scheduled_ns else [],
+                preempted_rows=[self.preempted_rows[i] - begin for i in preempted],
+                preempted_counts=[self.preempted_counts[i] for i in preempted],
+            )
+            offset += sum(counts)

@@ -1,0 +1,160 @@
+"""A decoder's operations on a CPU: each is recorded once, and played for every step.
+
+Owns which kernel an operation is, and the buffers between kernels. Must not know requests, nor
+what a step consists of: kernels find that in the arrays of `step_arrays`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from shmllm.models.config import ModelConfig
+from shmllm.models.layers import Attention, Linear, Matrix
+from shmllm.models.quantized import Int8Matrix
+from shmllm.models.rope import attention_factor, inverse_frequencies
+from shmllm.worker.arrays import IntArray, LongArray
+from shmllm.worker.cpu.buffers import CpuBuffers
+from shmllm.worker.cpu.cache import KVCache
+from shmllm.worker.cpu.inputs import CpuInputs
+from shmllm_kernels.cpu import Kernel, KernelProgram, word_of_float
+from shmllm_kernels.cpu.attention import ATTEND, request_words, scratch_bytes
+from shmllm_kernels.cpu.cache_layout import head_words
+from shmllm_kernels.cpu.heads import STORE_HEADS
+from shmllm_kernels.cpu.products import MULTIPLY, MULTIPLY_INT8
+from shmllm_kernels.cpu.rows import ADD_RMS_NORM, EMBED, GATHER, ROPE_TABLES, SILU_AND_MUL
+
+
+def kind_of(weight: Matrix) -> str:
+    """As kernels are named for it."""
+    return str(weight.dtype).removeprefix("torch.")
+
+
+def record_linear(
+    program: KernelProgram, num_rows: int, x: Tensor, linear: Linear, out: Tensor
+) -> None:
+    """``out = x @ weight.T + bias`` for as many rows as the int64 at address `num_rows` says."""
+    weight, kind = linear.weight, kind_of(linear.weight)
+    if isinstance(weight, Int8Matrix):
+        kernel, scales, numbers = MULTIPLY_INT8[kind], weight.scales.data_ptr(), weight.integers
+    else:
+        kernel, scales, numbers = MULTIPLY[kind], 0, weight
+    bias = 0 if linear.bias is None else linear.bias.data_ptr()
+    rows = [x.data_ptr(), 4 * x.shape[1], out.data_ptr(), 4 * out.shape[1]]
+    operands = [num_rows, *rows, numbers.data_ptr(), *numbers.shape, scales, bias]
+    program.record(kernel, operands, label=f"multiply {numbers.shape[0]}x{numbers.shape[1]}")
+
+
+def record_gather(
+    program: KernelProgram, num_rows: int, indices: LongArray, source: Tensor, out: Tensor
+) -> None:
+    """``out[row] = source[indices[row]]`` for as many rows as the int64 at `num_rows` says."""
+    addresses = [indices.ctypes.data, source.data_ptr(), out.data_ptr()]
+    program.record(GATHER, [num_rows, *addresses, out.shape[1]], label="gather")
+
+
+class CpuOps:
+    """Records the operations of `models.ops.Ops` on a tape.
+
+    Args:
+        tape: to be recorded on.
+        config: of the model.
+        buffers: where results go.
+        arrays: of the step.
+        cache: keys and values.
+        block_table: (rows, blocks) int32, which blocks a request's are.
+    """
+
+    def __init__(
+        self,
+        program: KernelProgram,
+        config: ModelConfig,
+        buffers: CpuBuffers,
+        arrays: CpuInputs,
+        cache: KVCache,
+        block_table: IntArray,
+    ) -> None:
+        self._kernels = program
+        self._config = config
+        self._buffers = buffers
+        self._arrays = arrays
+        self._cache = cache
+        self._heads = head_words(cache.layout, config.num_heads)
+        self._requests = request_words(
+            arrays.first_tokens.ctypes.data,
+            arrays.counts.ctypes.data,
+            arrays.context_lens.ctypes.data,
+            arrays.rows.ctypes.data,
+            block_table.ctypes.data,
+            block_table.shape[1],
+            arrays.tiles.ctypes.data,
+        )
+        size = scratch_bytes(cache.layout, config.num_heads)
+        self._scratch = torch.empty((program.num_threads, size), dtype=torch.uint8)
+        self._num_tokens = arrays.address_of("num_tokens")
+        self._record_rope_tables()
+
+    def embed(self, table: Tensor) -> Tensor:
+        out = self._buffers.hidden
+        operands = [self._arrays.token_ids.ctypes.data, table.data_ptr(), out.data_ptr()]
+        self._record("embed", EMBED[kind_of(table)], *operands, table.shape[1])
+        return out
+
+    def add_rms_norm(
+        self, x: Tensor | None, residual: Tensor, weight: Tensor, eps: float
+    ) -> Tensor:
+        out = self._buffers.normed
+        addend = 0 if x is None else x.data_ptr()
+        addresses = [residual.data_ptr(), weight.data_ptr(), out.data_ptr()]
+        self._record(
+            "add_rms_norm",
+            ADD_RMS_NORM[kind_of(weight)],
+            addend,
+            *addresses,
+            out.shape[1],
+            word_of_float(eps),
+        )
+        return out
+
+    def linear(self, x: Tensor, linear: Linear) -> Tensor:
+        out = self._buffers.product(linear.weight.shape[0])
+        record_linear(self._kernels, self._num_tokens, x, linear, out)
+        return out
+
+    def attend(self, qkv: Tensor, attention: Attention) -> Tensor:
+        out, arrays, buffers = self._buffers.attended, self._arrays, self._buffers
+        cache = self._cache.layers[attention.layer]
+        window = self._config.layer_windows[attention.layer] or 0
+        norms = [0 if norm is None else norm.data_ptr() for norm in attention.norms]
+        source = [qkv.data_ptr(), 4 * qkv.shape[1]]
+        places = [buffers.cos.data_ptr(), buffers.sin.data_ptr(), arrays.slot_mapping.ctypes.data]
+        self._record(
+            "store_heads", STORE_HEADS[self._cache.layout.stored], self._heads.ctypes.data,
+            *source, *places,
+            cache.data_ptr(), *norms, word_of_float(attention.eps),
+        )  # fmt: skip
+        self._record(
+            "attend", ATTEND[self._cache.layout.stored], self._requests.ctypes.data,
+            self._heads.ctypes.data, *source, out.data_ptr(), 4 * out.shape[1],
+            cache.data_ptr(), window, self._scratch.data_ptr(), self._scratch.shape[1],
+        )  # fmt: skip
+        return out
+
+    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
+        out = self._buffers.activated
+        self._record("silu_and_mul", SILU_AND_MUL, gate_up.data_ptr(), out.data_ptr(), out.shape[1])
+        return out
+
+    def _record_rope_tables(self) -> None:
+        rope = self._config.rope
+        frequencies = inverse_frequencies(rope, self._config.head_dim)
+        addresses = [self._arrays.positions.ctypes.data, frequencies.data_ptr()]
+        tables = [self._buffers.cos.data_ptr(), self._buffers.sin.data_ptr()]
+        scale = word_of_float(attention_factor(rope))
+        operands = [*addresses, len(frequencies), *tables, scale]
+        self._kernels.record(
+            ROPE_TABLES, [self._num_tokens, *operands], keep=[frequencies], label="rope_tables"
+        )
+
+    def _record(self, label: str, kernel: Kernel, *operands: int) -> None:
+        self._kernels.record(kernel, [self._num_tokens, *operands], label=label)

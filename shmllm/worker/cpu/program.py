@@ -1,0 +1,94 @@
+"""A model's forward pass on a CPU, recorded as one program for steps of every shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import numpy as np
+from torch import Tensor
+
+from shmllm.models.decoder import DecoderModel
+from shmllm.worker.batch import InputBatch, StepInputs
+from shmllm.worker.cpu.buffers import SCORED_ROWS, CpuBuffers
+from shmllm.worker.cpu.cache import KVCache
+from shmllm.worker.cpu.inputs import CpuInputs
+from shmllm.worker.cpu.ops import CpuOps, record_gather, record_linear
+from shmllm_kernels.cpu import KernelProgram
+
+Observe = Callable[[str], AbstractContextManager[object]]
+
+
+class CpuProgram:
+    """
+    Args:
+        model: with its weights at the addresses where they stay.
+        cache: for its keys and values.
+        batch: whose block table says where those of a request are.
+        max_tokens: of a step.
+        num_threads: that compute.
+
+    Attributes:
+        arrays: the inputs of the step.
+        buffers: what it computes; ``hidden`` may be filled with embeddings beforehand.
+        observe: if set, each kernel of a step runs inside the context that this makes of its
+            label; a step takes longer then.
+    """
+
+    def __init__(
+        self,
+        model: DecoderModel,
+        cache: KVCache,
+        batch: InputBatch,
+        max_tokens: int,
+        num_threads: int,
+    ) -> None:
+        self.observe: Observe | None = None
+        max_requests = len(batch.block_table)
+        heads_per_kv = model.config.num_heads // model.config.num_kv_heads
+        self.arrays = CpuInputs(max_tokens, max_requests, heads_per_kv)
+        self.buffers = CpuBuffers(model.config, max_tokens, max_requests)
+        self._kernels = KernelProgram(num_threads)
+        self._ops = CpuOps(  # keeps what its kernels read
+            self._kernels, model.config, self.buffers, self.arrays, cache, batch.block_table
+        )
+        self._hidden = model.forward(self._ops)
+        self._record_logits(model)
+        self._num_scored = np.zeros(1, np.int64)
+        self._scoring = KernelProgram(num_threads)
+        rows, logits = self.buffers.scored, self.buffers.scored_logits
+        num_scored = int(self._num_scored.ctypes.data)
+        record_linear(self._scoring, num_scored, rows, model.embedding.head, logits)
+
+    def _record_logits(self, model: DecoderModel) -> None:
+        num_samples = self.arrays.address_of("num_samples")
+        rows, logits = self.buffers.sampled, self.buffers.logits
+        record_gather(self._kernels, num_samples, self.arrays.sample_tokens, self._hidden, rows)
+        record_linear(self._kernels, num_samples, rows, model.embedding.head, logits)
+
+    def run(self, inputs: StepInputs) -> tuple[Tensor, Tensor]:
+        """Compute a step whose inputs are in `arrays`.
+
+        Returns:
+            The hidden states after the final norm of its tokens, [T, hidden], and the logits of
+            those that get a successor, [N, vocab], both float32. The next step overwrites both.
+        """
+        if self.observe is None:
+            self._kernels.replay()
+        else:
+            for index, label in enumerate(self._kernels.labels):
+                with self.observe(label):
+                    self._kernels.play_one(index)
+        num_samples = len(inputs.sample_tokens)
+        return self._hidden[: len(inputs.token_ids)], self.buffers.logits[:num_samples]
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """[rows, hidden] of what `run` returned -> [rows, vocab] float32."""
+        logits = hidden.new_empty(len(hidden), self.buffers.logits.shape[1])
+        for begin in range(0, len(hidden), SCORED_ROWS):
+            rows = hidden[begin : begin + SCORED_ROWS]
+            self.buffers.scored[: len(rows)] = rows
+            self._num_scored[0] = len(rows)
+            self._scoring.replay()
+            logits[begin : begin + len(rows)] = self.buffers.scored_logits[: len(rows)]
+        return logits

@@ -1,0 +1,144 @@
+"""Executes step plans on a model, on a CPU."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from shmllm.config.engine import EngineConfig
+from shmllm.core.plan import PromptScores, StepPlan, StepResult
+from shmllm.outputs.logprobs import TokenLogprobs
+from shmllm.worker.arena import HostArena
+from shmllm.worker.background import Background
+from shmllm.worker.batch import InputBatch, StepInputs
+from shmllm.worker.cpu.cache import KVCache, cache_bytes
+from shmllm.worker.cpu.program import CpuProgram, Observe
+from shmllm.worker.cpu.sampler import Sampler
+from shmllm.worker.cpu.submitted import DeferredStep, ThreadedStep
+from shmllm.worker.loaded_runner import LoadedRunner
+from shmllm.worker.loading import Progress, load_model, make_facts
+from shmllm.worker.memory import Host, keep_freed_memory, size_kv_cache
+from shmllm.worker.memory_owners import MemoryOwners
+from shmllm.worker.scoring import score_in_pieces
+from shmllm_kernels.cpu.cache_layout import CacheLayout
+
+
+class CpuRunner(LoadedRunner):
+    """A loaded model with its KV cache.
+
+    Args:
+        config: what to load, and how much memory and how many rows it may use.
+        on_progress: called with (bytes read, bytes in all) while weights are read.
+        warnings: for the facts.
+
+    Attributes:
+        overlaps: whether steps run on a thread of their own.
+        memory: what can be given back while the engine sleeps.
+
+    Raises:
+        EngineStartError: the model cannot be loaded, or not in this memory.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        on_progress: Progress | None = None,
+        warnings: Sequence[str] = (),
+    ) -> None:
+        began = time.monotonic()
+        num_threads = config.num_threads or len(os.sched_getaffinity(0))
+        keep_freed_memory()
+        torch.set_num_threads(num_threads)
+        host = Host()
+        loaded = load_model(config.load, host, "float32", on_progress)
+        super().__init__(config, loaded)
+        num_layers, block_size = loaded.config.num_layers, config.cache.block_size
+        layout = CacheLayout(
+            loaded.config.num_kv_heads, loaded.config.head_dim, block_size, loaded.dtype_name
+        )
+        bytes_per_block = num_layers * layout.block_bytes
+        size = size_kv_cache(config.cache, bytes_per_block, loaded.max_model_len)
+        kv_cache = HostArena(cache_bytes(layout, num_layers, size.num_blocks), "the KV cache")
+        rows = config.scheduler.max_num_seqs
+        self._vocab_size = loaded.config.vocab_size
+        self._batch = InputBatch(rows, size.max_model_len, block_size, self._vocab_size)
+        self._program = CpuProgram(
+            self.model,
+            KVCache(layout, num_layers, size.num_blocks, kv_cache),
+            self._batch,
+            config.scheduler.max_num_batched_tokens,
+            num_threads,
+        )
+        self._sampler = Sampler(self._batch, config.logprobs.mode)
+        self.overlaps = bool(config.scheduler.async_scheduling)
+        self._thread = Background("shmllm-steps") if self.overlaps else None
+        workspaces = (self._program.buffers, self.pooler, self.masks)
+        self.memory = MemoryOwners(self.model, loaded.weights, kv_cache, workspaces, host)
+        self._scores_probabilities = config.logprobs.mode.endswith("logprobs")
+        self.facts = make_facts(
+            config,
+            loaded,
+            size,
+            bytes_per_block,
+            num_threads=num_threads,
+            load_seconds=time.monotonic() - began,
+            deterministic=True,
+            async_scheduling=self.overlaps,
+            warnings=warnings,
+        )
+
+    def observe(self, observe: Observe | None) -> None:
+        """Have each kernel of a step run inside a context made of its label; None: no more."""
+        self._program.observe = observe
+
+    def submit(self, plan: StepPlan) -> DeferredStep | ThreadedStep:
+        """Have the plan executed: on a thread of its own if steps overlap, else when its result
+        is asked for; that is to happen before the next plan while kernels are observed."""
+        if self._thread is None or self._program.observe is not None:
+            return DeferredStep(self.execute, plan)
+        return ThreadedStep(self.execute, plan, self._thread)
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Compute the plan's tokens, and sample a successor where it asks for one."""
+        self._batch.update(plan)
+        inputs = self._batch.inputs(plan)
+        arrays = self._program.arrays
+        arrays.fill(inputs)
+        masks = self.masks.begin(plan.constraints)
+        self._prompt_embeds.update(plan)
+        self._prompt_embeds.lay_over(self._program.buffers.hidden, arrays.token_ids, inputs)
+        prepared_ns = time.perf_counter_ns()
+        hidden, logits = self._program.run(inputs)
+        prompt_logprobs = [self._score_prompt(hidden, inputs, s) for s in plan.prompt_scores]
+        vectors = self.pooler(hidden, inputs, plan) if plan.pools else ()
+        if not plan.samples:
+            computing_ns = prepared_ns, time.perf_counter_ns()
+            return StepResult([], None, prompt_logprobs, vectors, computing_ns)
+        computing_ns = prepared_ns, time.perf_counter_ns()
+        sampled = self._sampler(logits, inputs.sample_rows, inputs.sample_positions, masks)
+        self._batch.append(inputs, sampled.token_ids)
+        ids = sampled.token_ids.tolist()
+        return StepResult(ids, sampled.logprobs, prompt_logprobs, vectors, computing_ns)
+
+    def _score_prompt(
+        self, hidden: torch.Tensor, inputs: StepInputs, scores: PromptScores
+    ) -> TokenLogprobs:
+        """A token is scored by the logits that follow the token before it."""
+        first_token = int(inputs.first_tokens[scores.index])
+        start = int(inputs.positions[first_token])
+        begin = first_token + scores.first - 1 - start
+        row = inputs.rows[scores.index]
+        wanted = self._batch.token_ids[row, scores.first : scores.end].astype(np.int64)
+        return score_in_pieces(
+            len(wanted),
+            self._vocab_size,
+            lambda a, b: self._program.compute_logits(hidden[begin + a : begin + b]),
+            torch.from_numpy(wanted),
+            scores.k,
+            self._scores_probabilities,
+        )

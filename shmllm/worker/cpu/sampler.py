@@ -1,0 +1,143 @@
+"""Chooses the next token of each row from its logits.
+
+Order: the mask of a grammar, then allowed ids, bad words, biases, min_tokens and penalties
+(`edits`); then the rows that are not greedy: temperature, min_p, top_k, top_p, and the
+draw. The draw is the Gumbel-max trick: add noise to every logit and take the largest. The
+noise (`noise`) is a hash, so a request's tokens depend on nothing else that runs beside
+it, and a logit that differs in its last bits changes the draw only where the two best sums
+are as close as that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from shmllm.config.engine import LogprobsMode
+from shmllm.outputs.logprobs import TokenLogprobs
+from shmllm.worker.arrays import LongArray
+from shmllm.worker.batch import InputBatch
+from shmllm.worker.cpu.filters import keep_top_k_top_p
+from shmllm.worker.cpu.noise import gumbel_noise, gumbel_noise_at
+from shmllm.worker.logits_processors import apply_logits_processors
+from shmllm.worker.scoring import score_tokens
+
+SPARSE_FRACTION = 4
+"""Below one entry in this many, noise is made for single entries."""
+
+LogitsMask = Callable[[torch.Tensor], None]
+"""Sets to -inf, in place, what may not be sampled."""
+
+
+@dataclass(slots=True)
+class Sampled:
+    """
+    Attributes:
+        token_ids: (N,) int64.
+        logprobs: of the rows that ask for them, in their order; None if none does.
+    """
+
+    token_ids: LongArray
+    logprobs: TokenLogprobs | None
+
+
+class Sampler:
+    """
+    Args:
+        batch: holds each row's sampling parameters.
+        mode: what is reported as log-probabilities.
+    """
+
+    def __init__(self, batch: InputBatch, mode: LogprobsMode = "raw_logprobs") -> None:
+        self._batch = batch
+        self._reports_raw = mode.startswith("raw")
+        self._normalises = mode.endswith("logprobs")
+
+    def __call__(
+        self,
+        logits: torch.Tensor,
+        rows: LongArray,
+        positions: LongArray,
+        mask: LogitsMask | None = None,
+    ) -> Sampled:
+        """
+        Args:
+            logits: (N, V) float32; overwritten.
+            rows: (N,) row of each.
+            positions: (N,) position that each sampled token will have.
+            mask: applied before everything else.
+        """
+        asking = self._asking(rows)
+        edits = [
+            (index, edit)
+            for index, row in enumerate(rows.tolist() if self._batch.edits else ())
+            if (edit := self._batch.edits.get(row)) is not None
+        ]
+        reported = logits
+        if asking and self._reports_raw and (mask is not None or edits):
+            reported = logits.clone()
+        if mask is not None:
+            mask(logits)
+        if edits:
+            ids = [self._batch.token_ids[rows[index], : positions[index]] for index, _ in edits]
+            apply_logits_processors(logits, edits, ids)
+        # numpy's argmax takes a tenth of the time of torch's.
+        tokens: LongArray = logits.numpy().argmax(axis=1)
+        drawn = np.flatnonzero(self._batch.temperature[rows])
+        if drawn.size:
+            processed = self._process(logits[torch.from_numpy(drawn)], rows[drawn])
+            tokens[drawn] = self._draw(processed, rows[drawn], positions[drawn])
+            if asking and not self._reports_raw:
+                logits[torch.from_numpy(drawn)] = processed
+        return Sampled(tokens, self._score(reported, tokens, asking) if asking else None)
+
+    def _asking(self, rows: LongArray) -> list[tuple[int, int]]:
+        """(index, number of alternatives) of the rows that ask for log-probabilities."""
+        wanted = self._batch.logprobs
+        if not wanted:
+            return []
+        return [(index, wanted[row]) for index, row in enumerate(rows.tolist()) if row in wanted]
+
+    def _score(
+        self, logits: torch.Tensor, tokens: LongArray, asking: list[tuple[int, int]]
+    ) -> TokenLogprobs:
+        token_ids = torch.from_numpy(tokens)
+        if len(asking) < len(tokens):
+            indices = torch.tensor([index for index, _ in asking])
+            logits, token_ids = logits[indices], token_ids[indices]
+        return score_tokens(logits, token_ids, [k for _, k in asking], self._normalises)
+
+    def _process(self, logits: torch.Tensor, rows: LongArray) -> torch.Tensor:
+        """Temperature, min_p, top_k and top_p; changes `logits`."""
+        batch = self._batch
+        logits /= torch.from_numpy(batch.temperature[rows])[:, None]
+        min_p, top_k, top_p = batch.min_p[rows], batch.top_k[rows], batch.top_p[rows]
+        if min_p.any():
+            best = logits.max(dim=1, keepdim=True).values
+            floor = best + torch.from_numpy(np.log(np.maximum(min_p, 1e-38)))[:, None]
+            bounded = torch.from_numpy(min_p > 0)[:, None]
+            logits.masked_fill_((logits < floor) & bounded, -torch.inf)
+        cut = np.flatnonzero((top_k > 0) | (top_p < 1))
+        if cut.size:
+            chosen = torch.from_numpy(cut)
+            logits[chosen] = keep_top_k_top_p(
+                logits[chosen],
+                torch.from_numpy(top_k[cut].astype(np.int64)),
+                torch.from_numpy(top_p[cut]),
+            )
+        return logits
+
+    def _draw(self, logits: torch.Tensor, rows: LongArray, positions: LongArray) -> LongArray:
+        values, seeds = logits.numpy(), self._batch.seeds[rows]
+        left, entries = np.nonzero(values > -np.inf)
+        if SPARSE_FRACTION * len(entries) < values.size:
+            noisy = np.full_like(values, -np.inf)
+            noise = gumbel_noise_at(seeds, positions, left, entries)
+            noisy[left, entries] = values[left, entries] + noise
+        else:
+            noisy = values + gumbel_noise(seeds, positions, values.shape[1])
+        drawn: LongArray = noisy.argmax(axis=1)
+        return drawn

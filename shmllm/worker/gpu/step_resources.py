@@ -1,0 +1,96 @@
+"""What a model's steps are computed with, whatever they are: all of it but the cache.
+
+Owns that these are made for the same sizes, and that they are used together. They stay where they
+are, since graphs know them by their addresses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from shmllm.config.engine import EngineConfig
+from shmllm.config.graphs import CudaGraphMode
+from shmllm.worker.batch import InputBatch
+from shmllm.worker.gpu.buffers import GpuBuffers
+from shmllm.worker.gpu.cache import GpuCacheLayout, GpuKVCache
+from shmllm.worker.gpu.device import Device
+from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor, GraphDispatcher
+from shmllm.worker.gpu.inputs import GpuInputs
+from shmllm.worker.gpu.plain_arena import PlainArena
+from shmllm.worker.gpu.program import GpuProgram
+from shmllm.worker.gpu.sampler import GpuSampler
+from shmllm.worker.loading import LoadedModel
+
+
+@dataclass(frozen=True, slots=True)
+class StepResources:
+    """
+    Attributes:
+        loaded: the model.
+        device: that computes.
+        layout: of the cache that they work with.
+        batch: the rows on the host.
+        sampler: the rows on the device.
+        inputs: of a step.
+        buffers: what it computes.
+        deterministic: see `GpuProgram`.
+    """
+
+    loaded: LoadedModel
+    device: Device
+    layout: GpuCacheLayout
+    batch: InputBatch
+    sampler: GpuSampler
+    inputs: GpuInputs
+    buffers: GpuBuffers
+    deterministic: bool
+
+    @classmethod
+    def allocate(cls, config: EngineConfig, loaded: LoadedModel, device: Device) -> StepResources:
+        """For steps as large as the scheduler's limits allow."""
+        model, max_model_len = loaded.config, loaded.max_model_len
+        rows, tokens = config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens
+        block_size, deterministic = config.cache.block_size, config.load.deterministic
+        batch = InputBatch(rows, max_model_len, block_size, model.vocab_size, samples_ahead=True)
+        sampler = GpuSampler(batch, rows, model.vocab_size, device, config.logprobs.mode)
+        max_blocks = -(-max_model_len // block_size)
+        return cls(
+            loaded,
+            device,
+            GpuCacheLayout.of(model, block_size, loaded.dtype),
+            batch,
+            sampler,
+            GpuInputs(tokens, rows, max_blocks, sampler.last_tokens, device),
+            GpuBuffers(model, loaded.dtype, tokens, rows, device, deterministic),
+            deterministic,
+        )
+
+    def make_program(self, cache: GpuKVCache, dispatcher: GraphDispatcher) -> GpuProgram:
+        """What computes steps with that cache."""
+        return GpuProgram(
+            self.loaded.model,
+            cache,
+            self.inputs,
+            self.buffers,
+            self.device,
+            dispatcher,
+            self.deterministic,
+        )
+
+    @torch.inference_mode()
+    def run_largest(self) -> None:
+        """Compute and sample the largest step there can be. Its keys and values go nowhere."""
+        num_layers, tokens = self.loaded.config.num_layers, len(self.buffers.hidden)
+        size = self.layout.cache_bytes(num_layers, 1)
+        arena = PlainArena(size, "a probe", self.device.torch_device, "it is a probe")
+        rows = min(len(self.buffers.logits), tokens)
+        program = self.make_program(
+            GpuKVCache(self.layout, num_layers, 1, arena),
+            GraphDispatcher(CudaGraphMode.NONE, None, rows, tokens),
+        )
+        largest = BatchDescriptor(tokens, rows, uniform=False)
+        self.inputs.idle(largest)
+        _, logits = program.run(CudaGraphMode.NONE, largest, tokens)
+        self.sampler.warm_up(logits)

@@ -1,0 +1,240 @@
+"""Paged attention against a float64 reference, over caches whose unused slots are NaN."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+from support.kernel_helpers import assert_close, poisoned
+
+from shmllm_kernels.gpu.attention import AttentionScratch, paged_attention
+from shmllm_kernels.gpu.configs import AttentionConfig
+from shmllm_kernels.reference.attention import paged_attention as plain_attention
+
+SMALL = AttentionConfig(16, 16, 4, 2)
+LONG = AttentionConfig(16, 128, 4, 2)
+
+
+def tolerances(dtype: torch.dtype) -> tuple[float, float]:
+    return {
+        torch.float32: (5e-6, 1e-5),
+        torch.float16: (2e-3, 2e-3),
+        torch.bfloat16: (1.5e-2, 1e-2),
+    }[dtype]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A batch and a model's shape.
+
+    Attributes:
+        lengths: (tokens of this step, context) of each request.
+        padding: tokens and requests that a graph would have beyond those there are.
+    """
+
+    lengths: tuple[tuple[int, int], ...]
+    heads: int = 4
+    kv_heads: int = 2
+    dim: int = 16
+    block_size: int = 8
+    window: int | None = None
+    soft_cap: float | None = None
+    num_splits: int = 1
+    config: AttentionConfig = SMALL
+    masks_all: bool = False
+    padding: int = 0
+    heads_first: bool = False
+
+    @property
+    def tokens(self) -> int:
+        return sum(count for count, _ in self.lengths)
+
+
+class Launch:
+    """The tensors of a case: shuffled blocks, NaN wherever no token is."""
+
+    def __init__(self, draw, dtype, case: Case) -> None:
+        self.case, self.device = case, draw.device
+        blocks = [-(-context // case.block_size) for _, context in case.lengths]
+        num_requests = len(case.lengths) + case.padding
+        self.shape = (case.tokens + case.padding, case.heads, case.dim)
+        self.query = draw.normal(*self.shape, dtype=dtype)
+        self.query[case.tokens :] = torch.nan
+        order = draw.permutation(sum(blocks) + 3).int()
+        max_blocks = max([*blocks, 1]) + 2
+        self.table = torch.full((num_requests, max_blocks), 2**30, dtype=torch.int32)
+        cache = poisoned(
+            2, len(order), case.block_size, case.kv_heads, case.dim, dtype=dtype, device="cpu"
+        )
+        taken = 0
+        for row, (count, (_, context)) in enumerate(zip(blocks, case.lengths, strict=True)):
+            ids = order[taken : taken + count].cpu()
+            taken += count
+            self.table[row, :count] = ids
+            for half in cache:
+                tokens = draw.normal(context, case.kv_heads, case.dim, dtype=dtype)
+                slots = half[ids.long()].flatten(0, 1)
+                slots[:context] = tokens.cpu()
+                half[ids.long()] = slots.view(-1, *half.shape[1:])
+        if case.heads_first:
+            cache = cache.transpose(2, 3).contiguous().transpose(2, 3)
+        self.cache = cache.to(draw.device)
+        counts = [count for count, _ in case.lengths] + [0] * case.padding
+        starts = torch.tensor([0, *counts]).cumsum(0)
+        self.starts = starts.to(draw.device, torch.int32)
+        contexts = [context for _, context in case.lengths] + [0] * case.padding
+        self.contexts = torch.tensor(contexts, dtype=torch.int32, device=draw.device)
+        self.table = self.table.to(draw.device)
+        self.scale = 1.3 * case.dim**-0.5
+
+    def tensors(self):
+        return self.query, *self.cache, self.table, self.starts, self.contexts
+
+    def run(self) -> torch.Tensor:
+        case = self.case
+        out = poisoned(*self.shape, dtype=self.query.dtype, device=self.device)
+        scratch = None
+        if case.num_splits > 1:
+            scratch = AttentionScratch.allocate(
+                self.shape[0] + 1, case.heads, case.num_splits, case.dim, self.device
+            )
+            scratch.sums.fill_(torch.nan)
+            scratch.stats.fill_(torch.nan)
+        options = case.window, case.soft_cap, case.num_splits, scratch, case.masks_all
+        paged_attention(out, *self.tensors(), case.config, self.scale, *options)
+        return out
+
+    def want(self) -> torch.Tensor:
+        case = self.case
+        return plain_attention(*self.tensors(), self.scale, case.window, case.soft_cap)
+
+    def check(self) -> torch.Tensor:
+        got, tokens = self.run(), self.case.tokens
+        assert got[tokens:].isnan().all(), "a padded token was written"
+        assert_close(got[:tokens], self.want()[:tokens], *tolerances(got.dtype))
+        return got
+
+
+MIXED = ((1, 21), (5, 5), (1, 1), (19, 30), (1, 16))
+DECODES = ((1, 1), (1, 15), (1, 16), (1, 17), (1, 33))
+FEATURES = {
+    "plain": {},
+    "window": {"window": 7},
+    "wide window": {"window": 18},
+    "cap": {"soft_cap": 2.0},
+    "window and cap": {"window": 3, "soft_cap": 1.0},
+}
+
+
+def product_of_single_rows(a, b, dtype=None):
+    """For the interpreter: numpy's own gives a row other bits at another place in the matrix."""
+    return np.einsum("mk,kn->mn", a.astype(dtype), b.astype(dtype), optimize=False)
+
+
+class AttentionConformance:
+    @pytest.mark.parametrize("splits", [1, 2])
+    @pytest.mark.parametrize("feature", FEATURES)
+    def test_a_mixed_batch(self, draw, dtype, feature, splits):
+        kv_heads = 3 - splits
+        Launch(
+            draw, dtype, Case(MIXED, 4, kv_heads, num_splits=splits, **FEATURES[feature])
+        ).check()
+
+    @pytest.mark.parametrize("dim", [16, 32, 64, 80, 128, 256])
+    def test_head_sizes(self, draw, dtype, dim):
+        Launch(draw, dtype, Case(((1, 19), (4, 9)), dim=dim)).check()
+
+    @pytest.mark.parametrize("block_size", [8, 16, 32, 64])
+    @pytest.mark.parametrize("tile", [16, 32])
+    def test_block_sizes_and_tiles(self, draw, dtype, block_size, tile):
+        config = replace(SMALL, tile=tile)
+        Launch(draw, dtype, Case(((1, 37), (3, 18)), block_size=block_size, config=config)).check()
+
+    @pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (3, 3), (6, 2), (7, 1), (32, 2)])
+    def test_groups_of_heads(self, draw, dtype, heads, kv_heads):
+        Launch(draw, dtype, Case(((1, 18), (5, 6)), heads, kv_heads)).check()
+
+    @pytest.mark.parametrize(("splits", "kv_heads"), [(2, 2), (8, 1)])
+    def test_split_decodes(self, draw, dtype, splits, kv_heads):
+        Launch(draw, dtype, Case(DECODES, 4, kv_heads, num_splits=splits)).check()
+
+    @pytest.mark.parametrize("block_m", [32, 64])
+    def test_more_rows_in_a_program(self, draw, dtype, block_m):
+        config = replace(SMALL, block_m=block_m)
+        Launch(draw, dtype, Case(((40, 47), (1, 9), (17, 17)), config=config)).check()
+
+    @pytest.mark.parametrize("splits", [1, 2])
+    def test_padding_is_skipped(self, draw, dtype, splits):
+        Launch(draw, dtype, Case(((1, 9), (3, 5)), num_splits=splits, padding=5)).check()
+
+    def test_requests_without_tokens_among_others(self, draw, dtype):
+        Launch(draw, dtype, Case(((0, 0), (1, 9), (0, 0), (0, 12), (2, 3)))).check()
+
+    def test_nothing_to_do(self, draw, dtype):
+        Launch(draw, dtype, Case(())).check()
+        Launch(draw, dtype, Case((), padding=3)).check()
+
+    def test_a_cache_by_head_then_token(self, draw, dtype):
+        Launch(draw, dtype, Case(MIXED, heads_first=True)).check()
+
+    def test_a_strided_query(self, draw, dtype):
+        launch = Launch(draw, dtype, Case(((1, 9), (3, 5))))
+        wide = draw.normal(4, 9, 16, dtype=dtype)
+        launch.query = wide[:, 2:6]
+        launch.check()
+
+    def test_large_scores(self, draw, dtype):
+        launch = Launch(draw, dtype, Case(((1, 40), (3, 20))))
+        launch.scale = 40.0
+        # Rounding a weight matters more the more the scores differ.
+        got = launch.run()
+        assert_close(got, launch.want(), 10 * tolerances(dtype)[0], 10 * tolerances(dtype)[1])
+
+    @pytest.mark.parametrize("splits", [1, 2])
+    def test_a_requests_bits_do_not_depend_on_the_batch(self, draw, dtype, splits):
+        case = Case(MIXED, 2, 1, num_splits=splits, window=20)
+        launch = Launch(draw, dtype, case)
+        got = launch.run()
+        for index in (0, 3):
+            begin, end = launch.starts[index : index + 2].tolist()
+            alone = Launch(draw, dtype, replace(case, lengths=(MIXED[index],)))
+            alone.query, alone.cache = launch.query[begin:end], launch.cache
+            alone.table = launch.table[index : index + 1]
+            assert torch.equal(alone.run(), got[begin:end])
+
+    @pytest.mark.parametrize("window", [None, 11])
+    def test_a_tokens_bits_do_not_depend_on_chunks(self, draw, dtype, window, monkeypatch):
+        monkeypatch.setattr(np, "matmul", product_of_single_rows)
+        case = Case(((37, 37),), window=window, masks_all=True)
+        launch = Launch(draw, dtype, case)
+        whole = launch.run()
+        for begin, end in ((0, 5), (5, 16), (16, 36), (36, 37)):
+            part = Launch(draw, dtype, replace(case, lengths=((end - begin, end),)))
+            part.query, part.cache, part.table = launch.query[begin:end], launch.cache, launch.table
+            assert torch.equal(part.run(), whole[begin:end])
+
+    @pytest.mark.parametrize("feature", FEATURES)
+    @pytest.mark.parametrize("splits", [1, 4])
+    def test_a_long_context(self, draw, dtype, feature, splits):
+        options = dict(FEATURES[feature])
+        if "window" in options:
+            options["window"] *= 100
+        if dtype is torch.float16 and splits == 4:
+            return  # The interpreter takes its time; float32 has these.
+        config = {"config": LONG, "num_splits": splits, "block_size": 16}
+        Launch(draw, dtype, Case(((3, 2000),), kv_heads=1, **config, **options)).check()
+
+    def test_what_does_not_fit_is_refused(self, draw, dtype):
+        launch = Launch(draw, dtype, Case(((1, 9),)))
+        launch.table = launch.table.long()
+        with pytest.raises(AssertionError, match="int32"):
+            launch.run()
+        launch = Launch(draw, dtype, Case(((1, 9),), num_splits=3))
+        with pytest.raises(AssertionError, match="power of two"):
+            launch.run()
+        launch = Launch(draw, dtype, Case(((1, 9),)))
+        launch.query = launch.query.transpose(1, 2).contiguous().transpose(1, 2)
+        with pytest.raises(AssertionError, match="contiguous"):
+            launch.run()

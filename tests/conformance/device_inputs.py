@@ -1,0 +1,97 @@
+"""A step's inputs on a device; the folder has the fixture `gpu_device`."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from shmllm.core.plan import BlockAppend, NewRequest, StepPlan
+from shmllm.params.sampling import SamplingParams
+from shmllm.worker.batch import InputBatch
+from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor
+from shmllm.worker.gpu.inputs import GpuInputs
+
+ROWS, BLOCKS = 4, 8
+TOKENS = list(range(40, 60))
+
+
+def make(device, max_tokens: int = 16) -> tuple[GpuInputs, InputBatch]:
+    last_tokens = torch.zeros(ROWS, dtype=torch.int64, device=device.torch_device)
+    inputs = GpuInputs(max_tokens, ROWS, BLOCKS, last_tokens, device)
+    return inputs, InputBatch(ROWS, 4 * BLOCKS, 4, 100)
+
+
+def admission(row: int, block_ids: list[int]) -> NewRequest:
+    return NewRequest(row, TOKENS, block_ids, SamplingParams(), 0, 0, ())
+
+
+def send(inputs: GpuInputs, batch: InputBatch, plan: StepPlan, descriptor: BatchDescriptor) -> None:
+    plan.num_tokens = sum(plan.counts)
+    batch.update(plan)
+    inputs.send(batch.inputs(plan), descriptor, plan)
+
+
+class InputsConformance:
+    def test_what_is_sent_is_padded(self, gpu_device) -> None:
+        inputs, batch = make(gpu_device)
+        plan = StepPlan(1, rows=[2, 0], starts=[0, 3], counts=[5, 1], samples=[1])
+        plan.new_requests = [admission(2, [7, 8]), admission(0, [3])]
+        send(inputs, batch, plan, BatchDescriptor(8, 3, False))
+        gpu_device.synchronize()
+        expected = {
+            "token_ids": [40, 41, 42, 43, 44, 43, -1, -1],
+            "positions": [0, 1, 2, 3, 4, 3, 0, 0],
+            "slots": [28, 29, 30, 31, 32, 15, -1, -1],
+            "query_starts": [0, 5, 6, 6],
+            "context_lens": [5, 4, 0],
+            "rows": [2, 0, 0],
+            "sample_tokens": [5, 0, 0],
+            "sample_rows": [0, -1, -1],
+            "sample_positions": [4, 0, 0],
+        }
+        for name, want in expected.items():
+            assert getattr(inputs.step, name).cpu()[: len(want)].tolist() == want, name
+        assert inputs.block_table.cpu()[:2, :2].tolist() == [[7, 8], [3, 0]]
+        assert inputs.num_samples == 1
+
+    def test_blocks_are_kept_by_row(self, gpu_device) -> None:
+        inputs, batch = make(gpu_device)
+        first = StepPlan(1, rows=[0, 1], starts=[0, 0], counts=[4, 4], samples=[0, 1])
+        first.new_requests = [admission(0, [3]), admission(1, [9])]
+        send(inputs, batch, first, BatchDescriptor(8, 2, False))
+        second = StepPlan(2, rows=[1, 0], starts=[4, 4], counts=[1, 1], samples=[0, 1])
+        second.block_appends = [BlockAppend(1, 1, [5]), BlockAppend(0, 1, [6, 2])]
+        send(inputs, batch, second, BatchDescriptor(2, 2, True))
+        gpu_device.synchronize()
+        assert inputs.block_table.cpu()[:2, :3].tolist() == [[9, 5, 0], [3, 6, 2]]
+        again = StepPlan(3, rows=[0], starts=[0], counts=[2])
+        again.new_requests = [admission(0, [4])]
+        send(inputs, batch, again, BatchDescriptor(2, 1, False))
+        gpu_device.synchronize()
+        assert inputs.block_table.cpu()[0, 0] == 4
+
+    def test_more_blocks_than_there_was_room_for(self, gpu_device) -> None:
+        """While the step before, with fewer, is still to be copied."""
+        inputs, batch = make(gpu_device, max_tokens=2)
+        seen = []
+        for step in range(4):
+            block_ids = np.arange(1, 1 + ROWS * BLOCKS).reshape(ROWS, BLOCKS) + step
+            plan = StepPlan(step, rows=[3, 1], starts=[0, 0], counts=[1, 1])
+            for row in range(ROWS if step else 1):
+                plan.new_requests.append(admission(row, block_ids[row].tolist()))
+            send(inputs, batch, plan, BatchDescriptor(2, 2, True))
+            if step:
+                seen.append((inputs.block_table.clone(), block_ids[[3, 1]]))
+            if step % 2:
+                gpu_device.synchronize()
+        for table, want in seen:
+            assert table.cpu()[:2].tolist() == want.tolist()
+
+    def test_idling_is_padding_that_gets_logits(self, gpu_device) -> None:
+        inputs, _ = make(gpu_device)
+        inputs.idle(BatchDescriptor(8, 3, False))
+        gpu_device.synchronize()
+        step = inputs.step
+        assert step.token_ids.cpu()[:8].tolist() == step.slots.cpu()[:8].tolist() == [-1] * 8
+        assert step.query_starts.cpu()[:4].tolist() == [0] * 4
+        assert inputs.num_samples == 3

@@ -1,0 +1,574 @@
+"""The sampler on a device against the CPU's, given the same requests and logits; and against the
+kernels' reference where rows are drawn, since the noise is another one there."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conformance.device import no_waits
+
+from shmllm.core.plan import NewRequest, StepPlan
+from shmllm.params.sampling import SamplingParams
+from shmllm.worker.batch import NO_ROWS, InputBatch, StepInputs
+from shmllm.worker.cpu.sampler import Sampler
+from shmllm.worker.gpu.sampler import GpuSampler
+from shmllm.worker.logits_processors import apply_logits_processors
+from shmllm.worker.token_masks import PendingMasks
+from shmllm_kernels.reference import sampling as plain
+from shmllm_kernels.reference.sampling import SamplingColumns
+
+NUM_ROWS = 8
+VOCAB_SIZE = 300
+MAX_LEN = 64
+PADDING = 3
+PROMPT = [1, 2, 2, 8]
+STOP_IDS = (5, 6)
+MODES = ("raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits")
+
+EDITS: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "allowed ids": {"allowed_token_ids": [0, 3, 5, 31, 32, 63, 64, 200, 299]},
+    "bias": {"logit_bias": {2: 9.5, 7: -100, 22: float("-inf"), 290: 8.0}},
+    "presence": {"presence_penalty": 1.9},
+    "frequency": {"frequency_penalty": -1.5},
+    "repetition": {"repetition_penalty": 1.7},
+    "penalties": {
+        "repetition_penalty": 1.2,
+        "frequency_penalty": 0.3,
+        "presence_penalty": -0.6,
+    },
+    "min_tokens": {"min_tokens": 6},
+    "bad words": {"bad_words": [[4], [9]]},
+    "longer bad words": {"bad_words": [[4], [9, 17], [17, 9, 30], [600, 2], [8, 40]]},
+    "everything": {
+        "allowed_token_ids": [*range(0, 300, 2), 9, 5],
+        "logit_bias": {10: 2.0, 30: -1.0, 9: 5.5},
+        "repetition_penalty": 1.3,
+        "frequency_penalty": 0.2,
+        "presence_penalty": 0.9,
+        "min_tokens": 6,
+        "bad_words": [[12], [9, 2]],
+    },
+}
+DRAWN: list[dict[str, Any]] = [
+    {"temperature": 1.0},
+    {"temperature": 0.4},
+    {"temperature": 0.8, "top_k": 5},
+    {"temperature": 1.3, "top_p": 0.7},
+    {"temperature": 1.0, "min_p": 0.05},
+    {"temperature": 0.9, "min_p": 0.01, "top_k": 40, "top_p": 0.9},
+]
+
+
+def admission(row: int, output: Any = (), prompt: Any = PROMPT, **options: Any) -> NewRequest:
+    """Of a greedy request, unless `options` say otherwise; their bad words are tokens."""
+    words = tuple(map(tuple, options.pop("bad_words", ())))
+    seed = options.pop("seed", 1000 + row)
+    params = SamplingParams(**{"temperature": 0, "max_tokens": 50} | options)
+    return NewRequest(
+        row=row,
+        token_ids=[*prompt, *output],
+        block_ids=[1],
+        params=params,
+        seed=seed,
+        min_position=len(prompt) + params.min_tokens,
+        forbidden_ids=STOP_IDS if params.min_tokens else (),
+        num_prompt_tokens=len(prompt),
+        bad_words=words,
+    )
+
+
+def grammar_masks(rows: list[int], words: np.ndarray) -> PendingMasks:
+    future: Future[Any] = Future()
+    future.set_result(words)
+    return PendingMasks(rows, future)
+
+
+class Request:
+    """A row as the samplers see it from step to step."""
+
+    def __init__(self, admitted: NewRequest) -> None:
+        self.row = admitted.row
+        self.admitted = admitted
+        self.token_ids = list(admitted.token_ids)
+
+    @property
+    def position(self) -> int:
+        return len(self.token_ids)
+
+    def again(self) -> NewRequest:
+        """As it comes back when it was preempted."""
+        old = self.admitted
+        names = ("params", "seed", "min_position", "forbidden_ids", "num_prompt_tokens")
+        kept = {name: getattr(old, name) for name in (*names, "bad_words")}
+        return NewRequest(row=old.row, token_ids=list(self.token_ids), block_ids=[1], **kept)
+
+
+class Pair:
+    """Both samplers over the same requests.
+
+    The device's batch has the tokens of an output only if its sampler says that it needs them.
+    """
+
+    def __init__(self, device, mode="raw_logprobs", vocab_size=VOCAB_SIZE) -> None:
+        self.device, self.vocab_size = device, vocab_size
+        self.batches = [InputBatch(NUM_ROWS, MAX_LEN, 8, vocab_size) for _ in range(2)]
+        self.cpu = Sampler(self.batches[0], mode)
+        self.gpu = GpuSampler(self.batches[1], NUM_ROWS, vocab_size, device, mode)
+        self.random = np.random.default_rng(7)
+        self.requests: dict[int, Request] = {}
+
+    def admit(self, *new_requests: NewRequest) -> None:
+        plan = StepPlan(step=0, new_requests=list(new_requests))
+        for batch in self.batches:
+            batch.update(plan)
+        with no_waits(self.device):
+            self.gpu.update(plan)
+        self.requests |= {each.row: Request(each) for each in new_requests}
+
+    def noise(self, num_rows: int) -> torch.Tensor:
+        values = self.random.normal(0, 3, (num_rows, self.vocab_size))
+        return torch.tensor(values, dtype=torch.float32)
+
+    def coarse_noise(self, num_rows: int) -> torch.Tensor:
+        """Logits in half precision, of which no two are equal."""
+        values = [self.random.permutation(self.vocab_size) * 0.03 - 4 for _ in range(num_rows)]
+        return torch.tensor(np.array(values), dtype=torch.float16)
+
+    def submit(self, logits, rows, masks=None, is_repeat=False, positions=None):
+        """The device's step, with padding behind its rows."""
+        plan = StepPlan(step=0, rows=list(rows), samples=list(range(len(rows))))
+        plan.is_repeat = is_repeat
+        if masks is not None:
+            plan.constraints = [(index, None) for index in masks.rows]
+        if positions is None:
+            positions = [self.requests[row].position for row in rows]
+        if self.gpu.needs_tokens(plan):
+            for row in rows:
+                request = self.requests[row]
+                self.batches[1].token_ids[row, : request.position] = request.token_ids
+        rows, positions = np.array(rows, np.int64), np.array(positions, np.int64)
+        inputs = StepInputs(*[NO_ROWS] * 7, NO_ROWS, rows, positions)
+        on = self.device.torch_device
+        padded = torch.full((PADDING, self.vocab_size), torch.nan, dtype=logits.dtype)
+        device_inputs = SimpleNamespace(
+            sample_rows=torch.tensor([*rows.tolist(), *[-1] * PADDING], dtype=torch.int32).to(on),
+            sample_positions=torch.tensor([*positions.tolist(), *[0] * PADDING]).to(on),
+        )
+        logits = torch.cat([logits, padded]).to(on)
+        with no_waits(self.device):
+            return self.gpu(logits, inputs, device_inputs, plan, masks)
+
+    def expected(self, logits, rows, masks=None):
+        for row in rows:
+            request = self.requests[row]
+            self.batches[0].token_ids[row, : request.position] = request.token_ids
+        positions = np.array([self.requests[row].position for row in rows])
+        return self.cpu(logits.float().clone(), np.array(rows), positions, masks)
+
+    def step(self, rows, logits=None, masks=None, is_repeat=False):
+        """Both samplers' results; the requests go on with the device's tokens."""
+        logits = self.noise(len(rows)) if logits is None else logits
+        want = self.expected(logits, rows, masks)
+        got = self.submit(logits, rows, masks, is_repeat).result()
+        assert got.token_ids.dtype == np.int64
+        self.append(rows, got.token_ids)
+        return got, want
+
+    def append(self, rows, token_ids) -> None:
+        for row, token in zip(rows, token_ids.tolist(), strict=True):
+            self.requests[row].token_ids.append(token)
+
+    def check(self, rows, **options) -> list[int]:
+        """One step of greedy rows: both take the same tokens."""
+        got, want = self.step(rows, **options)
+        assert got.token_ids.tolist() == want.token_ids.tolist()
+        last = self.gpu.last_tokens.tolist()
+        assert [last[row] for row in rows] == got.token_ids.tolist()
+        return got.token_ids.tolist()
+
+    def edited(self, logits, rows, masks=None) -> torch.Tensor:
+        """What the CPU makes of the logits before temperature."""
+        logits = logits.float().clone()
+        if masks is not None:
+            masks(logits)
+        batch = InputBatch(NUM_ROWS, MAX_LEN, 8, self.vocab_size)
+        batch.update(StepPlan(step=0, new_requests=[self.requests[row].again() for row in rows]))
+        edits = [(i, batch.edits[row]) for i, row in enumerate(rows) if row in batch.edits]
+        if edits:
+            ids = [batch.token_ids[rows[i], : self.requests[rows[i]].position] for i, _ in edits]
+            apply_logits_processors(logits, edits, ids)
+        return logits
+
+    def columns(self, rows) -> SamplingColumns:
+        """The rows' parameters, of those that are drawn."""
+        columns = SamplingColumns.greedy(len(rows), "cpu")
+        for index, row in enumerate(rows):
+            params = self.requests[row].admitted.params
+            for name in ("temperature", "top_k", "top_p", "min_p"):
+                getattr(columns, name)[index] = getattr(params, name)
+            seed = np.uint64(self.requests[row].admitted.seed).astype(np.int64)
+            columns.seeds[index] = int(seed)
+        return columns
+
+
+def random_words(random, count, num_tokens, width=None) -> np.ndarray:
+    """Masks of a tokenizer with so many tokens; about a tenth is allowed, and the end always."""
+    width = width or -(-num_tokens // 32)
+    bits = random.random((count, width * 32)) < 0.1
+    bits[:, num_tokens:] = False
+    bits[:, :16:5] = True
+    return np.packbits(bits, axis=1, bitorder="little").view(np.int32)
+
+
+class SamplerConformance:
+    @pytest.mark.parametrize("name", EDITS)
+    def test_an_edit_gives_the_tokens_that_it_gives_on_the_cpu(self, gpu_device, name):
+        """Alone, beside a row without it, and with output from the start."""
+        pair = Pair(gpu_device)
+        pair.admit(
+            admission(3, **EDITS[name]), admission(0), admission(6, [9, 9, 17], **EDITS[name])
+        )
+        for step in range(4):
+            pair.check([6, 3, 0], is_repeat=step > 0)
+        pair.check([3])
+
+    @pytest.mark.parametrize("seed", range(8))
+    def test_any_mixture_gives_the_tokens_of_the_cpu(self, gpu_device, seed):
+        """Rows come, go on, stop and come back in any order; some have a grammar, too."""
+        pair = Pair(gpu_device)
+        pair.random = random = np.random.default_rng(seed)
+        names = list(EDITS)
+        for _ in range(5):
+            entering = random.permutation(NUM_ROWS)[: random.integers(0, 4)].tolist()
+            chosen = [EDITS[names[random.integers(len(names))]] for _ in entering]
+            pair.admit(
+                *(
+                    admission(row, random.integers(0, 40, random.integers(5)), **options)
+                    for row, options in zip(entering, chosen, strict=True)
+                )
+            )
+            rows = random.permutation(sorted(pair.requests)).tolist()[: random.integers(1, 5)]
+            if not rows:
+                continue
+            masks = None
+            if random.random() < 0.4:
+                few = sorted(random.permutation(len(rows))[: random.integers(1, 3)].tolist())
+                masks = grammar_masks(few, random_words(random, len(few), 290))
+            pair.check(rows, masks=masks)
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    def test_coarse_logits_take_fine_biases(self, gpu_device, dtype):
+        if dtype is torch.bfloat16 and gpu_device.torch_device.type == "cpu":
+            pytest.skip("the interpreter's bfloat16 is broken")
+        pair = Pair(gpu_device)
+        pair.admit(admission(1, logit_bias={7: 0.001, 250: 0.002}), admission(2), admission(3))
+        logits = torch.zeros(3, VOCAB_SIZE, dtype=dtype)
+        logits[:, [7, 40, 250]] = 12.0
+        assert pair.check([1, 2, 3], logits=logits) == [250, 7, 7]
+
+    @pytest.mark.parametrize("num_tokens", [200, 256, 300, 400])
+    def test_a_tokenizer_may_have_another_number_of_tokens(self, gpu_device, num_tokens):
+        pair = Pair(gpu_device)
+        allowed = [3, 10, 199, 299]
+        pair.admit(admission(0), admission(1, allowed_token_ids=allowed), admission(2))
+        words = random_words(pair.random, 2, num_tokens)
+        before = words.copy()
+        for _ in range(3):
+            tokens = pair.check([2, 1, 0], masks=grammar_masks([0, 1], words))
+            assert tokens[1] in allowed
+        assert np.array_equal(words, before)
+        pair.admit(admission(2), admission(1))
+        free = pair.noise(2)
+        free[:, 299] = 50.0
+        assert pair.check([2, 1], logits=free) == [299, 299]
+
+    def test_drawn_rows_take_the_references_tokens(self, gpu_device):
+        pair = Pair(gpu_device)
+        rows = [4, 0, 5, 1, 3, 2]
+        pair.admit(
+            *(
+                admission(row, seed=2**63 + 5 + row, **options)
+                for row, options in zip(rows, DRAWN, strict=True)
+            )
+        )
+        seen = []
+        for step in range(3):
+            logits = pair.noise(len(rows))
+            positions = torch.tensor([pair.requests[row].position for row in rows])
+            want = plain.sample(logits, positions, pair.columns(rows))
+            got, _ = pair.step(rows, logits=logits, is_repeat=step > 0)
+            assert got.token_ids.tolist() == want.tolist()
+            seen += got.token_ids.tolist()
+        assert len(set(seen)) > 6
+
+    def test_drawn_rows_are_edited_like_greedy_ones(self, gpu_device):
+        pair = Pair(gpu_device)
+        rows = [4, 0, 5, 1]
+        names = ("everything", "penalties", "bias", "longer bad words")
+        pair.admit(
+            *(
+                admission(row, [9, 17, 9], **EDITS[name] | drawn)
+                for row, name, drawn in zip(rows, names, DRAWN[1:5], strict=True)
+            )
+        )
+        masks = grammar_masks([1], random_words(pair.random, 1, VOCAB_SIZE))
+        for step in range(3):
+            logits = pair.noise(len(rows))
+            positions = torch.tensor([pair.requests[row].position for row in rows])
+            edited = pair.edited(logits, rows, masks)
+            want = plain.sample(edited, positions, pair.columns(rows))
+            got, _ = pair.step(rows, logits=logits, masks=masks, is_repeat=step > 0)
+            assert got.token_ids.tolist() == want.tolist()
+
+    def test_a_request_that_was_preempted_goes_on_as_before(self, gpu_device):
+        """In another row, its output counts as output; the row it left knows it no more."""
+        options = {**EDITS["everything"], "min_tokens": 9}
+        pair = Pair(gpu_device)
+        pair.admit(admission(1, **options), admission(2, **EDITS["penalties"]))
+        for _ in range(3):
+            pair.check([1, 2])
+        back = pair.requests[1].again()
+        back.row = 5
+        pair.admit(back, admission(1, presence_penalty=2.0))
+        for _ in range(3):
+            pair.check([5, 1, 2])
+
+    def test_a_row_used_again_knows_nothing_of_the_request_before(self, gpu_device):
+        pair = Pair(gpu_device)
+        everything = {**EDITS["everything"], "temperature": 1.0, "top_k": 3, "logprobs": 2}
+        pair.admit(admission(1, [9, 12], **everything), admission(2, **EDITS["penalties"]))
+        masks = grammar_masks([0], random_words(pair.random, 1, VOCAB_SIZE))
+        pair.step([1, 2], masks=masks)
+        pair.admit(admission(1))
+        logits = pair.noise(2)
+        got, _ = pair.step([1, 2], logits=logits)
+        assert got.token_ids[0] == logits[0].argmax()
+        assert got.logprobs is None
+        words = np.full((1, 10), -1, np.int32)
+        words[0, 0] &= ~1
+        logits[0, 51], logits[0, 0] = 40.0, 50.0
+        got, _ = pair.step([1, 2], logits=logits, masks=grammar_masks([0], words))
+        assert got.token_ids[0] == 51
+        pair.admit(admission(1, presence_penalty=1.0))
+        pair.check([1, 2])
+
+    def test_min_tokens_end_in_the_midst_of_like_steps(self, gpu_device):
+        pair = Pair(gpu_device)
+        pair.admit(admission(0, min_tokens=2), admission(3, [9], min_tokens=4), admission(5))
+        logits = pair.noise(3)
+        logits[:, STOP_IDS] = 30.0
+        tokens = [pair.check([0, 3, 5], logits=logits, is_repeat=step > 0) for step in range(5)]
+        stops = [[token in STOP_IDS for token in each] for each in tokens]
+        assert [each[0] for each in stops] == [False, False, True, True, True]
+        assert [each[1] for each in stops] == [False, False, False, True, True]
+        assert all(each[2] for each in stops)
+
+    def test_only_bad_words_of_several_tokens_and_grammars_wait_for_tokens(self, gpu_device):
+        pair = Pair(gpu_device)
+        pair.admit(*(admission(row, **EDITS[n]) for row, n in enumerate(list(EDITS)[:8])))
+        plan = StepPlan(step=0, rows=list(range(8)), samples=list(range(8)))
+        assert not pair.gpu.needs_tokens(plan)
+        plan.constraints = [(0, None)]
+        assert pair.gpu.needs_tokens(plan)
+        plan.constraints = []
+        pair.admit(admission(4, **EDITS["bad words"]))
+        assert not pair.gpu.needs_tokens(plan)
+        pair.admit(admission(4, **EDITS["longer bad words"]))
+        assert pair.gpu.needs_tokens(plan)
+        plan.samples = [1, 2]
+        assert not pair.gpu.needs_tokens(plan)
+        pair.admit(admission(4))
+        plan.samples = list(range(8))
+        assert not pair.gpu.needs_tokens(plan)
+
+    def test_two_steps_may_be_under_way(self, gpu_device):
+        """The second is launched before anything of the first is read, penalties included."""
+        pair = Pair(gpu_device)
+        rows = [2, 0, 7]
+        pair.admit(
+            admission(2, frequency_penalty=2.0, logprobs=2), admission(0), admission(7, logprobs=3)
+        )
+        noise = [pair.noise(3) * 0.1 for _ in range(4)]
+        for logits in noise:
+            logits[0, 20:24] = torch.tensor([8.0, 7.5, 7.0, 6.5])
+        under_way = []
+        results = []
+        for step, logits in enumerate(noise):
+            positions = [len(PROMPT) + step] * 3
+            under_way.append(pair.submit(logits, rows, positions=positions, is_repeat=step > 0))
+            if step:
+                results.append(under_way.pop(0).result())
+        results.append(under_way.pop(0).result())
+        for logits, got in zip(noise, results, strict=True):
+            want = pair.expected(logits, rows)
+            assert got.token_ids.tolist() == want.token_ids.tolist()
+            assert_same_scores(got.logprobs, want.logprobs)
+            pair.append(rows, got.token_ids)
+        assert [int(got.token_ids[0]) for got in results] == [20, 21, 22, 23]
+
+    def test_padding_is_neither_sampled_nor_written(self, gpu_device):
+        pair = Pair(gpu_device)
+        pair.gpu.last_tokens.fill_(-7)
+        pair.admit(admission(1, presence_penalty=1.0), admission(7))
+        tokens = pair.check([7])
+        assert pair.gpu.last_tokens.tolist() == [-7] * 7 + tokens
+        pair.check([1, 7])
+        assert pair.gpu.last_tokens.tolist()[2:7] == [-7] * 5
+
+    def test_rows_without_edits_cost_no_look_at_each(self, gpu_device):
+        pair = Pair(gpu_device)
+        sent = count_sends(pair.gpu)
+        pair.admit(*(admission(row, **DRAWN[row]) for row in range(4)), admission(6))
+        assert sent == [3]  # all rows and all their parameters at once
+        for batch in pair.batches[1:]:
+            batch.edits = batch.logprobs = batch.temperature = None  # nobody looks
+        logits = pair.noise(5)
+        pair.submit(logits, range(4), positions=[5] * 4).result()
+        pair.submit(logits, [6], positions=[5]).result()
+        assert sent == [3]
+
+    def test_like_steps_send_nothing_anew(self, gpu_device):
+        pair = Pair(gpu_device)
+        named = ("bias", "penalties", "allowed ids", "bad words", "min_tokens")
+        pair.admit(*(admission(row, logprobs=1, **EDITS[n]) for row, n in enumerate(named)))
+        rows = list(range(len(named)))
+        pair.check(rows)
+        sent = count_sends(pair.gpu)
+        for _ in range(4):
+            pair.check(rows, is_repeat=True)
+        assert sent == []
+        pair.check(rows[::-1])
+        assert len(sent) == 2
+
+    @pytest.mark.parametrize(
+        ("mode", "is_coarse"),
+        [*((mode, False) for mode in MODES), ("raw_logprobs", True), ("processed_logits", True)],
+    )
+    def test_logprobs_are_those_of_the_cpu(self, gpu_device, mode, is_coarse):
+        pair = Pair(gpu_device, mode)
+        noise = pair.coarse_noise if is_coarse else pair.noise
+        ks = {2: 0, 0: 5, 6: -1, 1: None, 4: 20, 3: 299}
+        names = ("bias", "penalties", "allowed ids", "everything", "nothing", "longer bad words")
+        pair.admit(
+            *(
+                admission(row, [9], logprobs=k, **EDITS[name])
+                for (row, k), name in zip(ks.items(), names, strict=True)
+            )
+        )
+        rows = list(ks)
+        for step in range(2):
+            got, want = pair.step(rows, logits=noise(6), is_repeat=step > 0)
+            assert got.token_ids.tolist() == want.token_ids.tolist()
+            assert_same_scores(got.logprobs, want.logprobs)
+        got, want = pair.step([2, 1], logits=noise(2))
+        assert_same_scores(got.logprobs, want.logprobs)
+        assert pair.step([1])[0].logprobs is None
+
+    @pytest.mark.parametrize("mode", MODES)
+    def test_logprobs_of_drawn_rows(self, gpu_device, mode):
+        pair = Pair(gpu_device, mode)
+        rows = [4, 0, 5]
+        chosen = zip(rows, DRAWN[:4:1], strict=False)
+        pair.admit(*(admission(row, logprobs=4, logit_bias={3: 4.0}, **o) for row, o in chosen))
+        logits = pair.noise(3)
+        columns = pair.columns(rows)
+        reported = logits
+        if mode.startswith("processed"):
+            reported = plain.filtered(pair.edited(logits, rows), columns)
+        got, _ = pair.step(rows, logits=logits)
+        tokens = torch.from_numpy(got.token_ids)
+        want = plain.score(reported, tokens, 4, mode.endswith("logprobs"))
+        scores = got.logprobs
+        assert scores.ks == [4, 4, 4]
+        assert scores.logprobs == pytest.approx(want[0].numpy(), abs=1e-5)
+        assert scores.ranks.tolist() == want[1].tolist()
+        assert scores.top_logprobs == pytest.approx(want[2].numpy().ravel(), abs=1e-5)
+        assert scores.top_ids.tolist() == want[3].ravel().tolist()
+
+    def test_logprobs_come_in_pieces_where_rows_are_many(self, gpu_device):
+        pair = Pair(gpu_device)
+        pair.gpu.scorer.rows_at_once = 2
+        pair.admit(*(admission(row, logprobs=row) for row in range(5)), admission(7))
+        for rows in ([0, 1, 2, 3, 4], [4, 7, 1, 0]):
+            got, want = pair.step(rows)
+            assert_same_scores(got.logprobs, want.logprobs)
+
+    def test_a_row_of_which_everything_is_forbidden_still_gives_a_token(self, gpu_device):
+        pair = Pair(gpu_device)
+        for temperature in (0, 1.0):
+            options = {"temperature": temperature, "allowed_token_ids": [5], "top_p": 0.5}
+            pair.admit(admission(0, bad_words=[[5]], **options))
+            got, _ = pair.step([0])
+            assert 0 <= got.token_ids[0] < VOCAB_SIZE
+
+    def test_ids_outside_the_vocabulary_do_nothing(self, gpu_device):
+        pair = Pair(gpu_device)
+        bias = {600: 9.0, 5: 1.0}
+        words = [[800], [1, 900], [700, 5]]
+        only = {"allowed_token_ids": [500, 5], "logit_bias": bias, "bad_words": words}
+        pair.admit(
+            admission(0, **only, min_tokens=1, repetition_penalty=1.5),
+            admission(1, prompt=[1, 299, 7], allowed_token_ids=[800]),
+        )
+        pair.check([0, 1])
+
+    def test_several_chunks_of_a_row(self, gpu_device):
+        pair = Pair(gpu_device, vocab_size=1100)
+        late = {"logit_bias": {1050: 6.0, 700: 5.0}, "repetition_penalty": 1.4}
+        pair.admit(
+            admission(0, [1050, 700], logprobs=3, **late),
+            admission(1, allowed_token_ids=[1099, 515, 30], logprobs=700),
+        )
+        for _ in range(2):
+            got, want = pair.step([1, 0])
+            assert got.token_ids.tolist() == want.token_ids.tolist()
+            assert_same_scores(got.logprobs, want.logprobs)
+
+    def test_warming_up_leaves_nothing_behind(self, gpu_device):
+        pair = Pair(gpu_device, "processed_logprobs")
+        gpu_device.synchronize()
+        before = pair.gpu.last_tokens.tolist()
+        logits = pair.noise(2).to(gpu_device.torch_device, torch.float16)
+        pair.gpu.warm_up(logits)
+        gpu_device.synchronize()
+        assert pair.gpu.last_tokens.tolist() == before
+        assert pair.gpu._uses.table is None
+        pair.admit(*(admission(row, **EDITS[name]) for row, name in enumerate(list(EDITS)[:4])))
+        pair.check(range(4))
+
+    def test_a_step_without_samples(self, gpu_device):
+        pair = Pair(gpu_device)
+        got = pair.submit(torch.empty(0, VOCAB_SIZE), []).result()
+        assert (got.token_ids.tolist(), got.logprobs) == ([], None)
+
+
+def assert_same_scores(got, want) -> None:
+    """Ids of minus infinity may come in any order."""
+    assert got.ks == want.ks
+    assert got.ranks.tolist() == want.ranks.tolist()
+    for name in ("logprobs", "ranks", "top_ids", "top_logprobs"):
+        assert getattr(got, name).dtype == getattr(want, name).dtype
+        assert getattr(got, name).shape == getattr(want, name).shape
+    assert got.logprobs == pytest.approx(want.logprobs, abs=1e-5)
+    assert got.top_logprobs == pytest.approx(want.top_logprobs, abs=1e-5)
+    is_finite = np.isfinite(want.top_logprobs)
+    assert got.top_ids[is_finite].tolist() == want.top_ids[is_finite].tolist()
+
+
+def count_sends(sampler: GpuSampler) -> list[int]:
+    """Grows by the number of arrays with each copy to the device from now on."""
+    sent: list[int] = []
+    send = sampler.transfers.send
+
+    def counting(*arrays):
+        sent.append(len(arrays))
+        return send(*arrays)
+
+    sampler.transfers.send = counting
+    return sent

@@ -1,0 +1,312 @@
+"""A whole engine on a device: what its requests get, against transformers and the CPU's engine.
+
+`gpu_device` is a fixture of the folder: the interpreted double, or a GPU. The model is as small as
+it can be, since the interpreter takes milliseconds for each program of a launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.gpu_steps import few_processors
+from support.model_helpers import reference_model, save
+
+from shmllm.config.engine import (
+    CacheConfig,
+    EngineConfig,
+    LoadConfig,
+    LogprobsConfig,
+    SchedulerConfig,
+)
+from shmllm.config.graphs import GraphConfig
+from shmllm.engine.calls import answer
+from shmllm.engine.core import EngineCore
+from shmllm.outputs.columns import FinishReason
+from shmllm.outputs.logprobs import LogprobColumns, PromptLogprobs
+from shmllm.params.pooling import Pooling, PoolingType
+from shmllm.params.sampling import SamplingParams
+from shmllm.wire.messages import Method
+from shmllm.worker.cpu.runner import CpuRunner
+from shmllm.worker.gpu.device import Device
+from shmllm.worker.gpu.runner import GpuRunner
+
+BLOCK_SIZE, HEAD_DIM, NUM_LAYERS, VOCAB = 8, 16, 2, 97
+SHAPE = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": NUM_LAYERS,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": HEAD_DIM,
+    "max_position_embeddings": 64,
+}
+BLOCK_BYTES = 2 * NUM_LAYERS * BLOCK_SIZE * HEAD_DIM * 4
+SCALE = 4.0
+"""Of the matrices: random models tie, and these are clear in what comes next."""
+PROMPTS = [[(7 * n + 3 * i) % 90 + 1 for i in range(length)] for n, length in enumerate((11, 3, 1))]
+
+
+@pytest.fixture(autouse=True)
+def _few_processors() -> Iterator[None]:
+    with few_processors():
+        yield
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    made = reference_model("llama", SCALE, **SHAPE)
+    return made, save(made, tmp_path_factory.mktemp("llama"))
+
+
+def make_config(
+    directory: Path,
+    *,
+    mode: str = "FULL_AND_PIECEWISE",
+    overlaps: bool = True,
+    num_blocks: int = 40,
+    budget: int = 8,
+    num_seqs: int = 4,
+) -> EngineConfig:
+    return EngineConfig(
+        LoadConfig(str(directory), dtype="float32"),
+        CacheConfig(BLOCK_SIZE, (num_blocks + 1) * BLOCK_BYTES),
+        SchedulerConfig(num_seqs, budget, async_scheduling=overlaps),
+        logprobs=LogprobsConfig(-1),
+        graphs=GraphConfig(mode, None if mode == "NONE" else (2, 4)),
+        num_threads=1,
+    )
+
+
+class Engine:
+    """A core, and what its requests got.
+
+    Args:
+        config: of the engine.
+        device: that computes; None for the CPU's own runner.
+    """
+
+    def __init__(self, config: EngineConfig, device: Device | None) -> None:
+        runner = CpuRunner(config) if device is None else GpuRunner(config, device)
+        self.runner: Any = runner
+        self.core = EngineCore(config, runner)
+        self.tokens: dict[int, list[int]] = {}
+        self.ends: dict[int, FinishReason] = {}
+        self.logprobs: dict[int, list[tuple[int, float, list[int], list[float]]]] = {}
+        self.prompt_logprobs: dict[int, list[PromptLogprobs]] = {}
+        self.vectors: dict[int, bytes] = {}
+
+    def add(
+        self,
+        number: int,
+        prompt: list[int],
+        bad_words: Any = (),
+        embeds: torch.Tensor | None = None,
+        **options: Any,
+    ) -> None:
+        params = SamplingParams(
+            **{"temperature": 0.0, "max_tokens": 4, "ignore_eos": True} | options
+        )
+        given = {"bad_words": bad_words, "embeds": embeds}
+        assert self.core.add(0, number, prompt, params, **given) is None
+
+    def call(self, method: Method, argument: Any = None) -> Any:
+        said = answer(self.core, 0, method, argument)
+        self._take(self.core.take_outputs())
+        return said
+
+    def step(self) -> None:
+        self._take(self.core.step().items())
+
+    def run(self) -> None:
+        while self.core.has_unfinished:
+            self.step()
+            self.core.scheduler.check_integrity()
+
+    def _take(self, outputs: Any) -> None:
+        for _, columns in outputs:
+            for scored in columns.prompt_logprobs:
+                self.prompt_logprobs.setdefault(scored.number, []).append(scored)
+            if columns.embeddings is not None:
+                pairs = zip(columns.embeddings.numbers, columns.embeddings.vectors, strict=True)
+                self.vectors |= pairs
+            if columns.logprobs is not None:
+                self._take_logprobs(columns.numbers, columns.logprobs)
+            tokens = iter(columns.token_ids)
+            rows = zip(columns.numbers, columns.counts, columns.finishes, strict=True)
+            for number, count, finish in rows:
+                self.tokens.setdefault(number, []).extend(next(tokens) for _ in range(count))
+                if finish:
+                    self.ends[number] = FinishReason(finish)
+
+    def _take_logprobs(self, numbers: list[int], columns: LogprobColumns) -> None:
+        end = 0
+        for place, (row, k) in enumerate(zip(columns.rows, columns.ks, strict=True)):
+            begin, end = end, end + k
+            self.logprobs.setdefault(numbers[row], []).append(
+                (
+                    int(columns.ranks[place]),
+                    float(columns.logprobs[place]),
+                    columns.top_ids[begin:end].tolist(),
+                    columns.top_logprobs[begin:end].tolist(),
+                )
+            )
+
+
+@torch.inference_mode()
+def expected(model: Any, prompt: list[int], count: int) -> list[int]:
+    """transformers' greedy tokens."""
+    made = model.generate(
+        torch.tensor([prompt]),
+        max_new_tokens=count,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    tokens: list[int] = made[0, len(prompt) :].tolist()
+    return tokens
+
+
+class EngineConformance:
+    @pytest.mark.parametrize(
+        ("mode", "overlaps"),
+        [
+            ("FULL_AND_PIECEWISE", True),
+            *(
+                pytest.param(mode, overlaps, marks=pytest.mark.slow)
+                for mode, overlaps in (
+                    ("FULL_AND_PIECEWISE", False),
+                    ("NONE", False),
+                    ("NONE", True),
+                    ("PIECEWISE", True),
+                    ("FULL", True),
+                    ("FULL_DECODE_ONLY", True),
+                )
+            ),
+        ],
+    )
+    def test_greedy_tokens_are_those_of_transformers(
+        self, model: Any, gpu_device: Device, mode: str, overlaps: bool
+    ) -> None:
+        reference, directory = model
+        wanted = [expected(reference, prompt, 4) for prompt in PROMPTS]
+        engine = Engine(make_config(directory, mode=mode, overlaps=overlaps), gpu_device)
+        for number, prompt in enumerate(PROMPTS):
+            engine.add(number, prompt)
+        engine.run()
+        assert [engine.tokens[number] for number in range(len(PROMPTS))] == wanted
+
+    def test_who_comes_goes_and_gives_way_changes_no_ones_tokens(
+        self, model: Any, gpu_device: Device
+    ) -> None:
+        """Preemption, a stop token, an abort and a prefix hit, each with a step under way."""
+        reference, directory = model
+        prompts = {0: [5] * 9, 1: [9, 8, 7, 6], 2: [11] * 7, 3: [5] * 9 + [4]}
+        wanted = {n: expected(reference, prompt, 8) for n, prompt in prompts.items()}
+        stop = wanted[1][2]
+        engine = Engine(make_config(directory, num_blocks=5, num_seqs=3), gpu_device)
+        engine.add(0, prompts[0], max_tokens=8)
+        engine.add(1, prompts[1], max_tokens=8, stop_token_ids=[stop])
+        engine.add(2, prompts[2], max_tokens=8)
+        for _ in range(4):
+            engine.step()
+        engine.core.abort(0, [2])
+        engine.add(3, prompts[3], max_tokens=5)
+        engine.run()
+        assert engine.tokens[0] == wanted[0]
+        assert engine.tokens[1] == wanted[1][: wanted[1].index(stop) + 1]
+        assert engine.tokens[3] == wanted[3][:5]
+        assert engine.core.scheduler.stats.prefix_hit_tokens > 0
+
+    def test_whatever_is_asked_of_tokens_is_as_on_a_cpu(
+        self, model: Any, gpu_device: Device
+    ) -> None:
+        _, directory = model
+        embeds = torch.randn(5, SHAPE["hidden_size"], generator=torch.Generator().manual_seed(2))
+        engines = [
+            Engine(make_config(directory, num_seqs=8, budget=16), device)
+            for device in (gpu_device, None)
+        ]
+        for engine in engines:
+            engine.add(0, PROMPTS[0], logprobs=3, prompt_logprobs=2)
+            engine.add(1, PROMPTS[1], repetition_penalty=1.7, presence_penalty=0.9)
+            pairs = [(first, last) for first in range(VOCAB) for last in range(0, VOCAB, 2)]
+            engine.add(2, PROMPTS[2], bad_words=pairs, logprobs=0)
+            engine.add(3, PROMPTS[0][:5], logit_bias={7: 30.0, 8: 29.0}, frequency_penalty=2.0)
+            engine.add(4, PROMPTS[0][:7], allowed_token_ids=[3, 50, 60], logprobs=97)
+            engine.add(5, [0] * 5, embeds=embeds.clone())
+            engine.run()
+        ours, other = engines
+        assert ours.tokens == other.tokens
+        assert ours.logprobs.keys() == other.logprobs.keys() == {0, 2, 4}
+        for number, rows in other.logprobs.items():
+            for mine, row in zip(ours.logprobs[number], rows, strict=True):
+                assert mine[0] == row[0]
+                assert mine[1] == pytest.approx(row[1], abs=1e-4)
+                assert mine[2] == row[2]
+                assert mine[3] == pytest.approx(row[3], abs=1e-4)
+        mine, theirs = ours.prompt_logprobs[0], other.prompt_logprobs[0]
+        for name in ("ranks", "top_ids"):
+            found = [np.concatenate([getattr(p, name) for p in part]) for part in (mine, theirs)]
+            assert found[0].tolist() == found[1].tolist()
+        found = [np.concatenate([p.logprobs for p in part]) for part in (mine, theirs)]
+        assert found[0] == pytest.approx(found[1], abs=1e-4)
+
+    def test_the_cache_gets_what_the_largest_step_leaves(
+        self, model: Any, gpu_device: Device
+    ) -> None:
+        reference, directory = model
+        config = make_config(directory, mode="NONE")
+        config = replace(config, cache=CacheConfig(BLOCK_SIZE, gpu_memory_utilization=1 / 64))
+        engine = Engine(config, gpu_device)
+        facts = engine.runner.facts
+        share = gpu_device.total_bytes() / 64
+        assert 100 * BLOCK_BYTES < facts.kv_cache_bytes < share - facts.weight_bytes
+        engine.add(0, PROMPTS[1])
+        engine.run()
+        assert engine.tokens[0] == expected(reference, PROMPTS[1], 4)
+        assert engine.core.phases.device_ns > 0
+
+    def test_graphs_outlive_sleep_and_new_weights(self, model: Any, gpu_device: Device) -> None:
+        reference, directory = model
+        engine = Engine(make_config(directory, num_seqs=2), gpu_device)
+        wanted = expected(reference, PROMPTS[1], 4)
+        engine.add(0, PROMPTS[1])
+        engine.step()
+        engine.call(Method.SLEEP, {"level": 1, "mode": "keep"})
+        engine.call(Method.WAKE_UP)
+        engine.run()
+        assert engine.tokens[0] == wanted
+
+        other = reference_model("llama", SCALE, **SHAPE | {"rope_theta": 10000.0})
+        with torch.no_grad():
+            for name, weight in other.named_parameters():
+                if "proj" in name:
+                    weight.copy_(weight.flip(0))
+        engine.call(Method.SLEEP, {"level": 2, "mode": "keep"})
+        engine.call(Method.WAKE_UP)
+        engine.core.settle()
+        names = engine.runner.model.load_weights(other.state_dict().items())
+        engine.core.weights.weights_changed()
+        assert len(names) == len(engine.runner.model.named_weights())
+        engine.add(1, PROMPTS[1])
+        engine.run()
+        assert engine.tokens[1] == expected(other, PROMPTS[1], 4) != wanted
+
+    def test_vectors_are_those_of_a_cpu(self, model: Any, gpu_device: Device) -> None:
+        _, directory = model
+        engines = [
+            Engine(make_config(directory, mode="NONE"), device) for device in (gpu_device, None)
+        ]
+        for engine in engines:
+            for number, kind in enumerate((PoolingType.LAST, PoolingType.MEAN)):
+                assert engine.core.pool(0, number, PROMPTS[0], Pooling(kind)) is None
+            engine.run()
+        for number in (0, 1):
+            ours, other = (np.frombuffer(e.vectors[number], np.float32) for e in engines)
+            assert ours == pytest.approx(other, abs=1e-4)

@@ -1,0 +1,249 @@
+"""A model on a device: against transformers, and replayed against launched.
+
+`gpu_device` is a fixture of the folder: the interpreted double, or a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.gpu_steps import GpuSteps, Prepared, few_processors
+from support.model_helpers import reference_logits, reference_model, save
+
+from shmllm.config.graphs import CudaGraphMode
+
+NONE, PIECEWISE, FULL = CudaGraphMode.NONE, CudaGraphMode.PIECEWISE, CudaGraphMode.FULL
+SHAPE = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "llama": {"attention_bias": True, "mlp_bias": True},
+    "mistral": {"head_dim": 16, "sliding_window": 6},
+    "qwen2": {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
+    "qwen3": {"tie_word_embeddings": True},
+}
+TOLERANCES = {torch.float32: 2e-5, torch.float16: 2e-2, torch.bfloat16: 0.15}
+"""Of logits, as parts of the largest."""
+
+SCALE = 4.0
+"""Of the matrices: random models tie, and these are clear in what comes next."""
+
+PROMPTS = {0: 15, 1: 3, 2: 3, 3: 1}
+MIXED = (
+    {0: 6},
+    {2: 3, 0: 5},
+    {0: 4, 2: 1, 3: 1},
+    {2: 1, 0: 1, 3: 1},
+    {2: 1, 0: 1, 3: 1},
+    {0: 1, 1: 3},
+)
+"""Tokens of each row, step after step: chunks of prompts beside decodes, and decodes alone."""
+
+
+@pytest.fixture(autouse=True)
+def _few_processors() -> Iterator[None]:
+    with few_processors(), torch.inference_mode():
+        yield
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Name -> (transformers' model, its directory)."""
+    made: dict[str, tuple[Any, Path]] = {}
+
+    def make(name: str) -> tuple[Any, Path]:
+        if name not in made:
+            model = reference_model(name, SCALE, **SHAPE | VARIANTS[name])
+            made[name] = model, save(model, tmp_path_factory.mktemp(name))
+        return made[name]
+
+    return make
+
+
+def add_prompts(steps: GpuSteps, prompts: dict[int, int], seed: int = 1) -> None:
+    rng = np.random.default_rng(seed)
+    for row, length in prompts.items():
+        steps.add(row, rng.integers(1, 96, length).tolist())
+
+
+def assert_right(logits: torch.Tensor, reference: Any, tokens: list[int]) -> None:
+    """Those behind the tokens, by transformers' measure."""
+    want = reference_logits(reference, tokens)[-1]
+    assert float((logits - want).abs().max() / want.abs().max()) < TOLERANCES[torch.float32]
+    assert int(want.argmax()) == int(logits.argmax())
+
+
+def replay_as_launched(steps: GpuSteps, step: Prepared) -> dict[int, torch.Tensor]:
+    """Launched and replayed, bit for bit the same, whatever is in the buffers; the logits."""
+    steps.poison()
+    launched = steps.run(step, NONE)
+    steps.poison()
+    replayed = steps.run(step)
+    for name, one, other in zip(("hidden", "logits"), launched, replayed, strict=True):
+        assert torch.isfinite(one).all(), name
+        assert torch.equal(one, other), name
+    return steps.finish(step, replayed[1])
+
+
+def take_first(under_way: list[Any], known: dict[int, list[int]]) -> None:
+    result, event = under_way.pop(0)
+    event.wait()
+    for row, token in enumerate(result.tolist()):
+        known[row].append(token)
+
+
+class ProgramConformance:
+    @pytest.mark.parametrize("name", ["llama", "mistral", "qwen3"])
+    def test_the_logits_are_those_of_transformers(self, gpu_device, models, name) -> None:
+        reference, directory = models(name)
+        steps = GpuSteps(gpu_device, directory)
+        add_prompts(steps, PROMPTS)
+        for work in MIXED:
+            for row, logits in steps.step(work).items():
+                assert_right(logits, reference, steps.tokens[row][:-1])
+
+    def test_the_models_dtype(self, gpu_device, models, dtype) -> None:
+        reference, directory = models("qwen3")
+        steps = GpuSteps(gpu_device, directory, "FULL_DECODE_ONLY", (2,), dtype=dtype)
+        steps.program.capture()
+        add_prompts(steps, {0: 6, 1: 3})
+        steps.step({0: 6, 1: 3})
+        step = steps.prepare({0: 1, 1: 1})
+        assert step.mode is FULL
+        for row, logits in replay_as_launched(steps, step).items():
+            want = reference_logits(reference, steps.tokens[row][:-1])[-1]
+            difference = float((logits - want).abs().max() / want.abs().max())
+            assert difference < TOLERANCES[dtype]
+
+    def test_full_and_piecewise(self, gpu_device, models) -> None:
+        reference, directory = models("qwen2")
+        steps = GpuSteps(gpu_device, directory, "FULL_AND_PIECEWISE", (4, 8))
+        shown: list[tuple[int, int]] = []
+        report = steps.program.capture(lambda done, total: shown.append((done, total)))
+        assert shown == [(0, 3), (1, 3), (2, 3), (3, 3)]
+        assert report.num_graphs == 1 + 2 * 3
+        add_prompts(steps, PROMPTS)
+        modes = [PIECEWISE] * 3 + [FULL] * 2 + [PIECEWISE]
+        for work, mode in zip(MIXED, modes, strict=True):
+            step = steps.prepare(work)
+            assert step.mode is mode
+            for row, logits in replay_as_launched(steps, step).items():
+                assert_right(logits, reference, steps.tokens[row][:-1])
+
+    def test_full(self, gpu_device, models) -> None:
+        reference, directory = models("llama")
+        steps = GpuSteps(gpu_device, directory, "FULL", (8,))
+        assert steps.program.capture().num_graphs == 1
+        add_prompts(steps, PROMPTS)
+        for work in MIXED[:2]:
+            step = steps.prepare(work)
+            assert step.mode is FULL
+            step.max_query_len = step.descriptor.num_tokens  # as the graph has to assume
+            for row, logits in replay_as_launched(steps, step).items():
+                assert_right(logits, reference, steps.tokens[row][:-1])
+
+    def test_a_deterministic_decode_has_the_same_bits_in_any_company(
+        self, gpu_device, models
+    ) -> None:
+        """At the same padded size: products of other sizes are another matter."""
+        steps = GpuSteps(gpu_device, models("llama")[1], "PIECEWISE", (4,), deterministic=True)
+        steps.program.capture()
+        add_prompts(steps, {0: 42, 1: 2})
+        for row, length in ((0, 41), (1, 1)):
+            steps.invent_context(row, length)
+        alone = steps.run(steps.prepare({0: 1}))[0]
+        step = steps.prepare({0: 1, 1: 1})
+        assert step.mode is PIECEWISE
+        assert torch.equal(alone[0], steps.run(step)[0][0])
+        replay_as_launched(steps, step)
+
+    def test_a_step_is_sent_while_the_last_one_is_computed(self, gpu_device, models) -> None:
+        reference, directory = models("mistral")
+        steps = GpuSteps(gpu_device, directory, "FULL_DECODE_ONLY", (2,))
+        steps.program.capture()
+        add_prompts(steps, {0: 6, 1: 4})
+        steps.step({0: 6, 1: 4})
+        rows = torch.tensor([0, 1]).to(gpu_device.torch_device)
+        under_way, unknown = [], torch.zeros(2, dtype=torch.int64)
+        known = {row: list(tokens) for row, tokens in steps.tokens.items()}
+        for _ in range(4):
+            step = steps.prepare({0: 1, 1: 1}, feeds_itself=True)
+            assert step.mode is FULL
+            _, logits = steps.program.run(step.mode, step.descriptor, 1)
+            sampled = logits.argmax(-1)
+            steps.last_tokens.index_copy_(0, rows, sampled)
+            result, event = gpu_device.pinned((2,), torch.int64), gpu_device.event()
+            result.copy_(sampled, non_blocking=True)
+            event.record()
+            under_way.append((result, event))
+            steps.take(step, unknown)
+            if len(under_way) == 2:
+                take_first(under_way, known)
+        take_first(under_way, known)
+        for tokens in known.values():
+            want = reference_logits(reference, tokens[:-1]).argmax(-1)[-5:]
+            assert tokens[-5:] == want.tolist()
+
+    def test_a_replay_has_the_weights_of_now(self, gpu_device, models) -> None:
+        steps = GpuSteps(gpu_device, models("qwen3")[1], "FULL_AND_PIECEWISE", (2,))
+        steps.program.capture()
+        weights = steps.model.named_weights()
+        for prompts, names in (
+            ({0: 1, 1: 1}, ["layers.0.self_attn.v_proj", "norm"]),
+            ({0: 2}, ["layers.1.mlp.down_proj"]),
+        ):
+            add_prompts(steps, prompts)
+            step = steps.prepare(prompts)
+            for name in names:
+                before = steps.run(step)[1]
+                for view in weights[f"model.{name}.weight"]:
+                    view.mul_(1.25)
+                assert not torch.equal(steps.run(step)[1], before), name
+            replay_as_launched(steps, step)
+
+    def test_tokens_that_the_device_sampled_and_embeddings_that_are_there(
+        self, gpu_device, models
+    ) -> None:
+        steps = GpuSteps(gpu_device, models("llama")[1])
+        add_prompts(steps, {0: 3, 1: 2})
+        steps.step({0: 3, 1: 2})
+        step = steps.prepare({0: 1, 1: 1})
+        want = steps.run(step)[1]
+        step.inputs.token_ids[:] = -2 - step.inputs.rows
+        steps.inputs.send(step.inputs, step.descriptor, step.plan)
+        assert torch.equal(steps.run(step)[1], want)
+        last = [steps.tokens[row][-1] for row in (0, 1)]
+        step.inputs.token_ids[:] = -1
+        steps.inputs.send(step.inputs, step.descriptor, step.plan)
+        for place, token in enumerate(last):
+            steps.buffers.hidden[place] = steps.model.embedding.table[token]
+        assert torch.equal(steps.run(step)[1], want)
+
+    def test_logits_of_any_rows(self, gpu_device, models) -> None:
+        steps = GpuSteps(gpu_device, models("qwen3")[1])
+        add_prompts(steps, {0: 6})
+        step = steps.prepare({0: 6})
+        hidden, logits = steps.run(step)
+        hidden = hidden.to(gpu_device.torch_device)
+        found = steps.on_host(steps.program.compute_logits(hidden))
+        assert found.shape == (6, 97)
+        assert found.dtype is torch.float32
+        torch.testing.assert_close(found[5:], logits.float(), rtol=1e-5, atol=1e-5)
+
+    def test_a_step_without_samples_has_no_logits(self, gpu_device, models) -> None:
+        steps = GpuSteps(gpu_device, models("llama")[1])
+        add_prompts(steps, {0: 6})
+        step = steps.prepare({0: 4})
+        hidden, logits = steps.program.run(step.mode, step.descriptor, 4)
+        assert hidden.shape == (4, 64)
+        assert logits.shape == (0, 97)

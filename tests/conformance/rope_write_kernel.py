@@ -1,0 +1,118 @@
+"""Norm, rotation and write of a step's heads, in one launch, against the steps in torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.kernel_helpers import assert_close, poisoned
+
+from shmllm_kernels.gpu.rope_write import rope_and_write
+from shmllm_kernels.reference import rope_write as plain
+
+EPS = 1e-6
+
+
+def tolerances(dtype: torch.dtype) -> tuple[float, float]:
+    """Absolute and relative: torch rounds each product of half-precision numbers, we do not."""
+    return {
+        torch.float32: (2e-6, 2e-6),
+        torch.float16: (4e-3, 2e-3),
+        torch.bfloat16: (1.6e-2, 1.6e-2),
+    }[dtype]
+
+
+class Step:
+    """Random inputs of one launch, and a poisoned cache."""
+
+    def __init__(
+        self, draw, dtype, tokens, heads, kv_heads, dim, block_size=8, blocks=6, has_norms=False
+    ):
+        self.heads = draw.normal(tokens, heads + 2 * kv_heads, dim, dtype=dtype)
+        angles = draw.normal(tokens, 1, dim // 2, scale=3.0)
+        self.cos = torch.cat((angles.cos(), angles.cos()), -1).to(dtype)
+        self.sin = torch.cat((-angles.sin(), angles.sin()), -1).to(dtype)
+        self.slots = draw.permutation(blocks * block_size)[:tokens].clone()
+        shape = (2, blocks, block_size, kv_heads, dim)
+        self.cache = poisoned(*shape, dtype=dtype, device=draw.device)
+        self.query = poisoned(tokens, heads, dim, dtype=dtype, device=draw.device)
+        self.norms = None
+        if has_norms:
+            self.norms = (draw.normal(dim, dtype=dtype), draw.normal(dim, dtype=dtype), EPS)
+
+    def run(self, function, query, cache):
+        function(query, *cache, self.heads, self.cos, self.sin, self.slots, self.norms)
+
+    def check(self, tolerances):
+        query, cache = self.query.clone(), self.cache.clone()
+        self.run(plain.rope_and_write, query, cache)
+        self.run(rope_and_write, self.query, self.cache)
+        assert_close(self.query, query, *tolerances)
+        assert torch.equal(self.cache.isnan(), cache.isnan())
+        assert_close(self.cache.nan_to_num(), cache.nan_to_num(), *tolerances)
+
+
+class RopeWriteConformance:
+    @pytest.mark.parametrize("has_norms", [False, True])
+    @pytest.mark.parametrize(
+        ("tokens", "heads", "kv_heads", "dim"),
+        [(0, 4, 2, 16), (1, 4, 2, 16), (5, 6, 2, 24), (3, 9, 3, 64), (2, 10, 10, 80)],
+    )
+    def test_equals_the_reference(self, draw, dtype, tokens, heads, kv_heads, dim, has_norms):
+        Step(draw, dtype, tokens, heads, kv_heads, dim, has_norms=has_norms).check(
+            tolerances(dtype)
+        )
+
+    def test_values_are_copied_bit_for_bit(self, draw, dtype):
+        step = Step(draw, dtype, 4, 4, 2, 32)
+        step.run(rope_and_write, step.query, step.cache)
+        stored = step.cache[1].flatten(0, 1)[step.slots]
+        assert torch.equal(stored, step.heads[:, 6:])
+
+    def test_padded_tokens_write_nothing(self, draw, dtype):
+        step = Step(draw, dtype, 5, 4, 2, 16, block_size=16)
+        step.slots[1:3] = -1
+        step.heads[1:3] = torch.nan
+        query, cache = step.query.clone(), step.cache.clone()
+        step.run(plain.rope_and_write, query, cache)
+        step.run(rope_and_write, step.query, step.cache)
+        real = step.slots >= 0
+        assert torch.equal(step.cache.isnan(), cache.isnan())
+        assert_close(step.query[real], query[real], *tolerances(dtype))
+
+    def test_the_query_may_be_rotated_in_place(self, draw, dtype):
+        step = Step(draw, dtype, 3, 6, 2, 32, has_norms=True)
+        query, cache = step.query.clone(), step.cache.clone()
+        step.run(plain.rope_and_write, query, cache)
+        key_values = step.heads[:, 6:].clone()
+        step.run(rope_and_write, step.heads[:, :6], step.cache)
+        assert_close(step.heads[:, :6], query, *tolerances(dtype))
+        assert torch.equal(step.heads[:, 6:], key_values)
+
+    def test_a_cache_by_head_then_token(self, draw, dtype):
+        step = Step(draw, dtype, 5, 4, 2, 16)
+        step.cache = step.cache.transpose(2, 3).contiguous().transpose(2, 3)
+        step.check(tolerances(dtype))
+
+    def test_float16_saturates(self, draw, device):
+        step = Step(draw, torch.float16, 2, 2, 1, 16)
+        step.heads[0, 2:] = 6e4
+        step.heads[1, 3, 0], step.heads[1, 3, 1] = torch.inf, torch.nan
+        step.cos[0], step.sin[0] = 1.0, 1.0
+        step.sin[0, :, :8] = -1.0
+        step.check(tolerances(torch.float16))
+        key, value = (half.flatten(0, 1)[step.slots] for half in step.cache)
+        assert (key[0, 0, 8:] == 65504).all()
+        assert value[1, 0, :2].tolist() == [65504, 0]
+
+    def test_what_does_not_fit_is_refused(self, draw, dtype):
+        step = Step(draw, dtype, 2, 4, 2, 16)
+        step.slots = step.slots.int()
+        with pytest.raises(AssertionError, match="int64"):
+            step.run(rope_and_write, step.query, step.cache)
+        step = Step(draw, dtype, 2, 4, 2, 16)
+        with pytest.raises(AssertionError, match="strides"):
+            step.run(
+                rope_and_write,
+                step.query,
+                (step.cache[0], step.cache[1].transpose(1, 2).contiguous().transpose(1, 2)),
+            )

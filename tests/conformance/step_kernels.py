@@ -1,0 +1,216 @@
+"""What a step does before and behind its layers: kernels against torch and transformers."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from support.kernel_helpers import assert_close, poisoned
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from shmllm.models.fields import Fields
+from shmllm.models.rope import attention_factor, inverse_frequencies
+from shmllm.models.rope_config import RopeConfig
+from shmllm_kernels.gpu.rope_write import rope_and_write
+from shmllm_kernels.gpu.step import embed, gather_rows, rope_tables, unpack_step
+from shmllm_kernels.reference import step as plain
+from shmllm_kernels.reference.step import StepSizes, StepTensors
+
+MAX_POSITION = 131_072
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768}
+STEPS = [
+    # sizes, and what they are padded to
+    ((1, 1, 1), (1, 1, 1)),
+    ((3, 3, 3), (8, 8, 8)),
+    ((0, 0, 0), (4, 2, 0)),
+    ((9, 2, 1), (16, 7, 7)),
+    ((40, 5, 0), (1100, 5, 3)),
+    ((7, 2, 2), (7, 1024, 1030)),
+]
+
+
+def tables(frequencies, positions, scale=1.0, dtype=torch.float32):
+    shape = len(positions), 2 * len(frequencies)
+    cos, sin = (poisoned(*shape, dtype=dtype, device=positions.device) for _ in range(2))
+    rope_tables(cos, sin, positions, frequencies, scale)
+    return cos, sin
+
+
+def exact(angles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    wide = angles.cpu().double()
+    return wide.cos(), wide.sin()
+
+
+class StepConformance:
+    @pytest.mark.parametrize(
+        ("tokens", "hidden"), [(0, 64), (1, 64), (5, 48), (70, 16), (3, 1025), (2, 1)]
+    )
+    def test_embed(self, draw, dtype, tokens, hidden):
+        vocab, rows = 37, 6
+        table, last = draw.normal(vocab, hidden, dtype=dtype), draw.integers(0, vocab, rows)
+        ids = draw.integers(-2 - rows + 1, vocab, tokens)
+        before = draw.normal(tokens, hidden, dtype=dtype)
+        out, want = before.clone(), before.clone()
+        embed(out, table, ids, last)
+        for index, token in enumerate(ids.tolist()):
+            if token != -1:
+                want[index] = table[token if token >= 0 else last[-2 - token]]
+        assert torch.equal(out, want)
+        plain.embed(before, table, ids, last)
+        assert torch.equal(before, want)
+
+    def test_what_has_no_embedding_is_left_as_it_is(self, draw, dtype):
+        table, last = draw.normal(5, 8, dtype=dtype), torch.tensor([-1, 5, 4])
+        ids = torch.tensor([-1, 5, 2**40, -2, -3, -4], device=draw.device)
+        out = poisoned(6, 8, dtype=dtype, device=draw.device)
+        embed(out, table, ids, last.to(draw.device))
+        assert out[:5].isnan().all()
+        assert torch.equal(out[5], table[4])
+
+    def test_embed_from_and_into_strided_rows(self, draw, dtype):
+        wide, out = draw.normal(9, 40, dtype=dtype), draw.normal(4, 50, dtype=dtype)
+        rest, ids = out[:, 30:].clone(), draw.integers(0, 9, 4)
+        embed(out[:, :30], wide[:, 7:37], ids, ids)
+        assert torch.equal(out[:, :30], wide[ids, 7:37])
+        assert torch.equal(out[:, 30:], rest)
+
+    @pytest.mark.parametrize(("count", "dim"), [(0, 8), (1, 64), (9, 100), (2, 2049)])
+    def test_gather_rows(self, draw, dtype, count, dim):
+        source, indices = draw.normal(11, dim, dtype=dtype), draw.integers(0, 11, count)
+        out, same = (poisoned(count, dim, dtype=dtype, device=draw.device) for _ in range(2))
+        gather_rows(out, source, indices)
+        plain.gather_rows(same, source, indices)
+        assert torch.equal(out, source[indices])
+        assert torch.equal(same, out)
+
+    @pytest.mark.parametrize(("tokens", "dim"), [(0, 16), (1, 128), (70, 16), (5, 80), (3, 256)])
+    def test_rope_tables(self, draw, dtype, tokens, dim):
+        positions = draw.integers(0, MAX_POSITION, tokens)
+        frequencies = inverse_frequencies(RopeConfig(), dim).to(draw.device)
+        got = tables(frequencies, positions, 0.8, dtype)
+        want = [torch.empty_like(got[0]) for _ in range(2)]
+        plain.rope_tables(*want, positions, frequencies, 0.8)
+        last_bit = {torch.float32: 3e-7, torch.float16: 5e-4, torch.bfloat16: 4e-3}[dtype]
+        for ours, torchs in zip(got, want, strict=True):
+            assert_close(ours, torchs, last_bit, 0)
+        half = dim // 2
+        assert torch.equal(got[0][:, :half], got[0][:, half:])
+        assert torch.equal(got[1][:, :half], -got[1][:, half:])
+
+    def test_cosines_and_sines_to_the_last_bits_of_float32(self, draw):
+        """Each angle is itself a float32; near multiples of pi / 2 the digits run out first."""
+        whole = torch.arange(0, 83_000, 1, dtype=torch.float64) * (math.pi / 2)
+        angles = torch.cat(
+            (
+                whole.float(),
+                torch.nextafter(whole.float(), torch.tensor(math.inf)),
+                torch.rand(20_000, generator=draw.generator) * MAX_POSITION,
+                torch.rand(20_000, generator=draw.generator) * 7,
+                torch.rand(2_000, generator=draw.generator) * 2**24,
+                2.0 ** -torch.arange(0.0, 150.0),
+            )
+        )
+        angles = torch.nn.functional.pad(angles, (0, -len(angles) % 1024)).view(-1, 1024)
+        positions = torch.ones(1, dtype=torch.int64, device=draw.device)
+        for some in angles:
+            cos, sin = tables(some.to(draw.device), positions)
+            for ours, true in zip((cos, sin), exact(some), strict=True):
+                found = ours[0, 1024:].cpu().double()
+                assert (found - true).abs().max() < 2e-7
+
+    @pytest.mark.parametrize(
+        "parameters",
+        [{"rope_type": "default", "rope_theta": 500_000.0}, YARN | {"rope_theta": 1e6}],
+    )
+    def test_rope_tables_equal_transformers(self, draw, parameters):
+        dim = 128
+        config = LlamaConfig(
+            hidden_size=4 * dim,
+            num_attention_heads=4,
+            max_position_embeddings=MAX_POSITION,
+            rope_parameters=dict(parameters),
+        )
+        rope = RopeConfig.from_fields(Fields({"rope_parameters": parameters}, ""), MAX_POSITION)
+        positions = draw.integers(0, MAX_POSITION, 40)
+        positions[:2] = torch.tensor([0, MAX_POSITION - 1])
+        theirs = LlamaRotaryEmbedding(config)(torch.zeros(1), positions[None].cpu())
+        frequencies = inverse_frequencies(rope, dim)
+        ours = tables(frequencies.to(draw.device), positions, attention_factor(rope))
+        # A frequency that differs in its last bit turns the largest angle by 131,072 * 2**-24.
+        atol = 0.02 if parameters["rope_type"] == "yarn" else 3e-7
+        for mine, their in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(
+                mine[:, dim // 2 :].cpu(), their[0, :, dim // 2 :], atol=atol, rtol=0
+            )
+
+    def test_rope_and_write_takes_the_tables(self, draw, dtype):
+        """Their halves and signs are those that it reads."""
+        heads, cache = draw.normal(3, 4, 16, dtype=dtype), draw.normal(2, 1, 8, 1, 16, dtype=dtype)
+        positions = draw.integers(0, 50, 3)
+        cos, sin = tables(
+            inverse_frequencies(RopeConfig(), 16).to(draw.device), positions, 1, dtype
+        )
+        query = poisoned(3, 2, 16, dtype=dtype, device=draw.device)
+        slots = torch.full_like(positions, -1)
+        rope_and_write(query, *cache, heads, cos, sin, slots)
+        angles = positions[:, None].cpu().double() * inverse_frequencies(RopeConfig(), 16)
+        turn = torch.polar(torch.ones_like(angles), angles)[:, None]
+        x = heads[:, :2].cpu().double()
+        turned = torch.complex(x[..., :8], x[..., 8:]) * turn
+        want = torch.cat((turned.real, turned.imag), -1)
+        atol = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
+        torch.testing.assert_close(query.cpu().double(), want, atol=atol, rtol=0)
+
+    @pytest.mark.parametrize(("sizes", "padded"), STEPS)
+    def test_unpack_step(self, draw, sizes, padded):
+        sizes, padded = StepSizes(*sizes), StepSizes(*padded)
+        tokens, requests, samples = sizes
+        lengths = [tokens] * 3 + [requests] * 3 + [samples] * 3
+        given = [np.random.default_rng(i).integers(0, 2**31, n) for i, n in enumerate(lengths)]
+        packed = torch.from_numpy(np.concatenate([*given, [77]])).to(draw.device)
+        ours, same = (self.used(padded, draw.device) for _ in range(2))
+        unpack_step(ours, packed, sizes, padded)
+        plain.unpack_step(same, packed[:-1], sizes, padded)
+        paddings = [-1, 0, -1, tokens, 0, 0, 0, -1, 0]
+        ends = [padded[i // 3] + (i == 3) for i in range(9)]
+        for name, numbers, padding, end in zip(
+            StepTensors.__slots__, given, paddings, ends, strict=True
+        ):
+            found = getattr(ours, name).tolist()
+            want = [*numbers.tolist(), *[padding] * (end - len(numbers)), *[-77] * 3]
+            assert found == want, name
+            assert getattr(same, name).tolist() == want, name
+
+    @staticmethod
+    def used(padded, device):
+        """Tensors with room for a few more, full of what an earlier step left."""
+        step = StepTensors.allocate(StepSizes(*(size + 3 for size in padded)), device)
+        for name in StepTensors.__slots__:
+            getattr(step, name).fill_(-77)
+        return step
+
+    def test_tensors_begin_as_those_of_no_token(self, draw):
+        sizes = StepSizes(5, 3, 2)
+        step, unpacked = (StepTensors.allocate(sizes, draw.device) for _ in range(2))
+        unpack_step(unpacked, step.positions[:0], StepSizes(0, 0, 0), sizes)
+        for name in StepTensors.__slots__:
+            assert torch.equal(getattr(step, name), getattr(unpacked, name)), name
+
+    def test_what_does_not_fit_is_refused(self, draw, dtype):
+        x, ids = draw.normal(4, 8, dtype=dtype), draw.integers(0, 4, 4)
+        with pytest.raises(AssertionError, match="length"):
+            embed(x[:, :4], x, ids, ids)
+        with pytest.raises(AssertionError, match="int64"):
+            embed(x, x, ids.int(), ids)
+        with pytest.raises(AssertionError, match="each row"):
+            gather_rows(x, x, ids[:2])
+        with pytest.raises(AssertionError, match="pair"):
+            rope_tables(x, x, ids, draw.normal(8), 1.0)
+        step = StepTensors.allocate(StepSizes(4, 2, 2), draw.device)
+        with pytest.raises(AssertionError, match="shorter"):
+            unpack_step(step, ids, StepSizes(4, 1, 1), StepSizes(4, 1, 1))
+        with pytest.raises(AssertionError, match="num_requests: 1 padded to 3, of 2"):
+            unpack_step(step, ids, StepSizes(0, 1, 0), StepSizes(4, 3, 1))

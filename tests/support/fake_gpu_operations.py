@@ -1,0 +1,269 @@
+"""What is asked of an `FakeGpu`: operations of torch and launches of Triton's kernels.
+
+Owns which tensors are the device's, and what would happen to a call on CUDA: it is queued, or it
+makes the host wait, or it is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+from triton.runtime.interpreter import GridExecutor
+
+if TYPE_CHECKING:
+    from support.fake_gpu import FakeGpu
+
+HOST = torch.device("cpu")
+_aten = torch.ops.aten
+_DEVICE_OF = torch.Tensor.device.__get__
+_EMPTY = (
+    *("aten::empty", "aten::empty_like", "aten::empty_strided"),
+    *("aten::new_empty", "aten::new_empty_strided"),
+)
+_SAME_MEMORY = ("aten::lift_fresh", "aten::_unsafe_view", "aten::detach", "aten::alias")
+
+
+@dataclass(slots=True)
+class Operation:
+    name: str
+    run: Callable[[], object]
+
+
+def mark(tensor: Tensor) -> Tensor:
+    """It is the device's from now on, with all that shares its memory."""
+    tensor.untyped_storage().is_on_device = True
+    return tensor
+
+
+def is_on_device(tensor: Tensor) -> bool:
+    return getattr(tensor.untyped_storage(), "is_on_device", False)
+
+
+def is_pinned(tensor: Tensor) -> bool:
+    return getattr(tensor.untyped_storage(), "is_pinned_host", False)
+
+
+class Intercept:
+    """Around all that may talk to the device."""
+
+    def __init__(self, device: FakeGpu) -> None:
+        self._device = device
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> None:
+        self._stack.enter_context(Reads(self._device))
+        self._stack.enter_context(Operations(self._device))
+        original = GridExecutor.__call__
+
+        def launch(executor: Any, *args: Any, **kwargs: Any) -> None:
+            self._launch(lambda *a, **k: original(executor, *a, **k), executor, args, kwargs)
+
+        self._stack.callback(setattr, GridExecutor, "__call__", original)
+        GridExecutor.__call__ = launch
+
+    def __exit__(self, *details: object) -> None:
+        self._stack.__exit__(*details)
+
+    def _launch(self, run: Callable[..., None], executor: Any, args: Any, kwargs: Any) -> None:
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        places = {is_on_device(tensor) for tensor in tensors}
+        if self._device.is_passing or True not in places:
+            run(*args, **kwargs)
+            return
+        if False in places:
+            raise ValueError(f"{executor.fn.__name__}: a pointer is the host's (cpu tensor?)")
+        _submit(self._device, executor.fn.__name__, run, args, kwargs)
+
+
+def _submit(device: FakeGpu, name: str, run: Callable[..., Any], args: Any, kwargs: Any) -> None:
+    args, kwargs = tree_map_only(Tensor, device.borrowed, (args, kwargs))
+    device.submit(Operation(name, lambda: run(*args, **kwargs)))
+
+
+class Reads(TorchFunctionMode):
+    """Methods that read or make tensors without an operation that could be seen below."""
+
+    def __init__(self, device: FakeGpu) -> None:
+        super().__init__()
+        self._device = device
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(function, "__name__", "")
+        if self._device.is_passing:
+            return function(*args, **kwargs)
+        if name in ("tensor", "as_tensor") and kwargs.get("device") == self._device.torch_device:
+            device = kwargs.pop("device")
+            return function(*args, **kwargs).to(device)
+        if args and isinstance(args[0], Tensor) and is_on_device(args[0]):
+            if function == _DEVICE_OF:
+                return self._device.torch_device
+            if name in ("numpy", "__array__"):
+                raise TypeError("a tensor of the device has no numpy array: .cpu() first")
+            if name == "tolist":
+                self._device.wait_unasked("tolist")
+            if name == "cpu" or (name == "to" and _goes_to_host(args[1:], kwargs)):
+                self._device.wait_unasked(name)
+                with self._device.passing():
+                    copy = args[0].clone()
+                    return function(copy, *args[1:], **kwargs)
+        return function(*args, **kwargs)
+
+
+def _goes_to_host(args: Any, kwargs: Any) -> bool:
+    return any(
+        value == "cpu" or (isinstance(value, torch.device) and value == HOST)
+        for value in (*args, kwargs.get("device"))
+        if isinstance(value, str | torch.device)
+    )
+
+
+class Operations(TorchDispatchMode):
+    """Operations on tensors of the device."""
+
+    def __init__(self, device: FakeGpu) -> None:
+        super().__init__()
+        self._device = device
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # which would import it, for seconds
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self._device.is_passing or not self._concerns_device(args, kwargs):
+            return function(*args, **kwargs)
+        with self:  # in inference mode, what is made of other operations comes as one
+            result = function.decompose(*args, **kwargs)
+        if result is not NotImplemented:
+            return result
+        if function is _aten.copy_.default:
+            return self._copy(*args, **kwargs)
+        if function is _aten._to_copy.default:
+            return self._to_copy(args[0], kwargs)
+        if function.is_view or _name(function) in _SAME_MEMORY or _has(function, "inplace_view"):
+            return function(*args, **kwargs)
+        if _is_decided_by_values(function, args):
+            self._device.wait_unasked(_name(function))
+            return tree_map_only(Tensor, mark, function(*args, **kwargs))
+        args, kwargs = tree_map_only(Tensor, self._as_constant, (args, kwargs))
+        if any(argument.is_write for argument in _aliases(function)):
+            _submit(self._device, _name(function), function, args, kwargs)
+            return _written(function, args, kwargs)
+        return self._compute(function, args, kwargs)
+
+    def _concerns_device(self, args: Any, kwargs: Any) -> bool:
+        return any(
+            is_on_device(leaf) if isinstance(leaf, Tensor) else leaf == self._device.torch_device
+            for leaf in tree_leaves((args, kwargs))
+            if isinstance(leaf, Tensor | torch.device)
+        )
+
+    def _as_constant(self, tensor: Tensor) -> Tensor:
+        """A number that comes as a tensor of the host is handed over as it is now."""
+        if is_on_device(tensor):
+            return tensor
+        if tensor.dim():
+            raise RuntimeError(
+                f"expected all tensors to be on the same device, found one of shape "
+                f"{list(tensor.shape)} on the host"
+            )
+        return tensor.clone()
+
+    def _compute(self, function: Any, args: Any, kwargs: Any) -> Any:
+        """A function whose results are new tensors."""
+        meta_kwargs = dict(kwargs)
+        if "device" in kwargs:
+            meta_kwargs["device"] = torch.device("meta")
+        meta_args, meta_kwargs = tree_map_only(Tensor, _meta, (args, meta_kwargs))
+        shapes = function(*meta_args, **meta_kwargs)
+        results = tree_map_only(Tensor, self._device.allocate, shapes)
+        targets = [leaf for leaf in tree_leaves(results) if isinstance(leaf, Tensor)]
+        if targets and _name(function) not in _EMPTY:
+
+            def run(targets: Any, args: Any, kwargs: Any) -> None:
+                found = tree_leaves(function(*args, **kwargs))
+                values = [leaf for leaf in found if isinstance(leaf, Tensor)]
+                for target, value in zip(targets, values, strict=True):
+                    target.copy_(value)
+
+            _submit(self._device, _name(function), run, (targets, args, kwargs), {})
+        return results
+
+    def _copy(self, target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+        ends = target, source
+        is_pinned_or_there = all(is_on_device(end) or is_pinned(end) for end in ends)
+        is_from_host = not is_on_device(source)
+        if all(map(is_on_device, ends)) or (non_blocking and is_pinned_or_there):
+            _submit(self._device, "copy", _aten.copy_.default, ends, {})
+        elif non_blocking and is_from_host:
+            self._device.refuse_in_capture("a copy from memory of the host that is not pinned")
+            _submit(self._device, "copy", _aten.copy_.default, (target, source.clone()), {})
+        else:
+            self._device.wait_unasked("a copy that blocks")
+            self._device.launched.append("copy")
+            target.copy_(source)
+        return target
+
+    def _to_copy(self, source: Tensor, kwargs: Any) -> Tensor:
+        non_blocking = kwargs.get("non_blocking", False)
+        kwargs = {name: value for name, value in kwargs.items() if name != "non_blocking"}
+        if kwargs.get("device") == HOST:
+            self._device.wait_unasked("a copy to the host")
+            return _aten._to_copy.default(source, **kwargs)
+        if is_on_device(source):
+            if "device" in kwargs and kwargs.get("dtype", source.dtype) == source.dtype:
+                return source  # CUDA's is where it is to go
+            return self._compute(_aten._to_copy.default, (source,), kwargs)
+        shape = _aten._to_copy.default(_meta(source), **kwargs | {"device": torch.device("meta")})
+        return self._copy(self._device.allocate(shape), source, non_blocking)
+
+
+def _meta(tensor: Tensor) -> Tensor:
+    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def _name(function: Any) -> str:
+    return str(function._schema.name)
+
+
+def _has(function: Any, tag: str) -> bool:
+    return getattr(torch.Tag, tag) in function.tags
+
+
+def _is_decided_by_values(function: Any, args: Any) -> bool:
+    """Whether the host has to know values to go on: CUDA waits then."""
+    if function in (_aten.index.Tensor, _aten.index_put_.default, _aten.index_put.default):
+        kinds = {index.dtype for index in args[1] if index is not None}
+        return bool(kinds & {torch.bool, torch.uint8})
+    return _has(function, "data_dependent_output") or _has(function, "dynamic_output_shape")
+
+
+def _aliases(function: Any) -> list[Any]:
+    arguments = function._schema.arguments
+    return [argument.alias_info for argument in arguments if argument.alias_info is not None]
+
+
+def _written(function: Any, args: Any, kwargs: Any) -> Any:
+    """What an operation that writes to its arguments returns: these."""
+    schema = function._schema
+    given = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | kwargs
+    by_alias = {
+        frozenset(argument.alias_info.before_set): given[argument.name]
+        for argument in schema.arguments
+        if argument.alias_info is not None and argument.name in given
+    }
+    results = tuple(by_alias[frozenset(r.alias_info.before_set)] for r in schema.returns)
+    return results[0] if len(results) == 1 else results or None

@@ -1,0 +1,395 @@
+"""Stand-ins for the parts around scheduling: a model without arithmetic, and ready facts.
+
+FakeRunner executes plans on a simulated KV cache. A slot holds a fingerprint of the token
+written there and of the slot before it, found through the row's block table, as a real
+key depends on everything before it. The next token is a function of all slots of the
+context. So a wrong block table, a prefix hit on the wrong block, or a block that two
+requests write changes the tokens, and `expected_tokens` says what they should have been.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+
+from shmllm.config.info import EngineInfo
+from shmllm.core.grammar_queue import CompiledGrammar
+from shmllm.core.plan import PromptScores, StepPlan, StepResult
+from shmllm.core.request import RequestStatus
+from shmllm.errors import EngineDeadError, RequestError
+from shmllm.outputs.columns import FinishReason, OutputColumns
+from shmllm.outputs.logprobs import TokenLogprobs
+from shmllm.outputs.sleep_report import OwnedBytes, SleepState
+from shmllm.wire.messages import AddRequest, Method, Rejected
+
+VOCAB_SIZE = 50
+MASK = 2**61 - 1
+
+
+def _mix(left: int, right: int) -> int:
+    value = (left * 0x9E3779B97F4A7C15 + right * 0xBF58476D1CE4E5B9 + 0x94D049BB) & MASK
+    return value ^ (value >> 29)
+
+
+def _written(before: int, token_id: int) -> int:
+    return _mix(before, token_id + 1)
+
+
+def _read(context: Iterable[int], vocab_size: int) -> int:
+    total = 0
+    for fingerprint in context:
+        total = _mix(total, fingerprint)
+    return (total >> 7) % vocab_size
+
+
+def expected_tokens(
+    prompt: Sequence[int],
+    max_tokens: int,
+    *,
+    stop_ids: Collection[int] = (),
+    min_tokens: int = 0,
+    vocab_size: int = VOCAB_SIZE,
+) -> list[int]:
+    """What a request gets that runs alone, without blocks, chunks or a cache."""
+    output: list[int] = []
+    while len(output) < max_tokens:
+        before, context = 0, []
+        for token_id in [*prompt, *output]:
+            before = _written(before, token_id)
+            context.append(before)
+        output.append(_read(context, vocab_size))
+        if output[-1] in stop_ids and len(output) > min_tokens:
+            break
+    return output
+
+
+def facts(**changes: Any) -> EngineInfo:
+    """Facts of a small engine, some of them replaced."""
+    values: dict[str, Any] = {
+        "model_directory": "",
+        "model_type": "Fake",
+        "dtype": "float32",
+        "num_parameters": 1,
+        "vocab_size": VOCAB_SIZE,
+        "eos_token_ids": (),
+        "max_model_len": 64,
+        "block_size": 4,
+        "num_blocks": 16,
+        "kv_cache_bytes": 1,
+        "weight_bytes": 1,
+        "max_num_seqs": 8,
+        "num_threads": 1,
+        "wait_policy": "balanced",
+        "load_seconds": 0.0,
+    }
+    return EngineInfo(**values | changes)
+
+
+def fake_logprobs(values: Sequence[int], ks: list[int]) -> TokenLogprobs:
+    """Numbers that say whose they are: a token's own is `values`, its alternatives' too."""
+    repeated = [value for value, k in zip(values, ks, strict=True) for _ in range(k)]
+    return TokenLogprobs(
+        ks,
+        np.array(values, np.float32),
+        np.ones(len(values), np.int32),
+        np.array(repeated, np.int32),
+        np.array(repeated, np.float32),
+    )
+
+
+class FakeConstraint:
+    """Ends after so many tokens, or fails at one of them."""
+
+    def __init__(self, length: int, fails_at: int = 0) -> None:
+        self.error = ""
+        self.taken: list[int] = []
+        self._length = length
+        self._fails_at = fails_at
+
+    def take(self, token_id: int) -> FinishReason:
+        self.taken.append(token_id)
+        if len(self.taken) == self._fails_at:
+            self.error = "does not fit"
+            return FinishReason.ERROR
+        return FinishReason.STOP if len(self.taken) == self._length else FinishReason.NONE
+
+
+class FakeMemory:
+    """Four weights, and slots that are gone when the KV cache sleeps.
+
+    Attributes:
+        num_missing: weights that were lost; tests write them.
+        calls: what was asked for.
+        is_short: whether nothing can be restored.
+    """
+
+    def __init__(self, slots: dict[int, int]) -> None:
+        self.num_missing = 0
+        self.calls: list[str] = []
+        self.is_short = False
+        self._slots = slots
+
+    def release(self, part: SleepState, keep: bool) -> None:
+        self.calls.append(f"release {' '.join(part.tags)}{' keep' * keep}")
+        if part is SleepState.KV_CACHE:
+            self._slots.clear()
+        elif not keep:
+            self.num_missing = 4
+
+    def restore(self, part: SleepState) -> None:
+        if self.is_short:
+            raise RequestError("no memory")
+        self.calls.append(f"restore {' '.join(part.tags)}")
+
+    def tidy(self) -> None:
+        self.calls.append("tidy")
+
+    def measure(self) -> OwnedBytes:
+        return OwnedBytes(0, len(self._slots), 0, 0, 0)
+
+
+class FakeStep:
+    """A step on a device that works through what was submitted, in that order and whenever it
+    likes: `lag` says how many of them it leaves for later each time somebody looks."""
+
+    def __init__(self, runner: FakeRunner, plan: StepPlan) -> None:
+        self._runner = runner
+        self.plan = plan
+        self.is_released = False
+        self.done: StepResult | None = None
+
+    def release(self) -> None:
+        for index, constraint in self.plan.constraints:
+            place = self.plan.samples[index]
+            request = self.plan.requests[place]
+            num_known = self.plan.starts[place] + self.plan.counts[place]
+            if request.status is not RequestStatus.FINISHED and request.num_computed_tokens:
+                taken = constraint.taken  # type: ignore[attr-defined]
+                assert len(taken) == num_known - request.num_prompt_tokens, "released too early"
+        self.is_released = True
+        self._runner.work_off()
+
+    def result(self) -> StepResult:
+        self._runner.work_off(until=self)
+        assert self.done is not None
+        return self.done
+
+
+class FakeRunner:
+    """
+    Args:
+        engine_facts: what it says of itself.
+        lag: None: each step is run to its end before the next one is planned. Else steps
+            overlap, and it says how many of those submitted the device leaves for later.
+
+    Attributes:
+        memory: what can be given back.
+        plans: every plan executed, in order.
+        grammars: what was asked to be compiled; tests give the futures their results.
+        most_under_way: steps that were submitted and not executed yet, at most.
+    """
+
+    def __init__(self, engine_facts: EngineInfo, lag: Callable[[], int] | None = None) -> None:
+        self.facts = engine_facts
+        self.overlaps = lag is not None
+        self.most_under_way = 0
+        self._lag = lag or (lambda: 2)
+        self._submitted: list[FakeStep] = []
+        self.plans: list[StepPlan] = []
+        self.grammars: dict[str, CompiledGrammar] = {}
+        self._tokens: dict[int, list[int]] = {}
+        self._block_tables: dict[int, list[int]] = {}
+        self._slots: dict[int, int] = {}
+        self.memory = FakeMemory(self._slots)
+        self._asks: dict[int, int] = {}
+
+    def submit(self, plan: StepPlan) -> FakeStep:
+        step = FakeStep(self, plan)
+        self._submitted.append(step)
+        self.most_under_way = max(self.most_under_way, len(self._submitted))
+        self.work_off()
+        return step
+
+    def work_off(self, until: FakeStep | None = None) -> None:
+        """Run what was submitted, up to a step or as far as the device pleases."""
+        while until in self._submitted or len(self._submitted) > self._lag():
+            step = self._submitted[0]
+            if step.plan.constraints and not step.is_released:
+                assert step is not until, "its result is asked for before it was released"
+                return
+            del self._submitted[0]
+            step.done = self.execute(step.plan)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self.plans.append(plan)
+        self._update(plan)
+        for row, start, count in zip(plan.rows, plan.starts, plan.counts, strict=True):
+            self._write(row, start, count)
+        token_ids = [self._sample(plan, index) for index in plan.samples]
+        asking = [row for row in (plan.rows[index] for index in plan.samples) if row in self._asks]
+        chosen = [
+            token
+            for token, index in zip(token_ids, plan.samples, strict=True)
+            if plan.rows[index] in self._asks
+        ]
+        return StepResult(
+            token_ids,
+            fake_logprobs(chosen, [self._asks[row] for row in asking]) if asking else None,
+            [self._score_prompt(plan, scores) for scores in plan.prompt_scores],
+            self._pool(plan),
+        )
+
+    def _score_prompt(self, plan: StepPlan, scores: PromptScores) -> TokenLogprobs:
+        """The numbers are the positions; each has to be the successor of a computed one."""
+        start, count = plan.starts[scores.index], plan.counts[scores.index]
+        assert start < scores.first < scores.end <= start + count + 1
+        positions = list(range(scores.first, scores.end))
+        return fake_logprobs(positions, [scores.k] * len(positions))
+
+    def observe(self, observe: object) -> None:
+        """It has no kernels that could be looked at."""
+
+    def compile_grammar(self, text: str) -> CompiledGrammar:
+        return self.grammars.setdefault(text, Future())
+
+    def _pool(self, plan: StepPlan) -> list[bytes]:
+        """The fingerprints that pooling requests with complete prompts are read from."""
+        complete = [pool.index for pool in plan.pools if pool.is_last]
+        return [
+            repr(self.context(plan.rows[index], plan.starts[index] + plan.counts[index])).encode()
+            for index in complete
+        ]
+
+    def context(self, row: int, length: int) -> list[int]:
+        """The fingerprints that the row's first `length` positions are read from."""
+        return [self._slots[self._slot(row, position)] for position in range(length)]
+
+    def _update(self, plan: StepPlan) -> None:
+        for admission in plan.new_requests:
+            self._tokens[admission.row] = list(admission.token_ids)
+            self._block_tables[admission.row] = list(admission.block_ids)
+            self._asks.pop(admission.row, None)
+            if admission.params.logprobs is not None:
+                self._asks[admission.row] = admission.params.logprobs
+        for append in plan.block_appends:
+            table = self._block_tables[append.row]
+            assert append.first == len(table), "a block table has a gap or is overwritten"
+            table += append.block_ids
+
+    def _slot(self, row: int, position: int) -> int:
+        size = self.facts.block_size
+        block_id = self._block_tables[row][position // size]
+        assert 0 < block_id <= self.facts.num_blocks
+        return block_id * size + position % size
+
+    def _write(self, row: int, start: int, count: int) -> None:
+        for position in range(start, start + count):
+            before = self._slots[self._slot(row, position - 1)] if position else 0
+            token_id = self._tokens[row][position]
+            self._slots[self._slot(row, position)] = _written(before, token_id)
+
+    def _sample(self, plan: StepPlan, index: int) -> int:
+        row, length = plan.rows[index], plan.starts[index] + plan.counts[index]
+        token_id = _read(self.context(row, length), self.facts.vocab_size)
+        assert len(self._tokens[row]) == length, "a sample before the last known token"
+        self._tokens[row].append(token_id)
+        return token_id
+
+
+class FakeEngineClient:
+    """An engine as its front end sees it: gives each request `max_tokens` tokens 7, at most
+    `steps_per_poll` steps in one poll. A poll with nothing to do returns at once.
+
+    Attributes:
+        most: requests that were there at once, at most.
+        refuse: numbers that are refused.
+        calls: what was asked, with its argument.
+        answers: to what is asked; None to all else.
+        rejected: what the next poll brings first.
+        error: raised by every poll, once it is set.
+        steps_left: steps that may be run; None for any number.
+    """
+
+    def __init__(self, steps_per_poll: int, **changes: Any) -> None:
+        self.facts = facts(**{"vocab_size": 600} | changes)
+        self.steps_per_poll = steps_per_poll
+        self.left: dict[int, int] = {}
+        self.added: list[int] = []
+        self.aborted: list[int] = []
+        self.rejected: list[Rejected] = []
+        self.refuse: set[int] = set()
+        self.most = 0
+        self.calls: list[tuple[Method, Any]] = []
+        self.answers: dict[Method, Any] = {}
+        self.error: BaseException | None = None
+        self.steps_left: int | None = None
+        self.is_closed = False
+        self._pending: list[OutputColumns] = []
+
+    def wait_ready(self, on_progress: object = None) -> EngineInfo:
+        return self.facts
+
+    def add(self, request: AddRequest, embeds: Any = None) -> None:
+        self.added.append(request.number)
+        if request.number in self.refuse:
+            self.rejected.append(Rejected(request.number, "no"))
+            return
+        self.left[request.number] = request.params.max_tokens or 1
+        self.most = max(self.most, len(self.left))
+
+    def abort(self, numbers: Sequence[int]) -> None:
+        self.aborted += numbers
+        known = [number for number in numbers if self.left.pop(number, None) is not None]
+        self._pending.append(
+            OutputColumns(
+                numbers=known, counts=[0] * len(known), finishes=[FinishReason.ABORT] * len(known)
+            )
+        )
+
+    def poll(self, timeout_s: float, *, urgent_only: bool = False) -> list[Any]:
+        if self.error is not None:
+            raise self.error
+        events: list[Any] = [*self.rejected, *self._pending]
+        self.rejected, self._pending = [], []
+        for _ in range(self.steps_per_poll):
+            if self.left and self.steps_left != 0:
+                events.append(self._step())
+        if not events:
+            time.sleep(min(timeout_s, 0.001))
+        return events
+
+    def wake(self) -> None:
+        pass
+
+    def health(self) -> str:
+        return "dead" if isinstance(self.error, EngineDeadError) else "ready"
+
+    def call(self, method: Method, argument: Any = None) -> Any:
+        self.calls.append((method, argument))
+        return self.answers.get(method)
+
+    def stop(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def _step(self) -> OutputColumns:
+        if self.steps_left is not None:
+            self.steps_left -= 1
+        numbers = list(self.left)
+        for number in numbers:
+            self.left[number] -= 1
+        ended = [number for number in numbers if not self.left[number]]
+        for number in ended:
+            del self.left[number]
+        return OutputColumns(
+            numbers=numbers,
+            counts=[1] * len(numbers),
+            finishes=[FinishReason.LENGTH * (number in ended) for number in numbers],
+            token_ids=[7] * len(numbers),
+        )

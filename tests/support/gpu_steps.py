@@ -1,0 +1,237 @@
+"""Runs steps of requests through a `GpuProgram`, without a scheduler and without a sampler."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shmllm.config.graphs import CudaGraphMode
+from shmllm.core.plan import BlockAppend, NewRequest, StepPlan
+from shmllm.models.config import ModelConfig
+from shmllm.models.registry import create_model
+from shmllm.models.weights import load_weights
+from shmllm.params.sampling import SamplingParams
+from shmllm.worker.batch import InputBatch, StepInputs
+from shmllm.worker.gpu.buffers import GpuBuffers
+from shmllm.worker.gpu.cache import GpuCacheLayout, GpuKVCache
+from shmllm.worker.gpu.device import Device
+from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor, GraphDispatcher
+from shmllm.worker.gpu.inputs import GpuInputs
+from shmllm.worker.gpu.program import GpuProgram
+from shmllm_kernels.gpu import configs
+
+BLOCK_SIZE = 8
+MAX_LENGTH = 64
+FEW_PROCESSORS = 4
+WRONG_INPUTS = {
+    "token_ids": 5,
+    "positions": 7,
+    "query_starts": 1,
+    "context_lens": MAX_LENGTH,
+    "rows": 1,
+    "sample_tokens": 1,
+    "sample_rows": 1,
+    "sample_positions": 1,
+}
+
+
+@contextmanager
+def few_processors() -> Iterator[None]:
+    """The interpreter takes one program after the other: contexts are cut into few parts."""
+    before = configs._SM_COUNT_UNKNOWN
+    configs._SM_COUNT_UNKNOWN = FEW_PROCESSORS
+    yield
+    configs._SM_COUNT_UNKNOWN = before
+
+
+@dataclass
+class Prepared:
+    """A step that was sent to the device."""
+
+    mode: CudaGraphMode
+    descriptor: BatchDescriptor
+    max_query_len: int
+    inputs: StepInputs
+    plan: StepPlan
+
+
+class GpuSteps:
+    """One model and its requests.
+
+    Attributes:
+        tokens: by row, known so far.
+        computed: by row, how many of them have their keys and values in the cache.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        directory: Path,
+        mode: str = "NONE",
+        sizes: tuple[int, ...] | None = None,
+        *,
+        dtype: torch.dtype = torch.float32,
+        max_tokens: int = 24,
+        max_requests: int = 4,
+        deterministic: bool = False,
+    ) -> None:
+        config = ModelConfig.from_directory(directory)
+        where = device.torch_device
+
+        def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+            return torch.full(shape, math.nan, dtype=dtype, device=where)
+
+        self.device = device
+        self.model = create_model(config, dtype, allocate)
+        load_weights(self.model, directory)
+        self.tokens: dict[int, list[int]] = {}
+        self.computed: dict[int, int] = {}
+        self.last_tokens = torch.full((max_requests,), -99, dtype=torch.int64, device=where)
+        self.batch = InputBatch(max_requests, MAX_LENGTH, BLOCK_SIZE, config.vocab_size)
+        max_blocks = MAX_LENGTH // BLOCK_SIZE
+        num_blocks = 1 + max_requests * max_blocks
+        self._free = list(np.random.default_rng(5).permutation(np.arange(1, num_blocks)))
+        self._blocks: dict[int, list[int]] = {}
+        self._admitted: set[int] = set()
+        self._step = 0
+        self._last_decodes: list[int] = []
+        layout = GpuCacheLayout.of(config, BLOCK_SIZE, dtype)
+        arena = device.make_arena(layout.cache_bytes(config.num_layers, num_blocks), "the cache")
+        self.cache = GpuKVCache(layout, config.num_layers, num_blocks, arena)
+        for part in (part for layer in self.cache.layers for part in layer):
+            part.fill_(math.nan)
+        self.inputs = GpuInputs(max_tokens, max_requests, max_blocks, self.last_tokens, device)
+        self.buffers = GpuBuffers(config, dtype, max_tokens, max_requests, device, deterministic)
+        self.dispatcher = GraphDispatcher(
+            CudaGraphMode.parse(mode), sizes, max_requests, max_tokens
+        )
+        self.program = GpuProgram(
+            self.model,
+            self.cache,
+            self.inputs,
+            self.buffers,
+            device,
+            self.dispatcher,
+            deterministic,
+        )
+
+    def add(self, row: int, tokens: list[int]) -> None:
+        """A request whose first step admits it to that row."""
+        self._free += self._blocks.pop(row, [])
+        self._admitted.discard(row)
+        self.tokens[row], self.computed[row] = list(tokens), 0
+
+    def invent_context(self, row: int, length: int) -> None:
+        """The row's first tokens have keys and values, which nobody computed."""
+        self._grow(row, length)
+        self.computed[row] = length
+        generator = torch.Generator().manual_seed(row)
+        for part in (part for layer in self.cache.layers for part in layer):
+            shape = (len(self._blocks[row]), *part.shape[1:])
+            numbers = torch.randn(shape, generator=generator).to(self.device.torch_device)
+            for block, content in zip(self._blocks[row], numbers, strict=True):
+                part[block].copy_(content)
+
+    def prepare(self, work: dict[int, int], *, feeds_itself: bool = False) -> Prepared:
+        """Send a step that computes as many tokens of each row.
+
+        Args:
+            work: by row.
+            feeds_itself: the tokens are those that the device has in `last_tokens`.
+        """
+        plan = self._plan(work)
+        self.batch.update(plan)
+        inputs = self.batch.inputs(plan)
+        if feeds_itself:
+            inputs.token_ids[:] = -2 - inputs.rows
+        longest = max(work.values())
+        mode, descriptor = self.dispatcher.dispatch(plan.num_tokens, len(work), longest == 1)
+        self._spoil_inputs(plan)
+        self.inputs.send(inputs, descriptor, plan)
+        return Prepared(mode, descriptor, longest, inputs, plan)
+
+    def _spoil_inputs(self, plan: StepPlan) -> None:
+        """What is not sent now is wrong, but nothing that a kernel would crash at."""
+        for name, value in WRONG_INPUTS.items():
+            getattr(self.inputs.step, name).fill_(value)
+        self.inputs.step.slots.fill_(self._blocks[plan.rows[0]][0] * BLOCK_SIZE)
+        if not plan.is_repeat:
+            self.inputs.block_table.fill_(1)
+
+    def _plan(self, work: dict[int, int]) -> StepPlan:
+        self._step += 1
+        plan = StepPlan(self._step)
+        for row, count in work.items():
+            start, tokens = self.computed[row], self.tokens[row]
+            new = self._grow(row, start + count)
+            blocks = self._blocks[row]
+            if row not in self._admitted:
+                self._admitted.add(row)
+                admission = NewRequest(row, tokens, list(blocks), SamplingParams(), 0, 0, ())
+                plan.new_requests.append(admission)
+            elif new:
+                plan.block_appends.append(BlockAppend(row, len(blocks) - len(new), new))
+            if start + count == len(tokens):
+                plan.samples.append(len(plan.rows))
+            plan.rows.append(row)
+            plan.starts.append(start)
+            plan.counts.append(count)
+        plan.num_tokens = sum(plan.counts)
+        is_decode = len(plan.samples) == plan.num_tokens
+        plan.is_repeat = is_decode and list(work) == self._last_decodes
+        self._last_decodes = list(work) if is_decode else []
+        return plan
+
+    def _grow(self, row: int, length: int) -> list[int]:
+        """Have blocks for so many tokens; those that are new."""
+        blocks = self._blocks.setdefault(row, [])
+        new = [int(self._free.pop()) for _ in range(-(-length // BLOCK_SIZE) - len(blocks))]
+        blocks += new
+        return new
+
+    def run(self, step: Prepared, mode: CudaGraphMode | None = None) -> tuple[Tensor, Tensor]:
+        """Compute it, or compute it again in another way; its hidden states and logits on the
+        host, without those of the padding."""
+        hidden, logits = self.program.run(mode or step.mode, step.descriptor, step.max_query_len)
+        num_tokens, num_samples = step.plan.num_tokens, len(step.plan.samples)
+        return self.on_host(hidden[:num_tokens]), self.on_host(logits[:num_samples])
+
+    def on_host(self, tensor: Tensor) -> Tensor:
+        """What the device has in it when all is done."""
+        self.device.synchronize()
+        return tensor.cpu()
+
+    def finish(self, step: Prepared, logits: Tensor) -> dict[int, Tensor]:
+        """Take the likeliest token of each sampled row; the row's logits."""
+        self.take(step, logits.argmax(-1))
+        rows = step.inputs.sample_rows.tolist()
+        for row in rows:
+            self.last_tokens[row] = self.tokens[row][-1]
+        return dict(zip(rows, logits.float(), strict=True))
+
+    def take(self, step: Prepared, sampled: Tensor) -> None:
+        """Go on with these tokens, one for each sampled row."""
+        self.batch.append(step.inputs, sampled.numpy())
+        for row, count in zip(step.plan.rows, step.plan.counts, strict=True):
+            self.computed[row] += count
+        for row, token in zip(step.inputs.sample_rows.tolist(), sampled.tolist(), strict=True):
+            self.tokens[row].append(token)
+
+    def step(self, work: dict[int, int]) -> dict[int, Tensor]:
+        """Compute as many tokens of each row; the logits behind the rows' last tokens."""
+        prepared = self.prepare(work)
+        return self.finish(prepared, self.run(prepared)[1])
+
+    def poison(self) -> None:
+        """What a step must not read: whatever the last one left."""
+        parts = [*vars(self.buffers).values(), *self.buffers._products.values()]
+        for part in parts:
+            if isinstance(part, Tensor):
+                part.fill_(math.nan)

@@ -1,0 +1,125 @@
+"""Small transformers models on disk, and what runs ours without an engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from shmllm.core.plan import StepPlan
+from shmllm.models.config import ModelConfig
+from shmllm.models.decoder import DecoderModel
+from shmllm.models.registry import create_model
+from shmllm.models.weights import load_weights
+from shmllm.worker.arena import HostArena
+from shmllm.worker.batch import InputBatch
+from shmllm.worker.cpu.cache import KVCache, cache_bytes
+from shmllm.worker.cpu.program import CpuProgram
+from shmllm_kernels.cpu.cache_layout import CacheLayout
+
+SIZES = {
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+CONFIGS: dict[str, type[PreTrainedConfig]] = {
+    "llama": LlamaConfig,
+    "mistral": MistralConfig,
+    "qwen2": Qwen2Config,
+    "qwen3": Qwen3Config,
+}
+
+
+def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Storage full of NaN, where there is one, so that a weight nobody loads is seen."""
+    return torch.full(shape, float("nan") if dtype.is_floating_point else 77, dtype=dtype)
+
+
+def reference_model(
+    family: str, scale: float = 1.0, dtype: str = "float32", **options: Any
+) -> PreTrainedModel:
+    """A random transformers model; matrices and biases multiplied by ``scale``."""
+    settings = SIZES | ({"head_dim": 16} if family == "qwen3" else {}) | options
+    torch.manual_seed(11)
+    config = CONFIGS[family](**settings)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.normal_(1.0, 0.2)
+            else:
+                parameter.normal_(0.0, 0.05).mul_(scale)
+    return model.to(getattr(torch, dtype))
+
+
+def save(model: PreTrainedModel, directory: Path, **options: Any) -> Path:
+    model.save_pretrained(directory, **options)
+    assert AutoConfig.from_pretrained(directory).model_type == model.config.model_type
+    return directory
+
+
+def load(
+    directory: Path, dtype: torch.dtype = torch.float32, quantization: str | None = None
+) -> DecoderModel:
+    model = create_model(ModelConfig.from_directory(directory), dtype, allocate, quantization)
+    load_weights(model, directory, None)
+    return model
+
+
+BLOCK_SIZE = 16
+
+
+def make_program(model: DecoderModel, num_tokens: int) -> tuple[CpuProgram, InputBatch]:
+    """What runs one sequence of at most that many tokens, in blocks from 1 on."""
+    config = model.config
+    num_blocks = -(-num_tokens // BLOCK_SIZE)
+    layout = CacheLayout(
+        config.num_kv_heads, config.head_dim, BLOCK_SIZE, str(model.dtype).removeprefix("torch.")
+    )
+    arena = HostArena(cache_bytes(layout, config.num_layers, num_blocks + 1), "the cache")
+    batch = InputBatch(1, num_blocks * BLOCK_SIZE, BLOCK_SIZE, config.vocab_size)
+    batch.block_table[0] = np.arange(1, num_blocks + 1)
+    cache = KVCache(layout, config.num_layers, num_blocks + 1, arena)
+    return CpuProgram(model, cache, batch, num_tokens, 1), batch
+
+
+@torch.inference_mode()
+def our_logits(model: DecoderModel, token_ids: list[int]) -> Tensor:
+    """[tokens, vocab] of one sequence, computed in one step."""
+    length = len(token_ids)
+    program, batch = make_program(model, length)
+    batch.token_ids[0, :length] = token_ids
+    inputs = batch.inputs(StepPlan(1, rows=[0], starts=[0], counts=[length], num_tokens=length))
+    program.arrays.fill(inputs)
+    hidden, _ = program.run(inputs)
+    return program.compute_logits(hidden)
+
+
+@torch.inference_mode()
+def reference_logits(model: PreTrainedModel, token_ids: list[int]) -> Tensor:
+    return model(torch.tensor([token_ids])).logits[0].float()
+
+
+def assert_logits_close(ours: Tensor, reference: Tensor, tolerance: float) -> None:
+    """The largest difference is within ``tolerance`` of the largest reference logit."""
+    assert ours.dtype == torch.float32
+    assert ours.shape == reference.shape
+    difference = float((ours - reference).abs().max() / reference.abs().max())
+    assert difference < tolerance, f"relative difference {difference:.2e}"

@@ -1,0 +1,94 @@
+"""Small real models, made by transformers, and what transformers says they generate."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from shmllm.frontend.model_files import resolve_model
+
+NUM_PROMPTS = 32
+MAX_TOKENS = 24
+WEIGHT_SCALE = 4.0
+SHAPE: dict[str, Any] = {
+    "vocab_size": 4096,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "tie_word_embeddings": False,
+}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {"attention_bias": True}),
+    "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen3": ("Qwen3", {"head_dim": 32}),
+    "mistral": ("Mistral", {"sliding_window": 48, "head_dim": 16}),
+}
+
+
+@dataclass(frozen=True)
+class ReferenceModel:
+    """A model directory, prompts, and transformers' greedy continuation of each."""
+
+    directory: Path
+    prompts: list[list[int]]
+    greedy: list[list[int]]
+
+
+def _scale_matrices(model: Any) -> None:
+    """Random models tie; larger matrices make their greedy choices clear."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(WEIGHT_SCALE)
+
+
+def make_model(kind: str, directory: Path, *, max_shard_size: str = "1GB", **config: Any) -> Any:
+    """A random float32 model of transformers' in `directory`, with the bundled tokenizer."""
+    family, variant = VARIANTS[kind]
+    torch.manual_seed(7)
+    settings = getattr(transformers, f"{family}Config")(**(SHAPE | variant | config))
+    model = getattr(transformers, f"{family}ForCausalLM")(settings).eval()
+    _scale_matrices(model)
+    model.save_pretrained(directory, max_shard_size=max_shard_size)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (directory / name).write_bytes((resolve_model("tiny") / name).read_bytes())
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": 0}))
+    return model
+
+
+def make_prompts(vocab_size: int, longest: int = 300) -> list[list[int]]:
+    """Prompts of 1 to `longest` tokens; some share prefixes of whole blocks."""
+    rng = random.Random(3)
+    lengths = [1, 2, 15, 16, 17, 31, 32, 33, longest]
+    lengths += [rng.randint(1, longest) for _ in range(NUM_PROMPTS - len(lengths))]
+    shared = [rng.randrange(1, vocab_size) for _ in range(longest)]
+    prompts = []
+    for index, length in enumerate(lengths):
+        own = [rng.randrange(1, vocab_size) for _ in range(length)]
+        keep = min(length - 1, 64) if index % 3 == 0 else 0
+        prompts.append(shared[:keep] + own[keep:])
+    return prompts
+
+
+@torch.inference_mode()
+def greedy_tokens(model: Any, prompt: list[int], max_tokens: int = MAX_TOKENS) -> list[int]:
+    """transformers' greedy continuation; a sequence of its own, so nothing is padded."""
+    output = model.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+        do_sample=False,
+        max_new_tokens=max_tokens,
+        pad_token_id=0,
+    )
+    return output[0, len(prompt) :].tolist()

@@ -1,0 +1,109 @@
+"""Engine configuration and facts: ranges, messages, and the way across as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+from support.fakes import facts
+
+from shmllm.config.engine import CacheConfig, EngineConfig, LoadConfig, SchedulerConfig
+from shmllm.config.graphs import GraphConfig
+from shmllm.config.info import EngineInfo
+from shmllm.errors import EngineStartError
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: LoadConfig("m", dtype="float64"), "dtype 'float64' is not one of auto, float32"),
+        (lambda: LoadConfig("m", load_format="gguf"), "load_format 'gguf' is not one of auto"),
+        (
+            lambda: LoadConfig("m", quantization="fp8"),
+            "quantization 'fp8' is not one of None, int8",
+        ),
+        (lambda: LoadConfig("m", max_model_len=0), "max_model_len must be .* at least 1, got 0"),
+        (lambda: LoadConfig("m", max_model_len=1.5), "max_model_len must be .* got 1.5"),
+        (
+            lambda: CacheConfig(block_size=12),
+            r"block_size must be one of \(8, 16, 32, 64\), got 12",
+        ),
+        (lambda: CacheConfig(memory_bytes=0), "kv_cache_memory_bytes must be .* got 0"),
+        (lambda: CacheConfig(memory_bytes="1G"), "kv_cache_memory_bytes must be .* got '1G'"),
+        (lambda: SchedulerConfig(max_num_seqs=0), "max_num_seqs must be .* got 0"),
+        (lambda: SchedulerConfig(max_num_seqs=True), "max_num_seqs must be .* got True"),
+        (lambda: SchedulerConfig(max_num_batched_tokens=-1), "max_num_batched_tokens must be"),
+        (lambda: EngineConfig(LoadConfig("m"), num_threads=0), "num_threads must be .* got 0"),
+        (
+            lambda: EngineConfig(LoadConfig("m"), device="gpu"),
+            "device 'gpu' is not one of auto, cpu",
+        ),
+        (lambda: EngineConfig(LoadConfig("m"), device="cuda:x"), "device 'cuda:x' is not one of"),
+        (
+            lambda: CacheConfig(gpu_memory_utilization=0),
+            "gpu_memory_utilization .* above 0 .* got 0",
+        ),
+        (lambda: CacheConfig(gpu_memory_utilization=1.01), "at most 1, got 1.01"),
+        (lambda: CacheConfig(gpu_memory_utilization="0.5"), "gpu_memory_utilization .* got '0.5'"),
+        (lambda: SchedulerConfig(async_scheduling="yes"), "async_scheduling must be .* got 'yes'"),
+        (lambda: SchedulerConfig(async_scheduling=1), "async_scheduling must be .* got 1"),
+        (lambda: GraphConfig("SOME"), "cudagraph_mode 'SOME' is not one of NONE, PIECEWISE, FULL"),
+        (lambda: GraphConfig(capture_sizes=(1, 0)), r"capture_sizes must be .* got \[1, 0\]"),
+        (lambda: GraphConfig(capture_sizes=()), r"capture_sizes must be .* got \[\]"),
+        (lambda: GraphConfig(max_capture_size=0), "max_cudagraph_capture_size must be .* got 0"),
+        (lambda: GraphConfig("FULL", (1, 8), 16), "16 is not the largest of .*, 8; give one"),
+        (lambda: GraphConfig(enforce_eager=1), "enforce_eager must be True or False, got 1"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_with_field_and_value(make, words):
+    with pytest.raises(EngineStartError, match=words):
+        make()
+
+
+FULL = EngineConfig(
+    LoadConfig("/models/größe", "bfloat16", "dummy", 7, 512, "/tokenizers/größe", "int8", True),
+    CacheConfig(32, 12345, False, 0.5),
+    SchedulerConfig(3, 99, "priority", False),
+    graphs=GraphConfig("FULL", (1, 2, 8), 8, True),
+    num_threads=2,
+    device="cuda:1",
+)
+
+
+@pytest.mark.parametrize("config", [EngineConfig(LoadConfig("m")), FULL], ids=["defaults", "full"])
+def test_a_configuration_survives_json(config):
+    assert EngineConfig.from_json(config.to_json()) == config
+
+
+def test_every_field_of_the_full_configuration_differs_from_its_default():
+    default = dataclasses.asdict(EngineConfig(LoadConfig("m")))
+    full = dataclasses.asdict(FULL)
+    for part in ("load", "cache", "scheduler", "graphs"):
+        assert not [name for name in full[part] if full[part][name] == default[part][name]]
+
+
+def test_a_configuration_that_came_as_json_is_checked():
+    parts = json.loads(FULL.to_json())
+    parts["cache"]["block_size"] = 5
+    with pytest.raises(EngineStartError, match="block_size"):
+        EngineConfig.from_json(json.dumps(parts))
+
+
+def test_a_configuration_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        FULL.cache.block_size = 8
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"eos_token_ids": (1, 2), "warnings": ("short of memory", "é"), "device": "NVIDIA H200"}],
+)
+def test_facts_survive_json(changes):
+    told = facts(**changes)
+    assert EngineInfo.from_json(told.to_json()) == told
+
+
+def test_facts_of_an_engine_that_tells_more_can_be_read():
+    values = json.loads(facts().to_json()) | {"news": 1}
+    assert EngineInfo.from_json(json.dumps(values)) == facts()

@@ -1,0 +1,174 @@
+"""What sleeping means for requests, with a fake runner whose cache is really gone."""
+
+from __future__ import annotations
+
+import pytest
+from support.fakes import FakeRunner, expected_tokens, facts
+
+from shmllm.config.engine import EngineConfig, LoadConfig, SchedulerConfig
+from shmllm.core.pausing import PauseMode
+from shmllm.core.sleeping import LEVELS
+from shmllm.engine.core import EngineCore
+from shmllm.engine.sleep import Slept
+from shmllm.errors import EnginePausedError, RequestError
+from shmllm.outputs.columns import FinishReason
+from shmllm.outputs.sleep_report import SleepState
+from shmllm.params.sampling import SamplingParams
+
+ABORT, WAIT, KEEP = PauseMode.ABORT, PauseMode.WAIT, PauseMode.KEEP
+PROMPT = [1, 2, 3, 4, 5, 6]
+
+
+@pytest.fixture
+def core():
+    config = EngineConfig(LoadConfig("nowhere"), scheduler=SchedulerConfig(8, 64))
+    return EngineCore(config, FakeRunner(facts()))
+
+
+def begin(core, number=0, length=8, steps=3, client=0):
+    """A request that has run a little; its tokens so far."""
+    core.add(client, number, PROMPT, SamplingParams(max_tokens=length))
+    return [token for _ in range(steps) for token in core.step()[client].token_ids]
+
+
+def finish(core, tokens):
+    for _ in range(50):
+        for columns in core.step().values():
+            tokens += columns.token_ids
+    assert not core.scheduler.has_unfinished()
+    return tokens
+
+
+def write_weights(core):
+    core.runner.memory.num_missing = 0
+    core.weights_written()
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_kept_requests_go_on_to_exactly_their_tokens(core, level):
+    tokens = begin(core)
+    slept = core.sleep(0, LEVELS[level], KEEP)
+    assert isinstance(slept, Slept)
+    assert slept.report.num_kept == 1
+    assert core.step() == {}
+    core.add(0, 1, PROMPT, SamplingParams(max_tokens=1))  # waits
+    assert core.step() == {}
+    core.sleeper.wake(0, None)
+    if level == 2:
+        assert core.step() == {}
+        write_weights(core)
+    tokens = finish(core, tokens)
+    assert sorted(tokens) == sorted(expected_tokens(PROMPT, 8) + expected_tokens(PROMPT, 1))
+    core.scheduler.check_integrity()
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_abort_ends_everyones_requests_and_refuses_new_ones(core, level):
+    begin(core)
+    core.add(5, 1, PROMPT, SamplingParams(max_tokens=3))
+    core.sleep(0, LEVELS[level], ABORT)
+    ended = dict(core.take_outputs())
+    assert {c: columns.numbers for c, columns in ended.items()} == {0: [0], 5: [1]}
+    assert all(columns.finishes == [FinishReason.ABORT] for columns in ended.values())
+    for client in (0, 5):
+        with pytest.raises(EnginePausedError, match="the engine sleeps"):
+            core.add(client, 2, PROMPT, SamplingParams())
+    core.scheduler.check_integrity()
+
+
+def test_wait_begins_when_all_has_ended(core):
+    begin(core, length=5, steps=2)
+    assert core.sleep(3, LEVELS[1], WAIT) == 1
+    with pytest.raises(EnginePausedError, match="falls asleep"):
+        core.add(0, 1, PROMPT, SamplingParams())
+    while core.scheduler.has_unfinished():
+        assert core.sleep(3, LEVELS[1], WAIT) == 1
+        core.step()
+    assert isinstance(core.sleep(3, LEVELS[1], WAIT), Slept)
+    core.sleeper.wake(0, None)
+    assert not core.pauses
+
+
+@pytest.mark.parametrize("how", ["gone", "given up"])
+def test_who_waited_to_sleep_and_does_not_any_more_holds_nothing(core, how):
+    begin(core)
+    assert core.sleep(3, LEVELS[1], WAIT) == 1
+    if how == "gone":
+        core.forget_client(3)
+    else:
+        core.sleeper.wake(3, SleepState(0))
+    assert not core.pauses
+
+
+def test_sleep_outlives_who_asked_for_it(core):
+    core.sleep(3, LEVELS[1], ABORT)
+    core.forget_client(3)
+    assert core.pauses.is_frozen
+    core.sleeper.wake(0, None)
+    assert not core.pauses
+
+
+def test_what_is_frozen_is_not_waited_for(core):
+    tokens = begin(core)
+    core.pause(1, KEEP)
+    slept = core.sleep(0, LEVELS[1], WAIT)
+    assert isinstance(slept, Slept)
+    assert slept.report.num_kept == 1
+    core.sleeper.wake(0, None)
+    assert core.step() == {}  # the pause is another matter
+    core.resume(1)
+    assert finish(core, tokens) == expected_tokens(PROMPT, 8)
+
+
+def test_a_pause_cannot_wait_for_what_sleeps(core):
+    begin(core)
+    core.sleep(0, LEVELS[0], KEEP)
+    with pytest.raises(RequestError, match="would not end"):
+        core.pause(0, WAIT)
+    assert core.pause(0, KEEP) == 1
+    assert core.pause(0, ABORT) == 0
+    assert core.pause(0, WAIT) == 0
+
+
+def test_resuming_does_not_wake(core):
+    core.sleep(0, LEVELS[1], KEEP)
+    core.pause(0, KEEP)
+    assert not core.resume(0)
+    assert core.pauses.is_frozen
+
+
+def test_cached_prefixes_are_gone_with_the_cache_alone(core):
+    def num_cached(number):
+        core.add(0, number, PROMPT, SamplingParams(max_tokens=1))
+        return core.step()[0].cached_counts[0]
+
+    num_cached(0)
+    assert num_cached(1) > 0
+    core.sleep(0, LEVELS[0], ABORT)
+    core.sleeper.wake(0, None)
+    assert num_cached(2) > 0
+    core.sleep(0, LEVELS[1], ABORT)
+    core.sleeper.wake(0, None)
+    assert num_cached(3) == 0
+
+
+def test_a_repeated_sleep_applies_its_mode(core):
+    begin(core)
+    core.sleep(0, LEVELS[1], KEEP)
+    slept = core.sleep(0, LEVELS[1], ABORT)
+    assert isinstance(slept, Slept)
+    assert "asleep already" in slept.warning
+    assert slept.report.num_kept == 0
+
+
+def test_the_report_says_what_went(core):
+    begin(core)
+    report = core.sleep(0, LEVELS[2], KEEP).report
+    assert report.before["kv_cache"] > 0
+    assert report.after["kv_cache"] == 0
+    assert report.freed_bytes == report.before["kv_cache"]
+    assert report.asleep == ("weights", "kv_cache", "scheduling")
+    assert (report.num_missing, report.num_kept) == (4, 1)
+    assert "asleep: weights, kv_cache, scheduling; 4 weights are missing" in str(report)
+    assert len(report.table().splitlines()) == 7
+    assert type(report).from_json(report.to_json()) == report

@@ -1,0 +1,312 @@
+"""Chat templates: the same text as transformers writes, and errors in one line."""
+
+from __future__ import annotations
+
+import enum
+import json
+import warnings
+
+import pytest
+
+from shmllm.errors import RequestError
+from shmllm.frontend.text.chat_template import load_templates, select_template
+from shmllm.frontend.text.tokenizer import Tokenizer
+
+HEADERS = """{{ bos_token }}
+{%- if tools is not none %}
+    {{- "tools: " }}{% for tool in tools %}{{ tool | tojson(indent=2) }}{% endfor %}
+{%- endif %}
+{%- for message in messages %}
+    {{- '<|header|>' + message['role'] + '<|/header|>\\n\\n' }}
+    {{- message['content'] | trim + eos_token }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|header|>assistant<|/header|>\\n\\n' }}
+{%- endif %}
+"""
+THINKING = """{%- set ns = namespace(last=-1, seen=dict(a=1)) %}
+{%- for message in messages %}
+    {%- if message.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}
+{%- endfor %}
+{%- for message in messages %}
+    {%- if message.content is string %}
+        {%- set content = message.content %}
+    {%- else %}
+        {%- set content = '' %}
+        {%- for part in message.content %}{% set content = part.text %}[{{ part.text }}]{% endfor %}
+    {%- endif %}
+    {{- '<im>' + message.role + '\\n' + content }}
+    {%- if message.reasoning_content is defined and loop.index0 > ns.last %}
+        {{- '\\n<think>' + message.reasoning_content + '</think>' }}
+    {%- endif %}
+    {{- '</im>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<im>assistant\\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}
+        {{- '<think>\\n\\n</think>\\n\\n' }}
+    {%- endif %}
+{%- endif %}
+"""
+ALTERNATING = """{{- bos_token -}}
+{%- for message in messages -%}
+  {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) -%}
+    {{- raise_exception('roles must alternate, got ' ~ message.role ~ '\\nas ' ~ loop.index) -}}
+  {%- endif -%}
+  {%- if message['role'] == 'user' -%}{{ ' [INST] ' + message['content'] + ' [/INST]' }}
+  {%- else -%}{{ ' ' + message['content'] + eos_token }}{%- endif -%}
+{%- endfor -%}"""
+COMMENTS = (
+    "{%- for message in messages -%}"
+    "{%- if message.role == 'assistant' -%}{{ message.content + '\\n' }}"
+    "{%- elif message.role == 'system' -%}{{ '\"\"\"' + message.content + '\"\"\"\\n\\n' }}"
+    "{%- else -%}{{ '# ' + message.content | replace('\\n', '\\n# ') + '\\n' }}{%- endif -%}"
+    "{%- endfor -%}"
+)
+TRAINING = """{% set x = 1 %}
+{% for message in messages %}
+    {% if loop.index > 3 %}{% break %}{% endif %}
+    {% if message.role == 'assistant' %}
+{% generation %}{% set x = 2 %}{{ message.content }}{{ x }}{% endgeneration %}
+    {% else %}
+{{ message.content }}{{ x }}
+    {% endif %}
+{% endfor %}
+{{ {'text': 'é <b>', 'n': none} | tojson }}{{ missing_token }}{{ extra }}"""
+TEMPLATES = {
+    "headers": HEADERS,
+    "thinking": THINKING,
+    "alternating": ALTERNATING,
+    "comments": COMMENTS,
+    "training": TRAINING,
+}
+USER = {"role": "user", "content": "Count:\none <two> 中 "}
+REPLY = {"role": "assistant", "content": " Sure: 1,"}
+CHATS = {
+    "one": [USER],
+    "three": [USER, REPLY, {"role": "user", "content": "go on"}],
+    "reply": [USER, REPLY],
+    "reasoning": [USER, {**REPLY, "reasoning": "hm", "tool_calls": None}],
+}
+TOOLS = [{"type": "function", "function": {"name": "look", "description": "Sucht <b>ü</b>"}}]
+
+
+@pytest.fixture(scope="module")
+def ours(byte_level_model):
+    return Tokenizer.from_directory(byte_level_model)
+
+
+@pytest.fixture(scope="module")
+def theirs(byte_level_model):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast.from_pretrained(byte_level_model)
+
+
+def both(ours, theirs, messages, **options):
+    options.setdefault("add_generation_prompt", True)
+    expected = theirs.apply_chat_template(messages, tokenize=False, **options)
+    assert ours.apply_chat_template(messages, **options) == expected
+    return expected
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize("chat", CHATS)
+@pytest.mark.parametrize("generation", [True, False])
+def test_same_text_as_transformers(ours, theirs, template, chat, generation):
+    text = both(
+        ours,
+        theirs,
+        CHATS[chat],
+        chat_template=TEMPLATES[template],
+        add_generation_prompt=generation,
+        extra="more",
+    )
+    assert "one <two>" in text
+
+
+@pytest.mark.parametrize("template", ["headers", "thinking", "alternating", "comments"])
+@pytest.mark.parametrize("content", ["to be", "to be ", " or", "be"])
+def test_continue_final_message(ours, theirs, template, content):
+    messages = [{"role": "user", "content": "to be?"}, {"role": "assistant", "content": content}]
+    text = both(
+        ours,
+        theirs,
+        messages,
+        chat_template=TEMPLATES[template],
+        add_generation_prompt=False,
+        continue_final_message=True,
+    )
+    assert text.endswith(content.strip() if template == "headers" else content)
+
+
+def test_continue_final_message_in_parts(ours, theirs):
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b "}]
+    both(
+        ours,
+        theirs,
+        [USER, {"role": "assistant", "content": parts}],
+        chat_template=THINKING,
+        add_generation_prompt=False,
+        continue_final_message=True,
+    )
+    assert parts[1]["text"] == "b "
+
+
+def test_tools_and_variables(ours, theirs):
+    both(ours, theirs, [USER], chat_template=HEADERS, tools=TOOLS)
+    both(ours, theirs, [USER], chat_template=THINKING, enable_thinking=False)
+    both(ours, theirs, [USER], chat_template=HEADERS, bos_token="<other>")
+
+
+def test_content_parts(ours, theirs):
+    message = {
+        "role": "user",
+        "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
+    }
+    both(ours, theirs, [message], chat_template=THINKING)
+    text = ours.apply_chat_template([message], chat_template=COMMENTS)
+    assert text == "# a\n# b\n"
+
+
+def test_bundled_shape(ours):
+    messages = [{"role": "system", "content": "Doc."}, {"role": "user", "content": "a\nb"}, REPLY]
+    text = ours.apply_chat_template(messages, chat_template=COMMENTS)
+    assert text == '"""Doc."""\n\n# a\n# b\n Sure: 1,\n'
+
+
+def test_values_of_other_types_become_plain(ours):
+    class Role(enum.StrEnum):
+        USER = "user"
+
+    messages = ({"role": Role.USER, "content": "x", "n": [enum.IntEnum("N", "ONE").ONE]},)
+    template = "{{ messages[0].role }}{{ messages[0].n }}"
+    assert ours.apply_chat_template(messages, chat_template=template) == "user[1]"
+
+
+def test_strftime_now(ours, theirs):
+    both(
+        ours,
+        theirs,
+        [USER],
+        chat_template="{{ strftime_now('%Y-%m-%d') }}{{ messages[0].content }}",
+    )
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        ("hi", "messages must be a list of dicts with role and content, got str"),
+        ({"role": "user"}, "messages must be a list .* got dict"),
+        ([], "messages is empty"),
+        (["hi"], r"messages\[0\] must be a dict with role and content, got str"),
+        ([[USER]], r"messages\[0\] must be a dict .* got list"),
+        ([{"content": "x"}], r"messages\[0\] has no role"),
+        ([{"role": 3, "content": "x"}], r"messages\[0\] has no role"),
+        ([USER, {"role": "user"}], r"messages\[1\] has no content"),
+        ([{"role": "user", "content": None}], r"messages\[0\] has no content"),
+        ([{"role": "user", "content": 3}], r"content must be a str .* got int"),
+        ([{"role": "user", "content": ["x"]}], r"content\[0\] must be"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], r"content\[0\] must be"),
+        ([{"role": "user", "content": [{"type": "text"}]}], r"content\[0\] must be"),
+        ([{"role": "user", "content": "x", "f": object()}], "holds a object; .* JSON"),
+        ([REPLY], "roles must alternate, got assistant as 1"),
+    ],
+)
+def test_malformed_messages(ours, messages, message):
+    with pytest.raises(RequestError, match=message) as caught:
+        ours.apply_chat_template(messages, chat_template=ALTERNATING)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{% for %}", r"chat template failed \(TemplateSyntaxError\)"),
+        ("{{ missing.field }}", r"\(UndefinedError\)"),
+        ("{{ 'x' + 1 }}", r"\(TypeError\)"),
+        ("{{ messages.append(1) }}", r"\(SecurityError\)"),
+        ("{{ ''.__class__.__mro__[1] }}", r"\(SecurityError\)"),
+        ("{{ dict.__class__.mro() }}", r"\(SecurityError\)"),
+        ("{% set ns = namespace(__x=1) %}", r"\(SecurityError\)"),
+        ("{% set ns = namespace() %}{% set ns._x = 1 %}", r"\(SecurityError\)"),
+    ],
+)
+def test_templates_that_fail(ours, template, message):
+    with pytest.raises(RequestError, match=message) as caught:
+        ours.apply_chat_template([USER], chat_template=template)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("tools", ["x", ["x"], [print]])
+def test_malformed_tools(ours, tools):
+    with pytest.raises(RequestError, match="tools must be a list of dicts"):
+        ours.apply_chat_template([USER], tools=tools)
+
+
+@pytest.mark.parametrize(
+    ("messages", "template", "options", "message"),
+    [
+        ([USER], COMMENTS, {"add_generation_prompt": True}, "needs add_generation_prompt=False"),
+        ([USER], "{{ messages[0].role }}", {}, "does not write the last message"),
+        ([{**USER, "content": []}], THINKING, {}, "holds no text"),
+    ],
+)
+def test_continue_final_message_errors(ours, messages, template, options, message):
+    options = {"add_generation_prompt": False} | options
+    with pytest.raises(RequestError, match=message):
+        ours.apply_chat_template(
+            messages, chat_template=template, continue_final_message=True, **options
+        )
+
+
+def test_where_templates_come_from(tmp_path):
+    assert load_templates(tmp_path) == {}
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(json.dumps({"chat_template": "one"}))
+    assert load_templates(tmp_path) == {"default": "one"}
+    named = [{"name": "default", "template": "d"}, {"name": "tool_use", "template": "t"}]
+    config.write_text(json.dumps({"chat_template": named}))
+    assert load_templates(tmp_path) == {"default": "d", "tool_use": "t"}
+    (tmp_path / "chat_template.jinja").write_text("file")
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "rag.jinja").write_text("r")
+    assert load_templates(tmp_path) == {"default": "file", "rag": "r"}
+
+
+@pytest.mark.parametrize("entry", [3, [3], [{"name": "x"}]])
+def test_malformed_entry(tmp_path, entry):
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": entry}))
+    with pytest.raises(RequestError, match="chat_template must be a string or a list"):
+        load_templates(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("templates", "wanted", "has_tools", "expected"),
+    [
+        ({"default": "d"}, None, False, "d"),
+        ({"default": "d"}, None, True, "d"),
+        ({"default": "d", "tool_use": "t"}, None, True, "t"),
+        ({"default": "d", "tool_use": "t"}, None, False, "d"),
+        ({"default": "d", "rag": "r"}, "rag", False, "r"),
+        ({"default": "d"}, "{{ x }}", False, "{{ x }}"),
+        ({}, "{{ x }}", False, "{{ x }}"),
+    ],
+)
+def test_select_template(templates, wanted, has_tools, expected):
+    assert select_template(templates, wanted, has_tools=has_tools) == expected
+
+
+@pytest.mark.parametrize(
+    ("templates", "message"),
+    [({}, "has no chat template; pass one"), ({"a": "x", "b": "y"}, "with one of a, b")],
+)
+def test_no_template(templates, message):
+    with pytest.raises(RequestError, match=message):
+        select_template(templates, None, has_tools=False)
+
+
+def test_tokenizer_without_template(tokenizer_of):
+    with pytest.raises(RequestError, match="has no chat template"):
+        tokenizer_of("metaspace").apply_chat_template([USER])

@@ -1,0 +1,244 @@
+"""IncrementalDetokenizer against decoding everything at once; OutputText."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shmllm.frontend.text.detokenizer import IncrementalDetokenizer, OutputText
+
+KINDS = ["byte_level", "metaspace", "byte_fallback", "word_piece"]
+BAD = "\ufffd"
+FEW = settings(
+    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+def reference(tokenizer, prompt, ids, skip=True):
+    """What the ids add to the prompt's text when both are decoded at once."""
+    known = tokenizer.decode(prompt, skip_special_tokens=skip)
+    text = tokenizer.decode(list(prompt) + list(ids), skip_special_tokens=skip)
+    size = 0
+    while size < min(len(known), len(text)) and known[size] == text[size]:
+        size += 1
+    return text[size:]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("prompt_text", ["", "Hello there", "the fox <|user|>", "😀"])
+def test_every_step_is_a_prefix_and_the_end_is_exact(kind, prompt_text, tokenizer_of, samples):
+    tokenizer = tokenizer_of(kind)
+    prompt = tokenizer.encode(prompt_text)
+    for sample in [*samples, "Wow 😀 the fox 中 it"]:
+        ids = tokenizer.encode(sample)
+        full = reference(tokenizer, prompt, ids)
+        detokenizer = IncrementalDetokenizer(tokenizer, prompt)
+        for count, token_id in enumerate(ids, 1):
+            detokenizer.append([token_id])
+            so_far = reference(tokenizer, prompt, ids[:count])
+            assert full.startswith(detokenizer.text)
+            assert BAD not in detokenizer.text
+            if BAD not in so_far:
+                assert detokenizer.text == so_far
+        detokenizer.finish()
+        assert detokenizer.text == full
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "metaspace", "word_piece"])
+@given(data=st.data(), skip=st.booleans())
+@FEW
+def test_any_ids_equal_decoding_at_once(kind, data, skip, tokenizer_of):
+    tokenizer = tokenizer_of(kind)
+    token_ids = st.integers(0, tokenizer.vocab_size + 20)
+    prompt = data.draw(st.lists(token_ids, max_size=20))
+    chunks = data.draw(st.lists(st.lists(token_ids, max_size=4), max_size=12))
+    detokenizer = IncrementalDetokenizer(tokenizer, prompt, skip_special_tokens=skip)
+    deltas = [detokenizer.append(chunk) for chunk in chunks]
+    deltas.append(detokenizer.finish())
+    ids = [token_id for chunk in chunks for token_id in chunk]
+    assert "".join(deltas) == detokenizer.text == reference(tokenizer, prompt, ids, skip)
+
+
+@given(data=st.data())
+@FEW
+def test_byte_fallback_takes_any_ids(data, tokenizer_of):
+    tokenizer = tokenizer_of("byte_fallback")
+    token_ids = st.integers(0, tokenizer.vocab_size + 20)
+    prompt = data.draw(st.lists(token_ids, max_size=20))
+    ids = data.draw(st.lists(token_ids, max_size=30))
+    detokenizer = IncrementalDetokenizer(tokenizer, prompt)
+    text = "".join(detokenizer.append([token_id]) for token_id in ids) + detokenizer.finish()
+    expected = reference(tokenizer, prompt, ids)
+    if BAD not in tokenizer.decode(prompt + ids):
+        assert text == expected
+    assert text == detokenizer.text
+
+
+def test_byte_run_that_turns_invalid_keeps_released_text(tokenizer_of):
+    tokenizer = tokenizer_of("byte_fallback")
+    ids = [tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in [*"中".encode(), 0xE4]]
+    detokenizer = IncrementalDetokenizer(tokenizer, tokenizer.encode("the"))
+    assert [detokenizer.append([token_id]) for token_id in ids] == ["", "", "中", ""]
+    fox = tokenizer.encode("fox")
+    assert "".join(detokenizer.append([token_id]) for token_id in fox) == BAD + " fox"
+
+
+def test_a_character_that_the_prompt_began_is_context_for_what_follows(tokenizer_of):
+    tokenizer = tokenizer_of("byte_fallback")
+    first, second, third = (tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in (0xC2, 0x80, 0))
+    detokenizer = IncrementalDetokenizer(tokenizer, [first])
+    assert [detokenizer.append([token_id]) for token_id in (second, third)] == ["\x80", "\x00"]
+
+
+@pytest.mark.parametrize("kind", ["metaspace", "byte_fallback"])
+def test_leading_blank_of_the_first_token_is_kept(kind, tokenizer_of):
+    tokenizer = tokenizer_of(kind)
+    detokenizer = IncrementalDetokenizer(tokenizer, tokenizer.encode("the lazy"))
+    detokenizer.append(tokenizer.encode("fox"))
+    assert detokenizer.text == " fox"
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
+def test_prompt_that_ends_inside_a_character(kind, tokenizer_of):
+    tokenizer = tokenizer_of(kind)
+    byte_ids = [byte_token(tokenizer, kind, byte) for byte in "😀".encode()]
+    prompt = tokenizer.encode("the") + byte_ids[:2]
+    completed = IncrementalDetokenizer(tokenizer, prompt)
+    assert [completed.append([token_id]) for token_id in byte_ids[2:]] == ["", "😀"]
+    dropped = IncrementalDetokenizer(tokenizer, prompt)
+    x = byte_token(tokenizer, kind, ord("x"))
+    assert dropped.append([x]) + dropped.append([x]) + dropped.finish() == "xx"
+
+
+def byte_token(tokenizer, kind, byte):
+    if kind == "byte_fallback":
+        if byte < 128:
+            return tokenizer.token_to_id(chr(byte))
+        return tokenizer.token_to_id(f"<0x{byte:02X}>")
+    table = tokenizer.byte_table(skip_special_tokens=False)
+    return next(i for i in range(tokenizer.vocab_size) if table[i] == bytes([byte]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_unknown_ids_add_nothing(kind, tokenizer_of):
+    tokenizer = tokenizer_of(kind)
+    fox = tokenizer.encode("the fox")
+    unknown = tokenizer.vocab_size + 7
+    detokenizer = IncrementalDetokenizer(tokenizer, fox)
+    for _ in range(50):
+        assert detokenizer.append([unknown, unknown]) == ""
+    detokenizer.append(fox)
+    assert detokenizer.finish() == ""
+    assert detokenizer.text == reference(tokenizer, fox, fox)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("skip", [True, False])
+def test_special_tokens(kind, skip, tokenizer_of):
+    tokenizer = tokenizer_of(kind)
+    ids = tokenizer.encode("the fox") + [tokenizer.token_to_id("<|end|>")] * 20
+    detokenizer = IncrementalDetokenizer(tokenizer, ids[:1], skip_special_tokens=skip)
+    detokenizer.append(ids[1:])
+    assert ("<|end|>" in detokenizer.text) is not skip
+    assert detokenizer.text == reference(tokenizer, ids[:1], ids[1:], skip)
+
+
+def test_window_stays_small(tokenizer_of):
+    tokenizer = tokenizer_of("byte_fallback")
+    sizes = []
+    decode = tokenizer.decode
+    bad = tokenizer.token_to_id("<0xE4>")
+    special = tokenizer.token_to_id("<s>")
+    try:
+        tokenizer.decode = lambda ids, **kwargs: sizes.append(len(ids)) or decode(ids, **kwargs)
+        detokenizer = IncrementalDetokenizer(tokenizer, tokenizer.encode("the fox"))
+        for token_id in [bad] * 100 + [special] * 100:
+            detokenizer.append([token_id])
+    finally:
+        del tokenizer.decode
+    assert max(sizes) <= 20
+    assert detokenizer.text.count(BAD) == 100
+
+
+def output_text(tokenizer, **kwargs):
+    return OutputText(IncrementalDetokenizer(tokenizer, []), **kwargs)
+
+
+def test_output_text_streams_up_to_the_stop(tokenizer_of):
+    tokenizer = tokenizer_of("byte_level")
+    output = output_text(tokenizer, stop=["lazy"])
+    shown = ""
+    for token_id in tokenizer.encode("the fox is laz, then lazy and more"):
+        match = output.append([token_id])
+        shown += output.take_delta()
+        if match:
+            break
+    assert match.stop == "lazy"
+    assert shown == output.text == "the fox is laz, then "
+    assert output.append(tokenizer.encode("more")) is match
+    assert output.finish() is match
+    assert output.take_delta() == ""
+    assert output.text == shown
+
+
+def test_output_text_flushes_at_the_end(tokenizer_of):
+    tokenizer = tokenizer_of("byte_level")
+    ids = tokenizer.encode("the fox 中")
+    output = output_text(tokenizer, stop=["fox 中!"])
+    output.append(ids[:-1])
+    assert output.take_delta() == "the "
+    output.finish()
+    assert output.take_delta() == output.text[len("the ") :]
+    assert output.text == tokenizer.decode(ids[:-1])
+
+
+def test_output_text_without_checks_before_min_tokens(tokenizer_of):
+    tokenizer = tokenizer_of("byte_level")
+    ids = tokenizer.encode("the fox the fox")
+    output = output_text(tokenizer, stop=["fox"], include_stop=True)
+    half = len(tokenizer.encode("the fox"))
+    assert output.append(ids[:half], check_stop=False) is None
+    assert output.append(ids[half:]).stop == "fox"
+    assert output.text == output.take_delta() == "the fox the fox"
+
+
+class CountingTokenizer:
+    """Passes on to a tokenizer, and counts the ids that it was given to decode."""
+
+    def __init__(self, tokenizer):
+        self._tokenizer = tokenizer
+        self.num_decoded = 0
+
+    def decode(self, ids, **options):
+        self.num_decoded += len(ids)
+        return self._tokenizer.decode(ids, **options)
+
+    def byte_table(self, **options):
+        table = self._tokenizer.byte_table(**options)
+        return None if table is None else CountingTable(table, self)
+
+
+class CountingTable:
+    def __init__(self, table, counter):
+        self._table, self._counter = table, counter
+
+    def __getitem__(self, token_id):
+        self._counter.num_decoded += 1
+        return self._table[token_id]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_token_costs_the_same_at_64_thousand_as_at_one_thousand(kind, tokenizer_of, samples):
+    """Counted in ids decoded for 500 tokens, not in time."""
+    counter = CountingTokenizer(tokenizer_of(kind))
+    ids = tokenizer_of(kind).encode(" ".join(samples))
+    detokenizer = IncrementalDetokenizer(counter, ids[:10])
+    work = []
+    for index in range(64_500):
+        if index in (1_000, 1_500, 64_000):
+            work.append(counter.num_decoded)
+        detokenizer.append([ids[index % len(ids)]])
+    at_1k, at_64k = work[1] - work[0], counter.num_decoded - work[2]
+    assert at_64k == pytest.approx(at_1k, rel=0.05)
+    assert at_64k <= 500 * 30

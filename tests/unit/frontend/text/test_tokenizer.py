@@ -1,0 +1,226 @@
+"""Tokenizer: loading, both directions, errors, and what it may import."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from shmllm.errors import EngineStartError, RequestError
+from shmllm.frontend.text.tokenizer import Tokenizer
+from shmllm.frontend.text.tokenizer_backend import FastBackend, TransformersBackend
+
+
+@pytest.fixture(scope="module")
+def tokenizer(byte_level_model):
+    return Tokenizer.from_directory(byte_level_model)
+
+
+def test_encode_neither_truncates_nor_pads(tokenizer, samples):
+    for sample in [*samples, "x", ""]:
+        ids = tokenizer.encode(sample)
+        assert tokenizer.decode(ids) == sample
+    assert tokenizer.encode_batch(samples) == [tokenizer.encode(sample) for sample in samples]
+    assert tokenizer.encode_batch([]) == []
+
+
+def test_special_tokens(tokenizer):
+    end = tokenizer.token_to_id("<|end|>")
+    assert tokenizer.eos_token_id == end
+    assert tokenizer.bos_token_id == tokenizer.token_to_id("<|user|>")
+    assert tokenizer.special_token_ids == {end, tokenizer.bos_token_id}
+    assert tokenizer.special_tokens == {"bos_token": "<|user|>", "eos_token": "<|end|>"}
+    ids = tokenizer.encode("fox<|end|>")
+    assert ids[-1] == end
+    assert tokenizer.decode(ids) == "fox"
+    assert tokenizer.decode(ids, skip_special_tokens=False) == "fox<|end|>"
+
+
+def test_vocabulary(tokenizer):
+    assert tokenizer.id_to_token(tokenizer.vocab_size - 1) == "plain"
+    assert tokenizer.id_to_token(tokenizer.vocab_size) is None
+    assert tokenizer.token_to_id("no such token") is None
+    assert tokenizer.decode([tokenizer.vocab_size + 5]) == ""
+
+
+def test_byte_table_is_what_decode_does(tokenizer, tokenizer_of):
+    table = tokenizer.byte_table(skip_special_tokens=False)
+    for token_id in range(tokenizer.vocab_size + 3):
+        expected = tokenizer.decode([token_id], skip_special_tokens=False)
+        assert table[token_id].decode("utf-8", "replace") == expected
+    skipping = tokenizer.byte_table(skip_special_tokens=True)
+    assert skipping[tokenizer.eos_token_id] == b""
+    assert tokenizer_of("metaspace").byte_table(skip_special_tokens=True) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("ab\ud800c", r"lone surrogate '\\ud800' at character 2"),
+        (7, "must be a str, got int"),
+        (None, "must be a str, got NoneType"),
+    ],
+)
+def test_text_that_cannot_be_encoded(tokenizer, text, message):
+    with pytest.raises(RequestError, match=message):
+        tokenizer.encode(text)
+    with pytest.raises(RequestError, match=f"text 1 .*{message}"):
+        tokenizer.encode_batch(["fine", text])
+
+
+def test_special_tokens_map_and_named_extras(tmp_path, byte_level_model):
+    (tmp_path / "tokenizer.json").write_bytes((byte_level_model / "tokenizer.json").read_bytes())
+    (tmp_path / "special_tokens_map.json").write_text(
+        json.dumps({"eos_token": "<|user|>", "pad_token": "<|end|>"})
+    )
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": "<|end|>", "extra_special_tokens": {"image_token": "plain"}})
+    )
+    assert Tokenizer.from_directory(tmp_path).special_tokens == {
+        "eos_token": "<|end|>",
+        "pad_token": "<|end|>",
+        "image_token": "plain",
+    }
+
+
+def test_absent_and_unknown_eos(tmp_path, byte_level_model):
+    (tmp_path / "tokenizer.json").write_bytes((byte_level_model / "tokenizer.json").read_bytes())
+    assert Tokenizer.from_directory(tmp_path).eos_token_id is None
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "not in the vocabulary"}')
+    assert Tokenizer.from_directory(tmp_path).eos_token_id is None
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({}, r"no tokenizer in .*tokenizer\.json, tokenizer\.model"),
+        ({"tokenizer.json": "{"}, r"cannot read .*tokenizer\.json"),
+        ({"tokenizer.json": None, "tokenizer_config.json": "[]"}, "expected a JSON object"),
+    ],
+)
+def test_load_errors(tmp_path, byte_level_model, files, message):
+    for name, content in files.items():
+        content = content or (byte_level_model / name).read_text()
+        (tmp_path / name).write_text(content)
+    with pytest.raises(EngineStartError, match=message) as caught:
+        Tokenizer.from_directory(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+class FakeTransformers:
+    """Stands for `transformers`: AutoTokenizer and the tokenizer that it returns."""
+
+    special_tokens_map = {"eos_token": "</s>"}  # noqa: RUF012
+    all_special_ids = [2]  # noqa: RUF012
+
+    def __init__(self):
+        self.AutoTokenizer = self
+
+    def from_pretrained(self, path, **kwargs):
+        return self
+
+    def __len__(self):
+        return 3
+
+    def get_vocab(self):
+        return {"a": 0, "b": 1, "</s>": 2}
+
+    def encode(self, text, add_special_tokens):
+        return ["ab".index(letter) for letter in text] + [2] * add_special_tokens
+
+    def decode(self, ids, skip_special_tokens, clean_up_tokenization_spaces):
+        tokens = [self.convert_ids_to_tokens(token_id) for token_id in ids]
+        return "".join(t for t in tokens if not (skip_special_tokens and t == "</s>"))
+
+    def convert_ids_to_tokens(self, token_id):
+        return ["a", "b", "</s>"][token_id]
+
+
+def test_fallback_to_a_python_tokenizer(tmp_path, monkeypatch):
+    (tmp_path / "tokenizer.model").write_bytes(b"")
+    monkeypatch.setitem(sys.modules, "transformers", FakeTransformers())
+    tokenizer = Tokenizer.from_directory(tmp_path)
+    assert isinstance(tokenizer._backend, TransformersBackend)
+    assert tokenizer.encode_batch(["ab", "b"]) == [[0, 1, 2], [1, 2]]
+    assert tokenizer.decode([0, 9, 2, 1]) == "ab"
+    assert tokenizer.decode([0, 2], skip_special_tokens=False) == "a</s>"
+    assert (tokenizer.vocab_size, tokenizer.eos_token_id) == (3, 2)
+    assert (tokenizer.id_to_token(1), tokenizer.id_to_token(9)) == ("b", None)
+
+
+def test_fallback_unwraps_a_fast_tokenizer(tmp_path, monkeypatch, tokenizer_of):
+    (tmp_path / "vocab.json").write_text("{}")
+    fake = FakeTransformers()
+    fake.backend_tokenizer = tokenizer_of("byte_level")._backend._tokenizer
+    monkeypatch.setitem(sys.modules, "transformers", fake)
+    tokenizer = Tokenizer.from_directory(tmp_path)
+    assert isinstance(tokenizer._backend, FastBackend)
+    assert tokenizer.special_tokens == {"eos_token": "</s>"}
+
+
+def test_fallback_that_fails(tmp_path, monkeypatch):
+    (tmp_path / "tokenizer.model").write_bytes(b"")
+    monkeypatch.setitem(sys.modules, "transformers", object())
+    with pytest.raises(EngineStartError, match="transformers cannot load") as caught:
+        Tokenizer.from_directory(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def run_python(code, *arguments, **environment):
+    kept = {k: v for k, v in os.environ.items() if k != "TOKENIZERS_PARALLELISM"}
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", code, *map(str, arguments)],
+        env=kept | {"PYTHONPATH": os.pathsep.join(sys.path)} | environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+
+
+def test_imports_neither_torch_nor_transformers(byte_level_model):
+    code = """
+import sys
+from pathlib import Path
+from shmllm.frontend.detokenizer import IncrementalDetokenizer, OutputText
+from shmllm.frontend.tokenizer import Tokenizer
+from shmllm.model_files import generation_defaults, resolve_model
+
+directory = resolve_model(sys.argv[1])
+generation_defaults(directory)
+tokenizer = Tokenizer.from_directory(directory)
+ids = tokenizer.encode("the fox")
+output = OutputText(IncrementalDetokenizer(tokenizer, ids), ["fox"])
+output.append(ids)
+assert output.text == "the ", output.text
+assert "jinja2" not in sys.modules
+assert tokenizer.apply_chat_template([{"role": "user", "content": "hi"}]) == "user:hi\\n"
+print([name for name in ("torch", "transformers", "huggingface_hub") if name in sys.modules])
+"""
+    assert run_python(code, byte_level_model).stdout == "[]\n"
+
+
+@pytest.mark.parametrize("setting", [None, "true", "false"])
+def test_forked_children_are_silent_and_encode(byte_level_model, setting):
+    code = """
+import os, sys
+from pathlib import Path
+from shmllm.frontend.tokenizer import Tokenizer
+
+tokenizer = Tokenizer.from_directory(Path(sys.argv[1]))
+tokenizer.encode_batch(["the fox"] * 64)
+setting = os.environ["TOKENIZERS_PARALLELISM"]
+pid = os.fork()
+if pid == 0:
+    if os.environ["TOKENIZERS_PARALLELISM"] == "false":
+        tokenizer.encode_batch(["the fox"] * 64)
+    os._exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+print(setting)
+"""
+    environment = {} if setting is None else {"TOKENIZERS_PARALLELISM": setting}
+    result = run_python(code, byte_level_model, **environment)
+    assert (result.stdout, result.stderr) == (f"{setting or 'true'}\n", "")

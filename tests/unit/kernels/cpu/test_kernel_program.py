@@ -1,0 +1,105 @@
+"""Programs of kernels: every piece once, in order, by any number of threads."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+
+import numpy as np
+import pytest
+
+from shmllm_kernels.cpu import Kernel, KernelProgram
+from shmllm_kernels.cpu.language import compiled
+from shmllm_kernels.cpu.memory import put_word, word
+
+
+@compiled
+def _num_pieces(operands, piece, thread, num_threads):
+    return word(operands, 1)
+
+
+@compiled
+def _count(operands, piece, thread, num_threads):
+    """counts[piece] += 1"""
+    put_word(word(operands, 0), piece, word(word(operands, 0), piece) + 1)
+
+
+@compiled
+def _shift(operands, piece, thread, num_threads):
+    """to[piece] = from[n - 1 - piece] + 1, which is wrong unless `from` is complete."""
+    last = word(operands, 1) - 1
+    put_word(word(operands, 2), piece, word(word(operands, 0), last - piece) + 1)
+
+
+@compiled
+def _note_thread(operands, piece, thread, num_threads):
+    put_word(word(operands, 0), piece, 10 * num_threads + thread)
+
+
+COUNT = Kernel(_num_pieces, _count)
+SHIFT = Kernel(_num_pieces, _shift)
+NOTE_THREAD = Kernel(_num_pieces, _note_thread)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 5])
+@pytest.mark.parametrize("num_pieces", [0, 1, 2, 1000])
+def test_every_piece_is_done_once_however_often_it_is_played(
+    num_pieces: int, num_threads: int
+) -> None:
+    counts = np.zeros(1000, np.int64)
+    program = KernelProgram(num_threads)
+    program.record(COUNT, [counts.ctypes.data, num_pieces])
+    for plays in range(1, 20):
+        program.replay()
+        assert (counts[:num_pieces] == plays).all()
+        assert not counts[num_pieces:].any()
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 4])
+def test_a_kernel_sees_all_of_the_one_before(num_threads: int) -> None:
+    size, length = 257, 100
+    buffers = np.zeros((length + 1, size), np.int64)
+    program = KernelProgram(num_threads)
+    for source, target in itertools.pairwise(buffers):
+        program.record(SHIFT, [source.ctypes.data, size, target.ctypes.data])
+    for begin in range(50):
+        buffers[0] = begin
+        program.replay()
+        assert (buffers == begin + np.arange(length + 1)[:, None]).all()
+
+
+def test_what_is_recorded_later_is_played_too() -> None:
+    counts = np.zeros(3, np.int64)
+    program = KernelProgram(2)
+    for _ in range(3):
+        program.record(COUNT, [counts.ctypes.data, 3])
+        program.replay()
+    assert len(program) == 3
+    assert counts.tolist() == [6, 6, 6]
+
+
+def test_threads_are_numbered_from_zero() -> None:
+    seen = np.zeros(500, np.int64)
+    program = KernelProgram(3)
+    program.record(NOTE_THREAD, [seen.ctypes.data, 500])
+    program.replay()
+    assert set(seen.tolist()) <= {30, 31, 32}
+    program.replay(1)
+    assert set(seen.tolist()) == {10}
+
+
+def test_two_tapes_are_played_at_once_by_two_python_threads() -> None:
+    counts = np.zeros((2, 64), np.int64)
+
+    def play(row: np.ndarray) -> None:
+        program = KernelProgram(2)
+        program.record(COUNT, [row.ctypes.data, 64])
+        for _ in range(500):
+            program.replay()
+
+    threads = [threading.Thread(target=play, args=(row,)) for row in counts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (counts == 500).all()

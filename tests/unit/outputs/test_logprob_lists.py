@@ -1,0 +1,121 @@
+"""LogprobsList: reads like the list of dictionaries that it stands for."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+
+from shmllm.outputs.logprob_lists import LogprobsList, LogprobStore
+from shmllm.outputs.logprobs import Logprob
+
+TOKENS = [7, 3, 9]
+
+
+def store_of(k, *entries):
+    """entries: (logprob, rank, [(id, logprob), ...])."""
+    store = LogprobStore()
+    store.k = k
+    for logprob, rank, top in entries:
+        store.logprobs.append(logprob)
+        store.ranks.append(rank)
+        store.top_ids.extend(token for token, _ in top)
+        store.top_logprobs.extend(value for _, value in top)
+    return store
+
+
+@pytest.fixture
+def store():
+    return store_of(
+        2,
+        (-0.5, 1, [(7, -0.5), (2, -1.5)]),
+        (-4.0, 9, [(8, -0.25), (1, -2.0)]),
+        (-1.0, 2, [(4, -0.75), (9, -1.0)]),
+    )
+
+
+EXPECTED = [
+    {7: Logprob(-0.5, 1), 2: Logprob(-1.5, 2)},
+    {3: Logprob(-4.0, 9), 8: Logprob(-0.25, 1), 1: Logprob(-2.0, 2)},
+    {9: Logprob(-1.0, 2), 4: Logprob(-0.75, 1)},
+]
+
+
+def test_the_tokens_own_entry_comes_first_and_none_twice(store):
+    entries = LogprobsList(TOKENS, store)
+    assert list(entries) == EXPECTED
+    assert [list(entry) for entry in entries] == [[7, 2], [3, 8, 1], [9, 4]]
+
+
+def test_it_equals_lists_both_ways_and_itself(store):
+    entries = LogprobsList(TOKENS, store)
+    assert entries == EXPECTED
+    assert [EXPECTED].index(entries) == 0
+    assert entries == LogprobsList(TOKENS, store)
+    assert entries != EXPECTED[:2]
+    assert entries != [EXPECTED[1], *EXPECTED[1:]]
+    assert entries != 5
+
+
+@pytest.mark.parametrize(
+    "index", [slice(None), slice(1, None), slice(-2, None), slice(0, 0), slice(None, None, -1)]
+)
+def test_slices_are_such_lists_again(store, index):
+    part = LogprobsList(TOKENS, store)[index]
+    assert isinstance(part, LogprobsList)
+    assert (list(part), len(part)) == (EXPECTED[index], len(EXPECTED[index]))
+
+
+@pytest.mark.parametrize("index", [0, 2, -1, -3])
+def test_single_entries(store, index):
+    assert LogprobsList(TOKENS, store)[index] == EXPECTED[index]
+
+
+@pytest.mark.parametrize("index", [3, -4])
+def test_there_is_an_end(store, index):
+    with pytest.raises(IndexError):
+        LogprobsList(TOKENS, store)[index]
+
+
+@pytest.mark.parametrize("make_copy", [lambda x: pickle.loads(pickle.dumps(x)), copy.deepcopy])
+def test_a_copy_holds_the_same_without_the_tokenizer(store, make_copy):
+    entries = LogprobsList(TOKENS, store, lambda before, token: f"<{token}>")
+    copied = make_copy(entries)
+    assert copied == entries
+    assert copied[0][2].decoded_token == "<2>"
+
+
+def test_a_list_of_a_prompt_begins_with_none(store):
+    entries = LogprobsList(TOKENS, store, begins_with_none=True)
+    assert entries == [None, *EXPECTED]
+    assert entries[1:] == EXPECTED
+    assert entries[0] is None
+
+
+def test_tokens_that_come_later_are_not_seen(store):
+    tokens = [7]
+    growing = store_of(0, (-0.5, 1, []))
+    entries = LogprobsList(tokens, growing)
+    tokens.append(8)
+    growing.logprobs.append(-1.0)
+    growing.ranks.append(4)
+    assert entries == [{7: Logprob(-0.5, 1)}]
+    assert len(LogprobsList(tokens, growing)) == 2
+
+
+def test_texts_know_the_tokens_before(store):
+    seen = []
+
+    def text_of(before, token):
+        seen.append((list(before), token))
+        return "x"
+
+    list(LogprobsList(TOKENS, store, text_of, context=[1, 2, 3]))
+    assert seen[0] == ([1, 2, 3], 7)
+    assert ([1, 2, 3, 7], 3) in seen
+    assert seen[-1] == ([2, 3, 7, 3], 4)
+
+
+def test_it_prints_as_a_list(store):
+    assert repr(LogprobsList(TOKENS, store)) == repr(EXPECTED)

@@ -1,0 +1,44 @@
+"""Unknown options are refused with the nearest that exists."""
+
+from __future__ import annotations
+
+import pytest
+
+from shmllm.params.keywords import reject_unknown_options
+
+KNOWN = ["temperature", "top_p", "max_tokens", "stop"]
+
+
+@pytest.mark.parametrize("given", [[], ["stop"], KNOWN])
+def test_known_options_pass(given):
+    reject_unknown_options("f", given, KNOWN)
+
+
+@pytest.mark.parametrize(
+    ("given", "nearest"),
+    [("max_token", "max_tokens"), ("temp", "temperature"), ("topp", "top_p"), ("stops", "stop")],
+)
+def test_an_unknown_option_names_callee_option_and_nearest(given, nearest):
+    words = rf"f\(\) got an unknown option '{given}'; the nearest option is '{nearest}'"
+    with pytest.raises(TypeError, match=words):
+        reject_unknown_options("f", [given], KNOWN)
+
+
+def test_a_name_like_no_other_still_names_one():
+    with pytest.raises(TypeError, match="the nearest option is"):
+        reject_unknown_options("f", ["qqq"], KNOWN)
+
+
+def test_the_first_unknown_of_several_is_named():
+    with pytest.raises(TypeError, match="'zeta'"):
+        reject_unknown_options("f", ["stop", "zeta", "alpha"], KNOWN)
+
+
+def test_without_any_known_option_none_is_suggested():
+    with pytest.raises(TypeError) as error:
+        reject_unknown_options("f", ["x"], [])
+    assert str(error.value) == "f() got an unknown option 'x'"
+
+
+def test_known_names_may_be_a_generator():
+    reject_unknown_options("f", ["stop", "top_p"], (name for name in KNOWN))

@@ -1,0 +1,112 @@
+"""Tensors cut into buckets, and back: every element once, whatever the sizes."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shmllm.errors import ProtocolMismatchError, RequestError
+from shmllm.wire.weight_bucket import Bucket, Piece, Source, pieces_of
+
+shapes = st.lists(st.integers(0, 9), max_size=3).map(tuple)
+dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.float64])
+
+
+def send(tensors, size):
+    """What arrives of named tensors through buckets of `size` bytes."""
+    arrived = {}
+    bucket = memory = None
+
+    def deliver():
+        for name, dtype, shape, begin, length, offset in pieces_of(bucket.to_json(), size):
+            found = arrived.setdefault(name, (dtype, shape, []))
+            assert begin == sum(map(len, found[2]))
+            kind = getattr(torch, dtype)
+            if length:
+                piece = torch.frombuffer(memory, dtype=kind, count=length, offset=offset)
+                found[2].append(piece.clone())
+
+    for name, tensor in tensors.items():
+        source = Source(name, tensor)
+        while True:
+            if bucket is None:
+                memory = bytearray(size)
+                bucket = Bucket(memoryview(memory))
+            bucket.fill(source)
+            if bucket.is_full:
+                deliver()
+                bucket = None
+            if source.is_sent:
+                break
+    if bucket is not None:
+        deliver()
+    return arrived
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(shapes, dtypes), max_size=6), st.sampled_from([64, 128, 1024]))
+def test_every_element_arrives_once_and_in_order(kinds, size):
+    tensors = {
+        str(i): torch.arange(math.prod(shape)).to(dtype).reshape(shape)
+        for i, (shape, dtype) in enumerate(kinds)
+    }
+    arrived = send(tensors, size)
+    assert arrived.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        dtype, shape, pieces = arrived[name]
+        assert (getattr(torch, dtype), shape) == (tensor.dtype, tuple(tensor.shape))
+        assert torch.equal(torch.cat([tensor.new_empty(0), *pieces]), tensor.reshape(-1))
+
+
+def test_strides_gradients_and_arrays_do_not_matter():
+    base = torch.arange(12.0).reshape(3, 4)
+    tensors = {
+        "t": base.t(),
+        "grad": base.clone().requires_grad_(),
+        "array": base.numpy()[:, ::2],
+        "half": base.bfloat16().t(),
+    }
+    arrived = send(tensors, 64)
+    for name, tensor in tensors.items():
+        expected = torch.as_tensor(tensor).detach().reshape(-1)
+        assert torch.equal(torch.cat(arrived[name][2]), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor"), [(1, torch.ones(1)), ("a", [1.0]), ("a", None), ("a", np.array(["x"]))]
+)
+def test_what_is_no_weight_is_refused(name, tensor):
+    with pytest.raises(RequestError):
+        Source(name, tensor)
+
+
+GOOD = ["a", "float32", [2, 2], 0, 4, 64]
+
+
+def test_what_was_written_is_read():
+    assert pieces_of(json.dumps([GOOD]), 128) == [Piece("a", "float32", (2, 2), 0, 4, 64)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({0: 5}, {1: "int"}, {1: []}, {2: 4}, {2: [-1]}, {2: [1] * 9}),
+        *({3: -1}, {3: 1.0}, {3: True}, {4: 17}, {4: 2**64}, {5: 65}, {5: 128}, {5: None}),
+    ],
+)
+def test_a_list_that_contradicts_itself_is_no_list(change):
+    piece = [change.get(index, value) for index, value in enumerate(GOOD)]
+    with pytest.raises(ProtocolMismatchError):
+        pieces_of(json.dumps([piece]), 128)
+
+
+@pytest.mark.parametrize("text", ["", "null", "3", "[1]", '["abcdef"]', "[[]]", "[" * 9999])
+def test_other_texts_are_no_list(text):
+    with pytest.raises(ProtocolMismatchError):
+        pieces_of(text, 128)

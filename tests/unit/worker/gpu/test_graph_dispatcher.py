@@ -1,0 +1,243 @@
+"""Which graphs there are, and which one a step gets: the same table as vLLM's documentation has."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shmllm.config.graphs import CudaGraphMode
+from shmllm.errors import EngineStartError
+from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor, GraphDispatcher, default_sizes
+
+NONE, PIECEWISE, FULL = CudaGraphMode.NONE, CudaGraphMode.PIECEWISE, CudaGraphMode.FULL
+# What vLLM's design document on CUDA graphs says of each mode: decodes, other steps.
+DOCUMENTED = {
+    "NONE": (NONE, NONE),
+    "PIECEWISE": (PIECEWISE, PIECEWISE),
+    "FULL": (FULL, FULL),
+    "FULL_DECODE_ONLY": (FULL, NONE),
+    "FULL_AND_PIECEWISE": (FULL, PIECEWISE),
+}
+modes = st.sampled_from(list(CudaGraphMode))
+limits = st.tuples(st.integers(1, 300), st.integers(1, 1200))
+size_lists = st.none() | st.lists(st.integers(1, 300), min_size=1, max_size=12)
+
+
+@st.composite
+def dispatchers(draw):
+    """A dispatcher, and its (max_num_seqs, max_num_tokens)."""
+    seqs, tokens = draw(limits)
+    sizes = draw(size_lists)
+    if sizes is not None:
+        sizes = [*sizes, 1]
+    return GraphDispatcher(draw(modes), sizes, seqs, tokens), seqs, tokens
+
+
+@st.composite
+def steps(draw):
+    """A dispatcher and a step within its limits."""
+    dispatcher, max_num_seqs, max_num_tokens = draw(dispatchers())
+    num_reqs = draw(st.integers(1, min(max_num_seqs, max_num_tokens)))
+    uniform = draw(st.booleans())
+    num_tokens = num_reqs if uniform else draw(st.integers(num_reqs, max_num_tokens))
+    return dispatcher, num_tokens, num_reqs, uniform
+
+
+def test_the_modes_are_those_of_vllm() -> None:
+    assert {mode.name: (mode.decode_mode, mode.mixed_mode) for mode in CudaGraphMode} == DOCUMENTED
+
+
+@pytest.mark.parametrize("name", ["FULL_AND_PIECEWISE", "full_and_piecewise"])
+def test_a_mode_is_found_by_its_name(name: str) -> None:
+    assert CudaGraphMode.parse(name) is CudaGraphMode.FULL_AND_PIECEWISE
+
+
+def test_an_unknown_mode_is_refused_with_those_there_are() -> None:
+    with pytest.raises(EngineStartError, match="'SOME' is not one of NONE, PIECEWISE, FULL"):
+        CudaGraphMode.parse("SOME")
+
+
+def test_default_sizes_of_decodes() -> None:
+    decodes, _ = default_sizes(PIECEWISE, 320, 8192)
+    assert decodes[:6] == [1, 2, 4, 8, 16, 24]
+    assert decodes[-5:] == [256, 272, 288, 304, 320]
+    assert {b - a for a, b in pairwise(decodes[3:])} == {8, 16}
+    assert len(decodes) == 4 + 31 + 4
+
+
+@pytest.mark.parametrize(
+    ("max_num_seqs", "max_num_tokens", "expected"),
+    [
+        (1, 8192, [1]),
+        (3, 8192, [1, 2, 3]),
+        (100, 8192, [88, 96, 100]),
+        (260, 8192, [248, 256, 260]),
+        (256, 20, [8, 16, 20]),
+    ],
+)
+def test_default_sizes_of_decodes_end_with_the_most_there_can_be(
+    max_num_seqs: int, max_num_tokens: int, expected: list[int]
+) -> None:
+    decodes, _ = default_sizes(PIECEWISE, max_num_seqs, max_num_tokens)
+    assert decodes[-3:] == expected
+
+
+@pytest.mark.parametrize(
+    ("max_num_tokens", "expected"),
+    [
+        (8192, [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]),
+        (512, [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]),
+        (100, [1, 2, 4, 8, 16, 32, 64, 100]),
+        (1, [1]),
+    ],
+)
+def test_default_sizes_of_piecewise_graphs_are_about_ten(
+    max_num_tokens: int, expected: list[int]
+) -> None:
+    assert default_sizes(PIECEWISE, 256, max_num_tokens)[1] == expected
+
+
+@pytest.mark.parametrize(
+    ("largest", "decodes", "mixed"),
+    [(20, [1, 2, 4, 8, 16, 20], [1, 2, 4, 8, 16, 20]), (1, [1], [1])],
+)
+def test_a_maximum_bounds_the_default_sizes(
+    largest: int, decodes: list[int], mixed: list[int]
+) -> None:
+    assert default_sizes(PIECEWISE, 256, 8192, largest) == (decodes, mixed)
+
+
+def test_a_maximum_may_be_larger_than_the_default_one() -> None:
+    dispatcher = GraphDispatcher(CudaGraphMode.FULL_AND_PIECEWISE, None, 64, 8192, 2048)
+    by_mode = {
+        wanted: [
+            descriptor.num_tokens for mode, descriptor in dispatcher.captures() if mode is wanted
+        ]
+        for wanted in (FULL, PIECEWISE)
+    }
+    assert by_mode[PIECEWISE][:3] == [2048, 1024, 512]
+    assert by_mode[FULL][0] == 64
+
+
+def test_full_graphs_of_mixed_steps_have_the_sizes_of_both() -> None:
+    decodes, mixed = default_sizes(FULL, 40, 8192)
+    assert set(mixed) == {*decodes, 64, 128, 256, 512}
+
+
+@pytest.mark.parametrize("mode", list(CudaGraphMode))
+def test_captures_by_mode(mode: CudaGraphMode) -> None:
+    captures = GraphDispatcher(mode, [8, 2, 8, 4000, 1], 4, 64).captures()
+    found = {
+        (chosen.name, d.uniform): [(d.num_tokens, d.num_reqs) for m, d in captures if m is chosen]
+        for chosen, d in captures
+    }
+    mixed, decodes = [(8, 4), (2, 2), (1, 1)], [(2, 2), (1, 1)]
+    expected = {
+        "NONE": {},
+        "PIECEWISE": {("PIECEWISE", False): mixed},
+        "FULL": {("FULL", False): mixed},
+        "FULL_DECODE_ONLY": {("FULL", True): decodes},
+        "FULL_AND_PIECEWISE": {("PIECEWISE", False): mixed, ("FULL", True): decodes},
+    }
+    assert found == expected[mode.name]
+
+
+@given(dispatchers())
+def test_the_largest_is_captured_first_and_each_once(made) -> None:
+    dispatcher, max_num_seqs, max_num_tokens = made
+    captures = dispatcher.captures()
+    sizes = [descriptor.num_tokens for _, descriptor in captures]
+    assert sizes == sorted(sizes, reverse=True)
+    assert len(set(captures)) == len(captures)
+    for mode, descriptor in captures:
+        assert mode in (PIECEWISE, FULL)
+        assert 1 <= descriptor.num_reqs <= max_num_seqs
+        assert descriptor.num_reqs <= descriptor.num_tokens <= max_num_tokens
+        assert not descriptor.uniform or descriptor.num_reqs == descriptor.num_tokens
+
+
+@given(steps(), st.booleans(), st.booleans())
+def test_a_step_gets_the_best_mode_and_the_smallest_size_there_is(
+    step, allows_full: bool, allows_graphs: bool
+) -> None:
+    dispatcher, num_tokens, num_reqs, uniform = step
+    exact = BatchDescriptor(num_tokens, num_reqs, uniform)
+    # By trying all that was captured: no knowledge of how sizes are looked up.
+    fitting = [
+        (mode, descriptor)
+        for mode, descriptor in dispatcher.captures()
+        if descriptor.num_tokens >= num_tokens
+        and (uniform or not descriptor.uniform)
+        and (mode is PIECEWISE or allows_full)
+        and allows_graphs
+    ]
+    expected = (NONE, exact)
+    for wanted in (PIECEWISE, FULL):
+        of_mode = [descriptor for mode, descriptor in fitting if mode is wanted]
+        if of_mode:
+            smallest = min(of_mode, key=lambda descriptor: descriptor.num_tokens)
+            if wanted is PIECEWISE:
+                smallest = BatchDescriptor(smallest.num_tokens, num_reqs, uniform)
+            expected = (wanted, smallest)
+    found = dispatcher.dispatch(
+        num_tokens, num_reqs, uniform, allows_full=allows_full, allows_graphs=allows_graphs
+    )
+    assert found == expected
+    assert found[1].num_tokens >= num_tokens
+    assert found[1].num_reqs >= num_reqs
+
+
+@given(steps())
+def test_full_only_where_the_mode_allows_it(step) -> None:
+    dispatcher, num_tokens, num_reqs, uniform = step
+    mode, descriptor = dispatcher.dispatch(num_tokens, num_reqs, uniform)
+    allowed = {dispatcher.mode.mixed_mode, NONE}
+    if uniform:
+        allowed.add(dispatcher.mode.decode_mode)
+    assert mode in allowed
+    if mode is FULL:
+        assert (mode, descriptor) in dispatcher.captures()
+
+
+@pytest.mark.parametrize("mode", list(CudaGraphMode))
+def test_every_step_of_a_small_engine(mode: CudaGraphMode) -> None:
+    dispatcher = GraphDispatcher(mode, None, 20, 40)
+    decode, mixed = DOCUMENTED[mode.name]
+    for num_tokens in range(1, 41):
+        for num_reqs in range(1, min(num_tokens, 20) + 1):
+            assert dispatcher.dispatch(num_tokens, num_reqs, uniform=False)[0] is mixed
+            if num_reqs == num_tokens:
+                assert dispatcher.dispatch(num_tokens, num_reqs, uniform=True)[0] is decode
+
+
+def test_what_is_larger_than_every_graph_is_run_as_it_is() -> None:
+    dispatcher = GraphDispatcher(CudaGraphMode.FULL_AND_PIECEWISE, [1, 8], 256, 8192)
+    assert dispatcher.dispatch(9, 9, uniform=True) == (NONE, BatchDescriptor(9, 9, True))
+    assert dispatcher.dispatch(600, 2, uniform=False) == (NONE, BatchDescriptor(600, 2, False))
+
+
+def test_without_full_a_decode_is_piecewise_and_keeps_its_requests() -> None:
+    dispatcher = GraphDispatcher(CudaGraphMode.FULL_AND_PIECEWISE, None, 256, 8192)
+    assert dispatcher.dispatch(9, 9, uniform=True) == (FULL, BatchDescriptor(16, 16, True))
+    found = dispatcher.dispatch(9, 9, uniform=True, allows_full=False)
+    assert found == (PIECEWISE, BatchDescriptor(16, 9, True))
+    found = dispatcher.dispatch(9, 9, uniform=True, allows_graphs=False)
+    assert found == (NONE, BatchDescriptor(9, 9, True))
+
+
+@pytest.mark.parametrize("mode", [CudaGraphMode.FULL, CudaGraphMode.FULL_DECODE_ONLY])
+def test_without_full_and_without_piecewise_nothing_is_replayed(mode: CudaGraphMode) -> None:
+    found = GraphDispatcher(mode, None, 256, 8192).dispatch(4, 4, True, allows_full=False)
+    assert found == (NONE, BatchDescriptor(4, 4, True))
+
+
+@pytest.mark.parametrize(
+    ("mode", "size"), [("PIECEWISE", 65), ("FULL", 65), ("FULL_DECODE_ONLY", 9)]
+)
+def test_sizes_that_no_step_can_have_are_refused(mode: str, size: int) -> None:
+    with pytest.raises(EngineStartError, match=r"max_num_seqs=8 and max_num_batched_tokens=64"):
+        GraphDispatcher(CudaGraphMode[mode], [size], 8, 64)
+    assert GraphDispatcher(NONE, [size], 8, 64).captures() == []

@@ -1,0 +1,73 @@
+"""The arena that cannot sleep, and when a GPU gets one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from shmllm.errors import EngineStartError, RequestError
+from shmllm.worker.arena import ALIGNMENT_BYTES, Contents, CountingAllocator, make_arena
+from shmllm.worker.gpu import arena as cuda_arena
+from shmllm.worker.gpu import plain_arena
+from shmllm.worker.gpu.plain_arena import PlainArena
+
+SHAPES = [
+    ((3, 5), torch.float32),
+    ((7,), torch.bfloat16),
+    ((0, 4), torch.float32),
+    ((), torch.half),
+]
+HOST = torch.device("cpu")
+
+
+def test_tensors_are_zeroed_aligned_and_apart():
+    counter = CountingAllocator()
+    for shape, dtype in SHAPES:
+        counter.allocate(shape, dtype)
+    arena = PlainArena(counter.num_bytes, "a test", HOST, "of a test")
+    tensors = [arena.allocate(shape, dtype) for shape, dtype in SHAPES]
+    for index, (tensor, (shape, dtype)) in enumerate(zip(tensors, SHAPES, strict=True)):
+        assert (tuple(tensor.shape), tensor.dtype) == (shape, dtype)
+        assert tensor.is_contiguous()
+        assert not tensor.numel() or tensor.data_ptr() % ALIGNMENT_BYTES == 0
+        assert not tensor.any()
+        tensor.fill_(index + 1)
+    assert [float(tensor.sum()) for tensor in tensors] == [15.0, 14.0, 0.0, 4.0]
+    assert arena.resident_bytes == arena.num_bytes == counter.num_bytes
+    with pytest.raises(AssertionError, match="too small"):
+        arena.allocate((1,), torch.float32)
+
+
+def test_it_does_not_sleep_and_says_why():
+    arena = PlainArena(64, "a test", HOST, "No module named 'cuda'")
+    with pytest.raises(RequestError, match=r"No module named 'cuda'.*needs the package cuda-b"):
+        arena.release(keep=True)
+    assert arena.contents is Contents.HERE
+    arena.restore()
+
+
+def test_memory_that_is_not_there_is_a_start_error():
+    with pytest.raises(EngineStartError, match=r"no memory for the weights: .* MiB were asked"):
+        PlainArena(2**60, "the weights", HOST, "of a test")
+
+
+@pytest.mark.parametrize(
+    "problem", [ModuleNotFoundError("No module named 'cuda'"), RuntimeError("cuMemCreate failed")]
+)
+def test_a_gpu_gets_one_where_memory_cannot_be_mapped(monkeypatch, problem):
+    def refuse(*args):
+        raise problem
+
+    monkeypatch.setattr(cuda_arena, "CudaArena", refuse)
+    monkeypatch.setattr(plain_arena, "PlainArena", lambda *args, reason: (args, reason))
+    device = torch.device("cuda", 0)
+    assert make_arena(100, "a test", device) == ((100, "a test", device), str(problem))
+
+
+def test_a_gpu_without_enough_memory_gets_none(monkeypatch):
+    def refuse(*args):
+        raise EngineStartError("no memory")
+
+    monkeypatch.setattr(cuda_arena, "CudaArena", refuse)
+    with pytest.raises(EngineStartError, match="no memory"):
+        make_arena(100, "a test", torch.device("cuda", 0))
