@@ -181,7 +181,7 @@ globals()[sys.argv[1]]()
 LOADING = """
 import os, sys, time
 from shmllm import LLM
-from shmllm.engine.private import PrivateEngineClient
+from shmllm.client.private import PrivateEngineClient
 start = PrivateEngineClient.__init__
 def start_and_tell(self, *arguments, **options):
     start(self, *arguments, **options)
@@ -315,7 +315,7 @@ def test_an_engine_killed_while_starting_is_a_failed_start() -> None:
     done = run_source("""
 import os, signal
 from shmllm import EngineStartError, LLM
-from shmllm.engine.private import PrivateEngineClient
+from shmllm.client.private import PrivateEngineClient
 start = PrivateEngineClient.__init__
 def start_and_kill(self, *arguments, **options):
     start(self, *arguments, **options)

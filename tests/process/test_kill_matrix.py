@@ -41,8 +41,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 from shmllm import LLM, EngineDeadError, EngineStartError, SamplingParams
-from shmllm.engine.launch import EngineHandle
-from shmllm.engine.private import PrivateEngineClient
+from shmllm.client.launch import EngineHandle
+from shmllm.client.private import PrivateEngineClient
 from shmllm.ipc.stats import Stat
 from shmllm.wire import codec
 from shmllm.wire.messages import AddRequest, Kind

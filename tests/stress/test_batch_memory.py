@@ -28,7 +28,7 @@ from contextlib import nullcontext
 from collections import deque
 from shmllm.cli.batch import run_batch
 from shmllm.cli.plan import look_at, make_plan
-from shmllm.outputs import CompletionOutput, RequestOutput
+from shmllm.outputs.request import CompletionOutput, RequestOutput
 
 source, target, resume = sys.argv[1:]
 

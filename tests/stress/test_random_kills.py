@@ -38,7 +38,7 @@ GONE_WITHIN_S = 10.0
 FRONT_END = """
 import os, sys
 from shmllm import LLM, EngineDeadError, EngineStartError, SamplingParams
-from shmllm.engine.private import PrivateEngineClient
+from shmllm.client.private import PrivateEngineClient
 start = PrivateEngineClient.__init__
 def start_and_tell(self, *arguments, **options):
     start(self, *arguments, **options)

@@ -294,7 +294,7 @@ def test_every_rule_has_a_module() -> None:
     ("module", "source", "expected"),
     [
         ("shmllm.ipc.ring", "import shmllm.config.engine", ["shmllm.config.engine"]),
-        ("shmllm.ipc.ring", "from shmllm import outputs", ["shmllm.outputs.request"]),
+        ("shmllm.ipc.ring", "from shmllm.outputs import request", ["shmllm.outputs.request"]),
         ("shmllm.ipc.ring", "import torch", ["torch"]),
         ("shmllm.ipc.ring", "import os, numpy\nfrom shmllm.ipc import layout", []),
         ("shmllm.core.plan", "import numpy", ["numpy"]),

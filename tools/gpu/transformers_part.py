@@ -30,7 +30,9 @@ class Destinations:
     """The weights of a transformers model, in the order in which the engine's model has them."""
 
     def __init__(self, model: Any, directory: Path, dtype: torch.dtype) -> None:
-        ours = create_model(ModelConfig.from_directory(directory), dtype, CountingAllocator().allocate)
+        ours = create_model(
+            ModelConfig.from_directory(directory), dtype, CountingAllocator().allocate
+        )
         theirs = dict(model.named_parameters())
         names = list(ours.named_weights())
         assert set(names) == set(theirs), set(names) ^ set(theirs)

@@ -185,9 +185,9 @@ def test_imports_neither_torch_nor_transformers(byte_level_model):
     code = """
 import sys
 from pathlib import Path
-from shmllm.frontend.detokenizer import IncrementalDetokenizer, OutputText
-from shmllm.frontend.tokenizer import Tokenizer
-from shmllm.model_files import generation_defaults, resolve_model
+from shmllm.frontend.text.detokenizer import IncrementalDetokenizer, OutputText
+from shmllm.frontend.text.tokenizer import Tokenizer
+from shmllm.frontend.model_files import generation_defaults, resolve_model
 
 directory = resolve_model(sys.argv[1])
 generation_defaults(directory)
@@ -208,7 +208,7 @@ def test_forked_children_are_silent_and_encode(byte_level_model, setting):
     code = """
 import os, sys
 from pathlib import Path
-from shmllm.frontend.tokenizer import Tokenizer
+from shmllm.frontend.text.tokenizer import Tokenizer
 
 tokenizer = Tokenizer.from_directory(Path(sys.argv[1]))
 tokenizer.encode_batch(["the fox"] * 64)
