@@ -33,7 +33,7 @@ gc.disable()  # until all tests are collected: hardly anything that imports make
 # interrupt would inherit that. A handler of ours is not inherited.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-ENGINE_MODULE = "shmllm.engine.process"
+ENGINE_MODULE = "shmllm.engine"
 OUR_FILES = "shmllm."
 MARK = "SHMLLM_TEST_SESSION"
 os.environ[MARK] = uuid.uuid4().hex  # engines inherit it; those of other sessions lack it

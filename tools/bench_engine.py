@@ -46,10 +46,11 @@ import os, signal, sys
 from shmllm import LLM, SamplingParams
 from shmllm.ipc.layout import RING_BYTES
 from shmllm.wire import codec
-from shmllm.wire.messages import AddRequest, Kind
+from shmllm.params.request import EngineCoreRequest
+from shmllm.wire.messages import (Kind)
 llm = LLM.attach(sys.argv[1])
 channel = llm._client._channel
-refused = codec.encode_add(AddRequest(10**9, [10**6], SamplingParams()))
+refused = codec.encode_add(EngineCoreRequest(10**9, [10**6], SamplingParams()))
 while channel.outputs._load_published() - channel.outputs._position < RING_BYTES - 1000:
     channel.try_send(Kind.ADD, *refused)
 print("full", flush=True)

@@ -28,6 +28,7 @@ import click
 
 from shmllm.config.engine import CacheConfig, EngineConfig, LoadConfig, SchedulerConfig
 from shmllm.engine.core import EngineCore
+from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import SamplingParams
 from shmllm.worker.cpu.runner import CpuRunner
 
@@ -50,7 +51,7 @@ def fill(core: EngineCore, requests: int, context: int, steps: int) -> tuple[int
     params = SamplingParams(temperature=0, max_tokens=steps + 2, ignore_eos=True)
     for number in range(requests):
         prompt = [draw.randrange(core.facts.vocab_size) for _ in range(context)]
-        refusal = core.add(0, number, prompt, params)
+        refusal = core.add(0, EngineCoreRequest(number, prompt, params))
         assert refusal is None, refusal
     began, count, caught_up = time.perf_counter(), 0, 0
     while caught_up < requests:
@@ -69,12 +70,12 @@ def time_steps(
     times: list[float] = []
     phases: dict[str, list[float]] = {name: [] for name in PHASES}
     for _ in range(steps):
-        before = [getattr(core.phases, f"{name}_ns") for name in PHASES]
+        before = [getattr(core.timings, f"{name}_ns") for name in PHASES]
         began = clock()
         core.step()
         times.append((clock() - began) / 1e3)
         for name, ns in zip(PHASES, before, strict=True):
-            phases[name].append((getattr(core.phases, f"{name}_ns") - ns) / 1e3)
+            phases[name].append((getattr(core.timings, f"{name}_ns") - ns) / 1e3)
     return times, phases
 
 

@@ -104,11 +104,11 @@ def run_batch(
     measured: Measured,
 ) -> None:
     """Send a batch and wait for its end; what was measured is added to `measured`."""
-    requests = llm.prepare(prompts, params)
+    requests = llm.front_end.prepare(prompts, params)
     finished: list[RequestState] = []
     follower.begin()
     began = time.monotonic()
-    for changed in llm.serve(requests, time_tokens=True):
+    for changed in llm.front_end.serve(requests, time_tokens=True):
         finished += [state for state in changed if state.finish_reason is not None]
         follower.keep_up()
     measured.seconds.append(time.monotonic() - began)

@@ -19,9 +19,10 @@ from shmllm.bench.cases import TOP_LOGPROBS, Case, Payload
 from shmllm.bench.logprobs import LogprobColumns
 from shmllm.ipc.ring import BytesLike
 from shmllm.outputs.columns import OutputColumns
+from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import SamplingParams
 from shmllm.wire import codec
-from shmllm.wire.messages import AddRequest, RecordKind
+from shmllm.wire.messages import RecordKind
 
 ACK_BYTES = 8
 WORDS_PER_PAGE = 4096 // 8
@@ -113,11 +114,11 @@ def _add_load(case: Case) -> Load:
     token_ids, params = prompt(case.size), SamplingParams(**SAMPLING)
 
     def encode(number: int) -> Parts:
-        return codec.encode_add(AddRequest(number, token_ids, params))
+        return codec.encode_add(EngineCoreRequest(number, token_ids, params))
 
     def decode(message: BytesLike) -> bytes:
         request = codec.decode(RecordKind.ADD, memoryview(message))  # type: ignore[arg-type]
-        assert isinstance(request, AddRequest)
+        assert isinstance(request, EngineCoreRequest)
         return acknowledgement(request.number)
 
     return Load(encode, decode)

@@ -176,7 +176,7 @@ class Preparation:
     def __call__(self, row: Row) -> Request:
         prompt = row.prompt
         if isinstance(prompt, list):
-            prompt = dict(self._llm.chat_prompt(prompt, **row.template))
+            prompt = dict(self._llm.front_end.chat_prompt(prompt, **row.template))
         if not row.sampling and not row.defaults:
             return prompt, self._common
         return prompt, make_params(DEFAULTS | row.defaults | self._given, row.sampling)

@@ -19,6 +19,7 @@ from shmllm.cli.options import (
     Status,
     engine_options,
     metrics_port_option,
+    named_engine_options,
     take_engine_options,
 )
 
@@ -52,28 +53,15 @@ engine.add_command(wake)
     show_default=True,
     help="Seconds until a detached engine has to be ready.",
 )
-@click.option(
-    "--client-timeout",
-    type=click.FloatRange(min=0, min_open=True),
-    default=30.0,
-    show_default=True,
-    help="Seconds after which a front end that does not read its outputs is cut off.",
-)
 @metrics_port_option
-@click.option(
-    "--allow-callables",
-    is_flag=True,
-    help="Let every front end run functions of its own in the engine (collective_rpc).",
-)
+@named_engine_options
 @engine_options
 def start(
     name: str,
     detach: bool,
     log: Path | None,
     startup_timeout: float,
-    client_timeout: float,
     metrics_port: int | None,
-    allow_callables: bool,
     **options: Any,
 ) -> int:
     """Run an engine called NAME until `shmllm engine stop NAME` or Ctrl-C.
@@ -88,11 +76,7 @@ def start(
 
     check_metrics_port(metrics_port)
     path = registry.control_path(name)
-    config = make_engine_config(
-        **take_engine_options(options),
-        client_timeout=client_timeout,
-        allow_callables=allow_callables,
-    )
+    config = make_engine_config(**take_engine_options(options))
     command = named_engine_command(name, config)
     if not detach:
         click.echo(f"engine {name!r} runs in the foreground; Ctrl-C ends it", err=True)

@@ -45,7 +45,7 @@ def sleep(name: str, level: int, mode: str) -> int:
     """Have the engine called NAME give memory back until `wake`."""
     import time
 
-    from shmllm.frontend.sleeping import fall_asleep, next_or_value
+    from shmllm.frontend.pausing import fall_asleep, next_or_value
 
     with _attached(name) as client:
         steps = fall_asleep(client.call, level, mode)
@@ -67,7 +67,7 @@ def sleep(name: str, level: int, mode: str) -> int:
 )
 def wake(name: str, tags: tuple[str, ...]) -> int:
     """Have the engine called NAME wake up. Exit code 1 while weights are missing."""
-    from shmllm.frontend.sleeping import wake_up
+    from shmllm.frontend.pausing import wake_up
 
     with _attached(name) as client:
         report = wake_up(client.call, tags or None)

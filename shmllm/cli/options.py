@@ -1,4 +1,4 @@
-"""Options that several commands share: which model, and how the engine is set up."""
+"""The engine's options on the command line, made from the table of options."""
 
 from __future__ import annotations
 
@@ -8,169 +8,127 @@ from typing import Any, TypeVar
 
 import click
 
-from shmllm.config.engine import (
-    BLOCK_SIZES,
-    DTYPES,
-    LOAD_FORMATS,
-    LOGPROBS_MODES,
-    QUANTIZATIONS,
-    SCHEDULING_POLICIES,
-    WAIT_POLICIES,
-)
+from shmllm.config import options as kinds
+from shmllm.config.engine import OPTIONS
+from shmllm.config.options import Option
+from shmllm.errors import EngineStartError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-_ENGINE_OPTIONS = (
-    click.option(
-        "-m",
-        "--model",
-        default="tiny",
-        show_default=True,
-        help="Bundled name, directory or hub id.",
-    ),
-    click.option(
-        "--device",
-        default="auto",
-        show_default=True,
-        metavar="DEVICE",
-        help="cpu, cuda, cuda:1; auto is a GPU where there is one.",
-    ),
-    click.option(
-        "--dtype",
-        type=click.Choice(DTYPES),
-        default="auto",
-        show_default=True,
-        help="auto is float32 on a CPU, and on a GPU what the checkpoint was saved in.",
-    ),
-    click.option("--max-model-len", type=click.IntRange(min=1), help="Prompt and output together."),
-    click.option("--max-num-seqs", type=click.IntRange(min=1), default=256, show_default=True),
-    click.option(
-        "--max-num-batched-tokens",
-        type=click.IntRange(min=1),
-        default=2048,
-        show_default=True,
-        help="Token budget of a step.",
-    ),
-    click.option(
-        "--scheduling-policy",
-        type=click.Choice(SCHEDULING_POLICIES),
-        default="fcfs",
-        show_default=True,
-    ),
-    click.option(
-        "--block-size",
-        type=click.Choice([str(size) for size in BLOCK_SIZES]),
-        default="16",
-        show_default=True,
-    ),
-    click.option(
-        "--kv-cache-memory-bytes",
-        type=click.IntRange(min=1),
-        help="Keys and values.  [default: 2 GiB or a quarter of what is free; on a GPU what "
-        "--gpu-memory-utilization leaves]",
-    ),
-    click.option(
-        "--gpu-memory-utilization",
-        type=click.FloatRange(min=0, min_open=True, max=1),
-        default=0.92,
-        show_default=True,
-        help="Part of a GPU's memory to use in all.",
-    ),
-    click.option("--enforce-eager", is_flag=True, help="Capture no CUDA graphs."),
-    click.option(
-        "--async-scheduling/--no-async-scheduling",
-        default=None,
-        help="Plan a step while the last one runs.  [default: on a GPU]",
-    ),
-    click.option("--prefix-caching/--no-prefix-caching", default=True, show_default=True),
-    click.option("--load-format", type=click.Choice(LOAD_FORMATS), default="auto"),
-    click.option(
-        "--quantization",
-        type=click.Choice(QUANTIZATIONS),
-        help="Round the model's matrices to 8 bits.",
-    ),
-    click.option(
-        "--deterministic",
-        is_flag=True,
-        help="Equal bits for a request whatever runs beside it.",
-    ),
-    click.option("--num-threads", type=click.IntRange(min=1), help="Compute threads."),
-    click.option(
-        "--max-logprobs",
-        type=click.IntRange(min=-1),
-        default=20,
-        show_default=True,
-        help="Alternatives that a request may ask for; -1 sets no bound.",
-    ),
-    click.option("--logprobs-mode", type=click.Choice(LOGPROBS_MODES), default="raw_logprobs"),
-    click.option(
-        "--wait-policy",
-        type=click.Choice(WAIT_POLICIES),
-        default="balanced",
-        show_default=True,
-        help="How long either side spins before it sleeps.",
-    ),
-)
+ENGINE_OPTIONS = tuple(each for each in OPTIONS if each.flag and each.in_llm)
+NAMED_ENGINE_OPTIONS = tuple(each for each in OPTIONS if each.flag and not each.in_llm)
+
 metrics_port_option = click.option(
     "--metrics-port",
     type=click.IntRange(1, 65535),
     metavar="PORT",
     help="Serve statistics as Prometheus text on 127.0.0.1:PORT.",
 )
-_NAMES = (
-    "model",
-    "device",
-    "dtype",
-    "max_model_len",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "scheduling_policy",
-    "kv_cache_memory_bytes",
-    "gpu_memory_utilization",
-    "enforce_eager",
-    "async_scheduling",
-    "load_format",
-    "quantization",
-    "deterministic",
-    "num_threads",
-    "wait_policy",
-)
 
 
-def engine_options(command: Command) -> Command:
-    """Add the engine's options to a command."""
-    for option in reversed(_ENGINE_OPTIONS):
-        command = option(command)
+class _Checked(click.ParamType):  # type: ignore[type-arg]
+    """A value that an option's kind checks and converts."""
+
+    def __init__(self, each: Option) -> None:
+        self._option = each
+        self.name = each.kind.__class__.__name__.lower()
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return self._option.kind.parse(self._option.name, value)
+        except EngineStartError as problem:
+            self.fail(str(problem), param, ctx)
+
+
+def _type_of(each: Option) -> click.ParamType[Any]:
+    match each.kind:
+        case kinds.OneOf(values=values) if isinstance(values[0], int):
+            return click.Choice([str(value) for value in values])
+        case kinds.OneOf(values=values):
+            return click.Choice(values)
+        case kinds.Whole(minimum=minimum, maximum=maximum):
+            return click.IntRange(min=minimum, max=maximum)
+        case kinds.Number(maximum=maximum):
+            bound = None if maximum == float("inf") else maximum
+            return click.FloatRange(min=0, min_open=True, max=bound)
+        case kinds.Bytes() | kinds.Device():
+            return _Checked(each)
+    return click.STRING
+
+
+def _click_option(each: Option) -> Callable[[Command], Command]:
+    default = each.default_text or ("" if each.default is None else str(each.default))
+    help = f"{each.help}  [default: {default}]" if default else each.help
+    if isinstance(each.kind, kinds.Flag):
+        if each.default is False:
+            return click.option(each.flag, each.name, is_flag=True, help=each.help)
+        flags = f"{each.flag}/--no-{each.flag.removeprefix('--')}"
+        words = default.replace("True", "on")
+        return click.option(
+            flags, each.name, default=each.default, help=f"{each.help}  [default: {words}]"
+        )
+    names = ("-m", each.flag) if each.name == "model" else (each.flag,)
+    value = str(each.default) if isinstance(_type_of(each), click.Choice) else each.default
+    return click.option(
+        *names,
+        each.name,
+        type=_type_of(each),
+        default=None if each.default is None else value,
+        metavar={"Bytes": "BYTES", "Device": "DEVICE"}.get(type(each.kind).__name__),
+        help=help,
+    )
+
+
+def _add(options: tuple[Option, ...], command: Command) -> Command:
+    for each in reversed(options):
+        command = _click_option(each)(command)
     return command
 
 
+def engine_options(command: Command) -> Command:
+    """Add the options of `LLM` to a command."""
+    return _add(ENGINE_OPTIONS, command)
+
+
+def named_engine_options(command: Command) -> Command:
+    """Add the options that only a named engine has to a command."""
+    return _add(NAMED_ENGINE_OPTIONS, command)
+
+
 def take_engine_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Move the engine's options out of a command's, as keyword arguments of `LLM`."""
-    taken = {name: options.pop(name) for name in _NAMES}
-    taken["block_size"] = int(options.pop("block_size"))
-    taken["enable_prefix_caching"] = options.pop("prefix_caching")
+    """Move the options of the table from a command's options to keyword arguments of `LLM`."""
+    taken = {}
+    for each in (*ENGINE_OPTIONS, *NAMED_ENGINE_OPTIONS):
+        if each.name in options:
+            value = options.pop(each.name)
+            is_number = isinstance(each.kind, kinds.OneOf) and isinstance(each.default, int)
+            taken[each.name] = int(value) if is_number else value
     return taken
 
 
 class Status:
-    """A line on stderr that says what is going on; only where stderr is a terminal."""
+    """A progress line on stderr, shown only if stderr is a terminal."""
 
     def __init__(self) -> None:
         self._shown = ""
         self._visible = os.isatty(2)
 
     def show(self, text: str) -> None:
+        """Replace the line."""
         if self._visible and text != self._shown:
             click.echo(f"\r\x1b[K{text}", err=True, nl=False)
             self._shown = text
 
     def loading(self, done: int, total: int) -> None:
+        """Show how many bytes of the weights are loaded."""
         self.show(f"loading weights {done / 2**20:,.0f} of {total / 2**20:,.0f} MiB")
 
     def capturing(self, done: int, total: int) -> None:
+        """Show how many sizes of CUDA graphs are captured."""
         self.show(f"capturing graphs {done} of {total}")
 
     def clear(self) -> None:
+        """Remove the line."""
         if self._shown:
             click.echo("\r\x1b[K", err=True, nl=False)
             self._shown = ""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shmllm.cli.metrics import check_metrics_port, start_metrics_server
-from shmllm.cli.options import Status
+from shmllm.cli.options import ENGINE_OPTIONS, Status
 from shmllm.errors import ShmLLMError
 
 if TYPE_CHECKING:
@@ -78,11 +78,11 @@ def _attach_to(name: str, engine: dict[str, Any]) -> LLM:
     context = click.get_current_context()
     given = [
         option
-        for option in (*engine, "prefix_caching")
+        for option in engine
         if context.get_parameter_source(option) is click.core.ParameterSource.COMMANDLINE
     ]
     if given:
-        flag = "--" + given[0].replace("_", "-")
+        flag = next(each.flag for each in ENGINE_OPTIONS if each.name == given[0])
         raise click.UsageError(f"{flag} is for starting an engine; {name!r} runs already")
     return LLM.attach(name)
 

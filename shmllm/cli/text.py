@@ -54,7 +54,7 @@ def prepare(llm: LLM, inputs: list[InputPrompt], sampling: dict[str, Any]) -> li
 
     params = SamplingParams(**(DEFAULTS | llm.model_defaults | sampling))
     prompts: list[Any] = [as_prompt(llm, item) for item in inputs]
-    return llm.prepare(prompts, params, [item.origin for item in inputs])
+    return llm.front_end.prepare(prompts, params, [item.origin for item in inputs])
 
 
 def as_prompt(llm: LLM, item: InputPrompt) -> Any:
@@ -64,7 +64,7 @@ def as_prompt(llm: LLM, item: InputPrompt) -> Any:
     if not isinstance(item.content, list):
         return item.content
     try:
-        return llm.chat_prompt(item.content)
+        return llm.front_end.chat_prompt(item.content)
     except RequestError as error:
         raise RequestError(f"{item.origin}: {error}") from error
 
@@ -73,7 +73,7 @@ def stream(llm: LLM, request: PreparedRequest, out: TextIO, echo: bool) -> int:
     if echo:
         out.write(request.prompt or "")
     text, error = "", None
-    for changed in llm.serve([request], streaming=True):
+    for changed in llm.front_end.serve([request], streaming=True):
         for state in changed:
             delta = state.text.take_delta()
             error = state.error
@@ -95,7 +95,7 @@ def batch(llm: LLM, requests: list[PreparedRequest], out: TextIO, echo: bool) ->
     waiting: dict[int, RequestState] = {}
     num_written = num_failed = 0
     with BatchProgress(len(requests), enabled=True) as progress:
-        for changed in llm.serve(requests):
+        for changed in llm.front_end.serve(requests):
             progress.update(changed)
             waiting |= {state.index: state for state in changed if state.finish_reason}
             while num_written in waiting:

@@ -8,7 +8,8 @@ import time
 import weakref
 from pathlib import Path
 
-from shmllm.client.channel_client import NOBODY_WATCHES, ChannelEngineClient, StartProgress
+from shmllm.client.channel_client import ChannelEngineClient
+from shmllm.client.protocol import NOBODY_WATCHES, StartProgress
 from shmllm.config.info import EngineInfo
 from shmllm.errors import EngineDeadError, EngineStartError, SegmentError
 from shmllm.ipc import registry

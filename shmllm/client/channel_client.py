@@ -17,13 +17,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from shmllm.client.protocol import (
-    NOBODY_WATCHES,
-    EngineClient,
     EngineLife,
     EngineOutput,
     Lease,
-    LoadProgress,
-    StartProgress,
 )
 from shmllm.client.rpc_client import decode_work, drop_answer, encode_work
 from shmllm.config.info import EngineInfo
@@ -40,18 +36,18 @@ from shmllm.ipc.tensors import TensorWriter
 from shmllm.ipc.wait import WaitPolicy
 from shmllm.outputs.columns import Embeddings, OutputColumns
 from shmllm.outputs.logprobs import PromptLogprobs
+from shmllm.params.pooling import Pooling
+from shmllm.params.request import EngineCoreRequest
 from shmllm.tracing.layout import Direction
 from shmllm.tracing.recorder import Recorder
 from shmllm.tracing.rings import RingTracer
 from shmllm.wire import codec
 from shmllm.wire.messages import (
     Abort,
-    AddRequest,
     Call,
     Failed,
     Hello,
     Method,
-    PoolRequest,
     PromptEmbeds,
     RecordKind,
     Rejected,
@@ -64,17 +60,6 @@ from shmllm.wire.messages import (
 )
 from shmllm.wire.rpc import RpcCall
 from shmllm.wire.weight_bucket import BUCKET_BYTES
-
-__all__ = [
-    "NOBODY_WATCHES",
-    "ChannelEngineClient",
-    "EngineClient",
-    "EngineLife",
-    "EngineOutput",
-    "Lease",
-    "LoadProgress",
-    "StartProgress",
-]
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +74,7 @@ class ChannelEngineClient:
         engine: its life.
     """
 
-    facts: EngineInfo
+    info: EngineInfo
 
     def __init__(self, channel: ClientChannel, engine: EngineLife) -> None:
         self._channel = channel
@@ -108,13 +93,13 @@ class ChannelEngineClient:
         """Of the engine process."""
         return self._engine.pid
 
-    def add(self, request: AddRequest | PoolRequest, embeds: Any = None) -> None:
-        if embeds is not None:
+    def add(self, request: EngineCoreRequest) -> None:
+        if request.embeds is not None:
             slots = TensorWriter(self._channel.slots)
-            ref = slots.put(embeds, deadline=None, on_full=self._make_room).encode()
+            ref = slots.put(request.embeds, deadline=None, on_full=self._make_room).encode()
             message = PromptEmbeds(request.number, ref)
             self._send(RecordKind.PROMPT_EMBEDS, codec.encode_prompt_embeds(message))
-        if isinstance(request, PoolRequest):
+        if isinstance(request.params, Pooling):
             self._send(RecordKind.POOL, codec.encode_pool(request))
         else:
             self._send(RecordKind.ADD, codec.encode_add(request))
@@ -278,11 +263,11 @@ class ChannelEngineClient:
         return startup
 
     def _become_ready(self, ready: Text) -> EngineInfo:
-        self.facts = EngineInfo.from_json(ready.json)
+        self.info = EngineInfo.from_json(ready.json)
         cores = len(os.sched_getaffinity(0))
-        policy = WaitPolicy.for_machine(self.facts.wait_policy, self.facts.num_threads, cores)
+        policy = WaitPolicy.for_machine(self.info.wait_policy, self.info.num_threads, cores)
         self._channel.set_policy(policy)
-        return self.facts
+        return self.info
 
     def _check_alive(self, call: int | None = None) -> None:
         """Raise EngineDeadError if the engine is gone and left nothing of what is waited for:

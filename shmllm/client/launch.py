@@ -21,7 +21,7 @@ from shmllm.config.engine import EngineConfig
 from shmllm.ipc.liveness import wait_for_end
 from shmllm.ipc.segment import above_standard_streams
 
-ENGINE_MODULE = "shmllm.engine.process"
+ENGINE_MODULE = "shmllm.engine"
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 WAITING_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 # How often a compute thread looks for its next piece of work before it sleeps. OpenMP's own

@@ -8,8 +8,9 @@ import time
 import weakref
 from collections.abc import Sequence
 
-from shmllm.client.channel_client import NOBODY_WATCHES, ChannelEngineClient, StartProgress
+from shmllm.client.channel_client import ChannelEngineClient
 from shmllm.client.launch import EngineHandle
+from shmllm.client.protocol import NOBODY_WATCHES, StartProgress
 from shmllm.config.engine import EngineConfig
 from shmllm.config.info import EngineInfo
 from shmllm.errors import EngineDeadError, EngineStartError

@@ -9,15 +9,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from shmllm.config.engine import Progress
 from shmllm.config.info import EngineInfo
 from shmllm.outputs.columns import Embeddings, OutputColumns
 from shmllm.outputs.logprobs import PromptLogprobs
+from shmllm.params.request import EngineCoreRequest
 from shmllm.tracing.recorder import Recorder
-from shmllm.wire.messages import AddRequest, Method, PoolRequest, Rejected, WeightVersion
+from shmllm.wire.messages import Method, Rejected, WeightVersion
 from shmllm.wire.rpc import RpcCall
 
 EngineOutput = OutputColumns | PromptLogprobs | Embeddings | Rejected | WeightVersion
-LoadProgress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +30,8 @@ class StartProgress:
         on_capture: called with (sizes captured, sizes in all) while graphs are.
     """
 
-    on_load: LoadProgress | None = None
-    on_capture: LoadProgress | None = None
+    on_load: Progress | None = None
+    on_capture: Progress | None = None
 
 
 NOBODY_WATCHES = StartProgress()
@@ -54,7 +55,7 @@ class EngineClient(Protocol):
             it what it does.
     """
 
-    facts: EngineInfo
+    info: EngineInfo
     connection: int
     on_trace: Callable[[str], None]
 
@@ -62,13 +63,8 @@ class EngineClient(Protocol):
     def pid(self) -> int:
         """Of the engine's process."""
 
-    def add(self, request: AddRequest | PoolRequest, embeds: Any = None) -> None:
-        """Submit a request; its number was never used before.
-
-        Args:
-            embeds: (tokens, hidden) tensor or array on the CPU, if the prompt is given as
-                embeddings; the request has any token ids in their places.
-        """
+    def add(self, request: EngineCoreRequest) -> None:
+        """Submit a request. Its number must not have been used before."""
 
     def abort(self, numbers: Sequence[int]) -> None:
         """End requests; those that still ran report it as an event."""

@@ -1,233 +1,241 @@
-"""What an engine is started with.
+"""The options of an engine and of its front end, and the configuration of an engine.
 
-Frozen dataclasses; a component gets the part it needs, never the whole. They cross to the
-engine process as JSON, so every field is a plain value.
+Each dataclass is the part of the configuration that one component reads, and declares the options
+in it; see `config.options`. An `EngineConfig` is sent to the engine process as JSON, so its values
+are plain.
 """
 
 from __future__ import annotations
 
 import json
-import re
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_args, get_type_hints
 
 from shmllm.config.graphs import GraphConfig
-from shmllm.errors import EngineStartError
+from shmllm.config.options import (
+    Bytes,
+    Device,
+    DType,
+    Flag,
+    Free,
+    Number,
+    OneOf,
+    Option,
+    Section,
+    Whole,
+    option,
+    options_in,
+)
 
-DType = Literal["auto", "float32", "bfloat16", "float16"]
+DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "safetensors", "dummy"]
 Quantization = Literal["int8"]
 SchedulingPolicy = Literal["fcfs", "priority"]
 WaitPolicyName = Literal["latency", "balanced", "idle"]
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
+Progress = Callable[[int, int], None]
+"""Called with (done, total)."""
 
 GRAMMAR_STEP_ITEMS = 5_000
 """Bounds the parser's work for one token of a structured output: about 50 ms. JSON schemas need
-a few hundred; a grammar of many meanings, such as `root ::= root root | "a"`, any number."""
-BLOCK_SIZES = (8, 16, 32, 64)
-DTYPES: tuple[str, ...] = get_args(DType)
-SCHEDULING_POLICIES: tuple[str, ...] = get_args(SchedulingPolicy)
-LOAD_FORMATS: tuple[str, ...] = get_args(LoadFormat)
-QUANTIZATIONS: tuple[str, ...] = get_args(Quantization)
-WAIT_POLICIES: tuple[str, ...] = get_args(WaitPolicyName)
-LOGPROBS_MODES: tuple[str, ...] = get_args(LogprobsMode)
+a few hundred items; an ambiguous grammar, such as `root ::= root root | "a"`, any number."""
 UNLIMITED_LOGPROBS = -1
-DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise EngineStartError(message)
-
-
-def _require_positive(name: str, value: object) -> None:
-    valid = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-    _require(valid, f"{name} must be a whole number of at least 1, got {value!r}")
 
 
 @dataclass(frozen=True, slots=True)
-class LoadConfig:
-    """Which model, and how its weights are read.
+class FrontEndConfig(Section):
+    """The options that the front end reads and does not send to the engine as they are."""
+
+    model: str = option("tiny", "Bundled name, Hugging Face model directory, or hub id.", Free())
+    tokenizer: str | None = option(
+        None,
+        "Directory or hub id of another tokenizer.",
+        Free(),
+        default_text="the model's",
+    )
+    revision: str | None = option(None, "Branch, tag or commit on the hub.", Free())
+    generation_config: str = option(
+        "auto",
+        'Where sampling defaults come from: "auto" reads the model\'s generation_config.json, '
+        '"shmllm" does not.',
+        Free(),
+        flag="",
+    )
+    compilation_config: Any = option(
+        None,
+        "A mapping with `cudagraph_mode`, `cudagraph_capture_sizes` and "
+        "`max_cudagraph_capture_size`: which CUDA graphs are captured.",
+        Free(),
+        flag="",
+    )
+    pooler_config: Any = option(
+        None,
+        "Defaults of `encode`, `embed` and `score`: a PoolerConfig or a dict.",
+        Free(),
+        flag="",
+    )
+    profiler_config: dict[str, Any] | None = option(
+        None,
+        'Where profiles are written: {"torch_profiler_dir": ...}.',
+        Free(),
+        default_text="the working directory",
+        flag="",
+    )
+    multiprocess: bool = option(
+        True, "False runs the engine in the caller's process, for debugging.", Free(), flag=""
+    )
+    startup_timeout: float = option(
+        600.0, "Seconds until the engine has to be ready.", Number(unit="seconds"), flag=""
+    )
+    on_load_progress: Progress | None = option(
+        None,
+        "Called with (bytes read, bytes in all) while the weights load.",
+        Free(),
+        flag="",
+    )
+    on_capture_progress: Progress | None = option(
+        None,
+        "Called with (sizes captured, sizes in all) while CUDA graphs are captured.",
+        Free(),
+        flag="",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LoadConfig(Section):
+    """Which model the engine loads, and how.
 
     Attributes:
-        directory: a Hugging Face model directory.
-        dtype: of weights and activations; auto is float32 on a CPU, and on a GPU what the
-            checkpoint was saved in.
-        load_format: auto and safetensors read files; dummy makes random weights.
-        seed: of dummy weights.
-        max_model_len: tokens of prompt and output together; None takes the model's own.
-        tokenizer_directory: of another tokenizer than the model's; for grammars alone.
-        quantization: int8 keeps the matrices that are multiplied with in 8 bits, rounded per
-            output channel; None: not.
-        deterministic: compute each token's numbers in a way that does not depend on what else
-            is in the batch, on chunks, caching and preemption, to the last bit. On a CPU that
-            holds whatever this says, and costs nothing.
+        directory: the model's directory.
+        tokenizer_directory: the directory of another tokenizer than the model's, which grammars
+            are compiled for; None means the model's.
     """
 
     directory: str
-    dtype: DType = "auto"
-    load_format: LoadFormat = "auto"
-    seed: int = 0
-    max_model_len: int | None = None
+    dtype: DTypeName = option(
+        "auto",
+        '"float32", "bfloat16" or "float16"; auto is float32 on a CPU, and on a GPU the checkpoint\'s.',
+        DType(get_args(DTypeName)),
+    )
+    load_format: LoadFormat = option(
+        "auto",
+        '"auto" and "safetensors" read the model\'s files, "dummy" makes random weights.',
+        OneOf(get_args(LoadFormat)),
+    )
+    seed: int = option(
+        0,
+        "Seed of dummy weights, and of requests without a seed.",
+        Whole(0, 2**63 - 1, words="a whole number from 0 to 2**63 - 1"),
+        flag="",
+    )
+    max_model_len: int | None = option(
+        None,
+        "Most tokens of a prompt and its output together; smaller if the KV cache holds less.",
+        Whole(optional=True),
+        default_text="the model's",
+    )
     tokenizer_directory: str | None = None
-    quantization: Quantization | None = None
-    deterministic: bool = False
-
-    def __post_init__(self) -> None:
-        _require(self.dtype in DTYPES, f"dtype {self.dtype!r} is not one of {', '.join(DTYPES)}")
-        _require(
-            self.load_format in LOAD_FORMATS,
-            f"load_format {self.load_format!r} is not one of {', '.join(LOAD_FORMATS)}",
-        )
-        _require(
-            self.quantization is None or self.quantization in QUANTIZATIONS,
-            f"quantization {self.quantization!r} is not one of None, {', '.join(QUANTIZATIONS)}",
-        )
-        _require(
-            isinstance(self.deterministic, bool),
-            f"deterministic must be True or False, got {self.deterministic!r}",
-        )
-        if self.max_model_len is not None:
-            _require_positive("max_model_len", self.max_model_len)
-        _require(
-            isinstance(self.seed, int) and 0 <= self.seed < 2**63,
-            f"seed must be a whole number from 0 to 2**63 - 1, got {self.seed!r}",
-        )
+    quantization: Quantization | None = option(
+        None,
+        '"int8" rounds matrices to 8 bits per output channel when they are loaded or updated.',
+        OneOf(get_args(Quantization), optional=True),
+    )
+    deterministic: bool = option(
+        False,
+        "A request's numbers have the same bits whatever runs beside it; always so on a CPU.",
+        Flag(),
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class CacheConfig:
-    """The paged KV cache.
+class CacheConfig(Section):
+    """The paged KV cache."""
 
-    Attributes:
-        block_size: tokens per block.
-        memory_bytes: bytes for keys and values; None: on a CPU 2 GiB or a quarter of the free
-            memory, whichever is less; on a GPU what `gpu_memory_utilization` leaves.
-        enable_prefix_caching: keep full blocks of finished requests for later ones.
-        gpu_memory_utilization: what part of a GPU's memory the engine may use in all.
-    """
-
-    block_size: int = 16
-    memory_bytes: int | None = None
-    enable_prefix_caching: bool = True
-    gpu_memory_utilization: float = 0.92
-
-    def __post_init__(self) -> None:
-        _require(
-            self.block_size in BLOCK_SIZES,
-            f"block_size must be one of {BLOCK_SIZES}, got {self.block_size!r}",
-        )
-        _require(
-            isinstance(self.enable_prefix_caching, bool),
-            f"enable_prefix_caching must be True or False, got {self.enable_prefix_caching!r}",
-        )
-        if self.memory_bytes is not None:
-            _require_positive("kv_cache_memory_bytes", self.memory_bytes)
-        part = self.gpu_memory_utilization
-        _require(
-            isinstance(part, int | float) and not isinstance(part, bool) and 0 < part <= 1,
-            f"gpu_memory_utilization must be a number above 0 and at most 1, got {part!r}",
-        )
+    block_size: int = option(16, "Tokens per KV block: 8, 16, 32 or 64.", OneOf((8, 16, 32, 64)))
+    memory_bytes: int | None = option(
+        None,
+        "Bytes for keys and values, as a number or as text such as 512M or 1GiB.",
+        Bytes(),
+        name="kv_cache_memory_bytes",
+        default_text="on a CPU 2 GiB, or a quarter of the free memory if that is less; on a GPU "
+        "the rest of gpu_memory_utilization",
+    )
+    enable_prefix_caching: bool = option(
+        True, "Reuse the KV blocks of equal prefixes.", Flag(), flag="--prefix-caching"
+    )
+    gpu_memory_utilization: float = option(
+        0.92, "Part of a GPU's memory that the engine uses in all.", Number(1)
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class SchedulerConfig:
-    """What one step may hold.
+class SchedulerConfig(Section):
+    """The limits of a step and the order of requests."""
 
-    Attributes:
-        max_num_seqs: requests running at once.
-        max_num_batched_tokens: the token budget of a step.
-        policy: fcfs runs requests in their order; priority those with the lowest `priority`
-            first.
-        async_scheduling: plan a step while the one before it runs; None: where that helps, which
-            is on a GPU.
-    """
-
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 2048
-    policy: SchedulingPolicy = "fcfs"
-    async_scheduling: bool | None = None
-
-    def __post_init__(self) -> None:
-        _require_positive("max_num_seqs", self.max_num_seqs)
-        _require_positive("max_num_batched_tokens", self.max_num_batched_tokens)
-        _require(
-            self.policy in SCHEDULING_POLICIES,
-            f"scheduling_policy {self.policy!r} is not one of {', '.join(SCHEDULING_POLICIES)}",
-        )
-        _require(
-            self.async_scheduling is None or isinstance(self.async_scheduling, bool),
-            f"async_scheduling must be None, True or False, got {self.async_scheduling!r}",
-        )
+    max_num_seqs: int = option(256, "Most requests that run at once.", Whole())
+    max_num_batched_tokens: int = option(
+        2048, "Token budget of a step; longer prompts are computed in chunks.", Whole()
+    )
+    policy: SchedulingPolicy = option(
+        "fcfs",
+        '"priority" runs the requests with the lowest `priority` first, "fcfs" the oldest.',
+        OneOf(get_args(SchedulingPolicy)),
+        name="scheduling_policy",
+    )
+    async_scheduling: bool | None = option(
+        None,
+        "Plan a step while the previous one runs.",
+        Flag(optional=True),
+        default_text="on a GPU only",
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class ClientConfig:
-    """How an engine and its front ends wait for each other.
+class ClientConfig(Section):
+    """How an engine and its front ends wait for each other."""
 
-    Attributes:
-        wait_policy: what a side that has nothing to do spends on being woken fast:
-            "latency" spins longest, "balanced" a little, "idle" not at all. The first two
-            are toned down where spinning would take a core from the model.
-        timeout_s: how long a front end of a named engine may leave its outputs unread,
-            with no room for more, before it is cut off.
-        allow_callables: whether front ends of a named engine may send functions that it
-            runs. A private engine always runs those of the front end that started it.
-    """
-
-    wait_policy: WaitPolicyName = "balanced"
-    timeout_s: float = 30.0
-    allow_callables: bool = False
-
-    def __post_init__(self) -> None:
-        _require(
-            self.wait_policy in WAIT_POLICIES,
-            f"wait_policy {self.wait_policy!r} is not one of {', '.join(WAIT_POLICIES)}",
-        )
-        _require(
-            isinstance(self.timeout_s, int | float) and 0 < self.timeout_s < float("inf"),
-            f"client_timeout must be a number of seconds above 0, got {self.timeout_s!r}",
-        )
-        _require(
-            isinstance(self.allow_callables, bool),
-            f"allow_callables must be True or False, got {self.allow_callables!r}",
-        )
+    wait_policy: WaitPolicyName = option(
+        "balanced",
+        'How long both processes spin before they sleep: "latency" longest, "idle" not at all.',
+        OneOf(get_args(WaitPolicyName)),
+    )
+    timeout_s: float = option(
+        30.0,
+        "Seconds after which the engine disconnects a front end that does not read its outputs.",
+        Number(unit="seconds"),
+        name="client_timeout",
+        in_llm=False,
+    )
+    allow_callables: bool = option(
+        False,
+        "Let every front end run functions of its own in the engine (collective_rpc).",
+        Flag(),
+        in_llm=False,
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class LogprobsConfig:
-    """What requests get that ask for log-probabilities.
+class LogprobsConfig(Section):
+    """The log-probabilities that requests can ask for."""
 
-    Attributes:
-        max_logprobs: alternatives that a request may ask for; -1 sets no bound.
-        mode: of what: of the model's logits or of those that the sampling steps leave, and
-            whether as log-probabilities or as they are.
-    """
-
-    max_logprobs: int = 20
-    mode: LogprobsMode = "raw_logprobs"
-
-    def __post_init__(self) -> None:
-        most = self.max_logprobs
-        _require(
-            isinstance(most, int) and not isinstance(most, bool) and most >= UNLIMITED_LOGPROBS,
-            f"max_logprobs must be -1 or a whole number of at least 0, got {most!r}",
-        )
-        _require(
-            self.mode in LOGPROBS_MODES,
-            f"logprobs_mode {self.mode!r} is not one of {', '.join(LOGPROBS_MODES)}",
-        )
+    max_logprobs: int = option(
+        20,
+        "Most alternatives per position that a request may ask for; -1 sets no bound.",
+        Whole(UNLIMITED_LOGPROBS, words="-1 or a whole number of at least 0"),
+    )
+    mode: LogprobsMode = option(
+        "raw_logprobs",
+        "What `logprobs` report: the model's numbers (raw) or those after the sampling steps "
+        "(processed), as log-probabilities or logits.",
+        OneOf(get_args(LogprobsMode)),
+        name="logprobs_mode",
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """Everything an engine needs to start.
-
-    Attributes:
-        num_threads: compute threads; None takes the cores this process may use.
-        device: what the model runs on: "cpu", "cuda", which is the first GPU, or "cuda:1"; "auto"
-            is a GPU where the engine finds one that it can use.
-    """
+class EngineConfig(Section):
+    """Everything that an engine needs to start."""
 
     load: LoadConfig
     cache: CacheConfig = CacheConfig()
@@ -235,33 +243,42 @@ class EngineConfig:
     client: ClientConfig = ClientConfig()
     logprobs: LogprobsConfig = LogprobsConfig()
     graphs: GraphConfig = field(default_factory=GraphConfig)
-    num_threads: int | None = None
-    device: str = "auto"
-
-    def __post_init__(self) -> None:
-        _require(
-            isinstance(self.device, str) and DEVICE.fullmatch(self.device) is not None,
-            f"device {self.device!r} is not one of auto, cpu, cuda, cuda:0, cuda:1 and so on",
-        )
-        if self.num_threads is not None:
-            _require_positive("num_threads", self.num_threads)
+    num_threads: int | None = option(
+        None, "Compute threads.", Whole(optional=True), default_text="the usable cores"
+    )
+    device: str = option(
+        "auto", '"cpu", "cuda", "cuda:1"; auto is a GPU if the engine finds one.', Device()
+    )
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> EngineConfig:
-        parts: dict[str, Any] = json.loads(text)
-        graphs = parts["graphs"]
-        if graphs["capture_sizes"] is not None:
-            graphs["capture_sizes"] = tuple(graphs["capture_sizes"])
-        return cls(
-            load=LoadConfig(**parts["load"]),
-            cache=CacheConfig(**parts["cache"]),
-            scheduler=SchedulerConfig(**parts["scheduler"]),
-            client=ClientConfig(**parts["client"]),
-            logprobs=LogprobsConfig(**parts["logprobs"]),
-            graphs=GraphConfig(**graphs),
-            num_threads=parts["num_threads"],
-            device=parts["device"],
-        )
+        """
+        Raises:
+            EngineStartError: a value is not valid.
+        """
+        values: dict[str, Any] = json.loads(text)
+        for name, section in get_type_hints(cls).items():
+            if isinstance(section, type) and issubclass(section, Section):
+                values[name] = section(**values[name])
+        return cls(**values)
+
+
+SECTIONS: dict[str, type[Section]] = {
+    "load": LoadConfig,
+    "cache": CacheConfig,
+    "scheduler": SchedulerConfig,
+    "client": ClientConfig,
+    "logprobs": LogprobsConfig,
+    "graphs": GraphConfig,
+}
+"""The parts of an EngineConfig, by the name of their field."""
+
+OPTIONS: tuple[Option, ...] = tuple(
+    each
+    for section in (FrontEndConfig, EngineConfig, *SECTIONS.values())
+    for each in options_in(section)
+)
+"""The one table of options."""

@@ -1,21 +1,24 @@
-"""Which steps of a GPU's engine are captured as graphs, and at which sizes."""
+"""Which steps of an engine on a GPU are captured as CUDA graphs, and at which sizes."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
+from shmllm.config.options import Flag, Section, Whole, option
 from shmllm.errors import EngineStartError
 
 
 class CudaGraphMode(Enum):
-    """How steps are run: decodes, in which every request has one token, and all others.
+    """How steps are run: first decodes, in which every request has one token, then all others.
 
-    The first three are also what a single step is run with:
+    The first three modes are also how a single step can be run:
 
     NONE: every kernel is launched.
-    PIECEWISE: graphs between the attentions, which are launched.
-    FULL: one graph from the embedding to the logits.
+    PIECEWISE: graphs are replayed, and the attention kernels between them are launched.
+    FULL: one graph computes the step from the embedding to the logits.
     """
 
     NONE = ("NONE", "NONE")
@@ -26,17 +29,21 @@ class CudaGraphMode(Enum):
 
     @property
     def decode_mode(self) -> CudaGraphMode:
-        """NONE, PIECEWISE or FULL: for decodes."""
+        """NONE, PIECEWISE or FULL: the mode of decodes."""
         return CudaGraphMode[self.value[0]]
 
     @property
     def mixed_mode(self) -> CudaGraphMode:
-        """NONE, PIECEWISE or FULL: for all other steps, and for decodes that have no graph."""
+        """NONE, PIECEWISE or FULL: the mode of all other steps, and of decodes without a graph."""
         return CudaGraphMode[self.value[1]]
 
     @classmethod
     def parse(cls, name: str) -> CudaGraphMode:
-        """The mode of that name, in letters of any case; EngineStartError if there is none."""
+        """The mode of this name, in letters of any case.
+
+        Raises:
+            EngineStartError: no mode has this name.
+        """
         try:
             return cls[str(name).upper()]
         except KeyError:
@@ -44,37 +51,59 @@ class CudaGraphMode(Enum):
             raise EngineStartError(f"cudagraph_mode {name!r} is not one of {known}") from None
 
 
+@dataclass(frozen=True)
+class CaptureSizes:
+    """The kind of the option `cudagraph_capture_sizes`: rising whole numbers, or None."""
+
+    def parse(self, name: str, value: Any) -> Any:
+        if value is None:
+            return None
+        try:
+            sizes = sorted({*value})
+        except TypeError:
+            raise EngineStartError(
+                f"{name} must be a list of whole numbers, got {value!r}"
+            ) from None
+        for size in sizes:
+            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+                sizes = []
+        if not sizes:
+            raise EngineStartError(
+                f"{name} must be whole numbers of at least 1, got {list(value)!r}"
+            )
+        return tuple(sizes)
+
+
 @dataclass(frozen=True, slots=True)
-class GraphConfig:
-    """
+class GraphConfig(Section):
+    """The CUDA graphs of an engine on a GPU.
+
     Attributes:
-        mode: the name of a CudaGraphMode, as vLLM's `cudagraph_mode`.
-        capture_sizes: numbers of tokens, rising; None: as the mode and the scheduler's limits
-            suggest.
-        max_capture_size: the largest of these sizes; None: as suggested.
-        enforce_eager: capture nothing, whatever the others say.
+        mode: the name of a CudaGraphMode. It is set by `compilation_config`.
     """
 
-    mode: str = "FULL_AND_PIECEWISE"
-    capture_sizes: tuple[int, ...] | None = None
-    max_capture_size: int | None = None
-    enforce_eager: bool = False
+    mode: str = CudaGraphMode.FULL_AND_PIECEWISE.name
+    capture_sizes: Sequence[int] | None = option(
+        None,
+        "Numbers of tokens for which CUDA graphs are captured.",
+        CaptureSizes(),
+        name="cudagraph_capture_sizes",
+        default_text="follow from the mode and max_num_seqs",
+        flag="",
+    )
+    max_capture_size: int | None = option(
+        None,
+        "The largest of these sizes.",
+        Whole(optional=True),
+        name="max_cudagraph_capture_size",
+        flag="",
+    )
+    enforce_eager: bool = option(False, "Capture no CUDA graphs.", Flag())
 
     def __post_init__(self) -> None:
+        Section.__post_init__(self)
         CudaGraphMode.parse(self.mode)
-        if not isinstance(self.enforce_eager, bool):
-            raise EngineStartError(
-                f"enforce_eager must be True or False, got {self.enforce_eager!r}"
-            )
         sizes, largest = self.capture_sizes, self.max_capture_size
-        if sizes is not None and (not sizes or not all(map(_is_size, sizes))):
-            raise EngineStartError(
-                f"cudagraph_capture_sizes must be whole numbers of at least 1, got {list(sizes)!r}"
-            )
-        if largest is not None and not _is_size(largest):
-            raise EngineStartError(
-                f"max_cudagraph_capture_size must be a whole number of at least 1, got {largest!r}"
-            )
         if sizes is not None and largest is not None and max(sizes) != largest:
             raise EngineStartError(
                 f"max_cudagraph_capture_size {largest:,} is not the largest of the "
@@ -83,9 +112,5 @@ class GraphConfig:
 
     @property
     def effective_mode(self) -> CudaGraphMode:
-        """The mode, with `enforce_eager` heeded."""
+        """The mode, or NONE if `enforce_eager` is set."""
         return CudaGraphMode.NONE if self.enforce_eager else CudaGraphMode.parse(self.mode)
-
-
-def _is_size(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

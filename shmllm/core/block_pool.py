@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from shmllm.core.plan import PADDING_BLOCK_ID
+PADDING_BLOCK_ID = 0
+"""The block that pads block tables. No request ever holds it."""
 
 
 class KVBlock:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from shmllm.core.plan import Constraint
+from shmllm.core.constraint import Constraint
 from shmllm.core.request import Request, RequestStatus
 from shmllm.core.scheduler import Scheduler
 

@@ -1,8 +1,8 @@
-"""Who wants the engine to hold still, and how.
+"""The pauses in force: who paused the engine, and what each pause forbids.
 
-Owns the holds: one for each front end that asked, and those of the engine itself; several
-may be in force at once, and the engine goes on when none is. Must not know how steps are
-run or requests are refused.
+Every front end that asked has one pause, and the engine has pauses of its own. Several pauses may
+be in force at once, and the engine continues when none is. This module must not know how steps are
+run or how requests are refused.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from shmllm.errors import RequestError
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """What holding still means.
+    """What a pause forbids.
 
     Attributes:
-        is_frozen: no step may be run.
-        refusal: why no request may be added; empty where they are queued.
+        is_frozen: the engine must not run a step.
+        refusal: why the engine refuses new requests; an empty string if it queues them.
     """
 
     is_frozen: bool
@@ -29,9 +29,9 @@ class Pause:
 
 class PauseMode(Enum):
     """
-    ABORT   what there is ends at once, with reason "abort"; what comes waits
-    WAIT    what there is runs to its end; what comes is refused
-    KEEP    nothing runs; what there is and what comes waits
+    ABORT   existing requests end at once, with reason "abort"; new requests wait
+    WAIT    existing requests run to their end; new requests are refused
+    KEEP    nothing runs; existing and new requests wait
     """
 
     ABORT = "abort"
@@ -40,7 +40,11 @@ class PauseMode(Enum):
 
     @classmethod
     def of(cls, name: object) -> PauseMode:
-        """The mode called `name`. Raises RequestError."""
+        """The mode of this name.
+
+        Raises:
+            RequestError: no mode has this name.
+        """
         for mode in cls:
             if mode.value == name:
                 return mode
@@ -53,32 +57,32 @@ PAUSES = {
     PauseMode.WAIT: Pause(False, "the engine is paused and takes no new requests: try again"),
     PauseMode.KEEP: Pause(is_frozen=True),
 }
-"""What each mode means for a front end's pause."""
+"""The pause of a front end in each mode."""
 
 
 class Pauses:
-    """Those in force, by holder: the number of a front end, or a name of the engine's own."""
+    """The pauses in force, by owner: the number of a front end, or a name of the engine's own."""
 
     def __init__(self) -> None:
         self._pauses: dict[Hashable, Pause] = {}
 
-    def add(self, holder: Hashable, hold: Pause) -> None:
-        """Hold still, or in another way."""
-        self._pauses[holder] = hold
+    def add(self, owner: Hashable, pause: Pause) -> None:
+        """Put a pause in force. It replaces an earlier one of the same owner."""
+        self._pauses[owner] = pause
 
-    def drop(self, holder: Hashable) -> bool:
-        """The holder lets go, or is gone. Returns whether it held anything."""
-        return self._pauses.pop(holder, None) is not None
+    def drop(self, owner: Hashable) -> bool:
+        """End the pause of an owner. Returns whether it had one."""
+        return self._pauses.pop(owner, None) is not None
 
     def __bool__(self) -> bool:
         return bool(self._pauses)
 
     @property
     def is_frozen(self) -> bool:
-        """Whether no step may be run."""
-        return any(hold.is_frozen for hold in self._pauses.values())
+        """Whether a pause forbids to run steps."""
+        return any(pause.is_frozen for pause in self._pauses.values())
 
     @property
     def refusal(self) -> str:
-        """Why no request may be added; empty if it may."""
-        return next((hold.refusal for hold in self._pauses.values() if hold.refusal), "")
+        """Why new requests are refused; an empty string if they are not."""
+        return next((pause.refusal for pause in self._pauses.values() if pause.refusal), "")

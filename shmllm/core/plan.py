@@ -1,57 +1,40 @@
-"""What the scheduler tells the runner to do in one step, and what comes back.
+"""The scheduler's instructions to the runner for one step, and the runner's answer.
 
-A running request sits in a row, an index below max_num_seqs that is its own from
-admission until it ends or is preempted. The runner keeps per-row state (tokens, block
-table, sampling) and needs only what changed: admissions and appended blocks.
+Every running request occupies a row: an index below max_num_seqs that belongs to it until it ends
+or is preempted. The runner keeps state for each row (tokens, block table, sampling parameters), so
+a plan carries only the changes: requests that enter rows, and blocks appended to block tables.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import Any, Self
 
-from shmllm.outputs.columns import FinishReason
+from shmllm.core.block_pool import KVBlock
+from shmllm.core.constraint import Constraint
+from shmllm.core.request import Request
 from shmllm.outputs.logprobs import TokenLogprobs
-
-if TYPE_CHECKING:
-    from shmllm.core.block_pool import KVBlock
-    from shmllm.core.request import Request
-    from shmllm.core.steady_decode import SteadyDecode
-    from shmllm.params.pooling import Pooling
-    from shmllm.params.sampling import SamplingParams, TokenSequences
-
-PADDING_BLOCK_ID = 0
-"""The block that pads block tables; no request ever holds it."""
-
-
-class Constraint(Protocol):
-    """What a request's output has to match, and how far it has come. The runner makes it
-    and masks its tokens; the request tells it what was sampled.
-
-    Attributes:
-        error: why the request cannot go on; empty if it can.
-    """
-
-    error: str
-
-    def take(self, token_id: int) -> FinishReason:
-        """Follow one sampled token. STOP: nothing may follow it. ERROR: see `error`."""
-        ...
+from shmllm.params.pooling import Pooling
+from shmllm.params.sampling import SamplingParams, TokenSequences
 
 
 @dataclass(slots=True)
 class NewRequest:
-    """A request that enters a row: new, or preempted earlier and back.
+    """A request that enters a row: a new one, or one that returns after a preemption.
 
     Attributes:
-        token_ids: all tokens known so far: prompt, then output.
-        seed: of its random draws; the draw of a token depends on (seed, position) alone.
-        min_position: positions below this may not hold a token of `forbidden_ids`.
+        row: the request's row.
+        token_ids: all tokens known so far, first the prompt, then the output.
+        block_ids: the request's block table.
+        params: its sampling parameters.
+        seed: the seed of its random draws. The draw of a token depends only on the seed and on
+            the token's position.
+        min_position: no position below this one may hold a token of `forbidden_ids`.
         forbidden_ids: the tokens that would end the request.
-        num_prompt_tokens: how many of `token_ids` are the prompt.
-        bad_words: sequences that the output may not contain.
-        embeds: (tokens, hidden) tensor in place of the first tokens' embeddings, or None.
+        num_prompt_tokens: the number of prompt tokens at the beginning of `token_ids`.
+        bad_words: token sequences that the output must not contain.
+        embeds: a (tokens, hidden) tensor that replaces the first tokens' embeddings, or None.
     """
 
     row: int
@@ -67,7 +50,7 @@ class NewRequest:
 
     @classmethod
     def of(cls, request: Request) -> Self:
-        """That of a request which has its row and blocks."""
+        """Describe a request that already has its row and its blocks."""
         return cls(
             row=request.row,
             token_ids=request.token_ids,
@@ -84,7 +67,7 @@ class NewRequest:
 
 @dataclass(slots=True)
 class BlockAppend:
-    """Blocks appended to a row's block table from index `first` on."""
+    """Blocks to append to the block table of a row, beginning at index `first`."""
 
     row: int
     first: int
@@ -93,13 +76,14 @@ class BlockAppend:
 
 @dataclass(slots=True)
 class PromptScores:
-    """Prompt tokens whose log-probabilities the step can compute.
+    """Prompt tokens of one request whose log-probabilities the step can compute.
 
     Attributes:
-        index: of their request in the plan's columns.
-        first: position of the first of them, at least 1.
-        end: position behind the last; the token before each of them is computed in this step.
-        k: alternatives of each, -1 for the whole vocabulary.
+        index: the request's index in the columns of the plan.
+        first: the position of the first such token, at least 1.
+        end: the position after the last such token. The step computes the token before each of
+            them.
+        k: the number of alternatives to report for each token; -1 means the whole vocabulary.
     """
 
     index: int
@@ -110,12 +94,12 @@ class PromptScores:
 
 @dataclass(slots=True)
 class Pool:
-    """A pooling request of this step.
+    """A pooling request that takes part in the step.
 
     Attributes:
-        index: in the plan's columns.
-        pooling: what to make of its hidden states.
-        is_last: its prompt is complete with this step.
+        index: the request's index in the columns of the plan.
+        pooling: how its hidden states become a vector.
+        is_last: this step completes the prompt.
     """
 
     index: int
@@ -125,20 +109,23 @@ class Pool:
 
 @dataclass(slots=True)
 class StepPlan:
-    """One step. The columns `requests`, `rows`, `starts`, `counts` belong together.
+    """One step. `requests`, `rows`, `starts` and `counts` are parallel columns.
 
     Attributes:
+        step: the number of the step.
         rows: the row of each scheduled request.
-        starts: position of its first token in this step.
-        counts: how many tokens of it this step computes, from `starts` on.
-        samples: indices into the columns of the requests that get a new token: those whose
-            last known token is among the computed ones.
-        constraints: (index into `samples`, constraint) of those whose output is constrained.
-        prompt_scores: what to compute besides, of requests that asked.
-        pools: the pooling requests; none of them is among the samples.
-        run: the run of like steps that this is one of; None if it was planned by itself.
-        is_repeat: the requests are those of the step before, in the same order, and each
-            computes the token that was sampled for it there.
+        starts: the position of the first token that the step computes for it.
+        counts: how many tokens the step computes for it, from `starts` on.
+        samples: the indices of the requests that get a new token, because the step computes
+            their last known token.
+        constraints: (index into `samples`, constraint) for each constrained request.
+        new_requests: the requests that enter a row.
+        block_appends: the blocks that running requests received.
+        prompt_scores: the prompt tokens whose log-probabilities were asked for.
+        pools: the pooling requests of the step. None of them is in `samples`.
+        num_tokens: the sum of `counts`.
+        is_repeat: the requests and their order equal those of the step before, and each computes
+            the token that was sampled for it there.
     """
 
     step: int
@@ -153,30 +140,61 @@ class StepPlan:
     prompt_scores: list[PromptScores] = field(default_factory=list)
     pools: list[Pool] = field(default_factory=list)
     num_tokens: int = 0
-    run: SteadyDecode | None = None
     is_repeat: bool = False
 
     def append_blocks(self, request: Request, blocks: list[KVBlock] | None) -> None:
-        """Tell the runner of blocks, if any, that were appended to a request's."""
+        """Record blocks, if any, that were just appended to the request's list."""
         if blocks:
             first = len(request.blocks) - len(blocks)
             ids = [block.block_id for block in blocks]
             self.block_appends.append(BlockAppend(request.row, first, ids))
 
+    def add_tokens(self, request: Request, count: int) -> None:
+        """Add a column for a request, whose `num_computed_tokens` already includes the tokens.
+
+        Args:
+            request: the request.
+            count: how many of its tokens the step computes.
+        """
+        index = len(self.requests)
+        if request.pooling is not None:
+            is_last = request.num_computed_tokens == len(request.token_ids)
+            self.pools.append(Pool(index, request.pooling, is_last))
+        elif request.num_computed_tokens >= len(request.token_ids):
+            if request.constraint is not None:
+                self.constraints.append((len(self.samples), request.constraint))
+            self.samples.append(index)
+        if request.params.prompt_logprobs is not None:
+            self._add_prompt_scores(index, request, request.params.prompt_logprobs)
+        self.requests.append(request)
+        self.rows.append(request.row)
+        self.starts.append(request.num_computed_tokens - count)
+        self.counts.append(count)
+        self.num_tokens += count
+
+    def _add_prompt_scores(self, index: int, request: Request, k: int) -> None:
+        """The log-probability of a token follows from the computation of the token before it."""
+        first = request.next_prompt_logprob
+        end = min(request.num_computed_tokens + 1, request.num_prompt_tokens)
+        if first < end:
+            self.prompt_scores.append(PromptScores(index, first, end, k))
+            request.next_prompt_logprob = end
+
 
 @dataclass(slots=True)
 class StepResult:
-    """What the runner made of a plan.
+    """The runner's answer to a plan.
 
     Attributes:
-        token_ids: sampled, one for each entry of the plan's `samples`, in that order.
-        logprobs: of those sampled tokens whose requests ask for them, in that order.
-        prompt_logprobs: one for each of the plan's `prompt_scores`, in that order.
-        vectors: one for each of the plan's `pools` that is its last, in that order.
-        computing_ns: when the model began to compute and when it had the logits, on
-            `time.perf_counter_ns()`: what lies before is preparing, and behind it sampling.
-            None if the runner does not tell.
-        device_ns: how long a device was busy with it; 0 if the host computed it.
+        token_ids: the sampled token of each entry of the plan's `samples`, in that order.
+        logprobs: the log-probabilities of those sampled tokens whose requests ask for them, in
+            that order.
+        prompt_logprobs: one element for each of the plan's `prompt_scores`, in that order.
+        vectors: one element for each of the plan's `pools` with `is_last`, in that order.
+        computing_ns: when the model began to compute and when it had the logits, in
+            `time.perf_counter_ns()`. The time before is preparation and the time after is
+            sampling. None if the runner does not measure it.
+        device_ns: how long a device was busy with the step; 0 if the host computed it.
     """
 
     token_ids: list[int]

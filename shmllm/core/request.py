@@ -1,33 +1,33 @@
 """One request as the scheduler sees it.
 
-There is no prefill state and no decode state: a request has tokens (prompt, then output)
-and `num_computed_tokens`, and every step lets the second catch up with the first. A step that
-is planned counts as computed, so a request all of whose tokens are computed has one more under
-way, which can be computed without being known here.
+A request has no prefill state and no decode state. It has tokens (the prompt, then the output) and
+`num_computed_tokens`, and every step lets the second number catch up with the first. Tokens count
+as computed as soon as a step that computes them is planned. If all known tokens of a request count
+as
+computed, one more token is in flight: a step samples it, and the next step may compute it before
+its value is known here.
 """
 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from enum import Enum, auto
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any
 
+from shmllm.core.block_pool import KVBlock
+from shmllm.core.constraint import Constraint
 from shmllm.outputs.columns import FinishReason
-from shmllm.params.sampling import RepetitionDetectionParams, SamplingParams, TokenSequences
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from shmllm.core.block_pool import KVBlock
-    from shmllm.core.plan import Constraint
-    from shmllm.params.pooling import Pooling
+from shmllm.params.pooling import Pooling
+from shmllm.params.request import EngineCoreRequest
+from shmllm.params.sampling import RepetitionDetectionParams, SamplingParams
 
 
 class RequestStatus(Enum):
     """
-    WAITING  -> RUNNING    admitted: has a row and blocks; not while its grammar compiles
-    RUNNING  -> WAITING    preempted: gave both back, will be recomputed
+    WAITING  -> RUNNING    admitted: the request gets a row and blocks. A request whose grammar is
+                           still being compiled is not admitted.
+    RUNNING  -> WAITING    preempted: it gives both back and is recomputed later.
     either   -> FINISHED
     """
 
@@ -39,26 +39,27 @@ class RequestStatus(Enum):
 class Request:
     """
     Args:
-        client: the front end it came from.
-        number: the front end's number for it.
-        prompt_token_ids: at least one token.
-        params: as validated by the front end.
-        seed: of its random draws.
-        max_model_len: tokens of prompt and output together, at most.
+        client: the front end that submitted it.
+        submitted: the request as submitted, validated by the front end.
+        seed: the seed of its random draws.
+        max_model_len: the largest number of prompt and output tokens together.
         eos_token_ids: the model's end-of-sequence tokens.
-        priority: lower goes first, where the scheduler looks at it.
-        bad_words: token sequences that the output may not contain.
-        embeds: a tensor in place of the embeddings of the prompt's tokens, or None.
-        pooling: what to make of the prompt's hidden states instead of generating.
 
     Attributes:
+        number: the front end's number for it.
+        params: its sampling parameters. A pooling request has some too, which say whether it
+            reads the prefix cache.
+        pooling: how to make a vector of the prompt's hidden states; None to generate tokens.
         arrival: its place in the order in which requests came to the scheduler.
-        constraint: what the output has to match, and how far it has come; it stays through
-            preemption, since it follows tokens and not their computation.
-        next_prompt_logprob: the first prompt position whose log-probability was not planned
-            yet. It only grows, so a request that is recomputed reports none twice.
-        queued_ns: when it was made, on CLOCK_MONOTONIC.
-        scheduled_ns: when it first got a place in a step; 0 before.
+        constraint: the state of its grammar. It survives a preemption, because it follows the
+            tokens and not their computation.
+        next_prompt_logprob: the first prompt position whose log-probability has not been planned
+            yet. It only grows, so a recomputed request reports no position twice.
+        queued_ns: when the request was created, in ns of CLOCK_MONOTONIC.
+        scheduled_ns: when it was first admitted, likewise; 0 before that.
+        num_cached_tokens: how many prompt tokens the prefix cache held when the request was first
+            admitted; None before that.
+        num_cached_blocks: how many of its blocks can be found by other requests.
     """
 
     __slots__ = (
@@ -93,36 +94,29 @@ class Request:
     def __init__(
         self,
         client: int,
-        number: int,
-        prompt_token_ids: Sequence[int],
-        params: SamplingParams,
+        submitted: EngineCoreRequest,
         *,
         seed: int,
         max_model_len: int,
         eos_token_ids: Sequence[int] = (),
-        cache_salt: str = "",
-        priority: int = 0,
-        bad_words: TokenSequences = (),
-        pooling: Pooling | None = None,
-        embeds: Any = None,
     ) -> None:
         self.client = client
-        self.number = number
-        self.token_ids = array("i", prompt_token_ids)
-        self.num_prompt_tokens = len(prompt_token_ids)
-        self.params = params
+        self.number = submitted.number
+        self.token_ids = array("i", submitted.prompt_token_ids)
+        self.num_prompt_tokens = len(self.token_ids)
+        self.pooling = submitted.params if isinstance(submitted.params, Pooling) else None
+        self.params = params = _sampling_params_of(submitted)
         self.seed = seed
         room = max_model_len - self.num_prompt_tokens
         self.max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         self.stop_ids = frozenset(params.stop_token_ids) | (
             frozenset() if params.ignore_eos else frozenset(eos_token_ids)
         )
-        self.cache_salt = cache_salt
-        self.priority = priority
+        self.cache_salt = submitted.cache_salt
+        self.priority = submitted.priority
         self.arrival = 0
-        self.bad_words = bad_words
-        self.pooling = pooling
-        self.embeds = embeds
+        self.bad_words = submitted.bad_words
+        self.embeds = submitted.embeds
         self.constraint: Constraint | None = None
         self.next_prompt_logprob = 1
         self.status = RequestStatus.WAITING
@@ -146,25 +140,26 @@ class Request:
 
     @property
     def num_tokens_left(self) -> int:
-        """Output tokens until it ends by its length."""
+        """The number of output tokens until the request ends by its length."""
         return self.max_tokens - self.num_output_tokens
 
     @property
-    def num_under_way(self) -> int:
-        """Tokens that steps sample now, while the next one may be planned: 0 or 1."""
+    def num_in_flight(self) -> int:
+        """How many tokens of the request are being sampled by submitted steps: 0 or 1."""
         return int(self.num_computed_tokens == len(self.token_ids) and self.pooling is None)
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        """Tokens to be computed, the one under way among them unless the request ends with it."""
+        """How many tokens can be planned. That includes the token in flight, unless the request
+        ends with it."""
         if self.num_computed_tokens < len(self.token_ids):
             return len(self.token_ids) - self.num_computed_tokens
-        return int(self.num_under_way < self.num_tokens_left) * self.num_under_way
+        return int(self.num_in_flight < self.num_tokens_left) * self.num_in_flight
 
     @property
     def is_only_decoding(self) -> bool:
-        """Whether its prompt is computed, and all of its output but the last token or the one
-        under way; and only its length or one of `stop_ids` can end it."""
+        """Whether all of the request is computed except its last token or the token in flight,
+        and only its length or one of `stop_ids` can end it."""
         return (
             self.num_prompt_tokens <= self.num_computed_tokens >= len(self.token_ids) - 1
             and self.pooling is None
@@ -174,7 +169,7 @@ class Request:
         )
 
     def append(self, token_id: int) -> FinishReason:
-        """Take one sampled token; says whether the request ends with it."""
+        """Append one sampled token. Returns why the request ends with it; NONE if it continues."""
         self.token_ids.append(token_id)
         if self.constraint is not None:
             finish = self.constraint.take(token_id)
@@ -199,8 +194,15 @@ class Request:
         )
 
 
+def _sampling_params_of(submitted: EngineCoreRequest) -> SamplingParams:
+    if isinstance(submitted.params, SamplingParams):
+        return submitted.params
+    skips = not submitted.params.reads_prefix_cache
+    return SamplingParams(temperature=0, skip_reading_prefix_cache=skips)
+
+
 def ends_in_repetition(token_ids: Sequence[int], params: RepetitionDetectionParams) -> bool:
-    """Whether `token_ids` end with a piece that stands there `min_count` times in a row."""
+    """Whether `token_ids` end with a pattern that occurs `min_count` times in a row."""
     if not params.max_pattern_size:
         return False
     for size in range(max(params.min_pattern_size, 1), params.max_pattern_size + 1):

@@ -1,17 +1,17 @@
-"""Decides what each step computes.
+"""The scheduler: it decides what each step computes.
 
-Every running request catches up with its own tokens under one token budget: a decode
-needs one token, a prompt as many as the budget leaves (a chunk). Running requests come
-first, in the order they were admitted; then waiting ones, first come, first served within
-a front end and in turns between front ends. When blocks run out, the running request
-admitted last gives its blocks back and waits before all others to be recomputed. Under the
-policy "priority" all three orders are that of (priority, arrival), and the last of the
-running requests is the worst.
+Every running request catches up with its own tokens under one token budget. A decoding request
+needs one token, and a prompt gets a chunk: as many tokens as the budget leaves. Running requests
+come first, in the order in which they were admitted. Waiting requests follow: first come, first
+served within a front end, and round robin between front ends. If no block is free, the scheduler
+preempts the request that was admitted last; it gives up its blocks and waits ahead of all others to
+be recomputed. Under the policy "priority" all three orders are that of (priority, arrival), and the
+scheduler preempts the last running request in that order.
 
-A step may be planned while the one before it still runs: then a token is computed whose value
-is not known here, and a request is found to have ended one step late.
+A step may be planned while the previous step still runs. The plan then includes a token whose value
+is not known yet, and the scheduler notices one step late that a request has ended.
 
-Pure Python: knows neither the model nor the transport.
+This module is pure Python. It must not know the model or the transport.
 """
 
 from __future__ import annotations
@@ -27,22 +27,21 @@ from shmllm.core.block_pool import KVBlock
 from shmllm.core.kv_cache_manager import KVCacheManager
 from shmllm.core.observer import NOBODY, Observer
 from shmllm.core.plan import NewRequest, StepPlan, StepResult
-from shmllm.core.pooling import plan_pool, take_vectors
 from shmllm.core.priority_queue import PriorityQueue, order
 from shmllm.core.request import Request, RequestStatus
-from shmllm.core.scores import plan_prompt_scores, take_logprobs, take_prompt_logprobs
 from shmllm.core.steady_decode import SteadyDecode
+from shmllm.core.step_outputs import StepOutputs, attach_logprobs
 from shmllm.core.waiting_queue import WaitingQueue
 from shmllm.outputs.columns import FinishReason, OutputColumns
 
 RESERVED_FRACTION = 8
-RUN_AFTER_STEPS = 4
-"""A decode run is tried every so many steps in which nobody enters or leaves."""
+STEADY_AFTER_STEPS = 4
+"""How many unchanged steps the scheduler waits before it tries a SteadyDecode."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A request that ended because it could not be served on."""
+    """A request that ended with an error after it had been accepted."""
 
     client: int
     number: int
@@ -51,7 +50,7 @@ class Failure:
 
 @dataclass(slots=True)
 class SchedulerStats:
-    """Counters since the start; `prefix_*` count tokens and leave recomputed requests out."""
+    """Counters since the start. `prefix_*` count tokens; recomputed requests do not count."""
 
     steps: int = 0
     preemptions: int = 0
@@ -65,17 +64,19 @@ class SchedulerStats:
 class Scheduler:
     """
     Args:
-        config: rows and token budget.
-        kv_cache: gives and takes blocks.
+        config: the number of rows, the token budget and the policy.
+        kv_cache: allocates and frees the requests' blocks.
 
     Attributes:
-        failures: not yet reported; whoever reports them clears the list.
-        observer: hears of requests.
+        failures: requests that ended with an error and have not been reported yet. The caller
+            that reports them clears the list.
+        observer: is notified of what happens to requests.
+        stats: counters.
     """
 
     def __init__(self, config: SchedulerConfig, kv_cache: KVCacheManager) -> None:
         self._budget = config.max_num_batched_tokens
-        # More rows than the budget has tokens would let the last of them starve.
+        # With more rows than tokens in the budget, the last rows would starve.
         num_rows = min(config.max_num_seqs, config.max_num_batched_tokens)
         self._free_rows = list(range(num_rows - 1, -1, -1))
         self._kv_cache = kv_cache
@@ -87,16 +88,18 @@ class Scheduler:
         self._num_rows = num_rows
         self._reserved_rows = 0
         self._rows_held: Counter[int] = Counter()
-        self._run: SteadyDecode | None = None
-        self._num_quiet_steps = 0
+        self._steady: SteadyDecode | None = None
+        self._num_unchanged_steps = 0
         self.failures: list[Failure] = []
         self.observer: Observer = NOBODY
         self.stats = SchedulerStats()
 
     def share_rows(self, is_shared: bool) -> None:
-        """Say whether there are several front ends. If so, a part of the rows is kept for
-        those that hold none: a flood of one would fill all rows, and another's request would
-        wait until requests of that flood end."""
+        """Reserve a part of the rows for front ends that hold none, if there are several.
+
+        Otherwise one front end could fill all rows with a large batch, and another one's request
+        would wait until requests of that batch end.
+        """
         self._reserved_rows = self._num_rows // RESERVED_FRACTION if is_shared else 0
 
     @property
@@ -111,29 +114,30 @@ class Scheduler:
         return bool(self._requests)
 
     def add(self, request: Request) -> None:
+        """Queue a request."""
         self._register(request)
         self._waiting.add(request)
 
     def hold(self, request: Request) -> None:
-        """Add a request that may not run before `release`."""
+        """Add a request that must not be admitted before `release`."""
         self._register(request)
         self._waiting.hold(request)
 
     def release(self, request: Request) -> None:
-        """Let a held request run."""
+        """Queue a held request."""
         self._waiting.release(request)
 
     def fail(self, request: Request, message: str) -> None:
-        """End a waiting request that cannot be served."""
+        """End a waiting request with an error."""
         self._finish(request, FinishReason.ERROR)
         self.failures.append(Failure(request.client, request.number, message))
 
     def knows(self, client: int, number: int) -> bool:
-        """Whether such a request was added and has not ended."""
+        """Whether this request was added and has not ended."""
         return (client, number) in self._requests
 
     def abort(self, client: int, number: int) -> Request | None:
-        """End a request now; None if it is not known, because it had already ended."""
+        """End a request now. Returns None if the request is unknown or has already ended."""
         request = self._requests.get((client, number))
         if request is None:
             return None
@@ -143,105 +147,109 @@ class Scheduler:
         return request
 
     def abort_client(self, client: int) -> None:
-        """End all requests of a front end that is gone, and forget that it was paused."""
+        """End all requests of a front end that has disconnected, and forget its pause."""
         for number in self.unfinished().get(client, ()):
             self.abort(client, number)
         self.resume_client(client)
 
     def requests(self) -> list[Request]:
-        """Those that have not ended."""
+        """The requests that have not ended."""
         return list(self._requests.values())
 
     def unfinished(self) -> dict[int, list[int]]:
-        """Numbers of the requests that have not ended, by front end."""
+        """The numbers of the requests that have not ended, by front end."""
         numbers: dict[int, list[int]] = {}
         for client, number in self._requests:
             numbers.setdefault(client, []).append(number)
         return numbers
 
     def pause_client(self, client: int) -> None:
-        """Schedule nothing of this front end until it is resumed: its outputs have no room."""
+        """Stop scheduling a front end's requests: its output ring has no room."""
         self._waiting.paused.add(client)
-        self._end_run()
+        self._end_steady()
 
     def resume_client(self, client: int) -> None:
+        """Schedule a front end's requests again."""
         self._waiting.paused.discard(client)
 
     def preempt_all(self) -> None:
-        """Have all running requests wait to be recomputed, in the order they are in."""
+        """Preempt all running requests. They keep their order."""
         while self._running:
             self._preempt(self._running.pop())
 
     def schedule(self) -> StepPlan:
-        """Plan one step, and count its tokens as computed. `num_tokens` 0: nothing to do."""
+        """Plan one step, and count its tokens as computed.
+
+        Returns:
+            The plan. Its `num_tokens` is 0 if there is nothing to compute.
+        """
         plan = StepPlan(step=self.stats.steps)
-        if self._continue_run(plan) or not self._schedule_running(plan):
+        if self._plan_steady(plan) or not self._schedule_running(plan):
             self._schedule_waiting(plan)
-        plan.is_repeat = self._run is not None and self._run.num_steps > 1
+        plan.is_repeat = self._steady is not None and self._steady.num_steps > 1
         if plan.num_tokens:
             self.stats.steps += 1
         return plan
 
     def apply(self, plan: StepPlan, result: StepResult) -> dict[int, OutputColumns]:
-        """Give each sampled token to its request; requests that end leave. One that was
-        preempted while the step ran gets its token, too.
+        """Append each sampled token to its request, and release the requests that end.
+
+        A request that was preempted while the step ran gets its token as well.
 
         Returns:
-            For each front end with a sampled token or prompt log-probabilities, its columns.
+            The columns of each front end for which the step produced anything.
         """
         outputs: dict[int, OutputColumns] | None = None
-        if self._run is not None and plan.run is self._run:
-            outputs = self._run.apply(plan.step, result.token_ids)
+        if self._steady is not None and plan.step >= self._steady.first_step:
+            outputs = self._steady.apply(plan.step, result.token_ids)
         if outputs is None:
             outputs = self._apply_each(plan, result)
         if result.logprobs is not None:
-            take_logprobs(plan, result.logprobs, outputs)
+            attach_logprobs(plan, result.logprobs, outputs)
         self.stats.generated_tokens += len(result.token_ids)
         return outputs
 
     def _apply_each(self, plan: StepPlan, result: StepResult) -> dict[int, OutputColumns]:
-        outputs: dict[int, OutputColumns] = {}
-        take_prompt_logprobs(plan, result, outputs)
-        any_finished = False
-        for request in take_vectors(plan, result, outputs):
-            self._finish(request, FinishReason.STOP)
-            any_finished = True
+        outputs = StepOutputs(plan.step)
+        outputs.add_prompt_logprobs(plan, result)
+        any_finished = self._apply_vectors(plan, result, outputs)
         for index, token_id in zip(plan.samples, result.token_ids, strict=True):
             request = plan.requests[index]
             if request.status is RequestStatus.FINISHED:
                 continue
-            columns = outputs.get(request.client)
-            if columns is None:
-                columns = outputs[request.client] = OutputColumns(step=plan.step)
-            if len(request.token_ids) == request.num_prompt_tokens:
-                columns.cached_rows.append(len(columns.numbers))
-                columns.cached_counts.append(request.num_cached_tokens or 0)
-                columns.queued_ns.append(request.queued_ns)
-                columns.scheduled_ns.append(request.scheduled_ns)
+            is_first = len(request.token_ids) == request.num_prompt_tokens
             finish = request.append(token_id)
             if finish:
                 finish = self._end(request, finish)
                 any_finished = True
-                if request.num_preemptions:
-                    columns.preempted_rows.append(len(columns.numbers))
-                    columns.preempted_counts.append(request.num_preemptions)
-            columns.numbers.append(request.number)
-            columns.counts.append(1)
-            columns.token_ids.append(token_id)
-            columns.finishes.append(finish)
+            outputs.add_row(request, finish, token_id, is_first=is_first)
         if any_finished:
             self._running = [r for r in self._running if r.status is RequestStatus.RUNNING]
-        return outputs
+        return outputs.by_client
+
+    def _apply_vectors(self, plan: StepPlan, result: StepResult, outputs: StepOutputs) -> bool:
+        """End the pooling requests whose prompts are complete. Returns whether there are any."""
+        any_finished = False
+        ending = (pool for pool in plan.pools if pool.is_last)
+        for pool, vector in zip(ending, result.vectors, strict=True):
+            request = plan.requests[pool.index]
+            if request.status is RequestStatus.FINISHED:
+                continue
+            self._finish(request, FinishReason.STOP)
+            any_finished = True
+            outputs.add_vector(request, vector)
+            outputs.add_row(request, FinishReason.STOP, is_first=True)
+        return any_finished
 
     def forget_prefixes(self) -> None:
-        """Forget every cached prefix, and let no request that runs register more blocks: the
-        keys and values that it has already were made with other weights."""
+        """Forget every cached prefix, and register no more blocks of running requests: their
+        keys and values were computed with other weights."""
         self._kv_cache.reset_prefix_cache()
         for request in self._running:
             self._kv_cache.stop_registering(request)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if rows, queues and blocks contradict each other."""
+        """Raise AssertionError if rows, queues and blocks are inconsistent."""
         self._kv_cache.check_integrity()
         rows = [request.row for request in self._running] + self._free_rows
         assert len(set(rows)) == len(rows), "a row is used twice"
@@ -254,29 +262,29 @@ class Scheduler:
         self._num_added += 1
         self.observer.queued(request)
 
-    def _continue_run(self, plan: StepPlan) -> bool:
-        """Plan a step like the one before, if that is possible."""
-        if self._run is None:
-            self._num_quiet_steps += 1
-            if self._num_quiet_steps % RUN_AFTER_STEPS or not self._can_begin_run():
+    def _plan_steady(self, plan: StepPlan) -> bool:
+        """Plan an unchanged step if possible. Returns whether it was."""
+        if self._steady is None:
+            self._num_unchanged_steps += 1
+            if self._num_unchanged_steps % STEADY_AFTER_STEPS or not self._can_be_steady():
                 return False
-            self._run = SteadyDecode(self._running, self._kv_cache)
-        if self._run.plan(plan):
+            self._steady = SteadyDecode(plan.step, self._running, self._kv_cache)
+        if self._steady.plan(plan):
             return True
-        self._end_run()
+        self._end_steady()
         return False
 
-    def _can_begin_run(self) -> bool:
+    def _can_be_steady(self) -> bool:
         return (
             0 < len(self._running) <= self._budget
             and not self._waiting.paused
             and all(request.is_only_decoding for request in self._running)
-            and len({request.num_under_way for request in self._running}) == 1
+            and len({request.num_in_flight for request in self._running}) == 1
         )
 
-    def _end_run(self) -> None:
-        self._run = None
-        self._num_quiet_steps = 0
+    def _end_steady(self) -> None:
+        self._steady = None
+        self._num_unchanged_steps = 0
 
     def _schedule_running(self, plan: StepPlan) -> bool:
         """Returns whether a request was preempted."""
@@ -323,7 +331,7 @@ class Scheduler:
         return self._rows_held if len(self._free_rows) <= self._reserved_rows else ()
 
     def _admit(self, plan: StepPlan, request: Request, hit: list[KVBlock]) -> None:
-        self._end_run()
+        self._end_steady()
         request.row = self._free_rows.pop()
         self._rows_held[request.client] += 1
         request.status = RequestStatus.RUNNING
@@ -343,22 +351,9 @@ class Scheduler:
         plan.new_requests.append(NewRequest.of(request))
 
     def _plan_tokens(self, plan: StepPlan, request: Request, count: int) -> None:
-        start = request.num_computed_tokens
-        request.num_computed_tokens = start + count
+        request.num_computed_tokens += count
         self._kv_cache.register_full_blocks(request)
-        if request.pooling is not None:
-            plan_pool(plan, request)
-        elif request.num_computed_tokens >= len(request.token_ids):
-            if request.constraint is not None:
-                plan.constraints.append((len(plan.samples), request.constraint))
-            plan.samples.append(len(plan.requests))
-        if request.params.prompt_logprobs is not None:
-            plan_prompt_scores(plan, request, request.params.prompt_logprobs)
-        plan.requests.append(request)
-        plan.rows.append(request.row)
-        plan.starts.append(start)
-        plan.counts.append(count)
-        plan.num_tokens += count
+        plan.add_tokens(request, count)
 
     def _preempt(self, request: Request) -> None:
         self._release(request)
@@ -370,8 +365,12 @@ class Scheduler:
         self.observer.preempted(request)
 
     def _end(self, request: Request, finish: FinishReason) -> FinishReason:
-        """End a running request; what its last output says of that. An error follows on its
-        own, since it comes with a message."""
+        """End a running request.
+
+        Returns:
+            The finish reason for its last output row. It is NONE for an error, which is reported
+            separately, together with its message.
+        """
         self._finish(request, finish)
         if finish is not FinishReason.ERROR or request.constraint is None:
             return finish
@@ -390,7 +389,7 @@ class Scheduler:
         self.observer.ended(request, reason)
 
     def _release(self, request: Request) -> None:
-        self._end_run()
+        self._end_steady()
         self._kv_cache.register_full_blocks(request)
         self._kv_cache.release(request)
         self._free_rows.append(request.row)

@@ -1,12 +1,14 @@
-"""Steps that are like the one before: the same requests, each with one more token.
+"""Plans and applies unchanged steps: the same requests as before, each with one more token.
 
-Most steps are that, and there is little to decide about each request: every sixteenth step
-or so it needs a block, and its end can be foreseen. So such steps are planned and applied as
-columns. Owns when that holds and what then differs from step to step. Must not know who else
-wants to run; the scheduler drops a run as soon as anybody enters or leaves.
+Most steps are unchanged, and such a step leaves little to decide: about every sixteenth step a
+request needs a block, and the step in which it ends by its length is known in advance. Unchanged
+steps are therefore planned and applied as whole columns. This module owns the conditions under
+which that is possible. It must not know about waiting requests: the scheduler drops a SteadyDecode
+as soon as a request enters or leaves.
 
-Where steps overlap, each request has a token under way whenever a step is planned, and what a
-block holds is known a step after it was planned to be full. Otherwise none has.
+If steps overlap, every request has a token in flight whenever a step is planned, and the content of
+a block is known one step after the step that fills it was planned. If steps do not overlap, no
+request has a token in flight.
 """
 
 from __future__ import annotations
@@ -22,24 +24,29 @@ from shmllm.outputs.columns import FinishReason, OutputColumns
 class SteadyDecode:
     """
     Args:
-        requests: all that run, in their order; each one `is_only_decoding`, and either all or
-            none of them have a token under way.
-        kv_cache: has their blocks.
+        first_step: the number of the first step that it will plan.
+        requests: all running requests in their order. Each one `is_only_decoding`, and either
+            all of them or none of them have a token in flight.
+        kv_cache: owns their blocks.
 
     Attributes:
-        num_steps: planned so far.
+        first_step: see above. Every plan with this or a later number comes from here.
+        num_steps: the number of steps planned so far.
     """
 
-    def __init__(self, requests: Sequence[Request], kv_cache: KVCacheManager) -> None:
+    def __init__(
+        self, first_step: int, requests: Sequence[Request], kv_cache: KVCacheManager
+    ) -> None:
+        self.first_step = first_step
         self._requests = list(requests)
         self._kv_cache = kv_cache
         self._rows = [request.row for request in requests]
         self.num_steps = 0
         self._num_applied = 0
-        self._num_under_way = requests[0].num_under_way
-        self._most = min(request.num_tokens_left for request in requests) - self._num_under_way
+        self._num_in_flight = requests[0].num_in_flight
+        self._max_steps = min(request.num_tokens_left for request in requests) - self._num_in_flight
         self._stop_ids = frozenset[int]().union(*(request.stop_ids for request in requests))
-        # By how many tokens the last block has, so that those at its edge need no search.
+        # Requests by the fill level of their last block: a step touches only one level.
         self._by_phase: list[list[Request]] = [[] for _ in range(kv_cache.block_size)]
         self._places: dict[int, list[int]] = {}
         for place, request in enumerate(requests):
@@ -51,12 +58,16 @@ class SteadyDecode:
         }
 
     def plan(self, plan: StepPlan) -> bool:
-        """Plan one token of each. False, and nothing changed, if there are too few blocks, or if
-        one of them ends with the token under way."""
+        """Plan one token for each request.
+
+        Returns:
+            False, without any change, if there are too few free blocks or if a request ends with
+            the token in flight.
+        """
         kv_cache, requests, count = self._kv_cache, self._requests, len(self._requests)
         entering = self._by_phase[-self.num_steps % kv_cache.block_size]
-        filling = self._by_phase[(self._num_under_way - self.num_steps - 1) % kv_cache.block_size]
-        if self.num_steps == self._most or len(entering) > kv_cache.pool.num_free:
+        filling = self._by_phase[(self._num_in_flight - self.num_steps - 1) % kv_cache.block_size]
+        if self.num_steps == self._max_steps or len(entering) > kv_cache.pool.num_free:
             return False
         for request in entering:
             plan.append_blocks(request, kv_cache.extend(request, request.num_computed_tokens + 1))
@@ -70,15 +81,18 @@ class SteadyDecode:
         plan.counts = [1] * count
         plan.samples = list(range(count))
         plan.num_tokens = count
-        plan.run = self
         self.num_steps += 1
         return True
 
     def apply(self, step: int, token_ids: Sequence[int]) -> dict[int, OutputColumns] | None:
-        """Give each request its token. None, and no token taken, if one of them may end with
-        it: then each has to be looked at."""
+        """Append each request's token.
+
+        Returns:
+            The columns of each front end. None, without any change to the requests, if a request
+            may end with its token: the caller then has to look at each request.
+        """
         self._num_applied += 1
-        if self._num_applied == self._most or not self._stop_ids.isdisjoint(token_ids):
+        if self._num_applied == self._max_steps or not self._stop_ids.isdisjoint(token_ids):
             return None
         for request, token_id in zip(self._requests, token_ids, strict=True):
             request.token_ids.append(token_id)

@@ -1,7 +1,7 @@
-"""What a front end can ask of an engine besides requests: one function per Method.
+"""The methods that a front end can call on an engine: one function for each `Method`.
 
-Owns the table of answers, which the engine process and the engine in the caller's own
-process share. Must not know how a question came here: arguments and answers are JSON values.
+The engine process and the engine in the caller's own process share this table. Arguments and
+results are JSON values. This module must not know how a call was transmitted.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from shmllm.core.pausing import PauseMode
-from shmllm.core.sleeping import level_of, parts_of
 from shmllm.engine.core import EngineCore
-from shmllm.engine.sleep import Slept
+from shmllm.engine.sleep import Slept, level_of, parts_of
 from shmllm.errors import RequestError
 from shmllm.wire.messages import Call, Method, Reply
 
@@ -32,8 +31,8 @@ def _resume(core: EngineCore, client: int, argument: Any) -> bool:
 
 
 def _trace(core: EngineCore, client: int, argument: Any) -> bool:
-    """An engine process answers this itself; see `engine.tracing`."""
-    raise RequestError("an engine in the caller's own process has no name to be traced by")
+    """The engine process handles this call itself; see `engine.tracing`."""
+    raise RequestError("an engine in the caller's own process has no name and cannot be traced")
 
 
 def _sleep(core: EngineCore, client: int, argument: Any) -> Any:
@@ -86,7 +85,7 @@ _ANSWERS: dict[Method, Callable[[EngineCore, int, Any], Any]] = {
 
 
 def answer(core: EngineCore, client: int, method: Method, argument: Any) -> Any:
-    """Do what the front end `client` asks, between two steps; raises whatever that raises."""
+    """Run a method for the front end `client`, between two steps. Raises what the method raises."""
     core.settle()
     return _ANSWERS[method](core, client, argument)
 
@@ -100,8 +99,10 @@ def reply_to(core: EngineCore, client: int, call: Call) -> Reply:
 
 
 def reply_with(number: int, work: Callable[[], str]) -> Reply:
-    """The Reply whose JSON text `work` returns. What it raises becomes text: no question may
-    end the engine."""
+    """A Reply with the JSON text that `work` returns.
+
+    An exception becomes a Reply with its text, because no call may end the engine.
+    """
     try:
         return Reply(number, True, work())
     except Exception as problem:

@@ -1,8 +1,8 @@
-"""Lets front ends of a named engine in, and sees them out.
+"""Accepts the front ends of a named engine, and dismisses them when they end.
 
-A front end names its segment after a free place, writes its nonce into that place's hello
-word and rings. The engine compares the hello table with what it saw last, opens the
-segment of a changed place, and answers with the same nonce, or with a refusal.
+To attach, a front end names its segment after a free place, writes its nonce into that place's
+hello word and rings the engine's doorbell. The engine compares the hello words with the ones it saw
+last, opens the segment of each changed place, and answers with the same nonce or with a refusal.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ class ClientAcceptor:
     """
     Args:
         control: the engine's segment.
-        page: its contents.
-        path: the engine's name; None for a private engine, which lets nobody in.
-        patience_s: how long outputs of a front end may find no room.
-        on_dismissed: called with a place when its front end is gone, before the place can
-            have another: the requests of the old one must not answer to the new one.
+        page: the control page in that segment.
+        path: the path of the segment's name; None for a private engine, which accepts nobody.
+        patience_s: how many seconds a front end's output ring may stay full before the engine
+            dismisses it.
+        on_dismissed: called with the place of a dismissed front end, before another front end can
+            take it. The requests of the old front end must not answer to the new one.
 
     Attributes:
-        sessions: by place; the acceptor adds and removes.
+        sessions: the sessions by place. The acceptor adds and removes them.
     """
 
     def __init__(
@@ -54,23 +55,23 @@ class ClientAcceptor:
         self.sessions: dict[int, Session] = {}
 
     def has_news(self) -> bool:
-        """Whether a front end knocked since `admit_new`, or one is leaving."""
-        return self._someone_knocked() or self.someone_leaves()
+        """Whether a front end has asked to attach since `accept_new`, or one is leaving."""
+        return self._has_new_hello() or self.has_leaving()
 
-    def someone_leaves(self) -> bool:
-        """Whether a front end said goodbye or broke the protocol; those that died are found
-        by `dismiss_ended`."""
+    def has_leaving(self) -> bool:
+        """Whether a front end is closing or broke the protocol. `dismiss_ended` finds those
+        that died."""
         return any(s.is_closing or s.broken is not None for s in self.sessions.values())
 
-    def admit_new(self) -> Iterator[Session]:
-        """Let in who knocked."""
-        if not self._someone_knocked():
+    def accept_new(self) -> Iterator[Session]:
+        """Accept the front ends that asked to attach, and yield their sessions."""
+        if not self._has_new_hello():
             return
         for place, nonce in enumerate(self._page.hellos()):
             if nonce == self._seen[place]:
                 continue
             self._seen[place] = nonce
-            if place in self.sessions:  # its last client died and the next came at once
+            if place in self.sessions:  # the last front end died and another took its place
                 self.dismiss(self.sessions[place], Refusal.NOT_THERE)
             try:
                 session = self._open(place, nonce)
@@ -82,7 +83,7 @@ class ClientAcceptor:
             yield session
 
     def dismiss(self, session: Session, refusal: Refusal) -> None:
-        """End a session; its place can be claimed again."""
+        """End a session. Another front end can then take its place."""
         self._page.admit(session.place, refusal)
         del self.sessions[session.place]
         session.close()
@@ -91,14 +92,14 @@ class ClientAcceptor:
             registry.sweep(self._client_path(session.place))
 
     def dismiss_ended(self) -> None:
-        """See out the front ends that closed, died or do not read."""
+        """Dismiss the front ends that closed, died, or do not read their outputs."""
         ended = [(s, end) for s in self.sessions.values() if (end := s.ended()) is not None]
         for session, end in ended:
             if session.broken is not None and self._path is None:
-                raise session.broken  # a private engine has nobody else to live for
+                raise session.broken  # a private engine has no other front end
             self.dismiss(session, REFUSALS.get(end, Refusal.NOT_THERE))
 
-    def _someone_knocked(self) -> bool:
+    def _has_new_hello(self) -> bool:
         return self._path is not None and self._page.hellos() != self._seen
 
     def _client_path(self, place: int) -> Path:

@@ -1,11 +1,12 @@
-"""The engine without its surroundings: schedule, run, apply.
+"""The engine core: it schedules a step, runs it, and applies its results.
 
-Where the runner overlaps, a step is scheduled and submitted while the one before it runs, whose
-tokens are taken then: at most two are submitted, and what a step needs of the tokens before it
-waits for its `release`. Otherwise each step is run to its end.
+If the runner overlaps steps, the core schedules and submits a step while the previous one runs, and
+then applies the previous one's results. At most two steps are submitted at a time. The parts of a
+step that depend on the previous step's tokens wait for `Step.release`. If the runner does not
+overlap, every step ends before the next one is scheduled.
 
-No transport, no signals, no process: those are `engine.process`. The same core runs in
-the caller's process when `LLM(multiprocess=False)` asks for it.
+This module contains no transport, no signals and no process; those are in `engine.process`. The
+same core runs in the caller's process for `LLM(multiprocess=False)`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
-from typing import Any
 
 import numpy as np
 
@@ -25,36 +25,38 @@ from shmllm.core.pausing import PAUSES, PauseMode, Pauses
 from shmllm.core.plan import StepPlan
 from shmllm.core.request import Request
 from shmllm.core.scheduler import Failure, Scheduler
-from shmllm.core.sleeping import Level
+from shmllm.core.step_outputs import StepOutputs
 from shmllm.engine.runner import Runner, Step
-from shmllm.engine.sleep import Sleeper, Slept
+from shmllm.engine.sleep import Level, Sleeper, Slept
 from shmllm.engine.weight_updates import WeightUpdates
 from shmllm.errors import EnginePausedError, RequestError
 from shmllm.outputs.columns import FinishReason, OutputColumns
 from shmllm.params.pooling import Pooling
-from shmllm.params.sampling import SamplingParams, TokenSequences
+from shmllm.params.request import EngineCoreRequest
+from shmllm.params.sampling import SamplingParams
+from shmllm.wire.messages import Rejected
 
 UNSEEDED = 1 << 63
 
 
-def _nobody_sleeps() -> None:
-    pass
+def _wake_nobody() -> None:
+    """The default of `EngineCore`'s `wake`: no thread waits for the core."""
 
 
 @dataclass(slots=True)
 class StepTimings:
-    """Time that the steps so far took, by phase, and the moments of the last one.
+    """The time that all steps so far took, by phase, and the timestamps of the last step.
 
-    Where steps overlap, schedule and prepare are those of the step after, and execute is what
-    remained to be waited for.
+    If steps overlap, `schedule_ns` and `prepare_ns` are those of the following step, and
+    `execute_ns` is the time that the core still had to wait for the step's result.
 
     Attributes:
-        num_steps: whose results were applied.
-        moments_ns: when the last step began, and when schedule, prepare, execute, sample and
-            apply ended, on `time.perf_counter_ns()`.
-        num_tokens: computed in the last step.
-        num_requests: that took part in it.
-        device_ns: how long a device was busy with it; 0 where there is none.
+        num_steps: the number of steps whose results were applied.
+        moments_ns: when the last step began, and when its phases schedule, prepare, execute,
+            sample and apply ended, in `time.perf_counter_ns()`.
+        num_tokens: the number of tokens that the last step computed.
+        num_requests: the number of requests in the last step.
+        device_ns: how long a device was busy with the last step; 0 on a CPU.
     """
 
     num_steps: int = 0
@@ -71,7 +73,7 @@ class StepTimings:
     def add(
         self, plan: StepPlan, device_ns: int, *moments_ns: *tuple[int, int, int, int, int, int]
     ) -> None:
-        """Count a step that had these moments."""
+        """Add a step with these timestamps; see `moments_ns`."""
         self.num_steps += 1
         self.device_ns = device_ns
         self.num_tokens, self.num_requests = plan.num_tokens, len(plan.requests)
@@ -87,32 +89,33 @@ class StepTimings:
 class EngineCore:
     """
     Args:
-        config: what the engine was started with.
-        runner: holds the model and the KV cache.
-        wake: called from any thread when there is something to do for `step` again.
+        config: the configuration of the engine.
+        runner: owns the model and the KV cache, and executes plans.
+        wake: called from any thread when `step` has something to do again.
 
     Attributes:
-        phases: where the time went.
-        holds: who has the engine hold still.
-        sleeper: gives memory back, and has it again.
-        weights: their updates, and the version in force.
+        info: what the engine reports about itself.
+        timings: the time that steps took.
+        pauses: the pauses in force.
+        sleeper: releases memory and restores it.
+        weights: the weight update in progress and the version of the weights in force.
     """
 
     def __init__(
-        self, config: EngineConfig, runner: Runner, wake: Callable[[], None] = _nobody_sleeps
+        self, config: EngineConfig, runner: Runner, wake: Callable[[], None] = _wake_nobody
     ) -> None:
-        self.facts = runner.facts
-        self.phases = StepTimings()
+        self.info = runner.info
+        self.timings = StepTimings()
         self.runner = runner
         self._kv_cache = KVCacheManager(
-            num_blocks=self.facts.num_blocks + 1,
-            block_size=self.facts.block_size,
+            num_blocks=self.info.num_blocks + 1,
+            block_size=self.info.block_size,
             enable_prefix_caching=config.cache.enable_prefix_caching,
         )
         self.scheduler = Scheduler(config.scheduler, self._kv_cache)
         self.pauses = Pauses()
         self.sleeper = Sleeper(self.scheduler, self._kv_cache, self.pauses, runner.memory)
-        self._under_way: tuple[StepPlan, Step] | None = None
+        self._in_flight: tuple[StepPlan, Step] | None = None
         self._unsent: list[tuple[int, OutputColumns]] = []
         self.weights = WeightUpdates(
             lambda: self.runner.model, self.weights_written, self.abort_all
@@ -122,7 +125,7 @@ class EngineCore:
 
     @property
     def observer(self) -> Observer:
-        """Who hears of requests and steps."""
+        """The observer of requests and steps."""
         return self.scheduler.observer
 
     @observer.setter
@@ -134,137 +137,114 @@ class EngineCore:
         return self._kv_cache.num_used_blocks
 
     @property
-    def is_under_way(self) -> bool:
-        """Whether a step was submitted whose tokens were not taken yet."""
-        return self._under_way is not None
+    def is_in_flight(self) -> bool:
+        """Whether a step was submitted and its results have not been applied."""
+        return self._in_flight is not None
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether `step` has anything to do: a request, or what came of a step."""
-        return self.is_under_way or self.scheduler.has_unfinished()
+        """Whether a request has not ended or a submitted step has to be applied."""
+        return self.is_in_flight or self.scheduler.has_unfinished()
 
-    def add(
-        self,
-        client: int,
-        number: int,
-        prompt_token_ids: Sequence[int],
-        params: SamplingParams,
-        cache_salt: str = "",
-        *,
-        priority: int = 0,
-        bad_words: TokenSequences = (),
-        grammar: str = "",
-        embeds: Any = None,
-    ) -> str | None:
+    def add(self, client: int, request: EngineCoreRequest) -> Rejected | None:
+        """Queue a request of a front end.
+
+        Returns:
+            The rejection to send to the front end; None if the request is queued. No request
+            raises an exception: one invalid request must not end the others.
+        """
+        try:
+            refusal = self._add(client, request)
+        except EnginePausedError as pause:
+            return Rejected(request.number, str(pause), is_retryable=True)
+        except RequestError as problem:
+            refusal = str(problem)
+        except Exception as problem:
+            refusal = f"{type(problem).__name__}: {problem}"
+        return None if refusal is None else Rejected(request.number, refusal)
+
+    def _add(self, client: int, request: EngineCoreRequest) -> str | None:
         """Queue a request. Returns why it cannot be served; None if it is queued.
 
         Raises:
-            EnginePausedError: not now.
-            RequestError: not with these `embeds`.
+            EnginePausedError: a pause forbids new requests.
+            RequestError: the embeddings do not suit the model.
         """
-        refusal = self._refuse(client, number, prompt_token_ids, self.facts.max_model_len - 1)
+        refusal = self._refuse(client, request)
         if refusal is not None:
             return refusal
-        most_logprobs = max(params.logprobs or 0, params.prompt_logprobs or 0)
-        if -1 in (params.logprobs, params.prompt_logprobs):
-            most_logprobs = self.facts.vocab_size
-        if most_logprobs > self.facts.max_logprobs:
-            return f"{most_logprobs:,} logprobs exceed max_logprobs {self.facts.max_logprobs:,}"
-        if embeds is not None:
-            embeds = self.runner.check_embeds(embeds, len(prompt_token_ids))
-        if params.seed is None:
-            self._next_seed += 1
-        request = Request(
+        if request.embeds is not None:
+            length = len(request.prompt_token_ids)
+            request.embeds = self.runner.check_embeds(request.embeds, length)
+        scheduled = Request(
             client,
-            number,
-            prompt_token_ids,
-            params,
-            seed=self._next_seed if params.seed is None else params.seed,
-            max_model_len=self.facts.max_model_len,
-            eos_token_ids=self.facts.eos_token_ids,
-            cache_salt=cache_salt,
-            priority=priority,
-            bad_words=bad_words,
-            embeds=embeds,
+            request,
+            seed=self._seed_of(request.params),
+            max_model_len=self.info.max_model_len,
+            eos_token_ids=self.info.eos_token_ids,
         )
-        if grammar:
-            return self._grammars.add(request, grammar)
-        self.scheduler.add(request)
+        if request.grammar:
+            return self._grammars.add(scheduled, request.grammar)
+        self.scheduler.add(scheduled)
         return None
 
-    def pool(
-        self,
-        client: int,
-        number: int,
-        prompt_token_ids: Sequence[int],
-        pooling: Pooling,
-        cache_salt: str = "",
-        *,
-        priority: int = 0,
-        embeds: Any = None,
-    ) -> str | None:
-        """Queue a prompt to make a vector of; otherwise as `add`. It may be one token longer:
-        nothing is generated."""
-        refusal = self._refuse(client, number, prompt_token_ids, self.facts.max_model_len)
-        if refusal is not None:
-            return refusal
-        if embeds is not None:
-            embeds = self.runner.check_embeds(embeds, len(prompt_token_ids))
-        skips = not pooling.reads_prefix_cache
-        self.scheduler.add(
-            Request(
-                client,
-                number,
-                prompt_token_ids,
-                SamplingParams(temperature=0, skip_reading_prefix_cache=skips),
-                seed=0,
-                max_model_len=self.facts.max_model_len,
-                cache_salt=cache_salt,
-                priority=priority,
-                embeds=embeds,
-                pooling=pooling,
-            )
-        )
-        return None
+    def _seed_of(self, params: SamplingParams | Pooling) -> int:
+        if isinstance(params, Pooling):
+            return 0
+        if params.seed is not None:
+            return params.seed
+        self._next_seed += 1
+        return self._next_seed
 
-    def _refuse(self, client: int, number: int, ids: Sequence[int], most: int) -> str | None:
+    def _refuse(self, client: int, request: EngineCoreRequest) -> str | None:
+        """Why a request cannot be served; None if it can."""
         if refusal := self.pauses.refusal:
             raise EnginePausedError(refusal)
-        if self.scheduler.knows(client, number):
-            return f"request number {number} is in use"
-        if not 0 < len(ids) <= most:
-            longest = self.facts.max_model_len
+        if self.scheduler.knows(client, request.number):
+            return f"request number {request.number} is in use"
+        ids, longest = request.prompt_token_ids, self.info.max_model_len
+        is_generating = isinstance(request.params, SamplingParams)
+        if not 0 < len(ids) <= longest - is_generating:  # one token of room for the output
             return f"a prompt of {len(ids):,} tokens does not fit max_model_len {longest:,}"
         array = np.asarray(ids)
-        if not 0 <= array.min() <= array.max() < self.facts.vocab_size:
-            return f"a token id lies outside the vocabulary of {self.facts.vocab_size:,}"
+        if not 0 <= array.min() <= array.max() < self.info.vocab_size:
+            return f"a token id lies outside the vocabulary of {self.info.vocab_size:,}"
+        if isinstance(request.params, SamplingParams):
+            return self._refuse_logprobs(request.params)
+        return None
+
+    def _refuse_logprobs(self, params: SamplingParams) -> str | None:
+        wanted = max(params.logprobs or 0, params.prompt_logprobs or 0)
+        if -1 in (params.logprobs, params.prompt_logprobs):
+            wanted = self.info.vocab_size
+        if wanted > self.info.max_logprobs:
+            return f"{wanted:,} logprobs exceed max_logprobs {self.info.max_logprobs:,}"
         return None
 
     def abort(self, client: int, numbers: Sequence[int]) -> OutputColumns:
-        """End requests now. Returns a last row for each that had not ended before."""
-        ended = [r for n in numbers if (r := self.scheduler.abort(client, n)) is not None]
-        preempted = [row for row, request in enumerate(ended) if request.num_preemptions]
-        return OutputColumns(
-            step=self.scheduler.stats.steps,
-            numbers=[request.number for request in ended],
-            counts=[0] * len(ended),
-            finishes=[FinishReason.ABORT] * len(ended),
-            preempted_rows=preempted,
-            preempted_counts=[ended[row].num_preemptions for row in preempted],
-        )
+        """End requests now. Returns the last row of each that had not ended before."""
+        outputs = StepOutputs(self.scheduler.stats.steps)
+        for number in numbers:
+            if (request := self.scheduler.abort(client, number)) is not None:
+                outputs.add_row(request, FinishReason.ABORT)
+        return outputs.by_client.get(client, OutputColumns(step=self.scheduler.stats.steps))
 
     def pause(self, client: int, mode: PauseMode) -> int:
-        """Hold still for a front end, until it resumes or is gone. Returns how many requests
-        have not ended; `take_outputs` has those that ended by this.
+        """Pause for a front end until it resumes or disconnects.
+
+        The last rows of requests that this ends are in `take_outputs`.
+
+        Returns:
+            The number of requests that have not ended.
 
         Raises:
-            RequestError: to wait for requests that sleep would have no end.
+            RequestError: the mode is WAIT, but requests cannot end because the engine sleeps.
         """
         unfinished = self.scheduler.has_unfinished()
         if mode is PauseMode.WAIT and unfinished and self.sleeper.is_frozen:
             raise RequestError(
-                "the engine sleeps, so that what it has would not end: wake_up() first, or "
-                "pause with mode 'keep' or 'abort'"
+                "the engine sleeps, so its requests cannot end: call wake_up() first, or pause "
+                "with mode 'keep' or 'abort'"
             )
         if mode is PauseMode.ABORT:
             self.abort_all()
@@ -272,14 +252,19 @@ class EngineCore:
         return self.scheduler.num_running + self.scheduler.num_waiting
 
     def resume(self, client: int) -> bool:
-        """End a front end's pause. Returns whether the engine goes on: none pauses it."""
+        """End a front end's pause. Returns whether the engine continues: no pause is left."""
         self.pauses.drop(client)
         return not self.pauses
 
     def sleep(self, client: int, level: Level, mode: PauseMode) -> Slept | int:
-        """Fall asleep for a front end, until anyone has the engine wake up; `take_outputs` has
-        the requests that ended by this. With WAIT it returns how many requests have not ended,
-        and is to be called again, as long as there are some that can."""
+        """Put the engine to sleep for a front end, until any front end wakes it up.
+
+        The last rows of requests that this ends are in `take_outputs`.
+
+        Returns:
+            The report. With WAIT, the number of requests that have not ended, as long as there
+            are requests that can end; the caller then has to call again.
+        """
         if mode is PauseMode.WAIT and (unfinished := self.sleeper.drain(client)):
             return unfinished
         if mode is PauseMode.ABORT:
@@ -287,30 +272,36 @@ class EngineCore:
         return self.sleeper.sleep(client, level, mode)
 
     def forget_client(self, client: int) -> None:
-        """A front end is gone: end its requests and what it asked the engine for."""
+        """End the requests, the pause and the weight update of a disconnected front end."""
         self.resume(client)
         self.sleeper.stop_draining(client)
         self.weights.abandon(client)
         self.scheduler.abort_client(client)
 
     def abort_all(self) -> None:
-        """End all requests now; `take_outputs` has their last rows."""
+        """End all requests now. Their last rows are in `take_outputs`."""
         for client, numbers in self.scheduler.unfinished().items():
             self._unsent.append((client, self.abort(client, numbers)))
 
     def settle(self) -> None:
-        """Take what comes of the step under way, if there is one; `take_outputs` has it. Nothing
-        runs then, and weights and memory may be changed."""
+        """Wait for the step in flight, if any, and apply it; its rows are in `take_outputs`.
+
+        No step runs afterwards, so the caller may change weights and memory.
+        """
         now_ns = perf_counter_ns()
         self._unsent += self._finish(now_ns, now_ns).items()
 
     def take_outputs(self) -> list[tuple[int, OutputColumns]]:
-        """What came about outside of `step`, by front end, since this was last asked."""
+        """The rows produced outside of `step` since the last call, by front end."""
         outputs, self._unsent = self._unsent, []
         return outputs
 
     def step(self) -> dict[int, OutputColumns]:
-        """Run one step. Returns each front end's columns; empty if nothing came of it yet."""
+        """Run one step.
+
+        Returns:
+            The columns of each front end; empty if no step has ended yet.
+        """
         began_ns = perf_counter_ns()
         plan = self._schedule()
         planned_ns = perf_counter_ns()
@@ -318,8 +309,8 @@ class EngineCore:
         try:
             outputs = self._finish(began_ns, planned_ns)
         finally:
-            # Were it not released when this failed, all that is submitted later would wait, too.
-            self._under_way = submitted
+            # Without this release, a failure above would block all later steps.
+            self._in_flight = submitted
             if submitted is not None:
                 submitted[1].release()
         if submitted is not None and not self.runner.overlaps:
@@ -334,43 +325,45 @@ class EngineCore:
         return plan if plan.num_tokens else None
 
     def _finish(self, began_ns: int, planned_ns: int) -> dict[int, OutputColumns]:
-        """Wait for the step under way, if there is one, and give its tokens to the requests."""
-        if self._under_way is None:
+        """Wait for the step in flight, if any, and give its tokens to the requests."""
+        if self._in_flight is None:
             return {}
-        plan, step = self._under_way
-        self._under_way = None
+        plan, step = self._in_flight
+        self._in_flight = None
         submitted_ns = perf_counter_ns()
         result = step.result()
         sampled_ns = perf_counter_ns()
         outputs = self.scheduler.apply(plan, result)
         prepared_ns, executed_ns = result.computing_ns or (submitted_ns, sampled_ns)
         moments_ns = began_ns, planned_ns, prepared_ns, executed_ns, sampled_ns, perf_counter_ns()
-        self.phases.add(plan, result.device_ns, *moments_ns)
-        self.scheduler.observer.stepped(plan, self.phases.moments_ns)
+        self.timings.add(plan, result.device_ns, *moments_ns)
+        self.scheduler.observer.stepped(plan, self.timings.moments_ns)
         return outputs
 
     def take_failures(self) -> list[Failure]:
-        """Requests that ended with an error since this was last asked."""
+        """The requests that ended with an error since the last call."""
         failures, self.scheduler.failures = self.scheduler.failures, []
         return failures
 
     def weights_written(self, forget_prefixes: bool = True) -> None:
-        """Weights were. Requests that run go on with the keys and values they have.
+        """Take note that weights were written. Running requests keep their keys and values.
 
         Args:
-            forget_prefixes: forget every cached prefix, also of those that run: no other
-                request will find them.
+            forget_prefixes: forget every cached prefix, including those of running requests, so
+                that no other request can hit them.
         """
         if forget_prefixes:
             self.scheduler.forget_prefixes()
         self.sleeper.weights_written()
 
     def reset_prefix_cache(self, preempt_running: bool = False) -> bool:
-        """Forget every cached prefix. False, and nothing forgotten, while requests run.
+        """Forget every cached prefix.
 
         Args:
-            preempt_running: have running requests give their blocks back first; they are
-                recomputed.
+            preempt_running: preempt running requests first; they are recomputed.
+
+        Returns:
+            False, without any change, if requests are running.
         """
         if preempt_running:
             self.scheduler.preempt_all()

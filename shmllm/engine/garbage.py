@@ -1,8 +1,8 @@
-"""When an engine process collects garbage.
+"""Decides when an engine process runs Python's garbage collector.
 
-Collecting while torch is imported and a model loaded takes a quarter of that time, and finds
-nothing. A collection of the oldest generation looks at every queued request: 220 ms for 100,000 of
-them, in the middle of a step.
+Collections during the import of torch and the loading of a model take a quarter of that time and
+find nothing. A collection of the oldest generation visits every queued request: for 100,000
+requests it takes 220 ms, in the middle of a step.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ from __future__ import annotations
 import gc
 
 THRESHOLDS = (100_000, 20, 100)
-"""With these none of the oldest happens, and the longest of the others takes 12 ms; reference
-counts free what steps leave behind."""
+"""These thresholds cause no collection of the oldest generation, and the others take at most 12 ms.
+Reference counts free the objects of a step."""
 
 
-def hold() -> None:
-    """Collect nothing until `settle`."""
+def disable() -> None:
+    """Collect nothing until `enable`."""
     gc.set_threshold(0)
 
 
-def keep_imported() -> None:
-    """What was imported is never looked at."""
+def freeze_imports() -> None:
+    """Exclude all imported objects from later collections."""
     gc.freeze()
 
 
-def settle() -> None:
-    """All that there is now stays; look at what comes after it, rarely."""
+def enable() -> None:
+    """Exclude all existing objects from later collections, and collect new ones rarely."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*THRESHOLDS)

@@ -13,19 +13,19 @@ from dataclasses import asdict
 from time import monotonic_ns, sleep
 from typing import Any
 
-from shmllm.client.channel_client import NOBODY_WATCHES, EngineOutput, Lease, StartProgress
+from shmllm.client.protocol import NOBODY_WATCHES, EngineOutput, Lease, StartProgress
 from shmllm.config.engine import EngineConfig
 from shmllm.config.info import EngineInfo
 from shmllm.core.observer import NOBODY
-from shmllm.engine.admission import admit
 from shmllm.engine.calls import answer
 from shmllm.engine.core import EngineCore
 from shmllm.engine.tracer import EngineTracer
 from shmllm.engine.worker import Worker
 from shmllm.errors import CallError, ShmLLMError
+from shmllm.params.request import EngineCoreRequest
 from shmllm.tracing.layout import Event, Type
 from shmllm.tracing.recorder import Recorder
-from shmllm.wire.messages import AddRequest, Method, PoolRequest, Rejected, WeightVersion
+from shmllm.wire.messages import Method, Rejected, WeightVersion
 from shmllm.wire.rpc import RpcCall
 from shmllm.wire.weight_bucket import BUCKET_BYTES, pieces_of
 
@@ -49,7 +49,7 @@ class LocalEngineClient:
         config: what the engine is started with.
     """
 
-    facts: EngineInfo
+    info: EngineInfo
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
@@ -70,13 +70,14 @@ class LocalEngineClient:
             self._config, make_runner(self._config, progress.on_load, progress.on_capture)
         )
         self._worker = Worker(self._core)
-        self.facts = self._core.facts
+        self.info = self._core.info
         self.trace(self._recorder)
-        return self.facts
+        return self.info
 
-    def add(self, request: AddRequest | PoolRequest, embeds: Any = None) -> None:
-        own = None if embeds is None else _copy(embeds)
-        rejected = admit(self._core, CLIENT, request, own)
+    def add(self, request: EngineCoreRequest) -> None:
+        if request.embeds is not None:
+            request.embeds = _copy(request.embeds)
+        rejected = self._core.add(CLIENT, request)
         if rejected is not None:
             self._events.append(rejected)
 
@@ -105,7 +106,7 @@ class LocalEngineClient:
         try:
             return answer(self._core, CLIENT, method, argument)
         finally:
-            self._take_news()
+            self._take_call_effects()
 
     def run_on_worker(self, call: RpcCall, timeout_s: float | None = None) -> Any:
         """As in another process, but for `timeout_s`: it runs in the caller's thread, and
@@ -118,7 +119,7 @@ class LocalEngineClient:
             words = traceback.format_exc()
             raise CallError(f"{type(problem).__name__}: {problem}", words) from problem
         finally:
-            self._take_news()
+            self._take_call_effects()
 
     def claim_bucket(self) -> Lease:
         return _Bucket()
@@ -142,7 +143,7 @@ class LocalEngineClient:
         return asdict(scheduler.stats) | {
             "running": scheduler.num_running,
             "waiting": scheduler.num_waiting,
-            "kv_blocks_total": self.facts.num_blocks,
+            "kv_blocks_total": self.info.num_blocks,
             "kv_blocks_used": self._core.num_used_blocks,
             "paused": int(bool(self._core.pauses)),
             "asleep": int(self._core.sleeper.state),
@@ -157,10 +158,10 @@ class LocalEngineClient:
     def close(self) -> None:
         self._events.clear()
 
-    def _take_news(self) -> None:
+    def _take_call_effects(self) -> None:
         """What a call did to requests and weights."""
         self._events += [columns for _, columns in self._core.take_outputs()]
-        if (version := self._core.weights.take_news()) is not None:
+        if (version := self._core.weights.take_new_version()) is not None:
             self._events.append(WeightVersion(version))
 
 

@@ -1,7 +1,7 @@
-"""What the engine says to its front ends.
+"""Publishes outputs, rejections and weight versions to front ends.
 
-Owns how outputs, refusals and news become records, and that nothing of a front end is
-scheduled while its records find no room. Must not know what the front ends asked.
+This module encodes them as records and stops scheduling a front end's requests while its output
+ring has no room. It must not know what the front ends asked for.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from shmllm.wire.messages import RecordKind, Rejected, WeightVersion
 class OutputPublisher:
     """
     Args:
-        sessions: of the front ends, by place.
+        sessions: the sessions of the front ends, by place.
 
     Attributes:
-        core: of the engine, once it is loaded.
+        core: the engine core, once it is loaded.
     """
 
     def __init__(self, sessions: Mapping[int, Session]) -> None:
@@ -32,13 +32,13 @@ class OutputPublisher:
     def send(
         self, session: Session, kind: RecordKind, parts: codec.Parts, is_urgent: bool = True
     ) -> None:
-        """Publish now, or as soon as there is room."""
+        """Publish a record now, or as soon as the ring has room."""
         session.send(kind, parts, is_urgent)
         if session.is_stuck and self.core is not None:
             self.core.scheduler.pause_client(session.place)
 
     def publish(self, place: int, columns: OutputColumns) -> None:
-        """A step's outputs, unless the front end is gone."""
+        """Publish a step's outputs, unless the front end has disconnected."""
         if (session := self._sessions.get(place)) is None:
             return
         columns.time_ns = time.monotonic_ns()
@@ -47,20 +47,20 @@ class OutputPublisher:
             self.send(session, kind, parts, is_urgent)
 
     def reject(self, place: int, rejected: Rejected) -> None:
-        """A request that is not served."""
+        """Publish that a request is not served."""
         if (session := self._sessions.get(place)) is not None:
             self.send(session, RecordKind.REJECTED, codec.encode_rejected(rejected))
 
-    def publish_news(self, core: EngineCore) -> None:
-        """What a call did to requests and weights, in this order: those that it ended had the
-        weights before."""
+    def publish_call_effects(self, core: EngineCore) -> None:
+        """Publish the effects of a call: first the requests that it ended, whose tokens come from
+        the previous weights, then the new weight version."""
         for place, columns in core.take_outputs():
             self.publish(place, columns)
-        if (version := core.weights.take_news()) is not None:
+        if (version := core.weights.take_new_version()) is not None:
             for session in self._sessions.values():
                 self.send_version(session, version)
 
     def send_version(self, session: Session, version: int | str) -> None:
-        """The version of the weights that outputs are of from here on."""
+        """Publish the version of the weights that compute all later outputs."""
         record = codec.encode_weight_version(WeightVersion(version))
         self.send(session, RecordKind.WEIGHT_VERSION, record)

@@ -1,14 +1,9 @@
-"""The engine process: its loop, its signals, its front ends.
+"""The engine process: its main loop, its signals and its front ends.
 
-    python -m shmllm.engine.process --private CONTROL_FD CLIENT_FD FRONT_END_PIDFD
-    python -m shmllm.engine.process --named NAME CONFIG_JSON
-
-A private engine serves the front end that started it, through inherited descriptors, and
-ends with it. A named engine serves any number of front ends of this user until it is
-stopped. One turn of the loop: let front ends in and out, take what they sent, run one
-step, publish what it produced; with nothing to do, park. The loop never blocks on a front
-end: outputs that find no room wait, and while they do that front end's requests are not
-scheduled.
+One turn of the loop accepts new front ends and dismisses those that left, takes their records, runs
+one step and publishes its outputs. If there is nothing to do, the process parks. The loop never
+blocks on a front end: outputs that find no room wait, and meanwhile that front end's requests are
+not scheduled. `__main__` starts the process.
 """
 
 from __future__ import annotations
@@ -19,38 +14,35 @@ import signal
 import sys
 import time
 import traceback
+from enum import Enum, auto
 from pathlib import Path
 from types import FrameType
 
 from shmllm.config.engine import ClientConfig, EngineConfig
 from shmllm.engine import garbage
-from shmllm.engine.admission import admit
 from shmllm.engine.calls import reply_to
 from shmllm.engine.client_acceptor import ClientAcceptor
 from shmllm.engine.core import EngineCore
-from shmllm.engine.log import log_to_stderr
 from shmllm.engine.output_publisher import OutputPublisher
-from shmllm.engine.phase import Phase
 from shmllm.engine.reporter import Reporter
 from shmllm.engine.rpc_server import RpcServer
 from shmllm.engine.session import RECORDS_PER_TURN, Session
 from shmllm.engine.tracing import EngineTracing
-from shmllm.errors import ProtocolMismatchError, SegmentError, ShmLLMError
+from shmllm.errors import ProtocolMismatchError, ShmLLMError
 from shmllm.ipc import registry
 from shmllm.ipc.channel import ControlPage, CoreWaiter
-from shmllm.ipc.layout import EngineState, SegmentKind
+from shmllm.ipc.layout import EngineState
 from shmllm.ipc.segment import Segment
 from shmllm.ipc.wait import WaitPolicy
+from shmllm.params.request import EngineCoreRequest
 from shmllm.wire import codec
 from shmllm.wire.messages import (
     PROTOCOL_VERSION,
     Abort,
-    AddRequest,
     Call,
     Failed,
     Hello,
     Method,
-    PoolRequest,
     PromptEmbeds,
     RecordKind,
     Rejected,
@@ -67,12 +59,25 @@ SHUTTING_DOWN = "the engine is shutting down and takes no new requests"
 STALL_DUMP_AFTER_S = 5.0
 
 
+class Phase(Enum):
+    """
+    RUNNING   -> DRAINING   a SHUTDOWN message allows time to drain; no new requests
+    RUNNING   -> STOPPING   a first signal, or the private engine's front end has ended
+    DRAINING  -> STOPPING   all requests have ended, or the time is over
+    STOPPING                running requests are aborted and the process ends
+    """
+
+    RUNNING = auto()
+    DRAINING = auto()
+    STOPPING = auto()
+
+
 class EngineProcess:
     """
     Args:
         control: the engine's segment; this process becomes its owner.
-        path: the engine's name in the directory; None for a private engine.
-        client: how to treat front ends; a private engine learns it later, with INIT.
+        path: the path of the segment's name; None for a private engine.
+        client: the options for front ends. A private engine receives them later, with INIT.
     """
 
     def __init__(
@@ -95,20 +100,23 @@ class EngineProcess:
         self._report = Reporter(self._page)
         self._init: Text | None = None
         self._core: EngineCore | None = None
-        self._desk: RpcServer | None = None
+        self._rpc_server: RpcServer | None = None
         self._dumps_stalls = os.environ.get("SHMLLM_STALL_DUMP") == "1"
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop_by_signal)
 
     def run_private(self, session: Session) -> int:
-        """Serve one front end, which sends the configuration. Returns the exit code: 0
-        asked to end, 1 an exception (its traceback is left as last words for the front
-        ends, not printed), 2 could not start."""
+        """Serve one front end, which sends the configuration.
+
+        Returns:
+            The exit code: 0 if the engine was told to end, 1 after an exception, whose traceback
+            it leaves on the control page as last words, 2 if it could not start.
+        """
         self._sessions[session.place] = session
         self._tracing.joined(session)
         try:
             session.send(RecordKind.HELLO, codec.encode_hello(Hello(PROTOCOL_VERSION, os.getpid())))
-            # Importing torch takes longest of all, so it happens while INIT is on its way.
+            # The import of torch takes longest, so it happens before INIT arrives.
             with session.ending_the_process_if_it_dies():
                 import shmllm.worker.make_runner  # noqa: F401
 
@@ -126,7 +134,7 @@ class EngineProcess:
             return self._die()
 
     def run_named(self, config: EngineConfig) -> int:
-        """Serve whoever attaches. Returns the exit code, as `run_private`."""
+        """Serve every front end that attaches. Returns the exit code, as `run_private` does."""
         try:
             failed = self._load(config)
             if failed is not None:
@@ -163,10 +171,10 @@ class EngineProcess:
                 self._waiter.wait(self._has_work, busy=True)
 
     def _load(self, config: EngineConfig) -> Failed | None:
-        """Make the core; what went wrong if that fails."""
+        """Create the engine core. Returns the problem if that fails."""
         from shmllm.worker.make_runner import make_runner
 
-        garbage.keep_imported()
+        garbage.freeze_imports()
         self._report.imported()
         self._tracing.loading()
         try:
@@ -178,22 +186,22 @@ class EngineProcess:
             return Failed(f"{type(problem).__name__}: {problem}", traceback.format_exc())
         self._core = self._publisher.core = core
         self._tracing.loaded(core)
-        self._desk = RpcServer(core, self._path is None or config.client.allow_callables)
+        self._rpc_server = RpcServer(core, self._path is None or config.client.allow_callables)
         self._waiter.set_policy(WaitPolicy.named(config.client.wait_policy))
-        garbage.settle()
+        garbage.enable()
         self._report.ready(core)
         self._page.set_state(EngineState.READY)
         return None
 
     def _report_loading(self, done: int, total: int) -> None:
         self._report.loading(done, total)
-        self._look_around()
+        self._visit_while_loading()
 
     def _report_capturing(self, done: int, total: int) -> None:
         self._report.capturing(done, total)
-        self._look_around()
+        self._visit_while_loading()
 
-    def _look_around(self) -> None:
+    def _visit_while_loading(self) -> None:
         self._visit_sessions()
         if self._phase is not Phase.RUNNING:
             raise SystemExit(0)
@@ -229,14 +237,14 @@ class EngineProcess:
         )
 
     def _visit_sessions(self) -> None:
-        """Let front ends in at once, and out within the liveness period."""
-        for session in self._acceptor.admit_new():
+        """Accept new front ends at once, and dismiss ended ones within the liveness period."""
+        for session in self._acceptor.accept_new():
             self._tracing.joined(session)
             self._welcome(session)
             self._share_rows()
         self._flush_stuck_sessions()
         now = time.monotonic()
-        if now < self._next_liveness and not self._acceptor.someone_leaves():
+        if now < self._next_liveness and not self._acceptor.has_leaving():
             return
         if self._path is None:
             for session in self._sessions.values():
@@ -273,7 +281,7 @@ class EngineProcess:
     def _welcome(self, session: Session) -> None:
         assert self._core is not None
         self._publisher.send(
-            session, RecordKind.READY, codec.encode_text(Text(self._core.facts.to_json()))
+            session, RecordKind.READY, codec.encode_text(Text(self._core.info.to_json()))
         )
         self._publisher.send_version(session, self._core.weights.version)
 
@@ -290,8 +298,8 @@ class EngineProcess:
         self._tracing.observer.drained(began_ns, ended_ns)
 
     def _step(self, core: EngineCore) -> bool:
-        """Run a step and publish; False if there was nothing that may run."""
-        num_steps = core.phases.num_steps
+        """Run a step and publish its outputs. Returns False if nothing could run."""
+        num_steps = core.timings.num_steps
         outputs = core.step()
         stepped_ns = time.perf_counter_ns()
         self._report.state_if_due(core, stepped_ns)
@@ -299,15 +307,15 @@ class EngineProcess:
             self._publisher.publish(place, columns)
         for failure in core.take_failures():
             self._publisher.reject(failure.client, Rejected(failure.number, failure.message))
-        has_run = core.phases.num_steps > num_steps
+        has_run = core.timings.num_steps > num_steps
         if has_run:
-            self._report.step(core.phases, stepped_ns, time.perf_counter_ns(), outputs)
+            self._report.step(core.timings, stepped_ns, time.perf_counter_ns(), outputs)
             self._tracing.observer.published(stepped_ns)
-        return has_run or core.is_under_way
+        return has_run or core.is_in_flight
 
     def _abort_everything(self, core: EngineCore) -> None:
         core.settle()
-        self._publisher.publish_news(core)
+        self._publisher.publish_call_effects(core)
         for place, numbers in core.scheduler.unfinished().items():
             self._publisher.publish(place, core.abort(place, numbers))
         for session in self._sessions.values():
@@ -321,7 +329,7 @@ class EngineProcess:
                 self._init = message
             case PromptEmbeds() if core is not None:
                 session.keep_embeds(message)
-            case AddRequest() | PoolRequest() if core is not None:
+            case EngineCoreRequest() if core is not None:
                 self._add(core, session, message)
             case Abort() if core is not None:
                 columns = core.abort(session.place, message.numbers)
@@ -333,12 +341,12 @@ class EngineProcess:
             case Call() if core is not None:
                 reply = reply_to(core, session.place, message)
                 self._report.state(core)
-                self._publisher.publish_news(core)
+                self._publisher.publish_call_effects(core)
                 self._publisher.send(session, RecordKind.REPLY, codec.encode_reply(reply))
-            case Work() if core is not None and self._desk is not None:
-                reply = self._desk.reply_to(session.channel, message)
+            case Work() if core is not None and self._rpc_server is not None:
+                reply = self._rpc_server.reply_to(session.channel, message)
                 self._report.state(core)
-                self._publisher.publish_news(core)
+                self._publisher.publish_call_effects(core)
                 self._publisher.send(session, RecordKind.REPLY, codec.encode_reply(reply))
             case Weights() if core is not None:
                 with session.borrowed(message.slot) as bucket:
@@ -350,48 +358,11 @@ class EngineProcess:
             case _:
                 raise ProtocolMismatchError(f"{RecordKind(kind).name} cannot be handled now")
 
-    def _add(self, core: EngineCore, session: Session, message: AddRequest | PoolRequest) -> None:
-        embeds = session.take_embeds(message.number)
-        rejected: Rejected | None = Rejected(message.number, SHUTTING_DOWN)
+    def _add(self, core: EngineCore, session: Session, request: EngineCoreRequest) -> None:
+        request.embeds = session.take_embeds(request.number)
+        rejected: Rejected | None = Rejected(request.number, SHUTTING_DOWN)
         if self._phase is Phase.RUNNING:
-            rejected = admit(core, session.place, message, embeds)
+            rejected = core.add(session.place, request)
         if rejected is not None:
             self._tracing.observer.rejected(session.place, rejected.number)
             self._publisher.reject(session.place, rejected)
-
-
-def _run_private(control_fd: int, client_fd: int, front_end_pidfd: int) -> int:
-    control = Segment.attach(control_fd, SegmentKind.CONTROL)
-    client = Segment.attach(client_fd, SegmentKind.CLIENT)
-    os.set_inheritable(front_end_pidfd, False)
-    session = Session(0, control, client, front_end_pidfd, patience_s=None)
-    return EngineProcess(control, path=None).run_private(session)
-
-
-def _run_named(name: str, config: EngineConfig) -> int:
-    log_to_stderr()
-    path = registry.control_path(name)
-    control = Segment.create(SegmentKind.CONTROL)
-    engine = EngineProcess(control, path, config.client)
-    if not registry.publish(control, path):
-        raise SegmentError(f"engine {name!r} is already running; stop it, or take another name")
-    return engine.run_named(config)
-
-
-def main() -> int:
-    """Entry point of the engine process."""
-    if sys.stderr is not None:
-        faulthandler.enable()
-    garbage.hold()
-    mode, *arguments = sys.argv[1:]
-    try:
-        if mode == "--private":
-            return _run_private(*map(int, arguments))
-        return _run_named(arguments[0], EngineConfig.from_json(arguments[1]))
-    except ShmLLMError as error:
-        print(f"shmllm: {error}", file=sys.stderr)
-        return EXIT_FAILED_START
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -54,8 +54,8 @@ class Reporter:
         self._page.beat()
 
     def ready(self, core: EngineCore) -> None:
-        self._page.set_stat(Stat.KV_BLOCKS_TOTAL, core.facts.num_blocks)
-        self._page.set_device(core.facts.device)
+        self._page.set_stat(Stat.KV_BLOCKS_TOTAL, core.info.num_blocks)
+        self._page.set_device(core.info.device)
         self._page.mark(Mark.READY)
         self._page.beat()
 
@@ -65,7 +65,7 @@ class Reporter:
 
     def step(
         self,
-        phases: StepTimings,
+        timings: StepTimings,
         stepped_ns: int,
         ended_ns: int,
         outputs: Mapping[int, OutputColumns],
@@ -78,7 +78,7 @@ class Reporter:
             ended_ns: when they were published.
             outputs: by front end.
         """
-        began_ns, planned_ns, prepared_ns, executed_ns, sampled_ns, applied_ns = phases.moments_ns
+        began_ns, planned_ns, prepared_ns, executed_ns, sampled_ns, applied_ns = timings.moments_ns
         self.publish_ns += ended_ns - stepped_ns
         self._page.set_stat(Stat.STEP_NS, ended_ns - began_ns)
         self._steps.add(ended_ns - began_ns)
@@ -93,11 +93,11 @@ class Reporter:
                 sampled_ns - executed_ns,
                 applied_ns - sampled_ns,
                 ended_ns - stepped_ns,
-                phases.num_tokens,
-                phases.num_requests,
+                timings.num_tokens,
+                timings.num_requests,
                 num_sampled,
                 num_first,
-                phases.device_ns,
+                timings.device_ns,
             )
         )
         self._logged_drain_ns = self.drain_ns
@@ -131,7 +131,7 @@ class Reporter:
     def state(self, core: EngineCore) -> None:
         """Requests, blocks, tokens, and where the time went, as of now."""
         scheduler, show = core.scheduler, self._page.set_stat
-        stats, phases = scheduler.stats, core.phases
+        stats, timings = scheduler.stats, core.timings
         show(Stat.STEPS, stats.steps)
         show(Stat.RUNNING, scheduler.num_running)
         show(Stat.WAITING, scheduler.num_waiting)
@@ -145,9 +145,9 @@ class Reporter:
         show(Stat.GENERATED_TOKENS, stats.generated_tokens)
         show(Stat.REQUESTS_FINISHED, stats.requests_finished)
         show(Stat.DRAIN_NS, self.drain_ns)
-        show(Stat.SCHEDULE_NS, phases.schedule_ns)
-        show(Stat.PREPARE_NS, phases.prepare_ns)
-        show(Stat.EXECUTE_NS, phases.execute_ns)
-        show(Stat.SAMPLE_NS, phases.sample_ns)
-        show(Stat.APPLY_NS, phases.apply_ns)
+        show(Stat.SCHEDULE_NS, timings.schedule_ns)
+        show(Stat.PREPARE_NS, timings.prepare_ns)
+        show(Stat.EXECUTE_NS, timings.execute_ns)
+        show(Stat.SAMPLE_NS, timings.sample_ns)
+        show(Stat.APPLY_NS, timings.apply_ns)
         show(Stat.PUBLISH_NS, self.publish_ns)

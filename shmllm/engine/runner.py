@@ -1,7 +1,7 @@
-"""What an engine's steps run on, as its core sees it.
+"""The interface of a runner, which executes the steps of an engine core.
 
-Owns the order of calls: steps are submitted, released and asked for their results. Must not know
-what computes, nor where.
+The core submits a step, releases it, and asks it for its result, in this order. This module must
+not know which model or which device computes.
 """
 
 from __future__ import annotations
@@ -11,40 +11,48 @@ from typing import Any, Protocol
 from shmllm.config.info import EngineInfo
 from shmllm.core.grammar_queue import CompiledGrammar
 from shmllm.core.plan import StepPlan, StepResult
-from shmllm.core.sleeping import Memory
+from shmllm.engine.sleep import Memory
 
 
 class Step(Protocol):
     """A step that was submitted."""
 
     def release(self) -> None:
-        """The tokens of the step before are where they belong: what waits for them may go on."""
+        """Continue: the previous step's tokens have been applied to the requests."""
 
     def result(self) -> StepResult:
-        """What came of it; waits for that."""
+        """Wait for the step's result and return it."""
 
 
 class Runner(Protocol):
-    """What executes the plans, in the order in which they are submitted.
+    """Executes plans in the order in which they are submitted.
 
     Attributes:
-        overlaps: whether `submit` returns before the step has run, so that it pays to prepare
-            the next one meanwhile.
+        info: what the engine reports about itself.
+        overlaps: `submit` returns before the step has run, so that the core can prepare the next
+            step meanwhile.
     """
 
-    facts: EngineInfo
+    info: EngineInfo
     overlaps: bool
 
     @property
     def memory(self) -> Memory:
-        """What can be given back while the engine sleeps."""
+        """The memory that can be released while the engine sleeps."""
 
     @property
     def model(self) -> Any:
-        """What computes; its weights may be replaced between two steps."""
+        """The model. Its weights may be replaced between two steps."""
 
-    def submit(self, plan: StepPlan) -> Step: ...
-    def compile_grammar(self, text: str) -> CompiledGrammar: ...
+    def submit(self, plan: StepPlan) -> Step:
+        """Begin to execute a plan."""
+
+    def compile_grammar(self, text: str) -> CompiledGrammar:
+        """Compile a grammar, at once or on another thread."""
 
     def check_embeds(self, embeds: Any, length: int) -> Any:
-        """A prompt's embeddings as `submit` takes them; RequestError if they are none."""
+        """Convert a prompt's embeddings, which must have `length` tokens, for `submit`.
+
+        Raises:
+            RequestError: their shape or dtype does not suit the model.
+        """

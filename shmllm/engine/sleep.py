@@ -1,7 +1,23 @@
-"""Has the engine fall asleep and wake up: what that means for requests and for memory.
+"""Puts an engine to sleep and wakes it up: the rules, and what they do to requests and memory.
 
-Owns the order of things, and the reports. What is asleep and what follows from a call are
-`core.sleeping`'s rules; who asked, and how, is not its business.
+    level   puts to sleep                       the weights
+    0       scheduling
+    1       scheduling, kv_cache, weights       are kept, where they are or in host memory
+    2       scheduling, kv_cache, weights       are discarded
+
+    part         while asleep                   when awake again
+    scheduling   the engine runs no step        runs steps. Wakes by its tag, or together with the
+                                                last of the other two parts
+    kv_cache     cached prefixes are dropped    is empty
+    weights      must not be read or written    kept weights are unchanged; discarded weights are
+                                                missing until they are written
+
+A part that is asleep stays as it is, with one exception: level 2 discards kept weights. The engine
+is fully awake when no part is asleep and no weight is missing. Until then a pause is in force.
+
+`SleepStateMachine` holds these rules and that pause. `Sleeper` applies them to requests and memory
+and reports the result. `Memory` is the interface of the memory itself. This module must not know
+how memory is released or which front end asked.
 """
 
 from __future__ import annotations
@@ -9,23 +25,235 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Protocol
 
 from shmllm.core.kv_cache_manager import KVCacheManager
-from shmllm.core.pausing import PauseMode, Pauses
+from shmllm.core.pausing import Pause, PauseMode, Pauses
 from shmllm.core.scheduler import Scheduler
-from shmllm.core.sleeping import Level, Memory, Sleeping
-from shmllm.outputs.sleep_report import OwnedBytes, SleepReport, SleepState
+from shmllm.errors import RequestError
+from shmllm.outputs.sleep_report import TAGS, OwnedBytes, SleepReport, SleepState
 
 logger = logging.getLogger(__name__)
+
+OWNER = "sleep"
+DRAINING = Pause(
+    False, "the engine goes to sleep when its requests have ended, and takes no new ones"
+)
+MEMORY = SleepState.KV_CACHE | SleepState.WEIGHTS
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """
+    Attributes:
+        parts: the parts that this level puts to sleep.
+        keeps_weights: whether the weights return unchanged.
+    """
+
+    parts: SleepState
+    keeps_weights: bool
+
+
+LEVELS = {
+    0: Level(SleepState.SCHEDULING, keeps_weights=True),
+    1: Level(SleepState.SCHEDULING | MEMORY, keeps_weights=True),
+    2: Level(SleepState.SCHEDULING | MEMORY, keeps_weights=False),
+}
+
+
+class Memory(Protocol):
+    """The memory of a runner, which can be released while the engine sleeps."""
+
+    @property
+    def num_missing(self) -> int:
+        """The number of weights that were discarded and not written since."""
+
+    def release(self, part: SleepState, keep: bool) -> None:
+        """Release the memory of the weights or of the KV cache.
+
+        Args:
+            part: WEIGHTS or KV_CACHE.
+            keep: `restore` has to bring the contents back.
+
+        Raises:
+            RequestError: there is no room to keep the contents; nothing changed.
+        """
+
+    def restore(self, part: SleepState) -> None:
+        """Allocate the memory again, at the same addresses.
+
+        Raises:
+            RequestError: there is not enough memory; nothing changed.
+        """
+
+    def tidy(self) -> None:
+        """Return freed memory to the system. Called after `release` and when all is awake."""
+
+    def measure(self) -> OwnedBytes:
+        """The bytes that each owner holds now."""
+
+
+class SleepStateMachine:
+    """
+    Args:
+        pauses: the pauses of the engine.
+        memory: the memory to release and restore.
+
+    Attributes:
+        asleep: the parts that are asleep.
+    """
+
+    def __init__(self, pauses: Pauses, memory: Memory) -> None:
+        self.asleep = SleepState(0)
+        self._pauses = pauses
+        self._memory = memory
+        self._mode = PauseMode.ABORT
+        self._are_weights_kept = True
+
+    @property
+    def state(self) -> SleepState:
+        """The parts that are asleep, and MISSING if weights are missing."""
+        return self.asleep | SleepState.MISSING if self._memory.num_missing else self.asleep
+
+    def drain(self, client: int) -> None:
+        """Refuse new requests until a front end's sleep begins or is cancelled."""
+        self._pauses.add((OWNER, client), DRAINING)
+
+    def stop_draining(self, client: int) -> None:
+        """End `drain`: the sleep begins, was cancelled, or its front end has disconnected."""
+        self._pauses.drop((OWNER, client))
+
+    def warning(self, level: Level) -> str:
+        """Why going to sleep changes nothing; an empty string if it does change something."""
+        if not self._falls(level) and not self._loses(level):
+            return f"the engine is asleep already: {', '.join(self.asleep.tags)}"
+        return ""
+
+    def sleep(self, level: Level, mode: PauseMode) -> None:
+        """Put the parts of a level to sleep. The caller has already handled the requests.
+
+        Args:
+            level: what to put to sleep.
+            mode: KEEP queues new requests, and the other modes refuse them. If the engine is
+                asleep already, WAIT changes neither.
+
+        Raises:
+            RequestError: there is no room to keep the weights; nothing changed.
+        """
+        falls, loses = self._falls(level), self._loses(level)
+        if SleepState.WEIGHTS in falls or loses:
+            self._memory.release(SleepState.WEIGHTS, level.keeps_weights)
+            self._are_weights_kept = level.keeps_weights
+        if SleepState.KV_CACHE in falls:
+            self._memory.release(SleepState.KV_CACHE, keep=False)
+        if not self.asleep or mode is not PauseMode.WAIT:
+            self._mode = mode
+        self.asleep |= falls
+        self._settle()
+        if falls & MEMORY or loses:
+            self._memory.tidy()
+
+    def wake(self, parts: SleepState | None) -> str:
+        """Wake parts up, or all parts if `parts` is None.
+
+        Returns:
+            Why the call changes nothing, or only a part; otherwise an empty string.
+
+        Raises:
+            RequestError: there is not enough memory; the parts that were not woken stay asleep.
+        """
+        sleeping = self.asleep if parts is None else parts & self.asleep
+        warning = self._oddity(parts)
+        try:
+            for part in (SleepState.WEIGHTS, SleepState.KV_CACHE):
+                if part in sleeping:
+                    self._memory.restore(part)
+                    self.asleep &= ~part
+            self.asleep &= ~(sleeping & SleepState.SCHEDULING)
+            if sleeping & MEMORY and not self.asleep & MEMORY:
+                self.asleep = SleepState(0)
+        finally:
+            self._settle()
+        return warning
+
+    def weights_written(self) -> None:
+        """Update the pause after weights were written: none may be missing any more."""
+        self._settle()
+
+    def _falls(self, level: Level) -> SleepState:
+        return level.parts & ~self.asleep
+
+    def _loses(self, level: Level) -> bool:
+        """Whether this level discards weights that an earlier one kept."""
+        is_kept = SleepState.WEIGHTS in self.asleep and self._are_weights_kept
+        return is_kept and not level.keeps_weights
+
+    def _oddity(self, parts: SleepState | None) -> str:
+        if not self.asleep:
+            words = "the engine is not asleep"
+            return f"{words}, but {self._missing()}" if self._memory.num_missing else words
+        if parts is not None and not parts:
+            return "no tag was given: nothing was woken"
+        awake = (parts or SleepState(0)) & ~self.asleep
+        return f"not asleep: {', '.join(awake.tags)}" if awake else ""
+
+    def _missing(self) -> str:
+        return (
+            f"{self._memory.num_missing:,} weights are missing since sleep(level=2): write them "
+            'with load_weights, update_weights or collective_rpc("reload_weights")'
+        )
+
+    def _settle(self) -> None:
+        """Make the pause match the state. When it ends, return what writing weights freed."""
+        if self.asleep:
+            refusal = f"the engine sleeps ({', '.join(self.asleep.tags)}): call wake_up() first"
+            if self._mode is PauseMode.KEEP:
+                refusal = ""
+            self._pauses.add(OWNER, Pause(True, refusal))
+        elif self._memory.num_missing:
+            self._pauses.add(OWNER, Pause(True, self._missing()))
+        elif self._pauses.drop(OWNER):
+            self._memory.tidy()
+
+
+def level_of(number: object) -> Level:
+    """The level of this number.
+
+    Raises:
+        RequestError: no level has this number.
+    """
+    if type(number) is not int or number not in LEVELS:
+        raise RequestError(f"the level of a sleep is 0, 1 or 2, got {number!r}")
+    return LEVELS[number]
+
+
+def parts_of(tags: object) -> SleepState | None:
+    """The parts that tags name. None stands for all parts and returns None.
+
+    Raises:
+        RequestError: no list, or an unknown tag.
+    """
+    if tags is None:
+        return None
+    names = ", ".join(map(repr, TAGS))
+    if not isinstance(tags, list | tuple):
+        raise RequestError(f"tags is None or a list of {names}, got {tags!r}")
+    for tag in tags:
+        if not isinstance(tag, str) or tag not in TAGS:
+            raise RequestError(f"a tag is one of {names}, got {tag!r}")
+    parts = SleepState(0)
+    for tag in tags:
+        parts |= TAGS[tag]
+    return parts
 
 
 @dataclass(frozen=True, slots=True)
 class Slept:
-    """What came of a call.
+    """The result of going to sleep or waking up.
 
     Attributes:
-        report: bytes by owner, and the state.
-        warning: why the call was not needed, or only in part; empty if it was.
+        report: the bytes of each owner before and after, and the state.
+        warning: why the call changed nothing or only a part; otherwise an empty string.
     """
 
     report: SleepReport
@@ -35,10 +263,10 @@ class Slept:
 class Sleeper:
     """
     Args:
-        scheduler: has the requests.
-        kv_cache: has their blocks.
-        holds: where the engine is held still.
-        memory: what can be given back.
+        scheduler: owns the requests.
+        kv_cache: owns their blocks.
+        pauses: the pauses of the engine.
+        memory: the memory to release and restore.
     """
 
     def __init__(
@@ -48,56 +276,60 @@ class Sleeper:
         self._kv_cache = kv_cache
         self._pauses = pauses
         self._memory = memory
-        self._sleeping = Sleeping(pauses, memory)
+        self._states = SleepStateMachine(pauses, memory)
 
     @property
     def state(self) -> SleepState:
-        """What is asleep or missing."""
-        return self._sleeping.state
+        """The parts that are asleep, and MISSING if weights are missing."""
+        return self._states.state
 
     @property
     def is_frozen(self) -> bool:
-        """Whether no request can go on until something is woken up or written."""
+        """Whether no request can continue until a part is woken or weights are written."""
         return bool(self.state)
 
     def drain(self, client: int) -> int:
-        """Refuse new requests. Returns how many have to end before a front end's sleep can
-        begin; those that are frozen anyway do not count."""
+        """Refuse new requests before a front end's sleep.
+
+        Returns:
+            How many requests have to end before the sleep can begin. Requests that a pause
+            freezes do not count.
+        """
         if self._pauses.is_frozen or not self._scheduler.has_unfinished():
             return 0
-        self._sleeping.drain(client)
+        self._states.drain(client)
         return self._num_unfinished
 
     def stop_draining(self, client: int) -> None:
-        """No longer for this front end."""
-        self._sleeping.stop_draining(client)
+        """Take new requests again as far as this front end is concerned."""
+        self._states.stop_draining(client)
 
     def sleep(self, client: int, level: Level, mode: PauseMode) -> Slept:
-        """Fall asleep, or deeper. Requests that there are still will be recomputed if their
-        keys and values go."""
+        """Put the parts of a level to sleep. Requests whose keys and values are dropped are
+        recomputed after waking up."""
         before, began = self._memory.measure(), perf_counter()
         self.stop_draining(client)
-        warning = self._sleeping.warning(level)
+        warning = self._states.warning(level)
         if SleepState.KV_CACHE in level.parts:
             self._scheduler.preempt_all()
             self._kv_cache.reset_prefix_cache()
-        self._sleeping.sleep(level, mode)
+        self._states.sleep(level, mode)
         return self._slept(before, began, warning)
 
     def wake(self, client: int, parts: SleepState | None) -> Slept:
-        """Wake parts up, None for all; a front end that waits to fall asleep gives that up.
+        """Wake parts up, or all parts if `parts` is None. Cancels the front end's own `drain`.
 
         Raises:
             RequestError: there is not enough memory.
         """
         before, began = self._memory.measure(), perf_counter()
         self.stop_draining(client)
-        warning = self._sleeping.wake(parts)
+        warning = self._states.wake(parts)
         return self._slept(before, began, warning)
 
     def weights_written(self) -> None:
-        """Weights were."""
-        self._sleeping.weights_written()
+        """Update the pause after weights were written."""
+        self._states.weights_written()
 
     @property
     def _num_unfinished(self) -> int:
@@ -108,7 +340,7 @@ class Sleeper:
         report = SleepReport(
             before,
             self._memory.measure(),
-            tuple(self._sleeping.asleep.tags),
+            tuple(self._states.asleep.tags),
             self._memory.num_missing,
             self._num_unfinished,
             seconds,

@@ -144,7 +144,7 @@ class WeightUpdates:
         self._written(True)
         self.version = self._next_version()
 
-    def take_news(self) -> Version | None:
+    def take_new_version(self) -> Version | None:
         """The version in force, if it is another one than when this was last asked."""
         if self.version == self._announced:
             return None

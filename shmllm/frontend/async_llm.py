@@ -13,15 +13,15 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequenc
 from typing import Any, Self, TypeVar
 
 from shmllm.errors import EngineDeadError, RequestError
-from shmllm.frontend.async_weights import AsyncWeightMethods
-from shmllm.frontend.input_processor import Prompt
+from shmllm.frontend import pooling
+from shmllm.frontend.engine_options import takes_llm_options
+from shmllm.frontend.input_processor import PreparedRequest, Prompt
 from shmllm.frontend.llm import LLM
-from shmllm.frontend.pausing import PauseMode, pause, resume
+from shmllm.frontend.pausing import PauseMode, fall_asleep, next_or_value, pause, resume
 from shmllm.frontend.poll_thread import PollThread
-from shmllm.frontend.pooling_methods import pooling_output
+from shmllm.frontend.priorities import set_priorities
 from shmllm.frontend.request_output_queue import RequestOutputQueue
-from shmllm.frontend.sleeping import fall_asleep, next_or_value
-from shmllm.frontend.weight_methods import WeightMethods
+from shmllm.frontend.weight_push import NamedTensors, UpdateMode, Version
 from shmllm.outputs.pooling import PoolingOutput, PoolingRequestOutput
 from shmllm.outputs.request import RequestOutput
 from shmllm.outputs.sleep_report import SleepReport
@@ -33,11 +33,13 @@ Result = TypeVar("Result")
 PAUSE_POLL_S = 0.01
 
 
-class AsyncLLM(AsyncWeightMethods):
+@takes_llm_options
+class AsyncLLM:
     """A model and the engine process that runs it, for coroutines.
 
     Args:
-        options: those of `LLM`.
+        options: see below.
+        options of vLLM that are not listed: as for `LLM`.
 
     Raises:
         as `LLM`.
@@ -60,14 +62,10 @@ class AsyncLLM(AsyncWeightMethods):
         llm._use(LLM.attach(name, generation_config=generation_config))
         return llm
 
-    @property
-    def _weights(self) -> WeightMethods:
-        return self._llm
-
     def _use(self, llm: LLM) -> None:
         self._llm = llm
-        self._dispatcher = llm._front_end.dispatcher
-        self._waiter = PollThread(llm._front_end)
+        self._dispatcher = llm.front_end.dispatcher
+        self._waiter = PollThread(llm.front_end)
         self._boxes: dict[str, RequestOutputQueue] = {}
         self._ids = itertools.count()
         self._resumed: asyncio.Event | None = None
@@ -107,7 +105,7 @@ class AsyncLLM(AsyncWeightMethods):
         params = sampling_params or self.get_default_sampling_params()
         is_finished = False
         try:
-            self._waiter.submit(box, lambda: self._llm.prepare_one(prompt, params, priority), name)
+            self._waiter.submit(box, lambda: self._prepare(prompt, params, priority), name)
             while not is_finished:
                 output = await box.take(self._dispatcher.reading())
                 if output is None:
@@ -137,13 +135,11 @@ class AsyncLLM(AsyncWeightMethods):
         box = RequestOutputQueue()
         name = self._register(request_id, box)
         try:
-            self._waiter.submit(
-                box, lambda: self._llm.prepare_pooling([prompt], pooling_params)[0], name
-            )
+            self._waiter.submit(box, lambda: self._prepare_pooling(prompt, pooling_params), name)
             while await box.take(self._dispatcher.reading()) is None:
                 pass
             del self._boxes[name]
-            yield pooling_output(box.states[0])
+            yield pooling.pooling_output(box.states[0])
         finally:
             if self._boxes.get(name) is box:
                 del self._boxes[name]
@@ -215,6 +211,51 @@ class AsyncLLM(AsyncWeightMethods):
         """Forget all cached prefixes; see `LLM.reset_prefix_cache`."""
         return await self._call(lambda: self._llm.reset_prefix_cache(reset_running_requests))
 
+    async def update_weights(
+        self,
+        weights: NamedTensors,
+        *,
+        version: Version | None = None,
+        mode: UpdateMode = "keep",
+        reset_prefix_cache: bool = True,
+    ) -> None:
+        """See `LLM.update_weights`. Requests and other coroutines continue meanwhile; a generator
+        of weights runs in another thread."""
+        await asyncio.to_thread(
+            self._llm.update_weights,
+            weights,
+            version=version,
+            mode=mode,
+            reset_prefix_cache=reset_prefix_cache,
+        )
+
+    async def start_weight_update(self) -> None:
+        """See `LLM.start_weight_update`."""
+        await asyncio.to_thread(self._llm.start_weight_update)
+
+    async def finish_weight_update(
+        self,
+        version: Version | None = None,
+        *,
+        mode: UpdateMode = "keep",
+        reset_prefix_cache: bool = True,
+    ) -> None:
+        """See `LLM.finish_weight_update`."""
+        await asyncio.to_thread(
+            self._llm.finish_weight_update,
+            version,
+            mode=mode,
+            reset_prefix_cache=reset_prefix_cache,
+        )
+
+    async def abandon_weight_update(self) -> None:
+        """See `LLM.abandon_weight_update`."""
+        await asyncio.to_thread(self._llm.abandon_weight_update)
+
+    async def get_weight_version(self) -> Version:
+        """See `LLM.get_weight_version`."""
+        return await asyncio.to_thread(self._llm.get_weight_version)
+
     async def get_tokenizer(self) -> Any:
         """The transformers tokenizer of the model."""
         return self._llm.get_tokenizer()
@@ -263,6 +304,17 @@ class AsyncLLM(AsyncWeightMethods):
 
     async def __aexit__(self, *_: object) -> None:
         self.shutdown()
+
+    def _prepare(
+        self, prompt: Prompt, params: SamplingParams, priority: int | None
+    ) -> PreparedRequest:
+        front_end = self._llm.front_end
+        prepared = front_end.prepare([prompt], params)
+        return set_priorities(prepared, priority, front_end.info)[0]
+
+    def _prepare_pooling(self, prompt: Prompt, params: PoolingParams | None) -> PreparedRequest:
+        llm = self._llm
+        return pooling.prepare(llm.front_end, [prompt], params, llm.pooler_config)[0]
 
     def _register(self, request_id: str | None, box: RequestOutputQueue) -> str:
         if request_id is None:

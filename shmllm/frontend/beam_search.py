@@ -7,11 +7,11 @@ log-probabilities; the prefix cache makes each cost little more than its new tok
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from shmllm.errors import RequestError
 from shmllm.frontend.front_end import FrontEnd
-from shmllm.frontend.input_processor import PreparedRequest, Prompt, as_list
+from shmllm.frontend.input_processor import PreparedRequest, Prompt
 from shmllm.frontend.text.tokenizer import Tokenizer
 from shmllm.outputs.request import RequestOutput
 from shmllm.params.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
@@ -76,7 +76,7 @@ class BeamSearch:
     def __init__(self, front_end: FrontEnd, params: BeamSearchParams) -> None:
         if not isinstance(params, BeamSearchParams):
             raise RequestError(f"beam_search takes a BeamSearchParams, got {type(params).__name__}")
-        facts = front_end.facts
+        facts = front_end.info
         num_alternatives = min(2 * params.beam_width, facts.vocab_size)
         if num_alternatives > facts.max_logprobs:
             raise RequestError(
@@ -101,7 +101,7 @@ class BeamSearch:
     ) -> list[BeamSearchOutput]:
         """Search for each prompt; `concurrency_limit` prompts at a time, None for all."""
         requests = self._front_end.prepare(prompts, self._step_params)
-        if any(request.embeds is not None for request in requests):
+        if any(request.submitted.embeds is not None for request in requests):
             raise RequestError("beam_search needs token ids or text, not prompt_embeds")
         size = len(requests) if concurrency_limit is None else concurrency_limit
         outputs: list[BeamSearchOutput] = []
@@ -118,7 +118,7 @@ class BeamSearch:
         for _ in range(self._params.max_tokens):
             open_searches = [search for search in searches if self._can_go_on(search)]
             requests = [
-                replace(search.request, prompt_token_ids=beam.tokens)
+                search.request.with_tokens(beam.tokens)
                 for search in open_searches
                 for beam in search.beams
             ]
@@ -148,34 +148,3 @@ class BeamSearch:
             if params.include_stop_str_in_output:
                 end = tokenizer.decode(last, skip_special_tokens=False)
         return tokenizer.decode(tokens, skip_special_tokens=params.skip_special_tokens) + end
-
-
-class BeamSearchMethods:
-    """What LLM inherits."""
-
-    _front_end: FrontEnd
-
-    def beam_search(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        params: BeamSearchParams,
-        *,
-        use_tqdm: bool = False,
-        concurrency_limit: int | None = None,
-    ) -> list[BeamSearchOutput]:
-        """Continue prompts by beam search.
-
-        Args:
-            prompts: as for `generate`, but no embeddings.
-            params: one for all.
-            use_tqdm: accepted; nothing is shown.
-            concurrency_limit: prompts at a time; None for all at once.
-
-        Returns:
-            One output per prompt, in their order, with its best sequences.
-
-        Raises:
-            RequestError: a prompt or parameter is wrong, or the engine's `max_logprobs` is
-                below twice the beam width.
-        """
-        return BeamSearch(self._front_end, params).run(as_list(prompts), concurrency_limit)

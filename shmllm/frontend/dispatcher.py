@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
-from shmllm.client.channel_client import EngineClient, EngineOutput, Lease
+from shmllm.client.protocol import EngineClient, EngineOutput, Lease
 from shmllm.errors import EngineDeadError, ShmLLMError
 from shmllm.frontend.input_processor import PreparedRequest
 from shmllm.frontend.request_state import RequestState
@@ -129,7 +129,7 @@ class Dispatcher:
                     self._urgent.add(state.number)
             group.num_open += 1
             for state in states:
-                self._client.add(state.request.message(state.number), state.request.embeds)
+                self._client.add(state.request.message(state.number))
             return states
 
     def collect(self, group: RequestGroup, timeout_s: float) -> list[RequestState]:

@@ -1,102 +1,162 @@
-"""From the options that people give to what an engine and its requests start with."""
+"""Turns the options that users give into the configurations of a front end and of an engine."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+import logging
+import textwrap
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from shmllm.config.engine import (
-    CacheConfig,
-    ClientConfig,
-    DType,
-    EngineConfig,
-    LoadConfig,
-    LoadFormat,
-    LogprobsConfig,
-    LogprobsMode,
-    Quantization,
-    SchedulerConfig,
-    SchedulingPolicy,
-    WaitPolicyName,
-)
-from shmllm.frontend.graph_options import make_graph_config
+from shmllm.config.engine import OPTIONS, SECTIONS, EngineConfig, FrontEndConfig
+from shmllm.config.options import Option, Section
+from shmllm.errors import EngineStartError
+from shmllm.frontend.foreign_options import FOREIGN_NAMES, check_foreign_options
 from shmllm.frontend.model_files import generation_defaults, resolve_model
+from shmllm.params.keywords import reject_unknown_options
 
-_DTYPE_SYNONYMS = {"half": "float16", "float": "float32"}
+logger = logging.getLogger(__name__)
+
+LLM_OPTIONS = tuple(each for each in OPTIONS if each.in_llm)
+_MODE = "cudagraph_mode"
+_COMPILATION_KEYS = (_MODE, "cudagraph_capture_sizes", "max_cudagraph_capture_size")
 
 
-def _dtype_name(dtype: Any) -> Any:
-    """vLLM's other names for a dtype, and torch's own, as one of ours."""
-    name = str(dtype).removeprefix("torch.")
-    return _DTYPE_SYNONYMS.get(name, name)
+def read_llm_options(
+    callee: str, model: str, options: Mapping[str, Any]
+) -> tuple[FrontEndConfig, EngineConfig]:
+    """The configurations that the keyword arguments of `LLM` describe.
+
+    Args:
+        callee: the name of the class that the user called, for messages.
+        model: the model.
+        options: the other keyword arguments: options of the table, and options of vLLM that have
+            no effect here.
+
+    Raises:
+        TypeError: an unknown option; names the nearest known one.
+        EngineStartError: a value is not valid, or the model does not exist.
+    """
+    own = check_foreign_options(callee, options)
+    reject_unknown_options(callee, own, [*FOREIGN_NAMES, *(each.name for each in LLM_OPTIONS)])
+    return _make_configs({"model": model, **own})
 
 
-def make_engine_config(
-    model: str = "tiny",
-    *,
-    tokenizer: str | None = None,
-    revision: str | None = None,
-    dtype: DType = "auto",
-    max_model_len: int | None = None,
-    max_num_seqs: int = 256,
-    max_num_batched_tokens: int = 2048,
-    block_size: int = 16,
-    enable_prefix_caching: bool = True,
-    kv_cache_memory_bytes: int | None = None,
-    seed: int = 0,
-    load_format: LoadFormat = "auto",
-    quantization: Quantization | None = None,
-    num_threads: int | None = None,
-    wait_policy: WaitPolicyName = "balanced",
-    client_timeout: float = 30.0,
-    max_logprobs: int = 20,
-    logprobs_mode: LogprobsMode = "raw_logprobs",
-    allow_callables: bool = False,
-    scheduling_policy: SchedulingPolicy = "fcfs",
-    deterministic: bool = False,
-    device: str = "auto",
-    gpu_memory_utilization: float = 0.92,
-    enforce_eager: bool = False,
-    compilation_config: Any = None,
-    cudagraph_capture_sizes: Sequence[int] | None = None,
-    max_cudagraph_capture_size: int | None = None,
-    async_scheduling: bool | None = None,
-) -> EngineConfig:
-    """The configuration of an engine from the options of `LLM`; finds the model's files."""
-    directory = resolve_model(str(model), revision=revision)
-    tokenizer_directory = None
-    if tokenizer is not None:
-        tokenizer_directory = str(resolve_model(tokenizer, revision=revision).absolute())
-    return EngineConfig(
-        load=LoadConfig(
-            str(directory.absolute()),
-            _dtype_name(dtype),
-            load_format,
-            seed,
-            max_model_len,
-            tokenizer_directory,
-            quantization,
-            deterministic,
-        ),
-        cache=CacheConfig(
-            block_size, kv_cache_memory_bytes, enable_prefix_caching, gpu_memory_utilization
-        ),
-        scheduler=SchedulerConfig(
-            max_num_seqs, max_num_batched_tokens, scheduling_policy, async_scheduling
-        ),
-        logprobs=LogprobsConfig(max_logprobs, logprobs_mode),
-        client=ClientConfig(wait_policy, client_timeout, allow_callables),
-        graphs=make_graph_config(
-            compilation_config, cudagraph_capture_sizes, max_cudagraph_capture_size, enforce_eager
-        ),
-        num_threads=num_threads,
-        device=str(device),
-    )
+def make_engine_config(model: str = "tiny", **options: Any) -> EngineConfig:
+    """The configuration of an engine, from any options of the table.
+
+    Raises:
+        TypeError: an unknown option; names the nearest known one.
+        EngineStartError: a value is not valid, or the model does not exist.
+    """
+    reject_unknown_options("make_engine_config", options, [each.name for each in OPTIONS])
+    return _make_configs({"model": model, **options})[1]
+
+
+def _make_configs(values: dict[str, Any]) -> tuple[FrontEndConfig, EngineConfig]:
+    front_end = FrontEndConfig(**_fields_of(FrontEndConfig, values))
+    sections = {name: _fields_of(section, values) for name, section in SECTIONS.items()}
+    sections["graphs"] = _add_compilation(front_end.compilation_config, sections["graphs"])
+    directory = resolve_model(str(front_end.model), revision=front_end.revision)
+    sections["load"]["directory"] = str(directory.absolute())
+    if front_end.tokenizer is not None:
+        found = resolve_model(front_end.tokenizer, revision=front_end.revision)
+        sections["load"]["tokenizer_directory"] = str(found.absolute())
+    made: dict[str, Any] = {name: SECTIONS[name](**given) for name, given in sections.items()}
+    return front_end, EngineConfig(**made, **_fields_of(EngineConfig, values))
+
+
+def _fields_of(section: type[Section], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The given values that belong to a section, by the names of its fields."""
+    return {
+        each.field: values[each.name]
+        for each in OPTIONS
+        if each.reader == section.__name__ and each.name in values
+    }
+
+
+def _add_compilation(config: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a GraphConfig, with those that vLLM's `compilation_config` sets.
+
+    Raises:
+        EngineStartError: a value is given in both places.
+    """
+    found = _read_compilation_config(config)
+    graphs = dict(given)
+    for each in OPTIONS:
+        if each.name in found:
+            if graphs.get(each.field) is not None:
+                raise EngineStartError(
+                    f"{each.name} is given twice, here and in compilation_config"
+                )
+            graphs[each.field] = found[each.name]
+    if _MODE in found:
+        mode = found[_MODE]
+        graphs["mode"] = str(getattr(mode, "name", mode)).upper()
+    return graphs
+
+
+def _read_compilation_config(config: Any) -> dict[str, Any]:
+    """The values of `_COMPILATION_KEYS` in a mapping or an object; compilers have no effect."""
+    if isinstance(config, Mapping):
+        unknown = [name for name in config if name not in _COMPILATION_KEYS]
+        for name in unknown:
+            logger.warning("compilation_config: %s has no effect: nothing is compiled", name)
+        found = {name: value for name, value in config.items() if name not in unknown}
+    elif isinstance(config, int) and not isinstance(config, bool):
+        logger.warning("compilation_config=%d has no effect: nothing is compiled", config)
+        found = {}
+    elif config is None or any(hasattr(config, name) for name in _COMPILATION_KEYS):
+        found = {name: getattr(config, name, None) for name in _COMPILATION_KEYS}
+    else:
+        raise EngineStartError(
+            f"compilation_config must be a mapping with {', '.join(_COMPILATION_KEYS[:2])} or "
+            f"{_COMPILATION_KEYS[2]}, got {config!r}"
+        )
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def read_model_defaults(directory: Path, generation_config: str) -> dict[str, Any]:
-    """Sampling defaults that come with the model, as options of SamplingParams."""
+    """The sampling defaults that come with the model, as options of SamplingParams."""
     if generation_config not in ("auto", "shmllm", "vllm"):
         raise TypeError(f"generation_config is 'auto' or 'shmllm', got {generation_config!r}")
     return generation_defaults(directory) if generation_config == "auto" else {}
+
+
+def read_profiler_config(config: Mapping[str, Any] | None) -> str | None:
+    """The directory for profiles; None means the working directory at that time."""
+    if config is None:
+        return None
+    if not isinstance(config, Mapping) or config.get("profiler", "torch") != "torch":
+        raise TypeError(f"profiler_config is a dict with torch_profiler_dir, got {config!r}")
+    reject_unknown_options("profiler_config", config, ("profiler", "torch_profiler_dir"))
+    return config.get("torch_profiler_dir")
+
+
+def takes_llm_options(cls: type) -> type:
+    """Give a class whose constructor takes `model` and `**options` the signature of all options,
+    and list them in its docstring, so that `help` and completion show them."""
+    named = inspect.Parameter.KEYWORD_ONLY
+    parameters = [
+        inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD),
+        *(_parameter(each, named) for each in LLM_OPTIONS),
+        inspect.Parameter("options", inspect.Parameter.VAR_KEYWORD, annotation="Any"),
+    ]
+    parameters[1] = parameters[1].replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    constructor: Any = cls.__init__  # type: ignore[misc]
+    constructor.__signature__ = inspect.Signature(parameters, return_annotation=None)
+    lines = "\n".join(_describe(LLM_OPTIONS))
+    cls.__doc__ = (cls.__doc__ or "").replace("        options: see below.", lines)
+    return cls
+
+
+def _parameter(each: Option, kind: Any) -> inspect.Parameter:
+    return inspect.Parameter(each.name, kind, default=each.default, annotation=each.annotation)
+
+
+def _describe(options: Iterable[Option]) -> Iterable[str]:
+    for each in options:
+        default = each.default_text or repr(each.default)
+        text = f"{each.name}: {each.help} Default: {default}."
+        yield textwrap.fill(text, 96, initial_indent=" " * 8, subsequent_indent=" " * 12)

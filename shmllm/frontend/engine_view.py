@@ -26,7 +26,7 @@ class EngineHost(Protocol):
 
     def get_tokenizer(self) -> Any: ...
 
-    def run_on_worker(self, call: RpcCall, timeout_s: float | None = None) -> Any: ...
+    def _run_on_worker(self, call: RpcCall, timeout_s: float | None = None) -> Any: ...
 
     def collective_rpc(
         self,
@@ -38,7 +38,7 @@ class EngineHost(Protocol):
 
     def apply_model(self, func: Callable[[Any], Any]) -> list[Any]: ...
 
-    def load_weights(self, weights: Iterable[tuple[str, Any]]) -> set[str]: ...
+    def _load_weights(self, weights: Iterable[tuple[str, Any]]) -> set[str]: ...
 
     def reset_prefix_cache(self) -> bool: ...
 
@@ -145,7 +145,7 @@ class RemoteModel:
         """Overwrite weights between two steps, all of them or none, and return their names. An
         update of its own, which may leave out what is missing since the engine slept; see
         `LLM.update_weights`."""
-        return self._host.load_weights(weights)
+        return self._host._load_weights(weights)
 
 
 @dataclass(frozen=True)

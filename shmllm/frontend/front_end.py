@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from shmllm.client.channel_client import EngineClient, StartProgress
 from shmllm.client.private import PrivateEngineClient
+from shmllm.client.protocol import EngineClient, StartProgress
 from shmllm.config.engine import EngineConfig
-from shmllm.errors import EngineStartError, RequestError
+from shmllm.errors import RequestError
 from shmllm.frontend.dispatcher import POLL_S, Dispatcher, RequestGroup
 from shmllm.frontend.engine_options import read_model_defaults
 from shmllm.frontend.input_processor import (
@@ -26,7 +26,6 @@ from shmllm.frontend.input_processor import (
     match_params,
 )
 from shmllm.frontend.output_processor import OutputProcessor
-from shmllm.frontend.priorities import set_priorities
 from shmllm.frontend.progress import BatchProgress
 from shmllm.frontend.request_state import RequestState
 from shmllm.frontend.text.tokenizer import Tokenizer
@@ -52,7 +51,7 @@ class FrontEnd:
         tracing: of what it does; None makes it.
 
     Attributes:
-        facts: what the engine says about itself and the model.
+        info: what the engine reports about itself and the model.
     """
 
     def __init__(
@@ -64,17 +63,17 @@ class FrontEnd:
         tracing: FrontEndTracing | None = None,
     ) -> None:
         self.client = client
-        self.facts = client.facts
+        self.info = client.info
         self.tokenizer_directory = tokenizer_directory
         self.tokenizer = tokenizer
         self.model_defaults = model_defaults
-        self.inputs: Inputs = InputProcessor(tokenizer, self.facts)
-        self.outputs = OutputProcessor(tokenizer, self.facts.eos_token_ids)
+        self.inputs: Inputs = InputProcessor(tokenizer, self.info)
+        self.outputs = OutputProcessor(tokenizer, self.info.eos_token_ids)
         self.dispatcher = Dispatcher(client, self.outputs)
         self._tracing = tracing or FrontEndTracing(client)
         self._tracing.stand_in_front_of(self)
-        logger.info("engine ready: %s", self.facts)
-        for warning in self.facts.warnings:
+        logger.info("engine ready: %s", self.info)
+        for warning in self.info.warnings:
             logger.warning("%s", warning)
 
     @classmethod
@@ -156,10 +155,22 @@ class FrontEnd:
         return {"prompt": text, "prompt_token_ids": ids}
 
     def serve(
-        self, requests: Iterable[PreparedRequest], *, streaming: bool, time_tokens: bool
+        self,
+        requests: Iterable[PreparedRequest],
+        *,
+        streaming: bool = False,
+        time_tokens: bool = False,
     ) -> Iterator[list[RequestState]]:
-        """Run requests; yields the states that changed, after every poll. Leaving the
-        iterator early, by an exception too, aborts what still runs."""
+        """Run requests, and yield the states that changed after every poll.
+
+        If the caller leaves the iterator early, also by an exception, the requests that still run
+        are aborted.
+
+        Args:
+            requests: as `prepare` returned them.
+            streaming: decode tokens as they arrive, for `state.text.take_delta()`.
+            time_tokens: fill `state.token_times`.
+        """
         group = RequestGroup()
         submit, collect = self.dispatcher.submit, self.dispatcher.collect
         try:
@@ -173,72 +184,36 @@ class FrontEnd:
             self.dispatcher.leave(group)
 
     def run(self, requests: list[PreparedRequest], show_progress: bool) -> list[RequestOutput]:
-        """The outputs of requests, in their order, when all have ended.
+        """Run requests. Returns their outputs, in their order, when all have ended.
 
         Raises:
             EnginePausedError: the engine takes no requests now.
         """
-        results: list[RequestOutput | None] = [None] * len(requests)
+        outputs = {s.index: s.output() for s in self.run_each(requests, show_progress)}
+        return [outputs[index] for index in sorted(outputs)]
+
+    def run_each(
+        self, requests: list[PreparedRequest], show_progress: bool
+    ) -> Iterator[RequestState]:
+        """Run requests, and yield the last state of each when it ends.
+
+        Raises:
+            EnginePausedError: the engine takes no requests now.
+        """
         with BatchProgress(len(requests), show_progress and bool(requests)) as progress:
-            for changed in self.serve(requests, streaming=False, time_tokens=False):
+            for changed in self.serve(requests):
                 progress.update(changed)
                 for state in changed:
                     if state.is_retryable:
                         state.raise_error()
                     if state.ends_request:
-                        results[state.index] = state.output()
-        return [result for result in results if result is not None]
+                        yield state
 
 
 def start_engine(config: EngineConfig, multiprocess: bool, startup_timeout: float) -> Any:
-    """The client of a new engine, which starts meanwhile."""
-    is_number = isinstance(startup_timeout, int | float) and not isinstance(startup_timeout, bool)
-    if not (is_number and startup_timeout > 0):
-        raise EngineStartError(
-            f"startup_timeout must be a number of seconds above 0, got {startup_timeout!r}"
-        )
+    """Start an engine and return its client. The engine loads its model meanwhile."""
     if multiprocess:
         return PrivateEngineClient(config, startup_timeout_s=startup_timeout)
     from shmllm.engine.local import LocalEngineClient
 
     return LocalEngineClient(config)
-
-
-class RequestMethods:
-    """What LLM inherits for those that look at requests on their way: AsyncLLM, commands,
-    benchmarks."""
-
-    _front_end: FrontEnd
-
-    def prepare(
-        self,
-        prompts: Sequence[Prompt],
-        sampling_params: Params | None = None,
-        names: Sequence[str] | None = None,
-    ) -> list[PreparedRequest]:
-        """Check and tokenize prompts for `serve`. Internal."""
-        return self._front_end.prepare(prompts, sampling_params, names)
-
-    def prepare_one(
-        self, prompt: Prompt, params: SamplingParams, priority: int | None
-    ) -> PreparedRequest:
-        """Check and tokenize a prompt. Internal."""
-        return set_priorities(self.prepare([prompt], params), priority, self._front_end.facts)[0]
-
-    def serve(
-        self,
-        requests: Sequence[PreparedRequest],
-        *,
-        streaming: bool = False,
-        time_tokens: bool = False,
-    ) -> Iterator[list[RequestState]]:
-        """Run requests; yields the states that changed, after every poll. Internal.
-
-        Args:
-            requests: as `prepare` returned them.
-            streaming: decode tokens as they come, for `state.text.take_delta()`.
-            time_tokens: fill `state.token_times`.
-
-        Leaving the iterator early, by an exception too, aborts what still runs.
-        """
-        return self._front_end.serve(requests, streaming=streaming, time_tokens=time_tokens)

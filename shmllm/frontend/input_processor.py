@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypedDict
 
 from shmllm.config.info import EngineInfo
@@ -19,11 +19,10 @@ from shmllm.frontend.prompt_embeds import (
     read_embeds,
     salt_with,
 )
-from shmllm.frontend.sampling_checks import EngineTerms, SamplingChecks
+from shmllm.frontend.sampling_checks import SamplingChecks
 from shmllm.frontend.text.tokenizer import Tokenizer
-from shmllm.params.pooling import Pooling
+from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import SamplingParams
-from shmllm.wire.messages import AddRequest, PoolRequest
 
 
 class TextPrompt(TypedDict, total=False):
@@ -54,49 +53,42 @@ class EmbedsPrompt(TypedDict, total=False):
 Prompt = str | Sequence[int] | TextPrompt | TokensPrompt | EmbedsPrompt
 Params = SamplingParams | Sequence[SamplingParams]
 
+UNNUMBERED = -1
 _PROMPT_KEYS = {"prompt", "prompt_token_ids", "prompt_embeds", "cache_salt"}
 
 
 @dataclass(slots=True)
 class PreparedRequest:
-    """A checked request.
+    """A checked and tokenized request that has no number yet.
 
     Attributes:
-        prompt: its text, None if only ids were given.
-        terms: what the engine gets of `params` in other words.
-        priority: lower goes first, where the engine schedules by priority.
-        embeds: what the prompt was given as, if not as tokens; the token ids are placeholders.
-        pooling: what to make of the prompt instead of generating.
+        prompt: the text of the prompt; None if only token ids or embeddings were given.
+        params: the sampling parameters that the outputs follow, `n` included.
+        submitted: the request for the engine. Its `number` is not set yet.
     """
 
     prompt: str | None
-    prompt_token_ids: list[int]
     params: SamplingParams
-    cache_salt: str = ""
-    terms: EngineTerms = field(default_factory=EngineTerms)
-    priority: int = 0
-    embeds: Any = None
-    pooling: Pooling | None = None
+    submitted: EngineCoreRequest
 
-    def message(self, number: int) -> AddRequest | PoolRequest:
-        """The request as the engine takes it; `embeds` go beside it."""
-        if self.pooling is not None:
-            return PoolRequest(
-                number, self.prompt_token_ids, self.pooling, self.cache_salt, self.priority
-            )
-        return AddRequest(
-            number,
-            self.prompt_token_ids,
-            self.params,
-            self.cache_salt,
-            self.priority,
-            bad_words=self.terms.bad_words,
-            grammar=self.terms.grammar,
-        )
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        """The token ids of the prompt; placeholders if it was given as embeddings."""
+        return self.submitted.prompt_token_ids  # type: ignore[return-value]
+
+    def message(self, number: int) -> EngineCoreRequest:
+        """The request for the engine, with its number."""
+        return replace(self.submitted, number=number)
+
+    def with_tokens(self, token_ids: list[int]) -> PreparedRequest:
+        """The same request with other prompt tokens."""
+        return replace(self, submitted=replace(self.submitted, prompt_token_ids=token_ids))
 
     def children(self) -> list[PreparedRequest]:
-        """The same, once for each of its `n` completions. The first one asks for what there
-        is once, and each has its own seed."""
+        """One request for each of the `n` completions.
+
+        Only the first one asks for the prompt's log-probabilities, and each has its own seed.
+        """
         children = []
         for index in range(self.params.n):
             params = copy.copy(self.params)
@@ -105,7 +97,9 @@ class PreparedRequest:
                 params.prompt_logprobs = None
             if params.seed is not None:
                 params.seed = (params.seed + index + 2**63) % 2**64 - 2**63
-            children.append(replace(self, params=params))
+            children.append(
+                replace(self, params=params, submitted=replace(self.submitted, params=params))
+            )
         return children
 
 
@@ -181,10 +175,10 @@ class InputProcessor:
         facts: the limits of the engine.
     """
 
-    def __init__(self, tokenizer: Tokenizer, facts: EngineInfo) -> None:
+    def __init__(self, tokenizer: Tokenizer, info: EngineInfo) -> None:
         self._tokenizer = tokenizer
-        self._facts = facts
-        self._checks = SamplingChecks(tokenizer, facts)
+        self._info = info
+        self._checks = SamplingChecks(tokenizer, info)
 
     def prepare(
         self,
@@ -219,13 +213,22 @@ class InputProcessor:
                 self._take_embeds(name, item, own)
                 ids = [PLACEHOLDER] * len(item.embeds)
             self._check_token_ids(name, ids, min_room)
-            requests.append(PreparedRequest(item.text, ids, own, item.cache_salt, terms[id(own)]))
-            requests[-1].embeds = item.embeds
+            bad_words, grammar = terms[id(own)]
+            submitted = EngineCoreRequest(
+                UNNUMBERED,
+                ids,
+                own,
+                item.cache_salt,
+                bad_words=bad_words,
+                grammar=grammar,
+                embeds=item.embeds,
+            )
+            requests.append(PreparedRequest(item.text, own, submitted))
         return requests
 
     def _take_embeds(self, name: str, item: _Parsed, params: SamplingParams) -> None:
         check_params(name, params)
-        item.embeds = read_embeds(name, item.embeds, self._facts.hidden_size)
+        item.embeds = read_embeds(name, item.embeds, self._info.hidden_size)
         item.cache_salt = salt_with(item.embeds, item.cache_salt)
 
     def _encode(
@@ -241,13 +244,13 @@ class InputProcessor:
     def _check_token_ids(self, name: str, ids: list[int], min_room: int) -> None:
         if not ids:
             raise RequestError(f"{name} is empty: the model needs at least one token")
-        most = self._facts.max_model_len
+        most = self._info.max_model_len
         if len(ids) > most - min_room:
             raise RequestError(
                 f"{name} has {len(ids):,} tokens; max_model_len is {most:,} tokens of prompt and "
                 f"output together, so a prompt may have at most {most - min_room:,}"
             )
-        vocab_size = self._facts.vocab_size
+        vocab_size = self._info.vocab_size
         low, high = min(ids), max(ids)
         if low < 0 or high >= vocab_size:
             raise RequestError(

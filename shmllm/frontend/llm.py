@@ -1,91 +1,79 @@
 """The offline API: `LLM(...).generate(prompts)`, with vLLM's names and meaning.
 
-Owns what users see: names, arguments, documentation. What happens is in `front_end` and
-in a module for each way to wait for results.
+This module owns what users see: names, arguments and documentation. `front_end` and one module for
+each kind of call do the work.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from shmllm.client.channel_client import LoadProgress, StartProgress
-from shmllm.config.engine import (
-    DType,
-    LoadFormat,
-    LogprobsMode,
-    Quantization,
-    SchedulingPolicy,
-    WaitPolicyName,
+from shmllm.client.protocol import StartProgress
+from shmllm.errors import CallOrderError, RequestError, ShmLLMError
+from shmllm.frontend import pooling
+from shmllm.frontend.beam_search import BeamSearch
+from shmllm.frontend.engine_options import (
+    read_llm_options,
+    read_profiler_config,
+    takes_llm_options,
 )
-from shmllm.errors import ShmLLMError
-from shmllm.frontend.beam_search import BeamSearchMethods
-from shmllm.frontend.engine_options import make_engine_config
+from shmllm.frontend.engine_view import EngineView
 from shmllm.frontend.enqueued import Enqueued
-from shmllm.frontend.foreign_options import FOREIGN_NAMES, check_foreign_options
-from shmllm.frontend.front_end import FrontEnd, Messages, RequestMethods
-from shmllm.frontend.input_processor import Params, Prompt, TokensPrompt, as_list
-from shmllm.frontend.pausing import PauseMethods
-from shmllm.frontend.pooling_methods import PoolingMethods
+from shmllm.frontend.front_end import FrontEnd, Messages
+from shmllm.frontend.input_processor import Params, Prompt, as_list
+from shmllm.frontend.pausing import (
+    PUMP_S,
+    PauseMode,
+    fall_asleep,
+    is_asleep,
+    is_fully_awake,
+    next_or_value,
+    pause,
+    resume,
+    wake_up,
+)
 from shmllm.frontend.priorities import Priority, set_priorities
 from shmllm.frontend.streaming import OnError, stream
-from shmllm.frontend.weight_methods import WeightMethods
-from shmllm.frontend.weight_push import WeightPush
-from shmllm.frontend.worker_methods import WorkerMethods, read_profiler_config
+from shmllm.frontend.weight_push import (
+    NamedTensors,
+    UpdateMode,
+    Version,
+    WeightPush,
+    finish_options,
+)
+from shmllm.outputs.pooling import (
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    ScoringRequestOutput,
+)
 from shmllm.outputs.request import RequestOutput
-from shmllm.params.keywords import reject_unknown_options
-from shmllm.params.pooling import PoolerConfig
+from shmllm.outputs.sleep_report import SleepReport
+from shmllm.params.beam_search import BeamSearchOutput, BeamSearchParams
+from shmllm.params.pooling import PoolerConfig, PoolingParams
 from shmllm.params.sampling import RequestOutputKind, SamplingParams
 from shmllm.wire.messages import Method
+from shmllm.wire.rpc import RpcCall, call_on_model
 
 if TYPE_CHECKING:
-    from shmllm.frontend.engine_args import EngineArgs
+    from shmllm.frontend.engine_args import EngineArgs  # which needs the options, not LLM
 
 
-class LLM(
-    WeightMethods, WorkerMethods, PauseMethods, PoolingMethods, BeamSearchMethods, RequestMethods
-):
+@takes_llm_options
+class LLM:
     """A model and the engine process that runs it.
 
     Args:
-        model: "tiny" (bundled), a Hugging Face model directory, or a hub id.
-        tokenizer: directory or hub id of another tokenizer; None takes the model's.
-        revision: branch, tag or commit on the hub.
-        device: "auto" (a GPU where there is one), "cpu", "cuda", "cuda:1".
-        dtype: "auto" (float32, but on a GPU the checkpoint's), "float32", "bfloat16", "float16".
-        max_model_len: tokens of prompt and output together, at most what the KV cache holds.
-        max_num_seqs: requests that run at once.
-        max_num_batched_tokens: token budget of a step; longer prompts are chunked.
-        block_size: tokens per KV block: 8, 16, 32 or 64.
-        enable_prefix_caching: reuse the KV blocks of equal prefixes.
-        kv_cache_memory_bytes: for keys and values; None: on a CPU 2 GiB, or a quarter of what is
-            free; on a GPU what is left of `gpu_memory_utilization`.
-        gpu_memory_utilization: part of a GPU's memory to use in all.
-        enforce_eager: capture no CUDA graphs.
-        compilation_config: a mapping with `cudagraph_mode`, `cudagraph_capture_sizes`,
-            `max_cudagraph_capture_size`; docs/gpu.md. The latter two are options, too.
-        async_scheduling: plan a step while the last one runs; None: on a GPU.
-        seed: of dummy weights and of requests without a seed of their own.
-        load_format: "auto", "safetensors", or "dummy" (random weights).
-        quantization: "int8" keeps matrices in 8 bits, rounded per output channel; None: not.
-        generation_config: "auto" takes sampling defaults that come with the model, "shmllm" none.
-        num_threads: compute threads; None takes the cores this process may use.
-        wait_policy: how long either side spins: "latency", "balanced", "idle"; docs/ipc.md.
-        scheduling_policy: "fcfs", or "priority": what has the lowest `priority` runs first.
-        deterministic: a request's numbers have equal bits whatever runs beside it; docs/rl.md.
-        max_logprobs: alternatives that a request may ask for; -1 sets no bound.
-        logprobs_mode: what `logprobs` report: "raw_logprobs" of the model, or
-            "processed_logprobs" after penalties, temperature and filters; "raw_logits" and
-            "processed_logits" are the same before normalisation.
-        pooler_config: defaults of `encode`, `embed` and `score`; a PoolerConfig or a dict.
-        profiler_config: {"torch_profiler_dir": ...}; None: the working directory.
-        others: options of vLLM's; docs/vllm.md says which are taken, and which with a warning.
-        multiprocess: False runs the engine in this process, for debugging.
-        startup_timeout: seconds until the engine has to be ready.
-        on_load_progress: called with (bytes read, bytes in all) while it starts.
-        on_capture_progress: called with (sizes captured, sizes in all) while a GPU's graphs are.
+        options: see below.
+        options of vLLM that are not listed: docs/vllm.md says which are accepted.
+
+    Attributes:
+        facts: what the engine reports about itself and the model, an EngineInfo.
+        front_end: the parts that the tools of this package use directly.
 
     Raises:
         EngineStartError: says which file, number or option is wrong.
@@ -93,79 +81,19 @@ class LLM(
         TypeError: an unknown option; names the nearest one.
     """
 
-    def __init__(
-        self,
-        model: str = "tiny",
-        *,
-        tokenizer: str | None = None,
-        revision: str | None = None,
-        device: str = "auto",
-        dtype: DType = "auto",
-        max_model_len: int | None = None,
-        max_num_seqs: int = 256,
-        max_num_batched_tokens: int = 2048,
-        block_size: int = 16,
-        enable_prefix_caching: bool = True,
-        kv_cache_memory_bytes: int | None = None,
-        gpu_memory_utilization: float = 0.92,
-        enforce_eager: bool = False,
-        compilation_config: Any = None,
-        cudagraph_capture_sizes: Sequence[int] | None = None,
-        max_cudagraph_capture_size: int | None = None,
-        async_scheduling: bool | None = None,
-        seed: int = 0,
-        load_format: LoadFormat = "auto",
-        quantization: Quantization | None = None,
-        generation_config: str = "auto",
-        num_threads: int | None = None,
-        wait_policy: WaitPolicyName = "balanced",
-        scheduling_policy: SchedulingPolicy = "fcfs",
-        deterministic: bool = False,
-        max_logprobs: int = 20,
-        logprobs_mode: LogprobsMode = "raw_logprobs",
-        pooler_config: PoolerConfig | dict[str, Any] | None = None,
-        profiler_config: dict[str, Any] | None = None,
-        multiprocess: bool = True,
-        startup_timeout: float = 600.0,
-        on_load_progress: LoadProgress | None = None,
-        on_capture_progress: LoadProgress | None = None,
-        **others: Any,
-    ) -> None:
-        unknown = check_foreign_options("LLM", others)
-        reject_unknown_options("LLM", unknown, _option_names())
-        config = make_engine_config(
-            model,
-            tokenizer=tokenizer,
-            revision=revision,
-            device=device,
-            dtype=dtype,
-            max_model_len=max_model_len,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            block_size=block_size,
-            enable_prefix_caching=enable_prefix_caching,
-            kv_cache_memory_bytes=kv_cache_memory_bytes,
-            gpu_memory_utilization=gpu_memory_utilization,
-            enforce_eager=enforce_eager,
-            compilation_config=compilation_config,
-            cudagraph_capture_sizes=cudagraph_capture_sizes,
-            max_cudagraph_capture_size=max_cudagraph_capture_size,
-            async_scheduling=async_scheduling,
-            seed=seed,
-            load_format=load_format,
-            quantization=quantization,
-            num_threads=num_threads,
-            wait_policy=wait_policy,
-            scheduling_policy=scheduling_policy,
-            deterministic=deterministic,
-            max_logprobs=max_logprobs,
-            logprobs_mode=logprobs_mode,
-        )
-        self.pooler_config = PoolerConfig.make(pooler_config)
-        self.profile_directory = read_profiler_config(profiler_config)
-        progress = StartProgress(on_load_progress, on_capture_progress)
+    def __init__(self, model: str = "tiny", **options: Any) -> None:
+        front_end, engine = read_llm_options("LLM", model, options)
+        self.pooler_config = PoolerConfig.make(front_end.pooler_config)
+        self.profile_directory = read_profiler_config(front_end.profiler_config)
+        progress = StartProgress(front_end.on_load_progress, front_end.on_capture_progress)
         self._use(
-            FrontEnd.start(config, generation_config, multiprocess, startup_timeout, progress)
+            FrontEnd.start(
+                engine,
+                front_end.generation_config,
+                front_end.multiprocess,
+                front_end.startup_timeout,
+                progress,
+            )
         )
 
     @classmethod
@@ -183,6 +111,7 @@ class LLM(
         """
         llm = cls.__new__(cls)
         llm.pooler_config = PoolerConfig()
+        llm.profile_directory = None
         llm._use(FrontEnd.attach(name, generation_config))
         return llm
 
@@ -211,8 +140,8 @@ class LLM(
             RequestError: a prompt or parameter is wrong; nothing was queued.
             EngineDeadError: the engine died.
         """
-        requests = self.prepare(as_list(prompts), sampling_params)
-        return self._front_end.run(set_priorities(requests, priority, self.facts), use_tqdm)
+        requests = self.front_end.prepare(as_list(prompts), sampling_params)
+        return self.front_end.run(set_priorities(requests, priority, self.facts), use_tqdm)
 
     def stream(
         self,
@@ -253,7 +182,7 @@ class LLM(
             EngineDeadError: the engine died.
         """
         return stream(
-            self._front_end,
+            self.front_end,
             prompts,
             sampling_params,
             ordered=ordered,
@@ -280,7 +209,7 @@ class LLM(
         Returns:
             The `request_id` of each prompt's output.
         """
-        requests = self.prepare(as_list(prompts), sampling_params)
+        requests = self.front_end.prepare(as_list(prompts), sampling_params)
         return self._enqueued.add(set_priorities(requests, priority, self.facts))
 
     def wait_for_completion(
@@ -316,7 +245,7 @@ class LLM(
             tools: JSON schemas of tools, for templates that take them.
             chat_template_kwargs: further variables for the template.
         """
-        prompts = self._front_end.chat_prompts(
+        prompts = self.front_end.chat_prompts(
             messages,
             add_generation_prompt=add_generation_prompt and not continue_final_message,
             continue_final_message=continue_final_message,
@@ -324,22 +253,351 @@ class LLM(
             tools=tools,
             **(chat_template_kwargs or {}),
         )
-        requests = self.prepare(prompts, sampling_params)
-        return self._front_end.run(set_priorities(requests, priority, self.facts), use_tqdm)
+        requests = self.front_end.prepare(prompts, sampling_params)
+        return self.front_end.run(set_priorities(requests, priority, self.facts), use_tqdm)
 
-    def chat_prompt(self, messages: Messages, **template_options: Any) -> TokensPrompt:
-        """A conversation as a prompt. Internal."""
-        return self._front_end.chat_prompt(messages, **template_options)
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        *,
+        use_tqdm: bool = False,
+        concurrency_limit: int | None = None,
+    ) -> list[BeamSearchOutput]:
+        """Continue prompts by beam search.
+
+        Args:
+            prompts: as for `generate`, but no embeddings.
+            params: one for all.
+            use_tqdm: accepted; nothing is shown.
+            concurrency_limit: prompts at a time; None for all at once.
+
+        Returns:
+            One output per prompt, in their order, with its best sequences.
+
+        Raises:
+            RequestError: a prompt or parameter is wrong, or the engine's `max_logprobs` is
+                below twice the beam width.
+        """
+        return BeamSearch(self.front_end, params).run(as_list(prompts), concurrency_limit)
+
+    def encode(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        pooling_task: str | None = None,
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """Make a vector of each prompt, from the hidden states after the model's final norm.
+
+        Args:
+            prompts: as for `generate`; up to `max_model_len` tokens.
+            pooling_params: one for all or one for each.
+            use_tqdm: show a progress bar on stderr.
+            pooling_task: "embed", or None.
+
+        Returns:
+            One output per prompt, in their order; `outputs.data` is the vector.
+
+        Raises:
+            RequestError: a prompt or parameter is wrong; nothing was queued.
+            EngineDeadError: the engine died.
+        """
+        pooling.check_task(pooling_task)
+        requests = pooling.prepare(
+            self.front_end, as_list(prompts), pooling_params, self.pooler_config
+        )
+        return pooling.run(self.front_end, requests, use_tqdm)
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        use_tqdm: bool = True,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """As `encode`; `outputs.embedding` is a list of floats."""
+        outputs = self.encode(prompts, pooling_params, use_tqdm=use_tqdm)
+        return [pooling.as_embedding(output) for output in outputs]
+
+    def score(
+        self,
+        data_1: Prompt | Sequence[Prompt],
+        data_2: Prompt | Sequence[Prompt],
+        /,
+        *,
+        use_tqdm: bool = True,
+        pooling_params: PoolingParams | None = None,
+    ) -> list[ScoringRequestOutput]:
+        """How similar prompts are: the cosine between their embeddings.
+
+        Args:
+            data_1: one prompt, or as many as `data_2` has.
+            data_2: one prompt or several.
+            use_tqdm: show a progress bar on stderr.
+            pooling_params: for all.
+
+        Returns:
+            One output for each of `data_2`; `outputs.score` is from -1 to 1.
+        """
+        first, second = as_list(data_1), as_list(data_2)
+        if not first or not second or len(first) not in (1, len(second)):
+            raise RequestError(
+                f"score takes one prompt and some, or as many and as many; got {len(first)} "
+                f"and {len(second)}"
+            )
+        vectors = self.encode([*first, *second], pooling_params, use_tqdm=use_tqdm)
+        ones = vectors[: len(first)] * (len(second) if len(first) == 1 else 1)
+        return [
+            pooling.similarity(one, other)
+            for one, other in zip(ones, vectors[len(first) :], strict=True)
+        ]
+
+    def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """Have the engine's worker do something, between two steps.
+
+        Args:
+            method: a name from `shmllm.engine.worker.METHODS`, or a function. A function
+                is pickled (by cloudpickle) and called in the engine with the worker, whose
+                `model` and `model_runner` it may use, and the arguments. Only the process
+                that started the engine can send functions, unless the engine was started
+                with `allow_callables`.
+            timeout: seconds to wait; None waits as long as the engine lives. What was begun
+                is not undone.
+            args: after the worker.
+            kwargs: likewise.
+
+        Returns:
+            A list with the one worker's result. Tensors in it are copies.
+
+        Raises:
+            RequestError: it cannot cross, or the engine refused it.
+            CallError: it raised an exception; its text and traceback.
+            IpcTimeoutError: no answer in time; also a TimeoutError.
+        """
+        if not isinstance(method, str) and not callable(method):
+            raise RequestError(
+                f"collective_rpc takes a name or a function, got {type(method).__name__}"
+            )
+        return [self._run_on_worker(RpcCall(method, tuple(args), dict(kwargs or {})), timeout)]
+
+    def apply_model(self, func: Callable[[Any], Any]) -> list[Any]:
+        """Call `func(model)` in the engine; see `collective_rpc`. The model is a
+        `shmllm.models.decoder.DecoderModel`."""
+        if not callable(func):
+            raise RequestError(f"apply_model takes a function, got {type(func).__name__}")
+        return [self._run_on_worker(RpcCall(call_on_model, (func,)))]
+
+    def start_profile(
+        self,
+        profile_prefix: str | None = None,
+        *,
+        delay_iterations: int | None = None,
+        max_iterations: int | None = None,
+    ) -> str:
+        """Record the engine's steps with torch's profiler, until `stop_profile`.
+
+        Args:
+            profile_prefix: of the trace's name.
+            delay_iterations: steps to let pass first.
+            max_iterations: steps to record; 0 or None for all.
+
+        Returns:
+            The path of the trace that will be written.
+        """
+        directory = os.path.abspath(self.profile_directory or os.getcwd())
+        options = {
+            "prefix": profile_prefix or "shmllm",
+            "delay": delay_iterations or 0,
+            "most": max_iterations or 0,
+        }
+        path: str = self._run_on_worker(RpcCall("start_profile", (directory,), options))
+        return path
+
+    def stop_profile(self) -> str:
+        """Write the trace of `start_profile`, for chrome://tracing or Perfetto; its path."""
+        path: str = self._run_on_worker(RpcCall("stop_profile"))
+        return path
+
+    def update_weights(
+        self,
+        weights: NamedTensors,
+        *,
+        version: Version | None = None,
+        mode: UpdateMode = "keep",
+        reset_prefix_cache: bool = True,
+    ) -> None:
+        """Give the engine's model other weights, between two steps: all of them or none.
+
+        Between `start_weight_update` and `finish_weight_update` this sends a part of the
+        update, and can be called any number of times; options are then `finish`'s.
+
+        Args:
+            weights: (name as in the Hugging Face checkpoint, tensor) pairs, or a dict: torch
+                tensors on any device or numpy arrays, of the checkpoint's shapes and any
+                floating dtype. A generator may make them one by one, in the same memory.
+                Names that are left out keep their weights, unless those were lost with their
+                memory (sleep at level 2): then all have to be there. Tied weights go once,
+                under the embedding's name.
+            version: what `get_weight_version` and outputs say from now on. None counts up
+                from 0, or takes the number of updates if the last version was a text.
+            mode: "keep": requests that run go on with the keys and values that they have;
+                their outputs have a span in `weight_versions` for each version. "abort":
+                they end, with reason "abort". To let them end by themselves,
+                `pause_generation("wait")` first.
+            reset_prefix_cache: forget cached prefixes, which the weights before made.
+
+        Raises:
+            RequestError: unknown names, other shapes, no floating numbers, not finite, or
+                missing: lists them. Nothing has changed, and the update is over.
+            CallOrderError: another update is under way; also a RuntimeError.
+        """
+        if not self._weight_push.is_open:
+            options = finish_options(version, mode, reset_prefix_cache)
+            self._weight_push.update(weights, **options)
+            return
+        if version is not None or mode != "keep" or not reset_prefix_cache:
+            raise CallOrderError(
+                "an update of several calls is under way: version, mode and reset_prefix_cache "
+                "are for finish_weight_update()"
+            )
+        self._weight_push.add(weights)
+
+    def start_weight_update(self) -> None:
+        """Begin an update of several calls of `update_weights`. The engine has one at a time.
+
+        Raises:
+            CallOrderError: one is under way, of this front end or of another one; also a
+                RuntimeError.
+        """
+        self._weight_push.start()
+
+    def finish_weight_update(
+        self,
+        version: Version | None = None,
+        *,
+        mode: UpdateMode = "keep",
+        reset_prefix_cache: bool = True,
+    ) -> None:
+        """Put what was sent since `start_weight_update` in force; see `update_weights`.
+
+        Raises:
+            RequestError: as for `update_weights`.
+            CallOrderError: no update is under way.
+        """
+        self._weight_push.finish(**finish_options(version, mode, reset_prefix_cache))
+
+    def abandon_weight_update(self) -> None:
+        """Drop what was sent since `start_weight_update`, if anything."""
+        self._weight_push.abandon()
+
+    def get_weight_version(self) -> Version:
+        """The version of the weights in force; 0 until the first update."""
+        version: Version = self._dispatcher.call(Method.GET_WEIGHT_VERSION)
+        return version
+
+    def pause_generation(self, mode: PauseMode = "abort", *, clear_cache: bool = True) -> None:
+        """Have the engine hold still, to change weights for instance, until
+        `resume_generation`.
+
+        Args:
+            mode: "abort" ends what runs, with reason "abort"; "wait" returns when what runs
+                has ended, and new requests are refused with EnginePausedError; "keep"
+                freezes what runs, which goes on later. But with "wait", new requests are
+                queued, so a `generate` of the thread that has to resume would not return.
+            clear_cache: forget cached prefixes, too. What is frozen is then recomputed.
+        """
+        for _ in pause(self._dispatcher, mode, clear_cache):
+            self._dispatcher.pump(PUMP_S)
+
+    def resume_generation(self) -> bool:
+        """End this front end's pause. Returns whether the engine goes on: another front end
+        may have paused it, too."""
+        return resume(self._dispatcher)
+
+    def is_paused(self) -> bool:
+        """Whether a front end has paused the engine, or it sleeps."""
+        return bool(self.get_metrics()["paused"])
+
+    def sleep(self, level: int = 1, mode: PauseMode = "abort") -> SleepReport:
+        """Have the engine give memory back until `wake_up`.
+
+        A call that is not needed, because the engine sleeps already, logs a warning.
+
+        Args:
+            level: 0 only stops scheduling. 1 drops keys and values; on a CPU the weights stay
+                where they are. 2 drops the weights, too: they have to be written again before
+                anything can be generated.
+            mode: what becomes of requests. "abort" ends them, with reason "abort"; "wait"
+                returns when they have ended; "keep" keeps them, to go on when the engine is
+                awake. New ones are queued with "keep", and refused with EnginePausedError
+                otherwise, so do not wait for them in the thread that has to wake it up.
+
+        Returns:
+            The bytes that each owner held before and holds after; a line for logs as `str`.
+
+        Raises:
+            RequestError: there is no such level or mode.
+        """
+        steps = fall_asleep(self._dispatcher.call, level, mode)
+        with contextlib.closing(steps):
+            while (report := next_or_value(steps)) is None:
+                self._dispatcher.pump(PUMP_S)
+        return report
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> bool:
+        """Have the engine wake up, or parts of it, in any order.
+
+        A call that is not needed logs a warning.
+
+        Args:
+            tags: of "weights", "kv_cache" and "scheduling", which comes with the last of the
+                other two by itself. None for all.
+
+        Returns:
+            Whether it is fully awake: no part sleeps and no weight is missing.
+
+        Raises:
+            RequestError: there is no such tag, or not enough memory.
+        """
+        return is_fully_awake(wake_up(self._dispatcher.call, tags))
+
+    def is_sleeping(self) -> bool:
+        """Whether a part of the engine sleeps. Does not ask it."""
+        return is_asleep(self.get_metrics())
+
+    @property
+    def llm_engine(self) -> EngineView:
+        """The engine's configuration and model, under vLLM's names."""
+        # Not kept: it refers to this object, and a circle would outlive its last user.
+        return EngineView(self)
+
+    @property
+    def model_config(self) -> Any:
+        """`llm_engine.model_config`."""
+        return self.llm_engine.model_config
+
+    @property
+    def engine_pid(self) -> int:
+        """The engine's process, for tools that watch it; our own without one."""
+        return self._client.pid
 
     def get_tokenizer(self) -> Any:
         """The transformers tokenizer of the model. The engine itself does not need it."""
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(self._front_end.tokenizer_directory)
+        return AutoTokenizer.from_pretrained(self.front_end.tokenizer_directory)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What `generate` uses without `sampling_params`."""
-        return self._front_end.default_sampling_params()
+        return self.front_end.default_sampling_params()
 
     def get_metrics(self) -> dict[str, int]:
         """The engine's counters and gauges, read from shared memory without asking it."""
@@ -386,15 +644,18 @@ class LLM(
         self.close()
 
     def _use(self, front_end: FrontEnd) -> None:
-        self._front_end = front_end
+        self.front_end = front_end
         self._client = front_end.client
         self._dispatcher = front_end.dispatcher
         self._enqueued = Enqueued(front_end.dispatcher)
         self._weight_push = WeightPush(front_end.dispatcher)
-        self.facts = front_end.facts
+        self.facts = front_end.info
         self.model_defaults = front_end.model_defaults
 
+    def _run_on_worker(self, call: RpcCall, timeout_s: float | None = None) -> Any:
+        """Make one call to the engine's worker and return its result."""
+        return self._dispatcher.run_on_worker(call, timeout_s)
 
-def _option_names() -> list[str]:
-    names = inspect.signature(LLM.__init__).parameters
-    return [*FOREIGN_NAMES, *(name for name in names if name not in ("self", "others"))]
+    def _load_weights(self, weights: NamedTensors) -> set[str]:
+        """Overwrite weights for the attribute chain of `llm_engine`."""
+        return self._weight_push.update(weights, partial=True)

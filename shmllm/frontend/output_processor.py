@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
-from shmllm.client.channel_client import EngineOutput
+from shmllm.client.protocol import EngineOutput
 from shmllm.frontend.input_processor import PreparedRequest
 from shmllm.frontend.request_state import ParentRequest, RequestState
 from shmllm.frontend.text.token_texts import TokenTexts

@@ -35,5 +35,5 @@ def set_priorities(
                 f"priority {value} has no effect: this engine schedules first come, first "
                 "served; start it with scheduling_policy='priority'"
             )
-        request.priority = value
+        request.submitted.priority = value
     return requests

@@ -153,7 +153,7 @@ class RequestState:
             request, params = self.request, self.request.params
             detokenizer = IncrementalDetokenizer(
                 self._tokenizer,
-                request.prompt_token_ids if request.embeds is None else [],
+                request.prompt_token_ids if request.submitted.embeds is None else [],
                 skip_special_tokens=params.skip_special_tokens,
             )
             include_stop = params.include_stop_str_in_output

@@ -304,7 +304,7 @@ def stream(
     """See `LLM.stream`. Checks its arguments at once, not when the first result is wanted."""
     front_end.dispatcher.check_open()
     if max_in_flight is None:
-        max_in_flight = WAVES * front_end.facts.max_num_seqs
+        max_in_flight = WAVES * front_end.info.max_num_seqs
     if not isinstance(max_in_flight, int) or max_in_flight < 1:
         raise RequestError(f"max_in_flight must be a whole number from 1, got {max_in_flight!r}")
     if on_error not in get_args(OnError):

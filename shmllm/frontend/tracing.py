@@ -13,7 +13,7 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Protocol
 
-from shmllm.client.channel_client import EngineClient, EngineOutput
+from shmllm.client.protocol import EngineClient, EngineOutput
 from shmllm.frontend.dispatcher import Outputs
 from shmllm.frontend.input_processor import PreparedRequest, Prompt
 from shmllm.frontend.request_state import RequestState

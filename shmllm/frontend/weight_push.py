@@ -8,15 +8,26 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
-from shmllm.client.channel_client import Lease
+from shmllm.client.protocol import Lease
 from shmllm.errors import CallOrderError, RequestError, ShmLLMError
 from shmllm.frontend.dispatcher import Dispatcher
 from shmllm.wire.messages import Method
 from shmllm.wire.weight_bucket import Bucket, Source
 
 NamedTensors = Mapping[str, Any] | Iterable[tuple[str, Any]]
+UpdateMode = Literal["keep", "abort"]
+Version = int | str
+
+
+def finish_options(
+    version: Version | None, mode: str, reset_prefix_cache: bool
+) -> dict[str, object]:
+    """The options with which an update ends; see `LLM.update_weights`."""
+    if mode not in ("keep", "abort"):
+        raise RequestError(f"the mode of an update is 'keep' or 'abort', got {mode!r}")
+    return {"version": version, "abort": mode == "abort", "reset_prefix_cache": reset_prefix_cache}
 
 
 class WeightPush:

@@ -1,11 +1,11 @@
-"""ADD: one request.
+"""ADD: encodes and decodes a request that generates tokens.
 
     ADD_HEADER | PARAMS, stop ids i32[], bias ids i32[], biases f64[], allowed ids i32[],
                  bad word lengths u32[], bad word ids i32[]
                | prompt ids i32[], salt, grammar
 
-What PARAMS begins is one run of bytes, since most requests of a batch have the same: equal
-runs are decoded once. Only the sampling fields travel that the engine acts on.
+The bytes from PARAMS to the last bad word are equal for most requests of a batch, so equal byte
+strings are decoded once. Only the sampling fields that the engine acts on are transmitted.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from functools import lru_cache
 from struct import Struct
 
 from shmllm.errors import ProtocolMismatchError
+from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import RepetitionDetectionParams, SamplingParams, TokenSequences
-from shmllm.wire.messages import AddRequest
 from shmllm.wire.sections import Parts, Sections, column
 
 # number, priority, bytes of the parameters, prompt tokens, salt bytes, grammar bytes
@@ -37,12 +37,13 @@ MAX_UINT = 2**32 - 1
 _NO_DETECTION = RepetitionDetectionParams()
 
 
-def encode_add(message: AddRequest) -> Parts:
-    params = message.params
-    salt, grammar = message.cache_salt.encode(), message.grammar.encode()
+def encode_add(request: EngineCoreRequest) -> Parts:
+    params = request.params
+    assert isinstance(params, SamplingParams)
+    salt, grammar = request.cache_salt.encode(), request.grammar.encode()
     bias = params.logit_bias or {}
     allowed = params.allowed_token_ids or ()
-    bad_words = message.bad_words
+    bad_words = request.bad_words
     fixed = _encode_params(params, len(bias), len(allowed), bad_words)
     sections = column("i", params.stop_token_ids)
     if bias or allowed or bad_words:
@@ -54,14 +55,14 @@ def encode_add(message: AddRequest) -> Parts:
             + column("i", [token for word in bad_words for token in word])
         )
     header = ADD_HEADER.pack(
-        message.number,
-        message.priority,
+        request.number,
+        request.priority,
         len(fixed) + len(sections),
-        len(message.prompt_token_ids),
+        len(request.prompt_token_ids),
         len(salt),
         len(grammar),
     )
-    return (header, fixed, sections, column("i", message.prompt_token_ids), salt, grammar)
+    return (header, fixed, sections, column("i", request.prompt_token_ids), salt, grammar)
 
 
 def _encode_params(
@@ -102,7 +103,7 @@ def _encode_params(
     )
 
 
-def decode_add(record: memoryview) -> AddRequest:
+def decode_add(record: memoryview) -> EngineCoreRequest:
     number, priority, params_bytes, num_tokens, salt_bytes, grammar_bytes = ADD_HEADER.unpack_from(
         record
     )
@@ -112,12 +113,12 @@ def decode_add(record: memoryview) -> AddRequest:
     salt = sections.text(salt_bytes) if salt_bytes else ""
     grammar = sections.text(grammar_bytes) if grammar_bytes else ""
     sections.end()
-    return AddRequest(number, prompt, params, salt, priority, bad_words, grammar)
+    return EngineCoreRequest(number, prompt, params, salt, priority, bad_words, grammar)
 
 
 @lru_cache(maxsize=64)
 def _decode_params(run: bytes) -> tuple[SamplingParams, TokenSequences]:
-    """Requests share the result; the engine changes none."""
+    """Decode a parameter byte string. Requests share the result, which nobody modifies."""
     (
         seed,
         temperature,
@@ -165,14 +166,14 @@ def _decode_params(run: bytes) -> tuple[SamplingParams, TokenSequences]:
         repetition_detection=RepetitionDetectionParams(*detection) if any(detection) else None,
         skip_reading_prefix_cache=True if flags & SKIP_PREFIX_CACHE else None,
     )
-    # Not through the constructor, for which -1 means none: a child of n > 1 may have it.
+    # The constructor reads -1 as None, but a child of a request with n > 1 may have that seed.
     params.seed = seed if flags & HAS_SEED else None
     return params, bad_words
 
 
 def _cut(lengths: list[int], ids: list[int]) -> TokenSequences:
     if sum(lengths) != len(ids) or 0 in lengths or any(token < 0 for token in ids):
-        raise ProtocolMismatchError("the columns of ADD's bad words do not fit together")
+        raise ProtocolMismatchError("the columns of ADD's bad words are inconsistent")
     words, begin = [], 0
     for length in lengths:
         words.append(tuple(ids[begin : begin + length]))

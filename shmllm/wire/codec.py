@@ -1,7 +1,7 @@
-"""Bytes and messages. No pickle; a decoder given arbitrary bytes raises ProtocolMismatchError.
+"""Encodes messages as bytes and decodes them, without pickle.
 
-Every message is a struct-packed header followed by its variable sections, whose lengths
-the header gives and which end exactly at the record's end. Integers are little-endian.
+Every message is a struct-packed header followed by variable sections. The header gives the lengths
+of the sections, and the last one ends exactly at the end of the record. Integers are little-endian.
 
     HELLO     version u32, pid u32
     INIT      text                                                    READY the same
@@ -11,14 +11,15 @@ the header gives and which end exactly at the record's end. Integers are little-
     POOL      see `pooling`                               EMBEDDINGS the same
     OUTPUTS   see `outputs`                               PROMPT_LOGPROBS the same
     REJECTED  number i64, retryable u32 | message
-    IN_SLOT   kind u32, slot u32, offset u32, bytes u32: a record that lies in a tensor slot
+    IN_SLOT   kind u32, slot u32, offset u32, bytes u32: where a large record lies
     CALL      number i64, method u32 | JSON text                  SHUTDOWN  seconds f64
     PROMPT_EMBEDS  number i64 | tensor reference
     WORK      number i64 | JSON text
     REPLY     number i64, ok u32 | JSON text              TRACE     text
     WEIGHTS   slot u32, offset u64, bytes u64 | JSON text     WEIGHT_VERSION  length u32, JSON text
 
-Encoders return parts, which the ring writes one behind the other without joining them.
+Encoders return a tuple of byte strings; the ring writes them one after the other without joining
+them. A decoder that gets arbitrary bytes raises ProtocolMismatchError.
 """
 
 from __future__ import annotations
@@ -152,7 +153,7 @@ def encode_in_slot(kind: RecordKind, ref: tuple[int, int, int]) -> Parts:
 
 
 def decode_in_slot(record: memoryview) -> tuple[int, tuple[int, int, int]]:
-    """(kind of the record that lies in the slot, (slot, offset, bytes))."""
+    """Returns (the kind of the record in the slot, (slot, offset, bytes))."""
     if len(record) != IN_SLOT.size:
         raise ProtocolMismatchError(f"IN_SLOT has {IN_SLOT.size} bytes, got {len(record)}")
     kind, *ref = IN_SLOT.unpack(record)
@@ -255,10 +256,14 @@ _DECODERS: dict[int, Callable[[memoryview], Message]] = {
 
 
 def decode(kind: int, record: memoryview) -> Message:
-    """The message in `record`, a flat view of bytes, which is not referred to afterwards.
+    """Decode one record.
+
+    Args:
+        kind: the kind of the record.
+        record: a flat view of its bytes. The message keeps no reference to it.
 
     Raises:
-        ProtocolMismatchError: an unknown kind, or bytes that are no such message.
+        ProtocolMismatchError: the kind is unknown, or the bytes are no message of this kind.
     """
     decoder = _DECODERS.get(kind)
     if decoder is None:

@@ -1,36 +1,32 @@
-"""The messages between front end and engine, as plain dataclasses.
+"""The messages between a front end and an engine, as plain dataclasses.
 
     front end -> engine    INIT   PROMPT_EMBEDS   ADD   POOL   ABORT   CALL   WORK
                            WEIGHTS   SHUTDOWN   IN_SLOT
     engine -> front end    HELLO  READY  FAILED  OUTPUTS  PROMPT_LOGPROBS  EMBEDDINGS
-                           REJECTED  REPLY  TRACE  IN_SLOT
-                           REJECTED  REPLY  WEIGHT_VERSION  IN_SLOT
+                           REJECTED  REPLY  TRACE  WEIGHT_VERSION  IN_SLOT
 
-    engine starts:  HELLO -> INIT -> READY | FAILED
-    a request:      ADD -> OUTPUTS... (the last one carries its finish reason)
+    engine start:   HELLO -> INIT -> READY | FAILED
+    a request:      ADD -> OUTPUTS... (the last one carries the finish reason)
                     ADD -> PROMPT_LOGPROBS... -> OUTPUTS... if it asked for them
                     POOL -> EMBEDDINGS -> OUTPUTS with STOP and no token
-                    PROMPT_EMBEDS, then its ADD or POOL, if the prompt is given as embeddings
+                    PROMPT_EMBEDS -> its ADD or POOL, if the prompt is given as embeddings
                     ADD or POOL -> REJECTED
-                    ABORT -> OUTPUTS with ABORT, unless the request had already ended
-    new weights:    CALL START_WEIGHTS -> WEIGHTS... -> CALL FINISH_WEIGHTS; to every front
-                    end WEIGHT_VERSION, behind the OUTPUTS of the weights before
+                    ABORT -> OUTPUTS with ABORT, unless the request has already ended
+    new weights:    CALL START_WEIGHTS -> WEIGHTS... -> CALL FINISH_WEIGHTS. Every front end then
+                    gets WEIGHT_VERSION, after the last OUTPUTS of the old weights
 
-IN_SLOT says where the record of another kind lies that is too large for the ring.
-
-A request is known by its number: chosen by the front end, counting up, never used again.
+ADD and POOL carry an `EngineCoreRequest`. IN_SLOT says in which tensor slot a record lies that is
+too large for the ring.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
 from shmllm.outputs.columns import Embeddings, OutputColumns
 from shmllm.outputs.logprobs import PromptLogprobs
-from shmllm.params.pooling import Pooling
-from shmllm.params.sampling import SamplingParams, TokenSequences
+from shmllm.params.request import EngineCoreRequest
 
 PROTOCOL_VERSION = 3
 
@@ -61,7 +57,7 @@ class RecordKind(IntEnum):
 
 
 class Method(IntEnum):
-    """What a CALL can ask for."""
+    """The methods that a CALL can name."""
 
     RESET_PREFIX_CACHE = 1
     PAUSE = 2
@@ -78,7 +74,7 @@ class Method(IntEnum):
 
 @dataclass(slots=True)
 class Hello:
-    """The engine process is up and waits for INIT."""
+    """The engine process has started and waits for INIT."""
 
     protocol_version: int
     pid: int
@@ -100,39 +96,12 @@ class Failed:
 
 
 @dataclass(slots=True)
-class AddRequest:
-    """One request. Only the sampling fields that the engine acts on travel.
+class PromptEmbeds:
+    """The (tokens, hidden) embeddings of a prompt. The request with this number follows.
 
     Attributes:
-        priority: lower goes first, where the scheduler looks at it.
-        bad_words: the tokens of `params.bad_words`, which the front end knows.
-        grammar: what the output has to match, as llguidance reads it; empty for none.
+        ref: an encoded `TensorRef`.
     """
-
-    number: int
-    prompt_token_ids: Sequence[int]
-    params: SamplingParams
-    cache_salt: str = ""
-    priority: int = 0
-    bad_words: TokenSequences = ()
-    grammar: str = ""
-
-
-@dataclass(slots=True)
-class PoolRequest:
-    """A prompt to make a vector of. `priority` as in AddRequest."""
-
-    number: int
-    prompt_token_ids: Sequence[int]
-    pooling: Pooling
-    cache_salt: str = ""
-    priority: int = 0
-
-
-@dataclass(slots=True)
-class PromptEmbeds:
-    """Embeddings of a prompt, of shape [tokens, hidden]: the request of this number, which
-    follows, has any token ids in their places. `ref` is an encoded `TensorRef`."""
 
     number: int
     ref: bytes
@@ -140,17 +109,17 @@ class PromptEmbeds:
 
 @dataclass(slots=True)
 class Abort:
-    """Requests to end at once."""
+    """Requests that the engine has to end now."""
 
     numbers: list[int]
 
 
 @dataclass(slots=True)
 class Rejected:
-    """The engine could not take a request; it ends with reason "error".
+    """The engine did not accept a request, or ended it with reason "error".
 
     Attributes:
-        is_retryable: nothing is wrong with the request: the engine is paused.
+        is_retryable: the request itself is valid; the engine is paused.
     """
 
     number: int
@@ -160,8 +129,11 @@ class Rejected:
 
 @dataclass(slots=True)
 class Call:
-    """A question to the engine, answered by the Reply of the same number. `json` is its
-    argument, one JSON value."""
+    """A method call to the engine. The Reply with the same number answers it.
+
+    Attributes:
+        json: the argument, one JSON value.
+    """
 
     number: int
     method: Method
@@ -170,9 +142,12 @@ class Call:
 
 @dataclass(slots=True)
 class Work:
-    """Something for the engine's worker to do, answered by the Reply of the same number.
-    `json` and the answer's are JSON objects: what `engine.worker_desk` makes of values and
-    tensors."""
+    """A remote procedure call to the engine's worker. The Reply with the same number answers it.
+
+    Attributes:
+        json: a JSON object that refers to the arguments' tensors; see `wire.rpc`. The reply has
+            the same form.
+    """
 
     number: int
     json: str
@@ -180,8 +155,12 @@ class Work:
 
 @dataclass(slots=True)
 class Weights:
-    """A bucket of new weights, which lies in a slot. `json` says which: what
-    `engine.weight_bucket` makes of them."""
+    """A bucket of new weights.
+
+    Attributes:
+        slot: the (slot, offset, bytes) in which the bucket lies.
+        json: the list of the bucket's pieces; see `wire.weight_bucket`.
+    """
 
     slot: tuple[int, int, int]
     json: str
@@ -189,30 +168,35 @@ class Weights:
 
 @dataclass(slots=True)
 class WeightVersion:
-    """From here on, outputs are of weights with this version."""
+    """All later outputs are computed with the weights of this version."""
 
     version: int | str
 
 
 @dataclass(slots=True)
 class Shutdown:
-    """Take no new requests, and end when those there are done or `drain_s` has passed."""
+    """The engine must take no new requests, and end when its requests have ended or `drain_s`
+    seconds have passed."""
 
     drain_s: float
 
 
 @dataclass(slots=True)
 class Trace:
-    """The engine records what happens, and asks its front end to do the same in this
-    directory."""
+    """The engine records a trace, and asks its front end to record in this directory too."""
 
     directory: str
 
 
 @dataclass(slots=True)
 class Reply:
-    """The answer to a Call: a JSON value, or if not `ok` the JSON list [type of the exception,
-    message, traceback]; a type of `errors.REFUSALS` where the engine refused what was asked."""
+    """The answer to a Call or to Work.
+
+    Attributes:
+        ok: the call succeeded.
+        json: the result, one JSON value. If the call failed, the list [exception type, message,
+            traceback]; the type is one of `errors.REFUSALS` if the engine refused the call.
+    """
 
     number: int
     ok: bool
@@ -223,8 +207,7 @@ Message = (
     Hello
     | Text
     | Failed
-    | AddRequest
-    | PoolRequest
+    | EngineCoreRequest
     | PromptEmbeds
     | Embeddings
     | Abort

@@ -1,4 +1,4 @@
-"""OUTPUTS and PROMPT_LOGPROBS: what steps produced, as columns.
+"""OUTPUTS and PROMPT_LOGPROBS: encodes and decodes what a step produced, as columns.
 
 OUTPUTS   OUTPUTS_HEADER | numbers i64[], cached rows i32[], cached counts i32[],
           token ids i32[], counts u16[] (absent if each is 1),
@@ -39,19 +39,19 @@ HAS_LOGPROBS = 4
 HAS_TIMES = 8
 HAS_PREEMPTED = 16
 PLAIN = ONE_TOKEN_EACH | NONE_FINISHED
-"""Flags of what most steps produce: numbers and tokens, in one piece."""
+"""The flags of most steps, which produce one token for each request and end none."""
 
 MAX_ROWS_PER_RECORD = 8192
 MAX_BYTES_PER_RECORD = 2**22 - 2**18
-"""Of log-probabilities. What the ring does not hold lies in a slot; of those up to this size
-there are several."""
+"""The most log-probabilities in one record. A record that the ring cannot hold lies in a slot,
+and there are several slots of this size."""
 
 MAX_VECTOR_BYTES = 2**17
-"""In one record, so that the ring holds it."""
+"""The most bytes of vectors in one record, so that the ring can hold it."""
 
 
 def encode_step(columns: OutputColumns) -> Iterator[tuple[RecordKind, Parts]]:
-    """The records that say what a step produced for one front end."""
+    """The records that transmit what a step produced for one front end."""
     for scored in columns.prompt_logprobs:
         for piece in scored.parts(MAX_BYTES_PER_RECORD):
             yield RecordKind.PROMPT_LOGPROBS, encode_prompt_logprobs(piece)
@@ -148,7 +148,7 @@ def decode_outputs(record: memoryview) -> OutputColumns:
         if named and not 0 <= min(named) <= max(named) < rows:
             total = -1
     if total != tokens:
-        raise ProtocolMismatchError("the columns of OUTPUTS do not fit together")
+        raise ProtocolMismatchError("the columns of OUTPUTS are inconsistent")
     return OutputColumns(
         step,
         time_ns,
@@ -169,7 +169,7 @@ def decode_outputs(record: memoryview) -> OutputColumns:
 def _decode_plain(record: memoryview, rows: int, tokens: int) -> OutputColumns:
     form = _plain_record(min(rows, MAX_ROWS_PER_RECORD))
     if rows != tokens or len(record) != form.size:
-        raise ProtocolMismatchError("the columns of OUTPUTS do not fit together")
+        raise ProtocolMismatchError("the columns of OUTPUTS are inconsistent")
     step, time_ns, _, _, _, _, *columns = form.unpack(record)
     return OutputColumns(step, time_ns, columns[:rows], [1] * rows, [0] * rows, columns[rows:])
 
@@ -180,11 +180,11 @@ def _decode_logprobs(sections: Sections, counts: list[int]) -> LogprobColumns:
     in_order = rows == sorted(set(rows))
     there = not rows or 0 <= rows[0] <= rows[-1] < len(counts)
     if not in_order or not there or min(ks, default=0) < 0:
-        raise ProtocolMismatchError("the log-probabilities of OUTPUTS name rows that are not there")
+        raise ProtocolMismatchError("the log-probabilities of OUTPUTS name rows that do not exist")
     sizes = [counts[row] for row in rows]
     wanted = sum(size * k for size, k in zip(sizes, ks, strict=True))
     if (sum(sizes), wanted) != (tokens, entries):
-        raise ProtocolMismatchError("the log-probabilities of OUTPUTS do not fit its rows")
+        raise ProtocolMismatchError("the log-probabilities of OUTPUTS do not match its rows")
     return LogprobColumns(
         rows,
         ks,

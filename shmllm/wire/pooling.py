@@ -1,4 +1,4 @@
-"""POOL and EMBEDDINGS: a prompt to make a vector of, and vectors.
+"""POOL and EMBEDDINGS: a request for a vector of a prompt, and the vectors.
 
 POOL        POOL_HEADER | prompt ids i32[], salt
 EMBEDDINGS  rows u32 | numbers i64[], components u32[], all vectors f32[]
@@ -12,7 +12,7 @@ from struct import Struct
 from shmllm.errors import ProtocolMismatchError
 from shmllm.outputs.columns import Embeddings
 from shmllm.params.pooling import Pooling, PoolingType
-from shmllm.wire.messages import PoolRequest
+from shmllm.params.request import EngineCoreRequest
 from shmllm.wire.sections import Parts, Sections, column
 
 # number, priority, type, flags, dimensions, prompt tokens, salt bytes
@@ -24,22 +24,23 @@ READ_PREFIX_CACHE = 2
 FLOAT_BYTES = 4
 
 
-def encode_pool(message: PoolRequest) -> Parts:
-    pooling, salt = message.pooling, message.cache_salt.encode()
+def encode_pool(request: EngineCoreRequest) -> Parts:
+    pooling, salt = request.params, request.cache_salt.encode()
+    assert isinstance(pooling, Pooling)
     header = POOL_HEADER.pack(
-        message.number,
-        message.priority,
+        request.number,
+        request.priority,
         pooling.type,
         (NORMALIZE if pooling.normalize else 0)
         | (READ_PREFIX_CACHE if pooling.reads_prefix_cache else 0),
         pooling.dimensions,
-        len(message.prompt_token_ids),
+        len(request.prompt_token_ids),
         len(salt),
     )
-    return (header, column("i", message.prompt_token_ids), salt)
+    return (header, column("i", request.prompt_token_ids), salt)
 
 
-def decode_pool(record: memoryview) -> PoolRequest:
+def decode_pool(record: memoryview) -> EngineCoreRequest:
     number, priority, kind, flags, dimensions, num_tokens, salt_bytes = POOL_HEADER.unpack_from(
         record
     )
@@ -50,7 +51,7 @@ def decode_pool(record: memoryview) -> PoolRequest:
     pooling = Pooling(
         PoolingType(kind), dimensions, bool(flags & NORMALIZE), bool(flags & READ_PREFIX_CACHE)
     )
-    return PoolRequest(number, prompt, pooling, salt, priority)
+    return EngineCoreRequest(number, prompt, pooling, salt, priority)
 
 
 def encode_embeddings(message: Embeddings) -> Parts:
@@ -68,7 +69,7 @@ def decode_embeddings(record: memoryview) -> Embeddings:
     sections = Sections(record, ROWS.size)
     numbers, sizes = sections.take("q", rows), sections.take("I", rows)
     if len(numbers) != rows:
-        raise ProtocolMismatchError("EMBEDDINGS announces rows that it does not have")
+        raise ProtocolMismatchError("EMBEDDINGS has fewer rows than its header says")
     vectors = [sections.take_bytes(FLOAT_BYTES * size) for size in sizes]
     sections.end()
     return Embeddings(numbers, vectors)

@@ -41,6 +41,11 @@ class RpcCall:
         return not isinstance(self.method, str)
 
 
+def call_on_model(worker: Any, function: Callable[[Any], Any]) -> Any:
+    """Call a function with the worker's model: what `LLM.apply_model` sends to the engine."""
+    return function(worker.model)
+
+
 def encode_call(call: RpcCall) -> Flat:
     """
     Raises:

@@ -1,7 +1,7 @@
-"""Typed columns behind one another in a record: what all encoders and decoders share.
+"""Typed columns in a record, which all encoders and decoders share.
 
-Owns how a column becomes bytes and how columns are taken off a record. Must not know any
-message.
+This module owns how a column becomes bytes and how columns are read from a record. It must not
+know any message.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _ITEM_BYTES = {"i": 4, "q": 8, "H": 2, "B": 1, "I": 4, "d": 8}
 
 
 def column(typecode: TypeCode, values: Sequence[Any]) -> bytes:
-    """`values` as little-endian numbers."""
-    # Two to four times as fast as array(typecode, values), which converts item by item.
+    """Pack `values` as little-endian numbers."""
+    # struct.pack is two to four times as fast as array(typecode, values).
     return pack(f"<{len(values)}{typecode}", *values)
 
 
 class Sections:
-    """Takes typed columns off a record, from `offset` to exactly its end."""
+    """Reads typed columns from a record, beginning at `offset` and ending at the record's end."""
 
     __slots__ = ("offset", "record")
 
@@ -42,7 +42,7 @@ class Sections:
         return memoryview(column).cast(typecode).tolist()
 
     def take_array(self, dtype: type[np.generic], count: int) -> npt.NDArray[Any]:
-        """A column that stays an array, because few look at each of its items."""
+        """Read a column as an array; cheaper than a list if few callers look at single items."""
         return np.frombuffer(self.take_bytes(count * dtype().itemsize), dtype)
 
     def take_bytes(self, length: int) -> bytes:

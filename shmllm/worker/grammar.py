@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from shmllm.config.engine import GRAMMAR_STEP_ITEMS
-from shmllm.core.plan import Constraint
+from shmllm.core.constraint import Constraint
 from shmllm.errors import RequestError
 from shmllm.outputs.columns import FinishReason
 from shmllm.worker.background import Background

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from shmllm.config.engine import EngineConfig
-from shmllm.core.plan import Constraint
+from shmllm.core.constraint import Constraint
 from shmllm.models.decoder import DecoderModel
 from shmllm.worker.grammar import GrammarCompiler
 from shmllm.worker.loading import LoadedModel

@@ -96,7 +96,7 @@ def load_model(
     return LoadedModel(model, config, weights, dtype_name, max_model_len, load)
 
 
-def make_facts(
+def make_info(
     config: EngineConfig,
     loaded: LoadedModel,
     size: CacheSize,

@@ -33,8 +33,8 @@ class ProfiledRunner:
     def __init__(self, runner: Any, path: Path, delay: int, most: int) -> None:
         self.runner = runner
         self.path = path
-        self.facts = runner.facts
-        self.overlaps = runner.overlaps and runner.facts.device != "cpu"
+        self.info = runner.info
+        self.overlaps = runner.overlaps and runner.info.device != "cpu"
         self._delay = delay
         self._most = most
         self._num_recorded = 0

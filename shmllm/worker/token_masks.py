@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from shmllm.core.plan import Constraint
+from shmllm.core.constraint import Constraint
 from shmllm.worker.arrays import IntArray
 from shmllm.worker.background import Background
 from shmllm.worker.grammar import GrammarCompiler, GrammarMatcher

@@ -30,6 +30,7 @@ from shmllm.engine.core import EngineCore
 from shmllm.outputs.columns import FinishReason
 from shmllm.outputs.logprobs import LogprobColumns, PromptLogprobs
 from shmllm.params.pooling import Pooling, PoolingType
+from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import SamplingParams
 from shmllm.wire.messages import Method
 from shmllm.worker.cpu.runner import CpuRunner
@@ -113,7 +114,7 @@ class Engine:
             **{"temperature": 0.0, "max_tokens": 4, "ignore_eos": True} | options
         )
         given = {"bad_words": bad_words, "embeds": embeds}
-        assert self.core.add(0, number, prompt, params, **given) is None
+        assert self.core.add(0, EngineCoreRequest(number, prompt, params, **given)) is None
 
     def call(self, method: Method, argument: Any = None) -> Any:
         said = answer(self.core, 0, method, argument)
@@ -264,13 +265,13 @@ class EngineConformance:
         config = make_config(directory, mode="NONE")
         config = replace(config, cache=CacheConfig(BLOCK_SIZE, gpu_memory_utilization=1 / 64))
         engine = Engine(config, gpu_device)
-        facts = engine.runner.facts
+        info = engine.runner.info
         share = gpu_device.total_bytes() / 64
-        assert 100 * BLOCK_BYTES < facts.kv_cache_bytes < share - facts.weight_bytes
+        assert 100 * BLOCK_BYTES < info.kv_cache_bytes < share - info.weight_bytes
         engine.add(0, PROMPTS[1])
         engine.run()
         assert engine.tokens[0] == expected(reference, PROMPTS[1], 4)
-        assert engine.core.phases.device_ns > 0
+        assert engine.core.timings.device_ns > 0
 
     def test_graphs_outlive_sleep_and_new_weights(self, model: Any, gpu_device: Device) -> None:
         reference, directory = model
@@ -305,7 +306,9 @@ class EngineConformance:
         ]
         for engine in engines:
             for number, kind in enumerate((PoolingType.LAST, PoolingType.MEAN)):
-                assert engine.core.pool(0, number, PROMPTS[0], Pooling(kind)) is None
+                assert (
+                    engine.core.add(0, EngineCoreRequest(number, PROMPTS[0], Pooling(kind))) is None
+                )
             engine.run()
         for number in (0, 1):
             ours, other = (np.frombuffer(e.vectors[number], np.float32) for e in engines)

@@ -84,8 +84,8 @@ def test_late_arrivals_change_nothing(llm: LLM) -> None:
     alone = {i: tokens(llm, [prompts[i]], [params[i]])[0] for i in range(0, NUM_REQUESTS, 5)}
     order = random.Random(6).sample(range(NUM_REQUESTS), NUM_REQUESTS)
     found: dict[int, list[int]] = {}
-    requests = llm.prepare([prompts[i] for i in order], [params[i] for i in order])
-    for changed in llm.serve(requests, streaming=True):
+    requests = llm.front_end.prepare([prompts[i] for i in order], [params[i] for i in order])
+    for changed in llm.front_end.serve(requests, streaming=True):
         found |= {order[s.index]: s.token_ids for s in changed if s.finish_reason is not None}
     assert {i: found[i] for i in alone} == alone
 
@@ -148,7 +148,7 @@ def test_bad_words_do_not_appear(llm: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=60, bad_words=[word])
     [held] = llm.generate("import os\nimport ", params, use_tqdm=False)
     assert free.outputs[0].text != held.outputs[0].text
-    tokenizer = llm._front_end.tokenizer
+    tokenizer = llm.front_end.tokenizer
     sequence = tokenizer.encode(word, add_special_tokens=False)
     ids = held.outputs[0].token_ids
     places = range(len(ids) - len(sequence) + 1)

@@ -106,7 +106,7 @@ def test_rows_of_every_kind(shmllm: Shmllm, llm: LLM, tmp_path: Path, target: Pa
     assert done.stdout == b""
     assert "4/4" in done.stderr.decode()
     assert "prefix hits" in done.stderr.decode()
-    chat = llm.chat_prompt(MESSAGES)
+    chat = llm.front_end.chat_prompt(MESSAGES)
     expected = {
         1: (output_of(llm, "import os"), {"id": "first"}),
         3: (output_of(llm, chat), {"split": {"name": "train"}}),
@@ -329,7 +329,7 @@ def test_openai_s_batch_files(shmllm: Shmllm, llm: LLM, tmp_path: Path, target: 
     assert done.returncode == 1, done.stderr.decode()
     found = {record["custom_id"]: record for record in records(target.read_bytes())}
     chat = found["chat"]["response"]["body"]
-    expected = output_of(llm, llm.chat_prompt(MESSAGES))
+    expected = output_of(llm, llm.front_end.chat_prompt(MESSAGES))
     assert chat["choices"][0]["message"]["content"] == expected.outputs[0].text
     assert chat["model"] == "gpt-4o-mini"
     assert chat["usage"]["prompt_tokens"] == len(expected.prompt_token_ids)

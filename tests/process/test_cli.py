@@ -155,7 +155,10 @@ def test_a_seed_repeats_and_another_differs(llm: LLM, generate: Generate) -> Non
 def test_chat_with_a_system_message(llm: LLM, generate: Generate) -> None:
     system = {"role": "system", "content": "Be brief."}
     user = {"role": "user", "content": "Reverse a list."}
-    with_system, without = llm.chat_prompt([system, user]), llm.chat_prompt([user])
+    with_system, without = (
+        llm.front_end.chat_prompt([system, user]),
+        llm.front_end.chat_prompt([user]),
+    )
     assert with_system != without
     found = generate("Reverse a list.", "--system", "Be brief.", "--echo", *GREEDY)
     assert found == ended(str(with_system["prompt"]) + text_of(llm, with_system))

@@ -159,7 +159,7 @@ def tell(pid):
 def stopped_reading():
     llm = LLM()
     params = SamplingParams(max_tokens=900, ignore_eos=True)
-    for changed in llm.serve(llm.prepare(["x"] * 64, params)):
+    for changed in llm.front_end.serve(llm.front_end.prepare(["x"] * 64, params)):
         if changed:
             tell(llm._client.pid)
             time.sleep(600)
@@ -253,7 +253,7 @@ try:
     while True:
         llm.generate(["x"] * 8, LONG, use_tqdm=False)
 except KeyboardInterrupt:
-    print(json.dumps({"same": answer() == before, "left": len(llm._front_end.outputs._states)}))
+    print(json.dumps({"same": answer() == before, "left": len(llm.front_end.outputs._states)}))
 """
         )
     )

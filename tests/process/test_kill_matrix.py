@@ -45,7 +45,8 @@ from shmllm.client.launch import EngineHandle
 from shmllm.client.private import PrivateEngineClient
 from shmllm.ipc.stats import Stat
 from shmllm.wire import codec
-from shmllm.wire.messages import AddRequest, Kind
+from shmllm.params.request import EngineCoreRequest
+from shmllm.wire.messages import (Kind)
 
 stage, model = sys.argv[1:]
 LONG = SamplingParams(max_tokens=900, ignore_eos=True)
@@ -112,17 +113,17 @@ def requests_full():
 def requests_full_with_news():
     # As before, but outputs came earlier and wait to be handled until the request is sent.
     numbers = iter(range(10**6, 10**7))
-    llm._client.add(AddRequest(next(numbers), [5], SHORT))
+    llm._client.add(EngineCoreRequest(next(numbers), [5], SHORT))
     while not channel.outputs.has_data():
         time.sleep(0.001)
     os.kill(llm._client.pid, signal.SIGSTOP)
     say_when(lambda: channel.requests.statistics().times_full > 2)
     while True:
-        llm._client.add(AddRequest(next(numbers), [5] * 900, LONG))
+        llm._client.add(EngineCoreRequest(next(numbers), [5] * 900, LONG))
 
 def outputs_full():
     # Refusals fill the ring faster than tokens do.
-    request = codec.encode_add(AddRequest(10**9, [10**6], SHORT))
+    request = codec.encode_add(EngineCoreRequest(10**9, [10**6], SHORT))
     deadline = time.monotonic() + 30
     while unread() < 500_000:
         channel.try_send(Kind.ADD, *request)

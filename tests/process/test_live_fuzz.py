@@ -29,18 +29,9 @@ from shmllm.ipc.slots import SlotRef
 from shmllm.ipc.tensor_ref import TensorRef
 from shmllm.ipc.words import Word
 from shmllm.params.pooling import Pooling, PoolingType
+from shmllm.params.request import EngineCoreRequest
 from shmllm.wire import codec
-from shmllm.wire.messages import (
-    Abort,
-    AddRequest,
-    Call,
-    Method,
-    PoolRequest,
-    PromptEmbeds,
-    RecordKind,
-    Weights,
-    Work,
-)
+from shmllm.wire.messages import Abort, Call, Method, PromptEmbeds, RecordKind, Weights, Work
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
@@ -159,10 +150,10 @@ class Fuzzer:
             message = codec.decode(kind, memoryview(record))
         except ProtocolMismatchError:
             return True
-        if isinstance(message, AddRequest | PoolRequest):
+        if isinstance(message, EngineCoreRequest):
             self.added.add(message.number)
         # PROMPT_EMBEDS and WEIGHTS are fatal here: none of their references names a lent slot.
-        return not isinstance(message, AddRequest | PoolRequest | Abort | Call | Work)
+        return not isinstance(message, EngineCoreRequest | EngineCoreRequest | Abort | Call | Work)
 
     def _add(self, _seat: Seat) -> tuple[int, bytes]:
         source = self._source
@@ -174,7 +165,7 @@ class Fuzzer:
             stop_token_ids=[source.randrange(VOCABULARY)],
         )
         return RecordKind.ADD, b"".join(
-            codec.encode_add(AddRequest(self._number, prompt, params, "s"))
+            codec.encode_add(EngineCoreRequest(self._number, prompt, params, "s"))
         )
 
     def _pool(self, _seat: Seat) -> tuple[int, bytes]:
@@ -182,7 +173,7 @@ class Fuzzer:
         self._number += 1
         prompt = [source.randrange(VOCABULARY) for _ in range(source.randrange(1, 12))]
         pooling = Pooling(source.choice(list(PoolingType)), source.randrange(300))
-        message = PoolRequest(self._number, prompt, pooling, "s", source.randrange(-9, 9))
+        message = EngineCoreRequest(self._number, prompt, pooling, "s", source.randrange(-9, 9))
         return RecordKind.POOL, b"".join(codec.encode_pool(message))
 
     def _work(self, _seat: Seat) -> tuple[int, bytes]:

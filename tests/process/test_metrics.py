@@ -50,7 +50,7 @@ def test_a_steps_time_is_split_into_its_phases(llm: LLM) -> None:
 def test_gauges_return_to_zero_after_an_abort(llm: LLM) -> None:
     """A front end that leaves early aborts its request; no step is run after that."""
     params = SamplingParams(max_tokens=900, ignore_eos=True)
-    for changed in llm.serve(llm.prepare(["import os"], params)):
+    for changed in llm.front_end.serve(llm.front_end.prepare(["import os"], params)):
         if changed:
             break
     assert holds_within(lambda: is_idle(llm), min(5, PATIENCE_S)), llm.get_metrics()

@@ -211,10 +211,10 @@ def test_a_second_engine_of_that_name_is_refused(running: str) -> None:
 
 def test_stop_aborts_what_runs(name: str) -> None:
     with LLM.attach(name) as llm:
-        requests = llm.prepare(["x"] * 4, LONG)
+        requests = llm.front_end.prepare(["x"] * 4, LONG)
         finished = []
         is_stopped = False
-        for changed in llm.serve(requests):
+        for changed in llm.front_end.serve(requests):
             if not is_stopped and llm.get_metrics()["generated_tokens"] > 20:
                 is_stopped = run("engine", "stop", name).returncode == 0
             finished += [state for state in changed if state.finish_reason]
@@ -224,10 +224,10 @@ def test_stop_aborts_what_runs(name: str) -> None:
 
 def test_stop_can_drain(name: str) -> None:
     with LLM.attach(name) as llm:
-        requests = llm.prepare(["x"] * 4, SamplingParams(max_tokens=300, ignore_eos=True))
+        requests = llm.front_end.prepare(["x"] * 4, SamplingParams(max_tokens=300, ignore_eos=True))
         stopper = None
         finished = []
-        for changed in llm.serve(requests):
+        for changed in llm.front_end.serve(requests):
             if stopper is None:
                 stopper = subprocess.Popen([*CLI, "engine", "stop", name, "--drain", "60"])
             finished += [state for state in changed if state.finish_reason]

@@ -161,7 +161,7 @@ def test_pausing_and_sleeping_are_two_matters(llm: LLM) -> None:
     llm.enqueue(PROMPT, SHORT)
     llm.pause_generation("keep")
     llm.sleep(1, mode="wait")  # what is frozen is not waited for
-    with pytest.raises(RequestError, match="would not end"):
+    with pytest.raises(RequestError, match="cannot end"):
         llm.pause_generation("wait")
     assert not llm.resume_generation()
     assert llm.wake_up()

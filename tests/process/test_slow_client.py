@@ -30,15 +30,16 @@ import json, os, signal, sys, time
 from shmllm import LLM, EngineDeadError, SamplingParams
 from shmllm.frontend.dispatcher import RequestGroup
 from shmllm.wire import codec
-from shmllm.wire.messages import AddRequest, Kind
+from shmllm.params.request import EngineCoreRequest
+from shmllm.wire.messages import (Kind)
 llm = LLM.attach(sys.argv[1])
 channel = llm._client._channel
 long = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
 group, dispatcher = RequestGroup(), llm._dispatcher
 states = [dispatcher.submit(group, request, i)[0]
-          for i, request in enumerate(llm.prepare(["import os"] * 4, long))]
+          for i, request in enumerate(llm.front_end.prepare(["import os"] * 4, long))]
 # Refusals fill the ring faster than tokens do.
-refused = codec.encode_add(AddRequest(10**9, [10**6], long))
+refused = codec.encode_add(EngineCoreRequest(10**9, [10**6], long))
 outputs = channel.outputs
 deadline = time.monotonic() + 30
 while outputs._load_published() - outputs._position < 523_000:

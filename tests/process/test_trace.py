@@ -161,9 +161,10 @@ def test_a_death_leaves_a_trace_of_what_there_was(tmp_path: Path, victim: str) -
 import os, signal, sys, threading, time
 from shmllm import LLM, SamplingParams
 llm = LLM("tiny", num_threads=1, kv_cache_memory_bytes=2**27)
-pid = llm._front_end.client.pid if sys.argv[1] == "engine" else os.getpid()
+pid = llm.front_end.client.pid if sys.argv[1] == "engine" else os.getpid()
 params = SamplingParams(max_tokens=900, ignore_eos=True)
-for changed in llm.serve(llm.prepare(["import os"] * 4, params), streaming=True):
+requests = llm.front_end.prepare(["import os"] * 4, params)
+for changed in llm.front_end.serve(requests, streaming=True):
     if any(len(state.token_ids) > 20 for state in changed):
         os.kill(pid, signal.SIGKILL)
 """

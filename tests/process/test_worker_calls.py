@@ -150,10 +150,10 @@ def test_requests_go_on_while_weights_change(apart: LLM) -> None:
     alone = tokens(apart)
     names = apart.collective_rpc("list_weights")[0]
     weights = [(name, apart.collective_rpc("get_weight", args=(name,))[0]) for name in names]
-    requests = apart.prepare(
+    requests = apart.front_end.prepare(
         [PROMPT] * 4, SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
     )
-    served = apart.serve(requests)
+    served = apart.front_end.serve(requests)
     next(served)
     model = apart.llm_engine.model_executor.driver_worker.model_runner.model
     assert len(model.load_weights(weights)) == len(names)

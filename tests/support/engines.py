@@ -23,7 +23,7 @@ from shmllm.ipc.control import ControlView
 from shmllm.ipc.layout import EngineState, SegmentKind
 
 _numbers = itertools.count()
-_ENGINE = "import sys\n{}\nfrom shmllm.engine.process import main\nsys.exit(main())"
+_ENGINE = "import sys\n{}\nfrom shmllm.engine.__main__ import main\nsys.exit(main())"
 
 
 def is_ready(name: str) -> bool:

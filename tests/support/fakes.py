@@ -24,7 +24,8 @@ from shmllm.errors import EngineDeadError, RequestError
 from shmllm.outputs.columns import FinishReason, OutputColumns
 from shmllm.outputs.logprobs import TokenLogprobs
 from shmllm.outputs.sleep_report import OwnedBytes, SleepState
-from shmllm.wire.messages import AddRequest, Method, Rejected
+from shmllm.params.request import EngineCoreRequest
+from shmllm.wire.messages import Method, Rejected
 
 VOCAB_SIZE = 50
 MASK = 2**61 - 1
@@ -67,7 +68,7 @@ def expected_tokens(
     return output
 
 
-def facts(**changes: Any) -> EngineInfo:
+def info(**changes: Any) -> EngineInfo:
     """Facts of a small engine, some of them replaced."""
     values: dict[str, Any] = {
         "model_directory": "",
@@ -194,7 +195,7 @@ class FakeRunner:
     """
 
     def __init__(self, engine_facts: EngineInfo, lag: Callable[[], int] | None = None) -> None:
-        self.facts = engine_facts
+        self.info = engine_facts
         self.overlaps = lag is not None
         self.most_under_way = 0
         self._lag = lag or (lambda: 2)
@@ -281,9 +282,9 @@ class FakeRunner:
             table += append.block_ids
 
     def _slot(self, row: int, position: int) -> int:
-        size = self.facts.block_size
+        size = self.info.block_size
         block_id = self._block_tables[row][position // size]
-        assert 0 < block_id <= self.facts.num_blocks
+        assert 0 < block_id <= self.info.num_blocks
         return block_id * size + position % size
 
     def _write(self, row: int, start: int, count: int) -> None:
@@ -294,7 +295,7 @@ class FakeRunner:
 
     def _sample(self, plan: StepPlan, index: int) -> int:
         row, length = plan.rows[index], plan.starts[index] + plan.counts[index]
-        token_id = _read(self.context(row, length), self.facts.vocab_size)
+        token_id = _read(self.context(row, length), self.info.vocab_size)
         assert len(self._tokens[row]) == length, "a sample before the last known token"
         self._tokens[row].append(token_id)
         return token_id
@@ -315,7 +316,7 @@ class FakeEngineClient:
     """
 
     def __init__(self, steps_per_poll: int, **changes: Any) -> None:
-        self.facts = facts(**{"vocab_size": 600} | changes)
+        self.info = info(**{"vocab_size": 600} | changes)
         self.steps_per_poll = steps_per_poll
         self.left: dict[int, int] = {}
         self.added: list[int] = []
@@ -331,9 +332,9 @@ class FakeEngineClient:
         self._pending: list[OutputColumns] = []
 
     def wait_ready(self, on_progress: object = None) -> EngineInfo:
-        return self.facts
+        return self.info
 
-    def add(self, request: AddRequest, embeds: Any = None) -> None:
+    def add(self, request: EngineCoreRequest, embeds: Any = None) -> None:
         self.added.append(request.number)
         if request.number in self.refuse:
             self.rejected.append(Rejected(request.number, "no"))

@@ -20,7 +20,7 @@ from shmllm.worker.cpu.program import CpuProgram, Observe
 from shmllm.worker.cpu.sampler import Sampler
 from shmllm.worker.cpu.submitted import DeferredStep, ThreadedStep
 from shmllm.worker.loaded_runner import LoadedRunner
-from shmllm.worker.loading import Progress, load_model, make_facts
+from shmllm.worker.loading import Progress, load_model, make_info
 from shmllm.worker.memory import Host, keep_freed_memory, size_kv_cache
 from shmllm.worker.memory_owners import MemoryOwners
 from shmllm.worker.scoring import score_in_pieces
@@ -79,7 +79,7 @@ class CpuRunner(LoadedRunner):
         workspaces = (self._program.buffers, self.pooler, self.masks)
         self.memory = MemoryOwners(self.model, loaded.weights, kv_cache, workspaces, host)
         self._scores_probabilities = config.logprobs.mode.endswith("logprobs")
-        self.facts = make_facts(
+        self.info = make_info(
             config,
             loaded,
             size,

@@ -29,7 +29,7 @@ from shmllm.worker.gpu.step_resources import StepResources
 from shmllm.worker.gpu.timer import StepTimer
 from shmllm.worker.gpu.transfers import Fetched
 from shmllm.worker.loaded_runner import LoadedRunner
-from shmllm.worker.loading import Progress, load_model, make_facts
+from shmllm.worker.loading import Progress, load_model, make_info
 from shmllm.worker.memory_owners import MemoryOwners
 
 NOT_DETERMINISTIC = (
@@ -172,7 +172,7 @@ class GpuRunner(LoadedRunner):
             (self._buffers.arena,),
             captured.num_bytes,
         )
-        self.facts = make_facts(
+        self.info = make_info(
             config,
             loaded,
             size,

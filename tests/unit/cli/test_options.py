@@ -1,4 +1,4 @@
-"""The engine's options on the command line, as keyword arguments of LLM."""
+"""The table of options on the command line, from the words that a user types to the engine."""
 
 from __future__ import annotations
 
@@ -9,47 +9,124 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from shmllm import LLM
-from shmllm.cli.options import engine_options, take_engine_options
+from shmllm import LLM, AsyncLLM
+from shmllm.cli.options import (
+    ENGINE_OPTIONS,
+    NAMED_ENGINE_OPTIONS,
+    engine_options,
+    named_engine_options,
+    take_engine_options,
+)
+from shmllm.config.engine import OPTIONS, SECTIONS, EngineConfig
+from shmllm.config.options import Option
+from shmllm.frontend.engine_options import make_engine_config
+
+GIVEN: dict[str, tuple[list[str], Any]] = {
+    "tokenizer": (["--tokenizer", "tiny"], "tiny"),
+    "revision": (["--revision", "main"], "main"),
+    "device": (["--device", "cuda:1"], "cuda:1"),
+    "num_threads": (["--num-threads", "3"], 3),
+    "dtype": (["--dtype", "bfloat16"], "bfloat16"),
+    "load_format": (["--load-format", "dummy"], "dummy"),
+    "max_model_len": (["--max-model-len", "77"], 77),
+    "quantization": (["--quantization", "int8"], "int8"),
+    "deterministic": (["--deterministic"], True),
+    "block_size": (["--block-size", "64"], 64),
+    "kv_cache_memory_bytes": (["--kv-cache-memory-bytes", "512M"], 512 * 2**20),
+    "enable_prefix_caching": (["--no-prefix-caching"], False),
+    "gpu_memory_utilization": (["--gpu-memory-utilization", "0.5"], 0.5),
+    "max_num_seqs": (["--max-num-seqs", "7"], 7),
+    "max_num_batched_tokens": (["--max-num-batched-tokens", "99"], 99),
+    "scheduling_policy": (["--scheduling-policy", "priority"], "priority"),
+    "async_scheduling": (["--async-scheduling"], True),
+    "wait_policy": (["--wait-policy", "idle"], "idle"),
+    "client_timeout": (["--client-timeout", "2.5"], 2.5),
+    "allow_callables": (["--allow-callables"], True),
+    "max_logprobs": (["--max-logprobs", "50"], 50),
+    "logprobs_mode": (["--logprobs-mode", "raw_logits"], "raw_logits"),
+    "enforce_eager": (["--enforce-eager"], True),
+    "model": (["--model", "tiny"], "tiny"),
+}
+"""For each option: words on the command line, and the value that they mean."""
 
 
 def taken(*arguments: str) -> tuple[dict[str, Any], str]:
-    """What a command with these arguments starts the engine with, and what it prints."""
+    """The keyword arguments that a command with these arguments passes on, and its output."""
     found: dict[str, Any] = {}
 
     @click.command()
+    @named_engine_options
     @engine_options
     def command(**options: Any) -> None:
         found.update(take_engine_options(options))
+        assert options == {}
 
     return found, CliRunner().invoke(command, arguments).output
 
 
-def test_without_arguments_they_are_the_defaults_of_llm():
-    parameters = inspect.signature(LLM.__init__).parameters
+def value_in(config: EngineConfig, option: Option) -> Any:
+    """The value of an option in the configuration that the engine gets."""
+    for name, section in SECTIONS.items():
+        if section.__name__ == option.reader:
+            return getattr(getattr(config, name), option.field)
+    return getattr(config, option.field)
+
+
+def test_every_option_with_a_flag_is_tried_below():
+    assert {each.name for each in (*ENGINE_OPTIONS, *NAMED_ENGINE_OPTIONS)} == GIVEN.keys()
+
+
+def test_without_arguments_they_are_the_defaults_of_the_table():
     options, _ = taken()
-    assert options == {name: parameters[name].default for name in options}
+    assert options == {each.name: each.default for each in OPTIONS if each.flag}
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_an_option_reaches_the_engine_from_the_command_line(name: str):
+    arguments, expected = GIVEN[name]
+    options, said = taken(*arguments)
+    assert options == taken()[0] | {name: expected}, said
+    option = next(each for each in OPTIONS if each.name == name)
+    if option.reader == "FrontEndConfig":
+        return
+    sent = make_engine_config(**options).to_json()
+    assert value_in(EngineConfig.from_json(sent), option) == expected != option.default
 
 
 @pytest.mark.parametrize(
-    ("arguments", "expected"),
+    ("arguments", "words"),
     [
-        (["--device", "cuda:1"], {"device": "cuda:1"}),
-        (["--gpu-memory-utilization", "0.5"], {"gpu_memory_utilization": 0.5}),
-        (["--enforce-eager"], {"enforce_eager": True}),
-        (["--async-scheduling"], {"async_scheduling": True}),
-        (["--no-async-scheduling"], {"async_scheduling": False}),
-        (["--block-size", "64"], {"block_size": 64}),
-        (["--no-prefix-caching"], {"enable_prefix_caching": False}),
+        (["--gpu-memory-utilization", "0"], "--gpu-memory-utilization"),
+        (["--gpu-memory-utilization", "1.1"], "--gpu-memory-utilization"),
+        (["--block-size", "12"], "--block-size"),
+        (["--kv-cache-memory-bytes", "12X"], "'512M' or '1GiB', got '12X'"),
+        (["--kv-cache-memory-bytes", "0"], "at least 1"),
+        (["--device", "gpu"], "device 'gpu' is not one of auto, cpu"),
+        (["--max-num-seqs", "0"], "--max-num-seqs"),
+        (["--max-logprobs", "-2"], "--max-logprobs"),
+        (["--dtype", "half"], "--dtype"),
     ],
 )
-def test_what_is_given_is_passed_on(arguments: list[str], expected: dict[str, Any]):
-    options, _ = taken(*arguments)
-    assert options == taken()[0] | expected
-
-
-@pytest.mark.parametrize("value", ["0", "1.1", "all"])
-def test_a_part_of_memory_lies_between_0_and_1(value: str):
-    options, said = taken("--gpu-memory-utilization", value)
+def test_a_value_that_is_not_valid_is_one_usage_error(arguments: list[str], words: str):
+    options, said = taken(*arguments)
     assert not options
-    assert "--gpu-memory-utilization" in said
+    assert words in said
+    assert "Traceback" not in said
+
+
+def test_help_names_every_flag_with_its_help():
+    _, text = taken("--help")
+    words = " ".join(text.split())
+    for each in (*ENGINE_OPTIONS, *NAMED_ENGINE_OPTIONS):
+        assert each.flag in words
+        assert " ".join(each.help.split()[:3]) in words
+
+
+@pytest.mark.parametrize("cls", [LLM, AsyncLLM])
+def test_the_signature_and_the_docstring_of_a_class_list_every_option(cls: type):
+    parameters = inspect.signature(cls).parameters
+    own = [each for each in OPTIONS if each.in_llm]
+    assert list(parameters) == [*(each.name for each in own), "options"]
+    for each in own:
+        assert parameters[each.name].default is each.default
+        assert f"        {each.name}: {each.help.split()[0]}" in str(cls.__doc__)

@@ -6,7 +6,7 @@ import dataclasses
 import json
 
 import pytest
-from support.fakes import facts
+from support.fakes import info
 
 from shmllm.config.engine import CacheConfig, EngineConfig, LoadConfig, SchedulerConfig
 from shmllm.config.graphs import GraphConfig
@@ -30,7 +30,7 @@ from shmllm.errors import EngineStartError
             r"block_size must be one of \(8, 16, 32, 64\), got 12",
         ),
         (lambda: CacheConfig(memory_bytes=0), "kv_cache_memory_bytes must be .* got 0"),
-        (lambda: CacheConfig(memory_bytes="1G"), "kv_cache_memory_bytes must be .* got '1G'"),
+        (lambda: CacheConfig(memory_bytes="1X"), "kv_cache_memory_bytes must be .* got '1X'"),
         (lambda: SchedulerConfig(max_num_seqs=0), "max_num_seqs must be .* got 0"),
         (lambda: SchedulerConfig(max_num_seqs=True), "max_num_seqs must be .* got True"),
         (lambda: SchedulerConfig(max_num_batched_tokens=-1), "max_num_batched_tokens must be"),
@@ -100,10 +100,10 @@ def test_a_configuration_cannot_be_changed():
     [{}, {"eos_token_ids": (1, 2), "warnings": ("short of memory", "é"), "device": "NVIDIA H200"}],
 )
 def test_facts_survive_json(changes):
-    told = facts(**changes)
+    told = info(**changes)
     assert EngineInfo.from_json(told.to_json()) == told
 
 
 def test_facts_of_an_engine_that_tells_more_can_be_read():
-    values = json.loads(facts().to_json()) | {"news": 1}
-    assert EngineInfo.from_json(json.dumps(values)) == facts()
+    values = json.loads(info().to_json()) | {"news": 1}
+    assert EngineInfo.from_json(json.dumps(values)) == info()

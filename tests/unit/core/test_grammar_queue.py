@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from support.fakes import FakeConstraint, FakeRunner, expected_tokens, facts
+from support.fakes import FakeConstraint, FakeRunner, expected_tokens, info
 
 from shmllm.config.engine import CacheConfig, EngineConfig, LoadConfig, SchedulerConfig
 from shmllm.core.scheduler import Failure
 from shmllm.engine.core import EngineCore
 from shmllm.errors import RequestError
 from shmllm.outputs.columns import FinishReason
+from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import SamplingParams
 
 
@@ -20,7 +21,7 @@ class Bench:
 
     def __init__(self, **changes: int) -> None:
         config = EngineConfig(LoadConfig("nowhere"), CacheConfig(), SchedulerConfig(8, 64))
-        self.runner = FakeRunner(facts(**changes))
+        self.runner = FakeRunner(info(**changes))
         self.num_wakes = 0
         self.core = EngineCore(config, self.runner, self.wake)
         self.constraints: list[FakeConstraint] = []
@@ -35,7 +36,9 @@ class Bench:
         self, number: int, grammar: str = "", max_tokens: int = 8, client: int = 0
     ) -> str | None:
         params = SamplingParams(max_tokens=max_tokens)
-        return self.core.add(client, number, self.prompt(number), params, grammar=grammar)
+        request = EngineCoreRequest(number, self.prompt(number), params, grammar=grammar)
+        rejected = self.core.add(client, request)
+        return None if rejected is None else rejected.message
 
     def prompt(self, number: int) -> list[int]:
         return [(number * 7 + i) % 50 for i in range(6)]
@@ -116,10 +119,10 @@ def test_a_plan_names_the_constraints_of_what_it_samples(bench: Bench) -> None:
 
 def test_a_prompt_that_is_not_done_has_no_constraint_in_the_plan() -> None:
     config = EngineConfig(LoadConfig("nowhere"), CacheConfig(), SchedulerConfig(8, 4))
-    runner = FakeRunner(facts())
+    runner = FakeRunner(info())
     core = EngineCore(config, runner)
     runner.compile_grammar("g").set_result(lambda: FakeConstraint(2))
-    core.add(0, 0, [1] * 6, SamplingParams(), grammar="g")
+    core.add(0, EngineCoreRequest(0, [1] * 6, SamplingParams(), grammar="g"))
     core.step()
     core.step()
     assert [len(plan.constraints) for plan in runner.plans] == [0, 1]

@@ -6,6 +6,7 @@ import pytest
 
 from shmllm.core.kv_cache_manager import KVCacheManager
 from shmllm.core.request import Request
+from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import SamplingParams
 
 BLOCK_SIZE = 16
@@ -13,7 +14,9 @@ BLOCK_SIZE = 16
 
 def make_request(tokens, salt=""):
     params = SamplingParams(max_tokens=8)
-    return Request(0, 0, tokens, params, seed=0, max_model_len=1024, cache_salt=salt)
+    return Request(
+        0, EngineCoreRequest(0, tokens, params, cache_salt=salt), seed=0, max_model_len=1024
+    )
 
 
 def make_manager(num_blocks=11, enable_prefix_caching=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.fakes import FakeRunner, expected_tokens, facts
+from support.fakes import FakeRunner, expected_tokens, info
 
 from shmllm.config.engine import SchedulerConfig
 from shmllm.core.kv_cache_manager import KVCacheManager
@@ -11,6 +11,7 @@ from shmllm.core.request import Request
 from shmllm.core.scheduler import Scheduler
 from shmllm.outputs.columns import FinishReason
 from shmllm.params.pooling import Pooling, PoolingType
+from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import SamplingParams
 
 LAST, MEAN = Pooling(PoolingType.LAST), Pooling(PoolingType.MEAN)
@@ -23,16 +24,16 @@ class Bench:
         self.scheduler = Scheduler(
             SchedulerConfig(8, budget, policy), KVCacheManager(num_blocks + 1, 4, True)
         )
-        self.runner = FakeRunner(facts(num_blocks=num_blocks))
+        self.runner = FakeRunner(info(num_blocks=num_blocks))
         self.vectors, self.tokens, self.cached, self.ends = {}, {}, {}, {}
 
     def add(self, number, prompt, pooling=None, max_tokens=4, priority=0):
-        skip = pooling is not None and not pooling.reads_prefix_cache
-        params = SamplingParams(
-            temperature=0, max_tokens=max_tokens, skip_reading_prefix_cache=skip
-        )
+        params = pooling or SamplingParams(temperature=0, max_tokens=max_tokens)
         request = Request(
-            0, number, prompt, params, seed=0, max_model_len=64, pooling=pooling, priority=priority
+            0,
+            EngineCoreRequest(number, prompt, params, priority=priority),
+            seed=0,
+            max_model_len=64,
         )
         self.scheduler.add(request)
         return request

@@ -6,7 +6,7 @@ import random
 from collections import defaultdict
 
 import pytest
-from support.fakes import FakeRunner, expected_tokens, facts
+from support.fakes import FakeRunner, expected_tokens, info
 
 from shmllm.config.engine import SchedulerConfig
 from shmllm.core.kv_cache_manager import KVCacheManager
@@ -14,12 +14,18 @@ from shmllm.core.priority_queue import PriorityQueue
 from shmllm.core.request import Request
 from shmllm.core.scheduler import Scheduler
 from shmllm.errors import EngineStartError
+from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import SamplingParams
 
 
 def request(number, prompt, priority=0, client=0, max_tokens=4):
     params = SamplingParams(temperature=0, max_tokens=max_tokens)
-    return Request(client, number, prompt, params, seed=0, max_model_len=64, priority=priority)
+    return Request(
+        client,
+        EngineCoreRequest(number, prompt, params, priority=priority),
+        seed=0,
+        max_model_len=64,
+    )
 
 
 class Bench:
@@ -29,7 +35,7 @@ class Bench:
         self.manager = KVCacheManager(num_blocks + 1, 4, caching)
         config = SchedulerConfig(num_seqs, budget, "priority")
         self.scheduler = Scheduler(config, self.manager)
-        self.runner = FakeRunner(facts(num_blocks=num_blocks))
+        self.runner = FakeRunner(info(num_blocks=num_blocks))
         self.tokens = defaultdict(list)
         self.requests = {}
         self.ended = []

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from shmllm.core.request import Request, RequestStatus, ends_in_repetition
 from shmllm.outputs.columns import FinishReason
+from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import RepetitionDetectionParams, SamplingParams
 
 EOS = (7, 8)
@@ -18,9 +19,7 @@ EOS = (7, 8)
 def make_request(num_prompt=3, max_model_len=100, **options):
     return Request(
         0,
-        1,
-        list(range(num_prompt)),
-        SamplingParams(**options),
+        EngineCoreRequest(1, list(range(num_prompt)), SamplingParams(**options)),
         seed=5,
         max_model_len=max_model_len,
         eos_token_ids=EOS,
@@ -69,7 +68,13 @@ def test_min_tokens_does_not_lengthen_the_output():
 
 
 def test_prompt_tokens_never_stop():
-    request = Request(0, 0, [7, 7], SamplingParams(), seed=0, max_model_len=10, eos_token_ids=EOS)
+    request = Request(
+        0,
+        EngineCoreRequest(0, [7, 7], SamplingParams()),
+        seed=0,
+        max_model_len=10,
+        eos_token_ids=EOS,
+    )
     assert request.append(1) is FinishReason.NONE
 
 
@@ -84,7 +89,7 @@ def test_counts_tell_prompt_and_output_apart():
 
 def test_the_prompt_is_copied():
     prompt = [1, 2]
-    request = Request(0, 0, prompt, SamplingParams(), seed=0, max_model_len=10)
+    request = Request(0, EngineCoreRequest(0, prompt, SamplingParams()), seed=0, max_model_len=10)
     request.append(3)
     assert prompt == [1, 2]
 

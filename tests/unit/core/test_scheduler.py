@@ -7,7 +7,7 @@ from collections import Counter, deque
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.fakes import FakeRunner, expected_tokens, facts
+from support.fakes import FakeRunner, expected_tokens, info
 
 from shmllm.config.engine import SchedulerConfig
 from shmllm.core.kv_cache_manager import KVCacheManager
@@ -15,6 +15,7 @@ from shmllm.core.plan import StepResult
 from shmllm.core.request import Request, RequestStatus
 from shmllm.core.scheduler import Scheduler
 from shmllm.outputs.columns import FinishReason
+from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import SamplingParams
 
 
@@ -28,7 +29,7 @@ class Bench:
         self.max_model_len = max_model_len
         self.manager = KVCacheManager(num_blocks + 1, block_size, caching)
         self.scheduler = Scheduler(SchedulerConfig(num_seqs, budget), self.manager)
-        self.runner = FakeRunner(facts(num_blocks=num_blocks, block_size=block_size))
+        self.runner = FakeRunner(info(num_blocks=num_blocks, block_size=block_size))
         self.requests = {}
         self.tokens = {}
         self.ends = {}
@@ -41,13 +42,10 @@ class Bench:
         params = SamplingParams(**{"max_tokens": 4} | options)
         request = Request(
             client,
-            number,
-            prompt,
-            params,
+            EngineCoreRequest(number, prompt, params, cache_salt=salt),
             seed=number,
             max_model_len=self.max_model_len,
             eos_token_ids=eos,
-            cache_salt=salt,
         )
         self.requests[client, number] = request
         self.tokens[client, number] = []

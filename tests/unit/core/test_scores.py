@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 
 import pytest
-from support.fakes import FakeRunner, facts
+from support.fakes import FakeRunner, info
 
 from shmllm.config.engine import SchedulerConfig
 from shmllm.core.kv_cache_manager import KVCacheManager
 from shmllm.core.request import Request
 from shmllm.core.scheduler import Scheduler
+from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import SamplingParams
 
 
@@ -20,7 +21,7 @@ class Bench:
     def __init__(self, *, num_blocks=32, budget=64, num_seqs=8):
         self.manager = KVCacheManager(num_blocks + 1, 4, True)
         self.scheduler = Scheduler(SchedulerConfig(num_seqs, budget), self.manager)
-        self.runner = FakeRunner(facts(num_blocks=num_blocks, block_size=4))
+        self.runner = FakeRunner(info(num_blocks=num_blocks, block_size=4))
         self.tokens, self.logprobs = defaultdict(list), defaultdict(list)
         self.prompt = defaultdict(list)
         self.cached = {}
@@ -29,7 +30,9 @@ class Bench:
         if isinstance(prompt, int):
             prompt = [(number * 7 + i) % 50 for i in range(prompt)]
         params = SamplingParams(**{"max_tokens": 4} | options)
-        self.scheduler.add(Request(client, number, prompt, params, seed=1, max_model_len=64))
+        self.scheduler.add(
+            Request(client, EngineCoreRequest(number, prompt, params), seed=1, max_model_len=64)
+        )
 
     def step(self, between=lambda: None):
         plan = self.scheduler.schedule()

@@ -13,6 +13,7 @@ from shmllm.core.kv_cache_manager import KVCacheManager
 from shmllm.core.plan import StepPlan, StepResult
 from shmllm.core.request import Request
 from shmllm.core.scheduler import Scheduler
+from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import RepetitionDetectionParams, SamplingParams
 
 VOCAB = 40
@@ -32,7 +33,11 @@ class Engine:
         params = SamplingParams(temperature=0, **options)  # type: ignore[arg-type]
         prompt = [(number * 5 + i) % VOCAB for i in range(length)]
         request = Request(
-            client, number, prompt, params, seed=0, max_model_len=120, eos_token_ids=[EOS]
+            client,
+            EngineCoreRequest(number, prompt, params),
+            seed=0,
+            max_model_len=120,
+            eos_token_ids=[EOS],
         )
         self.scheduler.add(request)
 
@@ -128,7 +133,7 @@ def test_the_same_steps_come_of_it(
 ) -> None:
     made = operations(random.Random(seed))
     with monkeypatch.context() as patch:
-        patch.setattr(module, "RUN_AFTER_STEPS", 10**9)
+        patch.setattr(module, "STEADY_AFTER_STEPS", 10**9)
         expected, num_repeats = run(num_blocks, budget, made)
     assert not num_repeats
     seen, num_repeats = run(num_blocks, budget, made)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from support.fakes import FakeRunner, facts
+from support.fakes import FakeRunner, info
 
 from shmllm.client import channel_client as client
 from shmllm.config.engine import EngineConfig, LoadConfig, SchedulerConfig
@@ -20,7 +20,7 @@ PLACE = 3
 @pytest.fixture
 def core():
     config = EngineConfig(LoadConfig("nowhere"), scheduler=SchedulerConfig(8, 64))
-    return EngineCore(config, FakeRunner(facts()))
+    return EngineCore(config, FakeRunner(info()))
 
 
 def ask(core, text="null"):

@@ -90,7 +90,7 @@ class House:
         """A visitor who was let in."""
         visitor = self.visitor()
         visitor.knock()
-        (session,) = self.keeper.admit_new()
+        (session,) = self.keeper.accept_new()
         return visitor, session
 
     def close(self) -> None:
@@ -132,7 +132,7 @@ def fill(session: Session) -> int:
 
 def test_nobody_is_there_at_first(house: House) -> None:
     assert not house.keeper.has_news()
-    assert list(house.keeper.admit_new()) == []
+    assert list(house.keeper.accept_new()) == []
     assert house.see_out() == []
 
 
@@ -141,12 +141,12 @@ def test_who_knocks_is_let_in_once(house: House) -> None:
     assert not house.keeper.has_news(), "a name alone is no knock"
     visitor.knock()
     assert house.keeper.has_news()
-    (session,) = house.keeper.admit_new()
+    (session,) = house.keeper.accept_new()
     assert session.place == visitor.place
     assert visitor.answer == visitor.nonce
     assert house.keeper.sessions == {visitor.place: session}
     assert not house.keeper.has_news()
-    assert list(house.keeper.admit_new()) == []
+    assert list(house.keeper.accept_new()) == []
 
 
 def test_records_go_both_ways_between_visitor_and_session(house: House) -> None:
@@ -163,25 +163,25 @@ def test_many_knock_at_once(house: House) -> None:
     visitors = [house.visitor() for _ in range(4)]
     for visitor in reversed(visitors):
         visitor.knock()
-    assert [session.place for session in house.keeper.admit_new()] == [0, 1, 2, 3]
+    assert [session.place for session in house.keeper.accept_new()] == [0, 1, 2, 3]
     assert [visitor.answer for visitor in visitors] == [v.nonce for v in visitors]
 
 
 def test_a_nonce_of_another_segment_is_refused(house: House) -> None:
     visitor = house.visitor()
     visitor.knock(visitor.nonce + 1)
-    assert list(house.keeper.admit_new()) == []
+    assert list(house.keeper.accept_new()) == []
     assert visitor.answer == Refusal.NOT_USABLE
     assert house.keeper.sessions == {}
     visitor.knock()
-    assert len(list(house.keeper.admit_new())) == 1, "the right one is let in afterwards"
+    assert len(list(house.keeper.accept_new())) == 1, "the right one is let in afterwards"
 
 
 def test_a_knock_without_a_segment_is_refused(house: House) -> None:
     visitor = house.visitor()
     visitor.path.unlink()
     visitor.knock()
-    assert list(house.keeper.admit_new()) == []
+    assert list(house.keeper.accept_new()) == []
     assert visitor.answer == Refusal.NOT_USABLE
 
 
@@ -189,7 +189,7 @@ def test_a_knock_of_the_dead_is_refused(house: House) -> None:
     visitor = house.visitor()
     visitor.knock()
     visitor.die()
-    assert list(house.keeper.admit_new()) == []
+    assert list(house.keeper.accept_new()) == []
     assert house.view.admitted(visitor.place) == Refusal.NOT_USABLE
 
 
@@ -221,7 +221,7 @@ def test_a_damaged_segment_is_refused_and_let_go(
     damage(visitor)
     num_descriptors = len(os.listdir("/proc/self/fd"))
     visitor.knock()
-    assert list(house.keeper.admit_new()) == []
+    assert list(house.keeper.accept_new()) == []
     assert visitor.answer == Refusal.NOT_USABLE
     assert len(os.listdir("/proc/self/fd")) == num_descriptors
     visitor.store(layout.CLIENT_DOORBELL_OFFSET, DoorbellKind.SEM)
@@ -232,7 +232,7 @@ def test_a_pid_that_means_nothing_lets_the_lock_decide(house: House, pid: int) -
     visitor = house.visitor()
     visitor.store(layout.CREATOR_PID_OFFSET, pid)
     visitor.knock()
-    (session,) = house.keeper.admit_new()
+    (session,) = house.keeper.accept_new()
     assert session.ended() is None
     visitor.die()
     assert session.ended() is SessionEnd.DIED
@@ -242,7 +242,7 @@ def test_one_bad_visitor_does_not_keep_the_next_out(house: House) -> None:
     bad, good = house.visitor(), house.visitor()
     bad.knock(1)
     good.knock()
-    assert [session.place for session in house.keeper.admit_new()] == [good.place]
+    assert [session.place for session in house.keeper.accept_new()] == [good.place]
 
 
 def test_who_comes_at_once_after_a_death_takes_its_place(house: House) -> None:
@@ -250,7 +250,7 @@ def test_who_comes_at_once_after_a_death_takes_its_place(house: House) -> None:
     first.die()
     second = house.visitor(place=first.place)
     second.knock()
-    (session,) = house.keeper.admit_new()
+    (session,) = house.keeper.accept_new()
     assert session is not old
     assert house.keeper.sessions == {first.place: session}
     assert house.dismissed == [first.place], "the old one's requests have to end"
@@ -262,7 +262,7 @@ def test_who_comes_at_once_after_a_death_takes_its_place(house: House) -> None:
 
 def test_goodbye_is_news_and_ends_the_session(house: House) -> None:
     visitor, session = house.guest()
-    assert not house.keeper.someone_leaves()
+    assert not house.keeper.has_leaving()
     visitor.channel.set_closing()
     assert house.keeper.has_news()
     assert session.ended() is SessionEnd.CLOSED
@@ -377,7 +377,7 @@ def test_a_private_engine_lets_nobody_in() -> None:
         keeper = ClientAcceptor(control, page, None, PATIENCE_S, lambda place: None)
         view.say_hello(3, 2**62)
         assert not keeper.has_news()
-        assert list(keeper.admit_new()) == []
+        assert list(keeper.accept_new()) == []
         assert view.admitted(3) == 0
         page.close()
         view.close()

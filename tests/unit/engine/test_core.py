@@ -5,13 +5,13 @@ from __future__ import annotations
 from time import monotonic_ns, perf_counter_ns
 
 import pytest
-from support.fakes import FakeRunner, expected_tokens, facts
+from support.fakes import FakeRunner, expected_tokens, info
 
 from shmllm.config.engine import CacheConfig, EngineConfig, LoadConfig, SchedulerConfig
 from shmllm.core.pausing import PauseMode
 from shmllm.engine.core import UNSEEDED, EngineCore
-from shmllm.errors import EnginePausedError
 from shmllm.outputs.columns import FinishReason
+from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import SamplingParams
 
 STEP_PHASES = ("schedule", "prepare", "execute", "sample", "apply")
@@ -23,7 +23,7 @@ def make_core(*, seed=0, caching=True, budget=64, num_seqs=8, **changes):
         CacheConfig(enable_prefix_caching=caching),
         SchedulerConfig(num_seqs, budget),
     )
-    return EngineCore(config, FakeRunner(facts(**changes)))
+    return EngineCore(config, FakeRunner(info(**changes)))
 
 
 def run(core, clients=(0,)):
@@ -51,14 +51,14 @@ def admitted_seeds(core):
 
 def test_a_request_runs_to_its_end():
     core = make_core()
-    assert core.add(0, 5, [1, 2, 3], SamplingParams(max_tokens=4)) is None
+    assert core.add(0, EngineCoreRequest(5, [1, 2, 3], SamplingParams(max_tokens=4))) is None
     assert run(core) == {(0, 5): (expected_tokens([1, 2, 3], 4), ["length"])}
 
 
 def test_each_client_gets_its_own_columns():
     core = make_core()
-    core.add(1, 0, [1, 2], SamplingParams(max_tokens=1))
-    core.add(2, 0, [3], SamplingParams(max_tokens=1))
+    core.add(1, EngineCoreRequest(0, [1, 2], SamplingParams(max_tokens=1)))
+    core.add(2, EngineCoreRequest(0, [3], SamplingParams(max_tokens=1)))
     outputs = core.step()
     assert {client: columns.numbers for client, columns in outputs.items()} == {1: [0], 2: [0]}
     assert outputs[2].token_ids == expected_tokens([3], 1)
@@ -67,13 +67,13 @@ def test_each_client_gets_its_own_columns():
 
 def test_columns_carry_the_number_of_their_step():
     core = make_core()
-    core.add(0, 0, [1], SamplingParams(max_tokens=3))
+    core.add(0, EngineCoreRequest(0, [1], SamplingParams(max_tokens=3)))
     assert [core.step()[0].step for _ in range(3)] == [0, 1, 2]
 
 
 def test_a_step_that_samples_nothing_has_no_columns():
     core = make_core(budget=4)
-    core.add(0, 0, [1] * 10, SamplingParams())
+    core.add(0, EngineCoreRequest(0, [1] * 10, SamplingParams()))
     assert [core.step() for _ in range(2)] == [{}, {}]
     assert core.step()[0].numbers == [0]
 
@@ -97,29 +97,31 @@ def test_an_idle_step_does_not_run_the_model():
 )
 def test_what_cannot_be_served_is_refused_and_not_queued(prompt, words):
     core = make_core()
-    assert words in core.add(0, 0, prompt, SamplingParams())
+    rejected = core.add(0, EngineCoreRequest(0, prompt, SamplingParams()))
+    assert rejected is not None
+    assert words in rejected.message
     assert not core.scheduler.has_unfinished()
 
 
 def test_a_refusal_does_not_disturb_others():
     core = make_core()
-    core.add(0, 0, [1, 2], SamplingParams(max_tokens=3))
+    core.add(0, EngineCoreRequest(0, [1, 2], SamplingParams(max_tokens=3)))
     core.step()
-    assert core.add(0, 1, [99], SamplingParams()) is not None
+    assert core.add(0, EngineCoreRequest(1, [99], SamplingParams())) is not None
     assert run(core)[0, 0][1] == ["length"]
 
 
 def test_the_longest_prompt_gets_one_token():
     core = make_core()
-    core.add(0, 0, [1] * 63, SamplingParams(max_tokens=50))
+    core.add(0, EngineCoreRequest(0, [1] * 63, SamplingParams(max_tokens=50)))
     tokens, ends = run(core)[0, 0]
     assert (len(tokens), ends) == (1, ["length"])
 
 
 def test_the_largest_request_fits_the_smallest_cache():
     core = make_core(num_blocks=16, block_size=4, max_model_len=64)
-    core.add(0, 0, [3] * 30, SamplingParams(max_tokens=None))
-    core.add(0, 1, [4] * 30, SamplingParams(max_tokens=None))
+    core.add(0, EngineCoreRequest(0, [3] * 30, SamplingParams(max_tokens=None)))
+    core.add(0, EngineCoreRequest(1, [4] * 30, SamplingParams(max_tokens=None)))
     results = run(core)
     assert [len(results[0, n][0]) for n in range(2)] == [34, 34]
     assert results[0, 1][0] == expected_tokens([4] * 30, 34)
@@ -128,7 +130,7 @@ def test_the_largest_request_fits_the_smallest_cache():
 def test_the_models_end_of_sequence_stops():
     tokens = expected_tokens([1, 2, 3], 10)
     core = make_core(eos_token_ids=(tokens[4],))
-    core.add(0, 0, [1, 2, 3], SamplingParams(max_tokens=10))
+    core.add(0, EngineCoreRequest(0, [1, 2, 3], SamplingParams(max_tokens=10)))
     end = tokens.index(tokens[4]) + 1
     assert run(core) == {(0, 0): (tokens[:end], ["stop"])}
 
@@ -136,7 +138,7 @@ def test_the_models_end_of_sequence_stops():
 def test_an_abort_gives_a_last_row_without_a_token():
     core = make_core()
     for number in range(3):
-        core.add(0, number, [1, 2], SamplingParams(max_tokens=5))
+        core.add(0, EngineCoreRequest(number, [1, 2], SamplingParams(max_tokens=5)))
     core.step()
     columns = core.abort(0, [2, 0])
     assert (columns.numbers, columns.counts, columns.token_ids) == ([2, 0], [0, 0], [])
@@ -146,8 +148,8 @@ def test_an_abort_gives_a_last_row_without_a_token():
 
 def test_an_abort_of_a_waiting_request_is_reported_too():
     core = make_core(num_seqs=1)
-    core.add(0, 0, [1], SamplingParams())
-    core.add(0, 1, [1], SamplingParams())
+    core.add(0, EngineCoreRequest(0, [1], SamplingParams()))
+    core.add(0, EngineCoreRequest(1, [1], SamplingParams()))
     core.step()
     assert core.abort(0, [1]).numbers == [1]
 
@@ -155,27 +157,27 @@ def test_an_abort_of_a_waiting_request_is_reported_too():
 @pytest.mark.parametrize("numbers", [[0], [7], [0, 7, 0]])
 def test_requests_that_had_ended_are_not_reported_again(numbers):
     core = make_core()
-    core.add(0, 0, [1], SamplingParams(max_tokens=1))
+    core.add(0, EngineCoreRequest(0, [1], SamplingParams(max_tokens=1)))
     run(core)
     assert core.abort(0, numbers).numbers == []
 
 
 def test_a_number_aborted_twice_is_reported_once():
     core = make_core()
-    core.add(0, 0, [1], SamplingParams())
+    core.add(0, EngineCoreRequest(0, [1], SamplingParams()))
     assert core.abort(0, [0, 0]).numbers == [0]
 
 
 def test_an_abort_touches_only_the_clients_own_requests():
     core = make_core()
-    core.add(1, 0, [1], SamplingParams())
+    core.add(1, EngineCoreRequest(0, [1], SamplingParams()))
     assert core.abort(2, [0]).numbers == []
     assert core.scheduler.has_unfinished()
 
 
 def test_all_blocks_are_free_when_idle():
     core = make_core()
-    core.add(0, 0, [1] * 20, SamplingParams(max_tokens=5))
+    core.add(0, EngineCoreRequest(0, [1] * 20, SamplingParams(max_tokens=5)))
     core.step()
     assert core.num_used_blocks == 6 or core.num_used_blocks == 5
     run(core)
@@ -187,7 +189,7 @@ def test_all_blocks_are_free_when_idle():
 def test_the_first_columns_of_a_request_tell_its_cache_hit(caching, cached):
     core = make_core(caching=caching)
     for number in range(2):
-        core.add(0, number, list(range(10)), SamplingParams(max_tokens=2))
+        core.add(0, EngineCoreRequest(number, list(range(10)), SamplingParams(max_tokens=2)))
         columns = core.step()[0]
         last = core.step()[0]
     assert (columns.cached_rows, columns.cached_counts) == ([0], [cached])
@@ -195,13 +197,13 @@ def test_the_first_columns_of_a_request_tell_its_cache_hit(caching, cached):
 
 
 def cached_after_reset(core):
-    core.add(0, 1, list(range(10)), SamplingParams(max_tokens=1))
+    core.add(0, EngineCoreRequest(1, list(range(10)), SamplingParams(max_tokens=1)))
     return core.step()[0].cached_counts
 
 
 def test_a_reset_forgets_prefixes():
     core = make_core()
-    core.add(0, 0, list(range(10)), SamplingParams(max_tokens=1))
+    core.add(0, EngineCoreRequest(0, list(range(10)), SamplingParams(max_tokens=1)))
     run(core)
     assert core.reset_prefix_cache() is True
     assert cached_after_reset(core) == [0]
@@ -209,7 +211,7 @@ def test_a_reset_forgets_prefixes():
 
 def test_a_reset_while_requests_run_does_nothing():
     core = make_core()
-    core.add(0, 0, list(range(10)), SamplingParams(max_tokens=3))
+    core.add(0, EngineCoreRequest(0, list(range(10)), SamplingParams(max_tokens=3)))
     core.step()
     assert core.reset_prefix_cache() is False
     run(core)
@@ -218,16 +220,16 @@ def test_a_reset_while_requests_run_does_nothing():
 
 def test_a_cache_salt_keeps_prefixes_apart():
     core = make_core()
-    core.add(0, 0, list(range(10)), SamplingParams(max_tokens=1), cache_salt="a")
+    core.add(0, EngineCoreRequest(0, list(range(10)), SamplingParams(max_tokens=1), cache_salt="a"))
     run(core)
-    core.add(0, 1, list(range(10)), SamplingParams(max_tokens=1), cache_salt="b")
+    core.add(0, EngineCoreRequest(1, list(range(10)), SamplingParams(max_tokens=1), cache_salt="b"))
     assert core.step()[0].cached_counts == [0]
 
 
 @pytest.mark.parametrize("seed", [0, 7, -(2**63), 2**63 - 1])
 def test_a_seed_of_the_request_is_used_as_it_is(seed):
     core = make_core()
-    core.add(0, 0, [1], SamplingParams(max_tokens=1, seed=seed))
+    core.add(0, EngineCoreRequest(0, [1], SamplingParams(max_tokens=1, seed=seed)))
     run(core)
     assert admitted_seeds(core) == [seed]
 
@@ -235,7 +237,7 @@ def test_a_seed_of_the_request_is_used_as_it_is(seed):
 def test_unseeded_requests_get_seeds_that_no_user_can_give():
     core = make_core()
     for number in range(5):
-        core.add(0, number, [1], SamplingParams(max_tokens=1))
+        core.add(0, EngineCoreRequest(number, [1], SamplingParams(max_tokens=1)))
     run(core)
     seeds = admitted_seeds(core)
     assert len(set(seeds)) == 5
@@ -245,7 +247,7 @@ def test_unseeded_requests_get_seeds_that_no_user_can_give():
 def test_the_engines_seed_chooses_the_unseeded_draws():
     def seeds(seed):
         core = make_core(seed=seed)
-        core.add(0, 0, [1], SamplingParams(max_tokens=1))
+        core.add(0, EngineCoreRequest(0, [1], SamplingParams(max_tokens=1)))
         run(core)
         return admitted_seeds(core)
 
@@ -256,7 +258,7 @@ def test_the_engines_seed_chooses_the_unseeded_draws():
 def test_a_preempted_request_keeps_its_seed():
     core = make_core(num_blocks=6, max_model_len=24, caching=False)
     for number in range(3):
-        core.add(0, number, [number + 1] * 8, SamplingParams(max_tokens=8))
+        core.add(0, EngineCoreRequest(number, [number + 1] * 8, SamplingParams(max_tokens=8)))
     run(core)
     by_prompt = {}
     for plan in core.runner.plans:
@@ -268,11 +270,11 @@ def test_a_preempted_request_keeps_its_seed():
 
 def test_a_frozen_engine_runs_nothing_and_then_goes_on_to_the_same_tokens():
     core = make_core()
-    core.add(0, 1, [1, 2, 3], SamplingParams(max_tokens=9))
+    core.add(0, EngineCoreRequest(1, [1, 2, 3], SamplingParams(max_tokens=9)))
     core.step()
     core.step()
     assert core.pause(0, PauseMode.KEEP) == 1
-    core.add(0, 2, [4, 5], SamplingParams(max_tokens=3))
+    core.add(0, EngineCoreRequest(2, [4, 5], SamplingParams(max_tokens=3)))
     assert [core.step() for _ in range(3)] == [{}] * 3
     assert core.resume(0)
     results = run(core)
@@ -282,8 +284,8 @@ def test_a_frozen_engine_runs_nothing_and_then_goes_on_to_the_same_tokens():
 
 def test_a_pause_that_aborts_has_a_last_row_for_every_front_end():
     core = make_core(num_seqs=1)
-    core.add(0, 1, [1], SamplingParams(max_tokens=9))
-    core.add(2, 1, [2], SamplingParams(max_tokens=9))
+    core.add(0, EngineCoreRequest(1, [1], SamplingParams(max_tokens=9)))
+    core.add(2, EngineCoreRequest(1, [2], SamplingParams(max_tokens=9)))
     core.step()
     assert core.pause(0, PauseMode.ABORT) == 0
     ended = core.take_outputs()
@@ -292,7 +294,7 @@ def test_a_pause_that_aborts_has_a_last_row_for_every_front_end():
         (2, [1], [FinishReason.ABORT]),
     ]
     assert core.take_outputs() == []
-    core.add(0, 1, [1], SamplingParams(max_tokens=2))
+    core.add(0, EngineCoreRequest(1, [1], SamplingParams(max_tokens=2)))
     assert core.step() == {}
     core.resume(0)
     assert run(core) == {(0, 1): (expected_tokens([1], 2), ["length"])}
@@ -300,17 +302,20 @@ def test_a_pause_that_aborts_has_a_last_row_for_every_front_end():
 
 def test_a_draining_engine_finishes_what_it_has_and_refuses_the_rest():
     core = make_core(num_seqs=1)
-    core.add(0, 1, [1], SamplingParams(max_tokens=3))
-    core.add(0, 2, [2], SamplingParams(max_tokens=3))
+    core.add(0, EngineCoreRequest(1, [1], SamplingParams(max_tokens=3)))
+    core.add(0, EngineCoreRequest(2, [2], SamplingParams(max_tokens=3)))
     assert core.pause(5, PauseMode.WAIT) == 2
-    with pytest.raises(EnginePausedError, match="try again"):
-        core.add(0, 3, [3], SamplingParams(max_tokens=3))
+    rejected = core.add(0, EngineCoreRequest(3, [3], SamplingParams(max_tokens=3)))
+    assert rejected is not None
+    assert rejected.is_retryable
+    assert "try again" in rejected.message
     assert len(run(core, clients=(0,))) == 2
     assert core.pause(5, PauseMode.WAIT) == 0
-    with pytest.raises(EnginePausedError):
-        core.add(0, 3, [3], SamplingParams(max_tokens=3))
+    rejected = core.add(0, EngineCoreRequest(3, [3], SamplingParams(max_tokens=3)))
+    assert rejected is not None
+    assert rejected.is_retryable
     assert core.resume(5)
-    assert core.add(0, 3, [3], SamplingParams(max_tokens=3)) is None
+    assert core.add(0, EngineCoreRequest(3, [3], SamplingParams(max_tokens=3))) is None
 
 
 def test_an_engine_goes_on_when_the_last_pause_ends():
@@ -325,7 +330,7 @@ def test_the_cache_can_be_reset_under_running_requests_which_are_recomputed():
     core = make_core(num_seqs=2)
     prompts = {1: [1, 2, 3, 4, 5, 6], 2: [7, 8, 9], 3: [4, 4]}
     for number, prompt in prompts.items():
-        core.add(0, number, prompt, SamplingParams(max_tokens=9))
+        core.add(0, EngineCoreRequest(number, prompt, SamplingParams(max_tokens=9)))
     for _ in range(3):
         core.step()
     assert not core.reset_prefix_cache()
@@ -343,8 +348,8 @@ def test_the_cache_can_be_reset_under_running_requests_which_are_recomputed():
 
 def test_an_abort_between_forward_and_update_wins():
     core = make_core()
-    core.add(0, 1, [1], SamplingParams(max_tokens=1))
-    core.add(0, 2, [2], SamplingParams(max_tokens=1))
+    core.add(0, EngineCoreRequest(1, [1], SamplingParams(max_tokens=1)))
+    core.add(0, EngineCoreRequest(2, [2], SamplingParams(max_tokens=1)))
     plan = core.scheduler.schedule()
     result = core.runner.execute(plan)
     columns = core.abort(0, [1])
@@ -357,8 +362,8 @@ def test_an_abort_between_forward_and_update_wins():
 def test_the_first_columns_of_a_request_tell_when_it_was_queued_and_scheduled():
     core = make_core(num_seqs=1)
     before = monotonic_ns()
-    core.add(0, 0, [1], SamplingParams(max_tokens=2))
-    core.add(0, 1, [2], SamplingParams(max_tokens=1))
+    core.add(0, EngineCoreRequest(0, [1], SamplingParams(max_tokens=2)))
+    core.add(0, EngineCoreRequest(1, [2], SamplingParams(max_tokens=1)))
     added = monotonic_ns()
     columns = [core.step()[0] for _ in range(3)]
     assert columns[1].queued_ns == columns[1].scheduled_ns == []
@@ -372,7 +377,7 @@ def preempted_core():
     """Two requests whose tokens do not fit together, after the first preemption."""
     core = make_core(num_blocks=8, caching=True)
     for number in range(2):
-        core.add(0, number, [number] * 8, SamplingParams(max_tokens=16))
+        core.add(0, EngineCoreRequest(number, [number] * 8, SamplingParams(max_tokens=16)))
     outputs = []
     while not core.scheduler.stats.preemptions:
         outputs.append(core.step()[0])
@@ -418,11 +423,11 @@ class TellingRunner(FakeRunner):
 @pytest.mark.parametrize("runner", [FakeRunner, TellingRunner])
 def test_the_phases_of_a_step_fill_it_without_gaps(runner):
     core = make_core()
-    core.runner = runner(core.facts)
-    core.add(0, 0, [1] * 10, SamplingParams(max_tokens=3))
+    core.runner = runner(core.info)
+    core.add(0, EngineCoreRequest(0, [1] * 10, SamplingParams(max_tokens=3)))
     began_ns = perf_counter_ns()
     run(core)
-    phases = core.phases
+    phases = core.timings
     spent = [getattr(phases, f"{name}_ns") for name in STEP_PHASES]
     assert 0 < sum(spent) <= perf_counter_ns() - began_ns
     assert phases.schedule_ns > 0 < phases.apply_ns

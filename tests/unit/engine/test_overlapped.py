@@ -10,16 +10,17 @@ import random
 from concurrent.futures import Future
 
 import pytest
-from support.fakes import FakeConstraint, FakeRunner, expected_tokens, facts
+from support.fakes import FakeConstraint, FakeRunner, expected_tokens, info
 
 from shmllm.config.engine import CacheConfig, EngineConfig, LoadConfig, SchedulerConfig
 from shmllm.core import scheduler
 from shmllm.core.pausing import PauseMode
-from shmllm.core.sleeping import LEVELS
 from shmllm.engine.calls import answer
 from shmllm.engine.core import EngineCore
+from shmllm.engine.sleep import LEVELS
 from shmllm.outputs.columns import FinishReason
 from shmllm.params.pooling import Pooling, PoolingType
+from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import SamplingParams
 from shmllm.wire.messages import Method
 
@@ -33,7 +34,7 @@ class Engine:
         config = EngineConfig(
             LoadConfig("nowhere"), CacheConfig(), SchedulerConfig(num_seqs, budget, policy)
         )
-        self.runner = FakeRunner(facts(num_blocks=num_blocks), lag)
+        self.runner = FakeRunner(info(num_blocks=num_blocks), lag)
         self.core = EngineCore(config, self.runner)
         self.tokens, self.ends, self.prompt_positions, self.vectors = {}, {}, {}, {}
         self.logprobs = {}
@@ -45,11 +46,15 @@ class Engine:
             grammar = f"grammar {number}"
             future = self.runner.grammars[grammar] = Future()
             future.set_result(lambda: constraint)
-        said = self.core.add(client, number, prompt, params, priority=priority, grammar=grammar)
+        said = self.core.add(
+            client, EngineCoreRequest(number, prompt, params, priority=priority, grammar=grammar)
+        )
         assert said is None
 
     def pool(self, number, prompt):
-        assert self.core.pool(0, number, prompt, Pooling(PoolingType.LAST)) is None
+        assert (
+            self.core.add(0, EngineCoreRequest(number, prompt, Pooling(PoolingType.LAST))) is None
+        )
 
     def step(self):
         self.take(self.core.step().items())
@@ -141,7 +146,7 @@ def test_a_row_can_be_given_away_while_its_last_step_runs(make):
         assert engine.ends[0, number] is FinishReason.LENGTH
 
 
-def test_who_is_preempted_while_its_token_is_under_way_keeps_it(make):
+def test_who_is_preempted_while_its_token_is_in_flight_keeps_it(make):
     engine = make(num_blocks=6)
     for number in range(3):
         engine.add(number, [number + 1] * 4, max_tokens=12)
@@ -152,7 +157,7 @@ def test_who_is_preempted_while_its_token_is_under_way_keeps_it(make):
     assert sum(len(plan.samples) for plan in engine.runner.plans) == 3 * 12, "sampled twice"
 
 
-def test_a_vector_that_is_under_way_survives_a_preemption(make):
+def test_a_vector_that_is_in_flight_survives_a_preemption(make):
     engine = make(num_blocks=5, policy="priority")
     for length in range(6, 14):
         engine.add(2 * length, [7] * 7, max_tokens=13)
@@ -221,7 +226,7 @@ def test_sleep_takes_what_runs_first(make, level):
     for _ in range(4):
         engine.step()
     engine.call(Method.SLEEP, {"level": level, "mode": "keep"})
-    assert not engine.core.is_under_way
+    assert not engine.core.is_in_flight
     num_tokens = len(engine.tokens[0, 0])
     assert num_tokens == 4
     engine.step()
@@ -240,7 +245,7 @@ def test_a_pause_lets_the_step_under_way_end(make):
         engine.step()
     engine.core.pause(0, PauseMode.KEEP)
     engine.step()
-    assert not engine.core.is_under_way
+    assert not engine.core.is_in_flight
     assert len(engine.tokens[0, 0]) == 3
     engine.core.resume(0)
     engine.run()
@@ -314,7 +319,7 @@ def disturb(rng, engine, wanted):
 @pytest.mark.parametrize("run_after_steps", [1, 4])
 @pytest.mark.parametrize("seed", range(25))
 def test_at_random(monkeypatch, seed, run_after_steps):
-    monkeypatch.setattr(scheduler, "RUN_AFTER_STEPS", run_after_steps)
+    monkeypatch.setattr(scheduler, "STEADY_AFTER_STEPS", run_after_steps)
     rng = random.Random(seed)
     engine = random_engine(rng, lambda: rng.randrange(3))
     wanted = {}
@@ -340,7 +345,7 @@ def test_at_random(monkeypatch, seed, run_after_steps):
 
 @pytest.mark.parametrize("paused", [0, 1])
 def test_some_have_a_token_under_way_and_some_have_none(make, monkeypatch, paused):
-    monkeypatch.setattr(scheduler, "RUN_AFTER_STEPS", 1)
+    monkeypatch.setattr(scheduler, "STEADY_AFTER_STEPS", 1)
     engine = make(num_blocks=64)
     for client, length in ((0, 20), (1, 8), (2, 12)):
         engine.add(0, [client + 1] * 5, client=client, max_tokens=length)

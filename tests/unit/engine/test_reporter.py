@@ -96,7 +96,7 @@ def test_the_moments_of_the_start_are_in_their_order(control: Segment, view: Con
     reporter = Reporter(ControlPage(control))
     reporter.imported()
     assert view.mark_ns(Mark.READY) == 0
-    reporter.ready(SimpleNamespace(facts=SimpleNamespace(num_blocks=3, device="a card")))
+    reporter.ready(SimpleNamespace(info=SimpleNamespace(num_blocks=3, device="a card")))
     assert view.device() == "a card"
     moments = [began, *[view.mark_ns(mark) for mark in Mark], monotonic_ns()]
     assert moments == sorted(moments)

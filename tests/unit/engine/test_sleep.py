@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from support.fakes import FakeRunner, expected_tokens, facts
+from support.fakes import FakeRunner, expected_tokens, info
 
 from shmllm.config.engine import EngineConfig, LoadConfig, SchedulerConfig
 from shmllm.core.pausing import PauseMode
-from shmllm.core.sleeping import LEVELS
 from shmllm.engine.core import EngineCore
-from shmllm.engine.sleep import Slept
-from shmllm.errors import EnginePausedError, RequestError
+from shmllm.engine.sleep import LEVELS, Slept
+from shmllm.errors import RequestError
 from shmllm.outputs.columns import FinishReason
 from shmllm.outputs.sleep_report import SleepState
+from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import SamplingParams
 
 ABORT, WAIT, KEEP = PauseMode.ABORT, PauseMode.WAIT, PauseMode.KEEP
@@ -22,12 +22,12 @@ PROMPT = [1, 2, 3, 4, 5, 6]
 @pytest.fixture
 def core():
     config = EngineConfig(LoadConfig("nowhere"), scheduler=SchedulerConfig(8, 64))
-    return EngineCore(config, FakeRunner(facts()))
+    return EngineCore(config, FakeRunner(info()))
 
 
 def begin(core, number=0, length=8, steps=3, client=0):
     """A request that has run a little; its tokens so far."""
-    core.add(client, number, PROMPT, SamplingParams(max_tokens=length))
+    core.add(client, EngineCoreRequest(number, PROMPT, SamplingParams(max_tokens=length)))
     return [token for _ in range(steps) for token in core.step()[client].token_ids]
 
 
@@ -51,7 +51,7 @@ def test_kept_requests_go_on_to_exactly_their_tokens(core, level):
     assert isinstance(slept, Slept)
     assert slept.report.num_kept == 1
     assert core.step() == {}
-    core.add(0, 1, PROMPT, SamplingParams(max_tokens=1))  # waits
+    core.add(0, EngineCoreRequest(1, PROMPT, SamplingParams(max_tokens=1)))  # waits
     assert core.step() == {}
     core.sleeper.wake(0, None)
     if level == 2:
@@ -65,22 +65,26 @@ def test_kept_requests_go_on_to_exactly_their_tokens(core, level):
 @pytest.mark.parametrize("level", [0, 1, 2])
 def test_abort_ends_everyones_requests_and_refuses_new_ones(core, level):
     begin(core)
-    core.add(5, 1, PROMPT, SamplingParams(max_tokens=3))
+    core.add(5, EngineCoreRequest(1, PROMPT, SamplingParams(max_tokens=3)))
     core.sleep(0, LEVELS[level], ABORT)
     ended = dict(core.take_outputs())
     assert {c: columns.numbers for c, columns in ended.items()} == {0: [0], 5: [1]}
     assert all(columns.finishes == [FinishReason.ABORT] for columns in ended.values())
     for client in (0, 5):
-        with pytest.raises(EnginePausedError, match="the engine sleeps"):
-            core.add(client, 2, PROMPT, SamplingParams())
+        rejected = core.add(client, EngineCoreRequest(2, PROMPT, SamplingParams()))
+        assert rejected is not None
+        assert rejected.is_retryable
+        assert "the engine sleeps" in rejected.message
     core.scheduler.check_integrity()
 
 
 def test_wait_begins_when_all_has_ended(core):
     begin(core, length=5, steps=2)
     assert core.sleep(3, LEVELS[1], WAIT) == 1
-    with pytest.raises(EnginePausedError, match="falls asleep"):
-        core.add(0, 1, PROMPT, SamplingParams())
+    rejected = core.add(0, EngineCoreRequest(1, PROMPT, SamplingParams()))
+    assert rejected is not None
+    assert rejected.is_retryable
+    assert "goes to sleep" in rejected.message
     while core.scheduler.has_unfinished():
         assert core.sleep(3, LEVELS[1], WAIT) == 1
         core.step()
@@ -123,7 +127,7 @@ def test_what_is_frozen_is_not_waited_for(core):
 def test_a_pause_cannot_wait_for_what_sleeps(core):
     begin(core)
     core.sleep(0, LEVELS[0], KEEP)
-    with pytest.raises(RequestError, match="would not end"):
+    with pytest.raises(RequestError, match="cannot end"):
         core.pause(0, WAIT)
     assert core.pause(0, KEEP) == 1
     assert core.pause(0, ABORT) == 0
@@ -139,7 +143,7 @@ def test_resuming_does_not_wake(core):
 
 def test_cached_prefixes_are_gone_with_the_cache_alone(core):
     def num_cached(number):
-        core.add(0, number, PROMPT, SamplingParams(max_tokens=1))
+        core.add(0, EngineCoreRequest(number, PROMPT, SamplingParams(max_tokens=1)))
         return core.step()[0].cached_counts[0]
 
     num_cached(0)

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support.fakes import FakeRunner, expected_tokens, facts
+from support.fakes import FakeRunner, expected_tokens, info
 
 from shmllm.config.engine import CacheConfig, EngineConfig, LoadConfig, SchedulerConfig
 from shmllm.core.observer import NOBODY
 from shmllm.engine.core import EngineCore
 from shmllm.engine.tracer import EngineTracer
 from shmllm.params.pooling import Pooling, PoolingType
+from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import SamplingParams
 from shmllm.tracing.directory import OwnedDirectory, Settings, SharedDirectory
 from shmllm.tracing.layout import Event, Type
@@ -68,7 +69,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Traced]]:
         config = EngineConfig(
             LoadConfig("nowhere"), CacheConfig(), SchedulerConfig(num_seqs, budget)
         )
-        core = EngineCore(config, FakeRunner(facts(**changes)))
+        core = EngineCore(config, FakeRunner(info(**changes)))
         recorder = Recorder(SharedDirectory(owned.path), {})
         recorders.append(recorder)
         recorder.add(Type.MOMENT, Event.JOINED, 1, 1, PLACE, CONNECTION, os.getpid())
@@ -92,12 +93,12 @@ def chunks(life: RequestSpan) -> list[tuple[int, int]]:
 
 def test_nobody_hears_unless_somebody_asks() -> None:
     config = EngineConfig(LoadConfig("nowhere"), CacheConfig(), SchedulerConfig(8, 64))
-    assert EngineCore(config, FakeRunner(facts())).observer is NOBODY
+    assert EngineCore(config, FakeRunner(info())).observer is NOBODY
 
 
 def test_a_request_lives_from_queue_to_end(make: Callable[..., Traced]) -> None:
     traced = make()
-    traced.core.add(PLACE, 5, [1, 2, 3], SamplingParams(max_tokens=4))
+    traced.core.add(PLACE, EngineCoreRequest(5, [1, 2, 3], SamplingParams(max_tokens=4)))
     assert traced.run() == {5: expected_tokens([1, 2, 3], 4)}
     life = traced.spans()[5]
     assert names(life) == ["queued", "prefill", "first token", "decode", "finished"]
@@ -108,7 +109,7 @@ def test_a_request_lives_from_queue_to_end(make: Callable[..., Traced]) -> None:
 
 def test_a_long_prompt_has_its_chunks(make: Callable[..., Traced]) -> None:
     traced = make(budget=4)
-    traced.core.add(PLACE, 0, list(range(1, 11)), SamplingParams(max_tokens=1))
+    traced.core.add(PLACE, EngineCoreRequest(0, list(range(1, 11)), SamplingParams(max_tokens=1)))
     traced.run()
     life = traced.spans()[0]
     assert names(life) == ["queued", *["prefill"] * 3, "first token", "finished"]
@@ -118,7 +119,9 @@ def test_a_long_prompt_has_its_chunks(make: Callable[..., Traced]) -> None:
 def test_a_prefix_hit_is_not_computed(make: Callable[..., Traced]) -> None:
     traced = make()
     for number in (0, 1):
-        traced.core.add(PLACE, number, list(range(1, 11)), SamplingParams(max_tokens=2))
+        traced.core.add(
+            PLACE, EngineCoreRequest(number, list(range(1, 11)), SamplingParams(max_tokens=2))
+        )
         traced.run()
     life = traced.spans()[1]
     assert life.num_cached_tokens == 8
@@ -129,7 +132,7 @@ def test_preempted_requests_wait_and_are_computed_again(make: Callable[..., Trac
     traced = make(num_blocks=9, budget=16)
     prompts = {n: [n + 1] * 7 for n in range(4)}
     for number, prompt in prompts.items():
-        traced.core.add(PLACE, number, prompt, SamplingParams(max_tokens=9))
+        traced.core.add(PLACE, EngineCoreRequest(number, prompt, SamplingParams(max_tokens=9)))
     tokens = traced.run()
     spans = traced.spans()
     assert {n: life.num_output_tokens for n, life in spans.items()} == {
@@ -148,7 +151,7 @@ def test_preempted_requests_wait_and_are_computed_again(make: Callable[..., Trac
 def test_an_aborted_request_ends_there(make: Callable[..., Traced]) -> None:
     traced = make(num_seqs=1)
     for number in (0, 1):
-        traced.core.add(PLACE, number, [1, 2], SamplingParams(max_tokens=50))
+        traced.core.add(PLACE, EngineCoreRequest(number, [1, 2], SamplingParams(max_tokens=50)))
     traced.core.step()
     traced.core.abort(PLACE, [0, 1])
     spans = traced.spans()
@@ -159,7 +162,7 @@ def test_an_aborted_request_ends_there(make: Callable[..., Traced]) -> None:
 
 def test_a_refused_request_has_no_life_in_the_engine(make: Callable[..., Traced]) -> None:
     traced = make()
-    assert traced.core.add(PLACE, 0, [99], SamplingParams()) is not None
+    assert traced.core.add(PLACE, EngineCoreRequest(0, [99], SamplingParams())) is not None
     traced.core.observer.rejected(PLACE, 0)
     life = traced.spans()[0]
     assert (names(life), life.reason) == (["finished"], "error")
@@ -168,7 +171,7 @@ def test_a_refused_request_has_no_life_in_the_engine(make: Callable[..., Traced]
 def test_a_pooling_request_has_no_tokens(make: Callable[..., Traced]) -> None:
     traced = make(budget=4)
     pooling = Pooling(PoolingType.MEAN, normalize=False)
-    traced.core.pool(PLACE, 0, [1, 2, 3, 4, 5, 6], pooling)
+    traced.core.add(PLACE, EngineCoreRequest(0, [1, 2, 3, 4, 5, 6], pooling))
     traced.run()
     life = traced.spans()[0]
     assert chunks(life) == [(0, 4), (4, 2)]
@@ -179,7 +182,7 @@ def test_a_pooling_request_has_no_tokens(make: Callable[..., Traced]) -> None:
 def test_requests_from_before_the_trace_are_in_it(make: Callable[..., Traced]) -> None:
     traced = make(traced=False, num_seqs=1)
     for number in (0, 1):
-        traced.core.add(PLACE, number, [1, 2], SamplingParams(max_tokens=5))
+        traced.core.add(PLACE, EngineCoreRequest(number, [1, 2], SamplingParams(max_tokens=5)))
     traced.core.step()
     tracer = EngineTracer(traced.recorder, traced.core)
     traced.core.observer = tracer
@@ -193,7 +196,7 @@ def test_requests_from_before_the_trace_are_in_it(make: Callable[..., Traced]) -
 
 def test_each_step_has_its_phases_and_numbers(make: Callable[..., Traced]) -> None:
     traced = make(budget=4)
-    traced.core.add(PLACE, 0, [1] * 6, SamplingParams(max_tokens=3))
+    traced.core.add(PLACE, EngineCoreRequest(0, [1] * 6, SamplingParams(max_tokens=3)))
     traced.run()
     steps = steps_of(traced.recording().records)
     assert list(steps) == [0, 1, 2, 3]

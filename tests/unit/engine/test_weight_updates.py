@@ -6,12 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support.fakes import FakeRunner, facts
+from support.fakes import FakeRunner, info
 
 from shmllm.config.engine import EngineConfig, LoadConfig, SchedulerConfig
 from shmllm.engine.core import EngineCore
 from shmllm.errors import CallOrderError, RequestError
 from shmllm.outputs.columns import FinishReason
+from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import SamplingParams
 
 ME, OTHER = 3, 4
@@ -47,7 +48,7 @@ class FakeModel:
 
 @pytest.fixture
 def core():
-    runner = FakeRunner(facts())
+    runner = FakeRunner(info())
     runner.model = FakeModel()
     config = EngineConfig(LoadConfig("nowhere"), scheduler=SchedulerConfig(8, 64))
     return EngineCore(config, runner)
@@ -76,7 +77,7 @@ def test_nothing_changes_before_the_end(core, weights):
     assert model.values() == {"a": [1, 1], "b": [[0, 1, 2], [3, 4, 5]], "c": [0, 0, 0, 0]}
     assert torch.equal(*model.weights["b"])
     assert weights.version == 1
-    assert weights.take_news() == 1
+    assert weights.take_new_version() == 1
 
 
 def test_pieces_make_a_tensor(core, weights):
@@ -210,7 +211,9 @@ def test_a_checkpoint_may_have_a_tied_head_and_frequencies(weights):
 
 def run(core, number, max_tokens=4):
     """Cached tokens of a request that is run to its end."""
-    core.add(ME, number, PROMPT, SamplingParams(temperature=0, max_tokens=max_tokens))
+    core.add(
+        ME, EngineCoreRequest(number, PROMPT, SamplingParams(temperature=0, max_tokens=max_tokens))
+    )
     cached = None
     while core.scheduler.has_unfinished():
         for columns in core.step().values():
@@ -236,8 +239,8 @@ def test_an_update_empties_the_prefix_cache_unless_told_otherwise(core, weights)
 
 def test_requests_that_run_go_on_or_end(core, weights):
     params = SamplingParams(temperature=0, max_tokens=30)
-    core.add(ME, 1, PROMPT, params)
-    core.add(OTHER, 1, PROMPT, params)
+    core.add(ME, EngineCoreRequest(1, PROMPT, params))
+    core.add(OTHER, EngineCoreRequest(1, PROMPT, params))
     core.step()
     update(weights)
     assert core.take_outputs() == []
@@ -251,7 +254,7 @@ def test_requests_that_run_go_on_or_end(core, weights):
 
 
 def test_a_refused_update_aborts_nobody(core, weights):
-    core.add(ME, 1, PROMPT, SamplingParams(temperature=0, max_tokens=30))
+    core.add(ME, EngineCoreRequest(1, PROMPT, SamplingParams(temperature=0, max_tokens=30)))
     core.step()
     weights.start(ME)
     stage(weights, x=torch.ones(1))

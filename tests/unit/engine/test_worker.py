@@ -9,12 +9,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from support.fakes import FakeRunner, facts
+from support.fakes import FakeRunner, info
 
 from shmllm.config.engine import EngineConfig, LoadConfig, SchedulerConfig
 from shmllm.engine.core import EngineCore
 from shmllm.engine.worker import METHODS, Worker
 from shmllm.errors import CallError, ProtocolMismatchError, RequestError
+from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import SamplingParams
 from shmllm.wire import rpc as worker_call
 from shmllm.wire.rpc import RpcCall, decode_call, decode_result, encode_call, encode_result
@@ -45,7 +46,7 @@ class FakeModel:
 
 @pytest.fixture
 def core():
-    runner = FakeRunner(facts())
+    runner = FakeRunner(info())
     runner.model = FakeModel()
     config = EngineConfig(LoadConfig("nowhere"), scheduler=SchedulerConfig(8, 64))
     return EngineCore(config, runner)
@@ -184,10 +185,10 @@ def test_weights_that_come_as_arguments_are_written_whole_or_not_at_all(worker):
 
 
 def test_weights_that_a_call_changed_have_another_version(core, worker):
-    assert core.weights.take_news() is None
+    assert core.weights.take_new_version() is None
     load(worker, [("a", torch.ones(2))])
-    assert core.weights.take_news() == 1
-    assert core.weights.take_news() is None
+    assert core.weights.take_new_version() == 1
+    assert core.weights.take_new_version() is None
     load(worker, [])
     assert core.weights.version == 1
 
@@ -197,7 +198,7 @@ def test_an_update_empties_the_prefix_cache_also_while_requests_run(core, worker
     prompt = list(range(1, 13))
 
     def run_until_done(number):
-        core.add(0, number, prompt, params)
+        core.add(0, EngineCoreRequest(number, prompt, params))
         cached = None
         while core.scheduler.has_unfinished():
             for columns in core.step().values():
@@ -208,7 +209,7 @@ def test_an_update_empties_the_prefix_cache_also_while_requests_run(core, worker
 
     assert run_until_done(1) == 0
     assert run_until_done(2) == 8
-    core.add(0, 3, prompt, params)
+    core.add(0, EngineCoreRequest(3, prompt, params))
     for _ in range(4):
         core.step()
     load(worker, [("a", torch.ones(2))])
@@ -221,7 +222,9 @@ def test_an_update_empties_the_prefix_cache_also_while_requests_run(core, worker
 
 
 def test_a_call_that_changes_no_weights_leaves_the_prefix_cache(core, worker):
-    core.add(0, 1, list(range(1, 13)), SamplingParams(temperature=0, max_tokens=1))
+    core.add(
+        0, EngineCoreRequest(1, list(range(1, 13)), SamplingParams(temperature=0, max_tokens=1))
+    )
     core.step()
     worker.run(RpcCall("list_weights"))
     assert len(core._kv_cache.prefix_cache) == 3
@@ -230,7 +233,7 @@ def test_a_call_that_changes_no_weights_leaves_the_prefix_cache(core, worker):
 def test_a_profile_stands_in_front_of_the_runner_while_it_lasts(core, worker, tmp_path):
     runner = core.runner
     path = worker.run(RpcCall("start_profile", (str(tmp_path),), {"prefix": "p", "delay": 1}))
-    core.add(0, 1, [1, 2], SamplingParams(temperature=0, max_tokens=4))
+    core.add(0, EngineCoreRequest(1, [1, 2], SamplingParams(temperature=0, max_tokens=4)))
     assert core.runner is not runner
     with pytest.raises(RequestError, match="under way"):
         worker.run(RpcCall("start_profile", (str(tmp_path),)))

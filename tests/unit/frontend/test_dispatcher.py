@@ -12,6 +12,7 @@ from shmllm.errors import EngineDeadError, ShmLLMError
 from shmllm.frontend.dispatcher import Dispatcher, RequestGroup
 from shmllm.frontend.input_processor import PreparedRequest
 from shmllm.frontend.output_processor import OutputProcessor
+from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import SamplingParams
 
 LIMIT_S = 20.0
@@ -63,7 +64,11 @@ def dispatcher(engine, tokenizer_of):
 
 
 def request(max_tokens):
-    return PreparedRequest(None, [5], SamplingParams(max_tokens=max_tokens))
+    return PreparedRequest(
+        None,
+        SamplingParams(max_tokens=max_tokens),
+        EngineCoreRequest(-1, [5], SamplingParams(max_tokens=max_tokens)),
+    )
 
 
 def run(dispatcher, group):

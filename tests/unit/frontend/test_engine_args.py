@@ -12,12 +12,11 @@ import torch
 
 from shmllm import LLM, AsyncEngineArgs, EngineArgs, EngineStartError
 from shmllm.engine.worker import METHODS
-from shmllm.frontend.engine_options import make_engine_config
+from shmllm.frontend.engine_options import make_engine_config, read_profiler_config
 from shmllm.frontend.foreign_options import NO_EFFECT, ONLY_VALUES, check_foreign_options
-from shmllm.frontend.worker_methods import read_profiler_config
 
 OWN = [
-    name for name in inspect.signature(LLM.__init__).parameters if name not in ("self", "others")
+    name for name in inspect.signature(LLM.__init__).parameters if name not in ("self", "options")
 ]
 
 

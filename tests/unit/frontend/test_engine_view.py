@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import torch
-from support.fakes import facts
+from support.fakes import info
 
 from shmllm.frontend.engine_view import EngineView
 from shmllm.frontend.model_files import resolve_model
@@ -16,13 +16,13 @@ class Host:
 
     def __init__(self):
         directory = str(resolve_model("tiny"))
-        self.facts = facts(model_directory=directory, max_model_len=77, dtype="bfloat16")
+        self.facts = info(model_directory=directory, max_model_len=77, dtype="bfloat16")
         self.model_defaults = {"top_k": 5}
 
     def get_tokenizer(self):
         return "tokenizer"
 
-    def load_weights(self, weights):
+    def _load_weights(self, weights):
         return {name for name, _ in weights}
 
     def collective_rpc(self, method, timeout=None, args=(), kwargs=None):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.fakes import facts
+from support.fakes import info
 
 from shmllm.errors import RequestError
 from shmllm.frontend.input_processor import InputProcessor, as_list, match_params
@@ -24,7 +24,7 @@ def tokenizer(tokenizer_of):
 
 @pytest.fixture
 def processor(tokenizer):
-    return InputProcessor(tokenizer, facts(vocab_size=VOCAB_SIZE, max_model_len=MAX_MODEL_LEN))
+    return InputProcessor(tokenizer, info(vocab_size=VOCAB_SIZE, max_model_len=MAX_MODEL_LEN))
 
 
 def prepare(processor, *prompts, names=None, **options):
@@ -35,7 +35,7 @@ def test_text_is_tokenized_and_kept(processor, tokenizer):
     (request,) = prepare(processor, "The quick fox")
     assert request.prompt == "The quick fox"
     assert request.prompt_token_ids == tokenizer.encode("The quick fox")
-    assert request.cache_salt == ""
+    assert request.submitted.cache_salt == ""
 
 
 @pytest.mark.parametrize(
@@ -54,12 +54,12 @@ def test_token_ids_are_taken_as_they_are(processor, prompt, text, salt):
     (request,) = prepare(processor, prompt)
     assert request.prompt_token_ids == [5, 6]
     assert type(request.prompt_token_ids) is list
-    assert (request.prompt, request.cache_salt) == (text, salt)
+    assert (request.prompt, request.submitted.cache_salt) == (text, salt)
 
 
 def test_a_dict_with_text_is_tokenized(processor, tokenizer):
     (request,) = prepare(processor, {"prompt": "dog", "cache_salt": "s"})
-    assert (request.prompt, request.cache_salt) == ("dog", "s")
+    assert (request.prompt, request.submitted.cache_salt) == ("dog", "s")
     assert request.prompt_token_ids == tokenizer.encode("dog")
 
 
@@ -245,7 +245,7 @@ def test_parameters_changed_after_they_were_made_are_checked(several):
 
 def test_a_constraint_goes_to_the_engine_as_a_grammar():
     tokenizer = Tokenizer.from_directory(resolve_model("tiny"))
-    processor = InputProcessor(tokenizer, facts(vocab_size=4096))
+    processor = InputProcessor(tokenizer, info(vocab_size=4096))
     constraint = StructuredOutputsParams(choice=["a", "b"])
     (request,) = prepare(processor, [1, 2], structured_outputs=constraint)
     assert request.message(3).grammar.endswith('start: "a" | "b"')

@@ -50,14 +50,14 @@ def test_a_rejection_is_one_failed_output_among_good_ones(make_llm):
 def test_leaving_early_aborts_what_still_runs(make_llm):
     llm, engine = make_llm()
     params = [SamplingParams(max_tokens=n) for n in (1, 5, 5)]
-    for _ in llm.serve(llm.prepare([[5]] * 3, params)):
+    for _ in llm.front_end.serve(llm.front_end.prepare([[5]] * 3, params)):
         break
     assert sorted(engine.aborted) == [1, 2]
 
 
 def test_a_stop_string_aborts_the_request_in_the_engine(make_llm):
     llm, engine = make_llm()
-    stop = llm._front_end.tokenizer.decode([7])
+    stop = llm.front_end.tokenizer.decode([7])
     outputs = llm.generate([5], SamplingParams(stop=stop, max_tokens=9), use_tqdm=False)
     assert outputs[0].outputs[0].stop_reason == stop
     assert engine.aborted == [0]
@@ -74,7 +74,7 @@ def test_a_close_out_of_a_signal_handler_does_not_wait_for_its_own_thread(make_l
 def test_a_generator_collected_in_the_middle_of_anything_is_aborted_later(make_llm, monkeypatch):
     monkeypatch.setattr(dispatcher, "LEAVE_S", 0.01)
     llm, engine = make_llm()
-    stream = llm.serve(llm.prepare([[5]] * 3, SamplingParams(max_tokens=50)))
+    stream = llm.front_end.serve(llm.front_end.prepare([[5]] * 3, SamplingParams(max_tokens=50)))
     next(stream)
     with llm._dispatcher.reading():
         stream.close()

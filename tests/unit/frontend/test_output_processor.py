@@ -14,6 +14,7 @@ from shmllm.frontend.output_processor import OutputProcessor
 from shmllm.frontend.request_state import RequestState
 from shmllm.outputs.columns import FinishReason, OutputColumns
 from shmllm.outputs.logprobs import Logprob, LogprobColumns, PromptLogprobs
+from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import RequestOutputKind, SamplingParams
 from shmllm.params.structured_outputs import StructuredOutputsParams
 from shmllm.wire.messages import Rejected, WeightVersion
@@ -52,7 +53,9 @@ def end_id(tokenizer):
 
 def add(processor, *, index=0, streaming=False, prompt=(5, 6), **options):
     params = SamplingParams(**{"max_tokens": 100} | options)
-    return processor.add(PreparedRequest(None, list(prompt), params), index, streaming)
+    return processor.add(
+        PreparedRequest(None, params, EngineCoreRequest(-1, list(prompt), params)), index, streaming
+    )
 
 
 def feed(processor, state, token_ids, finish=FinishReason.NONE):
@@ -478,7 +481,9 @@ def test_a_repetition_is_a_reason_of_its_own(processor):
 
 def add_family(processor, n, **options):
     params = SamplingParams(**{"max_tokens": 100, "n": n} | options)
-    return processor.add_all(PreparedRequest(None, [5, 6], params), 0, streaming=True)
+    return processor.add_all(
+        PreparedRequest(None, params, EngineCoreRequest(-1, [5, 6], params)), 0, streaming=True
+    )
 
 
 def test_completions_of_a_request_are_requests_with_their_own_seeds(processor):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.fakes import facts
+from support.fakes import info
 
 from shmllm.errors import RequestError
 from shmllm.frontend.sampling_checks import EngineTerms, SamplingChecks
@@ -16,7 +16,7 @@ def tokenizer(tokenizer_of):
 
 
 def checks_of(tokenizer, max_logprobs=20):
-    return SamplingChecks(tokenizer, facts(vocab_size=500, max_logprobs=max_logprobs))
+    return SamplingChecks(tokenizer, info(vocab_size=500, max_logprobs=max_logprobs))
 
 
 @pytest.mark.parametrize(

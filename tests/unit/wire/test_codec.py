@@ -16,17 +16,16 @@ from shmllm.errors import ProtocolMismatchError
 from shmllm.outputs.columns import Embeddings, FinishReason, OutputColumns
 from shmllm.outputs.logprobs import LogprobColumns, PromptLogprobs
 from shmllm.params.pooling import Pooling, PoolingType
+from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import RepetitionDetectionParams, SamplingParams
 from shmllm.wire import add, codec
 from shmllm.wire import outputs as wire_outputs
 from shmllm.wire.messages import (
     Abort,
-    AddRequest,
     Call,
     Failed,
     Hello,
     Method,
-    PoolRequest,
     PromptEmbeds,
     RecordKind,
     Rejected,
@@ -181,7 +180,7 @@ MESSAGES = {
     RecordKind.ADD: (
         codec.encode_add,
         st.builds(
-            AddRequest,
+            EngineCoreRequest,
             int64,
             st.lists(token_id, max_size=20),
             params(),
@@ -193,7 +192,7 @@ MESSAGES = {
     ),
     RecordKind.POOL: (
         codec.encode_pool,
-        st.builds(PoolRequest, int64, st.lists(token_id, max_size=20), poolings, text, int32),
+        st.builds(EngineCoreRequest, int64, st.lists(token_id, max_size=20), poolings, text, int32),
     ),
     RecordKind.PROMPT_EMBEDS: (
         codec.encode_prompt_embeds,
@@ -259,7 +258,7 @@ def test_every_kind_but_the_reference_is_tested_here():
 def test_a_message_survives(kind, data):
     message = data.draw(MESSAGES[kind][1])
     decoded = decode(kind, record_of(kind, message))
-    if isinstance(decoded, AddRequest | PoolRequest):
+    if isinstance(decoded, EngineCoreRequest):
         decoded.prompt_token_ids = list(decoded.prompt_token_ids)
     assert decoded == message
 
@@ -341,7 +340,7 @@ def test_an_unknown_method_is_refused():
 
 
 def test_parameters_out_of_range_are_refused():
-    record = bytearray(record_of(RecordKind.ADD, AddRequest(1, [5], SamplingParams())))
+    record = bytearray(record_of(RecordKind.ADD, EngineCoreRequest(1, [5], SamplingParams())))
     struct.pack_into("<d", record, add.ADD_HEADER.size + 8, float("nan"))
     with pytest.raises(ProtocolMismatchError, match="ADD: temperature"):
         decode(RecordKind.ADD, record)
@@ -349,7 +348,7 @@ def test_parameters_out_of_range_are_refused():
 
 @pytest.mark.parametrize("lengths", [(2, 2), (3, 0), (1, 1)], ids=str)
 def test_bad_words_that_do_not_fit_together_are_refused(lengths):
-    message = AddRequest(1, [5], SamplingParams(), bad_words=((7,), (8, 9)))
+    message = EngineCoreRequest(1, [5], SamplingParams(), bad_words=((7,), (8, 9)))
     record = record_of(RecordKind.ADD, message)
     begin = add.ADD_HEADER.size + add.PARAMS.size
     assert struct.unpack_from("<IIiii", record, begin) == (1, 2, 7, 8, 9)
@@ -360,7 +359,7 @@ def test_bad_words_that_do_not_fit_together_are_refused(lengths):
 
 
 def test_bad_words_are_no_negative_tokens():
-    message = AddRequest(1, [5], SamplingParams(), bad_words=((-7,),))
+    message = EngineCoreRequest(1, [5], SamplingParams(), bad_words=((-7,),))
     with pytest.raises(ProtocolMismatchError, match="bad words"):
         decode(RecordKind.ADD, record_of(RecordKind.ADD, message))
 
@@ -370,7 +369,9 @@ def test_a_seed_of_minus_one_travels_as_a_seed():
     params = SamplingParams()
     params.seed = -1
     assert (
-        decode(RecordKind.ADD, record_of(RecordKind.ADD, AddRequest(1, [5], params))).params.seed
+        decode(
+            RecordKind.ADD, record_of(RecordKind.ADD, EngineCoreRequest(1, [5], params))
+        ).params.seed
         == -1
     )
 
@@ -378,7 +379,8 @@ def test_a_seed_of_minus_one_travels_as_a_seed():
 def test_equal_parameters_are_decoded_once():
     records = [
         record_of(
-            RecordKind.ADD, AddRequest(number, [5], SamplingParams(top_k=3, logit_bias={4: 1.5}))
+            RecordKind.ADD,
+            EngineCoreRequest(number, [5], SamplingParams(top_k=3, logit_bias={4: 1.5})),
         )
         for number in range(2)
     ]
@@ -389,7 +391,7 @@ def test_equal_parameters_are_decoded_once():
 @pytest.mark.parametrize("value", [2**31, 2**40])
 @pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
 def test_more_alternatives_than_32_bits_count_are_as_many_as_they_can(name, value):
-    record = record_of(RecordKind.ADD, AddRequest(1, [5], SamplingParams(**{name: value})))
+    record = record_of(RecordKind.ADD, EngineCoreRequest(1, [5], SamplingParams(**{name: value})))
     assert getattr(decode(RecordKind.ADD, record).params, name) == 2**31 - 1
 
 
@@ -400,7 +402,7 @@ def test_a_shutdown_without_an_end_is_refused(seconds):
 
 
 def test_announced_sections_beyond_the_record_are_refused_without_being_read():
-    record = bytearray(record_of(RecordKind.ADD, AddRequest(1, [5], SamplingParams())))
+    record = bytearray(record_of(RecordKind.ADD, EngineCoreRequest(1, [5], SamplingParams())))
     for offset in range(12, add.ADD_HEADER.size, 4):
         damaged = bytearray(record)
         struct.pack_into("<I", damaged, offset, 2**32 - 1)
@@ -429,7 +431,7 @@ def outputs_record(*, rows=2, cached=0, tokens=2, flags=1, body=b""):
     ids=["too few tokens", "counts exceed tokens", "cached row too high", "cached row negative"],
 )
 def test_columns_that_do_not_fit_together_are_refused(record):
-    with pytest.raises(ProtocolMismatchError, match="do not fit together"):
+    with pytest.raises(ProtocolMismatchError, match="are inconsistent"):
         decode(RecordKind.OUTPUTS, record)
 
 
@@ -519,7 +521,9 @@ def test_a_decode_step_carries_no_counts():
 
 
 def test_a_decoded_message_does_not_hold_the_record():
-    record = bytearray(record_of(RecordKind.ADD, AddRequest(1, [5, 6], SamplingParams(), "salt")))
+    record = bytearray(
+        record_of(RecordKind.ADD, EngineCoreRequest(1, [5, 6], SamplingParams(), "salt"))
+    )
     view = memoryview(record)
     message = codec.decode(RecordKind.ADD, view)
     view.release()
@@ -531,13 +535,13 @@ def test_a_decoded_message_does_not_hold_the_record():
 @pytest.mark.parametrize("name", ["max_tokens", "min_tokens"])
 def test_a_length_beyond_32_bits_means_the_largest(name):
     wanted = SamplingParams(max_tokens=2**40, min_tokens=2**40 if name == "min_tokens" else 0)
-    received = decode(RecordKind.ADD, record_of(RecordKind.ADD, AddRequest(1, [5], wanted)))
+    received = decode(RecordKind.ADD, record_of(RecordKind.ADD, EngineCoreRequest(1, [5], wanted)))
     assert getattr(received.params, name) == 2**32 - 1
 
 
 @pytest.mark.parametrize("top_k", [2**31, 2**40])
 def test_a_top_k_beyond_32_bits_keeps_every_token(top_k):
-    record = record_of(RecordKind.ADD, AddRequest(1, [5], SamplingParams(top_k=top_k)))
+    record = record_of(RecordKind.ADD, EngineCoreRequest(1, [5], SamplingParams(top_k=top_k)))
     received = decode(RecordKind.ADD, record).params.top_k
     assert received <= 0 or received == 2**31 - 1
 

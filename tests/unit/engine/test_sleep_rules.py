@@ -8,7 +8,7 @@ import pytest
 from support.fakes import FakeMemory
 
 from shmllm.core.pausing import PauseMode, Pauses
-from shmllm.core.sleeping import LEVELS, Sleeping, level_of, parts_of
+from shmllm.engine.sleep import LEVELS, SleepStateMachine, level_of, parts_of
 from shmllm.errors import RequestError
 from shmllm.outputs.sleep_report import TAGS, SleepState
 
@@ -34,7 +34,7 @@ def pauses():
 
 @pytest.fixture
 def sleeping(pauses, memory):
-    return Sleeping(pauses, memory)
+    return SleepStateMachine(pauses, memory)
 
 
 def asleep(sleeping, level, mode=PauseMode.ABORT):

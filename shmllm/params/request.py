@@ -1,0 +1,42 @@
+"""One request as a front end submits it to an engine core.
+
+The front end fills it in, `wire` encodes and decodes it, and `EngineCore.add` takes it, so its
+fields are listed here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shmllm.params.pooling import Pooling
+from shmllm.params.sampling import SamplingParams, TokenSequences
+
+
+@dataclass(slots=True)
+class EngineCoreRequest:
+    """
+    Attributes:
+        number: identifies the request. The front end counts it up and never reuses a number.
+        prompt_token_ids: at least one token id. If `embeds` is given, the ids are placeholders.
+        params: SamplingParams to generate tokens, Pooling to compute one vector of the prompt.
+            Only the fields that the engine acts on are transmitted.
+        cache_salt: requests share prefix-cache blocks only with requests of the same salt.
+        priority: requests with lower numbers are scheduled first under the policy "priority".
+        bad_words: the token sequences of `params.bad_words`, which only the front end can
+            tokenize.
+        grammar: the grammar that the output has to match, in llguidance's text format; an empty
+            string means any output.
+        embeds: a (tokens, hidden) tensor that replaces the prompt's token embeddings, or None.
+            It is transmitted in a record of its own, ahead of the request.
+    """
+
+    number: int
+    prompt_token_ids: Sequence[int]
+    params: SamplingParams | Pooling
+    cache_salt: str = ""
+    priority: int = 0
+    bad_words: TokenSequences = ()
+    grammar: str = ""
+    embeds: Any = None

@@ -1,0 +1,54 @@
+"""The kinds of options, and the README's table, which is made from the table of options."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shmllm.config.engine import OPTIONS
+from shmllm.config.options import parse_bytes
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1", 1),
+        ("4096", 4096),
+        ("12B", 12),
+        ("1K", 2**10),
+        ("512M", 2**29),
+        ("1GiB", 2**30),
+        ("1gib", 2**30),
+        ("2 TiB", 2**41),
+        ("1.5G", 3 * 2**29),
+        ("1kB", 1000),
+        ("2GB", 2 * 10**9),
+        ("", None),
+        ("M", None),
+        ("-1G", None),
+        ("1e9", None),
+        ("1XB", None),
+        ("1G extra", None),
+    ],
+)
+def test_a_number_of_bytes_may_have_a_unit(text: str, expected: int | None):
+    assert parse_bytes(text) == expected
+
+
+def test_every_option_has_a_name_of_its_own_and_a_sentence():
+    assert len({each.name for each in OPTIONS}) == len(OPTIONS)
+    flags = [each.flag for each in OPTIONS if each.flag]
+    assert len(set(flags)) == len(flags)
+    for each in OPTIONS:
+        assert each.help.endswith("."), each.name
+
+
+def test_the_readme_s_table_is_up_to_date():
+    command = [sys.executable, str(REPOSITORY / "tools" / "option_table.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,48 @@
+"""Writes the table of options in README.md from the one in `shmllm.config.engine`.
+
+python tools/option_table.py            rewrites the table
+python tools/option_table.py --check    exits with 1 if it is out of date
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from shmllm.config.engine import OPTIONS
+from shmllm.config.options import Option
+
+README = Path(__file__).resolve().parents[1] / "README.md"
+HEADER = "| option of `LLM` | default | meaning |\n|---|---|---|\n"
+
+
+def row(option: Option) -> str:
+    """One row of the table, in Markdown."""
+    default = option.default_text or f"`{option.default!r}`".replace("'", '"')
+    return f"| `{option.name}` | {default} | {option.help} |\n"
+
+
+def updated(text: str) -> str:
+    """The README with a new table."""
+    before, header, rest = text.partition(HEADER)
+    if not header:
+        raise SystemExit(f"{README.name} has no table that begins with:\n{HEADER}")
+    lines = rest.splitlines(keepends=True)
+    after = next(i for i, line in enumerate(lines) if not line.startswith("|"))
+    table = "".join(row(each) for each in OPTIONS if each.in_llm)
+    return before + header + table + "".join(lines[after:])
+
+
+def main() -> int:
+    text = README.read_text(encoding="utf-8")
+    new = updated(text)
+    if "--check" in sys.argv[1:]:
+        if new != text:
+            print("README.md is out of date: run python tools/option_table.py", file=sys.stderr)
+        return int(new != text)
+    README.write_text(new, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
