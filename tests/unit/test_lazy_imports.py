@@ -37,6 +37,12 @@ def imported_by(source: str, *arguments: str) -> set[str]:
     return set(result_of(run_source(source + REPORT, *arguments)))
 
 
+def modules_after(source: str) -> set[str]:
+    """All modules that a fresh interpreter holds after a source text, with dotted names."""
+    report = "\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
+    return set(result_of(run_source(source + report)))
+
+
 def test_the_report_sees_an_import() -> None:
     assert "numpy" in imported_by("import numpy")
 
@@ -59,6 +65,29 @@ def test_the_public_classes_import_nothing_heavy() -> None:
     found = imported_by("from shmllm import *; LLM, SamplingParams")
     assert {"shmllm", "tokenizers"} <= found
     assert not found & HEAVY
+
+
+@pytest.mark.parametrize(
+    ("module", "forbidden"),
+    [
+        ("shmllm.frontend.llm", HEAVY | {"jinja2", "llguidance", "rich", "huggingface_hub"}),
+        ("shmllm.frontend.llm", {"shmllm.engine", "shmllm.client.attached", "shmllm.core"}),
+        ("shmllm.client.attached", HEAVY | {"shmllm.engine", "shmllm.frontend", "cloudpickle"}),
+        ("shmllm.wire.rpc", HEAVY | {"cloudpickle"}),
+        ("shmllm.core.scheduler", HEAVY | {"shmllm.ipc", "shmllm.wire"}),
+        ("shmllm.engine.core", HEAVY | {"shmllm.worker", "shmllm.models"}),
+        ("shmllm.engine.process", HEAVY | {"shmllm.worker", "shmllm.models", "shmllm.frontend"}),
+        ("shmllm.ipc.channel", HEAVY),
+        ("shmllm.monitor.find", HEAVY | {"rich"}),
+        ("shmllm.batch.job", HEAVY | {"pyarrow", "shmllm.frontend"}),
+        ("shmllm.outputs", HEAVY),
+        ("shmllm.params", HEAVY | {"numpy"}),
+        ("shmllm.config.engine", HEAVY | {"numpy"}),
+        ("shmllm.models.config", HEAVY),
+    ],
+)
+def test_a_module_loads_without(module: str, forbidden: set[str]) -> None:
+    assert not modules_after(f"import {module}") & forbidden
 
 
 @pytest.mark.process
