@@ -21,9 +21,9 @@ from shmllm.ipc.wait import WaitPolicy
 from shmllm.wire import codec
 from shmllm.wire.messages import Failed, RecordKind, Shutdown, Text
 
-ADMISSION_TIMEOUT_S = 5.0
+ACCEPT_TIMEOUT_S = 5.0
 _REFUSALS = {
-    Refusal.NOT_THERE: "the engine ended the connection",
+    Refusal.NOT_CONNECTED: "the engine ended the connection",
     Refusal.TOO_SLOW: "the engine cut this front end off: it did not read its outputs in time",
     Refusal.BROKEN_PROTOCOL: "the engine cut this front end off: it wrote what is no message",
     Refusal.NOT_USABLE: "the engine could not open this front end's segment",
@@ -99,15 +99,15 @@ class AttachedEngineClient(ChannelEngineClient):
             EngineStartError: the engine died or did not answer in time.
         """
         try:
-            self._channel.knock(self._place, self._nonce)
-            deadline = time.monotonic() + ADMISSION_TIMEOUT_S
+            self._channel.say_hello(self._place, self._nonce)
+            deadline = time.monotonic() + ACCEPT_TIMEOUT_S
             while (ready := self._receive_startup()) is None:
-                answer = self._view.admitted(self._place)
+                answer = self._view.accepted(self._place)
                 if answer == Refusal.NOT_USABLE:
                     raise EngineStartError(f"engine {self._name!r}: {_REFUSALS[Refusal(answer)]}")
                 if time.monotonic() >= deadline:
                     raise EngineStartError(
-                        f"engine {self._name!r} did not answer in {ADMISSION_TIMEOUT_S:g} s; "
+                        f"engine {self._name!r} did not answer in {ACCEPT_TIMEOUT_S:g} s; "
                         "see: shmllm engine ls"
                     )
             if isinstance(ready, Failed) or not isinstance(ready, Text):
@@ -138,17 +138,17 @@ class AttachedEngineClient(ChannelEngineClient):
     def _check_alive(self, call: int | None = None) -> None:
         super()._check_alive(call)
         if not self._has_unread(call):
-            self._check_admitted()
+            self._check_accepted()
 
     def _make_room(self) -> None:
         super()._make_room()
-        self._check_admitted()
+        self._check_accepted()
 
-    def _check_admitted(self) -> None:
-        answer = self._view.admitted(self._place)
+    def _check_accepted(self) -> None:
+        answer = self._view.accepted(self._place)
         if answer != self._nonce and hasattr(self, "facts"):
             known = answer in list(Refusal)
-            raise EngineDeadError(_REFUSALS[Refusal(answer) if known else Refusal.NOT_THERE])
+            raise EngineDeadError(_REFUSALS[Refusal(answer) if known else Refusal.NOT_CONNECTED])
 
 
 def _check_ready(name: str, view: ControlView) -> None:

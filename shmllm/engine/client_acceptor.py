@@ -72,19 +72,19 @@ class ClientAcceptor:
                 continue
             self._seen[place] = nonce
             if place in self.sessions:  # the last front end died and another took its place
-                self.dismiss(self.sessions[place], Refusal.NOT_THERE)
+                self.dismiss(self.sessions[place], Refusal.NOT_CONNECTED)
             try:
                 session = self._open(place, nonce)
             except IpcError:
-                self._page.admit(place, Refusal.NOT_USABLE)
+                self._page.refuse(place, Refusal.NOT_USABLE)
                 continue
             self.sessions[place] = session
-            self._page.admit(place, nonce)
+            self._page.accept(place, nonce)
             yield session
 
     def dismiss(self, session: Session, refusal: Refusal) -> None:
         """End a session. Another front end can then take its place."""
-        self._page.admit(session.place, refusal)
+        self._page.refuse(session.place, refusal)
         del self.sessions[session.place]
         session.close()
         self._on_dismissed(session.place)
@@ -97,7 +97,7 @@ class ClientAcceptor:
         for session, end in ended:
             if session.broken is not None and self._path is None:
                 raise session.broken  # a private engine has no other front end
-            self.dismiss(session, REFUSALS.get(end, Refusal.NOT_THERE))
+            self.dismiss(session, REFUSALS.get(end, Refusal.NOT_CONNECTED))
 
     def _has_new_hello(self) -> bool:
         return self._path is not None and self._page.hellos() != self._seen

@@ -146,7 +146,7 @@ class Session:
     def borrowed(self, ref: tuple[int, int, int]) -> Iterator[memoryview]:
         """What lies in one of its slots, which goes back at the end."""
         slots = self.channel.slots
-        memory = slots.borrow(SlotRef(*ref))
+        memory = slots.writable_view(SlotRef(*ref))
         try:
             yield memory
         finally:

@@ -1,8 +1,8 @@
-"""Channels: the two ends of one connection between a front end and its engine.
+"""Channels: the two ends of the connection between one front end and its engine.
 
-Owns how rings, slots, doorbells and waiting are put together; must not know what a record
-means. Neither end decides that its peer is dead: no wait outlasts the park cap, and the
-caller looks at `is_owned()` or a pidfd between two of them.
+This module owns how rings, tensor slots, doorbells and waiting work together. It must not know
+the meaning of a record. A channel never decides that its peer is dead: a wait ends after the
+park cap at the latest, and the caller checks `Segment.is_owned()` or a pidfd between two waits.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from shmllm.ipc.stats import Stat
 from shmllm.ipc.wait import (
     Waiter,
     WaitPolicy,
-    ring_if_parked,
-    ring_if_parked_for_any,
-    ring_if_parked_for_room,
+    wake_if_parked,
+    wake_if_parked_for_any,
+    wake_if_parked_for_room,
 )
 from shmllm.ipc.watching import RecordWatcher, watched_draining, watched_writing
 from shmllm.ipc.words import Word
 
 __all__ = ["ClientChannel", "ControlPage", "ControlView", "CoreChannel", "CoreWaiter"]
 
-LOOK_S = 0.01
-"""What is not urgent waits at most this long for a front end that waits for what is."""
+NON_URGENT_DELAY_S = 0.01
+"""A front end that waits for an urgent output checks for other outputs this often, in seconds."""
 
 
 class _Channel:
-    """What both ends share: the guard in front of the client's segment, and who watches."""
+    """The base of both ends: it refuses the use of a closed segment and supports a watcher."""
 
     __slots__ = ("_client", "_drain", "_is_closed", "_reader", "_try_write", "_writer")
 
@@ -53,35 +53,35 @@ class _Channel:
 
     @property
     def nonce(self) -> int:
-        """Tells this connection from all others; both ends have the same."""
+        """The random number that identifies this connection; both ends return the same one."""
         return self._client.nonce
 
     def watch(self, watcher: RecordWatcher | None) -> None:
-        """Have each record shown to a watcher from now on; None: to nobody."""
+        """Report each record to `watcher` from now on; None ends the reports."""
         self._try_write: Callable[..., bool] = self._writer.try_write
         self._drain: Callable[..., int] = self._reader.drain
         if watcher is not None:
             self._try_write = watched_writing(self._writer, watcher)
             self._drain = watched_draining(self._reader, watcher)
 
-    def _refuse(self) -> NoReturn:
+    def _raise_unusable(self) -> NoReturn:
         self._client.check_usable()
         raise SegmentError("this channel is closed")
 
 
 class ClientChannel(_Channel):
-    """The front end's end.
+    """The front end's end of a connection.
 
     Args:
-        control: the engine's segment.
+        control: the engine's control segment.
         client: this front end's own segment.
-        policy: how to wait for outputs.
+        policy: the wait policy for outputs.
 
     Attributes:
-        slots: tensors to the engine.
-        output_slots: tensors from the engine.
-        requests: the request ring's writing end.
-        outputs: the output ring's reading end.
+        slots: the writer of the tensor slots to the engine.
+        output_slots: the reader of the tensor slots from the engine.
+        requests: the writer of the request ring.
+        outputs: the reader of the output ring.
     """
 
     def __init__(self, control: Segment, client: Segment, policy: WaitPolicy) -> None:
@@ -91,7 +91,7 @@ class ClientChannel(_Channel):
         super().__init__(client, self.requests, self.outputs)
         self._has_data = self.outputs.has_data
         self._urgent = Word(memory, layout.OUTPUT_URGENT_OFFSET)
-        self._saw_nothing = False
+        self._last_urgent_wait_was_empty = False
         self.slots = SlotWriter(memory, layout.REQUEST_SLOT_LAYOUT, client.allocate, client.discard)
         self.output_slots = SlotReader(memory, layout.OUTPUT_SLOT_LAYOUT)
         self._control = ControlView(control)
@@ -105,17 +105,24 @@ class ClientChannel(_Channel):
         self._core_doorbell = open_doorbell_at(shared, layout.CONTROL_DOORBELL_OFFSET)
 
     def try_send(self, kind: int, *parts: BytesLike) -> bool:
-        """Publish a request and wake the engine if it sleeps; False when there is no room.
+        """Publish a request and wake the engine if it sleeps.
+
+        Args:
+            kind: the number of the message's kind.
+            parts: the parts of its payload, in order.
+
+        Returns:
+            False if the request ring has no room; then nothing has changed.
 
         Raises:
-            MessageTooLargeError: it can never fit.
-            SegmentError: the channel was closed, or this is a forked child.
+            MessageTooLargeError: the message does not fit even into an empty ring.
+            SegmentError: the channel is closed, or this process is a forked child.
         """
         if self._is_closed or not self._client.is_usable:
-            self._refuse()
+            self._raise_unusable()
         if not self._try_write(kind, *parts):
             return False
-        ring_if_parked(self._core_parked, self._core_doorbell)
+        wake_if_parked(self._core_parked, self._core_doorbell)
         return True
 
     def send(
@@ -125,18 +132,19 @@ class ClientChannel(_Channel):
         on_full: Callable[[], None],
         deadline: float | None,
     ) -> None:
-        """Publish a request, waiting for room.
+        """Publish a request; wait for room if the request ring is full.
 
         Args:
-            kind: of the message.
-            parts: of its payload.
-            on_full: called before each wait. It has to drain outputs, or an engine that
-                waits for room there and this end block each other, and to raise if the
-                engine is dead.
-            deadline: on `time.monotonic()`; None leaves the end to `on_full`.
+            kind: the number of the message's kind.
+            parts: the parts of its payload, in order.
+            on_full: called before each wait. It must drain the output ring, because otherwise
+                this end and an engine that waits for room in the output ring block each other.
+                It must raise an error if the engine is dead.
+            deadline: a time on `time.monotonic()`; None: only an error of `on_full` ends the
+                wait.
 
         Raises:
-            IpcTimeoutError: no room by the deadline.
+            IpcTimeoutError: the ring had no room until the deadline.
         """
         while not self.try_send(kind, *parts):
             on_full()
@@ -152,27 +160,31 @@ class ClientChannel(_Channel):
             )
 
     def drain(self, handler: Handler, limit: int = 0) -> int:
-        """Handle the outputs that are there; see `RingReader.drain`."""
+        """Handle the unread outputs; see `RingReader.drain`."""
         if self._is_closed or not self._client.is_usable:
-            self._refuse()
+            self._raise_unusable()
         num_handled = self._drain(handler, limit)
         if num_handled:
-            ring_if_parked_for_room(self._core_parked, self._core_doorbell)
+            wake_if_parked_for_room(self._core_parked, self._core_doorbell)
         return num_handled
 
     def wait(self, deadline_s: float | None = None, *, urgent_only: bool = False) -> bool:
-        """Wait until there are outputs; returns whether there are.
+        """Wait until the output ring has an unread record.
 
-        Comes back after one park at the latest, so that the caller can see whether the
-        engine lives.
+        The call parks at most once, so the caller regularly gets the chance to check whether
+        the engine is alive.
 
         Args:
-            deadline_s: on `time.monotonic()`; None for no earlier end than the park's.
-            urgent_only: wait for an urgent output, and look at the others after LOOK_S. If
-                there is nothing then, the next wait is for any: they come slowly.
+            deadline_s: a time on `time.monotonic()`; None: only the park cap bounds the wait.
+            urgent_only: wait for an urgent output, but no longer than NON_URGENT_DELAY_S. If
+                the ring is still empty then, outputs come slowly, and the next call waits for
+                an output of any kind.
+
+        Returns:
+            Whether the output ring has an unread record.
         """
         if self._is_closed or not self._client.is_usable:
-            self._refuse()
+            self._raise_unusable()
         if self.slots.has_excess:
             self.slots.reclaim()
         cap_s = self._waiter.park_cap_s
@@ -180,11 +192,12 @@ class ClientChannel(_Channel):
             cap_s = min(deadline_s - time.monotonic(), cap_s)
         if cap_s <= 0:
             return self._has_data()
-        if urgent_only and not self._saw_nothing:
-            self._waiter.wait(self._has_urgent, min(cap_s, LOOK_S), Parked.FOR_URGENT)
-            self._saw_nothing = not self._has_data()
-            return not self._saw_nothing
-        self._saw_nothing = False
+        if urgent_only and not self._last_urgent_wait_was_empty:
+            self._waiter.wait(self._has_urgent, min(cap_s, NON_URGENT_DELAY_S), Parked.FOR_URGENT)
+            has_data = self._has_data()
+            self._last_urgent_wait_was_empty = not has_data
+            return has_data
+        self._last_urgent_wait_was_empty = False
         return self._waiter.wait(self._has_data, cap_s)
 
     def _has_urgent(self) -> bool:
@@ -192,66 +205,57 @@ class ClientChannel(_Channel):
         return self._has_data() and self._urgent.load() > self.outputs.position
 
     def set_policy(self, policy: WaitPolicy) -> None:
-        """Wait like this from now on."""
+        """Use another wait policy from now on."""
         self._waiter.set_policy(policy)
 
     def publish_statistics(self) -> None:
-        """Show what this end has counted; also done before each park."""
+        """Copy this end's counters to shared memory; each park does this as well."""
         self._request_stats.store(self.requests.statistics())
         outputs = self.outputs.statistics()
         self._output_stats.store(replace(outputs, times_parked=self._waiter.times_parked))
 
     @property
     def engine_state(self) -> EngineState:
-        """What the engine says about itself; a killed one says nothing more."""
+        """The last state that the engine stored; a killed engine does not update it."""
         return self._control.engine_state
 
     def describe_engine(self) -> str:
         """The engine's state in words; see `ControlView.describe`."""
         return self._control.describe()
 
-    @property
-    def engine_pid(self) -> int:
-        """The engine's pid in its own namespace, 0 before it attached."""
-        return self._control.engine_pid
-
-    @property
-    def heartbeat_ns(self) -> int:
-        """When the engine last beat, on `time.monotonic_ns()`; 0 before the first time."""
-        return self._control.heartbeat_ns
-
     def stat(self, stat: Stat) -> int:
-        """One number from the statistics page."""
+        """One value of the engine's statistics."""
         return self._control.stat(stat)
 
     def stats(self) -> dict[str, int]:
-        """All statistics, by lower-case name."""
+        """All values of the engine's statistics, by the lower-case name of the Stat."""
         return self._control.stats()
 
     def last_words(self) -> str:
-        """Why the engine died, if it could still say so."""
+        """The cause of the engine's death, or "" if the engine could not store one."""
         return self._control.last_words()
 
-    def knock(self, place: int, nonce: int) -> None:
-        """Ask a named engine to let this front end into the place that it claimed."""
+    def say_hello(self, place: int, nonce: int) -> None:
+        """Ask a named engine to accept this front end in the place that it claimed."""
         self._client.check_usable()
         self._control.say_hello(place, nonce)
-        ring_if_parked(self._core_parked, self._core_doorbell)
+        wake_if_parked(self._core_parked, self._core_doorbell)
 
     def wake(self) -> None:
-        """End this end's own park, in which another thread waits; else the next one."""
+        """Wake the thread of this process that waits on this channel; if none waits, the next
+        park ends at once."""
         if not self._is_closed and self._client.is_usable:
             self._doorbell.post()
 
     def set_closing(self) -> None:
-        """Tell the engine that this front end is leaving."""
+        """Tell the engine that this front end closes the connection."""
         if self._is_closed or not self._client.is_usable:
-            self._refuse()
+            self._raise_unusable()
         self._state.store(ClientState.CLOSING)
-        ring_if_parked(self._core_parked, self._core_doorbell)
+        wake_if_parked(self._core_parked, self._core_doorbell)
 
     def close(self) -> None:
-        """Let go of both segments, which stay the caller's to close; idempotent."""
+        """Release the views of both segments, which the caller closes itself; idempotent."""
         if not self._is_closed and self._client.is_usable:
             self.publish_statistics()
         self._is_closed = True
@@ -274,17 +278,17 @@ class ClientChannel(_Channel):
 
 
 class CoreChannel(_Channel):
-    """The engine's end of one front end's connection. It never waits; see `CoreWaiter`.
+    """The engine's end of the connection to one front end. It never waits; see `CoreWaiter`.
 
     Args:
-        control: the engine's own segment.
+        control: the engine's own control segment.
         client: the front end's segment.
 
     Attributes:
-        slots: tensors from the front end.
-        output_slots: tensors to the front end.
-        requests: the request ring's reading end.
-        outputs: the output ring's writing end.
+        slots: the reader of the tensor slots from the front end.
+        output_slots: the writer of the tensor slots to the front end.
+        requests: the reader of the request ring.
+        outputs: the writer of the output ring.
     """
 
     def __init__(self, control: Segment, client: Segment) -> None:
@@ -305,60 +309,60 @@ class CoreChannel(_Channel):
         self._doorbell = open_doorbell_at(memory, layout.CLIENT_DOORBELL_OFFSET)
 
     def try_send(self, kind: int, *parts: BytesLike, is_urgent: bool = True) -> bool:
-        """Publish an output and wake the front end if it sleeps; False when there is no room.
+        """Publish an output and wake the front end if it sleeps.
 
         Args:
-            kind: of the message.
-            parts: of its payload.
-            is_urgent: wake it even if it sleeps until something urgent comes. So does what
-                is not, once the ring is half full.
+            kind: the number of the message's kind.
+            parts: the parts of its payload, in order.
+            is_urgent: also wake a front end that waits for an urgent output only. If the ring
+                is at least half full, every output does that.
+
+        Returns:
+            False if the output ring has no room; then nothing has changed.
 
         Raises:
-            MessageTooLargeError: it can never fit.
-            SegmentError: the channel was closed, or this is a forked child.
+            MessageTooLargeError: the message does not fit even into an empty ring.
+            SegmentError: the channel is closed, or this process is a forked child.
         """
         if self._is_closed or not self._client.is_usable:
-            self._refuse()
+            self._raise_unusable()
         if not self._try_write(kind, *parts):
             return False
         if is_urgent or self.outputs.is_half_full:
-            # SYNC POINT: record published. The reader finds the record that this announces.
+            # SYNC POINT: record published. The record is published before this word, so a
+            # reader that sees the word finds the record.
             self._urgent.store(self.outputs.position)
-            ring_if_parked(self._parked, self._doorbell)
+            wake_if_parked(self._parked, self._doorbell)
         else:
-            ring_if_parked_for_any(self._parked, self._doorbell)
+            wake_if_parked_for_any(self._parked, self._doorbell)
         return True
 
     def drain(self, handler: Handler, limit: int = 0) -> int:
-        """Handle the requests that are there; see `RingReader.drain`."""
+        """Handle the unread requests; see `RingReader.drain`."""
         if self._is_closed or not self._client.is_usable:
-            self._refuse()
+            self._raise_unusable()
         num_handled = self._drain(handler, limit)
         if num_handled:
-            ring_if_parked_for_room(self._parked, self._doorbell)
+            wake_if_parked_for_room(self._parked, self._doorbell)
         return num_handled
 
     def has_requests(self) -> bool:
-        """Whether there are any: what the engine's `ready()` asks of each channel."""
+        """Whether the request ring has an unread record."""
         return self.requests.has_data()
 
     @property
     def is_client_closing(self) -> bool:
-        """Whether the front end said that it leaves; a killed one says nothing. A word that
-        means nothing counts as leaving."""
+        """Whether the front end stored any state but CONNECTED: CLOSING, or an invalid value.
+        A killed front end leaves CONNECTED."""
         return self._state.load() != ClientState.CONNECTED
 
     def publish_statistics(self) -> None:
-        """Show what this end has counted."""
+        """Copy this end's counters to shared memory."""
         self._request_stats.store(self.requests.statistics())
         self._output_stats.store(self.outputs.statistics())
 
-    def is_client_alive(self) -> bool:
-        """Whether some process holds the front end's ownership lock."""
-        return self._client.is_owned()
-
     def close(self) -> None:
-        """Let go of the front end's segment, which stays the caller's to close; idempotent."""
+        """Release the views of the front end's segment, which the caller closes; idempotent."""
         self._is_closed = True
         for part in (
             self.requests,

@@ -1,7 +1,8 @@
-"""The control segment's contents: what an engine tells everybody about itself.
+"""The contents of the control segment, in which an engine publishes facts about itself.
 
-Owns state, heartbeat, statistics, device and last words, with one class for the engine that writes
-them and one for whoever reads. Must not know who that is or what follows from a state.
+The segment holds the engine's state, heartbeat, statistics, device and last words, and the table
+in which front ends ask to be accepted. The engine process uses `ControlPage`, every other process
+`ControlView`. This module must not know what a reader does with the values.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable
 
 from shmllm.ipc import layout
 from shmllm.ipc.histogram import Durations, HistogramWriter, read_histogram
-from shmllm.ipc.layout import EngineState
+from shmllm.ipc.layout import EngineState, Refusal
 from shmllm.ipc.segment import Segment, pid_namespace
 from shmllm.ipc.stats import Histogram, Mark, Stat
 from shmllm.ipc.step_log import StepLogReader, StepLogWriter
@@ -23,13 +24,13 @@ STAT_NAMES = tuple(stat.name.lower() for stat in Stat)
 
 
 def histogram_offset(histogram: Histogram) -> int:
-    """Where it lies in the control segment."""
+    """Byte offset of a histogram in the control segment."""
     return layout.CONTROL_HISTOGRAMS_OFFSET + histogram * layout.HISTOGRAM_WORDS * layout.WORD_BYTES
 
 
 class _ControlWords:
     __slots__ = (
-        "_admitted",
+        "_accepted",
         "_buffer",
         "_device",
         "_heartbeat",
@@ -53,14 +54,14 @@ class _ControlWords:
         self._marks = Numbers(buffer, layout.CONTROL_MARKS_OFFSET, len(Mark))
         self._last_words_size = Word(buffer, layout.CONTROL_LAST_WORDS_SIZE_OFFSET)
         self._hello = WordTable(buffer, layout.CONTROL_HELLO_OFFSET, layout.NUM_CLIENTS)
-        self._admitted = WordTable(buffer, layout.CONTROL_ADMITTED_OFFSET, layout.NUM_CLIENTS)
+        self._accepted = WordTable(buffer, layout.CONTROL_ACCEPTED_OFFSET, layout.NUM_CLIENTS)
         begin = layout.CONTROL_LAST_WORDS_OFFSET
         self._text = buffer[begin : begin + layout.LAST_WORDS_BYTES]
         begin = layout.CONTROL_DEVICE_OFFSET
         self._device = buffer[begin : begin + layout.DEVICE_BYTES]
 
     def close(self) -> None:
-        """Let go of the segment, which stays the caller's to close; idempotent."""
+        """Release the views of the segment, which the caller closes itself; idempotent."""
         self._text.release()
         self._device.release()
         self._buffer.release()
@@ -71,7 +72,7 @@ class _ControlWords:
             self._heartbeat,
             self._last_words_size,
             self._hello,
-            self._admitted,
+            self._accepted,
             self._stats,
             self._marks,
         )
@@ -80,10 +81,11 @@ class _ControlWords:
 
 
 class ControlPage(_ControlWords):
-    """The engine's end. Only the engine process makes one; it announces its pid at once.
+    """The writer of a control segment. Only the engine process creates one; the constructor
+    publishes the process's pid.
 
     Args:
-        control: the engine's segment.
+        control: the engine's control segment.
     """
 
     __slots__ = ()
@@ -94,130 +96,138 @@ class ControlPage(_ControlWords):
         self._pid.store(os.getpid())
 
     def set_state(self, state: EngineState) -> None:
-        """Say where in its life the engine is."""
+        """Publish the engine's state."""
         self._state.store(state)
 
     def beat(self) -> None:
-        """Say that the loop is alive now."""
+        """Store the current time as the heartbeat of the engine's main loop."""
         self._heartbeat.store(time.monotonic_ns())
 
     @property
     def set_stat(self) -> Callable[[int, int], None]:
-        """Replaces one statistics word, a Stat, by a number from 0 on."""
+        """A function (stat, value) that replaces one statistics word by a value of 0 or more."""
         return self._stats.store
 
     def set_device(self, name: str) -> None:
-        """Say, once and before READY, what the model runs on. Of a long name the start is kept."""
+        """Publish the name of the device that runs the model. The engine calls this once, before
+        it is READY. A name above 128 bytes loses its end."""
         encoded = name.encode("utf-8", errors="replace")[: layout.DEVICE_BYTES]
         self._device[: len(encoded)] = encoded
 
     def mark(self, mark: Mark) -> None:
-        """Note that this moment of the engine's start is now."""
+        """Store the current time as the time of this event of the engine's start."""
         self._marks.store(mark, time.monotonic_ns())
 
     def hellos(self) -> list[int]:
-        """For each place the nonce of the client that wants, or wanted last, to be there."""
+        """For each place, the nonce of the last front end that asked to be accepted; 0: none."""
         # SYNC POINT: client hello
         return self._hello.load_all()
 
-    def admit(self, place: int, answer: int) -> None:
-        """Answer the client in `place`: its own nonce, or a Refusal."""
-        # SYNC POINT: client admitted
-        self._admitted.store(place, answer)
+    def accept(self, place: int, nonce: int) -> None:
+        """Tell the front end in `place`, which sent `nonce`, that the engine accepted it."""
+        # SYNC POINT: client accepted
+        self._accepted.store(place, nonce)
+
+    def refuse(self, place: int, refusal: Refusal) -> None:
+        """Tell the front end in `place` why the engine did not accept it or disconnected it."""
+        # SYNC POINT: client accepted
+        self._accepted.store(place, refusal)
 
     def histogram(self, histogram: Histogram) -> HistogramWriter:
-        """Where durations of one sort are counted; to be closed by the caller."""
+        """The writer of one histogram; the caller closes it."""
         return HistogramWriter(self._buffer, histogram_offset(histogram))
 
     def step_log(self) -> StepLogWriter:
-        """Where steps are logged; to be closed by the caller."""
+        """The writer of the step log; the caller closes it."""
         return StepLogWriter(self._buffer)
 
     def set_last_words(self, text: str) -> None:
-        """Leave a cause of death. Of a text above 16 KiB the end is kept, where causes stand."""
+        """Store the cause of the engine's death. A text above 16 KiB loses its beginning, because
+        a traceback names the cause at its end."""
         encoded = text.encode("utf-8", errors="replace")[-layout.LAST_WORDS_BYTES :]
         self._last_words_size.store(0)
         self._text[: len(encoded)] = encoded
-        # SYNC POINT: last words. After the text.
+        # SYNC POINT: last words. The size is stored after the text.
         self._last_words_size.store(len(encoded))
 
 
 class ControlView(_ControlWords):
-    """Anybody's end: reads only, but for a client's own word in the hello table.
+    """The reader of a control segment. A front end also writes its own word of the hello table.
 
     Args:
-        control: an engine's segment.
+        control: the control segment of an engine.
     """
 
     __slots__ = ()
 
     @property
     def engine_state(self) -> EngineState:
-        """What the engine says about itself; a killed one says nothing more."""
+        """The last state that the engine stored; a killed engine does not update it."""
         return EngineState(self._state.load())
 
     @property
     def engine_pid(self) -> int:
-        """The engine's pid in its own namespace, 0 before it attached."""
+        """The engine's pid in its own pid namespace; 0 until the engine has attached."""
         return self._pid.load()
 
     @property
     def heartbeat_ns(self) -> int:
-        """When the engine last beat, on `time.monotonic_ns()`; 0 before the first time."""
+        """The time of the engine's last heartbeat on `time.monotonic_ns()`; 0 before the first."""
         return self._heartbeat.load()
 
     def stat(self, stat: Stat) -> int:
-        """One number from the statistics page."""
+        """One value of the statistics."""
         return self._stats.load(stat)
 
     def stats(self) -> dict[str, int]:
-        """All statistics, by lower-case name."""
+        """All values of the statistics, by the lower-case name of the Stat."""
         return dict(zip(STAT_NAMES, self._stats.load_all(), strict=True))
 
     def durations(self, histogram: Histogram) -> Durations:
-        """How long something took since the start, each time."""
+        """The durations in one histogram, counted since the engine's start."""
         return read_histogram(self._buffer, histogram_offset(histogram))
 
     def all_durations(self) -> dict[Histogram, Durations]:
-        """The same of each sort."""
+        """The durations in all histograms, counted since the engine's start."""
         return {histogram: self.durations(histogram) for histogram in Histogram}
 
     def step_log(self) -> StepLogReader:
-        """The latest steps; to be closed by the caller."""
+        """The reader of the step log; the caller closes it."""
         return StepLogReader(self._buffer)
 
     def mark_ns(self, mark: Mark) -> int:
-        """When a moment of the start was, on `time.monotonic_ns()`; 0 if it was not yet."""
+        """The time of an event of the engine's start on `time.monotonic_ns()`; 0 before it."""
         return self._marks.load(mark)
 
     def device(self) -> str:
-        """What the model runs on; empty before the engine is ready."""
+        """The name of the device that runs the model; "" until the engine is ready."""
         return bytes(self._device).rstrip(b"\0").decode("utf-8", errors="replace")
 
     def last_words(self) -> str:
-        """Why the engine died, if it could still say so."""
+        """The cause of the engine's death, or "" if the engine could not store one."""
         # SYNC POINT: last words
         size = min(self._last_words_size.load(), layout.LAST_WORDS_BYTES)
         return bytes(self._text[:size]).decode("utf-8", errors="replace")
 
     @property
     def engine_pid_namespace(self) -> int:
-        """Inode of the pid namespace that `engine_pid` counts in."""
+        """Inode of the pid namespace in which `engine_pid` is valid."""
         return self._pid_ns.load()
 
     def say_hello(self, place: int, nonce: int) -> None:
-        """Ask to be admitted. Only the client that claimed `place` writes its word."""
-        # SYNC POINT: client hello. After its segment was named.
+        """Ask the engine to accept the front end with this nonce. Only the front end that
+        claimed `place` may write that place's word."""
+        # SYNC POINT: client hello. The front end names its segment before this store.
         self._hello.store(place, nonce)
 
-    def admitted(self, place: int) -> int:
-        """The engine's answer for `place`: a nonce, or a Refusal."""
-        # SYNC POINT: client admitted
-        return self._admitted.load(place)
+    def accepted(self, place: int) -> int:
+        """The engine's answer for `place`: the nonce of an accepted front end, or a Refusal."""
+        # SYNC POINT: client accepted
+        return self._accepted.load(place)
 
     def describe(self) -> str:
-        """The engine's state in words, as far as it can tell: one that has not beaten for
-        STALLED_AFTER_S is called stalled, and in which step."""
+        """The engine's state in words. An engine that is READY but had no heartbeat for
+        STALLED_AFTER_S is described as stalled, with the number of its step."""
         state = self.engine_state
         silent_s = (time.monotonic_ns() - self.heartbeat_ns) / 1e9 if self.heartbeat_ns else 0.0
         if state is EngineState.READY and silent_s >= STALLED_AFTER_S:

@@ -1,7 +1,7 @@
-"""How an engine sleeps until any of its front ends wants something.
+"""The wait of an engine for any of its front ends.
 
-Owns the control segment's doorbell and the word that says whether to ring it. Must not know
-what is waited for.
+This module owns the control segment's doorbell and the word that tells front ends whether they
+have to post it. It must not know the condition that the engine waits for.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from shmllm.ipc.words import Word
 
 
 class CoreWaiter:
-    """How the engine sleeps: on the control segment's doorbell, for all clients at once.
+    """Waits on the control segment's doorbell, which all front ends post.
 
     Args:
-        control: the engine's own segment.
-        policy: how to wait for requests; None for "balanced".
+        control: the engine's own control segment.
+        policy: the wait policy; None for "balanced".
     """
 
     __slots__ = ("_doorbell", "_parked", "_waiter")
@@ -34,31 +34,36 @@ class CoreWaiter:
         self._waiter = Waiter(self._parked, self._doorbell, policy)
 
     def wait(self, ready: Callable[[], bool], busy: bool, for_room: bool = False) -> bool:
-        """Wait once, up to the park cap; returns what `ready()` says at the end.
+        """Wait until `ready()` is true, but at most for one park.
 
         Args:
-            ready: any channel's `has_requests`, or a signal handler's flag.
-            busy: whether anything is in flight; the cap is longer when not.
-            for_room: whether outputs wait for room, which `ready` looks at, too.
+            ready: the condition; for example whether any channel has requests, or a flag that a
+                signal handler sets.
+            busy: whether requests are in flight; if not, the longer idle park cap applies.
+            for_room: whether outputs wait for room in an output ring. Then `ready` must check
+                for that room too.
+
+        Returns:
+            The last result of `ready()`.
         """
         if for_room:
             return self._waiter.wait(ready, reason=Parked.FOR_ROOM)
         return self._waiter.wait(ready) if busy else self._waiter.wait_idle(ready)
 
     def set_policy(self, policy: WaitPolicy) -> None:
-        """Wait like this from now on."""
+        """Use another wait policy from now on."""
         self._waiter.set_policy(policy)
 
     @property
     def times_parked(self) -> int:
-        """How often the engine slept."""
+        """The number of times that the engine has parked."""
         return self._waiter.times_parked
 
     def wake(self) -> None:
-        """End the present or the next park. Safe in a signal handler."""
+        """End the current park, or else the next one. A signal handler may call this."""
         self._doorbell.post()
 
     def close(self) -> None:
-        """Let go of the control segment; idempotent."""
+        """Release the views of the control segment; idempotent."""
         self._parked.close()
         self._doorbell.close()

@@ -1,8 +1,9 @@
-"""Doorbells: how one process wakes another that sleeps.
+"""Doorbells: semaphores with which one process wakes another.
 
-Owns the two implementations and the choice between them. A doorbell is only a hint: it may
-ring without reason, and a ring may be lost, so whoever waits re-reads what it waits for
-and caps each wait. Must not know what is waited for.
+This module owns the two implementations and the choice between them. A doorbell is only a hint:
+a post may come without a reason, and a post may be lost. Therefore the waiter checks its
+condition in shared memory again after each wait, and gives each wait a time limit. This module
+must not know the condition.
 """
 
 from __future__ import annotations
@@ -30,32 +31,34 @@ _NAMED_POLL_MAX_S = 0.001
 
 
 class Doorbell(Protocol):
-    """What both implementations offer."""
+    """The interface of both implementations."""
 
     def post(self) -> None:
-        """Wake the waiter, or let its next wait return at once. Safe in a signal handler."""
+        """Wake the waiter; if nobody waits, the next wait returns at once. A signal handler may
+        call this."""
 
     def try_wait(self) -> bool:
-        """Take one post if there is one."""
+        """Take one post without waiting; False if no post is left."""
 
     def wait(self, timeout_s: float) -> bool:
-        """Take a post, sleeping up to `timeout_s`; False when none came.
+        """Take one post, and sleep until it comes; False if none came within `timeout_s`.
 
-        Python's signal handlers run meanwhile, and what they raise comes out of here.
+        Python runs signal handlers during the sleep. An exception of a handler ends the wait and
+        is raised from here.
         """
 
     def drain(self) -> None:
-        """Take all posts that are left over."""
+        """Take all remaining posts."""
 
     def close(self) -> None:
-        """Let go of the memory; idempotent."""
+        """Release the memory; idempotent."""
 
 
 class _Timespec(ctypes.Structure):
     _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
 
 
-# sem_post and sem_trywait never block, so they keep the GIL (PyDLL) and save its hand-over.
+# sem_post and sem_trywait never block, so PyDLL keeps the GIL and saves the cost of releasing it.
 _quick = ctypes.PyDLL(None)
 _blocking = ctypes.CDLL(None, use_errno=True)
 HAS_CLOCKWAIT = hasattr(_blocking, "sem_clockwait")
@@ -66,10 +69,10 @@ _sem_clockwait = _blocking.sem_clockwait if HAS_CLOCKWAIT else None
 
 
 class SemDoorbell:
-    """A `sem_t` inside the segment; waits on the monotonic clock.
+    """A `sem_t` inside a segment; its waits use the monotonic clock.
 
     Args:
-        area: the doorbell's bytes in a segment, as `layout` draws them.
+        area: the doorbell's bytes in a segment, as in the diagram in `layout`.
     """
 
     __slots__ = ("_address", "_export")
@@ -85,12 +88,13 @@ class SemDoorbell:
         return self._address
 
     def initialise(self) -> None:
-        """Make the semaphore; only the creator, before anyone else can see it."""
+        """Initialise the semaphore. Only the creator of the segment calls this, before any other
+        process can open the segment."""
         if _sem_init(self._semaphore(), 1, 0) != 0:
             raise SegmentError("sem_init refused a process-shared semaphore")
 
     def post(self) -> None:
-        # A failure means the count is at its maximum: it is rung already.
+        # sem_post fails only if the count is at its maximum, and then a post is pending anyway.
         _sem_post(self._semaphore())
 
     def try_wait(self) -> bool:
@@ -101,7 +105,7 @@ class SemDoorbell:
         semaphore = self._semaphore()
         deadline_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC) + int(timeout_s * 1e9)
         deadline = ctypes.byref(_Timespec(*divmod(deadline_ns, 1_000_000_000)))
-        # Each turn of the loop lets Python run the handler of the signal that interrupted.
+        # Each iteration lets Python run the handler of the signal that interrupted the wait.
         while _sem_clockwait(semaphore, time.CLOCK_MONOTONIC, deadline) != 0:
             reason = ctypes.get_errno()
             if reason == errno.ETIMEDOUT:
@@ -121,7 +125,7 @@ class SemDoorbell:
 
 
 def _load_posix_ipc() -> Any:
-    """Imported on demand: where libc has `sem_clockwait`, nothing needs the package."""
+    """Import posix_ipc, which is needed only where libc lacks `sem_clockwait`."""
     try:
         import posix_ipc  # type: ignore[import-not-found]
     except ImportError as error:
@@ -133,14 +137,14 @@ def _load_posix_ipc() -> Any:
 
 
 class NamedDoorbell:
-    """A named POSIX semaphore, where libc cannot wait on the monotonic clock.
+    """A named POSIX semaphore, for a libc that cannot wait on the monotonic clock.
 
-    It never sleeps inside `acquire`: that counts on the wall clock, which can be set back,
-    and replaces what a signal handler raises by its own error. It looks, sleeps up to
-    1 ms and looks again; a wake-up is that much later than with `SemDoorbell`.
+    `wait` polls the semaphore with sleeps of up to 1 ms, so a wake-up comes that much later than
+    with `SemDoorbell`. It does not block in `acquire`, for two reasons: `acquire` uses the wall
+    clock, which can be set back, and it replaces the exception of a signal handler by its own.
 
     Args:
-        name: of a semaphore that exists, with its leading slash.
+        name: the name of an existing semaphore, with its leading slash.
     """
 
     __slots__ = ("_no_post", "_semaphore")
@@ -155,7 +159,7 @@ class NamedDoorbell:
 
     @staticmethod
     def make(name: str) -> None:
-        """Create the semaphore; only the creator of the segment, which also unlinks it."""
+        """Create the semaphore. Only the creator of the segment calls this; it also unlinks it."""
         posix_ipc = _load_posix_ipc()
         try:
             posix_ipc.Semaphore(name, posix_ipc.O_CREX, mode=0o600, initial_value=0).close()
@@ -168,7 +172,7 @@ class NamedDoorbell:
         return self._semaphore
 
     def post(self) -> None:
-        # OSError: the count is at its maximum, so it is rung already.
+        # OSError means that the count is at its maximum, and then a post is pending anyway.
         with contextlib.suppress(OSError):
             self._open().release()
 
@@ -201,17 +205,17 @@ class NamedDoorbell:
 
 
 def choose_kind() -> DoorbellKind:
-    """The better doorbell that this machine's libc offers."""
+    """The kind of doorbell for this machine: SEM if its libc has `sem_clockwait`."""
     return DoorbellKind.SEM if HAS_CLOCKWAIT else DoorbellKind.NAMED
 
 
 def initialise_doorbell(area: memoryview, name: str, kind: DoorbellKind | None = None) -> None:
-    """Make a doorbell in `area`; only the creator of the segment calls this.
+    """Create a doorbell in `area`. Only the creator of the segment calls this.
 
     Args:
-        area: `DOORBELL_BYTES` of a segment that nobody else uses yet.
-        name: used by a named semaphore only: a slash and letters, unique on the machine.
-        kind: None chooses for this machine.
+        area: `DOORBELL_BYTES` bytes of a segment that no other process uses yet.
+        name: the name for a named semaphore: a slash and letters, unique on the machine.
+        kind: the implementation; None for the one that `choose_kind` returns.
     """
     kind = choose_kind() if kind is None else kind
     if kind is DoorbellKind.SEM:
@@ -228,10 +232,10 @@ def initialise_doorbell(area: memoryview, name: str, kind: DoorbellKind | None =
 
 
 def open_doorbell(area: memoryview) -> Doorbell:
-    """The doorbell that the creator made in `area`.
+    """Open the doorbell that the creator of the segment made in `area`.
 
     Raises:
-        ProtocolMismatchError: the bytes name no kind of doorbell that this libc can use.
+        ProtocolMismatchError: `area` does not hold a kind of doorbell that this libc supports.
     """
     kind = Word(area, DOORBELL_KIND_OFFSET).load()
     if kind == DoorbellKind.SEM and HAS_CLOCKWAIT:
@@ -242,12 +246,12 @@ def open_doorbell(area: memoryview) -> Doorbell:
 
 
 def open_doorbell_at(buffer: memoryview, offset: int) -> Doorbell:
-    """The doorbell that lies there in a segment."""
+    """Open the doorbell at a byte offset of a segment."""
     return open_doorbell(buffer[offset : offset + DOORBELL_BYTES])
 
 
 def remove_doorbell(area: memoryview) -> None:
-    """Unlink what a named doorbell left in the file system; only the creator calls this."""
+    """Unlink the semaphore of a named doorbell. Only the creator of the segment calls this."""
     if Word(area, DOORBELL_KIND_OFFSET).load() == DoorbellKind.NAMED:
         posix_ipc = _load_posix_ipc()
         with contextlib.suppress(posix_ipc.ExistentialError):

@@ -1,8 +1,9 @@
-"""How long something took, each time, in buckets that any process may read.
+"""Histograms of durations in shared memory, which one process writes and any process reads.
 
-Owns the buckets' bounds and what can be said of their counts; must not know what was
-measured. An octave has 8 buckets of equal width, from 1 us on, so that a quantile is
-within an eighth of the truth at any scale, and counting costs the same for all.
+This module owns the bounds of the buckets and the statistics computed from their counts. It must
+not know which durations are measured. From 1.024 us up, each octave (factor of 2) has 8 buckets of
+equal width, so a quantile is exact to within an eighth at any scale, and the cost of counting
+does not depend on the duration.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ SUM_WORD = HISTOGRAM_WORDS - 1
 
 
 def bucket_of(duration_ns: int) -> int:
-    """The bucket that a duration falls into; the last one holds all that is longer."""
+    """Index of a duration's bucket; the last bucket also counts all longer durations."""
     octave = duration_ns.bit_length() - 1 - LOWEST_BITS
     if octave < 0:
         return 0
@@ -29,7 +30,7 @@ def bucket_of(duration_ns: int) -> int:
 
 
 def lower_bound_ns(bucket: int) -> int:
-    """The shortest duration of a bucket; the next one's is where it ends."""
+    """The shortest duration in a bucket; the bucket ends below the next bucket's bound."""
     if bucket == 0:
         return 0
     octave, sub = divmod(bucket - 1, SUB_BUCKETS)
@@ -38,11 +39,11 @@ def lower_bound_ns(bucket: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Durations:
-    """Durations that were counted until some moment, or between two.
+    """The counts of a histogram at one time, or the difference of two readings.
 
     Attributes:
-        counts: by bucket.
-        total_ns: all of them added up.
+        counts: the number of durations in each bucket.
+        total_ns: the sum of all durations.
     """
 
     counts: Sequence[int]
@@ -54,17 +55,17 @@ class Durations:
 
     @property
     def mean_ns(self) -> float:
-        """0 if there is none."""
+        """The mean duration; 0 if there is none."""
         return self.total_ns / max(self.count, 1)
 
     def since(self, earlier: Durations) -> Durations:
-        """Those that came after `earlier` was read."""
+        """The durations that were counted after `earlier` was read."""
         pairs = zip(self.counts, earlier.counts, strict=True)
         return Durations([now - then for now, then in pairs], self.total_ns - earlier.total_ns)
 
     def quantile_ns(self, share: float) -> float:
-        """The duration that `share` of all are no longer than, within its bucket by
-        proportion; 0 if there is none."""
+        """The `share` quantile (0 to 1), interpolated linearly inside its bucket; 0 if there is
+        no duration."""
         wanted = share * self.count
         below = 0
         for bucket, count in enumerate(self.counts):
@@ -76,18 +77,18 @@ class Durations:
 
 
 def by_octave(durations: Durations, first_bits: int, last_bits: int) -> list[tuple[int, int]]:
-    """(bound in ns, how many are shorter) for each power of two in [2**first_bits,
-    2**last_bits]; exact, since octaves end where buckets end."""
+    """(bound in ns, number of shorter durations) for each power of two from 2**first_bits to
+    2**last_bits. The numbers are exact, because each octave begins with a new bucket."""
     bounds = [1 << bits for bits in range(first_bits, last_bits + 1)]
     return [(bound, sum(durations.counts[: bucket_of(bound)])) for bound in bounds]
 
 
 class HistogramWriter:
-    """The end that counts. One process makes it, for the segment's whole life.
+    """Counts durations. In the whole life of a segment only one process may create it.
 
     Args:
-        buffer: of the segment.
-        offset: of the histogram's words.
+        buffer: the bytes of the segment.
+        offset: byte offset of the histogram's words.
     """
 
     __slots__ = ("_words",)
@@ -96,17 +97,18 @@ class HistogramWriter:
         self._words = Numbers(buffer, offset, HISTOGRAM_WORDS)
 
     def add(self, duration_ns: int, times: int = 1) -> None:
-        """Count a duration, `times` times."""
+        """Count one duration, `times` times."""
         self._words.add(bucket_of(duration_ns), times)
         self._words.add(SUM_WORD, duration_ns * times)
 
     def close(self) -> None:
-        """Let go of the segment; idempotent."""
+        """Release the view of the segment; idempotent."""
         self._words.close()
 
 
 def read_histogram(buffer: memoryview, offset: int) -> Durations:
-    """What stands in a histogram. One that is being counted in is seen at some moment."""
+    """Read a histogram. If its process counts a duration at the same time, the result may
+    contain that duration only in part: each word is read whole, but not all words at once."""
     words = Numbers(buffer, offset, HISTOGRAM_WORDS)
     values = words.load_all()
     words.close()

@@ -1,13 +1,14 @@
-"""Where every byte of shared memory lies: offsets, sizes, formats, magic, version.
+"""The layout of shared memory: offsets, sizes, formats, magic number and version.
 
-Owns numbers only; there is no behaviour here, and no other module may spell an offset.
-All integers are little-endian. A *word* is an aligned u64 with one writing process for its
-whole life; "creator" fields are written before the segment is valid and never again. The
-zero bytes of a fresh file are the initial value of every other word, so nobody has to
-write a word on behalf of its owner. A doorbell is the exception that proves the rule: it
-is changed by libc's atomic instructions from both sides.
+This module holds numbers and no behaviour. No other module may contain an offset. All integers
+are little-endian. A *word* is an aligned u64 that only one process writes during its whole life.
+The creator writes its fields before the segment becomes valid, and nobody writes them again.
+Every other word begins as zero, because a new file consists of zero bytes, so no process has to
+initialise a word for another one. Doorbells are the only exception to the rule of one writer:
+libc changes them from both sides with atomic instructions.
 
-Header, the first line of every segment (version is stored last, magic just before it):
+Header, the first line of every segment (the creator stores the version last, and the magic number
+just before it):
 
     +--------+--------------------------+-----------+--------------------------------+
     | offset | field                    | writer    | meaning                        |
@@ -16,30 +17,30 @@ Header, the first line of every segment (version is stored last, magic just befo
     | 0x0008 | VERSION                  | creator   | PROTOCOL_VERSION               |
     | 0x0010 | KIND                     | creator   | SegmentKind                    |
     | 0x0018 | SIZE                     | creator   | length of the file in bytes    |
-    | 0x0020 | NONCE                    | creator   | random, tells segments apart   |
-    | 0x0028 | CREATOR_PID              | creator   | as its own namespace counts    |
+    | 0x0020 | NONCE                    | creator   | random, identifies the segment |
+    | 0x0028 | CREATOR_PID              | creator   | in its own pid namespace       |
     | 0x0030 | CREATOR_PID_NAMESPACE    | creator   | inode of /proc/self/ns/pid     |
     +--------+--------------------------+-----------+--------------------------------+
 
-CONTROL segment: one per engine, readable by all of its clients.
+CONTROL segment: one per engine; all of its front ends read it.
 
     +--------+--------------------------+-----------+--------------------------------+
     | 0x0000 | HEADER                   | creator   | see above                      |
     | 0x0080 | CONTROL_STATE            | engine    | EngineState                    |
     | 0x0088 | CONTROL_ENGINE_PID       | engine    | 0 until the engine attached    |
     | 0x0090 | CONTROL_ENGINE_PID_NS    | engine    | inode of its pid namespace     |
-    | 0x0098 | CONTROL_MARKS            | engine    | 3 words, index Mark            |
+    | 0x0098 | CONTROL_MARKS            | engine    | 3 words, indexed by Mark       |
     | 0x0100 | CONTROL_HEARTBEAT        | engine    | CLOCK_MONOTONIC, ns            |
     | 0x0180 | CONTROL_PARKED           | engine    | Parked                         |
     | 0x0200 | CONTROL_DOORBELL         | libc      | posted by clients              |
-    | 0x1000 | CONTROL_STATS            | engine    | 512 words, index Stat (stats)  |
+    | 0x1000 | CONTROL_STATS            | engine    | 512 words, indexed by Stat     |
     | 0x2000 | CONTROL_LAST_WORDS_SIZE  | engine    | bytes of text that are valid   |
-    | 0x2080 | CONTROL_LAST_WORDS       | engine    | 16 KiB UTF-8, why it died      |
+    | 0x2080 | CONTROL_LAST_WORDS       | engine    | 16 KiB UTF-8, cause of death   |
     | 0x6100 | CONTROL_DEVICE           | engine    | 128 bytes UTF-8, NUL-padded    |
-    | 0x7000 | CONTROL_HELLO            | client k  | word k: nonce of who wants in  |
-    | 0x7100 | CONTROL_ADMITTED         | engine    | word k: that nonce, or Refusal |
-    | 0x8000 | CONTROL_HISTOGRAMS       | engine    | 8 of 256 words, index Histogram|
-    | 0xc000 | CONTROL_STEP_COUNT       | engine    | steps that were logged         |
+    | 0x7000 | CONTROL_HELLO            | client k  | word k: nonce of that client   |
+    | 0x7100 | CONTROL_ACCEPTED         | engine    | word k: that nonce, or Refusal |
+    | 0x8000 | CONTROL_HISTOGRAMS       | engine    | 8 of 256 words, by Histogram   |
+    | 0xc000 | CONTROL_STEP_COUNT       | engine    | number of logged steps         |
     | 0x10000 | CONTROL_STEP_RECORDS    | engine    | 1,024 records of 128 bytes     |
     | 0x30000 | CONTROL_END             |           |                                |
     +--------+--------------------------+-----------+--------------------------------+
@@ -48,24 +49,24 @@ Histogram, relative to CONTROL_HISTOGRAMS plus index * 0x800 (`histogram.py` has
 
     +--------+--------------------------+-----------+--------------------------------+
     | +0x000 | HISTOGRAM_COUNTS         | engine    | 255 words, one for each bucket |
-    | +0x7f8 | HISTOGRAM_SUM            | engine    | all durations added up, ns     |
+    | +0x7f8 | HISTOGRAM_SUM            | engine    | sum of all durations, ns       |
     +--------+--------------------------+-----------+--------------------------------+
 
 Step record: words in the order of StepField.
 
-CLIENT segment: one per front end. What lies before REQUEST_SMALL_SLOTS is allocated at
-creation. Everything behind it is a hole in the file until a slot is used: it costs address
-space and nothing else. The large slots come last because they are nearly all of it.
+CLIENT segment: one per front end, which the diagrams call client. Its creation allocates the
+memory before REQUEST_SMALL_SLOTS. The file has a hole from there on, which costs address space
+only, until a slot is used. The large slots, which are almost the whole size, come last.
 
     +-------------+----------------------+----------+--------------------------------+
     | 0x000000000 | HEADER               | creator  | see above                      |
     | 0x000000080 | CLIENT_STATE         | client   | ClientState                    |
-    | 0x000000100 | CLIENT_PARKED        | client   | 1 while it sleeps or is about  |
+    | 0x000000100 | CLIENT_PARKED        | client   | Parked                         |
     | 0x000000180 | CLIENT_DOORBELL      | libc     | posted by the engine           |
     | 0x000000200 | REQUEST_PUBLISHED    | client   | position                       |
     | 0x000000280 | REQUEST_CONSUMED     | engine   | position                       |
     | 0x000000300 | OUTPUT_PUBLISHED     | engine   | position                       |
-    | 0x000000308 | OUTPUT_URGENT        | engine   | behind the latest urgent record|
+    | 0x000000308 | OUTPUT_URGENT        | engine   | end of the last urgent record  |
     | 0x000000380 | OUTPUT_CONSUMED      | client   | position                       |
     | 0x000000400 | REQUEST_WRITER_STATS | client   | 5 words of RingStatistics      |
     | 0x000000480 | REQUEST_READER_STATS | engine   | the same                       |
@@ -84,12 +85,13 @@ space and nothing else. The large slots come last because they are nearly all of
     | 0x204905000 | CLIENT_END           |          |                                |
     +-------------+----------------------+----------+--------------------------------+
 
-Slot entry, relative to the table plus index * 0x100. A slot is lent while the counts differ:
+Slot entry, relative to the table plus index * 0x100. The reader holds a slot while the two counts
+differ:
 
     +--------+--------------------------+-----------+--------------------------------+
-    | +0x000 | SLOT_PUBLISHED           | writer    | times published                |
+    | +0x000 | SLOT_PUBLISHED           | writer    | number of publications         |
     | +0x008 | SLOT_PAYLOAD             | writer    | bytes of the last publication  |
-    | +0x080 | SLOT_RELEASED            | reader    | times released                 |
+    | +0x080 | SLOT_RELEASED            | reader    | number of releases             |
     +--------+--------------------------+-----------+--------------------------------+
 
 Doorbell, relative to its offset:
@@ -100,8 +102,8 @@ Doorbell, relative to its offset:
     | +0x040 | DOORBELL_NAME            | creator   | 64 bytes, NUL-padded           |
     +--------+--------------------------+-----------+--------------------------------+
 
-Record in a ring, aligned to 16 bytes. A record never wraps: where it would not fit before
-the end of the ring, a PADDING record fills the rest.
+Record in a ring, aligned to 16 bytes. A record never wraps: if it does not fit before the end of
+the ring, a PADDING record fills the bytes up to the end.
 
     +--------+--------------------------+-----------+--------------------------------+
     | +0x000 | payload length           | u32       | without header and alignment   |
@@ -127,14 +129,14 @@ PAGE_BYTES = 4096
 
 
 class SegmentKind(IntEnum):
-    """What a segment is for; stored in its header."""
+    """The kind of a segment, stored in its header."""
 
     CONTROL = 1
     CLIENT = 2
 
 
 class EngineState(IntEnum):
-    """The engine's life, in the order in which it can pass through the states."""
+    """The state of an engine. An engine can only go from a lower to a higher state."""
 
     STARTING = 0
     READY = 1
@@ -144,14 +146,14 @@ class EngineState(IntEnum):
 
 
 class ClientState(IntEnum):
-    """What a front end says about itself."""
+    """The state of a front end's connection, stored by the front end."""
 
     CONNECTED = 0
     CLOSING = 1
 
 
 class Parked(IntEnum):
-    """What a side that sleeps, or is about to, wants to be woken for."""
+    """The event for which a parked (or almost parked) process wants to be woken."""
 
     NO = 0
     FOR_DATA = 1
@@ -160,16 +162,16 @@ class Parked(IntEnum):
 
 
 class Refusal(IntEnum):
-    """What stands in CONTROL_ADMITTED instead of a nonce (those are larger)."""
+    """Values of a CONTROL_ACCEPTED word that are no nonce; every nonce is larger."""
 
-    NOT_THERE = 0
+    NOT_CONNECTED = 0
     TOO_SLOW = 1
     BROKEN_PROTOCOL = 2
     NOT_USABLE = 3
 
 
 class DoorbellKind(IntEnum):
-    """Which implementation a doorbell's bytes are for."""
+    """The implementation of a doorbell, stored in its first word."""
 
     SEM = 1
     NAMED = 2
@@ -196,7 +198,7 @@ CONTROL_LAST_WORDS_SIZE_OFFSET = 0x2000
 CONTROL_LAST_WORDS_OFFSET = 0x2080
 CONTROL_DEVICE_OFFSET = 0x6100
 CONTROL_HELLO_OFFSET = 0x7000
-CONTROL_ADMITTED_OFFSET = 0x7100
+CONTROL_ACCEPTED_OFFSET = 0x7100
 CONTROL_HISTOGRAMS_OFFSET = 0x8000
 CONTROL_STEP_COUNT_OFFSET = 0xC000
 CONTROL_STEP_RECORDS_OFFSET = 0x10000
@@ -291,14 +293,15 @@ class RingLayout:
 
 @dataclass(frozen=True, slots=True)
 class SlotClass:
-    """Slots of one size, side by side.
+    """Adjacent tensor slots of one size.
 
     Attributes:
-        data_offset: of the first one, in the segment.
-        num_slots: how many there are.
-        slot_bytes: address space of each; a payload's pages are made when it needs them.
-        kept_bytes: pages that a slot may keep once it is free again.
-        takes_smaller: whether it helps out when the next smaller slots are all lent.
+        data_offset: byte offset of the first slot in the segment.
+        num_slots: the number of slots.
+        slot_bytes: the address space of each slot; pages are allocated when a payload needs them.
+        kept_bytes: the largest number of bytes that a free slot keeps allocated.
+        takes_smaller: whether the writer may use these slots for payloads of the next smaller
+            class while all slots of that class are taken.
     """
 
     data_offset: int
@@ -310,9 +313,12 @@ class SlotClass:
 
 @dataclass(frozen=True, slots=True)
 class SlotLayout:
-    """One direction's tensor slots: where their words lie, and the sizes, smallest first.
+    """The tensor slots of one direction.
 
-    A slot's index counts through all classes.
+    Attributes:
+        table_offset: byte offset of the table of slot entries.
+        classes: the slot classes, smallest slots first. The index of a slot counts through all
+            classes.
     """
 
     table_offset: int

@@ -1,4 +1,8 @@
-"""Whether a process is there: by pidfd, which no other process can inherit the number of."""
+"""Checks with pidfds whether a process is alive.
+
+A pidfd always refers to the process that it was opened for, while the kernel may give the pid of an
+ended process to another one.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +13,17 @@ from shmllm.ipc.segment import pid_namespace
 
 
 def open_pidfd(pid: int, namespace: int) -> int | None:
-    """A descriptor that becomes readable when the process ends.
+    """Open a descriptor that becomes readable when a process ends.
 
-    Whoever relies on it has to see, after opening it, that the process still owns its
-    segment: until then the pid may have been given to another one.
+    After this call the caller must check that the process still owns its segment, because the
+    kernel may have given the pid to another process before the call.
+
+    Args:
+        pid: the pid of the process in its own pid namespace.
+        namespace: the inode of that namespace.
 
     Returns:
-        None if `pid` counts in another namespace or is gone.
+        None if the process has another pid namespace than this one, or has ended.
     """
     if namespace != pid_namespace():
         return None
@@ -26,13 +34,18 @@ def open_pidfd(pid: int, namespace: int) -> int | None:
 
 
 def wait_for_end(pidfd: int, timeout_s: float) -> bool:
-    """Whether the process has ended, after waiting for that at most `timeout_s`. A closed
-    descriptor (-1) is that of a process whose end was seen.
+    """Wait up to `timeout_s` for the end of a process.
 
-    A poll object for each call: one cannot be used by two threads at once.
+    Args:
+        pidfd: from `open_pidfd`; -1 means that the process is known to have ended.
+        timeout_s: the longest wait.
+
+    Returns:
+        Whether the process has ended.
     """
     if pidfd < 0:
         return True
+    # Two threads cannot use one poll object at the same time, so each call creates its own.
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(max(timeout_s, 0) * 1000))

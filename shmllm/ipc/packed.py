@@ -1,7 +1,7 @@
-"""Several tensors in one slot, one behind the other.
+"""Several tensors in one tensor slot, one after the other.
 
-Owns how they are laid out and found again; must not know what they are for, nor how a
-`PackedRef` travels. One slot for all, because a model has more tensors than there are slots.
+This module owns their layout in the slot. It must not know the purpose of the tensors, nor how a
+`PackedRef` is sent. They share one slot because a model has more tensors than slots exist.
 """
 
 from __future__ import annotations
@@ -21,7 +21,13 @@ from shmllm.ipc.tensors import as_array
 
 
 class PackedTensor(NamedTuple):
-    """One of them: a key of `DTYPES`, its shape, and where it begins in the slot."""
+    """One tensor of a slot.
+
+    Attributes:
+        dtype: a key of `DTYPES`.
+        shape: the shape in elements.
+        offset: the byte offset in the slot's payload.
+    """
 
     dtype: str
     shape: tuple[int, ...]
@@ -33,7 +39,7 @@ class PackedTensor(NamedTuple):
 
 
 class PackedRef(NamedTuple):
-    """All of them; `to_json` makes it travel."""
+    """A reference to all tensors in one slot; it is sent in the form that `to_json` returns."""
 
     slot: SlotRef
     tensors: tuple[PackedTensor, ...]
@@ -43,9 +49,11 @@ class PackedRef(NamedTuple):
 
     @classmethod
     def from_json(cls, value: Any) -> PackedRef:
-        """
+        """Decode and check the value that `to_json` returned.
+
         Raises:
-            ProtocolMismatchError: it is none, or contradicts itself.
+            ProtocolMismatchError: the value has another form, or its numbers contradict each
+                other.
         """
         try:
             slot, tensors = value
@@ -68,7 +76,7 @@ def _natural(value: object) -> int:
 
 
 def _check(tensor: PackedTensor, nbytes: int) -> None:
-    # numpy multiplies the dimensions of an empty array too, without the zeros.
+    # numpy limits the product of the nonzero dimensions, also for empty arrays.
     largest = math.prod(filter(None, tensor.shape)) * DTYPES[tensor.dtype].numpy.itemsize
     fits = tensor.offset + tensor.nbytes <= nbytes and largest < 2**63
     if not fits or tensor.offset % ALIGNMENT_BYTES or len(tensor.shape) > MAX_DIMENSIONS:
@@ -84,11 +92,17 @@ def _plan(arrays: list[tuple[NDArray[Any], str]]) -> tuple[list[PackedTensor], i
 
 
 def try_put_all(slots: SlotWriter, sources: Sequence[Any]) -> PackedRef | None:
-    """Copy tensors into one slot and lend it to the reader; None while all are lent.
+    """Copy tensors into one slot and publish it.
 
     Args:
-        slots: to write into.
-        sources: as for `TensorWriter.try_put`, and with its exceptions.
+        slots: the writer of the slots.
+        sources: numpy arrays or torch tensors, as for `TensorWriter.try_put`.
+
+    Returns:
+        The reference for the reader; None if the reader holds all slots of a suitable size.
+
+    Raises:
+        TypeError, ValueError, MessageTooLargeError, NoSpaceError: as for `TensorWriter.try_put`.
     """
     arrays = [as_array(source) for source in sources]
     tensors, size = _plan(arrays)
@@ -110,15 +124,15 @@ def try_put_all(slots: SlotWriter, sources: Sequence[Any]) -> PackedRef | None:
 
 @contextmanager
 def view_all(slots: SlotReader, ref: PackedRef) -> Iterator[list[NDArray[Any]]]:
-    """The tensors in place, as arrays; dtypes that numpy lacks come as unsigned integers.
+    """The tensors as arrays over the slot's memory, without a copy.
 
-    The slot goes back at the end, and what was made of the arrays without a copy must not be
-    used any more.
+    The end of the `with` block releases the slot. After that, the caller must not use the arrays
+    or anything that shares their memory. A dtype that numpy lacks appears as unsigned integers.
 
     Raises:
-        ProtocolMismatchError: its slot is not lent.
+        ProtocolMismatchError: `ref` names a slot that is not published.
     """
-    memory = slots.borrow(ref.slot)
+    memory = slots.writable_view(ref.slot)
     try:
         yield [_array(memory, tensor) for tensor in ref.tensors]
     finally:
@@ -131,7 +145,12 @@ def _array(memory: memoryview, tensor: PackedTensor) -> NDArray[Any]:
 
 
 def as_torch(array: NDArray[Any], dtype: str) -> Any:
-    """An array of `view_all` as the torch tensor that was sent, without a copy."""
+    """An array from `view_all` as a torch tensor of the sender's dtype, without a copy.
+
+    Args:
+        array: an array from `view_all`.
+        dtype: its `PackedTensor.dtype`.
+    """
     import torch
 
     return torch.from_numpy(array.reshape(-1)).view(getattr(torch, dtype)).reshape(array.shape)

@@ -1,13 +1,14 @@
-"""Names of engines and of their clients' segments.
+"""Names of segments in /dev/shm.
 
     /dev/shm/shmllm.NAME      the control segment of engine NAME
-    /dev/shm/shmllm.NAME.k    the segment of its client in place k
+    /dev/shm/shmllm.NAME.k    the segment of its client (front end) in place k
 
-Owns names: giving one to a finished segment, finding what a name means, taking names away
-from what is dead. A name is given by linking a segment that is locked and initialised, so
-whoever can open a name finds both done. A name is taken away by its owner, or by a sweeper
-that found the owner's lock free and holds the sweepers' own, and only while it still names
-the same file; so a live name is never removed and no two owners ever share one.
+This module publishes segments under names, attaches to named segments, and removes names. A
+process links a segment only after it has locked and initialised it, so every process that opens
+a name finds a locked and initialised segment. A name is removed by its owner, or by a sweeper
+that found the owner's lock free and holds the sweepers' lock. Both remove it only while it still
+leads to the same file. Therefore the name of a live owner is never removed, and a name never has
+two owners.
 """
 
 from __future__ import annotations
@@ -31,11 +32,12 @@ _PATTERN = re.compile(rf"{re.escape(PREFIX)}([A-Za-z0-9_-]{{1,64}})(?:\.(\d+))?"
 
 @dataclass(frozen=True, slots=True)
 class NamedSegment:
-    """A name in the directory.
+    """A name of a segment in the directory.
 
     Attributes:
-        engine: name of the engine.
-        place: of the client; None for the engine's own control segment.
+        path: the path of the file.
+        engine: the name of the engine.
+        place: the place of the client; None for the engine's control segment.
     """
 
     path: Path
@@ -48,10 +50,10 @@ class NamedSegment:
 
 
 def control_path(name: str, directory: Path = SHM_DIRECTORY) -> Path:
-    """Where engine `name` is found.
+    """The path of the control segment of engine `name`.
 
     Raises:
-        SegmentError: no such name is possible.
+        SegmentError: `name` is not valid as a name of an engine.
     """
     if not _NAME.fullmatch(name):
         raise SegmentError(
@@ -61,12 +63,12 @@ def control_path(name: str, directory: Path = SHM_DIRECTORY) -> Path:
 
 
 def client_path(name: str, place: int, directory: Path = SHM_DIRECTORY) -> Path:
-    """Where the client in `place` of engine `name` is found."""
+    """The path of the segment of the client in `place` at engine `name`."""
     return directory / f"{control_path(name).name}.{place}"
 
 
 def names(directory: Path = SHM_DIRECTORY) -> list[NamedSegment]:
-    """All names of ours in the directory, live or dead, sorted."""
+    """All names of shmllm segments in the directory, sorted; their owners may be dead."""
     found = []
     for entry in sorted(os.listdir(directory)):
         match = _PATTERN.fullmatch(entry)
@@ -77,10 +79,11 @@ def names(directory: Path = SHM_DIRECTORY) -> list[NamedSegment]:
 
 
 def publish(segment: Segment, path: Path) -> bool:
-    """Give an owned, initialised segment its name, sweeping a dead bearer of it first.
+    """Link an owned and initialised segment under a name. If the name belongs to a dead segment,
+    remove it first.
 
     Returns:
-        False if a live segment bears the name.
+        False if the name belongs to a live segment.
     """
     while True:
         try:
@@ -94,7 +97,8 @@ def publish(segment: Segment, path: Path) -> bool:
 
 
 def _link(segment: Segment, path: Path) -> None:
-    # With a directory descriptor Python calls linkat, which alone can follow this link.
+    # Python calls linkat(2) only with a directory descriptor, and only linkat can follow the
+    # symbolic link in /proc/self/fd to the unnamed file.
     descriptors = os.open("/proc/self/fd", os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.link(str(segment.fd), path, src_dir_fd=descriptors, follow_symlinks=True)
@@ -103,7 +107,8 @@ def _link(segment: Segment, path: Path) -> None:
 
 
 def withdraw(segment: Segment, path: Path) -> None:
-    """The owner takes its own name away. Nobody else can have: that takes the lock."""
+    """Remove the name of a segment that this process owns. While the owner holds its lock, no
+    other process removes the name, so the check and the removal need no further lock."""
     try:
         if os.path.samestat(os.fstat(segment.fd), os.stat(path)):
             os.unlink(path)
@@ -112,18 +117,21 @@ def withdraw(segment: Segment, path: Path) -> None:
 
 
 def sweep(path: Path) -> bool:
-    """Remove a name whose owner is dead. True if the name is free now.
+    """Remove a name whose owner is dead.
 
-    The owner locks one byte before it gives the name, so that byte, once free, stays free;
-    sweepers only look at it and exclude each other with another byte. Were they to lock the
-    owner's, a dead segment would look alive for that moment.
+    The owner locks the owner byte before it links the name, so the byte stays free once it is
+    free. Sweepers only test that byte, and exclude each other by a lock on another byte. If a
+    sweeper locked the owner byte, the dead segment would look alive during that time.
+
+    Returns:
+        Whether the name is free now.
     """
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
         return True
     except OSError:
-        return False  # a link, a directory, another user's: not ours to remove
+        return False  # a symbolic link, a directory or another user's file
     try:
         if is_locked(fd):
             return False
@@ -141,13 +149,13 @@ def attach(path: Path, kind: SegmentKind, what: str) -> Segment:
     """Map a named segment of this user.
 
     Args:
-        path: its name.
-        kind: what it has to be.
-        what: how to call it in an error: "engine 'x'".
+        path: the path of the segment.
+        kind: the expected kind.
+        what: the subject of error messages, for example "engine 'x'".
 
     Raises:
-        SegmentError: absent, of another user, or its owner is dead.
-        ProtocolMismatchError: of another version.
+        SegmentError: the segment does not exist, belongs to another user, or its owner is dead.
+        ProtocolMismatchError: the segment has another kind or version.
     """
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -175,8 +183,11 @@ def attach(path: Path, kind: SegmentKind, what: str) -> Segment:
 
 
 def claim_place(segment: Segment, name: str, directory: Path = SHM_DIRECTORY) -> int:
-    """Name a client's segment after the first free place of an engine: linking is the
-    compare-and-swap.
+    """Link a client's segment under the first free place of an engine. Two clients cannot get
+    the same place, because the kernel lets only one of them link the name.
+
+    Returns:
+        The place.
 
     Raises:
         SegmentError: all places are taken.

@@ -1,17 +1,17 @@
-"""A ring of byte records with one writer and one reader, neither of which ever blocks.
+"""A ring buffer of byte records with one writer and one reader, neither of which ever blocks.
 
-Owns records and cursors; must not know what a record means or how anyone waits.
+This module owns records and cursors. It must not know the meaning of a record, nor how the two
+ends wait.
 
-*position* counts bytes since the ring was made and only grows; *index* = position modulo
-capacity. Records fill the half-open interval [consumed, published). The writer moves
-`published`, the reader `consumed`. Each keeps its own cursor in a Python int, and the
-writer also keeps the last `consumed` it saw, so that it reads the peer's cache line only
-when the ring looks full.
+A *position* counts the bytes since the creation of the ring and only grows; *index* = position
+modulo capacity. The unread records fill the half-open interval [consumed, published). The writer
+moves `published`, the reader `consumed`. Each end keeps its own cursor in a Python int. The writer
+also keeps the last value of `consumed` that it loaded, so that it loads the reader's cache line
+only when the ring looks full.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -41,7 +41,7 @@ _ALIGNED = ~(RECORD_ALIGNMENT - 1)
 
 
 class _RingEnd:
-    """What both ends share: the memory and the cursors' words."""
+    """The base of both ends: the memory and the words of the two cursors."""
 
     __slots__ = ("_capacity", "_consumed", "_data", "_mask", "_position", "_published")
 
@@ -60,7 +60,7 @@ class _RingEnd:
 
     @property
     def position(self) -> int:
-        """Where this end stands: behind the last record that it wrote, or read."""
+        """The position of this end: the end of the last record that it wrote or read."""
         return self._position
 
     def _used_bytes(self, published: int, consumed: int) -> int:
@@ -73,24 +73,22 @@ class _RingEnd:
         return used
 
     def close(self) -> None:
-        """Let go of the segment; any later use raises ValueError."""
+        """Release the views of the segment; any later use raises ValueError."""
         self._data.release()
         self._published.close()
         self._consumed.close()
 
 
 class RingWriter(_RingEnd):
-    """The publishing end: `claim -> publish | abort_claim`, or `try_write` in one go.
+    """The end that writes and publishes records.
 
     Args:
         data: the ring's bytes; their number is a power of two.
-        published: written by this end.
-        consumed: written by the reader.
+        published: the word with the writer's cursor, which this end stores.
+        consumed: the word with the reader's cursor, which this end only loads.
     """
 
     __slots__ = (
-        "_claim_end",
-        "_claim_view",
         "_high_water_bytes",
         "_load_consumed",
         "_max_span",
@@ -107,47 +105,46 @@ class RingWriter(_RingEnd):
         self._load_consumed = consumed.load
         self._seen_consumed = consumed.load()
         self._max_span = self._capacity // 2
-        self._claim_end = 0
-        self._claim_view: memoryview | None = None
         self._num_messages = self._num_bytes = 0
         self._times_full = self._high_water_bytes = 0
         self._used_bytes(self._position, self._seen_consumed)
 
     @classmethod
     def over(cls, buffer: memoryview, layout: RingLayout) -> RingWriter:
-        """The writing end of a ring in a segment."""
+        """The writer of a ring in a segment."""
         return cls(*parts_of(buffer, layout))
 
     @property
     def max_payload_bytes(self) -> int:
-        """Largest payload that an empty ring takes, wherever its cursor stands."""
+        """The largest payload in bytes that fits into an empty ring at every cursor position."""
         return self._max_span - RECORD_HEADER_BYTES
 
     @property
     def free_bytes(self) -> int:
-        """Bytes not in use now, headers and padding included."""
-        # SYNC POINT: record consumed. Room counts as free only after this load.
+        """The free bytes of the ring now; headers and padding count as used."""
+        # SYNC POINT: record consumed. The writer may reuse bytes only after this load.
         self._seen_consumed = self._load_consumed()
         return self._capacity - self._used_bytes(self._position, self._seen_consumed)
 
     @property
     def is_half_full(self) -> bool:
-        """Whether half of the bytes are in use; looks at the reader's cursor only if needed."""
+        """Whether at least half of the bytes are in use. Loads the reader's cursor only if its
+        last known value cannot answer the question."""
         half = self._capacity // 2
         return self._position - self._seen_consumed >= half and self.free_bytes <= half
 
     def try_write(self, kind: int, *parts: BytesLike) -> bool:
-        """Publish one record whose payload is `parts` put together.
+        """Publish one record whose payload is the concatenation of `parts`.
 
         Args:
-            kind: 0 up to, not including, `PADDING_KIND`.
-            parts: bytes-like, C-contiguous, of any item type.
+            kind: the record's kind, from 0 to `PADDING_KIND` - 1.
+            parts: C-contiguous bytes-like objects of any item type.
 
         Returns:
-            False when there is no room now; nothing has changed then.
+            False if the ring has no room now; then nothing has changed.
 
         Raises:
-            MessageTooLargeError: it can never fit.
+            MessageTooLargeError: the record does not fit even into an empty ring.
         """
         length = 0
         chunks = []
@@ -155,59 +152,41 @@ class RingWriter(_RingEnd):
             chunk = part if type(part) is bytes else _flat(part)
             length += len(chunk)
             chunks.append(chunk)
-        begin = self._reserve(kind, length)
-        if begin is None:
+        reserved = self._reserve(kind, length)
+        if reserved is None:
             return False
+        begin, end_position = reserved
         data = self._data
         for chunk in chunks:
             end = begin + len(chunk)
             data[begin:end] = chunk
             begin = end
-        self._publish(length)
+        self._publish(length, end_position)
         return True
 
-    def try_claim(self, kind: int, length: int) -> memoryview | None:
-        """Room for a payload of `length` bytes to be filled in place, or None when full.
-
-        The view is valid until `publish` or `abort_claim`, one of which must follow.
-
-        Raises:
-            MessageTooLargeError: it can never fit.
-        """
-        if self._claim_view is not None:
-            raise RuntimeError("the previous claim was neither published nor aborted")
-        begin = self._reserve(kind, length)
-        if begin is None:
-            return None
-        self._claim_view = self._data[begin : begin + length]
-        return self._claim_view
-
-    def publish(self) -> None:
-        """Make the claimed record visible to the reader."""
-        self._publish(self._end_claim())
-
-    def abort_claim(self) -> None:
-        """Give the claimed room back; the reader sees nothing of it."""
-        self._end_claim()
-
     def statistics(self) -> RingStatistics:
-        """Counts since this end was made."""
+        """The counters since the creation of this object."""
         return RingStatistics(
             self._num_messages, self._num_bytes, self._times_full, self._high_water_bytes
         )
 
     def check_integrity(self) -> None:
-        """Raise ProtocolMismatchError if somebody else moved the cursor or one is absurd."""
+        """Raise ProtocolMismatchError if another writer moved the cursor, or if the cursors are
+        not possible. Tests call this."""
         published = self._published.load()
         if published != self._position:
             raise ProtocolMismatchError(
-                f"the ring's writer stands at {self._position}, its word says {published}: "
+                f"the ring's writer is at position {self._position}, but its word is {published}: "
                 "two writers on one ring?"
             )
         self._used_bytes(published, self._load_consumed())
 
-    def _reserve(self, kind: int, length: int) -> int | None:
-        """Write the header (and padding) into free room; returns the payload's index."""
+    def _reserve(self, kind: int, length: int) -> tuple[int, int] | None:
+        """Write a header, and a padding record if necessary, into free bytes of the ring.
+
+        Returns:
+            (index of the payload, position of the record's end); None if the ring has no room.
+        """
         span = (length + _ROUND_UP) & _ALIGNED
         if span > self._max_span:
             raise MessageTooLargeError(
@@ -228,42 +207,29 @@ class RingWriter(_RingEnd):
             position += to_end
             index = 0
         _pack_header(self._data, index, length, kind, 0, position)
-        self._claim_end = end
-        return index + RECORD_HEADER_BYTES
+        return index + RECORD_HEADER_BYTES, end
 
     def _has_room(self, end: int) -> bool:
         return end - self._position <= self.free_bytes
 
-    def _publish(self, length: int) -> None:
-        end = self._claim_end
+    def _publish(self, length: int, end: int) -> None:
         self._position = end
         self._num_messages += 1
         self._num_bytes += length
         used = end - self._seen_consumed
         if used > self._high_water_bytes:
             self._high_water_bytes = used
-        # SYNC POINT: record published. Last of all, after header, padding and payload.
+        # SYNC POINT: record published. The last store, after header, padding and payload.
         self._store_published(end)
-
-    def _end_claim(self) -> int:
-        view = self._claim_view
-        if view is None:
-            raise RuntimeError("there is no claim to publish or to abort")
-        self._claim_view = None
-        length = len(view)
-        # An array over the view may outlive it; the memory stays mapped, so that is harmless.
-        with contextlib.suppress(BufferError):
-            view.release()
-        return length
 
 
 class RingReader(_RingEnd):
-    """The consuming end.
+    """The end that reads records.
 
     Args:
         data: the ring's bytes; their number is a power of two.
-        published: written by the writer.
-        consumed: written by this end.
+        published: the word with the writer's cursor, which this end only loads.
+        consumed: the word with the reader's cursor, which this end stores.
     """
 
     __slots__ = ("_draining", "_load_published", "_num_bytes", "_num_messages", "_store_consumed")
@@ -277,31 +243,32 @@ class RingReader(_RingEnd):
 
     @classmethod
     def over(cls, buffer: memoryview, layout: RingLayout) -> RingReader:
-        """The reading end of a ring in a segment."""
+        """The reader of a ring in a segment."""
         return cls(*parts_of(buffer, layout))
 
     def has_data(self) -> bool:
-        """Whether `drain` would find a record."""
+        """Whether the ring has an unread record."""
         # SYNC POINT: record published
         return self._load_published() != self._position
 
     def drain(self, handler: Handler, limit: int = 0) -> int:
-        """Hand the records that are there to `handler(kind, payload)`, oldest first.
+        """Call `handler(kind, payload)` for the unread records, oldest first.
 
-        The cursor moves once per batch, also when the handler raises, and then past the
-        record that it raised on: a poisonous record is not met again.
+        The cursor moves once per call, past the last handled record. If the handler raises an
+        error, the cursor moves past that record too, so the next call does not repeat the error.
 
         Args:
-            handler: gets a read-only view that is valid until it returns; it copies what
-                it keeps. An array over the view is not taken away: kept, it would show
-                later records.
-            limit: most records to handle, 0 for all.
+            handler: gets the payload as a read-only view that is valid until it returns, and
+                must copy the bytes that it keeps. An array over the view stays usable after
+                that, but then shows the bytes of later records.
+            limit: the largest number of records to handle; 0 for all.
 
         Returns:
-            How many records were handled.
+            The number of handled records.
 
         Raises:
-            ProtocolMismatchError: what lies there is no record. The cursor stays in front.
+            ProtocolMismatchError: the bytes at the cursor are no valid record. The cursor stays
+                before them.
         """
         # SYNC POINT: record published. Header and payload are read only after this load.
         published = self._load_published()
@@ -318,7 +285,7 @@ class RingReader(_RingEnd):
                 self._handle_one(handler, published)
         finally:
             self._draining = False
-            # SYNC POINT: record consumed. After the last read of what it frees.
+            # SYNC POINT: record consumed. After the last read of the bytes that this frees.
             self._store_consumed(self._position)
         return self._num_messages - num_before
 
@@ -348,15 +315,16 @@ class RingReader(_RingEnd):
             view.release()
 
     def statistics(self) -> RingStatistics:
-        """Counts since this end was made."""
+        """The counters since the creation of this object."""
         return RingStatistics(self._num_messages, self._num_bytes)
 
     def check_integrity(self) -> None:
-        """Walk everything unread; raise ProtocolMismatchError at the first absurdity."""
+        """Raise ProtocolMismatchError if another reader moved the cursor, or if an unread record
+        is not valid. Tests call this."""
         consumed = self._consumed.load()
         if consumed != self._position and not self._draining:
             raise ProtocolMismatchError(
-                f"the ring's reader stands at {self._position}, its word says {consumed}: "
+                f"the ring's reader is at position {self._position}, but its word is {consumed}: "
                 "two readers on one ring?"
             )
         published = self._load_published()
@@ -384,7 +352,7 @@ def _flat(part: BytesLike) -> bytes | memoryview:
 
 
 def record_span(length: int) -> int:
-    """Bytes of ring that a record with a payload of `length` bytes takes."""
+    """Bytes of the ring that a record with a payload of `length` bytes takes."""
     return (length + _ROUND_UP) & _ALIGNED
 
 

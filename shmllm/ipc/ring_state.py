@@ -1,4 +1,4 @@
-"""A ring looked at from outside: for tools, and after a death."""
+"""Reads the state of a ring without being one of its ends, for tools and after a crash."""
 
 from __future__ import annotations
 
@@ -19,7 +19,13 @@ from shmllm.ipc.ring_statistics import RingStatistics, StatisticsLine
 
 @dataclass(frozen=True, slots=True)
 class RecordHeader:
-    """Header of a record that lies in a ring, or lay there and was not overwritten yet."""
+    """The header of a record in a ring, unread, or read but not overwritten yet.
+
+    Attributes:
+        position: the position of the record in the ring.
+        kind: the number of the record's kind.
+        length: the bytes of its payload.
+    """
 
     position: int
     kind: int
@@ -28,13 +34,15 @@ class RecordHeader:
 
 @dataclass(frozen=True, slots=True)
 class RingState:
-    """What stands in a ring.
+    """The state of a ring.
 
     Attributes:
-        records: the latest, oldest first, padding left out. Those at positions from
-            `consumed` on are unread.
-        writer: what its writing end has counted.
-        reader: what its reading end has counted.
+        published: the position of the writer.
+        consumed: the position of the reader.
+        records: the latest records without padding, oldest first. A record is unread if its
+            position is `consumed` or larger.
+        writer: the last counters that the writer published.
+        reader: the last counters that the reader published.
     """
 
     published: int
@@ -49,12 +57,13 @@ class RingState:
 
 
 def peek(buffer: memoryview, layout: RingLayout, num_records: int) -> RingState:
-    """Look at a ring without being one of its ends. Of a ring in use it sees some moment.
+    """Read the state of a ring. If its ends use the ring at the same time, the parts of the
+    result may belong to slightly different times.
 
     Args:
-        buffer: of the segment.
-        layout: which ring.
-        num_records: how many records to look for, back from the latest.
+        buffer: the bytes of the segment.
+        layout: the layout of the ring in the segment.
+        num_records: the largest number of records to return.
     """
     data, published_word, consumed_word = parts_of(buffer, layout)
     with data:
@@ -72,10 +81,11 @@ def peek(buffer: memoryview, layout: RingLayout, num_records: int) -> RingState:
 
 
 def _latest(data: memoryview, published: int, num_records: int) -> list[RecordHeader]:
-    """Records of the last lap, found backwards from `published`.
+    """The headers of the last `num_records` records, found backwards from `published`.
 
-    A header names its own position, so every place of the lap is looked at for one. Of
-    those only the chain counts in which each record ends where the next begins.
+    A valid header contains its own position, so this function takes each aligned place of the
+    ring with its own position in it as a candidate. It returns the chain of candidates in which
+    each record ends where the next one begins and the last one ends at `published`.
     """
     if published % RECORD_ALIGNMENT or published >= 2**63:
         return []
@@ -88,7 +98,7 @@ def _latest(data: memoryview, published: int, num_records: int) -> list[RecordHe
     for position in positions[places[indexes.astype(np.intp)] == positions].tolist():
         length, kind, _, _ = RECORD_HEADER.unpack_from(data, position & (capacity - 1))
         by_end[position + record_span(length)] = RecordHeader(position, kind, length)
-    del places  # it holds the segment's memory
+    del places  # the array would keep the segment mapped
     records: list[RecordHeader] = []
     end = published
     while (record := by_end.get(end)) is not None and len(records) < num_records:

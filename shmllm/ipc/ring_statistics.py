@@ -1,7 +1,7 @@
-"""What the ends of a ring have counted, and the line of shared memory where they show it.
+"""The counters of a ring's two ends, and the lines of shared memory that publish them.
 
-Counting is done in Python ints on the hot path; an end copies them to its line now and
-then: before it sleeps, when it closes, and an engine ten times a second.
+An end counts in Python ints and copies them to its line only before it parks and when it closes;
+an engine also does that ten times a second.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from shmllm.ipc.words import WordTable
 
 @dataclass(frozen=True, slots=True)
 class RingStatistics:
-    """Counts since one end was made.
+    """The counters of one end of a ring since its creation.
 
     Attributes:
-        num_messages: written, or read.
-        num_bytes: of their payloads.
-        times_full: writes that found no room; of a writer only.
-        high_water_bytes: most bytes in use that the writer saw; of a writer only.
-        times_parked: how often this end slept for want of records or of room. An engine
-            sleeps for all its front ends at once and counts that in Stat.TIMES_PARKED.
+        num_messages: the number of records that this end wrote or read.
+        num_bytes: the bytes of their payloads.
+        times_full: the number of writes that found no room; 0 for a reader.
+        high_water_bytes: the most bytes in use that the writer saw; 0 for a reader.
+        times_parked: the number of times that a front end parked. An engine parks for all its
+            front ends at once and counts that in Stat.TIMES_PARKED.
     """
 
     num_messages: int
@@ -35,11 +35,11 @@ NUM_WORDS = 5
 
 
 class StatisticsLine:
-    """One end's counters where others can read them.
+    """The line of a client segment with the counters of one end; only one process writes it.
 
     Args:
-        buffer: of the client segment.
-        offset: of the line; one process writes it for its whole life.
+        buffer: the bytes of the segment.
+        offset: the byte offset of the line.
     """
 
     __slots__ = ("_words",)
@@ -55,5 +55,5 @@ class StatisticsLine:
         return RingStatistics(*self._words.load_all())
 
     def close(self) -> None:
-        """Let go of the segment; idempotent."""
+        """Release the view of the segment; idempotent."""
         self._words.close()

@@ -1,12 +1,13 @@
-"""Segments: creating, attaching, owning and closing shared memory files.
+"""Segments: files of shared memory, which this module creates, attaches, locks and closes.
 
-Owns files, mappings and the ownership lock; must not know what the words behind the header
-mean. A segment is an unnamed file in a memory file system: it travels as an inherited
-descriptor, and when the last process that holds it ends, however it ends, it is gone.
+This module owns files, mappings and the ownership lock. It must not know the meaning of the words
+after the header. A segment is an unnamed file in a memory file system (tmpfs). Another process
+gets it as an inherited descriptor, and the kernel frees the file when the last process that holds
+it ends, even if that process was killed.
 
-Ownership is an open-file-description lock on one byte of a second description of the file.
-That one is never mapped, because a mapping keeps its description and so the lock alive, and
-forked children close it, because they would keep it too.
+The owner holds an open-file-description lock on one byte, through a second open file description
+of the file. That description is never mapped, because a mapping would keep the description, and
+with it the lock, alive. Forked children close it, because they would also keep the lock.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ _live: weakref.WeakSet[Segment] = weakref.WeakSet()
 
 
 class Segment:
-    """One mapped segment. Make it with `create` or `attach`; close it, or use `with`.
+    """One mapped segment. `create` and `attach` return one; `close` or a `with` block ends it.
 
     Attributes:
-        kind: what it is for.
-        is_usable: False once it was closed, and in forked children.
+        kind: the kind of the segment.
+        is_usable: False after `close` and in forked children.
     """
 
     def __init__(self, fd: int, kind: SegmentKind, mapping: mmap.mmap, *, created: bool) -> None:
@@ -56,11 +57,15 @@ class Segment:
 
     @classmethod
     def create(cls, kind: SegmentKind, *, directory: str = "/dev/shm") -> Segment:
-        """A new, initialised, unnamed segment.
+        """Create an initialised, unnamed segment.
+
+        Args:
+            kind: the kind of the segment.
+            directory: a directory of the file system for the file.
 
         Raises:
-            NoSpaceError: the file system cannot hold it.
-            SegmentError: the directory cannot hold unnamed files or cannot be written.
+            NoSpaceError: the file system has too little free space.
+            SegmentError: the directory does not support unnamed files or is not writable.
         """
         try:
             fd = above_standard_streams(
@@ -93,13 +98,13 @@ class Segment:
         """Map a segment that another process created.
 
         Args:
-            fd: its descriptor, inherited or received. On success it belongs to the segment
-                and is closed with it.
-            kind: what it has to be.
+            fd: the descriptor of the file, inherited or opened. After success the segment owns
+                the descriptor and closes it.
+            kind: the expected kind of the segment.
 
         Raises:
-            ProtocolMismatchError: it is no initialised segment of this kind and version.
-            SegmentError: it cannot be mapped, or belongs to another user.
+            ProtocolMismatchError: the file is no initialised segment of this kind and version.
+            SegmentError: the file cannot be mapped, or belongs to another user.
         """
         try:
             status = os.fstat(fd)
@@ -122,7 +127,7 @@ class Segment:
 
     @property
     def fd(self) -> int:
-        """Descriptor to pass on (`pass_fds`); it stays the segment's."""
+        """The descriptor, for passing to a child process (`pass_fds`); the segment closes it."""
         self.check_usable()
         return self._fd
 
@@ -134,21 +139,21 @@ class Segment:
 
     @property
     def nonce(self) -> int:
-        """Random number that tells this segment from every other."""
+        """A random number that identifies this segment."""
         return Word(self.buffer, layout.NONCE_OFFSET).load()
 
     @property
     def creator_pid(self) -> int:
-        """Who made it, as its own pid namespace counts."""
+        """The pid of the creating process in its own pid namespace."""
         return Word(self.buffer, layout.CREATOR_PID_OFFSET).load()
 
     @property
     def creator_pid_namespace(self) -> int:
-        """Inode of the pid namespace that `creator_pid` counts in."""
+        """Inode of the pid namespace in which `creator_pid` is valid."""
         return Word(self.buffer, layout.CREATOR_PID_NAMESPACE_OFFSET).load()
 
     def check_usable(self) -> None:
-        """Raise SegmentError if the segment was closed or belongs to the parent process."""
+        """Raise SegmentError if the segment is closed or belongs to the parent process."""
         if self._closed:
             raise SegmentError(f"this {self.kind.name} segment is closed")
         if os.getpid() != self._pid:
@@ -158,13 +163,14 @@ class Segment:
             )
 
     def allocate(self, offset: int, nbytes: int) -> None:
-        """Make the pages of [offset, offset + nbytes) exist, or raise NoSpaceError."""
+        """Allocate the pages of [offset, offset + nbytes), or raise NoSpaceError."""
         _allocate(self.fd, offset, nbytes)
 
     def discard(self, offset: int, nbytes: int) -> None:
-        """Give the pages of [offset, offset + nbytes) back; both ends of it lie on pages.
+        """Free the pages of [offset, offset + nbytes); both numbers are multiples of the page
+        size.
 
-        The range stays mapped, in every process, and reads as zeros from new pages.
+        The range stays mapped in every process. A later access gets new pages of zeros.
         """
         self.check_usable()
         if self._mapping is not None:
@@ -174,7 +180,8 @@ class Segment:
         """Become the owner until this segment is closed or this process ends.
 
         Raises:
-            SegmentError: another process, or another Segment of this one, owns it.
+            SegmentError: another process, or another Segment object of this process, is the
+                owner.
         """
         if self._owner_fd is not None:
             return
@@ -189,17 +196,19 @@ class Segment:
         self._owner_fd = owner_fd
 
     def is_owned(self) -> bool:
-        """Whether any living process owns it, this one included.
+        """Whether a living process, possibly this one, owns the segment.
 
-        A stopped owner still counts; a killed one does not, even before it is reaped.
+        A stopped process stays the owner. A killed process does not, even before its parent has
+        reaped it.
         """
         return is_locked(self.fd)
 
     def close(self) -> None:
-        """Unmap, close and give up ownership; idempotent.
+        """Unmap the memory, close the file and give up ownership; idempotent.
 
-        Whatever was cut out of `buffer` becomes unusable with it or keeps the mapping alive
-        until it is collected. In a forked child only the child's own share is dropped.
+        Views derived from `buffer` become unusable, or keep the mapping alive until they are
+        garbage-collected. In a forked child this affects only the child's descriptors and
+        mapping.
         """
         if self._closed:
             return
@@ -227,7 +236,7 @@ class Segment:
             layout.NONCE_OFFSET: nonce,
             layout.CREATOR_PID_OFFSET: os.getpid(),
             layout.CREATOR_PID_NAMESPACE_OFFSET: pid_namespace(),
-            # SYNC POINT: segment initialised. Dictionaries keep order: version comes last.
+            # SYNC POINT: segment initialised. A dictionary keeps its order: version comes last.
             layout.MAGIC_OFFSET: layout.MAGIC,
             layout.VERSION_OFFSET: layout.PROTOCOL_VERSION,
         }
@@ -246,8 +255,8 @@ class Segment:
             os.close(owner_fd)
 
     def _unmap(self) -> None:
-        # Arrays and views over the memory may live on; the last of them unmaps it, so no
-        # reference to the mapping may stay here.
+        # Arrays and views over the memory may still exist. The last of them unmaps it, so this
+        # object must not keep a reference to the mapping.
         mapping, self._mapping = self._mapping, None
         with contextlib.suppress(BufferError):
             self._buffer.release()
@@ -260,8 +269,8 @@ class Segment:
 
 
 def above_standard_streams(fd: int) -> int:
-    """The same file at a descriptor of 3 or more: where stdin is closed a new descriptor
-    can be 0, which a child's own stdin would replace."""
+    """Move a descriptor to a number of 3 or more. If stdin is closed, a new descriptor can be 0,
+    and a child process that inherits it would replace it by its own stdin."""
     if fd > 2:
         return fd
     moved: int = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
@@ -270,7 +279,7 @@ def above_standard_streams(fd: int) -> int:
 
 
 def pid_namespace() -> int:
-    """Inode of this process's pid namespace: pids compare only within one."""
+    """Inode of this process's pid namespace; pids are comparable only within one namespace."""
     return os.stat("/proc/self/ns/pid").st_ino
 
 
@@ -283,19 +292,20 @@ os.register_at_fork(after_in_child=_abandon_all_in_child)
 
 
 def is_locked(fd: int) -> bool:
-    """Whether any process owns the segment that `fd` is open on."""
+    """Whether any process owns the segment whose file `fd` refers to."""
     answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, write_lock(OWNER_BYTE))
     return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
 
 
 def write_lock(byte: int) -> bytes:
-    """A `struct flock` for one byte of the file, for the F_OFD commands."""
+    """A `struct flock` for a write lock on one byte of a file, for the F_OFD commands."""
     return _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
 
 
 def _map(fd: int, size: int) -> mmap.mmap:
     mapping = mmap.mmap(fd, size)
-    # A core dump of the peer must not grow by what it shares; the kernel delays its end for it.
+    # A core dump must not contain shared memory: the kernel delays the end of a crashed process
+    # until its core dump is written.
     mapping.madvise(mmap.MADV_DONTDUMP)
     return mapping
 
@@ -336,7 +346,7 @@ def _check_size(size: int, kind: SegmentKind) -> None:
 
 
 def _check_header(mapping: mmap.mmap, kind: SegmentKind) -> None:
-    # SYNC POINT: segment initialised. Version first; the other fields were stored before it.
+    # SYNC POINT: segment initialised. Load the version first: the creator stored it last.
     with memoryview(mapping) as view, view[: layout.PAGE_BYTES].cast("Q") as words:
         version, magic, stored_kind = (
             words[offset // layout.WORD_BYTES]

@@ -1,8 +1,9 @@
-"""Pages under the slots: made when a payload first needs them, kept, and given back.
+"""The memory pages of tensor slots, allocated when a payload needs them and freed later.
 
-Owns how many bytes of memory stand behind each slot of one direction; must not know which
-slots are lent. Kept in the writer's own memory: only the writer makes pages or gives them
-back. A slot in use again costs no page faults, which are most of what fresh memory costs.
+This module owns the number of allocated bytes of each slot of one direction. It must not know
+which slots are in use. The numbers lie in the writer's private memory, because only the writer
+allocates and frees pages. A slot that already has its pages costs no page faults, which are the
+largest part of the cost of new memory.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ ChangePages = Callable[[int, int], None]
 
 
 class SlotPlace(NamedTuple):
-    """Address space of one slot.
+    """The address space of one slot.
 
     Attributes:
-        begin: offset in the segment.
-        slot_bytes: size.
-        kept_bytes: pages that the slot may keep once it is free again.
+        begin: the byte offset in the segment.
+        slot_bytes: the size of the slot.
+        kept_bytes: the largest number of bytes that the slot keeps allocated while it is free.
     """
 
     begin: int
@@ -31,7 +32,7 @@ class SlotPlace(NamedTuple):
 
 
 def slot_places(layout: SlotLayout) -> list[SlotPlace]:
-    """Where each slot lies, by index."""
+    """The address space of each slot, by the slot's index."""
     return [
         SlotPlace(each.data_offset + number * each.slot_bytes, each.slot_bytes, each.kept_bytes)
         for each in layout.classes
@@ -40,13 +41,16 @@ def slot_places(layout: SlotLayout) -> list[SlotPlace]:
 
 
 class SlotPages:
-    """How many bytes from its start each slot has pages for.
+    """Allocates and frees the pages of all slots of one direction.
 
     Args:
-        places: of all slots.
-        allocate: called with (offset, nbytes) in the segment; makes the pages exist or raises
-            NoSpaceError and makes none.
-        discard: called with (offset, nbytes) to give back what `allocate` made.
+        places: the address space of each slot.
+        allocate: a function (offset in the segment, bytes) that allocates pages, or raises
+            NoSpaceError and allocates none.
+        discard: a function (offset in the segment, bytes) that frees allocated pages.
+
+    Attributes:
+        sizes: the allocated bytes of each slot, counted from the slot's beginning.
     """
 
     __slots__ = ("_allocate", "_discard", "_places", "sizes")
@@ -60,19 +64,21 @@ class SlotPages:
         self.sizes = [0] * len(places)
 
     def has_excess(self, index: int) -> bool:
-        """Whether it has more than it may keep."""
+        """Whether a slot has more allocated bytes than it may keep while it is free."""
         return self.sizes[index] > self._places[index].kept_bytes
 
     def grow(self, index: int, nbytes: int, make_room: Callable[[], int]) -> None:
-        """Have pages for at least `nbytes`.
+        """Ensure that a slot has pages for at least `nbytes` bytes.
 
         Args:
-            index: of the slot.
-            nbytes: at most the slot's size.
-            make_room: called when shared memory is full; returns how many bytes it freed.
+            index: the index of the slot.
+            nbytes: the needed bytes, at most the slot's size.
+            make_room: a function that frees other pages and returns how many bytes it freed. It
+                is called only when shared memory is full.
 
         Raises:
-            NoSpaceError: there are none, and `make_room` could not help. Nothing changed.
+            NoSpaceError: shared memory is full, and `make_room` did not free enough. The slot
+                keeps its pages.
         """
         have = self.sizes[index]
         if nbytes <= have:
@@ -89,7 +95,7 @@ class SlotPages:
         self.sizes[index] = want
 
     def shrink(self, index: int, nbytes: int) -> int:
-        """Keep pages for the first `nbytes`; returns how many bytes were given back."""
+        """Free a slot's pages after its first `nbytes` bytes; returns the number of freed bytes."""
         excess = self.sizes[index] - nbytes
         if excess <= 0:
             return 0
@@ -98,5 +104,5 @@ class SlotPages:
         return excess
 
     def trim(self, index: int) -> int:
-        """Give back what is above the slot's bound."""
+        """Free the bytes that a free slot may not keep; returns their number."""
         return self.shrink(index, self._places[index].kept_bytes)

@@ -1,28 +1,110 @@
-"""Tensor slots: blocks of shared memory for payloads too large for a ring.
+"""Tensor slots: blocks of shared memory for payloads that are too large for a ring.
 
-Owns which slots are lent; must not know what lies in one or how a reference travels. A slot
-has two words that only grow: the writer counts how often it published the slot, the reader
-how often it gave it back. Equal means free. A slot is address space; `slot_pages` knows how
-much memory stands behind it.
+This module owns the state of the slots of one direction. It must not know the contents of a slot,
+nor how a reference to it is sent. Each slot has two words that only grow: the writer counts its
+publications of the slot, the reader its releases. If the counts are equal, the slot is free. If
+they differ by one, the slot is published and the reader holds it. A slot is address space;
+`slot_pages` owns the memory in it.
 """
 
 from __future__ import annotations
 
-from shmllm.errors import MessageTooLargeError, ProtocolMismatchError
-from shmllm.ipc.layout import SlotLayout
-from shmllm.ipc.slot_pages import ChangePages, SlotPages
-from shmllm.ipc.slot_table import SlotEnd, SlotRef
-from shmllm.ipc.words import PlainWord
+import os
+from typing import NamedTuple
 
-__all__ = ["Slot", "SlotReader", "SlotRef", "SlotWriter"]
+from shmllm.errors import MessageTooLargeError, ProtocolMismatchError, SegmentError
+from shmllm.ipc.layout import (
+    SLOT_ENTRY_BYTES,
+    SLOT_PAYLOAD_OFFSET,
+    SLOT_PUBLISHED_OFFSET,
+    SLOT_RELEASED_OFFSET,
+    SlotLayout,
+)
+from shmllm.ipc.slot_pages import ChangePages, SlotPages, slot_places
+from shmllm.ipc.words import PlainWord, Word
+
+
+class SlotRef(NamedTuple):
+    """The place of a payload: three integers, which fit into a record of a ring.
+
+    Attributes:
+        slot: the index of the slot.
+        offset: the byte offset from the beginning of the slot.
+        nbytes: the size of the payload.
+    """
+
+    slot: int
+    offset: int
+    nbytes: int
+
+
+class _SlotEnd:
+    """The base of both ends: the words and the memory of all slots of one direction.
+
+    Args:
+        buffer: the bytes of the segment.
+        layout: the layout of the slots.
+    """
+
+    __slots__ = ("_memory", "_payload", "_pid", "_places", "_published", "_released")
+
+    def __init__(self, buffer: memoryview, layout: SlotLayout) -> None:
+        self._pid = os.getpid()
+        self._places = slot_places(layout)
+        self._memory = buffer[: max(place.begin + place.slot_bytes for place in self._places)]
+        entries = [layout.table_offset + i * SLOT_ENTRY_BYTES for i in range(len(self._places))]
+        self._published = [Word(buffer, entry + SLOT_PUBLISHED_OFFSET) for entry in entries]
+        self._payload = [Word(buffer, entry + SLOT_PAYLOAD_OFFSET) for entry in entries]
+        self._released = [Word(buffer, entry + SLOT_RELEASED_OFFSET) for entry in entries]
+
+    @property
+    def num_slots(self) -> int:
+        """The number of slots of all sizes, free or not."""
+        return len(self._places)
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise SegmentError(
+                f"these tensor slots belong to process {self._pid}; the forked process "
+                f"{os.getpid()} cannot use them: create a segment of its own after the fork"
+            )
+
+    def _is_published(self, index: int) -> bool:
+        # SYNC POINT: slot published, slot released
+        num_held = self._published[index].load() - self._released[index].load()
+        if num_held not in (0, 1):
+            raise ProtocolMismatchError(
+                f"slot {index} counts {self._published[index].load()} publications and "
+                f"{self._released[index].load()} releases; memory is damaged"
+            )
+        return bool(num_held)
+
+    def check_integrity(self) -> None:
+        """Raise ProtocolMismatchError if the words of a slot contradict each other. Tests call
+        this; only the two ends can, because the words change between two loads of another
+        process."""
+        for index, place in enumerate(self._places):
+            self._is_published(index)
+            nbytes = self._payload[index].load()
+            if nbytes > place.slot_bytes:
+                raise ProtocolMismatchError(
+                    f"slot {index} of {place.slot_bytes} bytes has a payload of {nbytes} bytes; "
+                    "memory is damaged"
+                )
+
+    def close(self) -> None:
+        """Release the views of the segment; any later use raises ValueError."""
+        self._memory.release()
+        for word in (*self._published, *self._payload, *self._released):
+            word.close()
 
 
 class Slot:
-    """A claimed slot. Fill `buffer`, then `publish` it or `abort`.
+    """A claimed slot. The caller fills `buffer` and then calls `publish` or `abort`.
 
     Attributes:
-        index: of the slot.
-        buffer: writable, as large as was asked for, aligned to a page.
+        index: the index of the slot.
+        buffer: the writable memory, of the requested size, aligned to a page.
     """
 
     __slots__ = ("_owner", "buffer", "index")
@@ -33,13 +115,13 @@ class Slot:
         self.buffer = buffer
 
     def publish(self) -> SlotRef:
-        """Lend the slot to the reader; returns what the message that names it carries."""
+        """Publish the slot for the reader; returns the reference for the message to the reader."""
         ref = SlotRef(self.index, 0, len(self.buffer))
         self._take_owner()._publish(ref)
         return ref
 
     def abort(self) -> None:
-        """Give the slot back unpublished."""
+        """Free the slot without publishing it."""
         self._take_owner()._end_claim(self.index)
 
     def _take_owner(self) -> SlotWriter:
@@ -49,15 +131,15 @@ class Slot:
         return owner
 
 
-class SlotWriter(SlotEnd):
-    """The lending end.
+class SlotWriter(_SlotEnd):
+    """The end that fills and publishes slots.
 
     Args:
-        buffer: of the segment.
-        layout: of this direction's slots.
-        allocate: called with (offset, nbytes) in the segment before pages are first used;
-            makes them exist or raises NoSpaceError.
-        discard: called with (offset, nbytes) to give pages back that `allocate` made.
+        buffer: the bytes of the segment.
+        layout: the layout of the slots.
+        allocate: a function (offset in the segment, bytes) that allocates pages or raises
+            NoSpaceError. It is called before the first use of the pages.
+        discard: a function (offset in the segment, bytes) that frees allocated pages.
     """
 
     __slots__ = ("_claimed", "_excess", "_pages", "_sizes")
@@ -84,40 +166,45 @@ class SlotWriter(SlotEnd):
 
     @property
     def max_bytes(self) -> int:
-        """Largest payload of any slot."""
+        """The size of the largest slot, and therefore of the largest payload."""
         return self._sizes[-1][0]
 
     @property
     def num_free(self) -> int:
-        """Slots of all sizes that `claim` could give out now."""
+        """The number of free slots of all sizes; for tests."""
         return sum(self._is_free(index) for index in range(self.num_slots))
 
     @property
     def has_excess(self) -> bool:
-        """Whether `reclaim` may have something to give back, as soon as it is released."""
+        """Whether some slot has more pages than a free slot may keep. `reclaim` frees them as
+        soon as the reader has released the slot."""
         return bool(self._excess)
 
     @property
     def allocated_bytes(self) -> int:
-        """Shared memory that the slots hold now, lent or not."""
+        """The allocated bytes of all slots, free or not; for tests."""
         return sum(self._pages.sizes)
 
     def num_slots_for(self, nbytes: int) -> int:
-        """How many slots, free or not, a payload of this size may lie in.
+        """The number of slots, free or not, that `claim` may use for a payload of this size.
 
         Raises:
-            MessageTooLargeError: it fits into none.
+            MessageTooLargeError: the payload is larger than any slot.
         """
         return sum(map(len, self._groups(nbytes)))
 
     def claim(self, nbytes: int) -> Slot | None:
-        """A slot to fill with `nbytes` bytes, or None while all that are meant for it are lent.
+        """Claim a free slot for a payload of `nbytes` bytes.
 
-        The smallest size that holds it comes first, and in it a slot that has the pages.
+        The slot comes from the smallest size that holds the payload, or from the next size if
+        that one may take smaller payloads. A slot that already has enough pages is preferred.
+
+        Returns:
+            None if none of these slots is free.
 
         Raises:
-            MessageTooLargeError: larger than any slot.
-            NoSpaceError: shared memory is full; nothing is claimed.
+            MessageTooLargeError: the payload is larger than any slot.
+            NoSpaceError: shared memory is full; no slot is claimed.
         """
         self._check_process()
         index = self._choose(nbytes)
@@ -135,17 +222,18 @@ class SlotWriter(SlotEnd):
         return Slot(self, index, self._memory[begin : begin + nbytes])
 
     def reclaim(self) -> int:
-        """Give pages above their slots' bounds back to the system; returns how many bytes.
+        """Free the pages that free slots may not keep; returns the number of freed bytes.
 
-        `claim` does so too. Call it when idle, or the last large payload keeps its pages
-        until the next one. Takes about half a second for each GiB.
+        `claim` does this too. Without a call of this method while idle, the pages of the last
+        large payload stay allocated until the next `claim`. The call takes about half a second
+        for each GiB.
         """
         done = [index for index in self._excess if self._is_free(index)]
         self._excess.difference_update(done)
         return sum(map(self._pages.trim, done))
 
     def discard_unused(self) -> int:
-        """Give the pages of all free slots back to the system; returns how many bytes."""
+        """Free the pages of all free slots; returns the number of freed bytes."""
         free = [index for index in range(self.num_slots) if self._is_free(index)]
         return sum(self._pages.shrink(index, 0) for index in free)
 
@@ -174,7 +262,7 @@ class SlotWriter(SlotEnd):
         return None
 
     def _is_free(self, index: int) -> bool:
-        return index not in self._claimed and not self._num_lent(index)
+        return index not in self._claimed and not self._is_published(index)
 
     def _publish(self, ref: SlotRef) -> None:
         self._check_process()
@@ -182,7 +270,7 @@ class SlotWriter(SlotEnd):
         self._end_claim(index)
         self._payload[index].store(ref.nbytes)
         word = self._published[index]
-        # SYNC POINT: slot published. After the payload was written.
+        # SYNC POINT: slot published. After the last store to the payload.
         word.store(word.load() + 1)
 
     def _end_claim(self, index: int) -> None:
@@ -191,33 +279,35 @@ class SlotWriter(SlotEnd):
             self._excess.add(index)
 
 
-class SlotReader(SlotEnd):
-    """The borrowing end.
+class SlotReader(_SlotEnd):
+    """The end that reads published slots and releases them.
 
     Args:
-        buffer: of the segment.
-        layout: of this direction's slots.
+        buffer: the bytes of the segment.
+        layout: the layout of the slots.
     """
 
     __slots__ = ()
 
     def view(self, ref: SlotRef) -> memoryview:
-        """The payload, read-only and in place; valid until `release(ref)`.
+        """A read-only view of the payload, without a copy; valid until `release(ref)`.
 
         Raises:
-            ProtocolMismatchError: the reference leaves what was published in its slot, or
-                the slot is not lent.
+            ProtocolMismatchError: the slot is not published, or the reference goes beyond the
+                published bytes.
         """
-        return self.borrow(ref).toreadonly()
+        return self.writable_view(ref).toreadonly()
 
-    def borrow(self, ref: SlotRef) -> memoryview:
-        """As `view`, but writable, for consumers that take nothing else and only read."""
+    def writable_view(self, ref: SlotRef) -> memoryview:
+        """The same as `view`, but writable, for libraries that accept only writable memory. The
+        caller must not write."""
         self._check(ref)
         begin = self._places[ref.slot].begin + ref.offset
         return self._memory[begin : begin + ref.nbytes]
 
     def release(self, ref: SlotRef) -> None:
-        """Give the slot back, once for each publication; its views must not be used again.
+        """Release the slot for its writer. The caller releases each publication once, and must
+        not use views of the payload after that.
 
         Raises:
             ProtocolMismatchError: as for `view`.
@@ -232,10 +322,10 @@ class SlotReader(SlotEnd):
         slot, offset, nbytes = ref
         if not 0 <= slot < self.num_slots:
             raise ProtocolMismatchError(f"{ref} does not lie in one of {self.num_slots} slots")
-        if not self._num_lent(slot):
-            raise ProtocolMismatchError(f"{ref} names a slot that is not lent")
-        # Pages exist only for what was published: a look behind it would make new ones, or
-        # end this process with SIGBUS where there is no room for them.
+        if not self._is_published(slot):
+            raise ProtocolMismatchError(f"{ref} names a slot that is not published")
+        # Only published bytes are sure to have pages. A read beyond them would allocate new pages,
+        # or end this process with SIGBUS if shared memory is full.
         published = min(self._payload[slot].load(), self._places[slot].slot_bytes)
         if offset < 0 or nbytes < 0 or offset + nbytes > published:
             raise ProtocolMismatchError(

@@ -1,7 +1,7 @@
-"""What the numbers of the control segment are: counters, moments, histograms, a step's record.
+"""The numbers of the control segment: counters, gauges, start times, histograms and step fields.
 
-Owns their order, which is a part of the layout: a new one goes to the end, and none is ever
-renumbered. Where they lie is the business of `layout`.
+This module owns their order, which is a part of the layout: a new member goes to the end of its
+enum, and no member ever gets another number. `layout` holds the offsets.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class Stat(IntEnum):
 
 
 class Mark(IntEnum):
-    """Moments of an engine's start, on CLOCK_MONOTONIC; 0 before. Append; never renumber."""
+    """Index into the times of the events of an engine's start, on CLOCK_MONOTONIC in ns; a time
+    is 0 before its event. Append; never renumber."""
 
     STARTED = 0
     IMPORTED = 1
@@ -57,7 +58,7 @@ class Histogram(IntEnum):
 
 
 class StepField(IntEnum):
-    """Words of a step's record. Append; never renumber."""
+    """Index into the words of a step's record. Append; never renumber."""
 
     BEGAN_NS = 0
     DRAIN_NS = 1
@@ -75,4 +76,4 @@ class StepField(IntEnum):
 
 
 PHASES = ("drain", "schedule", "prepare", "execute", "sample", "apply", "publish")
-"""What a step's time is split into; each has a Stat and a StepField that end in _NS."""
+"""The phases of a step, in order. Each has a Stat and a StepField with the suffix _NS."""

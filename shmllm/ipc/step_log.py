@@ -1,9 +1,8 @@
-"""The latest steps of an engine, one record each, for whoever follows them.
+"""The step log: a circular buffer in shared memory with one record for each recent step.
 
-Owns how records are written so that a reader never takes a half-written or overwritten one
-for whole; must not know what an engine does. The log is a circle of records. The count of
-all records so far is stored behind each of them and never waits for a reader, who may miss
-some: it can tell by the positions.
+This module ensures that a reader never gets a half-written or overwritten record. It must not
+know the meaning of the fields. The writer stores the count of all records after each record. It
+never waits for a reader, so a reader may miss records; the positions tell it how many.
 """
 
 from __future__ import annotations
@@ -26,28 +25,24 @@ _DATA_BYTES = layout.NUM_STEP_RECORDS * layout.STEP_RECORD_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Steps that were logged.
+    """Steps from the log.
 
     Attributes:
-        fields: (steps, fields) int64, a column for each StepField.
-        next: where the next look begins.
-        num_missed: steps before `fields` that were overwritten before this look.
+        fields: int64 array of shape (steps, fields), with one column for each StepField.
+        next: the position after the last step, for the next call of `StepLogReader.read`.
+        num_missed: the number of steps after `since` that were overwritten before this call.
     """
 
     fields: npt.NDArray[np.int64]
     next: int
     num_missed: int
 
-    def column(self, field: StepField) -> npt.NDArray[np.int64]:
-        """One number of each step."""
-        return self.fields[:, field]
-
 
 class StepLogWriter:
-    """The engine's end.
+    """Writes the step log; only the engine process creates one.
 
     Args:
-        buffer: of the control segment.
+        buffer: the bytes of the control segment.
     """
 
     __slots__ = ("_count", "_data", "_next")
@@ -62,24 +57,25 @@ class StepLogWriter:
         """Log a step.
 
         Args:
-            values: in the order of StepField.
+            values: the values of all fields, in the order of StepField.
         """
         place = self._next % layout.NUM_STEP_RECORDS
         _RECORD.pack_into(self._data, place * layout.STEP_RECORD_BYTES, *values)
         self._next += 1
-        # SYNC POINT: step logged. After the record.
+        # SYNC POINT: step logged. The count is stored after the record.
         self._count.store(self._next)
 
     def close(self) -> None:
-        """Let go of the segment; idempotent."""
+        """Release the views of the segment; idempotent."""
         self._data.release()
         self._count.close()
 
 
 class StepLogReader:
-    """
+    """Reads the step log.
+
     Args:
-        buffer: of the control segment.
+        buffer: the bytes of the control segment.
     """
 
     __slots__ = ("_count", "_data")
@@ -91,25 +87,25 @@ class StepLogReader:
 
     @property
     def count(self) -> int:
-        """Steps that were logged so far."""
+        """The number of steps logged so far."""
         return self._count.load()
 
     def read(self, since: int = 0) -> Steps:
-        """Steps from position `since` on that are still there.
+        """The steps from position `since` on, except overwritten ones.
 
         Args:
-            since: 0 for all, or `next` of an earlier look.
+            since: 0 for all steps, or `Steps.next` of an earlier call.
         """
         # SYNC POINT: step logged
         end = self._count.load()
         data = bytes(self._data)
-        # The record behind the latest may be half overwritten by the next one.
+        # The writer may be overwriting the oldest record, so that record is left out.
         first = max(since, self._count.load() + 1 - layout.NUM_STEP_RECORDS)
         records = np.frombuffer(data, "<i8").reshape(-1, _WORDS_PER_RECORD)[:, : len(StepField)]
         places = np.arange(first, max(end, first)) % layout.NUM_STEP_RECORDS
         return Steps(records[places], max(end, first), first - since)
 
     def close(self) -> None:
-        """Let go of the segment; idempotent."""
+        """Release the views of the segment; idempotent."""
         self._data.release()
         self._count.close()

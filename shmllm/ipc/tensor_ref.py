@@ -1,8 +1,8 @@
-"""References to tensors in slots, and the dtypes that can be sent.
+"""References to tensors in slots, and the table of supported dtypes.
 
-Owns how dtype, shape and place of a tensor are encoded and checked; must not know how its
-bytes get into a slot or out of it. A reference that was decoded fits together; whether its
-slot is lent and holds that much, the slot's reader checks.
+This module encodes, decodes and checks a tensor's dtype, shape and slot. It must not know how
+bytes get into a slot or out of it. A decoded reference is consistent in itself; the slot's reader
+checks whether the slot is published and large enough.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _MAX_BYTES = 2**63 - 1
 
 
 class TensorDtype(NamedTuple):
-    """One element type.
+    """One supported dtype.
 
     Attributes:
-        code: what travels. Never reused for another type.
-        numpy: the type of the array that shows it, for those that numpy lacks an unsigned
-            integer with the same bits.
-        is_pattern: whether that is so.
+        code: the number in an encoded reference; never reused for another dtype.
+        numpy: the numpy dtype for arrays of this dtype. If numpy lacks the dtype, this is an
+            unsigned integer of the same size.
+        is_pattern: whether numpy lacks the dtype.
     """
 
     code: int
@@ -58,17 +58,17 @@ def _dtypes() -> dict[str, TensorDtype]:
 
 
 DTYPES = _dtypes()
-"""By the name that numpy, torch and ml_dtypes give it."""
+"""The supported dtypes, by the name that numpy, torch and ml_dtypes use."""
 _NAMES = {dtype.code: name for name, dtype in DTYPES.items()}
 
 
 class TensorRef(NamedTuple):
-    """Which tensor lies in which slot; small enough to travel in a record.
+    """A reference to a tensor in a slot, small enough for a record in a ring.
 
     Attributes:
-        slot: where its bytes lie, row-major without gaps.
+        slot: the place of the bytes, which are row-major and contiguous.
         dtype: a key of `DTYPES`.
-        shape: in elements; () for a scalar.
+        shape: the shape in elements; () for a scalar.
     """
 
     slot: SlotRef
@@ -76,8 +76,8 @@ class TensorRef(NamedTuple):
     shape: tuple[int, ...]
 
     def encode(self) -> bytes:
-        """`REF_BYTES` bytes: slot u32, dtype u16, dimensions u8, zero u8, offset u64,
-        bytes u64, 8 dimensions u64, zero where there are fewer."""
+        """Encode the reference in `REF_BYTES` bytes: slot u32, dtype u16, number of dimensions
+        u8, zero u8, offset u64, bytes u64, and 8 dimensions u64 each, unused ones zero."""
         index, offset, nbytes = self.slot
         dimensions = (*self.shape, *[0] * (MAX_DIMENSIONS - len(self.shape)))
         code = DTYPES[self.dtype].code
@@ -85,10 +85,10 @@ class TensorRef(NamedTuple):
 
     @classmethod
     def decode(cls, record: bytes | memoryview) -> TensorRef:
-        """The reference that `encode` made.
+        """Decode and check the bytes that `encode` returned.
 
         Raises:
-            ProtocolMismatchError: these bytes are none, or contradict themselves.
+            ProtocolMismatchError: the bytes are no reference, or contradict each other.
         """
         if len(record) != _REF.size:
             raise ProtocolMismatchError(
@@ -107,13 +107,13 @@ class TensorRef(NamedTuple):
     def check(self) -> None:
         """Raise ProtocolMismatchError unless shape, dtype, size and offset fit together."""
         itemsize = DTYPES[self.dtype].numpy.itemsize
-        # numpy multiplies the dimensions of an empty array too, without the zeros.
+        # numpy limits the product of the nonzero dimensions, also for empty arrays.
         largest = math.prod(filter(None, self.shape)) * itemsize
         expected = math.prod(self.shape) * itemsize
         misplaced = self.slot.offset % ALIGNMENT_BYTES
         if expected != self.slot.nbytes or largest > _MAX_BYTES or misplaced:
             raise ProtocolMismatchError(
-                f"{self.dtype} of shape {self.shape} takes {expected} bytes; the reference says "
-                f"{self.slot.nbytes} at offset {self.slot.offset} (a multiple of "
-                f"{ALIGNMENT_BYTES} is needed)"
+                f"{self.dtype} of shape {self.shape} takes {expected} bytes, but the reference has "
+                f"{self.slot.nbytes} at offset {self.slot.offset} (which must be a multiple of "
+                f"{ALIGNMENT_BYTES})"
             )

@@ -1,12 +1,12 @@
-"""Tensors in slots: from an array or tensor on one side to a view of it on the other.
+"""Sends tensors through slots: the writer copies a tensor, the reader gets a view of the copy.
 
-Owns how a tensor's bytes get into a slot, and the life of a view; must not know how a
-`TensorRef` travels, nor what a tensor is for. torch is imported only by functions that have
-to do with its tensors.
+This module owns the copy into a slot and the lifetime of a view. It must not know how a
+`TensorRef` is sent, nor the purpose of a tensor. Only functions that handle torch tensors import
+torch.
 
-A slot goes back when the last array over it is garbage, so no array that anybody still holds
-can change. An explicit `release` says that no more will be made: with none left it takes
-effect at once, otherwise with the last one.
+A view releases its slot when the last array over the slot is garbage-collected, so the contents of
+an array that still exists cannot change. `TensorView.release` forbids new arrays. It releases the
+slot at once if no array exists, and otherwise the end of the last array does.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from shmllm.ipc.tensor_ref import DTYPES, MAX_DIMENSIONS, TensorRef
 
 __all__ = ["TensorReader", "TensorRef", "TensorView", "TensorWriter"]
 
-# Saves the 2 us that numpy takes to spell a name.
+# A dictionary, because `numpy.dtype.name` takes 2 us.
 _NAMES_IN_NUMPY = {each.numpy: name for name, each in DTYPES.items() if not each.is_pattern}
 _SAME_SIZE_IN_TORCH = {1: "uint8", 2: "int16", 4: "int32"}
 _FIRST_PAUSE_S = 0.000_1
@@ -35,10 +35,10 @@ _LONGEST_PAUSE_S = 0.002
 
 
 class TensorWriter:
-    """The sending end.
+    """Copies tensors into slots.
 
     Args:
-        slots: to write into.
+        slots: the writer of the slots.
     """
 
     __slots__ = ("_slots",)
@@ -47,34 +47,37 @@ class TensorWriter:
         self._slots = slots
 
     def try_put(self, source: Any) -> TensorRef | None:
-        """Copy a tensor into a slot and lend it to the reader; None while all are lent.
-
-        One copy, whatever the source's strides are.
+        """Copy a tensor into a slot and publish it. The tensor is copied once, with any strides.
 
         Args:
-            source: numpy array or scalar, or torch tensor on the CPU, of any shape with at
+            source: a numpy array or scalar, or a torch tensor on the CPU, of any shape with at
                 most 8 dimensions and any dtype in `DTYPES`.
 
+        Returns:
+            The reference for the reader; None if the reader holds all slots of a suitable size.
+
         Raises:
-            TypeError: neither of these, or of another dtype.
-            ValueError: too many dimensions, or a tensor in another device's memory.
-            MessageTooLargeError: larger than the largest slot.
-            NoSpaceError: shared memory is full; nothing is lent, the slots stay usable.
+            TypeError: `source` is no array or tensor, or has another dtype.
+            ValueError: `source` has too many dimensions, is sparse, or lies on another device.
+            MessageTooLargeError: `source` is larger than the largest slot.
+            NoSpaceError: shared memory is full; nothing is published, and the slots stay usable.
         """
         return self._try_put(*as_array(source))
 
     def put(self, source: Any, *, deadline: float | None, on_full: Callable[[], None]) -> TensorRef:
-        """As `try_put`, waiting for a slot.
+        """Copy a tensor into a slot and publish it; wait until a slot is free.
 
         Args:
-            source: see there.
-            deadline: on `time.monotonic()`; None leaves the end to `on_full`.
-            on_full: called before each wait. It has to drain the ring in the other
-                direction, or a peer that waits for room there and this end block each
-                other, and to raise if the peer is dead.
+            source: as for `try_put`.
+            deadline: a time on `time.monotonic()`; None: only an error of `on_full` ends the
+                wait.
+            on_full: called before each wait. It must drain the ring of the other direction,
+                because otherwise this end and a peer that waits for room in that ring block each
+                other. It must raise an error if the peer is dead.
 
         Raises:
-            IpcTimeoutError: all slots that could hold it stayed lent until the deadline.
+            IpcTimeoutError: the reader held all suitable slots until the deadline.
+            TypeError, ValueError, MessageTooLargeError, NoSpaceError: as for `try_put`.
         """
         array, name = as_array(source)
         pause_s = _FIRST_PAUSE_S
@@ -104,7 +107,8 @@ class TensorWriter:
 
 
 def as_array(source: Any) -> tuple[NDArray[Any], str]:
-    """(an array over the same memory with a dtype of numpy's own, name of the real dtype)."""
+    """(an array over the memory of `source` with a native dtype of numpy, the name of the dtype of
+    `source` in `DTYPES`)."""
     if isinstance(source, (np.ndarray, np.generic)):
         array = np.asarray(source)
         name = _NAMES_IN_NUMPY.get(array.dtype) or array.dtype.name
@@ -135,33 +139,36 @@ def _tensor_as_array(tensor: Any) -> tuple[NDArray[Any], str]:
     if dtype is None:
         raise TypeError(f"dtype {name} cannot be sent; these can: {', '.join(DTYPES)}")
     if dtype.is_pattern:
-        import torch  # Loaded already, or there would be no tensor.
+        import torch  # already imported by the caller, who has a tensor
 
-        # Same item size, so that any strides will do.
+        # The new dtype has the same item size, so this works with any strides.
         tensor = tensor.view(getattr(torch, _SAME_SIZE_IN_TORCH[dtype.numpy.itemsize]))
     array: NDArray[Any] = tensor.numpy()
     return array, name
 
 
 class TensorView:
-    """A tensor in place. Release it, use it in `with`, or let it and its arrays be collected.
+    """A tensor in a slot, without a copy.
+
+    The slot is released after `release`, after the end of a `with` block, or after the garbage
+    collection of the view, but never while an array or tensor made from the view exists.
 
     Attributes:
-        ref: what it shows.
+        ref: the reference to the tensor.
     """
 
     __slots__ = ("__weakref__", "_finalizer", "_root", "ref")
 
     def __init__(
-        self, ref: TensorRef, memory: memoryview, give_back: Callable[[SlotRef], None]
+        self, ref: TensorRef, memory: memoryview, release_slot: Callable[[SlotRef], None]
     ) -> None:
         self.ref = ref
-        # Every array and tensor made here holds the root; nothing but its end frees the slot.
-        # `frombuffer` holds the buffer, so the segment cannot be unmapped under it either;
-        # `ndarray(buffer=...)` would only hold the mapping's object.
+        # Every array and tensor made here references the root array, and only the end of the root
+        # array releases the slot. `frombuffer` exports the buffer, which also keeps the segment
+        # mapped; `ndarray(buffer=...)` would only reference the mapping object.
         self._root: NDArray[np.uint8] | None = np.frombuffer(memory, np.uint8)
-        self._finalizer = weakref.finalize(self._root, give_back, ref.slot)
-        # At the end of the process arrays may still be in use, and the peer learns of it anyway.
+        self._finalizer = weakref.finalize(self._root, release_slot, ref.slot)
+        # At process exit arrays may still be in use, and the peer notices the exit anyway.
         self._finalizer.atexit = False
 
     @property
@@ -178,23 +185,25 @@ class TensorView:
         return self.ref.slot.nbytes
 
     def numpy(self) -> NDArray[Any]:
-        """The tensor, read-only, without a copy.
+        """The tensor as a read-only array, without a copy.
 
-        dtypes that numpy lacks come as unsigned integers with the same bits: bfloat16 as
-        uint16, the float8 ones and float4_e2m1fn_x2 as uint8, complex32 as uint32.
+        A dtype that numpy lacks appears as unsigned integers with the same bits: bfloat16 as
+        uint16, the float8 dtypes and float4_e2m1fn_x2 as uint8, complex32 as uint32.
 
         Raises:
-            ValueError: it was released.
+            ValueError: the view was released.
         """
         memory = self._get_root().data.toreadonly()
         return np.frombuffer(memory, DTYPES[self.ref.dtype].numpy).reshape(self.ref.shape)
 
     def torch(self) -> Any:
-        """The tensor as a `torch.Tensor`, without a copy. Read-only by contract: torch has no such
-        tensors, and what is written into it, others read.
+        """The tensor as a `torch.Tensor`, without a copy.
+
+        torch has no read-only tensors, but the caller must not write to this one: other arrays
+        and tensors over the slot share its memory.
 
         Raises:
-            ValueError: it was released.
+            ValueError: the view was released.
         """
         import torch
 
@@ -202,11 +211,12 @@ class TensorView:
         return flat.view(getattr(torch, self.ref.dtype)).reshape(self.ref.shape)
 
     def release(self) -> bool:
-        """Make no more arrays, and give the slot back as soon as those made are gone.
+        """Forbid new arrays, and release the slot as soon as no array of this view exists.
+        Idempotent.
 
         Returns:
-            Whether it went back now. If not, someone still holds an array or tensor made
-            here; it stays valid, and the slot stays taken until then. Idempotent.
+            Whether the slot is released now. If not, an array or tensor made from this view still
+            exists; it stays valid, and its end releases the slot.
         """
         self._root = None
         return not self._finalizer.alive
@@ -229,10 +239,10 @@ class TensorView:
 
 
 class TensorReader:
-    """The receiving end.
+    """Creates views of tensors in slots.
 
     Args:
-        slots: to read from.
+        slots: the reader of the slots.
     """
 
     __slots__ = ("_held", "_slots")
@@ -243,26 +253,27 @@ class TensorReader:
 
     @property
     def num_held(self) -> int:
-        """Slots that views, or arrays made from them, keep from the writer."""
+        """The number of slots that views, or arrays made from them, still hold; for tests."""
         return len(self._held)
 
     def view(self, ref: TensorRef) -> TensorView:
-        """The tensor, in place. One view for each reference received.
+        """A view of the tensor. The caller creates one view for each reference that it receives.
 
         Raises:
-            ProtocolMismatchError: the reference is wrong, its slot is not lent, or a view
-                of it exists.
+            ProtocolMismatchError: the reference is invalid, its slot is not published, or a view
+                of the slot exists.
         """
         ref.check()
         if ref.slot.slot in self._held:
             raise ProtocolMismatchError(f"{ref} names a slot that a view holds already")
-        view = TensorView(ref, self._slots.borrow(ref.slot), self._give_back)
+        view = TensorView(ref, self._slots.writable_view(ref.slot), self._release_slot)
         self._held.add(ref.slot.slot)
         return view
 
-    def _give_back(self, slot: SlotRef) -> None:
+    def _release_slot(self, slot: SlotRef) -> None:
         self._held.discard(slot.slot)
-        # In a finalizer nobody could handle it: the slots were closed first, or this is a
-        # forked child whose copy ends, or memory is damaged and the next user will say so.
+        # A finalizer cannot report an error to anybody. The error means that the slots were
+        # closed first, that this is a forked child, or that memory is damaged, which the next
+        # user of the slot will report.
         with contextlib.suppress(ValueError, IpcError):
             self._slots.release(slot)

@@ -1,8 +1,9 @@
-"""Waiting: spin, then yield, then park on a doorbell with a cap.
+"""Waiting for another process: spin, then yield, then park (sleep) on a doorbell with a time limit.
 
-Owns the policy and the parking protocol. Must not know what is waited for: it is given
-`ready()`, which reads shared memory, and believes nothing else. The memory is the truth
-and the doorbell a hint, so a ring that never comes costs one capped park and no message.
+This module owns the wait policies and the parking protocol. It must not know the condition that
+the caller waits for. The caller passes it as `ready()`, which reads shared memory, and the result
+of a wait depends on nothing else. A doorbell is only a hint, so a lost post costs at most one
+park and never loses a record.
 """
 
 from __future__ import annotations
@@ -14,38 +15,39 @@ from dataclasses import dataclass, replace
 
 from shmllm.ipc.doorbell import Doorbell
 from shmllm.ipc.layout import Parked
-from shmllm.ipc.sched_batch import sleep_politely
 from shmllm.ipc.words import PlainWord, fence
 
 _now_ns = time.perf_counter_ns
 _sched_yield = os.sched_yield
+_NO_PRIORITY = os.sched_param(0)
 
 
 @dataclass(frozen=True, slots=True)
 class WaitPolicy:
-    """How long to burn CPU before sleeping, and how long one sleep may last.
+    """How long a wait polls before it parks, and how long one park may last.
 
     Attributes:
-        spin_ns: bare loads first.
-        yield_ns: then loads with `sched_yield` between them, so that a peer on the same
-            core gets to run.
-        park_cap_s: longest sleep while work is in flight.
-        idle_park_cap_s: longest sleep when nothing is.
-        is_polite: wake up without taking a core from whoever computes.
+        spin_ns: the time of polling without a pause, which comes first.
+        yield_ns: the time of polling with `sched_yield` between the loads, which comes next. It
+            lets a peer on the same core run.
+        park_cap_s: the longest park while requests are in flight.
+        idle_park_cap_s: the longest park while no request is in flight.
+        uses_sched_batch: park under SCHED_BATCH, so that the wake-up preempts no computing
+            thread; see `sleep_under_sched_batch`.
     """
 
     spin_ns: int
     yield_ns: int
     park_cap_s: float
     idle_park_cap_s: float
-    is_polite: bool = False
+    uses_sched_batch: bool = False
 
     @staticmethod
     def named(name: str) -> WaitPolicy:
-        """One of "latency", "balanced", "idle".
+        """The policy "latency", "balanced" or "idle".
 
         Raises:
-            ValueError: another name.
+            ValueError: no policy has this name.
         """
         if name not in _POLICIES:
             raise ValueError(f"no wait policy {name!r}; there are {', '.join(_POLICIES)}")
@@ -53,23 +55,25 @@ class WaitPolicy:
 
     @staticmethod
     def for_machine(name: str, compute_threads: int, cores: int) -> WaitPolicy:
-        """The named policy, toned down where spinning would take a core from the model.
+        """The named policy, changed if polling would take a core from the model.
 
         Args:
-            name: as for `named`.
-            compute_threads: CPU threads of the engine that compute (0 or 1 with a GPU).
-            cores: that the processes may run on.
+            name: the name of a policy, as for `named`.
+            compute_threads: the number of the engine's CPU threads that compute (0 or 1 with a
+                GPU).
+            cores: the number of cores on which the processes may run.
 
         Returns:
-            With no core to spare "latency" spins no longer than "balanced" does; the others
-            park at once, and wake up politely.
+            The named policy if a core is left beside the computing threads. Otherwise "balanced"
+            instead of "latency", and instead of the others a policy that parks at once and under
+            SCHED_BATCH.
         """
         policy = WaitPolicy.named(name)
         if compute_threads < cores:
             return policy
         if name == "latency":
             return _POLICIES["balanced"]
-        return replace(policy, spin_ns=0, yield_ns=0, is_polite=True)
+        return replace(policy, spin_ns=0, yield_ns=0, uses_sched_batch=True)
 
 
 _POLICIES = {
@@ -79,17 +83,40 @@ _POLICIES = {
 }
 
 
+def sleep_under_sched_batch(sleep: Callable[[float], bool], timeout_s: float) -> bool:
+    """Call `sleep(timeout_s)` under SCHED_BATCH, so that the wake-up preempts no other thread.
+
+    In Linux a thread that wakes up preempts the thread that runs on its core. A model step whose
+    threads wait for each other is then as slow as the preempted thread. A thread under SCHED_BATCH
+    waits for a free core, or for the end of a time slice. A process may enter and leave this policy
+    without privileges, but not lower its nice value again; therefore the sleep alone uses the
+    policy, and the caller's code before and after it runs as usual. (A niced thread would also
+    delay the other threads of its process that wait for the GIL.)
+    """
+    try:
+        is_usual = os.sched_getscheduler(0) == os.SCHED_OTHER
+        if is_usual:
+            os.sched_setscheduler(0, os.SCHED_BATCH, _NO_PRIORITY)
+    except OSError:  # a sandbox forbids the call
+        is_usual = False
+    try:
+        return sleep(timeout_s)
+    finally:
+        if is_usual:
+            os.sched_setscheduler(0, os.SCHED_OTHER, _NO_PRIORITY)
+
+
 class Waiter:
-    """The sleeping side of a doorbell; one per process and doorbell.
+    """The waiting side of a doorbell; each process has one for each doorbell that it waits on.
 
     Args:
-        parked: the word that tells peers to ring; written by this process only.
-        doorbell: what they ring.
-        policy: how to wait.
-        on_park: called before each sleep, when there is time to spare.
+        parked: the word that tells peers to post the doorbell; only this process writes it.
+        doorbell: the doorbell that peers post.
+        policy: the wait policy.
+        on_park: called before each park, for work that is not urgent.
 
     Attributes:
-        times_parked: how often it slept.
+        times_parked: the number of parks.
     """
 
     __slots__ = (
@@ -116,14 +143,14 @@ class Waiter:
         self.set_policy(policy)
 
     def set_policy(self, policy: WaitPolicy) -> None:
-        """Wait like this from now on."""
+        """Use another wait policy from now on."""
         self._policy = policy
         self._spin_ns = policy.spin_ns
         self._yield_ns = policy.yield_ns
 
     @property
     def park_cap_s(self) -> float:
-        """Longest sleep while work is in flight."""
+        """The longest park while requests are in flight."""
         return self._policy.park_cap_s
 
     def wait(
@@ -132,12 +159,15 @@ class Waiter:
         cap_s: float | None = None,
         reason: Parked = Parked.FOR_DATA,
     ) -> bool:
-        """Spin, yield, then park once; returns what `ready()` says at the end.
+        """Spin, yield and park once, until `ready()` is true.
 
         Args:
-            ready: reads shared memory; called often, so make it cheap.
-            cap_s: longest park, None for the policy's `park_cap_s`.
-            reason: what the peer shall ring for.
+            ready: the condition, read from shared memory; called often, so it must be cheap.
+            cap_s: the longest park; None for the policy's `park_cap_s`.
+            reason: the event for which a peer must post the doorbell.
+
+        Returns:
+            The last result of `ready()`.
         """
         if ready() or self._poll(ready):
             return True
@@ -145,7 +175,7 @@ class Waiter:
         return self._park(ready, cap_s, reason)
 
     def wait_idle(self, ready: Callable[[], bool]) -> bool:
-        """Like `wait`, with the longer cap for when nothing is in flight."""
+        """The same as `wait`, with the longer park cap for the time without requests."""
         return self.wait(ready, self._policy.idle_park_cap_s)
 
     def _poll(self, ready: Callable[[], bool]) -> bool:
@@ -168,44 +198,46 @@ class Waiter:
         self.times_parked += 1
         if self._on_park is not None:
             self._on_park()
-        # SYNC POINT: parked against published. Both sides store, fence, then load the
-        # other's word; without either fence both can load the old value, and this
-        # process sleeps while a record waits.
+        # SYNC POINT: parked against published. Both sides store, fence, and then load the other
+        # side's word. Without either fence both may load the old value, and this process sleeps
+        # while the ring has a record.
         self._parked.store(reason)
         try:
             fence()
             if ready():
                 return True
-            if self._policy.is_polite:
-                sleep_politely(self._doorbell.wait, cap_s)
+            if self._policy.uses_sched_batch:
+                sleep_under_sched_batch(self._doorbell.wait, cap_s)
             else:
                 self._doorbell.wait(cap_s)
         finally:
             self._parked.store(Parked.NO)
-            # Left-over posts would cut the next park short. They are taken before the last
-            # look, so a record that came with one of them is not missed.
+            # Remaining posts would cut the next park short. They are taken before the last call
+            # of `ready`, so that call sees a record that came with one of them.
             self._doorbell.drain()
         return ready()
 
 
-def ring_if_parked(parked: PlainWord, doorbell: Doorbell) -> None:
-    """The waking side: call it after publishing."""
+def wake_if_parked(parked: PlainWord, doorbell: Doorbell) -> None:
+    """Post the doorbell if the peer is parked; the caller has just published a record."""
     # SYNC POINT: parked against published (see Waiter._park).
     fence()
     if parked.load():
         doorbell.post()
 
 
-def ring_if_parked_for_any(parked: PlainWord, doorbell: Doorbell) -> None:
-    """The waking side: call it after publishing what is not urgent."""
+def wake_if_parked_for_any(parked: PlainWord, doorbell: Doorbell) -> None:
+    """Post the doorbell if the peer is parked, unless it waits for urgent records only; the caller
+    has just published a record that is not urgent."""
     # SYNC POINT: parked against published (see Waiter._park).
     fence()
     if parked.load() not in (Parked.NO, Parked.FOR_URGENT):
         doorbell.post()
 
 
-def ring_if_parked_for_room(parked: PlainWord, doorbell: Doorbell) -> None:
-    """The waking side: call it after consuming. Room wakes only who waits for it."""
+def wake_if_parked_for_room(parked: PlainWord, doorbell: Doorbell) -> None:
+    """Post the doorbell if the peer is parked to wait for room; the caller has just consumed
+    records."""
     # SYNC POINT: parked against published (see Waiter._park).
     fence()
     if parked.load() == Parked.FOR_ROOM:

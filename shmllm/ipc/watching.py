@@ -1,7 +1,7 @@
-"""Channels whose records somebody watches: tracing.
+"""Wrappers around the ends of a ring that report each record to a watcher, for tracing.
 
-Owns what stands in front of a ring's two ends meanwhile, so that a channel that nobody
-watches costs nothing. Must not know what a record means or what the watcher does.
+A channel uses the wrappers only while it has a watcher, so a channel without one has no extra
+cost. This module must not know the meaning of a record, nor what the watcher does.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from shmllm.ipc.ring import BytesLike, Handler, RingReader, RingWriter
 
 
 class RecordWatcher(Protocol):
-    """Hears of each record of a channel. Both ends of a ring call the same record by the
-    same position: the one behind it."""
+    """Gets a call for each record of a channel. Both ends of a ring identify a record by the
+    same position, the end of the record. Times are on `time.perf_counter_ns()`."""
 
     def sent(self, kind: int, position: int, num_bytes: int, began_ns: int) -> None:
-        """A record was published, by work that began at `began_ns`."""
+        """This end published a record; the write began at `began_ns`."""
 
     def received(self, kind: int, position: int, num_bytes: int, began_ns: int) -> None:
-        """A record was handled, from `began_ns` until now."""
+        """This end handled a record; the handler began at `began_ns` and has just ended."""
 
 
 def watched_writing(writer: RingWriter, watcher: RecordWatcher) -> Callable[..., bool]:
-    """`writer.try_write`, watched."""
+    """A function like `writer.try_write` that reports each published record."""
 
     def try_write(kind: int, *parts: BytesLike) -> bool:
         began_ns = perf_counter_ns()
@@ -39,7 +39,7 @@ def watched_writing(writer: RingWriter, watcher: RecordWatcher) -> Callable[...,
 
 
 def watched_draining(reader: RingReader, watcher: RecordWatcher) -> Callable[[Handler, int], int]:
-    """`reader.drain`, watched."""
+    """A function like `reader.drain` that reports each handled record."""
 
     def drain(handler: Handler, limit: int = 0) -> int:
         def handle(kind: int, payload: memoryview) -> None:

@@ -1,13 +1,14 @@
-"""The only loads and stores of live shared words, and the fence.
+"""Loads and stores of shared words, and the memory fence.
 
-Owns how a word is read and written so that the other process sees it whole and in order;
-must not know what any word means. `memoryview.cast("Q")[i]` moves eight bytes at once.
-`struct.pack_into` must never touch a live word: it zeroes its target first, and the peer
-can read the zero.
+Every load and store of a live shared word (one that another process may use at the same time) goes
+through this module, so that the other process sees whole words in the right order. This module
+must not know the meaning of a word. `memoryview.cast("Q")[i]` moves eight bytes at once.
+`struct.pack_into` must never write to a live word: it first fills its target with zeros, and the
+other process can read the zero.
 
-x86-64 keeps loads in order and stores in order, so a plain word is enough to publish and
-to consume. Other machines (aarch64) reorder both: there every store is preceded and every
-load followed by a fence. Tested on x86-64; aarch64 is written from its manual, untested.
+x86-64 keeps loads in order and stores in order, so plain loads and stores are enough to publish
+and to consume. Other machines (aarch64) reorder both; there, a fence precedes every store and
+follows every load. Only x86-64 has been tested; the code for aarch64 follows its manual.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ _SEQUENTIALLY_CONSISTENT = 5
 
 
 class PlainWord:
-    """One shared u64 on a machine that keeps stores in order.
+    """One shared u64, for a machine that keeps stores in order.
 
     Args:
-        view: the buffer of a segment, one byte per item.
-        offset: where the word lies, a multiple of 8.
+        view: the bytes of a segment, one byte per item.
+        offset: the byte offset of the word, a multiple of 8.
     """
 
     __slots__ = ("_view",)
@@ -38,20 +39,21 @@ class PlainWord:
         self._view = view[offset : offset + WORD_BYTES].cast("Q")
 
     def load(self) -> int:
-        """What the word holds now."""
+        """The current value."""
         return self._view[0]
 
     def store(self, value: int) -> None:
-        """Replace the word in one piece; everything stored before is visible first."""
+        """Replace the value at once. Other processes see all earlier stores of this process
+        before they see this one."""
         self._view[0] = value
 
     def close(self) -> None:
-        """Let go of the segment; any later use raises ValueError."""
+        """Release the view of the segment; any later use raises ValueError."""
         self._view.release()
 
 
 class FencedWord(PlainWord):
-    """One shared u64 on a machine that reorders: store-release and load-acquire."""
+    """One shared u64, for a machine that reorders: store-release and load-acquire."""
 
     __slots__ = ()
 
@@ -89,30 +91,30 @@ _release = _lock.release
 
 
 def _fence_by_lock() -> None:
-    """Taking a free lock is a locked instruction, which drains the store buffer.
-
-    Re-entrant, because a signal handler may fence between the two calls.
-    """
+    """Acquire and release a free lock. On x86-64 that executes a locked instruction, which drains
+    the store buffer. The lock is re-entrant, because a signal handler that calls this may run
+    between the two calls."""
     _acquire()
     _release()
 
 
 fence: Callable[[], None] = _make_fence()
-"""Full barrier: no load after it happens before a store in front of it is visible.
+"""A full memory barrier: all stores before it become visible before any load after it.
 
-Parking needs it on both sides. A reader stores `parked`, then loads the ring; a writer
-stores the ring's cursor, then loads `parked`. Even x86-64 lets such a load overtake the
-store: both would read the old value, and the reader would sleep on a full ring.
+Both sides of a doorbell need the barrier. A reader stores `parked` and then loads the ring's
+cursor; a writer stores the cursor and then loads `parked`. Even x86-64 may execute the load before
+the store becomes visible. Without the barrier, both processes could load the old value, and the
+reader would sleep although the ring has a record.
 """
 
 
 class WordTable:
-    """Several words side by side, each with a writer of its own, read all at once.
+    """Adjacent shared words, of which each may have another writing process.
 
     Args:
-        view: the buffer of a segment, one byte per item.
-        offset: where the first word lies, a multiple of 8.
-        count: how many there are.
+        view: the bytes of a segment, one byte per item.
+        offset: the byte offset of the first word, a multiple of 8.
+        count: the number of words.
     """
 
     __slots__ = ("_view", "_words")
@@ -122,7 +124,7 @@ class WordTable:
         self._words = [Word(view, offset + index * WORD_BYTES) for index in range(count)]
 
     def load_all(self) -> list[int]:
-        """Every word, each read whole; not one moment of all of them."""
+        """The values of all words. Each word is read whole, but not all at the same time."""
         values = self._view.tolist()
         if not IS_STORE_ORDERED:
             fence()
@@ -135,20 +137,22 @@ class WordTable:
         self._words[index].store(value)
 
     def close(self) -> None:
-        """Let go of the segment; any later use raises ValueError."""
+        """Release the views of the segment; any later use raises ValueError."""
         self._view.release()
         for word in self._words:
             word.close()
 
 
 class Numbers:
-    """Words side by side that one process writes and any process reads. Each is read whole;
-    nothing is published by them, so no order is kept between them, and a store is cheaper.
+    """Adjacent shared words that one process writes and any process reads.
+
+    Each word is read and written whole, but the order of stores is not kept on every machine, which
+    makes a store cheaper. Therefore these words must not publish other data.
 
     Args:
-        view: the buffer of a segment, one byte per item.
-        offset: where the first one lies, a multiple of 8.
-        count: how many there are.
+        view: the bytes of a segment, one byte per item.
+        offset: the byte offset of the first word, a multiple of 8.
+        count: the number of words.
     """
 
     __slots__ = ("_view",)
@@ -160,16 +164,16 @@ class Numbers:
         self._view[index] = value
 
     def add(self, index: int, amount: int) -> None:
-        """Only for the one process that writes."""
+        """Add to a word. Only the writing process may call this."""
         self._view[index] += amount
 
     def load(self, index: int) -> int:
         return self._view[index]
 
     def load_all(self) -> list[int]:
-        """Every number, each read whole; not one moment of all of them."""
+        """The values of all words. Each word is read whole, but not all at the same time."""
         return self._view.tolist()
 
     def close(self) -> None:
-        """Let go of the segment; any later use raises ValueError."""
+        """Release the view of the segment; any later use raises ValueError."""
         self._view.release()

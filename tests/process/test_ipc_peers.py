@@ -19,7 +19,7 @@ import pytest
 import shmllm
 from shmllm.errors import SegmentError
 from shmllm.ipc import layout
-from shmllm.ipc.channel import ClientChannel, ControlPage, CoreChannel, CoreWaiter
+from shmllm.ipc.channel import ClientChannel, ControlPage, ControlView, CoreChannel, CoreWaiter
 from shmllm.ipc.layout import EngineState, SegmentKind
 from shmllm.ipc.segment import Segment
 from shmllm.ipc.slots import SlotRef
@@ -252,11 +252,12 @@ def test_a_record_whose_post_is_withheld_is_found_at_the_cap(
 
 
 def test_the_engine_says_how_it_ended(segments: tuple[Segment, Segment], start: Start) -> None:
-    front = ClientChannel(*segments, POLICY)
+    front, view = ClientChannel(*segments, POLICY), ControlView(segments[0])
     process = start("echo", *segments)
     until(lambda: front.engine_state is EngineState.READY, "engine")
-    assert front.engine_pid == process.pid
-    until(lambda: front.heartbeat_ns > 0, "heartbeat")
+    assert view.engine_pid == process.pid
+    until(lambda: view.heartbeat_ns > 0, "heartbeat")
+    view.close()
     front.set_closing()
     assert process.wait(PATIENCE_S) == 0
     assert front.engine_state is EngineState.DEAD

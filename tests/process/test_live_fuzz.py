@@ -89,7 +89,7 @@ class Seat:
         word.close()
 
     def is_cut_off(self) -> bool:
-        return self.client._view.admitted(self.client._place) == Refusal.BROKEN_PROTOCOL
+        return self.client._view.accepted(self.client._place) == Refusal.BROKEN_PROTOCOL
 
     def check_cut_off(self) -> None:
         """It was, and says so in its own words."""
@@ -495,7 +495,7 @@ def test_a_damaged_state_word_cuts_off_its_owner_only(name: str) -> None:
         seat = Seat(name).enter()
         seat.store(layout.CLIENT_STATE_OFFSET, 4711)
         assert holds_within(
-            lambda: seat.client._view.admitted(seat.client._place) != seat.client._nonce, 5
+            lambda: seat.client._view.accepted(seat.client._place) != seat.client._nonce, 5
         )
         seat.client.close()
         assert greedy(other) == expected

@@ -44,11 +44,11 @@ class Visitor:
         self._view = house.view
 
     def knock(self, nonce: int | None = None) -> None:
-        self.channel.knock(self.place, self.nonce if nonce is None else nonce)
+        self.channel.say_hello(self.place, self.nonce if nonce is None else nonce)
 
     @property
     def answer(self) -> int:
-        return self._view.admitted(self.place)
+        return self._view.accepted(self.place)
 
     def store(self, offset: int, value: int) -> None:
         word = Word(self.segment.buffer, offset)
@@ -190,7 +190,7 @@ def test_a_knock_of_the_dead_is_refused(house: House) -> None:
     visitor.knock()
     visitor.die()
     assert list(house.keeper.accept_new()) == []
-    assert house.view.admitted(visitor.place) == Refusal.NOT_USABLE
+    assert house.view.accepted(visitor.place) == Refusal.NOT_USABLE
 
 
 def damaged_name(visitor: Visitor) -> None:
@@ -268,7 +268,7 @@ def test_goodbye_is_news_and_ends_the_session(house: House) -> None:
     assert session.ended() is SessionEnd.CLOSED
     visitor.die()
     assert house.see_out() == [0]
-    assert house.view.admitted(0) == Refusal.NOT_THERE
+    assert house.view.accepted(0) == Refusal.NOT_CONNECTED
     assert house.keeper.sessions == {}
     assert not visitor.path.exists(), "its name was swept"
 
@@ -280,7 +280,7 @@ def test_the_dead_are_seen_by_their_lock(house: House, no_pidfd: None) -> None:
     visitor.die()
     assert session.ended() is SessionEnd.DIED
     assert house.see_out() == [visitor.place]
-    assert house.view.admitted(visitor.place) == Refusal.NOT_THERE
+    assert house.view.accepted(visitor.place) == Refusal.NOT_CONNECTED
     assert house.keeper.sessions == {other.place: other_session}
     assert other.answer == other.nonce
 
@@ -378,7 +378,7 @@ def test_a_private_engine_lets_nobody_in() -> None:
         view.say_hello(3, 2**62)
         assert not keeper.has_news()
         assert list(keeper.accept_new()) == []
-        assert view.admitted(3) == 0
+        assert view.accepted(3) == 0
         page.close()
         view.close()
 

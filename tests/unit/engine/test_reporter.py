@@ -114,12 +114,12 @@ def test_each_step_is_logged(reporter: Reporter, view: ControlView) -> None:
     reporter.drain_ns = 1_500
     step(reporter, 25, tokens(3), length_ms=4)
     steps = view.step_log().read()
-    assert steps.column(StepField.BEGAN_NS).tolist() == [BEGIN + 18 * MS, BEGIN + 21 * MS]
-    assert steps.column(StepField.DRAIN_NS).tolist() == [700, 800]
-    assert steps.column(StepField.SCHEDULE_NS).tolist() == [MS // 10] * 2
-    assert steps.column(StepField.PREPARE_NS).tolist() == [MS * 14 // 10, MS * 34 // 10]
-    assert steps.column(StepField.PUBLISH_NS).tolist() == [MS // 2] * 2
-    assert steps.column(StepField.NUM_TOKENS).tolist() == [70, 70]
-    assert steps.column(StepField.NUM_REQUESTS).tolist() == [65, 65]
-    assert steps.column(StepField.NUM_SAMPLED).tolist() == [2, 3]
-    assert steps.column(StepField.NUM_FIRST).tolist() == [1, 0]
+    assert steps.fields[:, StepField.BEGAN_NS].tolist() == [BEGIN + 18 * MS, BEGIN + 21 * MS]
+    assert steps.fields[:, StepField.DRAIN_NS].tolist() == [700, 800]
+    assert steps.fields[:, StepField.SCHEDULE_NS].tolist() == [MS // 10] * 2
+    assert steps.fields[:, StepField.PREPARE_NS].tolist() == [MS * 14 // 10, MS * 34 // 10]
+    assert steps.fields[:, StepField.PUBLISH_NS].tolist() == [MS // 2] * 2
+    assert steps.fields[:, StepField.NUM_TOKENS].tolist() == [70, 70]
+    assert steps.fields[:, StepField.NUM_REQUESTS].tolist() == [65, 65]
+    assert steps.fields[:, StepField.NUM_SAMPLED].tolist() == [2, 3]
+    assert steps.fields[:, StepField.NUM_FIRST].tolist() == [1, 0]

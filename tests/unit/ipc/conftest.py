@@ -1,4 +1,4 @@
-"""Segments for one test each, and proof that nothing stays behind."""
+"""Fixtures: segments for one test each, and a check that no test leaves files or descriptors."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def nothing_left_behind() -> Iterator[None]:
     names_before = _own_leftovers()
     fds_before = len(os.listdir("/proc/self/fd"))
     yield
-    # What a session beside this one has there goes within that time.
+    # Files of a test session that runs at the same time disappear within this time.
     assert holds_within(lambda: _own_leftovers() <= names_before, LEAK_GRACE_S)
-    # Tracebacks that pytest keeps hold views, and a view holds the mapping with its descriptor.
+    # Tracebacks that pytest keeps reference views, and a view keeps the mapping's descriptor open.
     if len(os.listdir("/proc/self/fd")) > fds_before:
         gc.collect()
     assert len(os.listdir("/proc/self/fd")) <= fds_before

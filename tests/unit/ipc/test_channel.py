@@ -55,7 +55,7 @@ def _set_parked(segment: Segment, offset: int) -> None:
     Word(segment.buffer, offset).store(1)
 
 
-def test_requests_and_outputs_do_not_meet(front: ClientChannel, core: CoreChannel) -> None:
+def test_requests_and_outputs_are_separate(front: ClientChannel, core: CoreChannel) -> None:
     assert front.try_send(1, b"request")
     assert core.try_send(2, b"out", b"put")
     assert core.has_requests()
@@ -85,7 +85,7 @@ def test_the_front_end_is_woken_only_when_parked(
     assert front._doorbell.try_wait()
 
 
-def test_what_is_not_urgent_wakes_nobody_who_waits_for_what_is(
+def test_an_output_that_is_not_urgent_does_not_end_a_wait_for_urgent_ones(
     front: ClientChannel, core: CoreChannel, client: Segment
 ) -> None:
     parked = Word(client.buffer, layout.CLIENT_PARKED_OFFSET)
@@ -100,13 +100,13 @@ def test_what_is_not_urgent_wakes_nobody_who_waits_for_what_is(
     assert [kind for kind, _ in _take(front)] == [1, 2, 3]
 
 
-def test_a_ring_that_is_half_full_is_urgent(
+def test_every_output_is_urgent_once_the_ring_is_half_full(
     front: ClientChannel, core: CoreChannel, client: Segment
 ) -> None:
     Word(client.buffer, layout.CLIENT_PARKED_OFFSET).store(Parked.FOR_URGENT)
     sent = 0
     while not front._doorbell.try_wait():
-        assert core.try_send(1, bytes(1000), is_urgent=False), "full before it rang"
+        assert core.try_send(1, bytes(1000), is_urgent=False), "the ring is full before the post"
         sent += 1000
     assert 0.45 * layout.RING_BYTES < sent < 0.55 * layout.RING_BYTES
     assert front._has_urgent()
@@ -116,8 +116,9 @@ def test_a_ring_that_is_half_full_is_urgent(
     assert not front._doorbell.try_wait()
 
 
-def test_a_wait_for_what_is_urgent(front: ClientChannel, core: CoreChannel) -> None:
-    """It looks at the rest at its end; what is urgent is seen however it came to be there."""
+def test_a_wait_for_urgent_outputs(front: ClientChannel, core: CoreChannel) -> None:
+    """An output that is not urgent counts only at the end of the wait. An urgent one ends the wait
+    at once, even if it came before the wait and another output follows it."""
     core.try_send(1, is_urgent=False)
     began = time.monotonic()
     assert front.wait(began + 5, urgent_only=True)
@@ -131,7 +132,7 @@ def test_a_wait_for_what_is_urgent(front: ClientChannel, core: CoreChannel) -> N
     assert not front.wait(time.monotonic() + 0.001, urgent_only=True)
 
 
-def test_outputs_that_come_slowly_are_waited_for_one_by_one(
+def test_after_an_empty_urgent_wait_the_next_wait_is_for_any_output(
     front: ClientChannel, core: CoreChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reasons: list[Parked] = []
@@ -151,7 +152,7 @@ def test_outputs_that_come_slowly_are_waited_for_one_by_one(
     monkeypatch.undo()
 
 
-def test_nobody_is_woken_for_a_message_that_did_not_fit(
+def test_a_message_that_does_not_fit_wakes_nobody(
     front: ClientChannel, control: Segment, waiter: CoreWaiter
 ) -> None:
     while front.try_send(1, bytes(100_000)):
@@ -161,7 +162,7 @@ def test_nobody_is_woken_for_a_message_that_did_not_fit(
     assert not waiter._doorbell.try_wait()
 
 
-def test_a_wait_without_outputs_comes_back(front: ClientChannel) -> None:
+def test_a_wait_without_outputs_returns_false(front: ClientChannel) -> None:
     assert not front.wait()
     assert not front.wait(time.monotonic() + 0.001)
     assert not front.wait(time.monotonic() - 1)
@@ -187,7 +188,7 @@ def test_send_gives_up_at_its_deadline(front: ClientChannel) -> None:
         front.send(1, bytes(100_000), on_full=lambda: None, deadline=time.monotonic())
 
 
-def test_what_on_full_raises_ends_send(front: ClientChannel) -> None:
+def test_an_error_of_on_full_ends_send(front: ClientChannel) -> None:
     while front.try_send(1, bytes(100_000)):
         pass
 
@@ -198,7 +199,7 @@ def test_what_on_full_raises_ends_send(front: ClientChannel) -> None:
         front.send(1, bytes(100_000), on_full=on_full, deadline=None)
 
 
-def test_tensors_travel_both_ways(front: ClientChannel, core: CoreChannel) -> None:
+def test_tensors_can_be_sent_both_ways(front: ClientChannel, core: CoreChannel) -> None:
     for writer, reader in ((front.slots, core.slots), (core.output_slots, front.output_slots)):
         slot = writer.claim(layout.MEDIUM_SLOT_BYTES)
         assert slot is not None
@@ -210,7 +211,7 @@ def test_tensors_travel_both_ways(front: ClientChannel, core: CoreChannel) -> No
         assert writer.num_free == layout.NUM_SLOTS
 
 
-def test_closing_is_announced(
+def test_the_engine_sees_that_the_front_end_closes(
     front: ClientChannel, core: CoreChannel, control: Segment, waiter: CoreWaiter
 ) -> None:
     assert not core.is_client_closing
@@ -220,18 +221,12 @@ def test_closing_is_announced(
     assert waiter._doorbell.try_wait()
 
 
-def test_a_living_front_end_is_seen(core: CoreChannel, client: Segment) -> None:
-    assert not core.is_client_alive()
-    client.take_ownership()
-    assert core.is_client_alive()
-
-
 def test_the_policy_can_change(front: ClientChannel) -> None:
     front.set_policy(WaitPolicy(0, 0, 0.005, 0.01))
     assert front._waiter.park_cap_s == 0.005
 
 
-def test_a_closed_channel_refuses(front: ClientChannel, core: CoreChannel) -> None:
+def test_a_closed_channel_refuses_every_call(front: ClientChannel, core: CoreChannel) -> None:
     front.close()
     front.close()
     core.close()
@@ -256,7 +251,7 @@ def test_a_channel_over_a_closed_segment_refuses(
             channel.try_send(1)
 
 
-def test_the_core_sleeps_until_it_is_woken(waiter: CoreWaiter) -> None:
+def test_a_core_waiter_parks_until_it_is_woken(waiter: CoreWaiter) -> None:
     assert not waiter.wait(lambda: False, busy=True)
     assert not waiter.wait(lambda: False, busy=False)
     assert waiter.wait(lambda: True, busy=False)
@@ -265,7 +260,7 @@ def test_the_core_sleeps_until_it_is_woken(waiter: CoreWaiter) -> None:
     assert not waiter._doorbell.try_wait()
 
 
-def test_named_doorbells_carry_a_connection_and_are_unlinked(
+def test_a_connection_works_with_named_doorbells_and_unlinks_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("posix_ipc")
@@ -285,28 +280,35 @@ def test_named_doorbells_carry_a_connection_and_are_unlinked(
 
 
 class TestControlPage:
-    def test_before_the_engine_is_there(self, front: ClientChannel) -> None:
+    def test_values_before_the_engine_attaches(
+        self, front: ClientChannel, control: Segment
+    ) -> None:
+        view = ControlView(control)
         assert front.engine_state is EngineState.STARTING
-        assert front.engine_pid == 0
-        assert front.heartbeat_ns == 0
+        assert view.engine_pid == 0
+        assert view.heartbeat_ns == 0
         assert front.last_words() == ""
         assert set(front.stats().values()) == {0}
+        view.close()
 
-    def test_what_the_engine_says_is_read(self, front: ClientChannel, control: Segment) -> None:
-        page = ControlPage(control)
+    def test_a_view_reads_the_values_that_the_engine_stores(
+        self, front: ClientChannel, control: Segment
+    ) -> None:
+        page, view = ControlPage(control), ControlView(control)
         before_ns = time.monotonic_ns()
         page.beat()
         page.set_state(EngineState.READY)
         page.set_stat(Stat.STEPS, 12)
         assert front.engine_state is EngineState.READY
-        assert front.engine_pid > 0
-        assert before_ns <= front.heartbeat_ns <= time.monotonic_ns()
+        assert view.engine_pid > 0
+        assert before_ns <= view.heartbeat_ns <= time.monotonic_ns()
         assert front.stat(Stat.STEPS) == front.stats()["steps"] == 12
         assert list(front.stats()) == [stat.name.lower() for stat in Stat]
+        view.close()
         page.close()
         page.close()
 
-    def test_last_words_are_replaced_whole(self, control: Segment) -> None:
+    def test_new_last_words_replace_the_old_ones(self, control: Segment) -> None:
         page, view = ControlPage(control), ControlView(control)
         page.set_last_words("a long first text")
         page.set_last_words("short, mit Umläuten")
@@ -317,7 +319,7 @@ class TestControlPage:
     @pytest.mark.parametrize(
         ("name", "shown"), [("NVIDIA H200", "NVIDIA H200"), ("x" * 200, "x" * 128), ("", "")]
     )
-    def test_what_the_model_runs_on(self, control: Segment, name: str, shown: str) -> None:
+    def test_the_device_name(self, control: Segment, name: str, shown: str) -> None:
         page, view = ControlPage(control), ControlView(control)
         page.set_device(name)
         assert view.device() == shown
@@ -325,7 +327,7 @@ class TestControlPage:
         page.close()
         view.close()
 
-    def test_of_long_last_words_the_end_is_kept(self, control: Segment) -> None:
+    def test_long_last_words_lose_their_beginning(self, control: Segment) -> None:
         page, view = ControlPage(control), ControlView(control)
         page.set_last_words("ä" * 20_000 + "the cause")
         assert view.last_words().endswith("ä" * 100 + "the cause")
@@ -333,7 +335,7 @@ class TestControlPage:
         page.close()
         view.close()
 
-    def test_an_absurd_length_is_cut(self, control: Segment) -> None:
+    def test_a_damaged_length_of_the_last_words_is_limited(self, control: Segment) -> None:
         Word(control.buffer, layout.CONTROL_LAST_WORDS_SIZE_OFFSET).store(2**60)
         view = ControlView(control)
         assert len(view.last_words()) == layout.LAST_WORDS_BYTES
@@ -341,7 +343,7 @@ class TestControlPage:
 
 
 class Watcher:
-    """Keeps what it hears."""
+    """Collects the reported records."""
 
     def __init__(self) -> None:
         self.sent_records: list[tuple[int, int, int]] = []
@@ -356,13 +358,15 @@ class Watcher:
         self.received_records.append((kind, position, num_bytes))
 
 
-def test_both_ends_call_a_record_the_same(front: ClientChannel, core: CoreChannel) -> None:
+def test_both_ends_report_the_same_position_of_a_record(
+    front: ClientChannel, core: CoreChannel
+) -> None:
     watchers = Watcher(), Watcher()
     front.watch(watchers[0])
     core.watch(watchers[1])
     assert front.nonce == core.nonce
     size = layout.RING_BYTES // 7
-    for length in (3, 0, *[size] * 9):  # round the end of the ring, with padding
+    for length in (3, 0, *[size] * 9):  # past the end of the ring, with padding
         assert front.try_send(7, bytes(length), b"12")
         assert [len(payload) for _, payload in _take(core)] == [length + 2]
     assert core.try_send(9, b"out")
@@ -372,7 +376,7 @@ def test_both_ends_call_a_record_the_same(front: ClientChannel, core: CoreChanne
     assert watchers[1].sent_records == watchers[0].received_records == [(9, 32, 3)]
 
 
-def test_a_watcher_hears_of_no_record_that_found_no_room(
+def test_a_record_that_finds_no_room_is_not_reported(
     front: ClientChannel, core: CoreChannel
 ) -> None:
     watcher = Watcher()

@@ -1,4 +1,4 @@
-"""One suite for every implementation of a doorbell."""
+"""Tests that every implementation of a doorbell passes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def bell(area: memoryview) -> Iterator[Doorbell]:
     bell.close()
 
 
-def test_silent_at_first(bell: Doorbell) -> None:
+def test_a_new_doorbell_has_no_post(bell: Doorbell) -> None:
     assert not bell.try_wait()
     assert not bell.wait(0.001)
 
@@ -66,14 +66,14 @@ def test_posts_are_counted_until_drained(bell: Doorbell) -> None:
     bell.drain()
 
 
-def test_both_ends_share_one_bell(bell: Doorbell, area: memoryview) -> None:
+def test_two_openings_of_a_doorbell_share_its_posts(bell: Doorbell, area: memoryview) -> None:
     other = open_doorbell(area)
     other.post()
     assert bell.try_wait()
     other.close()
 
 
-def test_no_time_left_is_no_wait(bell: Doorbell) -> None:
+def test_a_timeout_of_zero_or_less_does_not_wait(bell: Doorbell) -> None:
     assert not bell.wait(0)
     assert not bell.wait(-1)
 
@@ -90,7 +90,7 @@ def alarm() -> Iterator[None]:
     signal.signal(signal.SIGALRM, previous)
 
 
-def test_what_a_signal_handler_raises_comes_out_of_wait(bell: Doorbell, alarm: None) -> None:
+def test_an_exception_of_a_signal_handler_ends_the_wait(bell: Doorbell, alarm: None) -> None:
     def handler(number: int, frame: FrameType | None) -> None:
         raise Interrupted
 
@@ -120,7 +120,7 @@ def test_a_signal_without_a_post_does_not_end_the_wait(bell: Doorbell, alarm: No
     assert len(turns) >= 3
 
 
-def test_a_closed_bell_refuses(bell: Doorbell) -> None:
+def test_a_closed_doorbell_refuses_every_call(bell: Doorbell) -> None:
     bell.close()
     bell.close()
     for call in (bell.post, bell.try_wait, bell.drain, lambda: bell.wait(0)):

@@ -1,4 +1,4 @@
-"""Buckets of durations, against the durations themselves."""
+"""Histograms, compared with the durations that they counted."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_bounds_grow_by_an_eighth_at_most_above_the_first_bucket() -> None:
 
 
 @pytest.mark.parametrize("duration", [2**43, 2**62])
-def test_the_last_bucket_takes_what_is_longer(duration: int) -> None:
+def test_the_last_bucket_counts_all_longer_durations(duration: int) -> None:
     assert bucket_of(duration) == layout.HISTOGRAM_BUCKETS - 1
 
 
@@ -64,7 +64,7 @@ def test_quantiles_are_within_an_eighth_of_numpys(scale: float) -> None:
         assert found.quantile_ns(share) == pytest.approx(exact, rel=0.125)
 
 
-def test_what_came_since_an_earlier_look() -> None:
+def test_the_difference_to_an_earlier_reading() -> None:
     early, late = [2_000_000] * 5, [90_000_000] * 3
     since = counted(early + late).since(counted(early))
     assert since.count == 3
@@ -72,19 +72,19 @@ def test_what_came_since_an_earlier_look() -> None:
     assert since.quantile_ns(0.0) >= lower_bound_ns(bucket_of(90_000_000))
 
 
-def test_nothing_counted() -> None:
+def test_an_empty_histogram() -> None:
     nothing = counted([])
     assert (nothing.count, nothing.mean_ns, nothing.quantile_ns(0.5)) == (0, 0.0, 0.0)
 
 
-def test_a_duration_can_count_for_many() -> None:
+def test_a_duration_can_be_counted_several_times() -> None:
     memory = memoryview(bytearray(layout.HISTOGRAM_WORDS * layout.WORD_BYTES))
     HistogramWriter(memory, 0).add(5_000, times=64)
     found = read_histogram(memory, 0)
     assert (found.count, found.total_ns, found.mean_ns) == (64, 320_000, 5_000)
 
 
-def test_octaves_hold_exactly_what_is_shorter() -> None:
+def test_counts_by_octave_are_exact() -> None:
     rng = random.Random(4)
     durations = [int(10 ** rng.uniform(4, 11)) for _ in range(2000)]
     durations += [2**20, 2**20 - 1]

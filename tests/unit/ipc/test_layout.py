@@ -1,4 +1,4 @@
-"""The diagrams say what the constants say, and the fields do not overlap."""
+"""The diagrams of the layout agree with its constants, and no fields overlap."""
 
 from __future__ import annotations
 
@@ -96,9 +96,9 @@ def test_fields_do_not_overlap() -> None:
         layout.CONTROL_LAST_WORDS_OFFSET + layout.LAST_WORDS_BYTES <= layout.CONTROL_DEVICE_OFFSET
     )
     assert layout.CONTROL_DEVICE_OFFSET + layout.DEVICE_BYTES <= layout.CONTROL_HELLO_OFFSET
-    assert layout.CONTROL_HELLO_OFFSET + table <= layout.CONTROL_ADMITTED_OFFSET
+    assert layout.CONTROL_HELLO_OFFSET + table <= layout.CONTROL_ACCEPTED_OFFSET
     histogram = layout.HISTOGRAM_WORDS * layout.WORD_BYTES
-    assert layout.CONTROL_ADMITTED_OFFSET + table <= layout.CONTROL_HISTOGRAMS_OFFSET
+    assert layout.CONTROL_ACCEPTED_OFFSET + table <= layout.CONTROL_HISTOGRAMS_OFFSET
     assert layout.CONTROL_HISTOGRAMS_OFFSET + layout.NUM_HISTOGRAMS * histogram == (
         layout.CONTROL_STEP_COUNT_OFFSET
     )
@@ -123,7 +123,7 @@ def test_slots_lie_side_by_side_to_the_end_of_the_segment() -> None:
     assert begin == layout.CLIENT_END_OFFSET
 
 
-def test_slot_classes_grow_and_keep_a_bounded_pool() -> None:
+def test_slot_classes_are_sorted_and_keep_a_bounded_number_of_bytes() -> None:
     for slots in (layout.REQUEST_SLOT_LAYOUT, layout.OUTPUT_SLOT_LAYOUT):
         sizes = [each.slot_bytes for each in slots.classes]
         assert sizes == sorted(sizes)
@@ -147,12 +147,12 @@ def test_the_documented_slots_are_those_of_the_layout() -> None:
     assert documented == [(each.num_slots, each.slot_bytes, each.kept_bytes) for each in classes]
 
 
-def test_segments_keep_to_their_budget() -> None:
+def test_segments_keep_to_their_memory_limits() -> None:
     mib = 1024 * 1024
     assert layout.ALLOCATED_BYTES[SegmentKind.CONTROL] <= mib
     assert layout.ALLOCATED_BYTES[SegmentKind.CLIENT] <= 1.5 * mib
     assert 32 * layout.ALLOCATED_BYTES[SegmentKind.CLIENT] + mib <= 64 * mib
 
 
-def test_record_header_has_the_size_that_is_written_down() -> None:
+def test_the_record_header_has_the_documented_size() -> None:
     assert layout.RECORD_HEADER.size == layout.RECORD_HEADER_BYTES == layout.RECORD_ALIGNMENT

@@ -1,4 +1,4 @@
-"""Many tensors in one slot: all come back bit for bit, and no reference leads elsewhere."""
+"""Several tensors in one slot: they arrive bit for bit, and invalid references are refused."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Ends:
         return PackedRef.from_json(json.loads(json.dumps(ref.to_json())))
 
 
-def test_tensors_of_all_kinds_come_back() -> None:
+def test_tensors_of_all_kinds_arrive_unchanged() -> None:
     ends = Ends()
     ref = ends.send(TENSORS)
     with view_all(ends.reader, ref) as arrays:
@@ -53,7 +53,7 @@ def test_tensors_of_all_kinds_come_back() -> None:
     assert ends.writer.num_free == 2
 
 
-def test_arrays_come_back_with_their_shape() -> None:
+def test_arrays_arrive_with_their_shape() -> None:
     ends = Ends()
     sources = [np.arange(5, dtype=np.int64)[::2], np.float32(2), np.ones((2, 3), ">f8")]
     with view_all(ends.reader, ends.send(sources)) as arrays:
@@ -62,12 +62,12 @@ def test_arrays_come_back_with_their_shape() -> None:
             assert np.array_equal(array, source)
 
 
-def test_each_begins_where_every_dtype_may() -> None:
+def test_each_tensor_begins_at_an_aligned_offset() -> None:
     ref = Ends().send([np.zeros(n, np.uint8) for n in (1, 64, 65, 0, 3)])
     assert [tensor.offset for tensor in ref.tensors] == [0, 64, 128, 256, 256]
 
 
-def test_the_slot_is_lent_while_it_is_looked_at_and_free_afterwards() -> None:
+def test_the_reader_holds_the_slot_until_the_view_ends() -> None:
     ends = Ends()
     refs = [ends.send([torch.ones(4)]) for _ in range(2)]
     assert try_put_all(ends.writer, [torch.ones(4)]) is None
@@ -75,11 +75,14 @@ def test_the_slot_is_lent_while_it_is_looked_at_and_free_afterwards() -> None:
         with pytest.raises(KeyError), view_all(ends.reader, ref):
             raise KeyError
     assert ends.writer.num_free == 2
-    with pytest.raises(ProtocolMismatchError, match="not lent"), view_all(ends.reader, refs[0]):
+    with (
+        pytest.raises(ProtocolMismatchError, match="not published"),
+        view_all(ends.reader, refs[0]),
+    ):
         pass
 
 
-def test_what_cannot_be_sent_leaves_the_slots_free() -> None:
+def test_sources_that_cannot_be_sent_leave_the_slots_free() -> None:
     ends = Ends()
     for sources, kind in (
         ([torch.ones(4), object()], TypeError),
@@ -109,6 +112,6 @@ def test_what_cannot_be_sent_leaves_the_slots_free() -> None:
         [[0, 0, 64], [["uint8", 1, 0]]],
     ],
 )
-def test_a_reference_that_contradicts_itself_is_none(value: Any) -> None:
+def test_a_reference_that_contradicts_itself_is_refused(value: Any) -> None:
     with pytest.raises(ProtocolMismatchError):
         PackedRef.from_json(value)

@@ -1,4 +1,4 @@
-"""Names: given to what is locked and whole, taken only from what is dead."""
+"""Names of segments: only a locked, initialised segment gets one, only a dead owner loses it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WHAT = "engine 'e'"
 
 @pytest.fixture
 def path(control: Segment) -> Iterator[Path]:
-    """A name that is free, in the file system that the segments lie in."""
+    """A free name in the file system of the segments."""
     path = registry.control_path(f"unit-{os.getpid()}")
     yield path
     path.unlink(missing_ok=True)
@@ -35,7 +35,7 @@ def second(nothing_left_behind: None) -> Iterator[Segment]:
 
 
 def leave_dead(path: Path, kind: SegmentKind = SegmentKind.CONTROL) -> None:
-    """A name whose owner died: its lock is gone, its file is not."""
+    """Create a name whose owner is dead: the file exists, but nobody holds its lock."""
     with Segment.create(kind) as segment:
         segment.take_ownership()
         assert registry.publish(segment, path)
@@ -58,7 +58,7 @@ def test_other_names_are_refused(name: str) -> None:
             make(name)
 
 
-def test_the_directory_is_read_back_and_strangers_are_passed_over(tmp_path: Path) -> None:
+def test_names_lists_only_names_of_segments(tmp_path: Path) -> None:
     ours = ["shmllm.b", "shmllm.a.31", "shmllm.a", "shmllm.a.2"]
     strangers = ["shmllm", "shmllm.", "shmllm.a.b", "shmllm.a.1.2", "shmllm.a.", "xshmllm.a", "a"]
     for entry in [*ours, *strangers]:
@@ -75,9 +75,7 @@ def test_the_directory_is_read_back_and_strangers_are_passed_over(tmp_path: Path
 
 @pytest.mark.parametrize("place", [None, 0, NUM_CLIENTS - 1])
 @pytest.mark.parametrize("name", ["0", "-", "_", "shmllm", "x" * 64])
-def test_whatever_gets_a_path_is_found_under_its_name(
-    name: str, place: int | None, tmp_path: Path
-) -> None:
+def test_every_path_is_read_back_as_its_name(name: str, place: int | None, tmp_path: Path) -> None:
     if place is None:
         path = registry.control_path(name, tmp_path)
     else:
@@ -96,7 +94,7 @@ def test_a_published_segment_can_be_attached_and_is_for_its_user_only(
         assert attached.nonce == control.nonce
 
 
-def test_a_name_in_use_is_neither_given_nor_swept(
+def test_a_name_in_use_is_neither_replaced_nor_swept(
     control: Segment, path: Path, second: Segment
 ) -> None:
     control.take_ownership()
@@ -106,14 +104,14 @@ def test_a_name_in_use_is_neither_given_nor_swept(
     assert same_file(control, path)
 
 
-def test_a_dead_bearer_is_replaced(control: Segment, path: Path) -> None:
+def test_publish_replaces_the_name_of_a_dead_owner(control: Segment, path: Path) -> None:
     leave_dead(path)
     control.take_ownership()
     assert registry.publish(control, path)
     assert same_file(control, path)
 
 
-def test_a_sweep_frees_the_name_of_the_dead_and_an_absent_one_is_free(
+def test_a_sweep_frees_the_name_of_a_dead_owner_and_accepts_an_absent_name(
     control: Segment, path: Path
 ) -> None:
     leave_dead(path)
@@ -123,15 +121,15 @@ def test_a_sweep_frees_the_name_of_the_dead_and_an_absent_one_is_free(
 
 
 def test_a_sweep_leaves_no_lock_behind(control: Segment, path: Path) -> None:
-    assert registry.publish(control, path)  # owned by nobody
+    assert registry.publish(control, path)  # without an owner
     assert registry.sweep(path)
     control.take_ownership()
 
 
-def test_a_sweep_removes_only_what_it_has_locked(
+def test_a_sweep_removes_only_the_file_that_it_locked(
     control: Segment, path: Path, second: Segment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The name changes hands between the sweeper's lock and its look at the name."""
+    """Another segment gets the name after the sweeper opened the old file."""
     leave_dead(path)
     really_lock = registry.write_lock
 
@@ -145,7 +143,7 @@ def test_a_sweep_removes_only_what_it_has_locked(
     assert same_file(second, path)
 
 
-def test_withdrawing_takes_away_ones_own_name_only(
+def test_withdraw_removes_only_the_segment_s_own_name(
     control: Segment, path: Path, second: Segment
 ) -> None:
     registry.withdraw(control, path)
@@ -156,7 +154,7 @@ def test_withdrawing_takes_away_ones_own_name_only(
     assert not path.exists()
 
 
-def test_a_directory_that_is_not_there_is_a_clear_error(control: Segment, tmp_path: Path) -> None:
+def test_a_missing_directory_is_a_clear_error(control: Segment, tmp_path: Path) -> None:
     with pytest.raises(SegmentError, match=r"cannot link .*No such file"):
         registry.publish(control, tmp_path / "absent" / "shmllm.x")
 
@@ -170,7 +168,7 @@ def test_a_segment_of_another_file_system_cannot_get_the_name(
         registry.publish(control, tmp_path / "shmllm.x")
 
 
-def test_clients_take_the_first_free_place_until_there_is_none(client: Segment, path: Path) -> None:
+def test_clients_take_the_first_free_place_until_all_are_taken(client: Segment, path: Path) -> None:
     name = path.name.removeprefix(registry.PREFIX)
     client.take_ownership()
     places = [registry.client_path(name, place) for place in range(NUM_CLIENTS)]
@@ -188,12 +186,12 @@ def test_clients_take_the_first_free_place_until_there_is_none(client: Segment, 
             place.unlink(missing_ok=True)
 
 
-def test_attaching_to_nothing(path: Path) -> None:
+def test_attaching_to_an_absent_name(path: Path) -> None:
     with pytest.raises(SegmentError, match=f"engine 'e' is not running: there is no {path}"):
         registry.attach(path, SegmentKind.CONTROL, WHAT)
 
 
-def test_attaching_to_the_dead(control: Segment, path: Path) -> None:
+def test_attaching_to_a_segment_whose_owner_is_dead(control: Segment, path: Path) -> None:
     leave_dead(path)
     with pytest.raises(SegmentError, match=r"engine 'e' is dead.*shmllm ipc gc"):
         registry.attach(path, SegmentKind.CONTROL, WHAT)
@@ -214,7 +212,7 @@ def test_attaching_to_another_version(control: Segment, path: Path) -> None:
         registry.attach(path, SegmentKind.CONTROL, WHAT)
 
 
-def test_attaching_to_what_another_user_owns(
+def test_attaching_to_another_user_s_segment(
     control: Segment, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     control.take_ownership()
@@ -225,7 +223,7 @@ def test_attaching_to_what_another_user_owns(
         registry.attach(path, SegmentKind.CONTROL, WHAT)
 
 
-def test_attaching_to_what_may_not_be_opened(
+def test_attaching_to_a_file_that_may_not_be_opened(
     control: Segment, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert registry.publish(control, path)
@@ -259,7 +257,7 @@ def test_a_symbolic_link_is_never_followed(
 def test_a_link_or_a_directory_under_the_name_is_a_name_in_use(
     control: Segment, path: Path, tmp_path: Path
 ) -> None:
-    """Anybody may make one in /dev/shm; it must not end in a bare OSError."""
+    """Every user may create one in /dev/shm; it must not cause a bare OSError."""
     control.take_ownership()
     path.symlink_to(tmp_path)
     assert not registry.sweep(path)

@@ -58,7 +58,7 @@ def test_arrays_of_any_type_and_shape_are_parts() -> None:
     assert ring.take() == [(1, b"<" + array.tobytes() + array[0].tobytes() + b">")]
 
 
-def test_a_limit_leaves_the_rest() -> None:
+def test_a_limit_leaves_later_records_unread() -> None:
     ring = Ring()
     for kind in range(4):
         ring.writer.try_write(kind, b"x")
@@ -66,15 +66,14 @@ def test_a_limit_leaves_the_rest() -> None:
     assert [kind for kind, _ in ring.take(limit=3)] == [3]
 
 
-def test_full_is_an_answer_and_moves_nothing() -> None:
+def test_a_write_to_a_full_ring_returns_false_and_changes_nothing() -> None:
     ring = Ring()
     while ring.writer.try_write(1, b"x" * 40):
         pass
     before = bytes(ring.memory), ring.published.load(), ring.writer.free_bytes
     assert not ring.writer.try_write(1, b"x" * 40)
-    assert ring.writer.try_claim(1, 40) is None
     assert (bytes(ring.memory), ring.published.load(), ring.writer.free_bytes) == before
-    assert ring.writer.statistics().times_full == 3
+    assert ring.writer.statistics().times_full == 2
     ring.take(limit=1)
     assert ring.writer.try_write(1, b"x" * 40)
     ring.check()
@@ -91,12 +90,12 @@ def test_the_largest_message_fits_an_empty_ring_at_every_position() -> None:
     ring.check()
 
 
-def test_a_message_that_can_never_fit_says_both_sizes() -> None:
+def test_the_error_for_a_message_that_is_too_large_names_both_sizes() -> None:
     ring = Ring()
     with pytest.raises(MessageTooLargeError, match=r"113 bytes exceeds the 112 bytes"):
         ring.writer.try_write(1, bytes(113))
     with pytest.raises(MessageTooLargeError):
-        ring.writer.try_claim(1, 10**12)
+        ring.writer.try_write(1, bytes(10**6))
     ring.check()
 
 
@@ -112,53 +111,8 @@ def test_a_capacity_that_is_no_power_of_two_is_refused(capacity: int) -> None:
         Ring(capacity)
 
 
-def test_a_claim_is_invisible_until_published() -> None:
-    ring = Ring()
-    view = ring.writer.try_claim(5, 3)
-    assert view is not None
-    view[:] = b"abc"
-    assert not ring.reader.has_data()
-    ring.writer.publish()
-    assert ring.take() == [(5, b"abc")]
-    with pytest.raises(ValueError, match="released"):
-        view[0] = 0
-
-
-def test_an_aborted_claim_leaves_no_trace() -> None:
-    ring = Ring()
-    free = ring.writer.free_bytes
-    assert ring.writer.try_claim(5, 3) is not None
-    ring.writer.abort_claim()
-    assert ring.writer.free_bytes == free
-    assert ring.writer.try_write(6, b"y")
-    assert ring.take() == [(6, b"y")]
-
-
-def test_claims_are_ended_once() -> None:
-    ring = Ring()
-    with pytest.raises(RuntimeError, match="no claim"):
-        ring.writer.publish()
-    ring.writer.try_claim(1, 1)
-    with pytest.raises(RuntimeError, match="neither published nor aborted"):
-        ring.writer.try_claim(1, 1)
-    ring.writer.publish()
-    with pytest.raises(RuntimeError, match="no claim"):
-        ring.writer.abort_claim()
-
-
-def test_an_array_may_outlive_its_claim() -> None:
-    ring = Ring()
-    view = ring.writer.try_claim(1, 8)
-    assert view is not None
-    array = np.frombuffer(view, dtype=np.int64)
-    array[0] = 77
-    ring.writer.publish()
-    assert ring.take() == [(1, (77).to_bytes(8, "little"))]
-    assert array[0] == 77
-
-
 class RecordingWord(PlainWord):
-    """Keeps what the ring's memory looked like at each store."""
+    """Keeps a copy of the ring's memory at each store."""
 
     __slots__ = ("memory", "snapshots")
 
@@ -191,16 +145,6 @@ def test_everything_is_stored_before_the_cursor(start: int) -> None:
     reader = RingReader(memoryview(bytearray(snapshot)), *words)
     reader.drain(lambda kind, view: got.append((kind, bytes(view))))
     assert got == [(9, b"head" + b"body" * 10)]
-
-
-def test_the_cursor_of_a_claim_is_stored_only_by_publish() -> None:
-    writer, published, memory = _recording_writer(0)
-    view = writer.try_claim(9, 4)
-    assert view is not None
-    view[:] = b"data"
-    assert published.snapshots == []
-    writer.publish()
-    assert [snapshot for _, snapshot in published.snapshots] == [bytes(memory)]
 
 
 def test_the_reader_moves_its_cursor_once_per_batch_after_the_last_read() -> None:
@@ -299,7 +243,7 @@ def test_a_record_that_would_leave_the_ring_at_its_end_is_reported() -> None:
 
 @given(garbage=st.binary(min_size=CAPACITY, max_size=CAPACITY), used=st.integers(1, 16))
 @settings(deadline=None, derandomize=True, database=None)
-def test_garbage_never_takes_the_reader_outside(garbage: bytes, used: int) -> None:
+def test_garbage_never_makes_the_reader_leave_the_ring(garbage: bytes, used: int) -> None:
     ring = Ring()
     ring.memory[:] = garbage
     ring.published.store(used * 16)
@@ -311,7 +255,7 @@ def test_garbage_never_takes_the_reader_outside(garbage: bytes, used: int) -> No
 
 
 @pytest.mark.parametrize("published", [CAPACITY + 16, 8, 2**64 - 16])
-def test_an_absurd_cursor_is_reported_by_both_ends(published: int) -> None:
+def test_an_invalid_cursor_is_reported_by_both_ends(published: int) -> None:
     ring = Ring()
     ring.published.store(published)
     with pytest.raises(ProtocolMismatchError, match="make no sense"):
@@ -329,7 +273,7 @@ def test_a_reader_that_runs_ahead_is_reported_to_the_writer() -> None:
         ring.writer.try_write(1, b"x" * 40)
 
 
-def test_positions_pass_32_bits() -> None:
+def test_positions_exceed_32_bits() -> None:
     ring = Ring(start=2**32 - 64)
     for number in range(40):
         payload = bytes([number]) * number
@@ -338,7 +282,7 @@ def test_positions_pass_32_bits() -> None:
     assert ring.published.load() > 2**32
 
 
-def test_statistics_count_what_passed() -> None:
+def test_statistics_count_messages_and_bytes() -> None:
     ring = Ring()
     ring.writer.try_write(1, b"abc")
     ring.writer.try_write(1, b"de")
@@ -351,8 +295,6 @@ def test_statistics_count_what_passed() -> None:
 OPERATIONS = st.lists(
     st.one_of(
         st.tuples(st.just("write"), st.integers(0, CAPACITY // 2 - 16)),
-        st.tuples(st.just("claim"), st.integers(0, CAPACITY // 2 - 16)),
-        st.tuples(st.just("abort"), st.integers(0, CAPACITY // 2 - 16)),
         st.tuples(st.just("drain"), st.integers(0, 3)),
     ),
     max_size=60,
@@ -361,7 +303,7 @@ OPERATIONS = st.lists(
 
 @given(operations=OPERATIONS, start=st.integers(0, 2**40).map(lambda n: n * 16))
 @settings(deadline=None, derandomize=True, database=None, max_examples=200)
-def test_the_ring_behaves_like_a_list(operations: list[tuple[str, int]], start: int) -> None:
+def test_the_ring_behaves_like_a_queue(operations: list[tuple[str, int]], start: int) -> None:
     ring = Ring(start=start)
     model: deque[tuple[int, bytes]] = deque()
     for number, (operation, size) in enumerate(operations):
@@ -370,19 +312,9 @@ def test_the_ring_behaves_like_a_list(operations: list[tuple[str, int]], start: 
             if ring.writer.try_write(number, payload):
                 model.append((number, payload))
             else:
-                assert model, "an empty ring takes every message"
-        elif operation == "drain":
+                assert model, "an empty ring has room for every message"
+        else:
             expected = [model.popleft() for _ in range(min(size or len(model), len(model)))]
             assert ring.take(limit=size) == expected
-        else:
-            view = ring.writer.try_claim(number, size)
-            if view is None:
-                assert model
-            elif operation == "abort":
-                ring.writer.abort_claim()
-            else:
-                view[:] = payload
-                ring.writer.publish()
-                model.append((number, payload))
         ring.check()
     assert ring.take() == list(model)

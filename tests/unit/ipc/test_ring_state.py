@@ -1,4 +1,4 @@
-"""What a post-mortem shows: the latest records of a ring, read or not, and the counters."""
+"""The state of a ring as tools read it: its latest records, read or unread, and its counters."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_read_and_unread_records_are_told_apart_by_their_positions(pair: Pair) -
     assert [r.kind for r in state.records if r.position < state.consumed] == [1, 2]
 
 
-def test_after_many_laps_the_latest_records_are_those_that_were_sent(pair: Pair) -> None:
+def test_after_many_laps_peek_returns_the_latest_records(pair: Pair) -> None:
     source = random.Random(7)
     sent: list[RecordHeader] = []
     position = 0
@@ -67,7 +67,7 @@ def test_after_many_laps_the_latest_records_are_those_that_were_sent(pair: Pair)
         if position % RING_BYTES + record_span(length) > RING_BYTES:
             position += RING_BYTES - position % RING_BYTES
         kind = source.randrange(200)
-        # Payloads full of what look like headers of their own place must not be believed.
+        # The payload imitates headers with its own position; peek must not take it for a record.
         assert pair.front.try_send(kind, position.to_bytes(8, "little") * (length // 8 + 1))
         length = 8 * (length // 8 + 1)
         sent.append(RecordHeader(position, kind, length))
@@ -80,7 +80,7 @@ def test_after_many_laps_the_latest_records_are_those_that_were_sent(pair: Pair)
     assert pair.requests(1) == shown[-1:]
 
 
-def test_records_of_the_lap_before_are_not_shown(pair: Pair) -> None:
+def test_overwritten_records_are_not_returned(pair: Pair) -> None:
     for _ in range(2 * RING_BYTES // record_span(1000)):
         assert pair.front.try_send(1, bytes(1000))
         pair.core.drain(ignore)
@@ -90,14 +90,14 @@ def test_records_of_the_lap_before_are_not_shown(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("published", [1, 2**63, 2**64 - 16, 48])
-def test_a_damaged_ring_shows_nothing_and_does_no_harm(pair: Pair, published: int) -> None:
+def test_a_damaged_ring_has_no_records_and_raises_nothing(pair: Pair, published: int) -> None:
     assert pair.front.try_send(1, b"x")
     offset = layout.REQUEST_PUBLISHED_OFFSET
     pair.memory[offset : offset + 8] = published.to_bytes(8, "little")
     assert pair.requests(8) == ()
 
 
-def test_each_end_shows_its_counters(pair: Pair) -> None:
+def test_each_end_publishes_its_counters(pair: Pair) -> None:
     assert pair.front.try_send(1, b"abc")
     assert pair.front.try_send(1, b"")
     pair.core.drain(ignore, 1)
@@ -115,7 +115,7 @@ def test_each_end_shows_its_counters(pair: Pair) -> None:
     assert outputs.reader.num_messages == 0
 
 
-def test_the_front_end_shows_its_counters_before_it_sleeps(pair: Pair) -> None:
+def test_the_front_end_publishes_its_counters_before_it_parks(pair: Pair) -> None:
     assert pair.front.try_send(1, b"abc")
     assert not pair.front._waiter.wait(lambda: False, 0.001)
     shown = peek(pair.memory, REQUEST_RING_LAYOUT, 0).writer

@@ -29,7 +29,7 @@ def test_a_new_segment_can_be_attached_and_shows_the_same_bytes(kind: SegmentKin
         assert len(attached.buffer) == layout.TOTAL_BYTES[kind]
 
 
-def test_it_has_no_name_and_is_for_its_user_only(control: Segment) -> None:
+def test_a_segment_has_no_name_and_is_for_its_user_only(control: Segment) -> None:
     status = os.fstat(control.fd)
     assert status.st_nlink == 0
     assert status.st_mode & 0o777 == 0o600
@@ -80,7 +80,7 @@ def _overwrite(offset: int, value: int) -> Callable[[Segment], None]:
         (lambda segment: os.ftruncate(segment.fd, 4096), "this file has 4096"),
     ],
 )
-def test_what_is_no_segment_of_this_version_is_refused(
+def test_a_damaged_header_is_refused(
     control: Segment, damage: Callable[[Segment], None], message: str
 ) -> None:
     damage(control)
@@ -110,13 +110,13 @@ def test_another_users_segment_is_refused(
         Segment.attach(control.fd, SegmentKind.CONTROL)
 
 
-def test_a_directory_that_is_not_there_is_explained(tmp_path: Path) -> None:
+def test_a_missing_directory_is_explained(tmp_path: Path) -> None:
     with pytest.raises(SegmentError, match="tmpfs"):
         Segment.create(SegmentKind.CONTROL, directory=str(tmp_path / "absent"))
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EFBIG])
-def test_no_space_says_what_is_needed_and_what_is_free(
+def test_the_error_for_full_memory_names_needed_and_free_bytes(
     monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     def full(fd: int, offset: int, nbytes: int) -> None:
@@ -176,7 +176,7 @@ def test_an_array_over_the_segment_outlives_close() -> None:
     segment.close()
     assert array.tobytes() == b"shmllm01"
     del array
-    assert len(os.listdir("/proc/self/fd")) == num_fds - 2, "the mapping goes with the array"
+    assert len(os.listdir("/proc/self/fd")) == num_fds - 2, "the array's end unmaps the segment"
 
 
 def test_creation_that_fails_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:

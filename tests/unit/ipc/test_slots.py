@@ -36,7 +36,7 @@ END = DATA + 3 * SMALL + 2 * MEDIUM + LARGE
 
 
 class Pages:
-    """A small file system that knows which pages exist."""
+    """A fake file system that tracks which pages are allocated."""
 
     def __init__(self, capacity: int = END) -> None:
         self.capacity = capacity
@@ -58,7 +58,7 @@ class Pages:
 
 
 class Slots:
-    """Both ends over ordinary memory."""
+    """Both ends of slots in ordinary memory."""
 
     def __init__(self, capacity: int = END) -> None:
         self.memory = bytearray(END)
@@ -92,7 +92,7 @@ def test_an_array_arrives_in_place() -> None:
     slots.writer.check_integrity()
 
 
-def test_a_reference_may_point_into_a_slot() -> None:
+def test_a_reference_may_name_a_part_of_a_slot() -> None:
     slots = Slots()
     ref = slots.send(b"0123456789")
     assert bytes(slots.reader.view(SlotRef(ref.slot, 4, 3))) == b"456"
@@ -113,7 +113,7 @@ def test_a_payload_gets_the_smallest_slot_that_holds_it(nbytes: int, slot: int) 
     assert Slots().send(bytes(nbytes)).slot == slot
 
 
-def test_the_next_size_helps_out_and_the_large_one_is_kept_for_what_needs_it() -> None:
+def test_small_payloads_may_use_medium_slots_but_no_large_ones() -> None:
     slots = Slots()
     refs = [slots.send(bytes([n])) for n in range(5)]
     assert [ref.slot for ref in refs] == [0, 1, 2, 3, 4]
@@ -131,14 +131,14 @@ def test_the_next_size_helps_out_and_the_large_one_is_kept_for_what_needs_it() -
     assert slots.writer.claim(LARGE) is not None
 
 
-def test_a_claimed_slot_is_not_given_out_twice_and_an_aborted_one_again() -> None:
+def test_a_claimed_slot_is_free_again_after_abort_only() -> None:
     slots = Slots()
     claimed = [slots.writer.claim(1) for _ in range(5)]
     assert slots.writer.claim(1) is None
     assert claimed[0] is not None
     claimed[0].abort()
     assert slots.writer.num_free == 2
-    with pytest.raises(ProtocolMismatchError, match="not lent"):
+    with pytest.raises(ProtocolMismatchError, match="not published"):
         slots.reader.view(SlotRef(0, 0, 1))
 
 
@@ -151,7 +151,7 @@ def test_a_claim_ends_once(first: str, second: str) -> None:
         getattr(slot, second)()
 
 
-def test_pages_are_made_when_a_payload_needs_them_and_used_again() -> None:
+def test_pages_are_allocated_when_a_payload_needs_them_and_reused() -> None:
     slots = Slots()
     assert slots.pages.log == []
     for nbytes in (PAGE + 1, 3 * PAGE, 3 * PAGE, 2 * PAGE):
@@ -164,7 +164,7 @@ def test_pages_are_made_when_a_payload_needs_them_and_used_again() -> None:
     assert slots.writer.allocated_bytes == 3 * PAGE
 
 
-def test_a_slot_that_has_the_pages_comes_first() -> None:
+def test_a_slot_that_has_its_pages_is_preferred() -> None:
     slots = Slots()
     first, second = slots.send(bytes(2 * PAGE)), slots.send(bytes(4 * PAGE))
     slots.reader.release(first)
@@ -177,7 +177,7 @@ def test_a_slot_that_has_the_pages_comes_first() -> None:
     assert slots.send(bytes(4 * PAGE)).slot == second.slot
 
 
-def test_what_a_large_slot_holds_above_its_bound_goes_back_after_the_release() -> None:
+def test_excess_pages_of_a_large_slot_are_freed_after_its_release() -> None:
     slots = Slots()
     ref = slots.send(bytes(40 * PAGE))
     assert slots.writer.has_excess
@@ -191,7 +191,7 @@ def test_what_a_large_slot_holds_above_its_bound_goes_back_after_the_release() -
     slots.reader.release(ref)
 
 
-def test_the_next_claim_gives_back_too_but_not_from_the_slot_it_takes() -> None:
+def test_a_claim_frees_excess_pages_except_in_its_own_slot() -> None:
     slots = Slots()
     slots.reader.release(slots.send(bytes(40 * PAGE)))
     slots.reader.release(slots.send(bytes(40 * PAGE)))
@@ -200,7 +200,7 @@ def test_the_next_claim_gives_back_too_but_not_from_the_slot_it_takes() -> None:
     assert slots.writer.allocated_bytes == KEPT + PAGE
 
 
-def test_an_aborted_claim_gives_back_too() -> None:
+def test_excess_pages_of_an_aborted_claim_are_freed() -> None:
     slots = Slots()
     slot = slots.writer.claim(40 * PAGE)
     assert slot is not None
@@ -221,9 +221,9 @@ def test_no_space_claims_nothing_and_the_slots_stay_usable() -> None:
     assert slots.send(bytes(3 * PAGE)).slot == ref.slot
 
 
-def test_where_space_is_short_free_slots_give_their_pages_to_the_one_that_needs_them() -> None:
+def test_if_memory_is_full_a_claim_frees_the_pages_of_free_slots() -> None:
     slots = Slots(capacity=6 * PAGE)
-    lent = slots.send(bytes(PAGE))
+    in_use = slots.send(bytes(PAGE))
     slots.reader.release(slots.send(bytes(4 * PAGE)))
     ref = slots.send(bytes(5 * PAGE))
     assert ref.slot == LARGE_SLOT
@@ -231,12 +231,12 @@ def test_where_space_is_short_free_slots_give_their_pages_to_the_one_that_needs_
         ("discard", DATA + 3 * SMALL, 4 * PAGE),
         ("allocate", DATA + 3 * SMALL + 2 * MEDIUM, 5 * PAGE),
     ]
-    assert bytes(slots.reader.view(lent)) == bytes(PAGE)
+    assert bytes(slots.reader.view(in_use)) == bytes(PAGE)
     assert slots.writer.allocated_bytes == 6 * PAGE
 
 
 @pytest.mark.parametrize("nbytes", [LARGE + 1, -1])
-def test_larger_than_any_slot_is_refused_with_both_sizes(nbytes: int) -> None:
+def test_the_error_for_a_payload_that_is_too_large_names_both_sizes(nbytes: int) -> None:
     with pytest.raises(MessageTooLargeError, match=rf"{nbytes} bytes exceeds .* {LARGE} bytes"):
         Slots().writer.claim(nbytes)
 
@@ -255,7 +255,7 @@ def test_larger_than_any_slot_is_refused_with_both_sizes(nbytes: int) -> None:
         SlotRef(1, 0, 1),
     ],
 )
-def test_references_are_checked_against_what_was_published(ref: SlotRef) -> None:
+def test_references_are_checked_against_the_published_bytes(ref: SlotRef) -> None:
     slots = Slots()
     slots.send(b"0123456789")
     with pytest.raises(ProtocolMismatchError):
@@ -264,13 +264,13 @@ def test_references_are_checked_against_what_was_published(ref: SlotRef) -> None
         slots.reader.release(ref)
 
 
-def test_the_published_size_is_not_believed_either() -> None:
+def test_a_published_size_above_the_slot_s_size_is_refused() -> None:
     slots = Slots()
     slots.send(b"x")
     slots.memory[layout.SLOT_PAYLOAD_OFFSET + 7] = 0x7F
     with pytest.raises(ProtocolMismatchError, match=f"the {SMALL} bytes"):
         slots.reader.view(SlotRef(0, 0, SMALL + 1))
-    with pytest.raises(ProtocolMismatchError, match="says it holds"):
+    with pytest.raises(ProtocolMismatchError, match="has a payload of"):
         slots.reader.check_integrity()
 
 
@@ -278,7 +278,7 @@ def test_a_slot_is_released_once() -> None:
     slots = Slots()
     ref = slots.send(b"x")
     slots.reader.release(ref)
-    with pytest.raises(ProtocolMismatchError, match="not lent"):
+    with pytest.raises(ProtocolMismatchError, match="not published"):
         slots.reader.release(ref)
 
 
@@ -333,7 +333,7 @@ def test_a_forked_child_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
             use()
 
 
-def test_a_real_segment_takes_and_gives_back_memory(client: Segment) -> None:
+def test_slots_of_a_real_segment_allocate_and_free_memory(client: Segment) -> None:
     def blocks() -> int:
         return os.fstat(client.fd).st_blocks * 512
 
@@ -357,7 +357,7 @@ def test_a_real_segment_takes_and_gives_back_memory(client: Segment) -> None:
 
 
 class SlotMachine(RuleBasedStateMachine):
-    """Claims, publications, releases and reclaims in any order, against dictionaries."""
+    """Claims, publications, releases and reclaims in any order, compared with dictionaries."""
 
     CAPACITY = 60 * PAGE
 
@@ -365,12 +365,12 @@ class SlotMachine(RuleBasedStateMachine):
         super().__init__()
         self.slots = Slots(self.CAPACITY)
         self.claimed: dict[int, tuple[Slot, bytes]] = {}
-        self.lent: dict[int, tuple[SlotRef, bytes]] = {}
+        self.published: dict[int, tuple[SlotRef, bytes]] = {}
         self.count = 0
 
     @property
     def taken(self) -> set[int]:
-        return self.claimed.keys() | self.lent.keys()
+        return self.claimed.keys() | self.published.keys()
 
     def candidates(self, nbytes: int) -> range:
         if nbytes <= SMALL:
@@ -410,13 +410,13 @@ class SlotMachine(RuleBasedStateMachine):
             return
         ref = slot.publish()
         assert ref == SlotRef(index, 0, len(payload))
-        self.lent[index] = (ref, payload)
+        self.published[index] = (ref, payload)
 
-    @precondition(lambda self: self.lent)
+    @precondition(lambda self: self.published)
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
-        index = data.draw(st.sampled_from(sorted(self.lent)))
-        ref, _ = self.lent.pop(index)
+        index = data.draw(st.sampled_from(sorted(self.published)))
+        ref, _ = self.published.pop(index)
         self.slots.reader.release(ref)
         with pytest.raises(ProtocolMismatchError):
             self.slots.reader.release(ref)
@@ -435,18 +435,18 @@ class SlotMachine(RuleBasedStateMachine):
             assert self.slots.writer.allocated_bytes == 0
 
     @invariant()
-    def lent_payloads_are_whole(self) -> None:
-        for ref, payload in self.lent.values():
+    def published_payloads_are_whole(self) -> None:
+        for ref, payload in self.published.values():
             with self.slots.reader.view(ref) as view:
                 assert view == payload
 
     @invariant()
-    def the_books_are_right(self) -> None:
+    def the_counts_are_right(self) -> None:
         writer, pages = self.slots.writer, self.slots.pages
         writer.check_integrity()
         assert writer.num_free == NUM_SLOTS - len(self.taken)
         assert writer.allocated_bytes == len(pages.present) * PAGE <= self.CAPACITY
-        payloads = {**self.claimed, **self.lent}
+        payloads = {**self.claimed, **self.published}
         for index, (_, payload) in payloads.items():
             begin = writer._places[index].begin
             assert set(range(begin // PAGE, -(-(begin + len(payload)) // PAGE))) <= pages.present

@@ -1,4 +1,4 @@
-"""Steps that are logged are found again, whole, or counted as missed."""
+"""A reader of the step log gets each step whole, or counts it as missed."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def test_all_fields_of_a_step_are_found(memory: memoryview) -> None:
     writer.add(record(3))
     steps = reader.read()
     assert steps.fields.tolist() == [record(3)]
-    assert [steps.column(field).tolist() for field in StepField] == [[v] for v in record(3)]
+    assert [steps.fields[:, field].tolist() for field in StepField] == [[v] for v in record(3)]
     assert (steps.next, steps.num_missed) == (1, 0)
 
 
-def test_a_look_goes_on_where_the_last_one_ended(memory: memoryview) -> None:
+def test_a_read_continues_where_the_last_one_ended(memory: memoryview) -> None:
     writer, reader = StepLogWriter(memory), StepLogReader(memory)
     assert len(reader.read().fields) == 0
     since = 0
@@ -44,12 +44,12 @@ def test_a_look_goes_on_where_the_last_one_ended(memory: memoryview) -> None:
     assert reader.count == 8
 
 
-def test_what_was_overwritten_is_missed(memory: memoryview) -> None:
+def test_overwritten_steps_count_as_missed(memory: memoryview) -> None:
     writer, reader = StepLogWriter(memory), StepLogReader(memory)
     for number in range(2 * LAPS + 5):
         writer.add(record(number))
     steps = reader.read(since=LAPS)
-    # The place of the next record counts as overwritten: it may be half written.
+    # The writer may already be overwriting the oldest record, so that one counts as missed too.
     assert steps.num_missed == 6
     assert steps.fields.tolist() == [record(n) for n in range(LAPS + 6, 2 * LAPS + 5)]
 
@@ -74,7 +74,7 @@ def test_a_reader_beside_a_writer_never_sees_half_a_record(memory: memoryview) -
     assert seen + missed == 40_000
 
 
-def test_a_second_writer_goes_on_behind_the_first(memory: memoryview) -> None:
+def test_a_second_writer_continues_after_the_first(memory: memoryview) -> None:
     StepLogWriter(memory).add(record(0))
     StepLogWriter(memory).add(record(1))
     assert StepLogReader(memory).read().fields.tolist() == [record(0), record(1)]

@@ -1,4 +1,4 @@
-"""Every store that publishes names the load that pairs with it."""
+"""Each SYNC POINT label marks both a store and the load that pairs with it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from shmllm import ipc
 
 
-def test_every_label_stands_at_both_ends() -> None:
+def test_every_label_marks_a_store_and_a_load() -> None:
     counts: Counter[str] = Counter()
     for path in Path(ipc.__path__[0]).glob("*.py"):
         for labels in re.findall(r"# SYNC POINT: ([a-z, ]+)", path.read_text()):
@@ -23,7 +23,7 @@ def test_every_label_stands_at_both_ends() -> None:
         "last words",
         "segment initialised",
         "client hello",
-        "client admitted",
+        "client accepted",
         "step logged",
     }
     assert min(counts.values()) >= 2, counts

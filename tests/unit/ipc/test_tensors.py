@@ -35,7 +35,7 @@ NUMPY_DTYPES = [name for name, dtype in DTYPES.items() if not dtype.is_pattern]
 
 
 class Ends:
-    """A writer and a reader over ordinary memory."""
+    """A writer and a reader of slots in ordinary memory."""
 
     def __init__(self) -> None:
         memory = memoryview(bytearray(4096 + 3 * SLOT))
@@ -45,7 +45,7 @@ class Ends:
         self.reader = TensorReader(self.slots_read)
 
     def send(self, source: object) -> TensorRef:
-        """Put it and let its reference travel as bytes."""
+        """Put a tensor into a slot; returns its reference after encoding and decoding."""
         ref = self.writer.try_put(source)
         assert ref is not None
         return TensorRef.decode(ref.encode())
@@ -62,7 +62,7 @@ def ends() -> Iterator[Ends]:
 
 
 def random_tensor(dtype: torch.dtype, *shape: int) -> torch.Tensor:
-    """Any bits that the dtype can hold, NaN and the like included."""
+    """A tensor of random bits, which may be NaN or infinite."""
     high = 2 if dtype is torch.bool else 256
     count = int(np.prod(shape)) * dtype.itemsize
     raw = torch.from_numpy(np.random.default_rng(7).integers(0, high, count, dtype=np.uint8))
@@ -70,7 +70,7 @@ def random_tensor(dtype: torch.dtype, *shape: int) -> torch.Tensor:
 
 
 def bits(tensor: torch.Tensor) -> bytes:
-    """The elements in row-major order; equal also where NaN is not."""
+    """The bytes of the elements in row-major order, which are comparable even for NaN."""
     flat = tensor.contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
@@ -88,7 +88,7 @@ SOURCES = {
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @pytest.mark.parametrize("arrangement", SOURCES)
 @pytest.mark.parametrize("name", DTYPES)
-def test_every_dtype_of_torch_crosses_bit_for_bit(ends: Ends, name: str, arrangement: str) -> None:
+def test_every_dtype_of_torch_arrives_bit_for_bit(ends: Ends, name: str, arrangement: str) -> None:
     source = SOURCES[arrangement](random_tensor(TORCH_DTYPES[name], 4, 5, 6))
     ref = ends.send(source)
     assert (ref.dtype, ref.shape) == (name, tuple(source.shape))
@@ -103,7 +103,7 @@ def test_every_dtype_of_torch_crosses_bit_for_bit(ends: Ends, name: str, arrange
 
 
 @pytest.mark.parametrize("name", NUMPY_DTYPES)
-def test_numpy_arrays_cross_whatever_their_strides_and_byte_order(ends: Ends, name: str) -> None:
+def test_numpy_arrays_arrive_with_any_strides_and_byte_order(ends: Ends, name: str) -> None:
     array = random_tensor(TORCH_DTYPES[name], 4, 5, 6).numpy()
     swapped = array.astype(array.dtype.newbyteorder())
     for source in (array, array.T, array[::-1, ::-2], array[1, 2, 3], array[:0], swapped):
@@ -114,7 +114,7 @@ def test_numpy_arrays_cross_whatever_their_strides_and_byte_order(ends: Ends, na
             del received
 
 
-def test_dtypes_that_numpy_only_knows_by_extension_come_by_their_name(ends: Ends) -> None:
+def test_dtypes_of_ml_dtypes_arrive_under_their_name(ends: Ends) -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes")
     source = np.arange(6).astype(ml_dtypes.bfloat16).reshape(2, 3)[:, ::-1]
     with ends.reader.view(ends.send(source)) as view:
@@ -147,7 +147,7 @@ def test_tensors_with_lazy_conjugation_and_gradients(ends: Ends) -> None:
         (np.zeros(SLOT + 1, np.uint8), MessageTooLargeError, f"{SLOT + 1} bytes exceeds"),
     ],
 )
-def test_what_cannot_be_sent_is_refused_and_takes_no_slot(
+def test_sources_that_cannot_be_sent_are_refused_and_take_no_slot(
     ends: Ends, source: object, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
@@ -184,7 +184,7 @@ def test_arrays_cannot_be_written_to(ends: Ends) -> None:
         del array
 
 
-def test_a_released_view_gives_the_slot_back_at_once_and_shows_nothing_more(ends: Ends) -> None:
+def test_a_released_view_releases_the_slot_and_refuses_new_arrays(ends: Ends) -> None:
     view = ends.reader.view(ends.send(np.arange(3)))
     assert ends.slots.num_free == 2
     assert view.release()
@@ -196,7 +196,7 @@ def test_a_released_view_gives_the_slot_back_at_once_and_shows_nothing_more(ends
     assert (view.shape, view.dtype, view.nbytes) == ((3,), "int64", 24)
 
 
-def test_arrays_keep_the_slot_after_the_release_until_the_last_one_is_gone(ends: Ends) -> None:
+def test_arrays_keep_the_slot_after_the_release_until_the_last_one_ends(ends: Ends) -> None:
     view = ends.reader.view(ends.send(np.arange(10)))
     kept = [
         view.numpy()[3:],
@@ -215,7 +215,7 @@ def test_arrays_keep_the_slot_after_the_release_until_the_last_one_is_gone(ends:
     assert view.release()
 
 
-def test_kept_arrays_do_not_change_when_the_writer_goes_on(ends: Ends) -> None:
+def test_kept_arrays_do_not_change_when_the_writer_continues(ends: Ends) -> None:
     with ends.reader.view(ends.send(np.full(5, 7))) as view:
         kept = view.numpy()
     for value in range(10):
@@ -225,7 +225,7 @@ def test_kept_arrays_do_not_change_when_the_writer_goes_on(ends: Ends) -> None:
     del kept
 
 
-def test_a_view_that_is_garbage_gives_the_slot_back(ends: Ends) -> None:
+def test_a_garbage_collected_view_releases_the_slot(ends: Ends) -> None:
     ends.reader.view(ends.send(np.arange(3)))
     assert ends.slots.num_free == 3
     view = ends.reader.view(ends.send(np.arange(3)))
@@ -243,7 +243,7 @@ def test_a_reference_is_viewed_once_at_a_time(ends: Ends) -> None:
     with pytest.raises(ProtocolMismatchError, match="a view holds already"):
         ends.reader.view(ref)
     view.release()
-    with pytest.raises(ProtocolMismatchError, match="not lent"):
+    with pytest.raises(ProtocolMismatchError, match="not published"):
         ends.reader.view(ref)
 
 
@@ -274,7 +274,7 @@ def test_arrays_outlive_the_segment(ends: Ends) -> None:
     assert tensor.tolist() == list(range(995, 1000))
 
 
-def test_a_forked_child_gives_nothing_back(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forked_child_releases_nothing(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     view = ends.reader.view(ends.send(np.arange(3)))
     pid = os.getpid()
     with monkeypatch.context() as patch:
@@ -283,7 +283,9 @@ def test_a_forked_child_gives_nothing_back(ends: Ends, monkeypatch: pytest.Monke
     assert ends.slots.num_free == 2
 
 
-def test_none_while_all_slots_are_lent_and_an_error_at_the_deadline(ends: Ends) -> None:
+def test_while_the_reader_holds_all_slots_try_put_returns_none_and_put_times_out(
+    ends: Ends,
+) -> None:
     views = [ends.reader.view(ends.send(np.arange(3))) for _ in range(3)]
     assert ends.writer.try_put(np.arange(3)) is None
     calls = []
@@ -296,7 +298,7 @@ def test_none_while_all_slots_are_lent_and_an_error_at_the_deadline(ends: Ends) 
     assert len(calls) >= 2
 
 
-def test_put_goes_on_when_a_slot_comes_back(ends: Ends) -> None:
+def test_put_continues_when_a_slot_is_released(ends: Ends) -> None:
     views = [ends.reader.view(ends.send(np.arange(3))) for _ in range(3)]
     ref = ends.writer.put(np.arange(3), deadline=None, on_full=lambda: views[1].release())
     assert ref.slot.slot == 1
@@ -304,7 +306,7 @@ def test_put_goes_on_when_a_slot_comes_back(ends: Ends) -> None:
     views.clear()
 
 
-def test_what_on_full_raises_ends_put(ends: Ends) -> None:
+def test_an_error_of_on_full_ends_put(ends: Ends) -> None:
     views = [ends.reader.view(ends.send(np.arange(3))) for _ in range(3)]
 
     def on_full() -> None:
@@ -346,7 +348,7 @@ def test_views_may_end_in_another_thread(ends: Ends) -> None:
         assert ends.slots.num_free == 3
 
 
-def test_references_have_one_size_and_one_form() -> None:
+def test_an_encoded_reference_has_a_fixed_form() -> None:
     ref = TensorRef(SlotRef(25, 64, 48), "bfloat16", (2, 3, 4))
     encoded = ref.encode()
     assert len(encoded) == REF_BYTES == 88
@@ -354,7 +356,7 @@ def test_references_have_one_size_and_one_form() -> None:
     assert TensorRef.decode(memoryview(encoded)) == ref
 
 
-def test_dtype_codes_stay() -> None:
+def test_dtype_codes_never_change() -> None:
     assert {name: dtype.code for name, dtype in DTYPES.items()} == {
         "bool": 1,
         "uint8": 2,
@@ -415,7 +417,7 @@ def encode(
         encode(nbytes=2**63, shape=(2**61,)),
     ],
 )
-def test_records_that_are_no_references_are_refused(record: bytes) -> None:
+def test_bytes_that_are_no_reference_are_refused(record: bytes) -> None:
     with pytest.raises(ProtocolMismatchError):
         TensorRef.decode(record)
 
@@ -431,7 +433,7 @@ def test_records_that_are_no_references_are_refused(record: bytes) -> None:
         encode(nbytes=2**62, shape=(2**60,)),
     ],
 )
-def test_references_outside_of_what_was_published_are_refused(ends: Ends, record: bytes) -> None:
+def test_references_outside_of_the_published_bytes_are_refused(ends: Ends, record: bytes) -> None:
     kept = ends.send(np.zeros(2, np.int32))
     with pytest.raises(ProtocolMismatchError):
         ends.reader.view(TensorRef.decode(record))
@@ -457,7 +459,7 @@ ANY = st.one_of(
 
 @settings(deadline=None)
 @given(record=ANY)
-def test_arbitrary_bytes_are_a_tensor_that_was_published_or_an_error(record: bytes) -> None:
+def test_arbitrary_bytes_are_a_published_tensor_or_an_error(record: bytes) -> None:
     ends = Ends()
     for number in range(3):
         ends.send(np.full(100, number, np.uint8))
@@ -476,13 +478,13 @@ def test_arbitrary_bytes_are_a_tensor_that_was_published_or_an_error(record: byt
     name=st.sampled_from(sorted(DTYPES)),
     shape=st.lists(st.integers(0, 5), max_size=MAX_DIMENSIONS).map(tuple),
 )
-def test_references_survive_their_journey(name: str, shape: tuple[int, ...]) -> None:
+def test_decode_returns_the_encoded_reference(name: str, shape: tuple[int, ...]) -> None:
     nbytes = int(np.prod(shape, dtype=np.int64)) * DTYPES[name].numpy.itemsize
     ref = TensorRef(SlotRef(3, 128, nbytes), name, shape)
     assert TensorRef.decode(ref.encode()) == ref
 
 
-def test_all_of_torch_is_covered_but_what_has_no_storage_of_its_own() -> None:
+def test_every_dtype_of_torch_with_whole_elements_in_memory_is_covered() -> None:
     every = {
         str(value).removeprefix("torch.")
         for value in vars(torch).values()

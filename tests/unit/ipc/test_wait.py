@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -9,47 +10,48 @@ from shmllm.ipc.layout import Parked
 from shmllm.ipc.wait import (
     Waiter,
     WaitPolicy,
-    ring_if_parked,
-    ring_if_parked_for_any,
-    ring_if_parked_for_room,
+    sleep_under_sched_batch,
+    wake_if_parked,
+    wake_if_parked_for_any,
+    wake_if_parked_for_room,
 )
 
 PARK_AT_ONCE = WaitPolicy(0, 0, 0.1, 0.25)
 
 
 class Scene:
-    """A doorbell, a parked word, a fence and `ready`, all of which keep a common diary."""
+    """A fake doorbell, parked word, fence and `ready`, which record their calls in one list."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.diary: list[str] = []
+        self.calls: list[str] = []
         self.caps: list[float] = []
         self.value = 0
         self.answers: list[bool] = []
         self.on_wait: Callable[[], None] = lambda: None
-        monkeypatch.setattr(module, "fence", lambda: self.diary.append("fence"))
+        monkeypatch.setattr(module, "fence", lambda: self.calls.append("fence"))
 
     def load(self) -> int:
-        self.diary.append("load parked")
+        self.calls.append("load parked")
         return self.value
 
     def store(self, value: int) -> None:
-        self.diary.append(f"parked={value}")
+        self.calls.append(f"parked={value}")
         self.value = value
 
     def post(self) -> None:
-        self.diary.append("post")
+        self.calls.append("post")
 
     def wait(self, timeout_s: float) -> bool:
-        self.diary.append("wait")
+        self.calls.append("wait")
         self.caps.append(timeout_s)
         self.on_wait()
         return False
 
     def drain(self) -> None:
-        self.diary.append("drain")
+        self.calls.append("drain")
 
     def ready(self) -> bool:
-        self.diary.append("ready?")
+        self.calls.append("ready?")
         return self.answers.pop(0) if self.answers else False
 
 
@@ -58,15 +60,15 @@ def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
     return Scene(monkeypatch)
 
 
-def test_what_is_ready_is_not_waited_for(scene: Scene) -> None:
+def test_a_condition_that_is_true_ends_the_wait_at_once(scene: Scene) -> None:
     scene.answers = [True]
     assert Waiter(scene, scene, PARK_AT_ONCE).wait(scene.ready)
-    assert scene.diary == ["ready?"]
+    assert scene.calls == ["ready?"]
 
 
 def test_the_parking_protocol_in_order(scene: Scene) -> None:
     assert not Waiter(scene, scene, PARK_AT_ONCE).wait(scene.ready)
-    assert scene.diary == [
+    assert scene.calls == [
         "ready?",
         "parked=1",
         "fence",
@@ -81,14 +83,14 @@ def test_the_parking_protocol_in_order(scene: Scene) -> None:
 def test_a_record_that_came_while_parking_is_seen_without_sleeping(scene: Scene) -> None:
     scene.answers = [False, True]
     assert Waiter(scene, scene, PARK_AT_ONCE).wait(scene.ready)
-    assert "wait" not in scene.diary
+    assert "wait" not in scene.calls
     assert scene.value == 0
 
 
-def test_a_lost_post_costs_one_park_and_no_record(scene: Scene) -> None:
+def test_a_lost_post_costs_one_park_but_loses_no_record(scene: Scene) -> None:
     scene.answers = [False, False, True]
     assert Waiter(scene, scene, PARK_AT_ONCE).wait(scene.ready)
-    assert scene.diary.count("wait") == 1
+    assert scene.calls.count("wait") == 1
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
@@ -117,9 +119,9 @@ def test_spinning_comes_before_yielding_before_parking(
 ) -> None:
     now = iter(range(0, 1000, 10))
     monkeypatch.setattr(module, "_now_ns", lambda: next(now))
-    monkeypatch.setattr(module, "_sched_yield", lambda: scene.diary.append("yield"))
+    monkeypatch.setattr(module, "_sched_yield", lambda: scene.calls.append("yield"))
     Waiter(scene, scene, WaitPolicy(30, 30, 0.1, 0.25)).wait(scene.ready)
-    steps = scene.diary
+    steps = scene.calls
     assert steps.index("yield") == 3
     assert steps.count("yield") == 2
     assert max(i for i, step in enumerate(steps) if step == "yield") < steps.index("parked=1")
@@ -130,38 +132,38 @@ def test_a_record_that_comes_while_yielding_ends_the_wait(
 ) -> None:
     monkeypatch.setattr(module, "_sched_yield", lambda: scene.answers.append(True))
     assert Waiter(scene, scene, WaitPolicy(0, 10**12, 0.1, 0.25)).wait(scene.ready)
-    assert "parked=1" not in scene.diary
+    assert "parked=1" not in scene.calls
 
 
 @pytest.mark.parametrize(("parked", "rings"), [(0, False), (1, True)])
-def test_the_bell_is_rung_only_for_a_sleeper_and_after_the_fence(
+def test_the_doorbell_is_posted_only_for_a_parked_peer_and_after_the_fence(
     scene: Scene, parked: int, rings: bool
 ) -> None:
     scene.value = parked
-    ring_if_parked(scene, scene)
-    assert scene.diary == ["fence", "load parked"] + ["post"] * rings
+    wake_if_parked(scene, scene)
+    assert scene.calls == ["fence", "load parked"] + ["post"] * rings
 
 
 @pytest.mark.parametrize(
     ("ring", "wakes"),
     [
-        (ring_if_parked, {Parked.FOR_DATA, Parked.FOR_ROOM, Parked.FOR_URGENT}),
-        (ring_if_parked_for_any, {Parked.FOR_DATA, Parked.FOR_ROOM}),
-        (ring_if_parked_for_room, {Parked.FOR_ROOM}),
+        (wake_if_parked, {Parked.FOR_DATA, Parked.FOR_ROOM, Parked.FOR_URGENT}),
+        (wake_if_parked_for_any, {Parked.FOR_DATA, Parked.FOR_ROOM}),
+        (wake_if_parked_for_room, {Parked.FOR_ROOM}),
     ],
 )
-def test_a_sleeper_is_woken_for_what_it_waits_for(
+def test_a_parked_peer_is_woken_only_for_its_reason(
     scene: Scene, ring: Callable[..., None], wakes: set[Parked]
 ) -> None:
     for reason in Parked:
-        scene.diary.clear()
+        scene.calls.clear()
         scene.on_wait = lambda: ring(scene, scene)
         scene.value = Parked.NO
         if reason is not Parked.NO:
             Waiter(scene, scene, PARK_AT_ONCE).wait(scene.ready, reason=reason)
         else:
             ring(scene, scene)
-        assert ("post" in scene.diary) == (reason in wakes)
+        assert ("post" in scene.calls) == (reason in wakes)
 
 
 def test_policies_have_names() -> None:
@@ -178,14 +180,69 @@ def test_policies_have_names() -> None:
     ("name", "threads", "cores", "expected"),
     [
         ("balanced", 1, 2, WaitPolicy.named("balanced")),
-        ("balanced", 2, 2, WaitPolicy(0, 0, 0.1, 0.25, is_polite=True)),
-        ("balanced", 8, 2, WaitPolicy(0, 0, 0.1, 0.25, is_polite=True)),
+        ("balanced", 2, 2, WaitPolicy(0, 0, 0.1, 0.25, uses_sched_batch=True)),
+        ("balanced", 8, 2, WaitPolicy(0, 0, 0.1, 0.25, uses_sched_batch=True)),
         ("latency", 1, 2, WaitPolicy.named("latency")),
         ("latency", 2, 2, WaitPolicy.named("balanced")),
-        ("idle", 2, 2, WaitPolicy(0, 0, 0.1, 0.25, is_polite=True)),
+        ("idle", 2, 2, WaitPolicy(0, 0, 0.1, 0.25, uses_sched_batch=True)),
     ],
 )
-def test_no_spinning_on_the_cores_of_the_model(
+def test_a_policy_does_not_poll_on_the_cores_of_the_model(
     name: str, threads: int, cores: int, expected: WaitPolicy
 ) -> None:
     assert WaitPolicy.for_machine(name, threads, cores) == expected
+
+
+@pytest.fixture(autouse=True)
+def scheduling_policy_is_restored() -> Iterator[None]:
+    yield
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
+
+
+def test_only_the_sleep_runs_under_sched_batch() -> None:
+    seen: list[tuple[int, float]] = []
+
+    def sleep(timeout_s: float) -> bool:
+        seen.append((os.sched_getscheduler(0), timeout_s))
+        return True
+
+    assert sleep_under_sched_batch(sleep, 0.5)
+    assert seen == [(os.SCHED_BATCH, 0.5)]
+
+
+def test_an_exception_of_a_signal_handler_ends_the_sleep() -> None:
+    def sleep(timeout_s: float) -> bool:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sleep_under_sched_batch(sleep, 1)
+
+
+def test_a_scheduling_policy_that_the_caller_chose_stays() -> None:
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    try:
+        assert not sleep_under_sched_batch(lambda timeout_s: False, 1)
+        assert os.sched_getscheduler(0) == os.SCHED_BATCH
+    finally:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+
+
+def test_if_sched_batch_is_forbidden_the_sleep_keeps_the_usual_policy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*arguments: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "sched_setscheduler", refuse)
+    assert sleep_under_sched_batch(lambda timeout_s: True, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "threads", "uses_sched_batch"),
+    [("balanced", 2, True), ("idle", 2, True), ("latency", 2, False), ("balanced", 1, False)],
+)
+def test_sched_batch_is_for_front_ends_without_a_core_of_their_own(
+    name: str, threads: int, uses_sched_batch: bool
+) -> None:
+    assert WaitPolicy.for_machine(name, threads, cores=2).uses_sched_batch == uses_sched_batch
+    assert not WaitPolicy.named(name).uses_sched_batch

@@ -25,7 +25,7 @@ def test_a_word_holds_all_64_bits(word_type: type[PlainWord]) -> None:
     assert word.load() == 2**64 - 1
 
 
-def test_a_closed_word_refuses(word_type: type[PlainWord]) -> None:
+def test_a_closed_word_refuses_a_load(word_type: type[PlainWord]) -> None:
     word = word_type(memoryview(bytearray(8)), 0)
     word.close()
     word.close()
@@ -46,7 +46,7 @@ def test_a_fenced_word_fences_before_a_store_and_after_a_load(
     assert seen == [0, 7]
 
 
-def test_the_fence_may_interrupt_itself() -> None:
+def test_a_signal_handler_may_call_fence_during_a_fence() -> None:
     assert words._lock.acquire(blocking=False)
     try:
         words.fence()
