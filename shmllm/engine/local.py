@@ -136,7 +136,7 @@ class LocalEngineClient:
         if recorder is not None:
             now_ns = monotonic_ns()
             who = CLIENT, self.connection, os.getpid()
-            recorder.add(Type.MOMENT, Event.JOINED, now_ns, now_ns, *who)
+            recorder.add(Type.EVENT, Event.JOINED, now_ns, now_ns, *who)
 
     def stats(self) -> dict[str, int]:
         scheduler = self._core.scheduler

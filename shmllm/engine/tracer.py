@@ -35,25 +35,25 @@ class EngineTracer(Observer):
             if request.status is RequestStatus.RUNNING:
                 num_cached = request.num_cached_tokens or 0
                 at_ns = request.scheduled_ns
-                self._moment(Event.ADMITTED, request, num_cached, at_ns=at_ns)
+                self._add_event(Event.ADMITTED, request, num_cached, at_ns=at_ns)
 
     def queued(self, request: Request) -> None:
         at_ns = request.queued_ns
-        self._moment(Event.QUEUED, request, request.num_prompt_tokens, at_ns=at_ns)
+        self._add_event(Event.QUEUED, request, request.num_prompt_tokens, at_ns=at_ns)
 
     def admitted(self, request: Request) -> None:
         num_cached = request.num_computed_tokens
-        self._moment(Event.ADMITTED, request, num_cached, request.num_preemptions)
+        self._add_event(Event.ADMITTED, request, num_cached, request.num_preemptions)
 
     def preempted(self, request: Request) -> None:
-        self._moment(Event.PREEMPTED, request, request.num_tokens)
+        self._add_event(Event.PREEMPTED, request, request.num_tokens)
 
     def ended(self, request: Request, reason: FinishReason) -> None:
-        self._moment(Event.ENDED, request, reason, request.num_output_tokens)
+        self._add_event(Event.ENDED, request, reason, request.num_output_tokens)
 
     def rejected(self, client: int, number: int) -> None:
         now_ns = perf_counter_ns()
-        self._add(Type.MOMENT, Event.REJECTED, now_ns, now_ns, client, number)
+        self._add(Type.EVENT, Event.REJECTED, now_ns, now_ns, client, number)
 
     def drained(self, began_ns: int, ended_ns: int) -> None:
         self._add(Type.SLICE, Slice.DRAIN, began_ns, ended_ns)
@@ -63,7 +63,7 @@ class EngineTracer(Observer):
         step = plan.step
         for request, start, count in zip(plan.requests, plan.starts, plan.counts, strict=True):
             if count > 1 or start < request.num_prompt_tokens:
-                self._moment(Event.PREFILL, request, start, count, step, at_ns=began_ns)
+                self._add_event(Event.PREFILL, request, start, count, step, at_ns=began_ns)
         self._add(Type.PHASES, 0, began_ns, ended_ns, step, *inner_ns)
         if self.core is not None:
             scheduler = self.core.scheduler
@@ -74,8 +74,8 @@ class EngineTracer(Observer):
     def published(self, began_ns: int) -> None:
         self._add(Type.SLICE, Slice.PUBLISH, began_ns, perf_counter_ns())
 
-    def _moment(
-        self, moment: Event, request: Request, c: int = 0, d: int = 0, e: int = 0, at_ns: int = 0
+    def _add_event(
+        self, event: Event, request: Request, c: int = 0, d: int = 0, e: int = 0, at_ns: int = 0
     ) -> None:
         at_ns = at_ns or perf_counter_ns()
-        self._add(Type.MOMENT, moment, at_ns, at_ns, request.client, request.number, c, d, e)
+        self._add(Type.EVENT, event, at_ns, at_ns, request.client, request.number, c, d, e)

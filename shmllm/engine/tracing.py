@@ -68,7 +68,7 @@ class EngineTracing:
         channel, now_ns = session.channel, perf_counter_ns()
         channel.watch(RingTracer(recorder, channel.nonce, Direction.OUTPUTS))
         who = session.place, channel.nonce, session.pid
-        recorder.add(Type.MOMENT, Event.JOINED, now_ns, now_ns, *who)
+        recorder.add(Type.EVENT, Event.JOINED, now_ns, now_ns, *who)
         if self._is_named:
             session.send(RecordKind.TRACE, encode_trace(Trace(self._directory)))
 
@@ -76,7 +76,7 @@ class EngineTracing:
         """A front end is gone."""
         if self._recorder is not None:
             now_ns = perf_counter_ns()
-            self._recorder.add(Type.MOMENT, Event.LEFT, now_ns, now_ns, place)
+            self._recorder.add(Type.EVENT, Event.LEFT, now_ns, now_ns, place)
 
     def reply_to(self, call: Call) -> Reply:
         """Begin to record, in the directory that the CALL's argument names."""
@@ -84,7 +84,7 @@ class EngineTracing:
 
     def _begin_in(self, directory: object) -> bool:
         if self._recorder is not None:
-            self._recorder.look(perf_counter_ns())
+            self._recorder.end_if_over(perf_counter_ns())
         if self._recorder is not None:
             raise RequestError("this engine is being traced already: try again when that is over")
         if not isinstance(directory, str):

@@ -85,13 +85,13 @@ class TracedOutputs:
         states = self.outputs.add_all(request, index, streaming, time_tokens, request_id)
         for state in states:
             size = len(state.request.prompt_token_ids)
-            self._moment(Event.SUBMITTED, perf_counter_ns(), state.number, size)
+            self._add_event(Event.SUBMITTED, perf_counter_ns(), state.number, size)
         return states
 
     def discard(self, numbers: Iterable[int]) -> list[int]:
         known = self.outputs.discard(numbers)
         for number in known:
-            self._moment(Event.DISCARDED, perf_counter_ns(), number)
+            self._add_event(Event.DISCARDED, perf_counter_ns(), number)
         return known
 
     def process(self, events: Iterable[EngineOutput]) -> tuple[list[RequestState], list[int]]:
@@ -101,15 +101,15 @@ class TracedOutputs:
         ended = [state for state in changed if state.finish_reason is not None]
         for state in ended:
             reason = REASONS.index(state.finish_reason or REASONS[0])
-            self._moment(Event.FINISHED, began_ns, state.number, reason, len(state.token_ids))
+            self._add_event(Event.FINISHED, began_ns, state.number, reason, len(state.token_ids))
         if events:
             counts = len(events), len(changed), len(ended)
             self._add(Type.SLICE, Slice.PROCESS, began_ns, perf_counter_ns(), *counts)
         return changed, to_abort
 
-    def _moment(self, moment: Event, began_ns: int, number: int, *values: int) -> None:
+    def _add_event(self, event: Event, began_ns: int, number: int, *values: int) -> None:
         now_ns = perf_counter_ns()
-        self._add(Type.MOMENT, moment, began_ns, now_ns, self._connection, number, *values)
+        self._add(Type.EVENT, event, began_ns, now_ns, self._connection, number, *values)
 
 
 class FrontEndTracing:
@@ -145,7 +145,7 @@ class FrontEndTracing:
 
     def _begin_in(self, directory: str) -> None:
         if self._recorder is not None:
-            self._recorder.look(perf_counter_ns())
+            self._recorder.end_if_over(perf_counter_ns())
         if self._recorder is None:
             recorder = recorder_if_possible(Path(directory), ROLE)
             if recorder is not None:

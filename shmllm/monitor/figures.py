@@ -1,7 +1,7 @@
-"""What two looks at an engine say about the time between them.
+"""Computes an engine's figures for an interval from the samples at its beginning and end.
 
-Owns the figures that people and scripts get, as plain values; must not know how they are
-shown, nor where the looks come from.
+This module owns the figures that people and scripts get, as plain values. It must not know how
+they are shown, nor how samples are taken.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ Figures = dict[str, Any]
 
 
 def figures(engine: FoundEngine, now: Sample, before: Sample | None) -> Figures:
-    """An engine's figures. Those of the interval are None without an earlier look.
+    """The figures of an engine, as `shmllm top --json` prints them (docs/top.md).
 
     Args:
-        engine: whose.
-        now: the latest look.
-        before: an earlier one, where the interval begins.
+        engine: the engine.
+        now: the latest sample.
+        before: the sample at the beginning of the interval; None: the figures of the interval
+            are None.
     """
     stats = now.stats
     interval_s = (now.time_ns - before.time_ns) / 1e9 if before else None
@@ -57,7 +58,7 @@ def figures(engine: FoundEngine, now: Sample, before: Sample | None) -> Figures:
 
 
 def latencies_ms(durations: Durations) -> dict[str, float | None]:
-    """Count, mean and quantiles in milliseconds; None where there is nothing."""
+    """The count, and mean and quantiles in milliseconds, which are None if the count is 0."""
     if not (count := durations.count):
         return {"count": 0, "mean": None, **dict.fromkeys(QUANTILES)}
     found = {name: durations.quantile_ns(share) / 1e6 for name, share in QUANTILES.items()}
@@ -65,11 +66,11 @@ def latencies_ms(durations: Durations) -> dict[str, float | None]:
 
 
 def _latencies(histogram: Histogram, now: Sample, before: Sample | None) -> dict[str, Any]:
-    all_of_them = now.durations[histogram]
-    recent = all_of_them.since(before.durations[histogram]) if before else None
+    since_start = now.durations[histogram]
+    recent = since_start.since(before.durations[histogram]) if before else None
     return {
         "interval": latencies_ms(recent) if recent else None,
-        "since_start": latencies_ms(all_of_them),
+        "since_start": latencies_ms(since_start),
     }
 
 
@@ -88,14 +89,14 @@ def _share(part: int, whole: int) -> float | None:
 
 
 def _hit_rate(now: Sample, before: Sample | None) -> float | None:
-    """Of the prompt tokens that were looked for; None if there were none."""
+    """The share of prompt tokens that the prefix cache held; None if it was asked for none."""
     return _share(
         _grown("prefix_hit_tokens", now, before), _grown("prefix_query_tokens", now, before)
     )
 
 
 def _phases(now: Sample, before: Sample | None) -> dict[str, float] | None:
-    """Mean microseconds of a step by phase; None if no step ended in the interval."""
+    """The mean microseconds of each phase of a step; None if the interval has no step."""
     num_steps = _grown("steps", now, before)
     if not num_steps:
         return None

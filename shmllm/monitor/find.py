@@ -1,8 +1,9 @@
-"""Which engines of this user run on this machine, private ones included.
+"""Finds the running engines of this user on this machine, including private ones.
 
-Owns the way to an engine's segments from outside: a named engine has a name in /dev/shm, a
-private one can be reached only through the descriptors of its process. Asks no engine
-anything. Must not know what the segments say, but for whose they are.
+This module opens an engine's segments from another process. A named engine has a name in
+/dev/shm; a private engine is reachable only through the file descriptors of its process in /proc.
+It sends the engine nothing. Of the contents of a segment, it reads only the header and the
+engine's pid.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from shmllm.ipc.layout import SegmentKind
 from shmllm.ipc.segment import Segment
 
 PROC = Path("/proc")
-# How the kernel shows a segment that was opened by its name, and one that was made without
-# a name, also if it was given one later.
+# The targets of /proc/PID/fd/N for a segment that the process opened by its name, and for one that
+# it created without a name (even if the segment got a name later).
 _LINK = re.compile(rf".*/(?:{re.escape(registry.PREFIX)}[\w.-]+|#\d+)(?: \(deleted\))?")
 
 
@@ -31,13 +32,13 @@ Identity = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class FoundEngine:
-    """An engine that runs.
+    """A running engine.
 
     Attributes:
-        name: None for a private one.
-        pid: as seen from here; 0 if its processes cannot be seen from here.
-        path: opens its control segment.
-        identity: device and inode of that segment, which tell it from every other.
+        name: the engine's name; None for a private engine.
+        pid: the pid of its process in this pid namespace; 0 if this process cannot see it.
+        path: a path that opens its control segment.
+        identity: the device and inode of that segment, which identify the engine.
     """
 
     name: str | None
@@ -47,19 +48,20 @@ class FoundEngine:
 
     @property
     def title(self) -> str:
-        """What to call it by; also what `shmllm top` takes."""
+        """The engine's name, or the pid of a private engine; `shmllm top` accepts both."""
         return self.name or str(self.pid)
 
     def open(self) -> Segment:
-        """Map its control segment.
+        """Map the engine's control segment.
 
         Raises:
-            IpcError: it is gone, or of another version.
+            IpcError: the engine has ended, or has another version.
         """
         return open_segment(self.path, SegmentKind.CONTROL)
 
     def client_paths(self, proc: Path = PROC) -> list[Path]:
-        """What opens the segments of its front ends, in the order they came."""
+        """Paths that open the segments of the engine's front ends, in the order of their
+        descriptors in the engine process, or of their places if that process is not visible."""
         if self.pid:
             held = _segments_of(proc / str(self.pid))
             return [path for path, kind in held if kind == SegmentKind.CLIENT]
@@ -71,16 +73,16 @@ class FoundEngine:
 
 
 def identity_of(path: Path) -> Identity:
-    """Of the file that a path leads to; OSError if it is gone."""
+    """The identity of the file at a path; OSError if it does not exist."""
     status = path.stat()
     return status.st_dev, status.st_ino
 
 
 def open_segment(path: Path, kind: SegmentKind) -> Segment:
-    """Map a segment.
+    """Map the segment that a path opens.
 
     Raises:
-        IpcError: it is gone, or of another version.
+        IpcError: the path does not exist, or the segment has another version.
     """
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -94,7 +96,7 @@ def open_segment(path: Path, kind: SegmentKind) -> Segment:
 
 
 def find_engines(proc: Path = PROC, directory: Path = registry.SHM_DIRECTORY) -> list[FoundEngine]:
-    """All engines that this user may look at: named ones first, by name; then by pid."""
+    """All engines that this user may read: the named ones by name, then the private ones by pid."""
     named = dict(_named_engines(directory))
     found = dict(named)
     for path, pid in _engine_processes(proc):
@@ -105,23 +107,23 @@ def find_engines(proc: Path = PROC, directory: Path = registry.SHM_DIRECTORY) ->
 
 
 def choose(engines: list[FoundEngine], title: str) -> FoundEngine | None:
-    """The engine of that name or pid."""
+    """The engine with this name or pid; None if it is not in the list."""
     return next((e for e in engines if title in (e.name, str(e.pid))), None)
 
 
 def engine_of_this_process() -> FoundEngine | None:
-    """The engine that this process has an `LLM` for; the first one, if there are several."""
+    """The engine of this process's `LLM`; the first one if there are several."""
     running = {engine.identity: engine for engine in find_engines()}
     for path, kind in _segments_of(PROC / str(os.getpid())):
         if kind == SegmentKind.CONTROL:
             identity = identity_of(path)
-            # Its process may be out of sight from here.
+            # This process may not be able to see the engine process.
             return running.get(identity) or FoundEngine(None, 0, path, identity)
     return None
 
 
 def _engine_processes(proc: Path) -> Iterator[tuple[Path, int]]:
-    """(what opens its control segment, pid) of the processes that are engines."""
+    """(path of the control segment, pid) for each process that is an engine."""
     for process in proc.iterdir():
         if not process.name.isdigit():
             continue
@@ -131,12 +133,12 @@ def _engine_processes(proc: Path) -> Iterator[tuple[Path, int]]:
 
 
 def _segments_of(process: Path) -> list[tuple[Path, int]]:
-    """(what opens it, kind) of the segments that a process holds, each once."""
+    """(path, kind) of each segment that a process has open, without duplicates."""
     found: dict[Identity, tuple[Path, int]] = {}
     try:
         is_ours = process.stat().st_uid == os.geteuid()
         fds = sorted(os.listdir(process / "fd"), key=int) if is_ours else []
-    except OSError:  # it ended meanwhile, or may not be looked at
+    except OSError:  # the process has ended, or may not be read
         return []
     for fd in fds:
         path = process / "fd" / fd
@@ -149,7 +151,8 @@ def _segments_of(process: Path) -> list[tuple[Path, int]]:
 
 
 def _kind_of(path: Path) -> int | None:
-    """Of a segment of this version; None if it is anything else. OSError if it is gone."""
+    """The kind of the segment at a path; None if the file is no segment of this version. OSError
+    if it does not exist."""
     with open(path, "rb", buffering=0) as file:
         header = file.read(layout.CREATOR_PID_NAMESPACE_OFFSET)
     magic, version, kind = (
@@ -161,7 +164,7 @@ def _kind_of(path: Path) -> int | None:
 
 
 def _is_engine_of(path: Path, process: Path) -> bool:
-    """Whether the control segment at `path` says that `process` is its engine."""
+    """Whether the control segment at `path` names `process` as its engine process."""
     try:
         with open_segment(path, SegmentKind.CONTROL) as control:
             view = ControlView(control)
@@ -173,7 +176,7 @@ def _is_engine_of(path: Path, process: Path) -> bool:
 
 
 def _own_pid(process: Path) -> int:
-    """The pid of a process in its own namespace."""
+    """The pid of a process in its own pid namespace."""
     for line in (process / "status").read_text(encoding="utf-8").splitlines():
         if line.startswith("NSpid:"):
             return int(line.split()[-1])
@@ -181,7 +184,7 @@ def _own_pid(process: Path) -> int:
 
 
 def _named_engines(directory: Path) -> Iterator[tuple[Identity, FoundEngine]]:
-    """Those that have a name here and an owner."""
+    """The engines with a name in the directory and a living owner."""
     for entry in registry.names(directory):
         if entry.place is not None:
             continue

@@ -1,7 +1,7 @@
-"""Single keys from a terminal.
+"""Reads single keys from a terminal.
 
-Owns the terminal's mode while keys are read, and what byte sequences mean. Must not know
-what a key does.
+This module owns the terminal's mode while it reads keys, and the meaning of byte sequences. It
+must not know the effect of a key.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from enum import Enum, auto
 
 
 class Key(Enum):
-    """What can be pressed."""
+    """A key that has a meaning."""
 
     QUIT = auto()
     UP = auto()
@@ -49,7 +49,7 @@ _SEQUENCE_LENGTH = 3
 
 
 def parse(data: bytes) -> list[Key]:
-    """The keys in what a terminal sent; what means nothing is passed over."""
+    """The keys in the bytes from a terminal; bytes without a meaning are ignored."""
     keys = []
     while data:
         is_sequence = data[:2] in (b"\x1b[", b"\x1bO")
@@ -61,16 +61,18 @@ def parse(data: bytes) -> list[Key]:
 
 
 class Keyboard:
-    """
+    """Reads keys from a terminal in cbreak mode.
+
     Args:
-        fd: of a terminal, from which keys are read.
+        fd: the file descriptor of the terminal.
     """
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
     def wait(self, timeout_s: float) -> list[Key]:
-        """The keys pressed by now, after waiting for one. At the end of the input: QUIT."""
+        """Wait up to `timeout_s` for a key; returns all keys pressed so far, and QUIT at the end
+        of the input."""
         ready, _, _ = select.select([self._fd], [], [], max(timeout_s, 0))
         if not ready:
             return []
@@ -79,7 +81,7 @@ class Keyboard:
 
 @contextlib.contextmanager
 def keyboard(fd: int) -> Iterator[Keyboard]:
-    """Take keys one by one and unseen, as long as this is open."""
+    """Set the terminal to cbreak mode without echo during the `with` block."""
     before = termios.tcgetattr(fd)
     tty.setcbreak(fd)
     try:

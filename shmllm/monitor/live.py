@@ -1,7 +1,7 @@
-"""The live screen: what is shown when, and what keys do.
+"""The live screen of `shmllm top`: it shows engines and handles keys.
 
-Owns the terminal while it runs. Must not know how engines are found or read, nor how their
-figures look.
+This module owns the terminal while it runs. It must not know how engines are found and read, nor
+how figures are drawn.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from shmllm.monitor.keys import Key, Keyboard
 from shmllm.monitor.screen import engine_screen, list_screen
 from shmllm.monitor.track import Track, Tracks
 
-LOOK_AT_TERMINAL_S = 0.1
-SHORTEST_S, LONGEST_S = 0.05, 60.0
+SIZE_CHECK_PERIOD_S = 0.1
+MIN_INTERVAL_S, MAX_INTERVAL_S = 0.05, 60.0
 
 
 class LiveScreen:
-    """
+    """Shows one engine, or a list of engines from which keys choose one.
+
     Args:
-        console: a terminal.
-        keyboard: of that terminal.
+        console: the terminal.
+        keyboard: the keyboard of that terminal.
         tracks: all engines.
-        interval_s: between two looks at them.
-        only: the one engine to show; its end ends the screen. None: a list to choose from.
+        interval_s: the time between two samples.
+        only: the engine to show, whose end also ends the screen; None for the list.
     """
 
     def __init__(
@@ -48,60 +49,65 @@ class LiveScreen:
         self._notice = ""
 
     def run(self) -> str:
-        """Show until a key ends it. Returns what is left to say, or ""."""
+        """Show the screen until a key or the end of the only engine ends it.
+
+        Returns:
+            The message about the end of that engine, or "".
+        """
         with Live(console=self._console, screen=True, auto_refresh=False) as live:
-            next_look = time.monotonic() + self._interval_s
+            next_update = time.monotonic() + self._interval_s
             size = self._console.size
             while True:
                 live.update(self._render(), refresh=True)
                 keys: list[Key] = []
-                # A terminal that changes its size says so to nobody who waits in select.
+                # A change of the terminal's size does not end `select`, so the loop polls it.
                 while not keys and size == self._console.size:
-                    left_s = next_look - time.monotonic()
+                    left_s = next_update - time.monotonic()
                     if left_s <= 0:
                         break
-                    keys = self._keyboard.wait(min(left_s, LOOK_AT_TERMINAL_S))
+                    keys = self._keyboard.wait(min(left_s, SIZE_CHECK_PERIOD_S))
                 size = self._console.size
                 if Key.QUIT in keys:
                     return ""
                 for key in keys:
-                    self._take(key)
-                if time.monotonic() >= next_look:
-                    next_look = time.monotonic() + self._interval_s
-                    if farewell := self._look():
-                        return farewell
+                    self._handle(key)
+                if time.monotonic() >= next_update:
+                    next_update = time.monotonic() + self._interval_s
+                    if end_message := self._update():
+                        return end_message
 
-    def _look(self) -> str:
-        """Returns the last line if there is nothing more to show."""
+    def _update(self) -> str:
+        """Sample all engines. Returns a message if the only engine has ended, otherwise ""."""
         ended = {track.engine.identity: track for track in self._tracks.update()}
         for identity, track in ended.items():
-            self._notice = track.farewell()
+            self._notice = track.end_message()
             if identity == self._only:
                 return self._notice
             if identity == self._shown:
                 self._shown = None
         return ""
 
-    def _take(self, key: Key) -> None:
+    def _handle(self, key: Key) -> None:
         tracks = self._tracks.all
         match key:
             case Key.FASTER:
-                self._interval_s = max(self._interval_s / 2, SHORTEST_S)
+                self._interval_s = max(self._interval_s / 2, MIN_INTERVAL_S)
             case Key.SLOWER:
-                self._interval_s = min(self._interval_s * 2, LONGEST_S)
+                self._interval_s = min(self._interval_s * 2, MAX_INTERVAL_S)
             case Key.BACK:
                 self._shown = self._only
             case Key.ENTER if tracks and self._shown is None:
-                self._shown = tracks[self._place(tracks)].engine.identity
+                self._shown = tracks[self._selected_index(tracks)].engine.identity
             case Key.UP | Key.DOWN if tracks:
-                moved = self._place(tracks) + (1 if key is Key.DOWN else -1)
-                place = min(max(moved, 0), len(tracks) - 1)
-                self._selected = tracks[place].engine.identity
+                moved = self._selected_index(tracks) + (1 if key is Key.DOWN else -1)
+                index = min(max(moved, 0), len(tracks) - 1)
+                self._selected = tracks[index].engine.identity
 
-    def _place(self, tracks: list[Track]) -> int:
-        """Of the marked engine, which stays marked when others come and go; 0 if it went."""
-        places = (i for i, track in enumerate(tracks) if track.engine.identity == self._selected)
-        return next(places, 0)
+    def _selected_index(self, tracks: list[Track]) -> int:
+        """The index of the selected engine, which stays selected while others start and end; 0
+        if it has ended."""
+        found = (i for i, track in enumerate(tracks) if track.engine.identity == self._selected)
+        return next(found, 0)
 
     def _render(self) -> RenderableType:
         tracks = self._tracks.all
@@ -111,7 +117,8 @@ class LiveScreen:
             return engine_screen(shown.figures, shown.history, shown.engine.title, keys)
         keys = "q quit   ↑ ↓ choose   enter look at one   + - faster, slower"
         footer = f"{self._notice}\n{keys}" if self._notice else keys
-        return list_screen([_line(track) for track in tracks], self._place(tracks), footer)
+        index = self._selected_index(tracks)
+        return list_screen([_line(track) for track in tracks], index, footer)
 
 
 def _line(track: Track) -> tuple[str, dict[str, object]]:

@@ -1,7 +1,7 @@
-"""One look at an engine: everything that its segments say at a moment.
+"""Samples: all values in an engine's segments at one time.
 
-Owns how an engine's control segment and those of its front ends are kept mapped and read.
-Writes nothing, and asks the engine nothing. Must not know what is made of it.
+This module maps and reads the control segment of an engine and the segments of its front ends. It
+writes nothing and sends the engine nothing. It must not know the use of the samples.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ COMMAND_CHARACTERS = 200
 
 @dataclass(frozen=True, slots=True)
 class ClientSample:
-    """A front end.
+    """The sample of one front end.
 
     Attributes:
-        pid: as its own namespace counts.
-        command: its arguments, joined; empty if they cannot be seen.
-        requests_used: share of its request ring that is unread.
-        outputs_used: share of its output ring that is unread.
-        is_parked: it sleeps, or is about to.
+        pid: its pid in its own pid namespace.
+        command: its command line; "" if this process may not read it.
+        requests_used: the unread share of its request ring, 0 to 1.
+        outputs_used: the unread share of its output ring, 0 to 1.
+        is_parked: whether it is parked or about to park.
     """
 
     pid: int
@@ -53,15 +53,16 @@ class ClientSample:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What an engine said at a moment.
+    """The sample of one engine.
 
     Attributes:
-        time_ns: of the look, on `time.monotonic_ns()`.
-        state: in words.
-        device: what the model runs on; empty before the engine is ready.
-        uptime_s: since the engine's process began; 0 if it did not say when.
-        stats: by lower-case name of the Stat.
-        durations: since the engine's start.
+        time_ns: the time of the sample, on `time.monotonic_ns()`.
+        state: the engine's state in words.
+        device: the name of the device that runs the model; "" until the engine is ready.
+        uptime_s: the time since the start of the engine process; 0 if it is not known.
+        stats: the statistics, by the lower-case name of the Stat.
+        durations: the histograms since the engine's start.
+        clients: the samples of its front ends.
     """
 
     time_ns: int
@@ -74,13 +75,13 @@ class Sample:
 
 
 class Watch:
-    """Keeps an engine's segments mapped, to look at them again and again.
+    """Keeps an engine's segments mapped and samples them repeatedly.
 
     Args:
-        engine: which.
+        engine: the engine.
 
     Raises:
-        IpcError: it is gone.
+        IpcError: the engine has ended.
     """
 
     def __init__(self, engine: FoundEngine) -> None:
@@ -94,8 +95,8 @@ class Watch:
         """Whether the engine has ended."""
         return not self._control.is_owned()
 
-    def look(self) -> Sample:
-        """What it says now; of one that has ended, what it said last."""
+    def sample(self) -> Sample:
+        """A sample of the engine now; an engine that has ended still gives its last values."""
         self._find_clients()
         view, now_ns = self._view, time.monotonic_ns()
         started_ns = view.mark_ns(Mark.STARTED)
@@ -106,23 +107,23 @@ class Watch:
             (now_ns - started_ns) / 1e9 if started_ns else 0.0,
             view.stats(),
             view.all_durations(),
-            tuple(_look_at(*client) for client in self._clients.values()),
+            tuple(_sample_client(*client) for client in self._clients.values()),
         )
 
     def durations(self) -> dict[Histogram, Durations]:
-        """How long things took since the engine's start."""
+        """The engine's histograms of durations since its start."""
         return self._view.all_durations()
 
     def step_log(self) -> StepLogReader:
-        """The engine's latest steps."""
+        """The reader of the engine's step log; the caller closes it."""
         return self._view.step_log()
 
     def mark_ns(self, mark: Mark) -> int:
-        """When a moment of its start was; 0 if it was not yet."""
+        """The time of an event of the engine's start on `time.monotonic_ns()`; 0 before it."""
         return self._view.mark_ns(mark)
 
     def last_words(self) -> str:
-        """Why it died, if it could say so."""
+        """The cause of the engine's death, or "" if the engine could not store one."""
         return self._view.last_words()
 
     def close(self) -> None:
@@ -133,7 +134,7 @@ class Watch:
         self._control.close()
 
     def _find_clients(self) -> None:
-        """Map the segments of front ends that came, let go of those that left."""
+        """Map the segments of new front ends, and close those of front ends that have left."""
         found: dict[Identity, Path] = {}
         for path in self.engine.client_paths():
             with contextlib.suppress(OSError):
@@ -146,7 +147,7 @@ class Watch:
                 self._clients[identity] = segment, _command_of(segment)
 
 
-def _look_at(segment: Segment, command: str) -> ClientSample:
+def _sample_client(segment: Segment, command: str) -> ClientSample:
     parked = Word(segment.buffer, layout.CLIENT_PARKED_OFFSET)
     sample = ClientSample(
         segment.creator_pid,
@@ -161,7 +162,7 @@ def _look_at(segment: Segment, command: str) -> ClientSample:
 
 def _used(segment: Segment, ring: RingLayout) -> float:
     used = peek(segment.buffer, ring, 0).used_bytes / ring.capacity_bytes
-    # The two cursors are read one after the other, and the ring goes on in between.
+    # The cursors may move between the two loads, so the difference may leave the range.
     return min(max(used, 0.0), 1.0)
 
 

@@ -1,7 +1,7 @@
-"""Figures as text for a terminal.
+"""Draws figures as text for a terminal.
 
-Owns tables, bars and colours; must not know where figures come from, nor how a terminal is
-driven.
+This module owns tables, bars and colours. It must not know the source of the figures, nor how the
+terminal is controlled.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ WIDE_COLUMNS = 90
 
 
 class StackedBar:
-    """Parts of a whole, side by side over the width there is.
+    """A bar over the full width, divided in proportion to the sizes of its parts.
 
     Args:
-        parts: (size, colour) of each.
+        parts: (size, colour) of each part.
     """
 
     def __init__(self, parts: Sequence[tuple[float, str]]) -> None:
@@ -57,11 +57,11 @@ class StackedBar:
 
 
 class ByWidth:
-    """One of two, as there is room.
+    """Shows one of two versions, depending on the width.
 
     Args:
-        wide: shown from WIDE_COLUMNS on.
-        narrow: shown below.
+        wide: the version for WIDE_COLUMNS columns or more.
+        narrow: the version for fewer columns.
     """
 
     def __init__(self, wide: RenderableType, narrow: RenderableType) -> None:
@@ -77,13 +77,13 @@ class ByWidth:
 def engine_screen(
     figures: Figures, history: Sequence[float], title: str, footer: str = ""
 ) -> RenderableType:
-    """One engine.
+    """The screen of one engine.
 
     Args:
-        figures: of its last interval.
-        history: generated tokens/s of the latest intervals, oldest first.
-        title: what it is called.
-        footer: what keys do.
+        figures: the figures of its last interval.
+        history: the generated tokens/s of the latest intervals, oldest first.
+        title: the engine's name or pid.
+        footer: the help line for keys.
     """
     parts: list[RenderableType] = [
         _heading(figures, title),
@@ -100,12 +100,12 @@ def engine_screen(
 def list_screen(
     engines: Iterable[tuple[str, Figures]], selected: int | None, footer: str = ""
 ) -> RenderableType:
-    """All engines, a line each.
+    """The screen with one line for each engine.
 
     Args:
-        engines: (title, figures).
-        selected: which line is marked; None for none.
-        footer: what keys do.
+        engines: (title, figures) of each engine.
+        selected: the index of the highlighted line; None for no highlight.
+        footer: the help line for keys.
     """
     table = Table(expand=True, box=None, header_style="bold", pad_edge=False)
     table.add_column("engine", no_wrap=True)
@@ -133,7 +133,7 @@ def list_screen(
 
 
 def number(value: float | None) -> str:
-    """Three digits or so; "-" for None."""
+    """A number with about three digits; "-" for None."""
     if value is None:
         return "-"
     if isinstance(value, int) or value >= 100 or value == 0:
@@ -146,7 +146,7 @@ def percent(share: float | None) -> str:
 
 
 def milliseconds(value: float | None) -> str:
-    """With the unit that suits it; "-" for None."""
+    """A duration with a suitable unit (us, ms or s); "-" for None."""
     if value is None:
         return "-"
     for limit, scale, unit in ((1.0, 1e-3, "us"), (1e3, 1.0, "ms")):
@@ -156,7 +156,7 @@ def milliseconds(value: float | None) -> str:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The latest values as columns of different heights, up to the largest of them."""
+    """The latest values as columns, scaled to the largest of them."""
     latest = list(values)[-width:]
     most = max(latest, default=0.0) or 1.0
     return "".join(STEPS[round(value / most * (len(STEPS) - 1))] for value in latest)
@@ -226,7 +226,7 @@ def _gauge(share: float) -> str:
 
 
 def _recent(latencies: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Of the interval, or where there were none in it, since the start."""
+    """The latencies of the interval, or since the start if the interval has none."""
     recent: Mapping[str, Any] = latencies["interval"] or {}
     return recent if recent.get("count") else latencies["since_start"]
 

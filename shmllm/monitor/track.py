@@ -1,7 +1,7 @@
-"""Engines followed over time: each look against the one before.
+"""Follows engines over time and computes the figures of each interval between two samples.
 
-Owns what is kept between two looks, and which engines are followed. Must not know how the
-figures are shown.
+This module owns the state between two samples and the set of followed engines. It must not know
+how figures are shown.
 """
 
 from __future__ import annotations
@@ -21,40 +21,40 @@ FIND_PERIOD_S = 1.0
 
 
 class Track:
-    """One engine.
+    """Follows one engine.
 
     Args:
-        engine: which.
+        engine: the engine.
 
     Attributes:
-        figures: of the time between the latest two looks.
-        history: generated tokens/s of the latest intervals, oldest first.
-        is_over: whether it had ended at the last look.
+        figures: the figures of the interval between the latest two samples.
+        history: the generated tokens/s of the latest intervals, oldest first.
+        is_over: whether the engine had ended at the last sample.
 
     Raises:
-        IpcError: it is gone.
+        IpcError: the engine has ended.
     """
 
     def __init__(self, engine: FoundEngine) -> None:
         self.engine = engine
         self._watch = Watch(engine)
-        self._now: Sample = self._watch.look()
+        self._now: Sample = self._watch.sample()
         self.figures: Figures = figures(engine, self._now, None)
         self.history: deque[float] = deque(maxlen=HISTORY)
         self.is_over = False
         self._last_words = ""
 
     def update(self) -> None:
-        """Look again."""
+        """Take the next sample."""
         self.is_over = self._watch.is_over
         if self.is_over:
             self._last_words = self._watch.last_words()
-        before, self._now = self._now, self._watch.look()
+        before, self._now = self._now, self._watch.sample()
         self.figures = figures(self.engine, self._now, before)
         self.history.append(self.figures["generated_tokens_per_s"])
 
-    def farewell(self) -> str:
-        """One line about an engine that has ended."""
+    def end_message(self) -> str:
+        """A line about the end of the engine, with the last line of its last words."""
         lines = self._last_words.strip().splitlines()
         cause = f": {lines[-1]}" if lines else ""
         return f"engine {self.engine.title} has ended{cause}"
@@ -64,11 +64,11 @@ class Track:
 
 
 class Tracks:
-    """Engines as they come and go.
+    """Follows all engines, including those that start later.
 
     Args:
-        find: which there are now. It is asked at most once in FIND_PERIOD_S, since it has to
-            look at every process.
+        find: a function that returns the engines that run now. It is called at most once in
+            FIND_PERIOD_S, because it reads the descriptors of every process.
     """
 
     def __init__(self, find: Callable[[], list[FoundEngine]] = find_engines) -> None:
@@ -79,11 +79,11 @@ class Tracks:
 
     @property
     def all(self) -> list[Track]:
-        """In the order of `find`."""
+        """All followed engines, in the order of `find`."""
         return list(self._by_identity.values())
 
     def update(self) -> list[Track]:
-        """Look at all again. Returns those that have ended, already closed."""
+        """Sample all engines. Returns the closed tracks of engines that have ended."""
         tracks = self.all
         for track in tracks:
             track.update()
@@ -102,7 +102,8 @@ class Tracks:
             with contextlib.suppress(IpcError):
                 track = before.pop(engine.identity, None) or Track(engine)
                 self._by_identity[engine.identity] = track
-        self._by_identity |= before  # not found any more: about to end
+        # Engines that `find` no longer returns are about to end; a later update removes them.
+        self._by_identity |= before
 
     def close(self) -> None:
         for track in self._by_identity.values():

@@ -1,7 +1,6 @@
-"""What happened when, in all processes: recorded as it happens, put together afterwards.
+"""Traces: each process records events while it runs, and a timeline combines all recordings.
 
-Owns recordings (one file of fixed-size records a process), the directory they lie in, and
-the timeline made of them. Imports nothing of ours: what records mean is said by the names
-in `layout`, and the code that records stands beside what it records, in `engine.tracing`
-and `frontend.tracing`.
+This package owns the recordings (one file of fixed-size records for each process), their
+directory, and the timeline. It imports no other package of shmllm. The enums in `layout` give the
+records their meaning; the code that records lies in `engine.tracing` and `frontend.tracing`.
 """

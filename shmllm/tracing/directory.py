@@ -1,8 +1,9 @@
-"""The directory of one trace: who records finds it, and sees in it whether to go on.
+"""The directory of one trace, in which processes write their recordings.
 
-Owns the agreement between the process that wants a trace and those that record. The
-owner's lock on the directory says that the trace is wanted; the kernel drops it at any
-death, and those who record look at it now and then. So nobody has to be told of an end.
+This module owns the protocol between the owner of a trace and the recording processes. The owner
+holds a lock on the directory as long as it wants the trace. The kernel frees the lock when the
+owner ends in any way. Recording processes test the lock regularly, so no message has to tell them
+that the trace is over.
 """
 
 from __future__ import annotations
@@ -21,15 +22,16 @@ VARIABLE = "SHMLLM_TRACE"
 PREFIX = "shmllm-trace-"
 SETTINGS = "settings.json"
 DEFAULT_BYTES = 64 * 1024 * 1024
-YOUNG_S = 10.0
+MIN_AGE_S = 10.0
 
 
 @dataclass(frozen=True)
 class Settings:
-    """
+    """The settings of a trace, which the directory contains as JSON.
+
     Attributes:
-        most_bytes: what each process may record; later records are counted and dropped.
-        until_ns: when recording ends, on CLOCK_MONOTONIC; 0 for when the owner ends it.
+        most_bytes: the largest recording of one process; further records are counted and dropped.
+        until_ns: the time on CLOCK_MONOTONIC at which recording ends; 0: the owner ends it.
     """
 
     most_bytes: int = DEFAULT_BYTES
@@ -37,11 +39,12 @@ class Settings:
 
 
 class OwnedDirectory:
-    """A trace as its owner sees it: made with it, and taken away by `close`.
+    """The owner's side of a trace's directory. The constructor creates and locks the directory,
+    `close` removes it.
 
     Args:
-        settings: for those who record.
-        parent: where it lies; None for the temporary directory.
+        settings: the settings for recording processes.
+        parent: the parent directory; None for the system's temporary directory.
     """
 
     def __init__(self, settings: Settings, parent: Path | None = None) -> None:
@@ -52,7 +55,7 @@ class OwnedDirectory:
         (self.path / SETTINGS).write_text(json.dumps(asdict(settings)))
 
     def close(self) -> None:
-        """The trace is over, and its recordings are gone; idempotent."""
+        """End the trace and delete its recordings; idempotent."""
         if self._fd >= 0:
             shutil.rmtree(self.path, ignore_errors=True)
             os.close(self._fd)
@@ -60,11 +63,17 @@ class OwnedDirectory:
 
 
 class SharedDirectory:
-    """A trace as one who records sees it.
+    """A recording process's side of a trace's directory.
+
+    Args:
+        path: the path of the directory.
+
+    Attributes:
+        settings: the settings of the trace.
 
     Raises:
-        OSError: it is not there, or not ours.
-        ValueError: it is none.
+        OSError: the directory does not exist, or this process may not read it.
+        ValueError: the path is no directory of a trace.
     """
 
     def __init__(self, path: Path) -> None:
@@ -73,24 +82,24 @@ class SharedDirectory:
         self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def is_wanted(self) -> bool:
-        """Whether the owner lives and wants more. Two system calls."""
+        """Whether the owner is alive and still wants the trace. This costs two system calls."""
         return not _is_free(self._fd)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the directory's descriptor; idempotent."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
 
 def sweep(parent: Path | None = None) -> None:
-    """Remove what owners left that were killed."""
+    """Remove the directories of traces whose owners were killed."""
     for path in Path(parent or tempfile.gettempdir()).glob(PREFIX + "*"):
         with contextlib.suppress(OSError):
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                # A young one may be between its making and its lock.
-                is_old = time.time() - os.fstat(fd).st_mtime > YOUNG_S
+                # The owner of a new directory may not have locked it yet.
+                is_old = time.time() - os.fstat(fd).st_mtime > MIN_AGE_S
                 if is_old and os.fstat(fd).st_uid == os.getuid() and _is_free(fd):
                     shutil.rmtree(path, ignore_errors=True)
             finally:

@@ -1,26 +1,27 @@
-"""Where every byte of a recording lies, and the names of what is recorded.
+"""The layout of a recording, and the numbers of everything that is recorded.
 
-Owns numbers only. A recording is a file that one process writes through a shared mapping,
-so that whatever ends the process, what it wrote is there. All integers are little-endian.
+This module holds numbers only. A recording is a file that one process writes through a shared
+mapping, so the file keeps all written records even if the process is killed. All integers are
+little-endian.
 
     +--------+------------------+-------------------------------------------------------+
     | 0x0000 | MAGIC            | "shmtrace"                                            |
     | 0x0008 | VERSION          | u32                                                   |
-    | 0x000C | PID              | u32, of the process                                   |
-    | 0x0010 | DROPPED          | u64, records for which there was no room              |
+    | 0x000C | PID              | u32, pid of the process                               |
+    | 0x0010 | DROPPED          | u64, number of records that found no room             |
     | 0x0018 | FACTS_SIZE       | u64, bytes of text that are valid                     |
-    | 0x0020 | FACTS            | UTF-8: a JSON object, what the process says of itself |
+    | 0x0020 | FACTS            | UTF-8: a JSON object with facts about the process     |
     | 0x1000 | records          | 64 bytes each, see below                              |
     +--------+------------------+-------------------------------------------------------+
 
-A record. Times are CLOCK_MONOTONIC in ns. A record of type 0 was not written:
+A record. Times are CLOCK_MONOTONIC in ns. Type 0 means that the record was not written:
 
     +--------+------------------+-------------------------------------------------------+
     | +0x00  | type             | u16, Type                                             |
-    | +0x02  | name             | u16, Slice, Moment, or the kind of a ring's record    |
-    | +0x04  | thread           | u32, its id in the kernel                             |
+    | +0x02  | name             | u16, Slice, Event, or the kind of a ring's record     |
+    | +0x04  | thread           | u32, the kernel's thread id                           |
     | +0x08  | begin, end       | u64 each                                              |
-    | +0x18  | a, b, c, d, e    | u64 each, see the names                               |
+    | +0x18  | a, b, c, d, e    | u64 each, see the comments of the enums               |
     +--------+------------------+-------------------------------------------------------+
 """
 
@@ -43,10 +44,11 @@ SUFFIX = ".recording"
 
 
 class Type(IntEnum):
-    """What a record is."""
+    """The type of a record. The comments below the enums list the values a, b, ... of types that
+    are neither SLICE nor EVENT."""
 
     SLICE = 1
-    MOMENT = 2
+    EVENT = 2
     SENT = 3
     RECEIVED = 4
     STEP = 5
@@ -54,46 +56,51 @@ class Type(IntEnum):
 
 
 class Slice(IntEnum):
-    """What a thread did from begin to end. The comment says what a, b, ... are."""
+    """An activity of a thread from begin to end. The comments list the values a, b, ...; IMPORT,
+    LOAD_MODEL, DRAIN and PUBLISH belong to an engine, the others to a front end."""
 
-    START_ENGINE = 1  # of a front end
+    START_ENGINE = 1
     LOAD_TOKENIZER = 2
     TOKENIZE = 3  # prompts
-    PROCESS = 4  # events, tokens, requests ended
-    IMPORT = 5  # of an engine
+    PROCESS = 4  # engine outputs, requests changed, requests finished
+    IMPORT = 5
     LOAD_MODEL = 6
     DRAIN = 7
-    PUBLISH = 8  # step
+    PUBLISH = 8
 
 
 class Event(IntEnum):
-    """Something in a request's life, or a front end's. `owner` is its place at the engine
-    in an engine's recording, and in a front end's the id of its rings."""
+    """An event of a request or of a front end. The comments list the values a, b, ...
 
-    JOINED = 1  # place, id of its rings, pid
+    `owner` identifies the request's front end: in an engine's recording by its place at the
+    engine, in a front end's recording by the connection. SUBMITTED and the members after it belong
+    to a front end's recording, the others to an engine's.
+    """
+
+    JOINED = 1  # place, connection, pid
     LEFT = 2  # place
     QUEUED = 3  # owner, number, prompt tokens
-    ADMITTED = 4  # owner, number, tokens that the prefix cache had, times preempted
+    ADMITTED = 4  # owner, number, prefix-cache hit in tokens, preemptions so far
     PREFILL = 5  # owner, number, first position, tokens, step
     PREEMPTED = 6  # owner, number, tokens so far
     ENDED = 7  # owner, number, reason, output tokens
     REJECTED = 8  # owner, number
     SUBMITTED = 9  # owner, number, prompt tokens
-    FINISHED = 10  # owner, number, reason, output tokens; its last text was made meanwhile
+    FINISHED = 10  # owner, number, reason, output tokens; from begin to end the last text was made
     DISCARDED = 11  # owner, number
 
 
-# SENT and RECEIVED: id of the rings, position behind the record, bytes, Direction.
+# SENT and RECEIVED: connection, position of the record's end, bytes, Direction.
 # STEP: step, requests, tokens, running << 32 | waiting, KV blocks used.
-# PHASES: step, and when schedule, prepare, execute and sample ended.
+# PHASES: step, and the ends of schedule, prepare, execute and sample.
 
 
 class Direction(IntEnum):
-    """Which of a front end's two rings."""
+    """One of the two rings of a connection."""
 
     REQUESTS = 0
     OUTPUTS = 1
 
 
 REASONS = ("none", "stop", "length", "abort", "error", "repetition")
-"""Why requests end, by their number on the wire."""
+"""The names of finish reasons, by their number on the wire."""

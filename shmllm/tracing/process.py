@@ -1,6 +1,7 @@
-"""The recorders of this process: one for each trace, shared by all who record here.
+"""The recorders of this process: one for each trace, which all callers in the process share.
 
-Owns who has one already. A child of fork has none: it would write into its parent's.
+This module owns the table of recorders. A forked child begins with an empty table, because it must
+not write into its parent's recordings.
 """
 
 from __future__ import annotations
@@ -20,15 +21,16 @@ os.register_at_fork(after_in_child=_recorders.clear)
 
 
 def recorder_in(directory: Path, role: str) -> Recorder:
-    """This process's recorder for a trace.
+    """This process's recorder for a trace; the first call creates it.
 
     Args:
-        directory: of the trace.
-        role: what this process is, where it is not known already.
+        directory: the directory of the trace.
+        role: the role of this process in the trace, for example "front end"; only the first call
+            uses it.
 
     Raises:
-        OSError: it cannot record there.
-        ValueError: that is no trace's directory.
+        OSError: the process cannot create a recording in the directory.
+        ValueError: the path is no directory of a trace.
     """
     if directory not in _recorders:
         facts = {"role": role, "command": " ".join(sys.argv)[:500]}
@@ -38,14 +40,15 @@ def recorder_in(directory: Path, role: str) -> Recorder:
 
 
 def recorder_of_environment(role: str) -> Recorder | None:
-    """The recorder that `shmllm trace -- command` asks for; None without it. A trace that
-    cannot be written is a warning: what is traced goes on."""
+    """The recorder for the trace that the environment names, as under `shmllm trace -- command`;
+    None if it names none. If recording is impossible, this logs a warning and returns None, so
+    that the program continues."""
     value = os.environ.get(VARIABLE)
     return recorder_if_possible(Path(value), role) if value else None
 
 
 def recorder_if_possible(directory: Path, role: str) -> Recorder | None:
-    """As `recorder_in`, with a warning instead of an error."""
+    """The same as `recorder_in`, but logs a warning and returns None instead of raising."""
     try:
         return recorder_in(directory, role)
     except (OSError, ValueError, TypeError) as problem:

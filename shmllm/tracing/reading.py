@@ -1,6 +1,6 @@
-"""Reads the recordings of a trace, whole ones and those of processes that died.
+"""Reads the recordings of a trace, including those of processes that were killed.
 
-Must not know what becomes of the records.
+This module must not know the use of the records.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TYPES = frozenset(Type)
 
 
 class Record(NamedTuple):
-    """One record; see `layout`."""
+    """One record of a recording; `layout` describes the fields."""
 
     type: int
     name: int
@@ -42,12 +42,13 @@ class Record(NamedTuple):
 
 @dataclass
 class Recording:
-    """What one process recorded.
+    """The recording of one process.
 
     Attributes:
-        facts: what it said of itself.
-        num_dropped: records for which it had no room.
-        records: in the order in which they were made, which is nearly that of their ends.
+        pid: the pid of the process.
+        facts: facts about the process: its role and its command.
+        num_dropped: the number of records that found no room.
+        records: the records in the order of their creation, which is nearly that of their ends.
     """
 
     pid: int
@@ -57,20 +58,21 @@ class Recording:
 
 
 def read_all(directory: Path) -> list[Recording]:
-    """All recordings of a trace that can be read, by pid."""
+    """All readable recordings of a trace, sorted by pid."""
     found = [read(path) for path in sorted(directory.glob("*" + SUFFIX))]
     return sorted((r for r in found if r is not None), key=lambda recording: recording.pid)
 
 
 def pid_of(path: Path) -> int:
-    """The process that writes a recording; 0 if that cannot be said."""
+    """The pid of the process that writes a recording; 0 if the file has no complete header."""
     with path.open("rb") as file:
         head = file.read(HEADER.size)
     return HEADER.unpack(head)[2] if len(head) == HEADER.size else 0
 
 
 def read(path: Path) -> Recording | None:
-    """One recording; None if a process died before it had begun it."""
+    """Read one recording; None if the process was killed before the header was complete, or if the
+    file has another version."""
     content = path.read_bytes()
     if len(content) < RECORDS_OFFSET:
         return None
@@ -85,6 +87,7 @@ def _records(content: bytes) -> Iterator[Record]:
     length = (len(content) - RECORDS_OFFSET) // RECORD.size * RECORD.size
     body = memoryview(content)[RECORDS_OFFSET : RECORDS_OFFSET + length]
     for values in RECORD.iter_unpack(body):
-        # What was claimed and not written has type 0; what a death cut short has no end yet.
+        # A claimed record that was never written has type 0. A record that its process was killed
+        # in the middle of has no end time.
         if values[0] in _TYPES and 0 < values[3] <= values[4]:
             yield Record(*values)

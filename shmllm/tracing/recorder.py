@@ -1,7 +1,8 @@
-"""Writes what happens in this process into its recording.
+"""Writes the records of this process into its recording.
 
-Owns the file, its growth and its bound, and when to stop. Never raises, and waits for nobody
-but another thread that makes room: what finds none is counted. Must not know what any record means.
+This module owns the file, its growth and its maximum size, and the end of the recording. It must
+not know the meaning of a record. A recorder never raises an error and never waits, except for
+another thread that extends the file. It counts and drops a record that finds no room.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from shmllm.tracing.layout import (
     VERSION,
 )
 
-LOOK_NS = 250_000_000
-GROWING_S = 0.1
+CHECK_PERIOD_NS = 250_000_000
+GROW_TIMEOUT_S = 0.1
 _SHIFT = RECORDS_PER_CHUNK.bit_length() - 1
 _MASK = RECORDS_PER_CHUNK - 1
 
@@ -41,20 +42,21 @@ _thread_id = threading.get_native_id
 
 
 class Recorder:
-    """
+    """Writes one recording.
+
+    `add` may be called in any thread, and even by the garbage collector during another call of
+    `add`: it claims a record's place with `next` on a counter, which is atomic.
+
     Args:
-        directory: of the trace; closed with the recorder.
-        facts: what to say of this process; a JSON object below 4,000 bytes.
+        directory: the directory of the trace; the recorder closes it.
+        facts: facts about this process; as JSON they must be below 4,000 bytes.
 
     Attributes:
-        path: of the recording.
-        is_over: nothing is recorded any more.
-
-    `add` may be called in any thread, and in the middle of itself (by the garbage
-    collector): a record's place is claimed by `next` on a counter, which is atomic.
+        path: the path of the recording.
+        is_over: whether the recording has ended; then `add` does nothing.
 
     Raises:
-        OSError: the file cannot be made.
+        OSError: the file cannot be created.
     """
 
     def __init__(self, directory: SharedDirectory, facts: Mapping[str, Any]) -> None:
@@ -75,7 +77,7 @@ class Recorder:
         self._growing = threading.Lock()
         self._grower = 0
         self._num_dropped = 0
-        self._next_look_ns = 0
+        self._next_check_ns = 0
         self._endings: list[Callable[[], object]] = []
         self.is_over = False
 
@@ -91,37 +93,38 @@ class Recorder:
         d: int = 0,
         e: int = 0,
     ) -> None:
-        """Record something; see `layout` for what the values are."""
-        if end_ns >= self._next_look_ns:
-            self.look(end_ns)
+        """Add a record; `layout` describes the values. Times are on CLOCK_MONOTONIC in ns."""
+        if end_ns >= self._next_check_ns:
+            self.end_if_over(end_ns)
         place = next(self._claims)
         index = place >> _SHIFT
-        chunks = self._chunks  # `end`, in another thread, may put an empty list in its place
+        chunks = self._chunks  # `end` may assign an empty list in another thread
         if index >= len(chunks) and not self._grow(index):
             return
         offset = (place & _MASK) * RECORD_BYTES
         _pack(chunks[index], offset, type_, name, _thread_id(), begin_ns, end_ns, a, b, c, d, e)
 
     def at_end(self, ending: Callable[[], object]) -> None:
-        """Have something called once when the recording is over."""
+        """Call `ending` once when the recording ends."""
         self._endings.append(ending)
 
-    def look(self, now_ns: int) -> None:
-        """End the recording if its time is over or nobody wants it; done every 250 ms by
-        whoever records something."""
+    def end_if_over(self, now_ns: int) -> None:
+        """End the recording if its time is over, or if the trace's owner no longer wants it. `add`
+        calls this if the last check is 250 ms old."""
         until_ns = self._settings.until_ns
-        self._next_look_ns = min(now_ns + LOOK_NS, until_ns or now_ns + LOOK_NS)
+        self._next_check_ns = min(now_ns + CHECK_PERIOD_NS, until_ns or now_ns + CHECK_PERIOD_NS)
         if self.is_over or (until_ns and now_ns >= until_ns):
             self.end()
         elif not self._directory.is_wanted():
             self.end()
-            with contextlib.suppress(OSError):  # an owner that was killed left it
+            with contextlib.suppress(OSError):  # the owner was killed before it could do this
                 self.path.unlink()
                 self._remove_directory()
 
     def end(self) -> None:
-        """Record nothing any more; idempotent. Mappings go with the last who uses them."""
-        if next(self._num_ends):  # another thread was here; closing twice would hit others' files
+        """End the recording; idempotent. The last user of a mapping unmaps it."""
+        # Only one thread may pass: a second close could hit another file with the same descriptor.
+        if next(self._num_ends):
             return
         self.is_over = True
         self._chunks = []
@@ -134,16 +137,16 @@ class Recorder:
             self._directory.close()
 
     def _grow(self, index: int) -> bool:
-        """Make room up to the chunk `index`; False if there is none, or this was called in
-        the middle of itself."""
+        """Extend the file until it has the chunk `index`; False if that is not possible, for
+        example because this call interrupted another one in the same thread."""
         if self.is_over:
             return False
-        if self._grower != _thread_id() and self._growing.acquire(timeout=GROWING_S):
+        if self._grower != _thread_id() and self._growing.acquire(timeout=GROW_TIMEOUT_S):
             try:
                 self._grower = _thread_id()
                 while not self.is_over and len(self._chunks) <= index < self._most_chunks:
                     begin = RECORDS_OFFSET + len(self._chunks) * CHUNK_BYTES
-                    # Allocated, or a full disk would be a SIGBUS at some later record.
+                    # Without allocation, a later store would end in SIGBUS if the disk is full.
                     os.posix_fallocate(self._fd, begin, CHUNK_BYTES)
                     self._chunks.append(mmap.mmap(self._fd, CHUNK_BYTES, offset=begin))
             except OSError:

@@ -1,7 +1,7 @@
-"""Requests' lives out of the recordings of all processes.
+"""Builds a span for each request from the recordings of all processes.
 
-Owns how what an engine and a front end say of one request becomes one life: stages one
-behind the other. Must not know how lives are drawn.
+This module combines the events that an engine and a front end recorded for one request into one
+span of consecutive stages. It must not know how spans are drawn.
 """
 
 from __future__ import annotations
@@ -14,12 +14,16 @@ from shmllm.tracing.layout import REASONS, Event, Type
 from shmllm.tracing.reading import Record, Recording
 from shmllm.tracing.steps import TracedStep, steps_of
 
-MID_SPAN = frozenset({Event.ADMITTED, Event.PREFILL, Event.PREEMPTED, Event.REJECTED})
+STAGE_EVENTS = frozenset({Event.ADMITTED, Event.PREFILL, Event.PREEMPTED, Event.REJECTED})
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of a life; an instant if it ends as it begins."""
+    """A part of a request's span; an instant if its begin equals its end.
+
+    Attributes:
+        facts: values to show with the stage, by name.
+    """
 
     name: str
     begin_ns: int
@@ -29,14 +33,20 @@ class Stage:
 
 @dataclass
 class RequestSpan:
-    """
+    """The time from a request's arrival to its end, divided into stages.
+
     Attributes:
-        connection: of its front end.
-        number: what its front end calls it.
-        stages: in order; none begins before the one before it ends.
-        reason: why it ended; empty if it goes on behind the trace.
-        is_whole: the trace has its beginning and its end.
-        num_cached_tokens: of the prompt, which the prefix cache had; None if not seen.
+        connection: the connection of its front end.
+        number: the front end's number of the request.
+        begin_ns: its arrival, or the begin of the trace.
+        end_ns: its end, or the end of the trace.
+        stages: the stages in order; each begins at or after the end of the one before.
+        reason: the finish reason; "" if the trace has no end of the request.
+        is_whole: whether the trace has its beginning and its end.
+        num_prompt_tokens: the tokens of its prompt; 0 if the trace has no beginning.
+        num_output_tokens: the tokens of its output; 0 if the trace has no end.
+        num_cached_tokens: the prefix-cache hit in tokens; None if the trace does not have it.
+        num_preemptions: the preemptions in the trace.
     """
 
     connection: int
@@ -53,60 +63,65 @@ class RequestSpan:
 
 
 @dataclass
-class _Notes:
-    """What was recorded of one request, by whom."""
+class _RequestEvents:
+    """The events of one request from all recordings.
 
-    moments: list[tuple[Record, Mapping[int, TracedStep]]] = field(default_factory=list)
-    by_moment: dict[int, Record] = field(default_factory=dict)
+    Attributes:
+        by_event: the first record of each Event.
+        stage_events: the records of STAGE_EVENTS in order, each with the steps of its engine.
+    """
+
+    by_event: dict[int, Record] = field(default_factory=dict)
+    stage_events: list[tuple[Record, Mapping[int, TracedStep]]] = field(default_factory=list)
 
     def add(self, record: Record, steps: Mapping[int, TracedStep]) -> None:
-        self.by_moment.setdefault(record.name, record)
-        if record.name in MID_SPAN:
-            self.moments.append((record, steps))
+        self.by_event.setdefault(record.name, record)
+        if record.name in STAGE_EVENTS:
+            self.stage_events.append((record, steps))
 
 
 @dataclass(frozen=True)
 class TracedFrontEnd:
-    """A front end as its engine saw it.
+    """A front end in the recording of its engine.
 
     Attributes:
-        connection: of it to this engine.
-        pid: its own, in its namespace.
-        engine_pid: the engine.
+        connection: its connection to the engine.
+        pid: its pid in its own pid namespace.
     """
 
     connection: int
     pid: int
-    engine_pid: int
 
 
 def front_ends_of(recordings: Iterable[Recording]) -> dict[int, TracedFrontEnd]:
-    """The front ends that engines had, by connection."""
+    """The front ends in the recordings of engines, by connection."""
     found = {}
     for recording in recordings:
         for record in recording.records:
-            if record.type == Type.MOMENT and record.name == Event.JOINED:
-                found[record.b] = TracedFrontEnd(record.b, record.c, recording.pid)
+            if record.type == Type.EVENT and record.name == Event.JOINED:
+                found[record.b] = TracedFrontEnd(record.b, record.c)
     return found
 
 
 def request_spans_of(
     recordings: Iterable[Recording], begin_ns: int, end_ns: int
 ) -> list[RequestSpan]:
-    """All lives of which something was seen between these times, in the order they began."""
-    notes: dict[tuple[int, int], _Notes] = {}
+    """The spans of all requests with recorded events, cut to the time of the trace and in the
+    order of their begin."""
+    events: dict[tuple[int, int], _RequestEvents] = {}
     for recording in recordings:
-        _take_notes(recording, notes)
-    spans = [_span(*key, each, begin_ns, end_ns) for key, each in notes.items()]
+        _collect_events(recording, events)
+    spans = [_span(*key, each, begin_ns, end_ns) for key, each in events.items()]
     return sorted(spans, key=lambda span: (span.begin_ns, span.number))
 
 
-def _take_notes(recording: Recording, notes: dict[tuple[int, int], _Notes]) -> None:
-    """An engine calls a front end by its place, which has another one when that is gone."""
+def _collect_events(recording: Recording, events: dict[tuple[int, int], _RequestEvents]) -> None:
+    """Add a recording's events, by (connection, request number). An engine's recording names a
+    front end by its place, which several front ends can have one after the other."""
     steps = steps_of(recording.records)
     places: dict[int, int] = {}
     for record in recording.records:
-        if record.type != Type.MOMENT:
+        if record.type != Type.EVENT:
             continue
         if record.name == Event.JOINED:
             places[record.a] = record.b
@@ -116,12 +131,15 @@ def _take_notes(recording: Recording, notes: dict[tuple[int, int], _Notes]) -> N
             by_front_end = record.name >= Event.SUBMITTED
             connection = record.a if by_front_end else places.get(record.a)
             if connection is not None:
-                notes.setdefault((connection, record.b), _Notes()).add(record, steps)
+                key = connection, record.b
+                events.setdefault(key, _RequestEvents()).add(record, steps)
 
 
-def _span(connection: int, number: int, notes: _Notes, begin_ns: int, end_ns: int) -> RequestSpan:
+def _span(
+    connection: int, number: int, events: _RequestEvents, begin_ns: int, end_ns: int
+) -> RequestSpan:
     span = RequestSpan(connection, number)
-    found = notes.by_moment
+    found = events.by_event
     submitted, queued = found.get(Event.SUBMITTED), found.get(Event.QUEUED)
     ended = found.get(Event.ENDED) or found.get(Event.REJECTED)
     finished = found.get(Event.FINISHED)
@@ -142,11 +160,11 @@ def _span(connection: int, number: int, notes: _Notes, begin_ns: int, end_ns: in
     stages = _Stages(span.begin_ns)
     if submitted is not None and queued is not None:
         stages.add("submit", submitted.end_ns, queued.end_ns)
-    course = _Course(span, stages)
-    for record, steps in notes.moments:
-        course.follow(record, steps)
+    engine_stages = _EngineStages(span, stages)
+    for record, steps in events.stage_events:
+        engine_stages.add(record, steps)
     if Event.REJECTED not in found:
-        course.close(computed_until)
+        engine_stages.close(computed_until)
     if finished is not None:
         stages.add("detokenize", finished.begin_ns, finished.end_ns)
     if span.reason:
@@ -157,7 +175,8 @@ def _span(connection: int, number: int, notes: _Notes, begin_ns: int, end_ns: in
 
 
 def _reason(finished: Record | None, ended: Record | None, is_discarded: bool) -> str:
-    """The front end knows best: a stop string, which it finds, is an abort to its engine."""
+    """The finish reason. The front end's record wins, because the engine records an abort for a
+    request that the front end ended at a stop string."""
     if finished is not None:
         return REASONS[finished.c] if finished.c < len(REASONS) else str(finished.c)
     if is_discarded:
@@ -170,7 +189,7 @@ def _reason(finished: Record | None, ended: Record | None, is_discarded: bool) -
 
 
 class _Stages:
-    """Stages one behind the other: one that would reach back is cut."""
+    """Consecutive stages: a stage that would begin before the end of the last one is cut."""
 
     def __init__(self, begin_ns: int) -> None:
         self.found: list[Stage] = []
@@ -185,12 +204,12 @@ class _Stages:
         self.at_ns = end_ns
 
 
-class _Course:
-    """What the engine did with a request: queued, chunks, decode, perhaps preempted and again.
+class _EngineStages:
+    """Builds the stages of a request in the engine: queued, prefill chunks, decode, preempted.
 
     Args:
-        life: gets what is seen of it.
-        stages: get the stages; the first begins where they stand.
+        span: gets the prefix-cache hit and the number of preemptions.
+        stages: gets the stages; the first one begins at the current end of `stages`.
     """
 
     def __init__(self, span: RequestSpan, stages: _Stages) -> None:
@@ -201,8 +220,8 @@ class _Course:
         self._has_first_token = False
         self._is_in_prompt = False
 
-    def follow(self, record: Record, steps: Mapping[int, TracedStep]) -> None:
-        """Take the next moment."""
+    def add(self, record: Record, steps: Mapping[int, TracedStep]) -> None:
+        """Process the next event."""
         if record.name == Event.ADMITTED:
             self._admit(record)
         elif record.name == Event.PREEMPTED:
@@ -214,7 +233,7 @@ class _Course:
             self._prefill(record, step)
 
     def close(self, at_ns: int) -> None:
-        """End the stage that it is in."""
+        """End the current stage."""
         if at_ns > self._since_ns and not self._is_in_prompt:
             self._stages.add(self._waiting or "decode", self._since_ns, at_ns)
         self._since_ns = at_ns

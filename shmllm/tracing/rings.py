@@ -1,4 +1,4 @@
-"""Records the records of one front end's two rings, at one of their ends."""
+"""Records the records that one end of a connection sends and receives through its two rings."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from shmllm.tracing.recorder import Recorder
 
 
 class RingTracer:
-    """A watcher of a channel.
+    """A `RecordWatcher` of a channel.
 
     Args:
-        recorder: where to.
-        ring_id: tells these rings from all others; the same at both ends.
+        recorder: the recorder.
+        ring_id: the connection's nonce, which is the same at both ends.
         sends: the ring into which this process writes.
     """
 

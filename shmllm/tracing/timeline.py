@@ -1,8 +1,8 @@
-"""The recordings of all processes as one timeline in Chrome's trace event format.
+"""Combines the recordings of all processes into one timeline in Chrome's trace event format.
 
-https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU describes
-it; ui.perfetto.dev and chrome://tracing open it. Owns how everything is drawn: lanes,
-arrows, counters, colours.
+https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU describes the
+format; ui.perfetto.dev and chrome://tracing open it. This module owns the drawing: lanes, arrows,
+counters and colours.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shmllm.tracing.request_spans import (
 )
 from shmllm.tracing.steps import TracedStep, steps_of
 
-Event = dict[str, Any]
+TraceEvent = dict[str, Any]
 
 NAMES = {
     Slice.START_ENGINE: "start engine",
@@ -37,7 +37,7 @@ FACTS = {
     Slice.TOKENIZE: ("prompts",),
     Slice.PROCESS: ("events", "requests changed", "requests finished"),
 }
-# Reserved names of colours; Perfetto has its own for every name.
+# Reserved colour names of chrome://tracing; Perfetto chooses its own colours.
 COLOURS = {
     "schedule": "rail_response",
     "prepare": "rail_animation",
@@ -55,7 +55,11 @@ COLOURS = {
 
 
 class Span(NamedTuple):
-    """A slice of a lane."""
+    """A slice of a lane, which is the row of one thread.
+
+    Attributes:
+        facts: values to show with the slice, by name.
+    """
 
     pid: int
     thread: int
@@ -67,22 +71,27 @@ class Span(NamedTuple):
 
 @dataclass
 class Timeline:
-    """What a trace shows.
+    """The contents of a trace.
 
     Attributes:
-        begin_ns: everything is drawn relative to this.
-        spans: of all lanes, a parent before its children.
-        arrows: (record sent, its sender, record received, its receiver).
-        num_lost_ends: records of rings of which only one end was seen.
-        recordings: of all processes.
-        front_ends: as their engines saw them, by connection.
+        begin_ns: the begin of the trace, the origin of all times in the file.
+        end_ns: the end of the last record.
+        spans: the slices of all lanes, each parent before its children.
+        arrows: (record of the send, sender's pid, record of the receipt, receiver's pid) for each
+            ring record of which both ends were recorded.
+        num_unpaired: the number of ring records of which only one end was recorded.
+        steps: the steps of each engine, by pid and number.
+        requests: the spans of all requests.
+        recordings: the recordings of all processes.
+        front_ends: the front ends in the engines' recordings, by connection.
+        kind_names: the names of the kinds of ring records.
     """
 
     begin_ns: int
     end_ns: int
     spans: list[Span]
     arrows: list[tuple[Record, int, Record, int]]
-    num_lost_ends: int
+    num_unpaired: int
     steps: dict[int, dict[int, TracedStep]]
     requests: list[RequestSpan]
     recordings: list[Recording]
@@ -93,8 +102,8 @@ class Timeline:
     def num_dropped(self) -> int:
         return sum(recording.num_dropped for recording in self.recordings)
 
-    def events(self) -> Iterator[Event]:
-        """All of it, for `traceEvents`."""
+    def events(self) -> Iterator[TraceEvent]:
+        """All events for the `traceEvents` of the file."""
         yield from self._process_names()
         for span in self.spans:
             yield self._slice(span)
@@ -107,13 +116,13 @@ class Timeline:
             yield from self._request(request)
 
     def unseen_front_ends(self) -> list[TracedFrontEnd]:
-        """Those with requests of which only their engine's side was recorded."""
+        """The front ends with requests but without a recording of their own."""
         pids = {recording.pid for recording in self.recordings}
         active = {request.connection for request in self.requests}
         found = [self.front_ends[c] for c in sorted(active & self.front_ends.keys())]
         return [each for each in found if each.pid not in pids]
 
-    def _process_names(self) -> Iterator[Event]:
+    def _process_names(self) -> Iterator[TraceEvent]:
         names = {r.pid: str(r.facts.get("role", "process")) for r in self.recordings}
         names |= {each.pid: "front end, not recorded" for each in self.unseen_front_ends()}
         for pid, name in names.items():
@@ -125,7 +134,7 @@ class Timeline:
             yield _metadata(pid, thread, "thread_name", {"name": role})
             yield _metadata(pid, thread, "thread_sort_index", {"sort_index": int(pid != thread)})
 
-    def _slice(self, span: Span) -> Event:
+    def _slice(self, span: Span) -> TraceEvent:
         return _coloured(
             {
                 "ph": "X",
@@ -141,20 +150,20 @@ class Timeline:
 
     def _arrow(
         self, number: int, sent: Record, sender: int, received: Record, receiver: int
-    ) -> Iterator[Event]:
+    ) -> Iterator[TraceEvent]:
         name = self.kind_names.get(sent.name, f"kind {sent.name}")
         common = {"name": name, "cat": "ring", "id": number}
         begin, end = self._us(sent.begin_ns), self._us(received.begin_ns)
         yield common | {"ph": "s", "pid": sender, "tid": sent.thread, "ts": begin}
         yield common | {"ph": "f", "bp": "e", "pid": receiver, "tid": received.thread, "ts": end}
 
-    def _counters(self, pid: int, step: TracedStep) -> Iterator[Event]:
+    def _counters(self, pid: int, step: TracedStep) -> Iterator[TraceEvent]:
         at = {"ph": "C", "pid": pid, "tid": step.thread, "ts": self._us(step.end_ns)}
         yield at | {"name": "requests", "args": {"running": step.running, "waiting": step.waiting}}
         yield at | {"name": "KV blocks", "args": {"used": step.blocks}}
         yield at | {"name": "tokens in step", "args": {"tokens": step.num_tokens}}
 
-    def _request(self, span: RequestSpan) -> Iterator[Event]:
+    def _request(self, span: RequestSpan) -> Iterator[TraceEvent]:
         front_end = self.front_ends.get(span.connection)
         pid = front_end.pid if front_end is not None else self._pid_of(span)
         common = {
@@ -184,9 +193,9 @@ class Timeline:
         yield common | {"ph": "e", "name": name, "ts": end}
 
     def _pid_of(self, span: RequestSpan) -> int:
-        """Of a front end whose engine has left nothing."""
+        """The pid of the front end of a request whose engine has no recording."""
         for recording in self.recordings:
-            if any(r.a == span.connection for r in recording.records if r.type == Type.MOMENT):
+            if any(r.a == span.connection for r in recording.records if r.type == Type.EVENT):
                 return recording.pid
         return 0
 
@@ -200,15 +209,15 @@ def make_timeline(
     kind_names: Mapping[int, str],
     hidden: Iterable[int] = (),
 ) -> Timeline:
-    """Put recordings together.
+    """Combine recordings.
 
     Args:
-        recordings: of all processes.
-        begin_ns: when the trace began; nothing before it is shown.
-        kind_names: of the records of rings.
-        hidden: connections that are not shown: the tracer's own.
+        recordings: the recordings of all processes.
+        begin_ns: the begin of the trace on CLOCK_MONOTONIC; earlier records are left out.
+        kind_names: the names of the kinds of ring records.
+        hidden: connections to leave out, such as the tracer's own.
     """
-    recordings = [_less_hidden(recording, frozenset(hidden)) for recording in recordings]
+    recordings = [_without_hidden(recording, frozenset(hidden)) for recording in recordings]
     end_ns = max((r.end_ns for each in recordings for r in each.records), default=begin_ns)
     steps = {recording.pid: steps_of(recording.records) for recording in recordings}
     spans = [
@@ -218,13 +227,13 @@ def make_timeline(
         if span.begin_ns >= begin_ns
     ]
     spans.sort(key=lambda span: (span.pid, span.thread, span.begin_ns, -span.end_ns))
-    arrows, num_lost = _arrows(recordings, begin_ns)
+    arrows, num_unpaired = _arrows(recordings, begin_ns)
     return Timeline(
         begin_ns,
         end_ns,
         spans,
         arrows,
-        num_lost,
+        num_unpaired,
         {pid: found for pid, found in steps.items() if found},
         request_spans_of(recordings, begin_ns, end_ns),
         recordings,
@@ -233,14 +242,15 @@ def make_timeline(
     )
 
 
-def _less_hidden(recording: Recording, hidden: frozenset[int]) -> Recording:
-    """Without the rings of these connections; a hidden front end has no requests."""
+def _without_hidden(recording: Recording, hidden: frozenset[int]) -> Recording:
+    """A recording without the ring records and front ends of these connections. A hidden front end
+    has no requests, so no event of a request has to be removed."""
     kept = [
         record
         for record in recording.records
         if not (
             (record.type in (Type.SENT, Type.RECEIVED) and record.a in hidden)
-            or (record.type == Type.MOMENT and record.b in hidden)
+            or (record.type == Type.EVENT and record.b in hidden)
         )
     ]
     return Recording(recording.pid, recording.facts, recording.num_dropped, kept)
@@ -249,8 +259,8 @@ def _less_hidden(recording: Recording, hidden: frozenset[int]) -> Recording:
 def _spans(
     recording: Recording, steps: Mapping[int, TracedStep], kind_names: Mapping[int, str]
 ) -> Iterator[Span]:
-    """A parent before its children where they begin and end together: what encloses others
-    is recorded after them."""
+    """The slices of one recording. A parent precedes its children, even if both have the same
+    begin and end: a process records the parent after its children, so this goes backwards."""
     pid = recording.pid
     for step in steps.values():
         facts = {"requests": step.num_requests, "tokens": step.num_tokens}
@@ -279,7 +289,7 @@ def _ring_span(pid: int, record: Record, kind_names: Mapping[int, str]) -> Span:
 def _arrows(
     recordings: Iterable[Recording], begin_ns: int
 ) -> tuple[list[tuple[Record, int, Record, int]], int]:
-    """Both ends of each record of a ring, and of how many only one was seen."""
+    """(both ends of each ring record, number of ring records with only one recorded end)."""
     sent: dict[tuple[int, int, int], tuple[Record, int]] = {}
     received: dict[tuple[int, int, int], tuple[Record, int]] = {}
     for recording in recordings:
@@ -293,10 +303,10 @@ def _arrows(
     return arrows, len(sent) + len(received) - 2 * len(both)
 
 
-def _metadata(pid: int, thread: int, name: str, args: Mapping[str, Any]) -> Event:
+def _metadata(pid: int, thread: int, name: str, args: Mapping[str, Any]) -> TraceEvent:
     return {"ph": "M", "name": name, "pid": pid, "tid": thread, "ts": 0, "args": dict(args)}
 
 
-def _coloured(event: Event) -> Event:
+def _coloured(event: TraceEvent) -> TraceEvent:
     colour = COLOURS.get(event["name"])
     return event if colour is None else event | {"cname": colour}

@@ -1,6 +1,7 @@
-"""Writes a timeline as JSON, and says in a few lines what is in it.
+"""Writes a timeline as JSON, and summarises it in a few lines.
 
-Owns the file and the words; must not know how the timeline came about.
+This module owns the file format and the text of the summary. It must not know how the timeline
+was built.
 """
 
 from __future__ import annotations
@@ -19,10 +20,15 @@ HOW_TO_OPEN = "open it at https://ui.perfetto.dev (it stays on your machine) or 
 
 
 def write_timeline(timeline: Timeline, path: Path, about: dict[str, Any]) -> int:
-    """Write it; .gz compresses. Returns the number of events.
+    """Write a timeline to a file; the suffix .gz compresses it.
 
     Args:
-        about: more for the file's `otherData`.
+        timeline: the timeline.
+        path: the path of the file.
+        about: further values for the file's `otherData`.
+
+    Returns:
+        The number of events.
     """
     with _open(path) as file:
         file.write('{"displayTimeUnit": "ns", "otherData": ')
@@ -52,12 +58,12 @@ def _about(timeline: Timeline) -> dict[str, Any]:
         ],
         "dropped_records": timeline.num_dropped,
         "front_ends_not_recorded": [each.pid for each in timeline.unseen_front_ends()],
-        "ring_records_with_one_end": timeline.num_lost_ends,
+        "ring_records_with_one_end": timeline.num_unpaired,
     }
 
 
 def summary(timeline: Timeline, path: Path, num_events: int) -> Iterator[str]:
-    """Lines for a person: what was recorded, where the time went, how to open it."""
+    """Lines for a person: the amount of recorded data, the time of each phase, how to open it."""
     num_steps = sum(map(len, timeline.steps.values()))
     span_s = (timeline.end_ns - timeline.begin_ns) / 1e9
     yield (
@@ -79,7 +85,7 @@ def _endings(timeline: Timeline) -> str:
 
 
 def _phase_table(timeline: Timeline) -> Iterator[str]:
-    """Times of all engines together, and of front ends beside them."""
+    """The time of each phase, summed over all engines, and of the front ends' activities."""
     spent = Counter[str]()
     for steps in timeline.steps.values():
         for step in steps.values():
@@ -106,7 +112,7 @@ def _phase_table(timeline: Timeline) -> Iterator[str]:
 
 
 def _window_ns(steps: Collection[TracedStep]) -> int:
-    """From an engine's first step to its last."""
+    """The time from the begin of an engine's first step to the end of its last step."""
     return max(step.end_ns for step in steps) - min(step.begin_ns for step in steps)
 
 

@@ -72,7 +72,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Traced]]:
         core = EngineCore(config, FakeRunner(info(**changes)))
         recorder = Recorder(SharedDirectory(owned.path), {})
         recorders.append(recorder)
-        recorder.add(Type.MOMENT, Event.JOINED, 1, 1, PLACE, CONNECTION, os.getpid())
+        recorder.add(Type.EVENT, Event.JOINED, 1, 1, PLACE, CONNECTION, os.getpid())
         if traced:
             core.observer = EngineTracer(recorder, core)
         return Traced(core, recorder)

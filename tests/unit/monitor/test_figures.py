@@ -1,4 +1,4 @@
-"""Figures of made-up looks, and how they are shown."""
+"""Figures computed from made-up samples, and the screens that show them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def sample(time_s: float = 0.0, **stats: int) -> Sample:
     return Sample(int(time_s * 1e9), "ready", "cpu", 75.0, values, none, (client,))
 
 
-def test_rates_are_of_the_interval() -> None:
+def test_rates_are_computed_over_the_interval() -> None:
     before = sample(1.0, generated_tokens=100, prompt_tokens=7, steps=10, requests_finished=1)
     now = sample(3.0, generated_tokens=300, prompt_tokens=7, steps=50, requests_finished=4)
     found = figures(ENGINE, now, before)
@@ -48,7 +48,7 @@ def test_rates_are_of_the_interval() -> None:
     assert found["requests_per_s"] == 1.5
 
 
-def test_hits_and_latencies_are_of_the_interval_and_of_all() -> None:
+def test_hit_rates_and_latencies_are_given_for_the_interval_and_since_the_start() -> None:
     before = sample(1.0, prefix_query_tokens=100, prefix_hit_tokens=0)
     now = sample(2.0, prefix_query_tokens=300, prefix_hit_tokens=100)
     before = replace(before, durations=before.durations | {Histogram.ITL: durations(90 * MS)})
@@ -56,11 +56,11 @@ def test_hits_and_latencies_are_of_the_interval_and_of_all() -> None:
     now = replace(now, durations=now.durations | {Histogram.ITL: later})
     found = figures(ENGINE, now, before)
     assert found["prefix_hit_rate"] == {"interval": 0.5, "since_start": pytest.approx(1 / 3)}
-    recent, all_of_them = found["itl_ms"]["interval"], found["itl_ms"]["since_start"]
-    assert (recent["count"], all_of_them["count"]) == (2, 3)
+    recent, since_start = found["itl_ms"]["interval"], found["itl_ms"]["since_start"]
+    assert (recent["count"], since_start["count"]) == (2, 3)
     assert recent["mean"] == 2.0
     assert recent["p99"] == pytest.approx(2, rel=0.125)
-    assert all_of_them["p99"] == pytest.approx(90, rel=0.125)
+    assert since_start["p99"] == pytest.approx(90, rel=0.125)
     assert found["ttft_ms"]["interval"] == {
         "count": 0,
         "mean": None,
@@ -70,7 +70,7 @@ def test_hits_and_latencies_are_of_the_interval_and_of_all() -> None:
     }
 
 
-def test_phases_are_means_of_the_intervals_steps() -> None:
+def test_phases_are_means_over_the_steps_of_the_interval() -> None:
     before = sample(1.0, steps=10, execute_ns=1000, drain_ns=5000)
     now = sample(2.0, steps=14, execute_ns=9000, drain_ns=5000)
     found = figures(ENGINE, now, before)["phases_us"]
@@ -79,7 +79,7 @@ def test_phases_are_means_of_the_intervals_steps() -> None:
     assert figures(ENGINE, now, now)["phases_us"] is None
 
 
-def test_without_an_earlier_look_there_is_no_interval() -> None:
+def test_without_an_earlier_sample_the_figures_of_the_interval_are_none() -> None:
     found = figures(ENGINE, sample(1.0, steps=3), None)
     assert found["interval_s"] is found["steps_per_s"] is None
     assert found["ttft_ms"]["interval"] is found["prefix_hit_rate"]["interval"] is None
@@ -109,7 +109,7 @@ def test_a_screen_fits_any_width(width: int, found: dict[str, object]) -> None:
         assert max(map(len, lines)) <= width
 
 
-def test_a_narrow_screen_leaves_out_what_has_no_room() -> None:
+def test_a_narrow_screen_leaves_out_the_latencies_since_the_start() -> None:
     wide, narrow = ("\n".join(shown(engine_screen(BUSY, [], "main"), w)) for w in (110, 70))
     assert "in all p99" in wide
     assert "in all p99" not in narrow
@@ -118,7 +118,7 @@ def test_a_narrow_screen_leaves_out_what_has_no_room() -> None:
     assert "…" not in narrow.splitlines()[6]
 
 
-def test_a_screen_says_what_there_is() -> None:
+def test_a_screen_shows_the_figures() -> None:
     text = "\n".join(shown(engine_screen(BUSY, [1.0], "main"), 120))
     for words in (
         "main",
@@ -131,7 +131,7 @@ def test_a_screen_says_what_there_is() -> None:
         "TTFT",
     ):
         assert words in text
-    assert "python [bold]train.py[/bold]" in text  # a command is no markup
+    assert "python [bold]train.py[/bold]" in text  # a command is not read as markup
     assert "no engine" in "\n".join(shown(list_screen([], None), 80))
 
 
@@ -139,7 +139,9 @@ def test_a_screen_says_what_there_is() -> None:
     ("changes", "state"),
     [({"paused": True}, "paused"), ({"asleep": True, "paused": True}, "asleep"), ({}, "ready")],
 )
-def test_the_state_says_whether_it_holds_still(changes: dict[str, bool], state: str) -> None:
+def test_the_state_shows_whether_the_engine_is_paused_or_asleep(
+    changes: dict[str, bool], state: str
+) -> None:
     assert f", {state}" in shown(engine_screen(BUSY | changes, [], "main"), 100)[0]
     ended = BUSY | changes | {"state": "ended"}
     assert ", ended" in shown(engine_screen(ended, [], "main"), 100)[0]
@@ -154,17 +156,17 @@ def test_a_stacked_bar_fills_its_width_in_proportion() -> None:
     ("value", "text"),
     [(None, "-"), (0.0005, "0.5 us"), (0.5, "500 us"), (2.345, "2.35 ms"), (12_345.0, "12.35 s")],
 )
-def test_a_duration_has_the_unit_that_suits_it(value: float | None, text: str) -> None:
+def test_a_duration_has_a_suitable_unit(value: float | None, text: str) -> None:
     assert milliseconds(value) == text
 
 
-def test_a_sparkline_shows_the_latest_up_to_their_largest() -> None:
+def test_a_sparkline_shows_the_latest_values_scaled_to_the_largest() -> None:
     assert sparkline([5, 0, 5, 10], 3) == "▁▅█"
     assert sparkline([], 3) == ""
     assert sparkline([0, 0], 3) == "▁▁"
 
 
-def test_keys_are_told_apart_also_in_one_read() -> None:
+def test_several_keys_in_one_read_are_parsed() -> None:
     assert parse(b"j\x1b[A\rb+-q") == [
         Key.DOWN,
         Key.UP,

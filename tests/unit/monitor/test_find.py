@@ -1,4 +1,4 @@
-"""Engines are found by what their processes hold; this process plays one."""
+"""Engines are found by the segments that their processes hold; the test process acts as one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAME = f"found-{os.getpid()}"
 
 @pytest.fixture
 def control() -> Iterator[Segment]:
-    """Of an engine that this process is."""
+    """The control segment of an engine; this process is the engine."""
     with Segment.create(SegmentKind.CONTROL) as control:
         control.take_ownership()
         page = ControlPage(control)
@@ -45,12 +45,12 @@ def test_a_private_engine_is_found_by_its_descriptors(control: Segment) -> None:
         assert opened.nonce == control.nonce
 
 
-def test_a_process_that_only_holds_an_engines_segment_is_none() -> None:
+def test_a_process_that_only_holds_a_control_segment_is_no_engine() -> None:
     with Segment.create(SegmentKind.CONTROL):
         assert own_engine() is None
 
 
-def test_a_named_engine_has_its_name(control: Segment) -> None:
+def test_a_named_engine_is_found_with_its_name(control: Segment) -> None:
     path = registry.control_path(NAME)
     assert registry.publish(control, path)
     try:
@@ -79,47 +79,47 @@ def test_a_named_engine_is_found_without_its_process(control: Segment, tmp_path:
         registry.withdraw(control, path)
 
 
-def test_there_may_be_none(tmp_path: Path) -> None:
+def test_no_engine_is_found_in_empty_directories(tmp_path: Path) -> None:
     assert find_engines(proc=tmp_path, directory=tmp_path) == []
 
 
-def test_what_is_gone_cannot_be_opened(tmp_path: Path) -> None:
+def test_an_engine_that_has_ended_cannot_be_opened(tmp_path: Path) -> None:
     with pytest.raises(IpcError, match="cannot open"):
         FoundEngine(None, 1, tmp_path / "gone", (0, 0)).open()
 
 
-def test_a_look_finds_front_ends(control: Segment) -> None:
+def test_a_sample_contains_the_front_ends(control: Segment) -> None:
     found = own_engine()
     assert found is not None
     watch = Watch(found)
-    assert watch.look().clients == ()
+    assert watch.sample().clients == ()
     with Segment.create(SegmentKind.CLIENT):
-        (client,) = watch.look().clients
+        (client,) = watch.sample().clients
         assert client.pid == os.getpid()
         assert "pytest" in client.command or "python" in client.command
         assert (client.requests_used, client.outputs_used, client.is_parked) == (0, 0, False)
     watch.close()
 
 
-def test_looking_changes_nothing(control: Segment) -> None:
+def test_a_sample_changes_no_byte_of_the_segments(control: Segment) -> None:
     found = own_engine()
     assert found is not None
     with Segment.create(SegmentKind.CLIENT) as client:
         before = bytes(control.buffer), bytes(client.buffer[: 2**20])
         watch = Watch(found)
-        sample = watch.look()
+        sample = watch.sample()
         watch.close()
         assert (bytes(control.buffer), bytes(client.buffer[: 2**20])) == before
     assert sample.stats["running"] == 3
     assert sample.state == "ready"
 
 
-def test_an_engine_that_ended_is_seen_to_have(control: Segment) -> None:
+def test_an_engine_that_has_ended_is_reported_as_ended(control: Segment) -> None:
     found = own_engine()
     assert found is not None
     watch = Watch(found)
     assert not watch.is_over
     control.close()
     assert watch.is_over
-    assert watch.look().state == "ended"
+    assert watch.sample().state == "ended"
     watch.close()

@@ -1,4 +1,4 @@
-"""Recorders: what they write, their bound, and when they stop."""
+"""Recorders: the records that they write, their maximum size, and their end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shmllm.tracing import process
 from shmllm.tracing.directory import VARIABLE, OwnedDirectory, Settings, SharedDirectory
 from shmllm.tracing.layout import RECORDS_PER_CHUNK, Slice, Type
 from shmllm.tracing.reading import read, read_all
-from shmllm.tracing.recorder import LOOK_NS, Recorder
+from shmllm.tracing.recorder import CHECK_PERIOD_NS, Recorder
 
 MIB = 1024 * 1024
 
@@ -34,7 +34,7 @@ def recorder(owned: OwnedDirectory) -> Iterator[Recorder]:
     recorder.end()
 
 
-def test_what_was_recorded_is_read(recorder: Recorder, owned: OwnedDirectory) -> None:
+def test_recorded_values_are_read_back(recorder: Recorder, owned: OwnedDirectory) -> None:
     recorder.add(Type.SLICE, Slice.DRAIN, 5, 7, 1, 2, 3, 4, 2**64 - 1)
     recorder.add(Type.SENT, 9, 8, 8)
     (recording,) = read_all(owned.path)
@@ -46,7 +46,7 @@ def test_what_was_recorded_is_read(recorder: Recorder, owned: OwnedDirectory) ->
     ]
 
 
-def test_all_threads_records_are_there(recorder: Recorder) -> None:
+def test_the_records_of_all_threads_are_kept(recorder: Recorder) -> None:
     def add(number: int) -> None:
         for i in range(5000):
             recorder.add(Type.SLICE, Slice.DRAIN, 1, 2, number, i)
@@ -63,7 +63,7 @@ def test_all_threads_records_are_there(recorder: Recorder) -> None:
     assert recording.num_dropped == 0
 
 
-def test_what_finds_no_room_is_counted(recorder: Recorder) -> None:
+def test_records_that_find_no_room_are_counted(recorder: Recorder) -> None:
     for i in range(2 * RECORDS_PER_CHUNK + 77):
         recorder.add(Type.SLICE, Slice.DRAIN, 1, 2, i)
     recording = read(recorder.path)
@@ -85,7 +85,7 @@ def test_a_full_disk_is_no_error(recorder: Recorder, monkeypatch: pytest.MonkeyP
     assert (len(recording.records), recording.num_dropped) == (RECORDS_PER_CHUNK, 1)
 
 
-def test_it_ends_when_its_time_is_over(tmp_path: Path) -> None:
+def test_a_recording_ends_when_its_time_is_over(tmp_path: Path) -> None:
     owned = OwnedDirectory(Settings(until_ns=1000), tmp_path)
     recorder = Recorder(SharedDirectory(owned.path), {})
     ended: list[bool] = []
@@ -93,7 +93,7 @@ def test_it_ends_when_its_time_is_over(tmp_path: Path) -> None:
     recorder.add(Type.SLICE, Slice.DRAIN, 1, 999)
     assert not recorder.is_over
     recorder.add(Type.SLICE, Slice.DRAIN, 1, 1000)
-    recorder.add(Type.SLICE, Slice.DRAIN, 1, LOOK_NS + 1001)
+    recorder.add(Type.SLICE, Slice.DRAIN, 1, CHECK_PERIOD_NS + 1001)
     assert ended == [True]
     recording = read(recorder.path)
     assert recording is not None
@@ -101,15 +101,15 @@ def test_it_ends_when_its_time_is_over(tmp_path: Path) -> None:
     owned.close()
 
 
-def test_it_ends_without_its_owner_and_takes_its_file_away(tmp_path: Path) -> None:
+def test_a_recording_ends_with_the_owner_s_lock_and_removes_its_file(tmp_path: Path) -> None:
     owned = OwnedDirectory(Settings(), tmp_path)
     recorder = Recorder(SharedDirectory(owned.path), {})
     other = Recorder(SharedDirectory(owned.path), {})
-    recorder.look(1)
+    recorder.end_if_over(1)
     assert not recorder.is_over
-    os.close(owned._fd)  # as the kernel does when it is killed
+    os.close(owned._fd)  # as the kernel does when the owner is killed
     owned._fd = -1
-    recorder.look(2)
+    recorder.end_if_over(2)
     assert recorder.is_over
     assert not recorder.path.exists()
     assert owned.path.exists()
@@ -118,23 +118,25 @@ def test_it_ends_without_its_owner_and_takes_its_file_away(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_trace_that_is_over_leaves_nothing(owned: OwnedDirectory, recorder: Recorder) -> None:
+def test_a_recorder_ends_after_its_directory_was_removed(
+    owned: OwnedDirectory, recorder: Recorder
+) -> None:
     recorder.add(Type.SLICE, Slice.DRAIN, 1, 2)
     owned.close()
     assert not owned.path.exists()
-    recorder.add(Type.SLICE, Slice.DRAIN, 1, 3)  # its file is gone, which harms nobody
-    recorder.look(4)
+    recorder.add(Type.SLICE, Slice.DRAIN, 1, 3)  # works although the file was deleted
+    recorder.end_if_over(4)
     assert recorder.is_over
 
 
-def test_leftovers_of_killed_owners_are_swept(tmp_path: Path) -> None:
+def test_directories_of_killed_owners_are_removed(tmp_path: Path) -> None:
     left, young, kept = (OwnedDirectory(Settings(), tmp_path) for _ in range(3))
     for directory in (left, young):
         os.close(directory._fd)
         directory._fd = -1
     stranger = tmp_path / "shmllm"
     stranger.mkdir()
-    long_ago = time.time() - 2 * directories.YOUNG_S
+    long_ago = time.time() - 2 * directories.MIN_AGE_S
     for path in (left.path, kept.path, stranger):
         os.utime(path, (long_ago, long_ago))
     directories.sweep(tmp_path)
@@ -142,10 +144,10 @@ def test_leftovers_of_killed_owners_are_swept(tmp_path: Path) -> None:
     kept.close()
 
 
-def test_a_recording_cut_short_by_a_death_is_read(recorder: Recorder) -> None:
+def test_a_recording_of_a_killed_process_is_read(recorder: Recorder) -> None:
     for i in range(10):
         recorder.add(Type.SLICE, Slice.DRAIN, 1, 2, i)
-    next(recorder._claims)  # claimed, and killed before it was written
+    next(recorder._claims)  # a record that was claimed but not written before the kill
     recorder.add(Type.SLICE, Slice.DRAIN, 1, 2, 11)
     recording = read(recorder.path)
     assert recording is not None
@@ -163,18 +165,18 @@ class TestProcess:
         assert again is not one
         again.end()
 
-    def test_no_variable_no_recorder(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_without_the_variable_no_recorder_exists(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(VARIABLE, raising=False)
         assert process.recorder_of_environment("x") is None
 
-    def test_a_directory_that_is_gone_is_a_warning(
+    def test_a_missing_directory_is_a_warning(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         monkeypatch.setenv(VARIABLE, str(tmp_path / "gone"))
         assert process.recorder_of_environment("x") is None
         assert "missing in the trace" in caplog.text
 
-    def test_a_forked_child_has_none(self, owned: OwnedDirectory) -> None:
+    def test_a_forked_child_has_no_recorder(self, owned: OwnedDirectory) -> None:
         one = process.recorder_in(owned.path, "parent")
         pid = os.fork()
         if not pid:

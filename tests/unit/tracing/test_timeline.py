@@ -1,4 +1,4 @@
-"""Timelines: what becomes of records, with records made by hand."""
+"""Timelines built from recordings that the tests write by hand."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def front(*records: tuple[int, ...]) -> Recording:
 
 
 def engine(*records: tuple[int, ...]) -> Recording:
-    joined = (Type.MOMENT, Event.JOINED, 100, 100, 0, RING, FRONT)
+    joined = (Type.EVENT, Event.JOINED, 100, 100, 0, RING, FRONT)
     each = [record(ENGINE, *r) for r in (joined, *records)]
     return Recording(ENGINE, {"role": "engine"}, 0, each)
 
 
-def moment(what: Event, at: int, *values: int, until: int = 0) -> tuple[int, ...]:
-    return (Type.MOMENT, what, at, until or at, *values)
+def event(what: Event, at: int, *values: int, until: int = 0) -> tuple[int, ...]:
+    return (Type.EVENT, what, at, until or at, *values)
 
 
 def written(tmp_path: Path, *recordings: Recording, begin: int = 0, **more: set[int]) -> Trace:
@@ -43,7 +43,7 @@ def written(tmp_path: Path, *recordings: Recording, begin: int = 0, **more: set[
     return trace
 
 
-def test_an_arrow_goes_from_where_it_was_sent_to_where_it_was_received(tmp_path: Path) -> None:
+def test_an_arrow_connects_the_send_and_the_receipt_of_a_record(tmp_path: Path) -> None:
     sent = (Type.SENT, 5, 1000, 1500, RING, 64, 40, Direction.REQUESTS)
     received = (Type.RECEIVED, 5, 1400, 1900, RING, 64, 40, Direction.REQUESTS)
     other_way = (Type.SENT, 5, 2000, 2100, RING, 64, 40, Direction.OUTPUTS)
@@ -54,25 +54,25 @@ def test_an_arrow_goes_from_where_it_was_sent_to_where_it_was_received(tmp_path:
     assert slice_[3] == {"ring": "abc requests", "position": 64, "bytes": 40}
 
 
-def test_children_of_one_moment_come_behind_their_parent(tmp_path: Path) -> None:
-    """In a file parents stand first, and recordings hold them last."""
+def test_a_parent_precedes_a_child_with_the_same_times(tmp_path: Path) -> None:
+    """A trace file needs parents before children, but a recording has them after."""
     inner = (Type.RECEIVED, 5, 1000, 1500, RING, 64, 40, Direction.REQUESTS)
     outer = (Type.SLICE, Slice.DRAIN, 1000, 1500)
     trace = written(tmp_path, engine(inner, outer))
     assert [name for *_, name, _ in trace.lanes[ENGINE, ENGINE]] == ["drain", "receive ADD"]
 
 
-def test_a_stop_string_ends_a_life_before_its_engine_knows(tmp_path: Path) -> None:
+def test_a_stop_string_ends_a_request_before_its_engine_knows(tmp_path: Path) -> None:
     trace = written(
         tmp_path,
         front(
-            moment(Event.SUBMITTED, 1000, RING, 7, 3),
-            moment(Event.FINISHED, 5000, RING, 7, STOP, 2, until=5100),
+            event(Event.SUBMITTED, 1000, RING, 7, 3),
+            event(Event.FINISHED, 5000, RING, 7, STOP, 2, until=5100),
         ),
         engine(
-            moment(Event.QUEUED, 1100, 0, 7, 3),
-            moment(Event.ADMITTED, 1200, 0, 7, 0),
-            moment(Event.ENDED, 6000, 0, 7, ABORT, 3),
+            event(Event.QUEUED, 1100, 0, 7, 3),
+            event(Event.ADMITTED, 1200, 0, 7, 0),
+            event(Event.ENDED, 6000, 0, 7, ABORT, 3),
         ),
     )
     (request,) = trace.requests.values()
@@ -83,10 +83,10 @@ def test_a_stop_string_ends_a_life_before_its_engine_knows(tmp_path: Path) -> No
     assert request.end == 6000
 
 
-def test_a_life_without_its_end_goes_on_to_the_trace_s(tmp_path: Path) -> None:
+def test_a_span_without_its_end_lasts_until_the_end_of_the_trace(tmp_path: Path) -> None:
     trace = written(
         tmp_path,
-        engine(moment(Event.QUEUED, 1100, 0, 7, 3), (Type.SLICE, Slice.DRAIN, 1000, 9000)),
+        engine(event(Event.QUEUED, 1100, 0, 7, 3), (Type.SLICE, Slice.DRAIN, 1000, 9000)),
     )
     (request,) = trace.requests.values()
     assert (request.begin, request.end) == (1100, 9000)
@@ -94,13 +94,13 @@ def test_a_life_without_its_end_goes_on_to_the_trace_s(tmp_path: Path) -> None:
     assert request.facts["finish reason"] == "not in the trace"
 
 
-def test_nothing_is_older_than_the_trace(tmp_path: Path) -> None:
+def test_the_timeline_begins_with_the_trace(tmp_path: Path) -> None:
     trace = written(
         tmp_path,
         engine(
             (Type.SLICE, Slice.DRAIN, 500, 900),
             (Type.SLICE, Slice.DRAIN, 2000, 2100),
-            moment(Event.QUEUED, 600, 0, 7, 3),
+            event(Event.QUEUED, 600, 0, 7, 3),
         ),
         begin=1000,
     )
@@ -109,23 +109,23 @@ def test_nothing_is_older_than_the_trace(tmp_path: Path) -> None:
     assert [begin for begin, *_ in trace.slices("drain")] == [1000]
 
 
-def test_a_place_can_have_two_front_ends_one_behind_the_other(tmp_path: Path) -> None:
+def test_a_place_can_have_two_front_ends_one_after_the_other(tmp_path: Path) -> None:
     trace = written(
         tmp_path,
         engine(
-            moment(Event.QUEUED, 1000, 0, 7, 3),
-            moment(Event.ENDED, 1100, 0, 7, ABORT, 0),
-            moment(Event.LEFT, 1200, 0),
-            moment(Event.QUEUED, 1250, 0, 7, 3),  # of nobody who is known
-            moment(Event.JOINED, 1300, 0, RING + 1, FRONT + 1),
-            moment(Event.QUEUED, 1400, 0, 7, 3),
+            event(Event.QUEUED, 1000, 0, 7, 3),
+            event(Event.ENDED, 1100, 0, 7, ABORT, 0),
+            event(Event.LEFT, 1200, 0),
+            event(Event.QUEUED, 1250, 0, 7, 3),  # the place has no front end
+            event(Event.JOINED, 1300, 0, RING + 1, FRONT + 1),
+            event(Event.QUEUED, 1400, 0, 7, 3),
         ),
     )
     assert sorted(trace.requests) == [f"{RING:x}.7", f"{RING + 1:x}.7"]
 
 
-def test_a_front_end_that_recorded_nothing_is_named(tmp_path: Path) -> None:
-    trace = written(tmp_path, engine(moment(Event.QUEUED, 1000, 0, 7, 3)))
+def test_a_front_end_without_a_recording_is_named(tmp_path: Path) -> None:
+    trace = written(tmp_path, engine(event(Event.QUEUED, 1000, 0, 7, 3)))
     assert trace.process_names()[FRONT] == f"front end, not recorded, pid {FRONT}"
     assert trace.about["front_ends_not_recorded"] == [FRONT]
 
@@ -137,7 +137,7 @@ def test_the_tracer_s_own_rings_are_not_shown(tmp_path: Path) -> None:
     assert trace.process_names().keys() == {ENGINE}
 
 
-def test_dropped_records_are_said(tmp_path: Path) -> None:
+def test_the_summary_names_dropped_records(tmp_path: Path) -> None:
     recording = front((Type.SLICE, Slice.TOKENIZE, 1, 2, 3))
     recording.num_dropped = 5
     timeline = make_timeline([recording], 0, {})
@@ -146,7 +146,7 @@ def test_dropped_records_are_said(tmp_path: Path) -> None:
     assert load(tmp_path / "x").about["dropped_records"] == 5
 
 
-def test_a_compressed_trace_is_the_same(tmp_path: Path) -> None:
+def test_a_compressed_trace_has_the_same_contents(tmp_path: Path) -> None:
     timeline = make_timeline([front((Type.SLICE, Slice.TOKENIZE, 1, 2, 3))], 0, {})
     for name in ("plain.json", "packed.json.gz"):
         write_timeline(timeline, tmp_path / name, {"pid": os.getpid()})
