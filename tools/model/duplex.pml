@@ -1,15 +1,15 @@
 /*
  * Two rings between two processes that both wait: requests and outputs.
- * shmllm/ipc/channel.py, and the loops over it in shmllm/engine/client.py and process.py
+ * shmllm/ipc/channel.py, and the loops in shmllm/client/channel_client.py, shmllm/engine/process.py
  *
  * The client sends REQUESTS records; the core answers each with OUTPUTS_EACH records. Each
- * process has one doorbell and one parked word for all that it can wait for: the client for
+ * process has one doorbell and one parked word for all its conditions: the client waits for
  * outputs and for room in the request ring, the core for requests and for room in the output
- * ring. Parks have NO cap. Records carry one word; whole records are ring.pml's matter.
+ * ring. Parks have NO cap. Records carry one word; ring.pml models whole records.
  *
- * The core never blocks on a write: what does not fit waits in its backlog, which is bounded
- * here by one request's outputs, so it takes no request while its backlog holds anything.
- * The client drains its outputs while it waits for room.
+ * The core never blocks on a write: outputs that do not fit wait in its backlog. The backlog of
+ * this model holds the outputs of one request, so the core takes no request while the backlog is
+ * not empty. The client drains its outputs while it waits for room.
  *
  * Invariants
  *   I1  Both directions deliver all records, each once and in order (at `take`).
@@ -52,7 +52,7 @@
 #define FENCE_IN_CORE_PARK FENCE
 #endif
 
-#ifdef NO_DRAIN	/* outputs are looked at only when all requests were sent */
+#ifdef NO_DRAIN	/* the client drains outputs only after it sent all requests */
 #define LOOKS_AT_OUTPUTS (sent == REQUESTS)
 #else
 #define LOOKS_AT_OUTPUTS true

@@ -1,29 +1,30 @@
 /*
- * One name in /dev/shm: owners that start, stop and die, a sweeper, and one who attaches.
+ * One name in /dev/shm: owners that start, stop and die, a sweeper, and a process that attaches.
  * shmllm/ipc/segment.py: create, take_ownership; registry.py: publish, sweep, withdraw, attach
  *
- * Kernel objects: one directory entry, and inodes with a lock each: inode k is the file of
- * creator k (kept while anybody holds it open, so its number is not reused meanwhile), inode
- * DEAD may lie there at the start, left by an owner that was killed.
+ * Kernel objects: one directory entry, and inodes with a lock each. Inode k is the file of
+ * creator k; the kernel does not reuse its number while a process holds it open. At the start the
+ * name may lead to inode DEAD, the file of an owner that was killed.
  * The kernel frees the locks of a process that dies. Each system call is one step. Loads and
- * stores need no buffers here: the calls between them order them.
+ * stores need no buffers here, because the system calls between them order them.
  *
- * Creation: unnamed file, lock it, initialise it, link it if the name is absent. If the name
- * exists: open it and try its lock. Refused: somebody runs. Granted: it is dead, and if the
- * name still leads to this inode, unlink it while holding the lock; then try again.
- * A sweep is the same without the link. An owner that stops unlinks its name and then
- * gives up its lock.
+ * Creation: create an unnamed file, lock it, initialise it, link it if the name is absent. If the
+ * name exists: open it and try its lock. If the lock is refused, the name has a live owner. If it
+ * is granted, the owner is dead: if the name still leads to this inode, unlink it while holding the
+ * lock, and then try again. A sweep is the same without the link. An owner that stops unlinks its
+ * name and then gives up its lock.
  *
  * Invariants
  *   I1  Two live owners of the name never exist (at `owns`).
- *   I2  The name of a live owner is not removed by anybody else (at each unlink).
- *   I3  Whoever opens the name finds an initialised segment (`attached`).
- *   I4  Every process comes to an end (spin's invalid end states).
- *   I5  With EXACT_REFUSAL only: who is refused was refused by the file's own owner. NOT
- *       true of the rule: a sweeper, or another creator that clears up, holds the same lock
- *       for a moment. True with SWEEP_LOCK, a second lock on the file (another byte of it)
- *       under which the dead are removed, while the owner's lock is only tested: once free
- *       it stays free, because an owner takes it before the file has a name.
+ *   I2  No other process removes the name of a live owner (at each unlink).
+ *   I3  A process that opens the name finds an initialised segment (`attached`).
+ *   I4  Every process ends (spin's invalid end states).
+ *   I5  With EXACT_REFUSAL only: the owner of the file holds a refused lock. This does NOT hold
+ *       for the rule above, because a sweeper, or another creator that removes a dead name, holds
+ *       the same lock for a short time. It holds with SWEEP_LOCK, a second lock on the file
+ *       (another byte of it), under which a process removes a dead name, while it only tests the
+ *       owner's lock. That lock stays free once it is free, because an owner takes it before the
+ *       file has a name.
  */
 
 #ifndef CREATORS
@@ -47,7 +48,7 @@ byte num_owners;			/* ghost */
 bool kill[SWEEPER + 1];
 byte kills_left = KILLS;
 
-#ifdef ONLY_OWNERS	/* look at I1 alone: not at the names, not at whoever attaches */
+#ifdef ONLY_OWNERS	/* check I1 alone: neither the names nor the process that attaches */
 #define UNLINK(me) name = ABSENT
 #else
 #define UNLINK(me) \
@@ -61,8 +62,8 @@ byte kills_left = KILLS;
 #define BY_ITS_OWNER skip
 #endif
 
-/* registry.sweep: open the name, and remove what it leads to if nobody owns that.
- * `found`: the inode; `is_running`: somebody owns it. */
+/* registry.sweep: open the name, and remove it if its file has no owner.
+ * `found`: the inode; `is_running`: the file has an owner. */
 inline remove_if_dead()
 {
 	is_running = false;
@@ -71,7 +72,7 @@ inline remove_if_dead()
 	:: found == ABSENT
 	:: found != ABSENT ->
 #ifdef NAIVE
-		if			/* is anybody there? then remove it by name, unlocked */
+		if			/* if nobody holds the lock, remove the name without a lock */
 		:: lock[found] != NOBODY -> is_running = true
 		:: else -> atomic { UNLINK(me) }
 		fi
@@ -118,7 +119,7 @@ inline remove_if_dead()
 	found = 0
 }
 
-/* The kernel closes what a dead process held. */
+/* The kernel closes the files of a dead process, which frees its locks. */
 #define DIES_IF_KILLED unless { atomic { kill[me] -> release_all(); lives[me] = false } }
 
 inline release_all()
@@ -200,7 +201,7 @@ owns:			lives[me] = true;
 		initialised[me] = true;
 #endif
 #endif
-		/* registry.withdraw: serves nobody any more, then unlinks while it still holds the lock */
+		/* registry.withdraw: stops serving, then unlinks while it still holds the lock */
 		atomic { lives[me] = false; num_owners-- };
 		if
 		:: name == me -> atomic { UNLINK(me) }

@@ -2,16 +2,16 @@
  * One ring: publish, park, wake, close, death.   shmllm/ipc/ring.py, wait.py, channel.py
  *
  * A writer sends MESSAGES records through a ring of CAPACITY < MESSAGES cells to a reader.
- * Either parks when it can do nothing: the reader for a record, the writer for room. A park
- * has NO cap, so a lost wake-up is a deadlock. Either may be killed at any point, the reader
- * may close at any point, the writer closes after its last record and lives on.
+ * Both park when they cannot continue: the reader waits for a record, the writer for room. A park
+ * has NO cap, so a lost wake-up is a deadlock. A kill may end either process at any point. The
+ * reader may close at any point; the writer closes after its last record and stays alive.
  *
  * Invariants
  *   I1  The k-th record read is the k-th written, whole: none lost, torn, duplicated,
  *       reordered, or read before it was published (assertion at `read`).
  *   I2  A record that has not been read to its end is not overwritten (`claim`).
- *   I3  Nobody sleeps for ever: not while there is something to do, and not after the peer
- *       closed or died (spin's invalid end states; the label `end` marks the only good ones).
+ *   I3  No process sleeps for ever while it could continue, or after the peer closed or died
+ *       (spin's invalid end states; the label `end` marks the only valid ones).
  *   I4  A reader that stops because the writer closed has read every record; one that stops
  *       because the writer died has read every record that was published (at `stop`).
  */
@@ -133,8 +133,8 @@ proctype reader(byte me)
 	bit is_parked, is_closed, is_gone;
 	{
 		do
-		:: /* Whether the peer is gone or closed is looked at BEFORE the ring: what it
-		    * published before that is then seen. */
+		:: /* The reader checks BEFORE the ring whether the peer is dead or closed: then it
+		    * sees all records that the peer published before that. */
 #ifndef RING_BEFORE_DEATH
 			is_gone = dead[WRITER];
 			is_closed = LOAD(WRITER_CLOSED);
@@ -191,7 +191,7 @@ read:					value = LOAD(HEADER(position));
 				fi;
 				leave_park(READER_PARKED)
 			fi
-		:: /* closes early, whenever it likes */
+		:: /* closes early, at any point */
 			STORE(READER_CLOSED, 1);
 			FENCE;
 			post_if_parked(WRITER_PARKED, WRITER);

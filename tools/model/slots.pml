@@ -1,19 +1,19 @@
 /*
  * Tensor slots: two growing words for each slot.   shmllm/ipc/slots.py
  *
- * A writer lends SLOTS slots to a reader for MESSAGES > SLOTS payloads. A record in a ring
- * names the slot of each payload; the ring is reduced to an array of references and a
- * published word (ring.pml has the rest). The reader keeps views as long as it likes and
- * releases them in any order. The writer looks for a free slot until there is one; either
- * process may be killed at any point.
+ * A writer sends MESSAGES > SLOTS payloads through SLOTS slots to a reader. A record in a ring
+ * names the slot of each payload; the ring is reduced to an array of references and a published
+ * word (ring.pml models the complete ring). The reader keeps views for any time and releases them
+ * in any order. The writer searches until it finds a free slot. A kill may end either process at
+ * any point.
  *
  * Invariants
  *   I1  A slot is not claimed while the reader has a view of it or may yet get one (in the writer).
  *   I2  Each view shows the payload that its reference was published with, whole, at its
  *       first read and at its last (`view`, `release`).
- *   I3  A reference that arrived names a slot that is lent: SlotReader._check raises for no
- *       honest peer; and published - released is 0 or 1 for both ends (`check`).
- *   I4  A reader that ends has had each payload once. Nobody hangs (invalid end states).
+ *   I3  A received reference names a published slot, so SlotReader._check raises no error for a
+ *       correct peer; and published - released is 0 or 1 for both ends (`check`).
+ *   I4  A reader that ends has read each payload once. No process hangs (invalid end states).
  */
 
 #ifndef MESSAGES
@@ -40,12 +40,12 @@
 #define LOOKS_FREE (published[slot] == LOAD(RELEASED(slot)))
 #endif
 
-bool is_lent[SLOTS];	/* ghost: from the claim until the release, in no buffer */
+bool is_lent[SLOTS];	/* ghost: true from the claim until the release, without store buffers */
 
 proctype writer(byte me)
 {
 	byte position, slot;
-	byte published[SLOTS];	/* what this process stored in its own words */
+	byte published[SLOTS];	/* the values that this process stored in its own words */
 	{
 		do
 		:: position == MESSAGES -> break
@@ -81,7 +81,7 @@ end:		false
 	} DIES_IF_KILLED
 }
 
-/* `held[slot]`: number of the payload that the reader has a view of, 0 for none. */
+/* `held[slot]`: the number of the payload of the reader's view, 0 for no view. */
 proctype reader(byte me)
 {
 	byte position, slot, value;
@@ -124,7 +124,7 @@ end:		false
 }
 
 #ifdef OUTSIDER
-/* A third process that subtracts the two words of a slot, as an inspector might. */
+/* A third process that subtracts the two words of a slot, as a tool could do. */
 proctype outsider()
 {
 	byte slot, published, released;

@@ -1,13 +1,13 @@
 /*
- * Shared words as x86-64 shows them (TSO). A store goes into its process's own FIFO buffer
- * and becomes visible when the flusher takes it out, at any later moment. A load sees
+ * Shared words in the memory model of x86-64 (TSO). A store goes into its process's own FIFO
+ * buffer and becomes visible when the flusher takes it out, at any later time. A load reads
  * memory. A fence waits until the process's own buffer is empty.
  *
- * A load does not look into the loader's own buffer, because no process here loads a word
- * that it stores: every shared word has one writing process, which keeps the value itself.
+ * A load does not read its process's own buffer, because no process here loads a word that it
+ * stores: every shared word has one writing process, which keeps the value in a variable.
  *
  * Semaphore operations are locked instructions and would drain the buffer as well. The
- * models leave that out: they allow more than the machine does.
+ * models leave that out, so they allow more than the machine does.
  *
  * The file that includes this one defines WORDS.
  */
@@ -27,8 +27,8 @@ chan buffer[2] = [DEPTH] of { byte, byte };
 /* Each process has one doorbell: a counting semaphore. */
 byte bell[2];
 
-/* kill -9 at any point. `dead` is the pidfd: the kernel sets it after everything that the
- * process stored has become visible. */
+/* kill -9 at any point. `dead` is the pidfd: the kernel sets it after all stores of the process
+ * have become visible. */
 bool kill[2];
 bool dead[2];
 
@@ -51,14 +51,14 @@ proctype killer()
 	fi
 }
 
-/* Waiter._park, last part: parked = 0, take left-over posts, and the caller looks again. */
+/* Waiter._park, last part: parked = 0, take remaining posts; the caller then checks again. */
 inline leave_park(parked_word)
 {
 	STORE(parked_word, 0);
 	bell[me] = 0
 }
 
-/* wait.ring_if_parked, after its fence. Load and post are two steps. */
+/* wait.wake_if_parked, after its fence. Load and post are two steps. */
 inline post_if_parked(parked_word, whom)
 {
 	is_parked = LOAD(parked_word);
