@@ -1,1 +1,4 @@
-"""Model architectures: configuration, layers, weights. Knows no scheduler, cache or process."""
+"""Model architectures: configuration, layers and weights.
+
+This package must not know a scheduler, a KV cache or a process.
+"""

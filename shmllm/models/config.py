@@ -1,4 +1,7 @@
-"""What config.json says about a model, checked. Imports no torch: front ends read it too."""
+"""Reads and checks a model's config.json.
+
+This module must not import torch: front ends import it too.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +24,14 @@ class ModelConfig:
     """Sizes and options of one decoder-only model.
 
     Attributes:
-        dtype: what the checkpoint was saved in: "float32", "float16" or "bfloat16"; None: its
-            config.json does not say.
-        attention_bias: q, k and v have a bias.
-        mlp_bias: gate, up and down have a bias.
-        eos_token_ids: union of config.json and generation_config.json, in that order.
-        layer_windows: per layer, how many positions a token attends to, itself included;
-            None: all before it.
+        dtype: the dtype of the checkpoint: "float32", "float16" or "bfloat16"; None: config.json
+            does not name one.
+        attention_bias: whether q, k and v have a bias.
+        mlp_bias: whether gate, up and down have a bias.
+        eos_token_ids: the union of those in config.json and generation_config.json, in that
+            order.
+        layer_windows: for each layer, the number of positions that a token attends to, its own
+            included; None: its own and all before it.
     """
 
     architecture: str
@@ -54,11 +58,11 @@ class ModelConfig:
 
     @classmethod
     def from_directory(cls, path: Path) -> ModelConfig:
-        """Reads config.json, and generation_config.json where there is one.
+        """Reads config.json, and generation_config.json if it exists.
 
         Raises:
-            EngineStartError: a file is missing or malformed, or asks for something that is
-                not supported. One line, naming file and field.
+            EngineStartError: a file is missing or malformed, or asks for an unsupported feature.
+                The message is one line and names the file and the field.
         """
         path = Path(path)
         config_path = path / "config.json"

@@ -1,7 +1,7 @@
 """The decoder that all architectures share: pre-norm blocks of attention and gated MLP.
 
-Owns the order of operations and the names of weights. Knows no requests, and not how anything is
-computed: that is `ops`.
+This module owns the order of operations and the names of weights. It must not know requests, nor
+how an operation is computed, which is the task of `ops.Ops`.
 """
 
 from __future__ import annotations
@@ -19,18 +19,20 @@ from shmllm.models.weight_update import update_weights
 
 
 class DecoderModel:
-    """Embedding, blocks, final norm and logits. An architecture is a subclass.
+    """Embedding, blocks, final norm and LM head. Each architecture is a subclass.
 
-    The two class attributes are what architectures differ in beyond their config.
+    Architectures differ in their config and in the two class attributes.
 
     Attributes:
-        qk_norm: query and key heads are normalised before the rotation.
-        output_bias: the attention's output projection has a bias where q, k and v have one.
-        config: what the model was built from.
-        dtype: of weights and activations.
-        weights_version: counts the updates of weights since they were first loaded.
-        missing: names of the weights that were lost with their memory and not written since.
-        is_asleep: the memory of the weights is not there: nobody may read or write them.
+        qk_norm: whether query and key heads are normalised before the rotary embedding.
+        output_bias: whether the attention's output projection has a bias if q, k and v have one.
+        config: the configuration that the model was built from.
+        dtype: the dtype of weights and activations.
+        weights_version: the number of weight updates since the first load.
+        missing: the names of weights whose contents were dropped with their memory and that have
+            not been written since.
+        is_asleep: whether the memory of the weights is released. They must not be read or
+            written then.
     """
 
     qk_norm: ClassVar[bool] = False
@@ -53,10 +55,10 @@ class DecoderModel:
         self.norm = storage.tensor(hidden)
 
     def forward(self, ops: Ops) -> Tensor:
-        """One step's tokens through all blocks.
+        """Runs one step's tokens through all blocks and the final norm.
 
         Returns:
-            [tokens, hidden] after the final norm, for the product with `embedding.head`.
+            [tokens, hidden], the input of `embedding.head`.
         """
         residual = ops.embed(self.embedding.table)
         x: Tensor | None = None
@@ -65,29 +67,43 @@ class DecoderModel:
         return ops.add_rms_norm(x, residual, self.norm, self.config.rms_norm_eps)
 
     def weights_changed(self, names: Iterable[str]) -> None:
-        """To be called by whoever wrote weights, between two steps, with their names."""
+        """Records that weights were written. The writer calls this, between two steps.
+
+        Args:
+            names: the names of the weights that were written.
+        """
         self.missing.difference_update(names)
         self.weights_version += 1
 
     def check_awake(self) -> None:
-        """Raise RequestError unless weights may be read and written."""
+        """Raises RequestError if the memory of the weights is released."""
         if self.is_asleep:
             raise RequestError("the weights are asleep: wake_up(tags=['weights']) first")
 
     def weights_lost(self) -> None:
-        """To be called by whoever gave their memory back: all are missing until written."""
+        """Records that the contents of all weights were dropped with their memory."""
         self.missing = set(self.named_weights())
 
     def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]]) -> set[str]:
-        """Overwrites weights in place; see ``weight_update.update_weights``."""
-        return update_weights(self, named_tensors)
+        """Overwrites weights in place; see `weight_update.update_weights`.
+
+        Raises:
+            RequestError: the weights are asleep, or a tensor was refused.
+        """
+        self.check_awake()
+        tied = self.config.tie_word_embeddings
+        written = update_weights(self.named_weights(), named_tensors, tied)
+        if written:
+            self.weights_changed(written)
+        return written
 
     def named_weights(self) -> NamedWeights:
-        """Where each tensor of a Hugging Face checkpoint goes.
+        """Returns the destinations of each tensor of a Hugging Face checkpoint.
 
         Returns:
-            Name to views of the checkpoint's shape. ``view.copy_(tensor)`` on each of a
-            name's views loads or updates that weight, ``view.clone()`` reads it.
+            A mapping from the checkpoint's name to views of the checkpoint's shape.
+            ``view.copy_(tensor)`` on each of a name's views loads or updates that weight,
+            ``view.clone()`` reads it.
         """
         weights = self.embedding.named_weights()
         for index, layer in enumerate(self.layers):
@@ -97,7 +113,7 @@ class DecoderModel:
 
 
 class DecoderLayer:
-    """Attention and MLP, each behind a norm that also takes in the last block's output."""
+    """One block: attention and MLP, each after a norm fused with the residual addition."""
 
     def __init__(
         self,
@@ -114,8 +130,17 @@ class DecoderLayer:
         self.mlp = MLP(config, storage)
 
     def __call__(self, ops: Ops, x: Tensor | None, residual: Tensor) -> Tensor:
-        """x, the last block's output, is still to be added to the residual stream, and so is
-        what is returned: [tokens, hidden]."""
+        """Runs the block.
+
+        Args:
+            ops: the operations of the device.
+            x: [tokens, hidden], the output of the previous block, which this block adds to
+                ``residual``; None in the first block.
+            residual: [tokens, hidden], the residual stream, changed in place.
+
+        Returns:
+            [tokens, hidden], which the next norm adds to ``residual``.
+        """
         attention, mlp = self.attention, self.mlp
         normed = ops.add_rms_norm(x, residual, self.input_norm, self.eps)
         attended = ops.attend(ops.linear(normed, attention.qkv_proj), attention)
@@ -125,7 +150,7 @@ class DecoderLayer:
         return ops.linear(activated, mlp.down_proj)
 
     def named_weights(self, prefix: str) -> NamedWeights:
-        """Destinations under ``prefix``, e.g. "model.layers.0"."""
+        """Returns the destinations of names under ``prefix``, such as "model.layers.0"."""
         weights = self.attention.named_weights(f"{prefix}.self_attn")
         weights |= self.mlp.named_weights(f"{prefix}.mlp")
         weights[f"{prefix}.input_layernorm.weight"] = (self.input_norm,)

@@ -1,4 +1,4 @@
-"""Reads typed fields out of a model's JSON files, with errors that name file and field."""
+"""Reads typed fields from a model's JSON files. Errors name the file and the field."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shmllm.errors import EngineStartError
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file.
+    """Returns the object in a JSON file.
 
     Raises:
         EngineStartError: the file is missing, unreadable, not JSON or not an object.
@@ -27,11 +27,11 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 class Fields:
-    """Checked access to one JSON object. A field that is null counts as absent.
+    """Checked access to the fields of one JSON object. A field that is null counts as absent.
 
     Attributes:
         values: the object.
-        where: how errors name it, usually the file's path.
+        where: the object's name in error messages, usually the file's path.
     """
 
     def __init__(self, values: dict[str, Any], where: str) -> None:
@@ -39,7 +39,7 @@ class Fields:
         self.where = where
 
     def error(self, message: str) -> EngineStartError:
-        """An error about this object, for the caller to raise."""
+        """Returns an error about this object; the caller raises it."""
         return EngineStartError(f"{self.where}: {message}")
 
     def _required(self, name: str, default: Any) -> Any:
@@ -51,43 +51,43 @@ class Fields:
         return value
 
     def integer(self, name: str, default: int | None = None, minimum: int = 1) -> int:
-        """An integer of at least ``minimum``; without a default the field must be there."""
+        """Returns an integer of at least ``minimum``. Without a default the field is required."""
         value = self._required(name, default)
         if type(value) is not int or value < minimum:
             raise self.error(f"{name!r} must be an integer of at least {minimum}, not {value!r}")
         return value
 
     def optional_integer(self, name: str) -> int | None:
-        """A positive integer, or None when absent."""
+        """Returns a positive integer, or None if the field is absent."""
         return None if self.values.get(name) is None else self.integer(name)
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A positive finite number; without a default the field must be there."""
+        """Returns a positive finite number. Without a default the field is required."""
         value = self._required(name, default)
         if type(value) not in (int, float) or not 0 < value < float("inf"):
             raise self.error(f"{name!r} must be a positive number, not {value!r}")
         return float(value)
 
     def optional_number(self, name: str) -> float | None:
-        """A positive finite number, or None when absent."""
+        """Returns a positive finite number, or None if the field is absent."""
         return None if self.values.get(name) is None else self.number(name)
 
     def flag(self, name: str, default: bool) -> bool:
-        """A boolean."""
+        """Returns a boolean."""
         value = self._required(name, default)
         if not isinstance(value, bool):
             raise self.error(f"{name!r} must be true or false, not {value!r}")
         return value
 
     def text(self, name: str, default: str | None = None) -> str:
-        """A string; without a default the field must be there."""
+        """Returns a string. Without a default the field is required."""
         value = self._required(name, default)
         if not isinstance(value, str):
             raise self.error(f"{name!r} must be a string, not {value!r}")
         return value
 
     def table(self, name: str) -> dict[str, Any]:
-        """A nested object, empty when absent."""
+        """Returns a nested object, empty if the field is absent."""
         value = self._required(name, {})
         if not isinstance(value, dict):
             raise self.error(f"{name!r} must be an object, not {value!r}")

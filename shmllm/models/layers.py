@@ -1,4 +1,4 @@
-"""Weights and the few layers that own them. What is computed with them is `ops`."""
+"""The layers of a decoder as owners of weights. `ops.Ops` computes with them."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.quantized import Int8Matrix
 
 Allocator = Callable[[tuple[int, ...], torch.dtype], Tensor]
-"""Returns storage for a tensor of a shape and dtype, contents undefined."""
+"""Returns a tensor of the given shape and dtype, whose contents are undefined."""
 
 Matrix = Tensor | Int8Matrix
 
 NamedWeights = dict[str, tuple[Matrix, ...]]
-"""Checkpoint name to the views, each of the checkpoint's shape, that hold the weight. All of them
-have `shape`, `dtype`, `device`, `numel`, `copy_` and `clone`."""
+"""A mapping from a weight's name in the checkpoint to the views that hold it. Each view has the
+checkpoint's shape, and `shape`, `dtype`, `device`, `numel`, `copy_` and `clone`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Where a model's weights lie, and as what.
+    """Allocates a model's weights.
 
     Attributes:
-        allocate: gives the memory.
-        dtype: of the weights.
-        rounds: whether matrices that are multiplied with are rounded to 8 bits.
+        allocate: returns the memory of one tensor.
+        dtype: the dtype of the weights.
+        rounds: whether the matrices of matrix products are rounded to 8 bits.
     """
 
     allocate: Allocator
@@ -36,11 +36,11 @@ class Storage:
     rounds: bool = False
 
     def tensor(self, *shape: int) -> Tensor:
-        """For a weight that is kept as it is."""
+        """Allocates a weight that is never quantized."""
         return self.allocate(shape, self.dtype)
 
     def matrix(self, *shape: int) -> Matrix:
-        """For a matrix that is multiplied with: [out, in]."""
+        """Allocates the [out, in] matrix of a matrix product."""
         rows, width = shape
         if self.rounds:
             return Int8Matrix.make((rows, width), self.dtype, self.allocate)
@@ -51,13 +51,13 @@ class Linear:
     """One or several projections of the same input, fused into one product.
 
     Args:
-        in_features: width of the input.
-        out_features: width of each projection; their outputs lie side by side.
-        bias: whether they have a bias.
-        storage: takes the weights.
+        in_features: the width of the input.
+        out_features: the width of each projection; their outputs lie side by side.
+        bias: whether the projections have a bias.
+        storage: allocates the weights.
 
     Attributes:
-        weight: [out, in], as checkpoints store it, one projection behind the other.
+        weight: [out, in], as checkpoints store it, one projection after the other.
         bias: [out] or None.
     """
 
@@ -70,7 +70,7 @@ class Linear:
         self.bias = storage.tensor(width) if bias else None
 
     def named_weights(self, *names: str) -> NamedWeights:
-        """Views of each projection's [out, in] weight and [out] bias, under these names."""
+        """Returns views of each projection's [out, in] weight and [out] bias, by its name."""
         weights: NamedWeights = {}
         parts: Sequence[Matrix] = self.weight.split_with_sizes(self.out_features)
         for name, part in zip(names, parts, strict=True):
@@ -83,13 +83,13 @@ class Linear:
 
 
 class Attention:
-    """The projections of one layer's attention, and per-head norms where there are any.
+    """The projections of one layer's attention, and the per-head norms of some architectures.
 
     Attributes:
-        layer: its index.
-        q_norm, k_norm: [head_dim] or None.
-        norms: both.
-        eps: of these norms.
+        layer: the index of the layer.
+        q_norm, k_norm: the weights of the norms, [head_dim], or None.
+        norms: q_norm and k_norm.
+        eps: the epsilon of these norms.
     """
 
     def __init__(
@@ -111,7 +111,8 @@ class Attention:
         self.norms = self.q_norm, self.k_norm
 
     def named_weights(self, prefix: str) -> NamedWeights:
-        """Destinations under ``prefix``, e.g. "model.layers.0.self_attn"."""
+        """Returns the destinations of names under ``prefix``, such as
+        "model.layers.0.self_attn"."""
         projections = [f"{prefix}.{name}_proj" for name in "qkv"]
         weights = self.qkv_proj.named_weights(*projections)
         weights |= self.o_proj.named_weights(f"{prefix}.o_proj")
@@ -122,7 +123,7 @@ class Attention:
 
 
 class MLP:
-    """``down(silu(gate(x)) * up(x))`` with gate and up fused."""
+    """The weights of ``down(silu(gate(x)) * up(x))``, with gate and up fused."""
 
     def __init__(self, config: ModelConfig, storage: Storage) -> None:
         hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
@@ -130,18 +131,17 @@ class MLP:
         self.down_proj = Linear(inner, [hidden], bias, storage)
 
     def named_weights(self, prefix: str) -> NamedWeights:
-        """Destinations under ``prefix``, e.g. "model.layers.0.mlp"."""
+        """Returns the destinations of names under ``prefix``, such as "model.layers.0.mlp"."""
         weights = self.gate_up_proj.named_weights(f"{prefix}.gate_proj", f"{prefix}.up_proj")
         return weights | self.down_proj.named_weights(f"{prefix}.down_proj")
 
 
 class TokenEmbedding:
-    """The embedding table and the product that scores every token of the vocabulary, which
-    shares the table in tied models.
+    """The embedding table and the LM head, which shares the table in tied models.
 
     Attributes:
         table: [vocab, hidden].
-        head: hidden states -> logits.
+        head: the projection of hidden states to logits.
     """
 
     def __init__(
@@ -158,8 +158,11 @@ class TokenEmbedding:
         self.head = Linear(hidden_size, [vocab_size], False, storage)
 
     def named_weights(self) -> NamedWeights:
-        """Both matrices as [vocab, hidden]; a tied model has one under one name, with the
-        rounded copy for the product if there is one."""
+        """Returns the destinations of both matrices, [vocab, hidden].
+
+        A tied model has one name. In a quantized tied model that name has two destinations: the
+        table, and the rounded copy that the LM head multiplies with.
+        """
         if not self.tied:
             table: NamedWeights = {"model.embed_tokens.weight": (self.table,)}
             return table | self.head.named_weights("lm_head")

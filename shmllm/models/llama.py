@@ -1,4 +1,4 @@
-"""Llama 1 to 3.x: the decoder as it is."""
+"""Llama 1 to 3.x: the shared decoder without changes."""
 
 from __future__ import annotations
 
@@ -6,4 +6,5 @@ from shmllm.models.decoder import DecoderModel
 
 
 class LlamaForCausalLM(DecoderModel):
-    """Biases follow the config: ``attention_bias`` for q, k, v and o, ``mlp_bias``."""
+    """The config decides on biases: ``attention_bias`` for q, k, v and o, ``mlp_bias`` for the
+    MLP."""

@@ -6,4 +6,4 @@ from shmllm.models.decoder import DecoderModel
 
 
 class MistralForCausalLM(DecoderModel):
-    """Differs from Llama in its config only: see the registry's entry."""
+    """Mistral differs from Llama only in its config: see its entry in the registry."""

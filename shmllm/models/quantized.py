@@ -1,7 +1,7 @@
-"""Matrices as 8-bit integers, for decoding that waits for memory.
+"""Matrices quantized to 8-bit integers, which speed up decoding that memory bandwidth limits.
 
-Owns a matrix's integers and the scale of each output channel, and the rounding. Must not know
-which matrices a model has.
+This module owns a matrix's integers, the scale of each output channel, and the rounding. It must
+not know which matrices a model has.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from torch import Tensor
 LARGEST = 127
 SMALLEST_SCALE = torch.finfo(torch.float32).tiny
 ELEMENTS_AT_ONCE = 2**18
-"""What is rounded at a time, about: its temporaries are a few times 1 MiB."""
+"""About how many elements are rounded at a time, which needs temporaries of a few MiB."""
 
 
 class Int8Matrix:
-    """Rows of a matrix, rounded to 8 bits each by its own scale. There is no other copy.
+    """A matrix whose rows are rounded to 8 bits, each with its own scale.
 
-    It is written and read like a tensor of `dtype`, by `copy_` and `clone`, and is none.
-    Writing what was read changes nothing, to the last bit.
+    It has no unrounded copy. `copy_` writes it and `clone` reads it, as with a tensor of `dtype`,
+    but it is not a tensor. Writing the values that `clone` returned changes no bit of it.
 
     Args:
         integers: [out, in] int8.
-        scales: [out] float32; ``integers * scales`` is what the matrix was rounded to.
-        dtype: of the matrix that it stands for.
+        scales: [out] float32; ``integers * scales[:, None]`` are the rounded values.
+        dtype: the dtype of the values that are written and read.
     """
 
     def __init__(self, integers: Tensor, scales: Tensor, dtype: torch.dtype) -> None:
@@ -42,7 +42,8 @@ class Int8Matrix:
         dtype: torch.dtype,
         allocate: Callable[[tuple[int, ...], torch.dtype], Tensor],
     ) -> Int8Matrix:
-        """One that is not set. Takes a byte per element and four per output channel."""
+        """Allocates a matrix whose values are not set: one byte for each element and four for
+        each output channel."""
         return cls(allocate(shape, torch.int8), allocate(shape[:1], torch.float32), dtype)
 
     @property
@@ -57,7 +58,7 @@ class Int8Matrix:
         return self.integers.numel()
 
     def split_with_sizes(self, sizes: Sequence[int]) -> tuple[Int8Matrix, ...]:
-        """Views of consecutive rows."""
+        """Returns views of consecutive rows."""
         pairs = zip(
             self.integers.split_with_sizes(sizes),
             self.scales.split_with_sizes(sizes),
@@ -67,7 +68,7 @@ class Int8Matrix:
 
     @torch.no_grad()
     def copy_(self, values: Tensor, /) -> Int8Matrix:
-        """Round other values, [out, in], into the same memory."""
+        """Rounds ``values`` [out, in] into this matrix's memory."""
         if values.shape != self.shape:
             raise ValueError(f"cannot write {list(values.shape)} to {list(self.shape)}")
         num_rows = max(ELEMENTS_AT_ONCE // max(self.shape[1], 1), 1)
@@ -79,12 +80,13 @@ class Int8Matrix:
 
     @torch.no_grad()
     def clone(self) -> Tensor:
-        """What is computed with, as a tensor of its own."""
+        """Returns the rounded values as a new [out, in] tensor of `dtype`."""
         values = torch.empty(self.shape, dtype=self.dtype, device=self.device)
         return torch.mul(self.integers, self.scales[:, None], out=values)
 
     def _round(self, values: Tensor, integers: Tensor, scales: Tensor) -> None:
-        # As the matrix's dtype has them, or what was read and is written would round elsewhere.
+        # Round to the matrix's dtype first: otherwise writing the values that `clone` returned
+        # could give other integers.
         wide = values.to(self.device, self.dtype).float()
         torch.amax(wide.abs(), 1, out=scales)
         scales.clamp_min_(SMALLEST_SCALE * LARGEST).div_(LARGEST)
@@ -93,8 +95,12 @@ class Int8Matrix:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Each operation on a piece would wait for all threads: on two cores that others keep busy a
-    hundredth of one thread's 7 GB/s was left, where quiet ones gave 10."""
+    """Limits torch to one thread.
+
+    With more threads each operation on a piece waits for all of them. On two cores that other
+    processes kept busy, all threads together reached a hundredth of one thread's 7 GB/s; on idle
+    cores they reached 10 GB/s.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

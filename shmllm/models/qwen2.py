@@ -1,4 +1,4 @@
-"""Qwen 2 and 2.5: biases on q, k and v, windows on the upper layers."""
+"""Qwen 2 and 2.5: biases on q, k and v, sliding windows on the upper layers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Rotary embedding: the frequencies of each kind of stretching.
+"""The frequencies of rotary embedding, for each method of extending the context length.
 
-Cos and sin are computed from the positions of each step instead of being gathered from a
-table: one for 131,072 positions and heads of 128 would hold 128 MiB.
+Each step computes the cosines and sines of its own positions. A table of them for 131,072
+positions and a head_dim of 128 would take 128 MiB.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from shmllm.models.rope_config import RopeConfig
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
-    """Angle per position of each rotated pair, as [head_dim / 2] float32 on the CPU."""
+    """Returns the angle per position of each rotated pair: [head_dim / 2] float32 on the CPU."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     wavelengths = rope.theta**exponents
     if rope.type == "linear":
@@ -28,7 +28,7 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
 
 
 def attention_factor(rope: RopeConfig) -> float:
-    """What cos and sin are multiplied with: 1 except for yarn (Peng et al., 2023, eq. 15)."""
+    """Returns the factor of cos and sin: 1 except for yarn (Peng et al., 2023, eq. 15)."""
     if rope.type != "yarn":
         return 1.0
     if rope.attention_factor is not None:
@@ -43,7 +43,8 @@ def _mscale(factor: float, weight: float) -> float:
 
 
 def _llama3(rope: RopeConfig, inv_freq: Tensor) -> Tensor:
-    """Long wavelengths are stretched, short ones kept, those between interpolated (Llama 3.1)."""
+    """Divides the frequencies of long wavelengths by the factor, keeps those of short ones, and
+    interpolates between them (Llama 3.1)."""
     rotations = rope.original_max_positions / (2 * math.pi / inv_freq)
     span = rope.high_freq_factor - rope.low_freq_factor
     kept = ((rotations - rope.low_freq_factor) / span).clamp(0.0, 1.0)
@@ -51,7 +52,8 @@ def _llama3(rope: RopeConfig, inv_freq: Tensor) -> Tensor:
 
 
 def _yarn(rope: RopeConfig, head_dim: int, wavelengths: Tensor) -> Tensor:
-    """A ramp over the dimensions from kept to stretched ("NTK by parts", Peng et al., 2023)."""
+    """Interpolates linearly over the dimensions, from the original frequencies to those divided by
+    the factor ("NTK by parts", Peng et al., 2023)."""
     low = _rotation_dim(rope, head_dim, rope.beta_fast)
     high = _rotation_dim(rope, head_dim, rope.beta_slow)
     if rope.truncate:
@@ -65,6 +67,6 @@ def _yarn(rope: RopeConfig, head_dim: int, wavelengths: Tensor) -> Tensor:
 
 
 def _rotation_dim(rope: RopeConfig, head_dim: int, rotations: float) -> float:
-    """The dimension that turns ``rotations`` times within the original context."""
+    """Returns the dimension that rotates ``rotations`` times within the original context."""
     ratio = rope.original_max_positions / (rotations * 2 * math.pi)
     return head_dim * math.log(ratio) / (2 * math.log(rope.theta))

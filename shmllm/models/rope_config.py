@@ -1,4 +1,7 @@
-"""What config.json says about rotary position embedding. Imports no torch."""
+"""Reads and checks the rotary position embedding of a model's config.json.
+
+This module must not import torch: front ends import it too.
+"""
 
 from __future__ import annotations
 
@@ -19,21 +22,23 @@ _TYPES: dict[str, RopeType] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
-    """Rotary position embedding.
+    """The parameters of rotary position embedding. Names are those of transformers.
 
     Attributes:
-        type: how the frequencies are stretched for long contexts.
-        theta: base of the wavelengths.
-        factor: the stretch; for linear, llama3 and yarn.
-        original_max_positions: context length before stretching; for llama3 and yarn.
-        low_freq_factor: llama3.
-        high_freq_factor: llama3.
-        beta_fast: yarn.
-        beta_slow: yarn.
-        attention_factor: yarn; scales cos and sin. None: derived from the factor and mscales.
-        mscale: yarn.
-        mscale_all_dim: yarn.
-        truncate: yarn; round the correction range to whole dimensions.
+        type: the method that extends the context length.
+        theta: the base of the wavelengths.
+        factor: the ratio of the extended to the original context length; used by linear, llama3
+            and yarn.
+        original_max_positions: the original context length; used by llama3 and yarn.
+        low_freq_factor: used by llama3.
+        high_freq_factor: used by llama3.
+        beta_fast: used by yarn.
+        beta_slow: used by yarn.
+        attention_factor: used by yarn to scale cos and sin. None: derived from ``factor``,
+            ``mscale`` and ``mscale_all_dim``.
+        mscale: used by yarn.
+        mscale_all_dim: used by yarn.
+        truncate: whether yarn rounds the correction range to whole dimensions.
     """
 
     type: RopeType = "default"
@@ -54,11 +59,11 @@ class RopeConfig:
         """Reads ``rope_parameters``, or ``rope_theta`` and ``rope_scaling`` of older files.
 
         Args:
-            fields: config.json.
-            max_positions: stands in for an absent original_max_position_embeddings.
+            fields: the fields of config.json.
+            max_positions: the default of ``original_max_position_embeddings``.
 
         Raises:
-            EngineStartError: a malformed field, or a rope type that is not supported.
+            EngineStartError: a field is malformed, or the rope type is not supported.
         """
         rope = _rope_fields(fields)
         rope_type = _rope_type(rope)

@@ -1,10 +1,11 @@
-"""New weights, kept beside those in force until all of them are there.
+"""Collects the new weights of an update in host memory until all have arrived.
 
-Owns the memory they wait in and what was found wrong with them. Must not know who sends them.
+This module owns the staging memory and the list of problems of the staged tensors. It must not
+know who sends them.
 
-The memory is private and anonymous, in huge pages where the system gives them: of 540 MB the
-first write then takes as long as a copy, five times as long in a memfd, which has small ones.
-It is reserved for all weights, and exists for what was written.
+The staging memory is private and anonymous, and in huge pages if the system provides them: the
+first write of 540 MB then takes as long as a copy. In a memfd, which has small pages, it took five
+times as long. The address range is reserved for all weights; only written pages take memory.
 """
 
 from __future__ import annotations
@@ -12,28 +13,26 @@ from __future__ import annotations
 import contextlib
 import mmap
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from shmllm.errors import RequestError
+from shmllm.models.decoder import DecoderModel
 from shmllm.models.layers import Matrix
 from shmllm.models.weight_update import find_problem, is_finite, is_ignored, not_finite, refuse
-
-if TYPE_CHECKING:
-    from shmllm.models.decoder import DecoderModel
 
 ALIGNMENT_BYTES = 64
 
 
 class StagedWeights:
-    """
+    """The staged tensors of one weight update.
+
     Args:
-        model: whose weights they are to be. It is not touched before `copy_into_place`.
+        model: the model that gets the weights. It stays unchanged until `copy_into_place`.
 
     Raises:
-        RequestError: there is no memory for them.
+        RequestError: the memory for all weights cannot be reserved.
     """
 
     def __init__(self, model: DecoderModel) -> None:
@@ -54,20 +53,21 @@ class StagedWeights:
             ) from problem
         with contextlib.suppress(OSError):
             memory.madvise(mmap.MADV_HUGEPAGE)
-        # The mapping goes with the last tensor over it.
+        # The mapping is freed with the last tensor that uses it.
         self._memory = torch.frombuffer(memory, dtype=torch.uint8)
 
     def put(self, name: str, shape: Sequence[int], begin: int, piece: Tensor) -> None:
-        """Take a piece of a tensor. What is wrong with it is kept for `check`.
+        """Stages a piece of a tensor. A problem with it is recorded, and `check` raises it.
 
         Args:
-            name: as in a Hugging Face checkpoint.
-            shape: of the whole tensor.
-            begin: which element of the flattened tensor the piece starts with. A tensor's
-                pieces come in order; one that starts again replaces what came before.
-            piece: [elements]; copied, and converted to the model's dtype.
+            name: the tensor's name in a Hugging Face checkpoint.
+            shape: the shape of the whole tensor.
+            begin: the index, in the flattened tensor, of the piece's first element. A tensor's
+                pieces must come in order; a piece with index 0 starts the tensor again.
+            piece: [elements]; it is copied and converted to the model's dtype.
         """
-        if is_ignored(self._model, name) or name in self._problems:
+        tied = self._model.config.tie_word_embeddings
+        if is_ignored(name, tied) or name in self._problems:
             return
         problem = find_problem(self._destinations, name, shape, piece.dtype)
         if problem is None:
@@ -76,25 +76,25 @@ class StagedWeights:
             self._problems[name] = problem
 
     def check(self) -> None:
-        """Raise RequestError, naming them, if tensors were wrong."""
+        """Raises RequestError, which names the tensors, if any had problems."""
         refuse(self._problems)
 
     def check_complete(self, required: Collection[str]) -> None:
-        """As `check`, and all tensors have to be whole, and the required ones there.
+        """Raises as `check` does, and also if a tensor is incomplete or a required one is missing.
 
         Args:
-            required: names that have to be among them.
+            required: the names of the required tensors.
         """
         for name, count in self._num_staged.items():
             if count != self._destinations[name][0].numel():
-                self._problems.setdefault(name, f"only a part of {name} came")
+                self._problems.setdefault(name, f"only a part of {name} arrived")
         for name in sorted(required):
             if name not in self._num_staged:
                 self._problems.setdefault(name, f"{name} is missing")
         self.check()
 
     def copy_into_place(self) -> list[str]:
-        """Overwrite the model's weights. Returns the names, sorted."""
+        """Overwrites the model's weights with the staged ones. Returns their names, sorted."""
         self._model.weights_changed(self._num_staged)
         with torch.no_grad():
             for name in self._num_staged:
@@ -105,7 +105,7 @@ class StagedWeights:
     def _copy(self, name: str, begin: int, piece: Tensor) -> str | None:
         end = begin + len(piece)
         if begin not in (0, self._num_staged.get(name, 0)):
-            return f"the parts of {name} came out of order"
+            return f"the parts of {name} arrived out of order"
         staged = self._staged(name)
         if end > len(staged):
             return f"{name} has more values than its shape says"
@@ -120,5 +120,5 @@ class StagedWeights:
 
 
 def _num_bytes(view: Matrix) -> int:
-    """Of its values, whatever the model keeps of them."""
+    """Returns the size of a weight's values in its dtype, even if the model keeps them rounded."""
     return view.numel() * view.dtype.itemsize

@@ -1,14 +1,13 @@
-"""Overwrites weights of a loaded model, all of an update or nothing of it.
+"""Checks new weights and copies them over those of a loaded model: all of an update or none.
 
-Owns what may be written where, and the copying. When to do it (between two steps), and that
-cached keys and values are stale afterwards, is the caller's business.
+The caller must do this between two steps, and must treat cached keys and values as stale
+afterwards.
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,36 +15,34 @@ from torch import Tensor
 from shmllm.errors import RequestError
 from shmllm.models.layers import NamedWeights
 
-if TYPE_CHECKING:
-    from shmllm.models.decoder import DecoderModel
-
-MOST_NAMED = 8
-"""Problems that one message spells out."""
+MAX_LISTED_PROBLEMS = 8
+"""The largest number of problems that one error message lists."""
 _IGNORED_SUFFIX = "rotary_emb.inv_freq"
 
 
-def update_weights(model: DecoderModel, named_tensors: Iterable[tuple[str, Tensor]]) -> set[str]:
-    """Copy tensors into the model in place, converted to its dtype.
+def update_weights(
+    destinations: NamedWeights, named_tensors: Iterable[tuple[str, Tensor]], tied: bool
+) -> set[str]:
+    """Copies tensors into a model in place, converted to its dtype.
 
-    Everything is checked first: an error leaves the model as it was. Fused and doubled copies
-    of a weight are all written. Like in a checkpoint, the LM head of a model whose embeddings
-    are tied, and frequencies of rotary embeddings, are passed over.
+    It checks all tensors first: an error leaves the model unchanged. It writes all copies that a
+    model keeps of a weight, and skips the names for which `is_ignored` is true.
 
     Args:
-        model: whose weights are overwritten. Not while it runs.
-        named_tensors: names as in a Hugging Face checkpoint of the model; any of them, in any
-            order, each of the checkpoint's shape, any floating dtype and device.
+        destinations: the model's `named_weights()`.
+        named_tensors: names as in a Hugging Face checkpoint of the model, and tensors of the
+            checkpoint's shape, of any floating dtype and on any device. Any of the names, in any
+            order.
+        tied: whether the LM head shares the embedding table.
 
     Returns:
         The names that were written.
 
     Raises:
-        RequestError: unknown names, other shapes, no floating numbers, or not finite; lists
-            them; or they are asleep.
+        RequestError: tensors have unknown names, wrong shapes, a dtype that is not floating, or
+            values that are not finite. The message lists them.
     """
-    model.check_awake()
-    update = [(name, tensor) for name, tensor in named_tensors if not is_ignored(model, name)]
-    destinations = model.named_weights()
+    update = [(name, tensor) for name, tensor in named_tensors if not is_ignored(name, tied)]
     problems: dict[str, str] = {}
     for name, tensor in update:
         problem = find_problem(destinations, name, tensor.shape, tensor.dtype)
@@ -58,22 +55,19 @@ def update_weights(model: DecoderModel, named_tensors: Iterable[tuple[str, Tenso
         for name, tensor in update:
             for view in destinations[name]:
                 view.copy_(tensor)
-    written = {name for name, _ in update}
-    if written:
-        model.weights_changed(written)
-    return written
+    return {name for name, _ in update}
 
 
-def is_ignored(model: DecoderModel, name: str) -> bool:
-    """Whether a checkpoint may have this tensor although the model does not keep it."""
-    tied = model.config.tie_word_embeddings
+def is_ignored(name: str, tied: bool) -> bool:
+    """Whether a checkpoint may contain this tensor although the model does not keep it: the
+    frequencies of rotary embedding, and the LM head of a tied model."""
     return name.endswith(_IGNORED_SUFFIX) or (tied and name == "lm_head.weight")
 
 
 def find_problem(
     destinations: NamedWeights, name: str, shape: Sequence[int], dtype: torch.dtype
 ) -> str | None:
-    """Why a tensor cannot be that weight, as far as can be said without its values."""
+    """Returns why a tensor of this shape and dtype cannot be the weight ``name``, or None."""
     if name not in destinations:
         near = difflib.get_close_matches(name, destinations, n=1, cutoff=0.0)
         hint = f"; the nearest name is {near[0]}" if near else ""
@@ -87,21 +81,30 @@ def find_problem(
 
 
 def is_finite(values: Tensor) -> bool:
-    """Whether all values are finite. Keys and values that are not would stay in the cache and
-    reach other requests after the next update, since what attention masks has to be finite."""
-    # One pass without a mask: what is not finite never leaves a sum. Finite ones may overflow.
+    """Whether all values are finite.
+
+    Weights that are not finite would put such keys and values into the KV cache. These would
+    reach other requests even after the next update: attention multiplies masked values by zero,
+    which must be finite.
+    """
+    # A sum takes one pass and no mask: a value that is not finite makes the sum not finite. The
+    # sum of finite values can overflow, which the second pass decides.
     return bool(values.sum(dtype=torch.float32).isfinite()) or bool(values.isfinite().all())
 
 
 def not_finite(name: str) -> str:
-    """The problem of a tensor that is not."""
+    """Returns the message for a tensor that has values that are not finite."""
     return f"{name} has values that are not finite"
 
 
 def refuse(problems: Mapping[str, str]) -> None:
-    """Raise RequestError with the problems, by the name of the tensor, if there are any."""
+    """Raises RequestError if there are problems.
+
+    Args:
+        problems: messages by the name of the tensor.
+    """
     if not problems:
         return
-    named = list(problems.values())[:MOST_NAMED]
-    more = len(problems) - len(named)
-    raise RequestError("; ".join(named) + (f"; and {more} more" if more else ""))
+    listed = list(problems.values())[:MAX_LISTED_PROBLEMS]
+    more = len(problems) - len(listed)
+    raise RequestError("; ".join(listed) + (f"; and {more} more" if more else ""))

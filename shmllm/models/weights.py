@@ -1,8 +1,8 @@
 """Fills a model's weights from safetensors files, or with random numbers.
 
-Everything is checked against the files' headers first, so an error leaves the model as it was.
-Files are mapped, and pages given back once they were copied: of a checkpoint no more than a tensor
-is in the process's memory, wherever the weights go.
+The names and shapes in the files' headers are checked first, so that an error leaves the model
+unchanged. Files are memory-mapped and their pages are released once they were copied: the process
+holds no more than one tensor of a checkpoint in memory.
 """
 
 from __future__ import annotations
@@ -12,25 +12,22 @@ import mmap
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from shmllm.errors import EngineStartError
+from shmllm.models.decoder import DecoderModel
 from shmllm.models.fields import Fields, read_json_object
 from shmllm.models.layers import NamedWeights
-
-if TYPE_CHECKING:
-    from shmllm.models.decoder import DecoderModel
+from shmllm.models.weight_update import is_ignored
 
 Progress = Callable[[int, int], None]
-"""Called with bytes loaded so far and bytes in all."""
+"""Called with the number of bytes loaded so far and the total number of bytes."""
 
 _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"
-_IGNORED_SUFFIX = "rotary_emb.inv_freq"
 _libc = ctypes.CDLL(None)
 
 
@@ -42,16 +39,16 @@ class _Shard:
 
 
 def load_weights(model: DecoderModel, directory: Path, on_progress: Progress | None = None) -> None:
-    """Copies a checkpoint into the model, converting to its dtype.
+    """Copies a checkpoint into the model and converts it to the model's dtype.
 
     Args:
-        model: whose weights are overwritten.
-        directory: holds model.safetensors, or shards with model.safetensors.index.json.
-        on_progress: called after each tensor; the last call has both numbers equal.
+        model: the model whose weights are overwritten.
+        directory: contains model.safetensors, or shards with model.safetensors.index.json.
+        on_progress: called after each tensor; in the last call both numbers are equal.
 
     Raises:
-        EngineStartError: a file or tensor is missing, damaged, misshapen or unknown. One
-            line, naming it.
+        EngineStartError: a file is missing or damaged, or a tensor is missing, unknown or of the
+            wrong shape. The message is one line and names it.
     """
     directory = Path(directory)
     destinations = model.named_weights()
@@ -69,7 +66,7 @@ def load_weights(model: DecoderModel, directory: Path, on_progress: Progress | N
                 tensor = file.get_tensor(name)
                 for view in destinations[name]:
                     view.copy_(tensor)
-                _let_pages_go(tensor)
+                _release_pages(tensor)
                 read += tensor.nbytes
                 if on_progress is not None and name != shard.names[-1]:
                     on_progress(done + read, total)
@@ -79,10 +76,10 @@ def load_weights(model: DecoderModel, directory: Path, on_progress: Progress | N
 
 
 def load_dummy_weights(model: DecoderModel, seed: int = 0) -> None:
-    """Fills the model with small normal numbers, norms with ones.
+    """Fills the norms' weights with ones, all others with small normally distributed numbers.
 
     Args:
-        model: whose weights are overwritten.
+        model: the model whose weights are overwritten.
         seed: the same seed gives the same weights on the same kind of device.
     """
     generators: dict[torch.device, torch.Generator] = {}
@@ -99,14 +96,17 @@ def load_dummy_weights(model: DecoderModel, seed: int = 0) -> None:
             view.copy_(value)
 
 
-def _let_pages_go(tensor: Tensor) -> None:
-    """Of a tensor in a mapped file that nobody reads any more. They count as the process's until
-    the file is closed, and a file is some gigabytes."""
+def _release_pages(tensor: Tensor) -> None:
+    """Releases the pages of a tensor in a mapped file, which is not read again.
+
+    Without this they would count as the process's memory until the file is closed, and a file has
+    some gigabytes.
+    """
+    # Only the pages that contain nothing else: safetensors may return a copy in ordinary memory.
     page = mmap.PAGESIZE
     begin = -(-tensor.data_ptr() // page) * page
     end = (tensor.data_ptr() + tensor.nbytes) // page * page
     if end > begin:
-        # Pages that are the tensor's alone: it may be no view of the file but a copy.
         address, size = ctypes.c_void_p(begin), ctypes.c_size_t(end - begin)
         _libc.madvise(address, size, mmap.MADV_DONTNEED)
 
@@ -142,12 +142,12 @@ def _open(path: Path) -> safe_open:
 
 
 def _read_header(path: Path, destinations: NamedWeights, tied: bool) -> _Shard:
-    """Checks names and shapes of one file. A tied model ignores a stored LM head."""
+    """Checks the names and shapes of the tensors in one file."""
     with _open(path) as file:
         names = [
             name
             for name in file.keys()  # noqa: SIM118
-            if not name.endswith(_IGNORED_SUFFIX) and not (tied and name == "lm_head.weight")
+            if not is_ignored(name, tied)
         ]
         unknown = [name for name in names if name not in destinations]
         if unknown:

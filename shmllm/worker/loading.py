@@ -15,8 +15,8 @@ from shmllm.config.engine import UNLIMITED_LOGPROBS, EngineConfig, LoadConfig
 from shmllm.config.info import EngineInfo
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
+from shmllm.models.create import create_model
 from shmllm.models.decoder import DecoderModel
-from shmllm.models.registry import create_model
 from shmllm.models.weights import load_dummy_weights, load_weights
 from shmllm.worker.arena import Arena, CountingAllocator
 from shmllm.worker.memory import CacheSize, Place, check_weights_fit

@@ -15,7 +15,7 @@ from torch import Tensor
 from shmllm.config.graphs import CudaGraphMode
 from shmllm.core.plan import BlockAppend, NewRequest, StepPlan
 from shmllm.models.config import ModelConfig
-from shmllm.models.registry import create_model
+from shmllm.models.create import create_model
 from shmllm.models.weights import load_weights
 from shmllm.params.sampling import SamplingParams
 from shmllm.worker.batch import InputBatch, StepInputs

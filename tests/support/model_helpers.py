@@ -21,8 +21,8 @@ from transformers import (
 
 from shmllm.core.plan import StepPlan
 from shmllm.models.config import ModelConfig
+from shmllm.models.create import create_model
 from shmllm.models.decoder import DecoderModel
-from shmllm.models.registry import create_model
 from shmllm.models.weights import load_weights
 from shmllm.worker.arena import HostArena
 from shmllm.worker.batch import InputBatch

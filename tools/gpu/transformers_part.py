@@ -19,7 +19,7 @@ from gpu.clock import synchronize
 from gpu.figures import Figures
 from gpu.settings import Settings
 from shmllm.models.config import ModelConfig
-from shmllm.models.registry import create_model
+from shmllm.models.create import create_model
 from shmllm.models.weights import load_dummy_weights
 from shmllm.worker.arena import CountingAllocator
 

@@ -1,4 +1,4 @@
-"""Logits of every architecture against transformers."""
+"""Compares the logits of every architecture with transformers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from support.model_helpers import (
     save,
 )
 
-from shmllm.models.registry import ARCHITECTURES, create_model
+from shmllm.models.create import create_model
+from shmllm.models.registry import ARCHITECTURES
 
 TOKENS = [int(token) for token in torch.randint(0, 97, (40,), generator=torch.manual_seed(3))]
 ROPE = {"rope_theta": 10000.0}

@@ -1,4 +1,4 @@
-"""config.json: what is read, and what is refused with which words."""
+"""Reading config.json: the fields, their defaults, and the errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -194,7 +194,9 @@ def test_biases(fields: dict[str, Any], attention: bool, mlp: bool, tmp_path: Pa
         (QWEN2 | {"layer_types": ["linear_attention"] * 4}, ["linear_attention", "full_"]),
     ],
 )
-def test_what_is_refused(fields: dict[str, Any], words: list[str], tmp_path: Path) -> None:
+def test_an_invalid_field_is_an_error_that_names_it(
+    fields: dict[str, Any], words: list[str], tmp_path: Path
+) -> None:
     with pytest.raises(EngineStartError) as caught:
         read(tmp_path, **fields)
     message = str(caught.value)

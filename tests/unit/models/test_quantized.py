@@ -1,4 +1,4 @@
-"""Matrices of 8 bits: what they mean, that a model computes with just that, and updates."""
+"""Matrices of 8 bits: the rounding, the logits of a quantized model, and weight updates."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from support.model_helpers import assert_logits_close, load, our_logits, referen
 
 from shmllm.errors import RequestError
 from shmllm.models.config import ModelConfig
+from shmllm.models.create import create_model
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.quantized import ELEMENTS_AT_ONCE, LARGEST, Int8Matrix
-from shmllm.models.registry import create_model
 from shmllm.models.weight_staging import StagedWeights
 from shmllm.models.weights import load_weights
 from shmllm.worker.arena import CountingAllocator, HostArena
@@ -36,7 +36,7 @@ def rounded(weight: torch.Tensor) -> Int8Matrix:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_each_channel_is_rounded_by_half_a_step_of_its_own_scale(dtype: torch.dtype) -> None:
+def test_the_rounding_error_is_at_most_half_of_each_channels_scale(dtype: torch.dtype) -> None:
     weight = weight_of((33, 64), dtype)
     matrix = rounded(weight)
     error = (matrix.integers * matrix.scales[:, None] - weight.float()).abs()
@@ -61,7 +61,7 @@ def test_new_weights_are_rounded_into_the_same_memory() -> None:
     assert matrix.integers.data_ptr() == address
 
 
-def test_a_matrix_that_is_rounded_in_pieces_is_rounded_whole() -> None:
+def test_rounding_in_pieces_equals_rounding_at_once() -> None:
     shape = 2 * ELEMENTS_AT_ONCE // 1000 + 5, 1000
     weight = weight_of(shape)
     matrix = rounded(weight)
@@ -69,7 +69,7 @@ def test_a_matrix_that_is_rounded_in_pieces_is_rounded_whole() -> None:
         assert torch.equal(matrix.integers[row], rounded(weight[row : row + 1]).integers[0])
 
 
-def test_what_is_not_of_its_shape_is_refused() -> None:
+def test_writing_another_shape_is_an_error() -> None:
     matrix = rounded(weight_of((6, 8)))
     with pytest.raises(ValueError, match=r"cannot write \[1, 8\] to \[6, 8\]"):
         matrix.copy_(torch.ones(1, 8))
@@ -77,7 +77,7 @@ def test_what_is_not_of_its_shape_is_refused() -> None:
 
 @pytest.mark.parametrize("source", DTYPES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_writing_what_was_read_changes_no_bit(dtype: torch.dtype, source: torch.dtype) -> None:
+def test_writing_a_clone_back_changes_no_bit(dtype: torch.dtype, source: torch.dtype) -> None:
     torch.manual_seed(1)
     largest = 0.99 * min(torch.finfo(dtype).max, torch.finfo(source).max)
     weight = torch.randn(3000, 64) * torch.logspace(-46, 38, 3000)[:, None]
@@ -94,10 +94,10 @@ def test_writing_what_was_read_changes_no_bit(dtype: torch.dtype, source: torch.
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
-def test_a_model_computes_with_what_was_rounded(
+def test_logits_are_those_of_the_rounded_matrices(
     family: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:
-    """Against the same model, in float32, whose matrices were rounded beforehand."""
+    """Compares with the same model in float32 whose matrices were rounded beforehand."""
     tied = family == "qwen2"
     directory = save(reference_model(family, 4.0, tie_word_embeddings=tied), tmp_path)
     model, plain = load(directory, dtype, "int8"), load(directory)
@@ -124,7 +124,7 @@ def linears(model: DecoderModel) -> list:
 
 
 def bits(model: DecoderModel) -> dict[str, list[torch.Tensor]]:
-    """All that it has of each weight."""
+    """Returns copies of everything that the model stores of each weight."""
     return {
         name: [
             part.clone()
@@ -145,7 +145,7 @@ def changed(model: DecoderModel, before: dict[str, list[torch.Tensor]]) -> set[s
 
 @pytest.fixture(params=["llama", "qwen2", "qwen3"])
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[DecoderModel, DecoderModel, list]:
-    """A model, another one of its shape, and that one's weights; qwen2 is tied."""
+    """Two models of the same shape, and the weights of the second; qwen2 is tied."""
     options = {"tie_word_embeddings": request.param == "qwen2"}
     first = load(
         save(reference_model(request.param, **options), tmp_path / "a"), quantization="int8"
@@ -155,7 +155,7 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[DecoderModel, 
     return first, second, list(other.named_parameters())
 
 
-def test_loading_takes_no_more_memory_than_is_held_then(tmp_path: Path) -> None:
+def test_loading_needs_no_more_memory_than_the_loaded_weights(tmp_path: Path) -> None:
     def anonymous_bytes() -> int:
         status = Path("/proc/self/status").read_text()
         return 1024 * int(status.split("RssAnon:")[1].split()[0])
@@ -172,11 +172,11 @@ def test_loading_takes_no_more_memory_than_is_held_then(tmp_path: Path) -> None:
     model = create_model(config, torch.float32, arena.allocate, "int8")
     before, most = anonymous_bytes(), 0
 
-    def look(_done: int, _total: int) -> None:
+    def measure(_done: int, _total: int) -> None:
         nonlocal most
         most = max(most, anonymous_bytes() - before)
 
-    load_weights(model, tmp_path, look)
+    load_weights(model, tmp_path, measure)
     assert most < counter.num_bytes + 12 * 2**20
 
 
@@ -186,14 +186,14 @@ def test_each_weight_can_be_updated_alone(pair: tuple) -> None:
     for name, tensor in weights:
         before = bits(model)
         model.load_weights([(name, tensor)])
-        # The norms are those it has.
+        # Both models have the same norms.
         assert changed(model, before) == (set() if "norm" in name else {name})
     assert not changed(model, bits(other))
     assert model.weights_version == len(weights)
     assert torch.equal(our_logits(model, TOKENS), our_logits(other, TOKENS))
 
 
-def test_a_staged_update_makes_the_model_that_was_loaded(pair: tuple) -> None:
+def test_a_staged_update_equals_a_loaded_model(pair: tuple) -> None:
     model, other, weights = pair
     staged = StagedWeights(model)
     for name, tensor in weights:
@@ -216,7 +216,7 @@ def test_an_update_with_one_wrong_tensor_changes_no_bit(pair: tuple) -> None:
     assert model.weights_version == 0
 
 
-def test_writing_what_was_read_changes_no_bit_of_a_model(pair: tuple) -> None:
+def test_loading_clones_of_all_weights_changes_no_bit(pair: tuple) -> None:
     model, *_ = pair
     before = bits(model)
     model.load_weights([(name, views[0].clone()) for name, views in model.named_weights().items()])

@@ -1,4 +1,4 @@
-"""Rotary frequencies and tables against transformers' rotary embedding modules."""
+"""Compares rotary frequencies and tables with transformers' rotary embedding modules."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def build(parameters: dict[str, Any], head_dim: int) -> tuple[LlamaConfig, RopeC
 
 
 def tables(rope: RopeConfig, head_dim: int, positions: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Cosines and sines as the engine computes them, [positions, head_dim / 2] each."""
+    """Returns cosines and sines as the engine computes them: [positions, head_dim / 2] each."""
     frequencies, count = inverse_frequencies(rope, head_dim), np.array([len(positions)])
     cos, sin = (torch.empty(len(positions), head_dim // 2) for _ in range(2))
     inputs = [count.ctypes.data, positions.data_ptr(), frequencies.data_ptr(), head_dim // 2]
@@ -73,7 +73,7 @@ def test_tables_equal_transformers(parameters: dict[str, Any], head_dim: int) ->
     cos, sin = LlamaRotaryEmbedding(config)(torch.zeros(1), positions[None])
     our_cos, our_sin = tables(rope, head_dim, positions)
     half = head_dim // 2
-    # An angle of 4,095 radians is known to 2e-4 in float32, so the tables are too.
+    # float32 represents an angle of 4,095 radians to 2e-4, which bounds the tables' precision.
     torch.testing.assert_close(our_cos, cos[0, :, half:], atol=6e-4, rtol=0)
     torch.testing.assert_close(our_sin, sin[0, :, half:], atol=6e-4, rtol=0)
 

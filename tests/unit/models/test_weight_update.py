@@ -1,4 +1,4 @@
-"""Weights are replaced all together or not at all, whatever copies the model keeps of them."""
+"""`load_weights` replaces all given weights or none, with all copies that a model keeps."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import torch
 from support.model_helpers import load, our_logits, reference_logits, reference_model, save
 
 from shmllm.errors import RequestError
-from shmllm.models.weight_update import update_weights
 
 TOKENS = [3, 14, 15, 92, 6]
 
@@ -22,15 +21,15 @@ def unchanged(model, before):
 
 @pytest.fixture(params=["llama", "qwen2", "qwen3"])
 def pair(request, tmp_path):
-    """Our model and another one of transformers', of the same shape."""
+    """A model of ours, and a model of transformers' with the same shapes and other weights."""
     options = {"tie_word_embeddings": request.param == "qwen2"}
     first = load(save(reference_model(request.param, **options), tmp_path / "a"))
     return first, reference_model(request.param, scale=2.0, **options)
 
 
-def test_all_of_a_models_weights_make_it_that_model(pair):
+def test_loading_all_weights_of_another_model_gives_its_logits(pair):
     ours, other = pair
-    written = update_weights(ours, reversed(list(other.named_parameters())))
+    written = ours.load_weights(reversed(list(other.named_parameters())))
     assert written == set(dict(other.named_parameters()))
     assert ours.weights_version == 1
     torch.testing.assert_close(
@@ -49,12 +48,12 @@ def test_some_weights_change_alone(pair):
     assert all(torch.equal(after[n], before[n]) for n in after)
 
 
-def test_what_a_checkpoint_may_have_besides_is_passed_over(pair):
+def test_ignored_tensors_of_a_checkpoint_are_skipped(pair):
     ours, _ = pair
     extra = [("model.layers.0.self_attn.rotary_emb.inv_freq", torch.ones(3))]
     if ours.config.tie_word_embeddings:
         extra.append(("lm_head.weight", torch.ones(97, 48)))
-    assert update_weights(ours, extra) == set()
+    assert ours.load_weights(extra) == set()
     assert ours.weights_version == 0
 
 
@@ -67,16 +66,16 @@ def test_what_a_checkpoint_may_have_besides_is_passed_over(pair):
         ("", torch.ones(1), "no weight ''"),
     ],
 )
-def test_one_wrong_tensor_leaves_the_model_as_it_was(pair, name, tensor, message):
+def test_one_wrong_tensor_leaves_the_model_unchanged(pair, name, tensor, message):
     ours, other = pair
     before = snapshot(ours)
     with pytest.raises(RequestError, match=message):
-        update_weights(ours, [*other.named_parameters(), (name, tensor)])
+        ours.load_weights([*other.named_parameters(), (name, tensor)])
     assert unchanged(ours, before)
     assert ours.weights_version == 0
 
 
-def test_lost_weights_are_missing_until_each_was_written(pair):
+def test_lost_weights_are_missing_until_each_is_written(pair):
     ours, other = pair
     assert ours.missing == set()
     ours.weights_lost()

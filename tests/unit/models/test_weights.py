@@ -1,4 +1,4 @@
-"""Checkpoints: single and sharded, tied and untied, whole and broken."""
+"""Loading checkpoints: single-file and sharded, tied and untied, valid and damaged."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from support.model_helpers import (
 
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
-from shmllm.models.registry import create_model
+from shmllm.models.create import create_model
 from shmllm.models.weights import load_dummy_weights, load_weights
 
 TOKENS = [3, 14, 15, 92, 65]
@@ -42,7 +42,7 @@ def shards(tmp_path: Path) -> Path:
 
 
 def edit(directory: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
-    """Rewrites a checkpoint's only file."""
+    """Rewrites the only file of a checkpoint."""
     path = directory / "model.safetensors"
     tensors = load_file(path)
     change(tensors)
@@ -50,7 +50,7 @@ def edit(directory: Path, change: Callable[[dict[str, torch.Tensor]], object]) -
 
 
 def failure(directory: Path) -> str:
-    """The message of loading it, which must be one line."""
+    """Returns the error message of loading the checkpoint, which must be one line."""
     with pytest.raises(EngineStartError) as caught:
         load(directory)
     message = str(caught.value)
@@ -147,7 +147,7 @@ def test_untied_model_needs_a_head(checkpoint: Path) -> None:
     assert "lacks lm_head.weight" in failure(checkpoint)
 
 
-def test_wrong_shape_tells_both(checkpoint: Path) -> None:
+def test_wrong_shape_error_names_both_shapes(checkpoint: Path) -> None:
     name = "model.layers.0.self_attn.k_proj.weight"
     edit(checkpoint, lambda tensors: tensors.update({name: torch.zeros(16, 47)}))
     message = failure(checkpoint)
@@ -163,7 +163,7 @@ def test_unknown_tensors_are_refused_before_anything_is_written(checkpoint: Path
     assert all(view.isnan().all() for views in model.named_weights().values() for view in views)
 
 
-def test_config_of_more_layers_is_noticed(checkpoint: Path) -> None:
+def test_a_config_with_more_layers_than_the_checkpoint_is_an_error(checkpoint: Path) -> None:
     config = json.loads((checkpoint / "config.json").read_text())
     (checkpoint / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 4}))
     assert "lacks model.layers.3" in failure(checkpoint)
@@ -185,7 +185,7 @@ def test_dummy_weights_are_deterministic(tied: bool, tmp_path: Path) -> None:
     assert all(torch.equal(views[0], view) for views in weights.values() for view in views)
 
 
-READS_ALL = """
+LOAD_AND_PRINT_PEAK = """
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -216,8 +216,8 @@ print(most() - before, Sink.total)
 """
 
 
-def test_no_more_than_a_tensor_of_a_file_is_in_memory(tmp_path: Path) -> None:
-    """In a process of its own, whose peak is its own."""
+def test_loading_holds_at_most_one_tensor_in_memory(tmp_path: Path) -> None:
+    """Runs in a separate process, because the peak memory is that of a whole process."""
     tensor = torch.ones((1024, 4096), dtype=torch.float16)
     places: dict[str, str] = {}
     for file in (f"model-{number}.safetensors" for number in range(4)):
@@ -225,7 +225,7 @@ def test_no_more_than_a_tensor_of_a_file_is_in_memory(tmp_path: Path) -> None:
         save_file({name: tensor.clone() for name in names}, tmp_path / file)
         places |= dict.fromkeys(names, file)
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
-    command = [sys.executable, "-c", READS_ALL, str(tmp_path)]
+    command = [sys.executable, "-c", LOAD_AND_PRINT_PEAK, str(tmp_path)]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     grown, total = map(int, printed.split())
     assert total == 16 * int(tensor.view(torch.int16).sum())

@@ -10,7 +10,7 @@ from gpu.settings import REAL, REHEARSAL
 from gpu.shapes import SHAPES
 
 from shmllm.models.config import ModelConfig
-from shmllm.models.registry import create_model
+from shmllm.models.create import create_model
 
 PARAMETERS = {"1b": 1_235_814_400, "4b": 4_022_468_096, "8b": 8_030_261_248}
 SIZES = list(PARAMETERS)

@@ -8,7 +8,7 @@ from support.model_helpers import our_logits, reference_model, save
 
 from shmllm.errors import RequestError
 from shmllm.models.config import ModelConfig
-from shmllm.models.registry import create_model
+from shmllm.models.create import create_model
 from shmllm.models.weights import load_weights
 from shmllm.outputs.sleep_report import SleepState
 from shmllm.worker.arena import CountingAllocator, HostArena

@@ -13,7 +13,7 @@ from support.model_helpers import our_logits, reference_model, save
 from shmllm.config.engine import CacheConfig
 from shmllm.errors import EngineStartError, RequestError
 from shmllm.models.config import ModelConfig
-from shmllm.models.registry import create_model
+from shmllm.models.create import create_model
 from shmllm.models.weights import load_weights
 from shmllm.outputs.sleep_report import SleepState
 from shmllm.worker.arena import Contents, CountingAllocator

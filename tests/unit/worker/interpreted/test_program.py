@@ -21,7 +21,7 @@ from support.gpu_steps import GpuSteps
 from shmllm.config.graphs import CudaGraphMode
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
-from shmllm.models.registry import create_model
+from shmllm.models.create import create_model
 from shmllm.worker.arena import CountingAllocator
 from shmllm.worker.gpu import ops
 from shmllm.worker.gpu.cache import GpuCacheLayout, GpuKVCache
