@@ -1,6 +1,6 @@
-"""Tensor operations of the decoder, without knowledge of an engine.
+"""Tensor operations of the decoder and the sampler. They must not know an engine.
 
-`reference` defines operations in torch, `gpu` has Triton kernels for them, and `cpu` what the
-CPU's forward pass is made of. None of them is imported here: each needs a compiler of its own,
-and Triton decides at its import whether it compiles or interprets.
+`reference` defines the operations in torch, `gpu` has Triton kernels for them, and `cpu` has the
+kernels of the forward pass on a CPU, which LLVM compiles. This module must not import them: each
+needs its own compiler, and Triton decides at its import whether it compiles or interprets.
 """

@@ -1,12 +1,12 @@
-"""Causal attention of a step's tokens over their requests' blocks of keys and values.
+"""Causal attention of a step's tokens over the paged keys and values of their requests.
 
-A piece of work is a tile of one request's queries with one key-value head; the query heads that
-share it are further rows. Keys come in stretches that begin at fixed positions, with a softmax
-that goes along. So what a token gets depends, to the last bit, on its query and on the keys
-and values that it sees, and on nothing else: not on who else is in the batch, nor on when the keys
-were written.
+A piece of work is a tile of one request's queries with one key-value head; each query head that
+shares it adds a row. Keys are processed in chunks that begin at fixed positions, with an online
+softmax. So a token's result depends, to the last bit, only on its query and on the keys and values
+that it attends to: not on the other requests in the batch, nor on the step that wrote the keys.
 
-Owns what a piece is and how its rows begin and end; must not know how keys were written (`heads`).
+This module owns the division into pieces and the start and end of a tile's rows. It must not know
+how keys were written, which is the task of `heads`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmllm_kernels.cpu import cache_layout as at
-from shmllm_kernels.cpu.attention_blocks import Tile, find_stretch
-from shmllm_kernels.cpu.attention_rows import FACTORS_BYTES, GROUPS, SCORES_BYTES, Rows, Stretch
+from shmllm_kernels.cpu.attention_blocks import QueryTile, find_key_chunk
+from shmllm_kernels.cpu.attention_rows import (
+    ATTEND_GROUP,
+    FACTORS_BYTES,
+    SCORES_BYTES,
+    KeyChunk,
+    RowGroup,
+)
 from shmllm_kernels.cpu.attention_tiles import KEY_VECTORS
 from shmllm_kernels.cpu.cache_layout import CacheLayout
 from shmllm_kernels.cpu.kernel_program import Kernel
@@ -30,47 +36,49 @@ from shmllm_kernels.cpu.memory import (
     word,
 )
 from shmllm_kernels.cpu.simd import LANES
-from shmllm_kernels.cpu.softmax import LEAST, total_weight
+from shmllm_kernels.cpu.softmax import INITIAL_MAX_SCORE, total_weight
 
 ROWS_PER_TILE = 48
-"""Rows of queries that share a stretch of keys while it is in the nearest caches, at most."""
+"""The largest number of query rows in a tile, which share a chunk of keys while it is in the L1 and
+L2 caches."""
 
-_GROUP_OF_6, _GROUP_OF_4, _GROUP_OF_3, _GROUP_OF_2, _GROUP_OF_1 = (
-    GROUPS[size] for size in (6, 4, 3, 2, 1)
+_attend_6, _attend_4, _attend_3, _attend_2, _attend_1 = (
+    ATTEND_GROUP[size] for size in (6, 4, 3, 2, 1)
 )
 
 
-class Space(NamedTuple):
-    """Addresses of a thread's scratch memory."""
+class Scratch(NamedTuple):
+    """The addresses of the parts of a thread's scratch memory."""
 
     query: int  # [groups of rows][head_dim, rows of the group] float32
     out: int  # [rows, padded head_dim] float32
-    totals: int  # [rows, LANES] float32
-    greatest: int  # [rows] float32
+    weight_sums: int  # [rows, LANES] float32
+    max_scores: int  # [rows] float32
     scores: int
     factors: int
-    keys: int  # addresses of the keys of a stretch, by vectors
-    values: int  # of its values, and of what is needed next
+    keys: int  # table of addresses of a chunk's vectors of keys
+    values: int  # table of addresses of its values, and of those to prefetch
 
 
 @compiled
-def _lines(num_bytes):
-    """Rounded up to whole cache lines."""
+def _cache_lines(num_bytes):
+    """Rounds a size up to whole cache lines."""
     return (num_bytes + 63) // 64 * 64
 
 
 @compiled
 def queries_per_tile(heads_per_kv: int) -> int:
-    """How many queries of a request one piece of work has."""
+    """Returns the largest number of a request's queries in one tile."""
     return max(ROWS_PER_TILE // heads_per_kv, 1)
 
 
 def count_tiles(counts: NDArray[np.int64], heads_per_kv: int, out: NDArray[np.int64]) -> None:
-    """Fill `out` [len(counts) + 1] with the tiles of queries before each request, and of all.
+    """Counts the tiles of queries before each request.
 
     Args:
-        counts: tokens of each request in the step.
-        heads_per_kv: query heads that share a key-value head.
+        counts: the number of each request's tokens in the step.
+        heads_per_kv: the number of query heads that share a key-value head.
+        out: [len(counts) + 1]; gets the number of tiles before each request, and the total.
     """
     queries = queries_per_tile(heads_per_kv)
     out[0] = 0
@@ -78,25 +86,27 @@ def count_tiles(counts: NDArray[np.int64], heads_per_kv: int, out: NDArray[np.in
 
 
 def scratch_bytes(layout: CacheLayout, num_heads: int) -> int:
-    """Scratch memory of one thread."""
+    """Returns the size of one thread's scratch memory."""
     per_kv = num_heads // layout.num_kv_heads
     rows = queries_per_tile(per_kv) * per_kv
     padded = layout.values_shape[1]
     sizes = [rows * layout.head_dim, rows * padded, rows * LANES, rows]
     tables = [8 * KEY_VECTORS, 16 * KEY_VECTORS]
-    return sum(map(_lines, [*(4 * size for size in sizes), SCORES_BYTES, FACTORS_BYTES, *tables]))
+    return sum(
+        map(_cache_lines, [*(4 * size for size in sizes), SCORES_BYTES, FACTORS_BYTES, *tables])
+    )
 
 
 @compiled
-def _space(scratch, rows, head_dim, padded):
-    out = scratch + _lines(4 * rows * head_dim)
-    totals = out + _lines(4 * rows * padded)
-    greatest = totals + _lines(4 * rows * LANES)
-    scores = greatest + _lines(4 * rows)
+def _split_scratch(address, rows, head_dim, padded):
+    out = address + _cache_lines(4 * rows * head_dim)
+    weight_sums = out + _cache_lines(4 * rows * padded)
+    max_scores = weight_sums + _cache_lines(4 * rows * LANES)
+    scores = max_scores + _cache_lines(4 * rows)
     factors = scores + SCORES_BYTES
     keys = factors + FACTORS_BYTES
-    values = keys + _lines(8 * KEY_VECTORS)
-    return Space(scratch, out, totals, greatest, scores, factors, keys, values)
+    values = keys + _cache_lines(8 * KEY_VECTORS)
+    return Scratch(address, out, weight_sums, max_scores, scores, factors, keys, values)
 
 
 @compiled
@@ -107,7 +117,7 @@ def _pieces(operands, piece, thread, num_threads):
 
 @compiled
 def _find_tile(step, requests, heads, window, piece):
-    """Which queries a piece is about."""
+    """Returns the tile of queries of a piece."""
     num_kv_heads = word(heads, at.NUM_KV_HEADS)
     tile, kv_head = piece // num_kv_heads, piece % num_kv_heads
     before = word(requests, 6)
@@ -123,7 +133,7 @@ def _find_tile(step, requests, heads, window, piece):
     count = word(word(requests, 1), request)
     num_queries = min(per_tile, count - first)
     position = word(word(requests, 2), request) - count + first
-    return Tile(
+    return QueryTile(
         word(word(requests, 0), request) + first,
         position,
         num_queries,
@@ -136,7 +146,7 @@ def _find_tile(step, requests, heads, window, piece):
 
 @compiled
 def _group_size(rows_left):
-    """How many rows go together."""
+    """Returns the number of rows in the next group."""
     if rows_left > 8 or rows_left == 6:
         return 6
     return 4 if rows_left > 3 else rows_left
@@ -150,17 +160,18 @@ def _fill(address, count, number):
 
 
 @compiled
-def _begin(space, rows, padded, tile, heads, qkv, qkv_stride):
-    """Take in the queries, scaled, each group's rows side by side."""
-    _fill(space.out, rows * padded, 0.0)
-    _fill(space.totals, rows * LANES, 0.0)
-    _fill(space.greatest, rows, LEAST)
+def _load_queries(scratch, rows, padded, tile, heads, qkv, qkv_stride):
+    """Initialises a tile's rows and copies its scaled queries, with the rows of each group side by
+    side."""
+    _fill(scratch.out, rows * padded, 0.0)
+    _fill(scratch.weight_sums, rows * LANES, 0.0)
+    _fill(scratch.max_scores, rows, INITIAL_MAX_SCORE)
     head_dim, scale = word(heads, at.HEAD_DIM), float_of_word(word(heads, at.SCALE))
     per_kv = word(heads, at.NUM_HEADS) // word(heads, at.NUM_KV_HEADS)
     row = 0
     while row < rows:
         size = _group_size(rows - row)
-        packed = floats(space.query + 4 * row * head_dim)
+        packed = floats(scratch.query + 4 * row * head_dim)
         for i in range(size):
             token = tile.first_token + (row + i) // per_kv
             head = tile.kv_head * per_kv + (row + i) % per_kv
@@ -171,49 +182,49 @@ def _begin(space, rows, padded, tile, heads, qkv, qkv_stride):
 
 
 @compiled
-def _end(space, rows, padded, tile, heads, out, out_stride):
-    """Write the quotients."""
+def _store_output(scratch, rows, padded, tile, heads, out, out_stride):
+    """Writes the sums of weighted values, divided by the sums of weights."""
     head_dim = word(heads, at.HEAD_DIM)
     per_kv = word(heads, at.NUM_HEADS) // word(heads, at.NUM_KV_HEADS)
     for row in range(rows):
-        share = np.float32(1.0) / total_weight(space.totals + 4 * row * LANES)
+        share = np.float32(1.0) / total_weight(scratch.weight_sums + 4 * row * LANES)
         token = tile.first_token + row // per_kv
         head = tile.kv_head * per_kv + row % per_kv
         target = floats(out + token * out_stride + 4 * head * head_dim)
-        summed = floats(space.out + 4 * row * padded)
+        summed = floats(scratch.out + 4 * row * padded)
         for j in range(head_dim):
-            target[j] = summed[j] * share + np.float32(0.0)  # a zero has no sign
+            target[j] = summed[j] * share + np.float32(0.0)  # adding 0 turns -0 into 0
 
 
 @compiled
-def _see_stretch(space, rows, padded, tile, heads, window, first_vector, kind):
-    """Every row of a tile sees one stretch of keys."""
+def _attend_chunk(scratch, rows, padded, tile, heads, window, first_vector, kind):
+    """Updates every row of a tile with one chunk of keys."""
     per_kv = word(heads, at.NUM_HEADS) // word(heads, at.NUM_KV_HEADS)
     keys_per_vector, head_dim = word(heads, at.KEYS_PER_VECTOR), word(heads, at.HEAD_DIM)
     first_key = first_vector * keys_per_vector
-    stretch = Stretch(
-        space.keys, space.values, first_key, first_key + KEY_VECTORS * keys_per_vector,
+    chunk = KeyChunk(
+        scratch.keys, scratch.values, first_key, first_key + KEY_VECTORS * keys_per_vector,
         keys_per_vector, word(heads, at.DIMENSION_BYTES), word(heads, at.VALUE_ROW_BYTES),
         word(heads, at.KEY_BYTES), head_dim, padded, per_kv, window,
     )  # fmt: skip
     row = 0
     while row < rows:
         size = _group_size(rows - row)
-        group = Rows(
-            tile.first_position, row, space.query + 4 * row * head_dim,
-            space.out + 4 * row * padded, space.totals + 4 * row * LANES,
-            space.greatest + 4 * row, space.scores, space.factors,
+        group = RowGroup(
+            tile.first_position, row, scratch.query + 4 * row * head_dim,
+            scratch.out + 4 * row * padded, scratch.weight_sums + 4 * row * LANES,
+            scratch.max_scores + 4 * row, scratch.scores, scratch.factors,
         )  # fmt: skip
         if size == 6:
-            _GROUP_OF_6(group, stretch, kind)
+            _attend_6(group, chunk, kind)
         elif size == 4:
-            _GROUP_OF_4(group, stretch, kind)
+            _attend_4(group, chunk, kind)
         elif size == 3:
-            _GROUP_OF_3(group, stretch, kind)
+            _attend_3(group, chunk, kind)
         elif size == 2:
-            _GROUP_OF_2(group, stretch, kind)
+            _attend_2(group, chunk, kind)
         else:
-            _GROUP_OF_1(group, stretch, kind)
+            _attend_1(group, chunk, kind)
         row += size
 
 
@@ -224,16 +235,16 @@ def _attend(operands, piece, thread, num_threads, kind):
     tile = _find_tile(step, requests, heads, window, piece)
     rows = tile.num_queries * (word(heads, at.NUM_HEADS) // word(heads, at.NUM_KV_HEADS))
     padded = word(heads, at.VALUE_ROW_BYTES) // itemsize(kind)
-    scratch = word(operands, 9) + thread * word(operands, 10)
-    space = _space(scratch, rows, word(heads, at.HEAD_DIM), padded)
-    _begin(space, rows, padded, tile, heads, word(operands, 3), word(operands, 4))
+    address = word(operands, 9) + thread * word(operands, 10)
+    scratch = _split_scratch(address, rows, word(heads, at.HEAD_DIM), padded)
+    _load_queries(scratch, rows, padded, tile, heads, word(operands, 3), word(operands, 4))
     keys_per_vector = word(heads, at.KEYS_PER_VECTOR)
     vector = tile.first_key // (KEY_VECTORS * keys_per_vector) * KEY_VECTORS
     while vector * keys_per_vector <= tile.last_key:
-        find_stretch(space.keys, space.values, cache, heads, tile, vector, kind)
-        _see_stretch(space, rows, padded, tile, heads, window, vector, kind)
+        find_key_chunk(scratch.keys, scratch.values, cache, heads, tile, vector, kind)
+        _attend_chunk(scratch, rows, padded, tile, heads, window, vector, kind)
         vector += KEY_VECTORS
-    _end(space, rows, padded, tile, heads, word(operands, 5), word(operands, 6))
+    _store_output(scratch, rows, padded, tile, heads, word(operands, 5), word(operands, 6))
 
 
 ATTEND = {
@@ -241,18 +252,21 @@ ATTEND = {
     "float16": Kernel(_pieces, _attend, "float16"),
     "bfloat16": Kernel(_pieces, _attend, "bfloat16"),
 }
-"""By the kind of the cache. Every token over what its request has in the cache.
+"""Kernels by the dtype name of the cache. Every token attends to its request's keys in the cache.
 
-Operands, addresses but for numbers (strides in bytes):
+Operands (addresses, if not marked as numbers; strides in bytes):
 
-    0  step: words, the number of tokens, of requests
+    0  step: int64 words, the number of tokens and the number of requests
     1  requests: words, see `request_words`
     2  heads: words, see `cache_layout.head_words`
-    3  qkv: float32 rows, the queries' heads first     4  its stride
-    5  out: float32 rows, a head behind the other      6  its stride
+    3  qkv: float32 rows, which begin with the query heads
+    4  the stride of qkv (a number)
+    5  out: float32 rows, [num_heads, head_dim]
+    6  the stride of out (a number)
     7  the layer's cache, see `CacheLayout`
-    8  window: how many positions a token sees, itself included; 0: all
-    9  scratch memory of the first thread             10  its stride, at least `scratch_bytes`
+    8  window: the number of positions that a token attends to, its own included; 0: all (a number)
+    9  scratch memory of the first thread
+    10 its stride from thread to thread, at least `scratch_bytes` (a number)
 """
 
 
@@ -265,16 +279,17 @@ def request_words(
     max_blocks: int,
     tiles: int,
 ) -> NDArray[np.int64]:
-    """What ATTEND must know of a step's requests.
+    """Returns the description of a step's requests for ATTEND.
 
     Args:
-        first_tokens: address of int64 [requests]: where a request's tokens begin in the step.
-        counts: address of int64 [requests]: how many there are.
-        context_lens: address of int64 [requests]: position of the last of them, plus one.
-        rows: address of int64 [requests]: rows of the block table.
+        first_tokens: address of int64 [requests]: the index of each request's first token in the
+            step.
+        counts: address of int64 [requests]: the number of each request's tokens in the step.
+        context_lens: address of int64 [requests]: the position of its last token, plus one.
+        rows: address of int64 [requests]: the rows of the block table.
         block_table: address of int32 [rows, max_blocks].
-        max_blocks: number.
-        tiles: address of int64 [requests + 1], from `count_tiles`.
+        max_blocks: the number of columns of the block table.
+        tiles: address of int64 [requests + 1], which `count_tiles` filled.
     """
     words = first_tokens, counts, context_lens, rows, block_table, max_blocks, tiles
     return np.array(words, np.int64)

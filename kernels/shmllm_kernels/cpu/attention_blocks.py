@@ -1,6 +1,6 @@
-"""Where the keys and values that a tile of queries sees lie: from block tables to addresses.
+"""Finds the addresses of the keys and values that a tile of queries needs, from a block table.
 
-Must not know what is done with them.
+This module must not know how attention uses them.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from shmllm_kernels.cpu.memory import itemsize, put_word, short_words, word
 from shmllm_kernels.cpu.simd import LANES
 
 
-class Tile(NamedTuple):
-    """Some queries of one request, with one head of keys and values. All int64."""
+class QueryTile(NamedTuple):
+    """Consecutive queries of one request, for one key-value head. All fields are int64."""
 
-    first_token: int
+    first_token: int  # index in the step
     first_position: int
     num_queries: int
     kv_head: int
-    blocks: int  # address of the request's block table
-    first_key: int  # that any of the queries sees
+    blocks: int  # address of the request's row of the block table
+    first_key: int  # the first and the last position that any of the queries attends to
     last_key: int
 
 
 @compiled
 def _find_values(target, cache, heads, tile, kv_head, first_vector):
-    """Where the values of a stretch lie, by vectors of keys. Those behind the last key are
-    taken to be the last vector's."""
+    """Writes the addresses of the values that belong to the vectors of a chunk of keys. Vectors
+    after the last key get the address of the last one."""
     shift = word(heads, at.VECTOR_SHIFT)
     last_vector = tile.last_key // word(heads, at.KEYS_PER_VECTOR)
     blocks = short_words(tile.blocks)
@@ -44,9 +44,14 @@ def _find_values(target, cache, heads, tile, kv_head, first_vector):
 
 
 @compiled
-def find_stretch(keys, values, cache, heads, tile, first_vector, kind):
-    """Fill tables of addresses: of a stretch's keys, by vectors; of its values, and behind them of
-    what is needed next."""
+def find_key_chunk(keys, values, cache, heads, tile, first_vector, kind):
+    """Writes two tables of addresses for a chunk of keys, with one entry for each vector.
+
+    Args:
+        keys: address of the table of keys' addresses.
+        values: address of the table of values' addresses; the values of the chunk that follows are
+            appended, for prefetching.
+    """
     _find_values(values, cache, heads, tile, tile.kv_head, first_vector)
     back = -word(heads, at.KEY_BYTES)
     mask = (1 << word(heads, at.VECTOR_SHIFT)) - 1
@@ -54,10 +59,10 @@ def find_stretch(keys, values, cache, heads, tile, first_vector, kind):
     row_bytes, vector_bytes = word(heads, at.VALUE_ROW_BYTES), LANES * itemsize(kind)
     for i in range(KEY_VECTORS):
         part = min(first_vector + i, last_vector) & mask
-        place = word(values, i)
-        put_word(keys, i, place + back - part * (LANES * row_bytes - vector_bytes))
+        address = word(values, i)
+        put_word(keys, i, address + back - part * (LANES * row_bytes - vector_bytes))
     following, kv_head = first_vector + KEY_VECTORS, tile.kv_head
-    if following > last_vector:  # the next piece is most likely the next head
+    if following > last_vector:  # the next piece of work is most likely the next head
         following = tile.first_key // (KEY_VECTORS * word(heads, at.KEYS_PER_VECTOR)) * KEY_VECTORS
         kv_head += 1
     ahead = values + 8 * KEY_VECTORS

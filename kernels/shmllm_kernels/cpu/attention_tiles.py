@@ -1,8 +1,8 @@
-"""The two products of attention, for a few rows of queries and some vectors of keys.
+"""Register tiles of attention's two products, for a few query rows and some vectors of keys.
 
-Accumulators fill the vector registers. A score is summed over dimensions in their order, an output
-over keys in their order, each by multiply-adds: neither depends on how many rows and vectors
-a tile has.
+Accumulators fill the vector registers. A score is summed over the dimensions in their order, an
+output over the keys in their order, both by fused multiply-adds: results do not depend on the
+number of rows and vectors of a tile.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from shmllm_kernels.cpu.language import emitted
 from shmllm_kernels.cpu.simd import LANES, NUM_REGISTERS, STORED, Emitter, Loop
 
 KEY_VECTORS = 8
-"""Vectors of keys between two updates of the softmax. At absolute positions."""
+"""The number of vectors in a chunk of keys, after which the softmax is updated. Chunks begin at
+multiples of this number."""
 
 SCORES_STRIDE = KEY_VECTORS * LANES * 4
 """Bytes from one row of scores to the next."""
@@ -24,16 +25,19 @@ SCORES_STRIDE = KEY_VECTORS * LANES * 4
 _REGISTERS_FOR_TILES = NUM_REGISTERS * 7 // 8
 
 
-def widest(num_rows: int) -> int:
-    """How many vectors a tile of that many rows has: its sums and one row of operands stay in
-    registers. With fewer left over, LLVM keeps a sum in memory."""
+def max_tile_vectors(num_rows: int) -> int:
+    """Returns the largest number of vectors in a tile of `num_rows` rows.
+
+    The tile's sums and one row of operands must fit into 7/8 of the registers. If fewer registers
+    are left, LLVM keeps a sum in memory.
+    """
     return max(width for width in (1, 2, 4, 8) if width * (num_rows + 1) <= _REGISTERS_FOR_TILES)
 
 
 def _add_products(
     e: Emitter, rows: Sequence[ir.Value], columns: Sequence[ir.Value], sums: Sequence[ir.Value]
 ) -> list[ir.Value]:
-    """``sums[i, j] + rows[i] * columns[j]``. rows: addresses of floats."""
+    """Returns ``sums[i, j] + rows[i] * columns[j]``. rows: addresses of floats."""
     out = []
     for i, row in enumerate(rows):
         factor = e.broadcast(e.load_scalar(row))
@@ -43,13 +47,16 @@ def _add_products(
 
 
 @cache
-def scores(num_rows: int, num_vectors: int):
-    """
-    tile(query, keys, stride, head_dim, out, behind, kind)
+def score_tile(num_rows: int, num_vectors: int):
+    """Returns an emitter of the product of queries and keys.
 
-    query: address of float32 [head_dim, num_rows]. keys: address of the addresses of vectors
-    in their first dimension; `stride` bytes from one dimension to the next. out: of float32
-    [num_rows, SCORES_STRIDE]. `behind`: bytes from what is read to what is needed soon.
+    The emitter is tile(query, keys, stride, head_dim, out, behind, kind). It also prefetches.
+
+    query: address of float32 [head_dim, num_rows].
+    keys: address of a table of addresses, those of each vector's first dimension.
+    stride: bytes from one dimension of a vector to the next.
+    out: address of the scores, float32 [num_rows, SCORES_STRIDE].
+    behind: bytes from the keys that are read to the data to prefetch.
     """
 
     @emitted
@@ -77,16 +84,23 @@ def scores(num_rows: int, num_vectors: int):
 
 
 @cache
-def outputs(num_rows: int, num_vectors: int):
-    """
-    tile(weights, values, skip, num_key_vectors, first, last, whole, stride, factors, out,
-         out_stride, behind, kind)
+def output_tile(num_rows: int, num_vectors: int):
+    """Returns an emitter of ``out = out * factor + weights @ values``, with one factor per row.
 
-    values: address of the addresses of what belongs to each vector of `whole` keys, `stride` bytes
-    from one key to the next, of which `skip` are not read; from key `first` of the first vector
-    up to, not including, `last` of the last. weights: float32 [num_rows, SCORES_STRIDE]. ``out``
-    [num_rows, ...] float32 becomes ``out * factor + weights @ values``, with a factor for each
-    row. KEY_VECTORS addresses further on lies what is needed next, `behind` bytes behind those.
+    The emitter is tile(weights, values, skip, num_key_vectors, first, last, whole, stride, factors,
+    out, out_stride, behind, kind). It also prefetches.
+
+    weights: address of float32 [num_rows, SCORES_STRIDE].
+    values: address of a table with the addresses of the values of each vector of keys. The
+        addresses KEY_VECTORS entries further, plus `behind` bytes, are prefetched.
+    skip: bytes at the beginning of each value that are not read.
+    num_key_vectors: the number of vectors of keys.
+    first: the first key of the first vector that is read.
+    last: the end of the keys of the last vector that are read.
+    whole: the number of keys in a vector.
+    stride: bytes from one key's value to the next.
+    factors: address of float32 [num_rows].
+    out: address of float32 [num_rows, ...], with `out_stride` bytes between rows.
     """
 
     @emitted

@@ -1,12 +1,12 @@
-"""How keys and values of one layer lie in memory, and what kernels know of heads.
+"""The memory layout of one layer's KV cache on a CPU, and the numbers that kernels need about it.
 
-A block holds, per key-value head, its keys and behind them its values:
+A block contains, for each key-value head, its keys and after them its values:
 
-    keys    [head_dim, keys padded to whole vectors]
+    keys    [head_dim, block_size padded to whole vectors]
     values  [block_size, head_dim padded to whole vectors]
 
-Keys are transposed, so that a vector holds one dimension of neighbouring keys. A head's part
-of a block is one stretch of memory, for the sake of prefetching and of copying. Padding stays zero.
+Keys are transposed, so that a vector holds one dimension of consecutive keys. A head's part of a
+block is contiguous, which helps prefetching and copying. Padding stays zero.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ def _padded(count: int) -> int:
 
 @dataclass(frozen=True)
 class CacheLayout:
-    """
+    """The layout of one layer's cache.
+
     Args:
-        num_kv_heads: heads of keys and of values.
-        head_dim: even, numbers in a head.
-        block_size: tokens in a block; a power of two.
-        stored: the kind of the numbers: float32, float16 or bfloat16.
+        num_kv_heads: the number of key-value heads.
+        head_dim: the size of a head; even.
+        block_size: the number of tokens in a block; a power of two.
+        stored: the dtype name of the cache: float32, float16 or bfloat16.
     """
 
     num_kv_heads: int
@@ -52,31 +53,32 @@ class CacheLayout:
 
     @property
     def keys_shape(self) -> tuple[int, int]:
-        """Of one head's keys in a block."""
+        """The shape of one head's keys in a block."""
         return self.head_dim, _padded(self.block_size)
 
     @property
     def values_shape(self) -> tuple[int, int]:
-        """Of one head's values in a block."""
+        """The shape of one head's values in a block."""
         return self.block_size, _padded(self.head_dim)
 
     @property
     def key_bytes(self) -> int:
-        """Of one head in a block, as `value_bytes`; its values begin here."""
+        """The size of one head's keys in a block, which is also the offset of its values."""
         return self.keys_shape[0] * self.keys_shape[1] * self.itemsize
 
     @property
     def value_bytes(self) -> int:
+        """The size of one head's values in a block."""
         return self.values_shape[0] * self.values_shape[1] * self.itemsize
 
     @property
     def head_bytes(self) -> int:
-        """From one head of a block to the next."""
+        """The stride from one head of a block to the next."""
         return self.key_bytes + self.value_bytes
 
     @property
     def block_bytes(self) -> int:
-        """From one block to the next: keys and values of all heads, in one layer."""
+        """The stride from one block to the next: keys and values of all heads in one layer."""
         return self.num_kv_heads * self.head_bytes
 
     @property
@@ -85,14 +87,14 @@ class CacheLayout:
 
 
 def head_words(layout: CacheLayout, num_heads: int) -> NDArray[np.int64]:
-    """What kernels must know of heads and of where they lie, in the order of the names below.
+    """Returns the numbers that kernels need about the heads, in the order of the names below.
 
     Args:
-        layout: of the cache.
-        num_heads: heads of queries; a multiple of `layout.num_kv_heads`.
+        layout: the layout of the cache.
+        num_heads: the number of query heads; a multiple of `layout.num_kv_heads`.
     """
     if num_heads % layout.num_kv_heads:
-        raise ValueError(f"{num_heads} heads cannot share {layout.num_kv_heads} of keys and values")
+        raise ValueError(f"{num_heads} heads cannot share {layout.num_kv_heads} key-value heads")
     vectors_per_block = layout.keys_shape[1] // LANES
     words = [
         layout.num_kv_heads,
@@ -122,7 +124,7 @@ def head_words(layout: CacheLayout, num_heads: int) -> NDArray[np.int64]:
     KEY_BYTES,
     DIMENSION_BYTES,  # from one dimension of the keys to the next
     VALUE_ROW_BYTES,  # from one value to the next
-    NUM_HEADS,  # of queries
-    SCALE,  # float bits: what makes a product of query and key a power of two
+    NUM_HEADS,  # query heads
+    SCALE,  # the bits of the float32 head_dim**-0.5 * log2(e), the factor of queries
 ) = range(12)
-"""Where `head_words` has what."""
+"""The indices of the numbers that `head_words` returns."""

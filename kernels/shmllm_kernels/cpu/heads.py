@@ -1,7 +1,7 @@
-"""Heads of queries, keys and values between their projection and attention.
+"""The kernel between the qkv projection and attention.
 
-Root mean square norm of each query and key head where the model has it, rotary embedding
-(`shmllm_kernels.rope` has the formula), and keys and values into the cache.
+It applies RMSNorm to each query and key head if the model has such norms, applies rotary embedding
+(`reference.rope` has the formula), and writes keys and values to the cache.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from shmllm_kernels.cpu.memory import (
 from shmllm_kernels.cpu.simd import LANES, Emitter, Loop
 
 TOKENS_AT_ONCE = 8
-"""What a thread takes at a time, at most."""
+"""The largest number of tokens in one piece of work."""
 
 
 @emitted
 def _sum_of_squares(builder, address, count):
-    """Of float32, in an order that depends on `count` alone. At least one."""
+    """Returns the sum of squares of `count` float32, at least one. The order of additions depends
+    on `count` alone."""
     e = Emitter(builder)
     loop = Loop(e, e.const(0), count, LANES)
     loop.begin([e.zeros()])
@@ -59,7 +60,7 @@ def _rotate(head, half, cos, sin):
 
 @compiled
 def _store_token(heads, row, slot, cache, kind):
-    """Keys and values of one token. row: address of its first key head."""
+    """Writes the keys and values of one token to the cache. row: address of its first key head."""
     num_kv_heads, head_dim = word(heads, at.NUM_KV_HEADS), word(heads, at.HEAD_DIM)
     shift = word(heads, at.BLOCK_SHIFT)
     offset = slot & ((1 << shift) - 1)
@@ -116,16 +117,18 @@ STORE_HEADS = {
     "float16": Kernel(_pieces, _store, "float16"),
     "bfloat16": Kernel(_pieces, _store, "bfloat16"),
 }
-"""By the kind of the cache and of the norms' weights. Queries stay, finished, in their rows.
+"""Kernels by the dtype name of the cache and of the norms' weights. They leave the normalised and
+rotated queries in the rows of qkv.
 
-Operands, addresses but for numbers (strides in bytes):
+Operands (addresses; strides in bytes):
 
-    0  step: words, the first the number of tokens
+    0  step: int64 words, the first is the number of tokens
     1  heads: words, see `cache_layout.head_words`
-    2  qkv: float32 rows, all heads of queries, then of keys, then of values    3  its stride
+    2  qkv: float32 rows, all query heads, then key heads, then value heads
+    3  the stride of qkv (a number)
     4  cos, 5  sin: float32 [tokens, head_dim / 2], of the tokens' positions
     6  slots: int64 [tokens], block * block_size + offset
     7  the layer's cache, see `CacheLayout`
-    8  q_norm, 9  k_norm: weights [head_dim], or 0 where the model has none
-    10 eps of these norms, by `word_of_float`
+    8  q_norm, 9  k_norm: weights [head_dim], or 0 if the model has none
+    10 eps of these norms, a number from `word_of_float`
 """

@@ -1,15 +1,15 @@
-"""A program of kernels, recorded once and played for every step by all compute threads.
+"""A program of kernels, recorded once and replayed in every step by all compute threads.
 
-Playing is one call into compiled code: no Python and no allocation between two kernels, and no
-thread is woken or put to sleep. A kernel's work comes in pieces, which threads take as they come;
-the next kernel begins when all pieces are *done*, not when all threads have come by: a thread that
-the system holds up delays nobody, unless in the middle of a piece. Whatever
-differs from step to step (how many rows there are, which tokens) lies in memory that kernels read
-when they run. So a program serves batches of every size, and changed weights, without being
-recorded anew, as long as all addresses stay.
+A replay is one call into compiled code: between two kernels no Python runs, nothing is allocated,
+and no thread is woken or put to sleep. A kernel's work is divided into pieces, which threads take
+from an atomic counter. The next kernel begins when all pieces are done, not when all threads have
+arrived: a thread that the operating system has preempted delays the others only if it holds a
+piece. Everything that differs between steps (the number of rows, the tokens) is in memory that
+kernels read when they run. So one program serves batches of every size and changed weights, as
+long as all addresses stay the same.
 
-The threads are those of torch's own OpenMP library, so that nothing competes with them. Must
-not know what kernels compute.
+The threads are those of torch's own OpenMP library, so that no second pool of threads competes for
+the cores. This module must not know what kernels compute.
 """
 
 from __future__ import annotations
@@ -25,67 +25,68 @@ from llvmlite import ir
 
 from shmllm_kernels.cpu.language import Compiled, compiled, emitted
 from shmllm_kernels.cpu.memory import word
-from shmllm_kernels.cpu.objects import addresses_of
+from shmllm_kernels.cpu.object_code import addresses_of
 from shmllm_kernels.cpu.simd import INT32, INT64, function
 
-_CALL = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)
+_FUNCTION_TYPE = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)
 
 SPINS = 500
-"""How often a thread looks whether the others are done before it offers its core to others:
-some 20 us."""
+"""How often a waiting thread checks whether all pieces are done before it begins to yield its core
+to other threads: about 20 us."""
 
-_ROW_WORDS = 16  # two cache lines, so that no two kernels' counters share one
-_TAKEN, _DONE = 14, 15  # counters of pieces, behind the operands
+_ROW_WORDS = 16  # two cache lines, so that the counters of two kernels never share one
+_TAKEN, _DONE = 14, 15  # the counters of pieces, after the operands
 MAX_OPERANDS = _TAKEN
-_THREADS_SEEN = 4  # the word of a program that counts them
+_STARTED_THREADS = 4  # the word of a program that counts the threads that have started
 
 
 class Kernel:
-    """Compiled code that does one piece of work at a time.
+    """Two compiled functions: one counts the pieces of work, the other does one piece.
 
     Args:
-        pieces: (operands, 0, 0, num_threads) -> how many pieces there are at the moment.
-        run: (operands, piece, thread, num_threads, *known); does one of them. Any thread, in any
-            order; `thread` counts from 0.
-        known: what else `run` is told, when it is compiled.
+        pieces: (operands, 0, 0, num_threads) -> the number of pieces in this step.
+        run: (operands, piece, thread, num_threads, *constants); does one piece. Any thread may do
+            any piece, in any order; `thread` counts from 0.
+        constants: the last arguments of `run`, known when it is compiled.
 
-    `operands` is the address of a row of int64 that `Tape.record` filled. Both functions are
-    compiled, with what they call, when the kernel is first needed.
+    `operands` is the address of a row of int64 that `KernelProgram.record` filled. Both functions
+    are compiled, with the functions that they call, when the kernel is first used.
     """
 
-    def __init__(self, pieces: Compiled, run: Compiled, *known: str | int) -> None:
-        self._entries = (pieces, ()), (run, known)
+    def __init__(self, pieces: Compiled, run: Compiled, *constants: str | int) -> None:
+        self._entries = (pieces, ()), (run, constants)
 
     @cached_property
     def addresses(self) -> tuple[int, ...]:
-        """Of the compiled code, `pieces` and `run`."""
+        """The addresses of the compiled functions `pieces` and `run`."""
         return addresses_of(*self._entries)
 
 
 @emitted
 def _call(builder, address, first, second, third, fourth):
-    """Call compiled code."""
+    """Calls the compiled function at an address."""
     kind = ir.FunctionType(INT64, [INT64] * 4)
     arguments = [first, second, third, fourth]
     return builder.call(builder.inttoptr(address, kind.as_pointer()), arguments)
 
 
 @emitted
-def _add_one(builder, address):
-    """Add one to the int64 at an address, atomically; returns what was there."""
+def _fetch_and_increment(builder, address):
+    """Adds one to the int64 at an address, atomically; returns its value before that."""
     counter = builder.inttoptr(address, INT64.as_pointer())
     return builder.atomic_rmw("add", counter, ir.Constant(INT64, 1), "acq_rel")
 
 
 @emitted
-def _look(builder, address):
-    """The int64 at an address, and all that was written before it was."""
+def _load_acquire(builder, address):
+    """Loads the int64 at an address with acquire ordering: the thread then also sees everything
+    that was written before this int64."""
     return builder.load_atomic(builder.inttoptr(address, INT64.as_pointer()), "acquire", 8)
 
 
 @emitted
 def _pause(builder):
-    """Tell the core that this is a waiting loop."""
+    """Tells the core that this is a spin loop."""
     if platform.machine() == "x86_64":
         builder.call(function(builder, "llvm.x86.sse2.pause", ir.VoidType(), []), [])
 
@@ -96,23 +97,24 @@ def _yield_core(builder):
 
 
 @compiled
-def _play(program):
-    """What each thread runs. program: words as `Tape` lays them out."""
+def _run_kernels(program):
+    """Runs all kernels; each thread calls it once. program: the words that
+    `KernelProgram._run` writes."""
     num_kernels, rows, num_threads = word(program, 0), word(program, 1), word(program, 2)
     entries = word(program, 3)
-    thread = _add_one(program + 8 * _THREADS_SEEN)
+    thread = _fetch_and_increment(program + 8 * _STARTED_THREADS)
     for index in range(num_kernels):
         operands = rows + index * (8 * _ROW_WORDS)
         taken, done = operands + 8 * _TAKEN, operands + 8 * _DONE
         num_pieces = _call(word(entries, 2 * index), operands, 0, 0, num_threads)
         run = word(entries, 2 * index + 1)
-        piece = _add_one(taken)
+        piece = _fetch_and_increment(taken)
         while piece < num_pieces:
             _call(run, operands, piece, thread, num_threads)
-            _add_one(done)
-            piece = _add_one(taken)
+            _fetch_and_increment(done)
+            piece = _fetch_and_increment(taken)
         spins = 0
-        while _look(done) < num_pieces:
+        while _load_acquire(done) < num_pieces:
             spins += 1
             if spins < SPINS:
                 _pause()
@@ -121,17 +123,17 @@ def _play(program):
 
 
 @cache
-def _player() -> int:
-    return addresses_of((_play, ()))[0]
+def _program_entry() -> int:
+    return addresses_of((_run_kernels, ()))[0]
 
 
 class _Threads:
-    """torch's OpenMP library. `is_there` is false where torch brings another one: then one
-    thread does everything."""
+    """torch's OpenMP library, libgomp. `is_available` is false if torch uses another library: then
+    one thread runs all kernels."""
 
     def __init__(self) -> None:
         path = _loaded_library("libgomp")
-        self.is_there = path is not None
+        self.is_available = path is not None
         if path is None:
             return
         library = ctypes.CDLL(path)
@@ -140,7 +142,7 @@ class _Threads:
         self._parallel.restype = None
 
     def run(self, function: int, argument: int, num_threads: int) -> None:
-        """Call a compiled function in that many threads."""
+        """Calls a compiled function in `num_threads` threads."""
         self._parallel(function, argument, num_threads, 0)
 
 
@@ -154,12 +156,13 @@ def _loaded_library(name: str) -> str | None:
 
 
 class KernelProgram:
-    """
+    """A sequence of kernels with their operands.
+
     Args:
-        num_threads: that play it, where the number is not given.
+        num_threads: the number of threads of a replay, unless `replay` is given one.
 
     Attributes:
-        labels: of the kernels, in order.
+        labels: the kernels' labels, in order.
     """
 
     def __init__(self, num_threads: int) -> None:
@@ -168,10 +171,10 @@ class KernelProgram:
         self._operands: list[Sequence[int]] = []
         self._kept: list[object] = []
         self._threads = _Threads()
-        self.num_threads = num_threads if self._threads.is_there else 1
-        self._player = _player()
-        self._play_alone = _CALL(self._player)
-        self._program = np.zeros(_THREADS_SEEN + 1, np.int64)
+        self.num_threads = num_threads if self._threads.is_available else 1
+        self._entry = _program_entry()
+        self._run_alone = _FUNCTION_TYPE(self._entry)
+        self._program = np.zeros(_STARTED_THREADS + 1, np.int64)
         self._table = self._rows = np.zeros((0, _ROW_WORDS), np.int64)
 
     def __len__(self) -> int:
@@ -184,13 +187,13 @@ class KernelProgram:
         keep: Sequence[object] = (),
         label: str = "",
     ) -> None:
-        """Append a kernel.
+        """Appends a kernel.
 
         Args:
-            kernel: what to run.
+            kernel: the kernel.
             operands: up to MAX_OPERANDS addresses and numbers, as the kernel documents them.
-            keep: what owns the memory behind the addresses, kept as long as the tape.
-            label: what to call it where it is looked at.
+            keep: objects that own the memory at these addresses; the program keeps them alive.
+            label: the kernel's name in profiles.
         """
         self.labels.append(label)
         self._entries.append(kernel.addresses)
@@ -205,14 +208,14 @@ class KernelProgram:
         self._counters = self._rows[:, _TAKEN:]
 
     def replay(self, num_threads: int | None = None) -> None:
-        """Run all kernels, in order."""
-        self._play(0, len(self._entries), num_threads or self.num_threads)
+        """Runs all kernels, in order."""
+        self._run(0, len(self._entries), num_threads or self.num_threads)
 
-    def play_one(self, index: int) -> None:
-        """Run one kernel. All of them one after the other do what `replay` does, more slowly."""
-        self._play(index, 1, self.num_threads)
+    def replay_one(self, index: int) -> None:
+        """Runs one kernel. Calling this for every kernel computes the same as `replay`, slower."""
+        self._run(index, 1, self.num_threads)
 
-    def _play(self, first: int, count: int, wanted: int) -> None:
+    def _run(self, first: int, count: int, wanted: int) -> None:
         if len(self._rows) < len(self._entries):
             self._lay_out()
         self._counters.fill(0)
@@ -220,6 +223,6 @@ class KernelProgram:
         entries = self._table.ctypes.data + first * self._table.strides[0]
         self._program[:] = (count, rows, wanted, entries, 0)
         if wanted > 1:
-            self._threads.run(self._player, self._program.ctypes.data, wanted)
+            self._threads.run(self._entry, self._program.ctypes.data, wanted)
         else:
-            self._play_alone(self._program.ctypes.data)
+            self._run_alone(self._program.ctypes.data)

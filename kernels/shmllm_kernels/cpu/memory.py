@@ -1,8 +1,8 @@
-"""Words and numbers of memory by address, for compiled code.
+"""Reads and writes numbers in memory by address, for compiled code.
 
-Kernels get their operands as addresses, since they run where there are no Python objects. Owns
-how an address becomes a number, and what each stored kind of number is. A kind is chosen by the
-name that is known when a kernel is translated, so that one function serves them all.
+Kernels get addresses as operands, because they run without Python objects. This module owns the
+conversion between float32 and the stored dtypes. A parameter ``kind`` is the name of a stored
+dtype, a constant during translation, so that one function serves all dtypes.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from shmllm_kernels.cpu.simd import FLOAT, INT32, INT64, STORED
 
 
 def itemsize(kind: str) -> int:
-    """Bytes of one number."""
+    """Returns the size of one number in bytes."""
     return STORED[kind][1]
 
 
 @emitted
 def floats(builder, address):
-    """float32 at an address."""
+    """An array of float32 at an address."""
     return View(builder, address, FLOAT)
 
 
 @emitted
 def short_words(builder, address):
-    """int32 at an address."""
+    """An array of int32 at an address."""
     return View(builder, address, INT32)
 
 
 @emitted
 def number(builder, address, index, kind):
-    """The number at ``address[index]``, as float32."""
+    """Loads the number at ``address[index]`` as float32."""
     value = builder.load(View(builder, address, STORED[kind][0]).at(builder, index))
     if kind == "float32":
         return value
@@ -47,8 +47,11 @@ def number(builder, address, index, kind):
 
 @emitted
 def put_number(builder, address, index, value, kind):
-    """Store a float32 at ``address[index]``, rounded to the nearest, ties to even; what float16
-    cannot hold becomes its largest number, since an infinity would spoil every sum."""
+    """Stores a float32 at ``address[index]``, rounded to the nearest, ties to even.
+
+    float16 saturates: a value beyond its range becomes its largest number, since an infinity would
+    make every sum infinite or NaN.
+    """
     place = View(builder, address, STORED[kind][0]).at(builder, index)
     builder.store(_narrowed(builder, value, kind), place)
 
@@ -69,28 +72,28 @@ def _narrowed(builder: ir.IRBuilder, value: ir.Value, stored: str) -> ir.Value:
 
 @emitted
 def word(builder, address, index):
-    """The int64 at ``address[index]``."""
+    """Loads the int64 at ``address[index]``."""
     return builder.load(View(builder, address, INT64).at(builder, index))
 
 
 @emitted
 def put_word(builder, address, index, value):
-    """Write an int64 at ``address[index]``."""
+    """Stores an int64 at ``address[index]``."""
     builder.store(as_value(value), View(builder, address, INT64).at(builder, index))
 
 
 @emitted
 def float_of_bits(builder, bits):
-    """An int32's bits as a float32."""
+    """Reinterprets the bits of an int32 as a float32."""
     return builder.bitcast(bits, FLOAT)
 
 
 @compiled
 def exp(x):
-    """e to the x, for x at most 88, to 2 units in the last place; 0 below -87.
+    """Returns e**x for x at most 88, to 2 units in the last place; 0 below -87.
 
-    2**n * e**r with n whole and |r| <= ln(2) / 2, e**r by its Taylor polynomial of degree 7:
-    plain arithmetic, which the compiler turns into vectors, as it cannot a call of expf.
+    It computes 2**n * e**r with an integer n and |r| <= ln(2) / 2, and e**r by its Taylor
+    polynomial of degree 7. LLVM can vectorise this arithmetic, but not a call of expf.
     """
     bounded = max(x, np.float32(-87.0))
     n = np.floor(bounded * np.float32(1.4426950408889634) + np.float32(0.5))
@@ -108,11 +111,11 @@ def exp(x):
 
 
 def word_of_float(value: float) -> int:
-    """A number as an operand: `float_of_word` makes it a float32 again."""
+    """Returns a number's float32 bits as an integer operand; `float_of_word` reverses it."""
     return int(np.float32(value).view(np.int32))
 
 
 @compiled
 def float_of_word(value):
-    """What `word_of_float` was given."""
+    """Returns the float32 whose bits `word_of_float` returned."""
     return float_of_bits(np.int32(value))

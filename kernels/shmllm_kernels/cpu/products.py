@@ -1,57 +1,58 @@
-"""Products of activations with weights that lie as checkpoints store them.
+"""Matrix products of activations with weights in the layout of checkpoints.
 
 ``out[m, n] = sum over k of x[m, k] * weight[n, k]``: both operands are read along their rows, so
-weights need no packed copy. Every element is summed in the same order, whatever the number of rows
-and whichever tile computes it: results do not depend on the batch, to the last bit.
+weights need no packed copy. Every element is summed in the same order, for any number of rows and
+in any tile: results do not depend on the batch, to the last bit.
 
-Source of the tile's shape: the accumulators fill the vector registers, as in Goto and van de Geijn,
-"Anatomy of High-Performance Matrix Multiplication" (2008).
+The tile's shape follows Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication"
+(2008): the accumulators fill the vector registers.
 """
 
 from __future__ import annotations
 
 from shmllm_kernels.cpu.kernel_program import Kernel
-from shmllm_kernels.cpu.language import compiled, compiled_apart, emitted
+from shmllm_kernels.cpu.language import compiled, compiled_noinline, emitted
 from shmllm_kernels.cpu.memory import floats, itemsize, number, word
 from shmllm_kernels.cpu.simd import LANES, STORED, Emitter, Loop
 
 TILE_ROWS, TILE_COLUMNS = {16: (4, 6), 8: (2, 4), 4: (6, 4)}[LANES]
 ROWS_AT_ONCE = 128
-"""Rows of activations that a core's second cache holds while weights stream by."""
+"""The number of rows of activations that stay in a core's L2 cache while weights stream through."""
 
 COLUMNS_AT_ONCE = 8 * TILE_COLUMNS
-"""What a thread takes at a time, at most."""
+"""The largest number of columns in one piece of work."""
 
 DEPTH_AT_ONCE = 1024
-"""Elements of a row that are summed before the sum is put down, at most: what a tile reads of
-all its rows then stays in the nearest cache. Decides the order of additions."""
+"""The largest number of a row's elements that are summed before the sum is stored: the data that a
+tile reads from all its rows then stays in the L1 cache. This decides the order of additions."""
 
 CHUNKS_PER_THREAD = 4
-"""At least, where there are columns enough: a thread that is held up leaves the rest to others."""
+"""The smallest number of pieces for each thread, if there are enough columns: other threads then
+take the pieces that a preempted thread has not begun."""
 
 PREFETCHED_ROWS = 2
 PREFETCHING_TILES = TILE_COLUMNS // PREFETCHED_ROWS
-"""While the first tiles are computed, each fetches some of the next columns' weights."""
+"""The first tiles prefetch the weights of the next columns, PREFETCHED_ROWS rows each."""
 
 
 def _tile(num_rows: int, num_columns: int):
-    """A tile of the product.
+    """Returns an emitter of one tile of the product.
 
-    tile(x, x_stride, weight, w_stride, k, out, out_stride, adds, ahead, kind): strides in bytes; k
-    in elements; whether to add to what `out` has; the address of weights that are needed soon;
-    what the weights are.
+    The emitter is tile(x, x_stride, weight, w_stride, k, out, out_stride, adds, ahead, kind):
+    strides are in bytes, k in elements; `adds`: whether to add to the values in `out`; `ahead`:
+    the address of weights to prefetch; `kind`: the dtype name of the weights.
     """
 
     @emitted
     def tile(builder, x, x_stride, weight, w_stride, k, out, out_stride, adds, ahead, kind):
         num_bytes = STORED[kind][1]
         e = Emitter(builder)
-        stretch = lambda base, stride, n: [  # noqa: E731
+        row_addresses = lambda base, stride, n: [  # noqa: E731
             e.at(base, builder.mul(stride, e.const(i))) for i in range(n)
         ]
-        xs = stretch(x, x_stride, num_rows)
-        ws = stretch(weight, w_stride, num_columns)
-        soon = stretch(ahead, w_stride, PREFETCHED_ROWS)
+        xs = row_addresses(x, x_stride, num_rows)
+        ws = row_addresses(weight, w_stride, num_columns)
+        soon = row_addresses(ahead, w_stride, PREFETCHED_ROWS)
         whole = builder.and_(k, e.const(-LANES))
 
         def step(sums, offset, load):
@@ -113,9 +114,9 @@ tile = _tile(TILE_ROWS, TILE_COLUMNS)
 row_tile = _tile(1, TILE_COLUMNS)
 
 
-@compiled_apart
+@compiled_noinline
 def _multiply_tiles(x, x_stride, w, w_stride, k, out, out_stride, num_rows, adds, kind):
-    """All rows by the columns of one tile, over a part of the depth."""
+    """Multiplies all rows with the columns of one tile, over a part of k."""
     ahead = w + TILE_COLUMNS * w_stride
     row = 0
     while row + TILE_ROWS <= num_rows:
@@ -133,7 +134,7 @@ def _multiply_tiles(x, x_stride, w, w_stride, k, out, out_stride, num_rows, adds
 def _multiply_rows(
     x, x_stride, weight, w_stride, k, out, out_stride, num_rows, columns, num_columns, kind
 ):
-    """Some rows by one chunk of columns. `columns`: the first of them."""
+    """Multiplies some rows with one chunk of columns. `columns`: the first of these columns."""
     parts = (k + DEPTH_AT_ONCE - 1) // DEPTH_AT_ONCE
     depth = ((k + parts - 1) // parts + LANES - 1) // LANES * LANES
     end = columns + num_columns
@@ -151,7 +152,7 @@ def _multiply_rows(
 
 @compiled
 def _finish(out, out_stride, num_rows, columns, num_columns, scale, bias, bias_kind):
-    """``out * scale + bias`` over a chunk; either may be missing (0)."""
+    """Computes ``out * scale + bias`` over a chunk of columns; scale or bias may be 0 for none."""
     for row in range(num_rows):
         values = floats(out + row * out_stride + columns * 4)
         if scale != 0:
@@ -205,13 +206,14 @@ MULTIPLY = {
     "float16": Kernel(_pieces, _multiply, "float16", "float16"),
     "bfloat16": Kernel(_pieces, _multiply, "bfloat16", "bfloat16"),
 }
-"""By the kind of weights and bias. ``out = x @ weight.T * scale + bias``, all else float32.
+"""Kernels by the dtype name of weights and bias. ``out = x @ weight.T * scale + bias``; x, scale
+and out are float32.
 
 Operands: address of the number of rows; x, its stride; out, its stride; weight [columns, k]
 contiguous, columns (at least TILE_COLUMNS), k; scale [columns] or 0; bias [columns] or 0.
-Addresses of memory, strides in bytes.
+Tensors are given by their addresses, strides in bytes.
 
-Per row: 2 * columns * k flops; reads all weights once for every ROWS_AT_ONCE rows.
+2 * columns * k flops for each row; all weights are read once for every ROWS_AT_ONCE rows.
 """
 
 MULTIPLY_INT8 = {
@@ -219,4 +221,4 @@ MULTIPLY_INT8 = {
     "float16": Kernel(_pieces, _multiply, "int8", "float16"),
     "bfloat16": Kernel(_pieces, _multiply, "int8", "bfloat16"),
 }
-"""By the kind of the bias: MULTIPLY of weights that are int8."""
+"""Kernels by the dtype name of the bias: as MULTIPLY, but the weights are int8."""

@@ -1,7 +1,7 @@
-"""What is done to each row of activations by itself.
+"""Kernels that compute each row of activations independently of the other rows.
 
-All activations are float32. Weights and tables are of the model's kind. A row's result depends
-on that row alone: one thread computes it from beginning to end.
+All activations are float32; weights and tables have the model's dtype. A row's result depends on
+that row alone: one thread computes it from beginning to end.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _pieces(operands, piece, thread, num_threads):
 
 @compiled
 def _range(operands, piece, num_threads):
-    """The rows [begin, end) of a piece."""
+    """Returns the bounds [begin, end) of a piece's rows."""
     num_rows = word(word(operands, 0), 0)
     size = _rows_at_once(num_rows, num_threads)
     return piece * size, min((piece + 1) * size, num_rows)
@@ -58,7 +58,8 @@ EMBED = {
     "float16": Kernel(_pieces, _embed, "float16"),
     "bfloat16": Kernel(_pieces, _embed, "bfloat16"),
 }
-"""By the kind of the table. ``out[row] = table[token_ids[row]]``; a row of a negative id stays.
+"""Kernels by the dtype name of the table. ``out[row] = table[token_ids[row]]``; a row whose token
+id is negative stays unchanged.
 
 Operands: address of the number of rows; token_ids int64; table [vocabulary, width]; out
 [rows, width]; width.
@@ -117,11 +118,11 @@ ADD_RMS_NORM = {
     "float16": Kernel(_pieces, _add_rms_norm, "float16"),
     "bfloat16": Kernel(_pieces, _add_rms_norm, "bfloat16"),
 }
-"""By the kind of the weight. ``residual += x; out = residual / rms(residual) * weight``, with
-``rms = sqrt(mean(residual**2) + eps)`` (Zhang and Sennrich, 2019).
+"""Kernels by the dtype name of the weight. ``residual += x; out = residual / rms(residual) *
+weight``, with ``rms = sqrt(mean(residual**2) + eps)`` (Zhang and Sennrich, 2019).
 
 Operands: address of the number of rows; x [rows, width] or 0; residual [rows, width]; weight
-[width]; out [rows, width]; width; eps as `word_of_float` gives it.
+[width]; out [rows, width]; width; eps, a number from `word_of_float`.
 """
 
 
@@ -166,5 +167,5 @@ ROPE_TABLES = Kernel(_pieces, _rope_tables)
 """Cosines and sines of each row's position times each frequency (Su et al., 2021).
 
 Operands: address of the number of rows; positions int64; frequencies [half] float32; half; cos
-[rows, half]; sin [rows, half]; what both are multiplied with, as `word_of_float` gives it.
+[rows, half]; sin [rows, half]; the factor of cosines and sines, a number from `word_of_float`.
 """

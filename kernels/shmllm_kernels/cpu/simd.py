@@ -1,10 +1,11 @@
-"""Vectors of float32, emitted as LLVM instructions.
+"""Emits LLVM instructions on vectors of float32.
 
-Owns how wide this machine's vectors are, and what is made of them: loads that widen, sums over
-lanes, always in one order, so that a number depends on its operands alone. Must not know what is
-computed.
+This module owns the vector width of this machine, loads that convert to float32, and sums over
+lanes, which are always added in the same order, so that a sum depends on its operands alone. It
+must not know what kernels compute.
 
-Addresses are int64, strides bytes. Nothing is checked: the callers own the bounds.
+Addresses are int64, strides are in bytes. Nothing is checked: the callers are responsible for the
+bounds.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ FLOAT = ir.FloatType()
 
 FEATURES = binding.get_host_cpu_features()
 LANES = 16 if FEATURES.get("avx512f") else 8 if FEATURES.get("avx") else 4
-"""float32 in a vector register of this machine."""
+"""The number of float32 in a vector register of this machine."""
 
 NUM_REGISTERS = 16 if LANES == 8 else 32
 VECTOR = ir.VectorType(FLOAT, LANES)
@@ -30,21 +31,21 @@ STORED = {
     "bfloat16": (ir.IntType(16), 2),
     "int8": (ir.IntType(8), 1),
 }
-"""How a number lies in memory: its type, its bytes."""
+"""The stored dtypes by name: the LLVM type, and the size in bytes."""
 
 
 def function(builder: ir.IRBuilder, name: str, result: ir.Type, args: Sequence[ir.Type]):
-    """The LLVM intrinsic or external function of that name."""
+    """Returns the LLVM intrinsic or external function of that name."""
     found = builder.module.globals.get(name)
     return found or ir.Function(builder.module, ir.FunctionType(result, args), name)
 
 
 class Emitter:
-    """Emits instructions of one function.
+    """Emits vector instructions.
 
     Args:
-        builder: where to.
-        lanes: of every vector.
+        builder: the builder of the function that gets the instructions.
+        lanes: the number of lanes of every vector.
     """
 
     def __init__(self, builder: ir.IRBuilder, lanes: int = LANES) -> None:
@@ -65,7 +66,7 @@ class Emitter:
         return ir.Constant(self.integers, [value] * self.lanes)
 
     def broadcast(self, scalar: ir.Value) -> ir.Value:
-        """A float in every lane."""
+        """Copies a float to every lane."""
         undef = ir.Constant(self.vector, ir.Undefined)
         one = self.builder.insert_element(undef, scalar, ir.Constant(INT32, 0))
         return self.builder.shuffle_vector(one, undef, self.splat_int(0))
@@ -73,19 +74,20 @@ class Emitter:
     # memory
 
     def at(self, address: ir.Value, offset: ir.Value | int) -> ir.Value:
-        """address + offset, in bytes."""
+        """Returns address + offset, in bytes."""
         if isinstance(offset, int):
             offset = self.const(offset)
         return self.builder.add(address, offset)
 
     def load(self, address: ir.Value, stored: str = "float32") -> ir.Value:
-        """`lanes` neighbours, widened."""
+        """Loads `lanes` consecutive numbers as float32."""
         kind, num_bytes = STORED[stored]
         pointer = self.builder.inttoptr(address, ir.VectorType(kind, self.lanes).as_pointer())
         return self._widened(self.builder.load(pointer, align=num_bytes), stored)
 
     def load_first(self, address: ir.Value, count: ir.Value, stored: str = "float32") -> ir.Value:
-        """The first `count` neighbours, widened; zero in the other lanes. Reads no further."""
+        """Loads `count` consecutive numbers as float32; the other lanes are zero. It does not read
+        memory after them."""
         kind, num_bytes = STORED[stored]
         vector = ir.VectorType(kind, self.lanes)
         mask_type = ir.VectorType(ir.IntType(1), self.lanes)
@@ -101,7 +103,7 @@ class Emitter:
         return self._widened(read, stored)
 
     def first(self, count: ir.Value) -> ir.Value:
-        """A mask of the lanes before `count`."""
+        """Returns a mask of the first `count` lanes."""
         lanes = ir.Constant(self.integers, list(range(self.lanes)))
         narrow = self.builder.trunc(count, INT32)
         undef = ir.Constant(self.integers, ir.Undefined)
@@ -110,15 +112,15 @@ class Emitter:
         return self.builder.icmp_signed("<", lanes, counts)
 
     def load_scalar(self, address: ir.Value) -> ir.Value:
-        """One float32."""
+        """Loads one float32."""
         return self.builder.load(self.builder.inttoptr(address, FLOAT.as_pointer()), align=4)
 
     def load_word(self, address: ir.Value) -> ir.Value:
-        """One int64."""
+        """Loads one int64."""
         return self.builder.load(self.builder.inttoptr(address, INT64.as_pointer()), align=8)
 
     def store_first(self, value: ir.Value, address: ir.Value, count: int) -> None:
-        """The first `count` lanes, as float32."""
+        """Stores the first `count` lanes as float32."""
         mask_type = ir.VectorType(ir.IntType(1), self.lanes)
         pointer_type = self.vector.as_pointer()
         arguments = [self.vector, pointer_type, INT32, mask_type]
@@ -129,12 +131,12 @@ class Emitter:
         self.builder.call(store, [value, pointer, ir.Constant(INT32, 4), mask])
 
     def store(self, value: ir.Value, address: ir.Value) -> None:
-        """A vector or a float, as float32."""
+        """Stores a vector of float32 or one float32."""
         pointer = self.builder.inttoptr(address, value.type.as_pointer())
         self.builder.store(value, pointer, align=4)
 
     def prefetch(self, address: ir.Value) -> None:
-        """Have a cache line read that is needed soon; any address will do."""
+        """Prefetches the cache line at an address. Any address is allowed, even an invalid one."""
         byte = ir.IntType(8).as_pointer()
         fetch = function(self.builder, "llvm.prefetch.p0", ir.VoidType(), [byte, *[INT32] * 3])
         arguments = [ir.Constant(INT32, number) for number in (0, 2, 1)]
@@ -153,23 +155,24 @@ class Emitter:
     # arithmetic
 
     def fma(self, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
-        """a * b + c, rounded once."""
+        """Returns a * b + c, rounded once."""
         name = f"llvm.fma.v{self.lanes}f32"
         return self.builder.call(
             function(self.builder, name, self.vector, [self.vector] * 3), [a, b, c]
         )
 
     def sum(self, vector: ir.Value) -> ir.Value:
-        """The sum over the lanes, as a float, in the order of `sums`."""
+        """Returns the sum over the lanes as a float, added in the order of `sums`."""
         return self.builder.extract_element(self.sums([vector], 1)[0], ir.Constant(INT32, 0))
 
     def sums(self, vectors: Sequence[ir.Value], group: int) -> list[ir.Value]:
-        """The sum over the lanes of each vector, as vectors of `group` sums in their first lanes.
+        """Sums each vector over its lanes; returns vectors with `group` sums in the first lanes.
 
-        Lane i is added to lane i + lanes / 2, and so on by halves: the same order however many
-        vectors are summed. Two vectors share each addition, as far as lanes go.
+        Lane i is added to lane i + lanes / 2, and so on by halves: the order of additions does not
+        depend on the number of vectors. Two vectors share an addition if their partial sums fit
+        into one vector.
         """
-        # Each with where its members' partial sums begin.
+        # Each entry is a vector, and the lanes where its members' partial sums begin.
         entries = [(vector, [0]) for vector in vectors]
         width = self.lanes
         while width > 1:
@@ -186,7 +189,7 @@ class Emitter:
         ]
 
     def _collect(self, places: Sequence[tuple[ir.Value, int]]) -> ir.Value:
-        """A vector of single lanes of at most two others."""
+        """Gathers single lanes of at most two vectors into one vector."""
         first, last = places[0][0], places[-1][0]
         lanes = [start if vector is first else self.lanes + start for vector, start in places]
         lanes += [0] * (self.lanes - len(lanes))
@@ -194,7 +197,8 @@ class Emitter:
         return self.builder.shuffle_vector(first, last, mask)
 
     def _halve(self, a, b, width: int):
-        """Adds each group's upper half to its lower; b's groups then follow a's."""
+        """Adds the upper half of each partial sum to its lower half. The results of `b`, if it is
+        not None, follow those of `a`."""
         low: list[int] = []
         for start in a[1]:
             low += range(start, start + width)
@@ -212,10 +216,11 @@ class Emitter:
 
 
 class Loop:
-    """A counted loop whose body is emitted between ``begin`` and ``end``.
+    """A counted loop. The caller emits its body between ``begin`` and ``end``; it runs at least
+    once.
 
-    Carried values are given as they are before the loop, read through `values` in the body,
-    and given anew at its end. Runs at least once.
+    ``begin`` takes the initial values of the loop-carried variables, `values` has them inside the
+    body, and ``end`` takes their values for the next iteration.
     """
 
     def __init__(self, emit: Emitter, start: ir.Value, stop: ir.Value, step: int) -> None:

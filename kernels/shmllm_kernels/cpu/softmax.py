@@ -1,7 +1,7 @@
-"""One row of an online softmax, a stretch of keys at a time (Milakov and Gimelshein, 2018).
+"""The online softmax of one row, one chunk of keys at a time (Milakov and Gimelshein, 2018).
 
-Scores are powers of two: whoever makes them multiplies them by log2(e). A key that a row does not
-see contributes exactly nothing, so that it does not matter whether it was looked at.
+Weights are powers of two: the caller multiplies the scores by log2(e). A masked key gets the weight
+zero, so that a row's result does not depend on whether the key was among those computed.
 """
 
 from __future__ import annotations
@@ -13,42 +13,43 @@ from llvmlite import ir
 from shmllm_kernels.cpu.language import emitted
 from shmllm_kernels.cpu.simd import FLOAT, INT32, LANES, Emitter, Loop, function
 
-LEAST = -1e30
-"""The greatest score of a row that has seen nothing."""
+INITIAL_MAX_SCORE = -1e30
+"""The largest score of a row before its first chunk of keys."""
 
 _SMALLEST_POWER = -120.0
-_OUT_OF_SIGHT = 1 << 30
+_MASKED_POSITION = 1 << 30
 _DEGREE = 6
 
 
-def _rounded(e: Emitter, x: ir.Value) -> ir.Value:
+def _round(e: Emitter, x: ir.Value) -> ir.Value:
     name = f"llvm.rint.v{e.lanes}f32"
     return e.builder.call(function(e.builder, name, e.vector, [e.vector]), [x])
 
 
-def _greater(e: Emitter, a: ir.Value, b: ir.Value) -> ir.Value:
+def _max(e: Emitter, a: ir.Value, b: ir.Value) -> ir.Value:
     return e.builder.select(e.builder.fcmp_ordered(">", a, b), a, b)
 
 
-def _greatest_lane(e: Emitter, x: ir.Value) -> ir.Value:
-    """A float. By halves, where LLVM's own reduction goes from lane to lane."""
+def _max_lane(e: Emitter, x: ir.Value) -> ir.Value:
+    """Returns the largest lane as a float. This compares halves of the vector; LLVM's own
+    reduction compares one lane after the other."""
     width = e.lanes
     while width > 1:
         width //= 2
         others = [(lane + width) % e.lanes for lane in range(e.lanes)]
-        x = _greater(e, x, e.builder.shuffle_vector(x, x, ir.Constant(e.integers, others)))
+        x = _max(e, x, e.builder.shuffle_vector(x, x, ir.Constant(e.integers, others)))
     return e.builder.extract_element(x, ir.Constant(INT32, 0))
 
 
 def power_of_two(e: Emitter, x: ir.Value) -> ir.Value:
-    """2 to the x, for x at most 0, to 2 units in the last place; 2**0 is exactly 1.
+    """Returns 2**x for x at most 0, to 2 units in the last place; 2**0 is exactly 1.
 
-    By its Taylor polynomial around the nearest whole number. At least 2**-120.
+    It uses the Taylor polynomial around the nearest integer. The result is at least 2**-120.
     """
     number = lambda value: e.broadcast(ir.Constant(FLOAT, value))  # noqa: E731
     b = e.builder
-    x = _greater(e, x, number(_SMALLEST_POWER))
-    whole = _rounded(e, x)
+    x = _max(e, x, number(_SMALLEST_POWER))
+    whole = _round(e, x)
     rest = b.fsub(x, whole)
     y = number(math.log(2) ** _DEGREE / math.factorial(_DEGREE))
     for degree in range(_DEGREE - 1, -1, -1):
@@ -65,64 +66,66 @@ def _integers(e: Emitter, scalar: ir.Value) -> ir.Value:
 
 
 def _lanes(e: Emitter, keys_per_vector: ir.Value) -> ir.Value:
-    """Each lane's place among keys; far away where a lane holds none."""
+    """Returns each lane's index among the keys of a vector; a masked index for unused lanes."""
     count = ir.Constant(e.integers, list(range(e.lanes)))
-    return e.builder.select(e.first(keys_per_vector), count, e.splat_int(_OUT_OF_SIGHT))
+    return e.builder.select(e.first(keys_per_vector), count, e.splat_int(_MASKED_POSITION))
 
 
 @emitted
-def weigh(builder, scores, num_vectors, keys_per_vector, offset, span, greatest, total):
-    """Turn a row's scores into weights, in place.
+def weigh(builder, scores, num_vectors, keys_per_vector, offset, span, max_score, weight_sums):
+    """Turns a row's scores for one chunk of keys into softmax weights, in place.
 
     Args:
-        scores: address of `num_vectors` (at least one) vectors, each of `keys_per_vector` keys.
-        offset: place of the first key among those that the row sees; may be negative.
-        span: how many it sees.
-        greatest: address of the greatest score so far, a float; is updated.
-        total: address of the sum of weights so far, by lanes; is updated.
+        scores: address of `num_vectors` (at least one) vectors, each of `keys_per_vector` scores.
+        offset: index of the first key among the keys that the row attends to; negative if the
+            chunk begins before them.
+        span: the number of keys that the row attends to.
+        max_score: address of the largest score so far, a float32; updated.
+        weight_sums: address of the sums of weights so far, one for each lane; updated.
 
     Returns:
-        What weights given before must be multiplied by, a float.
+        The factor, a float32, by which weights of earlier chunks must be multiplied.
     """
     e = Emitter(builder)
     stop = builder.mul(num_vectors, e.const(4 * LANES))
     step = _integers(e, keys_per_vector)
     first = builder.add(_lanes(e, keys_per_vector), _integers(e, offset))
-    seen_keys = _integers(e, span)
-    least = e.broadcast(ir.Constant(FLOAT, LEAST))
+    visible_keys = _integers(e, span)
+    initial = e.broadcast(ir.Constant(FLOAT, INITIAL_MAX_SCORE))
 
     loop = Loop(e, e.const(0), stop, 4 * LANES)
-    loop.begin([least, first])
-    most, places = loop.values
+    loop.begin([initial, first])
+    maxima, indices = loop.values
     value = e.load(e.at(scores, loop.index))
-    seen = builder.icmp_unsigned("<", places, seen_keys)
-    most = _greater(e, builder.select(seen, value, least), most)
-    loop.end([most, builder.add(places, step)])
+    is_visible = builder.icmp_unsigned("<", indices, visible_keys)
+    maxima = _max(e, builder.select(is_visible, value, initial), maxima)
+    loop.end([maxima, builder.add(indices, step)])
 
-    here = _greatest_lane(e, most)
-    before = e.load_scalar(greatest)
-    now = builder.select(builder.fcmp_ordered(">", here, before), here, before)
-    e.store(now, greatest)
-    summit = e.broadcast(now)
-    factor = power_of_two(e, builder.fsub(e.broadcast(before), summit))
+    chunk_max = _max_lane(e, maxima)
+    old_max = e.load_scalar(max_score)
+    is_larger = builder.fcmp_ordered(">", chunk_max, old_max)
+    new_max = builder.select(is_larger, chunk_max, old_max)
+    e.store(new_max, max_score)
+    new_maxima = e.broadcast(new_max)
+    factor = power_of_two(e, builder.fsub(e.broadcast(old_max), new_maxima))
 
     loop = Loop(e, e.const(0), stop, 4 * LANES)
     loop.begin([e.zeros(), first])
-    added, places = loop.values
-    place = e.at(scores, loop.index)
-    seen = builder.icmp_unsigned("<", places, seen_keys)
-    power = power_of_two(e, builder.fsub(e.load(place), summit))
-    weight = builder.select(seen, power, e.zeros())
-    e.store(weight, place)
-    added = builder.fadd(added, weight)
-    loop.end([added, builder.add(places, step)])
+    sums, indices = loop.values
+    address = e.at(scores, loop.index)
+    is_visible = builder.icmp_unsigned("<", indices, visible_keys)
+    power = power_of_two(e, builder.fsub(e.load(address), new_maxima))
+    weight = builder.select(is_visible, power, e.zeros())
+    e.store(weight, address)
+    sums = builder.fadd(sums, weight)
+    loop.end([sums, builder.add(indices, step)])
 
-    e.store(e.fma(e.load(total), factor, added), total)
+    e.store(e.fma(e.load(weight_sums), factor, sums), weight_sums)
     return builder.extract_element(factor, ir.Constant(INT32, 0))
 
 
 @emitted
-def total_weight(builder, total):
-    """The sum over the lanes of what `weigh` added up at an address."""
+def total_weight(builder, weight_sums):
+    """Returns the sum over the lanes of the sums that `weigh` stored at this address."""
     e = Emitter(builder)
-    return e.sum(e.load(total))
+    return e.sum(e.load(weight_sums))

@@ -1,4 +1,4 @@
-"""From the syntax tree of a `compiled` function to LLVM instructions."""
+"""Translates the syntax tree of a `compiled` function to LLVM instructions."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from shmllm_kernels.cpu.language import (
     Emitted,
     NotInLanguage,
     View,
-    alike,
+    as_same_type,
     as_value,
     compare,
-    is_known,
+    is_constant,
     negate,
     operate,
 )
@@ -28,13 +28,13 @@ from shmllm_kernels.cpu.simd import INT64
 
 
 def expand(builder: ir.IRBuilder, function: Compiled, arguments: Sequence[Any]) -> Any:
-    """A call's instructions; returns its value."""
-    if function.is_apart:
-        return _call_apart(builder, function, arguments)
+    """Emits the instructions of a call and returns its value."""
+    if function.is_noinline:
+        return _call_noinline(builder, function, arguments)
     return _Body(builder, function, arguments).expand()
 
 
-def _call_apart(builder: ir.IRBuilder, function: Compiled, arguments: Sequence[Any]) -> None:
+def _call_noinline(builder: ir.IRBuilder, function: Compiled, arguments: Sequence[Any]) -> None:
     numbers = [x for x in arguments if not isinstance(x, str)]
     kinds = [x for x in arguments if isinstance(x, str)]
     name = ".".join([function.source.__module__, function.source.__qualname__, *kinds])
@@ -55,20 +55,20 @@ def _call_apart(builder: ir.IRBuilder, function: Compiled, arguments: Sequence[A
 
 
 class _Body:
-    """One expansion of one function.
+    """One inlined copy of a function's body.
 
-    A name that is bound at one place only is its value. Others are memory, which LLVM turns into
-    registers.
+    A name that is assigned in one place only stands for its value. All other names are memory on
+    the stack, which LLVM turns into registers.
     """
 
     def __init__(self, builder: ir.IRBuilder, function: Compiled, arguments: Sequence[Any]) -> None:
         self.builder, self._function, self._tree = builder, function, function.tree
         self._memory: dict[str, ir.Value] = {}
         self._names: dict[str, Any] = {}
-        self._changing = function.changing
+        self._reassigned = function.reassigned
         parameters = [argument.arg for argument in self._tree.args.args]
         if len(parameters) != len(arguments):
-            raise NotInLanguage(f"{self._tree.name} wants {', '.join(parameters)}")
+            raise NotInLanguage(f"{self._tree.name} takes {', '.join(parameters)}")
         for name, value in zip(parameters, arguments, strict=True):
             self._bind(name, value)
 
@@ -77,7 +77,7 @@ class _Body:
         returns = [node for node in ast.walk(self._tree) if isinstance(node, ast.Return)]
         if isinstance(last, ast.Return) and len(returns) == 1:
             self._run(begin)
-            with self._pointing_at(last):
+            with self._locating_errors(last):
                 return None if last.value is None else self._value(last.value)
         if not returns:
             return self._run(self._tree.body)
@@ -95,7 +95,7 @@ class _Body:
             return self.builder.alloca(kind)
 
     def _bind(self, name: str, value: Any) -> None:
-        if name not in self._changing:
+        if name not in self._reassigned:
             self._names[name] = value
             return
         value = as_value(value)
@@ -108,16 +108,16 @@ class _Body:
             for part, of_part in zip(target.elts, value, strict=True):
                 self._assign(part, of_part)
         elif isinstance(target, ast.Subscript):
-            self.builder.store(as_value(value), self._place(target))
+            self.builder.store(as_value(value), self._element_address(target))
         elif isinstance(target, ast.Name):
             self._bind(target.id, value)
         else:
             raise NotInLanguage(ast.unparse(target))
 
-    def _place(self, node: ast.Subscript) -> ir.Value:
+    def _element_address(self, node: ast.Subscript) -> ir.Value:
         view = self._value(node.value)
         if not isinstance(view, View):
-            raise NotInLanguage(f"{ast.unparse(node.value)} is no numbers in memory")
+            raise NotInLanguage(f"{ast.unparse(node.value)} is not an array of numbers")
         return view.at(self.builder, self._value(node.slice))
 
     # statements
@@ -127,14 +127,14 @@ class _Body:
             if self.builder.block.is_terminated:
                 return
             method = getattr(self, f"_do_{type(statement).__name__}", None)
-            with self._pointing_at(statement):
+            with self._locating_errors(statement):
                 if method is None:
                     raise NotInLanguage(ast.unparse(statement))
                 method(statement)
 
     @contextlib.contextmanager
-    def _pointing_at(self, statement: ast.stmt) -> Iterator[None]:
-        """An error says where in the kernel it is."""
+    def _locating_errors(self, statement: ast.stmt) -> Iterator[None]:
+        """Adds the place in the kernel's source to an error."""
         try:
             yield
         except Exception as error:
@@ -169,7 +169,7 @@ class _Body:
 
     def _do_If(self, node: ast.If) -> None:
         condition = self._condition(node.test)
-        if is_known(condition):
+        if is_constant(condition):
             return self._run(node.body if condition else node.orelse)
         then, otherwise, after = self._blocks("then", "otherwise", "after")
         self.builder.cbranch(condition, then, otherwise)
@@ -207,7 +207,7 @@ class _Body:
         goes_on = self.builder.icmp_signed("<", self.builder.load(index), stop)
         self.builder.cbranch(goes_on, body, after)
         self.builder.position_at_end(body)
-        now = self.builder.load(index)  # in the body, so that LLVM refuses a use behind the loop
+        now = self.builder.load(index)  # in the body: LLVM then rejects a use after the loop
         self._assign(node.target, now)
         self._run(node.body)
         if not self.builder.block.is_terminated:
@@ -226,8 +226,8 @@ class _Body:
 
     def _condition(self, node: ast.expr) -> Any:
         value = self._value(node)
-        if not is_known(value) and value.type != BOOL:
-            raise NotInLanguage(f"{ast.unparse(node)} is no condition")
+        if not is_constant(value) and value.type != BOOL:
+            raise NotInLanguage(f"{ast.unparse(node)} is not a condition")
         return value
 
     def _of_Constant(self, node: ast.Constant) -> Any:
@@ -238,9 +238,9 @@ class _Body:
             return self.builder.load(self._memory[node.id])
         if node.id in self._names:
             return self._names[node.id]
-        if node.id not in self._function.outside:
+        if node.id not in self._function.outer_names:
             raise NotInLanguage(f"{node.id} has no value yet")
-        return self._function.outside[node.id]
+        return self._function.outer_names[node.id]
 
     def _of_Attribute(self, node: ast.Attribute) -> Any:
         return getattr(self._value(node.value), node.attr)
@@ -249,7 +249,7 @@ class _Body:
         return tuple(self._value(part) for part in node.elts)
 
     def _of_Subscript(self, node: ast.Subscript) -> Any:
-        return self.builder.load(self._place(node))
+        return self.builder.load(self._element_address(node))
 
     def _of_BinOp(self, node: ast.BinOp) -> Any:
         a, b = self._value(node.left), self._value(node.right)
@@ -278,7 +278,7 @@ class _Body:
 
     def _choose(self, test: ast.expr, first: ast.expr, second: ast.expr) -> Any:
         condition = self._condition(test)
-        if is_known(condition):
+        if is_constant(condition):
             return self._value(first if condition else second)
         then, otherwise, after = self._blocks("then", "otherwise", "after")
         self.builder.cbranch(condition, then, otherwise)
@@ -288,7 +288,7 @@ class _Body:
             results.append((self._value(node), self.builder.block))
             self.builder.branch(after)
         self.builder.position_at_end(after)
-        values = alike(results[0][0], results[1][0])
+        values = as_same_type(results[0][0], results[1][0])
         merged = self.builder.phi(values[0].type)
         for value, (_, block) in zip(values, results, strict=True):
             merged.add_incoming(value, block)
@@ -307,6 +307,6 @@ class _Body:
         if callee in BUILT_IN:
             return BUILT_IN[callee](self.builder, *arguments)
         is_tuple = isinstance(callee, type) and issubclass(callee, tuple)
-        if is_tuple or is_known(*arguments):
+        if is_tuple or is_constant(*arguments):
             return callee(*arguments)
         raise NotInLanguage(ast.unparse(node))

@@ -78,7 +78,7 @@ class CpuProgram:
         else:
             for index, label in enumerate(self._kernels.labels):
                 with self.observe(label):
-                    self._kernels.play_one(index)
+                    self._kernels.replay_one(index)
         num_samples = len(inputs.sample_tokens)
         return self._hidden[: len(inputs.token_ids)], self.buffers.logits[:num_samples]
 

@@ -1,4 +1,4 @@
-"""Attention over blocks against plain float64, and the same bits however a step is made up."""
+"""CPU attention over the paged cache: compared with float64, and independent of the batch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def angles(positions: torch.Tensor, head_dim: int) -> tuple[torch.Tensor, torch.
 
 
 class Request:
-    """Projections of all its tokens, and how many are in the cache."""
+    """The projections of a request's tokens, and the number of tokens in the cache."""
 
     def __init__(self, length: int, num_heads: int, layout: CacheLayout, seed: int) -> None:
         width = (num_heads + 2 * layout.num_kv_heads) * layout.head_dim
@@ -41,7 +41,7 @@ class Request:
 
 
 class Layer:
-    """One layer: a tape that stores heads and attends."""
+    """One layer: a program that writes keys and values to the cache and computes attention."""
 
     def __init__(
         self, num_heads: int, layout: CacheLayout, window: int = 0, normed: bool = False, seed=0
@@ -93,7 +93,7 @@ class Layer:
         )  # fmt: skip
 
     def run(self, parts: list[tuple[Request, int]], num_threads: int = 1) -> None:
-        """Compute some more tokens of each request, in one step."""
+        """Computes the given number of further tokens of each request in one step."""
         size, token = self.layout.block_size, 0
         rows = self.generator.permutation(MAX_REQUESTS)
         for i, (request, count) in enumerate(parts):
@@ -125,7 +125,7 @@ class Layer:
             token += count
 
     def expected(self, request: Request) -> torch.Tensor:
-        """What the request's tokens should get, in float64."""
+        """Returns the attention of all the request's tokens, computed in float64."""
         layout, length = self.layout, len(request.qkv)
         dim, kv = layout.head_dim, layout.num_kv_heads
         heads = request.qkv.double().view(length, -1, dim)
@@ -194,7 +194,7 @@ def test_window(window, block_size):
 
 
 @pytest.mark.parametrize("stored", DTYPES)
-def test_kinds_and_norms(stored):
+def test_dtypes_and_norms(stored):
     layout = CacheLayout(2, 64, 16, stored)
     layer = Layer(4, layout, normed=True)
     request = Request(270, 4, layout, 1)
@@ -202,7 +202,7 @@ def test_kinds_and_norms(stored):
     layer.run([(request, 70)])
     if stored == "float32":
         check(layer, request)
-    else:  # keys near the middle between two numbers may be rounded to the other one
+    else:  # a key near the middle between two representable numbers may be rounded either way
         torch.testing.assert_close(request.out.double(), layer.expected(request), rtol=0, atol=2e-3)
 
 
@@ -220,8 +220,9 @@ def test_long_context():
 @pytest.mark.parametrize(
     ("num_heads", "block_size", "dim"), [(4, 16, 64), (6, 8, 20), (10, 32, 80)]
 )
-def test_same_bits(stored, window, num_heads, block_size, dim):
-    """In one chunk; in ragged chunks among others; token by token; by one thread and by two."""
+def test_results_have_the_same_bits_in_any_batch(stored, window, num_heads, block_size, dim):
+    """Computes a request in one chunk, in several chunks beside other requests and token by token,
+    with one thread and with two, and with NaN in unused cache slots."""
     layout = CacheLayout(2, dim, block_size, stored)
     length = 290
 

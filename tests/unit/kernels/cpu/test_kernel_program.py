@@ -1,4 +1,4 @@
-"""Programs of kernels: every piece once, in order, by any number of threads."""
+"""Programs of kernels: each replay runs every piece once and the kernels in order."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _count(operands, piece, thread, num_threads):
 
 @compiled
 def _shift(operands, piece, thread, num_threads):
-    """to[piece] = from[n - 1 - piece] + 1, which is wrong unless `from` is complete."""
+    """to[piece] = from[n - 1 - piece] + 1, which is wrong if `from` is incomplete."""
     last = word(operands, 1) - 1
     put_word(word(operands, 2), piece, word(word(operands, 0), last - piece) + 1)
 
@@ -43,20 +43,18 @@ NOTE_THREAD = Kernel(_num_pieces, _note_thread)
 
 @pytest.mark.parametrize("num_threads", [1, 2, 5])
 @pytest.mark.parametrize("num_pieces", [0, 1, 2, 1000])
-def test_every_piece_is_done_once_however_often_it_is_played(
-    num_pieces: int, num_threads: int
-) -> None:
+def test_each_replay_does_every_piece_once(num_pieces: int, num_threads: int) -> None:
     counts = np.zeros(1000, np.int64)
     program = KernelProgram(num_threads)
     program.record(COUNT, [counts.ctypes.data, num_pieces])
-    for plays in range(1, 20):
+    for num_replays in range(1, 20):
         program.replay()
-        assert (counts[:num_pieces] == plays).all()
+        assert (counts[:num_pieces] == num_replays).all()
         assert not counts[num_pieces:].any()
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 4])
-def test_a_kernel_sees_all_of_the_one_before(num_threads: int) -> None:
+def test_a_kernel_sees_the_complete_result_of_the_previous_one(num_threads: int) -> None:
     size, length = 257, 100
     buffers = np.zeros((length + 1, size), np.int64)
     program = KernelProgram(num_threads)
@@ -68,7 +66,7 @@ def test_a_kernel_sees_all_of_the_one_before(num_threads: int) -> None:
         assert (buffers == begin + np.arange(length + 1)[:, None]).all()
 
 
-def test_what_is_recorded_later_is_played_too() -> None:
+def test_a_kernel_can_be_recorded_after_a_replay() -> None:
     counts = np.zeros(3, np.int64)
     program = KernelProgram(2)
     for _ in range(3):
@@ -88,16 +86,16 @@ def test_threads_are_numbered_from_zero() -> None:
     assert set(seen.tolist()) == {10}
 
 
-def test_two_tapes_are_played_at_once_by_two_python_threads() -> None:
+def test_two_python_threads_can_replay_two_programs_at_once() -> None:
     counts = np.zeros((2, 64), np.int64)
 
-    def play(row: np.ndarray) -> None:
+    def run(row: np.ndarray) -> None:
         program = KernelProgram(2)
         program.record(COUNT, [row.ctypes.data, 64])
         for _ in range(500):
             program.replay()
 
-    threads = [threading.Thread(target=play, args=(row,)) for row in counts]
+    threads = [threading.Thread(target=run, args=(row,)) for row in counts]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -1,4 +1,4 @@
-"""Compiled functions do what Python does with the same text."""
+"""Compiled functions return the same results as Python for the same source."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shmllm_kernels.cpu.language import Compiled, NotInLanguage, compiled, compiled_apart
+from shmllm_kernels.cpu.language import Compiled, NotInLanguage, compiled, compiled_noinline
 from shmllm_kernels.cpu.memory import floats, put_word, word
-from shmllm_kernels.cpu.objects import addresses_of
+from shmllm_kernels.cpu.object_code import addresses_of
 
 NUMBERS = st.integers(-(2**40), 2**40)
 
 
-def call(function: Compiled, *arguments: int, known: tuple[Any, ...] = ()) -> int:
-    (address,) = addresses_of((function, known))
+def call(function: Compiled, *arguments: int, constants: tuple[Any, ...] = ()) -> int:
+    (address,) = addresses_of((function, constants))
     kind = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * len(arguments))
     return int(kind(address)(*arguments))
 
@@ -81,7 +81,7 @@ def _count(a, b):
 @pytest.mark.parametrize("function", [_bits, _order, _count, _divide], ids=lambda f: f.tree.name)
 @settings(max_examples=200, deadline=None)
 @given(a=NUMBERS, b=NUMBERS | st.integers(-9, 9))
-def test_whole_numbers_are_pythons(function: Compiled, a: int, b: int) -> None:
+def test_integer_arithmetic_equals_pythons(function: Compiled, a: int, b: int) -> None:
     b = b or 1
     assert call(function, a, b) == function(a, b)
 
@@ -91,7 +91,7 @@ def _guarded(address, limit):
     return 1 if address != 0 and word(address, 0) < limit else 0
 
 
-def test_what_need_not_be_looked_at_is_not() -> None:
+def test_and_and_conditional_expressions_short_circuit() -> None:
     assert call(_guarded, 0, 5) == 0
     value = np.array([4])
     assert call(_guarded, value.ctypes.data, 5) == 1
@@ -107,7 +107,7 @@ def _sums(numbers, count, out):
     floats(out)[0] = total
 
 
-def test_float32_are_numpys() -> None:
+def test_float32_arithmetic_equals_numpys() -> None:
     numbers = np.random.default_rng(1).normal(size=100).astype(np.float32)
     scaled, total = numbers * np.float32(0.1), np.float32(0)
     for i, value in enumerate(scaled):
@@ -126,27 +126,27 @@ def _compared(numbers):
 
 
 @pytest.mark.parametrize("b", [1.0, 2.0, 3.0, math.nan])
-def test_comparisons_know_what_is_no_number(b: float) -> None:
+def test_comparisons_with_nan_equal_pythons(b: float) -> None:
     a, numbers = 2.0, np.array([2.0, b], np.float32)
     expected = (a < b) + 2 * (a == b) + 4 * (a != b) + 8 * (a >= b)
     assert call(_compared, numbers.ctypes.data) == expected
 
 
 @compiled
-def _known(out, kind, size):
+def _constants(out, kind, size):
     if kind == "one":
         put_word(out, 0, size)
     else:
         no_such_function(out)  # noqa: F821
 
 
-def test_what_is_known_is_decided_before() -> None:
+def test_a_branch_on_a_constant_is_decided_during_translation() -> None:
     out = np.zeros(1, np.int64)
-    assert call(_known, out.ctypes.data, known=("one", 7)) == 0
+    assert call(_constants, out.ctypes.data, constants=("one", 7)) == 0
     assert out[0] == 7
 
 
-@compiled_apart
+@compiled_noinline
 def _put_scaled(out, index, value, kind):
     put_word(out, index, value * (10 if kind == "tens" else 1))
 
@@ -158,7 +158,7 @@ def _put_some(out, count):
         _put_scaled(out, 2 * i + 1, 7, "ones")
 
 
-def test_functions_apart_are_one_for_each_kind() -> None:
+def test_a_noinline_function_is_compiled_for_each_constant_argument() -> None:
     out = np.zeros(6, np.int64)
     call(_put_some, out.ctypes.data, 3)
     assert out.tolist() == [0, 7, 10, 7, 20, 7]
@@ -187,15 +187,17 @@ def _list(n):
 
 
 @pytest.mark.parametrize(
-    "function", [_after_loop, _half, _number_as_condition, _list, _known], ids=lambda f: f.tree.name
+    "function",
+    [_after_loop, _half, _number_as_condition, _list, _constants],
+    ids=lambda f: f.tree.name,
 )
-def test_what_is_not_in_the_language_is_refused(function: Compiled) -> None:
-    known = ("other", 1) if function is _known else ()
+def test_unsupported_python_is_an_error(function: Compiled) -> None:
+    constants = ("other", 1) if function is _constants else ()
     with pytest.raises((NotInLanguage, RuntimeError)):
-        call(function, 1, known=known)
+        call(function, 1, constants=constants)
 
 
-def test_what_is_refused_is_pointed_at() -> None:
+def test_an_error_names_the_source_line() -> None:
     with pytest.raises(NotInLanguage) as raised:
         call(_list, 1)
     line = _list.tree.lineno + 1

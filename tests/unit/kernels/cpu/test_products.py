@@ -1,4 +1,4 @@
-"""Products over plain weights: right in float64's eyes, and the same bits in every company."""
+"""CPU matrix products: compared with float64, and independent of the batch to the last bit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def multiply(
     bias: Tensor | None = None,
     num_threads: int = 1,
 ) -> Tensor:
-    """Plays one product, into memory that is not a number before."""
+    """Runs one product, whose output memory is NaN beforehand."""
     rows, columns = len(x), len(weight)
     out = torch.full((rows + 1, columns), float("nan"))
     num_rows = np.array([rows])
@@ -33,12 +33,12 @@ def multiply(
         kernel, [num_rows.ctypes.data, *places, weight.data_ptr(), *weight.shape, *extras]
     )
     program.replay()
-    assert out[rows:].isnan().all(), "wrote behind the last row"
+    assert out[rows:].isnan().all(), "wrote after the last row"
     return out[:rows]
 
 
 def assert_close(found: Tensor, x: Tensor, weight: Tensor, factors: Tensor | float = 1.0) -> None:
-    """Within what float32 sums of that length can differ by."""
+    """Compares with float64, within the rounding error of a float32 sum of that length."""
     wide = weight.double() * factors
     error = (found.double() - x.double() @ wide.T).abs()
     assert (error <= 2e-6 * (x.double().abs() @ wide.abs().T) + 1e-30).all()
@@ -48,7 +48,9 @@ def assert_close(found: Tensor, x: Tensor, weight: Tensor, factors: Tensor | flo
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 16, ROWS_AT_ONCE + 3])
 @pytest.mark.parametrize(("columns", "k"), [(6, 16), (7, 5), (64, 33), (97, 48), (256, 100)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_is_the_product(kind: str, columns: int, k: int, rows: int, num_threads: int) -> None:
+def test_product_equals_float64(
+    kind: str, columns: int, k: int, rows: int, num_threads: int
+) -> None:
     weight = torch.randn(columns, k).to(getattr(torch, kind))
     x = torch.randn(rows, k)
     assert_close(multiply(MULTIPLY[kind], x, weight, num_threads=num_threads), x, weight)
@@ -77,8 +79,8 @@ def test_integers_are_scaled_by_column(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("k", [16, 48, 100, 1536])
-def test_a_row_has_the_same_bits_in_every_company(kind: str, k: int) -> None:
-    """Alone, in any place of any number of rows, by one thread or two."""
+def test_a_row_has_the_same_bits_in_any_batch(kind: str, k: int) -> None:
+    """Computes rows alone and among others, at any index, with one thread and with two."""
     weight = torch.randn(61, k).to(getattr(torch, kind))
     x = torch.randn(2 * ROWS_AT_ONCE + 7, k)
     tested = torch.cat([torch.arange(9), torch.arange(len(x) - 20, len(x))])
@@ -92,15 +94,14 @@ def test_a_row_has_the_same_bits_in_every_company(kind: str, k: int) -> None:
             assert torch.equal(found[there - (len(x) - rows)], alone[there])
 
 
-def test_half_the_columns_have_the_same_bits() -> None:
-    """Where a column's tile begins makes no difference either."""
+def test_a_column_has_the_same_bits_in_any_tile() -> None:
     weight, x = torch.randn(96, 200), torch.randn(5, 200)
     whole = multiply(MULTIPLY["float32"], x, weight)
     part = multiply(MULTIPLY["float32"], x, weight[35:].clone())
     assert torch.equal(part, whole[:, 35:])
 
 
-def test_values_that_are_no_numbers_stay_in_their_row() -> None:
+def test_nan_in_a_row_does_not_change_other_rows() -> None:
     weight, x = torch.randn(64, 48), torch.randn(8, 48)
     clean = multiply(MULTIPLY["float32"], x, weight)
     x[3, 5] = float("nan")

@@ -1,4 +1,4 @@
-"""Compiled code is kept, and whatever becomes of what is kept, kernels run."""
+"""The cache of compiled kernels: it is used, and kernels run also if it is damaged or missing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from support.programs import environment, result_of, run_source
 
-from shmllm_kernels.cpu import objects
+from shmllm_kernels.cpu import object_code
 from shmllm_kernels.cpu.language import Compiled, compiled
 from shmllm_kernels.cpu.memory import put_word
 
@@ -25,10 +25,10 @@ from shmllm_kernels.cpu import KernelProgram
 from shmllm_kernels.cpu.rows import GATHER
 source, rows, indices = np.arange(12, dtype=np.float32), np.array([3]), np.array([2, 0, 2])
 out = np.zeros((3, 4), np.float32)
-tape = KernelProgram(1)
-places = [array.ctypes.data for array in (rows, indices, source, out)]
-tape.record(GATHER, [*places, 4])
-tape.replay()
+program = KernelProgram(1)
+addresses = [array.ctypes.data for array in (rows, indices, source, out)]
+program.record(GATHER, [*addresses, 4])
+program.replay()
 assert (out == source.reshape(3, 4)[indices]).all()
 print(json.dumps("shmllm_kernels.cpu.translate" in sys.modules))
 """
@@ -41,7 +41,7 @@ def _write(out, number):
 
 def runs(function: Compiled, number: int) -> bool:
     out = np.zeros(1, np.int64)
-    (address,) = objects.addresses_of((function, (number,)))
+    (address,) = object_code.addresses_of((function, (number,)))
     ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(address)(out.ctypes.data)
     return int(out[0]) == number
 
@@ -49,31 +49,31 @@ def runs(function: Compiled, number: int) -> bool:
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    objects._warn_once.cache_clear()
+    object_code._warn_once.cache_clear()
     return tmp_path
 
 
-def kept(home: Path) -> list[Path]:
+def cached_files(home: Path) -> list[Path]:
     return sorted((home / "shmllm" / "kernels").glob("*"))
 
 
 def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
     env = {"XDG_CACHE_HOME": str(tmp_path)}
     assert result_of(run_source(GATHER, env=env)) is True
-    files = {path: path.stat().st_mtime_ns for path in kept(tmp_path)}
-    assert len(files) == 2  # the kernel, the player
+    files = {path: path.stat().st_mtime_ns for path in cached_files(tmp_path)}
+    assert len(files) == 2  # the kernel, and the function that runs a program
     assert result_of(run_source(GATHER, env=env)) is False
-    assert {path: path.stat().st_mtime_ns for path in kept(tmp_path)} == files
+    assert {path: path.stat().st_mtime_ns for path in cached_files(tmp_path)} == files
 
 
-def test_many_processes_may_begin_at_once(tmp_path: Path) -> None:
+def test_several_processes_can_fill_the_cache_at_once(tmp_path: Path) -> None:
     env = {"XDG_CACHE_HOME": str(tmp_path)}
     command = [sys.executable, "-c", GATHER]
     programs = [
         subprocess.Popen(command, env=environment(env), stdout=subprocess.DEVNULL) for _ in range(4)
     ]
     assert [program.wait(60) for program in programs] == [0] * 4
-    assert len(kept(tmp_path)) == 2
+    assert len(cached_files(tmp_path)) == 2
     assert result_of(run_source(GATHER, env=env)) is False
 
 
@@ -86,37 +86,39 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_damaged_code_is_compiled_anew(home: Path, damage) -> None:
+def test_a_damaged_file_is_compiled_again(home: Path, damage) -> None:
     assert runs(_write, 5)
-    (path,) = kept(home)
+    (path,) = cached_files(home)
     whole = path.read_bytes()
     path.write_bytes(damage(whole))
     assert runs(_write, 5)
-    assert kept(home) == [path]
+    assert cached_files(home) == [path]
     assert path.read_bytes() == whole
 
 
-def test_code_of_others_is_not_run(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_that_another_user_owns_is_not_run(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert runs(_write, 5)
     compiled_now = []
-    compile_ = objects._compiled
+    compile_ = object_code._compile
     monkeypatch.setattr(
-        objects, "_compiled", lambda *args: compiled_now.append(1) or compile_(*args)
+        object_code, "_compile", lambda *args: compiled_now.append(1) or compile_(*args)
     )
     assert runs(_write, 5)
     assert not compiled_now
     monkeypatch.setattr(os, "getuid", lambda: 4321)
-    if kept(home)[0].stat().st_uid:  # root's is everybody's
+    if cached_files(home)[0].stat().st_uid:  # every user may run code that root owns
         assert runs(_write, 5)
         assert compiled_now
 
 
-def test_without_a_place_it_is_compiled_and_said_once(
+def test_without_a_cache_directory_kernels_compile_and_one_warning_says_so(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (home / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(home / "file"))
-    with pytest.warns(UserWarning, match="cannot be kept in .*file/shmllm/kernels"):
+    with pytest.warns(UserWarning, match="cannot cache compiled kernels in .*file/shmllm/kernels"):
         assert runs(_write, 6)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -124,22 +126,29 @@ def test_without_a_place_it_is_compiled_and_said_once(
 
 
 @pytest.mark.parametrize("at", ["mkdir", "mkstemp", "write", "replace"])
-def test_a_full_or_protected_disk_costs_no_more_than_time(
+def test_kernels_run_if_the_cache_cannot_be_written(
     home: Path, at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*args: object, **options: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    owner = {"mkdir": objects.Path, "mkstemp": objects.tempfile, "replace": os, "write": objects}
+    owner = {
+        "mkdir": object_code.Path,
+        "mkstemp": object_code.tempfile,
+        "replace": os,
+        "write": object_code,
+    }
     name = "open" if at == "write" else at
     with monkeypatch.context() as patch:
         patch.setattr(owner[at], name, refuse, raising=False)
         with pytest.warns(UserWarning, match="No space left"):
             assert runs(_write, 8)
-    assert kept(home) == []
+    assert cached_files(home) == []
 
 
-def test_without_a_home_nothing_is_kept(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_home_directory_nothing_is_cached(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
     monkeypatch.chdir(home)
@@ -148,18 +157,18 @@ def test_without_a_home_nothing_is_kept(home: Path, monkeypatch: pytest.MonkeyPa
     assert list(home.iterdir()) == []
 
 
-def test_other_machines_and_sources_have_code_of_their_own(
+def test_the_cache_key_depends_on_the_cpu_and_the_constants(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entry = [(_write, (1,))]
-    key = objects._key(entry)
-    assert key == objects._key(entry)
-    assert key != objects._key([(_write, (2,))])
-    monkeypatch.setattr(objects.binding, "get_host_cpu_name", lambda: "another")
-    objects._environment.cache_clear()
+    key = object_code._key(entry)
+    assert key == object_code._key(entry)
+    assert key != object_code._key([(_write, (2,))])
+    monkeypatch.setattr(object_code.binding, "get_host_cpu_name", lambda: "another")
+    object_code._environment.cache_clear()
     try:
-        assert objects._key(entry) != key
+        assert object_code._key(entry) != key
     finally:
         monkeypatch.undo()
-        objects._environment.cache_clear()
-    assert objects._key(entry) == key
+        object_code._environment.cache_clear()
+    assert object_code._key(entry) == key

@@ -1,7 +1,8 @@
-"""Compiled code of kernels: LLVM's object code, made when first needed and kept in a cache.
+"""Compiles kernels to object code when they are first used, and caches it on disk.
 
-The cache is ``shmllm/kernels`` in the user's cache directory. What cannot be read there, whatever
-the reason, is compiled anew; what cannot be written is not kept. Must not know what kernels do.
+The cache is ``shmllm/kernels`` in the user's cache directory. A file that cannot be read or is
+damaged is compiled again; if a file cannot be written, a warning says so and the code is used
+without it. This module must not know what kernels compute.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ from shmllm_kernels.cpu.language import Compiled, as_value
 from shmllm_kernels.cpu.simd import FEATURES, INT64
 
 Entry = tuple[Compiled, Sequence[str | int]]
-"""A function, and its last arguments, which are known."""
+"""A function, and the constants that are its last arguments."""
 
 _HASH_BYTES = 32
 _lock = threading.Lock()
-_engines: list[Any] = []  # which own the machine code
+_engines: list[Any] = []  # LLVM's execution engines, which own the machine code
 
 
 def addresses_of(*entries: Entry) -> tuple[int, ...]:
-    """Of compiled code, that takes and returns int64."""
+    """Returns the addresses of compiled functions, which take and return int64."""
     with _lock:
         names = [f"entry{i}" for i in range(len(entries))]
-        path = _place(_key(entries))
+        path = _cache_path(_key(entries))
         code = _read(path)
         if code is None:
-            code = _compiled(entries, names)
+            code = _compile(entries, names)
             _write(path, code)
         engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _machine())
         engine.add_object_file(binding.ObjectFileRef.from_data(code))
@@ -52,7 +53,7 @@ def addresses_of(*entries: Entry) -> tuple[int, ...]:
 
 @functools.cache
 def _machine() -> binding.TargetMachine:
-    """The CPU at hand. Initialises LLVM, too."""
+    """Initialises LLVM and returns the target machine for this CPU."""
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
     return binding.Target.from_default_triple().create_target_machine(
@@ -62,24 +63,24 @@ def _machine() -> binding.TargetMachine:
 
 
 def _add_entry(
-    module: ir.Module, name: str, function: Compiled, known: Sequence[str | int]
+    module: ir.Module, name: str, function: Compiled, constants: Sequence[str | int]
 ) -> None:
-    """A function as C knows them: int64 arguments, and what is returned or 0."""
-    from shmllm_kernels.cpu.translate import expand  # not needed when all is in the cache
+    """Adds a C function to the module: int64 arguments; it returns the result, or 0 if none."""
+    from shmllm_kernels.cpu.translate import expand  # not imported if all code is in the cache
 
-    count = len(function.tree.args.args) - len(known)
+    count = len(function.tree.args.args) - len(constants)
     entry = ir.Function(module, ir.FunctionType(INT64, [INT64] * count), name)
     entry.attributes.add("nounwind")
     builder = ir.IRBuilder(entry.append_basic_block("entry"))
-    result = expand(builder, function, [*entry.args, *known])
+    result = expand(builder, function, [*entry.args, *constants])
     builder.ret(as_value(0 if result is None else result))
 
 
-def _compiled(entries: Sequence[Entry], names: Sequence[str]) -> bytes:
+def _compile(entries: Sequence[Entry], names: Sequence[str]) -> bytes:
     source = ir.Module("kernel")
     source.triple = binding.get_default_triple()
-    for (function, known), name in zip(entries, names, strict=True):
-        _add_entry(source, name, function, known)
+    for (function, constants), name in zip(entries, names, strict=True):
+        _add_entry(source, name, function, constants)
     module = binding.parse_assembly(str(source))
     module.verify()
     options = binding.create_pipeline_tuning_options(speed_level=3)
@@ -90,17 +91,18 @@ def _compiled(entries: Sequence[Entry], names: Sequence[str]) -> bytes:
     return code
 
 
-# keeping
+# caching
 
 
-def _place(key: str) -> Path:
+def _cache_path(key: str) -> Path:
     root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(root) / "shmllm" / "kernels" / key
 
 
 @functools.cache
 def _environment() -> bytes:
-    """Digest of all that decides what code is made of a function, but for the function."""
+    """Returns a digest of everything that the object code depends on beside the function:
+    LLVM's version, the CPU, and the sources of this package."""
     digest = hashlib.sha256()
     versions = llvmlite.__version__, binding.llvm_version_info
     machine = binding.get_host_cpu_name(), FEATURES.flatten(), binding.get_default_triple()
@@ -111,23 +113,23 @@ def _environment() -> bytes:
 
 
 @functools.cache
-def _source_of_others(path: str) -> bytes:
-    """Of a function that is no part of this package."""
+def _digest_of_other_source(path: str) -> bytes:
+    """Returns the digest of a file outside this package, and b"" for a file of this package."""
     is_here = Path(path).parent == Path(__file__).parent
     return b"" if is_here else hashlib.sha256(Path(path).read_bytes()).digest()
 
 
 def _key(entries: Sequence[Entry]) -> str:
     digest = hashlib.sha256(_environment())
-    for function, known in entries:
+    for function, constants in entries:
         source = function.source
-        digest.update(_source_of_others(inspect.getfile(source)))
-        digest.update(repr((source.__module__, source.__qualname__, tuple(known))).encode())
+        digest.update(_digest_of_other_source(inspect.getfile(source)))
+        digest.update(repr((source.__module__, source.__qualname__, tuple(constants))).encode())
     return digest.hexdigest()[:32]
 
 
 def _read(path: Path) -> bytes | None:
-    """What `_write` wrote, unless it is damaged or somebody else's."""
+    """Returns the code in a cache file, or None if the file is damaged or another user owns it."""
     try:
         with path.open("rb") as file:
             owner, content = os.fstat(file.fileno()).st_uid, file.read()
@@ -139,10 +141,10 @@ def _read(path: Path) -> bytes | None:
 
 
 def _write(path: Path, code: bytes) -> None:
-    """All at once, whoever else does the same."""
+    """Writes a cache file atomically, so that several processes may write it at once."""
     try:
         if not path.is_absolute():
-            raise OSError("there is no home directory")
+            raise OSError("no home directory")
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor, unfinished = tempfile.mkstemp(dir=path.parent)
         try:
@@ -159,6 +161,6 @@ def _write(path: Path, code: bytes) -> None:
 @functools.cache
 def _warn_once(directory: str, reason: str) -> None:
     warnings.warn(
-        f"compiled kernels cannot be kept in {directory} ({reason}): every start compiles them",
+        f"cannot cache compiled kernels in {directory} ({reason}): every start compiles them",
         stacklevel=2,
     )
