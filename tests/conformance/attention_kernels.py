@@ -40,7 +40,6 @@ class Case:
     dim: int = 16
     block_size: int = 8
     window: int | None = None
-    soft_cap: float | None = None
     num_splits: int = 1
     config: AttentionConfig = SMALL
     masks_all: bool = False
@@ -102,13 +101,13 @@ class Launch:
             )
             scratch.sums.fill_(torch.nan)
             scratch.stats.fill_(torch.nan)
-        options = case.window, case.soft_cap, case.num_splits, scratch, case.masks_all
+        options = case.window, case.num_splits, scratch, case.masks_all
         paged_attention(out, *self.tensors(), case.config, self.scale, *options)
         return out
 
     def want(self) -> torch.Tensor:
         case = self.case
-        return plain_attention(*self.tensors(), self.scale, case.window, case.soft_cap)
+        return plain_attention(*self.tensors(), self.scale, case.window)
 
     def check(self) -> torch.Tensor:
         got, tokens = self.run(), self.case.tokens
@@ -123,8 +122,7 @@ FEATURES = {
     "plain": {},
     "window": {"window": 7},
     "wide window": {"window": 18},
-    "cap": {"soft_cap": 2.0},
-    "window and cap": {"window": 3, "soft_cap": 1.0},
+    "narrow window": {"window": 3},
 }
 
 

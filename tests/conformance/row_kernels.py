@@ -1,4 +1,4 @@
-"""RMSNorm and the gated activations: kernels against what `reference` computes."""
+"""RMSNorm and the gated activation: kernels against what `reference` computes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ GATED_SHAPES = [(0, 64), (1, 64), (3, 48), (2, 1025), (2, 1)]
 
 
 def tolerances(dtype: torch.dtype) -> tuple[float, float]:
-    """Absolute and relative: some last bits, and 1e-2 for bfloat16. The absolute one is for
-    gates of -4, whose 1 + erf loses five digits, in torch as well."""
+    """Absolute and relative: some last bits, and 1e-2 for bfloat16."""
     return {
         torch.float32: (1e-5, 1e-5),
         torch.float16: (1e-4, 2e-3),
@@ -59,30 +58,20 @@ class RowKernelsConformance:
         assert_close(rows, before, *tolerances(dtype))
         assert torch.equal(wide[:, 40:], rest)
 
-    @pytest.mark.parametrize("kind", ["silu", "tanh", "none"])
     @pytest.mark.parametrize("shape", GATED_SHAPES)
-    def test_gated_activation(self, draw, dtype, shape, kind):
+    def test_gated_activation(self, draw, dtype, shape):
         rows, dim = shape
         gate_up = draw.normal(rows, 2 * dim, dtype=dtype, scale=4.0)
         out = poisoned(rows, dim, dtype=dtype, device=draw.device)
-        if kind == "silu":
-            activation.silu_and_mul(out, gate_up)
-            want = plain_activation.silu_and_mul(gate_up)
-        else:
-            activation.gelu_and_mul(out, gate_up, kind)
-            want = plain_activation.gelu_and_mul(gate_up, kind)
-        assert_close(out, want, *tolerances(dtype))
+        activation.silu_and_mul(out, gate_up)
+        assert_close(out, plain_activation.silu_and_mul(gate_up), *tolerances(dtype))
 
     def test_activation_of_large_gates(self, draw, dtype):
         gates = torch.tensor([[-6e4, -200.0, -89.0, 0.0, 89.0, 6e4]], device=draw.device)
         gate_up = torch.cat((gates, torch.ones_like(gates)), 1).to(dtype)
         out = poisoned(1, 6, dtype=dtype, device=draw.device)
-        for launch, plain in [
-            (activation.silu_and_mul, plain_activation.silu_and_mul),
-            (activation.gelu_and_mul, plain_activation.gelu_and_mul),
-        ]:
-            launch(out, gate_up)
-            assert_close(out, plain(gate_up), *tolerances(dtype))
+        activation.silu_and_mul(out, gate_up)
+        assert_close(out, plain_activation.silu_and_mul(gate_up), *tolerances(dtype))
 
     def test_what_does_not_fit_is_refused(self, draw, dtype):
         x, weight = draw.normal(4, 8, dtype=dtype), draw.normal(8, dtype=dtype)

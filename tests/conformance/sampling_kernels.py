@@ -137,7 +137,7 @@ class Step:
         tokens = self.run(keeps_processed=True)
         columns, edited = self.of_rows(), self.edited()
         want = plain.sample(edited, self.positions, columns)
-        processed = self.scratch.edited
+        processed = self.scratch.processed_logits
         for index in range(len(tokens)):
             if columns.temperature[index] == 0:
                 assert tokens[index] == want[index]
@@ -222,7 +222,7 @@ class SamplingConformance:
             chunk=1024,
         )
         step.check()
-        assert (step.scratch.lengths == -1).any()
+        assert (step.scratch.num_candidates == -1).any()
 
     def test_ties_at_the_threshold(self, draw):
         logits = draw.integers(0, 4, 6, 600).float()
@@ -238,7 +238,7 @@ class SamplingConformance:
         names = ("top_k", "top_k and top_p", "top_k")
         step = Step(draw, bits.view(torch.float32), *(PARAMETERS[name] for name in names))
         step.check()
-        kept = (step.scratch.edited > -torch.inf).sum(dim=1)
+        kept = (step.scratch.processed_logits > -torch.inf).sum(dim=1)
         by_top_k = step.of_rows().top_k == 7
         assert (kept[by_top_k] == 7).all()
 

@@ -97,8 +97,6 @@ def rows() -> None:
     norm.rms_norm(x, x, x[0], 1e-5)
     norm.add_rms_norm(x, x, x.clone(), x[0], 1e-5)
     activation.silu_and_mul(empty(4, 14_336), gate_up)
-    activation.gelu_and_mul(empty(4, 14_336), gate_up)
-    activation.gelu_and_mul(empty(4, 14_336), gate_up, "none")
     cache, angles = empty(2, 8, 16, 8, 128), empty(4, 1, 128)
     slots = empty(4, dtype=torch.int64)
     for norms in (None, (angles[0, 0], angles[0, 0], 1e-6)):
@@ -132,8 +130,8 @@ def sampler() -> None:
 
 SHAPES = ((32, 8, 128), (32, 8, 64), (16, 8, 256), (28, 4, 128), (32, 8, 80))
 """Query heads, kv heads, and their size."""
-OPTIONS = ((4, None, None), (1, 1024, 30.0), (1, None, None), (1, 1024, None))
-"""Splits, window and soft cap."""
+OPTIONS = ((4, None), (1, 1024), (1, None))
+"""Splits and window."""
 
 
 def attention(
@@ -143,14 +141,14 @@ def attention(
         for max_query_len in (1, 512):
             device = torch.device("cuda", 0)
             config = configs.attention_config(device, dim, heads // kv_heads, max_query_len, dtype)
-            for splits, window, soft_cap in options:
-                label[0] = f"{dtype} {heads}/{kv_heads}x{dim} {max_query_len} {window} {soft_cap} "
+            for splits, window in options:
+                label[0] = f"{dtype} {heads}/{kv_heads}x{dim} {max_query_len} {window} "
                 cache = empty(2, 8, 16, kv_heads, dim, dtype=dtype)
                 query = empty(4, heads, dim, dtype=dtype)
                 table, starts = empty(2, 8, dtype=torch.int32), empty(3, dtype=torch.int32)
                 lengths = (table, starts, starts[1:])
                 scratch = AttentionScratch.allocate(4, heads, splits, dim, torch.device("cpu"))
-                form = (0.1, window, soft_cap, splits, scratch)
+                form = (0.1, window, splits, scratch)
                 paged_attention(query.clone(), query, *cache, *lengths, config, *form)
 
 

@@ -1,7 +1,7 @@
-"""Triton kernels of the decoder and the sampler, each behind a function that launches it.
+"""Triton kernels of the decoder and the sampler, with functions that launch them.
 
-A launch allocates nothing, reads nothing back and writes only where its arguments say, so it
-can be captured in a CUDA graph; it goes to the current device and stream. Shapes, dtypes and
-strides are asserted before it. With ``TRITON_INTERPRET=1`` set before Triton is imported, the
-same kernels run on CPU tensors.
+A launch allocates no memory, copies nothing to the host and writes only to its arguments, so a CUDA
+graph can capture it. It goes to the current device and stream. Each function asserts shapes, dtypes
+and strides first. If ``TRITON_INTERPRET=1`` is set before Triton is imported, the same kernels run
+on CPU tensors.
 """

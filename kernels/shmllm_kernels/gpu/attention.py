@@ -1,11 +1,11 @@
-"""Paged attention: any mix of prefill chunks and decodes over block tables, in one launch.
+"""Launches paged attention: any mix of prefill chunks and decodes over block tables, in one launch.
 
-The grid has (tokens // block_q + requests, kv heads, splits) programs, which the host knows
-without looking at a length; those left over return. So a captured graph serves every batch up
-to its size.
+The grid has (tokens // block_q + requests, kv heads, splits) programs. The host computes it without
+reading a length from the device, and programs without work return. So a captured graph serves every
+batch up to its size.
 
-What one row's bits depend on: its query, its keys, the config and the number of splits, and
-with ``num_splits=1`` and ``masks_all`` not even on how its request was cut into chunks.
+The bits of a row depend on its query, its keys, the config, the number of splits, and the chunks of
+its prompt. With ``num_splits=1`` and ``masks_all`` they do not depend on the chunks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shmllm_kernels.gpu.attention_kernels import attend, join
+from shmllm_kernels.gpu.attention_kernels import attend, merge_splits
 from shmllm_kernels.gpu.configs import AttentionConfig, next_power_of_two
 
 LOG2_E = 1.4426950408889634
@@ -24,10 +24,10 @@ MAX_HEAD_DIM = 256
 
 @dataclass(frozen=True, slots=True)
 class AttentionScratch:
-    """Where split contexts leave their sums; one for all layers.
+    """Memory for the partial results of split contexts. All layers share it.
 
     Attributes:
-        sums: [tokens, num_heads, splits, dim] float32.
+        sums: [tokens, num_heads, splits, dim] float32, sums of weighted values.
         stats: [tokens, num_heads, splits, 2] float32, the largest score and the sum of weights.
     """
 
@@ -38,7 +38,7 @@ class AttentionScratch:
     def allocate(
         cls, tokens: int, num_heads: int, splits: int, head_dim: int, device: torch.device
     ) -> AttentionScratch:
-        """4 * tokens * num_heads * splits * (head_dim + 2) bytes."""
+        """Allocates 4 * tokens * num_heads * splits * (head_dim + 2) bytes."""
         shape = (tokens, num_heads, splits)
         sums = torch.empty((*shape, head_dim), dtype=torch.float32, device=device)
         return cls(sums, torch.empty((*shape, 2), dtype=torch.float32, device=device))
@@ -55,37 +55,39 @@ def paged_attention(
     config: AttentionConfig,
     scale: float,
     window: int | None = None,
-    soft_cap: float | None = None,
     num_splits: int = 1,
     scratch: AttentionScratch | None = None,
     masks_all: bool = False,
 ) -> None:
-    """Writes ``reference.attention.paged_attention``, but nothing where no request is.
+    """Computes ``reference.attention.paged_attention``; rows of no request stay unchanged.
 
-    The number of tokens and requests may be larger than those there are: requests of length 0
-    behind the last one, and tokens behind the end of the last, are skipped.
+    The tensors may be padded: requests of length 0 after the last request, and tokens after the
+    last request's tokens, are skipped.
 
     Args:
         out: [tokens, num_heads, dim], the last dimension contiguous.
-        query: [tokens, num_heads, dim], as ``out``; dim at most 256.
-        key_cache: [blocks, block_size, num_kv_heads, dim], the last dimension contiguous, other
-            strides any; query's dtype: float32, float16 or bfloat16.
+        query: [tokens, num_heads, dim], strides as ``out``; dim is at most 256.
+        key_cache: [blocks, block_size, num_kv_heads, dim], the last dimension contiguous, any
+            other strides; query's dtype: float32, float16 or bfloat16.
         value_cache: the same shape and strides.
-        block_table: [requests, max_blocks] int32, rows contiguous. What no token needs is not
-            read.
-        query_starts: [requests + 1] int32, from 0, not decreasing.
-        context_lens: [requests] int32.
-        config: tiles and warps; `configs.attention_config` has them.
-        scale: of the scores.
-        window: positions that a token sees, itself included; None: all before it.
-        soft_cap: bound of the scores; None: none.
-        num_splits: parts of each context, a power of two.
-        scratch: for at least ``tokens`` and just ``num_splits``; None if that is 1.
-        masks_all: spend a mask also on tiles that need none, so that the bits of a row do not
-            depend on which tokens share its program.
+        block_table: [requests, max_blocks] int32, rows contiguous. Entries after a request's last
+            block are not read.
+        query_starts: [requests + 1] int32, the index of each request's first token in ``query``;
+            begins with 0 and does not decrease.
+        context_lens: [requests] int32, the number of each request's tokens so far, those of
+            ``query`` included.
+        config: tile sizes and numbers of warps, from `configs.attention_config`.
+        scale: the factor of the scores.
+        window: the number of positions that a token attends to, its own included; None: its own
+            and all before it.
+        num_splits: the number of parts that each context is split into; a power of two.
+        scratch: memory for at least ``tokens`` tokens and exactly ``num_splits`` splits; None if
+            ``num_splits`` is 1.
+        masks_all: whether to apply a mask also to tiles that need none, so that the bits of a row
+            do not depend on the tokens that share its program.
 
-    Moves the keys and values of each request once for each block_q of its tokens; 4 * dim flops
-    for each pair of a query head's token and a key that it sees.
+    Reads the keys and values of each request once for each block_q of its tokens; 4 * dim flops
+    for each pair of a query row and a key that it attends to.
     """
     tokens, num_heads, dim = query.shape
     requests, num_kv_heads = context_lens.shape[0], key_cache.shape[2]
@@ -104,7 +106,6 @@ def paged_attention(
         assert sums.shape[1:] == (num_heads, num_splits, dim), "scratch has another shape"
         assert sums.is_contiguous(), "scratch must be contiguous"
         assert stats.is_contiguous(), "scratch must be contiguous"
-    factor = scale * LOG2_E if soft_cap is None else 2.0 * scale / soft_cap * LOG2_E
     attend[(tokens // (config.block_m // per_kv) + requests, num_kv_heads, num_splits)](
         out,
         query,
@@ -116,15 +117,13 @@ def paged_attention(
         sums,
         stats,
         requests,
-        factor,
-        0.0 if soft_cap is None else soft_cap * LOG2_E,
+        scale * LOG2_E,
         0 if window is None else window,
         *out.stride()[:2],
         *query.stride()[:2],
         *key_cache.stride()[:3],
         block_table.stride(0),
         HAS_WINDOW=window is not None,
-        HAS_CAP=soft_cap is not None,
         MASKS_ALL=masks_all,
         NUM_SPLITS=num_splits,
         HEADS_PER_KV=per_kv,
@@ -137,7 +136,7 @@ def paged_attention(
         num_stages=config.num_stages,
     )
     if num_splits > 1:
-        join[(tokens, num_heads)](
+        merge_splits[(tokens, num_heads)](
             out,
             sums,
             stats,

@@ -1,9 +1,9 @@
 """The kernels of paged attention, which `attention` launches.
 
-A program takes some tokens of one request and the query heads that share one kv head, and
-walks over tiles of keys with a running softmax. It finds its request by binary search over
-the places where requests begin. With more than one split, each part of a context is a program
-of its own, whose sums go to scratch memory; `join` puts them together.
+A program computes some tokens of one request and the query heads that share one kv head. It
+iterates over tiles of keys with an online softmax. It finds its request by binary search in
+``query_starts``. With several splits, each part of a context has its own program, which writes its
+sums to scratch memory; `merge_splits` combines them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import triton.language as tl
 
 @triton.jit
 def _find_request(starts_ptr, tile, num_requests, BLOCK_Q: tl.constexpr):
-    """The last request whose first tile, starts[i] // BLOCK_Q + i, is not after `tile`."""
+    """Returns the last request whose first tile, starts[i] // BLOCK_Q + i, is at most `tile`."""
     low = tile * 0
     high = low + num_requests
     while high - low > 1:
@@ -26,7 +26,7 @@ def _find_request(starts_ptr, tile, num_requests, BLOCK_Q: tl.constexpr):
 
 
 @triton.jit
-def _visit(
+def _attend_tiles(
     sums,
     peak,
     total,
@@ -42,23 +42,21 @@ def _visit(
     block_stride,
     token_stride,
     scale,
-    soft_cap,
     window,
     IS_MASKED: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
-    HAS_CAP: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
     DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
 ):
-    """Takes the keys of some tiles into the running softmax of all rows. Without IS_MASKED
-    every row sees every key of them."""
+    """Updates the online softmax of all rows with the keys of some tiles. Without IS_MASKED every
+    row attends to all these keys."""
     dims = tl.arange(0, DIM_PADDED)
     for tile in range(first_tile, last_tile):
         keys = tile * TILE + tl.arange(0, TILE)
         if IS_MASKED:
-            # What is not there is not read: it may be NaN, and 0 times NaN is NaN.
+            # Slots without a token are not read: they may contain NaN, and 0 times NaN is NaN.
             present = (keys >= keys_begin) & (keys < keys_end)
             blocks = tl.load(table_ptr + keys // BLOCK_SIZE, mask=present, other=0)
         else:
@@ -79,15 +77,13 @@ def _visit(
             value = tl.load(value_places, mask=(dims < DIM)[None, :], other=0.0)
 
         scores = tl.dot(query, key, input_precision="ieee") * scale
-        if HAS_CAP:
-            scores = soft_cap * (1.0 - 2.0 / (tl.exp2(scores) + 1.0))
         if IS_MASKED:
             visible = present[None, :] & (keys[None, :] <= positions[:, None])
             if HAS_WINDOW:
                 visible &= keys[None, :] > positions[:, None] - window
             scores = tl.where(visible, scores, float("-inf"))
         new_peak = tl.maximum(peak, tl.max(scores, axis=1))
-        # A row that has seen no key yet subtracts 0 from minus infinity.
+        # In a row whose keys were all masked so far, subtract 0 from minus infinity.
         base = tl.where(new_peak == float("-inf"), 0.0, new_peak) if IS_MASKED else new_peak
         weights = tl.exp2(scores - base[:, None])
         shrink = tl.exp2(peak - base)
@@ -112,7 +108,6 @@ def attend(
     part_stats_ptr,
     num_requests,
     scale,
-    soft_cap,
     window,
     out_token_stride,
     out_head_stride,
@@ -123,7 +118,6 @@ def attend(
     kv_head_stride,
     table_stride,
     HAS_WINDOW: tl.constexpr,
-    HAS_CAP: tl.constexpr,
     MASKS_ALL: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
     HEADS_PER_KV: tl.constexpr,
@@ -167,7 +161,7 @@ def attend(
         per_split = tl.cdiv(highest - lowest, NUM_SPLITS)
         lowest = lowest + split * per_split
         highest = tl.minimum(lowest + per_split, highest)
-    # Between these two every row sees every key.
+    # From from_tile to to_tile every row attends to every key.
     from_tile = lowest
     if HAS_WINDOW:
         from_tile = tl.cdiv(tl.maximum(keys_end - window, 0), TILE)
@@ -184,19 +178,19 @@ def attend(
     table_ptr += request.to(tl.int64) * table_stride
     # fmt: off
     if HAS_WINDOW:
-        sums, peak, total = _visit(
+        sums, peak, total = _attend_tiles(
             sums, peak, total, query, positions, lowest, from_tile, keys_begin, keys_end, key_ptr,
-            value_ptr, table_ptr, block_stride, token_stride, scale, soft_cap, window,
-            True, HAS_WINDOW, HAS_CAP, BLOCK_SIZE, TILE, DIM, DIM_PADDED)
+            value_ptr, table_ptr, block_stride, token_stride, scale, window,
+            True, HAS_WINDOW, BLOCK_SIZE, TILE, DIM, DIM_PADDED)
     if not MASKS_ALL:
-        sums, peak, total = _visit(
+        sums, peak, total = _attend_tiles(
             sums, peak, total, query, positions, from_tile, to_tile, keys_begin, keys_end, key_ptr,
-            value_ptr, table_ptr, block_stride, token_stride, scale, soft_cap, window,
-            False, HAS_WINDOW, HAS_CAP, BLOCK_SIZE, TILE, DIM, DIM_PADDED)
-    sums, peak, total = _visit(
+            value_ptr, table_ptr, block_stride, token_stride, scale, window,
+            False, HAS_WINDOW, BLOCK_SIZE, TILE, DIM, DIM_PADDED)
+    sums, peak, total = _attend_tiles(
         sums, peak, total, query, positions, to_tile, highest, keys_begin, keys_end, key_ptr,
-        value_ptr, table_ptr, block_stride, token_stride, scale, soft_cap, window,
-        True, HAS_WINDOW, HAS_CAP, BLOCK_SIZE, TILE, DIM, DIM_PADDED)
+        value_ptr, table_ptr, block_stride, token_stride, scale, window,
+        True, HAS_WINDOW, BLOCK_SIZE, TILE, DIM, DIM_PADDED)
     # fmt: on
 
     if NUM_SPLITS > 1:
@@ -214,7 +208,7 @@ def attend(
 
 
 @triton.jit(do_not_specialize=["num_requests"])
-def join(
+def merge_splits(
     out_ptr,
     part_sums_ptr,
     part_stats_ptr,
@@ -235,7 +229,7 @@ def join(
     parts = (token * tl.num_programs(1) + head) * NUM_SPLITS + splits
     peaks = tl.load(part_stats_ptr + 2 * parts)
     totals = tl.load(part_stats_ptr + 2 * parts + 1)
-    # Where a part had no key its sums were not written.
+    # The program of a split without keys wrote no sums.
     written = (totals > 0.0)[:, None] & (dims < DIM)[None, :]
     sums = tl.load(part_sums_ptr + parts[:, None] * DIM + dims[None, :], mask=written, other=0.0)
     shares = tl.exp2(peaks - tl.max(peaks, axis=0))

@@ -1,8 +1,8 @@
-"""Sizes of tiles and numbers of warps, by device and shape: plain tables, no search.
+"""Tables of tile sizes and numbers of warps, by device and shape.
 
-Autotuning can run neither in Triton's interpreter nor while a graph is captured. Entries
-are to be replaced by measured ones; those without a note are estimates from the size of
-shared memory and registers.
+There is no autotuning: it can run neither in Triton's interpreter nor during the capture of a
+graph. The entries are estimates from the sizes of shared memory and register files, to be replaced
+by measured ones (`tools/gpu_check --tune`).
 """
 
 from __future__ import annotations
@@ -14,20 +14,22 @@ import torch
 
 MAX_SPLITS = 32
 DETERMINISTIC_SPLITS = 8
-"""Splits of every decode that has to give the same bits beside any other requests."""
+"""The number of splits of every decode whose bits must not depend on the other requests."""
 
 _SM_COUNT_UNKNOWN = 108
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionConfig:
-    """
+    """The tile sizes of paged attention.
+
     Attributes:
-        block_m: rows of a program, query tokens times the heads that share a kv head; at
-            least 16, a power of two.
-        tile: keys of one iteration; at least 16, a power of two, whatever the block size.
-        num_warps: of a program.
-        num_stages: iterations whose loads are in flight.
+        block_m: the number of rows of a program: query tokens times the heads that share a kv
+            head; a power of two, at least 16.
+        tile: the number of keys in one iteration; a power of two, at least 16, independent of the
+            block size.
+        num_warps: the number of warps of a program.
+        num_stages: the number of iterations whose loads are in flight.
     """
 
     block_m: int
@@ -48,7 +50,7 @@ _PREFILL = {
 
 
 def device_key(device: torch.device) -> str:
-    """The tables' name of a device, "any" where they have none of its own."""
+    """Returns the key of a device in the tables; "any" if it has no entries of its own."""
     if device.type != "cuda":
         return "any"
     major, _ = _capability(device.index or 0)
@@ -68,14 +70,15 @@ def _num_multiprocessors(index: int) -> int:
 def attention_config(
     device: torch.device, head_dim: int, heads_per_kv: int, max_query_len: int, dtype: torch.dtype
 ) -> AttentionConfig:
-    """The entry for a launch whose longest query has ``max_query_len`` tokens.
+    """Returns the tile sizes of a launch whose longest query has ``max_query_len`` tokens.
 
     Args:
-        device: where it runs.
-        head_dim: at most 256.
-        heads_per_kv: query heads that share a kv head.
-        max_query_len: 1 for a batch of decodes. A number that the host knows at capture.
-        dtype: of query and cache; float32 takes twice the room and no tensor core: small tiles.
+        device: the device of the launch.
+        head_dim: the size of a head, at most 256.
+        heads_per_kv: the number of query heads that share a kv head.
+        max_query_len: 1 for a batch of decodes. The host must know it at capture.
+        dtype: the dtype of query and cache. float32 gets smaller tiles, because it takes twice the
+            memory and uses no tensor cores.
     """
     table = _DECODE if max_query_len == 1 else _PREFILL
     by_size = table[device_key(device)]
@@ -91,12 +94,17 @@ def attention_config(
 def num_splits(
     device: torch.device, num_requests: int, num_kv_heads: int, deterministic: bool = False
 ) -> int:
-    """Into how many parts the context of each decode is cut: so many that two programs come to
-    each multiprocessor, and a power of two.
+    """Returns the number of parts that the context of each decode is split into.
+
+    This is the largest power of two, up to MAX_SPLITS, with which each multiprocessor gets at most
+    two programs.
 
     Args:
-        num_requests: of the launch, padding included, so that a captured graph and a launch at
-            its size agree.
+        device: the device of the launch.
+        num_requests: the number of requests in the launch, padding included, so that a captured
+            graph and a launch of the same padded size use the same number.
+        num_kv_heads: the number of key-value heads.
+        deterministic: whether the number must not depend on the batch.
     """
     if deterministic:
         return DETERMINISTIC_SPLITS
@@ -107,15 +115,16 @@ def num_splits(
 
 
 def row_warps(dim: int) -> int:
-    """Warps of a program that holds one row of ``dim`` elements in registers."""
+    """Returns the number of warps of a program that keeps ``dim`` elements in registers."""
     return min(max(next_power_of_two(dim) // 512, 1), 16)
 
 
 def next_power_of_two(value: int) -> int:
-    """The smallest power of two that is at least ``value``."""
+    """Returns the smallest power of two that is at least ``value``."""
     return 1 << max(value - 1, 0).bit_length()
 
 
 def sampling_chunk(vocab_size: int) -> int:
-    """Entries of a row that one program of the sampler takes: 16 to 32 of them a row."""
+    """Returns the number of a row's entries in one program of the sampler. A row of a usual
+    vocabulary has 16 to 32 of these chunks."""
     return min(max(next_power_of_two(vocab_size) // 32, 512), 8192)

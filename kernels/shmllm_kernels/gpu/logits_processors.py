@@ -1,8 +1,8 @@
-"""What changes logits before they are drawn from: how often tokens were used, and biases.
+"""Counts the tokens of each row for penalties, and adds biases to logits.
 
-Owns the table of uses: one int32 for each row and vocabulary entry, twice the times that the
-row's output has the token, and 1 more if its prompt has it. It stays on the device, where the
-tokens are sampled, and is kept only where a request has penalties.
+The table of token counts has one int32 for each row and vocabulary entry: twice the number of the
+token's occurrences in the row's output, plus 1 if its prompt contains it. The table stays on the
+device, which samples the tokens, and is needed only for requests with penalties.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ BLOCK = 256
 
 @triton.jit(do_not_specialize=["count"])
 def _count(
-    uses_ptr,
+    token_counts_ptr,
     rows_ptr,
     tokens_ptr,
     count,
@@ -32,9 +32,9 @@ def _count(
     token = tl.load(tokens_ptr + index, mask=inside, other=-1).to(tl.int64)
     is_use = (row >= 0) & (token >= 0) & (token < num_entries)
     if IS_PROMPT:
-        tl.atomic_or(uses_ptr + row * stride + token, 1, mask=is_use)
+        tl.atomic_or(token_counts_ptr + row * stride + token, 1, mask=is_use)
     else:
-        tl.atomic_add(uses_ptr + row * stride + token, 2, mask=is_use)
+        tl.atomic_add(token_counts_ptr + row * stride + token, 2, mask=is_use)
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -47,39 +47,41 @@ def _add(logits_ptr, rows_ptr, tokens_ptr, values_ptr, count, stride, BLOCK: tl.
     tl.atomic_add(logits_ptr + row * stride + token, value, mask=row >= 0)
 
 
-def count_tokens(uses: Tensor, rows: Tensor, tokens: Tensor, is_prompt: bool = False) -> None:
-    """Takes tokens into the table. A row's part has to be zeroed when a request enters it.
+def count_tokens(
+    token_counts: Tensor, rows: Tensor, tokens: Tensor, is_prompt: bool = False
+) -> None:
+    """Adds tokens to the table. The caller zeroes a row of the table when a request gets the row.
 
     Args:
-        uses: [rows, vocab] int32, rows contiguous.
-        rows: [count] int32, the row of each token; -1 for none.
-        tokens: [count] int64; what is not in the vocabulary does not count.
-        is_prompt: they are the prompt's, else the output's.
+        token_counts: [rows, vocab] int32, rows contiguous.
+        rows: [count] int32, the row of each token; -1: the token is skipped.
+        tokens: [count] int64; tokens that are not in the vocabulary are skipped.
+        is_prompt: whether the tokens are the prompt's; otherwise they are the output's.
 
-    Reads 12 bytes a token and changes 4.
+    Reads 12 bytes for each token and changes 4.
     """
-    assert uses.dtype is torch.int32, "uses are int32"
+    assert token_counts.dtype is torch.int32, "token_counts are int32"
     assert rows.dtype is torch.int32, "rows are int32"
     assert tokens.dtype is torch.int64, "tokens are int64"
     assert rows.shape == tokens.shape, "one row for each token"
-    assert uses.stride(1) == 1, "rows of uses must be contiguous"
+    assert token_counts.stride(1) == 1, "rows of token_counts must be contiguous"
     count = rows.shape[0]
     if count:
         grid = (triton.cdiv(count, BLOCK),)
-        sizes = count, uses.shape[1], uses.stride(0)
-        _count[grid](uses, rows, tokens, *sizes, IS_PROMPT=is_prompt, BLOCK=BLOCK)
+        sizes = count, token_counts.shape[1], token_counts.stride(0)
+        _count[grid](token_counts, rows, tokens, *sizes, IS_PROMPT=is_prompt, BLOCK=BLOCK)
 
 
 def add_biases(logits: Tensor, rows: Tensor, tokens: Tensor, biases: Tensor) -> None:
-    """Adds to single entries of the logits; minus infinity forbids a token.
+    """Adds biases to single entries of the logits; minus infinity forbids a token.
 
     Args:
         logits: [N, vocab] float32, rows contiguous; changed in place.
-        rows: [count] int32, which row of the logits; -1 for none.
-        tokens: [count] int64, in the vocabulary.
+        rows: [count] int32, the row of the logits of each bias; -1: the bias is skipped.
+        tokens: [count] int64, all in the vocabulary.
         biases: [count] float32.
 
-    Reads 16 bytes a bias and changes 4.
+    Reads 16 bytes for each bias and changes 4.
     """
     assert logits.dtype is torch.float32, "logits are float32"
     assert rows.dtype is torch.int32, "rows are int32"

@@ -1,7 +1,7 @@
-"""Gumbel noise inside a kernel, by Philox4x32-10 on (seed, position, entry).
+"""Gumbel noise inside a kernel, from Philox4x32-10 of (seed, position, vocabulary entry).
 
-The numbers are those of `reference.philox`. The uniform ones stay apart from 0 and from 1,
-so that the noise is finite.
+The noise equals that of `reference.philox`. Its uniform numbers are never 0 or 1, so that the noise
+is finite.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import triton.language as tl
 
 @triton.jit
 def _gumbel(bits):
-    """-log(-log(1 - v)) of v = (bits + 0.5) / 2**32, to float32's precision for all v."""
+    """Returns -log(-log(1 - v)) for v = (bits + 0.5) / 2**32, to float32's precision for all v."""
     low = (bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10
     rest = ((bits ^ 0xFFFFFFFF).to(tl.float32) + 0.5) * 2.3283064365386963e-10
     is_low = low < 0.5
-    # log1p as Kahan computes it: the error of 1 - v stands in both factors.
+    # Kahan's formula of log1p: the rounding error of 1 - v is in both factors and cancels.
     whole = 1.0 - low
     waited = -tl.log(tl.where(is_low, whole, rest))
     lost = 1.0 - whole
@@ -26,7 +26,8 @@ def _gumbel(bits):
 
 @triton.jit
 def gumbel_of_range(seed, position, first, SIZE: tl.constexpr):
-    """The noise of entries first to first + SIZE, one hash for four; both multiples of 4."""
+    """Returns the noise of the entries from first to first + SIZE, with one Philox call for four
+    entries. first and SIZE are multiples of 4."""
     blocks = first // 4 + tl.arange(0, SIZE // 4)
     zeros = tl.zeros_like(blocks)
     w0, w1, w2, w3 = tl.philox(seed, blocks, zeros + position.to(tl.int32), zeros, zeros)
@@ -36,7 +37,7 @@ def gumbel_of_range(seed, position, first, SIZE: tl.constexpr):
 
 @triton.jit
 def gumbel_of_entries(seed, position, entries):
-    """The noise of any entries, int32: the same numbers at one hash each."""
+    """Returns the noise of any entries (int32): the same numbers, with one Philox call each."""
     zeros = tl.zeros_like(entries)
     place = zeros + position.to(tl.int32)
     w0, w1, w2, w3 = tl.philox(seed, entries // 4, place, zeros, zeros)

@@ -1,7 +1,7 @@
-"""RMSNorm of rows, alone and behind the addition to the residual stream.
+"""RMSNorm of rows, alone and fused with the addition to the residual stream.
 
-Computes what `reference.norm` does, rounding where it rounds: the sum and the quotient
-before the weight are rounded to the rows' dtype, statistics are float32.
+It computes the same as `reference.norm` and rounds in the same places: the sum, and the quotient
+before the weight is applied, are rounded to the rows' dtype; statistics are float32.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ def _rms_norm(
 
 
 def rms_norm(out: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:
-    """Writes ``reference.norm.rms_norm(x, weight, eps)``.
+    """Writes ``reference.norm.rms_norm(x, weight, eps)`` to ``out``.
 
     Args:
-        out: [rows, dim], rows of any stride, each contiguous; may be ``x``.
+        out: [rows, dim], each row contiguous, with any stride between rows; may be ``x``.
         x: [rows, dim], out's dtype: float32, float16 or bfloat16. Rows as those of ``out``.
         weight: [dim], contiguous, out's dtype.
         eps: added to the mean square.
 
-    Moves 2 * rows * dim elements, and computes 4 flops on each.
+    Moves 2 * rows * dim elements; 4 flops for each.
     """
     _launch(out, x, None, weight, eps)
 
@@ -63,13 +63,13 @@ def add_rms_norm(out: Tensor, x: Tensor, residual: Tensor, weight: Tensor, eps: 
     """Adds ``x`` to the residual stream, in place, and writes the norm of the sum.
 
     Args:
-        out: [rows, dim], rows of any stride, each contiguous; may be ``x``.
-        x: [rows, dim], the output of the last block; out's dtype.
+        out: [rows, dim], each row contiguous, with any stride between rows; may be ``x``.
+        x: [rows, dim], the output of the previous block; out's dtype.
         residual: [rows, dim], out's dtype; becomes ``residual + x``.
         weight: [dim], contiguous, out's dtype.
         eps: added to the mean square.
 
-    Moves 4 * rows * dim elements, and computes 5 flops on each.
+    Moves 4 * rows * dim elements; 5 flops for each.
     """
     assert residual.shape == x.shape, "residual must have x's shape"
     assert residual.dtype == x.dtype, "residual must have x's dtype"

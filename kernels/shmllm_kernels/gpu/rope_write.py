@@ -1,7 +1,7 @@
-"""Norms and rotates a step's query and key heads, and writes keys and values to the cache.
+"""Normalises and rotates a step's query and key heads, and writes keys and values to the cache.
 
-One launch for what would be two norms, a rotation and two scattered copies. A program takes
-a token and a few of its query heads, key heads or value heads.
+One launch replaces two norms, a rotation and two scattered copies. A program computes a few query
+heads, key heads or value heads of one token.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _FLOAT16_MAX = tl.constexpr(65504.0)
 
 @triton.jit
 def _normed(first, second, weight_ptr, pairs, inside, eps, dtype: tl.constexpr, HALF: tl.constexpr):
-    """RMSNorm of heads that come as their two halves, rounded where the reference rounds."""
+    """Applies RMSNorm to heads given as their two halves, and rounds where the reference rounds."""
     squares = tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)
     scale = tl.rsqrt(squares / (2 * HALF) + eps)[:, None]
     low = tl.load(weight_ptr + pairs, mask=inside, other=0.0).to(tl.float32)[None, :]
@@ -31,7 +31,7 @@ def _normed(first, second, weight_ptr, pairs, inside, eps, dtype: tl.constexpr, 
 
 @triton.jit
 def _stored(x, dtype: tl.constexpr):
-    """As it goes into the cache: float16 saturates, since 0 times infinity is NaN."""
+    """Converts a value to the cache's dtype; float16 saturates, since 0 times infinity is NaN."""
     if dtype == tl.float16:
         x = tl.where(x == x, x, 0.0)
         x = tl.minimum(tl.maximum(x, -_FLOAT16_MAX), _FLOAT16_MAX)
@@ -105,7 +105,7 @@ def _rope_write(
         if not is_query:
             weight_ptr = key_weight_ptr
         first, second = _normed(first, second, weight_ptr, pairs, inside, eps, dtype, HALF)
-    # The second halves of the tables have the plain signs.
+    # The second half of each table has the sign of the cosine or sine itself.
     angle = token * cos_stride + HALF + pairs
     cos = tl.load(cos_ptr + angle, mask=inside, other=0.0).to(tl.float32)[None, :]
     angle = token * sin_stride + HALF + pairs
@@ -132,21 +132,22 @@ def rope_and_write(
     slots: Tensor,
     norms: tuple[Tensor, Tensor, float] | None = None,
 ) -> None:
-    """Computes what ``reference.rope_write.rope_and_write`` does, in float32 up to the result.
+    """Computes the same as ``reference.rope_write.rope_and_write``, with float32 intermediates.
 
     Args:
         query: [tokens, num_heads, dim], heads contiguous; may be the query part of ``heads``.
-        key_cache: [blocks, block_size, num_kv_heads, dim], heads contiguous, other strides any.
+        key_cache: [blocks, block_size, num_kv_heads, dim], heads contiguous, any other strides.
         value_cache: the same shape and strides.
         heads: [tokens, num_heads + 2 * num_kv_heads, dim], heads contiguous; float32, float16
-            or bfloat16, as all but ``slots``.
-        cos: [tokens, 1, dim] or [tokens, dim], the last dimension contiguous. Only its second
-            half is read, as that of ``sin``.
+            or bfloat16, like all other tensors but ``slots``.
+        cos: [tokens, 1, dim] or [tokens, dim], the last dimension contiguous. Only the second half
+            is read.
         sin: as ``cos``.
-        slots: [tokens] int64; a token of slot -1 has only its query rotated.
+        slots: [tokens] int64; the keys and values of a token whose slot is -1 are not written.
         norms: weights of the query's and the key's norm, [dim] each, and their eps.
 
-    Reads and writes every element of ``heads`` once; 6 flops a rotated pair, 8 more with norms.
+    Reads and writes every element of ``heads`` once; 6 flops for each rotated pair, 8 more with
+    norms.
     """
     tokens, num_heads, dim = query.shape
     num_kv_heads = key_cache.shape[2]

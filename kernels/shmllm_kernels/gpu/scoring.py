@@ -1,7 +1,7 @@
-"""Log-probability and rank of each row's token, and the best few tokens beside it.
+"""Computes the log-probability and rank of each row's token, and the row's most likely tokens.
 
-A token's rank needs no sort, only a count; the best few come from the same short lists that
-`sampling` makes, one after the other.
+A rank needs a count instead of a sort. The most likely tokens are found one after the other, in the
+same list of candidates that `sampling` makes.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from shmllm_kernels.gpu.candidates import CAPACITY, row_peak
-from shmllm_kernels.gpu.chunks import first_of_largest, summarise
+from shmllm_kernels.gpu.chunk_summaries import first_of_largest, summarise
 from shmllm_kernels.gpu.configs import next_power_of_two
-from shmllm_kernels.gpu.sampling import CHOICE_BLOCK, SamplingScratch, make_short_lists
+from shmllm_kernels.gpu.sampling import CHOOSE_BLOCK, SamplingScratch, list_candidates
+from shmllm_kernels.gpu.top_candidates import CAPACITY, row_peak
 
 MAX_ALTERNATIVES = 256
-"""For more of them a sort is faster."""
+"""The largest number of alternatives of one row; for more of them a sort is faster."""
 
 
 @triton.jit
-def _rank(
+def _rank_chunks(
     logits_ptr,
     chunk_max_ptr,
     chunk_sum_ptr,
@@ -36,7 +36,7 @@ def _rank(
     num_chunks,
     CHUNK: tl.constexpr,
 ):
-    """Sums up a chunk, and counts what is better than the token."""
+    """Reduces a chunk, and counts the entries that are larger than the token's."""
     index = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     asks = tl.load(ks_ptr + index) >= 0
@@ -56,7 +56,7 @@ def _rank(
 
 
 @triton.jit
-def _best(
+def _top_scores(
     scores_ptr,
     ranks_ptr,
     top_scores_ptr,
@@ -65,9 +65,9 @@ def _best(
     chunk_max_ptr,
     chunk_sum_ptr,
     better_ptr,
-    short_ptr,
-    short_ids_ptr,
-    lengths_ptr,
+    candidates_ptr,
+    candidate_ids_ptr,
+    num_candidates_ptr,
     tokens_ptr,
     ks_ptr,
     logits_stride,
@@ -97,12 +97,12 @@ def _best(
     tl.store(ranks_ptr + index, tl.sum(better, axis=0) + 1)
 
     k = tl.minimum(k, vocab_size)
-    length = tl.load(lengths_ptr + index)
-    is_short = (k < vocab_size) & (length >= k)
-    length = tl.where(is_short, length, vocab_size)
+    length = tl.load(num_candidates_ptr + index)
+    is_list = (k < vocab_size) & (length >= k)
+    length = tl.where(is_list, length, vocab_size)
     values_ptr = row
-    if is_short:
-        values_ptr = short_ptr + index * CAPACITY
+    if is_list:
+        values_ptr = candidates_ptr + index * CAPACITY
     last = float("inf")
     last_id = -1
     for place in range(0, k):
@@ -113,9 +113,9 @@ def _best(
             inside = places < length
             values = tl.load(values_ptr + places, mask=inside, other=float("-inf"))
             ids = tl.load(
-                short_ids_ptr + index * CAPACITY + places, mask=inside & is_short, other=0
+                candidate_ids_ptr + index * CAPACITY + places, mask=inside & is_list, other=0
             )
-            ids = tl.where(is_short, ids, places)
+            ids = tl.where(is_list, ids, places)
             follows = inside & ((values < last) | ((values == last) & (ids > last_id)))
             rest = tl.where(follows, values, float("-inf"))
             largest, largest_id = first_of_largest(
@@ -133,15 +133,15 @@ def _best(
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What `score` writes, for at most N rows and K alternatives.
+    """The results of `score`, for at most N rows and K alternatives.
 
     Attributes:
-        tokens: (N,) float32, of the tokens themselves.
-        ranks: (N,) int32, theirs, from 1.
-        top: (N, K) float32, best first, as many as the row asks for.
-        top_ids: (N, K) int32, which tokens these are.
-        filters: temperature, top_p and min_p of the short lists, (N,) each.
-        rows: (N,) int32, scratch.
+        tokens: (N,) float32, the scores of the given tokens.
+        ranks: (N,) int32, their ranks, from 1.
+        top: (N, K) float32, the scores of the alternatives, best first, as many as the row's k.
+        top_ids: (N, K) int32, the alternatives' token ids.
+        filters: temperature, top_p and min_p for the list of candidates, (N,) each: constants.
+        rows: (N,) int32, scratch memory.
     """
 
     tokens: Tensor
@@ -153,7 +153,7 @@ class Scores:
 
     @classmethod
     def allocate(cls, num_rows: int, k: int, device: torch.device | str) -> Scores:
-        """num_rows * (8 * k + 24) bytes."""
+        """Allocates num_rows * (8 * k + 24) bytes."""
 
         def floats(value: float, *shape: int) -> Tensor:
             return torch.full((num_rows, *shape), value, dtype=torch.float32, device=device)
@@ -173,17 +173,20 @@ def score(
     scratch: SamplingScratch,
     normalise: bool = True,
 ) -> None:
-    """Writes what ``reference.sampling.score`` returns, of the rows that ask.
+    """Writes the results of ``reference.sampling.score`` to ``out``.
 
     Args:
-        out: for at least N rows. What a row does not ask for stays as it is.
+        out: results for at least N rows. Rows with k = -1, and alternatives after a row's k, stay
+            unchanged.
         logits: (N, V) float32, rows contiguous. Not changed.
         tokens: (N,) int64, contiguous.
-        ks: (N,) int32, alternatives of each, at most those of ``out``; -1: does not ask.
-        scratch: for at least N rows of V entries; what `sample` left there is overwritten.
-        normalise: log-probabilities; False takes the logits as they are.
+        ks: (N,) int32, the number of alternatives of each row, at most that of ``out``; -1: the
+            row is skipped.
+        scratch: memory for at least N rows of V entries; the results of `sample` in it are
+            overwritten.
+        normalise: whether scores are log-probabilities; otherwise they are the logits.
 
-    Reads a row three times, and the short list once for each alternative.
+    Reads a row three times, and the list of candidates once for each alternative.
     """
     num_rows, vocab_size = logits.shape
     _check(out, logits, tokens, ks, scratch)
@@ -195,26 +198,28 @@ def score(
     grid = (num_rows, num_chunks)
     asked = (tokens, ks)
     stride = logits.stride(0)
-    _rank[grid](logits, *parts, *asked, out.rows, stride, *sizes, CHUNK=scratch.chunk, num_warps=8)
+    _rank_chunks[grid](
+        logits, *parts, *asked, out.rows, stride, *sizes, CHUNK=scratch.chunk, num_warps=8
+    )
     temperature, top_p, min_p = out.filters
-    make_short_lists(logits, out.rows, (temperature, ks, top_p, min_p), scratch, num_rows)
-    _best[(num_rows,)](
+    list_candidates(logits, out.rows, (temperature, ks, top_p, min_p), scratch, num_rows)
+    _top_scores[(num_rows,)](
         out.tokens,
         out.ranks,
         out.top,
         out.top_ids,
         logits,
         *parts,
-        scratch.short,
-        scratch.short_ids,
-        scratch.lengths,
+        scratch.candidates,
+        scratch.candidate_ids,
+        scratch.num_candidates,
         *asked,
         stride,
         out.top.stride(0),
         *sizes,
         NORMALISES=normalise,
         CHUNKS=next_power_of_two(num_chunks),
-        BLOCK=CHOICE_BLOCK,
+        BLOCK=CHOOSE_BLOCK,
         CAPACITY=CAPACITY,
         num_warps=4,
     )
@@ -231,5 +236,5 @@ def _check(
     assert ks.dtype is torch.int32, "ks are int32"
     assert out.ranks.shape[0] >= num_rows, "out is for fewer rows"
     assert out.top.shape[1] <= MAX_ALTERNATIVES, f"at most {MAX_ALTERNATIVES} alternatives"
-    assert scratch.edited.shape[0] >= num_rows, "scratch is for fewer rows"
-    assert scratch.edited.shape[1] == vocab_size, "scratch is for another vocabulary"
+    assert scratch.processed_logits.shape[0] >= num_rows, "scratch is for fewer rows"
+    assert scratch.processed_logits.shape[1] == vocab_size, "scratch is for another vocabulary"

@@ -1,6 +1,6 @@
-"""What a step does before and behind its layers: inputs spread, embeddings, angles, rows.
+"""The kernels before and after a step's layers: inputs, embeddings, rotary tables, gathered rows.
 
-Computes what `reference.step` does.
+They compute the same as `reference.step`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from shmllm_kernels.gpu.configs import next_power_of_two
 from shmllm_kernels.reference.step import StepSizes, StepTensors
 
 BLOCK = 1024
-"""Elements of a tile of rows or angles; numbers of each kind that a program unpacks."""
+"""The number of elements in a tile of rows or angles, and the number of entries of each input that
+a program unpacks."""
 
 _TWO_OVER_PI = tl.constexpr(0x28BE60DB9391054A)
-"""Times 2**62."""
+"""2 / pi times 2**62."""
 
 
 @triton.jit(do_not_specialize=["count", "num_rows"])
@@ -50,10 +51,11 @@ def _copy_rows(
 
 @triton.jit
 def _reduced(angle):
-    """The nearest multiple of pi / 2, modulo 4, and what the angle has beyond it.
+    """Splits an angle into a multiple of pi / 2 and a remainder.
 
-    To 2**-37 for 0 <= angle < 2**24, with the 64 bits of 2 / pi that matter: the device's own
-    cosine is made for angles up to pi.
+    Returns the nearest multiple, modulo 4, and the remainder. The remainder is exact to 2**-37 for
+    0 <= angle < 2**24, from the 64 bits of 2 / pi that matter. The device's own cosine is meant for
+    angles up to pi.
     """
     bits = angle.to(tl.int32, bitcast=True)
     mantissa = ((bits & 0x7FFFFF) | 0x800000).to(tl.int64)
@@ -66,7 +68,8 @@ def _reduced(angle):
 
 @triton.jit
 def _sine_and_cosine(angle):
-    """To the last bit or two of float32; the polynomials are those of Cephes' sinf and cosf."""
+    """Returns sine and cosine to the last one or two bits of float32, with the polynomials of
+    Cephes' sinf and cosf."""
     quarter, x = _reduced(angle)
     z = x * x
     sine = x + x * z * (-1.6666654611e-1 + z * (8.3321608736e-3 - z * 1.9515295891e-4))
@@ -109,7 +112,7 @@ def _rope_tables(
 
 
 @triton.jit
-def _spread(target_ptr, packed_ptr, index, count, end, padding):
+def _copy_padded(target_ptr, packed_ptr, index, count, end, padding):
     value = tl.load(packed_ptr + index, mask=index < count, other=0)
     value = tl.where(index < count, value, padding)
     tl.store(target_ptr + index, value.to(target_ptr.dtype.element_ty), mask=index < end)
@@ -139,28 +142,29 @@ def _unpack_step(
     BLOCK: tl.constexpr,
 ):
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    _spread(token_ids_ptr, packed_ptr, index, tokens, padded_tokens, -1)
-    _spread(positions_ptr, packed_ptr + tokens, index, tokens, padded_tokens, 0)
-    _spread(slots_ptr, packed_ptr + 2 * tokens, index, tokens, padded_tokens, -1)
+    _copy_padded(token_ids_ptr, packed_ptr, index, tokens, padded_tokens, -1)
+    _copy_padded(positions_ptr, packed_ptr + tokens, index, tokens, padded_tokens, 0)
+    _copy_padded(slots_ptr, packed_ptr + 2 * tokens, index, tokens, padded_tokens, -1)
     packed_ptr += 3 * tokens
-    _spread(query_starts_ptr, packed_ptr, index, requests, padded_requests + 1, tokens)
-    _spread(context_lens_ptr, packed_ptr + requests, index, requests, padded_requests, 0)
-    _spread(rows_ptr, packed_ptr + 2 * requests, index, requests, padded_requests, 0)
+    _copy_padded(query_starts_ptr, packed_ptr, index, requests, padded_requests + 1, tokens)
+    _copy_padded(context_lens_ptr, packed_ptr + requests, index, requests, padded_requests, 0)
+    _copy_padded(rows_ptr, packed_ptr + 2 * requests, index, requests, padded_requests, 0)
     packed_ptr += 3 * requests
-    _spread(sample_tokens_ptr, packed_ptr, index, samples, padded_samples, 0)
-    _spread(sample_rows_ptr, packed_ptr + samples, index, samples, padded_samples, -1)
-    _spread(sample_positions_ptr, packed_ptr + 2 * samples, index, samples, padded_samples, 0)
+    _copy_padded(sample_tokens_ptr, packed_ptr, index, samples, padded_samples, 0)
+    _copy_padded(sample_rows_ptr, packed_ptr + samples, index, samples, padded_samples, -1)
+    _copy_padded(sample_positions_ptr, packed_ptr + 2 * samples, index, samples, padded_samples, 0)
 
 
 def embed(out: Tensor, table: Tensor, token_ids: Tensor, last_tokens: Tensor) -> None:
     """Writes the embeddings of a step's tokens.
 
     Args:
-        out: [tokens, hidden], rows of any stride, each contiguous.
+        out: [tokens, hidden], each row contiguous, with any stride between rows.
         table: [vocab, hidden], out's dtype, rows as those of ``out``.
-        token_ids: [tokens] int64: an entry of the table; ``-2 - row`` for the token that was
-            sampled for that row last; -1, or what has no entry, leaves ``out`` as it is.
-        last_tokens: [rows] int64, the tokens sampled last.
+        token_ids: [tokens] int64: an index of the table, or ``-2 - row`` for the token that was
+            last sampled for that row. -1 and ids that are not in the table leave the row of
+            ``out`` unchanged.
+        last_tokens: [rows] int64, the token that was last sampled for each row.
 
     Moves 2 * tokens * hidden elements.
     """
@@ -173,9 +177,11 @@ def gather_rows(out: Tensor, source: Tensor, indices: Tensor) -> None:
     """Writes ``out[i] = source[indices[i]]``.
 
     Args:
-        out: [count, dim], rows of any stride, each contiguous; apart from ``source``.
+        out: [count, dim], each row contiguous, with any stride between rows; must not overlap
+            ``source``.
         source: [rows, dim], out's dtype, rows as those of ``out``.
-        indices: [count] int64; -1, or what has no row, leaves ``out`` as it is.
+        indices: [count] int64; -1 and indices that are not in ``source`` leave the row of ``out``
+            unchanged.
 
     Moves 2 * count * dim elements.
     """
@@ -214,15 +220,15 @@ def rope_tables(
     """Writes the tables that ``rope_and_write`` takes.
 
     Args:
-        cos: [tokens, dim], float32, float16 or bfloat16, rows of any stride, each contiguous:
-            cosines twice.
-        sin: as ``cos``: negated sines, then sines.
+        cos: [tokens, dim], float32, float16 or bfloat16, each row contiguous, with any stride
+            between rows; gets the cosines twice.
+        sin: as ``cos``; gets the negated sines, then the sines.
         positions: [tokens] int64, not negative.
-        frequencies: [dim / 2] float32, radians from one position to the next. They and the
-            angles, which are rounded to float32 as transformers has them, are below 2**24.
-        scale: what both are multiplied with.
+        frequencies: [dim / 2] float32, in radians per position. Frequencies and angles must be
+            below 2**24. Angles are rounded to float32, as in transformers.
+        scale: the factor of cosines and sines.
 
-    Writes 2 * tokens * dim elements, at about 40 operations for each pair.
+    Writes 2 * tokens * dim elements, with about 40 operations for each pair.
     """
     count, dim = cos.shape
     assert sin.shape == cos.shape, "sin must have cos' shape"
@@ -254,19 +260,19 @@ def rope_tables(
 
 
 def unpack_step(step: StepTensors, packed: Tensor, sizes: StepSizes, padded: StepSizes) -> None:
-    """Spreads the numbers of a step over the tensors that its kernels read, and pads them.
+    """Copies the inputs of a step to the tensors that its kernels read, and pads them.
 
-    Runs before a graph, not in one: it is told the sizes by the host.
+    It is launched before a graph and not captured in it, because its sizes come from the host.
 
     Args:
-        step: where they go.
-        packed: int64, contiguous, side by side: token ids, positions and slots of each token;
-            first token, context length and row of each request; token, row and position of each
-            sample. There may be more behind them.
-        sizes: how many of each there are.
-        padded: up to where ``step`` is written, at least ``sizes``; see `StepTensors`.
+        step: the tensors that are written.
+        packed: int64, contiguous: the token ids, positions and slots of all tokens; the first
+            token, context length and row of all requests; the token, row and position of all
+            samples. Further numbers may follow.
+        sizes: the numbers of tokens, requests and samples.
+        padded: the sizes up to which ``step`` is written, at least ``sizes``; see `StepTensors`.
 
-    Reads 8 bytes a number and writes 4 or 8.
+    Reads 8 bytes for each number and writes 4 or 8.
     """
     assert packed.dtype is torch.int64, "packed numbers are int64"
     assert packed.stride(0) == 1, "packed numbers must be contiguous"

@@ -1,5 +1,5 @@
-"""What each operation computes, in torch.
+"""The definition of each operation in torch. The kernels are tested against it.
 
-They return new tensors and leave their inputs as they were, but where a docstring says
-otherwise. Knows no kernels: those are tested against this.
+The functions return new tensors and do not change their inputs, unless a docstring says so. This
+package must not know the kernels.
 """

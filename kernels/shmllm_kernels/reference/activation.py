@@ -1,4 +1,4 @@
-"""The gated activations of the decoder's MLP."""
+"""The gated activation of the decoder's MLP."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
-    """SwiGLU's product: ``silu(gate) * up``.
+    """Returns SwiGLU's product ``silu(gate) * up``.
 
     Args:
         gate_up: [..., 2 * dim], the gate in the first half and up in the second.
@@ -17,17 +17,3 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     """
     gate, up = gate_up.chunk(2, -1)
     return F.silu(gate).mul_(up)
-
-
-def gelu_and_mul(gate_up: Tensor, approximate: str = "tanh") -> Tensor:
-    """GeGLU's product: ``gelu(gate) * up``.
-
-    Args:
-        gate_up: as for :func:`silu_and_mul`.
-        approximate: "tanh", or "none" for the error function, as in ``torch.nn.functional.gelu``.
-
-    Returns:
-        [..., dim], contiguous, in gate_up's dtype.
-    """
-    gate, up = gate_up.chunk(2, -1)
-    return F.gelu(gate, approximate=approximate).mul_(up)

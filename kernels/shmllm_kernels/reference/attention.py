@@ -1,4 +1,4 @@
-"""Causal attention over keys and values that lie in blocks, one request after the other."""
+"""Causal attention over a paged cache, computed one request after the other."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ def paged_attention(
     context_lens: Tensor,
     scale: float,
     window: int | None = None,
-    soft_cap: float | None = None,
 ) -> Tensor:
-    """Attends from each request's last tokens to all of its tokens up to each.
+    """Computes the attention of each request's last tokens over its tokens so far.
 
-    A token at position p sees the keys of positions max(0, p - window + 1) to p. Scores are
-    ``scale * query . key``, with a soft cap ``soft_cap * tanh(score / soft_cap)``. What lies
-    in slots of no token is not read.
+    A token at position p attends to the keys of positions max(0, p - window + 1) to p. Scores are
+    ``scale * query . key``. Cache slots without a token are not read.
 
     Args:
         query: [tokens, num_heads, dim]; head h reads kv head h // (num_heads / num_kv_heads).
         key_cache: [blocks, block_size, num_kv_heads, dim], like ``value_cache``.
         value_cache: the values.
         block_table: [requests, max_blocks], the blocks of each request in order.
-        query_starts: [requests + 1], where each request's tokens begin in ``query``.
-        context_lens: [requests], tokens of each request, those of ``query`` included.
-        scale: of the scores.
-        window: positions that a token sees, itself included; None: all before it.
-        soft_cap: bound of the scores; None: none.
+        query_starts: [requests + 1], the index of each request's first token in ``query``.
+        context_lens: [requests], the number of each request's tokens so far, those of ``query``
+            included.
+        scale: the factor of the scores.
+        window: the number of positions that a token attends to, its own included; None: its own
+            and all before it.
 
     Returns:
-        [tokens, num_heads, dim] in query's dtype, computed in float64; zero where no request is.
+        [tokens, num_heads, dim] in query's dtype, computed in float64; zero for tokens of no
+        request.
     """
     out = torch.zeros_like(query)
     heads_per_kv = query.shape[1] // key_cache.shape[2]
@@ -52,8 +52,6 @@ def paged_attention(
         )
         key, value = (part.repeat_interleave(heads_per_kv, dim=1) for part in (key, value))
         scores = torch.einsum("qhd,khd->hqk", query[begin:end].double(), key) * scale
-        if soft_cap is not None:
-            scores = soft_cap * torch.tanh(scores / soft_cap)
         hidden = _hidden(end - begin, context, window).to(scores.device)
         scores = scores.masked_fill(hidden, -torch.inf)
         out[begin:end] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), value).to(query.dtype)
@@ -61,7 +59,7 @@ def paged_attention(
 
 
 def _hidden(query_len: int, context: int, window: int | None) -> Tensor:
-    """[query_len, context], where a token must not look."""
+    """Returns [query_len, context] bool: the keys that each token must not attend to."""
     tokens = torch.arange(context - query_len, context)[:, None]
     keys = torch.arange(context)[None, :]
     hidden = keys > tokens

@@ -17,8 +17,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Divides each row by its root mean square and scales it by ``weight``.
 
     ``y = weight * (x / sqrt(mean(x**2) + eps))`` over the last dimension (Zhang and
-    Sennrich, 2019). The statistics and the quotient are float32; the quotient is rounded to
-    x's dtype before the weight is applied, which is what the checkpoints were trained with.
+    Sennrich, 2019). The statistics and the quotient are float32. The quotient is rounded to x's
+    dtype before the weight is applied, as in the training of the checkpoints.
 
     Args:
         x: [..., dim], any floating dtype.
@@ -28,7 +28,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     Returns:
         [..., dim] in x's dtype.
     """
-    # mean square = |x|^2 / dim: a vector norm is one pass where square and mean are two.
+    # mean square = |x|^2 / dim: the vector norm takes one pass, square and mean take two.
     wide = x if x.dtype is torch.float32 else x.float()
     norm = torch.linalg.vector_norm(wide, 2, -1, True)
     scale = torch.addcmul(_epsilon(eps, x.device), norm, norm, value=1 / x.shape[-1]).rsqrt_()
@@ -41,7 +41,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Ten
     """Adds a block's output to the residual stream, in place, and normalises the sum.
 
     Args:
-        x: [..., dim], the output of the last block.
+        x: [..., dim], the output of the previous block.
         residual: [..., dim], x's dtype; becomes the sum.
         weight: [dim], x's dtype.
         eps: added to the mean square.

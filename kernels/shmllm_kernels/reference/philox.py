@@ -1,7 +1,7 @@
-"""Random numbers that follow from (seed, position, vocabulary entry) and nothing else.
+"""Counter-based random numbers: they depend only on (seed, position, vocabulary entry).
 
-Philox4x32-10 (Salmon et al., 2011), a counter hashed with a key in ten rounds: the key is the
-request's seed, and the counter (entry // 4, position, 0, 0) yields the words of four entries.
+Philox4x32-10 (Salmon et al., 2011) hashes a counter with a key in ten rounds. The key is the
+request's seed, and the counter (entry // 4, position, 0, 0) gives the words of four entries.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 Words = npt.NDArray[np.uint64]
-"""32-bit words, in 64 bits so that products fit."""
+"""32-bit words, stored in 64 bits so that products fit."""
 
 NUM_ROUNDS = 10
 _MASK = np.uint64(0xFFFFFFFF)
@@ -20,7 +20,7 @@ _HALF = np.uint64(32)
 
 
 def philox(counter: tuple[Words, Words, Words, Words], key: tuple[Words, Words]) -> list[Words]:
-    """Four words for each counter."""
+    """Returns four words for each counter."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(NUM_ROUNDS):
@@ -34,14 +34,14 @@ def philox(counter: tuple[Words, Words, Words, Words], key: tuple[Words, Words])
 def gumbel_noise(
     seeds: npt.NDArray[np.int64], positions: npt.NDArray[np.int64], size: int
 ) -> npt.NDArray[np.float32]:
-    """Standard Gumbel noise for the first ``size`` entries of each row.
+    """Returns standard Gumbel noise for the first ``size`` entries of each row.
 
     A word w becomes ``-log(-log(1 - (w + 0.5) / 2**32))``.
 
     Args:
         seeds: (N,) int64.
         positions: (N,) int64, below 2**32.
-        size: entries of a row.
+        size: the number of entries of a row.
 
     Returns:
         (N, size) float32, computed in float64.

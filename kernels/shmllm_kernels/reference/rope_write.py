@@ -1,4 +1,4 @@
-"""Rotation of a step's query and key heads, and where keys and values go in the cache."""
+"""Rotary embedding of a step's query and key heads, and the write of keys and values."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ def rope_and_write(
     slots: Tensor,
     norms: tuple[Tensor, Tensor, float] | None = None,
 ) -> None:
-    """Norms, rotates and stores the heads of a step's tokens.
+    """Normalises and rotates the heads of a step's tokens and writes keys and values to the cache.
 
-    float16, which overflows, is saturated where it is stored: an infinite value of a token
-    would be NaN for the tokens before it, whose weight for it is zero.
+    float16, which can overflow, saturates in the cache: attention would multiply an infinite value
+    by a masked weight of zero, which gives NaN.
 
     Args:
-        query: [tokens, num_heads, dim], overwritten with the rotated query heads.
-        key_cache: [blocks, block_size, num_kv_heads, dim], like ``value_cache``.
-        value_cache: takes the values, as ``key_cache`` takes the rotated keys.
+        query: [tokens, num_heads, dim]; gets the rotated query heads.
+        key_cache: [blocks, block_size, num_kv_heads, dim]; gets the rotated keys.
+        value_cache: the same shape; gets the values.
         heads: [tokens, num_heads + 2 * num_kv_heads, dim]: query, key and value heads.
-        cos: [tokens, 1, dim], sign folded in, see ``reference.rope``.
-        sin: [tokens, 1, dim].
-        slots: [tokens] int64, block * block_size + place in the block; -1 stores nothing.
+        cos: [tokens, 1, dim], see ``reference.rope``.
+        sin: [tokens, 1, dim], with its sign, see ``reference.rope``.
+        slots: [tokens] int64, block * block_size + offset in the block; -1: not written.
         norms: weights of the query's and the key's norm, [dim] each, and their eps.
     """
     num_heads, num_kv_heads = query.shape[1], key_cache.shape[2]

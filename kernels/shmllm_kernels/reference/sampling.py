@@ -1,7 +1,7 @@
-"""The next token of each row from its logits, step by step and by sorting.
+"""Samples the next token of each row from its logits, with a sort.
 
-The order: bias, mask, penalties; then, in the rows that are not greedy, temperature, min_p,
-top_k, top_p, and the Gumbel-max draw. Log-probabilities are those of the logits given.
+The order is: biases, masks, penalties; then, for rows that are not greedy, temperature, min_p,
+top_k, top_p, and the Gumbel-max draw. Log-probabilities are those of the logits that are given.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from shmllm_kernels.reference.philox import gumbel_noise
 
 @dataclass(frozen=True, slots=True)
 class SamplingColumns:
-    """Each row's parameters, one tensor per parameter, all on one device.
+    """The sampling parameters of R rows, one tensor for each parameter, all on one device.
 
     Attributes:
-        temperature: (R,) float32, 0 for greedy.
-        top_k: (R,) int32, 0 keeps all.
-        top_p: (R,) float32 in (0, 1].
-        min_p: (R,) float32, 0 keeps all.
+        temperature: (R,) float32; 0: greedy.
+        top_k: (R,) int32; 0: no filter.
+        top_p: (R,) float32 in (0, 1]; 1: no filter.
+        min_p: (R,) float32; 0: no filter.
         seeds: (R,) int64.
-        repetition: (R,) float32, 1 for none.
-        frequency: (R,) float32, 0 for none.
-        presence: (R,) float32, 0 for none.
+        repetition: (R,) float32; 1: no penalty.
+        frequency: (R,) float32; 0: no penalty.
+        presence: (R,) float32; 0: no penalty.
     """
 
     temperature: Tensor
@@ -41,7 +41,7 @@ class SamplingColumns:
 
     @classmethod
     def greedy(cls, num_rows: int, device: torch.device | str) -> SamplingColumns:
-        """Greedy rows without any filter or penalty, to be overwritten in place."""
+        """Allocates greedy rows without filters and penalties. The caller overwrites them."""
 
         def column(value: float, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.full((num_rows,), value, dtype=dtype, device=device)
@@ -51,34 +51,36 @@ class SamplingColumns:
         return cls(column(0.0), top_k, column(1.0), column(0.0), seeds, *penalties)
 
 
-def penalise(logits: Tensor, uses: Tensor, columns: SamplingColumns) -> Tensor:
-    """Repetition, then frequency, then presence.
+def penalise(logits: Tensor, token_counts: Tensor, columns: SamplingColumns) -> Tensor:
+    """Applies the repetition penalty, then the frequency penalty, then the presence penalty.
 
     Args:
         logits: (N, V) float32.
-        uses: (N, V) int32: twice the times that the output has the token, and 1 if the prompt
-            has it. Repetition looks at both, the others at the output alone.
-        columns: of the N rows.
+        token_counts: (N, V) int32: twice the number of the token's occurrences in the output, plus
+            1 if the prompt contains it. The repetition penalty depends on prompt and output, the
+            others on the output alone.
+        columns: the parameters of the N rows.
     """
     repetition = columns.repetition[:, None]
     repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
-    times = uses // 2
-    logits = torch.where(uses > 0, repeated, logits)
+    times = token_counts // 2
+    logits = torch.where(token_counts > 0, repeated, logits)
     logits = logits - columns.frequency[:, None] * times
     return logits - columns.presence[:, None] * (times > 0)
 
 
 def filtered(logits: Tensor, columns: SamplingColumns) -> Tensor:
-    """Temperature, min_p, top_k and top_p of rows that are not greedy.
+    """Applies temperature, min_p, top_k and top_p to rows that are not greedy.
 
-    Entries equal to the last one of the top-k stay; of such in the nucleus the first ones do.
+    top_k keeps all entries equal to the k-th largest one. Of the entries equal to the smallest one
+    that it keeps, top_p keeps the first ones only.
 
     Args:
         logits: (N, V) float32.
-        columns: of the N rows.
+        columns: the parameters of the N rows.
 
     Returns:
-        (N, V) float32, minus infinity for what must not be drawn.
+        (N, V) float32, minus infinity for the entries that are dropped.
     """
     logits = logits / columns.temperature[:, None]
     floor = logits.amax(dim=1, keepdim=True) + columns.min_p.clamp(min=1e-37).log()[:, None]
@@ -96,18 +98,18 @@ def filtered(logits: Tensor, columns: SamplingColumns) -> Tensor:
 
 
 def draw(logits: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
-    """The entry of the largest sum of logit and noise; (N,) int64."""
+    """Returns the index of the largest sum of logit and noise in each row: (N,) int64."""
     noise = gumbel_noise(np.asarray(seeds.cpu()), np.asarray(positions.cpu()), logits.shape[1])
     return (logits.cpu() + torch.from_numpy(noise)).argmax(dim=1).to(logits.device)
 
 
 def sample(logits: Tensor, positions: Tensor, columns: SamplingColumns) -> Tensor:
-    """The next tokens, (N,) int64, of logits that were masked and penalised.
+    """Returns the next tokens, (N,) int64.
 
     Args:
-        logits: (N, V) float32.
-        positions: (N,) int64 that the tokens will have.
-        columns: of the N rows.
+        logits: (N, V) float32, after masks and penalties.
+        positions: (N,) int64, the positions of the tokens that are sampled.
+        columns: the parameters of the N rows.
     """
     tokens = logits.argmax(dim=1)
     drawn = columns.temperature > 0
@@ -120,17 +122,18 @@ def sample(logits: Tensor, positions: Tensor, columns: SamplingColumns) -> Tenso
 
 
 def score(logits: Tensor, tokens: Tensor, k: int, normalise: bool = True) -> tuple[Tensor, ...]:
-    """Log-probability and rank of a token of each row, and the best k beside it.
+    """Returns the log-probability and rank of a token of each row, and the k most likely tokens.
 
     Args:
         logits: (N, V) float32.
         tokens: (N,) int64.
-        k: alternatives.
-        normalise: log-probabilities; False takes the logits as they are.
+        k: the number of alternatives.
+        normalise: whether scores are log-probabilities; otherwise they are the logits.
 
     Returns:
-        (N,) float32 of the tokens; their (N,) int64 ranks, from 1; (N, k) float32, best first,
-        and (N, k) int64, which tokens these are: of equal ones the first.
+        The scores of the tokens, (N,) float32; their ranks from 1, (N,) int64; the scores of the
+        alternatives, (N, k) float32, best first; and the alternatives' token ids, (N, k) int64. Of
+        tokens with equal scores the lower id comes first.
     """
     scores = logits.log_softmax(dim=1) if normalise else logits
     chosen = logits.gather(1, tokens[:, None])

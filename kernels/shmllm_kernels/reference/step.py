@@ -1,4 +1,4 @@
-"""What a step does before and behind its layers: inputs spread, embeddings, angles, rows."""
+"""The operations before and after a step's layers: inputs, embeddings, rotary tables, gathers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from torch import Tensor
 
 
 class StepSizes(NamedTuple):
+    """The sizes of a step."""
+
     num_tokens: int
     num_requests: int
     num_samples: int
@@ -22,14 +24,15 @@ class StepTensors:
     Attributes:
         token_ids: [tokens] int64, see `embed`. Padding: -1.
         positions: [tokens] int64. Padding: 0.
-        slots: [tokens] int64, where each token's key and value go. Padding: -1.
-        query_starts: [requests + 1] int32, where each request's tokens begin. Padding: the
-            number of tokens, so that requests behind the last have none.
-        context_lens: [requests] int32. Padding: 0.
+        slots: [tokens] int64, the cache slot of each token. Padding: -1.
+        query_starts: [requests + 1] int32, the index of each request's first token. Padding: the
+            number of tokens, so that padded requests have no tokens.
+        context_lens: [requests] int32, the number of each request's tokens so far. Padding: 0.
         rows: [requests] int64, each request's row of the block table. Padding: 0.
-        sample_tokens: [samples] int64, which tokens get a successor. Padding: 0.
-        sample_rows: [samples] int32. Padding: -1.
-        sample_positions: [samples] int64, the position of the successor. Padding: 0.
+        sample_tokens: [samples] int64, the indices of the tokens whose next token is sampled.
+            Padding: 0.
+        sample_rows: [samples] int32, the row of the request of each sample. Padding: -1.
+        sample_positions: [samples] int64, the position of the token that is sampled. Padding: 0.
     """
 
     token_ids: Tensor
@@ -44,7 +47,7 @@ class StepTensors:
 
     @classmethod
     def allocate(cls, sizes: StepSizes, device: torch.device | str) -> StepTensors:
-        """For steps up to those sizes; as that of no token."""
+        """Allocates tensors for steps of up to these sizes, filled with padding."""
         tokens, requests, samples = sizes
 
         def full(size: int, value: int, dtype: torch.dtype = torch.int64) -> Tensor:
@@ -69,9 +72,10 @@ def embed(out: Tensor, table: Tensor, token_ids: Tensor, last_tokens: Tensor) ->
     Args:
         out: [tokens, hidden].
         table: [vocab, hidden], out's dtype.
-        token_ids: [tokens] int64: an entry of the table; ``-2 - row`` for the token that was
-            sampled for that row last; -1, or what has no entry, leaves ``out`` as it is.
-        last_tokens: [rows] int64, the tokens sampled last.
+        token_ids: [tokens] int64: an index of the table, or ``-2 - row`` for the token that was
+            last sampled for that row. -1 and ids that are not in the table leave the row of
+            ``out`` unchanged.
+        last_tokens: [rows] int64, the token that was last sampled for each row.
     """
     sampled = last_tokens[(-2 - token_ids).clamp(0)]
     tokens = torch.where(token_ids < -1, sampled, token_ids)
@@ -85,7 +89,7 @@ def gather_rows(out: Tensor, source: Tensor, indices: Tensor) -> None:
     Args:
         out: [count, dim].
         source: [rows, dim], out's dtype.
-        indices: [count] int64; -1 leaves ``out`` as it is.
+        indices: [count] int64; -1 leaves the row of ``out`` unchanged.
     """
     found = indices >= 0
     out[found] = source[indices[found]]
@@ -97,11 +101,11 @@ def rope_tables(
     """Writes the tables that ``reference.rope`` takes, computed in float32.
 
     Args:
-        cos: [tokens, dim], any floating dtype: cosines twice.
-        sin: [tokens, dim], cos' dtype: negated sines, then sines.
+        cos: [tokens, dim], any floating dtype; gets the cosines twice.
+        sin: [tokens, dim], cos' dtype; gets the negated sines, then the sines.
         positions: [tokens] int64.
-        frequencies: [dim / 2] float32, radians from one position to the next.
-        scale: what both are multiplied with.
+        frequencies: [dim / 2] float32, in radians per position.
+        scale: the factor of cosines and sines.
     """
     angles = positions.float()[:, None] * frequencies
     cosines, sines = angles.cos() * scale, angles.sin() * scale
@@ -110,14 +114,14 @@ def rope_tables(
 
 
 def unpack_step(step: StepTensors, packed: Tensor, sizes: StepSizes, padded: StepSizes) -> None:
-    """Spreads the numbers of a step over the tensors that its kernels read, and pads them.
+    """Copies the inputs of a step to the tensors that its kernels read, and pads them.
 
     Args:
-        step: where they go.
-        packed: int64, side by side: token ids, positions and slots of each token; first token,
-            context length and row of each request; token, row and position of each sample.
-        sizes: how many of each there are.
-        padded: up to where `step` is written, at least ``sizes``; see `StepTensors`.
+        step: the tensors that are written.
+        packed: int64: the token ids, positions and slots of all tokens; the first token, context
+            length and row of all requests; the token, row and position of all samples.
+        sizes: the numbers of tokens, requests and samples.
+        padded: the sizes up to which ``step`` is written, at least ``sizes``; see `StepTensors`.
     """
     tokens, requests, samples = sizes
     parts = torch.split(packed, [tokens] * 3 + [requests] * 3 + [samples] * 3)

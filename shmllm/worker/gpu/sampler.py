@@ -105,7 +105,7 @@ class GpuSampler:
         Args:
             logits: (1 or more, V), of the type that those of steps will have; not changed.
         """
-        on, copy = self.transfers.torch_device, self._scratch.edited[:1]
+        on, copy = self.transfers.torch_device, self._scratch.processed_logits[:1]
         vocab_size = copy.shape[1]
         copy.copy_(logits[:1])
         row = torch.zeros(1, dtype=torch.int32, device=on)
@@ -204,7 +204,7 @@ class GpuSampler:
         if not asking.size:
             return SampledOnDevice(self.transfers.fetch(tokens), None)
         asked = self._ask(rows, asking, plan.is_repeat)
-        reported = self._scratch.edited[:num_rows] if keeps_processed else logits
+        reported = self._scratch.processed_logits[:num_rows] if keeps_processed else logits
         scores = self.scorer.score(reported, tokens, asked)
         return SampledOnDevice(self.transfers.fetch(tokens, *scores), asked)
 
@@ -217,7 +217,7 @@ class GpuSampler:
     def _biased(self, logits: Tensor, biases: Biases) -> Tensor:
         """A copy with the biases, where the sampler leaves its own: it reads an entry before it
         writes there. The logits are what is reported, and may be too coarse for a bias."""
-        edited = self._scratch.edited[: len(logits)]
+        edited = self._scratch.processed_logits[: len(logits)]
         edited.copy_(logits)
         add_biases(edited, *biases)
         return edited

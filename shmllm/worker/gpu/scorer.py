@@ -60,7 +60,7 @@ class Scorer:
     """
 
     def __init__(self, scratch: SamplingScratch, transfers: Transfers, normalises: bool) -> None:
-        num_rows, self._vocab_size = scratch.edited.shape
+        num_rows, self._vocab_size = scratch.processed_logits.shape
         self._scratch = scratch
         self._transfers = transfers
         self._normalises = normalises

@@ -1,4 +1,4 @@
-"""The tables of tile sizes: every shape that the kernels allow has an entry that fits it."""
+"""The tables of tile sizes: every shape that the kernels support has a valid entry."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def capability(request, monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("max_query_len", [1, 2, 4096])
 @pytest.mark.parametrize("head_dim", [16, 64, 80, 128, 192, 256])
-def test_an_entry_for_every_shape(capability, head_dim, max_query_len, dtype):
+def test_every_shape_has_a_valid_entry(capability, head_dim, max_query_len, dtype):
     for heads_per_kv in (1, 3, 8, 71):
         config = attention_config(GPU, head_dim, heads_per_kv, max_query_len, dtype)
         for size in (config.block_m, config.tile, config.num_warps):
@@ -31,12 +31,12 @@ def test_an_entry_for_every_shape(capability, head_dim, max_query_len, dtype):
         assert config.tile >= 16
 
 
-def test_devices_without_a_table_of_their_own_share_one(monkeypatch):
+def test_devices_without_entries_of_their_own_share_the_default(monkeypatch):
     monkeypatch.setattr(configs, "_capability", lambda index: (12, 1))
     assert configs.device_key(GPU) == configs.device_key(CPU) == "any"
 
 
-def test_splits_fill_the_device_and_no_more(capability):
+def test_splits_give_each_multiprocessor_at_most_two_programs(capability):
     for requests in range(1, 600):
         splits = num_splits(GPU, requests, 8)
         assert splits == next_power_of_two(splits) <= configs.MAX_SPLITS
@@ -46,5 +46,5 @@ def test_splits_fill_the_device_and_no_more(capability):
     assert num_splits(CPU, 1, 1) > 1
 
 
-def test_warps_of_a_row():
+def test_row_warps():
     assert [row_warps(dim) for dim in (1, 512, 1024, 4096, 65_536)] == [1, 1, 2, 8, 16]

@@ -1,4 +1,4 @@
-"""The torch operations against transformers' modules, and their promises about inputs."""
+"""Compares the torch references with transformers' modules, and checks their inputs stay."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_rms_norm_equals_transformers(
     weight = random(shape[-1], dtype=dtype, seed=1)
     ours, expected = rms_norm(x, weight, 1e-6), reference_norm(x, weight, 1e-6)
     assert ours.dtype == dtype
-    # Rounding twice, as transformers does, leaves at most a last bit in rare elements.
+    # transformers rounds twice, so rare elements may differ in the last bit.
     tolerance = 2e-6 if dtype == torch.float32 else 2 * torch.finfo(dtype).eps
     torch.testing.assert_close(ours, expected, rtol=tolerance, atol=1e-7)
     if dtype != torch.float32 and ours.numel():
@@ -76,7 +76,7 @@ def test_add_rms_norm_is_add_then_norm(dtype: torch.dtype) -> None:
 
 
 def tables(tokens: int, dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Transformers' cos and sin, [tokens, dim]."""
+    """Returns cos and sin in transformers' layout, [tokens, dim]."""
     angles = random(tokens, dim // 2, seed=3) * 3
     angles = torch.cat((angles, angles), -1)
     return angles.cos().to(dtype), angles.sin().to(dtype)
@@ -101,7 +101,7 @@ def test_apply_rope_equals_transformers(tokens: int, dtype: torch.dtype) -> None
         torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
 
 
-def test_rotating_joined_heads_equals_rotating_each() -> None:
+def test_rotating_queries_and_keys_together_equals_rotating_each() -> None:
     heads = random(5, 12, 8)
     cos, sin = tables(5, 8, torch.float32)
     query, key = apply_rope(heads[:, :6], heads[:, 6:8], cos.unsqueeze(1), signed(sin))
@@ -118,7 +118,7 @@ def test_silu_and_mul(rows: int, dtype: torch.dtype) -> None:
     assert torch.equal(ours, F.silu(gate_up[:, :24]) * gate_up[:, 24:])
 
 
-def test_inputs_stay_as_they_were() -> None:
+def test_operations_do_not_change_their_inputs() -> None:
     x, residual, weight = random(3, 4, 8), random(3, 4, 8, seed=1), random(8, seed=2)
     cos, sin = tables(3, 8, torch.float32)
     inputs = [x, residual, weight, cos, sin]
@@ -127,4 +127,4 @@ def test_inputs_stay_as_they_were() -> None:
     add_rms_norm(x, residual.clone(), weight, 1e-6)
     apply_rope(x, residual, cos.unsqueeze(1), signed(sin))
     silu_and_mul(x)
-    assert all(torch.equal(now, then) for now, then in zip(inputs, before, strict=True))
+    assert all(torch.equal(after, old) for after, old in zip(inputs, before, strict=True))

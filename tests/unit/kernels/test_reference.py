@@ -1,4 +1,4 @@
-"""The references of attention and of the fused write against torch's and transformers' own."""
+"""Compares the references of attention and of the fused cache write with torch and transformers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_pos_emb
 
-from shmllm_kernels.reference.activation import gelu_and_mul
 from shmllm_kernels.reference.attention import paged_attention
 from shmllm_kernels.reference.rope_write import rope_and_write
 
@@ -17,7 +16,7 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("window", [None, 4])
-def test_paged_attention_equals_torchs_on_gathered_keys(window):
+def test_paged_attention_equals_torchs_attention_on_gathered_keys(window):
     cache, query = random(2, 9, 4, 2, 16), random(8, 6, 16, seed=1)
     table = torch.tensor([[3, 8, 1, 99], [7, 2, 99, 99]], dtype=torch.int32)
     starts, contexts = torch.tensor([0, 1, 8]), torch.tensor([11, 7])
@@ -37,16 +36,7 @@ def test_paged_attention_equals_torchs_on_gathered_keys(window):
         torch.testing.assert_close(got[begin:end], want.transpose(0, 1), atol=1e-6, rtol=1e-5)
 
 
-def test_a_soft_cap_bounds_the_scores():
-    cache = random(2, 1, 4, 1, 16)
-    query, table = random(1, 1, 16, seed=1) * 50, torch.zeros(1, 1, dtype=torch.int32)
-    lengths = torch.tensor([0, 1]), torch.tensor([4])
-    got = paged_attention(query, *cache, table, *lengths, 1.0, soft_cap=3.0)
-    scores = 3 * torch.tanh(cache[0, 0, :, 0] @ query[0, 0] / 3)
-    torch.testing.assert_close(got[0, 0], scores.softmax(0) @ cache[1, 0, :, 0])
-
-
-def test_rope_and_write_equals_transformers_norm_and_rotation():
+def test_rope_and_write_equals_transformers_norm_and_rotary_embedding():
     heads, angles = random(3, 8, 16), random(3, 8, seed=1) * 3
     cos, sin = angles.cos(), angles.sin()
     weights = random(2, 16, seed=2)
@@ -68,10 +58,3 @@ def test_rope_and_write_equals_transformers_norm_and_rotation():
     rest = [slot for slot in range(12) if slot not in (9, 2)]
     assert not keys[rest].any()
     assert not values[rest].any()
-
-
-@pytest.mark.parametrize("approximate", ["tanh", "none"])
-def test_gelu_and_mul(approximate):
-    gate_up = random(5, 48)
-    want = F.gelu(gate_up[:, :24], approximate=approximate) * gate_up[:, 24:]
-    assert torch.equal(gelu_and_mul(gate_up, approximate), want)

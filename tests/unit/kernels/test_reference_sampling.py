@@ -1,4 +1,4 @@
-"""The sampler's reference against the engine's sampler on the CPU, and Philox against its paper."""
+"""Compares the sampling reference with the CPU's sampler, and Philox with its known answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shmllm.worker.scoring import score_tokens
 from shmllm_kernels.reference.philox import gumbel_noise, philox
 from shmllm_kernels.reference.sampling import SamplingColumns, draw, filtered, penalise, score
 
-# Counter, key and words of Random123's known answers for philox4x32 with ten rounds.
+# Counters, keys and words from Random123's known answers for philox4x32 with ten rounds.
 KNOWN = [
     ([0] * 4, [0] * 2, [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
     ([2**32 - 1] * 4, [2**32 - 1] * 2, [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]),
@@ -32,7 +32,7 @@ def test_philox_gives_the_known_answers(counter, key, words):
     assert [int(word[0]) for word in got] == words
 
 
-def test_noise_is_gumbel_and_follows_seed_position_and_entry():
+def test_noise_has_the_gumbel_distribution_and_is_independent_by_seed_and_position():
     seeds, positions = np.array([1, 1, 2, -5]), np.array([3, 4, 3, 3])
     noise = gumbel_noise(seeds, positions, 40_000)
     assert np.array_equal(noise[:, :39_999], gumbel_noise(seeds, positions, 39_999))
@@ -63,7 +63,7 @@ def random_columns(generator, num_rows):
 
 
 @pytest.mark.parametrize("vocab_size", [7, 100, 1000])
-def test_filters_are_those_of_the_engines_sampler(vocab_size):
+def test_filters_equal_those_of_the_cpus_sampler(vocab_size):
     generator = torch.Generator().manual_seed(vocab_size)
     columns = random_columns(generator, 60)
     logits = torch.randn(60, vocab_size, generator=generator) * 3
@@ -73,37 +73,37 @@ def test_filters_are_those_of_the_engines_sampler(vocab_size):
     assert torch.equal(filtered(logits, columns), want)
 
 
-def test_min_p_comes_before_the_other_filters():
+def test_min_p_is_applied_before_the_other_filters():
     columns = SamplingColumns.greedy(1, "cpu")
     for name, value in (("temperature", 2.0), ("min_p", 0.5), ("top_p", 0.6)):
         getattr(columns, name).fill_(value)
     logits = 2 * torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()
-    # 0.2 is at the bound and stays in (its share is 2/9), then the best two hold 7/9.
+    # min_p keeps 0.4, 0.3 and 0.2, which is at its bound. Of their sum the best two have 7/9.
     kept = filtered(logits, columns)[0]
     assert (kept > -torch.inf).tolist() == [True, True, False, False]
 
 
-def test_penalties_are_those_of_the_engines_sampler():
+def test_penalties_equal_those_of_the_cpus_sampler():
     generator = torch.Generator().manual_seed(3)
     prompt, output = [1, 2, 2, 30], [2, 5, 5, 5, 39]
     params = SamplingParams(repetition_penalty=1.4, frequency_penalty=0.3, presence_penalty=-0.8)
-    edits = LogitsState(NewRequest(0, prompt, [1], params, 0, 0, (), num_prompt_tokens=4), 40)
+    state = LogitsState(NewRequest(0, prompt, [1], params, 0, 0, (), num_prompt_tokens=4), 40)
     logits = torch.randn(1, 40, generator=generator)
     columns = SamplingColumns.greedy(1, "cpu")
     columns.repetition.fill_(1.4)
     columns.frequency.fill_(0.3)
     columns.presence.fill_(-0.8)
-    uses = torch.zeros(1, 40, dtype=torch.int32)
-    uses[0, prompt] = 1
+    token_counts = torch.zeros(1, 40, dtype=torch.int32)
+    token_counts[0, prompt] = 1
     for token in output:
-        uses[0, token] += 2
-    got = penalise(logits, uses, columns)
-    apply_logits_processors(logits, [(0, edits)], [np.array(prompt + output, np.int32)])
+        token_counts[0, token] += 2
+    got = penalise(logits, token_counts, columns)
+    apply_logits_processors(logits, [(0, state)], [np.array(prompt + output, np.int32)])
     torch.testing.assert_close(got, logits, atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("normalise", [True, False])
-def test_scores_are_those_of_the_engines_sampler(normalise):
+def test_scores_equal_those_of_the_cpus_sampler(normalise):
     generator = torch.Generator().manual_seed(4)
     logits = torch.randn(5, 200, generator=generator) * 4
     tokens = torch.randint(0, 200, (5,), generator=generator)

@@ -1,4 +1,4 @@
-"""Runs the tests of the Triton kernels, each file in a process of its own that interprets."""
+"""Runs each test file of the Triton kernels in a process with Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def test_interpreted(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", files(FOLDER))
-def test_interpreted_at_length(name: str) -> None:
+def test_slow_tests_interpreted(name: str) -> None:
     interpret(FOLDER / name, "slow")
 
 
-def test_none_of_them_is_collected_where_triton_compiles() -> None:
+def test_without_the_interpreter_no_test_is_collected() -> None:
     assert_nothing_is_collected_compiled(FOLDER)

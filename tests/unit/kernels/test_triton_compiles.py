@@ -1,4 +1,4 @@
-"""Every launch of the kernels compiles for GPUs, fits on them, and keeps to its registers."""
+"""Every kernel launch compiles for GPUs, fits into their shared memory and does not spill."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import pytest
 TESTS = Path(__file__).resolve().parents[2]
 SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024}
 SPILLED_BYTES = 64
-"""A few registers of a long prologue may be stored; a loop that spills needs more."""
+"""The stack bytes of a few registers that a long prologue spills; a loop that spills needs more."""
 ONE_STAGE = {80: ["x256 512 "], 90: []}
-"""Attention for which `configs` has one stage: none of its loads are ahead."""
+"""Attention launches for which `configs` has one stage, without loads ahead of their use."""
 
 
 def launches(capability: int, *arguments: str, cache: Path) -> list[dict[str, object]]:
     kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     search = os.pathsep.join([str(TESTS), *sys.path])
     done = subprocess.run(
-        [sys.executable, str(TESTS / "kernel_launches.py"), str(capability), *arguments],
+        [sys.executable, str(TESTS / "support/kernel_launches.py"), str(capability), *arguments],
         env=kept | {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": search},
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -48,14 +48,14 @@ def check(found: list[dict[str, object]], capability: int) -> None:
     if capability == 90:
         prefill = [kernel for kernel in attention if " 512 " in kernel["kernel"]]
         assert prefill
-        assert all(kernel["wgmma"] for kernel in prefill), "not Hopper's own instruction"
+        assert all(kernel["wgmma"] for kernel in prefill), "Hopper's instruction wgmma is not used"
 
 
 def test_launches_compile_for_hopper(tmp_path: Path) -> None:
     found = launches(90, cache=tmp_path)
     names = {str(kernel["kernel"]).split()[-1] for kernel in found}
-    assert {"_rms_norm", "_gated", "_rope_write", "attend", "join", "choose", "_best"} <= names
-    assert {"_copy_rows", "_rope_tables", "_unpack_step"} <= names
+    assert {"_rms_norm", "_silu_and_mul", "_rope_write", "attend", "merge_splits"} <= names
+    assert {"choose_tokens", "_top_scores", "_copy_rows", "_rope_tables", "_unpack_step"} <= names
     check(found, 90)
 
 

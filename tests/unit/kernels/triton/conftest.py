@@ -1,9 +1,9 @@
-"""The Triton kernels under Triton's interpreter, on the CPU.
+"""Tests the Triton kernels on the CPU, under Triton's interpreter.
 
-Triton compiles or interprets for the whole life of a process, so these tests run in one of
-their own: `test_triton.py` beside this folder starts it, or
-`TRITON_INTERPRET=1 pytest tests/unit/kernels/triton`. Elsewhere nothing is collected here.
-The interpreter's bfloat16 is broken: those numbers are for a GPU, in tests/gpu/kernels.
+Triton compiles or interprets for the lifetime of a process, so these tests run in their own
+processes: `test_triton.py` next to this folder starts them, or
+`TRITON_INTERPRET=1 pytest tests/unit/kernels/triton`. Without that variable pytest collects nothing
+here. The interpreter's bfloat16 is broken; tests/gpu/kernels tests that dtype on a GPU.
 """
 
 from __future__ import annotations

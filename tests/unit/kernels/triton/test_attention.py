@@ -1,4 +1,4 @@
-"""Paged attention, interpreted."""
+"""Tests paged attention under Triton's interpreter."""
 
 from __future__ import annotations
 

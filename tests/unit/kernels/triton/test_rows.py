@@ -1,4 +1,4 @@
-"""Kernels of single rows and of a step's heads, interpreted."""
+"""Tests the row kernels and the rotary embedding kernel under Triton's interpreter."""
 
 from __future__ import annotations
 

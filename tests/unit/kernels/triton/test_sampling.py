@@ -1,4 +1,4 @@
-"""The sampler's kernels, interpreted."""
+"""Tests the sampler's kernels under Triton's interpreter."""
 
 from __future__ import annotations
 

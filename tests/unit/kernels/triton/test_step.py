@@ -1,4 +1,4 @@
-"""Kernels before and behind a step's layers, interpreted."""
+"""Tests the kernels before and after a step's layers under Triton's interpreter."""
 
 from __future__ import annotations
 

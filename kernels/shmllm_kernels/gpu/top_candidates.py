@@ -1,12 +1,12 @@
-"""Which entries of a row can matter for its top-k, nucleus or min_p: a short list of them.
+"""Lists the candidates of each row: the entries that its top_k, top_p and min_p may keep.
 
-Sorting a row of a whole vocabulary would cost more than anything else that a sampler does.
-Instead each chunk of a row counts what lies within some distances of the row's maximum; the
-smallest distance that surely holds what the filters keep is chosen, and the entries within it
-are copied side by side, in their order. A row with too many of them is left as it is.
+Sorting a whole row would take longer than all other work of a sampler. Instead each chunk of a row
+counts its entries within 16 distances of the row's maximum. The smallest distance that certainly
+includes all entries that the filters keep is chosen, and the entries within it are copied to a
+list, in their order. A row with more than CAPACITY of them gets no list.
 
-Owns kernels that chunks of all rows run in parallel; reads each row twice. What is kept in the
-end is decided on the short list, by `choice`.
+The kernels run in parallel over the chunks of all rows and read each row twice. `token_choice` then
+applies the filters to the list.
 """
 
 from __future__ import annotations
@@ -15,16 +15,14 @@ import triton
 import triton.language as tl
 
 NUM_PIVOTS = 16
-SMALLEST_DISTANCE = 0.0625
-GROWTH = 1.5
-"""The distances are 1/16, 3/32, ... up to 18 nats, and all there is."""
 CAPACITY = 2048
-"""Entries of a short list."""
+"""The largest number of candidates in a list."""
 
 
 @triton.jit
 def distances(NUM_PIVOTS: tl.constexpr):
-    """Of the pivots below the maximum, the last infinite."""
+    """Returns the distances of the pivots from the row's maximum: 1/16, 3/32, ... up to 18 nats,
+    each 1.5 times the previous one; the last one is infinite."""
     number = tl.arange(0, NUM_PIVOTS)
     growing = 0.0625 * tl.exp2(number.to(tl.float32) * 0.5849625007211562)
     return tl.where(number == NUM_PIVOTS - 1, float("inf"), growing)
@@ -32,21 +30,21 @@ def distances(NUM_PIVOTS: tl.constexpr):
 
 @triton.jit
 def is_filtered(temperature, top_k, top_p, min_p, vocab_size):
-    """Whether a row that is drawn has any filter."""
+    """Returns whether a row is not greedy and has a filter."""
     cuts = (top_k > 0) & (top_k < vocab_size)
     return (temperature > 0.0) & (cuts | (top_p < 1.0) | (min_p > 0.0))
 
 
 @triton.jit
 def row_peak(chunk_max_ptr, num_chunks, CHUNKS: tl.constexpr):
-    """The largest entry of a row, from those of its chunks."""
+    """Returns the largest entry of a row, from those of its chunks."""
     chunks = tl.arange(0, CHUNKS)
     peaks = tl.load(chunk_max_ptr + chunks, mask=chunks < num_chunks, other=float("-inf"))
     return tl.max(peaks, axis=0)
 
 
 @triton.jit
-def count_within(
+def count_by_distance(
     values_ptr,
     chunk_max_ptr,
     counts_ptr,
@@ -64,7 +62,7 @@ def count_within(
     BLOCK: tl.constexpr,
     NUM_PIVOTS: tl.constexpr,
 ):
-    """How many entries of a chunk lie within each distance, and the sum of their weights."""
+    """Counts the entries of a chunk within each distance, and sums their weights."""
     index = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     row = tl.load(rows_ptr + index)
@@ -93,14 +91,14 @@ def count_within(
 
 
 @triton.jit
-def collect(
+def collect_candidates(
     values_ptr,
     chunk_max_ptr,
     counts_ptr,
     masses_ptr,
-    short_ptr,
-    short_ids_ptr,
-    lengths_ptr,
+    candidates_ptr,
+    candidate_ids_ptr,
+    num_candidates_ptr,
     rows_ptr,
     temperature_ptr,
     top_k_ptr,
@@ -115,9 +113,9 @@ def collect(
     NUM_PIVOTS: tl.constexpr,
     CAPACITY: tl.constexpr,
 ):
-    """Copies a chunk's part of the short list behind those of the chunks before it.
+    """Copies a chunk's candidates to the row's list, after those of the chunks before it.
 
-    A row's length becomes that of its list, and -1 where it has none."""
+    A row's num_candidates becomes the length of its list, or -1 if it gets no list."""
     index = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     row = tl.load(rows_ptr + index)
@@ -139,7 +137,7 @@ def collect(
 
     distance = distances(NUM_PIVOTS)
     total = tl.sum(tl.where(number == NUM_PIVOTS - 1, mass, 0.0), axis=0)
-    # The sum of a nucleus is found again in another order: some more than it needs.
+    # token_choice adds these weights in another order, so require a little more than top_p.
     is_enough = mass >= top_p * total * 1.001
     holds_floor = distance > 0.001 - tl.log(tl.maximum(min_p, 1e-37))
     if min_p > 0.0:
@@ -151,7 +149,7 @@ def collect(
     chosen = tl.min(tl.where(is_enough, number, NUM_PIVOTS - 1), axis=0)
     length = tl.sum(tl.where(number == chosen, counted, 0), axis=0)
     if chunk == 0:
-        tl.store(lengths_ptr + index, tl.where(length <= CAPACITY, length, -1))
+        tl.store(num_candidates_ptr + index, tl.where(length <= CAPACITY, length, -1))
     if length > CAPACITY:
         return
 
@@ -166,6 +164,6 @@ def collect(
         inside = (values >= pivot) & (values > float("-inf"))
         ordinal = tl.cumsum(inside.to(tl.int32), axis=0)
         target = index * CAPACITY + taken + ordinal - 1
-        tl.store(short_ptr + target, values, mask=inside)
-        tl.store(short_ids_ptr + target, columns, mask=inside)
+        tl.store(candidates_ptr + target, values, mask=inside)
+        tl.store(candidate_ids_ptr + target, columns, mask=inside)
         taken += tl.sum(inside.to(tl.int32), axis=0)

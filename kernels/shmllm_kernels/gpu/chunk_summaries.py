@@ -1,7 +1,7 @@
-"""First look at the logits, by chunks of all rows: edits, and what each chunk sums up to.
+"""Applies masks, penalties and temperature to the logits, and reduces each chunk of a row.
 
-Rows without filters are done here but for the best of their chunks: greedy ones, and those
-that are drawn from all there is. Of the others what was computed goes to memory.
+For rows without filters, greedy or not, this finds the best entry of each chunk; `token_choice`
+then takes the best of these. The processed logits of rows with filters are written to memory.
 """
 
 from __future__ import annotations
@@ -9,23 +9,23 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from shmllm_kernels.gpu.candidates import is_filtered
 from shmllm_kernels.gpu.noise import gumbel_of_range
+from shmllm_kernels.gpu.top_candidates import is_filtered
 
 
 @triton.jit
-def _penalised(values, uses, repetition, frequency, presence):
-    """Repetition, then frequency, then presence, as `reference.sampling.penalise` has them."""
+def _penalised(values, token_counts, repetition, frequency, presence):
+    """Applies the penalties as `reference.sampling.penalise`: repetition, frequency, presence."""
     repeated = tl.where(values > 0.0, values / repetition, values * repetition)
-    values = tl.where(uses > 0, repeated, values)
-    times = uses >> 1
+    values = tl.where(token_counts > 0, repeated, values)
+    times = token_counts >> 1
     values = values - frequency * times.to(tl.float32)
     return values - tl.where(times > 0, presence, 0.0)
 
 
 @triton.jit
 def summarise(values):
-    """The largest of a chunk's values, and the sum of their exponentials relative to it."""
+    """Returns the largest of a chunk's values, and the sum of exp(value - largest)."""
     peak = tl.max(values, axis=0)
     base = tl.where(peak == float("-inf"), 0.0, peak)
     return peak, tl.sum(tl.exp(values - base), axis=0)
@@ -33,15 +33,15 @@ def summarise(values):
 
 @triton.jit
 def first_of_largest(values, ids, none):
-    """The largest value and the lowest id that has it, `none` if it is NaN."""
+    """Returns the largest value and the lowest id that has it, or `none` if the value is NaN."""
     best = tl.max(values, axis=0)
     return best, tl.min(tl.where(values == best, ids, none), axis=0)
 
 
 @triton.jit
-def look(
+def summarise_chunks(
     logits_ptr,
-    edited_ptr,
+    processed_ptr,
     chunk_max_ptr,
     chunk_sum_ptr,
     chunk_best_ptr,
@@ -56,16 +56,16 @@ def look(
     repetition_ptr,
     frequency_ptr,
     presence_ptr,
-    uses_ptr,
+    token_counts_ptr,
     mask_ptr,
     mask_rows_ptr,
     logits_stride,
-    edited_stride,
-    uses_stride,
+    processed_stride,
+    token_counts_stride,
     mask_stride,
     vocab_size,
     num_chunks,
-    HAS_USES: tl.constexpr,
+    HAS_COUNTS: tl.constexpr,
     HAS_MASK: tl.constexpr,
     KEEPS_ALL: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -85,13 +85,15 @@ def look(
             words = mask_ptr + mask_row * mask_stride + columns // 32
             bits = tl.load(words, mask=inside, other=0)
             values = tl.where(((bits >> (columns % 32)) & 1) != 0, values, float("-inf"))
-    if HAS_USES:
+    if HAS_COUNTS:
         repetition = tl.load(repetition_ptr + row)
         frequency = tl.load(frequency_ptr + row)
         presence = tl.load(presence_ptr + row)
         if (repetition != 1.0) | (frequency != 0.0) | (presence != 0.0):
-            uses = tl.load(uses_ptr + row * uses_stride + columns, mask=inside, other=0)
-            values = _penalised(values, uses, repetition, frequency, presence)
+            token_counts = tl.load(
+                token_counts_ptr + row * token_counts_stride + columns, mask=inside, other=0
+            )
+            values = _penalised(values, token_counts, repetition, frequency, presence)
     temperature = tl.load(temperature_ptr + row)
     if temperature > 0.0:
         values = values / temperature
@@ -104,11 +106,11 @@ def look(
     top_p = tl.load(top_p_ptr + row)
     min_p = tl.load(min_p_ptr + row)
     has_filter = is_filtered(temperature, top_k, top_p, min_p, vocab_size)
-    edited = edited_ptr + index * edited_stride + columns
+    processed = processed_ptr + index * processed_stride + columns
     if KEEPS_ALL:
-        tl.store(edited, values, mask=inside)
+        tl.store(processed, values, mask=inside)
     if has_filter:
-        tl.store(edited, values, mask=inside)
+        tl.store(processed, values, mask=inside)
         return
     if temperature > 0.0:
         position = tl.load(positions_ptr + index)

@@ -1,9 +1,9 @@
-"""The last look at each row: its threshold, and the token.
+"""Finds the threshold of each row's filters and chooses the token.
 
-A row's filters come down to a threshold, found by narrowing 2**32 ordered float32 values to a
-sixteenth, eight times, with a count or a sum of weights for each candidate; no sort. Among
-entries equal to the threshold the nucleus has the first few, so a row's kept entries are those
-above the threshold, and those at it up to some id.
+The entries that the filters keep are those above a threshold. The search for it begins with all
+2**32 ordered float32 values and narrows them to a sixteenth, eight times, with a count or a sum of
+weights at each bound; it sorts nothing. Among entries equal to the threshold, top_p keeps the
+first few: a row keeps its entries above the threshold, and those equal to it up to some token id.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from shmllm_kernels.gpu.candidates import is_filtered, row_peak
-from shmllm_kernels.gpu.chunks import first_of_largest
+from shmllm_kernels.gpu.chunk_summaries import first_of_largest
 from shmllm_kernels.gpu.noise import gumbel_of_entries
+from shmllm_kernels.gpu.top_candidates import is_filtered, row_peak
 
 KEY_OF_MINUS_INFINITY = tl.constexpr(-2139095041)
 
 
 @triton.jit
 def _float_of_key(keys):
-    """The float32 whose place in the order of all float32 is `keys`, int64."""
+    """Returns the float32 numbers whose index in the order of all float32 is `keys` (int64)."""
     bits = tl.minimum(keys, 2147483647).to(tl.int32)
     bits = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
     return bits.to(tl.float32, bitcast=True)
@@ -28,7 +28,7 @@ def _float_of_key(keys):
 
 @triton.jit
 def _measure(values_ptr, length, pivots, peak, BY_WEIGHT: tl.constexpr, BLOCK: tl.constexpr):
-    """How many values are at or above each of 16 pivots, or the sum of their weights."""
+    """Returns the number of values at or above each of 16 pivots, or the sum of their weights."""
     found = tl.zeros((16, BLOCK), tl.float32)
     for begin in range(0, length, BLOCK):
         places = begin + tl.arange(0, BLOCK)
@@ -39,14 +39,15 @@ def _measure(values_ptr, length, pivots, peak, BY_WEIGHT: tl.constexpr, BLOCK: t
 
 
 @triton.jit
-def _threshold(values_ptr, length, peak, target, BY_WEIGHT: tl.constexpr, BLOCK: tl.constexpr):
-    """The largest value such that those at or above it come to the target; else -inf."""
+def _find_threshold(values_ptr, length, peak, target, BY_WEIGHT: tl.constexpr, BLOCK: tl.constexpr):
+    """Returns the largest threshold such that the number or the weights of the values at or above
+    it reach the target; minus infinity if there is none."""
     key = tl.full((1,), KEY_OF_MINUS_INFINITY, tl.int64)
     step = tl.full((1,), 1 << 28, tl.int64)
     for _ in range(8):
         keys = key + step * tl.arange(0, 16)
         found = _measure(values_ptr, length, _float_of_key(keys), peak, BY_WEIGHT, BLOCK)
-        # What is at or above the first pivot comes to the target by construction.
+        # The first pivot reaches the target by construction.
         reached = tl.sum(((found >= target) & (tl.arange(0, 16) > 0)).to(tl.int64), axis=0)
         key += step * reached
         step = step // 16
@@ -55,15 +56,15 @@ def _threshold(values_ptr, length, peak, target, BY_WEIGHT: tl.constexpr, BLOCK:
 
 @triton.jit
 def _last_equal(
-    values_ptr, ids_ptr, length, threshold, wanted, IS_SHORT: tl.constexpr, BLOCK: tl.constexpr
+    values_ptr, ids_ptr, length, threshold, wanted, IS_LIST: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """The id of the `wanted`-th entry that equals the threshold."""
+    """Returns the token id of the `wanted`-th entry that equals the threshold."""
     seen = 0
     found = -1
     for begin in range(0, length, BLOCK):
         places = begin + tl.arange(0, BLOCK)
         values = tl.load(values_ptr + places, mask=places < length, other=float("nan"))
-        ids = tl.load(ids_ptr + places, mask=places < length, other=0) if IS_SHORT else places
+        ids = tl.load(ids_ptr + places, mask=places < length, other=0) if IS_LIST else places
         equal = (values == threshold).to(tl.int32)
         ordinal = seen + tl.cumsum(equal, axis=0)
         taken = (equal > 0) & (ordinal <= wanted)
@@ -73,7 +74,7 @@ def _last_equal(
 
 
 @triton.jit
-def _bounds(
+def _find_bounds(
     values_ptr,
     ids_ptr,
     length,
@@ -83,14 +84,15 @@ def _bounds(
     top_p,
     min_p,
     vocab_size,
-    IS_SHORT: tl.constexpr,
+    IS_LIST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Threshold, and last id at it, of what min_p, top_k and top_p leave."""
+    """Returns the threshold of min_p, top_k and top_p, and the last token id that is kept among
+    the entries equal to it."""
     threshold = float("-inf")
     cuts = (top_k > 0) & (top_k < vocab_size)
     if cuts:
-        threshold = _threshold(values_ptr, length, peak, top_k.to(tl.float32), False, BLOCK)
+        threshold = _find_threshold(values_ptr, length, peak, top_k.to(tl.float32), False, BLOCK)
     if min_p > 0.0:
         threshold = tl.maximum(threshold, peak + tl.log(tl.maximum(min_p, 1e-37)))
     last_id = vocab_size
@@ -100,27 +102,27 @@ def _bounds(
             sums = _measure(values_ptr, length, pivots, peak, True, BLOCK)
             total = tl.max(sums, axis=0)
         target = top_p * total
-        threshold = _threshold(values_ptr, length, peak, target, True, BLOCK)
+        threshold = _find_threshold(values_ptr, length, peak, target, True, BLOCK)
         following = _float_of_key(_key_after(threshold))
         above = _measure(
             values_ptr, length, tl.full((16,), 0.0, tl.float32) + following, peak, True, BLOCK
         )
         rest = (target - tl.max(above, axis=0)) / tl.exp(threshold - peak)
         wanted = tl.maximum(tl.ceil(tl.minimum(rest, 1e9)), 1.0).to(tl.int32)
-        last_id = _last_equal(values_ptr, ids_ptr, length, threshold, wanted, IS_SHORT, BLOCK)
+        last_id = _last_equal(values_ptr, ids_ptr, length, threshold, wanted, IS_LIST, BLOCK)
     return threshold, last_id
 
 
 @triton.jit
 def _key_after(value):
-    """The place of the next larger float32. Zero stands above minus zero."""
+    """Returns the index of the next larger float32. Zero comes after minus zero."""
     bits = (value + 0.0).to(tl.int32, bitcast=True)
     keys = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64) + 1
     return keys
 
 
 @triton.jit
-def _drawn(
+def _draw(
     values_ptr,
     ids_ptr,
     length,
@@ -129,16 +131,16 @@ def _drawn(
     seed,
     position,
     vocab_size,
-    IS_SHORT: tl.constexpr,
+    IS_LIST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The kept entry with the largest sum of value and noise."""
+    """Returns the kept entry with the largest sum of value and noise."""
     best = float("-inf")
     best_id = 0
     for begin in range(0, length, BLOCK):
         places = begin + tl.arange(0, BLOCK)
         values = tl.load(values_ptr + places, mask=places < length, other=float("-inf"))
-        ids = tl.load(ids_ptr + places, mask=places < length, other=0) if IS_SHORT else places
+        ids = tl.load(ids_ptr + places, mask=places < length, other=0) if IS_LIST else places
         kept = (values > threshold) | ((values == threshold) & (ids <= last_id))
         noisy = values + gumbel_of_entries(seed, position, ids)
         noisy = tl.where(kept & (values > float("-inf")), noisy, float("-inf"))
@@ -150,17 +152,17 @@ def _drawn(
 
 
 @triton.jit
-def choose(
+def choose_tokens(
     tokens_ptr,
     last_tokens_ptr,
-    edited_ptr,
+    processed_ptr,
     chunk_max_ptr,
     chunk_sum_ptr,
     chunk_best_ptr,
     chunk_id_ptr,
-    short_ptr,
-    short_ids_ptr,
-    lengths_ptr,
+    candidates_ptr,
+    candidate_ids_ptr,
+    num_candidates_ptr,
     thresholds_ptr,
     last_ids_ptr,
     rows_ptr,
@@ -170,7 +172,7 @@ def choose(
     top_p_ptr,
     min_p_ptr,
     seeds_ptr,
-    edited_stride,
+    processed_stride,
     vocab_size,
     num_chunks,
     HAS_LAST: tl.constexpr,
@@ -206,21 +208,21 @@ def choose(
     total = tl.sum(tl.where(sums > 0.0, sums * tl.exp(peaks - peak), 0.0), axis=0)
     seed = tl.load(seeds_ptr + row)
     position = tl.load(positions_ptr + index)
-    length = tl.load(lengths_ptr + index)
+    length = tl.load(num_candidates_ptr + index)
     # fmt: off
     if length >= 0:
-        values = short_ptr + index * CAPACITY
-        ids = short_ids_ptr + index * CAPACITY
-        threshold, last_id = _bounds(
+        values = candidates_ptr + index * CAPACITY
+        ids = candidate_ids_ptr + index * CAPACITY
+        threshold, last_id = _find_bounds(
             values, ids, length, peak, total, top_k, top_p, min_p, vocab_size, True, BLOCK)
-        token = _drawn(
+        token = _draw(
             values, ids, length, threshold, last_id, seed, position, vocab_size, True, BLOCK)
     else:
-        values = edited_ptr + index * edited_stride
-        ids = short_ids_ptr + index * CAPACITY
-        threshold, last_id = _bounds(
+        values = processed_ptr + index * processed_stride
+        ids = candidate_ids_ptr + index * CAPACITY
+        threshold, last_id = _find_bounds(
             values, ids, vocab_size, peak, total, top_k, top_p, min_p, vocab_size, False, BLOCK)
-        token = _drawn(
+        token = _draw(
             values, ids, vocab_size, threshold, last_id, seed, position, vocab_size, False, BLOCK)
     # fmt: on
     token = tl.where(token < vocab_size, token, 0).to(tl.int64)
@@ -232,21 +234,21 @@ def choose(
 
 
 @triton.jit
-def forbid(
-    edited_ptr,
+def mask_dropped(
+    processed_ptr,
     thresholds_ptr,
     last_ids_ptr,
     rows_ptr,
-    edited_stride,
+    processed_stride,
     vocab_size,
     CHUNK: tl.constexpr,
 ):
-    """Minus infinity where a row's filters drop an entry."""
+    """Writes minus infinity to the entries that a row's filters drop."""
     index = tl.program_id(0).to(tl.int64)
     if tl.load(rows_ptr + index) < 0:
         return
     columns = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
-    places = edited_ptr + index * edited_stride + columns
+    places = processed_ptr + index * processed_stride + columns
     values = tl.load(places, mask=columns < vocab_size, other=float("-inf"))
     threshold = tl.load(thresholds_ptr + index)
     last_id = tl.load(last_ids_ptr + index)
