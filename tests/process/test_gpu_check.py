@@ -78,7 +78,7 @@ def test_a_part_that_fails_crashes_or_hangs_costs_only_itself(tmp_path):
 def test_what_a_part_leaves_behind_is_ended(tmp_path):
     found = run_parts(tmp_path, [("leaves", 60.0), ("works", 60.0)], 100.0)
     assert [part["status"] for part in found.values()] == ["ok", "ok"]
-    assert found["leaves"]["error"] == "ended what it left behind: 1"
+    assert found["leaves"]["error"] == "killed processes that outlived the part: 1"
 
 
 def test_all_parts_together_keep_to_the_limit(tmp_path):
@@ -101,7 +101,7 @@ def check(*arguments: str, timeout: float) -> subprocess.CompletedProcess[str]:
 def test_an_unknown_part_is_a_usage_error():
     done = check("--only", "nothing", "--out", "/nowhere", timeout=60)
     assert done.returncode == 2
-    assert "no part 'nothing'; there are environment" in done.stderr
+    assert "no part 'nothing'; the parts are environment" in done.stderr
 
 
 def test_an_engine_and_transformers_are_rehearsed_on_the_same_weights(tmp_path):
@@ -143,7 +143,7 @@ def test_whoever_stops_it_stops_the_part_too(tmp_path, number, code):
     os.kill(process.pid, number)
     _, said = process.communicate(timeout=60)
     assert process.returncode == code
-    assert said.strip() == f"gpu_check: stopped; the parts before are in {tmp_path}"
+    assert said.strip() == f"gpu_check: stopped; the completed parts are in {tmp_path}"
     assert not any(Path(f"/proc/{pid}").exists() for pid in found)
     assert json.loads((tmp_path / "gpu-check.json").read_text())["parts"] == {}
 

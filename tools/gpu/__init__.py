@@ -1,1 +1,1 @@
-"""What tools/gpu_check measures, one module for each idea; nothing of it is installed."""
+"""The modules of tools/gpu_check: GPU tests and benchmarks. This package is not installed."""

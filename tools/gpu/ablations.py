@@ -1,4 +1,4 @@
-"""Part: the engine without graphs, with some, with all, and with steps that do not overlap."""
+"""A part of gpu_check: measures the engine in each graph mode, and without overlapped steps."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from gpu.engine_run import start_engine
 from gpu.figures import Figures
 from gpu.settings import Settings
 
-# What an engine does by itself comes last: it is measured elsewhere, too.
-ARMS = (
+# The default comes last, because other parts measure it, too.
+VARIANTS = (
     ("FULL_AND_PIECEWISE", False),
     ("NONE", True),
     ("PIECEWISE", True),
@@ -18,8 +18,8 @@ ARMS = (
 
 
 def run(settings: Settings, figures: Figures, size: str) -> None:
-    arms: dict[str, Any] = {}
-    for mode, overlaps in ARMS:
+    variants: dict[str, Any] = {}
+    for mode, overlaps in VARIANTS:
         graphs = {
             "cudagraph_mode": mode,
             "cudagraph_capture_sizes": list(settings.ablation_batches),
@@ -27,8 +27,8 @@ def run(settings: Settings, figures: Figures, size: str) -> None:
         options = {"compilation_config": graphs, "async_scheduling": overlaps}
         with start_engine(settings, size, **options) as engine:
             found: dict[str, Any] = {"start": engine.start}
-            arms[f"{mode}, {'overlapped' if overlaps else 'in turns'}"] = found
+            variants[f"{mode}, {'overlapped' if overlaps else 'in turns'}"] = found
             for seed, batch in enumerate(settings.ablation_batches):
-                engine.decode(batch, seed)  # compiles what no graph has
+                engine.decode(batch, seed)  # compiles the kernels that no captured graph uses
                 found[str(batch)] = engine.decode(batch, seed + 100)
-                figures.put("arms", arms)
+                figures.put("arms", variants)

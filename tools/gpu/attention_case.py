@@ -1,7 +1,7 @@
-"""Attention of one step, ready to be launched again and again with any configuration.
+"""The attention of one step, which can be launched repeatedly with any configuration.
 
-Each of a case's launches has its own keys and values, as each layer of a model has, so that
-none finds them in the device's cache.
+Each launch of a case has its own keys and values, like each layer of a model, so that no launch
+finds them in the device's cache.
 """
 
 from __future__ import annotations
@@ -24,11 +24,15 @@ MOST_LAUNCHES = 64
 
 @dataclass(frozen=True)
 class AttentionSizes:
-    """
+    """The sizes of the attention of one step.
+
     Attributes:
-        requests: in the step.
-        query: tokens of each; 1 for decodes.
-        context: tokens that each attends to, those of the step included.
+        heads: the number of query heads.
+        kv_heads: the number of key-value heads.
+        head_dim: the size of a head.
+        requests: the number of requests in the step.
+        query: the number of tokens of each request in the step; 1 for decodes.
+        context: the number of tokens that each request attends to, those of the step included.
     """
 
     heads: int
@@ -40,15 +44,17 @@ class AttentionSizes:
 
     @property
     def kv_bytes(self) -> int:
-        """Of two bytes an element: what has to be read."""
+        """The bytes of keys and values that a launch must read, with two bytes per element."""
         return 4 * self.requests * self.context * self.kv_heads * self.head_dim
 
 
 class AttentionCase:
-    """
+    """Random tensors of one step's attention, with several sets of keys and values.
+
     Args:
-        sizes: of the step.
-        settings: where it runs, in which dtype, and what all launches together read at least.
+        sizes: the sizes of the step.
+        settings: the device, the dtype, and the number of bytes that all sets of keys and values
+            together have at least.
     """
 
     def __init__(self, sizes: AttentionSizes, settings: Settings) -> None:
@@ -70,7 +76,7 @@ class AttentionCase:
         self._contexts = torch.full_like(starts[1:], sizes.context)
 
     def current(self) -> tuple[AttentionConfig, int]:
-        """What the tables in `configs` say of this case."""
+        """Returns the config and the number of splits that the tables in `configs` have."""
         sizes, per_kv = self.sizes, self.sizes.heads // self.sizes.kv_heads
         config = attention_config(self._device, sizes.head_dim, per_kv, sizes.query, self._dtype)
         if sizes.query > 1:
@@ -78,11 +84,11 @@ class AttentionCase:
         return config, num_splits(self._device, sizes.requests, sizes.kv_heads)
 
     def seconds(self, config: AttentionConfig, splits: int) -> float:
-        """What one launch takes."""
+        """Measures one launch."""
         return seconds_each(self.launches(config, splits), self._device, self._rounds)
 
     def launches(self, config: AttentionConfig, splits: int) -> list[Callable[[], object]]:
-        """One for each set of keys and values; each writes `out`."""
+        """Returns one launch for each set of keys and values; each writes `out`."""
         sizes = self.sizes
         scratch = None
         if splits > 1:

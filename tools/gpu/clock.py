@@ -1,7 +1,7 @@
-"""Times work on a device: a GPU by its own events, the CPU by the clock.
+"""Measures the time of work on a device: with CUDA events on a GPU, with a clock on the CPU.
 
-Owns how to measure; must not know what. Work that is short is captured into a graph with a few
-of its kind, so that what launching costs is not part of it.
+Short work is captured in a graph, several calls together, so that the time of launching is not
+included. This module must not know what it measures.
 """
 
 from __future__ import annotations
@@ -9,22 +9,24 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 WARM_UPS = 3
+_cuda: Any = torch.cuda  # partly without annotations
 
 Work = Callable[[], object]
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done all it was given."""
+    """Waits until the device has completed all its work."""
     if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        _cuda.synchronize(device)
 
 
 def seconds(work: Work, device: torch.device, rounds: int) -> float:
-    """The median over `rounds` of what one call takes on the device, after a few to warm up."""
+    """Returns the median time of one call on the device over `rounds`, after warm-up calls."""
     if device.type != "cuda":
         return statistics.median(_host_times(work, rounds + 1)[1:])
     for _ in range(WARM_UPS):
@@ -33,8 +35,11 @@ def seconds(work: Work, device: torch.device, rounds: int) -> float:
 
 
 def seconds_each(works: Sequence[Work], device: torch.device, rounds: int) -> float:
-    """What a call takes on the device when all of these run one after the other, without the
-    time to launch them: the median over `rounds`, over their number."""
+    """Returns the mean time of a call on the device when all `works` run one after the other.
+
+    The time of launching is not included on a GPU. It is the median over `rounds` of the time of
+    all calls, divided by their number.
+    """
 
     def all_of_them() -> None:
         for work in works:
@@ -42,20 +47,21 @@ def seconds_each(works: Sequence[Work], device: torch.device, rounds: int) -> fl
 
     if device.type != "cuda":
         return seconds(all_of_them, device, rounds) / len(works)
-    side = torch.cuda.Stream(device)
-    side.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(side):
-        all_of_them()  # compiles and loads: neither may happen in a capture
-    torch.cuda.current_stream(device).wait_stream(side)
+    side = _cuda.Stream(device)
+    side.wait_stream(_cuda.current_stream(device))
+    with _cuda.stream(side):
+        all_of_them()  # compiles and loads the kernels, which is not allowed during a capture
+    _cuda.current_stream(device).wait_stream(side)
     synchronize(device)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    graph = _cuda.CUDAGraph()
+    with _cuda.graph(graph):
         all_of_them()
     return seconds(graph.replay, device, rounds) / len(works)
 
 
 def host_seconds_per_call(work: Work, device: torch.device, calls: int) -> tuple[float, float]:
-    """What the host needs to launch `work`, and what a call takes until all of them are done."""
+    """Returns two mean times per call: the host's time to launch `work`, and the whole time until
+    all calls are complete."""
     for _ in range(WARM_UPS):
         work()
     synchronize(device)
@@ -69,14 +75,13 @@ def host_seconds_per_call(work: Work, device: torch.device, calls: int) -> tuple
 
 def _cuda_times(work: Work, rounds: int) -> list[float]:
     events = [
-        (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
-        for _ in range(rounds)
+        (_cuda.Event(enable_timing=True), _cuda.Event(enable_timing=True)) for _ in range(rounds)
     ]
     for begin, end in events:
         begin.record()
         work()
         end.record()
-    torch.cuda.synchronize()
+    _cuda.synchronize()
     return [begin.elapsed_time(end) / 1e3 for begin, end in events]
 
 

@@ -1,7 +1,7 @@
-"""What an engine's step log says about decodes of one batch size. Pure arithmetic.
+"""Computes decode figures of one batch size from an engine's step log.
 
-A step's time is from its beginning to that of the next one, so it does not matter which of its
-phases overlap. The host waits for the device in the phase `execute` and works in all others.
+A step's time is from its beginning to the beginning of the next step, so it does not matter which
+of its phases overlap. The host waits for the device in the phase `execute` and works in all others.
 """
 
 from __future__ import annotations
@@ -14,25 +14,28 @@ from shmllm.bench.steps import PHASE_FIELDS, StepTable, is_decode
 from shmllm.ipc.stats import StepField
 
 SKIPPED = 3
+"""The number of first decode steps that are not counted."""
 WAITED_AT_ALL_NS = 5_000
+"""A longer wait means that the device still worked when the host began to wait."""
 
 
 def decode_figures(steps: StepTable, batch: int, prompt: int, overlaps: bool) -> dict[str, Any]:
-    """
+    """Returns the figures of the steps that decode the whole batch.
+
     Args:
-        steps: all steps of one run, from its first on.
-        batch: requests of the steps that count.
-        prompt: tokens of each request's prompt.
-        overlaps: the engine prepares a step while the one before it runs.
+        steps: all steps of one run, from its first step on.
+        batch: the number of requests in the steps that are counted.
+        prompt: the number of tokens in each request's prompt.
+        overlaps: whether the engine prepares a step while the previous one runs.
 
     Returns:
-        num_steps; step_us, its median, and p99_us; tokens_per_s by the median; context, the mean
-        tokens that a request attended to; host_us and waited_us, means; unhidden_us and
-        unhidden_share: time that the host worked and the device had nothing to do.
-        unhidden_by says how that is known: "device" where steps have the device's own time,
-        else "phases", which is a bound: all of the host's work in a step, unless it had to wait
-        for a step that was queued before it began to work.
-        num_steps is 0, and the rest missing, if the batch never ran as a whole.
+        num_steps; step_us and p99_us, median and 99th percentile; tokens_per_s, from the median;
+        context, the mean number of tokens that a request attends to; host_us and waited_us, means;
+        unhidden_us and unhidden_share, the time in which the host works and the device is idle;
+        unhidden_by, the source of that: "device" if steps have the device's own time, otherwise
+        "phases". The latter is an upper bound: all of the host's work in a step, except in steps
+        in which the host had to wait for a step that was queued before its work began.
+        If the batch never ran as a whole, only num_steps, which is 0.
     """
     full = is_decode(steps) & (steps[:, StepField.NUM_REQUESTS] == batch)
     chosen = np.flatnonzero(full[:-1] & full[1:])[SKIPPED:]

@@ -1,6 +1,6 @@
-"""What the parts' figures say together: rooflines, and ratios to transformers. Pure arithmetic.
+"""Combines the figures of several parts: shares of the roofline, and ratios to transformers.
 
-Whatever a part did not measure is None here, never an error.
+A figure that was not measured gives None, not an error.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ Parts = Mapping[str, Mapping[str, Any]]
 MODES = ("eager", "compiled")
 
 
-def look(parts: Parts, part: str, *path: str) -> Any:
-    """A figure of a part; None if there is none."""
+def figure(parts: Parts, part: str, *path: str) -> Any:
+    """Returns a figure of a part, or None if it was not measured."""
     found: Any = parts.get(part, {}).get("figures", {})
     for name in path:
         if not isinstance(found, Mapping) or name not in found:
@@ -29,28 +29,29 @@ def ratio(above: float | None, below: float | None) -> float | None:
 
 
 def derive(parts: Parts) -> dict[str, Any]:
-    """
+    """Computes the combined figures.
+
     Returns:
-        decode: by model and batch, share of the copy's bandwidth and of the best reading's;
-        prefill: by model, share of the large product's rate;
-        transformers: by model, mode and batch, how many times its speed; see `beside`.
+        decode: by model and batch, the share of the copy's bandwidth and of the best read's;
+        prefill: by model, the share of the large product's rate;
+        transformers: by model, mode and batch, the ratios of `compare`.
     """
     engines = {size: f"engine-{size}" for size in SHAPES if f"engine-{size}" in parts}
     return {
         "decode": {
             size: {
                 batch: _decode(parts, found)
-                for batch, found in (look(parts, part, "decode") or {}).items()
+                for batch, found in (figure(parts, part, "decode") or {}).items()
             }
             for size, part in engines.items()
         },
         "prefill": {
             size: _prefill(parts, found)
             for size, part in engines.items()
-            if (found := look(parts, part, "prefill"))
+            if (found := figure(parts, part, "prefill"))
         },
         "transformers": {
-            size: {mode: each for mode in MODES if (each := beside(parts, size, mode))}
+            size: {mode: each for mode in MODES if (each := compare(parts, size, mode))}
             for size in engines
         },
     }
@@ -60,24 +61,28 @@ def _decode(parts: Parts, found: Mapping[str, Any]) -> dict[str, float | None]:
     rate = ratio(found.get("bytes"), found.get("step_us", 0.0) / 1e6)
     return {
         "bytes_per_s": rate,
-        "of_copy": ratio(rate, look(parts, "environment", "bandwidth", "copy")),
-        "of_read": ratio(rate, look(parts, "environment", "bandwidth", "read")),
+        "of_copy": ratio(rate, figure(parts, "environment", "bandwidth", "copy")),
+        "of_read": ratio(rate, figure(parts, "environment", "bandwidth", "read")),
     }
 
 
 def _prefill(parts: Parts, found: Mapping[str, Any]) -> dict[str, float | None]:
     rate = ratio(found.get("flops"), found.get("s"))
-    of_gemm = ratio(rate, look(parts, "environment", "gemm", "flops_per_s"))
+    of_gemm = ratio(rate, figure(parts, "environment", "gemm", "flops_per_s"))
     return {"flops_per_s": rate, "of_gemm": of_gemm}
 
 
-def beside(parts: Parts, size: str, mode: str) -> dict[str, dict[str, float]]:
-    """By batch: whole, how many times as fast all of `generate` is; decode, the same without
-    what one token takes; agreed, the share of requests whose first tokens are equal."""
+def compare(parts: Parts, size: str, mode: str) -> dict[str, dict[str, float]]:
+    """Compares the engine's `generate` with transformers'.
+
+    Returns:
+        By batch: whole, the ratio of the times of all of `generate`; decode, the same ratio
+        without the time of one token; agreed, the share of requests whose first tokens are equal.
+    """
     part = f"transformers-{size}" if mode == "eager" else f"transformers-{size}-{mode}"
     found = {}
-    for batch, theirs in (look(parts, part, "generate") or {}).items():
-        ours = look(parts, f"engine-{size}", "generate", batch)
+    for batch, theirs in (figure(parts, part, "generate") or {}).items():
+        ours = figure(parts, f"engine-{size}", "generate", batch)
         if ours is None:
             continue
         pairs = zip(ours["first_tokens"], theirs["first_tokens"], strict=True)

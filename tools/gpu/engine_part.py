@@ -1,4 +1,4 @@
-"""Part: the engine with one model. Start, decode, prefill, beside transformers, profile."""
+"""A part of gpu_check: start, decode, prefill, `generate` and profile of the engine's model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def run(settings: Settings, figures: Figures, size: str) -> None:
     shape = settings.shape(size)
     with start_engine(settings, size) as engine:
         figures.put("start", engine.start)
-        engine.prefill()  # compiles what no graph has
+        engine.prefill()  # compiles the kernels that no captured graph uses
         decode: dict[str, Any] = {}
         for batch in settings.batches:
             found = engine.decode(batch)

@@ -1,7 +1,7 @@
-"""An engine that is measured: started, given prompts, and its steps read from shared memory.
+"""Starts an engine, gives it prompts, and reads its steps from shared memory.
 
-Owns how runs are made. Knows the public `LLM` and what `shmllm bench` measures with; imports no
-torch, as no front end does.
+This module uses the public `LLM` and the measuring modules of `shmllm bench`. It must not import
+torch, like every front end.
 """
 
 from __future__ import annotations
@@ -39,16 +39,17 @@ FACTS = (
 
 
 def greedy(tokens: int) -> SamplingParams:
-    """Parameters for this many tokens, and no text."""
+    """Returns sampling parameters for exactly this many tokens, without text."""
     return SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
 
 
 class EngineRun:
-    """
+    """Measures one engine.
+
     Args:
-        llm: whose engine nobody else uses.
-        settings: how much is measured.
-        start: what its start took, and its facts.
+        llm: the front end of an engine that nothing else uses.
+        settings: the sizes of the measurements.
+        start: the time of the engine's start, and its facts.
     """
 
     def __init__(self, llm: LLM, settings: Settings, start: dict[str, Any]) -> None:
@@ -62,7 +63,7 @@ class EngineRun:
         self.start = start
 
     def decode(self, batch: int, seed: int = 0) -> dict[str, Any]:
-        """Figures of decode steps of a batch at the settings' context."""
+        """Measures the decode steps of a batch at the settings' context."""
         settings = self._settings
         tokens = settings.batches[batch]
         prompts = settings.prompts(batch, settings.context, self._vocab, seed)
@@ -73,7 +74,7 @@ class EngineRun:
         return found
 
     def prefill(self) -> dict[str, Any]:
-        """How long one long prompt waits for its first token, after a run to warm up."""
+        """Measures the time from arrival to first token of one long prompt, after a warm-up."""
         settings = self._settings
         times = []
         for seed in range(settings.prefill_rounds + 1):
@@ -83,7 +84,7 @@ class EngineRun:
         return {"tokens": settings.prefill_tokens, "ttft_s": times, "s": times[len(times) // 2]}
 
     def generate(self, batch: int) -> dict[str, Any]:
-        """Seconds of `generate`, for one token and for as many as the settings compare."""
+        """Measures `generate`, in seconds, for one token and for `compare_tokens` tokens."""
         settings = self._settings
         found: dict[str, Any] = {}
         prompts = settings.prompts(batch, settings.compare_prompt, self._vocab, 0)
@@ -96,7 +97,7 @@ class EngineRun:
         return found
 
     def profile(self, batch: int) -> dict[str, Any]:
-        """The kernels of decode steps, when all requests are past their prompts."""
+        """Profiles the kernels of decode steps, after the prompts of all requests are computed."""
         settings = self._settings
         steps = settings.profiled_steps
         prompts = settings.prompts(batch, settings.context, self._vocab, 1)
@@ -117,7 +118,7 @@ class EngineRun:
 
 @contextlib.contextmanager
 def start_engine(settings: Settings, size: str, **options: Any) -> Iterator[EngineRun]:
-    """An engine for the model of that size, for as long as the block lasts."""
+    """Starts an engine for the model of that size, and stops it at the end of the block."""
     directory = settings.directory(size)
     given = settings.engine_options() | {
         "profiler_config": {"torch_profiler_dir": tempfile.mkdtemp(prefix="gpu-check-trace-")},

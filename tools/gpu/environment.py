@@ -1,4 +1,4 @@
-"""Part: what the figures depend on. Card, driver, versions, and what the card can do at most."""
+"""A part of gpu_check: card, driver, versions, and the card's bandwidth, flops and launch time."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ def describe_card(device: torch.device) -> dict[str, Any]:
 
 
 def bandwidth(settings: Settings, device: torch.device) -> dict[str, float]:
-    """Bytes a second, of a large copy (read and written), and of the best of what only reads."""
+    """Measures the bytes per second of a large copy (bytes read plus bytes written), and of
+    several operations that only read."""
     source = torch.randn(settings.copied_bytes // 4, device=device)
     target = torch.empty_like(source)
 
@@ -75,7 +76,8 @@ def bandwidth(settings: Settings, device: torch.device) -> dict[str, float]:
 
 
 def gemm(settings: Settings, device: torch.device) -> dict[str, float]:
-    """Flops a second of a large square product of random numbers: zeros are faster."""
+    """Measures the flops per second of a large square product. It uses random numbers, because a
+    product of zeros is faster."""
     size, dtype = settings.product_size, getattr(torch, settings.dtype)
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     out = torch.empty_like(a)
@@ -84,7 +86,7 @@ def gemm(settings: Settings, device: torch.device) -> dict[str, float]:
 
 
 def launches(settings: Settings, device: torch.device) -> dict[str, float]:
-    """Microseconds of a kernel that does next to nothing, launched by itself and as a graph."""
+    """Measures the microseconds of a minimal kernel, launched directly and as a graph."""
     one = torch.zeros(1, device=device)
     host, whole = host_seconds_per_call(lambda: one.add_(1), device, settings.num_launches)
     found = {"host_us": host * 1e6, "whole_us": whole * 1e6}

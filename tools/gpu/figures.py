@@ -1,6 +1,6 @@
-"""The figures of one part, on disk from the moment each is known.
+"""Stores the figures of one part on disk as soon as each is known.
 
-So what a part measured before it failed, or ran out of its time, is not lost.
+So the figures of a part that later fails or runs out of time are not lost.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from typing import Any
 
 
 class Figures:
-    """
+    """The figures of one part.
+
     Args:
-        path: of the JSON file.
+        path: the JSON file that is written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -22,15 +23,15 @@ class Figures:
         self._values: dict[str, Any] = {}
 
     def put(self, name: str, value: Any) -> None:
-        """Add or replace a figure, or a table of them."""
+        """Adds or replaces a figure, or a table of figures."""
         self._values[name] = value
-        beside = self._path.with_suffix(".new")
-        beside.write_text(json.dumps(self._values), encoding="utf-8")
-        os.replace(beside, self._path)
+        unfinished = self._path.with_suffix(".new")
+        unfinished.write_text(json.dumps(self._values), encoding="utf-8")
+        os.replace(unfinished, self._path)
 
 
 def read_figures(path: Path) -> dict[str, Any]:
-    """What `Figures` left there; nothing if it came to nothing."""
+    """Returns the figures in a file, or none if the file does not exist."""
     if not path.exists():
         return {}
     values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))

@@ -1,6 +1,6 @@
-"""Part: what a decode step is made of, each by itself: products and attention.
+"""A part of gpu_check: measures the products and the attention of a decode step separately.
 
-Says where a step is short of the roofline. Compare with the profile of the engine's steps.
+Together with the profile of the engine's steps this shows which kernels are far from the roofline.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ SIZES = ("1b", "8b")
 
 Product = Callable[[Tensor, Tensor, Tensor], object]
 PRODUCTS: dict[str, Product] = {
-    # name: called with (out [rows, outputs], x [rows, inputs], weight [outputs, inputs]).
-    # A product of our own, for few rows, goes here to be measured against cuBLAS.
+    # name: function of (out [rows, outputs], x [rows, inputs], weight [outputs, inputs]).
+    # Add a Triton product for few rows here to compare it with cuBLAS.
     "torch.mm": lambda out, x, weight: torch.mm(x, weight.t(), out=out),
 }
 
@@ -41,7 +41,11 @@ def run(settings: Settings, figures: Figures) -> None:
 
 
 def time_attention(settings: Settings, shape: Shape) -> dict[str, Any]:
-    """Of decodes, by batch: microseconds of a layer, bytes a second, and how it was launched."""
+    """Measures one layer's attention of decodes.
+
+    Returns:
+        By batch: microseconds, bytes per second, the config and the number of splits.
+    """
     found: dict[str, Any] = {}
     for batch in settings.attention_batches:
         sizes = AttentionSizes(
@@ -60,7 +64,11 @@ def time_attention(settings: Settings, shape: Shape) -> dict[str, Any]:
 
 
 def time_products(settings: Settings, shape: Shape) -> dict[str, Any]:
-    """By matrix, rows and product: microseconds, and bytes of the matrix a second."""
+    """Measures the matrix products of a decode step.
+
+    Returns:
+        By matrix, number of rows and product: microseconds, and bytes of the matrix per second.
+    """
     device, dtype = torch.device(settings.device), getattr(torch, settings.dtype)
     found: dict[str, Any] = {}
     for name, (outputs, inputs) in shape.matrices().items():

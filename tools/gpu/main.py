@@ -1,12 +1,13 @@
-"""All GPU tests and benchmarks in one command, inside eight minutes; docs/gpu.md explains.
+"""Runs all GPU tests and benchmarks in one command, within eight minutes; see docs/gpu.md.
 
-    tools/gpu_check --fetch-wheels DIR         where there is a network: what the machine may lack
+    tools/gpu_check --fetch-wheels DIR         on a machine with a network: download wheels
     tools/gpu_check --wheels DIR --out DIR     on the machine with the GPU
-    tools/gpu_check --tune --out DIR           entries for the tables of the kernels
-    tools/gpu_check --rehearse --out DIR       the same without a GPU, on small things
+    tools/gpu_check --tune --out DIR           propose entries for the kernels' tables
+    tools/gpu_check --rehearse --out DIR       without a GPU, with small models
 
-Writes gpu-check.json, gpu-check.md and gpu-check.log, anew after each part. Exits with 1 if a
-part failed or had no time, with 130 or 143 if it was stopped, and what was measured stays.
+It writes gpu-check.json, gpu-check.md and gpu-check.log again after each part. The exit code is 1
+if a part failed or was skipped, and 130 or 143 if the command was interrupted; the files then have
+the figures of the completed parts.
 """
 
 from __future__ import annotations
@@ -38,34 +39,47 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where to write")
-    parser.add_argument("--only", action="append", default=[], metavar="PART")
-    parser.add_argument("--tune", action="store_true", help="the part tune, and no other")
-    parser.add_argument("--list", action="store_true", help="name the parts, and no more")
-    parser.add_argument("--here", type=Path, metavar="FILE", help="the one part, in this process")
-    parser.add_argument("--limit", type=float, default=LIMIT_S, metavar="SECONDS")
-    parser.add_argument("--rehearse", action="store_true", help="without a GPU")
-    parser.add_argument("--wheels", type=Path, metavar="DIR", help="install these first")
-    parser.add_argument("--fetch-wheels", type=Path, metavar="DIR", help="download, and no more")
-    parser.add_argument("--wheel", action="append", default=[], metavar="NAME", help="only these")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="the directory of the results")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="PART", help="run only this part; repeatable"
+    )
+    parser.add_argument("--tune", action="store_true", help="run only the part tune")
+    parser.add_argument("--list", action="store_true", help="list the parts and exit")
+    parser.add_argument(
+        "--here", type=Path, metavar="FILE", help="run one part in this process; write its figures"
+    )
+    parser.add_argument(
+        "--limit", type=float, default=LIMIT_S, metavar="SECONDS", help="the time of all parts"
+    )
+    parser.add_argument("--rehearse", action="store_true", help="run without a GPU, small models")
+    parser.add_argument(
+        "--wheels", type=Path, metavar="DIR", help="install the missing wheels of DIR first"
+    )
+    parser.add_argument(
+        "--fetch-wheels", type=Path, metavar="DIR", help="download wheels to DIR and exit"
+    )
+    parser.add_argument(
+        "--wheel", action="append", default=[], metavar="NAME", help="download only this wheel"
+    )
     given = parser.parse_args()
     if not (given.list or given.fetch_wheels or given.here or given.out):
-        parser.error("say where to write: --out DIR")
+        parser.error("name the directory of the results: --out DIR")
     if given.tune and given.only:
-        parser.error("--tune takes no --only")
+        parser.error("--tune and --only cannot be combined")
     if given.wheels and not given.wheels.is_dir():
-        parser.error(f"no folder {str(given.wheels)!r}; --fetch-wheels makes it")
+        parser.error(f"no folder {str(given.wheels)!r}; --fetch-wheels creates it")
     try:
         given.parts = select(["tune"] if given.tune else given.only)
     except ValueError as problem:
         parser.error(str(problem))
     if given.here and len(given.parts) != 1:
-        parser.error("--here takes one part: --only PART")
+        parser.error("--here runs one part: name it with --only PART")
     return given
 
 
 def environment(part: Part, site: Path, rehearsal: bool) -> dict[str, str]:
-    """A part sees this repository and the wheels before what is installed."""
+    """Returns the environment variables of a part. It imports this repository and the installed
+    wheels before the machine's own packages."""
     paths = [str(ROOT), str(ROOT / "kernels"), str(site), os.environ.get("PYTHONPATH", "")]
     found = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     found.pop("TRITON_INTERPRET", None)
@@ -74,7 +88,7 @@ def environment(part: Part, site: Path, rehearsal: bool) -> dict[str, str]:
 
 
 def measure(given: argparse.Namespace, log: TextIO, site: Path) -> dict[str, Any]:
-    """The whole record, and what is on disk meanwhile."""
+    """Runs all parts and returns the record; writes it to disk after each part."""
 
     def elapsed() -> float:
         return time.monotonic() - BEGAN
@@ -84,7 +98,7 @@ def measure(given: argparse.Namespace, log: TextIO, site: Path) -> dict[str, Any
 
     if given.wheels:
         names = wheels.install(given.wheels, site)
-        report(f"installed: {', '.join(names) or 'nothing, all is there'}")
+        report(f"installed: {', '.join(names) or 'nothing, no package is missing'}")
     options = ["--rehearse"] if given.rehearse else []
     runner = Runner(given.limit - RESERVE_S - elapsed(), options, log, report)
     found: dict[str, Any] = {}
@@ -98,7 +112,7 @@ def measure(given: argparse.Namespace, log: TextIO, site: Path) -> dict[str, Any
 
 
 def run_here(part: Part, rehearsal: bool, figures: Path) -> None:
-    """What the process of a part does; the last line of what it raises becomes its error."""
+    """Runs a part in this process. The last line of an exception becomes the part's error."""
     module, _, function = part.target.partition(":")
     run = getattr(import_module(f"gpu.{module}"), function)
     run(settings_for(rehearsal), Figures(figures), *part.arguments)
@@ -114,10 +128,9 @@ def fetch_wheels(given: argparse.Namespace) -> int:
     try:
         wheels.fetch(given.fetch_wheels, given.wheel)
     except (ValueError, CalledProcessError) as problem:
-        said = (
-            "pip got no wheels, see above" if isinstance(problem, CalledProcessError) else problem
-        )
-        print(f"gpu_check: {said}", file=sys.stderr)
+        is_pip = isinstance(problem, CalledProcessError)
+        message = "pip could not download the wheels, see above" if is_pip else problem
+        print(f"gpu_check: {message}", file=sys.stderr)
         return 2
     return 0
 
@@ -145,6 +158,6 @@ def main() -> int:
         print(f"gpu_check: {problem}", file=sys.stderr)
         return 2
     except (KeyboardInterrupt, SystemExit) as stop:
-        print(f"\ngpu_check: stopped; the parts before are in {given.out}", file=sys.stderr)
+        print(f"\ngpu_check: stopped; the completed parts are in {given.out}", file=sys.stderr)
         return getattr(stop, "code", 130)
     return int(any(part["status"] != "ok" for part in record["parts"].values()))

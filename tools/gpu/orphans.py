@@ -1,7 +1,7 @@
-"""Processes that a part left behind, an engine that hangs above all: found and ended.
+"""Finds and kills processes that outlive a part, such as an engine that hangs.
 
-The kernel gives them to this process when their parent is gone, if it was asked to: then they
-are known by number, and no name has to be looked for.
+This process becomes their parent when their own parent ends (child subreaper), so it finds them
+among its children instead of by name.
 """
 
 from __future__ import annotations
@@ -18,14 +18,20 @@ PATIENCE_S = 5.0
 
 
 def adopt_orphans() -> None:
-    """To be called once. Without it, where the kernel has no such thing, they stay."""
+    """Makes this process the parent of orphaned descendants. On a kernel without this feature the
+    orphans are not found."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def end_orphans(patience_s: float) -> int:
-    """Wait for all children of this process, none of which may be wanted any more; end those
-    that do not end by themselves. Returns how many had to be ended."""
+    """Waits for all children of this process, and kills those that run after `patience_s`.
+
+    The caller must not need any child any more.
+
+    Returns:
+        The number of processes that were killed.
+    """
     deadline = time.monotonic() + patience_s
     while _reap():
         if time.monotonic() < deadline:
@@ -43,12 +49,12 @@ def end_orphans(patience_s: float) -> int:
 
 
 def children() -> list[int]:
-    """Pids of this process' children."""
+    """Returns the pids of this process's children."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                # The name, in parentheses, may hold anything.
+                # The process name, in parentheses, may contain spaces and parentheses.
                 parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
                 if int(parent) == os.getpid():
                     found.append(int(entry.name))
@@ -56,7 +62,7 @@ def children() -> list[int]:
 
 
 def _reap() -> bool:
-    """Collect those that ended; whether any are left."""
+    """Reaps the children that have ended; returns whether any are left."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

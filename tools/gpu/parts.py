@@ -1,6 +1,6 @@
-"""The parts of a check: in which order they run, how long each may take, and what runs it.
+"""The table of the parts: their order, their time budgets and their functions.
 
-The most valuable come first: later ones are left out when the time is over.
+The most valuable parts come first, because the last ones are skipped when the time is over.
 """
 
 from __future__ import annotations
@@ -13,12 +13,18 @@ from gpu.shapes import NAMES
 
 @dataclass(frozen=True)
 class Part:
-    """
+    """One part of gpu_check.
+
     Attributes:
+        name: the part's name on the command line and in the record.
         target: "module:function" of this package, called with (settings, figures, *arguments).
-        budget_s: after which it is ended. All together are more than there is: most need less.
-        asked_only: runs only if it is named.
-        interpreted: launches Triton kernels itself, which a rehearsal has Triton interpret.
+        budget_s: the time after which the part is stopped. The sum of all budgets exceeds the
+            limit of gpu_check, because most parts need less.
+        what: a description for the log.
+        arguments: the last arguments of the function.
+        asked_only: whether the part runs only if it is named.
+        interpreted: whether the part launches Triton kernels itself. In a rehearsal Triton's
+            interpreter runs them.
     """
 
     name: str
@@ -45,7 +51,7 @@ def _transformers(size: str, budget_s: float, mode: str = "eager") -> Part:
 PARTS = (
     Part("environment", "environment:run", 40, "card, versions, bandwidth, GEMM rate, launches"),
     Part("tests", "tests_part:run", 110, "pytest -m gpu tests/gpu"),
-    _engine("8b", 130),  # the first one compiles for the others
+    _engine("8b", 130),  # the first engine fills Triton's cache for the others
     _engine("1b", 90),
     _transformers("8b", 50),
     _transformers("1b", 45),
@@ -58,7 +64,7 @@ PARTS = (
         "kernels",
         "kernels_part:run",
         60,
-        "products and attention of a decode step, each by itself",
+        "products and attention of a decode step, each separately",
         interpreted=True,
     ),
     _transformers("1b", 100, "compiled"),
@@ -74,12 +80,13 @@ PARTS = (
 
 
 def select(names: Sequence[str]) -> list[Part]:
-    """The parts of these names, in their order; without names all that need not be asked for.
+    """Returns the parts of these names in the table's order; without names, all parts that are
+    not `asked_only`.
 
     Raises:
-        ValueError: there is no such part.
+        ValueError: a name is unknown.
     """
     known = [part.name for part in PARTS]
     if unknown := [name for name in names if name not in known]:
-        raise ValueError(f"no part {unknown[0]!r}; there are {', '.join(known)}")
+        raise ValueError(f"no part {unknown[0]!r}; the parts are {', '.join(known)}")
     return [p for p in PARTS if (p.name in names if names else not p.asked_only)]

@@ -1,4 +1,4 @@
-"""The record of a check: everything in one JSON object, and a short text beside it.
+"""Makes and writes the record of a run: one JSON object, and a short text.
 
 {"schema", "rehearsal", "date", "commit", "seconds",
  "targets": [{"name", "asked", "sense", "measured", "ok"}],
@@ -40,7 +40,7 @@ def make_record(parts: Mapping[str, Any], rehearsal: bool, seconds: float) -> di
 
 
 def write_record(record: dict[str, Any], directory: Path) -> str:
-    """gpu-check.json and gpu-check.md; returns the text."""
+    """Writes gpu-check.json and gpu-check.md; returns the text."""
     text = markdown(record)
     (directory / "gpu-check.json").write_text(json.dumps(record, indent=1) + "\n", "utf-8")
     (directory / "gpu-check.md").write_text(text, "utf-8")
@@ -48,7 +48,7 @@ def write_record(record: dict[str, Any], directory: Path) -> str:
 
 
 def commit() -> str | None:
-    """What is measured; None where git, or its folder, is not there."""
+    """Returns the commit of this repository; None without git or without a git repository."""
     command = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
     try:
         return subprocess.run(command, capture_output=True, text=True).stdout.strip() or None

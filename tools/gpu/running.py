@@ -1,8 +1,8 @@
-"""Runs parts, each in a process of its own, one after the other, within their time.
+"""Runs the parts one after the other, each in its own process and within its time budget.
 
-Owns processes and time. A part that fails, crashes or hangs costs its own figures only: a
-broken CUDA context, an engine that does not answer, and memory that was not freed end with its
-process. Knows nothing of what is measured.
+A part that fails, crashes or hangs does not affect the others: a broken CUDA context, an engine
+that does not answer, and memory that was not freed end with its process. This module must not know
+what the parts measure.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ Report = Callable[[str], None]
 
 
 class Runner:
-    """
+    """Runs parts in processes.
+
     Args:
-        limit_s: for all parts together.
-        options: of `program`, for all parts.
-        log: gets what they print.
+        limit_s: the time of all parts together.
+        options: options of `program` for all parts.
+        log: the file that gets the output of the parts.
         report: called with a line when a part begins and when it ends.
-        program: runs one part in its process: `program ... --only PART --here FIGURES`.
-        patience_s: with processes that a part left behind.
+        program: the command that runs one part: `program ... --only PART --here FIGURES`.
+        patience_s: the time until processes that outlive a part are killed.
     """
 
     def __init__(
@@ -59,12 +60,12 @@ class Runner:
         adopt_orphans()
 
     def run(self, part: Part, environment: Mapping[str, str]) -> dict[str, Any]:
-        """Run a part with these environment variables, if there is time left.
+        """Runs a part with these environment variables, unless the time is over.
 
         Returns:
-            status ("ok", "failed", "timeout" or "skipped"), seconds, budget_s, error, which
-            is also a note if processes had to be ended that it left behind, and figures, those
-            too that were measured before it failed.
+            status ("ok", "failed", "timeout" or "skipped"), seconds, budget_s, error and figures.
+            error is a note, with status "ok", if processes that outlived the part were killed.
+            figures includes those measured before the part failed.
         """
         budget_s = min(part.budget_s, self._ends - time.monotonic())
         if budget_s < LEAST_S:
@@ -84,7 +85,7 @@ class Runner:
     def _supervise(
         self, part: Part, figures: Path, environment: Mapping[str, str], budget_s: float
     ) -> tuple[str, str]:
-        """Status and error."""
+        """Runs the part's process; returns status and error."""
         output = figures.with_name("output")
         command = [sys.executable, str(self._program), *self._options]
         command += ["--only", part.name, "--here", str(figures)]
@@ -107,12 +108,13 @@ class Runner:
         if is_late:
             return "timeout", f"not done after {budget_s:.0f} s"
         if process.returncode:
-            return "failed", _last_words(text, process.returncode)
-        return "ok", f"ended what it left behind: {killed}" if killed else ""
+            return "failed", _error_line(text, process.returncode)
+        return "ok", f"killed processes that outlived the part: {killed}" if killed else ""
 
 
 def _is_late(process: subprocess.Popen[bytes], budget_s: float) -> bool:
-    """Wait for it; whether it had to be ended, which it also is if this process is stopped."""
+    """Waits for a process at most `budget_s` and then stops it; returns whether it was late. The
+    process is also stopped if this one is interrupted."""
     try:
         process.wait(budget_s)
         return False
@@ -123,7 +125,7 @@ def _is_late(process: subprocess.Popen[bytes], budget_s: float) -> bool:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End it with its group, if it still runs."""
+    """Stops a process and its process group, if it still runs."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         if process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
@@ -144,9 +146,10 @@ def _outcome(
     }
 
 
-def _last_words(text: str, code: int) -> str:
-    """The last line that says something: of a traceback, what was raised."""
+def _error_line(text: str, code: int) -> str:
+    """Returns the line of the output that most likely names the error: the last one with ": ",
+    which in a traceback is the exception."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     how = f"ended by signal {-code}" if code < 0 else f"exit code {code}"
-    said = next((line for line in reversed(lines[-LAST_LINES:]) if ": " in line), "")
-    return f"{said or (lines[-1] if lines else 'no output')} ({how})"[:500]
+    message = next((line for line in reversed(lines[-LAST_LINES:]) if ": " in line), "")
+    return f"{message or (lines[-1] if lines else 'no output')} ({how})"[:500]

@@ -1,6 +1,6 @@
-"""How much is measured, and on what: on a GPU, or as a rehearsal without one.
+"""The sizes of all measurements, on a GPU and in a rehearsal without one.
 
-Owns the two sets of sizes. A rehearsal takes the same ways through all modules.
+A rehearsal runs the same code with smaller sizes.
 """
 
 from __future__ import annotations
@@ -16,25 +16,31 @@ from gpu.shapes import SHAPES, Shape
 
 @dataclass(frozen=True)
 class Settings:
-    """
+    """The sizes of all measurements.
+
     Attributes:
-        rehearsal: there is no GPU: the CPU computes, small things, and no figure means anything.
-        batches: of decodes; for each how many tokens a request generates.
-        context: tokens of the prompts of decodes.
-        prefill_tokens: of the prompt whose computation is timed, in one step.
-        prefill_rounds: how often.
-        compare_batches: beside transformers.
-        compare_prompt: tokens of its prompts.
-        compare_tokens: tokens that each of its requests generates.
-        ablation_batches: with graphs and overlapping switched off; each is also captured.
-        profiled_steps: that torch's profiler records.
-        copied_bytes: by which bandwidth is measured: many times what caches hold.
-        product_size: of the large square product.
-        num_launches: by which launches are timed.
-        rounds: of each timing; the median counts.
-        product_rows: of the products of a decode step.
-        attention_batches: of the attention of a decode step, at `context`.
-        rotated_bytes: that calls in turn touch, so that none finds its data in a cache.
+        rehearsal: whether there is no GPU. The CPU then runs small models, and the figures mean
+            nothing.
+        device: the device of the engine and of the measurements.
+        dtype: the dtype of the models.
+        batches: the batch sizes of decodes, with the number of tokens that each request generates.
+        context: the number of tokens in the prompts of decodes.
+        prefill_tokens: the number of tokens in the prompt of the prefill, which is one step.
+        prefill_rounds: how often the prefill is measured.
+        compare_batches: the batch sizes of the comparison with transformers.
+        compare_prompt: the number of tokens in the prompts of the comparison.
+        compare_tokens: the number of tokens that each request of the comparison generates.
+        ablation_batches: the batch sizes of the ablations, which are also the captured sizes.
+        profiled_steps: the number of steps that torch's profiler records.
+        copied_bytes: the size of the copy that measures the bandwidth, many times the size of the
+            caches.
+        product_size: the size of the large square product.
+        num_launches: the number of launches whose time is measured.
+        rounds: the number of repetitions of each measurement; the median counts.
+        product_rows: the numbers of rows in the products of a decode step.
+        attention_batches: the batch sizes of the attention of a decode step, at `context`.
+        rotated_bytes: the size of the data that consecutive calls use in turn, so that no call
+            finds its data in a cache.
     """
 
     rehearsal: bool
@@ -69,17 +75,19 @@ class Settings:
         return SHAPES[name].shrunk() if self.rehearsal else SHAPES[name]
 
     def directory(self, name: str) -> Path:
-        """The directory of a model, in a new temporary one."""
+        """Writes a model directory into a new temporary directory; returns its path."""
         parent = Path(tempfile.mkdtemp(prefix=f"gpu-check-{name}-"))
         return self.shape(name).write(parent, self.dtype)
 
     def prompts(self, count: int, length: int, vocab: int, seed: int) -> list[list[int]]:
-        """Random token ids, the same for the same numbers, so that others can be given them."""
+        """Returns random token ids. The same arguments give the same ids, so that the engine and
+        transformers get the same prompts."""
         draw = random.Random(f"{seed} {count} {length} {vocab}")
         return [draw.choices(range(vocab), k=length) for _ in range(count)]
 
     def engine_options(self) -> dict[str, Any]:
-        """Of `LLM`, for all engines. Prompts are computed whole, and nothing is found cached."""
+        """Returns the options of `LLM` for all engines, without chunked prefill of one prompt and
+        without prefix caching."""
         return {
             "device": self.device,
             "dtype": self.dtype,

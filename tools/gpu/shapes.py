@@ -1,7 +1,7 @@
-"""The models that are measured: their sizes, and what a step of them has to move and compute.
+"""The sizes of the measured models, and the bytes and flops of their steps.
 
-Owns config.json of each, written by hand, and the arithmetic of rooflines. Knows no engine and
-no device; imports nothing but the standard library.
+This module owns the config.json of each model and the arithmetic of the roofline. It must not know
+an engine or a device, and imports only the standard library.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a decoder.
+    """The sizes of a decoder.
 
     Attributes:
-        rope: what config.json says of rotary embedding.
-        qk_norm: query and key heads have a norm, whose weights count as parameters.
+        rope: the field ``rope_parameters`` of config.json.
+        qk_norm: whether query and key heads have a norm, whose weights count as parameters.
     """
 
     architecture: str
@@ -42,12 +42,12 @@ class Shape:
 
     @property
     def embedding_parameters(self) -> int:
-        """Of the table that token ids look up; the head has as many."""
+        """The number of parameters of the embedding table; the LM head has as many."""
         return self.vocab * self.hidden
 
     @property
     def matrix_parameters(self) -> int:
-        """Of the matrices that every token is multiplied with; the head is none of them."""
+        """The number of parameters of all layers' matrices, without the LM head."""
         attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
         return self.layers * (attention + 3 * self.hidden * self.inner)
 
@@ -58,30 +58,34 @@ class Shape:
         return self.matrix_parameters + self.layers * norms + self.hidden + tables
 
     def kv_bytes_per_token(self, itemsize: int) -> int:
-        """Keys and values of one token, all layers."""
+        """Returns the bytes of one token's keys and values in all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim * itemsize
 
     def decode_bytes(self, batch: int, context: float, itemsize: int) -> float:
-        """What a step of decodes must at least move: all weights but the embedding table, which
-        a tied head reads as well, the keys and values of every context, and the new ones.
+        """Returns the bytes that a decode step must at least read and write.
+
+        These are the weights, and the keys and values of all contexts, the new ones included. The
+        embedding table counts only if the LM head is tied to it and therefore reads it.
 
         Args:
-            context: tokens that each request attends to, its own included.
+            batch: the number of requests.
+            context: the number of tokens that each request attends to, its own included.
+            itemsize: the bytes of one element.
         """
         weights = self.num_parameters - (0 if self.tied else self.embedding_parameters)
         per_token = self.kv_bytes_per_token(itemsize)
-        # Of each context's tokens the last one is written and, being at hand, not read.
+        # The last token's keys and values are written and need not be read from memory.
         return weights * itemsize + batch * context * per_token
 
     def prefill_flops(self, tokens: int) -> int:
-        """Of one prompt: every matrix for each token, the head for the last one, and the lower
-        triangle of the attention, 2 flops for each multiplication and addition."""
+        """Returns the flops of one prompt's prefill: the layers' matrices for each token, the LM
+        head for the last token, and the lower triangle of attention. A multiply-add has 2 flops."""
         width = self.heads * self.head_dim
         attention = 2 * tokens * (tokens + 1) * width * self.layers
         return 2 * tokens * self.matrix_parameters + 2 * self.embedding_parameters + attention
 
     def matrices(self) -> dict[str, tuple[int, int]]:
-        """Rows and columns of the products of a layer, as the engine has them, and the head's."""
+        """Returns rows and columns of a layer's fused matrices and of the LM head."""
         return {
             "qkv": ((self.heads + 2 * self.kv_heads) * self.head_dim, self.hidden),
             "o": (self.hidden, self.heads * self.head_dim),
@@ -91,13 +95,13 @@ class Shape:
         }
 
     def shrunk(self) -> Shape:
-        """The same kind of model, so small that a CPU runs it at once."""
+        """Returns a model of the same architecture that is small enough for a CPU."""
         return replace(
             self, hidden=64, inner=128, layers=2, heads=4, kv_heads=2, head_dim=16, vocab=4096
         )
 
     def config(self, dtype: str) -> dict[str, Any]:
-        """config.json. It names no end of text, so that nothing ends early."""
+        """Returns config.json. It has no end-of-sequence token, so that no request ends early."""
         return {
             "architectures": [self.architecture],
             "model_type": self.model_type,
@@ -120,8 +124,8 @@ class Shape:
         }
 
     def write(self, directory: Path, dtype: str) -> Path:
-        """A model directory without weights; the tokenizer is the bundled model's, and unused:
-        prompts and outputs are token ids."""
+        """Writes a model directory without weights. It gets the tokenizer of the bundled model,
+        which is not used: prompts and outputs are token ids."""
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "config.json").write_text(json.dumps(self.config(dtype), indent=1) + "\n")
         for name in TOKENIZER_FILES:

@@ -1,20 +1,20 @@
-"""The record as a short text in Markdown: what was asked, what was found, and why."""
+"""Formats the record as a short Markdown text with tables of targets and figures."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from gpu.derived import look
+from gpu.derived import figure
 from gpu.shapes import NAMES
 from gpu.targets import TEST_GROUPS
 
-REHEARSAL = "**A rehearsal without a GPU: these are no GPU figures, and tell nothing of speed.**"
+REHEARSAL = "**A rehearsal without a GPU: these are no GPU figures and say nothing about speed.**"
 KERNEL_ROWS = 6
 
 
 def markdown(record: dict[str, Any]) -> str:
-    """Of a whole record, as `tools/gpu_check` writes it."""
+    """Returns the text of a record."""
     sections = [
         _head(record),
         _targets(record),
@@ -50,19 +50,19 @@ def _scaled(value: float | None, factor: float) -> float | None:
 
 def _head(record: dict[str, Any]) -> str:
     parts = record["parts"]
-    card = look(parts, "environment", "card") or {}
-    versions = look(parts, "environment", "versions") or {}
-    bandwidth = look(parts, "environment", "bandwidth") or {}
-    said = [f"{name} {version}" for name, version in versions.items() if version]
+    card = figure(parts, "environment", "card") or {}
+    versions = figure(parts, "environment", "versions") or {}
+    bandwidth = figure(parts, "environment", "bandwidth") or {}
+    packages = [f"{name} {version}" for name, version in versions.items() if version]
     copy, read = (_scaled(bandwidth.get(kind), 1e-12) for kind in ("copy", "read"))
-    rate = _scaled(look(parts, "environment", "gemm", "flops_per_s"), 1e-12)
-    launch = look(parts, "environment", "launch") or {}
+    rate = _scaled(figure(parts, "environment", "gemm", "flops_per_s"), 1e-12)
+    launch = figure(parts, "environment", "launch") or {}
     lines = [REHEARSAL] if record["rehearsal"] else []
     made = f"{record['date']}, commit {record['commit']}, {record['seconds']:.0f} s"
     if not card:
         return "\n\n".join([*lines, f"{made}. The part environment was not measured."])
     lines += [
-        f"{made}; {card.get('name')}, driver {card.get('driver')}, {', '.join(said)}.",
+        f"{made}; {card.get('name')}, driver {card.get('driver')}, {', '.join(packages)}.",
         f"Copy {_cell(copy)} TB/s (read and written), read {_cell(read)} TB/s, GEMM "
         f"{_cell(rate)} TFLOP/s, a launch {_cell(launch.get('host_us'))} us of the host's time.",
     ]
@@ -71,12 +71,12 @@ def _head(record: dict[str, Any]) -> str:
 
 def _targets(record: dict[str, Any]) -> str:
     unknown = "a rehearsal" if record["rehearsal"] else "not measured"
-    said = {True: "yes", False: "**no**", None: unknown}
+    words = {True: "yes", False: "**no**", None: unknown}
     rows = (
-        (t["name"], t["measured"], f"{t['sense']} {t['asked']:g}", said[t["ok"]])
+        (t["name"], t["measured"], f"{t['sense']} {t['asked']:g}", words[t["ok"]])
         for t in record["targets"]
     )
-    return "## Targets\n\n" + _table(("what", "measured", "asked", "ok"), rows)
+    return "## Targets\n\n" + _table(("target", "measured", "asked", "ok"), rows)
 
 
 def _decode(record: dict[str, Any]) -> str:
@@ -90,7 +90,7 @@ def _decode(record: dict[str, Any]) -> str:
 def _decode_rows(record: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
     for size, batches in record["derived"]["decode"].items():
         for batch, shares in batches.items():
-            found = look(record["parts"], f"engine-{size}", "decode", batch)
+            found = figure(record["parts"], f"engine-{size}", "decode", batch)
             figures = (found.get(name) for name in ("host_us", "unhidden_us"))
             yield (
                 NAMES[size],
@@ -107,12 +107,12 @@ def _prefill(record: dict[str, Any]) -> str:
     rows = [
         (
             NAMES[size],
-            _scaled(look(record["parts"], f"engine-{size}", "prefill", "s"), 1e3),
+            _scaled(figure(record["parts"], f"engine-{size}", "prefill", "s"), 1e3),
             _scaled(shares["flops_per_s"], 1e-12),
             shares["of_gemm"],
-            look(record["parts"], f"engine-{size}", "start", "ready_s"),
-            look(record["parts"], f"engine-{size}", "start", "graphs"),
-            look(record["parts"], f"engine-{size}", "start", "num_blocks"),
+            figure(record["parts"], f"engine-{size}", "start", "ready_s"),
+            figure(record["parts"], f"engine-{size}", "start", "graphs"),
+            figure(record["parts"], f"engine-{size}", "start", "num_blocks"),
         )
         for size, shares in record["derived"]["prefill"].items()
     ]
@@ -128,30 +128,30 @@ def _transformers(record: dict[str, Any]) -> str:
         for batch, ratios in batches.items()
     ]
     head = ("model", "transformers", "batch", "times, whole run", "times, decode", "equal tokens")
-    return "## Beside transformers\n\n" + _table(head, rows) if rows else ""
+    return "## Compared with transformers\n\n" + _table(head, rows) if rows else ""
 
 
 def _ablations(record: dict[str, Any]) -> str:
-    arms = look(record["parts"], "ablations", "arms") or {}
+    variants = figure(record["parts"], "ablations", "arms") or {}
     rows = [
         (
-            arm,
+            variant,
             batch,
             *(found[batch].get(name) for name in ("tokens_per_s", "step_us", "unhidden_us")),
         )
-        for arm, found in arms.items()
+        for variant, found in variants.items()
         for batch in found
         if batch != "start"
     ]
-    head = ("arm", "batch", "tokens/s", "step us", "unhidden us")
-    return "## Without graphs, without overlap\n\n" + _table(head, rows) if rows else ""
+    head = ("variant", "batch", "tokens/s", "step us", "unhidden us")
+    return "## Graph modes and overlapped steps\n\n" + _table(head, rows) if rows else ""
 
 
 def _kernels(record: dict[str, Any]) -> str:
-    """Bytes a second of each matrix' product by rows, and of attention by batch."""
+    """Returns the bytes per second of each matrix product by rows, and of attention by batch."""
     rows: list[tuple[Any, ...]] = []
     numbers: list[str] = []
-    for size, matrices in (look(record["parts"], "kernels", "products") or {}).items():
+    for size, matrices in (figure(record["parts"], "kernels", "products") or {}).items():
         for matrix, by_rows in matrices.items():
             numbers = list(by_rows)
             rates = (max(each["bytes_per_s"] for each in by_rows[n].values()) for n in numbers)
@@ -159,7 +159,7 @@ def _kernels(record: dict[str, Any]) -> str:
     products = _table(("model", "matrix", *(f"{n} rows" for n in numbers)), rows) if rows else ""
     decodes = [
         (NAMES[size], batch, found["us"], found["bytes_per_s"] * 1e-12, found["splits"])
-        for size, batches in (look(record["parts"], "kernels", "attention") or {}).items()
+        for size, batches in (figure(record["parts"], "kernels", "attention") or {}).items()
         for batch, found in batches.items()
     ]
     head = ("model", "batch", "attention us", "TB/s", "splits")
@@ -169,14 +169,14 @@ def _kernels(record: dict[str, Any]) -> str:
 
 
 def _proposed(record: dict[str, Any]) -> str:
-    lines = look(record["parts"], "tune", "python")
+    lines = figure(record["parts"], "tune", "python")
     return f"## Proposed entries\n\n```python\n{lines}\n```" if lines else ""
 
 
 def _profiles(record: dict[str, Any]) -> str:
     lines = []
     for size, name in NAMES.items():
-        for batch, found in (look(record["parts"], f"engine-{size}", "profile") or {}).items():
+        for batch, found in (figure(record["parts"], f"engine-{size}", "profile") or {}).items():
             rows = [
                 (row["name"][:60], row["us_per_step"], row["share"], row["calls_per_step"])
                 for row in found["kernels"][:KERNEL_ROWS]
@@ -188,7 +188,7 @@ def _profiles(record: dict[str, Any]) -> str:
 
 
 def _failures(record: dict[str, Any]) -> str:
-    groups = (look(record["parts"], "tests", name) for name in TEST_GROUPS)
+    groups = (figure(record["parts"], "tests", name) for name in TEST_GROUPS)
     failures = [failure for group in groups if group for failure in group["failures"]]
     lines = [f"- `{each['test']}`: {each['message']}" for each in failures]
     return "\n".join(["## Tests that fail\n", *lines]) if lines else ""

@@ -1,4 +1,4 @@
-"""What is asked of the engine on a GPU, and whether the figures have it."""
+"""The performance targets of the engine on a GPU, and whether the figures reach them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from gpu.derived import Parts, look
+from gpu.derived import Parts, figure
 from gpu.settings import Settings
 from gpu.shapes import NAMES
 
@@ -20,10 +20,13 @@ TEST_GROUPS = ("kernels", "others")
 
 @dataclass(frozen=True)
 class Target:
-    """
+    """One target.
+
     Attributes:
-        at_most: the asked number is the largest allowed, not the smallest.
-        measured: None if it was not.
+        name: the description of the figure.
+        asked: the number that the figure must reach.
+        measured: the figure; None: not measured.
+        at_most: whether the figure must be at most ``asked``; otherwise it must be at least that.
     """
 
     name: str
@@ -33,13 +36,13 @@ class Target:
 
     @property
     def ok(self) -> bool | None:
-        """None if it was not measured."""
+        """Whether the target is reached; None if the figure was not measured."""
         if self.measured is None:
             return None
         return self.measured <= self.asked if self.at_most else self.measured >= self.asked
 
     def record(self, rehearsal: bool) -> dict[str, Any]:
-        """For JSON. A rehearsal reaches nothing and misses nothing."""
+        """Returns the target for JSON. In a rehearsal no target is reached or missed."""
         return {
             "name": self.name,
             "asked": self.asked,
@@ -50,15 +53,15 @@ class Target:
 
 
 def targets(parts: Parts, derived: dict[str, Any], settings: Settings) -> list[Target]:
-    """All of them, also those that nothing was measured of."""
-    return [*_tests(parts), *_decodes(parts, derived, settings), *_beside(derived, settings)]
+    """Returns all targets, including those whose figure was not measured."""
+    return [*_tests(parts), *_decodes(parts, derived, settings), *_comparisons(derived, settings)]
 
 
 def _tests(parts: Parts) -> Iterator[Target]:
-    groups = [group for name in TEST_GROUPS if (group := look(parts, "tests", name))]
+    groups = [group for name in TEST_GROUPS if (group := figure(parts, "tests", name))]
     failed = sum(group["failed"] for group in groups)
     done = len(groups) == len(TEST_GROUPS) and all(group["finished"] for group in groups)
-    # None failed means something only if all were done, and not all skipped.
+    # Zero failures count only if all tests were run, and not all skipped.
     known = failed or (done and any(group["passed"] for group in groups))
     yield Target("GPU tests that fail", 0.0, float(failed) if known else None, at_most=True)
 
@@ -81,7 +84,7 @@ def _decodes(parts: Parts, derived: dict[str, Any], settings: Settings) -> Itera
         share = derived["prefill"].get(size, {}).get("of_gemm")
         yield Target(f"{name}: prefill, of the GEMM rate", PREFILL, share)
     for size, name in NAMES.items():
-        share = look(parts, f"engine-{size}", "decode", many, "unhidden_share")
+        share = figure(parts, f"engine-{size}", "decode", many, "unhidden_share")
         yield Target(
             f"{name}: host time not hidden at batch {many}, of a step",
             UNHIDDEN,
@@ -90,7 +93,7 @@ def _decodes(parts: Parts, derived: dict[str, Any], settings: Settings) -> Itera
         )
 
 
-def _beside(derived: dict[str, Any], settings: Settings) -> Iterator[Target]:
+def _comparisons(derived: dict[str, Any], settings: Settings) -> Iterator[Target]:
     for batch, asked in zip(settings.compare_batches, TRANSFORMERS, strict=True):
         for size, name in NAMES.items():
             ratios = derived["transformers"].get(size, {}).get("eager", {}).get(str(batch), {})

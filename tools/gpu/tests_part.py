@@ -1,8 +1,8 @@
-"""Part: the tests marked gpu, and what they said.
+"""A part of gpu_check: runs the tests marked gpu and counts their results.
 
-Kernels are tested by several processes, because compiling them takes most of the time; what
-looks at the memory of the whole device runs alone. Tests that are not done in time are ended
-as by Ctrl-C: then pytest still says what it knows.
+Several processes test the kernels, because compiling takes most of the time. The other tests run in
+one process, because some of them measure the memory of the whole device. Tests that exceed the time
+get SIGINT, so that pytest still writes its report.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TESTS = Path("tests/gpu")
 KERNELS = TESTS / "kernels"
 MOST_WORKERS = 8
 RESERVE_S = 14.0
-GRACE_S = 10.0  # pytest-xdist gives its processes five to end
+GRACE_S = 10.0  # pytest-xdist gives its processes five seconds to end
 DEFAULT_S = 600.0
 MESSAGE_CHARACTERS = 300
 MOST_FAILURES = 40
@@ -49,13 +49,13 @@ def run(settings: Settings, figures: Figures) -> None:
         failed |= not result["finished"] or result["failed"] > 0
         num_run += result["passed"] + result["failed"]
     if failed:
-        sys.exit("tests failed or were not done: see the figures")
+        sys.exit("tests failed or did not finish: see the figures")
     if not num_run and not settings.rehearsal:
         sys.exit("all tests were skipped: torch sees no GPU")
 
 
 def parallel_options(cores: int) -> list[str]:
-    """For pytest-xdist, where it is there and pays."""
+    """Returns the options of pytest-xdist; none if it is not installed or there are few cores."""
     workers = min(MOST_WORKERS, cores // 2)
     if workers < 2 or find_spec("xdist") is None:
         return []
@@ -63,13 +63,17 @@ def parallel_options(cores: int) -> list[str]:
 
 
 def run_pytest(arguments: Sequence[str], budget_s: float) -> dict[str, Any]:
-    """Counts; finished: whether it ended by itself; failures: of each that failed, the test and
-    the first line of why."""
+    """Runs pytest.
+
+    Returns:
+        passed, failed and skipped, the numbers of tests; finished, whether pytest ended within
+        its time; failures, the name of each failed test and the first line of its message.
+    """
     with tempfile.TemporaryDirectory() as directory:
         report = Path(directory) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"]
         command += [f"--junitxml={report}", *arguments]
-        # Other plugins of the machine may warn, and warnings are errors.
+        # Other plugins on the machine may cause warnings, which are errors in these tests.
         environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
         process = subprocess.Popen(command, cwd=ROOT, env=environment)
         finished = _wait(process, budget_s)
@@ -78,12 +82,12 @@ def run_pytest(arguments: Sequence[str], budget_s: float) -> dict[str, Any]:
 
 
 def read_report(path: Path) -> dict[str, Any]:
-    """Of a JUnit file; all counts are 0 if there is none."""
+    """Reads the counts from a JUnit file; all are 0 if the file does not exist."""
     counts: dict[str, Any] = {"passed": 0, "failed": 0, "skipped": 0, "failures": []}
     if not path.exists():
         return counts
     for suite in ET.parse(path).getroot().iter("testsuite"):
-        # Tests that were interrupted are cases as well, and look like those that passed.
+        # Count by the suite's attributes: an interrupted test is a case that looks as if passed.
         tests, failures, errors, skipped = (
             int(suite.get(name, 0)) for name in ("tests", "failures", "errors", "skipped")
         )
@@ -104,7 +108,8 @@ def _failure(case: ET.Element, problem: ET.Element) -> dict[str, str]:
 
 
 def _wait(process: subprocess.Popen[bytes], budget_s: float) -> bool:
-    """Whether it ended by itself."""
+    """Waits for a process at most `budget_s`, then interrupts it; returns whether it ended within
+    its time."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(budget_s)
         return True

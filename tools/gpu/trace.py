@@ -1,4 +1,4 @@
-"""The kernels of a trace that torch's profiler wrote, by time. Pure arithmetic on its events."""
+"""Sums up the kernels in a trace that torch's profiler wrote."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def read_events(path: Path) -> list[dict[str, Any]]:
 def kernel_table(
     events: Iterable[Mapping[str, Any]], num_steps: int, categories: frozenset[str] = ON_DEVICE
 ) -> dict[str, Any]:
-    """What ran on the device, the longest first.
+    """Returns a table of the kernels, those with the longest time first.
 
     Args:
-        events: of a Chrome trace, times in microseconds.
-        num_steps: that were recorded.
-        categories: of the events that count.
+        events: the events of a Chrome trace, times in microseconds.
+        num_steps: the number of steps that were recorded.
+        categories: the categories of the events that count.
 
     Returns:
-        us_per_step of all together; busy_share: of the time from the first to the last, that in
-        which anything ran; kernels: name, us_per_step, share of all, calls_per_step of the
-        first few, and how many others there are.
+        us_per_step, the time of all kernels; busy_share, the share of the recorded time in which
+        any kernel ran; kernels, the name, us_per_step, share of the time and calls_per_step of the
+        first kernels; others, the number of kernels that are not listed.
     """
     counted = [e for e in events if e.get("ph") == "X" and e.get("cat") in categories]
     if not counted:

@@ -1,9 +1,9 @@
-"""Part: transformers' `generate` with a static cache, on the weights that the engine has.
+"""A part of gpu_check: measures transformers' `generate` with the engine's weights.
 
-They are drawn by the function that an engine with random weights uses, from the same seed, in
-the order of its names: on the same kind of device they are equal, and so is, but for rounding,
-what comes out. "eager" runs transformers' forward as it is written; "compiled" is what
-`generate` does with a static cache on a GPU unless it is told not to.
+The weights come from the function that an engine with random weights uses, from the same seed and
+in the same order, so on the same kind of device they are equal, and the outputs differ only by
+rounding. The cache is static. "eager" runs transformers' forward uncompiled; "compiled" is the
+default of `generate` with a static cache on a GPU.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COMPILED = "compiled"
 
 
 class Destinations:
-    """The weights of a transformers model, in the order in which the engine's model has them."""
+    """The weights of a transformers model, in the order of the engine's model."""
 
     def __init__(self, model: Any, directory: Path, dtype: torch.dtype) -> None:
         ours = create_model(
@@ -53,10 +53,11 @@ def run(settings: Settings, figures: Figures, size: str, mode: str) -> None:
 
 
 def make_model(directory: Path, dtype: torch.dtype, device: torch.device) -> Any:
-    """With the weights of an engine that was started with load_format="dummy"."""
+    """Returns a model with the weights of an engine with load_format="dummy"."""
+    auto_model: Any = AutoModelForCausalLM  # without annotations
     with device:
         config = AutoConfig.from_pretrained(directory)
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+        model = auto_model.from_config(config, dtype=dtype, attn_implementation="sdpa")
     model.eval().requires_grad_(False)
     destinations: Any = Destinations(model, directory, dtype)
     load_dummy_weights(destinations)
@@ -68,7 +69,7 @@ def _generate(settings: Settings, model: Any, batch: int, mode: str) -> dict[str
     prompts = settings.prompts(batch, settings.compare_prompt, vocab, 0)
     ids = torch.tensor(prompts, device=settings.device)
     found: dict[str, Any] = {}
-    # A cache of another size would be compiled for anew: the first run is as long as the last.
+    # transformers compiles again for a cache of another size, so the warm-up has the full length.
     for name, count in (("warm_up_s", tokens), ("one_s", 1), ("all_s", tokens)):
         synchronize(ids.device)
         began = time.perf_counter()

@@ -1,8 +1,8 @@
-"""Part, if asked for: measures configurations of attention and proposes entries for the tables.
+"""An optional part of gpu_check: measures attention configs and proposes entries for the tables.
 
-For each kind of step and head size all candidates run on a few cases; the one whose times are
-smallest together is proposed, with what it gains over the entry there is. A candidate that does
-not fit the device, or whose numbers differ, is left out.
+For decode and for prefill, and for each head size, all candidates run on a few cases. The candidate
+with the best times over all cases is proposed, with its speedup over the current entry. A candidate
+that does not fit the device, or whose results differ, is left out.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def run(settings: Settings, figures: Figures) -> None:
     results: dict[str, Any] = {}
     for kind, dim in jobs:
         if time.monotonic() > ends:
-            figures.put("not_done", f"{kind} {dim} and what follows")
+            figures.put("not_done", f"{kind} {dim} and all after it")
             break
         results[f"{kind} {dim}"] = tune(settings, kind, dim)
         figures.put("entries", results)
@@ -53,7 +53,7 @@ def head_dims(settings: Settings) -> list[int]:
 
 
 def candidates(settings: Settings, kind: str, dim: int) -> list[AttentionConfig]:
-    """What is tried, the present entry not included."""
+    """Returns the configs to measure, without the current entry."""
     if settings.rehearsal:
         return [AttentionConfig(16, tile, 4, 1) for tile in (16, 32)]
     if kind == "decode":
@@ -65,7 +65,7 @@ def candidates(settings: Settings, kind: str, dim: int) -> list[AttentionConfig]
 
 
 def cases(settings: Settings, kind: str, dim: int) -> Iterator[AttentionCase]:
-    """The steps on which candidates are measured."""
+    """Yields the steps on which the candidates are measured."""
     heads, kv_heads = HEADS.get(dim, (4, 2))
     steps: tuple[tuple[int, int, int], ...] = DECODES if kind == "decode" else PREFILLS
     if settings.rehearsal:
@@ -76,7 +76,8 @@ def cases(settings: Settings, kind: str, dim: int) -> Iterator[AttentionCase]:
 
 
 def tune(settings: Settings, kind: str, dim: int) -> dict[str, Any]:
-    """The best candidate for all cases together, its gain, and for decodes the best splits."""
+    """Returns the best candidate over all cases, its gain, and for decodes the best number of
+    splits."""
     torch.manual_seed(0)
     made = list(cases(settings, kind, dim))
     now = [case.seconds(*case.current()) for case in made]
@@ -103,8 +104,8 @@ def tune(settings: Settings, kind: str, dim: int) -> dict[str, Any]:
 
 
 def compile_all(settings: Settings, jobs: list[tuple[str, int]]) -> None:
-    """Launch every candidate once, in several processes, so that Triton has compiled it when it
-    is measured: that takes seconds each, and its cache on disk is shared."""
+    """Launches every candidate once, in several processes, so that Triton's cache on disk has it
+    when it is measured. Compiling takes seconds for each candidate."""
     workers = min(WORKERS, max(1, len(os.sched_getaffinity(0)) // 2))
     work = [
         (settings.rehearsal, kind, dim, n, workers) for kind, dim in jobs for n in range(workers)
@@ -114,7 +115,7 @@ def compile_all(settings: Settings, jobs: list[tuple[str, int]]) -> None:
 
 
 def as_python(results: dict[str, Any], key: str) -> str:
-    """Lines for configs.py."""
+    """Returns the proposed entries as lines for configs.py."""
     lines = []
     for kind, table in (("decode", "_DECODE"), ("prefill", "_PREFILL")):
         entries = {
@@ -137,7 +138,7 @@ def _compile_share(work: tuple[bool, str, int, int, int]) -> None:
     settings = settings_for(rehearsal)
     for case in cases(settings, kind, dim):
         for config in candidates(settings, kind, dim)[number::workers]:
-            with contextlib.suppress(Exception):  # it is tried, and reported, again
+            with contextlib.suppress(Exception):  # the measurement runs it again and reports it
                 case.launches(config, case.current()[1])[0]()
                 synchronize(case.out.device)
 
@@ -148,18 +149,18 @@ def _try(
     splits: int,
     wanted: torch.Tensor,
 ) -> float:
-    """Seconds of a launch; infinite if it does not fit, or computes something else."""
+    """Returns the seconds of a launch; infinite if it does not fit or its results differ."""
     case.out.fill_(math.nan)
     try:
         took = case.seconds(config, splits)
-    except Exception as problem:  # Triton raises OutOfResources, its compiler anything
+    except Exception as problem:  # Triton raises OutOfResources, its compiler many types
         print(f"{config}, {splits} splits: {type(problem).__name__}: {str(problem)[:200]}")
         return math.inf
     return took if torch.allclose(case.out, wanted, atol=TOLERANCE, rtol=TOLERANCE) else math.inf
 
 
 def _splits(case: AttentionCase, config: AttentionConfig, wanted: torch.Tensor) -> dict[str, Any]:
-    """Microseconds by number of splits."""
+    """Measures the numbers of splits; returns the microseconds of each and the fastest."""
     present = case.current()[1]
     most = min(MAX_SPLITS, next_power_of_two(-(-case.sizes.context // 16)))
     numbers = [1 << power for power in range(most.bit_length())]

@@ -1,4 +1,4 @@
-"""What is timed, and what is not: on the CPU, and on a GPU whose calls are written down."""
+"""Timing on the CPU, and on a fake CUDA device that records the calls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CUDA = torch.device("cuda")
 
 
 class FakeCuda:
-    """`torch.cuda` as far as the clock uses it. Its time goes on by what is replayed or run."""
+    """The part of `torch.cuda` that the clock uses. Its time advances when work runs."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[str] = []
@@ -67,14 +67,14 @@ def cuda(monkeypatch):
     return FakeCuda(monkeypatch)
 
 
-def test_works_are_run_once_captured_together_and_their_replay_is_timed(cuda):
+def test_works_run_once_then_one_graph_with_all_of_them_is_timed(cuda):
     works = [lambda: cuda.work("a", 100.0), lambda: cuda.work("b", 100.0)]
     assert clock.seconds_each(works, CUDA, rounds=5) == pytest.approx(8e-3 / 2)
     replays = ["replay ['a', 'b']"] * (clock.WARM_UPS + 5)
     assert cuda.calls == ["a", "b", *replays]
 
 
-def test_on_a_gpu_its_own_events_say_how_long_it_took(cuda):
+def test_cuda_events_time_work_on_a_gpu(cuda):
     times = itertools.chain([50.0] * clock.WARM_UPS, [1.0, 9.0, 2.0])
     took = clock.seconds(lambda: cuda.work("a", next(times)), CUDA, rounds=3)
     assert took == pytest.approx(2e-3)
@@ -89,7 +89,7 @@ def test_on_a_cpu_the_first_run_does_not_count(monkeypatch):
     assert calls == [1, 2] * 4
 
 
-def test_launching_and_waiting_are_told_apart(monkeypatch):
+def test_launch_time_and_whole_time_are_separate(monkeypatch):
     moments = iter([10.0, 14.0, 18.0])
     monkeypatch.setattr(clock.time, "perf_counter", lambda: next(moments))
     found = clock.host_seconds_per_call(lambda: None, torch.device("cpu"), calls=4)

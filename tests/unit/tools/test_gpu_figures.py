@@ -1,4 +1,4 @@
-"""From an engine's step log and a profiler's trace to figures."""
+"""Computing figures from an engine's step log and from a profiler's trace."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PREFILL_US, HOST_US = 5_000, 40
 
 
 def log(batch: int, steps: int, period_us: int, waited_us: int) -> np.ndarray:
-    """A prefill, then decodes of the whole batch."""
+    """Returns the log of a prefill and of decodes of the whole batch."""
     table = np.zeros((steps + 1, len(StepField)), np.int64)
     table[:, StepField.NUM_REQUESTS] = table[:, StepField.NUM_SAMPLED] = batch
     table[:, StepField.NUM_TOKENS] = batch
@@ -29,7 +29,7 @@ def log(batch: int, steps: int, period_us: int, waited_us: int) -> np.ndarray:
     return table
 
 
-def test_a_step_takes_until_the_next_one_begins():
+def test_a_steps_time_ends_when_the_next_step_begins():
     found = decode_figures(log(8, 20, 500, 450), 8, prompt=100, overlaps=False)
     assert found["num_steps"] == 20 - 1 - SKIPPED
     assert found["step_us"] == found["p99_us"] == 500
@@ -37,27 +37,27 @@ def test_a_step_takes_until_the_next_one_begins():
     assert (found["host_us"], found["waited_us"]) == (HOST_US, 450)
 
 
-def test_the_context_counts_what_was_generated_before():
-    # Step i behind the prefill attends to the prompt and i + 1 tokens; the last is no step's own.
+def test_the_context_includes_the_generated_tokens():
+    # Step i after the prefill attends to the prompt and i + 1 tokens. The last step is not counted.
     steps = 20
     found = decode_figures(log(8, steps, 500, 450), 8, prompt=100, overlaps=False)
     assert found["context"] == 100 + np.mean(np.arange(SKIPPED, steps - 1) + 1)
 
 
-def test_in_turns_nothing_of_the_host_is_hidden():
+def test_without_overlap_all_host_time_is_unhidden():
     found = decode_figures(log(8, 20, 500, 450), 8, 100, overlaps=False)
     assert found["unhidden_us"] == HOST_US
     assert found["unhidden_share"] == pytest.approx(HOST_US / 500)
 
 
 @pytest.mark.parametrize(("waited_us", "unhidden_us"), [(450, 0), (0, HOST_US)])
-def test_what_overlaps_is_hidden_if_the_device_was_waited_for(waited_us, unhidden_us):
+def test_overlapped_host_time_is_hidden_if_the_host_waited_for_the_device(waited_us, unhidden_us):
     found = decode_figures(log(8, 20, 500, waited_us), 8, 100, overlaps=True)
     assert found["unhidden_us"] == unhidden_us
     assert found["unhidden_by"] == "phases"
 
 
-def test_what_the_device_timed_itself_counts_more():
+def test_the_devices_own_time_takes_precedence():
     steps = log(8, 20, 500, 450)
     steps[:, StepField.DEVICE_NS] = 430_000
     found = decode_figures(steps, 8, 100, overlaps=True)
@@ -65,7 +65,7 @@ def test_what_the_device_timed_itself_counts_more():
     assert found["unhidden_by"] == "device"
 
 
-def test_steps_of_another_size_do_not_count():
+def test_steps_of_another_batch_size_are_not_counted():
     steps = log(8, 20, 500, 450)
     steps[11, [StepField.NUM_REQUESTS, StepField.NUM_TOKENS, StepField.NUM_SAMPLED]] = 7
     steps[12:, StepField.BEGAN_NS] += 10**9
@@ -78,7 +78,7 @@ def event(name: str, ts: float, dur: float, kind: str = "kernel") -> dict[str, o
     return {"ph": "X", "cat": kind, "name": name, "ts": ts, "dur": dur}
 
 
-def test_kernels_are_summed_by_name_and_overlaps_counted_once(tmp_path):
+def test_kernel_times_are_summed_by_name_and_overlapping_time_counts_once(tmp_path):
     events = [
         event("gemm", 0, 40),
         event("copy", 20, 30, "gpu_memcpy"),

@@ -1,4 +1,4 @@
-"""From the parts' figures to the record, its targets and its table."""
+"""Making the record, its targets and its tables from the parts' figures."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def by_name(parts: dict[str, Any]) -> dict[str, Any]:
     return {target.name: target for target in targets(parts, derive(parts), REAL)}
 
 
-def test_shares_are_of_what_this_card_was_measured_to_do(parts):
+def test_shares_are_relative_to_the_measured_rates_of_the_card(parts):
     derived = derive(parts)
     assert derived["decode"]["8b"]["1"]["of_copy"] == pytest.approx(14.4e9 / 4e-3 / 4e12)
     assert derived["decode"]["8b"]["1"]["of_read"] == pytest.approx(14.4e9 / 4e-3 / 4.5e12)
@@ -89,18 +89,18 @@ def test_targets_are_reached_missed_or_unknown(parts):
         ({"failed": 2, "finished": False}, 2),
     ],
 )
-def test_tests_count_only_if_all_were_done(parts, changes, measured):
+def test_zero_failed_tests_count_only_if_all_finished(parts, changes, measured):
     parts["tests"]["figures"]["kernels"] |= changes
     assert by_name(parts)["GPU tests that fail"].measured == measured
 
 
-def test_tests_that_were_all_skipped_are_not_measured(parts):
+def test_if_all_tests_were_skipped_their_target_is_not_measured(parts):
     for group in parts["tests"]["figures"].values():
         group.update(passed=0, failed=0, skipped=9)
     assert by_name(parts)["GPU tests that fail"].measured is None
 
 
-def test_without_the_card_s_rates_nothing_is_a_share(parts):
+def test_without_the_rates_of_the_card_no_share_is_measured(parts):
     del parts["environment"]
     assert by_name(parts)["Llama-3.1-8B: decode at batch 1, of the roofline"].measured is None
 
@@ -128,22 +128,22 @@ def test_the_record_and_its_table(parts, tmp_path):
     assert "| engine-1b | failed | 1 | RuntimeError: no |" in text
 
 
-def test_a_rehearsal_says_so_first_and_reaches_no_target(parts):
+def test_a_rehearsal_reaches_and_misses_no_target(parts):
     record = make_record(parts, True, 1.0)
     assert record["rehearsal"] is True
     assert {target["ok"] for target in record["targets"]} == {None}
 
 
-def test_nothing_measured_is_a_table_too(tmp_path):
+def test_an_empty_record_has_a_table_and_names_the_rehearsal_first(tmp_path):
     text = write_record(make_record({}, True, 0.0), tmp_path)
     assert text.splitlines()[0] == REHEARSAL
     assert "| GPU tests that fail | not measured | <= 0 | a rehearsal |" in text
 
 
-def test_parts_are_chosen_by_name_and_keep_their_order():
+def test_parts_are_selected_by_name_in_their_order():
     names = [part.name for part in PARTS]
     assert len(set(names)) == len(names)
     assert [part.name for part in select(["tests", "environment"])] == ["environment", "tests"]
     assert "tune" not in {part.name for part in select([])}
-    with pytest.raises(ValueError, match="'engine-2b'; there are environment"):
+    with pytest.raises(ValueError, match="'engine-2b'; the parts are environment"):
         select(["engine-2b"])

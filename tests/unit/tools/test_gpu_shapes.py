@@ -1,4 +1,4 @@
-"""What rooflines are made of, against numbers computed by hand and against transformers."""
+"""The bytes, flops and parameters of the measured models, against known numbers."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ SIZES = list(PARAMETERS)
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_parameters_are_those_that_the_models_are_published_with(size):
+def test_the_numbers_of_parameters_are_the_published_ones(size):
     assert SHAPES[size].num_parameters == PARAMETERS[size]
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_config_json_makes_that_model_here_and_in_transformers(size, tmp_path):
+def test_config_json_describes_the_same_model_here_and_in_transformers(size, tmp_path):
     from transformers import AutoConfig, AutoModelForCausalLM
 
     shape = SHAPES[size]
@@ -43,11 +43,11 @@ def test_config_json_makes_that_model_here_and_in_transformers(size, tmp_path):
 
 
 def test_the_bytes_of_a_decode_step():
-    # A token's keys and values: 2 x 16 layers x 8 heads x 64 x 2 bytes, and so on.
+    # A token's keys and values in 1b: 2 x 16 layers x 8 heads x 64 x 2 bytes.
     assert [SHAPES[size].kv_bytes_per_token(2) for size in SIZES] == [32_768, 147_456, 131_072]
     assert SHAPES["1b"].decode_bytes(1, 1024, 2) == 2 * 1_235_814_400 + 1024 * 32_768
     assert SHAPES["4b"].decode_bytes(8, 1000.5, 2) == 2 * 4_022_468_096 + 8 * 1000.5 * 147_456
-    # Untied: the table of 128,256 x 4,096 is looked up, not read.
+    # 8b is untied: its embedding table of 128,256 x 4,096 does not count.
     weights = 8_030_261_248 - 128_256 * 4096
     assert SHAPES["8b"].decode_bytes(256, 1024, 2) == 2 * weights + 256 * 1024 * 131_072
 
@@ -60,7 +60,7 @@ def test_the_flops_of_a_prompt():
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_the_products_of_a_step_are_all_matrices(size):
+def test_the_products_of_a_step_cover_all_matrices(size):
     shape = SHAPES[size]
     matrices = {name: rows * columns for name, (rows, columns) in shape.matrices().items()}
     assert matrices.pop("head") == shape.embedding_parameters
@@ -68,7 +68,7 @@ def test_the_products_of_a_step_are_all_matrices(size):
 
 
 @pytest.mark.parametrize("settings", [REAL, REHEARSAL], ids=["real", "rehearsal"])
-def test_a_directory_holds_the_shape_and_the_requests(settings, tmp_path, monkeypatch):
+def test_a_model_directory_has_the_shape_and_fits_the_requests(settings, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     config = json.loads((settings.directory("8b") / "config.json").read_text())
     assert config["hidden_size"] == settings.shape("8b").hidden
@@ -77,7 +77,7 @@ def test_a_directory_holds_the_shape_and_the_requests(settings, tmp_path, monkey
     assert max(longest, settings.prefill_tokens) < settings.max_model_len
 
 
-def test_prompts_are_the_same_for_everyone():
+def test_the_same_arguments_give_the_same_prompts():
     prompts = REAL.prompts(3, 5, 100, 0)
     assert prompts == REAL.prompts(3, 5, 100, 0) != REAL.prompts(3, 5, 100, 1)
     assert [len(prompt) for prompt in prompts] == [5, 5, 5]

@@ -1,4 +1,4 @@
-"""The part that runs tests, on tests that do what is expected of them."""
+"""The part that runs the GPU tests, on tests that pass, fail, are skipped or take too long."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TestLast:
 
 @pytest.mark.process
 @pytest.mark.parametrize("seconds", [0, 600])
-def test_counts_and_failures_survive_the_end_of_the_time(tmp_path, seconds):
+def test_counts_and_failures_are_reported_also_if_the_time_is_over(tmp_path, seconds):
     path = tmp_path / "test_all.py"
     path.write_text(TESTS.replace("SECONDS", str(seconds)))
     found = run_pytest([str(path)], 60.0 if seconds == 0 else 3.0)
@@ -49,11 +49,11 @@ def test_counts_and_failures_survive_the_end_of_the_time(tmp_path, seconds):
     assert "no fixture" in errs["message"]
 
 
-def test_no_report_counts_nothing(tmp_path):
+def test_without_a_report_all_counts_are_zero(tmp_path):
     counts = read_report(tmp_path / "none.xml")
     assert counts == {"passed": 0, "failed": 0, "skipped": 0, "failures": []}
 
 
-def test_few_cores_run_one_process():
+def test_with_few_cores_one_process_runs_the_tests():
     assert parallel_options(3) == []
     assert parallel_options(16)[-1] == "8"

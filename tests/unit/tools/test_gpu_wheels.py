@@ -1,4 +1,4 @@
-"""Which wheels travel to a machine without a network, and which of them are installed there."""
+"""Which wheels are downloaded for the GPU machine, and which are installed there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from gpu import wheels
 
 
-def test_what_is_required_travels_but_what_belongs_to_the_driver():
+def test_all_requirements_are_downloaded_except_the_preinstalled_ones():
     names = {wheels.name_of(each) for each in wheels.requirements()}
     assert {"posix-ipc", "llguidance", "llvmlite", "cloudpickle", "pytest"} <= names
     assert not names & {"torch", "triton", "transformers", "numpy"}
@@ -24,7 +24,7 @@ def test_names_of_requirements(requirement, name):
 
 
 def make_wheel(directory: Path, name: str) -> None:
-    """As small as pip takes it."""
+    """Writes the smallest wheel that pip accepts."""
     info = f"{name}-1.0.dist-info"
     files = {
         f"{name}.py": "here = True\n",
@@ -37,7 +37,7 @@ def make_wheel(directory: Path, name: str) -> None:
             archive.writestr(path, text)
 
 
-def test_only_what_is_missing_is_installed(tmp_path):
+def test_only_missing_packages_are_installed(tmp_path):
     site = tmp_path / "site"
     (tmp_path / "wheels").mkdir()
     make_wheel(tmp_path / "wheels", "gpu_check_probe")
@@ -47,10 +47,12 @@ def test_only_what_is_missing_is_installed(tmp_path):
     assert not (site / "numpy.py").exists()
 
 
-def test_nothing_to_install_is_fine(tmp_path):
+def test_an_empty_directory_installs_nothing(tmp_path):
     assert wheels.install(tmp_path, tmp_path / "site") == []
 
 
-def test_a_name_that_is_no_requirement_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"no requirement 'nosuch'; there are .*posix-ipc"):
+def test_an_unknown_name_is_an_error(tmp_path):
+    with pytest.raises(
+        ValueError, match=r"no requirement 'nosuch'; the requirements are .*posix-ipc"
+    ):
         wheels.fetch(tmp_path, ["posix_ipc", "nosuch"])
