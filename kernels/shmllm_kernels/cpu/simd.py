@@ -23,7 +23,6 @@ LANES = 16 if FEATURES.get("avx512f") else 8 if FEATURES.get("avx") else 4
 """The number of float32 in a vector register of this machine."""
 
 NUM_REGISTERS = 16 if LANES == 8 else 32
-VECTOR = ir.VectorType(FLOAT, LANES)
 
 STORED = {
     "float32": (FLOAT, 4),

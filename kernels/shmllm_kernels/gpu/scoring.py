@@ -16,7 +16,7 @@ from torch import Tensor
 from shmllm_kernels.gpu.chunk_summaries import first_of_largest, summarise
 from shmllm_kernels.gpu.configs import next_power_of_two
 from shmllm_kernels.gpu.sampling import CHOOSE_BLOCK, SamplingScratch, list_candidates
-from shmllm_kernels.gpu.top_candidates import CAPACITY, row_peak
+from shmllm_kernels.gpu.top_candidates import CAPACITY, row_peak, row_total
 
 MAX_ALTERNATIVES = 256
 """The largest number of alternatives of one row; for more of them a sort is faster."""
@@ -87,10 +87,10 @@ def _top_scores(
     parts = index * num_chunks + chunks
     present = chunks < num_chunks
     row = logits_ptr + index * logits_stride
-    base = row_peak(chunk_max_ptr + index * num_chunks, num_chunks, CHUNKS)
-    peaks = tl.load(chunk_max_ptr + parts, mask=present, other=float("-inf"))
-    sums = tl.load(chunk_sum_ptr + parts, mask=present, other=0.0)
-    total = tl.log(tl.sum(tl.where(sums > 0.0, sums * tl.exp(peaks - base), 0.0), axis=0))
+    chunk_max_ptr += index * num_chunks
+    chunk_sum_ptr += index * num_chunks
+    base = row_peak(chunk_max_ptr, num_chunks, CHUNKS)
+    total = tl.log(row_total(chunk_max_ptr, chunk_sum_ptr, base, num_chunks, CHUNKS))
     own = tl.load(row + tl.load(tokens_ptr + index))
     tl.store(scores_ptr + index, own - base - total if NORMALISES else own)
     better = tl.load(better_ptr + parts, mask=present, other=0)

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from shmllm_kernels.gpu.chunk_summaries import first_of_largest
 from shmllm_kernels.gpu.noise import gumbel_of_entries
-from shmllm_kernels.gpu.top_candidates import is_filtered, row_peak
+from shmllm_kernels.gpu.top_candidates import load_filters, row_peak, row_total
 
 KEY_OF_MINUS_INFINITY = tl.constexpr(-2139095041)
 
@@ -187,10 +187,10 @@ def choose_tokens(
     chunks = tl.arange(0, CHUNKS)
     parts = index * num_chunks + chunks
     present = chunks < num_chunks
-    top_k = tl.load(top_k_ptr + row)
-    top_p = tl.load(top_p_ptr + row)
-    min_p = tl.load(min_p_ptr + row)
-    if not is_filtered(tl.load(temperature_ptr + row), top_k, top_p, min_p, vocab_size):
+    top_k, top_p, min_p, has_filter = load_filters(
+        row, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, vocab_size
+    )
+    if not has_filter:
         bests = tl.load(chunk_best_ptr + parts, mask=present, other=float("-inf"))
         ids = tl.load(chunk_id_ptr + parts, mask=present, other=vocab_size)
         _, token = first_of_largest(bests, ids, vocab_size)
@@ -202,10 +202,10 @@ def choose_tokens(
         tl.store(last_ids_ptr + index, vocab_size)
         return
 
-    peak = row_peak(chunk_max_ptr + index * num_chunks, num_chunks, CHUNKS)
-    peaks = tl.load(chunk_max_ptr + parts, mask=present, other=float("-inf"))
-    sums = tl.load(chunk_sum_ptr + parts, mask=present, other=0.0)
-    total = tl.sum(tl.where(sums > 0.0, sums * tl.exp(peaks - peak), 0.0), axis=0)
+    chunk_max_ptr += index * num_chunks
+    chunk_sum_ptr += index * num_chunks
+    peak = row_peak(chunk_max_ptr, num_chunks, CHUNKS)
+    total = row_total(chunk_max_ptr, chunk_sum_ptr, peak, num_chunks, CHUNKS)
     seed = tl.load(seeds_ptr + row)
     position = tl.load(positions_ptr + index)
     length = tl.load(num_candidates_ptr + index)

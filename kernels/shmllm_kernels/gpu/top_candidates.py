@@ -36,11 +36,31 @@ def is_filtered(temperature, top_k, top_p, min_p, vocab_size):
 
 
 @triton.jit
+def load_filters(row, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, vocab_size):
+    """Returns top_k, top_p and min_p of a row, and whether it is not greedy and has a filter."""
+    top_k = tl.load(top_k_ptr + row)
+    top_p = tl.load(top_p_ptr + row)
+    min_p = tl.load(min_p_ptr + row)
+    has_filter = is_filtered(tl.load(temperature_ptr + row), top_k, top_p, min_p, vocab_size)
+    return top_k, top_p, min_p, has_filter
+
+
+@triton.jit
 def row_peak(chunk_max_ptr, num_chunks, CHUNKS: tl.constexpr):
     """Returns the largest entry of a row, from those of its chunks."""
     chunks = tl.arange(0, CHUNKS)
     peaks = tl.load(chunk_max_ptr + chunks, mask=chunks < num_chunks, other=float("-inf"))
     return tl.max(peaks, axis=0)
+
+
+@triton.jit
+def row_total(chunk_max_ptr, chunk_sum_ptr, peak, num_chunks, CHUNKS: tl.constexpr):
+    """Returns the sum of exp(entry - peak) over a row, from the maxima and sums of its chunks."""
+    chunks = tl.arange(0, CHUNKS)
+    present = chunks < num_chunks
+    peaks = tl.load(chunk_max_ptr + chunks, mask=present, other=float("-inf"))
+    sums = tl.load(chunk_sum_ptr + chunks, mask=present, other=0.0)
+    return tl.sum(tl.where(sums > 0.0, sums * tl.exp(peaks - peak), 0.0), axis=0)
 
 
 @triton.jit
@@ -68,10 +88,10 @@ def count_by_distance(
     row = tl.load(rows_ptr + index)
     if row < 0:
         return
-    top_k = tl.load(top_k_ptr + row)
-    top_p = tl.load(top_p_ptr + row)
-    min_p = tl.load(min_p_ptr + row)
-    if not is_filtered(tl.load(temperature_ptr + row), top_k, top_p, min_p, vocab_size):
+    _, _, _, has_filter = load_filters(
+        row, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, vocab_size
+    )
+    if not has_filter:
         return
     peak = row_peak(chunk_max_ptr + index * num_chunks, num_chunks, CHUNKS)
     pivots = peak - distances(NUM_PIVOTS)
@@ -121,10 +141,10 @@ def collect_candidates(
     row = tl.load(rows_ptr + index)
     if row < 0:
         return
-    top_k = tl.load(top_k_ptr + row)
-    top_p = tl.load(top_p_ptr + row)
-    min_p = tl.load(min_p_ptr + row)
-    if not is_filtered(tl.load(temperature_ptr + row), top_k, top_p, min_p, vocab_size):
+    top_k, top_p, min_p, has_filter = load_filters(
+        row, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, vocab_size
+    )
+    if not has_filter:
         return
     number = tl.arange(0, NUM_PIVOTS)
     chunks = tl.arange(0, CHUNKS)
