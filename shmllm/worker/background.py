@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-class Background:
+class BackgroundThread:
     """Starts with the first job. A daemon: a long job must not keep the engine from ending.
 
     Args:

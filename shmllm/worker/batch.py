@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shmllm.core.plan import NewRequest, StepPlan
+from shmllm.outputs.logprobs import TokenLogprobs
 from shmllm.worker.arrays import IntArray, LongArray
 from shmllm.worker.logits_processors import LogitsState, needs_logits_processors
 
@@ -52,6 +53,18 @@ class StepInputs:
     sample_positions: LongArray
 
 
+@dataclass(slots=True)
+class SamplerOutput:
+    """
+    Attributes:
+        token_ids: (N,) int64.
+        logprobs: of the rows that ask for them, in their order; None if none does.
+    """
+
+    token_ids: LongArray
+    logprobs: TokenLogprobs | None
+
+
 @dataclass(frozen=True, slots=True)
 class ExpectedTokens:
     """Tokens that are sampled now: (N,) rows, positions, and how often the rows were given to a
@@ -59,7 +72,7 @@ class ExpectedTokens:
 
     rows: LongArray
     positions: LongArray
-    num_admitted: LongArray
+    num_assigned: LongArray
 
 
 class InputBatch:
@@ -99,36 +112,36 @@ class InputBatch:
         self.seeds = np.zeros(num_rows, np.uint64)
         self._samples_ahead = samples_ahead
         self._num_given = np.zeros(num_rows, np.int64)
-        self._num_admitted = np.zeros(num_rows, np.int64)
+        self._num_assigned = np.zeros(num_rows, np.int64)
         self._ones = np.ones(num_rows, np.int64)
         self._indices = np.arange(num_rows)
-        self.edits: dict[int, LogitsState] = {}
+        self.logits_states: dict[int, LogitsState] = {}
         self.logprobs: dict[int, int] = {}
         self._inputs: StepInputs | None = None
         self._sampled: LongArray = NO_ROWS
 
     def update(self, plan: StepPlan) -> None:
         """Take in the step's admissions and appended blocks."""
-        for admission in plan.new_requests:
-            self._admit(admission)
+        for request in plan.new_requests:
+            self._add_request(request)
         for append in plan.block_appends:
             end = append.first + len(append.block_ids)
             self.block_table[append.row, append.first : end] = append.block_ids
 
-    def _admit(self, admission: NewRequest) -> None:
-        row, params = admission.row, admission.params
-        self.token_ids[row, : len(admission.token_ids)] = admission.token_ids
-        self.block_table[row, : len(admission.block_ids)] = admission.block_ids
-        self._num_given[row] = len(admission.token_ids)
-        self._num_admitted[row] += 1
+    def _add_request(self, request: NewRequest) -> None:
+        row, params = request.row, request.params
+        self.token_ids[row, : len(request.token_ids)] = request.token_ids
+        self.block_table[row, : len(request.block_ids)] = request.block_ids
+        self._num_given[row] = len(request.token_ids)
+        self._num_assigned[row] += 1
         self.temperature[row] = 0.0 if params.is_greedy else params.temperature
         self.top_k[row] = min(max(params.top_k, 0), 2**31 - 1)
         self.top_p[row] = params.top_p
         self.min_p[row] = params.min_p
-        self.seeds[row] = admission.seed % 2**64
-        self.edits.pop(row, None)
-        if needs_logits_processors(params, admission):
-            self.edits[row] = LogitsState(admission, self._vocab_size)
+        self.seeds[row] = request.seed % 2**64
+        self.logits_states.pop(row, None)
+        if needs_logits_processors(params, request):
+            self.logits_states[row] = LogitsState(request, self._vocab_size)
         self.logprobs.pop(row, None)
         if params.logprobs is not None:
             self.logprobs[row] = params.logprobs
@@ -208,12 +221,12 @@ class InputBatch:
         """The places of the tokens that a step samples, to be filled when they are there: by then
         other inputs were asked for, and other requests may have the rows."""
         rows = inputs.sample_rows
-        return ExpectedTokens(rows, inputs.sample_positions.copy(), self._num_admitted[rows])
+        return ExpectedTokens(rows, inputs.sample_positions.copy(), self._num_assigned[rows])
 
     def fill(self, expected: ExpectedTokens, sampled: LongArray) -> None:
         """Put sampled tokens into their places, but for rows that were given away meanwhile."""
         rows, positions = expected.rows, expected.positions
-        is_same = self._num_admitted[rows] == expected.num_admitted
+        is_same = self._num_assigned[rows] == expected.num_assigned
         if not is_same.all():
             rows, positions, sampled = rows[is_same], positions[is_same], sampled[is_same]
         self.token_ids[rows, positions] = sampled

@@ -17,7 +17,7 @@ from shmllm.config.engine import GRAMMAR_STEP_ITEMS
 from shmllm.core.constraint import Constraint
 from shmllm.errors import RequestError
 from shmllm.outputs.columns import FinishReason
-from shmllm.worker.background import Background
+from shmllm.worker.background import BackgroundThread
 
 TOKENIZER_FILE = "tokenizer.json"
 MAX_COMPILED = 128
@@ -77,7 +77,7 @@ class GrammarCompiler:
         self._path = directory / TOKENIZER_FILE
         self._eos_token_ids = list(eos_token_ids)
         self._tokenizer: Any = None
-        self._thread = Background("shmllm-grammars", STACK_BYTES)
+        self._thread = BackgroundThread("shmllm-grammars", STACK_BYTES)
         self._compiled: OrderedDict[str, Future[Callable[[], Constraint]]] = OrderedDict()
         self.vocab_size = 0
         self.num_compiled = 0

@@ -1,36 +1,66 @@
-"""What the runners of all devices have in common: a loaded model, and what requests bring along.
+"""The base class of the runners: a loaded model, and what a runner needs on every device.
 
-Owns the parts of a runner that live on the host whatever computes. Must not know how steps are run.
+This module owns the parts of a runner that live on the host whatever device computes: token masks
+of grammars, prompt embeddings, and the pooler. It must not know how a step is computed.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
 from shmllm.config.engine import EngineConfig
+from shmllm.config.info import EngineInfo
 from shmllm.core.constraint import Constraint
+from shmllm.core.plan import StepPlan, StepResult
 from shmllm.models.decoder import DecoderModel
 from shmllm.worker.grammar import GrammarCompiler
+from shmllm.worker.grammar_masks import GrammarMasks
 from shmllm.worker.loading import LoadedModel
+from shmllm.worker.memory_owners import MemoryOwners
 from shmllm.worker.pooler import Pooler
 from shmllm.worker.prompt_embeds import EmbedsByRow, check_prompt_embeds
-from shmllm.worker.token_masks import TokenMasks
+
+Observe = Callable[[str], AbstractContextManager[object]]
+"""Makes a context manager from a kernel's label; a profiler records what runs inside it."""
 
 
-class LoadedRunner:
-    """
+class SubmittedStep(Protocol):
+    """A step that was submitted to a runner."""
+
+    def release(self) -> None:
+        """Let the step use the tokens of the step before: the batch and the constraints have
+        them now."""
+
+    def result(self) -> StepResult:
+        """Wait for the step, and return its result."""
+
+
+class LoadedRunner(ABC):
+    """A loaded model that executes step plans, in the order in which they are submitted.
+
     Args:
-        config: of the engine.
+        config: the engine's configuration.
         loaded: the model.
 
     Attributes:
-        masks: of constrained requests.
-        pooler: of pooling requests.
+        info: what the engine reports about itself.
+        overlaps: whether `submit` returns before the step has run, so that the caller can
+            prepare the next step meanwhile.
+        memory: the memory that can be given back while the engine sleeps.
+        masks: the token masks of constrained requests.
+        pooler: computes the vectors of pooling requests.
     """
+
+    info: EngineInfo
+    overlaps: bool
+    memory: MemoryOwners
 
     def __init__(self, config: EngineConfig, loaded: LoadedModel) -> None:
         num_rows = config.scheduler.max_num_seqs
@@ -38,12 +68,21 @@ class LoadedRunner:
         self._loaded = loaded
         self._grammars = GrammarCompiler(directory, loaded.config.eos_token_ids)
         self._prompt_embeds = EmbedsByRow()
-        self.masks = TokenMasks(self._grammars, num_rows)
+        self.masks = GrammarMasks(self._grammars, num_rows)
         self.pooler = Pooler(num_rows, loaded.config.hidden_size)
+
+    @abstractmethod
+    def submit(self, plan: StepPlan) -> SubmittedStep:
+        """Start a step, behind the steps that were submitted before."""
+
+    @abstractmethod
+    def observe(self, observe: Observe | None) -> None:
+        """Run each kernel inside the context manager that `observe` makes; None ends that. A
+        runner whose kernels torch's profiler sees by itself ignores the call."""
 
     @property
     def model(self) -> DecoderModel:
-        """What computes; its weights may be replaced between two steps."""
+        """The model; its weights may be replaced between two steps."""
         return self._loaded.model
 
     def reload_weights(self, directory: str | None) -> None:
@@ -51,10 +90,18 @@ class LoadedRunner:
         self._loaded.reload(directory)
 
     def check_embeds(self, embeds: torch.Tensor, length: int) -> torch.Tensor:
-        """A prompt's embeddings in the model's dtype; RequestError if they are none."""
+        """Convert a prompt's embeddings to the model's dtype.
+
+        Args:
+            embeds: (length, hidden_size), any floating dtype.
+            length: tokens of the prompt.
+
+        Raises:
+            RequestError: see `check_prompt_embeds`.
+        """
         shape = (length, self.model.config.hidden_size)
         return check_prompt_embeds(embeds, shape, self.model.dtype)
 
     def compile_grammar(self, text: str) -> Future[Callable[[], Constraint]]:
-        """What begins an output under this grammar, at once or later."""
+        """See `GrammarCompiler.compile`."""
         return self._grammars.compile(text)

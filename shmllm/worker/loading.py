@@ -19,7 +19,7 @@ from shmllm.models.create import create_model
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.weights import load_dummy_weights, load_weights
 from shmllm.worker.arena import Arena, CountingAllocator
-from shmllm.worker.memory import CacheSize, Place, check_weights_fit
+from shmllm.worker.memory import CacheSize, MemoryPool, check_weights_fit
 
 Progress = Callable[[int, int], None]
 
@@ -63,7 +63,7 @@ class LoadedModel:
 
 def load_model(
     load: LoadConfig,
-    place: Place,
+    pool: MemoryPool,
     auto_dtype: str | None,
     on_progress: Progress | None = None,
     check: Callable[[DecoderModel], None] | None = None,
@@ -71,7 +71,7 @@ def load_model(
     """
     Args:
         load: which model, and what its weights become.
-        place: where they go.
+        pool: where they go.
         auto_dtype: what the dtype "auto" is there; None: the checkpoint's own, and bfloat16 if
             it does not say.
         on_progress: called with (bytes read, bytes in all) while weights are read.
@@ -89,8 +89,8 @@ def load_model(
     without_weights = create_model(config, dtype, counter.allocate, load.quantization)
     if check is not None:
         check(without_weights)
-    check_weights_fit(counter.num_bytes, load.quantization or dtype_name, place)
-    weights = place.make_arena(counter.num_bytes, "the weights")
+    check_weights_fit(counter.num_bytes, load.quantization or dtype_name, pool)
+    weights = pool.make_arena(counter.num_bytes, "the weights")
     model = create_model(config, dtype, weights.allocate, load.quantization)
     _fill(model, load, on_progress)
     return LoadedModel(model, config, weights, dtype_name, max_model_len, load)

@@ -1,35 +1,100 @@
-"""The runner for the device that was asked for, or that there is."""
+"""Chooses the device that an engine runs on, and makes its runner.
+
+This module imports the runner of the chosen device only: the GPU's runner loads Triton, and the
+CPU's runner loads llvmlite.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import torch
 
-from shmllm.config.engine import EngineConfig
-from shmllm.worker.cpu.runner import CpuRunner
-from shmllm.worker.devices import choose_device, ignored_on_cpu
-from shmllm.worker.gpu.device import CudaDevice
+from shmllm.config.engine import CacheConfig, EngineConfig
+from shmllm.config.graphs import GraphConfig
+from shmllm.errors import EngineStartError
+from shmllm.worker.loaded_runner import LoadedRunner
 from shmllm.worker.loading import Progress
-
-if TYPE_CHECKING:
-    from shmllm.worker.gpu.runner import GpuRunner
 
 
 def make_runner(
     config: EngineConfig, on_load: Progress | None = None, on_capture: Progress | None = None
-) -> CpuRunner | GpuRunner:
-    """
+) -> LoadedRunner:
+    """Load the model on the device that `config.device` names.
+
     Args:
-        config: says what to run on.
+        config: the engine's configuration.
         on_load: called with (bytes read, bytes in all) while weights are read.
-        on_capture: called with (sizes captured, sizes in all) while a GPU's graphs are.
+        on_capture: called with (sizes captured, sizes in all) while CUDA graphs are captured.
 
     Raises:
         EngineStartError: see `CpuRunner` and `GpuRunner`.
     """
     gpu, warning = choose_device(config.device)
     if gpu is not None:
-        from shmllm.worker.gpu.runner import GpuRunner  # which brings Triton
+        from shmllm.worker.gpu.device import CudaDevice
+        from shmllm.worker.gpu.runner import GpuRunner
 
         return GpuRunner(config, CudaDevice(gpu), on_load, on_capture)
+    from shmllm.worker.cpu.runner import CpuRunner
+
     warnings = [] if warning is None else [warning]
-    return CpuRunner(config, on_load, [*warnings, *ignored_on_cpu(config)])
+    return CpuRunner(config, on_load, [*warnings, *options_ignored_on_cpu(config)])
+
+
+def choose_device(name: str) -> tuple[int | None, str | None]:
+    """Find out whether the engine uses a GPU.
+
+    Args:
+        name: "cpu", "cuda", "cuda:1" and so on; "auto" means the first GPU if there is one that
+            can be used, else the CPU.
+
+    Returns:
+        The GPU's index, or None for the CPU; and a warning if "auto" finds a GPU that cannot be
+        used, else None.
+
+    Raises:
+        EngineStartError: the GPU that `name` asks for cannot be used; the message says why.
+    """
+    if name == "cpu" or (name == "auto" and not torch.cuda.device_count()):
+        return None, None
+    from shmllm.worker.gpu.device import find_cuda_problem
+
+    index = int(name.partition(":")[2] or 0)
+    problem = find_cuda_problem(index)
+    if not problem:
+        return index, None
+    if name == "auto":
+        return None, f"the GPU is not used: {problem}"
+    raise EngineStartError(f"device={name!r}: {problem}")
+
+
+def options_ignored_on_cpu(config: EngineConfig) -> list[str]:
+    """One sentence for each option that was set and has no effect on a CPU."""
+    graphs, default = config.graphs, GraphConfig()
+    no_graphs = "a CPU captures no graphs"
+    options = (
+        (
+            "gpu_memory_utilization",
+            config.cache.gpu_memory_utilization,
+            CacheConfig().gpu_memory_utilization,
+            "kv_cache_memory_bytes sizes the cache",
+        ),
+        ("enforce_eager", graphs.enforce_eager, default.enforce_eager, no_graphs),
+        ("cudagraph_mode", graphs.mode, default.mode, no_graphs),
+        (
+            "cudagraph_capture_sizes",
+            graphs.capture_sizes,
+            default.capture_sizes,
+            no_graphs,
+        ),
+        (
+            "max_cudagraph_capture_size",
+            graphs.max_capture_size,
+            default.max_capture_size,
+            no_graphs,
+        ),
+    )
+    return [
+        f"{name}={value!r} has no effect on a CPU: {reason}"
+        for name, value, unset, reason in options
+        if value != unset
+    ]

@@ -13,7 +13,7 @@ from shmllm.errors import RequestError
 from shmllm.models.decoder import DecoderModel
 from shmllm.outputs.sleep_report import MIB, OwnedBytes, SleepState
 from shmllm.worker.arena import Arena, Contents
-from shmllm.worker.memory import Place
+from shmllm.worker.memory import MemoryPool
 
 
 class Workspace(Protocol):
@@ -34,7 +34,7 @@ class MemoryOwners:
         weights: see above.
         kv_cache: holds keys and values.
         workspaces: others that can be dropped.
-        place: whose memory it is.
+        pool: whose memory it is.
         buffers: arenas of what only a step uses, at addresses that must stay: they come and go
             with the KV cache.
         graph_bytes: what captured graphs hold; they are kept.
@@ -46,14 +46,14 @@ class MemoryOwners:
         weights: Arena,
         kv_cache: Arena,
         workspaces: Sequence[Workspace],
-        place: Place,
+        pool: MemoryPool,
         buffers: Sequence[Arena] = (),
         graph_bytes: int = 0,
     ) -> None:
         self._model = model
         self._arenas = {SleepState.WEIGHTS: [weights], SleepState.KV_CACHE: [kv_cache, *buffers]}
         self._workspaces = workspaces
-        self._place = place
+        self._pool = pool
         self._graph_bytes = graph_bytes
 
     @property
@@ -102,7 +102,7 @@ class MemoryOwners:
 
     def tidy(self) -> None:
         """Have what was freed given back: allocators keep it otherwise."""
-        self._place.tidy()
+        self._pool.trim()
 
     def measure(self) -> OwnedBytes:
         """Bytes by owner, now."""
@@ -113,18 +113,18 @@ class MemoryOwners:
         workspaces = sum(arena.resident_bytes for arena in buffers)
         workspaces += sum(workspace.workspace_bytes for workspace in self._workspaces)
         held = weights.resident_bytes, cache.resident_bytes, self._graph_bytes, workspaces
-        return OwnedBytes(*held, rest=max(self._place.used_bytes() - sum(held), 0))
+        return OwnedBytes(*held, rest=max(self._pool.used_bytes() - sum(held), 0))
 
     def _check_room(self, part: SleepState, asleep: Sequence[Arena]) -> None:
         """Where memory is taken when it is written, that is what requests use of the cache, and
         all of the weights if they were lost."""
-        if self._place.is_lazy:
+        if self._pool.is_lazy:
             lost = [arena for arena in asleep if arena.contents is Contents.LOST]
             asleep = lost if part is SleepState.WEIGHTS else []
         needed = sum(arena.num_bytes for arena in asleep)
-        available = self._place.free_bytes()
+        available = self._pool.free_bytes()
         if needed > available:
             raise RequestError(
                 f"{' '.join(part.tags)} cannot wake up: they need {needed / MIB:,.0f} MiB and "
-                f"{available / MIB:,.0f} MiB of {self._place.kind} are free"
+                f"{available / MIB:,.0f} MiB of {self._pool.kind} are free"
             )

@@ -15,10 +15,10 @@ from conformance.device import no_waits
 from shmllm.core.plan import NewRequest, StepPlan
 from shmllm.params.sampling import SamplingParams
 from shmllm.worker.batch import NO_ROWS, InputBatch, StepInputs
-from shmllm.worker.cpu.sampler import Sampler
+from shmllm.worker.cpu.sampler import CpuSampler
 from shmllm.worker.gpu.sampler import GpuSampler
+from shmllm.worker.grammar_masks import PendingMasks
 from shmllm.worker.logits_processors import apply_logits_processors
-from shmllm.worker.token_masks import PendingMasks
 from shmllm_kernels.reference import sampling as plain
 from shmllm_kernels.reference.sampling import SamplingColumns
 
@@ -118,7 +118,7 @@ class Pair:
     def __init__(self, device, mode="raw_logprobs", vocab_size=VOCAB_SIZE) -> None:
         self.device, self.vocab_size = device, vocab_size
         self.batches = [InputBatch(NUM_ROWS, MAX_LEN, 8, vocab_size) for _ in range(2)]
-        self.cpu = Sampler(self.batches[0], mode)
+        self.cpu = CpuSampler(self.batches[0], mode)
         self.gpu = GpuSampler(self.batches[1], NUM_ROWS, vocab_size, device, mode)
         self.random = np.random.default_rng(7)
         self.requests: dict[int, Request] = {}
@@ -199,7 +199,11 @@ class Pair:
             masks(logits)
         batch = InputBatch(NUM_ROWS, MAX_LEN, 8, self.vocab_size)
         batch.update(StepPlan(step=0, new_requests=[self.requests[row].again() for row in rows]))
-        edits = [(i, batch.edits[row]) for i, row in enumerate(rows) if row in batch.edits]
+        edits = [
+            (i, batch.logits_states[row])
+            for i, row in enumerate(rows)
+            if row in batch.logits_states
+        ]
         if edits:
             ids = [batch.token_ids[rows[i], : self.requests[rows[i]].position] for i, _ in edits]
             apply_logits_processors(logits, edits, ids)
@@ -427,7 +431,7 @@ class SamplerConformance:
         pair.admit(*(admission(row, **DRAWN[row]) for row in range(4)), admission(6))
         assert sent == [3]  # all rows and all their parameters at once
         for batch in pair.batches[1:]:
-            batch.edits = batch.logprobs = batch.temperature = None  # nobody looks
+            batch.logits_states = batch.logprobs = batch.temperature = None  # nobody looks
         logits = pair.noise(5)
         pair.submit(logits, range(4), positions=[5] * 4).result()
         pair.submit(logits, [6], positions=[5]).result()
@@ -538,7 +542,7 @@ class SamplerConformance:
         pair.gpu.warm_up(logits)
         gpu_device.synchronize()
         assert pair.gpu.last_tokens.tolist() == before
-        assert pair.gpu._uses.table is None
+        assert pair.gpu._token_counts.table is None
         pair.admit(*(admission(row, **EDITS[name]) for row, name in enumerate(list(EDITS)[:4])))
         pair.check(range(4))
 

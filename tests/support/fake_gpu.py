@@ -25,7 +25,8 @@ import torch
 from support.fake_gpu_operations import HOST, Intercept, Operation, mark
 from torch import Tensor
 
-from shmllm.worker.arena import Arena, Contents, HostArena
+from shmllm.worker.arena import Arena, Contents
+from shmllm.worker.cpu.arena import HostArena
 
 DEVICE = torch.device("cpu", 0)
 

@@ -24,9 +24,9 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.create import create_model
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.weights import load_weights
-from shmllm.worker.arena import HostArena
 from shmllm.worker.batch import InputBatch
-from shmllm.worker.cpu.cache import KVCache, cache_bytes
+from shmllm.worker.cpu.arena import HostArena
+from shmllm.worker.cpu.cache import CpuKVCache, cache_bytes
 from shmllm.worker.cpu.program import CpuProgram
 from shmllm_kernels.cpu.cache_layout import CacheLayout
 
@@ -96,7 +96,7 @@ def make_program(model: DecoderModel, num_tokens: int) -> tuple[CpuProgram, Inpu
     arena = HostArena(cache_bytes(layout, config.num_layers, num_blocks + 1), "the cache")
     batch = InputBatch(1, num_blocks * BLOCK_SIZE, BLOCK_SIZE, config.vocab_size)
     batch.block_table[0] = np.arange(1, num_blocks + 1)
-    cache = KVCache(layout, config.num_layers, num_blocks + 1, arena)
+    cache = CpuKVCache(layout, config.num_layers, num_blocks + 1, arena)
     return CpuProgram(model, cache, batch, num_tokens, 1), batch
 
 
@@ -107,7 +107,7 @@ def our_logits(model: DecoderModel, token_ids: list[int]) -> Tensor:
     program, batch = make_program(model, length)
     batch.token_ids[0, :length] = token_ids
     inputs = batch.inputs(StepPlan(1, rows=[0], starts=[0], counts=[length], num_tokens=length))
-    program.arrays.fill(inputs)
+    program.inputs.fill(inputs)
     hidden, _ = program.run(inputs)
     return program.compute_logits(hidden)
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.layers import Allocator
-from shmllm.worker.arena import CountingAllocator, HostArena
+from shmllm.worker.arena import CountingAllocator
+from shmllm.worker.cpu.arena import HostArena
 
 SCORED_ROWS = 64
 """Rows whose logits are computed at a time for the log-probabilities of prompts."""

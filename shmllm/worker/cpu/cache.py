@@ -10,11 +10,11 @@ from shmllm_kernels.cpu.cache_layout import CacheLayout
 
 
 def cache_bytes(layout: CacheLayout, num_layers: int, num_blocks: int) -> int:
-    """What an arena must have for a `KVCache`."""
+    """What an arena must have for a `CpuKVCache`."""
     return num_layers * (num_blocks * layout.block_bytes + ALIGNMENT_BYTES)
 
 
-class KVCache:
+class CpuKVCache:
     """
     Args:
         layout: of a block in a layer.

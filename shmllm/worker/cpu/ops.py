@@ -15,7 +15,7 @@ from shmllm.models.quantized import Int8Matrix
 from shmllm.models.rope import attention_factor, inverse_frequencies
 from shmllm.worker.arrays import IntArray, LongArray
 from shmllm.worker.cpu.buffers import CpuBuffers
-from shmllm.worker.cpu.cache import KVCache
+from shmllm.worker.cpu.cache import CpuKVCache
 from shmllm.worker.cpu.inputs import CpuInputs
 from shmllm_kernels.cpu import Kernel, KernelProgram, word_of_float
 from shmllm_kernels.cpu.attention import ATTEND, request_words, scratch_bytes
@@ -60,7 +60,7 @@ class CpuOps:
         tape: to be recorded on.
         config: of the model.
         buffers: where results go.
-        arrays: of the step.
+        inputs: of the step.
         cache: keys and values.
         block_table: (rows, blocks) int32, which blocks a request's are.
     """
@@ -70,33 +70,33 @@ class CpuOps:
         program: KernelProgram,
         config: ModelConfig,
         buffers: CpuBuffers,
-        arrays: CpuInputs,
-        cache: KVCache,
+        inputs: CpuInputs,
+        cache: CpuKVCache,
         block_table: IntArray,
     ) -> None:
         self._kernels = program
         self._config = config
         self._buffers = buffers
-        self._arrays = arrays
+        self._inputs = inputs
         self._cache = cache
         self._heads = head_words(cache.layout, config.num_heads)
         self._requests = request_words(
-            arrays.first_tokens.ctypes.data,
-            arrays.counts.ctypes.data,
-            arrays.context_lens.ctypes.data,
-            arrays.rows.ctypes.data,
+            inputs.first_tokens.ctypes.data,
+            inputs.counts.ctypes.data,
+            inputs.context_lens.ctypes.data,
+            inputs.rows.ctypes.data,
             block_table.ctypes.data,
             block_table.shape[1],
-            arrays.tiles.ctypes.data,
+            inputs.tiles.ctypes.data,
         )
         size = scratch_bytes(cache.layout, config.num_heads)
         self._scratch = torch.empty((program.num_threads, size), dtype=torch.uint8)
-        self._num_tokens = arrays.address_of("num_tokens")
+        self._num_tokens = inputs.address_of("num_tokens")
         self._record_rope_tables()
 
     def embed(self, table: Tensor) -> Tensor:
         out = self._buffers.hidden
-        operands = [self._arrays.token_ids.ctypes.data, table.data_ptr(), out.data_ptr()]
+        operands = [self._inputs.token_ids.ctypes.data, table.data_ptr(), out.data_ptr()]
         self._record("embed", EMBED[kind_of(table)], *operands, table.shape[1])
         return out
 
@@ -122,12 +122,12 @@ class CpuOps:
         return out
 
     def attend(self, qkv: Tensor, attention: Attention) -> Tensor:
-        out, arrays, buffers = self._buffers.attended, self._arrays, self._buffers
+        out, inputs, buffers = self._buffers.attended, self._inputs, self._buffers
         cache = self._cache.layers[attention.layer]
         window = self._config.layer_windows[attention.layer] or 0
         norms = [0 if norm is None else norm.data_ptr() for norm in attention.norms]
         source = [qkv.data_ptr(), 4 * qkv.shape[1]]
-        places = [buffers.cos.data_ptr(), buffers.sin.data_ptr(), arrays.slot_mapping.ctypes.data]
+        places = [buffers.cos.data_ptr(), buffers.sin.data_ptr(), inputs.slot_mapping.ctypes.data]
         self._record(
             "store_heads", STORE_HEADS[self._cache.layout.stored], self._heads.ctypes.data,
             *source, *places,
@@ -148,7 +148,7 @@ class CpuOps:
     def _record_rope_tables(self) -> None:
         rope = self._config.rope
         frequencies = inverse_frequencies(rope, self._config.head_dim)
-        addresses = [self._arrays.positions.ctypes.data, frequencies.data_ptr()]
+        addresses = [self._inputs.positions.ctypes.data, frequencies.data_ptr()]
         tables = [self._buffers.cos.data_ptr(), self._buffers.sin.data_ptr()]
         scale = word_of_float(attention_factor(rope))
         operands = [*addresses, len(frequencies), *tables, scale]

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-
 import numpy as np
 from torch import Tensor
 
 from shmllm.models.decoder import DecoderModel
 from shmllm.worker.batch import InputBatch, StepInputs
 from shmllm.worker.cpu.buffers import SCORED_ROWS, CpuBuffers
-from shmllm.worker.cpu.cache import KVCache
+from shmllm.worker.cpu.cache import CpuKVCache
 from shmllm.worker.cpu.inputs import CpuInputs
 from shmllm.worker.cpu.ops import CpuOps, record_gather, record_linear
+from shmllm.worker.loaded_runner import Observe
 from shmllm_kernels.cpu import KernelProgram
-
-Observe = Callable[[str], AbstractContextManager[object]]
 
 
 class CpuProgram:
@@ -29,7 +25,7 @@ class CpuProgram:
         num_threads: that compute.
 
     Attributes:
-        arrays: the inputs of the step.
+        inputs: the inputs of the step.
         buffers: what it computes; ``hidden`` may be filled with embeddings beforehand.
         observe: if set, each kernel of a step runs inside the context that this makes of its
             label; a step takes longer then.
@@ -38,7 +34,7 @@ class CpuProgram:
     def __init__(
         self,
         model: DecoderModel,
-        cache: KVCache,
+        cache: CpuKVCache,
         batch: InputBatch,
         max_tokens: int,
         num_threads: int,
@@ -46,11 +42,11 @@ class CpuProgram:
         self.observe: Observe | None = None
         max_requests = len(batch.block_table)
         heads_per_kv = model.config.num_heads // model.config.num_kv_heads
-        self.arrays = CpuInputs(max_tokens, max_requests, heads_per_kv)
+        self.inputs = CpuInputs(max_tokens, max_requests, heads_per_kv)
         self.buffers = CpuBuffers(model.config, max_tokens, max_requests)
         self._kernels = KernelProgram(num_threads)
         self._ops = CpuOps(  # keeps what its kernels read
-            self._kernels, model.config, self.buffers, self.arrays, cache, batch.block_table
+            self._kernels, model.config, self.buffers, self.inputs, cache, batch.block_table
         )
         self._hidden = model.forward(self._ops)
         self._record_logits(model)
@@ -61,13 +57,13 @@ class CpuProgram:
         record_linear(self._scoring, num_scored, rows, model.embedding.head, logits)
 
     def _record_logits(self, model: DecoderModel) -> None:
-        num_samples = self.arrays.address_of("num_samples")
+        num_samples = self.inputs.address_of("num_samples")
         rows, logits = self.buffers.sampled, self.buffers.logits
-        record_gather(self._kernels, num_samples, self.arrays.sample_tokens, self._hidden, rows)
+        record_gather(self._kernels, num_samples, self.inputs.sample_tokens, self._hidden, rows)
         record_linear(self._kernels, num_samples, rows, model.embedding.head, logits)
 
     def run(self, inputs: StepInputs) -> tuple[Tensor, Tensor]:
-        """Compute a step whose inputs are in `arrays`.
+        """Compute a step whose inputs are in `inputs`.
 
         Returns:
             The hidden states after the final norm of its tokens, [T, hidden], and the logits of

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -12,19 +15,60 @@ import torch
 from shmllm.config.engine import EngineConfig
 from shmllm.core.plan import PromptScores, StepPlan, StepResult
 from shmllm.outputs.logprobs import TokenLogprobs
-from shmllm.worker.arena import HostArena
-from shmllm.worker.background import Background
+from shmllm.worker.background import BackgroundThread
 from shmllm.worker.batch import InputBatch, StepInputs
-from shmllm.worker.cpu.cache import KVCache, cache_bytes
-from shmllm.worker.cpu.program import CpuProgram, Observe
-from shmllm.worker.cpu.sampler import Sampler
-from shmllm.worker.cpu.submitted import DeferredStep, ThreadedStep
-from shmllm.worker.loaded_runner import LoadedRunner
+from shmllm.worker.cpu.arena import HostArena
+from shmllm.worker.cpu.cache import CpuKVCache, cache_bytes
+from shmllm.worker.cpu.memory import HostMemory, keep_freed_memory
+from shmllm.worker.cpu.program import CpuProgram
+from shmllm.worker.cpu.sampler import CpuSampler
+from shmllm.worker.loaded_runner import LoadedRunner, Observe
 from shmllm.worker.loading import Progress, load_model, make_info
-from shmllm.worker.memory import Host, keep_freed_memory, size_kv_cache
 from shmllm.worker.memory_owners import MemoryOwners
 from shmllm.worker.scoring import score_in_pieces
 from shmllm_kernels.cpu.cache_layout import CacheLayout
+
+Execute = Callable[[StepPlan], StepResult]
+
+
+class DeferredStep:
+    """Runs in `result`."""
+
+    def __init__(self, execute: Execute, plan: StepPlan) -> None:
+        self._execute = execute
+        self._plan = plan
+
+    def release(self) -> None:
+        """It has not begun yet."""
+
+    def result(self) -> StepResult:
+        """Run it."""
+        return self._execute(self._plan)
+
+
+class ThreadedStep:
+    """Runs on `thread`, after those that were submitted before."""
+
+    def __init__(self, execute: Execute, plan: StepPlan, thread: BackgroundThread) -> None:
+        self._released: threading.Event | None = threading.Event() if plan.constraints else None
+        self._execute = execute
+        self._plan = plan
+        self._future: Future[StepResult] = thread.submit(self._run)
+
+    def release(self) -> None:
+        """The constraints have the tokens of the step before."""
+        if self._released is not None:
+            self._released.set()
+
+    def result(self) -> StepResult:
+        """Wait for it."""
+        return self._future.result()
+
+    def _run(self) -> StepResult:
+        if self._released is not None:
+            self._released.wait()
+        # Its moments lie beside those of the engine's thread.
+        return replace(self._execute(self._plan), computing_ns=None)
 
 
 class CpuRunner(LoadedRunner):
@@ -53,31 +97,31 @@ class CpuRunner(LoadedRunner):
         num_threads = config.num_threads or len(os.sched_getaffinity(0))
         keep_freed_memory()
         torch.set_num_threads(num_threads)
-        host = Host()
-        loaded = load_model(config.load, host, "float32", on_progress)
+        memory = HostMemory()
+        loaded = load_model(config.load, memory, "float32", on_progress)
         super().__init__(config, loaded)
         num_layers, block_size = loaded.config.num_layers, config.cache.block_size
         layout = CacheLayout(
             loaded.config.num_kv_heads, loaded.config.head_dim, block_size, loaded.dtype_name
         )
         bytes_per_block = num_layers * layout.block_bytes
-        size = size_kv_cache(config.cache, bytes_per_block, loaded.max_model_len)
+        size = memory.size_cache(config.cache, bytes_per_block, loaded.max_model_len)
         kv_cache = HostArena(cache_bytes(layout, num_layers, size.num_blocks), "the KV cache")
         rows = config.scheduler.max_num_seqs
         self._vocab_size = loaded.config.vocab_size
         self._batch = InputBatch(rows, size.max_model_len, block_size, self._vocab_size)
         self._program = CpuProgram(
             self.model,
-            KVCache(layout, num_layers, size.num_blocks, kv_cache),
+            CpuKVCache(layout, num_layers, size.num_blocks, kv_cache),
             self._batch,
             config.scheduler.max_num_batched_tokens,
             num_threads,
         )
-        self._sampler = Sampler(self._batch, config.logprobs.mode)
+        self._sampler = CpuSampler(self._batch, config.logprobs.mode)
         self.overlaps = bool(config.scheduler.async_scheduling)
-        self._thread = Background("shmllm-steps") if self.overlaps else None
+        self._thread = BackgroundThread("shmllm-steps") if self.overlaps else None
         workspaces = (self._program.buffers, self.pooler, self.masks)
-        self.memory = MemoryOwners(self.model, loaded.weights, kv_cache, workspaces, host)
+        self.memory = MemoryOwners(self.model, loaded.weights, kv_cache, workspaces, memory)
         self._scores_probabilities = config.logprobs.mode.endswith("logprobs")
         self.info = make_info(
             config,
@@ -107,11 +151,11 @@ class CpuRunner(LoadedRunner):
         """Compute the plan's tokens, and sample a successor where it asks for one."""
         self._batch.update(plan)
         inputs = self._batch.inputs(plan)
-        arrays = self._program.arrays
-        arrays.fill(inputs)
+        program_inputs = self._program.inputs
+        program_inputs.fill(inputs)
         masks = self.masks.begin(plan.constraints)
         self._prompt_embeds.update(plan)
-        self._prompt_embeds.lay_over(self._program.buffers.hidden, arrays.token_ids, inputs)
+        self._prompt_embeds.lay_over(self._program.buffers.hidden, program_inputs.token_ids, inputs)
         prepared_ns = time.perf_counter_ns()
         hidden, logits = self._program.run(inputs)
         prompt_logprobs = [self._score_prompt(hidden, inputs, s) for s in plan.prompt_scores]

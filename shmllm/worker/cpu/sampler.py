@@ -11,7 +11,6 @@ are as close as that.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -19,7 +18,7 @@ import torch
 from shmllm.config.engine import LogprobsMode
 from shmllm.outputs.logprobs import TokenLogprobs
 from shmllm.worker.arrays import LongArray
-from shmllm.worker.batch import InputBatch
+from shmllm.worker.batch import InputBatch, SamplerOutput
 from shmllm.worker.cpu.filters import keep_top_k_top_p
 from shmllm.worker.cpu.noise import gumbel_noise, gumbel_noise_at
 from shmllm.worker.logits_processors import apply_logits_processors
@@ -32,19 +31,7 @@ LogitsMask = Callable[[torch.Tensor], None]
 """Sets to -inf, in place, what may not be sampled."""
 
 
-@dataclass(slots=True)
-class Sampled:
-    """
-    Attributes:
-        token_ids: (N,) int64.
-        logprobs: of the rows that ask for them, in their order; None if none does.
-    """
-
-    token_ids: LongArray
-    logprobs: TokenLogprobs | None
-
-
-class Sampler:
+class CpuSampler:
     """
     Args:
         batch: holds each row's sampling parameters.
@@ -62,7 +49,7 @@ class Sampler:
         rows: LongArray,
         positions: LongArray,
         mask: LogitsMask | None = None,
-    ) -> Sampled:
+    ) -> SamplerOutput:
         """
         Args:
             logits: (N, V) float32; overwritten.
@@ -71,19 +58,19 @@ class Sampler:
             mask: applied before everything else.
         """
         asking = self._asking(rows)
-        edits = [
-            (index, edit)
-            for index, row in enumerate(rows.tolist() if self._batch.edits else ())
-            if (edit := self._batch.edits.get(row)) is not None
+        states = [
+            (index, state)
+            for index, row in enumerate(rows.tolist() if self._batch.logits_states else ())
+            if (state := self._batch.logits_states.get(row)) is not None
         ]
         reported = logits
-        if asking and self._reports_raw and (mask is not None or edits):
+        if asking and self._reports_raw and (mask is not None or states):
             reported = logits.clone()
         if mask is not None:
             mask(logits)
-        if edits:
-            ids = [self._batch.token_ids[rows[index], : positions[index]] for index, _ in edits]
-            apply_logits_processors(logits, edits, ids)
+        if states:
+            ids = [self._batch.token_ids[rows[index], : positions[index]] for index, _ in states]
+            apply_logits_processors(logits, states, ids)
         # numpy's argmax takes a tenth of the time of torch's.
         tokens: LongArray = logits.numpy().argmax(axis=1)
         drawn = np.flatnonzero(self._batch.temperature[rows])
@@ -92,7 +79,7 @@ class Sampler:
             tokens[drawn] = self._draw(processed, rows[drawn], positions[drawn])
             if asking and not self._reports_raw:
                 logits[torch.from_numpy(drawn)] = processed
-        return Sampled(tokens, self._score(reported, tokens, asking) if asking else None)
+        return SamplerOutput(tokens, self._score(reported, tokens, asking) if asking else None)
 
     def _asking(self, rows: LongArray) -> list[tuple[int, int]]:
         """(index, number of alternatives) of the rows that ask for log-probabilities."""

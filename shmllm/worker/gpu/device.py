@@ -18,7 +18,9 @@ import torch
 from torch import Tensor
 
 from shmllm.errors import EngineStartError
-from shmllm.worker.arena import Arena, make_arena
+from shmllm.worker.arena import Arena
+from shmllm.worker.gpu.arena import CudaArena
+from shmllm.worker.gpu.plain_arena import PlainArena
 
 _cuda: Any = torch.cuda  # in parts without annotations
 LEAST_CAPABILITY = (8, 0)
@@ -234,7 +236,13 @@ class CudaDevice:
         _cuda.empty_cache()
 
     def make_arena(self, num_bytes: int, purpose: str) -> Arena:
-        return make_arena(num_bytes, purpose, self.torch_device)
+        """A `CudaArena`; a `PlainArena` where the driver cannot map memory, or the package
+        cuda-bindings is not installed."""
+        device = self.torch_device
+        try:
+            return CudaArena(num_bytes, purpose, device)
+        except (ImportError, RuntimeError) as problem:
+            return PlainArena(num_bytes, purpose, device, reason=str(problem))
 
 
 def find_cuda_problem(index: int = 0) -> str:

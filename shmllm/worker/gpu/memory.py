@@ -62,7 +62,7 @@ class DeviceUse:
 
 
 class DeviceMemory:
-    """A device as a `Place`. To be made before anything else takes memory of it.
+    """A device as a `MemoryPool`. To be made before anything else takes memory of it.
 
     Args:
         device: whose memory it is.
@@ -85,7 +85,7 @@ class DeviceMemory:
     def make_arena(self, num_bytes: int, purpose: str) -> Arena:
         return self._device.make_arena(num_bytes, purpose)
 
-    def tidy(self) -> None:
+    def trim(self) -> None:
         self._device.trim()
 
     def size_cache(

@@ -16,19 +16,17 @@ from torch import Tensor
 from shmllm.config.engine import EngineConfig
 from shmllm.core.plan import StepPlan, StepResult
 from shmllm.worker.batch import StepInputs
-from shmllm.worker.cpu.program import Observe
 from shmllm.worker.gpu.cache import GpuKVCache
 from shmllm.worker.gpu.device import Device
 from shmllm.worker.gpu.graph_dispatcher import GraphDispatcher
 from shmllm.worker.gpu.inputs import MOST_UNDER_WAY
 from shmllm.worker.gpu.memory import DeviceMemory, estimate_graph_bytes
 from shmllm.worker.gpu.program import check_model
-from shmllm.worker.gpu.prompt_scores import PendingScores, PromptScorer
 from shmllm.worker.gpu.sampler import SampledOnDevice
+from shmllm.worker.gpu.scorer import PendingScores, PromptScorer
 from shmllm.worker.gpu.step_resources import StepResources
-from shmllm.worker.gpu.timer import StepTimer
 from shmllm.worker.gpu.transfers import Fetched
-from shmllm.worker.loaded_runner import LoadedRunner
+from shmllm.worker.loaded_runner import LoadedRunner, Observe
 from shmllm.worker.loading import Progress, load_model, make_info
 from shmllm.worker.memory_owners import MemoryOwners
 
@@ -36,6 +34,31 @@ NOT_DETERMINISTIC = (
     "deterministic=True fixes how attention is split, but not which kernel multiplies: on a GPU "
     "bits may depend on how many tokens a step has"
 )
+
+
+class StepTimer:
+    """Two points in the device's work. May be used again when it was waited for.
+
+    Args:
+        device: whose time it is.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._begun, self._ended = device.event(timing=True), device.event(timing=True)
+
+    def begin(self) -> None:
+        """What is launched from here on is the step's."""
+        self._begun.record()
+
+    def end(self) -> None:
+        """Up to here."""
+        self._ended.record()
+
+    def wait_ns(self) -> int:
+        """Wait for the end. Returns the device's time since the beginning, in ns; gaps in which
+        it waited for a launch count."""
+        self._ended.wait()
+        return round(self._ended.elapsed_ms(self._begun) * 1e6)
 
 
 class GpuStep:

@@ -18,17 +18,19 @@ from torch import Tensor
 from shmllm.config.engine import LogprobsMode
 from shmllm.core.plan import StepPlan
 from shmllm.worker.arrays import LongArray
-from shmllm.worker.batch import InputBatch, StepInputs
-from shmllm.worker.cpu.sampler import Sampled
-from shmllm.worker.gpu.biases import Biases, StepBiases
+from shmllm.worker.batch import InputBatch, SamplerOutput, StepInputs
 from shmllm.worker.gpu.device import Device
-from shmllm.worker.gpu.masks import RowMasks
+from shmllm.worker.gpu.logits_processors import (
+    Biases,
+    GpuTokenMasks,
+    LogitBiases,
+    TokenCounts,
+)
 from shmllm.worker.gpu.sampling_metadata import SamplingMetadata
 from shmllm.worker.gpu.scorer import Asked, Scorer, unpack
-from shmllm.worker.gpu.token_counts import TokenCounts
 from shmllm.worker.gpu.transfers import Fetched, Transfers
+from shmllm.worker.grammar_masks import WORD_BITS, PendingMasks
 from shmllm.worker.logits_processors import LogitsState
-from shmllm.worker.token_masks import WORD_BITS, PendingMasks
 from shmllm_kernels.gpu.logits_processors import add_biases, count_tokens
 from shmllm_kernels.gpu.sampling import SamplingScratch, TokenMasks, sample
 
@@ -53,11 +55,11 @@ class SampledOnDevice:
         self._fetched = fetched
         self._asked = asked
 
-    def result(self) -> Sampled:
+    def result(self) -> SamplerOutput:
         """Waits for them. To be called once."""
         tokens, *scores = self._fetched.arrays()
         logprobs = None if self._asked is None else unpack(self._asked, *scores)
-        return Sampled(tokens, logprobs)
+        return SamplerOutput(tokens, logprobs)
 
 
 class GpuSampler:
@@ -91,10 +93,12 @@ class GpuSampler:
         self._traits: npt.NDArray[np.uint8] = np.zeros(num_rows, np.uint8)
         self._reports_raw = mode.startswith("raw")
         self.transfers = Transfers(device)
-        self._columns = SamplingMetadata(num_rows, self.transfers)
-        self._uses = TokenCounts(num_rows, vocab_size, self.transfers)
-        self._masks = RowMasks(self._columns.mask_rows, vocab_size, self.transfers)
-        self._biases = StepBiases(batch, self.transfers)
+        self._sampling_metadata = SamplingMetadata(num_rows, self.transfers)
+        self._token_counts = TokenCounts(num_rows, vocab_size, self.transfers)
+        self._token_masks = GpuTokenMasks(
+            self._sampling_metadata.mask_rows, vocab_size, self.transfers
+        )
+        self._biases = LogitBiases(batch, self.transfers)
         self.scorer = Scorer(self._scratch, self.transfers, mode.endswith("logprobs"))
         self._asked: Asked | None = None
 
@@ -110,27 +114,27 @@ class GpuSampler:
         copy.copy_(logits[:1])
         row = torch.zeros(1, dtype=torch.int32, device=on)
         token = torch.zeros(1, dtype=torch.int64, device=on)
-        uses = torch.zeros((1, vocab_size), dtype=torch.int32, device=on)
+        counts = torch.zeros((1, vocab_size), dtype=torch.int32, device=on)
         words = torch.zeros((1, -(-vocab_size // WORD_BITS)), dtype=torch.int32, device=on)
-        position, columns = torch.zeros_like(token), self._columns.sampling
+        position, metadata = torch.zeros_like(token), self._sampling_metadata.sampling
         for values in (logits[:1], copy):
             for keeps in {False, not self._reports_raw}:
-                for table in (None, uses):
+                for table in (None, counts):
                     for masks in (None, TokenMasks(words, row)):
                         sample(
                             token,
                             values,
                             row,
                             position,
-                            columns,
+                            metadata,
                             self._scratch,
                             table,
                             masks,
                             keeps,
                             last_tokens=self.last_tokens,
                         )
-        count_tokens(uses, row, token)
-        count_tokens(uses, row, token, is_prompt=True)
+        count_tokens(counts, row, token)
+        count_tokens(counts, row, token, is_prompt=True)
         add_biases(copy, row, token, copy[0, :1].clone())
         self.scorer.score(logits[:1], token, self.scorer.ask(np.zeros(1, np.int64), [0]))
 
@@ -138,24 +142,26 @@ class GpuSampler:
         """Take in the step's admissions."""
         if not plan.new_requests:
             return
-        rows = np.array([admission.row for admission in plan.new_requests], np.int64)
-        edits = [self._batch.edits.get(row) for row in rows.tolist()]
+        rows = np.array([request.row for request in plan.new_requests], np.int64)
+        states = [self._batch.logits_states.get(row) for row in rows.tolist()]
         self._traits[rows] = [
-            _traits(edit, row in self._batch.logprobs)
-            for row, edit in zip(rows.tolist(), edits, strict=True)
+            _traits(state, row in self._batch.logprobs)
+            for row, state in zip(rows.tolist(), states, strict=True)
         ]
         self._traits[rows[self._batch.is_filtered(rows)]] |= FILTERED
-        self._columns.admit(self._batch, rows, edits)
-        self._masks.admit(rows, edits)
-        self._uses.admit([a for a in plan.new_requests if self._traits[a.row] & PENALISED])
+        self._sampling_metadata.add_requests(self._batch, rows, states)
+        self._token_masks.add_requests(rows, states)
+        self._token_counts.add_requests(
+            [request for request in plan.new_requests if self._traits[request.row] & PENALISED]
+        )
 
     def needs_tokens(self, plan: StepPlan) -> bool:
         """Whether this plan, once taken in, can only be sampled when the tokens of the step before
         are in the batch and in the constraints."""
         return bool(plan.constraints) or any(
-            edit.needs_output
-            for index in (plan.samples if self._batch.edits else ())
-            if (edit := self._batch.edits.get(plan.rows[index])) is not None
+            state.needs_output
+            for index in (plan.samples if self._batch.logits_states else ())
+            if (state := self._batch.logits_states.get(plan.rows[index])) is not None
         )
 
     def __call__(
@@ -181,7 +187,7 @@ class GpuSampler:
         device_rows = device_inputs.sample_rows[:num_rows]
         logits, tokens = logits[:num_rows], self._tokens[:num_rows]
         is_masked = masks is not None or (traits & MASKED).any()
-        uses = self._uses if (traits & PENALISED).any() else None
+        counts = self._token_counts if (traits & PENALISED).any() else None
         asking = np.flatnonzero(traits & SCORED)
         keeps_processed = asking.size > 0 and not self._reports_raw
         biased = np.flatnonzero(traits & BIASED)
@@ -191,16 +197,16 @@ class GpuSampler:
             logits if biases is None else self._biased(logits, biases),
             device_rows,
             device_inputs.sample_positions[:num_rows],
-            self._columns.sampling,
+            self._sampling_metadata.sampling,
             self._scratch,
-            None if uses is None else uses.table,
-            self._masks.of_step(rows, device_rows, masks) if is_masked else None,
+            None if counts is None else counts.table,
+            self._token_masks.of_step(rows, device_rows, masks) if is_masked else None,
             keeps_processed,
             bool((traits & FILTERED).any()),
             self.last_tokens,
         )
-        if uses is not None:
-            uses.count(device_rows, tokens)
+        if counts is not None:
+            counts.count(device_rows, tokens)
         if not asking.size:
             return SampledOnDevice(self.transfers.fetch(tokens), None)
         asked = self._ask(rows, asking, plan.is_repeat)
@@ -223,10 +229,10 @@ class GpuSampler:
         return edited
 
 
-def _traits(edit: LogitsState | None, is_scored: bool) -> int:
+def _traits(state: LogitsState | None, is_scored: bool) -> int:
     traits = SCORED if is_scored else 0
-    if edit is not None:
-        traits |= PENALISED if edit.has_penalties else 0
-        traits |= MASKED if edit.allowed.size else 0
-        traits |= BIASED if edit.bans or edit.biased.size else 0
+    if state is not None:
+        traits |= PENALISED if state.has_penalties else 0
+        traits |= MASKED if state.allowed.size else 0
+        traits |= BIASED if state.bans or state.biased.size else 0
     return traits

@@ -39,10 +39,12 @@ class SamplingMetadata:
         seeds = torch.zeros(num_rows, dtype=torch.int64, device=device)
         self.sampling = SamplingColumns(temperature, top_k, top_p, min_p, seeds, *penalties)
 
-    def admit(self, batch: InputBatch, rows: LongArray, edits: list[LogitsState | None]) -> None:
+    def add_requests(
+        self, batch: InputBatch, rows: LongArray, states: list[LogitsState | None]
+    ) -> None:
         """Take the parameters of these rows from the batch, all with one copy."""
-        penalties = [NO_PENALTIES if edit is None else edit.penalties for edit in edits]
-        is_masked = [edit is not None and edit.allowed.size > 0 for edit in edits]
+        penalties = [NO_PENALTIES if state is None else state.penalties for state in states]
+        is_masked = [state is not None and state.allowed.size > 0 for state in states]
         fields: IntArray = np.empty((8, len(rows)), np.int32)
         floats = fields[:6].view(np.float32)
         floats[0], floats[1], floats[2] = (

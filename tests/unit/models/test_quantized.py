@@ -16,7 +16,8 @@ from shmllm.models.decoder import DecoderModel
 from shmllm.models.quantized import ELEMENTS_AT_ONCE, LARGEST, Int8Matrix
 from shmllm.models.weight_staging import StagedWeights
 from shmllm.models.weights import load_weights
-from shmllm.worker.arena import CountingAllocator, HostArena
+from shmllm.worker.arena import CountingAllocator
+from shmllm.worker.cpu.arena import HostArena
 
 TOKENS = [int(token) for token in torch.randint(0, 97, (40,), generator=torch.manual_seed(3))]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -1,16 +1,11 @@
-"""The arena of a CPU: what all arenas do, and what pages of the kernel's are like."""
+"""The sizes that arenas allocate."""
 
 from __future__ import annotations
 
-import mmap
-import pickle
-
 import pytest
 import torch
-from conformance.arena import ArenaConformance
 
-from shmllm.errors import EngineStartError
-from shmllm.worker.arena import HostArena, make_arena, padded_bytes
+from shmllm.worker.arena import padded_bytes
 
 
 @pytest.mark.parametrize(
@@ -25,40 +20,3 @@ from shmllm.worker.arena import HostArena, make_arena, padded_bytes
 )
 def test_sizes_are_rounded_up_to_the_alignment(shape, dtype, size):
     assert padded_bytes(shape, dtype) == size
-
-
-class TestHostArena(ArenaConformance):
-    def make(self, num_bytes):
-        return make_arena(num_bytes, "a test", torch.device("cpu"))
-
-    def test_what_is_kept_stays_where_it_is(self, arena, tensors):
-        self.write(tensors)
-        resident = arena.resident_bytes
-        arena.release(keep=True)
-        assert arena.resident_bytes == resident
-
-    def test_only_what_is_touched_takes_memory(self):
-        arena = self.make(2**26)
-        tensor = arena.allocate((2**24,), torch.float32)
-        assert arena.resident_bytes == 0
-        tensor[: 2 * mmap.PAGESIZE // 4] = 1
-        assert arena.resident_bytes == 2 * mmap.PAGESIZE
-
-    def test_a_tensor_is_pickled_without_its_neighbours(self, tensors):
-        assert len(pickle.dumps(tensors[0])) < 1000
-
-
-def test_an_empty_arena_is_one():
-    arena = HostArena(0, "a test")
-    arena.release()
-    arena.restore()
-    assert arena.allocate((0,), torch.float32).numel() == 0
-
-
-def test_a_refused_mapping_names_purpose_and_size(monkeypatch):
-    def refuse(*_, **__):
-        raise OSError(12, "Cannot allocate memory")
-
-    monkeypatch.setattr(mmap, "mmap", refuse)
-    with pytest.raises(EngineStartError, match=r"the weights: 2,048 MiB .*Cannot allocate memory"):
-        HostArena(2**31, "the weights")

@@ -176,11 +176,11 @@ def test_sampling_parameters_are_kept_by_row(batch, options, name, value):
 def test_only_rows_that_need_them_have_edits_until_the_row_is_used_again(batch):
     taken = admission(1, [1], [1], min_position=9, forbidden_ids=[4, 5])
     take(batch, plan_of((1, 0, 1), new_requests=[taken, admission(2, [1], [2])]))
-    assert batch.edits.keys() == {1}
-    assert batch.edits[1].banned(batch.token_ids[1, :8]).tolist() == [4, 5]
-    assert batch.edits[1].banned(batch.token_ids[1, :9]).tolist() == []
+    assert batch.logits_states.keys() == {1}
+    assert batch.logits_states[1].banned(batch.token_ids[1, :8]).tolist() == [4, 5]
+    assert batch.logits_states[1].banned(batch.token_ids[1, :9]).tolist() == []
     take(batch, plan_of((1, 0, 1), new_requests=[admission(1, [1], [1])]))
-    assert not batch.edits
+    assert not batch.logits_states
 
 
 @pytest.fixture

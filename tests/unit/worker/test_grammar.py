@@ -16,15 +16,15 @@ import tokenizers
 import torch
 
 import shmllm
-from shmllm.core.plan import Constraint
+from shmllm.core.constraint import Constraint
 from shmllm.errors import RequestError
 from shmllm.frontend.constraints.structured_outputs import grammar_of
 from shmllm.outputs.columns import FinishReason
 from shmllm.params.structured_outputs import StructuredOutputsParams
 from shmllm.worker import grammar as grammar_module
-from shmllm.worker.background import Background
+from shmllm.worker.background import BackgroundThread
 from shmllm.worker.grammar import GrammarCompiler
-from shmllm.worker.token_masks import TokenMasks
+from shmllm.worker.grammar_masks import GrammarMasks
 
 TINY = Path(shmllm.__file__).parent / "assets" / "tiny"
 EOS = 0
@@ -146,7 +146,7 @@ def outputs_of_noise(
 ) -> list[tuple[list[int], FinishReason]]:
     """Each seed's tokens and ending, all in one batch; NONE if MAX_STEPS were not enough."""
     start = compiler.compile(grammar_of(params)).result()
-    masks = TokenMasks(compiler, num)
+    masks = GrammarMasks(compiler, num)
     generators = [torch.Generator().manual_seed(seed) for seed in range(num)]
     constraints = [start() for _ in range(num)]
     tokens: list[list[int]] = [[] for _ in range(num)]
@@ -189,7 +189,7 @@ def test_every_choice_is_possible(compiler: GrammarCompiler) -> None:
 
 def mask_of(compiler: GrammarCompiler, constraint: Constraint) -> set[int]:
     logits = torch.zeros(1, VOCAB_SIZE)
-    TokenMasks(compiler, 4).begin([(0, constraint)])(logits)
+    GrammarMasks(compiler, 4).begin([(0, constraint)])(logits)
     assert set(logits.unique().tolist()) <= {0.0, -torch.inf}
     return set(torch.nonzero(logits[0] == 0).flatten().tolist())
 
@@ -286,7 +286,7 @@ def test_what_goes_on_for_ever_does_so_token_by_token(
 def test_rows_without_a_constraint_keep_their_logits(compiler: GrammarCompiler) -> None:
     logits = torch.randn(5, VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
     before = logits.clone()
-    masks = TokenMasks(compiler, 8)
+    masks = GrammarMasks(compiler, 8)
     masks.begin([(1, begin(compiler, regex="a")), (3, begin(compiler, regex="b"))])(logits)
     assert torch.equal(logits[[0, 2, 4]], before[[0, 2, 4]])
     for row, text in ((1, "a"), (3, "b")):
@@ -296,7 +296,7 @@ def test_rows_without_a_constraint_keep_their_logits(compiler: GrammarCompiler) 
 
 
 def test_without_constraints_there_is_no_mask(compiler: GrammarCompiler) -> None:
-    assert TokenMasks(compiler, 8).begin([]) is None
+    assert GrammarMasks(compiler, 8).begin([]) is None
 
 
 def test_requests_of_one_grammar_do_not_share_their_place(compiler: GrammarCompiler) -> None:
@@ -352,7 +352,7 @@ def test_compiling_holds_nobody_up() -> None:
 
 
 def test_a_failed_job_does_not_end_the_thread() -> None:
-    background = Background("test-background")
+    background = BackgroundThread("test-background")
 
     def fail() -> None:
         raise KeyboardInterrupt
@@ -369,7 +369,7 @@ def test_a_model_may_have_another_vocabulary_size(
     vocab_size = TOKENIZER_SIZE - 90 if size == "smaller" else TOKENIZER_SIZE + 90
     logits = torch.zeros(1, vocab_size)
     constraint = begin(compiler, regex=r"(?s:.)*")
-    TokenMasks(compiler, 1).begin([(0, constraint)])(logits)
+    GrammarMasks(compiler, 1).begin([(0, constraint)])(logits)
     allowed = np.flatnonzero(logits[0].numpy() == 0)
     assert allowed.max() == min(vocab_size, TOKENIZER_SIZE) - 1
     assert len(allowed) > 3000

@@ -11,8 +11,9 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.create import create_model
 from shmllm.models.weights import load_weights
 from shmllm.outputs.sleep_report import SleepState
-from shmllm.worker.arena import CountingAllocator, HostArena
-from shmllm.worker.memory import Host, resident_bytes
+from shmllm.worker.arena import CountingAllocator
+from shmllm.worker.cpu.arena import HostArena
+from shmllm.worker.cpu.memory import HostMemory, resident_bytes
 from shmllm.worker.memory_owners import MemoryOwners
 
 TOKENS = [3, 14, 15, 92, 6]
@@ -45,7 +46,7 @@ def model_and_owners(directory, quantization):
     model = create_model(config, torch.float32, weights.allocate, quantization)
     load_weights(model, directory)
     cache.allocate((2**26,), torch.uint8).fill_(1)
-    return model, MemoryOwners(model, weights, cache, [Buffer(1000), Buffer(24)], Host())
+    return model, MemoryOwners(model, weights, cache, [Buffer(1000), Buffer(24)], HostMemory())
 
 
 def test_bytes_are_whose_they_are(model_and_owners, quantization):
@@ -94,19 +95,9 @@ def test_the_cache_goes_with_the_workspaces_and_the_system_has_both_back(model_a
 def test_weights_do_not_wake_where_they_have_no_room(model_and_owners, monkeypatch):
     model, owners = model_and_owners
     owners.release(SleepState.WEIGHTS, keep=True)
-    monkeypatch.setattr(Host, "free_bytes", lambda self: 2**20)
+    monkeypatch.setattr(HostMemory, "free_bytes", lambda self: 2**20)
     owners.restore(SleepState.WEIGHTS)  # they are where they were
     owners.release(SleepState.WEIGHTS, keep=False)
     with pytest.raises(RequestError, match=r"they need \d+ MiB and 1 MiB of memory are free"):
         owners.restore(SleepState.WEIGHTS)
     assert model.is_asleep
-
-
-def test_resident_bytes_follow_what_is_touched():
-    arena = HostArena(2**26, "a test")
-    tensor = arena.allocate((2**26,), torch.uint8)
-    before = resident_bytes()
-    tensor.fill_(1)
-    assert resident_bytes() - before == pytest.approx(2**26, rel=0.1)
-    arena.release()
-    assert resident_bytes() - before < 2**24

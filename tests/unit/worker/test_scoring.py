@@ -10,7 +10,7 @@ from shmllm.core.plan import NewRequest, StepPlan
 from shmllm.params.sampling import SamplingParams
 from shmllm.worker import scoring
 from shmllm.worker.batch import InputBatch
-from shmllm.worker.cpu.sampler import Sampler
+from shmllm.worker.cpu.sampler import CpuSampler
 from shmllm.worker.scoring import ALL, score_in_pieces, score_tokens
 
 SIZE = 40
@@ -105,7 +105,7 @@ def sampler_of(mode, *options):
         params = SamplingParams(**each)
         plan.new_requests.append(NewRequest(row, [1], [1], params, row, 0, (), 1))
     batch.update(plan)
-    return Sampler(batch, mode)
+    return CpuSampler(batch, mode)
 
 
 def run(mode, logits, *options):

@@ -13,7 +13,7 @@ from shmllm.params.sampling import SamplingParams
 from shmllm.worker.batch import InputBatch
 from shmllm.worker.cpu import filters
 from shmllm.worker.cpu.filters import keep_top_k_top_p
-from shmllm.worker.cpu.sampler import Sampler
+from shmllm.worker.cpu.sampler import CpuSampler
 
 NUM_ROWS = 8
 VOCAB_SIZE = 1000
@@ -33,7 +33,7 @@ def make_sampler(*requests, vocab_size=VOCAB_SIZE):
             NewRequest(row, [1], [1], params, seed, min_position, forbidden_ids)
         )
     batch.update(plan)
-    return Sampler(batch)
+    return CpuSampler(batch)
 
 
 def sample(sampler, logits, rows, positions):

@@ -1,4 +1,4 @@
-"""The arena that cannot sleep, and when a GPU gets one."""
+"""The arena that cannot give its memory back."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import pytest
 import torch
 
 from shmllm.errors import EngineStartError, RequestError
-from shmllm.worker.arena import ALIGNMENT_BYTES, Contents, CountingAllocator, make_arena
-from shmllm.worker.gpu import arena as cuda_arena
-from shmllm.worker.gpu import plain_arena
+from shmllm.worker.arena import ALIGNMENT_BYTES, Contents, CountingAllocator
 from shmllm.worker.gpu.plain_arena import PlainArena
 
 SHAPES = [
@@ -49,25 +47,3 @@ def test_it_does_not_sleep_and_says_why():
 def test_memory_that_is_not_there_is_a_start_error():
     with pytest.raises(EngineStartError, match=r"no memory for the weights: .* MiB were asked"):
         PlainArena(2**60, "the weights", HOST, "of a test")
-
-
-@pytest.mark.parametrize(
-    "problem", [ModuleNotFoundError("No module named 'cuda'"), RuntimeError("cuMemCreate failed")]
-)
-def test_a_gpu_gets_one_where_memory_cannot_be_mapped(monkeypatch, problem):
-    def refuse(*args):
-        raise problem
-
-    monkeypatch.setattr(cuda_arena, "CudaArena", refuse)
-    monkeypatch.setattr(plain_arena, "PlainArena", lambda *args, reason: (args, reason))
-    device = torch.device("cuda", 0)
-    assert make_arena(100, "a test", device) == ((100, "a test", device), str(problem))
-
-
-def test_a_gpu_without_enough_memory_gets_none(monkeypatch):
-    def refuse(*args):
-        raise EngineStartError("no memory")
-
-    monkeypatch.setattr(cuda_arena, "CudaArena", refuse)
-    with pytest.raises(EngineStartError, match="no memory"):
-        make_arena(100, "a test", torch.device("cuda", 0))

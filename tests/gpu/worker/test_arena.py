@@ -6,7 +6,7 @@ import pytest
 import torch
 from conformance.arena import ArenaConformance
 
-from shmllm.worker.arena import make_arena
+from shmllm.worker.gpu.arena import CudaArena
 
 DEVICE = torch.device("cuda", 0)
 
@@ -20,7 +20,7 @@ class TestCudaArena(ArenaConformance):
             arena.close()
 
     def make(self, num_bytes):
-        self.made.append(make_arena(num_bytes, "a test", DEVICE))
+        self.made.append(CudaArena(num_bytes, "a test", DEVICE))
         return self.made[-1]
 
     def test_the_device_has_the_memory_back(self):

@@ -298,3 +298,26 @@ def test_what_follows_a_copy_ahead_waits_for_it(cuda):
     assert streams == ["copy stream"]
     assert cuda.log[-1] == "main stream waits for copy stream"
     assert cuda.current is cuda.main
+
+
+@pytest.mark.parametrize(
+    "problem", [ModuleNotFoundError("No module named 'cuda'"), RuntimeError("cuMemCreate failed")]
+)
+def test_a_gpu_whose_driver_cannot_map_memory_gets_a_plain_arena(cuda, monkeypatch, problem):
+    def refuse(*args):
+        raise problem
+
+    monkeypatch.setattr(module, "CudaArena", refuse)
+    monkeypatch.setattr(module, "PlainArena", lambda *args, reason: (args, reason))
+    device = CudaDevice()
+    arguments = (100, "a test", device.torch_device)
+    assert device.make_arena(100, "a test") == (arguments, str(problem))
+
+
+def test_a_gpu_without_enough_memory_gets_no_arena(cuda, monkeypatch):
+    def refuse(*args):
+        raise EngineStartError("no memory")
+
+    monkeypatch.setattr(module, "CudaArena", refuse)
+    with pytest.raises(EngineStartError, match="no memory"):
+        CudaDevice().make_arena(100, "a test")

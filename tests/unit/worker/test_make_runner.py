@@ -11,8 +11,8 @@ from shmllm import LLM
 from shmllm.config.engine import CacheConfig, EngineConfig, LoadConfig
 from shmllm.config.graphs import GraphConfig
 from shmllm.errors import EngineStartError
-from shmllm.worker import devices
-from shmllm.worker.devices import choose_device, ignored_on_cpu
+from shmllm.worker.gpu import device as gpu_device
+from shmllm.worker.make_runner import choose_device, options_ignored_on_cpu
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def machine(monkeypatch):
 
     def describe(count, problem=""):
         monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-        monkeypatch.setattr(devices, "find_cuda_problem", lambda index: problem)
+        monkeypatch.setattr(gpu_device, "find_cuda_problem", lambda index: problem)
 
     return describe
 
@@ -55,13 +55,13 @@ def test_a_gpu_that_nobody_asked_for_is_left_alone_with_a_warning(machine):
 
 
 def test_what_is_for_gpus_is_said_to_have_no_effect():
-    assert ignored_on_cpu(EngineConfig(LoadConfig("m"))) == []
+    assert options_ignored_on_cpu(EngineConfig(LoadConfig("m"))) == []
     config = EngineConfig(
         LoadConfig("m"),
         CacheConfig(gpu_memory_utilization=0.5),
         graphs=GraphConfig("FULL", (1, 2), 2, True),
     )
-    said = "\n".join(ignored_on_cpu(config))
+    said = "\n".join(options_ignored_on_cpu(config))
     for words in ("gpu_memory_utilization=0.5", "enforce_eager=True", "cudagraph_mode='FULL'"):
         assert f"{words} has no effect on a CPU" in said
     assert "cudagraph_capture_sizes=(1, 2)" in said

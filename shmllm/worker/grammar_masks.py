@@ -16,7 +16,7 @@ import torch
 
 from shmllm.core.constraint import Constraint
 from shmllm.worker.arrays import IntArray
-from shmllm.worker.background import Background
+from shmllm.worker.background import BackgroundThread
 from shmllm.worker.grammar import GrammarCompiler, GrammarMatcher
 
 WORD_BITS = 32
@@ -64,7 +64,7 @@ def _forbidden(words: IntArray, vocab_size: int) -> npt.NDArray[np.bool_]:
     return forbidden
 
 
-class TokenMasks:
+class GrammarMasks:
     """
     Args:
         compiler: made the matchers, and knows the tokenizer's size.
@@ -81,7 +81,7 @@ class TokenMasks:
         self._compiler = compiler
         self._max_num_rows = max_num_rows
         self._num_threads = num_threads
-        self._thread = Background("shmllm-masks")
+        self._thread = BackgroundThread("shmllm-masks")
         self._words: IntArray | None = None
         self._executor: Any = None
 

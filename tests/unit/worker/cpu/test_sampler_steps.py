@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from shmllm.core.plan import NewRequest, StepPlan
 from shmllm.params.sampling import SamplingParams
 from shmllm.worker.batch import InputBatch
-from shmllm.worker.cpu.sampler import Sampler
+from shmllm.worker.cpu.sampler import CpuSampler
 
 VOCAB_SIZE = 23
 MAX_LEN = 64
@@ -52,7 +52,7 @@ def make(requests, mode="processed_logits"):
     """requests: (row, prompt, output so far, params, bad words, stop ids)."""
     batch = InputBatch(NUM_ROWS, MAX_LEN, 8, VOCAB_SIZE)
     admit(batch, requests)
-    return Sampler(batch, mode), batch
+    return CpuSampler(batch, mode), batch
 
 
 def admit(batch, requests):

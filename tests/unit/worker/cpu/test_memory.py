@@ -1,0 +1,97 @@
+"""How much host memory is free, and how much of it the KV cache gets by default."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from shmllm.config.engine import CacheConfig
+from shmllm.worker.cpu import memory
+from shmllm.worker.cpu.arena import HostArena
+from shmllm.worker.cpu.memory import HostMemory, resident_bytes
+from shmllm.worker.memory import CacheSize
+
+GIB, MIB = 2**30, 2**20
+
+
+@pytest.fixture
+def free(monkeypatch):
+    """Sets how much memory is free."""
+
+    def set_free(num_bytes):
+        monkeypatch.setattr(memory, "available_memory_bytes", lambda: num_bytes)
+
+    set_free(64 * GIB)
+    return set_free
+
+
+@pytest.mark.parametrize(
+    ("available", "cache"),
+    [(64 * GIB, 2 * GIB), (8 * GIB, 2 * GIB), (4 * GIB, GIB), (4 * MIB, MIB)],
+)
+def test_the_default_is_two_gibibytes_or_a_quarter_of_what_is_free(free, available, cache):
+    free(available)
+    size = HostMemory().size_cache(CacheConfig(), 4096, 128)
+    assert size == CacheSize(cache // 4096, 128, None)
+
+
+def test_a_given_size_is_taken_whatever_is_free(free):
+    free(0)
+    size = HostMemory().size_cache(CacheConfig(16, 100_000), 1000, 64)
+    assert size.num_blocks == 100
+
+
+MEMINFO = "MemTotal:       8000 kB\nMemAvailable:   5000 kB\nCached: 1 kB\n"
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """Gives the files of a machine: meminfo, and a cgroup's limit and use."""
+
+    def describe(limit=None, used=None, meminfo=MEMINFO):
+        files = {
+            "/proc/meminfo": meminfo,
+            "/sys/fs/cgroup/memory.max": limit,
+            "/sys/fs/cgroup/memory.current": used,
+        }
+
+        def read_text(path, *_args, **_options):
+            content = files[str(path)]
+            if content is None:
+                raise FileNotFoundError(path)
+            return content
+
+        monkeypatch.setattr(Path, "read_text", read_text)
+        monkeypatch.setattr(os, "sysconf", {"SC_AVPHYS_PAGES": 10, "SC_PAGE_SIZE": 4096}.get)
+
+    return describe
+
+
+@pytest.mark.parametrize(
+    ("files", "available"),
+    [
+        ({}, 5000 * 1024),
+        ({"limit": "max\n", "used": "77\n"}, 5000 * 1024),
+        ({"limit": "3000000\n", "used": "1000000\n"}, 2_000_000),
+        ({"limit": "9000000\n", "used": "1000000\n"}, 5000 * 1024),
+        ({"limit": "3000\n", "used": "4000\n"}, 0),
+        ({"meminfo": "MemTotal: 8000 kB\n"}, 40960),
+    ],
+    ids=["no cgroup", "no limit", "tight limit", "wide limit", "over the limit", "old kernel"],
+)
+def test_available_memory_is_the_least_of_kernel_and_cgroup(machine, files, available):
+    machine(**files)
+    assert HostMemory().free_bytes() == available
+
+
+def test_resident_bytes_follow_what_is_touched():
+    arena = HostArena(2**26, "a test")
+    tensor = arena.allocate((2**26,), torch.uint8)
+    before = resident_bytes()
+    tensor.fill_(1)
+    assert resident_bytes() - before == pytest.approx(2**26, rel=0.1)
+    arena.release()
+    assert resident_bytes() - before < 2**24
