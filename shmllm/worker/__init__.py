@@ -1,0 +1,1 @@
+"""Loads a model, and executes the steps that the scheduler plans."""

@@ -1,11 +1,11 @@
-"""One flat piece of memory at a fixed address, from which tensors are cut.
+"""Arenas: contiguous blocks of memory at fixed addresses, in which tensors are allocated.
 
-Weights live in one arena and keys and values in another. An arena can give its memory back
-and have it again at the same addresses, so that whatever points into it stays valid. New
-memory is zeroed, so that slots of the cache that nobody wrote yet are finite.
+The weights are in one arena and the KV cache in another. An arena can give its memory back and
+take memory at the same addresses again, so that every pointer into it stays valid. New memory is
+zeroed, so that the slots of the KV cache that no token has been written to hold finite numbers.
 
-Owns the interface, and the arena of a CPU, whose pages come from the kernel when they are
-first touched: a large one costs what is used of it. `cuda_arena` has a GPU's.
+This module owns the interface and what all arenas share. `cpu.arena`, `gpu.arena` and
+`gpu.plain_arena` implement it.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ ALIGNMENT_BYTES = 64
 
 
 class Contents(Enum):
-    """
-    HERE   -> KEPT   release(keep=True): the memory is given back, but for what a CPU keeps
-    HERE   -> LOST   release(keep=False)
-    KEPT   -> LOST   release(keep=False)
-    KEPT   -> HERE   restore: as they were
-    LOST   -> HERE   restore: zeros
+    """The state of what an arena holds, and the calls that change it:
+
+    PRESENT -> KEPT      release(keep=True): the contents are saved (a CPU leaves them in place)
+    PRESENT -> LOST      release(keep=False)
+    KEPT    -> LOST      release(keep=False)
+    KEPT    -> PRESENT   restore: the saved contents
+    LOST    -> PRESENT   restore: zeros
 
     Every other call changes nothing.
     """
 
-    HERE = auto()
+    PRESENT = auto()
     KEPT = auto()
     LOST = auto()
 
@@ -39,38 +40,38 @@ class Arena(Protocol):
     """Memory for tensors.
 
     Attributes:
-        num_bytes: the most that `allocate` can give out.
-        contents: what has become of them.
+        num_bytes: the size of all tensors that `allocate` can return, in total.
+        contents: the state of what it holds.
     """
 
     num_bytes: int
     contents: Contents
 
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """A zeroed tensor of `shape` at the next free address."""
+        """Return a zeroed tensor of `shape` at the next free address."""
 
     def release(self, keep: bool = False) -> None:
-        """Give the memory back. Nobody may use the tensors until `restore`."""
+        """Give the memory back. The tensors may not be used until `restore`."""
 
     def restore(self) -> None:
-        """Have memory at the same addresses again.
+        """Take memory at the same addresses again.
 
         Raises:
-            MemoryError: there is not enough; nothing changed.
+            MemoryError: there is not enough memory; nothing changed.
         """
 
     @property
     def resident_bytes(self) -> int:
-        """Memory that is there now."""
+        """The memory that it takes now, in bytes."""
 
 
 def padded_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
-    """Bytes that `Arena.allocate(shape, dtype)` uses up."""
+    """Return the bytes that `Arena.allocate(shape, dtype)` takes, with the padding."""
     return -(-math.prod(shape) * dtype.itemsize // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
 class CountingAllocator:
-    """Stands in for an arena to learn how large it must be: gives out meta tensors."""
+    """Counts the bytes that an arena needs for a series of tensors, and returns meta tensors."""
 
     def __init__(self) -> None:
         self.num_bytes = 0
@@ -81,14 +82,15 @@ class CountingAllocator:
 
 
 class BumpAllocator:
-    """Finds places for tensors, one behind the other."""
+    """Assigns consecutive offsets in an arena of `num_bytes` bytes."""
 
     def __init__(self, num_bytes: int) -> None:
         self._num_bytes = num_bytes
         self._used_bytes = 0
 
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
-        """Where the next one begins. Raises AssertionError where the memory ends."""
+        """Return the offset of the next tensor, in bytes. Raises AssertionError if the arena is
+        full: whoever made it counted too few bytes."""
         begin = self._used_bytes
         self._used_bytes += padded_bytes(shape, dtype)
         assert self._used_bytes <= self._num_bytes, "the arena was counted too small"

@@ -1,4 +1,4 @@
-"""Names of the array types that the worker's parts hand each other."""
+"""Names for the types of the arrays that the worker's modules share."""
 
 from __future__ import annotations
 

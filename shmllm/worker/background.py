@@ -1,4 +1,4 @@
-"""A thread that runs jobs beside the steps, one after another."""
+"""A thread that runs jobs one after another, beside the thread that runs the steps."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ T = TypeVar("T")
 
 
 class BackgroundThread:
-    """Starts with the first job. A daemon: a long job must not keep the engine from ending.
+    """Runs jobs in the order in which they are submitted. The first job starts the thread. The
+    thread is a daemon, so that a long job does not keep the engine process from ending.
 
     Args:
-        name: of the thread.
-        stack_bytes: 0 for what the system gives.
+        name: the thread's name.
+        stack_bytes: the size of the thread's stack; 0 for the system's default.
     """
 
     def __init__(self, name: str, stack_bytes: int = 0) -> None:
@@ -26,7 +27,7 @@ class BackgroundThread:
         self._thread: threading.Thread | None = None
 
     def submit(self, job: Callable[[], T]) -> Future[T]:
-        """Queue a job; its result or exception is the future's."""
+        """Queue a job. The future gets its result or its exception."""
         future: Future[T] = Future()
         self._jobs.put((future, job))
         if self._thread is None:
@@ -46,6 +47,6 @@ class BackgroundThread:
             future, job = self._jobs.get()
             try:
                 future.set_result(job())
-            except BaseException as error:  # a panic of a compiled library is no Exception
+            except BaseException as error:  # a panic of a Rust library is not an Exception
                 future.set_exception(error)
-            del future, job  # nothing of the last job lives on while this waits
+            del future, job  # else this thread keeps them alive until the next job

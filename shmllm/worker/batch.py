@@ -1,10 +1,11 @@
-"""The running requests' state as arrays, one row each, and a step's inputs cut from them.
+"""The state of the running requests as arrays with one row per request, and the inputs of a step.
 
-Rows are assigned by the scheduler. Numpy, because everything here is integer work on
-small arrays; the runner turns the result into tensors once per step.
+The scheduler assigns the rows. The arrays are numpy's, because all of this is integer work on
+small arrays; the runner converts a step's inputs to tensors once per step.
 
-On a device that samples ahead of the host, the tokens of a step may be known there alone. Its
-inputs then say whose token is meant, and the tokens themselves follow when the host has them.
+A GPU samples ahead of the host: when the host prepares a step, the tokens of the step before may
+be known on the device only. The step's inputs then name the row whose last token is meant, and the
+host stores the tokens when they arrive.
 """
 
 from __future__ import annotations
@@ -21,23 +22,25 @@ from shmllm.worker.logits_processors import LogitsState, needs_logits_processors
 
 NO_ROWS: LongArray = np.zeros(0, np.int64)
 SAMPLED_FOR_ROW = -2
-"""As a token id, less the row: the token that was sampled for it last."""
+"""The token id `SAMPLED_FOR_ROW - row` stands for the token that was sampled last for `row`."""
 
 
 @dataclass(slots=True)
 class StepInputs:
-    """One step, flat over its T tokens and S scheduled requests.
+    """The inputs of one step with T tokens of S requests, of which N get a token sampled.
 
     Attributes:
-        token_ids: (T,) int64; SAMPLED_FOR_ROW - row where `InputBatch` samples ahead.
-        positions: (T,) int64, from 0 within each request.
-        slot_mapping: (T,) int64, where each token's key and value go.
-        rows: (S,) int64.
-        first_tokens: (S,) int64, where each request's tokens begin among the T.
-        counts: (S,) int64, how many tokens each has.
-        context_lens: (S,) int64, tokens of each request once the step is done.
-        sample_tokens: (N,) int64, which of the T tokens get a successor sampled.
-        sample_rows: (N,) int64, their rows.
+        token_ids: (T,) int64, token ids; SAMPLED_FOR_ROW - row for tokens that only the device
+            knows.
+        positions: (T,) int64, the position of each token in its request, from 0.
+        slot_mapping: (T,) int64, the slot of the KV cache for each token's key and value.
+        rows: (S,) int64, the row of each request.
+        first_tokens: (S,) int64, the index of each request's first token among the T.
+        counts: (S,) int64, the number of tokens of each request in this step.
+        context_lens: (S,) int64, the number of tokens of each request with this step's.
+        sample_tokens: (N,) int64, the indices among the T of the tokens whose successor is
+            sampled.
+        sample_rows: (N,) int64, the rows of these requests.
         sample_positions: (N,) int64, the position that each sampled token will have.
     """
 
@@ -55,10 +58,12 @@ class StepInputs:
 
 @dataclass(slots=True)
 class SamplerOutput:
-    """
+    """The sampled tokens of a step.
+
     Attributes:
-        token_ids: (N,) int64.
-        logprobs: of the rows that ask for them, in their order; None if none does.
+        token_ids: (N,) int64, one for each sampled row.
+        logprobs: the log-probabilities of the rows that ask for them, in their order; None if no
+            row asks.
     """
 
     token_ids: LongArray
@@ -67,8 +72,13 @@ class SamplerOutput:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedTokens:
-    """Tokens that are sampled now: (N,) rows, positions, and how often the rows were given to a
-    request by then, all int64."""
+    """The places of N tokens that a step samples, for `InputBatch.fill`.
+
+    Attributes:
+        rows: (N,) int64, the rows of the tokens.
+        positions: (N,) int64, their positions.
+        num_assigned: (N,) int64, how many requests had been assigned to each row at that step.
+    """
 
     rows: LongArray
     positions: LongArray
@@ -76,18 +86,25 @@ class ExpectedTokens:
 
 
 class InputBatch:
-    """
+    """The tokens, block table and sampling parameters of the running requests.
+
     Args:
-        num_rows: requests that can run at once.
-        max_model_len: tokens per request.
-        block_size: tokens per KV block.
-        vocab_size: entries of a row's logits.
-        samples_ahead: whether a step's inputs are wanted before the tokens of the step before
-            were appended.
+        num_rows: the largest number of requests that run at once.
+        max_model_len: the largest number of tokens of a request.
+        block_size: tokens in a KV block.
+        vocab_size: entries in a row of logits.
+        samples_ahead: whether the inputs of a step may be made before the tokens of the step
+            before are appended.
 
     Attributes:
-        edits: what the logits of some rows go through; most rows need nothing.
-        logprobs: alternatives wanted, of the rows that ask for log-probabilities.
+        token_ids: (num_rows, max_model_len + 1) int32, the tokens of each row's request.
+        block_table: (num_rows, blocks) int32, the block ids of each row's request.
+        temperature, top_p, min_p: (num_rows,) float32, sampling parameters; greedy rows have
+            temperature 0.
+        top_k: (num_rows,) int32.
+        seeds: (num_rows,) uint64.
+        logits_states: by row, the state of the logits processors; most rows need none.
+        logprobs: by row, the number of alternatives, for rows that ask for log-probabilities.
     """
 
     def __init__(
@@ -102,7 +119,7 @@ class InputBatch:
         self.block_size = block_size
         self._vocab_size = vocab_size
         max_blocks = -(-max_model_len // block_size)
-        # One more than fits: what is sampled last of all has a place, too.
+        # One column more than max_model_len, for the token sampled at the last position.
         self.token_ids: IntArray = np.zeros((num_rows, max_model_len + 1), np.int32)
         self.block_table: IntArray = np.zeros((num_rows, max_blocks), np.int32)
         self.temperature = np.zeros(num_rows, np.float32)
@@ -111,7 +128,7 @@ class InputBatch:
         self.min_p = np.zeros(num_rows, np.float32)
         self.seeds = np.zeros(num_rows, np.uint64)
         self._samples_ahead = samples_ahead
-        self._num_given = np.zeros(num_rows, np.int64)
+        self._num_known = np.zeros(num_rows, np.int64)
         self._num_assigned = np.zeros(num_rows, np.int64)
         self._ones = np.ones(num_rows, np.int64)
         self._indices = np.arange(num_rows)
@@ -121,7 +138,7 @@ class InputBatch:
         self._sampled: LongArray = NO_ROWS
 
     def update(self, plan: StepPlan) -> None:
-        """Take in the step's admissions and appended blocks."""
+        """Add the new requests and the appended blocks of a step."""
         for request in plan.new_requests:
             self._add_request(request)
         for append in plan.block_appends:
@@ -132,7 +149,7 @@ class InputBatch:
         row, params = request.row, request.params
         self.token_ids[row, : len(request.token_ids)] = request.token_ids
         self.block_table[row, : len(request.block_ids)] = request.block_ids
-        self._num_given[row] = len(request.token_ids)
+        self._num_known[row] = len(request.token_ids)
         self._num_assigned[row] += 1
         self.temperature[row] = 0.0 if params.is_greedy else params.temperature
         self.top_k[row] = min(max(params.top_k, 0), 2**31 - 1)
@@ -147,15 +164,15 @@ class InputBatch:
             self.logprobs[row] = params.logprobs
 
     def is_filtered(self, rows: LongArray) -> npt.NDArray[np.bool_]:
-        """Which of these rows are drawn with top_k, top_p or min_p."""
+        """Return (N,) booleans: whether top_k, top_p or min_p restricts the draws of these rows."""
         top_k = self.top_k[rows]
         cuts = (top_k > 0) & (top_k < self._vocab_size)
         has_filter = cuts | (self.top_p[rows] < 1.0) | (self.min_p[rows] > 0.0)
         return has_filter & (self.temperature[rows] > 0.0)
 
     def inputs(self, plan: StepPlan) -> StepInputs:
-        """The arrays of a step whose admissions and appends were taken in. They are valid until
-        the next step's are asked for."""
+        """Return the inputs of a step, after `update` with the same plan. They are valid until
+        the next call."""
         if plan.is_repeat and self._inputs is not None:
             self._advance(self._inputs, bool(plan.block_appends))
         else:
@@ -163,7 +180,7 @@ class InputBatch:
         return self._inputs
 
     def _advance(self, inputs: StepInputs, has_new_blocks: bool) -> None:
-        """Each request of a decode goes on with the token that was sampled for it."""
+        """Change the inputs of a decode step to those of the next one with the same requests."""
         sampled = SAMPLED_FOR_ROW - inputs.rows if self._samples_ahead else self._sampled
         inputs.token_ids[:] = sampled
         inputs.positions += 1
@@ -197,7 +214,7 @@ class InputBatch:
         sample_rows, sample_positions = rows[samples], context_lens[samples]
         token_ids = self.token_ids[token_rows, positions].astype(np.int64)
         if self._samples_ahead:
-            is_sampled = positions >= self._num_given[token_rows]
+            is_sampled = positions >= self._num_known[token_rows]
             token_ids = np.where(is_sampled, SAMPLED_FOR_ROW - token_rows, token_ids)
         return StepInputs(
             token_ids=token_ids,
@@ -213,18 +230,18 @@ class InputBatch:
         )
 
     def append(self, inputs: StepInputs, sampled: LongArray) -> None:
-        """Put each sampled token behind the token that it follows."""
+        """Append the sampled tokens of a step to its requests."""
         self._sampled = sampled
         self.token_ids[inputs.sample_rows, inputs.sample_positions] = sampled
 
     def expect(self, inputs: StepInputs) -> ExpectedTokens:
-        """The places of the tokens that a step samples, to be filled when they are there: by then
-        other inputs were asked for, and other requests may have the rows."""
+        """Return the places of the tokens that a step samples, for a later call of `fill`. By then
+        `inputs` has changed, and the rows may belong to other requests."""
         rows = inputs.sample_rows
         return ExpectedTokens(rows, inputs.sample_positions.copy(), self._num_assigned[rows])
 
     def fill(self, expected: ExpectedTokens, sampled: LongArray) -> None:
-        """Put sampled tokens into their places, but for rows that were given away meanwhile."""
+        """Store sampled tokens, except those of rows that belong to other requests by now."""
         rows, positions = expected.rows, expected.positions
         is_same = self._num_assigned[rows] == expected.num_assigned
         if not is_same.all():

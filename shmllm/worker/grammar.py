@@ -1,8 +1,8 @@
-"""Pauses outputs to grammars: compiles them, and follows the tokens that were sampled.
+"""Compiles grammars, and tracks how far an output has followed its grammar.
 
-Grammars arrive as text that the front end checked. Each is compiled once, in a thread of
-its own; a request gets a copy and keeps it until it ends, preempted or not. Knows neither
-requests nor logits.
+A grammar arrives as text that the front end has checked. A background thread compiles each grammar
+once; each request gets a copy of the compiled matcher and keeps it until it ends, preempted or
+not. This module must not know requests or logits.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ TOKENIZER_FILE = "tokenizer.json"
 MAX_COMPILED = 128
 DOES_NOT_FIT = "doesn't satisfy the grammar"
 STACK_BYTES = 128 * 2**20
-"""The library descends into nested grammars."""
+"""The compiler's recursion is as deep as the grammar's nesting."""
 
 
 class GrammarMatcher:
-    """One request's place in its grammar.
+    """The state of one request's output in its grammar.
 
     Attributes:
-        matcher: the library's.
-        error: why the request cannot go on; empty if it can.
+        matcher: llguidance's matcher.
+        error: why the output cannot go on; empty if it can.
     """
 
     __slots__ = ("error", "matcher")
@@ -41,12 +41,16 @@ class GrammarMatcher:
         self.error = ""
 
     def take(self, token_id: int) -> FinishReason:
-        """Follow one sampled token. STOP: nothing may follow it. ERROR: see `error`."""
+        """Advance by one sampled token.
+
+        Returns:
+            STOP if no token may follow, ERROR if the output cannot go on (see `error`), else NONE.
+        """
         matcher = self.matcher
-        is_taken = matcher.consume_token(token_id)
-        if is_taken and not matcher.is_stopped():
+        is_consumed = matcher.consume_token(token_id)
+        if is_consumed and not matcher.is_stopped():
             return FinishReason.NONE
-        if is_taken and not matcher.is_error():  # a matcher in error takes the end token, too
+        if is_consumed and not matcher.is_error():  # a matcher in error accepts the end token, too
             return FinishReason.STOP
         problem = _first_line(matcher.get_error())
         if DOES_NOT_FIT in problem:
@@ -63,14 +67,15 @@ def _first_line(message: str) -> str:
 
 
 class GrammarCompiler:
-    """
+    """Compiles grammars in a background thread, and caches the MAX_COMPILED used last.
+
     Args:
-        directory: of the tokenizer, which is read when the first grammar comes.
-        eos_token_ids: the model's; allowed where an output may end.
+        directory: the tokenizer's directory; the tokenizer is read for the first grammar.
+        eos_token_ids: the model's end-of-sequence tokens, allowed where an output may end.
 
     Attributes:
-        vocab_size: the tokenizer's; 0 until it was read.
-        num_compiled: grammars compiled so far.
+        vocab_size: the number of the tokenizer's tokens; 0 until it is read.
+        num_compiled: the number of grammars compiled so far.
     """
 
     def __init__(self, directory: Path, eos_token_ids: Sequence[int]) -> None:
@@ -83,8 +88,12 @@ class GrammarCompiler:
         self.num_compiled = 0
 
     def compile(self, text: str) -> Future[Callable[[], Constraint]]:
-        """What begins a new output under this grammar, at once or later; the future's
-        exception says why there is none."""
+        """Compile a grammar, or find it in the cache.
+
+        Returns:
+            A future of a function that makes the constraint of a new output. The future's
+            exception is a RequestError if the grammar cannot be compiled.
+        """
         future = self._compiled.get(text)
         if future is None:
             future = self._compiled[text] = self._thread.submit(lambda: self._compile(text))
@@ -108,12 +117,12 @@ class GrammarCompiler:
         return lambda: GrammarMatcher(matcher.deep_copy())
 
     def _load_tokenizer(self) -> Any:
-        """With the library's own lock on the interpreter: nothing else runs meanwhile."""
+        """Read the tokenizer. llguidance holds the GIL meanwhile, so that no other thread runs."""
         from llguidance import LLTokenizer
 
         if not self._path.is_file():
             raise RequestError(
-                f"structured_outputs need a {TOKENIZER_FILE}, and {self._path} is not there"
+                f"structured_outputs need a {TOKENIZER_FILE}, and {self._path} does not exist"
             )
         try:
             return LLTokenizer(str(self._path), eos_token=self._eos_token_ids or None)

@@ -1,7 +1,7 @@
-"""Which tokens a step's constrained rows may choose, found while the model computes.
+"""The token bitmasks that grammars put on a step's logits, computed while the model runs.
 
-Knows the grammars' matchers and rows of logits; what else the sampler does to those is its
-own business.
+This module owns the masks' memory and the thread that fills them. It must not know the other
+logits processors.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ WORD_BITS = 32
 
 
 class PendingMasks:
-    """The masks of one step: what the samplers take as their mask.
+    """The masks of one step, which a thread may still be filling.
 
     Args:
-        rows: which rows of the step's logits they are for.
-        words: (len(rows), W) int32, at once or later.
+        rows: the rows of the step's logits that have a mask.
+        words: a future of the masks, (len(rows), W) int32.
     """
 
     def __init__(self, rows: list[int], words: Future[IntArray]) -> None:
@@ -36,12 +36,12 @@ class PendingMasks:
 
     @property
     def words(self) -> IntArray:
-        """(len(rows), W) int32: bit t % 32 of word t // 32 allows token t, and what has no word
-        is forbidden. Waits for them; they are valid until the next step's masks are begun."""
+        """(len(rows), W) int32: bit t % 32 of word t // 32 allows token t; tokens beyond the last
+        word are forbidden. Waits for the thread. Valid until the next call of `begin`."""
         return self._words.result()
 
     def __call__(self, logits: torch.Tensor) -> None:
-        """Set what the grammars forbid to -inf, in place; other rows are not touched.
+        """Set the logits of forbidden tokens to -inf, in place. Rows without a mask do not change.
 
         Args:
             logits: (N, V) float32, on the CPU.
@@ -55,7 +55,7 @@ class PendingMasks:
 
 
 def _forbidden(words: IntArray, vocab_size: int) -> npt.NDArray[np.bool_]:
-    """(rows, vocab_size), true for what a row may not have."""
+    """Return (rows, vocab_size) booleans, true for forbidden tokens."""
     bits = np.unpackbits(np.invert(words).view(np.uint8), axis=1, bitorder="little")
     if bits.shape[1] >= vocab_size:
         return bits[:, :vocab_size].view(np.bool_)
@@ -65,11 +65,12 @@ def _forbidden(words: IntArray, vocab_size: int) -> npt.NDArray[np.bool_]:
 
 
 class GrammarMasks:
-    """
+    """Computes the masks of each step in a background thread.
+
     Args:
-        compiler: made the matchers, and knows the tokenizer's size.
-        max_num_rows: rows of a step, at most.
-        num_threads: that fill masks.
+        compiler: the compiler of the grammars, which has the size of the vocabulary.
+        max_num_rows: the largest number of constrained rows in a step.
+        num_threads: the number of threads that fill masks.
     """
 
     def __init__(
@@ -87,15 +88,22 @@ class GrammarMasks:
 
     @property
     def workspace_bytes(self) -> int:
-        """Memory of the words."""
+        """The memory of the masks."""
         return 0 if self._words is None else self._words.nbytes
 
     def drop_workspace(self) -> None:
-        """Let go of them; not while masks are filled."""
+        """Free the masks' memory. No masks may be pending."""
         self._words = None
 
     def begin(self, constraints: Sequence[tuple[int, Constraint]]) -> PendingMasks | None:
-        """Begin to find the masks of (row of the step's logits, what it has to match)."""
+        """Start to compute the masks of a step.
+
+        Args:
+            constraints: (row of the step's logits, constraint) pairs.
+
+        Returns:
+            The masks; None if there are no constraints.
+        """
         if not constraints:
             return None
         matchers = [
@@ -106,7 +114,8 @@ class GrammarMasks:
         return PendingMasks(rows, self._thread.submit(lambda: self._fill(matchers)))
 
     def _fill(self, matchers: list[tuple[Any, int]]) -> IntArray:
-        """A matcher that fails allows the end alone, and says so when it takes a token."""
+        """Fill the masks. A matcher that fails allows the end token alone, and reports its error
+        when it takes a token."""
         if self._words is None:
             from llguidance import LLExecutor
 

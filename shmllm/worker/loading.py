@@ -1,6 +1,7 @@
-"""Loads a model: its configuration, a dtype, and the weights into an arena.
+"""Loads a model: its configuration, its dtype, and its weights into an arena.
 
-Owns what every kind of runner needs before it can compute. Must not know what computes.
+This module owns what a runner of any device does before it can compute. It must not know the
+device.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ Progress = Callable[[int, int], None]
 class LoadedModel:
     """
     Attributes:
-        model: with its weights.
-        config: from its directory.
-        weights: where they lie.
-        dtype_name: of weights and activations.
-        max_model_len: what was asked for; the KV cache may hold less.
+        model: the model, with its weights.
+        config: the configuration from the model's directory.
+        weights: the arena of the weights.
+        dtype_name: the dtype of weights and activations.
+        max_model_len: the configured length, in tokens; the KV cache may hold fewer.
     """
 
     model: DecoderModel
@@ -47,15 +48,15 @@ class LoadedModel:
         return self.model.dtype
 
     def reload(self, directory: str | None) -> None:
-        """Load the weights again as at the start, or from another directory.
+        """Load the weights again, from where they were loaded first or from another directory.
 
         Raises:
-            RequestError: they are asleep.
-            EngineStartError: they cannot be read; nothing was written.
+            RequestError: the weights are asleep.
+            EngineStartError: the weights cannot be read; no weight changed.
         """
         self.model.check_awake()
         if directory is None:
-            _fill(self.model, self._load)
+            _load_weights(self.model, self._load)
         else:
             load_weights(self.model, Path(directory))
         self.model.weights_changed(self.model.named_weights())
@@ -68,31 +69,33 @@ def load_model(
     on_progress: Progress | None = None,
     check: Callable[[DecoderModel], None] | None = None,
 ) -> LoadedModel:
-    """
+    """Load a model into an arena of its own.
+
     Args:
-        load: which model, and what its weights become.
-        pool: where they go.
-        auto_dtype: what the dtype "auto" is there; None: the checkpoint's own, and bfloat16 if
-            it does not say.
+        load: the model's directory, and the dtype and quantization of its weights.
+        pool: the memory that the weights go into.
+        auto_dtype: the meaning of the dtype "auto"; None stands for the checkpoint's dtype, or
+            bfloat16 if the checkpoint names none.
         on_progress: called with (bytes read, bytes in all) while weights are read.
-        check: raises EngineStartError for a model, without weights yet, that cannot run there.
+        check: called with the model before it has weights; raises EngineStartError if the device
+            cannot run that model.
 
     Raises:
-        EngineStartError: the model cannot be loaded, or not in this memory.
+        EngineStartError: the model cannot be loaded, or its weights do not fit into the memory.
     """
     config = ModelConfig.from_directory(Path(load.directory))
-    max_model_len = _wanted_length(load, config)
+    max_model_len = _configured_length(load, config)
     automatic = auto_dtype or config.dtype or "bfloat16"
     dtype_name = automatic if load.dtype == "auto" else load.dtype
     dtype: torch.dtype = getattr(torch, dtype_name)
     counter = CountingAllocator()
-    without_weights = create_model(config, dtype, counter.allocate, load.quantization)
+    meta_model = create_model(config, dtype, counter.allocate, load.quantization)
     if check is not None:
-        check(without_weights)
+        check(meta_model)
     check_weights_fit(counter.num_bytes, load.quantization or dtype_name, pool)
     weights = pool.make_arena(counter.num_bytes, "the weights")
     model = create_model(config, dtype, weights.allocate, load.quantization)
-    _fill(model, load, on_progress)
+    _load_weights(model, load, on_progress)
     return LoadedModel(model, config, weights, dtype_name, max_model_len, load)
 
 
@@ -110,8 +113,8 @@ def make_info(
     graphs: str = "",
     warnings: Sequence[str] = (),
 ) -> EngineInfo:
-    """What an engine that has this model and this cache says about itself."""
-    model, most = loaded.config, config.logprobs.max_logprobs
+    """Return what an engine with this model and this KV cache reports about itself."""
+    model, max_logprobs = loaded.config, config.logprobs.max_logprobs
     return EngineInfo(
         model_directory=config.load.directory,
         model_type=model.architecture,
@@ -129,7 +132,9 @@ def make_info(
         wait_policy=config.client.wait_policy,
         load_seconds=load_seconds,
         max_logprobs=(
-            model.vocab_size if most == UNLIMITED_LOGPROBS else min(most, model.vocab_size)
+            model.vocab_size
+            if max_logprobs == UNLIMITED_LOGPROBS
+            else min(max_logprobs, model.vocab_size)
         ),
         scheduling_policy=config.scheduler.policy,
         hidden_size=model.hidden_size,
@@ -141,17 +146,19 @@ def make_info(
     )
 
 
-def _wanted_length(load: LoadConfig, model: ModelConfig) -> int:
-    wanted = load.max_model_len or model.max_position_embeddings
-    if wanted > model.max_position_embeddings:
+def _configured_length(load: LoadConfig, model: ModelConfig) -> int:
+    length = load.max_model_len or model.max_position_embeddings
+    if length > model.max_position_embeddings:
         raise EngineStartError(
-            f"max_model_len {wanted:,} exceeds the {model.max_position_embeddings:,} positions "
+            f"max_model_len {length:,} exceeds the {model.max_position_embeddings:,} positions "
             f"that the model was made for (max_position_embeddings in {load.directory})"
         )
-    return wanted
+    return length
 
 
-def _fill(model: DecoderModel, load: LoadConfig, on_progress: Progress | None = None) -> None:
+def _load_weights(
+    model: DecoderModel, load: LoadConfig, on_progress: Progress | None = None
+) -> None:
     if load.load_format == "dummy":
         load_dummy_weights(model, load.seed)
     else:

@@ -1,8 +1,8 @@
-"""What changes a row's logits before temperature: masks, bans, biases and penalties.
+"""The logits processors: allowed tokens, banned tokens, biases and penalties, before temperature.
 
-Owns their state per row, kept only for rows that need one, and applies them to a step's
-logits in vLLM's order. Biases and penalties touch single entries, so those of all rows go
-together as flat indices; no array of the vocabulary's size exists per row.
+This module owns their state per row, kept only for rows that need one, and applies them on a CPU
+in vLLM's order. Biases and penalties change single entries, so those of all rows are applied
+together by flat indices; no array of the vocabulary's size exists per row.
 """
 
 from __future__ import annotations
@@ -21,8 +21,12 @@ _NO_IDS = np.zeros(0, np.int64)
 
 
 class BadWords:
-    """Sequences that the output may not contain: their last token is banned where the rest
-    stands."""
+    """Token sequences that the output may not contain. The last token of a sequence is banned
+    where the output ends with the tokens before it.
+
+    Args:
+        sequences: the sequences of token ids.
+    """
 
     def __init__(self, sequences: TokenSequences) -> None:
         single = {sequence[0] for sequence in sequences if len(sequence) == 1}
@@ -35,11 +39,11 @@ class BadWords:
 
     @property
     def needs_output(self) -> bool:
-        """Whether any has more than one token."""
+        """Whether any sequence has more than one token."""
         return bool(self._by_last)
 
     def banned(self, output_ids: IntArray) -> LongArray:
-        """What may not follow `output_ids`."""
+        """Return the token ids that may not follow `output_ids`."""
         candidates = self._by_last.get(int(output_ids[-1]), ()) if len(output_ids) else ()
         completing = [
             last
@@ -52,11 +56,18 @@ class BadWords:
 
 
 class RequestTokenCounts:
-    """The different tokens of a request, and how often its output has each."""
+    """The distinct tokens of a request, and how often its output contains each.
+
+    Args:
+        prompt_ids: the tokens of the prompt that repetition penalties count.
+
+    Attributes:
+        num_output_tokens: the number of tokens counted so far.
+    """
 
     def __init__(self, prompt_ids: Sequence[int] | IntArray) -> None:
         known = np.unique(np.asarray(prompt_ids, np.int64))
-        self._places = {token: place for place, token in enumerate(known.tolist())}
+        self._indices = {token: index for index, token in enumerate(known.tolist())}
         self._ids = np.zeros(len(known) + 32, np.int64)
         self._ids[: len(known)] = known
         self._counts = np.zeros(len(self._ids), np.float32)
@@ -64,37 +75,48 @@ class RequestTokenCounts:
 
     @property
     def ids(self) -> LongArray:
-        return self._ids[: len(self._places)]
+        """(count,) int64, the distinct tokens."""
+        return self._ids[: len(self._indices)]
 
     @property
     def counts(self) -> FloatArray:
-        """How often the output has each of `ids`; 0 for those that only the prompt has."""
-        return self._counts[: len(self._places)]
+        """(count,) float32, how often the output contains each of `ids`; 0 for tokens that only
+        the prompt contains."""
+        return self._counts[: len(self._indices)]
 
     def add(self, output_ids: Iterable[int]) -> None:
+        """Count further tokens of the output."""
         for token in output_ids:
-            place = self._places.setdefault(token, len(self._places))
-            if place == len(self._ids):
-                self._ids = np.resize(self._ids, 2 * place)
-                self._counts = np.concatenate([self._counts, np.zeros(place, np.float32)])
-            self._ids[place] = token
-            self._counts[place] += 1
+            index = self._indices.setdefault(token, len(self._indices))
+            if index == len(self._ids):
+                self._ids = np.resize(self._ids, 2 * index)
+                self._counts = np.concatenate([self._counts, np.zeros(index, np.float32)])
+            self._ids[index] = token
+            self._counts[index] += 1
             self.num_output_tokens += 1
 
 
 class LogitsState:
-    """
+    """The logits processors' state for one row.
+
     Args:
-        admission: the request that enters the row.
-        vocab_size: entries of its logits; ids beyond it are ignored.
+        request: the request that is assigned to the row.
+        vocab_size: entries in a row of logits; token ids beyond it are ignored.
+
+    Attributes:
+        allowed: int64 ids of `allowed_token_ids`; empty if every token is allowed.
+        biased, biases: int64 token ids of `logit_bias`, and float32 biases.
+        has_penalties: whether the request has a penalty.
+        penalties: the repetition, frequency and presence penalty.
+        counts: the tokens that penalties count; None before the first call of `count`.
     """
 
-    def __init__(self, admission: NewRequest, vocab_size: int) -> None:
-        params = admission.params
-        self._num_prompt_tokens = admission.num_prompt_tokens
-        self._min_position = admission.min_position
-        self._forbidden = _inside(admission.forbidden_ids, vocab_size)
-        known = tuple(word for word in admission.bad_words if word[-1] < vocab_size)
+    def __init__(self, request: NewRequest, vocab_size: int) -> None:
+        params = request.params
+        self._num_prompt_tokens = request.num_prompt_tokens
+        self._min_position = request.min_position
+        self._forbidden = _inside(request.forbidden_ids, vocab_size)
+        known = tuple(word for word in request.bad_words if word[-1] < vocab_size)
         self._bad_words = BadWords(known) if known else None
         self.allowed = _inside(params.allowed_token_ids or (), vocab_size)
         bias = params.logit_bias or {}
@@ -109,17 +131,17 @@ class LogitsState:
         self.counts: RequestTokenCounts | None = None
 
     @property
-    def bans(self) -> bool:
-        """Whether anything may be banned, now or later."""
+    def may_ban(self) -> bool:
+        """Whether tokens may be banned, now or at a later position."""
         return self._bad_words is not None or self._forbidden.size > 0
 
     @property
     def needs_output(self) -> bool:
-        """Whether what is banned depends on the tokens of the output, not on their number alone."""
+        """Whether the banned tokens depend on the output's tokens, not only on their number."""
         return self._bad_words is not None and self._bad_words.needs_output
 
     def banned_until(self, position: int) -> int:
-        """The next position at which something else may be banned than at this one."""
+        """Return the next position at which other tokens may be banned than at this one."""
         if self.needs_output:
             return position + 1
         if self._forbidden.size and position < self._min_position:
@@ -127,8 +149,8 @@ class LogitsState:
         return sys.maxsize
 
     def banned(self, token_ids: IntArray) -> LongArray:
-        """What may not follow `token_ids`, the request's prompt and output. Unless `needs_output`,
-        only their number matters."""
+        """Return the token ids that may not follow `token_ids`, the request's prompt and output.
+        Unless `needs_output`, only the number of `token_ids` matters."""
         banned = self._forbidden if len(token_ids) < self._min_position else _NO_IDS
         if self._bad_words is None:
             return banned
@@ -136,66 +158,69 @@ class LogitsState:
         return np.concatenate([banned, self._bad_words.banned(output)])
 
     def count(self, token_ids: IntArray) -> None:
-        """Take in what `token_ids` has more than when this was last called."""
+        """Count the tokens of `token_ids`, prompt and output, that the last call did not have."""
         if not self.has_penalties:
             return
         if self.counts is None:
-            # The other two look at the output alone.
+            # Only the repetition penalty counts the prompt.
             of_prompt = token_ids[: self._num_prompt_tokens]
             self.counts = RequestTokenCounts(of_prompt if self.penalties[0] != 1 else ())
         known = self._num_prompt_tokens + self.counts.num_output_tokens
         self.counts.add(token_ids[known:].tolist())
 
 
-def needs_logits_processors(params: SamplingParams, admission: NewRequest) -> bool:
-    """Whether the row's logits go through any of this."""
+def needs_logits_processors(params: SamplingParams, request: NewRequest) -> bool:
+    """Return whether the request needs a logits processor."""
     return bool(
         params.allowed_token_ids
         or params.logit_bias
-        or admission.bad_words
-        or admission.forbidden_ids
+        or request.bad_words
+        or request.forbidden_ids
         or params.has_penalties
     )
 
 
 def apply_logits_processors(
-    logits: torch.Tensor, edits: list[tuple[int, LogitsState]], token_ids: list[IntArray]
+    logits: torch.Tensor, states: list[tuple[int, LogitsState]], token_ids: list[IntArray]
 ) -> None:
-    """Change the logits of some rows.
+    """Apply the logits processors to some rows of logits.
 
     Args:
         logits: (N, V) float32, contiguous; changed in place.
-        edits: index into the logits, and what to do there.
-        token_ids: for each of `edits`, the request's tokens so far.
+        states: (row of `logits`, state) pairs.
+        token_ids: for each of `states`, the request's prompt and output so far.
     """
     flat, size = logits.view(-1), logits.shape[1]
-    for index, edit in edits:
-        if edit.allowed.size:
-            allowed = torch.from_numpy(edit.allowed)
+    for index, state in states:
+        if state.allowed.size:
+            allowed = torch.from_numpy(state.allowed)
             kept = logits[index, allowed]
             logits[index] = -torch.inf
             logits[index, allowed] = kept
-    banned = [edit.banned(ids) for (_, edit), ids in zip(edits, token_ids, strict=True)]
-    entries = _flatten([index for index, _ in edits], banned, size)
+    banned = [state.banned(ids) for (_, state), ids in zip(states, token_ids, strict=True)]
+    entries = _flatten([index for index, _ in states], banned, size)
     if entries.numel():
         flat[entries] = -torch.inf
-    biased = [(index, edit) for index, edit in edits if edit.biased.size]
+    biased = [(index, state) for index, state in states if state.biased.size]
     if biased:
-        entries = _flatten([index for index, _ in biased], [e.biased for _, e in biased], size)
-        flat[entries] += torch.from_numpy(np.concatenate([e.biases for _, e in biased]))
-    for (_, edit), ids in zip(edits, token_ids, strict=True):
-        edit.count(ids)
-    _penalise(flat, [(index, e) for index, e in edits if e.counts is not None], size)
+        entries = _flatten(
+            [index for index, _ in biased], [state.biased for _, state in biased], size
+        )
+        flat[entries] += torch.from_numpy(np.concatenate([state.biases for _, state in biased]))
+    for (_, state), ids in zip(states, token_ids, strict=True):
+        state.count(ids)
+    _penalise(flat, [(index, state) for index, state in states if state.counts is not None], size)
 
 
-def _penalise(flat: torch.Tensor, edits: list[tuple[int, LogitsState]], size: int) -> None:
-    """Repetition, then frequency, then presence, as OpenAI's API and CTRL define them."""
-    counts = [edit.counts for _, edit in edits if edit.counts is not None]
+def _penalise(flat: torch.Tensor, states: list[tuple[int, LogitsState]], size: int) -> None:
+    """Apply repetition penalties as CTRL defines them (arXiv:1909.05858), then frequency and
+    presence penalties as OpenAI's API defines them."""
+    counts = [state.counts for _, state in states if state.counts is not None]
     if not counts:
         return
     lengths = [len(each.ids) for each in counts]
-    entries = _flatten([index for index, _ in edits], [each.ids for each in counts], size)
-    table = np.array([edit.penalties for _, edit in edits], np.float32)
+    entries = _flatten([index for index, _ in states], [each.ids for each in counts], size)
+    table = np.array([state.penalties for _, state in states], np.float32)
     repetition, frequency, presence = torch.from_numpy(np.repeat(table, lengths, axis=0).T)
     times = torch.from_numpy(np.concatenate([each.counts for each in counts]))
     values = flat[entries]
@@ -206,7 +231,7 @@ def _penalise(flat: torch.Tensor, edits: list[tuple[int, LogitsState]], size: in
 
 
 def _flatten(indices: list[int], ids: Sequence[LongArray], size: int) -> torch.Tensor:
-    """Entries of rows as entries of the flat logits."""
+    """Convert token ids of rows to flat indices into the logits."""
     parts = [index * size + each for index, each in zip(indices, ids, strict=True)]
     return torch.from_numpy(np.concatenate([_NO_IDS, *parts]))
 

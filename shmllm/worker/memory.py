@@ -1,6 +1,7 @@
-"""How much memory there is, and what the KV cache may take of it.
+"""The memory that a runner allocates its arenas in, and the size of the KV cache.
 
-Owns the interface of a place that has memory, and the machine's own; `gpu.memory` has a GPU's.
+This module owns the interface of a memory pool, and the arithmetic and the error messages of
+fitting weights and KV blocks into it. `cpu.memory` and `gpu.memory` have the pools.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from shmllm.errors import EngineStartError
 from shmllm.worker.arena import Arena
 
 MIB = 2**20
-SMALLER = {
+SMALLER_DTYPES = {
     "float32": "; dtype='bfloat16' needs half, quantization='int8' less",
     "bfloat16": "; quantization='int8' needs less",
     "float16": "; quantization='int8' needs less",
@@ -20,38 +21,56 @@ SMALLER = {
 
 
 class MemoryPool(Protocol):
-    """Where a runner has its arenas.
+    """The memory of a device.
 
     Attributes:
-        kind: of memory, for messages.
-        is_lazy: memory is taken when it is first written, not when an arena is made or restored.
+        kind: the name of the memory in error messages.
+        is_lazy: whether an arena takes memory when it is first written, and not when it is made
+            or restored.
     """
 
     kind: str
     is_lazy: bool
 
     def free_bytes(self) -> int:
-        """What can be used."""
+        """Return the memory that can still be allocated, in bytes."""
 
     def used_bytes(self) -> int:
-        """What this process has."""
+        """Return the memory that this process uses, in bytes."""
 
     def make_arena(self, num_bytes: int, purpose: str) -> Arena:
-        """A piece of it; EngineStartError if it does not give that much."""
+        """Allocate an arena.
+
+        Args:
+            num_bytes: the size of the arena.
+            purpose: what the memory is for, for the error message.
+
+        Raises:
+            EngineStartError: there is not that much memory.
+        """
 
     def trim(self) -> None:
-        """Give back what was freed and kept for the next who asks."""
+        """Give the memory back to the system that an allocator keeps after it was freed."""
 
 
 def check_weights_fit(weight_bytes: int, dtype: str, pool: MemoryPool) -> None:
-    """Raise EngineStartError, with both numbers, if the weights exceed what is free. That is
-    also what loading takes, but for one tensor at a time."""
+    """Check that the weights fit into the free memory. Loading needs no more than the weights
+    and one tensor.
+
+    Args:
+        weight_bytes: the size of all weights.
+        dtype: the dtype of the weights, or "int8", for the error message.
+        pool: the memory that the weights go into.
+
+    Raises:
+        EngineStartError: the weights do not fit; the message has both numbers.
+    """
     available = pool.free_bytes()
     if weight_bytes > available:
-        smaller = SMALLER.get(dtype, "")
+        advice = SMALLER_DTYPES.get(dtype, "")
         raise EngineStartError(
             f"the weights need {weight_bytes / MIB:,.0f} MiB in {dtype} and "
-            f"{available / MIB:,.0f} MiB of {pool.kind} are free{smaller}"
+            f"{available / MIB:,.0f} MiB of {pool.kind} are free{advice}"
         )
 
 
@@ -59,9 +78,9 @@ def check_weights_fit(weight_bytes: int, dtype: str, pool: MemoryPool) -> None:
 class CacheSize:
     """
     Attributes:
-        num_blocks: blocks to allocate, the padding block included.
-        max_model_len: what a request may be long, so that one always fits.
-        warning: set if that is less than was wanted.
+        num_blocks: the number of blocks to allocate, with the padding block.
+        max_model_len: the largest number of tokens of a request, so that one always fits.
+        warning: a sentence if max_model_len is smaller than configured, else None.
     """
 
     num_blocks: int
@@ -72,29 +91,34 @@ class CacheSize:
 def fit_kv_cache(
     num_bytes: int, block_size: int, bytes_per_block: int, max_model_len: int, origin: str = ""
 ) -> CacheSize:
-    """As many blocks as that many bytes hold, and max_model_len as they allow.
+    """Compute how many blocks fit into `num_bytes`, and reduce max_model_len if it must be.
 
     Args:
-        origin: where the number of bytes comes from and what changes it, for messages.
+        num_bytes: the memory for the cache.
+        block_size: tokens in a block.
+        bytes_per_block: the keys and values of a block, in all layers.
+        max_model_len: the configured length, in tokens.
+        origin: where `num_bytes` comes from and which options change it, for messages; empty if
+            kv_cache_memory_bytes sets it.
 
     Raises:
-        EngineStartError: not even one block for one sequence fits.
+        EngineStartError: the smallest cache, one block beside the padding block, does not fit.
     """
-    for_one = (-(-max_model_len // block_size) + 1) * bytes_per_block
+    needed_bytes = (-(-max_model_len // block_size) + 1) * bytes_per_block
     num_blocks = num_bytes // bytes_per_block
     capacity = (num_blocks - 1) * block_size
     if capacity < block_size:
-        given = "what is left for the KV cache" if origin else "kv_cache_memory_bytes"
+        limit = "what is left for the KV cache" if origin else "kv_cache_memory_bytes"
         raise EngineStartError(
-            f"not enough memory for one sequence: {given} is {max(num_bytes, 0):,} and the "
+            f"not enough memory for one sequence: {limit} is {max(num_bytes, 0):,} and the "
             f"smallest cache, two blocks of {block_size} tokens, needs {2 * bytes_per_block:,}"
             f"{origin}"
         )
     if capacity >= max_model_len:
         return CacheSize(num_blocks, max_model_len, None)
-    cure = origin or f"; raise kv_cache_memory_bytes to {for_one:,} for all of it"
+    advice = origin or f"; raise kv_cache_memory_bytes to {needed_bytes:,} for all of it"
     warning = (
         f"max_model_len is {capacity:,} instead of {max_model_len:,}: the KV cache of "
-        f"{num_bytes / MIB:,.0f} MiB holds no longer sequence{cure}"
+        f"{num_bytes / MIB:,.0f} MiB holds no longer sequence{advice}"
     )
     return CacheSize(num_blocks, capacity, warning)

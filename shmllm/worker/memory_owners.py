@@ -1,7 +1,7 @@
-"""Who of a runner holds how much memory, and what of it can be given back.
+"""The large allocations of a runner: how much memory each takes, and which can be given back.
 
-Owns the list of owners: whatever a runner keeps that is large is in here or counts as rest.
-Must not know when the engine sleeps, or why, nor whether the memory is a GPU's.
+This module owns the list of these allocations; all other memory of the process counts as "rest".
+It must not know when the engine sleeps, why, or on which device.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from shmllm.worker.memory import MemoryPool
 
 
 class Workspace(Protocol):
-    """What keeps buffers between steps that any step makes again if they are gone."""
+    """An object that keeps buffers between steps, and allocates them again if it dropped them."""
 
     @property
     def workspace_bytes(self) -> int:
-        """Memory of the buffers."""
+        """The memory of the buffers."""
 
     def drop_workspace(self) -> None:
-        """Let go of them; not during a step, and while no request holds blocks."""
+        """Free the buffers. Called between steps, and only while no request holds blocks."""
 
 
 class MemoryOwners:
     """
     Args:
-        model: whose weights lie in the arena `weights`.
-        weights: see above.
-        kv_cache: holds keys and values.
-        workspaces: others that can be dropped.
-        pool: whose memory it is.
-        buffers: arenas of what only a step uses, at addresses that must stay: they come and go
-            with the KV cache.
-        graph_bytes: what captured graphs hold; they are kept.
+        model: the model.
+        weights: the arena of the model's weights.
+        kv_cache: the arena of the KV cache.
+        workspaces: buffers that are freed with the KV cache, and allocated again by later steps.
+        pool: the memory that the arenas were allocated in.
+        buffers: arenas of buffers that only a step uses, and whose addresses must not change:
+            they are released and restored with the KV cache.
+        graph_bytes: the memory of captured CUDA graphs, which is never given back.
     """
 
     def __init__(
@@ -58,14 +58,18 @@ class MemoryOwners:
 
     @property
     def num_missing(self) -> int:
-        """Weights that were lost and not written since."""
+        """The number of weights that were lost and have not been written since."""
         return len(self._model.missing)
 
     def release(self, part: SleepState, keep: bool) -> None:
-        """Give the pages of weights or KV cache back, and with these the workspaces.
+        """Give back the memory of the weights, or that of the KV cache and the workspaces.
+
+        Args:
+            part: WEIGHTS or KV_CACHE.
+            keep: whether `restore` brings the contents back.
 
         Raises:
-            RequestError: there is no room to keep the contents in; nothing changed.
+            RequestError: there is no memory to keep the contents in; nothing changed.
         """
         try:
             for arena in self._arenas[part]:
@@ -81,13 +85,13 @@ class MemoryOwners:
                 workspace.drop_workspace()
 
     def restore(self, part: SleepState) -> None:
-        """Have them again, at the same addresses.
+        """Take the memory of a part again, at the same addresses.
 
         Raises:
             RequestError: there is not enough memory; nothing changed.
         """
-        asleep = [each for each in self._arenas[part] if each.contents is not Contents.HERE]
-        self._check_room(part, asleep)
+        asleep = [each for each in self._arenas[part] if each.contents is not Contents.PRESENT]
+        self._check_free_memory(part, asleep)
         restored: list[Arena] = []
         try:
             for arena in asleep:
@@ -101,11 +105,11 @@ class MemoryOwners:
             self._model.is_asleep = False
 
     def tidy(self) -> None:
-        """Have what was freed given back: allocators keep it otherwise."""
+        """Give freed memory that allocators keep back to the system."""
         self._pool.trim()
 
     def measure(self) -> OwnedBytes:
-        """Bytes by owner, now."""
+        """Return the bytes that each owner takes now."""
         weights, (cache, *buffers) = (
             self._arenas[SleepState.WEIGHTS][0],
             self._arenas[SleepState.KV_CACHE],
@@ -115,9 +119,9 @@ class MemoryOwners:
         held = weights.resident_bytes, cache.resident_bytes, self._graph_bytes, workspaces
         return OwnedBytes(*held, rest=max(self._pool.used_bytes() - sum(held), 0))
 
-    def _check_room(self, part: SleepState, asleep: Sequence[Arena]) -> None:
-        """Where memory is taken when it is written, that is what requests use of the cache, and
-        all of the weights if they were lost."""
+    def _check_free_memory(self, part: SleepState, asleep: Sequence[Arena]) -> None:
+        """Raise RequestError if too little memory is free to restore these arenas. In a lazy pool
+        only lost weights count: they are written at once, and the KV cache as requests use it."""
         if self._pool.is_lazy:
             lost = [arena for arena in asleep if arena.contents is Contents.LOST]
             asleep = lost if part is SleepState.WEIGHTS else []

@@ -1,7 +1,7 @@
-"""Makes vectors of hidden states, for requests whose prompts may take several steps.
+"""Computes the vectors of pooling requests from hidden states.
 
-Owns the sums so far, one row each. Whatever the model computes in, sums and norms are
-float64 and vectors float32.
+This module owns the running sum of each row, since a prompt may take several steps. Sums and norms
+are float64 and the vectors float32, whatever the model's dtype.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from shmllm.worker.batch import StepInputs
 
 
 class Pooler:
-    """
+    """Pools hidden states.
+
     Args:
-        num_rows: requests that can run at once.
-        hidden_size: components of a hidden state.
+        num_rows: the largest number of requests that run at once.
+        hidden_size: elements in a hidden state.
     """
 
     def __init__(self, num_rows: int, hidden_size: int) -> None:
@@ -27,14 +28,16 @@ class Pooler:
         self._sums: torch.Tensor | None = None
 
     def __call__(self, hidden: torch.Tensor, inputs: StepInputs, plan: StepPlan) -> list[bytes]:
-        """
+        """Pool the hidden states of a step.
+
         Args:
             hidden: (T, hidden_size), the step's hidden states after the final norm.
-            inputs: of the step.
-            plan: says which requests are pooled, and which of them end.
+            inputs: the step's inputs.
+            plan: the step's plan, with the requests to pool.
 
         Returns:
-            A float32 vector for each of the plan's pools that ends, in their order.
+            A float32 vector as bytes for each pooling request whose prompt ends with this step,
+            in the order of `plan.pools`.
         """
         self._add_up(
             [p.index for p in plan.pools if p.pooling.type is PoolingType.MEAN], hidden, inputs
@@ -57,11 +60,11 @@ class Pooler:
 
     @property
     def workspace_bytes(self) -> int:
-        """Memory of the sums."""
+        """The memory of the sums."""
         return 0 if self._sums is None else self._sums.nbytes
 
     def drop_workspace(self) -> None:
-        """Forget the sums: who is recomputed begins with its first token again."""
+        """Free the sums: a request that is recomputed begins with its first token again."""
         self._sums = None
 
     def _add_up(self, indices: list[int], hidden: torch.Tensor, inputs: StepInputs) -> None:
@@ -78,7 +81,7 @@ class Pooler:
                 self._sums[row] if inputs.positions[first] else torch.zeros_like(self._sums[row])
             )
             states = torch.cat([before[None], hidden[first : first + count].double()])
-            # One row after the other, so that it does not matter where chunks end.
+            # numpy adds row after row, so that the result does not depend on the chunks' sizes.
             self._sums[row] = torch.from_numpy(np.add.reduce(states.cpu().numpy(), axis=0))
 
 

@@ -1,7 +1,8 @@
 """Runs steps under torch's profiler.
 
-Owns one session: from when it records, for how many steps, and the trace file. Stands in
-front of the runner while it lasts, so that steps cost nothing when nobody profiles.
+This module owns one profiling session: the first recorded step, the number of steps, and the trace
+file. The profiled runner replaces the engine's runner during a session only, so that steps outside
+of sessions cost nothing more.
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ from shmllm.core.plan import StepPlan, StepResult
 
 
 class ProfiledRunner:
-    """A runner whose steps are recorded. On a CPU they do not overlap meanwhile: what is recorded
-    of a step is what happens on the thread that asks for its result.
+    """A runner that records its steps. On a CPU the steps of a session do not overlap: the
+    profiler records the thread that waits for a step's result, and the step runs there.
 
     Args:
-        runner: executes the steps.
-        path: of the trace, a Chrome trace as JSON, compressed if it ends in .gz.
-        delay: steps to let pass first.
-        most: steps to record; 0 for all until `finish`.
+        runner: the runner that executes the steps.
+        path: the file for the trace, a Chrome trace as JSON, compressed if its name ends in .gz.
+        delay: the number of steps to skip first.
+        most: the number of steps to record; 0 for all until `finish`.
 
     Attributes:
-        runner: the one in front of which this stands.
-        path: see above.
+        runner: as given.
+        path: as given.
     """
 
     def __init__(self, runner: Any, path: Path, delay: int, most: int) -> None:
@@ -39,14 +40,14 @@ class ProfiledRunner:
         self._most = most
         self._num_recorded = 0
         self._profile: Any = None
-        self._is_over = False
+        self._has_ended = False
         if not delay:
             self._begin()
 
     def submit(self, plan: StepPlan) -> Any:
         if self._delay:
             self._delay -= 1
-        elif not self._is_over:
+        elif not self._has_ended:
             if self._profile is None:
                 self._begin()
             return _ProfiledStep(self, plan)
@@ -59,15 +60,16 @@ class ProfiledRunner:
         return self.runner.check_embeds(embeds, length)
 
     def finish(self) -> bool:
-        """Stop recording and write the file; False if there is nothing to write."""
+        """Stop recording and write the trace. Returns False if recording never began, because
+        fewer steps ran than the delay."""
         if self._profile is None:
             return False
         self._end()
         self._profile.export_chrome_trace(str(self.path))
         return True
 
-    def recorded(self) -> None:
-        """A step was recorded."""
+    def count_step(self) -> None:
+        """Count a recorded step, and stop after the last one."""
         self._num_recorded += 1
         if self._num_recorded == self._most:
             self._end()
@@ -81,14 +83,14 @@ class ProfiledRunner:
         self.runner.observe(record_function)
 
     def _end(self) -> None:
-        if not self._is_over:
-            self._is_over = True
+        if not self._has_ended:
+            self._has_ended = True
             self.runner.observe(None)
             self._profile.stop()
 
 
 class _ProfiledStep:
-    """A step whose submission and whose result are recorded."""
+    """A step of which the profiler records the submission and the wait for the result."""
 
     def __init__(self, profiled: ProfiledRunner, plan: StepPlan) -> None:
         self._profiled = profiled
@@ -102,5 +104,5 @@ class _ProfiledStep:
     def result(self) -> StepResult:
         with record_function(self._name):
             result: StepResult = self._step.result()
-        self._profiled.recorded()
+        self._profiled.count_step()
         return result

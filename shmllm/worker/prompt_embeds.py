@@ -1,6 +1,6 @@
-"""Prompts given as embeddings: puts them where the model would look up those of token ids.
+"""Prompts given as embeddings, which replace the embeddings that the model looks up by token id.
 
-Owns which row has which, from admission until the row is given to another request.
+This module owns the embeddings of each row, until the row is assigned to another request.
 """
 
 from __future__ import annotations
@@ -13,26 +13,32 @@ from shmllm.worker.arrays import LongArray
 from shmllm.worker.batch import StepInputs
 
 LARGEST = 1e15
-"""Squares of embeddings are added up in float32."""
+"""Larger embeddings overflow: RMS norms add up squares in float32."""
 
 
 class EmbedsByRow:
-    """No cost but one look for steps without such requests."""
+    """The prompt embeddings by row. A step without such requests costs one comparison."""
 
     def __init__(self) -> None:
         self._by_row: dict[int, torch.Tensor] = {}
 
     def update(self, plan: StepPlan) -> None:
-        """Take in the step's admissions."""
-        for admission in plan.new_requests:
-            if admission.embeds is not None:
-                self._by_row[admission.row] = admission.embeds
+        """Store the embeddings of a step's new requests."""
+        for request in plan.new_requests:
+            if request.embeds is not None:
+                self._by_row[request.row] = request.embeds
             elif self._by_row:
-                self._by_row.pop(admission.row, None)
+                self._by_row.pop(request.row, None)
 
-    def lay_over(self, hidden: torch.Tensor, token_ids: LongArray, inputs: StepInputs) -> None:
-        """Put those of the step's tokens into `hidden`, [T, hidden], and mark their `token_ids`
-        as not to be looked up: -1."""
+    def copy_into(self, hidden: torch.Tensor, token_ids: LongArray, inputs: StepInputs) -> None:
+        """Copy the embeddings of a step's tokens to where the model reads them.
+
+        Args:
+            hidden: (T or more, hidden), where the embeddings go.
+            token_ids: (T or more,) int64; set to -1, which means "already embedded", for tokens
+                with embeddings.
+            inputs: the step's inputs, with T tokens.
+        """
         if not self._by_row:
             return
         for index, row in enumerate(inputs.rows.tolist()):
@@ -50,12 +56,18 @@ class EmbedsByRow:
 def check_prompt_embeds(
     embeds: torch.Tensor, shape: tuple[int, int], dtype: torch.dtype
 ) -> torch.Tensor:
-    """The embeddings in the model's dtype.
+    """Convert a prompt's embeddings to the model's dtype.
+
+    Args:
+        embeds: the embeddings.
+        shape: the expected shape, (tokens, hidden size).
+        dtype: the model's dtype.
 
     Raises:
-        RequestError: another shape, no floating numbers, or values that would make keys and
-            values of the cache infinite or NaN: these would reach other requests, since what
-            attention masks has to be finite.
+        RequestError: the shape is another one, the dtype is not a floating one, or values are so
+            large that keys and values in the KV cache would become infinite or NaN. These would
+            reach other requests that get the same blocks later, since attention multiplies the
+            values of masked slots by zero.
     """
     if tuple(embeds.shape) != shape or not embeds.dtype.is_floating_point:
         raise RequestError(

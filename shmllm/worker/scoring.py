@@ -1,7 +1,7 @@
-"""Log-probabilities of tokens, and of the most likely ones beside them.
+"""Log-probabilities of tokens, and of their most likely alternatives.
 
-Owns the arithmetic: float32 whatever the model computes in, and in pieces of rows where
-there are many, so that the workspace stays bounded.
+This module owns the arithmetic on a CPU: float32 whatever the model's dtype, and piece by piece
+where there are many rows, so that the workspace stays bounded. The GPU's scorer shares its limits.
 """
 
 from __future__ import annotations
@@ -16,28 +16,29 @@ from shmllm.worker.arrays import FloatArray, IntArray
 
 WORKSPACE_BYTES = 2**27
 _COPIES = 3
-"""Arrays as large as the logits that are alive at once: logits, log-probabilities, and
-what comparing and selecting takes."""
+"""The number of arrays of the logits' size that exist at once: logits, log-probabilities, and
+temporary arrays of comparing and selecting."""
 
 ALL = -1
-"""As a number of alternatives: the whole vocabulary."""
+"""A number of alternatives that stands for the whole vocabulary."""
 
 
 def score_tokens(
     logits: torch.Tensor, token_ids: torch.Tensor, ks: Sequence[int], normalise: bool
 ) -> TokenLogprobs:
-    """
+    """Score one token in each row of logits, and find the row's best alternatives.
+
     Args:
         logits: (N, V) float32.
         token_ids: (N,) int64, the token to score in each row.
-        ks: alternatives of each row, ALL for every entry.
-        normalise: log-probabilities; False takes the logits as they are.
+        ks: the number of alternatives of each row; ALL for the whole vocabulary.
+        normalise: whether scores are log-probabilities; else they are the logits.
     """
     size = logits.shape[1]
     ks = [size if k == ALL else min(k, size) for k in ks]
     scores = logits.log_softmax(dim=1) if normalise else logits
     chosen = scores.gather(1, token_ids[:, None])
-    # numpy counts and compares several times as fast as torch does here.
+    # numpy compares and counts several times as fast as torch here.
     better = np.count_nonzero(scores.numpy() > chosen.numpy(), axis=1)
     top_ids, top_scores = _best(scores, ks)
     return TokenLogprobs(
@@ -57,10 +58,15 @@ def score_in_pieces(
     k: int,
     normalise: bool,
 ) -> TokenLogprobs:
-    """As `score_tokens`, for rows whose logits do not fit into memory at once.
+    """Do what `score_tokens` does, for rows whose logits may not fit into memory at once.
 
     Args:
-        logits_of: (begin, end) -> the logits of these rows.
+        num_rows: the number of rows, N.
+        vocab_size: entries in a row of logits, V.
+        logits_of: (begin, end) -> (end - begin, V) float32 logits of these rows.
+        token_ids: (N,) int64, the token to score in each row.
+        k: the number of alternatives of each row; ALL for the whole vocabulary.
+        normalise: whether scores are log-probabilities; else they are the logits.
     """
     step = max(WORKSPACE_BYTES // (4 * _COPIES * vocab_size), 1)
     parts = []
@@ -72,7 +78,7 @@ def score_in_pieces(
 
 
 def joined(parts: Sequence[TokenLogprobs]) -> TokenLogprobs:
-    """Those of several pieces of rows, one piece behind the other."""
+    """Concatenate the log-probabilities of several pieces of rows."""
     if len(parts) == 1:
         return parts[0]
     return TokenLogprobs(
@@ -85,7 +91,7 @@ def joined(parts: Sequence[TokenLogprobs]) -> TokenLogprobs:
 
 
 def _best(scores: torch.Tensor, ks: list[int]) -> tuple[IntArray, FloatArray]:
-    """Each row's `ks` best entries, one row behind the other."""
+    """Return the ids and scores of each row's `ks` best entries, row after row."""
     kinds = set(ks)
     if len(kinds) == 1:
         values, ids = scores.topk(ks[0], dim=1)
@@ -94,7 +100,7 @@ def _best(scores: torch.Tensor, ks: list[int]) -> tuple[IntArray, FloatArray]:
     all_ids = np.zeros(ends[-1], np.int32)
     all_values = np.zeros(ends[-1], np.float32)
     for k in kinds - {0}:
-        # One row that wants the whole vocabulary must not make the others sort it.
+        # One row with k = vocabulary size must not make the other rows sort the vocabulary.
         rows = [row for row, own in enumerate(ks) if own == k]
         places = (ends[rows] - k)[:, None] + np.arange(k)
         values, ids = scores[rows].topk(k, dim=1)

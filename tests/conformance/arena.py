@@ -67,7 +67,7 @@ class ArenaConformance:
         assert arena.contents is Contents.LOST
         assert arena.resident_bytes == 0
         arena.restore()
-        assert arena.contents is Contents.HERE
+        assert arena.contents is Contents.PRESENT
         assert self.values(tensors) == [0.0] * len(tensors)
         assert [tensor.data_ptr() for tensor in tensors] == places
         self.write(tensors)

@@ -320,7 +320,7 @@ class InterpretedArena(HostArena):
 
     @property
     def resident_bytes(self) -> int:
-        return self.num_bytes if self.contents is Contents.HERE else 0
+        return self.num_bytes if self.contents is Contents.PRESENT else 0
 
 
 def poison(tensor: Tensor) -> Tensor:

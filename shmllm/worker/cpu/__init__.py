@@ -1,0 +1,1 @@
+"""Runs a model on a CPU, with kernels that LLVM compiles for the machine."""

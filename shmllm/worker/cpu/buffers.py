@@ -1,7 +1,7 @@
-"""Memory for what is computed within a step, at fixed addresses.
+"""The buffers for a step's activations and logits, at fixed addresses.
 
-Pages come when they are first written, so that a large step's buffers cost what the largest step
-so far has used of them.
+The kernel provides pages when they are first written, so that the buffers take only the memory
+that the largest step so far has used.
 """
 
 from __future__ import annotations
@@ -15,65 +15,65 @@ from shmllm.worker.arena import CountingAllocator
 from shmllm.worker.cpu.arena import HostArena
 
 SCORED_ROWS = 64
-"""Rows whose logits are computed at a time for the log-probabilities of prompts."""
+"""The number of rows whose logits are computed at a time for the log-probabilities of prompts."""
 
 
 class CpuBuffers:
-    """All float32.
+    """The buffers of a step, all float32.
 
     Args:
-        config: of the model.
-        max_tokens: of a step.
-        max_samples: of a step.
+        config: the model's configuration.
+        max_tokens: the largest number of tokens in a step.
+        max_samples: the largest number of tokens that a step samples.
 
     Attributes:
         hidden: [max_tokens, hidden], the residual stream.
-        normed: [max_tokens, hidden].
-        attended: [max_tokens, num_heads * head_dim].
-        activated: [max_tokens, inner].
-        cos, sin: [max_tokens, head_dim / 2], of the tokens' positions.
-        sampled: [max_samples, hidden], rows that get logits.
+        normed: [max_tokens, hidden], outputs of RMS norms.
+        attended: [max_tokens, num_heads * head_dim], outputs of attention.
+        activated: [max_tokens, inner], outputs of the MLP's activation.
+        cos, sin: [max_tokens, head_dim / 2], the rotary embedding of the tokens' positions.
+        sampled: [max_samples, hidden], the hidden states of the tokens that get logits.
         logits: [max_samples, vocab].
-        scored: [SCORED_ROWS, hidden], rows of prompts that get logits, and these:
-        scored_logits: [SCORED_ROWS, vocab].
+        scored: [SCORED_ROWS, hidden], hidden states of prompt tokens that are scored.
+        scored_logits: [SCORED_ROWS, vocab], the logits of `scored`.
     """
 
     def __init__(self, config: ModelConfig, max_tokens: int, max_samples: int) -> None:
         counter = CountingAllocator()
-        self._take(counter.allocate, config, max_tokens, max_samples)
+        self._allocate(counter.allocate, config, max_tokens, max_samples)
         self._arena = HostArena(counter.num_bytes, "the activations of a step")
-        self._take(self._arena.allocate, config, max_tokens, max_samples)
+        self._allocate(self._arena.allocate, config, max_tokens, max_samples)
 
-    def _take(
+    def _allocate(
         self, allocate: Allocator, config: ModelConfig, max_tokens: int, max_samples: int
     ) -> None:
-        def take(rows: int, width: int) -> Tensor:
+        def buffer(rows: int, width: int) -> Tensor:
             return allocate((rows, width), torch.float32)
 
         hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
         heads = config.num_heads
-        self.hidden, self.normed = take(max_tokens, hidden), take(max_tokens, hidden)
-        self.attended, self.activated = take(max_tokens, heads * dim), take(max_tokens, inner)
-        self.cos, self.sin = take(max_tokens, dim // 2), take(max_tokens, dim // 2)
-        self.sampled, self.scored = take(max_samples, hidden), take(SCORED_ROWS, hidden)
-        self.logits = take(max_samples, config.vocab_size)
-        self.scored_logits = take(SCORED_ROWS, config.vocab_size)
+        self.hidden, self.normed = buffer(max_tokens, hidden), buffer(max_tokens, hidden)
+        self.attended, self.activated = buffer(max_tokens, heads * dim), buffer(max_tokens, inner)
+        self.cos, self.sin = buffer(max_tokens, dim // 2), buffer(max_tokens, dim // 2)
+        self.sampled, self.scored = buffer(max_samples, hidden), buffer(SCORED_ROWS, hidden)
+        self.logits = buffer(max_samples, config.vocab_size)
+        self.scored_logits = buffer(SCORED_ROWS, config.vocab_size)
         qkv = (heads + 2 * config.num_kv_heads) * dim
         self._products = {
-            width: take(max_tokens, width) for width in sorted({hidden, qkv, 2 * inner})
+            width: buffer(max_tokens, width) for width in sorted({hidden, qkv, 2 * inner})
         }
 
     def product(self, width: int) -> Tensor:
-        """[max_tokens, width], for the product of a step's tokens and a matrix: a decoder is done
-        with one before it has the next one of that width."""
+        """Return the buffer [max_tokens, width] for the output of a linear layer. All layers of
+        that width share it: a decoder has used one output before it computes the next."""
         return self._products[width]
 
     @property
     def workspace_bytes(self) -> int:
-        """Memory that they hold now."""
+        """The memory that the buffers take now."""
         return self._arena.resident_bytes
 
     def drop_workspace(self) -> None:
-        """Give it back; not during a step."""
+        """Give the buffers' memory back. Called between steps."""
         self._arena.release()
         self._arena.restore()

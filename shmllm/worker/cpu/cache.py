@@ -1,4 +1,4 @@
-"""Keys and values of all layers on a CPU, at fixed addresses."""
+"""The KV cache on a CPU: the keys and values of all layers, at fixed addresses."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ from shmllm_kernels.cpu.cache_layout import CacheLayout
 
 
 def cache_bytes(layout: CacheLayout, num_layers: int, num_blocks: int) -> int:
-    """What an arena must have for a `CpuKVCache`."""
+    """Return the size of the arena that a `CpuKVCache` needs."""
     return num_layers * (num_blocks * layout.block_bytes + ALIGNMENT_BYTES)
 
 
 class CpuKVCache:
-    """
+    """The KV blocks of all layers.
+
     Args:
-        layout: of a block in a layer.
-        num_layers: of the model.
-        num_blocks: of each layer.
-        arena: to cut them from.
+        layout: the layout of a block in one layer.
+        num_layers: the number of layers.
+        num_blocks: the number of blocks.
+        arena: the arena to allocate them in.
 
     Attributes:
-        layers: [num_blocks, block_bytes] uint8 each, zeroed.
+        layout: as given.
+        layers: one tensor for each layer, [num_blocks, block_bytes] uint8, zeroed.
     """
 
     def __init__(self, layout: CacheLayout, num_layers: int, num_blocks: int, arena: Arena) -> None:

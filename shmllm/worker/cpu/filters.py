@@ -1,8 +1,8 @@
-"""top_k and top_p: which entries of a row stay.
+"""The top_k and top_p filters.
 
-Sorting a row of a whole vocabulary takes longer than the model does for it, and a nucleus
-rarely has many entries. So only the best few are sorted, and the whole row where they do
-not decide.
+Sorting the logits of a whole vocabulary takes longer than computing them, and a nucleus rarely has
+many entries. So only the best NUM_CANDIDATES entries of a row are sorted, and the whole row only
+where these are too few to decide which entries stay.
 """
 
 from __future__ import annotations
@@ -10,45 +10,53 @@ from __future__ import annotations
 import torch
 
 NUM_CANDIDATES = 256
-"""The same for every batch, so that equal logits are cut in the same way beside others."""
+"""Independent of the batch, so that a row's ties are cut in the same way in every batch."""
 
 
 def keep_top_k_top_p(
     logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor
 ) -> torch.Tensor:
-    """Set to -inf what lies outside each row's top-k, then outside its nucleus. Entries equal
-    to the last one of the top-k stay; of such in the nucleus the first ones do.
+    """Set the entries outside of each row's top-k, then those outside of its nucleus, to -inf.
+    All entries that tie with the last one of the top-k stay; of the entries that tie with the last
+    one of the nucleus, the first ones stay.
 
     Args:
         logits: (N, V) float32.
-        top_k: (N,) int64, 0 keeps all.
-        top_p: (N,) float32 in (0, 1].
+        top_k: (N,) int64; 0 keeps all entries.
+        top_p: (N,) float32 in (0, 1]; 1 keeps all entries.
+
+    Returns:
+        (N, V) float32.
     """
     num_candidates = min(NUM_CANDIDATES, logits.shape[1])
     best = logits.topk(num_candidates, dim=1).values
     decided = (top_k <= num_candidates) | (top_k >= logits.shape[1])
     kth = best.gather(1, (top_k.clamp(1, num_candidates) - 1)[:, None])
     kth = torch.where((top_k > 0) & (top_k <= num_candidates), kth[:, 0], -torch.inf)
-    short = logits.masked_fill(logits < kth[:, None], -torch.inf)
+    kept = logits.masked_fill(logits < kth[:, None], -torch.inf)
     if (top_p < 1).any():
-        short, is_inside = _keep_nucleus(
-            short, best.masked_fill(best < kth[:, None], -torch.inf), top_p
+        kept, is_inside = _keep_nucleus(
+            kept, best.masked_fill(best < kth[:, None], -torch.inf), top_p
         )
         decided &= is_inside
     if not decided.all():
         rest = (~decided).nonzero()[:, 0]
-        short[rest] = _keep_by_sorting(logits[rest], top_k[rest], top_p[rest])
-    return short
+        kept[rest] = _keep_by_sorting(logits[rest], top_k[rest], top_p[rest])
+    return kept
 
 
 def _keep_nucleus(
     logits: torch.Tensor, best: torch.Tensor, top_p: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The logits, and for each row whether `best` holds its nucleus.
+    """Apply top_p to rows whose nucleus is among their best entries.
 
     Args:
-        logits: (N, V), what the top-k left.
-        best: (N, C), the largest of them, in order.
+        logits: (N, V), after top_k.
+        best: (N, C), the largest logits of each row, in descending order.
+        top_p: (N,) float32.
+
+    Returns:
+        The logits, and for each row whether `best` contains its nucleus.
     """
     total = logits.logsumexp(dim=1, keepdim=True)
     probabilities = (best - total).exp()

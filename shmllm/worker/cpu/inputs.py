@@ -1,4 +1,4 @@
-"""A step's inputs, at fixed addresses: what recorded kernels read anew in every step."""
+"""The inputs of a step at fixed addresses, where the recorded kernels read them in every step."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ COUNTS = ("num_tokens", "num_requests", "num_samples")
 
 
 class CpuInputs:
-    """
+    """The inputs of the current step.
+
     Args:
-        max_tokens: of a step.
-        max_requests: of a step.
-        heads_per_kv: query heads that share a key-value head.
+        max_tokens: the largest number of tokens in a step.
+        max_requests: the largest number of requests in a step.
+        heads_per_kv: the number of query heads that share a key-value head.
 
     Attributes:
         token_ids, positions, slot_mapping: (max_tokens,) int64, as in `StepInputs`. A negative
-            token id: its embedding is there already.
-        rows, first_tokens, counts, context_lens, sample_tokens: (max_requests,) int64, likewise.
+            token id means that the token's embedding is in the buffer already.
+        rows, first_tokens, counts, context_lens, sample_tokens: (max_requests,) int64, as in
+            `StepInputs`.
         tiles: (max_requests + 1,) int64, see `count_tiles`.
     """
 
@@ -29,22 +31,22 @@ class CpuInputs:
         self._heads_per_kv = heads_per_kv
         self._counts = np.zeros(len(COUNTS), np.int64)
 
-        def take(size: int) -> LongArray:
+        def zeros(size: int) -> LongArray:
             return np.zeros(size, np.int64)
 
-        self.token_ids, self.positions = take(max_tokens), take(max_tokens)
-        self.slot_mapping = take(max_tokens)
-        self.rows, self.first_tokens = take(max_requests), take(max_requests)
-        self.counts, self.context_lens = take(max_requests), take(max_requests)
-        self.sample_tokens = take(max_requests)
-        self.tiles = take(max_requests + 1)
+        self.token_ids, self.positions = zeros(max_tokens), zeros(max_tokens)
+        self.slot_mapping = zeros(max_tokens)
+        self.rows, self.first_tokens = zeros(max_requests), zeros(max_requests)
+        self.counts, self.context_lens = zeros(max_requests), zeros(max_requests)
+        self.sample_tokens = zeros(max_requests)
+        self.tiles = zeros(max_requests + 1)
 
     def address_of(self, count: str) -> int:
-        """Where one of COUNTS lies."""
+        """Return the address of the int64 that holds one of COUNTS."""
         return int(self._counts.ctypes.data) + 8 * COUNTS.index(count)
 
     def fill(self, inputs: StepInputs) -> None:
-        """Take in a step."""
+        """Copy a step's inputs to the addresses that the kernels read."""
         num_tokens, num_requests = len(inputs.token_ids), len(inputs.rows)
         num_samples = len(inputs.sample_tokens)
         self._counts[:] = num_tokens, num_requests, num_samples

@@ -19,7 +19,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
 class HostMemory:
-    """The machine's own memory, in huge pages: weights are read whole, again and again."""
+    """The host's memory. Its arenas have huge pages, since each step reads all weights."""
 
     kind = "memory"
     is_lazy = True
@@ -41,10 +41,16 @@ class HostMemory:
     def size_cache(
         self, config: CacheConfig, bytes_per_block: int, max_model_len: int
     ) -> CacheSize:
-        """Fit blocks into the machine's memory, and max_model_len to the blocks.
+        """Compute the size of the KV cache: kv_cache_memory_bytes, or by default the smaller of
+        2 GiB and a quarter of the free memory.
+
+        Args:
+            config: the configuration of the cache.
+            bytes_per_block: the keys and values of a block, in all layers.
+            max_model_len: the configured length, in tokens.
 
         Raises:
-            EngineStartError: not even one block for one sequence fits.
+            EngineStartError: see `fit_kv_cache`.
         """
         num_bytes = config.memory_bytes
         if num_bytes is None:
@@ -54,9 +60,10 @@ class HostMemory:
 
 
 def keep_freed_memory() -> None:
-    """Have the C library keep what a step's tensors free for the next step. Otherwise every
-    tensor above some 100 KiB is mapped and faulted in anew: a tenth of a prompt's time.
-    What is larger than the limit, and `malloc_trim`, still give memory back."""
+    """Make the C library keep the memory that a step's tensors free, for the next step. By
+    default it maps and page-faults every tensor above about 100 KiB again, which takes a tenth
+    of the time of a prompt. Allocations above LARGEST_KEPT_BYTES, and `malloc_trim`, still give
+    memory back to the system."""
     with contextlib.suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_MMAP_THRESHOLD, LARGEST_KEPT_BYTES)
@@ -71,7 +78,8 @@ def _read_int(path: str) -> int | None:
 
 
 def available_memory_bytes() -> int:
-    """What the kernel says can be used without swapping, less where a cgroup allows less."""
+    """Return the memory that can be used without swapping, as /proc/meminfo estimates it, or the
+    memory left below the cgroup's limit if that is less."""
     available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
@@ -84,8 +92,8 @@ def available_memory_bytes() -> int:
 
 
 def resident_bytes() -> int:
-    """Memory that this process has in RAM. Older kernels are off by some pages a core here;
-    smaps_rollup is exact everywhere, and takes 10 ms per GiB."""
+    """Return the memory of this process that is in RAM, in bytes. On older kernels this number
+    is wrong by some pages per core; smaps_rollup is exact everywhere, and takes 10 ms per GiB."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) * 1024

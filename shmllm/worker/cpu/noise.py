@@ -1,6 +1,7 @@
-"""Random numbers that follow from (seed, position, vocabulary entry) and nothing else.
+"""Gumbel noise as a hash of (seed, position, vocabulary entry).
 
-So a request's draws depend neither on the batch nor on chunking, caching or preemption.
+A request's draws therefore depend neither on the batch nor on chunking, prefix caching or
+preemption.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ BLOCK_ENTRIES = 2**15
 
 
 def _mix_64(value: SeedArray) -> SeedArray:
-    """The finaliser of splitmix64: every input bit reaches every output bit."""
+    """The finaliser of splitmix64: every input bit affects every output bit."""
     value = value + GOLDEN_64
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -22,15 +23,20 @@ def _mix_64(value: SeedArray) -> SeedArray:
 
 
 def _keys(seeds: SeedArray, positions: LongArray) -> tuple[WordArray, WordArray]:
-    """Two 32-bit keys for each pair of seed and position."""
+    """Return two 32-bit keys for each pair of seed and position."""
     mixed = _mix_64(_mix_64(seeds) ^ positions.astype(np.uint64))
     low = mixed & np.uint64(0xFFFFFFFF)
     return low.astype(np.uint32), (mixed >> np.uint64(32)).astype(np.uint32)
 
 
 def _gumbel(bits: WordArray, low: WordArray, high: WordArray) -> FloatArray:
-    """murmur3's 32-bit finaliser over the entry's index and two keys, as Gumbel noise.
-    Overwrites `bits`, the indices."""
+    """Return Gumbel noise from the 32-bit finaliser of murmur3, applied to the indices of
+    vocabulary entries and two keys.
+
+    Args:
+        bits: the indices; overwritten.
+        low, high: the keys.
+    """
     bits *= np.uint32(0x9E3779B1)
     bits ^= low
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
@@ -51,11 +57,11 @@ def _gumbel(bits: WordArray, low: WordArray, high: WordArray) -> FloatArray:
 
 
 def gumbel_noise(seeds: SeedArray, positions: LongArray, size: int) -> FloatArray:
-    """(N, size) standard Gumbel noise."""
+    """Return (N, size) standard Gumbel noise for N seeds and positions."""
     noise = np.empty((len(seeds), size), np.float32)
     low, high = _keys(seeds, positions)
     entries = np.arange(size, dtype=np.uint32)
-    rows = max(BLOCK_ENTRIES // size, 1)  # what stays in a core's cache
+    rows = max(BLOCK_ENTRIES // size, 1)  # a block fits into a core's cache
     for begin in range(0, len(seeds), rows):
         block = slice(begin, begin + rows)
         bits = np.tile(entries, (len(noise[block]), 1))
@@ -69,6 +75,6 @@ def gumbel_noise_at(
     rows: LongArray,
     entries: LongArray,
 ) -> FloatArray:
-    """The noise of single entries, the same as `gumbel_noise(...)[rows, entries]`."""
+    """Return the noise of single entries, the same as `gumbel_noise(...)[rows, entries]`."""
     low, high = _keys(seeds, positions)
     return _gumbel(entries.astype(np.uint32), low[rows], high[rows])

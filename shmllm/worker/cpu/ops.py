@@ -1,7 +1,7 @@
-"""A decoder's operations on a CPU: each is recorded once, and played for every step.
+"""A decoder's operations on a CPU: each is recorded once, and replayed in every step.
 
-Owns which kernel an operation is, and the buffers between kernels. Must not know requests, nor
-what a step consists of: kernels find that in the arrays of `step_arrays`.
+This module owns which kernel computes an operation, and the buffers between kernels. It must not
+know requests, nor what a step consists of: the kernels read that from `CpuInputs`.
 """
 
 from __future__ import annotations
@@ -26,14 +26,22 @@ from shmllm_kernels.cpu.rows import ADD_RMS_NORM, EMBED, GATHER, ROPE_TABLES, SI
 
 
 def kind_of(weight: Matrix) -> str:
-    """As kernels are named for it."""
+    """Return the name of the weight's dtype, by which kernels are chosen."""
     return str(weight.dtype).removeprefix("torch.")
 
 
 def record_linear(
     program: KernelProgram, num_rows: int, x: Tensor, linear: Linear, out: Tensor
 ) -> None:
-    """``out = x @ weight.T + bias`` for as many rows as the int64 at address `num_rows` says."""
+    """Record ``out = x @ weight.T + bias``.
+
+    Args:
+        program: the program to record in.
+        num_rows: the address of an int64, the number of rows to compute.
+        x: [rows, in] float32.
+        linear: the weight and the bias.
+        out: [rows, out] float32.
+    """
     weight, kind = linear.weight, kind_of(linear.weight)
     if isinstance(weight, Int8Matrix):
         kernel, scales, numbers = MULTIPLY_INT8[kind], weight.scales.data_ptr(), weight.integers
@@ -48,21 +56,29 @@ def record_linear(
 def record_gather(
     program: KernelProgram, num_rows: int, indices: LongArray, source: Tensor, out: Tensor
 ) -> None:
-    """``out[row] = source[indices[row]]`` for as many rows as the int64 at `num_rows` says."""
+    """Record ``out[row] = source[indices[row]]``.
+
+    Args:
+        program: the program to record in.
+        num_rows: the address of an int64, the number of rows to copy.
+        indices: (rows,) int64.
+        source: [tokens, width] float32.
+        out: [rows, width] float32.
+    """
     addresses = [indices.ctypes.data, source.data_ptr(), out.data_ptr()]
     program.record(GATHER, [num_rows, *addresses, out.shape[1]], label="gather")
 
 
 class CpuOps:
-    """Records the operations of `models.ops.Ops` on a tape.
+    """Records the operations of `models.ops.Ops` in a kernel program.
 
     Args:
-        tape: to be recorded on.
-        config: of the model.
-        buffers: where results go.
-        inputs: of the step.
-        cache: keys and values.
-        block_table: (rows, blocks) int32, which blocks a request's are.
+        program: the program to record in.
+        config: the model's configuration.
+        buffers: the buffers for the results.
+        inputs: the inputs that the kernels read.
+        cache: the KV cache.
+        block_table: (rows, blocks) int32, the block ids of each row's request.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A model's forward pass on a CPU, recorded as one program for steps of every shape."""
+"""A model's forward pass on a CPU, recorded as one kernel program for steps of every shape."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from shmllm_kernels.cpu import KernelProgram
 
 
 class CpuProgram:
-    """
+    """The recorded forward pass.
+
     Args:
-        model: with its weights at the addresses where they stay.
-        cache: for its keys and values.
-        batch: whose block table says where those of a request are.
-        max_tokens: of a step.
-        num_threads: that compute.
+        model: the model; the addresses of its weights must not change.
+        cache: the KV cache.
+        batch: the batch, with the block table.
+        max_tokens: the largest number of tokens in a step.
+        num_threads: the number of threads that compute.
 
     Attributes:
         inputs: the inputs of the step.
-        buffers: what it computes; ``hidden`` may be filled with embeddings beforehand.
-        observe: if set, each kernel of a step runs inside the context that this makes of its
-            label; a step takes longer then.
+        buffers: the activations; ``hidden`` may be filled with embeddings before a step.
+        observe: if set, each kernel runs inside the context manager that this makes of its label;
+            steps take longer then.
     """
 
     def __init__(
@@ -63,11 +64,14 @@ class CpuProgram:
         record_linear(self._kernels, num_samples, rows, model.embedding.head, logits)
 
     def run(self, inputs: StepInputs) -> tuple[Tensor, Tensor]:
-        """Compute a step whose inputs are in `inputs`.
+        """Compute the step whose inputs are in `self.inputs`.
+
+        Args:
+            inputs: the same inputs, for their sizes.
 
         Returns:
-            The hidden states after the final norm of its tokens, [T, hidden], and the logits of
-            those that get a successor, [N, vocab], both float32. The next step overwrites both.
+            The hidden states of the step's tokens after the final norm, [T, hidden], and the
+            logits of its samples, [N, vocab], both float32. The next step overwrites both.
         """
         if self.observe is None:
             self._kernels.replay()
@@ -79,7 +83,8 @@ class CpuProgram:
         return self._hidden[: len(inputs.token_ids)], self.buffers.logits[:num_samples]
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """[rows, hidden] of what `run` returned -> [rows, vocab] float32."""
+        """Compute the logits, [rows, vocab] float32, of some hidden states that `run` returned,
+        [rows, hidden]."""
         logits = hidden.new_empty(len(hidden), self.buffers.logits.shape[1])
         for begin in range(0, len(hidden), SCORED_ROWS):
             rows = hidden[begin : begin + SCORED_ROWS]

@@ -1,4 +1,8 @@
-"""Executes step plans on a model, on a CPU."""
+"""Executes step plans on a CPU.
+
+A submitted step runs when its result is asked for, or, if steps overlap, on a thread. The thread
+runs one step after another, so that each step finds the state that the step before left.
+"""
 
 from __future__ import annotations
 
@@ -32,22 +36,29 @@ Execute = Callable[[StepPlan], StepResult]
 
 
 class DeferredStep:
-    """Runs in `result`."""
+    """A submitted step that runs in `result`."""
 
     def __init__(self, execute: Execute, plan: StepPlan) -> None:
         self._execute = execute
         self._plan = plan
 
     def release(self) -> None:
-        """It has not begun yet."""
+        """Do nothing: the step has not begun."""
 
     def result(self) -> StepResult:
-        """Run it."""
+        """Run the step."""
         return self._execute(self._plan)
 
 
 class ThreadedStep:
-    """Runs on `thread`, after those that were submitted before."""
+    """A submitted step that runs on a thread. If it has constraints, it waits for `release`: the
+    engine's thread gives them the tokens of the step before.
+
+    Args:
+        execute: computes a plan.
+        plan: the step's plan.
+        thread: runs the step, after the steps that were submitted before.
+    """
 
     def __init__(self, execute: Execute, plan: StepPlan, thread: BackgroundThread) -> None:
         self._released: threading.Event | None = threading.Event() if plan.constraints else None
@@ -56,35 +67,31 @@ class ThreadedStep:
         self._future: Future[StepResult] = thread.submit(self._run)
 
     def release(self) -> None:
-        """The constraints have the tokens of the step before."""
+        """Let the step begin: its constraints have the tokens of the step before."""
         if self._released is not None:
             self._released.set()
 
     def result(self) -> StepResult:
-        """Wait for it."""
+        """Wait for the step."""
         return self._future.result()
 
     def _run(self) -> StepResult:
         if self._released is not None:
             self._released.wait()
-        # Its moments lie beside those of the engine's thread.
+        # The step ran beside the engine's thread, so its times are not part of that thread's.
         return replace(self._execute(self._plan), computing_ns=None)
 
 
 class CpuRunner(LoadedRunner):
-    """A loaded model with its KV cache.
+    """A loaded model with its KV cache on a CPU. Steps overlap if they run on a thread.
 
     Args:
-        config: what to load, and how much memory and how many rows it may use.
+        config: the engine's configuration.
         on_progress: called with (bytes read, bytes in all) while weights are read.
-        warnings: for the facts.
-
-    Attributes:
-        overlaps: whether steps run on a thread of their own.
-        memory: what can be given back while the engine sleeps.
+        warnings: warnings for the engine's info.
 
     Raises:
-        EngineStartError: the model cannot be loaded, or not in this memory.
+        EngineStartError: the model cannot be loaded, or it does not fit into the memory.
     """
 
     def __init__(
@@ -136,26 +143,28 @@ class CpuRunner(LoadedRunner):
         )
 
     def observe(self, observe: Observe | None) -> None:
-        """Have each kernel of a step run inside a context made of its label; None: no more."""
         self._program.observe = observe
 
     def submit(self, plan: StepPlan) -> DeferredStep | ThreadedStep:
-        """Have the plan executed: on a thread of its own if steps overlap, else when its result
-        is asked for; that is to happen before the next plan while kernels are observed."""
+        """Start a step on the thread if steps overlap; else the step runs in its `result`. While
+        kernels are observed all steps run in `result`, and each has to be called before the next
+        plan is submitted."""
         if self._thread is None or self._program.observe is not None:
             return DeferredStep(self.execute, plan)
         return ThreadedStep(self.execute, plan, self._thread)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
-        """Compute the plan's tokens, and sample a successor where it asks for one."""
+        """Compute the plan's tokens, and sample the tokens that it asks for."""
         self._batch.update(plan)
         inputs = self._batch.inputs(plan)
         program_inputs = self._program.inputs
         program_inputs.fill(inputs)
         masks = self.masks.begin(plan.constraints)
         self._prompt_embeds.update(plan)
-        self._prompt_embeds.lay_over(self._program.buffers.hidden, program_inputs.token_ids, inputs)
+        self._prompt_embeds.copy_into(
+            self._program.buffers.hidden, program_inputs.token_ids, inputs
+        )
         prepared_ns = time.perf_counter_ns()
         hidden, logits = self._program.run(inputs)
         prompt_logprobs = [self._score_prompt(hidden, inputs, s) for s in plan.prompt_scores]
@@ -172,7 +181,7 @@ class CpuRunner(LoadedRunner):
     def _score_prompt(
         self, hidden: torch.Tensor, inputs: StepInputs, scores: PromptScores
     ) -> TokenLogprobs:
-        """A token is scored by the logits that follow the token before it."""
+        """Score tokens of a prompt, each by the logits of the token before it."""
         first_token = int(inputs.first_tokens[scores.index])
         start = int(inputs.positions[first_token])
         begin = first_token + scores.first - 1 - start

@@ -1,11 +1,11 @@
-"""Chooses the next token of each row from its logits.
+"""Samples the next token of each row from its logits, on a CPU.
 
-Order: the mask of a grammar, then allowed ids, bad words, biases, min_tokens and penalties
-(`edits`); then the rows that are not greedy: temperature, min_p, top_k, top_p, and the
-draw. The draw is the Gumbel-max trick: add noise to every logit and take the largest. The
-noise (`noise`) is a hash, so a request's tokens depend on nothing else that runs beside
-it, and a logit that differs in its last bits changes the draw only where the two best sums
-are as close as that.
+The order is: the mask of a grammar; the logits processors, which are allowed ids, bad words and
+min_tokens, biases, and penalties; then, for rows that are not greedy, temperature, min_p, top_k,
+top_p and the draw. The draw is the Gumbel-max trick: it adds noise to every logit and takes the
+largest sum. The noise is a hash, so that a request's tokens do not depend on the other requests,
+and rounding differences of a logit change the draw only where the two largest sums are equally
+close.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ from shmllm.worker.logits_processors import apply_logits_processors
 from shmllm.worker.scoring import score_tokens
 
 SPARSE_FRACTION = 4
-"""Below one entry in this many, noise is made for single entries."""
+"""If fewer than one entry in this many is left, noise is computed for these entries alone."""
 
 LogitsMask = Callable[[torch.Tensor], None]
-"""Sets to -inf, in place, what may not be sampled."""
+"""Sets the logits of tokens that may not be sampled to -inf, in place."""
 
 
 class CpuSampler:
-    """
+    """Samples tokens.
+
     Args:
-        batch: holds each row's sampling parameters.
-        mode: what is reported as log-probabilities.
+        batch: the batch, with each row's sampling parameters.
+        mode: whether reported log-probabilities are raw or processed, and normalised or logits.
     """
 
     def __init__(self, batch: InputBatch, mode: LogprobsMode = "raw_logprobs") -> None:
@@ -50,21 +51,22 @@ class CpuSampler:
         positions: LongArray,
         mask: LogitsMask | None = None,
     ) -> SamplerOutput:
-        """
+        """Sample one token for each row of logits.
+
         Args:
             logits: (N, V) float32; overwritten.
-            rows: (N,) row of each.
-            positions: (N,) position that each sampled token will have.
+            rows: (N,) int64, the batch row of each row of logits.
+            positions: (N,) int64, the position that each sampled token will have.
             mask: applied before everything else.
         """
-        asking = self._asking(rows)
+        scored = self._rows_to_score(rows)
         states = [
             (index, state)
             for index, row in enumerate(rows.tolist() if self._batch.logits_states else ())
             if (state := self._batch.logits_states.get(row)) is not None
         ]
         reported = logits
-        if asking and self._reports_raw and (mask is not None or states):
+        if scored and self._reports_raw and (mask is not None or states):
             reported = logits.clone()
         if mask is not None:
             mask(logits)
@@ -77,28 +79,28 @@ class CpuSampler:
         if drawn.size:
             processed = self._process(logits[torch.from_numpy(drawn)], rows[drawn])
             tokens[drawn] = self._draw(processed, rows[drawn], positions[drawn])
-            if asking and not self._reports_raw:
+            if scored and not self._reports_raw:
                 logits[torch.from_numpy(drawn)] = processed
-        return SamplerOutput(tokens, self._score(reported, tokens, asking) if asking else None)
+        return SamplerOutput(tokens, self._score(reported, tokens, scored) if scored else None)
 
-    def _asking(self, rows: LongArray) -> list[tuple[int, int]]:
-        """(index, number of alternatives) of the rows that ask for log-probabilities."""
+    def _rows_to_score(self, rows: LongArray) -> list[tuple[int, int]]:
+        """Return (index, number of alternatives) of the rows that ask for log-probabilities."""
         wanted = self._batch.logprobs
         if not wanted:
             return []
         return [(index, wanted[row]) for index, row in enumerate(rows.tolist()) if row in wanted]
 
     def _score(
-        self, logits: torch.Tensor, tokens: LongArray, asking: list[tuple[int, int]]
+        self, logits: torch.Tensor, tokens: LongArray, scored: list[tuple[int, int]]
     ) -> TokenLogprobs:
         token_ids = torch.from_numpy(tokens)
-        if len(asking) < len(tokens):
-            indices = torch.tensor([index for index, _ in asking])
+        if len(scored) < len(tokens):
+            indices = torch.tensor([index for index, _ in scored])
             logits, token_ids = logits[indices], token_ids[indices]
-        return score_tokens(logits, token_ids, [k for _, k in asking], self._normalises)
+        return score_tokens(logits, token_ids, [k for _, k in scored], self._normalises)
 
     def _process(self, logits: torch.Tensor, rows: LongArray) -> torch.Tensor:
-        """Temperature, min_p, top_k and top_p; changes `logits`."""
+        """Apply temperature, min_p, top_k and top_p; overwrites `logits`."""
         batch = self._batch
         logits /= torch.from_numpy(batch.temperature[rows])[:, None]
         min_p, top_k, top_p = batch.min_p[rows], batch.top_k[rows], batch.top_p[rows]
@@ -119,11 +121,11 @@ class CpuSampler:
 
     def _draw(self, logits: torch.Tensor, rows: LongArray, positions: LongArray) -> LongArray:
         values, seeds = logits.numpy(), self._batch.seeds[rows]
-        left, entries = np.nonzero(values > -np.inf)
+        remaining_rows, entries = np.nonzero(values > -np.inf)
         if SPARSE_FRACTION * len(entries) < values.size:
             noisy = np.full_like(values, -np.inf)
-            noise = gumbel_noise_at(seeds, positions, left, entries)
-            noisy[left, entries] = values[left, entries] + noise
+            noise = gumbel_noise_at(seeds, positions, remaining_rows, entries)
+            noisy[remaining_rows, entries] = values[remaining_rows, entries] + noise
         else:
             noisy = values + gumbel_noise(seeds, positions, values.shape[1])
         drawn: LongArray = noisy.argmax(axis=1)

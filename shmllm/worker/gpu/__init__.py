@@ -1,1 +1,1 @@
-"""What runs a model on a GPU: kernels launched eagerly, or replayed from captured graphs."""
+"""Runs a model on a GPU, with kernels launched eagerly or replayed from captured CUDA graphs."""

@@ -1,11 +1,11 @@
-"""An arena in a GPU's memory, whose addresses stay when the memory is given back.
+"""An arena in a GPU's memory that keeps its addresses while its memory is given back.
 
-Addresses are reserved once. Memory is created in chunks and mapped there, since a mapping
-cannot be unmapped in part; the tensors, and the captured graphs that hold their addresses,
-are valid again when other chunks are mapped at the same place.
+The arena reserves addresses once, and maps chunks of memory there; chunks, since a mapping cannot
+be unmapped in part. Tensors, and captured graphs that contain their addresses, are valid again
+when other chunks are mapped at the same addresses.
 
-Owns the state of each chunk: a driver that is asked twice to unmap, or to free what is gone,
-corrupts the process instead of answering. Must not know what the memory is for.
+This module owns the state of each chunk: a CUDA driver that unmaps a chunk twice, or frees one that
+does not exist, corrupts the process instead of returning an error.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ MIB = 2**20
 
 
 class ChunkState(Enum):
-    """
+    """The state of a chunk, and the driver calls that change it:
+
     ABSENT  -> CREATED  cuMemCreate        CREATED -> ABSENT   cuMemRelease
     CREATED -> MAPPED   cuMemMap           MAPPED  -> CREATED  cuMemUnmap
     """
@@ -49,17 +50,18 @@ class _Chunk:
 
 
 class CudaArena:
-    """Device memory for tensors. It has to outlive them: they do not keep it alive.
+    """Device memory for tensors. The tensors do not keep the arena alive, so it must outlive them.
 
-    What is kept while it sleeps lies in pinned host memory: mapped for it and registered,
-    since torch's own allocator rounds up to powers of two and keeps what is freed.
+    `release(keep=True)` copies the contents to pinned host memory. The arena maps and registers
+    that memory itself, since torch's pinned allocator rounds sizes up to powers of two and keeps
+    freed memory.
 
     Args:
-        num_bytes: the most that `allocate` can give out.
-        purpose: what it holds, for the error message.
+        num_bytes: the size of all tensors that `allocate` can return, in total.
+        purpose: what the memory is for, for the error message.
         device: a CUDA device.
-        driver: `cuda.bindings.driver`; tests have another.
-        chunk_bytes: of a chunk, at least.
+        driver: the module `cuda.bindings.driver`, or a fake in tests.
+        chunk_bytes: the smallest size of a chunk; it is rounded up to the driver's granularity.
 
     Raises:
         EngineStartError: the device does not have that much memory.
@@ -74,7 +76,7 @@ class CudaArena:
         chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
         self.num_bytes = num_bytes
-        self.contents = Contents.HERE
+        self.contents = Contents.PRESENT
         self._device = device
         self._driver = driver or _import_driver(device)
         self._allocator = BumpAllocator(num_bytes)
@@ -95,7 +97,7 @@ class CudaArena:
             raise EngineStartError(f"no memory for {purpose}: {problem}") from problem
 
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """A zeroed tensor of `shape` at the next free address."""
+        """Return a zeroed tensor of `shape` at the next free address."""
         begin = self._allocator.allocate(shape, dtype)
         tensor = torch.empty(0, dtype=dtype, device=self._device)
         strides = torch.empty(shape, device="meta").stride()
@@ -106,12 +108,12 @@ class CudaArena:
         return tensor.set_(storage, 0, shape, strides)
 
     def release(self, keep: bool = False) -> None:
-        """Give the memory back. Nobody may use the tensors until `restore`.
+        """Give the memory back. The tensors may not be used until `restore`.
 
         Raises:
             MemoryError: there is no host memory to keep the contents in; nothing changed.
         """
-        if self.contents is Contents.HERE:
+        if self.contents is Contents.PRESENT:
             with self._current():
                 self._call("cuCtxSynchronize")  # kernels may still use it
                 if keep:
@@ -123,22 +125,22 @@ class CudaArena:
             self.contents = Contents.LOST
 
     def restore(self) -> None:
-        """Have memory at the same addresses again: as kept, else zeroed.
+        """Map memory at the same addresses again, with the kept contents or zeros.
 
         Raises:
-            MemoryError: the device has not enough; nothing changed.
+            MemoryError: the device has not enough free memory; nothing changed.
         """
-        if self.contents is Contents.HERE:
+        if self.contents is Contents.PRESENT:
             return
         self._map_all()
         if self._kept is not None:
             with self._current():
                 self._kept.copy_back(self._address)
             self._drop_kept()
-        self.contents = Contents.HERE
+        self.contents = Contents.PRESENT
 
     def close(self) -> None:
-        """Give everything back, the addresses too. Idempotent."""
+        """Give back the memory and the addresses. Idempotent."""
         if not self._reserved_bytes:
             return
         with self._current():
@@ -151,11 +153,11 @@ class CudaArena:
 
     @property
     def resident_bytes(self) -> int:
-        """Device memory that is there now."""
+        """The device memory that the arena takes now, in bytes."""
         return sum(c.num_bytes for c in self._chunks if c.state is not ChunkState.ABSENT)
 
     def _map_all(self) -> None:
-        """All chunks or none, zeroed."""
+        """Map all chunks, zeroed. If that fails, map none."""
         try:
             for chunk in self._chunks:
                 self._map(chunk)
@@ -169,7 +171,8 @@ class CudaArena:
                 f"last {missing / MIB:,.0f} MiB are not free"
             ) from None
         with self._current():
-            # cuMemCreate leaves what others had there; what attention masks must be finite.
+            # The chunks contain the bytes of earlier owners, and attention needs finite values
+            # in masked slots.
             self._call("cuMemsetD8", self._address, 0, self._reserved_bytes)
             self._call("cuCtxSynchronize")
 
@@ -213,7 +216,8 @@ class CudaArena:
         return int(self._call("cuMemGetAllocationGranularity", self._property, least))
 
     def _call(self, name: str, *arguments: Any) -> Any:
-        """A call of the driver: its value, if it has one."""
+        """Call a function of the driver, and return its value if it has one. Raises MemoryError if
+        the device is out of memory, and RuntimeError for other errors."""
         result, *values = getattr(self._driver, name)(*arguments)
         codes = self._driver.CUresult
         if result == codes.CUDA_SUCCESS:
@@ -223,14 +227,14 @@ class CudaArena:
         raise RuntimeError(f"{name} failed: {result!r}")
 
     def _current(self) -> AbstractContextManager[Any]:
-        """The device's context is this thread's."""
+        """Return a context manager that makes the device current in this thread."""
         if self._device.type == "cuda":
             return torch.cuda.device(self._device)
         return contextlib.nullcontext()
 
 
 class _HostCopy:
-    """Device memory as it was, in pinned pages."""
+    """A copy of device memory in pinned host memory."""
 
     def __init__(self, call: Callable[..., Any], address: int, num_bytes: int) -> None:
         self._call = call
@@ -260,6 +264,7 @@ def _round_up(number: int, multiple: int) -> int:
 
 
 def _import_driver(device: torch.device) -> Any:
-    """After torch has made its context, which the memory then belongs to."""
+    """Import the driver's bindings. torch creates its context first, so that the arena's memory
+    belongs to that context."""
     torch.zeros(1, device=device)
-    return import_module("cuda.bindings.driver")  # comes with torch's builds for CUDA
+    return import_module("cuda.bindings.driver")  # a dependency of torch's CUDA builds

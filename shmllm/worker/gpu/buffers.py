@@ -1,4 +1,4 @@
-"""Device memory for what is computed within a step, at the addresses that graphs know."""
+"""The buffers for a step's activations and logits on the device, at fixed addresses."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ from shmllm_kernels.gpu.configs import num_splits
 
 
 class GpuBuffers:
-    """All in the model's dtype, but for the scratch memory.
+    """The buffers of a step, all in the model's dtype except the scratch memory of attention.
 
     Args:
-        config: of the model.
-        dtype: of the model.
-        max_tokens: of a step.
-        max_requests: of a step, and so of rows that get logits.
-        device: where they lie.
-        deterministic: decodes have the same number of splits whatever their number.
+        config: the model's configuration.
+        dtype: the model's dtype.
+        max_tokens: the largest number of tokens in a step.
+        max_requests: the largest number of requests in a step, and of rows that get logits.
+        device: the device.
+        deterministic: whether attention splits the contexts of a decode step into the same number
+            of parts whatever the number of decodes.
 
     Attributes:
-        arena: where they lie; a step leaves nothing in it that the next one needs.
+        arena: the arena of the buffers; no step needs contents that an earlier step left there.
         hidden: [max_tokens, hidden], the residual stream.
-        normed: [max_tokens, hidden].
-        attended: [max_tokens, num_heads * head_dim].
-        activated: [max_tokens, inner].
-        cos, sin: [max_tokens, head_dim], of the tokens' positions.
-        sampled: [max_requests, hidden], rows that get logits.
+        normed: [max_tokens, hidden], outputs of RMS norms.
+        attended: [max_tokens, num_heads * head_dim], outputs of attention.
+        activated: [max_tokens, inner], outputs of the MLP's activation.
+        cos, sin: [max_tokens, head_dim], the rotary embedding of the tokens' positions.
+        sampled: [max_requests, hidden], the hidden states of the tokens that get logits.
         logits: [max_requests, vocab].
     """
 
@@ -49,44 +50,45 @@ class GpuBuffers:
         self._device = device.torch_device
         self._deterministic = deterministic
         counter = CountingAllocator()
-        self._take(counter.allocate, max_tokens, max_requests)
+        self._allocate(counter.allocate, max_tokens, max_requests)
         self.arena = device.make_arena(counter.num_bytes, "the activations of a step")
-        self._take(self.arena.allocate, max_tokens, max_requests)
+        self._allocate(self.arena.allocate, max_tokens, max_requests)
 
-    def _take(self, allocate: Allocator, max_tokens: int, max_requests: int) -> None:
+    def _allocate(self, allocate: Allocator, max_tokens: int, max_requests: int) -> None:
         config = self._config
         hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
         heads = config.num_heads
 
-        def take(rows: int, width: int) -> Tensor:
+        def buffer(rows: int, width: int) -> Tensor:
             return allocate((rows, width), self._dtype)
 
-        self.hidden, self.normed = take(max_tokens, hidden), take(max_tokens, hidden)
-        self.attended, self.activated = take(max_tokens, heads * dim), take(max_tokens, inner)
-        self.cos, self.sin = take(max_tokens, dim), take(max_tokens, dim)
+        self.hidden, self.normed = buffer(max_tokens, hidden), buffer(max_tokens, hidden)
+        self.attended, self.activated = buffer(max_tokens, heads * dim), buffer(max_tokens, inner)
+        self.cos, self.sin = buffer(max_tokens, dim), buffer(max_tokens, dim)
         self.sampled, self.logits = (
-            take(max_requests, hidden),
-            take(max_requests, config.vocab_size),
+            buffer(max_requests, hidden),
+            buffer(max_requests, config.vocab_size),
         )
         qkv = (heads + 2 * config.num_kv_heads) * dim
         self._products = {
-            width: take(max_tokens, width) for width in sorted({hidden, qkv, 2 * inner})
+            width: buffer(max_tokens, width) for width in sorted({hidden, qkv, 2 * inner})
         }
         parts = max(count * self.num_splits(count) for count in range(1, max_requests + 1))
         self._part_sums = allocate((parts * heads * dim,), torch.float32)
         self._part_stats = allocate((parts * heads * 2,), torch.float32)
 
     def product(self, width: int) -> Tensor:
-        """[max_tokens, width], for the product of a step's tokens and a matrix: a decoder is done
-        with one before it has the next one of that width."""
+        """Return the buffer [max_tokens, width] for the output of a linear layer. All layers of
+        that width share it: a decoder has used one output before it computes the next."""
         return self._products[width]
 
     def num_splits(self, num_decodes: int) -> int:
-        """Into how many parts the context of each is cut."""
+        """Return the number of parts that attention splits the context of each decode into."""
         return num_splits(self._device, num_decodes, self._config.num_kv_heads, self._deterministic)
 
     def scratch(self, num_decodes: int) -> AttentionScratch | None:
-        """For decodes with as many splits as `num_splits` says; None if there is but one."""
+        """Return the scratch memory of attention for `num_decodes` decodes; None if there is only
+        one split."""
         splits, heads = self.num_splits(num_decodes), self._config.num_heads
         if splits == 1:
             return None

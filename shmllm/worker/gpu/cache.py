@@ -1,7 +1,7 @@
-"""Keys and values of all layers on a GPU, at fixed addresses.
+"""The KV cache on a GPU: the keys and values of all layers, at fixed addresses.
 
-Owns their layout: [blocks, block_size, kv heads, head_dim], keys apart from values. Why that one
-is written in docs/kernels.md.
+This module owns the layout, [blocks, block_size, kv heads, head_dim], with separate tensors for
+keys and values. docs/kernels.md has the reasons for that layout.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from shmllm.worker.arena import Arena, padded_bytes
 
 @dataclass(frozen=True, slots=True)
 class GpuCacheLayout:
-    """Of the blocks of one layer.
+    """The layout of the KV blocks in one layer.
 
     Attributes:
-        num_kv_heads: heads of keys and of values.
-        head_dim: numbers in a head.
+        num_kv_heads: the number of key-value heads.
+        head_dim: elements in a head.
         block_size: tokens in a block.
-        dtype: of the numbers.
+        dtype: the dtype of keys and values.
     """
 
     num_kv_heads: int
@@ -36,29 +36,31 @@ class GpuCacheLayout:
 
     @property
     def block_bytes(self) -> int:
-        """Keys and values of a block, in one layer."""
+        """The size of a block's keys and values in one layer, in bytes."""
         elements = self.block_size * self.num_kv_heads * self.head_dim
         return 2 * elements * self.dtype.itemsize
 
     def shape(self, num_blocks: int) -> tuple[int, int, int, int]:
-        """Of the keys of a layer, and of the values."""
+        """Return the shape of a layer's keys, which is that of its values, too."""
         return num_blocks, self.block_size, self.num_kv_heads, self.head_dim
 
     def cache_bytes(self, num_layers: int, num_blocks: int) -> int:
-        """What an arena must have for a `GpuKVCache`."""
+        """Return the size of the arena that a `GpuKVCache` needs."""
         return 2 * num_layers * padded_bytes(self.shape(num_blocks), self.dtype)
 
 
 class GpuKVCache:
-    """
+    """The KV blocks of all layers.
+
     Args:
-        layout: of a layer.
-        num_layers: of the model.
-        num_blocks: of each layer.
-        arena: to cut them from.
+        layout: the layout of the blocks in one layer.
+        num_layers: the number of layers.
+        num_blocks: the number of blocks.
+        arena: the arena to allocate them in.
 
     Attributes:
-        layers: keys and values of each, zeroed.
+        layout: as given.
+        layers: (keys, values) for each layer, zeroed; see `GpuCacheLayout.shape`.
     """
 
     def __init__(

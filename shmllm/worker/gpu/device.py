@@ -1,9 +1,8 @@
 """A device that computes asynchronously: its memory, its events and its captured graphs.
 
-Owns the interface, and CUDA's side of it. Work is done in the order in which it was asked for,
-on one stream, the current one of torch: copies, kernels and graphs need no other order. Only
-`copy_ahead` goes beside it. The tests have a second device, which is no GPU. Must not know what is
-computed.
+This module owns the interface, and its implementation with CUDA; the tests implement it without a
+GPU. All work goes to one stream, torch's current one, and is done in the order in which it was
+submitted; only `copy_ahead` uses another stream. This module must not know what is computed.
 """
 
 from __future__ import annotations
@@ -22,99 +21,107 @@ from shmllm.worker.arena import Arena
 from shmllm.worker.gpu.arena import CudaArena
 from shmllm.worker.gpu.plain_arena import PlainArena
 
-_cuda: Any = torch.cuda  # in parts without annotations
+_cuda: Any = torch.cuda  # some of its functions have no annotations
 LEAST_CAPABILITY = (8, 0)
-"""Of what Triton compiles our kernels for: bfloat16 and asynchronous copies begin there."""
+"""The smallest compute capability that the Triton kernels are compiled for: bfloat16 and
+asynchronous copies need it."""
 
 
 class Event(Protocol):
-    """A point in the device's work. Until it was recorded it counts as reached."""
+    """A point in the device's work. An event that was never recorded counts as reached."""
 
     def record(self) -> None:
-        """It is reached when all that was asked for so far is done."""
+        """Place the event behind all work that was submitted so far."""
 
     def wait(self) -> None:
-        """Blocks the host until it is reached."""
+        """Block the host until the device has reached the event."""
 
     def is_done(self) -> bool:
-        """Whether it is reached. Never blocks."""
+        """Return whether the device has reached the event. Never blocks."""
 
     def elapsed_ms(self, since: Event) -> float:
-        """The device's time from an earlier event to this one. Both measure, and are reached."""
+        """Return the device's time from an earlier event to this one, in ms. Both events must have
+        been made with `timing`, and the device must have reached them."""
 
 
 class Graph(Protocol):
-    """Work that was recorded. It does not keep alive what it reads and writes outside of the
-    memory that was allocated while it was captured."""
+    """A captured CUDA graph. It keeps the memory alive that was allocated during its capture, and
+    no other memory that it reads or writes."""
 
     def replay(self) -> None:
-        """Ask the device for all of it."""
+        """Launch the captured work."""
 
 
 class Device(Protocol):
-    """
+    """A device that computes asynchronously.
+
     Attributes:
-        torch_device: for torch's factories.
-        name: for people.
+        torch_device: the device for torch's factory functions.
+        name: the device's name, for messages.
     """
 
     torch_device: torch.device
     name: str
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Host memory that the device copies from and to while the host goes on. It lasts as
-        long as the tensor; what it holds at first is undefined."""
+        """Allocate pinned host memory, which the device copies from and to asynchronously. The
+        memory lives as long as the tensor. Its initial contents are undefined."""
 
     def copy_ahead(self, target: Tensor, source: Tensor) -> None:
-        """Copy from pinned memory while the device does what it was asked for before, and before
-        all that it will be asked for. Nothing that it has to do yet may use `target`."""
+        """Copy from pinned memory beside the work that was submitted before, and before all work
+        that is submitted later. No work that was submitted before may use `target`."""
 
     def event(self, timing: bool = False) -> Event:
-        """A new one; `timing` if it measures."""
+        """Make an event; `timing` lets it measure time."""
 
     def capturing(self) -> AbstractContextManager[None]:
-        """Around a series of captures. What is launched in it, but in no capture, runs as ever;
-        it should be what is captured later, so that libraries have their workspaces."""
+        """Return the context manager of a series of captures. Work that is launched inside it and
+        outside of a capture is executed. What will be captured should be executed there first, so
+        that libraries allocate their workspaces."""
 
     def begin_capture(self) -> None:
-        """From here on what is asked of the device is recorded instead. Nothing may wait for the
-        device. Only within `capturing`."""
+        """Record all work from here on instead of executing it. Only within `capturing`. The host
+        may not wait for the device until `end_capture`."""
 
     def end_capture(self) -> Graph:
-        """The recorded graph. All graphs share one pool of memory: what is allocated in a capture
-        and dropped may be overwritten by the replay of any other."""
+        """Stop recording, and return the graph. All graphs share one memory pool: the replay of
+        another graph may overwrite memory that was allocated and freed during this capture."""
 
     def synchronize(self) -> None:
-        """Blocks the host until nothing is left to do."""
+        """Block the host until all submitted work is done."""
 
     def free_bytes(self) -> int:
-        """Memory that nobody has."""
+        """Return the device's free memory, in bytes."""
 
     def total_bytes(self) -> int:
-        """Memory that the device has."""
+        """Return the device's memory, in bytes."""
 
     def allocated_bytes(self) -> int:
-        """Memory of torch's tensors, those of arenas left out."""
+        """Return the memory of torch's tensors, without those in arenas, in bytes."""
 
     def peak_bytes(self) -> int:
-        """The most that `allocated_bytes` was since `reset_peak`."""
+        """Return the largest value of `allocated_bytes` since `reset_peak`."""
 
     def reset_peak(self) -> None:
-        """The peak is what is allocated now."""
+        """Set the peak to what is allocated now."""
 
     def trim(self) -> None:
-        """Give back the memory of tensors that are gone, which torch keeps for the next ones."""
+        """Give the memory of freed tensors back, which torch's allocator keeps."""
 
     def make_arena(self, num_bytes: int, purpose: str) -> Arena:
-        """Memory of this device; see `worker.arena`.
+        """Allocate an arena in the device's memory.
+
+        Args:
+            num_bytes: the size of the arena.
+            purpose: what the memory is for, for the error message.
 
         Raises:
-            EngineStartError: it does not have that much.
+            EngineStartError: the device does not have that much memory.
         """
 
 
 class CudaEvent:
-    """CUDA's own, on the current stream."""
+    """A CUDA event, on the current stream."""
 
     def __init__(self, timing: bool) -> None:
         self._event = _cuda.Event(enable_timing=timing)
@@ -134,16 +141,16 @@ class CudaEvent:
 
 
 class CudaDevice:
-    """A GPU, for the thread that makes this.
+    """A GPU. It becomes the current device of the thread that makes this object.
 
-    Graphs live as long as this does: when the last one of a pool goes, torch drops the pool, and
-    a later capture into it fails.
+    The object keeps all captured graphs alive: torch drops a memory pool with its last graph, and
+    a later capture into that pool fails.
 
     Args:
-        index: which of those that CUDA shows.
+        index: the index among the devices that CUDA shows.
 
     Raises:
-        EngineStartError: it cannot be used; says why.
+        EngineStartError: the GPU cannot be used; the message says why.
     """
 
     def __init__(self, index: int = 0) -> None:
@@ -160,7 +167,7 @@ class CudaDevice:
         self._capture: torch.cuda.CUDAGraph | None = None
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        # Rounded up to a power of two, and kept by torch when it is free: for small ones.
+        # torch rounds the size up to a power of two and keeps freed memory: for small tensors.
         return torch.empty(shape, dtype=dtype, pin_memory=True)
 
     def copy_ahead(self, target: Tensor, source: Tensor) -> None:
@@ -175,7 +182,7 @@ class CudaDevice:
     def capturing(self) -> Iterator[None]:
         was_enabled = gc.isenabled()
         gc.collect()
-        gc.disable()  # a collection may free memory of the device, which ends a capture
+        gc.disable()  # a collection may free device memory, which invalidates a capture
         self.synchronize()
         _cuda.empty_cache()  # graphs allocate from a pool of their own
         try:
@@ -190,7 +197,7 @@ class CudaDevice:
                 gc.enable()
 
     def _abandon_capture(self) -> None:
-        """Of a capture that an error cut short: the stream records until it is told to stop."""
+        """End a capture that an error interrupted: the stream would go on recording."""
         graph, self._capture = self._capture, None
         if graph is not None:
             with contextlib.suppress(RuntimeError):
@@ -200,10 +207,11 @@ class CudaDevice:
         assert self._capture is None, "one capture at a time"
         assert _cuda.current_stream() == self._capture_stream, "only within capturing()"
         graph = _cuda.CUDAGraph()
-        # torch keeps the generator's state from the first capture in the process for all others:
-        # as inference tensors it would fail those outside of inference mode.
+        # The first capture in a process creates the random generator's state tensors, and torch
+        # uses them in all later captures. As inference tensors they would make captures outside
+        # of inference mode fail.
         with torch.inference_mode(False):
-            # Other threads may allocate and copy meanwhile.
+            # Thread-local: other threads may allocate and copy during the capture.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         self._capture = graph
         self._graphs.append(graph)
@@ -236,8 +244,8 @@ class CudaDevice:
         _cuda.empty_cache()
 
     def make_arena(self, num_bytes: int, purpose: str) -> Arena:
-        """A `CudaArena`; a `PlainArena` where the driver cannot map memory, or the package
-        cuda-bindings is not installed."""
+        """Allocate a `CudaArena`, or a `PlainArena` if the driver cannot map memory or the package
+        cuda-bindings is missing."""
         device = self.torch_device
         try:
             return CudaArena(num_bytes, purpose, device)
@@ -246,7 +254,7 @@ class CudaDevice:
 
 
 def find_cuda_problem(index: int = 0) -> str:
-    """Why a GPU cannot be used, in one sentence; empty if it can."""
+    """Return one sentence that says why a GPU cannot be used; empty if it can be used."""
     if torch.version.cuda is None:
         return f"there is no GPU to use: torch {torch.__version__} was built without CUDA"
     count = _cuda.device_count()
@@ -261,7 +269,7 @@ def find_cuda_problem(index: int = 0) -> str:
         )
     try:
         capability = _cuda.get_device_capability(index)
-    except RuntimeError as problem:  # the driver was found, and cannot serve this torch
+    except RuntimeError as problem:  # a driver exists, and does not work with this torch
         return f"cuda:{index} cannot be used: {str(problem).splitlines()[0]}"
     if capability < LEAST_CAPABILITY:
         return (

@@ -1,7 +1,7 @@
-"""Which graphs are captured, and which of them a step is run with. Pure Python, without torch.
+"""Decides which CUDA graphs are captured, and which graph a step uses. Pure Python, without torch.
 
-Owns the sizes and the choice for a step: `GraphDispatcher` is the only one who decides
-it. Must not know what a graph is or what lies in it.
+This module owns the captured sizes and the choice for each step; no other module decides these. It
+must not know how a graph is captured or what it contains.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ LARGEST_MIXED_SIZE = 512
 
 @dataclass(frozen=True, slots=True)
 class BatchDescriptor:
-    """The sizes that a step is computed at.
+    """The padded sizes of a step.
 
     Attributes:
-        num_tokens: padding included.
-        num_reqs: requests, padding included; as many rows get logits.
-        uniform: each request has one token: a decode.
+        num_tokens: the number of tokens, with padding.
+        num_reqs: the number of requests, with padding; as many rows get logits.
+        uniform: whether each request has one token: a decode step.
     """
 
     num_tokens: int
@@ -33,17 +33,18 @@ class BatchDescriptor:
 
 
 class GraphDispatcher:
-    """
+    """Chooses the graph mode and the padded sizes of each step.
+
     Args:
-        mode: what the engine was started with.
-        capture_sizes: numbers of tokens, in any order; None: as `default_sizes` says. Those of
-            more tokens than a step has are left out.
-        max_num_seqs: requests of a step.
-        max_num_tokens: of a step.
+        mode: the engine's cudagraph_mode.
+        capture_sizes: numbers of tokens, in any order; None for those of `default_sizes`. Sizes
+            larger than max_num_tokens are ignored.
+        max_num_seqs: the largest number of requests in a step.
+        max_num_tokens: the largest number of tokens in a step.
         max_capture_size: the largest of the default sizes.
 
     Raises:
-        EngineStartError: the sizes are too large for every step.
+        EngineStartError: all sizes are too large for every step.
     """
 
     def __init__(
@@ -76,8 +77,8 @@ class GraphDispatcher:
             )
 
     def captures(self) -> list[tuple[CudaGraphMode, BatchDescriptor]]:
-        """What to capture, largest first: smaller ones then find the memory of larger ones free.
-        That of PIECEWISE serves any number of requests."""
+        """Return the graphs to capture, the largest first, so that smaller graphs reuse the memory
+        of larger ones. A PIECEWISE graph serves any number of requests."""
         mixed = [
             (self.mode.mixed_mode, self._captured(size, uniform=False))
             for size in self._mixed_sizes
@@ -96,19 +97,19 @@ class GraphDispatcher:
         allows_full: bool = True,
         allows_graphs: bool = True,
     ) -> tuple[CudaGraphMode, BatchDescriptor]:
-        """What to run a step with: FULL, else PIECEWISE, else NONE; in the smallest graph that
-        holds it.
+        """Choose the mode of a step: FULL if possible, else PIECEWISE, else NONE; and the smallest
+        graph that the step fits into.
 
         Args:
-            num_tokens: of the step.
-            num_reqs: of the step, 1 to num_tokens.
-            uniform: each of its requests has one token.
-            allows_full: nothing in it forbids to capture its attention.
-            allows_graphs: nothing in it forbids graphs at all.
+            num_tokens: the number of the step's tokens.
+            num_reqs: the number of the step's requests, from 1 to num_tokens.
+            uniform: whether each request has one token.
+            allows_full: whether the step's attention can be captured.
+            allows_graphs: whether the step can use graphs at all.
 
         Returns:
-            NONE with the sizes as they are; PIECEWISE with tokens padded; FULL with one of the
-            descriptors of `captures`.
+            NONE with the step's own sizes, PIECEWISE with the number of tokens padded, or FULL with
+            one of the descriptors of `captures`.
         """
         exact = BatchDescriptor(num_tokens, num_reqs, uniform)
         if not allows_graphs:
@@ -135,11 +136,13 @@ def default_sizes(
     max_num_tokens: int,
     max_capture_size: int | None = None,
 ) -> tuple[list[int], list[int]]:
-    """Sizes for graphs of decodes, and for those of other steps.
+    """Return the default capture sizes of decode steps, and those of other steps.
 
-    Decodes: 1, 2, 4, 8, then steps of 8 to 256, then steps of 16, and the most there can be.
-    Others: powers of two to 512, since a piecewise one is a graph for each layer; where they
-    are FULL, those of decodes too. A maximum stands for the 512, and bounds decodes as well.
+    The sizes of decode steps are 1, 2, 4, 8, then multiples of 8 up to 256, then multiples of 16,
+    and the largest possible number of decodes. The sizes of other steps are powers of two up to
+    512: they are few, since a piecewise graph has one graph for each layer. If other steps use FULL
+    graphs, they have the sizes of decode steps, too. max_capture_size replaces the 512, and limits
+    the sizes of decode steps.
     """
     most_decodes = min(max_num_seqs, max_num_tokens, max_capture_size or max_num_seqs)
     fine = [1, 2, 4, *range(8, FINE_SIZES_UP_TO, 8)]
@@ -157,6 +160,6 @@ def _up_to(most: int, sizes: Iterable[int]) -> list[int]:
 
 
 def _next_size(sizes: tuple[int, ...], wanted: int) -> int | None:
-    """The smallest that holds as many tokens."""
+    """Return the smallest size that is not smaller than `wanted`."""
     index = bisect_left(sizes, wanted)
     return sizes[index] if index < len(sizes) else None

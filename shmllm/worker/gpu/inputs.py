@@ -1,9 +1,11 @@
-"""A step's inputs on the device, at fixed addresses: what graphs read anew in every step.
+"""The inputs of a step on the device, at fixed addresses, where graphs read them in every step.
 
-Owns how they get there, and each row's blocks. Must not know how a step is computed.
+This module owns how the inputs get there, and the block table by row. It must not know how a step
+is computed.
 
-A step's numbers are copied while the step before it runs, into memory that two steps use in turns:
-at most two are under way, and the result of one is taken before the next but one is sent.
+A step's inputs are copied while the step before runs, into two staging buffers in turns: at most
+two steps run or wait at a time, and the host takes the result of a step before it sends the next
+but one.
 """
 
 from __future__ import annotations
@@ -23,25 +25,26 @@ from shmllm.worker.gpu.transfers import Transfers
 from shmllm_kernels.gpu.step import unpack_step
 from shmllm_kernels.reference.step import StepSizes, StepTensors
 
-MOST_UNDER_WAY = 2
-"""Steps that were sent and whose results were not taken."""
+MAX_STEPS_IN_FLIGHT = 2
+"""The largest number of steps that were sent and whose results have not been taken."""
 
 
 class GpuInputs:
-    """
+    """The inputs of the current step.
+
     Args:
-        max_tokens: of a step.
-        max_requests: of a step, and rows that requests have.
-        max_blocks: of a request.
+        max_tokens: the largest number of tokens in a step.
+        max_requests: the largest number of requests in a step, and the number of rows.
+        max_blocks: the largest number of blocks of a request.
         last_tokens: (rows,) int64 on the device, the token sampled last for each row.
-        device: where they go.
+        device: the device.
 
     Attributes:
-        step: tokens, requests and samples of the step, padded; see `StepTensors`.
-        sample_rows, sample_positions: of these.
+        step: the step's inputs, padded; see `StepTensors`.
+        sample_rows, sample_positions: these tensors of `step`.
         block_table: (max_requests, max_blocks) int32, in the order of the step's requests.
         last_tokens: as given.
-        num_samples: tokens of the step that get logits.
+        num_samples: the number of the step's tokens that get logits.
     """
 
     def __init__(
@@ -65,17 +68,18 @@ class GpuInputs:
         self._transfers = Transfers(device)
         size = (3 * max_tokens + 6 * max_requests) * torch.int64.itemsize
         self._staged = deque(
-            torch.empty(size, dtype=torch.uint8, device=where) for _ in range(MOST_UNDER_WAY)
+            torch.empty(size, dtype=torch.uint8, device=where) for _ in range(MAX_STEPS_IN_FLIGHT)
         )
-        device.synchronize()  # what had this memory before is done with it
+        device.synchronize()  # until work that used this memory before is done
 
     def send(self, inputs: StepInputs, descriptor: BatchDescriptor, plan: StepPlan) -> None:
-        """Have the device copy and pad a step's inputs, behind what it was told before.
+        """Launch the copy and the padding of a step's inputs.
 
         Args:
-            inputs: of the step.
-            descriptor: what it is padded to.
-            plan: whose admissions and appended blocks the device does not have yet.
+            inputs: the step's inputs.
+            descriptor: the padded sizes.
+            plan: the step's plan; the blocks of its new requests and its appended blocks are not
+                on the device yet.
         """
         packed = np.concatenate((
             inputs.token_ids, inputs.positions, inputs.slot_mapping,
@@ -97,20 +101,21 @@ class GpuInputs:
             torch.index_select(self._blocks_by_row, 0, rows, out=table)
 
     def idle(self, descriptor: BatchDescriptor) -> None:
-        """A step of nothing but padding, which gets logits all the same: for warming up."""
+        """Fill the inputs with a step of padding that gets logits, for warm-up and capture."""
         self.num_samples = descriptor.num_reqs
         unpack_step(self.step, self._nothing, StepSizes(0, 0, 0), _padded(descriptor))
 
 
 def _changed_blocks(plan: StepPlan, width: int) -> tuple[LongArray, IntArray] | tuple[()]:
-    """Where blocks were appended, in a flat table with rows of that width, and which."""
-    changes = [(admitted.row, 0, admitted.block_ids) for admitted in plan.new_requests]
+    """Return the indices of changed entries in the flat block table, whose rows have `width`
+    entries, and the block ids; () if there are none."""
+    changes = [(request.row, 0, request.block_ids) for request in plan.new_requests]
     changes += [(append.row, append.first, append.block_ids) for append in plan.block_appends]
     if not changes:
         return ()
-    places = [np.arange(len(ids)) + (row * width + first) for row, first, ids in changes]
+    indices = [np.arange(len(ids)) + (row * width + first) for row, first, ids in changes]
     block_ids = [np.array(ids, np.int32) for _, _, ids in changes]
-    return np.concatenate(places), np.concatenate(block_ids)
+    return np.concatenate(indices), np.concatenate(block_ids)
 
 
 def _padded(descriptor: BatchDescriptor) -> StepSizes:

@@ -1,6 +1,7 @@
 """The state of the logits processors on the device: token masks, biases and token counts.
 
-This module owns the arrays that the sampler's kernels take. It must not know when they run.
+This module owns these arrays, which the sampling kernels read. It must not know when the kernels
+run.
 """
 
 from __future__ import annotations
@@ -22,15 +23,19 @@ from shmllm_kernels.gpu.logits_processors import count_tokens
 from shmllm_kernels.gpu.sampling import TokenMasks
 
 Biases = tuple[Tensor, Tensor, Tensor]
-"""(count,) each: row of the logits int32, token int64, what to add float32."""
+"""(count,) each: the row of the logits, int32; the token, int64; the number to add, float32."""
 
 
 class GpuTokenMasks:
-    """
+    """The bitmasks of the tokens that rows may sample, by allowed_token_ids and by grammar.
+
+    The masks of allowed_token_ids are stored by row, and behind them those of a step's grammars.
+    The memory is allocated when the first request needs it.
+
     Args:
-        mask_rows: (num_rows,) int32 on the device: a row's own number if it has allowed ids.
-        vocab_size: entries of a row's logits.
-        transfers: bring the words to the device.
+        mask_rows: (num_rows,) int32 on the device, see `SamplingMetadata`.
+        vocab_size: entries in a row of logits.
+        transfers: copies masks to the device.
     """
 
     def __init__(self, mask_rows: Tensor, vocab_size: int, transfers: Transfers) -> None:
@@ -41,34 +46,39 @@ class GpuTokenMasks:
         self._on_device: Tensor | None = None
 
     def add_requests(self, rows: LongArray, states: list[LogitsState | None]) -> None:
-        """Take in the allowed ids of the requests that enter these rows."""
-        entering = {}
+        """Store the allowed token ids of new requests.
+
+        Args:
+            rows: (N,) int64, the rows of the new requests.
+            states: the states of their logits processors.
+        """
+        added = {}
         for row, state in zip(rows.tolist(), states, strict=True):
             self._allowed.pop(row, None)
             if state is not None and state.allowed.size:
-                entering[row] = self._words_of(state.allowed)
-        if entering:
-            self._allowed |= entering
-            words = np.stack(list(entering.values()))
-            where, sent = self._transfers.send(np.array(list(entering), np.int64), words)
+                added[row] = self._pack(state.allowed)
+        if added:
+            self._allowed |= added
+            words = np.stack(list(added.values()))
+            where, sent = self._transfers.send(np.array(list(added), np.int64), words)
             self._words.index_copy_(0, where, sent)
 
-    def of_step(
+    def for_step(
         self, rows: LongArray, device_rows: Tensor, grammars: PendingMasks | None
     ) -> TokenMasks:
-        """Those of a step; waits for the grammars'.
+        """Return the masks of a step. Waits for the masks of grammars.
 
         Args:
-            rows: (N,), whose logits these are.
+            rows: (N,) int64, the rows of the step's samples.
             device_rows: (N,) int32, the same on the device.
-            grammars: of some of them.
+            grammars: the masks of some of the samples; None if no sample has a grammar.
         """
         mask_rows = self._mask_rows.index_select(0, device_rows)
         if grammars is not None:
             indices = np.array(grammars.rows, np.int64)
             begin = len(self._mask_rows)
             places = np.arange(begin, begin + len(indices), dtype=np.int32)
-            words = self._joined(rows[indices], grammars.words)
+            words = self._restrict(rows[indices], grammars.words)
             where, sent_places, sent = self._transfers.send(indices, places, words)
             self._words[begin : begin + len(indices)] = sent
             mask_rows.index_copy_(0, where, sent_places)
@@ -82,8 +92,9 @@ class GpuTokenMasks:
             self._on_device = torch.zeros(shape, dtype=torch.int32, device=device)
         return self._on_device
 
-    def _joined(self, rows: LongArray, words: IntArray) -> IntArray:
-        """The grammars' words, as many as the logits need, and only what is allowed besides."""
+    def _restrict(self, rows: LongArray, words: IntArray) -> IntArray:
+        """Return the grammars' masks, resized to the logits and restricted to the allowed token ids
+        of their rows."""
         words = words[:, : self._num_words]
         if missing := self._num_words - words.shape[1]:
             words = np.pad(words, ((0, 0), (0, missing)))
@@ -92,50 +103,53 @@ class GpuTokenMasks:
             words[restricted] &= np.stack([self._allowed[row] for row in rows[restricted].tolist()])
         return words
 
-    def _words_of(self, allowed: LongArray) -> IntArray:
+    def _pack(self, allowed: LongArray) -> IntArray:
         bits = np.zeros(self._num_words * WORD_BITS, np.bool_)
         bits[allowed] = True
         return np.packbits(bits, bitorder="little").view(np.int32)
 
 
 class LogitBiases:
-    """
+    """The numbers that are added to single logits: biases, and minus infinity for tokens that bad
+    words and min_tokens ban.
+
+    The list on the device is made anew only when it differs from that of the step before.
+
     Args:
-        batch: holds the edits of its rows.
-        transfers: bring the list to the device.
+        batch: the batch, with the states of the logits processors.
+        transfers: copies the list to the device.
     """
 
     def __init__(self, batch: InputBatch, transfers: Transfers) -> None:
         self._batch = batch
         self._transfers = transfers
         self._last: Biases | None = None
-        self._num_alike = 0
+        self._num_unchanged = 0
 
-    def of_step(self, inputs: StepInputs, chosen: LongArray, is_repeat: bool) -> Biases | None:
-        """
+    def for_step(self, inputs: StepInputs, chosen: LongArray, is_repeat: bool) -> Biases | None:
+        """Return the biases of a step; None if there are none.
+
         Args:
-            inputs: the step's.
-            chosen: indices of the sampled rows that may have any.
-            is_repeat: they are those of the step before, one position further.
-
-        Returns:
-            None if there is nothing to add.
+            inputs: the step's inputs.
+            chosen: the indices of the samples that may have biases.
+            is_repeat: whether the step's requests are those of the step before, each one position
+                further.
         """
-        if is_repeat and self._num_alike:
-            self._num_alike -= 1
+        if is_repeat and self._num_unchanged:
+            self._num_unchanged -= 1
             return self._last
         rows, positions = inputs.sample_rows[chosen].tolist(), inputs.sample_positions[chosen]
         states = [self._batch.logits_states[row] for row in rows]
-        banned, num_alike = [], sys.maxsize
+        banned, num_unchanged = [], sys.maxsize
         for row, state, position in zip(rows, states, positions.tolist(), strict=True):
             banned.append(state.banned(self._batch.token_ids[row, :position]))
-            num_alike = min(num_alike, state.banned_until(position) - position - 1)
+            num_unchanged = min(num_unchanged, state.banned_until(position) - position - 1)
         ids = banned + [state.biased for state in states]
         lengths = [len(own) for own in ids]
         indices = np.repeat(np.tile(chosen, 2), lengths).astype(np.int32)
-        forbidding = np.full(sum(lengths[: len(states)]), -np.inf, np.float32)
-        values = np.concatenate([forbidding, *(state.biases for state in states)])
-        self._num_alike = num_alike
+        minus_inf = np.full(sum(lengths[: len(states)]), -np.inf, np.float32)
+        values = np.concatenate([minus_inf, *(state.biases for state in states)])
+        self._num_unchanged = num_unchanged
         self._last = None
         if len(indices):
             sent = self._transfers.send(indices, np.concatenate(ids), values)
@@ -144,15 +158,19 @@ class LogitBiases:
 
 
 class TokenCounts:
-    """
+    """How often each row's request has used each token, which penalties depend on.
+
+    The device counts the sampled tokens, so that penalties do not wait for the host. The table is
+    allocated for the first request with penalties.
+
     Args:
-        num_rows: requests that can run at once.
-        vocab_size: entries of a row's logits.
-        transfers: bring the table the tokens of those that enter.
+        num_rows: the largest number of requests that run at once.
+        vocab_size: entries in a row of logits.
+        transfers: copies the tokens of new requests to the device.
 
     Attributes:
-        table: (num_rows, vocab_size) int32, as `count_uses` has it; of rows without penalties it
-            holds nothing of use. None until it is needed.
+        table: (num_rows, vocab_size) int32, see `count_tokens`; the rows of requests without
+            penalties are undefined. None until it is needed.
     """
 
     def __init__(self, num_rows: int, vocab_size: int, transfers: Transfers) -> None:
@@ -161,7 +179,8 @@ class TokenCounts:
         self.table: Tensor | None = None
 
     def add_requests(self, new_requests: Sequence[NewRequest]) -> None:
-        """Begin to count for requests with penalties. One that was preempted brings output."""
+        """Count the tokens of new requests with penalties. A request that was preempted has output
+        tokens, too."""
         if not new_requests:
             return
         if self.table is None:
@@ -180,17 +199,17 @@ class TokenCounts:
         count_tokens(self.table, output_rows, output)
 
     def count(self, rows: Tensor, tokens: Tensor) -> None:
-        """Take in what was sampled.
+        """Count sampled tokens.
 
         Args:
-            rows: (N,) int32.
-            tokens: (N,) int64.
+            rows: (N,) int32 on the device, the rows of the samples.
+            tokens: (N,) int64 on the device, the sampled tokens.
         """
         assert self.table is not None, "no request has penalties"
         count_tokens(self.table, rows, tokens)
 
 
 def _by_row(rows: LongArray, ids: list[LongArray]) -> tuple[IntArray, LongArray]:
-    """(row of each token, all tokens)."""
+    """Return the row of each token, and all tokens, both flat."""
     lengths = [len(own) for own in ids]
     return np.repeat(rows, lengths).astype(np.int32), np.concatenate(ids)

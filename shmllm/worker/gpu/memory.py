@@ -1,7 +1,7 @@
-"""What of a GPU's memory the KV cache gets, and who has the rest.
+"""The share of a GPU's memory that the KV cache gets.
 
-Owns the measurement of what an engine needs besides the cache, and the numbers in messages. Must
-not know what a step computes: it is given one.
+This module owns the measurement of the memory that an engine needs besides the cache, and the
+numbers in messages. It must not know what a step computes: the caller passes a step to run.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from shmllm.worker.memory import MIB, CacheSize, fit_kv_cache
 logger = logging.getLogger(__name__)
 
 MOST_BLOCKS = 2**20
-"""Of a cache whose size nobody gave: the host has an object of 0.1 KB for each, and a model that
-is small enough for more of them has no use for them."""
+"""The largest number of blocks of a cache whose size is not configured: the host keeps an object of
+0.1 KB for each block, and a model that is small enough for more blocks does not need them."""
 LAUNCH_BYTES = 32 * 2**10
 GRAPHS_BYTES = 64 * MIB
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceUse:
-    """Bytes of a device, before there is a KV cache.
+    """The use of a device's memory before the KV cache is allocated, in bytes.
 
     Attributes:
-        total: that it has.
-        others: that were taken before the engine began; its own context counts among them.
-        weights: of the model.
-        steps: the most that a step takes, and all that stays between steps.
-        graphs: that graphs will take.
-        part: of the total, that the engine may use.
+        total: the device's memory.
+        others: the memory that was in use before the engine began, with its CUDA context.
+        weights: the memory of the weights.
+        steps: the most that a step takes, with what stays allocated between steps.
+        graphs: the estimated memory of CUDA graphs.
+        fraction: the fraction of the total that the engine may use.
     """
 
     total: int
@@ -42,30 +42,30 @@ class DeviceUse:
     weights: int
     steps: int
     graphs: int
-    part: float
+    fraction: float
 
     @property
     def left(self) -> int:
-        """For keys and values. What others have is theirs, and does not count as used: two
-        engines with a part of 0.4 each share a device."""
-        allowed = min(int(self.total * self.part), self.total - self.others)
+        """The memory left for keys and values. Memory of other processes does not count as used:
+        two engines with a fraction of 0.4 each share a device."""
+        allowed = min(int(self.total * self.fraction), self.total - self.others)
         return allowed - self.weights - self.steps - self.graphs
 
     def __str__(self) -> str:
-        """One line, in MiB."""
+        """Return one line with all numbers, in MiB."""
         return (
-            f"of {_mib(self.total)} MiB on the device, gpu_memory_utilization={self.part:g} is "
-            f"{_mib(int(self.total * self.part))}; others have {_mib(self.others)}, weights "
+            f"of {_mib(self.total)} MiB on the device, gpu_memory_utilization={self.fraction:g} is "
+            f"{_mib(int(self.total * self.fraction))}; others have {_mib(self.others)}, weights "
             f"{_mib(self.weights)}, steps {_mib(self.steps)}, graphs {_mib(self.graphs)} "
             f"(estimated); {_mib(self.left)} MiB are left for keys and values"
         )
 
 
 class DeviceMemory:
-    """A device as a `MemoryPool`. To be made before anything else takes memory of it.
+    """A device's memory. It must be made before the engine allocates memory of the device.
 
     Args:
-        device: whose memory it is.
+        device: the device.
     """
 
     kind = "device memory"
@@ -79,7 +79,8 @@ class DeviceMemory:
         return self._device.free_bytes()
 
     def used_bytes(self) -> int:
-        """What was taken since this was made; by others too, if they did meanwhile."""
+        """Return the memory that was allocated since this object was made, in bytes. Allocations of
+        other processes since then count, too."""
         return max(self._free_at_first - self._device.free_bytes(), 0)
 
     def make_arena(self, num_bytes: int, purpose: str) -> Arena:
@@ -97,19 +98,20 @@ class DeviceMemory:
         graph_bytes: int,
         profile: Callable[[], None],
     ) -> CacheSize:
-        """Run the largest step there can be, and give what it and all else leave to the cache.
+        """Compute the size of the KV cache from the memory that the largest step leaves.
 
         Args:
-            config: a given number of bytes is taken as it is, and nothing is run.
-            bytes_per_block: in all layers.
-            max_model_len: wanted; less if the cache holds less.
-            weights: the model's.
-            graph_bytes: that graphs will take; see `estimate_graph_bytes`.
-            profile: computes a step of `max_num_batched_tokens` tokens of `max_num_seqs` requests,
-                all of which get a token sampled. Its keys and values go nowhere.
+            config: the configuration of the cache. If it has a number of bytes, the cache gets
+                these, and no step is run.
+            bytes_per_block: the keys and values of a block, in all layers.
+            max_model_len: the configured length, in tokens.
+            weights: the arena of the weights.
+            graph_bytes: the estimate of `estimate_graph_bytes`.
+            profile: runs a step of `max_num_batched_tokens` tokens of `max_num_seqs` requests that
+                all get a token sampled, without the KV cache, which does not exist yet.
 
         Raises:
-            EngineStartError: not even one block for one sequence fits; has all the numbers.
+            EngineStartError: see `fit_kv_cache`; the message has all the numbers.
         """
         if config.memory_bytes is not None:
             return fit_kv_cache(
@@ -125,7 +127,7 @@ class DeviceMemory:
         return replace(size, num_blocks=min(size.num_blocks, _most_blocks(config, max_model_len)))
 
     def _measure(
-        self, part: float, weights: Arena, graph_bytes: int, profile: Callable[[], None]
+        self, fraction: float, weights: Arena, graph_bytes: int, profile: Callable[[], None]
     ) -> DeviceUse:
         device = self._device
         device.synchronize()
@@ -134,20 +136,20 @@ class DeviceMemory:
         before = self.used_bytes() - device.allocated_bytes()
         profile()
         device.synchronize()
-        # On a GPU the second is the larger one: torch's allocator keeps what it got.
+        # On a GPU the second is larger: torch's allocator keeps freed memory.
         used = max(before + device.peak_bytes(), self.used_bytes())
         total, held = device.total_bytes(), weights.resident_bytes
         others = total - self._free_at_first
-        return DeviceUse(total, others, held, max(used - held, 0), graph_bytes, part)
+        return DeviceUse(total, others, held, max(used - held, 0), graph_bytes, fraction)
 
 
 def estimate_graph_bytes(num_graphs: int, num_layers: int) -> int:
-    """What graphs take that allocate nothing themselves: the driver's copy of each launch, about a
-    dozen a layer, and the libraries' workspaces.
+    """Estimate the memory of CUDA graphs, in bytes. The driver keeps a copy of each launch, about a
+    dozen in a layer, and libraries allocate workspaces; the graphs allocate no tensors.
 
     Args:
-        num_graphs: sizes at which all layers are captured, in one graph or in pieces.
-        num_layers: of the model.
+        num_graphs: the number of sizes at which all layers are captured, in one graph or several.
+        num_layers: the number of layers.
     """
     return GRAPHS_BYTES + num_graphs * num_layers * 12 * LAUNCH_BYTES if num_graphs else 0
 

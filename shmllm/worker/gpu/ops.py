@@ -1,7 +1,7 @@
-"""A decoder's operations on a GPU: kernels that are launched at once, on buffers of a step's size.
+"""A decoder's operations on a GPU: each call launches kernels on buffers of the step's size.
 
-Owns which kernel an operation is. Must not know requests, nor whether what it launches is run or
-recorded: only that attention may be left out of what is recorded.
+This module owns which kernel computes an operation. It must not know requests, nor whether a launch
+is executed or captured; it knows only that attention may be kept out of captures.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ from shmllm_kernels.gpu.step import embed, gather_rows, rope_tables
 
 
 def call_now(call: Call) -> None:
+    """Launch attention at once."""
     call()
 
 
 def multiply(out: Tensor, x: Tensor, linear: Linear) -> None:
-    """``out = x @ weight.T + bias``, without memory of its own."""
+    """Compute ``out = x @ weight.T + bias`` without allocating memory."""
     weight = linear.weight
     assert isinstance(weight, Tensor)  # `check_model` refuses others
     if linear.bias is None:
@@ -43,17 +44,17 @@ def multiply(out: Tensor, x: Tensor, linear: Linear) -> None:
 
 
 class GpuOps:
-    """Launches the operations of `models.ops.Ops`. What they are launched with depends on the sizes
-    given to `begin` alone, and not on what the device has in its memory.
+    """Launches the operations of `models.ops.Ops`. The launches' arguments depend only on the sizes
+    given to `begin`, and not on the contents of the device's memory.
 
     Args:
-        config: of the model.
-        cache: keys and values.
-        inputs: of the step.
-        buffers: where results go.
-        device: that computes.
-        deterministic: a decode's bits do not depend on how many there are, nor those of a
-            prompt's attention on how it was cut into chunks.
+        config: the model's configuration.
+        cache: the KV cache.
+        inputs: the step's inputs.
+        buffers: the buffers for the results.
+        device: the device.
+        deterministic: whether the bits of a decode's attention are independent of the number of
+            decodes, and those of a prompt's attention independent of its chunks.
     """
 
     def __init__(
@@ -82,13 +83,14 @@ class GpuOps:
         max_query_len: int,
         launch_attention: Callable[[Call], None] = call_now,
     ) -> None:
-        """Say what follows.
+        """Set the sizes of the next forward pass.
 
         Args:
-            descriptor: the sizes of the step.
-            max_query_len: tokens of a request; 1 where the step is uniform.
-            launch_attention: what becomes of the launches of attention. When they are made at
-                last, the sizes that `begin` was given then hold, but for the number of tokens.
+            descriptor: the padded sizes of the step.
+            max_query_len: the largest number of tokens of a request; ignored for uniform steps.
+            launch_attention: called with each launch of attention, at once or to launch it in each
+                replay. A later launch uses the sizes of the latest call of `begin`, except the
+                number of tokens.
         """
         self._descriptor = descriptor
         self._launch_attention = launch_attention
@@ -144,7 +146,8 @@ class GpuOps:
         return out
 
     def gather_samples(self, hidden: Tensor) -> Tensor:
-        """The rows of the tokens that get a successor, as many as there can be requests."""
+        """Gather the hidden states of the tokens that get logits, padded to the step's number of
+        requests."""
         num_samples = self._descriptor.num_reqs
         out = self._buffers.sampled[:num_samples]
         gather_rows(out, hidden, self._inputs.step.sample_tokens[:num_samples])

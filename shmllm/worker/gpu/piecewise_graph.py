@@ -1,4 +1,4 @@
-"""What was recorded of a step, to be replayed."""
+"""A captured forward pass: CUDA graphs, and calls between them that are not captured."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ Call = Callable[[], None]
 
 
 class PiecewiseGraph:
-    """Graphs, and between them calls that are made anew in every replay.
+    """CUDA graphs, and calls between them that each replay makes.
 
-    What one piece leaves for the next has to lie in memory that nobody else is given: pieces
-    share a pool, and what a graph allocated itself is free for the next one.
+    A graph must pass results to the next one in memory that was allocated outside of the captures:
+    the graphs share a memory pool, and the next graph may reuse what one graph allocated.
 
     Args:
-        device: that captures.
+        device: the device that captures.
+
+    Attributes:
+        num_graphs: the number of captured graphs.
     """
 
     def __init__(self, device: Device) -> None:
@@ -25,22 +28,23 @@ class PiecewiseGraph:
         self.num_graphs = 0
 
     def begin(self) -> None:
-        """From here on what is launched is recorded instead."""
+        """Record all launches from here on instead of executing them."""
         self._device.begin_capture()
 
     def call(self, call: Call) -> None:
-        """A replay makes this call here, behind what was recorded so far. Nothing is called
-        now."""
+        """Add a call that each replay makes after the work that was recorded so far. It is not
+        called now."""
         self.end()
         self._parts.append(call)
         self.begin()
 
     def end(self) -> None:
-        """Nothing more is recorded."""
+        """Stop recording."""
         graph = self._device.end_capture()
         self._parts.append(graph.replay)  # a bound method: the graph lives as long as this
         self.num_graphs += 1
 
     def replay(self) -> None:
+        """Launch the graphs and make the calls, in the order in which they were recorded."""
         for part in self._parts:
             part()

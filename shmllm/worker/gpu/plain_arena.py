@@ -1,6 +1,7 @@
-"""An arena for a device whose memory cannot be given back while its addresses stay.
+"""An arena for a device that cannot give memory back and keep its addresses.
 
-One allocation of torch, for as long as the engine lives. All but sleeping works with it.
+The arena is one allocation of torch that lives as long as the engine. All features but sleeping
+work with it.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from shmllm.worker.arena import BumpAllocator, Contents
 
 
 class PlainArena:
-    """
+    """Device memory for tensors that is never given back.
+
     Args:
-        num_bytes: the most that `allocate` can give out.
-        purpose: what it holds, for the error message.
-        device: whose memory it is.
-        reason: why it is not an arena that sleeps, for the error message.
+        num_bytes: the size of all tensors that `allocate` can return, in total.
+        purpose: what the memory is for, for the error message.
+        device: the device of the memory.
+        reason: why the engine has no `CudaArena`, for the error message of `release`.
 
     Raises:
         EngineStartError: the device does not have that much memory.
@@ -27,7 +29,7 @@ class PlainArena:
 
     def __init__(self, num_bytes: int, purpose: str, device: torch.device, reason: str) -> None:
         self.num_bytes = num_bytes
-        self.contents = Contents.HERE
+        self.contents = Contents.PRESENT
         self._reason = reason
         self._allocator = BumpAllocator(num_bytes)
         try:
@@ -39,15 +41,12 @@ class PlainArena:
             ) from problem
 
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """A zeroed tensor of `shape` at the next free address."""
+        """Return a zeroed tensor of `shape` at the next free address."""
         begin, size = self._allocator.allocate(shape, dtype), math.prod(shape) * dtype.itemsize
         return self._memory[begin : begin + size].view(dtype).view(shape)
 
     def release(self, keep: bool = False) -> None:
-        """
-        Raises:
-            RequestError: always.
-        """
+        """Raise RequestError: this memory cannot be given back."""
         raise RequestError(
             "this engine cannot sleep: its memory is a plain allocation, because "
             f"{self._reason}; sleeping needs the package cuda-bindings and a driver with "
@@ -55,9 +54,9 @@ class PlainArena:
         )
 
     def restore(self) -> None:
-        """Nothing was given back."""
+        """Do nothing: the memory was not given back."""
 
     @property
     def resident_bytes(self) -> int:
-        """All of it, always."""
+        """The size of the arena, in bytes."""
         return self.num_bytes

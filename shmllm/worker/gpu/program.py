@@ -1,7 +1,7 @@
-"""A model's forward pass on a GPU: launched, or replayed from graphs that were captured.
+"""A model's forward pass on a GPU, launched eagerly or replayed from captured CUDA graphs.
 
-Owns the captured graphs, by the sizes that the dispatcher names. Must not know requests, nor when
-a step is run with which mode.
+This module owns the captured graphs, by the dispatcher's sizes. It must not know requests, nor
+which mode a step is run with.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class CaptureReport:
-    """What capturing took.
+    """The cost of capturing the graphs.
 
     Attributes:
-        seconds: warming up included.
-        num_bytes: of device memory that graphs hold.
-        num_graphs: pieces are counted one by one.
+        seconds: the time, with the warm-up.
+        num_bytes: the device memory that the graphs take.
+        num_graphs: the number of CUDA graphs; a piecewise graph counts once for each piece.
     """
 
     seconds: float
@@ -49,7 +49,7 @@ class CaptureReport:
 
 
 def check_model(model: DecoderModel) -> None:
-    """Raise EngineStartError if there are no kernels for a model, whose weights need not be set."""
+    """Raise EngineStartError if the GPU has no kernels for a model. The model may lack weights."""
     if isinstance(model.embedding.head.weight, Int8Matrix):
         raise EngineStartError(
             "quantization='int8' is for the CPU: leave it out, or start with device='cpu'"
@@ -62,14 +62,15 @@ def check_model(model: DecoderModel) -> None:
 
 
 class GpuProgram:
-    """
+    """The forward pass and its captured graphs.
+
     Args:
-        model: with its weights at the addresses where they stay.
-        cache: for its keys and values.
-        inputs: of each step.
-        buffers: what it computes; ``hidden`` may be filled with embeddings beforehand.
-        device: that computes.
-        dispatcher: says what to capture.
+        model: the model; the addresses of its weights must not change.
+        cache: the KV cache.
+        inputs: the inputs of each step.
+        buffers: the activations; ``hidden`` may be filled with embeddings before a step.
+        device: the device.
+        dispatcher: decides what to capture.
         deterministic: see `GpuOps`.
     """
 
@@ -93,8 +94,8 @@ class GpuProgram:
         self._piecewise: dict[int, PiecewiseGraph] = {}
 
     def warm_up(self) -> None:
-        """Run once whatever may be launched or captured, so that its code is compiled and loaded:
-        a capture cannot do that, and a request should not wait for it."""
+        """Run each variant of a step once, so that its kernels are compiled and loaded: a capture
+        cannot do that, and requests should not wait for it."""
         max_tokens = len(self._buffers.hidden)
         most_decodes = min(len(self._buffers.logits), max_tokens)
         by_splits = {self._buffers.num_splits(n): n for n in range(most_decodes, 0, -1)}
@@ -107,46 +108,46 @@ class GpuProgram:
         self._device.synchronize()
 
     def capture(self, on_progress: Progress | None = None) -> CaptureReport:
-        """Warm up, and capture what the dispatcher says.
+        """Warm up, and capture the dispatcher's graphs.
 
         Args:
-            on_progress: called with (captured, of how many).
+            on_progress: called with (sizes captured, sizes in all).
 
         Raises:
-            EngineStartError: something cannot be captured, or there is not enough memory.
+            EngineStartError: a graph cannot be captured, or there is not enough memory.
         """
         began = time.monotonic()
         captures = self._dispatcher.captures()
         num_graphs = 0
 
-        def tell(done: int) -> None:
+        def report(done: int) -> None:
             if on_progress is not None and captures:
                 on_progress(done, len(captures))
 
         with self._device.capturing():
-            tell(0)
-            self.warm_up()  # on the stream that captures, which has workspaces of its own
+            report(0)
+            self.warm_up()  # on the capturing stream: libraries have a workspace for each stream
             free_bytes = self._device.free_bytes()
             for done, (mode, descriptor) in enumerate(captures, 1):
-                num_graphs += self._try_record(mode, descriptor).num_graphs
-                tell(done)
+                num_graphs += self._try_capture(mode, descriptor).num_graphs
+                report(done)
         num_bytes = max(free_bytes - self._device.free_bytes(), 0)
         return CaptureReport(time.monotonic() - began, num_bytes, num_graphs)
 
     def run(
         self, mode: CudaGraphMode, descriptor: BatchDescriptor, max_query_len: int
     ) -> tuple[Tensor, Tensor]:
-        """Compute the step that is in the inputs, padded to the descriptor's sizes.
+        """Compute the step whose inputs `GpuInputs` has, padded to the descriptor's sizes.
 
         Args:
-            mode: NONE, PIECEWISE or FULL, as the dispatcher says.
-            descriptor: likewise. A captured one may also be run with NONE.
-            max_query_len: tokens of a request of the step.
+            mode: the mode that the dispatcher chose: NONE, PIECEWISE or FULL.
+            descriptor: the sizes that the dispatcher chose. NONE accepts captured sizes, too.
+            max_query_len: the largest number of tokens of a request in the step.
 
         Returns:
-            The hidden states after the final norm, [tokens, hidden], and logits, [requests,
-            vocab], of those tokens that get a successor, both padded and in the model's dtype.
-            Without such a token logits may be missing. The next step overwrites both.
+            The hidden states after the final norm, [tokens, hidden], and the logits of the tokens
+            that get a sample, [requests, vocab], both padded and in the model's dtype. If no token
+            gets a sample there may be no logits. The next step overwrites both.
         """
         if mode is CudaGraphMode.FULL:
             self._full[descriptor].replay()
@@ -160,24 +161,25 @@ class GpuProgram:
             hidden = self._model.forward(self._ops)
         if not self._inputs.num_samples:
             return hidden, self._buffers.logits[:0]
-        return hidden, self._compute_sampled(hidden)
+        return hidden, self._compute_sample_logits(hidden)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """[rows, hidden] of what `run` returned -> [rows, vocab] float32."""
+        """Compute the logits, [rows, vocab] float32, of some hidden states that `run` returned,
+        [rows, hidden]."""
         head = self._model.embedding.head
         logits = hidden.new_empty(len(hidden), head.weight.shape[0])
         multiply(logits, hidden, head)
         return logits.float()
 
-    def _compute_sampled(self, hidden: Tensor) -> Tensor:
+    def _compute_sample_logits(self, hidden: Tensor) -> Tensor:
         rows = self._ops.gather_samples(hidden)
         logits = self._buffers.logits[: len(rows)]
         multiply(logits, rows, self._model.embedding.head)
         return logits
 
-    def _try_record(self, mode: CudaGraphMode, descriptor: BatchDescriptor) -> PiecewiseGraph:
+    def _try_capture(self, mode: CudaGraphMode, descriptor: BatchDescriptor) -> PiecewiseGraph:
         try:
-            return self._record(mode, descriptor)
+            return self._capture(mode, descriptor)
         except (RuntimeError, MemoryError) as problem:
             raise EngineStartError(
                 f"the {mode.name} graph of {descriptor.num_tokens} tokens cannot be captured: "
@@ -185,18 +187,18 @@ class GpuProgram:
                 "enforce_eager=True none"
             ) from problem
 
-    def _record(self, mode: CudaGraphMode, descriptor: BatchDescriptor) -> PiecewiseGraph:
-        pieces = PiecewiseGraph(self._device)
+    def _capture(self, mode: CudaGraphMode, descriptor: BatchDescriptor) -> PiecewiseGraph:
+        graph = PiecewiseGraph(self._device)
         is_full = mode is CudaGraphMode.FULL
-        launch = call_now if is_full else pieces.call
+        launch = call_now if is_full else graph.call
         self._inputs.idle(descriptor)
         self._ops.begin(descriptor, descriptor.num_tokens, launch)
-        pieces.begin()
+        graph.begin()
         hidden = self._model.forward(self._ops)
         if is_full:
-            self._compute_sampled(hidden)
-            self._full[descriptor] = pieces
+            self._compute_sample_logits(hidden)
+            self._full[descriptor] = graph
         else:
-            self._piecewise[descriptor.num_tokens] = pieces
-        pieces.end()
-        return pieces
+            self._piecewise[descriptor.num_tokens] = graph
+        graph.end()
+        return graph

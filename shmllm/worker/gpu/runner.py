@@ -1,8 +1,8 @@
-"""Executes step plans on a model, on a GPU.
+"""Executes step plans on a GPU.
 
-Submitting a step only launches: copies, kernels and graphs go to the device's one stream, which
-works them off in their order, and a result is there when its event is. What waits for the tokens
-of the step before, a grammar's mask for one, is launched in `release`.
+Submitting a step only launches its work: copies, kernels and graphs go to the device's one stream,
+and the host waits for an event when it needs the step's result. Work that needs the tokens of the
+step before on the host, for example a grammar's mask, is launched in `release`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from shmllm.worker.batch import StepInputs
 from shmllm.worker.gpu.cache import GpuKVCache
 from shmllm.worker.gpu.device import Device
 from shmllm.worker.gpu.graph_dispatcher import GraphDispatcher
-from shmllm.worker.gpu.inputs import MOST_UNDER_WAY
+from shmllm.worker.gpu.inputs import MAX_STEPS_IN_FLIGHT
 from shmllm.worker.gpu.memory import DeviceMemory, estimate_graph_bytes
 from shmllm.worker.gpu.program import check_model
-from shmllm.worker.gpu.sampler import SampledOnDevice
+from shmllm.worker.gpu.sampler import PendingSamplerOutput
 from shmllm.worker.gpu.scorer import PendingScores, PromptScorer
 from shmllm.worker.gpu.step_resources import StepResources
-from shmllm.worker.gpu.transfers import Fetched
+from shmllm.worker.gpu.transfers import PendingArrays
 from shmllm.worker.loaded_runner import LoadedRunner, Observe
 from shmllm.worker.loading import Progress, load_model, make_info
 from shmllm.worker.memory_owners import MemoryOwners
@@ -37,41 +37,43 @@ NOT_DETERMINISTIC = (
 
 
 class StepTimer:
-    """Two points in the device's work. May be used again when it was waited for.
+    """Measures the device's time for a step. It can be reused after `wait_ns`.
 
     Args:
-        device: whose time it is.
+        device: the device.
     """
 
     def __init__(self, device: Device) -> None:
         self._begun, self._ended = device.event(timing=True), device.event(timing=True)
 
     def begin(self) -> None:
-        """What is launched from here on is the step's."""
+        """Record the start: the step's work is launched after this call."""
         self._begun.record()
 
     def end(self) -> None:
-        """Up to here."""
+        """Record the end: all of the step's work has been launched."""
         self._ended.record()
 
     def wait_ns(self) -> int:
-        """Wait for the end. Returns the device's time since the beginning, in ns; gaps in which
-        it waited for a launch count."""
+        """Wait for the end, and return the device's time since the start, in ns. This includes
+        gaps in which the device waited for a launch."""
         self._ended.wait()
         return round(self._ended.elapsed_ms(self._begun) * 1e6)
 
 
 class GpuStep:
-    """A step that was launched, but for its sampling if that has to wait.
+    """A step whose forward pass was launched. Its sampling was launched as well, unless that needs
+    the tokens of the step before.
 
     Args:
-        runner: that launched it.
-        timer: that has begun with it.
-        plan: of the step.
-        inputs: of the step.
-        logits: (N or more, V) on the device, of its samples.
-        prompt_scores: that were launched.
-        hidden: (T * hidden,) float32, all states of a step with pooling requests.
+        runner: the runner that launched the step.
+        timer: the step's timer, which has begun.
+        plan: the step's plan.
+        inputs: the step's inputs.
+        logits: (N or more, V) on the device, the logits of the step's N samples.
+        prompt_scores: the pending log-probabilities of prompts.
+        hidden: the pending hidden states of all tokens, (T * hidden,) float32; None if the step
+            has no pooling requests.
     """
 
     def __init__(
@@ -82,7 +84,7 @@ class GpuStep:
         inputs: StepInputs,
         logits: Tensor,
         prompt_scores: list[PendingScores],
-        hidden: Fetched | None,
+        hidden: PendingArrays | None,
     ) -> None:
         self._runner = runner
         self._timer = timer
@@ -92,20 +94,21 @@ class GpuStep:
         self._prompt_scores = prompt_scores
         self._hidden = hidden
         self._expected = runner.batch.expect(inputs)
-        self._sampled: SampledOnDevice | None = None
+        self._sampled: PendingSamplerOutput | None = None
         if not plan.samples:
             timer.end()
         elif not runner.sampler.needs_tokens(plan):
             self._sample()
 
     def release(self) -> None:
-        """Batch and constraints have the tokens of the step before."""
+        """Launch the sampling if it waits: the batch and the constraints have the tokens of the
+        step before."""
         if self._plan.samples and self._sampled is None:
             self._sample()
 
     @torch.inference_mode()
     def result(self) -> StepResult:
-        """Wait for it, and put its tokens into the batch."""
+        """Wait for the step, and store its tokens in the batch."""
         device_ns = self._timer.wait_ns()
         scores = [pending.result() for pending in self._prompt_scores]
         result = StepResult([], None, scores, self._pool(), device_ns=device_ns)
@@ -134,18 +137,20 @@ class GpuRunner(LoadedRunner):
     """A loaded model with its KV cache on a GPU.
 
     Args:
-        config: what to load, and how much memory and how many rows it may use.
-        device: that computes.
+        config: the engine's configuration.
+        device: the GPU.
         on_load: called with (bytes read, bytes in all) while weights are read.
-        on_capture: called with (sizes captured, sizes in all) while graphs are.
+        on_capture: called with (sizes captured, sizes in all) while graphs are captured.
 
     Attributes:
-        overlaps: whether the next step is to be submitted while one runs.
-        device, batch, inputs, sampler: what its steps are made with.
-        memory: what can be given back while the engine sleeps.
+        device: as given.
+        batch: the state of the running requests, on the host.
+        inputs: the inputs of the current step, on the device.
+        sampler: the sampler.
 
     Raises:
-        EngineStartError: the model cannot be loaded, or not in this memory, or not on a GPU.
+        EngineStartError: the model cannot be loaded, does not fit into the memory, or has no
+            kernels for a GPU.
     """
 
     def __init__(
@@ -162,27 +167,27 @@ class GpuRunner(LoadedRunner):
         loaded = load_model(config.load, memory, None, on_load, check_model)
         super().__init__(config, loaded)
         self._dispatcher = _make_dispatcher(config)
-        parts = StepResources.allocate(config, loaded, device)
-        self.batch, self.inputs, self.sampler = parts.batch, parts.inputs, parts.sampler
-        self._buffers = parts.buffers
+        resources = StepResources.allocate(config, loaded, device)
+        self.batch, self.inputs, self.sampler = resources.batch, resources.inputs, resources.sampler
+        self._buffers = resources.buffers
         num_layers = loaded.config.num_layers
-        bytes_per_block = parts.layout.block_bytes * num_layers
+        bytes_per_block = resources.layout.block_bytes * num_layers
         size = memory.size_cache(
             config.cache,
             bytes_per_block,
             loaded.max_model_len,
             loaded.weights,
             estimate_graph_bytes(len(self._dispatcher.captures()), num_layers),
-            parts.run_largest,
+            resources.run_largest,
         )
-        num_bytes = parts.layout.cache_bytes(num_layers, size.num_blocks)
+        num_bytes = resources.layout.cache_bytes(num_layers, size.num_blocks)
         kv_cache = memory.make_arena(num_bytes, "the KV cache")
-        cache = GpuKVCache(parts.layout, num_layers, size.num_blocks, kv_cache)
-        self._program = parts.make_program(cache, self._dispatcher)
+        cache = GpuKVCache(resources.layout, num_layers, size.num_blocks, kv_cache)
+        self._program = resources.make_program(cache, self._dispatcher)
         with torch.inference_mode():
             captured = self._program.capture(on_capture)
             self.sampler.warm_up(self._buffers.logits)
-        self._timers = deque(StepTimer(device) for _ in range(MOST_UNDER_WAY))
+        self._timers = deque(StepTimer(device) for _ in range(MAX_STEPS_IN_FLIGHT))
         self._score_prompt = PromptScorer(
             self.batch, self.sampler.scorer, self.sampler.transfers, self._program.compute_logits
         )
@@ -210,11 +215,11 @@ class GpuRunner(LoadedRunner):
         )
 
     def observe(self, observe: Observe | None) -> None:
-        """torch's profiler sees the kernels itself."""
+        """Do nothing: torch's profiler records a GPU's kernels by itself."""
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> GpuStep:
-        """Launch the plan's step, behind those that were submitted before."""
+        """Launch the step of a plan, behind the steps that were submitted before."""
         self._timers.rotate()
         timer = self._timers[0]
         timer.begin()
@@ -222,7 +227,7 @@ class GpuRunner(LoadedRunner):
         inputs = self.batch.inputs(plan)
         self.sampler.update(plan)
         self._prompt_embeds.update(plan)
-        self._prompt_embeds.lay_over(self._buffers.hidden, inputs.token_ids, inputs)
+        self._prompt_embeds.copy_into(self._buffers.hidden, inputs.token_ids, inputs)
         num_tokens, num_requests = len(inputs.token_ids), len(inputs.rows)
         is_decode = num_tokens == num_requests
         mode, descriptor = self._dispatcher.dispatch(num_tokens, num_requests, is_decode)

@@ -1,9 +1,9 @@
-"""Chooses the next token of each row on the device.
+"""Samples the next token of each row on the device.
 
-What it chooses is defined by the CPU's sampler (`worker.sampler`) and its edits; only the noise
-differs. Owns the tokens sampled last, which the next step embeds without asking the host, and the
-order of a step's launches. A step of rows that have nothing but temperature and filters costs the
-host the same however many they are.
+The CPU's sampler and the logits processors define the result; only the noise is another one. This
+module owns the tokens sampled last, which the next step embeds without the host, and the order of
+a step's launches. If the rows of a step have nothing but a temperature and filters, the host's
+time does not depend on their number.
 """
 
 from __future__ import annotations
@@ -27,54 +27,57 @@ from shmllm.worker.gpu.logits_processors import (
     TokenCounts,
 )
 from shmllm.worker.gpu.sampling_metadata import SamplingMetadata
-from shmllm.worker.gpu.scorer import Asked, Scorer, unpack
-from shmllm.worker.gpu.transfers import Fetched, Transfers
+from shmllm.worker.gpu.scorer import ScoredRows, Scorer, unpack
+from shmllm.worker.gpu.transfers import PendingArrays, Transfers
 from shmllm.worker.grammar_masks import WORD_BITS, PendingMasks
 from shmllm.worker.logits_processors import LogitsState
 from shmllm_kernels.gpu.logits_processors import add_biases, count_tokens
 from shmllm_kernels.gpu.sampling import SamplingScratch, TokenMasks, sample
 
 PENALISED, MASKED, BIASED, SCORED, FILTERED = 1, 2, 4, 8, 16
-"""What a row's request has besides a temperature; they add up."""
+"""Bit flags of what the sampling of a row needs besides a temperature."""
 
 
 class SampledRows(Protocol):
-    """Attributes:
-    sample_rows: int32, whose logits they are; what is behind the step's N is padding.
-    sample_positions: int64, the position that each sampled token will have.
+    """The rows of a step's samples on the device, as in `GpuInputs`.
+
+    Attributes:
+        sample_rows: (N or more,) int32, the rows of the step's N samples, then padding.
+        sample_positions: (N or more,) int64, the position that each sampled token will have.
     """
 
     sample_rows: Tensor
     sample_positions: Tensor
 
 
-class SampledOnDevice:
-    """A step's tokens on their way to the host."""
+class PendingSamplerOutput:
+    """The sampled tokens of a step, which the device copies to the host."""
 
-    def __init__(self, fetched: Fetched, asked: Asked | None) -> None:
-        self._fetched = fetched
-        self._asked = asked
+    def __init__(self, pending: PendingArrays, scored: ScoredRows | None) -> None:
+        self._pending = pending
+        self._scored = scored
 
     def result(self) -> SamplerOutput:
-        """Waits for them. To be called once."""
-        tokens, *scores = self._fetched.arrays()
-        logprobs = None if self._asked is None else unpack(self._asked, *scores)
+        """Wait for the copy. May be called once."""
+        tokens, *scores = self._pending.arrays()
+        logprobs = None if self._scored is None else unpack(self._scored, *scores)
         return SamplerOutput(tokens, logprobs)
 
 
 class GpuSampler:
-    """
+    """Samples tokens on a device.
+
     Args:
-        batch: the rows on the host, up to date before this is.
-        num_rows: requests that can run at once.
-        vocab_size: entries of a row's logits.
-        device: what samples.
-        mode: what is reported as log-probabilities.
+        batch: the state of the running requests on the host, updated before the sampler's.
+        num_rows: the largest number of requests that run at once.
+        vocab_size: entries in a row of logits.
+        device: the device.
+        mode: whether reported log-probabilities are raw or processed, and normalised or logits.
 
     Attributes:
-        last_tokens: (num_rows,) int64 on the device, what was sampled last for each row.
-        transfers: bring small arrays to the device and back.
-        scorer: finds log-probabilities.
+        last_tokens: (num_rows,) int64 on the device, the token sampled last for each row.
+        transfers: copies small arrays to the device and back.
+        scorer: computes log-probabilities.
     """
 
     def __init__(
@@ -90,7 +93,7 @@ class GpuSampler:
         self._tokens = torch.zeros(num_rows, dtype=torch.int64, device=on)
         self._scratch = SamplingScratch.allocate(num_rows, vocab_size, on)
         self._batch = batch
-        self._traits: npt.NDArray[np.uint8] = np.zeros(num_rows, np.uint8)
+        self._features: npt.NDArray[np.uint8] = np.zeros(num_rows, np.uint8)
         self._reports_raw = mode.startswith("raw")
         self.transfers = Transfers(device)
         self._sampling_metadata = SamplingMetadata(num_rows, self.transfers)
@@ -100,14 +103,14 @@ class GpuSampler:
         )
         self._biases = LogitBiases(batch, self.transfers)
         self.scorer = Scorer(self._scratch, self.transfers, mode.endswith("logprobs"))
-        self._asked: Asked | None = None
+        self._scored: ScoredRows | None = None
 
     def warm_up(self, logits: Tensor) -> None:
-        """Launch every kernel once, before there are requests: a GPU's are compiled then, which
-        takes seconds.
+        """Launch every kernel once before there are requests, since Triton compiles a kernel at
+        its first launch, which takes seconds.
 
         Args:
-            logits: (1 or more, V), of the type that those of steps will have; not changed.
+            logits: (1 or more, V), of the dtype that steps have; not changed.
         """
         on, copy = self.transfers.torch_device, self._scratch.processed_logits[:1]
         vocab_size = copy.shape[1]
@@ -136,28 +139,28 @@ class GpuSampler:
         count_tokens(counts, row, token)
         count_tokens(counts, row, token, is_prompt=True)
         add_biases(copy, row, token, copy[0, :1].clone())
-        self.scorer.score(logits[:1], token, self.scorer.ask(np.zeros(1, np.int64), [0]))
+        self.scorer.score(logits[:1], token, self.scorer.select(np.zeros(1, np.int64), [0]))
 
     def update(self, plan: StepPlan) -> None:
-        """Take in the step's admissions."""
+        """Copy the sampling state of a step's new requests to the device."""
         if not plan.new_requests:
             return
         rows = np.array([request.row for request in plan.new_requests], np.int64)
         states = [self._batch.logits_states.get(row) for row in rows.tolist()]
-        self._traits[rows] = [
-            _traits(state, row in self._batch.logprobs)
+        self._features[rows] = [
+            _features_of(state, row in self._batch.logprobs)
             for row, state in zip(rows.tolist(), states, strict=True)
         ]
-        self._traits[rows[self._batch.is_filtered(rows)]] |= FILTERED
+        self._features[rows[self._batch.is_filtered(rows)]] |= FILTERED
         self._sampling_metadata.add_requests(self._batch, rows, states)
         self._token_masks.add_requests(rows, states)
         self._token_counts.add_requests(
-            [request for request in plan.new_requests if self._traits[request.row] & PENALISED]
+            [request for request in plan.new_requests if self._features[request.row] & PENALISED]
         )
 
     def needs_tokens(self, plan: StepPlan) -> bool:
-        """Whether this plan, once taken in, can only be sampled when the tokens of the step before
-        are in the batch and in the constraints."""
+        """Return whether the host needs the tokens of the step before, in the batch and in the
+        constraints, to sample this plan. Called after `update`."""
         return bool(plan.constraints) or any(
             state.needs_output
             for index in (plan.samples if self._batch.logits_states else ())
@@ -171,27 +174,27 @@ class GpuSampler:
         device_inputs: SampledRows,
         plan: StepPlan,
         masks: PendingMasks | None = None,
-    ) -> SampledOnDevice:
-        """Launch the sampling of a step, and send its tokens to the host.
+    ) -> PendingSamplerOutput:
+        """Launch the sampling of a step, and the copy of its tokens to the host.
 
         Args:
-            logits: (N or more, V), of any floating type. Not changed.
-            inputs: the step's, whose N samples these are.
-            device_inputs: the same on the device.
-            plan: the step's.
-            masks: of its constraints.
+            logits: (N or more, V), of any floating dtype; not changed.
+            inputs: the step's inputs, with N samples.
+            device_inputs: the rows of the samples on the device.
+            plan: the step's plan.
+            masks: the masks of the plan's constraints.
         """
         rows = inputs.sample_rows
         num_rows = len(rows)
-        traits = self._traits[rows]
+        features = self._features[rows]
         device_rows = device_inputs.sample_rows[:num_rows]
         logits, tokens = logits[:num_rows], self._tokens[:num_rows]
-        is_masked = masks is not None or (traits & MASKED).any()
-        counts = self._token_counts if (traits & PENALISED).any() else None
-        asking = np.flatnonzero(traits & SCORED)
-        keeps_processed = asking.size > 0 and not self._reports_raw
-        biased = np.flatnonzero(traits & BIASED)
-        biases = self._biases.of_step(inputs, biased, plan.is_repeat) if biased.size else None
+        is_masked = masks is not None or (features & MASKED).any()
+        counts = self._token_counts if (features & PENALISED).any() else None
+        scored_indices = np.flatnonzero(features & SCORED)
+        keeps_processed = scored_indices.size > 0 and not self._reports_raw
+        biased = np.flatnonzero(features & BIASED)
+        biases = self._biases.for_step(inputs, biased, plan.is_repeat) if biased.size else None
         sample(
             tokens,
             logits if biases is None else self._biased(logits, biases),
@@ -200,39 +203,40 @@ class GpuSampler:
             self._sampling_metadata.sampling,
             self._scratch,
             None if counts is None else counts.table,
-            self._token_masks.of_step(rows, device_rows, masks) if is_masked else None,
+            self._token_masks.for_step(rows, device_rows, masks) if is_masked else None,
             keeps_processed,
-            bool((traits & FILTERED).any()),
+            bool((features & FILTERED).any()),
             self.last_tokens,
         )
         if counts is not None:
             counts.count(device_rows, tokens)
-        if not asking.size:
-            return SampledOnDevice(self.transfers.fetch(tokens), None)
-        asked = self._ask(rows, asking, plan.is_repeat)
+        if not scored_indices.size:
+            return PendingSamplerOutput(self.transfers.fetch(tokens), None)
+        scored = self._select_scored(rows, scored_indices, plan.is_repeat)
         reported = self._scratch.processed_logits[:num_rows] if keeps_processed else logits
-        scores = self.scorer.score(reported, tokens, asked)
-        return SampledOnDevice(self.transfers.fetch(tokens, *scores), asked)
+        scores = self.scorer.score(reported, tokens, scored)
+        return PendingSamplerOutput(self.transfers.fetch(tokens, *scores), scored)
 
-    def _ask(self, rows: LongArray, asking: LongArray, is_repeat: bool) -> Asked:
-        if not is_repeat or self._asked is None:
-            wanted = [self._batch.logprobs[row] for row in rows[asking].tolist()]
-            self._asked = self.scorer.ask(asking, wanted)
-        return self._asked
+    def _select_scored(self, rows: LongArray, indices: LongArray, is_repeat: bool) -> ScoredRows:
+        if not is_repeat or self._scored is None:
+            num_alternatives = [self._batch.logprobs[row] for row in rows[indices].tolist()]
+            self._scored = self.scorer.select(indices, num_alternatives)
+        return self._scored
 
     def _biased(self, logits: Tensor, biases: Biases) -> Tensor:
-        """A copy with the biases, where the sampler leaves its own: it reads an entry before it
-        writes there. The logits are what is reported, and may be too coarse for a bias."""
+        """Return a float32 copy of the logits with the biases. The logits themselves are reported,
+        and their dtype may be too coarse for a bias. The copy is in the scratch memory where the
+        sampling kernels leave the processed logits: they read each entry before they write it."""
         edited = self._scratch.processed_logits[: len(logits)]
         edited.copy_(logits)
         add_biases(edited, *biases)
         return edited
 
 
-def _traits(state: LogitsState | None, is_scored: bool) -> int:
-    traits = SCORED if is_scored else 0
+def _features_of(state: LogitsState | None, is_scored: bool) -> int:
+    features = SCORED if is_scored else 0
     if state is not None:
-        traits |= PENALISED if state.has_penalties else 0
-        traits |= MASKED if state.allowed.size else 0
-        traits |= BIASED if state.bans or state.biased.size else 0
-    return traits
+        features |= PENALISED if state.has_penalties else 0
+        features |= MASKED if state.allowed.size else 0
+        features |= BIASED if state.may_ban or state.biased.size else 0
+    return features

@@ -1,6 +1,6 @@
-"""Each row's sampling parameters, on the device. They change when a request enters a row.
+"""The sampling parameters of each row on the device.
 
-Owns the table and its layout; what the parameters do is the kernels' business.
+This module owns the table and its layout. It must not know what the kernels do with the parameters.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ NO_MASK = -1
 
 
 class SamplingMetadata:
-    """
+    """The table of sampling parameters.
+
     Args:
-        num_rows: requests that can run at once.
-        transfers: bring the table what changed.
+        num_rows: the largest number of requests that run at once.
+        transfers: copies changed parameters to the device.
 
     Attributes:
-        sampling: what the sampler's kernels take.
-        mask_rows: (num_rows,) int32, where a row's mask is among all masks; NO_MASK for none.
+        sampling: the parameters as the sampling kernels take them.
+        mask_rows: (num_rows,) int32, the index of each row's token mask; NO_MASK for none.
     """
 
     def __init__(self, num_rows: int, transfers: Transfers) -> None:
         self._transfers = transfers
-        # A field is a row of the table, so that all of them are written at once.
+        # Each parameter is a row of the table, so that one copy changes all of them.
         device = transfers.torch_device
         self._table = torch.zeros((8, num_rows), dtype=torch.int32, device=device)
         temperature, top_p, min_p, *penalties = self._table[:6].view(torch.float32).unbind()
@@ -42,7 +43,13 @@ class SamplingMetadata:
     def add_requests(
         self, batch: InputBatch, rows: LongArray, states: list[LogitsState | None]
     ) -> None:
-        """Take the parameters of these rows from the batch, all with one copy."""
+        """Copy the parameters of new requests to the device, with one copy.
+
+        Args:
+            batch: the batch, with the parameters.
+            rows: (N,) int64, the rows of the new requests.
+            states: the states of their logits processors.
+        """
         penalties = [NO_PENALTIES if state is None else state.penalties for state in states]
         is_masked = [state is not None and state.allowed.size > 0 for state in states]
         fields: IntArray = np.empty((8, len(rows)), np.int32)

@@ -1,7 +1,9 @@
-"""Log-probabilities of tokens, found on the device for the rows that ask.
+"""Computes log-probabilities of sampled tokens and of prompts on the device.
 
-Owns what comes of them to the host: ranks and scores of the tokens, and the best few beside each.
-Rows that want more of those than the kernel finds have their logits sorted.
+This module owns the tables that go to the host: the ranks and scores of the tokens, and their best
+alternatives. A kernel finds up to MAX_ALTERNATIVES alternatives; the logits of rows that ask for
+more are sorted. The logits of a prompt's tokens are computed piece by piece: those of a whole
+prompt would not fit into memory.
 """
 
 from __future__ import annotations
@@ -18,28 +20,28 @@ from shmllm.core.plan import PromptScores
 from shmllm.outputs.logprobs import TokenLogprobs
 from shmllm.worker.arrays import IntArray, LongArray
 from shmllm.worker.batch import InputBatch, StepInputs
-from shmllm.worker.gpu.transfers import Array, Fetched, Transfers
+from shmllm.worker.gpu.transfers import Array, PendingArrays, Transfers
 from shmllm.worker.scoring import ALL, WORKSPACE_BYTES, joined
 from shmllm_kernels.gpu.configs import next_power_of_two
 from shmllm_kernels.gpu.sampling import SamplingScratch
 from shmllm_kernels.gpu.scoring import MAX_ALTERNATIVES, Scores, score
 
 ROWS_ALIGNED = 16
-"""Tables as wide as a multiple of this, and pieces of as many rows: Triton compiles a kernel once
-more for addresses and strides that are less aligned."""
+"""The widths of tables and the numbers of rows in a piece are multiples of this: Triton compiles
+another variant of a kernel for addresses and strides that are less aligned."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A rows of a step's logits that ask for log-probabilities.
+class ScoredRows:
+    """The A rows of some logits that ask for log-probabilities.
 
     Attributes:
-        indices: (A,) which rows these are.
-        ks: alternatives of each.
-        found: (A,) how many of them the kernel finds: all, or none where they are too many.
-        width: of the table of what it finds.
-        sorts: (place among the A, alternatives) of the rows for which it finds none.
-        on_device: `indices` int64 and `found` int32.
+        indices: (A,) int64, the indices of these rows.
+        ks: the number of alternatives of each row.
+        found: (A,) int32, how many alternatives the kernel finds: all, or 0 if they are too many.
+        width: the width of the kernel's tables of alternatives.
+        sorts: (index among the A, number of alternatives) of the rows that are sorted.
+        on_device: `indices`, int64, and `found`, int32, on the device.
     """
 
     indices: LongArray
@@ -51,14 +53,15 @@ class Asked:
 
 
 class Scorer:
-    """
+    """Scores tokens.
+
     Args:
-        scratch: the sampler's, which has done with it.
-        transfers: tell the device which rows ask.
-        normalises: log-probabilities; False takes the logits as they are.
+        scratch: the sampler's scratch memory, which sampling does not need any more.
+        transfers: copies the indices of the rows to the device.
+        normalises: whether scores are log-probabilities; else they are the logits.
 
     Attributes:
-        rows_at_once: of which there is a copy in float32.
+        rows_at_once: the number of rows that are scored at a time, in a float32 copy.
     """
 
     def __init__(self, scratch: SamplingScratch, transfers: Transfers, normalises: bool) -> None:
@@ -70,11 +73,12 @@ class Scorer:
         self.rows_at_once = min(max(at_once, ROWS_ALIGNED), num_rows)
         self._parts = Scores.allocate(num_rows, 0, transfers.torch_device)
 
-    def ask(self, indices: LongArray, ks: Sequence[int]) -> Asked:
-        """
+    def select(self, indices: LongArray, ks: Sequence[int]) -> ScoredRows:
+        """Copy to the device which rows ask for log-probabilities.
+
         Args:
-            indices: which rows of some logits ask.
-            ks: alternatives that they want, ALL for the whole vocabulary.
+            indices: (A,) int64, the indices of these rows among the logits.
+            ks: the number of alternatives of each; ALL for the whole vocabulary.
         """
         size = self._vocab_size
         ks = [size if k == ALL else min(k, size) for k in ks]
@@ -82,31 +86,34 @@ class Scorer:
         width = max(next_power_of_two(int(found.max())), ROWS_ALIGNED)
         sorts = [(place, k) for place, k in enumerate(ks) if k > MAX_ALTERNATIVES]
         where, on_device = self._transfers.send(indices, found)
-        return Asked(indices, ks, found, width, sorts, (where, on_device))
+        return ScoredRows(indices, ks, found, width, sorts, (where, on_device))
 
-    def score(self, logits: Tensor, tokens: Tensor, asked: Asked) -> list[Tensor]:
-        """What `unpack` makes log-probabilities of, on the device.
+    def score(self, logits: Tensor, tokens: Tensor, scored: ScoredRows) -> list[Tensor]:
+        """Score the tokens of the selected rows.
 
         Args:
-            logits: (N, V), what is reported, of any floating type.
-            tokens: (N,) int64, to be scored.
-            asked: of which of the N rows.
+            logits: (N, V), of any floating dtype.
+            tokens: (N,) int64, the token to score in each row.
+            scored: the selected rows among the N.
+
+        Returns:
+            Tensors on the device, which `unpack` converts when they are on the host.
         """
-        indices, found = asked.on_device
-        num_rows = len(asked.ks)
-        size, device = _num_entries(num_rows, asked.width), self._transfers.torch_device
+        indices, found = scored.on_device
+        num_rows = len(scored.ks)
+        size, device = _num_entries(num_rows, scored.width), self._transfers.torch_device
         flat = torch.empty(size, dtype=torch.int32, device=device)
         for begin in range(0, num_rows, self.rows_at_once):
             part = slice(begin, begin + self.rows_at_once)
             is_whole = num_rows == len(tokens)
             own = logits[part] if is_whole else logits.index_select(0, indices[part])
             own_tokens = tokens[part] if is_whole else tokens.index_select(0, indices[part])
-            out = self._out(flat, asked, part)
+            out = self._tables(flat, scored, part)
             score(out, own.float(), own_tokens, found[part], self._scratch, self._normalises)
-        return [flat, *self._sort(logits, asked)]
+        return [flat, *self._sort(logits, scored)]
 
-    def _out(self, flat: Tensor, asked: Asked, part: slice) -> Scores:
-        ranks, scores, ids, top = _cut(flat, len(asked.ks), asked.width)
+    def _tables(self, flat: Tensor, scored: ScoredRows, part: slice) -> Scores:
+        ranks, scores, ids, top = _cut(flat, len(scored.ks), scored.width)
         return replace(
             self._parts,
             tokens=scores[part].view(torch.float32),
@@ -115,49 +122,50 @@ class Scorer:
             top_ids=ids[part],
         )
 
-    def _sort(self, logits: Tensor, asked: Asked) -> list[Tensor]:
-        """Ids and scores of each row that wants so many; one row after the other."""
+    def _sort(self, logits: Tensor, scored: ScoredRows) -> list[Tensor]:
+        """Return the ids and scores of each row that is sorted, row after row."""
         sorted_rows = []
-        for place, k in asked.sorts:
-            row = logits[int(asked.indices[place])].float()
+        for place, k in scored.sorts:
+            row = logits[int(scored.indices[place])].float()
             ids = row.sort(descending=True, stable=True).indices[:k]
             scores = row.log_softmax(0) if self._normalises else row
             sorted_rows += [ids.int(), scores.gather(0, ids)]
         return sorted_rows
 
 
-def unpack(asked: Asked, flat: IntArray, *sorted_rows: Array) -> TokenLogprobs:
-    """What `Scorer.score` left on the device, once it is on the host."""
-    ranks, scores, ids, top = _cut(flat, len(asked.ks), asked.width)
+def unpack(scored: ScoredRows, flat: IntArray, *sorted_rows: Array) -> TokenLogprobs:
+    """Convert the arrays of `Scorer.score`, copied to the host, to log-probabilities."""
+    ranks, scores, ids, top = _cut(flat, len(scored.ks), scored.width)
     top = top.view(np.float32)
-    is_wanted = np.arange(asked.width) < asked.found[:, None]
+    is_wanted = np.arange(scored.width) < scored.found[:, None]
     if not sorted_rows:
         best = ids[is_wanted], top[is_wanted]
     else:
         parts = [(i[w], t[w]) for i, t, w in zip(ids, top, is_wanted, strict=True)]
-        for number, (place, _) in enumerate(asked.sorts):
+        for number, (place, _) in enumerate(scored.sorts):
             parts[place] = sorted_rows[2 * number], sorted_rows[2 * number + 1]
         best = np.concatenate([i for i, _ in parts]), np.concatenate([t for _, t in parts])
-    return TokenLogprobs(list(asked.ks), scores.view(np.float32), ranks, *best)
+    return TokenLogprobs(list(scored.ks), scores.view(np.float32), ranks, *best)
 
 
 class PendingScores:
-    """On their way to the host."""
+    """The log-probabilities of a prompt's tokens, which the device copies to the host."""
 
-    def __init__(self, parts: Sequence[tuple[Asked, Fetched]]) -> None:
+    def __init__(self, parts: Sequence[tuple[ScoredRows, PendingArrays]]) -> None:
         self._parts = parts
 
     def result(self) -> TokenLogprobs:
-        """Waits for them. To be called once."""
-        return joined([unpack(asked, *fetched.arrays()) for asked, fetched in self._parts])
+        """Wait for the copies. May be called once."""
+        return joined([unpack(scored, *pending.arrays()) for scored, pending in self._parts])
 
 
 class PromptScorer:
-    """
+    """Scores the tokens of prompts.
+
     Args:
-        batch: has the tokens of prompts.
-        scorer: of single rows.
-        transfers: for tokens and what comes of them.
+        batch: the batch, with the tokens of prompts.
+        scorer: scores rows of logits.
+        transfers: copies tokens to the device, and scores back.
         compute_logits: [rows, hidden] -> [rows, vocab] float32.
     """
 
@@ -174,26 +182,26 @@ class PromptScorer:
         self._compute_logits = compute_logits
 
     def __call__(self, hidden: Tensor, inputs: StepInputs, wanted: PromptScores) -> PendingScores:
-        """A token is scored by the logits that follow the token before it.
+        """Launch the scoring of a prompt's tokens, each by the logits of the token before it.
 
         Args:
-            hidden: [T, hidden], of the step's tokens.
-            inputs: of the step.
-            wanted: tokens of a prompt; the token before each is among the T.
+            hidden: [T, hidden], the hidden states of the step's tokens.
+            inputs: the step's inputs.
+            wanted: the tokens to score; the token before each is among the T.
         """
         first = int(inputs.first_tokens[wanted.index])
         row, start = inputs.rows[wanted.index], int(inputs.positions[first])
         token_ids = self._batch.token_ids[row, wanted.first : wanted.end].astype(np.int64)
         begins = range(0, len(token_ids), self._scorer.rows_at_once)
-        # Each piece begins at an aligned address of its own.
+        # Separate arrays, so that each piece begins at an aligned address.
         tokens = self._transfers.send(*(token_ids[b : b + begins.step] for b in begins))
         hidden = hidden[first + wanted.first - 1 - start :]
         parts = []
         for begin, own in zip(begins, tokens, strict=True):
             logits = self._compute_logits(hidden[begin : begin + len(own)])
-            asked = self._scorer.ask(np.arange(len(own)), [wanted.k] * len(own))
-            scores = self._scorer.score(logits, own, asked)
-            parts.append((asked, self._transfers.fetch(*scores)))
+            scored = self._scorer.select(np.arange(len(own)), [wanted.k] * len(own))
+            scores = self._scorer.score(logits, own, scored)
+            parts.append((scored, self._transfers.fetch(*scores)))
         return PendingScores(parts)
 
 
@@ -202,8 +210,8 @@ def _num_entries(num_rows: int, width: int) -> int:
 
 
 def _cut(flat: Any, num_rows: int, width: int) -> tuple[Any, Any, Any, Any]:
-    """Ranks and scores, and the tables of ids and scores, of a flat tensor or array. Each begins
-    at an aligned address."""
+    """Return views of a flat tensor or array: ranks, scores, and the tables of the alternatives'
+    ids and scores. Each view begins at an aligned address."""
     padded = _padded(num_rows)
     ranks, scores = flat[: 2 * padded].reshape(2, padded)[:, :num_rows]
     ids, top = flat[2 * padded :].reshape(2, num_rows, width)

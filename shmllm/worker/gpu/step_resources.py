@@ -1,7 +1,7 @@
-"""What a model's steps are computed with, whatever they are: all of it but the cache.
+"""The objects that compute a model's steps on a GPU, all but the KV cache.
 
-Owns that these are made for the same sizes, and that they are used together. They stay where they
-are, since graphs know them by their addresses.
+This module owns that these objects have the same sizes. Their addresses must not change, since
+captured graphs contain them.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ from shmllm.worker.loading import LoadedModel
 
 @dataclass(frozen=True, slots=True)
 class StepResources:
-    """
+    """The objects that compute steps.
+
     Attributes:
-        loaded: the model.
-        device: that computes.
-        layout: of the cache that they work with.
-        batch: the rows on the host.
-        sampler: the rows on the device.
-        inputs: of a step.
-        buffers: what it computes.
-        deterministic: see `GpuProgram`.
+        loaded: the loaded model.
+        device: the device.
+        layout: the layout of the KV cache.
+        batch: the state of the running requests, on the host.
+        sampler: the sampler, with the state of the running requests on the device.
+        inputs: the inputs of a step.
+        buffers: the activations and logits of a step.
+        deterministic: see `GpuOps`.
     """
 
     loaded: LoadedModel
@@ -49,7 +50,7 @@ class StepResources:
 
     @classmethod
     def allocate(cls, config: EngineConfig, loaded: LoadedModel, device: Device) -> StepResources:
-        """For steps as large as the scheduler's limits allow."""
+        """Make the objects for the largest step that the scheduler's limits allow."""
         model, max_model_len = loaded.config, loaded.max_model_len
         rows, tokens = config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens
         block_size, deterministic = config.cache.block_size, config.load.deterministic
@@ -68,7 +69,7 @@ class StepResources:
         )
 
     def make_program(self, cache: GpuKVCache, dispatcher: GraphDispatcher) -> GpuProgram:
-        """What computes steps with that cache."""
+        """Make the program that computes steps with a KV cache and a dispatcher."""
         return GpuProgram(
             self.loaded.model,
             cache,
@@ -81,10 +82,12 @@ class StepResources:
 
     @torch.inference_mode()
     def run_largest(self) -> None:
-        """Compute and sample the largest step there can be. Its keys and values go nowhere."""
+        """Compute and sample the largest step, with a KV cache of one block."""
         num_layers, tokens = self.loaded.config.num_layers, len(self.buffers.hidden)
         size = self.layout.cache_bytes(num_layers, 1)
-        arena = PlainArena(size, "a probe", self.device.torch_device, "it is a probe")
+        arena = PlainArena(
+            size, "a block of the KV cache", self.device.torch_device, "it is temporary"
+        )
         rows = min(len(self.buffers.logits), tokens)
         program = self.make_program(
             GpuKVCache(self.layout, num_layers, 1, arena),

@@ -17,7 +17,7 @@ from shmllm.worker.prompt_embeds import EmbedsByRow, check_prompt_embeds
 def laid_over(embeds, token_ids, *columns):
     """Token ids and hidden states once the given embeddings were put there."""
     ids, hidden = np.array(token_ids), torch.zeros(len(token_ids), 2)
-    embeds.lay_over(hidden, ids, inputs(*columns))
+    embeds.copy_into(hidden, ids, inputs(*columns))
     return ids.tolist(), hidden.tolist()
 
 

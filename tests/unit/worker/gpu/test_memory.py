@@ -254,7 +254,7 @@ def test_nothing_wakes_without_room(model_and_owners, driver, part, keep):
     assert owners.measure().total == 64 * MIB - 5 * MIB
     driver.free_bytes = free
     owners.restore(part)
-    assert all(arena.contents is Contents.HERE for arena in arenas)
+    assert all(arena.contents is Contents.PRESENT for arena in arenas)
 
 
 def test_what_was_free_and_then_is_not_leaves_all_of_a_part_asleep(model_and_owners, driver):
@@ -278,4 +278,4 @@ def test_weights_that_cannot_be_kept_stay_awake(model_and_owners, monkeypatch):
     with pytest.raises(RequestError, match="weights cannot be kept: no 12 MiB of host memory"):
         owners.release(SleepState.WEIGHTS, keep=True)
     assert not model.is_asleep
-    assert weights.contents is Contents.HERE
+    assert weights.contents is Contents.PRESENT

@@ -40,7 +40,7 @@ def test_it_does_not_sleep_and_says_why():
     arena = PlainArena(64, "a test", HOST, "No module named 'cuda'")
     with pytest.raises(RequestError, match=r"No module named 'cuda'.*needs the package cuda-b"):
         arena.release(keep=True)
-    assert arena.contents is Contents.HERE
+    assert arena.contents is Contents.PRESENT
     arena.restore()
 
 
