@@ -1,4 +1,4 @@
-"""One torch thread: the tensors are tiny, and other jobs may share the machine."""
+"""Limits torch to one thread: the tensors are tiny, and other jobs may share the machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiling grammars, masking by them, following them: with a model that is noise."""
+"""Grammars are compiled, mask logits and follow outputs; the logits are random numbers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from shmllm.worker.grammar_masks import GrammarMasks
 TINY = Path(shmllm.__file__).parent / "assets" / "tiny"
 EOS = 0
 TOKENIZER_SIZE = 4096
-VOCAB_SIZE = TOKENIZER_SIZE + 4  # padded, and no multiple of 32
+VOCAB_SIZE = TOKENIZER_SIZE + 4  # padded, and not a multiple of 32
 NUM_SEEDS = 200
 MAX_STEPS = 400
 
@@ -132,7 +132,7 @@ def begin(compiler: GrammarCompiler, **fields: Any) -> Constraint:
 
 
 def ending_bias() -> torch.Tensor:
-    """Ends strings and objects, so that noise comes to an end."""
+    """A bias towards the ends of strings and objects, so that random outputs end."""
     bias = torch.zeros(VOCAB_SIZE)
     for text in ('"', '"}', "}", ")"):
         token_id = TOKENIZER.token_to_id(text)
@@ -144,7 +144,8 @@ def ending_bias() -> torch.Tensor:
 def outputs_of_noise(
     compiler: GrammarCompiler, params: StructuredOutputsParams, num: int
 ) -> list[tuple[list[int], FinishReason]]:
-    """Each seed's tokens and ending, all in one batch; NONE if MAX_STEPS were not enough."""
+    """Generate one output for each seed, in one batch. Returns their tokens and finish reasons;
+    NONE if an output did not end in MAX_STEPS."""
     start = compiler.compile(grammar_of(params)).result()
     masks = GrammarMasks(compiler, num)
     generators = [torch.Generator().manual_seed(seed) for seed in range(num)]
@@ -168,7 +169,9 @@ def outputs_of_noise(
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_whatever_the_model_wants_its_output_matches(case: str, compiler: GrammarCompiler) -> None:
+def test_the_output_of_a_random_model_matches_the_grammar(
+    case: str, compiler: GrammarCompiler
+) -> None:
     params, matches = CASES[case]
     outputs = outputs_of_noise(compiler, params, NUM_SEEDS)
     texts = set()
@@ -199,7 +202,9 @@ def id_of(text: str) -> int:
     return token_id
 
 
-def test_a_mask_is_what_the_grammar_allows_and_nothing_else(compiler: GrammarCompiler) -> None:
+def test_a_mask_allows_exactly_the_tokens_that_the_grammar_allows(
+    compiler: GrammarCompiler,
+) -> None:
     allowed = mask_of(compiler, begin(compiler, regex="[ab]+c"))
     texts = {TOKENIZER.decode([token_id]) for token_id in allowed}
     vocabulary = {TOKENIZER.decode([i]) for i in range(3, TOKENIZER_SIZE)}
@@ -214,18 +219,18 @@ def test_the_end_is_allowed_exactly_where_the_grammar_accepts(compiler: GrammarC
     assert constraint.take(EOS) is FinishReason.STOP
 
 
-def test_it_ends_with_the_last_token_that_fits(compiler: GrammarCompiler) -> None:
+def test_an_output_ends_when_no_token_may_follow(compiler: GrammarCompiler) -> None:
     constraint = begin(compiler, choice=["a", "b"])
     assert constraint.take(id_of("a")) is FinishReason.STOP
 
 
-def test_each_of_several_end_tokens_ends_it() -> None:
+def test_each_of_several_end_tokens_ends_the_output() -> None:
     several = GrammarCompiler(TINY, [1, 2])
     assert mask_of(several, begin(several, regex="(a)?")) == {id_of("a"), 1, 2}
     assert begin(several, regex="a?").take(2) is FinishReason.STOP
 
 
-def test_a_model_that_names_no_end_still_ends_where_nothing_may_follow() -> None:
+def test_a_model_without_end_tokens_ends_when_no_token_may_follow() -> None:
     none = GrammarCompiler(TINY, [])
     assert begin(none, choice=["a"]).take(id_of("a")) is FinishReason.STOP
 
@@ -238,7 +243,7 @@ def test_a_token_that_does_not_fit_is_an_error_that_says_so(compiler: GrammarCom
     assert constraint.take(id_of("a")) is FinishReason.ERROR
 
 
-def test_a_grammar_of_too_many_meanings_ends_as_an_error(compiler: GrammarCompiler) -> None:
+def test_a_grammar_that_is_too_ambiguous_ends_with_an_error(compiler: GrammarCompiler) -> None:
     constraint = begin(compiler, grammar='root ::= root root | "a"')
     finish, num_tokens = FinishReason.NONE, 0
     while not finish:
@@ -273,10 +278,10 @@ def test_text_that_looks_like_a_special_token_is_text(
 @pytest.mark.parametrize(
     "grammar", ["start: /b+/ /b+/", 'start: "c" | /b+/ /b+/', "start: r\nr: /b+/ r"]
 )
-def test_what_goes_on_for_ever_does_so_token_by_token(
+def test_an_endless_grammar_advances_token_by_token(
     grammar: str, compiler: GrammarCompiler
 ) -> None:
-    """The library computes ahead what must follow, if it may: here that has no end."""
+    """llguidance computes forced tokens in advance; in these grammars they never end."""
     constraint = begin(compiler, grammar=grammar)
     for _ in range(5):
         assert id_of("b") in mask_of(compiler, constraint)
@@ -299,7 +304,7 @@ def test_without_constraints_there_is_no_mask(compiler: GrammarCompiler) -> None
     assert GrammarMasks(compiler, 8).begin([]) is None
 
 
-def test_requests_of_one_grammar_do_not_share_their_place(compiler: GrammarCompiler) -> None:
+def test_requests_with_the_same_grammar_have_separate_states(compiler: GrammarCompiler) -> None:
     start = compiler.compile(grammar_of(StructuredOutputsParams(regex="[ax][by]"))).result()
     first, second = start(), start()
     first.take(id_of("a"))
@@ -307,7 +312,7 @@ def test_requests_of_one_grammar_do_not_share_their_place(compiler: GrammarCompi
     assert {id_of("a"), id_of("x")} <= mask_of(compiler, second)
 
 
-def test_a_grammar_is_compiled_once_however_many_ask() -> None:
+def test_a_grammar_is_compiled_once_for_many_requests() -> None:
     fresh = GrammarCompiler(TINY, [EOS])
     futures = [fresh.compile("start: /a+/") for _ in range(50)]
     assert all(future is futures[0] for future in futures)
@@ -315,7 +320,7 @@ def test_a_grammar_is_compiled_once_however_many_ask() -> None:
     assert fresh.num_compiled == 1
 
 
-def test_the_oldest_grammar_nobody_asked_for_is_forgotten(
+def test_the_least_recently_used_grammar_is_evicted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(grammar_module, "MAX_COMPILED", 2)
@@ -328,7 +333,9 @@ def test_the_oldest_grammar_nobody_asked_for_is_forgotten(
 
 
 @pytest.mark.parametrize("text", ["start: /(/", "start: <|no_such_token|>", "nonsense", ""])
-def test_what_cannot_be_compiled_is_a_request_error(text: str, compiler: GrammarCompiler) -> None:
+def test_a_grammar_that_cannot_be_compiled_is_a_request_error(
+    text: str, compiler: GrammarCompiler
+) -> None:
     with pytest.raises(RequestError, match="cannot be compiled"):
         compiler.compile(text).result()
 
@@ -341,7 +348,7 @@ def test_a_directory_without_a_tokenizer_file_is_a_request_error(tmp_path: Path)
         GrammarCompiler(tmp_path, [EOS]).compile("start: /a/").result()
 
 
-def test_compiling_holds_nobody_up() -> None:
+def test_compile_returns_before_the_grammar_is_compiled() -> None:
     fresh = GrammarCompiler(TINY, [EOS])
     release = threading.Event()
     fresh._thread.submit(release.wait)
@@ -363,7 +370,7 @@ def test_a_failed_job_does_not_end_the_thread() -> None:
 
 
 @pytest.mark.parametrize("size", ["smaller", "larger"])
-def test_a_model_may_have_another_vocabulary_size(
+def test_the_models_vocabulary_may_differ_from_the_tokenizers(
     size: Literal["smaller", "larger"], compiler: GrammarCompiler
 ) -> None:
     vocab_size = TOKENIZER_SIZE - 90 if size == "smaller" else TOKENIZER_SIZE + 90

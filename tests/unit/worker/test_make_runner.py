@@ -1,4 +1,4 @@
-"""Which device a name means, on machines that have other ones than this."""
+"""The choice of the device, on simulated machines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shmllm.worker.make_runner import choose_device, options_ignored_on_cpu
 
 @pytest.fixture
 def machine(monkeypatch):
-    """Says how many GPUs there are, and what keeps the engine from using one."""
+    """A function that sets the number of GPUs, and why the engine cannot use one."""
 
     def describe(count, problem=""):
         monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
@@ -37,40 +37,40 @@ def machine(monkeypatch):
         (2, "cuda:1", 1),
     ],
 )
-def test_a_name_means_a_device(machine, count, name, expected):
+def test_the_device_of_a_name(machine, count, name, expected):
     machine(count)
     assert choose_device(name) == (expected, None)
 
 
 @pytest.mark.parametrize("count", [0, 1])
-def test_a_gpu_that_was_asked_for_and_cannot_be_used_is_an_error_that_says_why(machine, count):
+def test_a_requested_gpu_that_cannot_be_used_is_an_error_with_the_reason(machine, count):
     machine(count, "it is too old")
     with pytest.raises(EngineStartError, match="device='cuda:0': it is too old"):
         choose_device("cuda:0")
 
 
-def test_a_gpu_that_nobody_asked_for_is_left_alone_with_a_warning(machine):
+def test_auto_ignores_a_gpu_that_cannot_be_used_with_a_warning(machine):
     machine(1, "it is too old")
     assert choose_device("auto") == (None, "the GPU is not used: it is too old")
 
 
-def test_what_is_for_gpus_is_said_to_have_no_effect():
+def test_options_for_gpus_have_a_warning_on_a_cpu():
     assert options_ignored_on_cpu(EngineConfig(LoadConfig("m"))) == []
     config = EngineConfig(
         LoadConfig("m"),
         CacheConfig(gpu_memory_utilization=0.5),
         graphs=GraphConfig("FULL", (1, 2), 2, True),
     )
-    said = "\n".join(options_ignored_on_cpu(config))
+    messages = "\n".join(options_ignored_on_cpu(config))
     for words in ("gpu_memory_utilization=0.5", "enforce_eager=True", "cudagraph_mode='FULL'"):
-        assert f"{words} has no effect on a CPU" in said
-    assert "cudagraph_capture_sizes=(1, 2)" in said
-    assert "max_cudagraph_capture_size=2" in said
+        assert f"{words} has no effect on a CPU" in messages
+    assert "cudagraph_capture_sizes=(1, 2)" in messages
+    assert "max_cudagraph_capture_size=2" in messages
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize("multiprocess", [False, True])
-def test_a_front_end_is_told(multiprocess, caplog):
+def test_a_front_end_gets_errors_and_warnings(multiprocess, caplog):
     options = {"kv_cache_memory_bytes": 2**24, "multiprocess": multiprocess}
     with pytest.raises(EngineStartError, match="device='cuda': there is no GPU to use"):
         LLM(device="cuda", **options)

@@ -23,14 +23,14 @@ class Pool:
     ("num_bytes", "max_model_len"),
     [(8_000, 112), (8_999, 112), (7_999, 96), (2_000, 16)],
 )
-def test_the_longest_request_fits_beside_the_padding_block(num_bytes, max_model_len):
+def test_max_model_len_fits_beside_the_padding_block(num_bytes, max_model_len):
     size = fit_kv_cache(num_bytes, 16, 1000, 112)
     assert size.max_model_len == max_model_len
     assert (size.num_blocks - 1) * 16 >= size.max_model_len
     assert (size.warning is None) == (max_model_len == 112)
 
 
-def test_a_shorter_limit_is_a_warning_with_both_lengths_and_the_cure():
+def test_the_warning_of_a_shorter_limit_has_both_lengths_and_the_remedy():
     size = fit_kv_cache(5 * MIB, 16, MIB, 2000)
     assert size.max_model_len == 64
     assert "64 instead of 2,000" in size.warning

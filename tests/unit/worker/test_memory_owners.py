@@ -49,7 +49,7 @@ def model_and_owners(directory, quantization):
     return model, MemoryOwners(model, weights, cache, [Buffer(1000), Buffer(24)], HostMemory())
 
 
-def test_bytes_are_whose_they_are(model_and_owners, quantization):
+def test_bytes_are_counted_by_owner(model_and_owners, quantization):
     model, owners = model_and_owners
     found = owners.measure()
     matrices = 4 * sum(v[0].numel() for v in model.named_weights().values() if len(v[0].shape) == 2)
@@ -63,7 +63,7 @@ def test_bytes_are_whose_they_are(model_and_owners, quantization):
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_weights_go_and_come_back_or_are_written_again(model_and_owners, directory, keep):
+def test_weights_are_restored_or_written_again(model_and_owners, directory, keep):
     model, owners = model_and_owners
     expected = our_logits(model, TOKENS)
     owners.release(SleepState.WEIGHTS, keep)
@@ -80,7 +80,7 @@ def test_weights_go_and_come_back_or_are_written_again(model_and_owners, directo
     assert torch.equal(our_logits(model, TOKENS), expected)
 
 
-def test_the_cache_goes_with_the_workspaces_and_the_system_has_both_back(model_and_owners):
+def test_releasing_the_cache_frees_the_workspaces_too(model_and_owners):
     _, owners = model_and_owners
     before, first = resident_bytes(), owners.measure()
     owners.release(SleepState.KV_CACHE, keep=False)
@@ -92,11 +92,11 @@ def test_the_cache_goes_with_the_workspaces_and_the_system_has_both_back(model_a
     assert before - resident_bytes() > 0.95 * held
 
 
-def test_weights_do_not_wake_where_they_have_no_room(model_and_owners, monkeypatch):
+def test_lost_weights_need_free_memory_to_wake_up(model_and_owners, monkeypatch):
     model, owners = model_and_owners
     owners.release(SleepState.WEIGHTS, keep=True)
     monkeypatch.setattr(HostMemory, "free_bytes", lambda self: 2**20)
-    owners.restore(SleepState.WEIGHTS)  # they are where they were
+    owners.restore(SleepState.WEIGHTS)  # kept weights are still in place
     owners.release(SleepState.WEIGHTS, keep=False)
     with pytest.raises(RequestError, match=r"they need \d+ MiB and 1 MiB of memory are free"):
         owners.restore(SleepState.WEIGHTS)

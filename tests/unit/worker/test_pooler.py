@@ -1,4 +1,4 @@
-"""Vectors of hidden states against the plainest reference, however prompts are cut."""
+"""The pooler's vectors equal those of a simple reference, for all sizes of chunks."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ HIDDEN = 16
 
 
 def steps_of(lengths, budget, seed):
-    """Prompts of these lengths in steps of at most `budget` tokens, rows in mixed order:
-    for each step [(prompt, start, count)]."""
+    """Split prompts of these lengths into steps of at most `budget` tokens, in random order.
+    Returns [(prompt, start, count)] for each step."""
     rng = np.random.default_rng(seed)
     left = dict.fromkeys(range(len(lengths)), 0)
     while left:
@@ -77,7 +77,7 @@ def test_vectors_equal_the_reference(budget, dtype):
 
 
 @pytest.mark.parametrize("counts", [(40,), (1,) * 40, (13, 20, 7), (2, 38)])
-def test_sums_have_the_same_bits_wherever_chunks_end(counts):
+def test_the_bits_of_a_sum_do_not_depend_on_chunks(counts):
     scale = 2.0 ** torch.arange(-20, 20)[torch.randperm(40)]
     states, pooler = torch.randn(40, HIDDEN) * scale[:, None], Pooler(1, HIDDEN)
     start = 0

@@ -1,4 +1,4 @@
-"""Reported log-probabilities: which numbers, of which logits, in which order."""
+"""The reported log-probabilities: their values, the logits they come from, and their order."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def log_softmax(logits):
 
 
 def split(scored):
-    """Per token: (logprob, rank, [(id, logprob), ...])."""
+    """Return (logprob, rank, [(id, logprob), ...]) for each token."""
     ends = np.cumsum(scored.ks)
     return [
         (
@@ -60,7 +60,7 @@ def test_scores_are_those_of_a_log_softmax(ks):
         assert [value for _, value in top] == pytest.approx(np.sort(own)[::-1][:k], abs=1e-5)
 
 
-def test_logits_are_reported_as_they_are():
+def test_raw_logits_are_reported_unchanged():
     logits, tokens = logits_of(2), torch.tensor([5, 6])
     scored = score_tokens(logits, tokens, [2, 2], False)
     assert scored.logprobs.tolist() == logits[[0, 1], [5, 6]].tolist()
@@ -69,7 +69,7 @@ def test_logits_are_reported_as_they_are():
 
 @pytest.mark.parametrize("k", [0, 3, ALL])
 @pytest.mark.parametrize("rows_at_once", [1, 3, 7, 100])
-def test_pieces_give_what_the_whole_gives(monkeypatch, rows_at_once, k):
+def test_scores_in_pieces_equal_those_at_once(monkeypatch, rows_at_once, k):
     monkeypatch.setattr(scoring, "WORKSPACE_BYTES", rows_at_once * 4 * scoring._COPIES * SIZE)
     logits, tokens = logits_of(7), torch.arange(7)
     asked = []
@@ -85,7 +85,7 @@ def test_pieces_give_what_the_whole_gives(monkeypatch, rows_at_once, k):
 
 
 def test_the_workspace_of_a_large_vocabulary_stays_below_256_mib():
-    """8k tokens of 152k entries: one row more would need another 1.8 MB."""
+    """The logits have 8k rows of 152k entries; each row in a piece needs another 1.8 MB."""
     rows = []
     vocab_size, k = 152_000, 20
 
@@ -94,7 +94,7 @@ def test_the_workspace_of_a_large_vocabulary_stays_below_256_mib():
         return torch.zeros(end - begin, vocab_size)
 
     score_in_pieces(100, vocab_size, logits_between, torch.zeros(100, dtype=torch.int64), k, True)
-    # Logits, log-probabilities, and what the two comparisons take.
+    # Logits, log-probabilities, and the arrays of the two comparisons.
     assert max(rows) * vocab_size * (4 + 4 + 4) <= 256 * 2**20
 
 
@@ -119,7 +119,7 @@ GREEDY = {"temperature": 0, "logprobs": 3, "logit_bias": {3: 20.0, 4: 19.5}}
 
 @pytest.mark.parametrize("options", [BIASED, GREEDY], ids=["drawn", "greedy"])
 @pytest.mark.parametrize("mode", ["raw_logprobs", "raw_logits"])
-def test_raw_numbers_are_those_of_the_model(options, mode):
+def test_raw_modes_report_the_models_numbers(options, mode):
     logits = logits_of(1)
     result = run(mode, logits, options)
     ((value, _, top),) = split(result.logprobs)
@@ -130,7 +130,7 @@ def test_raw_numbers_are_those_of_the_model(options, mode):
 
 
 @pytest.mark.parametrize("mode", ["processed_logprobs", "processed_logits"])
-def test_processed_numbers_are_what_the_token_was_drawn_from(mode):
+def test_processed_modes_report_the_numbers_that_the_token_was_drawn_from(mode):
     logits = logits_of(2)
     drawn, greedy = split(run(mode, logits, BIASED, GREEDY).logprobs)
     edited = logits.clone()
@@ -147,7 +147,7 @@ def test_processed_numbers_are_what_the_token_was_drawn_from(mode):
         assert [token for token, _ in top][:2] == best.indices.tolist()[:2]
 
 
-def test_only_rows_that_ask_are_scored_in_their_order():
+def test_only_rows_that_ask_are_scored_and_in_their_order():
     logits = logits_of(4)
     options = [{"logprobs": 1}, {}, {"logprobs": 0}, {}]
     options = [{"temperature": 0} | each for each in options]
@@ -158,7 +158,7 @@ def test_only_rows_that_ask_are_scored_in_their_order():
     assert run("raw_logprobs", logits, {}, {"temperature": 0}).logprobs is None
 
 
-def test_a_row_used_again_asks_no_more():
+def test_a_new_request_in_a_row_does_not_ask_for_logprobs():
     sampler = sampler_of("raw_logprobs", {"temperature": 0, "logprobs": 2})
     plan = StepPlan(step=1)
     plan.new_requests.append(NewRequest(0, [1], [1], SamplingParams(temperature=0), 0, 0, (), 1))
@@ -166,7 +166,7 @@ def test_a_row_used_again_asks_no_more():
     assert sampler(logits_of(1), np.array([0]), np.array([1])).logprobs is None
 
 
-def test_columns_of_some_tokens_leave_the_others_out():
+def test_a_selection_of_tokens_has_their_scores_only():
     logits, tokens = logits_of(4), torch.arange(4)
     scored = score_tokens(logits, tokens, [2, 0, 3, 1], True)
     columns = scored.columns([0, 2], [5, 8])

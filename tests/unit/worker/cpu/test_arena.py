@@ -1,4 +1,4 @@
-"""The arena of a CPU: what all arenas do, and what pages of the kernel's are like."""
+"""The arena of a CPU: the behaviour of all arenas, and that of its pages."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class TestHostArena(ArenaConformance):
     def make(self, num_bytes):
         return HostArena(num_bytes, "a test")
 
-    def test_what_is_kept_stays_where_it_is(self, arena, tensors):
+    def test_kept_contents_stay_in_place(self, arena, tensors):
         self.write(tensors)
         resident = arena.resident_bytes
         arena.release(keep=True)
         assert arena.resident_bytes == resident
 
-    def test_only_what_is_touched_takes_memory(self):
+    def test_only_touched_pages_take_memory(self):
         arena = self.make(2**26)
         tensor = arena.allocate((2**24,), torch.float32)
         assert arena.resident_bytes == 0
@@ -34,14 +34,14 @@ class TestHostArena(ArenaConformance):
         assert len(pickle.dumps(tensors[0])) < 1000
 
 
-def test_an_empty_arena_is_one():
+def test_an_arena_may_be_empty():
     arena = HostArena(0, "a test")
     arena.release()
     arena.restore()
     assert arena.allocate((0,), torch.float32).numel() == 0
 
 
-def test_a_refused_mapping_names_purpose_and_size(monkeypatch):
+def test_the_error_of_a_refused_mapping_has_purpose_and_size(monkeypatch):
     def refuse(*_, **__):
         raise OSError(12, "Cannot allocate memory")
 

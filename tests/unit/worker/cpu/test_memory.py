@@ -19,7 +19,7 @@ GIB, MIB = 2**30, 2**20
 
 @pytest.fixture
 def free(monkeypatch):
-    """Sets how much memory is free."""
+    """A function that sets how much memory is free."""
 
     def set_free(num_bytes):
         monkeypatch.setattr(memory, "available_memory_bytes", lambda: num_bytes)
@@ -32,13 +32,13 @@ def free(monkeypatch):
     ("available", "cache"),
     [(64 * GIB, 2 * GIB), (8 * GIB, 2 * GIB), (4 * GIB, GIB), (4 * MIB, MIB)],
 )
-def test_the_default_is_two_gibibytes_or_a_quarter_of_what_is_free(free, available, cache):
+def test_the_default_is_2_gib_or_a_quarter_of_the_free_memory(free, available, cache):
     free(available)
     size = HostMemory().size_cache(CacheConfig(), 4096, 128)
     assert size == CacheSize(cache // 4096, 128, None)
 
 
-def test_a_given_size_is_taken_whatever_is_free(free):
+def test_a_configured_size_does_not_depend_on_the_free_memory(free):
     free(0)
     size = HostMemory().size_cache(CacheConfig(16, 100_000), 1000, 64)
     assert size.num_blocks == 100
@@ -49,7 +49,7 @@ MEMINFO = "MemTotal:       8000 kB\nMemAvailable:   5000 kB\nCached: 1 kB\n"
 
 @pytest.fixture
 def machine(monkeypatch):
-    """Gives the files of a machine: meminfo, and a cgroup's limit and use."""
+    """A function that sets the contents of meminfo, and of a cgroup's limit and usage."""
 
     def describe(limit=None, used=None, meminfo=MEMINFO):
         files = {
@@ -82,12 +82,12 @@ def machine(monkeypatch):
     ],
     ids=["no cgroup", "no limit", "tight limit", "wide limit", "over the limit", "old kernel"],
 )
-def test_available_memory_is_the_least_of_kernel_and_cgroup(machine, files, available):
+def test_free_memory_is_the_smaller_of_kernel_and_cgroup(machine, files, available):
     machine(**files)
     assert HostMemory().free_bytes() == available
 
 
-def test_resident_bytes_follow_what_is_touched():
+def test_resident_bytes_count_touched_pages():
     arena = HostArena(2**26, "a test")
     tensor = arena.allocate((2**26,), torch.uint8)
     before = resident_bytes()

@@ -1,4 +1,4 @@
-"""Noise: standard Gumbel, a function of seed, position and entry, the same in every form."""
+"""The noise is standard Gumbel noise, a function of seed, position and entry alone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def mix_64(value):
 
 
 def reference_noise(seed, position, entry):
-    """One entry in whole numbers of any size: tokens that a seed gave once must not change."""
+    """Compute one entry in Python's integers. A seed must give the same tokens in all versions."""
     key = mix_64(mix_64(seed) ^ position)
     bits = (entry * 0x9E3779B1 & MASK_32) ^ (key & MASK_32)
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
@@ -40,13 +40,13 @@ def reference_noise(seed, position, entry):
 
 @pytest.mark.parametrize("seed", [0, 1, 2**31, 2**63 - 1, 2**64 - 1])
 @pytest.mark.parametrize("position", [0, 1, 4095, 2**31])
-def test_noise_is_what_the_hash_says(seed, position):
+def test_noise_equals_the_reference_hash(seed, position):
     noise = gumbel_noise(seed, position, 300)
     expected = [reference_noise(seed, position, entry) for entry in range(300)]
     assert noise == pytest.approx(np.array(expected), rel=1e-6, abs=1e-6)
 
 
-def test_rows_are_independent_of_their_company(monkeypatch):
+def test_the_noise_of_a_row_does_not_depend_on_other_rows(monkeypatch):
     monkeypatch.setattr(noise_module, "BLOCK_ENTRIES", 250)
     seeds = np.array([3, 2**63 | 5, 3, 0, 9, 2**64 - 1, 7], np.uint64)
     positions = np.array([0, 17, 1, 5, 5, 2**20, 3])
@@ -64,7 +64,7 @@ def test_noise_of_single_entries_is_the_same():
     assert np.array_equal(gumbel_noise_at(seeds, positions, rows, entries), whole[rows, entries])
 
 
-def test_noise_follows_from_seed_and_position():
+def test_noise_depends_on_seed_and_position():
     assert np.array_equal(gumbel_noise(5, 9, 100), gumbel_noise(5, 9, 100))
 
 

@@ -1,4 +1,4 @@
-"""Sampler: filters against a plain reference, draws against the distribution they promise."""
+"""The CPU's sampler: filters equal a simple reference, and draws follow the distribution."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ VOCAB_SIZE = 1000
 
 
 def make_sampler(*requests, vocab_size=VOCAB_SIZE):
-    """requests: options of SamplingParams per row, with seed, min_position, forbidden_ids."""
+    """Make a sampler. `requests` has for each row options of SamplingParams, and seed,
+    min_position and forbidden_ids."""
     batch = InputBatch(NUM_ROWS, 16, 8, vocab_size)
     plan = StepPlan(step=0)
     for row, options in enumerate(requests):
@@ -42,7 +43,7 @@ def sample(sampler, logits, rows, positions):
 
 
 def draw(logits, options, count, seed=0):
-    """`count` draws of one request, one per position."""
+    """Return `count` draws of one request, one for each position."""
     sampler = make_sampler({"seed": seed} | options)
     drawn = []
     for begin in range(0, count, 500):
@@ -58,7 +59,7 @@ def softmax(logits):
 
 
 def reference_distribution(logits, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
-    """Temperature, min_p, top_k, top_p, in this order, one step at a time."""
+    """Apply temperature, min_p, top_k and top_p, in this order, one at a time."""
     logits = np.asarray(logits, np.float64) / temperature
     kept = softmax(logits) >= min_p * softmax(logits).max()
     order = [i for i in np.argsort(-logits, kind="stable") if kept[i]]
@@ -77,14 +78,15 @@ def reference_distribution(logits, *, temperature=1.0, top_k=0, top_p=1.0, min_p
 
 
 def chi_square_limit(freedom):
-    """What chi-square exceeds once in 10,000 (Wilson and Hilferty's approximation)."""
+    """Return the limit that chi-square exceeds once in 10,000 tests (the approximation of Wilson
+    and Hilferty)."""
     part = 2 / (9 * freedom)
     return freedom * (1 - part + 3.72 * part**0.5) ** 3
 
 
 def assert_drawn_from(drawn, probabilities):
     counts = np.bincount(drawn, minlength=len(probabilities))
-    assert not counts[probabilities == 0].any(), "drew what the filters exclude"
+    assert not counts[probabilities == 0].any(), "a token was drawn that the filters exclude"
     likely = probabilities * len(drawn) >= 5
     assert counts[~likely].sum() <= 20 + 3 * probabilities[~likely].sum() * len(drawn)
     expected = probabilities[likely] * len(drawn)
@@ -131,7 +133,7 @@ def test_draws_over_seeds_follow_the_distribution_too():
 
 
 def kept(logits, top_k, top_p):
-    """Indices that keep_top_k_top_p leaves, per row."""
+    """Return the indices that keep_top_k_top_p keeps, for each row."""
     result = keep_top_k_top_p(
         torch.tensor(logits, dtype=torch.float32),
         torch.tensor(top_k, dtype=torch.int64),
@@ -193,26 +195,27 @@ def test_ties_with_the_last_of_top_k_stay_and_the_nucleus_takes_them_in_order(to
     ),
     num_candidates=st.integers(1, 20),
 )
-def test_a_few_candidates_decide_what_sorting_everything_does(
-    monkeypatch_candidates, seed, size, spread, rows, num_candidates
+def test_few_candidates_give_the_same_result_as_sorting(
+    set_num_candidates, seed, size, spread, rows, num_candidates
 ):
-    """Coarse logits, so that many are equal; few candidates, so that they often do not do."""
+    """The logits are coarse, so that many are equal, and the candidates few, so that they often
+    do not suffice."""
     values = np.random.default_rng(seed).normal(0, spread, (len(rows), size)).round(1)
     logits = torch.tensor(values, dtype=torch.float32)
     top_k = torch.tensor([k for k, _ in rows])
     top_p = torch.tensor([p for _, p in rows], dtype=torch.float32)
-    monkeypatch_candidates(num_candidates)
+    set_num_candidates(num_candidates)
     expected = filters._keep_by_sorting(logits, top_k, top_p).numpy()
     found = keep_top_k_top_p(logits.clone(), top_k, top_p).numpy()
     for row in np.flatnonzero((expected != found).any(axis=1)):
-        # Only where a sum meets top_p to the last bit may the two ways differ, by one entry.
+        # The results may differ by one entry where a sum equals top_p to the last bit.
         differing = np.flatnonzero(np.isfinite(expected[row]) != np.isfinite(found[row]))
         kept = np.sort(softmax(np.where(np.isfinite(expected[row]), values[row], -np.inf)))
         assert len(differing) == 1, (expected[row], found[row], kept)
 
 
 @pytest.fixture
-def monkeypatch_candidates(monkeypatch):
+def set_num_candidates(monkeypatch):
     return lambda count: monkeypatch.setattr(filters, "NUM_CANDIDATES", count)
 
 
@@ -222,13 +225,13 @@ def test_the_best_token_is_always_kept(top_p):
     assert sets == [{1}]
 
 
-def test_a_nucleus_of_everything_keeps_tokens_of_no_weight():
+def test_top_p_of_one_keeps_tokens_of_probability_zero():
     sets, _ = kept([[0.0, -200.0, 5.0]], [0], [1.0])
     assert sets == [{0, 1, 2}]
 
 
 @pytest.mark.parametrize("temperature", [0.01, 1e-2 + 1e-6, 0.05])
-def test_low_temperatures_stay_finite_and_take_the_best(temperature):
+def test_low_temperatures_stay_finite_and_give_the_best_token(temperature):
     logits = np.array([30.0, -40.0, 31.0, 29.0])
     assert set(draw(logits, {"temperature": temperature}, 200)) == {2}
 
@@ -249,7 +252,7 @@ def test_forbidden_tokens_are_never_chosen_before_their_position(temperature, po
     assert (token in (2, 4)) == allowed
 
 
-def test_forbidden_tokens_of_a_row_do_not_touch_others():
+def test_forbidden_tokens_of_a_row_do_not_affect_other_rows():
     forbidding = {"temperature": 0, "min_position": 9, "forbidden_ids": (1,)}
     sampler = make_sampler(forbidding, {"temperature": 0})
     assert sample(sampler, [[0.0, 5.0, 3.0]] * 2, [0, 1], [2, 2]) == [2, 1]
@@ -274,12 +277,12 @@ def test_greedy_rows_of_a_mixed_batch_take_the_largest_logit():
 
 
 @pytest.mark.parametrize("options", [{"top_k": 2}, {"top_p": 0.1}, {"min_p": 0.9}])
-def test_filters_do_not_touch_greedy_rows(options):
+def test_filters_do_not_affect_greedy_rows(options):
     sampler = make_sampler({"temperature": 0} | options)
     assert sample(sampler, [[1.0, 1.0, 3.0, 2.9]], [0], [0]) == [2]
 
 
-def test_of_equal_logits_greedy_takes_the_first():
+def test_greedy_sampling_takes_the_first_of_equal_logits():
     assert sample(make_sampler({"temperature": 0}), [[1.0, 4.0, 4.0]], [0], [0]) == [1]
 
 
@@ -312,7 +315,7 @@ def test_a_draw_does_not_depend_on_row_or_order():
     assert backwards == [together[i] for i in order][::-1]
 
 
-def test_another_seed_or_position_draws_anew():
+def test_another_seed_or_position_gives_another_draw():
     logits = np.zeros(1000)
     by_seed = [draw(logits, {}, 1, seed=seed)[0] for seed in range(40)]
     by_position = draw(logits, {}, 40)

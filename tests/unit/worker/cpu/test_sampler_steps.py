@@ -1,4 +1,4 @@
-"""Each sampling parameter against a plain reference that does one thing after the other."""
+"""The logits processors and filters equal a simple reference that applies one after another."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def forbidden_tokens(output, params, bad_words, stop_ids):
 
 
 def reference_logits(logits, prompt, output, params, bad_words=(), stop_ids=()):
-    """What the sampler should look at, in Python's own numbers, entry by entry."""
+    """Compute the logits that the sampler should draw from, in Python's floats, entry by entry."""
     logits = [float(x) for x in logits]
     for token in forbidden_tokens(output, params, bad_words, stop_ids):
         logits[token] = NEVER
@@ -49,13 +49,13 @@ def reference_logits(logits, prompt, output, params, bad_words=(), stop_ids=()):
 
 
 def make(requests, mode="processed_logits"):
-    """requests: (row, prompt, output so far, params, bad words, stop ids)."""
+    """Make a sampler with requests of (row, prompt, output so far, params, bad words, stop ids)."""
     batch = InputBatch(NUM_ROWS, MAX_LEN, 8, VOCAB_SIZE)
-    admit(batch, requests)
+    add_requests(batch, requests)
     return CpuSampler(batch, mode), batch
 
 
-def admit(batch, requests):
+def add_requests(batch, requests):
     plan = StepPlan(step=0)
     for row, prompt, output, params, bad_words, stop_ids in requests:
         plan.new_requests.append(
@@ -75,7 +75,7 @@ def admit(batch, requests):
 
 
 def seen_logits(sampler, logits, requests):
-    """(rows, VOCAB_SIZE) the logits that the sampler drew from."""
+    """Return the logits that the sampler drew from, (rows, VOCAB_SIZE)."""
     rows = np.array([request[0] for request in requests])
     positions = np.array([len(prompt) + len(output) for _, prompt, output, *_ in requests])
     result = sampler(torch.tensor(logits, dtype=torch.float32), rows, positions)
@@ -150,8 +150,8 @@ def test_a_parameter_changes_the_logits_as_the_reference_does(options, output):
     ],
     ids=str,
 )
-def test_bad_words_ban_what_would_complete_them_in_the_output(words, output, banned):
-    """[2, 8]: the prompt's last token begins it, and the prompt does not count."""
+def test_bad_words_ban_the_token_that_completes_them_in_the_output(words, output, banned):
+    """The prompt ends with the first token of [2, 8], and bad words ignore the prompt."""
     request = (0, [1, 2], output, params_of({}), words, [])
     logits = logits_of(3)
     seen, _ = seen_logits(make([request])[0], logits, [request])
@@ -186,7 +186,7 @@ def one_request(draw, row):
 
 @settings(max_examples=120, deadline=None)
 @given(data=st.data(), seed=st.integers(0, 2**32 - 1))
-def test_any_mixture_equals_the_reference_row_by_row(data, seed):
+def test_random_batches_equal_the_reference_row_by_row(data, seed):
     rows = data.draw(st.permutations(range(NUM_ROWS)))[: data.draw(st.integers(1, NUM_ROWS))]
     requests = [data.draw(one_request(row)) for row in rows]
     logits = logits_of(seed, len(requests))
@@ -199,8 +199,8 @@ def test_any_mixture_equals_the_reference_row_by_row(data, seed):
             assert tokens[index] == expected.argmax() or best[1] - best[0] < 1e-4
 
 
-def test_penalties_follow_the_tokens_as_they_come():
-    """The same row step by step: counts are carried on, not made anew."""
+def test_penalties_count_the_tokens_of_each_step():
+    """The steps of one row: its counts are updated, and not made anew."""
     params = params_of({"frequency_penalty": 0.5, "repetition_penalty": 1.4})
     prompt, output = [1, 2, 2], []
     sampler, batch = make([(3, prompt, output, params, [], [])])
@@ -214,23 +214,23 @@ def test_penalties_follow_the_tokens_as_they_come():
     assert len(set(output)) > 5
 
 
-def test_a_row_used_again_knows_nothing_of_the_request_before():
+def test_a_new_request_in_a_row_has_none_of_the_old_state():
     heavy = params_of(OPTIONS["everything"])
     sampler, batch = make([(1, [1, 2], [3, 4], heavy, [[5]], [6])])
     logits = logits_of(1)
     request = (1, [1, 2], [3, 4], heavy, [[5]], [6])
     seen_logits(sampler, logits, [request])
     plain = (1, [9], [], params_of({}), [], [])
-    admit(batch, [plain])
+    add_requests(batch, [plain])
     seen, _ = seen_logits(sampler, logits, [plain])
     assert seen[0] == pytest.approx(logits[0])
     again = (1, [9], [], params_of({"presence_penalty": 1.0}), [], [])
-    admit(batch, [again])
+    add_requests(batch, [again])
     seen, _ = seen_logits(sampler, logits, [again])
     assert seen[0] == pytest.approx(logits[0])
 
 
-def test_rows_without_such_parameters_are_not_touched():
+def test_rows_without_logits_processors_are_unchanged():
     requests = [
         (0, [1], [2], params_of({}), [], []),
         (1, [1], [2], params_of(OPTIONS["everything"]), [[3]], [4]),
@@ -242,8 +242,8 @@ def test_rows_without_such_parameters_are_not_touched():
     assert np.array_equal(seen[2].astype(np.float32), logits[2])
 
 
-def test_a_mask_comes_before_everything_else():
-    """A bias cannot bring back what the mask excludes, nor greedy rows escape it."""
+def test_a_mask_is_applied_before_everything_else():
+    """A bias cannot allow tokens that the mask excludes, also in greedy rows."""
     params = params_of({"logit_bias": {4: 50.0}})
     sampler, _ = make([(0, [1], [], params, [], [])])
 
@@ -255,14 +255,14 @@ def test_a_mask_comes_before_everything_else():
 
 
 @pytest.mark.parametrize("temperature", [0, 1.0])
-def test_a_row_of_which_everything_is_forbidden_still_gives_a_token(temperature):
+def test_a_row_without_allowed_tokens_still_gives_a_token(temperature):
     options = {"allowed_token_ids": [5], "temperature": temperature, "top_p": 0.5}
     request = (0, [1], [], params_of(options), [[5]], [])
     result = make([request])[0](torch.tensor(logits_of(2)), np.array([0]), np.array([1]))
     assert 0 <= result.token_ids[0] < VOCAB_SIZE
 
 
-def test_ids_outside_the_vocabulary_do_nothing():
+def test_ids_outside_of_the_vocabulary_are_ignored():
     options = {"allowed_token_ids": [5, 500], "logit_bias": {600: 9.0, 5: 1.0}, "min_tokens": 3}
     request = (0, [1], [], params_of(options), [[800], [1, 900]], [700])
     result = make([request])[0](torch.tensor(logits_of(2)), np.array([0]), np.array([1]))

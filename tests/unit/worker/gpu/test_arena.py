@@ -1,4 +1,4 @@
-"""The arena of a GPU without one: a driver that is strict about states plays its memory."""
+"""The arena of a GPU, on a fake CUDA driver that refuses calls in a wrong state."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def driver():
 
 
 class TestCudaArena(ArenaConformance):
-    """In chunks, so that there are several."""
+    """The chunks are so small that each arena has several."""
 
     @pytest.fixture(autouse=True)
     def use(self, driver):
@@ -29,7 +29,7 @@ class TestCudaArena(ArenaConformance):
     def make(self, num_bytes):
         return CudaArena(num_bytes, "a test", HOST, self.driver, chunk_bytes=3 * GRANULARITY)
 
-    def test_it_is_made_of_chunks_which_all_go(self, arena, driver):
+    def test_release_unmaps_all_chunks(self, arena, driver):
         num_chunks = driver.calls.count("cuMemMap")
         assert num_chunks > 10
         free = driver.free_bytes
@@ -37,13 +37,13 @@ class TestCudaArena(ArenaConformance):
         assert driver.calls.count("cuMemUnmap") == num_chunks
         assert driver.free_bytes == free + arena._reserved_bytes
 
-    def test_what_runs_ends_before_memory_goes(self, arena, driver):
+    def test_release_waits_for_running_work(self, arena, driver):
         driver.calls.clear()
         arena.release()
         assert driver.calls[0] == "cuCtxSynchronize"
 
     @pytest.mark.parametrize("state", ["awake", "kept", "lost"])
-    def test_closing_leaves_nothing_whatever_the_state(self, arena, driver, state):
+    def test_closing_frees_everything_in_every_state(self, arena, driver, state):
         if state != "awake":
             arena.release(keep=state == "kept")
         arena.close()
@@ -52,7 +52,7 @@ class TestCudaArena(ArenaConformance):
         assert driver.free_bytes == 2**30
 
     @pytest.mark.parametrize("keep", [True, False])
-    def test_too_little_memory_for_waking_leaves_it_asleep(self, arena, tensors, driver, keep):
+    def test_a_restore_without_enough_memory_changes_nothing(self, arena, tensors, driver, keep):
         self.write(tensors)
         expected = self.values(tensors) if keep else [0.0] * len(tensors)
         arena.release(keep)
@@ -85,7 +85,7 @@ class TestCudaArena(ArenaConformance):
         arena.close()
         assert driver.is_clean
 
-    def test_the_fake_is_strict(self, driver):
+    def test_the_fake_driver_refuses_wrong_calls(self, driver):
         size = GRANULARITY
         _, place = driver.cuMemAddressReserve(size, 0, 0, 0)
         _, handle = driver.cuMemCreate(size, None, 0)
@@ -100,7 +100,7 @@ class TestCudaArena(ArenaConformance):
                 refused()
 
 
-def test_too_little_memory_at_the_start_names_the_purpose_and_leaves_nothing():
+def test_the_error_of_too_little_memory_has_the_purpose_and_leaves_nothing():
     driver = FakeDriver(free_bytes=5 * GRANULARITY)
     with pytest.raises(EngineStartError, match=r"the weights: 1 MiB of device memory"):
         CudaArena(2**20, "the weights", HOST, driver, chunk_bytes=GRANULARITY)

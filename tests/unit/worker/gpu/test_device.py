@@ -1,7 +1,6 @@
-"""CUDA's device without one: torch.cuda is played by a double that is strict about states.
+"""`CudaDevice` without a GPU, on a fake of torch.cuda that refuses calls in a wrong state.
 
-Its functions take the arguments that torch's own take: every call is bound to the signature of
-the real one.
+The fake's functions take the arguments of torch's: a test compares their signatures.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from shmllm.worker.gpu.device import CudaDevice, find_cuda_problem
 
 
 def like(real):
-    """Binds each call to the signature of the real function."""
+    """Make a decorator that binds each call to the signature of the real function."""
     signature = inspect.signature(real)
 
     def decorate(function):
@@ -43,10 +42,10 @@ class FakeStream:
 
 
 class FakeCuda:
-    """torch.cuda, as far as a device uses it.
+    """The part of torch.cuda that a device uses.
 
     Attributes:
-        log: calls that have an order.
+        log: the calls whose order matters.
         graph_error: raised when a capture ends.
     """
 
@@ -166,12 +165,12 @@ def cuda(monkeypatch):
 @pytest.mark.parametrize(
     "name", [name for name in vars(FakeCuda) if not name.startswith("_")], ids=str
 )
-def test_torch_takes_the_arguments_that_the_double_takes(name):
+def test_torch_takes_the_arguments_that_the_fake_takes(name):
     parameters = list(inspect.signature(getattr(FakeCuda, name)).parameters)[1:]
     inspect.signature(getattr(torch.cuda, name)).bind(*parameters)
 
 
-def test_torch_has_what_events_and_graphs_are_asked_for():
+def test_torch_has_the_methods_of_events_and_graphs():
     inspect.signature(torch.cuda.Event.__new__).bind(object, enable_timing=True)
     inspect.signature(torch.cuda.Stream.__new__).bind(object, torch.device("cuda", 0))
     for name in ("record", "query", "synchronize"):
@@ -180,7 +179,7 @@ def test_torch_has_what_events_and_graphs_are_asked_for():
     inspect.signature(torch.cuda.CUDAGraph.replay).bind(object)
 
 
-def test_captures_happen_on_a_stream_of_their_own_and_synchronised(cuda):
+def test_captures_use_their_own_stream_and_synchronize(cuda):
     device = CudaDevice()
     assert (device.name, device.torch_device) == ("NVIDIA H200", torch.device("cuda", 0))
     with device.capturing():
@@ -195,7 +194,7 @@ def test_captures_happen_on_a_stream_of_their_own_and_synchronised(cuda):
     assert cuda.log == ["device 0", *around, "replay"]
 
 
-def test_the_pool_outlives_graphs_that_nobody_has(cuda):
+def test_the_memory_pool_outlives_graphs_that_were_deleted(cuda):
     device = CudaDevice()
     for _ in range(2):
         with device.capturing():
@@ -204,7 +203,7 @@ def test_the_pool_outlives_graphs_that_nobody_has(cuda):
         gc.collect()
 
 
-def test_a_collector_that_was_off_stays_off(cuda):
+def test_a_disabled_garbage_collector_stays_disabled(cuda):
     gc.disable()
     try:
         with CudaDevice().capturing():
@@ -215,7 +214,7 @@ def test_a_collector_that_was_off_stays_off(cuda):
 
 
 @pytest.mark.parametrize("graph_error", [None, RuntimeError("capture was invalidated")])
-def test_a_capture_that_an_error_cuts_short_is_ended(cuda, graph_error):
+def test_a_capture_that_an_error_interrupts_is_ended(cuda, graph_error):
     device, cuda.graph_error = CudaDevice(), graph_error
     with pytest.raises(ZeroDivisionError), device.capturing():  # noqa: PT012
         device.begin_capture()
@@ -258,7 +257,7 @@ def test_a_usable_gpu_has_no_problem(cuda):
     assert find_cuda_problem() == ""
 
 
-def test_what_is_missing_is_said_in_one_sentence(cuda, monkeypatch):
+def test_the_reason_why_a_gpu_cannot_be_used_is_one_sentence(cuda, monkeypatch):
     def problem(index=0):
         found = find_cuda_problem(index)
         with pytest.raises(EngineStartError) as caught:
@@ -284,7 +283,7 @@ def test_what_is_missing_is_said_in_one_sentence(cuda, monkeypatch):
     assert "was built without CUDA" in problem()
 
 
-def test_what_follows_a_copy_ahead_waits_for_it(cuda):
+def test_work_after_a_copy_ahead_waits_for_the_copy(cuda):
     device = CudaDevice()
     streams = []
 

@@ -1,4 +1,4 @@
-"""Which graphs there are, and which one a step gets: the same table as vLLM's documentation has."""
+"""The captured graphs and the choice for each step equal the table in vLLM's documentation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shmllm.errors import EngineStartError
 from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor, GraphDispatcher, default_sizes
 
 NONE, PIECEWISE, FULL = CudaGraphMode.NONE, CudaGraphMode.PIECEWISE, CudaGraphMode.FULL
-# What vLLM's design document on CUDA graphs says of each mode: decodes, other steps.
+# From vLLM's design document on CUDA graphs: for each mode, that of decodes and of other steps.
 DOCUMENTED = {
     "NONE": (NONE, NONE),
     "PIECEWISE": (PIECEWISE, PIECEWISE),
@@ -28,7 +28,7 @@ size_lists = st.none() | st.lists(st.integers(1, 300), min_size=1, max_size=12)
 
 @st.composite
 def dispatchers(draw):
-    """A dispatcher, and its (max_num_seqs, max_num_tokens)."""
+    """Draw a dispatcher and its (max_num_seqs, max_num_tokens)."""
     seqs, tokens = draw(limits)
     sizes = draw(size_lists)
     if sizes is not None:
@@ -38,7 +38,7 @@ def dispatchers(draw):
 
 @st.composite
 def steps(draw):
-    """A dispatcher and a step within its limits."""
+    """Draw a dispatcher and a step within its limits."""
     dispatcher, max_num_seqs, max_num_tokens = draw(dispatchers())
     num_reqs = draw(st.integers(1, min(max_num_seqs, max_num_tokens)))
     uniform = draw(st.booleans())
@@ -46,7 +46,7 @@ def steps(draw):
     return dispatcher, num_tokens, num_reqs, uniform
 
 
-def test_the_modes_are_those_of_vllm() -> None:
+def test_the_modes_equal_those_of_vllm() -> None:
     assert {mode.name: (mode.decode_mode, mode.mixed_mode) for mode in CudaGraphMode} == DOCUMENTED
 
 
@@ -55,7 +55,7 @@ def test_a_mode_is_found_by_its_name(name: str) -> None:
     assert CudaGraphMode.parse(name) is CudaGraphMode.FULL_AND_PIECEWISE
 
 
-def test_an_unknown_mode_is_refused_with_those_there_are() -> None:
+def test_the_error_of_an_unknown_mode_lists_the_modes() -> None:
     with pytest.raises(EngineStartError, match="'SOME' is not one of NONE, PIECEWISE, FULL"):
         CudaGraphMode.parse("SOME")
 
@@ -78,7 +78,7 @@ def test_default_sizes_of_decodes() -> None:
         (256, 20, [8, 16, 20]),
     ],
 )
-def test_default_sizes_of_decodes_end_with_the_most_there_can_be(
+def test_default_sizes_of_decodes_end_with_the_largest_number_of_decodes(
     max_num_seqs: int, max_num_tokens: int, expected: list[int]
 ) -> None:
     decodes, _ = default_sizes(PIECEWISE, max_num_seqs, max_num_tokens)
@@ -146,7 +146,7 @@ def test_captures_by_mode(mode: CudaGraphMode) -> None:
 
 
 @given(dispatchers())
-def test_the_largest_is_captured_first_and_each_once(made) -> None:
+def test_each_size_is_captured_once_and_the_largest_first(made) -> None:
     dispatcher, max_num_seqs, max_num_tokens = made
     captures = dispatcher.captures()
     sizes = [descriptor.num_tokens for _, descriptor in captures]
@@ -160,12 +160,12 @@ def test_the_largest_is_captured_first_and_each_once(made) -> None:
 
 
 @given(steps(), st.booleans(), st.booleans())
-def test_a_step_gets_the_best_mode_and_the_smallest_size_there_is(
+def test_a_step_gets_the_best_mode_and_the_smallest_size(
     step, allows_full: bool, allows_graphs: bool
 ) -> None:
     dispatcher, num_tokens, num_reqs, uniform = step
     exact = BatchDescriptor(num_tokens, num_reqs, uniform)
-    # By trying all that was captured: no knowledge of how sizes are looked up.
+    # The reference tries all captured graphs.
     fitting = [
         (mode, descriptor)
         for mode, descriptor in dispatcher.captures()
@@ -213,13 +213,13 @@ def test_every_step_of_a_small_engine(mode: CudaGraphMode) -> None:
                 assert dispatcher.dispatch(num_tokens, num_reqs, uniform=True)[0] is decode
 
 
-def test_what_is_larger_than_every_graph_is_run_as_it_is() -> None:
+def test_a_step_larger_than_every_graph_runs_without_padding() -> None:
     dispatcher = GraphDispatcher(CudaGraphMode.FULL_AND_PIECEWISE, [1, 8], 256, 8192)
     assert dispatcher.dispatch(9, 9, uniform=True) == (NONE, BatchDescriptor(9, 9, True))
     assert dispatcher.dispatch(600, 2, uniform=False) == (NONE, BatchDescriptor(600, 2, False))
 
 
-def test_without_full_a_decode_is_piecewise_and_keeps_its_requests() -> None:
+def test_without_full_a_decode_is_piecewise_with_its_own_number_of_requests() -> None:
     dispatcher = GraphDispatcher(CudaGraphMode.FULL_AND_PIECEWISE, None, 256, 8192)
     assert dispatcher.dispatch(9, 9, uniform=True) == (FULL, BatchDescriptor(16, 16, True))
     found = dispatcher.dispatch(9, 9, uniform=True, allows_full=False)
@@ -229,7 +229,7 @@ def test_without_full_a_decode_is_piecewise_and_keeps_its_requests() -> None:
 
 
 @pytest.mark.parametrize("mode", [CudaGraphMode.FULL, CudaGraphMode.FULL_DECODE_ONLY])
-def test_without_full_and_without_piecewise_nothing_is_replayed(mode: CudaGraphMode) -> None:
+def test_without_full_and_piecewise_no_graph_is_used(mode: CudaGraphMode) -> None:
     found = GraphDispatcher(mode, None, 256, 8192).dispatch(4, 4, True, allows_full=False)
     assert found == (NONE, BatchDescriptor(4, 4, True))
 

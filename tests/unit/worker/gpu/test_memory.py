@@ -1,4 +1,4 @@
-"""What the KV cache gets of a device, and what of a device sleeps: devices are numbers here."""
+"""The KV cache's share of a device's memory, and sleeping, on fake devices."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from shmllm.worker.memory_owners import MemoryOwners
 
 MIB = 2**20
 TOTAL = 1000 * MIB
-BLOCK = MIB // 4  # bytes of one, in all layers
+BLOCK = MIB // 4  # bytes of a block in all layers
 
 
 class FakeDevice:
-    """A device whose allocator keeps what it got, as torch's does.
+    """A device whose allocator keeps freed memory, as torch's does.
 
     Attributes:
-        others: bytes that others have.
+        others: memory of other processes, in bytes.
     """
 
     def __init__(self, others=0):
@@ -70,7 +70,8 @@ class FakeDevice:
 
 
 class Engine:
-    """Its weights and buffers are there; a step takes 100 MiB, and libraries 20 at the first."""
+    """An engine with weights and buffers. A step takes 100 MiB, and libraries take 20 MiB in the
+    first step."""
 
     def __init__(self, others=0, weights=300, buffers=30):
         self.device = FakeDevice(others * MIB)
@@ -97,7 +98,7 @@ class Engine:
         )
 
 
-def test_the_cache_gets_what_weights_a_step_and_graphs_leave_of_the_part(caplog):
+def test_the_cache_gets_what_weights_steps_and_graphs_leave(caplog):
     engine = Engine()
     with caplog.at_level(logging.INFO):
         size = engine.size()
@@ -111,37 +112,37 @@ def test_the_cache_gets_what_weights_a_step_and_graphs_leave_of_the_part(caplog)
 
 
 @pytest.mark.parametrize(("others", "left"), [(50, 400), (100, 400), (300, 200), (499, 1)])
-def test_the_part_is_the_engines_own_as_long_as_there_is_as_much(others, left):
+def test_memory_of_others_counts_only_beyond_the_unused_fraction(others, left):
     assert Engine(others).size().num_blocks == left * MIB // BLOCK
 
 
-def test_a_smaller_part_leaves_the_rest_to_a_neighbour():
+def test_two_engines_can_share_a_device():
     first = Engine().size(CacheConfig(gpu_memory_utilization=0.55)).num_blocks
     second = Engine(others=450).size(CacheConfig(gpu_memory_utilization=0.55)).num_blocks
     assert first == second == 50 * MIB // BLOCK
 
 
-def test_what_torch_has_cached_already_is_not_counted_twice():
+def test_memory_that_torch_has_cached_is_not_counted_twice():
     engine = Engine()
     engine.device.allocate(80 * MIB)
     engine.device.allocate(-80 * MIB)
     assert engine.size().num_blocks == 400 * MIB // BLOCK
 
 
-def test_a_device_that_shows_no_cached_memory_is_measured_by_its_peak(monkeypatch):
+def test_a_device_without_cached_memory_is_measured_by_its_peak(monkeypatch):
     engine = Engine()
     monkeypatch.setattr(FakeDevice, "free_bytes", lambda d: TOTAL - d.arenas - d.allocated)
     assert engine.size().num_blocks == (400 + 20) * MIB // BLOCK
 
 
-def test_a_given_size_is_taken_and_nothing_is_run():
+def test_a_configured_size_is_used_without_running_a_step():
     engine = Engine(others=900)
     size = engine.size(CacheConfig(memory_bytes=10 * MIB))
     assert size.num_blocks == 40
     assert engine.num_profiled == 0
 
 
-def test_a_cache_that_holds_no_sequence_is_an_error_with_all_numbers():
+def test_the_error_of_a_cache_that_is_too_small_has_all_numbers():
     with pytest.raises(EngineStartError, match="not enough memory for one sequence") as caught:
         Engine(others=600).size()
     for words in (
@@ -167,13 +168,13 @@ def test_a_small_model_gets_no_more_blocks_than_the_host_should_keep(monkeypatch
     assert Engine().size(CacheConfig(memory_bytes=25 * MIB)).num_blocks == 100
 
 
-def test_no_graphs_take_nothing():
+def test_the_estimate_of_graph_memory():
     assert estimate_graph_bytes(0, 32) == 0
     assert 300 * MIB < estimate_graph_bytes(51, 32) < 1000 * MIB
 
 
 class DriverDevice(FakeDevice):
-    """Its arenas are real, on the memory of a fake driver."""
+    """A device with real arenas, on a fake driver."""
 
     def __init__(self, driver):
         super().__init__()
@@ -199,22 +200,22 @@ def directory(tmp_path_factory):
 
 @pytest.fixture
 def model_and_owners(driver, directory):
-    """A model on a device, the owners of its memory, and the arenas."""
+    """A model on a device, its `MemoryOwners`, and its arenas."""
     config = ModelConfig.from_directory(directory)
-    place = DeviceMemory(DriverDevice(driver))
+    pool = DeviceMemory(DriverDevice(driver))
     counter = CountingAllocator()
     create_model(config, torch.float32, counter.allocate, None)
-    arenas = [place.make_arena(size, "a test") for size in (counter.num_bytes, 16 * MIB, 2 * MIB)]
+    arenas = [pool.make_arena(size, "a test") for size in (counter.num_bytes, 16 * MIB, 2 * MIB)]
     weights, cache, buffers = arenas
     model = create_model(config, torch.float32, weights.allocate, None)
     load_weights(model, directory)
-    yield model, MemoryOwners(model, weights, cache, [], place, [buffers], graph_bytes=MIB), arenas
+    yield model, MemoryOwners(model, weights, cache, [], pool, [buffers], graph_bytes=MIB), arenas
     for arena in arenas:
         arena.close()
     assert driver.is_clean
 
 
-def test_bytes_of_a_device_are_whose_they_are(model_and_owners, driver):
+def test_device_bytes_are_counted_by_owner(model_and_owners, driver):
     _, owners, (weights, _, _) = model_and_owners
     driver.free_bytes -= 3 * MIB  # graphs and libraries
     found = owners.measure()
@@ -225,7 +226,7 @@ def test_bytes_of_a_device_are_whose_they_are(model_and_owners, driver):
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_all_of_it_sleeps_and_wakes(model_and_owners, driver, keep):
+def test_all_memory_is_released_and_restored(model_and_owners, driver, keep):
     model, owners, _ = model_and_owners
     expected = our_logits(model, [3, 14, 15])
     held = driver.free_bytes
@@ -245,7 +246,7 @@ def test_all_of_it_sleeps_and_wakes(model_and_owners, driver, keep):
 
 @pytest.mark.parametrize("part", [SleepState.WEIGHTS, SleepState.KV_CACHE])
 @pytest.mark.parametrize("keep", [True, False])
-def test_nothing_wakes_without_room(model_and_owners, driver, part, keep):
+def test_a_part_needs_free_memory_to_wake_up(model_and_owners, driver, part, keep):
     _, owners, arenas = model_and_owners
     owners.release(part, keep)
     free, driver.free_bytes = driver.free_bytes, 5 * MIB
@@ -257,7 +258,7 @@ def test_nothing_wakes_without_room(model_and_owners, driver, part, keep):
     assert all(arena.contents is Contents.PRESENT for arena in arenas)
 
 
-def test_what_was_free_and_then_is_not_leaves_all_of_a_part_asleep(model_and_owners, driver):
+def test_a_failed_restore_leaves_the_whole_part_asleep(model_and_owners, driver):
     _, owners, (_, cache, buffers) = model_and_owners
     owners.release(SleepState.KV_CACHE, keep=False)
     buffers.restore = lambda: (_ for _ in ()).throw(MemoryError("taken"))

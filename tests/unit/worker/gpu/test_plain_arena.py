@@ -36,7 +36,7 @@ def test_tensors_are_zeroed_aligned_and_apart():
         arena.allocate((1,), torch.float32)
 
 
-def test_it_does_not_sleep_and_says_why():
+def test_release_is_an_error_with_the_reason():
     arena = PlainArena(64, "a test", HOST, "No module named 'cuda'")
     with pytest.raises(RequestError, match=r"No module named 'cuda'.*needs the package cuda-b"):
         arena.release(keep=True)
@@ -44,6 +44,6 @@ def test_it_does_not_sleep_and_says_why():
     arena.restore()
 
 
-def test_memory_that_is_not_there_is_a_start_error():
+def test_too_little_memory_is_a_start_error():
     with pytest.raises(EngineStartError, match=r"no memory for the weights: .* MiB were asked"):
         PlainArena(2**60, "the weights", HOST, "of a test")
