@@ -1,4 +1,4 @@
-"""What every arena does, whatever memory it is made of; a subclass says how one is made."""
+"""The tests that every arena passes; a subclass makes the arena."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHAPES = [
 
 
 class ArenaConformance:
-    """Inherit, and say how to make one."""
+    """Tests of an arena. A subclass implements `make`."""
 
     def make(self, num_bytes: int) -> Arena:
         raise NotImplementedError
@@ -43,7 +43,7 @@ class ArenaConformance:
     def values(tensors):
         return [float(tensor.double().sum()) for tensor in tensors]
 
-    def test_what_the_counter_counts_is_exactly_enough(self, arena, tensors):
+    def test_the_counted_size_is_exactly_enough(self, arena, tensors):
         for tensor, (shape, dtype) in zip(tensors, SHAPES, strict=True):
             assert (tuple(tensor.shape), tensor.dtype) == (shape, dtype)
             assert tensor.is_contiguous()
@@ -58,22 +58,22 @@ class ArenaConformance:
         expected = [float((i + 1) * tensor.numel()) for i, tensor in enumerate(tensors)]
         assert self.values(tensors) == expected
 
-    def test_what_is_released_is_gone_and_comes_back_as_zeros_in_its_place(self, arena, tensors):
+    def test_released_memory_is_restored_as_zeros_at_the_same_addresses(self, arena, tensors):
         self.write(tensors)
         before = arena.resident_bytes
         assert before >= 1_200_000
-        places = [tensor.data_ptr() for tensor in tensors]
+        addresses = [tensor.data_ptr() for tensor in tensors]
         arena.release()
         assert arena.contents is Contents.LOST
         assert arena.resident_bytes == 0
         arena.restore()
         assert arena.contents is Contents.PRESENT
         assert self.values(tensors) == [0.0] * len(tensors)
-        assert [tensor.data_ptr() for tensor in tensors] == places
+        assert [tensor.data_ptr() for tensor in tensors] == addresses
         self.write(tensors)
         assert arena.resident_bytes == before
 
-    def test_what_is_kept_comes_back_as_it_was(self, arena, tensors):
+    def test_kept_contents_are_restored(self, arena, tensors):
         self.write(tensors)
         expected = self.values(tensors)
         arena.release(keep=True)
@@ -81,7 +81,7 @@ class ArenaConformance:
         arena.restore()
         assert self.values(tensors) == expected
 
-    def test_what_was_kept_can_still_be_lost(self, arena, tensors):
+    def test_kept_contents_can_be_discarded_later(self, arena, tensors):
         self.write(tensors)
         arena.release(keep=True)
         arena.release()
@@ -107,7 +107,7 @@ class ArenaConformance:
         arena.restore()
         assert not any(self.values(tensors))
 
-    def test_many_rounds_leave_it_as_it_was(self, arena, tensors):
+    def test_many_releases_and_restores_change_nothing(self, arena, tensors):
         self.write(tensors)
         expected, resident = self.values(tensors), arena.resident_bytes
         for round_ in range(30):

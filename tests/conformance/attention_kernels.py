@@ -1,4 +1,4 @@
-"""Paged attention against a float64 reference, over caches whose unused slots are NaN."""
+"""The tests of paged attention: it equals a float64 reference, and unused slots are NaN."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def tolerances(dtype: torch.dtype) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Case:
-    """A batch and a model's shape.
+    """The shapes of a batch and of a model.
 
     Attributes:
-        lengths: (tokens of this step, context) of each request.
-        padding: tokens and requests that a graph would have beyond those there are.
+        lengths: for each request, (tokens in this step, context length).
+        padding: the number of padded tokens and requests, as a graph has them.
     """
 
     lengths: tuple[tuple[int, int], ...]
@@ -52,7 +52,7 @@ class Case:
 
 
 class Launch:
-    """The tensors of a case: shuffled blocks, NaN wherever no token is."""
+    """The tensors of a case, with shuffled blocks, and NaN in slots without a token."""
 
     def __init__(self, draw, dtype, case: Case) -> None:
         self.case, self.device = case, draw.device
@@ -127,7 +127,8 @@ FEATURES = {
 
 
 def product_of_single_rows(a, b, dtype=None):
-    """For the interpreter: numpy's own gives a row other bits at another place in the matrix."""
+    """Multiply row by row, for the interpreter: the bits of a row of numpy's matmul depend on its
+    index in the matrix."""
     return np.einsum("mk,kn->mn", a.astype(dtype), b.astype(dtype), optimize=False)
 
 
@@ -170,7 +171,7 @@ class AttentionConformance:
     def test_requests_without_tokens_among_others(self, draw, dtype):
         Launch(draw, dtype, Case(((0, 0), (1, 9), (0, 0), (0, 12), (2, 3)))).check()
 
-    def test_nothing_to_do(self, draw, dtype):
+    def test_a_launch_without_requests(self, draw, dtype):
         Launch(draw, dtype, Case(())).check()
         Launch(draw, dtype, Case((), padding=3)).check()
 
@@ -186,7 +187,7 @@ class AttentionConformance:
     def test_large_scores(self, draw, dtype):
         launch = Launch(draw, dtype, Case(((1, 40), (3, 20))))
         launch.scale = 40.0
-        # Rounding a weight matters more the more the scores differ.
+        # The rounding error of a weight grows with the difference of the scores.
         got = launch.run()
         assert_close(got, launch.want(), 10 * tolerances(dtype)[0], 10 * tolerances(dtype)[1])
 
@@ -220,11 +221,11 @@ class AttentionConformance:
         if "window" in options:
             options["window"] *= 100
         if dtype is torch.float16 and splits == 4:
-            return  # The interpreter takes its time; float32 has these.
+            return  # The interpreter is slow; float32 runs these cases.
         config = {"config": LONG, "num_splits": splits, "block_size": 16}
         Launch(draw, dtype, Case(((3, 2000),), kv_heads=1, **config, **options)).check()
 
-    def test_what_does_not_fit_is_refused(self, draw, dtype):
+    def test_wrong_arguments_are_refused(self, draw, dtype):
         launch = Launch(draw, dtype, Case(((1, 9),)))
         launch.table = launch.table.long()
         with pytest.raises(AssertionError, match="int32"):

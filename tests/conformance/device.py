@@ -1,4 +1,4 @@
-"""What every device does, a GPU and its double; the folder has the fixture `gpu_device`."""
+"""The tests that a GPU and the fake GPU pass; each folder has a fixture `gpu_device`."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from shmllm_kernels.gpu.norm import rms_norm
 
 
 def values(tensor: torch.Tensor) -> list[float]:
-    """Once the device is done."""
+    """Return the values of a tensor, after the device has computed them."""
     numbers: list[float] = tensor.tolist()
     return numbers
 
 
 @contextlib.contextmanager
 def no_waits(device: Any) -> Iterator[None]:
-    """What makes the host wait without saying so raises: reading a tensor, or a copy that blocks.
+    """Raise errors where the host waits implicitly: when it reads a tensor, or in a blocking copy.
     Waiting for an event is allowed."""
     if isinstance(device, CudaDevice):
-        with warnings.catch_warnings(action="ignore"):  # it is a prototype, torch says once
+        with warnings.catch_warnings(action="ignore"):  # torch warns once that this is a prototype
             torch.cuda.set_sync_debug_mode("error")
         try:
             yield
@@ -44,7 +44,7 @@ def no_waits(device: Any) -> Iterator[None]:
 class DeviceConformance:
     @pytest.fixture
     def make(self, gpu_device):
-        """A static tensor of those numbers."""
+        """A function that makes a tensor of these numbers, outside of captures."""
 
         def of(*numbers: float) -> torch.Tensor:
             return torch.tensor(numbers, device=gpu_device.torch_device)
@@ -53,7 +53,8 @@ class DeviceConformance:
 
     @staticmethod
     def capture(device, *calls):
-        """Graphs of the calls, one each; run once before, as every kernel must be."""
+        """Capture a graph of each call. Every call is executed once before, so that its kernels are
+        compiled."""
         graphs = []
         for call in calls:
             call()
@@ -64,7 +65,7 @@ class DeviceConformance:
                 graphs.append(device.end_capture())
         return graphs
 
-    def test_a_capture_runs_nothing_and_a_replay_runs_it(self, gpu_device, make):
+    def test_a_capture_executes_nothing_and_a_replay_executes_it(self, gpu_device, make):
         x, y = make(1.0, 2.0), make(0.0, 0.0)
         torch.add(x, 1, out=y)
         with gpu_device.capturing():
@@ -75,7 +76,7 @@ class DeviceConformance:
         graph.replay()
         assert values(y) == [3.0, 6.0]
 
-    def test_numbers_are_frozen_and_tensors_are_read_anew(self, gpu_device, make):
+    def test_a_graph_has_constant_numbers_and_reads_tensors_again(self, gpu_device, make):
         x, y, factor = make(1.0, 2.0), make(0.0, 0.0), 10
         (graph,) = self.capture(gpu_device, lambda: torch.mul(x, factor, out=y))
         factor = 1000
@@ -94,7 +95,7 @@ class DeviceConformance:
         gpu_device.synchronize()
         torch.testing.assert_close(out.cpu(), torch.full((2, 8), 3.0))
 
-    def test_what_a_capture_allocates_serves_the_rest_of_it(self, gpu_device, make):
+    def test_a_capture_can_use_what_it_allocates(self, gpu_device, make):
         x, y = make(1.0, 2.0), make(0.0, 0.0)
 
         def compute():
@@ -109,8 +110,8 @@ class DeviceConformance:
             graph.replay()
             assert values(y) == [12.5, 6 * first + 0.5]
 
-    def test_pieces_share_a_pool_and_meet_in_static_memory(self, gpu_device, make):
-        """Each allocates for itself; between them something is launched eagerly."""
+    def test_graphs_pass_results_in_memory_outside_of_their_pool(self, gpu_device, make):
+        """Each graph allocates memory, and eager work is launched between them."""
         x, middle, y = make(1.0, 2.0), make(0.0, 0.0), make(0.0, 0.0)
         first, second = self.capture(
             gpu_device,
@@ -126,14 +127,14 @@ class DeviceConformance:
 
     def test_graphs_are_replayed_in_any_order(self, gpu_device, make):
         x, y = make(3.0), make(0.0)
-        add, double = self.capture(gpu_device, lambda: x.add_(1), lambda: x.mul_(2))
+        add, multiply = self.capture(gpu_device, lambda: x.add_(1), lambda: x.mul_(2))
         x.fill_(3.0)
-        for graph in (double, add, add, double, add):
+        for graph in (multiply, add, add, multiply, add):
             graph.replay()
         y.copy_(x)
         assert values(y) == [17.0]
 
-    def test_captures_go_on_when_the_graphs_before_them_are_gone(self, gpu_device, make):
+    def test_captures_work_after_earlier_graphs_were_freed(self, gpu_device, make):
         x = make(1.0)
         for _ in range(3):
             (graph,) = self.capture(gpu_device, lambda: x.add_(x * 2))
@@ -168,25 +169,25 @@ class DeviceConformance:
             gpu_device.begin_capture()
         with gpu_device.capturing():
             gpu_device.begin_capture()
-            x.add_(1)  # CUDA warns of empty graphs
+            x.add_(1)  # CUDA warns about empty graphs
             with pytest.raises(AssertionError, match="one capture"):
                 gpu_device.begin_capture()
 
-    def test_inputs_and_results_travel_through_pinned_memory(self, gpu_device):
-        there = torch.zeros(4, dtype=torch.int64, device=gpu_device.torch_device)
+    def test_inputs_and_results_are_copied_through_pinned_memory(self, gpu_device):
+        on_device = torch.zeros(4, dtype=torch.int64, device=gpu_device.torch_device)
         sent, received = (gpu_device.pinned((4,), torch.int64) for _ in range(2))
         event = gpu_device.event()
         for round_ in range(3):
             sent.numpy()[:] = range(round_, round_ + 4)
-            there.copy_(sent, non_blocking=True)
-            there.mul_(10)
-            received.copy_(there, non_blocking=True)
+            on_device.copy_(sent, non_blocking=True)
+            on_device.mul_(10)
+            received.copy_(on_device, non_blocking=True)
             event.record()
             event.wait()
             assert event.is_done()
             assert received.tolist() == [10 * (round_ + i) for i in range(4)]
 
-    def test_a_copy_goes_ahead_of_nothing_that_follows_it(self, gpu_device, make):
+    def test_work_after_a_copy_ahead_sees_the_copy(self, gpu_device, make):
         x, early, sent = make(1.0), make(0.0), gpu_device.pinned((1,), torch.float32)
         gpu_device.synchronize()
         for round_ in range(3):
@@ -200,19 +201,19 @@ class DeviceConformance:
             event.wait()
             assert values(x) == [float(round_)]
 
-    def test_a_host_that_waits_unasked_can_be_told(self, gpu_device, make):
-        x, there, event = make(1.0), gpu_device.pinned((1,), torch.float32), gpu_device.event()
+    def test_implicit_waits_of_the_host_can_be_refused(self, gpu_device, make):
+        x, pinned, event = make(1.0), gpu_device.pinned((1,), torch.float32), gpu_device.event()
         with no_waits(gpu_device):
-            there.copy_(x.add_(1), non_blocking=True)
+            pinned.copy_(x.add_(1), non_blocking=True)
             event.record()
             event.wait()
             x.add_(1)
             with pytest.raises(RuntimeError):
                 x.item()
-        assert there.tolist() == [2.0]
+        assert pinned.tolist() == [2.0]
         assert x.item() == 3.0
 
-    def test_an_event_waits_for_what_came_before_it_alone(self, gpu_device, make):
+    def test_an_event_waits_only_for_work_before_it(self, gpu_device, make):
         x, before, after = make(1.0), gpu_device.event(), gpu_device.event()
         kept = gpu_device.pinned((1,), torch.float32)
         kept.copy_(x, non_blocking=True)
@@ -252,7 +253,7 @@ class DeviceConformance:
         gpu_device.reset_peak()
         assert gpu_device.peak_bytes() == gpu_device.allocated_bytes()
 
-    def test_an_arenas_tensors_keep_their_place_and_the_graphs_theirs(self, gpu_device, make):
+    def test_tensors_and_graphs_are_valid_after_an_arena_is_restored(self, gpu_device, make):
         arena, y = gpu_device.make_arena(4096, "a test"), make(0.0, 0.0)
         x = arena.allocate((2,), torch.float32)
         assert values(x) == [0.0, 0.0]

@@ -1,4 +1,4 @@
-"""A step's inputs on a device; the folder has the fixture `gpu_device`."""
+"""The tests of a step's inputs on a device; each folder has a fixture `gpu_device`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def make(device, max_tokens: int = 16) -> tuple[GpuInputs, InputBatch]:
     return inputs, InputBatch(ROWS, 4 * BLOCKS, 4, 100)
 
 
-def admission(row: int, block_ids: list[int]) -> NewRequest:
+def new_request(row: int, block_ids: list[int]) -> NewRequest:
     return NewRequest(row, TOKENS, block_ids, SamplingParams(), 0, 0, ())
 
 
@@ -32,10 +32,10 @@ def send(inputs: GpuInputs, batch: InputBatch, plan: StepPlan, descriptor: Batch
 
 
 class InputsConformance:
-    def test_what_is_sent_is_padded(self, gpu_device) -> None:
+    def test_inputs_are_padded(self, gpu_device) -> None:
         inputs, batch = make(gpu_device)
         plan = StepPlan(1, rows=[2, 0], starts=[0, 3], counts=[5, 1], samples=[1])
-        plan.new_requests = [admission(2, [7, 8]), admission(0, [3])]
+        plan.new_requests = [new_request(2, [7, 8]), new_request(0, [3])]
         send(inputs, batch, plan, BatchDescriptor(8, 3, False))
         gpu_device.synchronize()
         expected = {
@@ -57,7 +57,7 @@ class InputsConformance:
     def test_blocks_are_kept_by_row(self, gpu_device) -> None:
         inputs, batch = make(gpu_device)
         first = StepPlan(1, rows=[0, 1], starts=[0, 0], counts=[4, 4], samples=[0, 1])
-        first.new_requests = [admission(0, [3]), admission(1, [9])]
+        first.new_requests = [new_request(0, [3]), new_request(1, [9])]
         send(inputs, batch, first, BatchDescriptor(8, 2, False))
         second = StepPlan(2, rows=[1, 0], starts=[4, 4], counts=[1, 1], samples=[0, 1])
         second.block_appends = [BlockAppend(1, 1, [5]), BlockAppend(0, 1, [6, 2])]
@@ -65,20 +65,20 @@ class InputsConformance:
         gpu_device.synchronize()
         assert inputs.block_table.cpu()[:2, :3].tolist() == [[9, 5, 0], [3, 6, 2]]
         again = StepPlan(3, rows=[0], starts=[0], counts=[2])
-        again.new_requests = [admission(0, [4])]
+        again.new_requests = [new_request(0, [4])]
         send(inputs, batch, again, BatchDescriptor(2, 1, False))
         gpu_device.synchronize()
         assert inputs.block_table.cpu()[0, 0] == 4
 
-    def test_more_blocks_than_there_was_room_for(self, gpu_device) -> None:
-        """While the step before, with fewer, is still to be copied."""
+    def test_many_changed_blocks_in_one_step(self, gpu_device) -> None:
+        """The copy of the step before, which changes fewer blocks, is still pending."""
         inputs, batch = make(gpu_device, max_tokens=2)
         seen = []
         for step in range(4):
             block_ids = np.arange(1, 1 + ROWS * BLOCKS).reshape(ROWS, BLOCKS) + step
             plan = StepPlan(step, rows=[3, 1], starts=[0, 0], counts=[1, 1])
             for row in range(ROWS if step else 1):
-                plan.new_requests.append(admission(row, block_ids[row].tolist()))
+                plan.new_requests.append(new_request(row, block_ids[row].tolist()))
             send(inputs, batch, plan, BatchDescriptor(2, 2, True))
             if step:
                 seen.append((inputs.block_table.clone(), block_ids[[3, 1]]))
@@ -87,7 +87,7 @@ class InputsConformance:
         for table, want in seen:
             assert table.cpu()[:2].tolist() == want.tolist()
 
-    def test_idling_is_padding_that_gets_logits(self, gpu_device) -> None:
+    def test_an_idle_step_is_padding_that_gets_logits(self, gpu_device) -> None:
         inputs, _ = make(gpu_device)
         inputs.idle(BatchDescriptor(8, 3, False))
         gpu_device.synchronize()

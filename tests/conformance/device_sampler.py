@@ -1,5 +1,8 @@
-"""The sampler on a device against the CPU's, given the same requests and logits; and against the
-kernels' reference where rows are drawn, since the noise is another one there."""
+"""The tests of the sampler on a device.
+
+Greedy rows equal those of the CPU's sampler with the same requests and logits. Drawn rows equal
+those of the kernels' reference, since the device's noise differs from the CPU's.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ PROMPT = [1, 2, 2, 8]
 STOP_IDS = (5, 6)
 MODES = ("raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits")
 
-EDITS: dict[str, dict[str, Any]] = {
+PROCESSORS: dict[str, dict[str, Any]] = {
     "nothing": {},
     "allowed ids": {"allowed_token_ids": [0, 3, 5, 31, 32, 63, 64, 200, 299]},
     "bias": {"logit_bias": {2: 9.5, 7: -100, 22: float("-inf"), 290: 8.0}},
@@ -65,8 +68,8 @@ DRAWN: list[dict[str, Any]] = [
 ]
 
 
-def admission(row: int, output: Any = (), prompt: Any = PROMPT, **options: Any) -> NewRequest:
-    """Of a greedy request, unless `options` say otherwise; their bad words are tokens."""
+def new_request(row: int, output: Any = (), prompt: Any = PROMPT, **options: Any) -> NewRequest:
+    """Make a greedy request, unless `options` has a temperature. Its bad words are token ids."""
     words = tuple(map(tuple, options.pop("bad_words", ())))
     seed = options.pop("seed", 1000 + row)
     params = SamplingParams(**{"temperature": 0, "max_tokens": 50} | options)
@@ -90,29 +93,29 @@ def grammar_masks(rows: list[int], words: np.ndarray) -> PendingMasks:
 
 
 class Request:
-    """A row as the samplers see it from step to step."""
+    """A request, with the tokens of all steps so far."""
 
-    def __init__(self, admitted: NewRequest) -> None:
-        self.row = admitted.row
-        self.admitted = admitted
-        self.token_ids = list(admitted.token_ids)
+    def __init__(self, new: NewRequest) -> None:
+        self.row = new.row
+        self.new = new
+        self.token_ids = list(new.token_ids)
 
     @property
     def position(self) -> int:
         return len(self.token_ids)
 
-    def again(self) -> NewRequest:
-        """As it comes back when it was preempted."""
-        old = self.admitted
+    def resumed(self) -> NewRequest:
+        """Return the request as it is resumed after preemption."""
+        old = self.new
         names = ("params", "seed", "min_position", "forbidden_ids", "num_prompt_tokens")
         kept = {name: getattr(old, name) for name in (*names, "bad_words")}
         return NewRequest(row=old.row, token_ids=list(self.token_ids), block_ids=[1], **kept)
 
 
 class Pair:
-    """Both samplers over the same requests.
+    """The samplers of the CPU and of the device, with the same requests.
 
-    The device's batch has the tokens of an output only if its sampler says that it needs them.
+    The device's batch gets the tokens of an output only if its sampler needs them.
     """
 
     def __init__(self, device, mode="raw_logprobs", vocab_size=VOCAB_SIZE) -> None:
@@ -123,7 +126,7 @@ class Pair:
         self.random = np.random.default_rng(7)
         self.requests: dict[int, Request] = {}
 
-    def admit(self, *new_requests: NewRequest) -> None:
+    def add(self, *new_requests: NewRequest) -> None:
         plan = StepPlan(step=0, new_requests=list(new_requests))
         for batch in self.batches:
             batch.update(plan)
@@ -136,12 +139,12 @@ class Pair:
         return torch.tensor(values, dtype=torch.float32)
 
     def coarse_noise(self, num_rows: int) -> torch.Tensor:
-        """Logits in half precision, of which no two are equal."""
+        """Return logits in half precision of which no two in a row are equal."""
         values = [self.random.permutation(self.vocab_size) * 0.03 - 4 for _ in range(num_rows)]
         return torch.tensor(np.array(values), dtype=torch.float16)
 
     def submit(self, logits, rows, masks=None, is_repeat=False, positions=None):
-        """The device's step, with padding behind its rows."""
+        """Launch the device's sampling of a step, with padding after its rows."""
         plan = StepPlan(step=0, rows=list(rows), samples=list(range(len(rows))))
         plan.is_repeat = is_repeat
         if masks is not None:
@@ -172,7 +175,7 @@ class Pair:
         return self.cpu(logits.float().clone(), np.array(rows), positions, masks)
 
     def step(self, rows, logits=None, masks=None, is_repeat=False):
-        """Both samplers' results; the requests go on with the device's tokens."""
+        """Sample a step with both samplers, append the device's tokens, and return both results."""
         logits = self.noise(len(rows)) if logits is None else logits
         want = self.expected(logits, rows, masks)
         got = self.submit(logits, rows, masks, is_repeat).result()
@@ -185,44 +188,45 @@ class Pair:
             self.requests[row].token_ids.append(token)
 
     def check(self, rows, **options) -> list[int]:
-        """One step of greedy rows: both take the same tokens."""
+        """Check that both samplers give the same tokens in a step of greedy rows."""
         got, want = self.step(rows, **options)
         assert got.token_ids.tolist() == want.token_ids.tolist()
         last = self.gpu.last_tokens.tolist()
         assert [last[row] for row in rows] == got.token_ids.tolist()
         return got.token_ids.tolist()
 
-    def edited(self, logits, rows, masks=None) -> torch.Tensor:
-        """What the CPU makes of the logits before temperature."""
+    def processed(self, logits, rows, masks=None) -> torch.Tensor:
+        """Return the logits after the CPU's logits processors."""
         logits = logits.float().clone()
         if masks is not None:
             masks(logits)
         batch = InputBatch(NUM_ROWS, MAX_LEN, 8, self.vocab_size)
-        batch.update(StepPlan(step=0, new_requests=[self.requests[row].again() for row in rows]))
-        edits = [
+        batch.update(StepPlan(step=0, new_requests=[self.requests[row].resumed() for row in rows]))
+        states = [
             (i, batch.logits_states[row])
             for i, row in enumerate(rows)
             if row in batch.logits_states
         ]
-        if edits:
-            ids = [batch.token_ids[rows[i], : self.requests[rows[i]].position] for i, _ in edits]
-            apply_logits_processors(logits, edits, ids)
+        if states:
+            ids = [batch.token_ids[rows[i], : self.requests[rows[i]].position] for i, _ in states]
+            apply_logits_processors(logits, states, ids)
         return logits
 
     def columns(self, rows) -> SamplingColumns:
-        """The rows' parameters, of those that are drawn."""
+        """Return the sampling parameters of drawn rows."""
         columns = SamplingColumns.greedy(len(rows), "cpu")
         for index, row in enumerate(rows):
-            params = self.requests[row].admitted.params
+            params = self.requests[row].new.params
             for name in ("temperature", "top_k", "top_p", "min_p"):
                 getattr(columns, name)[index] = getattr(params, name)
-            seed = np.uint64(self.requests[row].admitted.seed).astype(np.int64)
+            seed = np.uint64(self.requests[row].new.seed).astype(np.int64)
             columns.seeds[index] = int(seed)
         return columns
 
 
 def random_words(random, count, num_tokens, width=None) -> np.ndarray:
-    """Masks of a tokenizer with so many tokens; about a tenth is allowed, and the end always."""
+    """Return the masks of a tokenizer with `num_tokens` tokens. They allow about a tenth of the
+    tokens, and always the end token."""
     width = width or -(-num_tokens // 32)
     bits = random.random((count, width * 32)) < 0.1
     bits[:, num_tokens:] = False
@@ -231,29 +235,31 @@ def random_words(random, count, num_tokens, width=None) -> np.ndarray:
 
 
 class SamplerConformance:
-    @pytest.mark.parametrize("name", EDITS)
-    def test_an_edit_gives_the_tokens_that_it_gives_on_the_cpu(self, gpu_device, name):
-        """Alone, beside a row without it, and with output from the start."""
+    @pytest.mark.parametrize("name", PROCESSORS)
+    def test_a_logits_processor_gives_the_tokens_of_the_cpu(self, gpu_device, name):
+        """The row is alone, beside a row without processors, or begins with output tokens."""
         pair = Pair(gpu_device)
-        pair.admit(
-            admission(3, **EDITS[name]), admission(0), admission(6, [9, 9, 17], **EDITS[name])
+        pair.add(
+            new_request(3, **PROCESSORS[name]),
+            new_request(0),
+            new_request(6, [9, 9, 17], **PROCESSORS[name]),
         )
         for step in range(4):
             pair.check([6, 3, 0], is_repeat=step > 0)
         pair.check([3])
 
     @pytest.mark.parametrize("seed", range(8))
-    def test_any_mixture_gives_the_tokens_of_the_cpu(self, gpu_device, seed):
-        """Rows come, go on, stop and come back in any order; some have a grammar, too."""
+    def test_random_batches_give_the_tokens_of_the_cpu(self, gpu_device, seed):
+        """Requests start, are skipped and are resumed in any order; some have a grammar, too."""
         pair = Pair(gpu_device)
         pair.random = random = np.random.default_rng(seed)
-        names = list(EDITS)
+        names = list(PROCESSORS)
         for _ in range(5):
             entering = random.permutation(NUM_ROWS)[: random.integers(0, 4)].tolist()
-            chosen = [EDITS[names[random.integers(len(names))]] for _ in entering]
-            pair.admit(
+            chosen = [PROCESSORS[names[random.integers(len(names))]] for _ in entering]
+            pair.add(
                 *(
-                    admission(row, random.integers(0, 40, random.integers(5)), **options)
+                    new_request(row, random.integers(0, 40, random.integers(5)), **options)
                     for row, options in zip(entering, chosen, strict=True)
                 )
             )
@@ -267,37 +273,37 @@ class SamplerConformance:
             pair.check(rows, masks=masks)
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-    def test_coarse_logits_take_fine_biases(self, gpu_device, dtype):
+    def test_biases_are_finer_than_half_precision_logits(self, gpu_device, dtype):
         if dtype is torch.bfloat16 and gpu_device.torch_device.type == "cpu":
             pytest.skip("the interpreter's bfloat16 is broken")
         pair = Pair(gpu_device)
-        pair.admit(admission(1, logit_bias={7: 0.001, 250: 0.002}), admission(2), admission(3))
+        pair.add(new_request(1, logit_bias={7: 0.001, 250: 0.002}), new_request(2), new_request(3))
         logits = torch.zeros(3, VOCAB_SIZE, dtype=dtype)
         logits[:, [7, 40, 250]] = 12.0
         assert pair.check([1, 2, 3], logits=logits) == [250, 7, 7]
 
     @pytest.mark.parametrize("num_tokens", [200, 256, 300, 400])
-    def test_a_tokenizer_may_have_another_number_of_tokens(self, gpu_device, num_tokens):
+    def test_the_tokenizers_vocabulary_may_differ_from_the_models(self, gpu_device, num_tokens):
         pair = Pair(gpu_device)
         allowed = [3, 10, 199, 299]
-        pair.admit(admission(0), admission(1, allowed_token_ids=allowed), admission(2))
+        pair.add(new_request(0), new_request(1, allowed_token_ids=allowed), new_request(2))
         words = random_words(pair.random, 2, num_tokens)
         before = words.copy()
         for _ in range(3):
             tokens = pair.check([2, 1, 0], masks=grammar_masks([0, 1], words))
             assert tokens[1] in allowed
         assert np.array_equal(words, before)
-        pair.admit(admission(2), admission(1))
+        pair.add(new_request(2), new_request(1))
         free = pair.noise(2)
         free[:, 299] = 50.0
         assert pair.check([2, 1], logits=free) == [299, 299]
 
-    def test_drawn_rows_take_the_references_tokens(self, gpu_device):
+    def test_drawn_rows_give_the_references_tokens(self, gpu_device):
         pair = Pair(gpu_device)
         rows = [4, 0, 5, 1, 3, 2]
-        pair.admit(
+        pair.add(
             *(
-                admission(row, seed=2**63 + 5 + row, **options)
+                new_request(row, seed=2**63 + 5 + row, **options)
                 for row, options in zip(rows, DRAWN, strict=True)
             )
         )
@@ -311,13 +317,13 @@ class SamplerConformance:
             seen += got.token_ids.tolist()
         assert len(set(seen)) > 6
 
-    def test_drawn_rows_are_edited_like_greedy_ones(self, gpu_device):
+    def test_logits_processors_apply_to_drawn_rows(self, gpu_device):
         pair = Pair(gpu_device)
         rows = [4, 0, 5, 1]
         names = ("everything", "penalties", "bias", "longer bad words")
-        pair.admit(
+        pair.add(
             *(
-                admission(row, [9, 17, 9], **EDITS[name] | drawn)
+                new_request(row, [9, 17, 9], **PROCESSORS[name] | drawn)
                 for row, name, drawn in zip(rows, names, DRAWN[1:5], strict=True)
             )
         )
@@ -325,31 +331,31 @@ class SamplerConformance:
         for step in range(3):
             logits = pair.noise(len(rows))
             positions = torch.tensor([pair.requests[row].position for row in rows])
-            edited = pair.edited(logits, rows, masks)
-            want = plain.sample(edited, positions, pair.columns(rows))
+            processed = pair.processed(logits, rows, masks)
+            want = plain.sample(processed, positions, pair.columns(rows))
             got, _ = pair.step(rows, logits=logits, masks=masks, is_repeat=step > 0)
             assert got.token_ids.tolist() == want.tolist()
 
-    def test_a_request_that_was_preempted_goes_on_as_before(self, gpu_device):
-        """In another row, its output counts as output; the row it left knows it no more."""
-        options = {**EDITS["everything"], "min_tokens": 9}
+    def test_a_preempted_request_continues_as_before(self, gpu_device):
+        """The request is resumed in another row, and its former row has none of its state."""
+        options = {**PROCESSORS["everything"], "min_tokens": 9}
         pair = Pair(gpu_device)
-        pair.admit(admission(1, **options), admission(2, **EDITS["penalties"]))
+        pair.add(new_request(1, **options), new_request(2, **PROCESSORS["penalties"]))
         for _ in range(3):
             pair.check([1, 2])
-        back = pair.requests[1].again()
+        back = pair.requests[1].resumed()
         back.row = 5
-        pair.admit(back, admission(1, presence_penalty=2.0))
+        pair.add(back, new_request(1, presence_penalty=2.0))
         for _ in range(3):
             pair.check([5, 1, 2])
 
-    def test_a_row_used_again_knows_nothing_of_the_request_before(self, gpu_device):
+    def test_a_new_request_in_a_row_has_none_of_the_old_state(self, gpu_device):
         pair = Pair(gpu_device)
-        everything = {**EDITS["everything"], "temperature": 1.0, "top_k": 3, "logprobs": 2}
-        pair.admit(admission(1, [9, 12], **everything), admission(2, **EDITS["penalties"]))
+        everything = {**PROCESSORS["everything"], "temperature": 1.0, "top_k": 3, "logprobs": 2}
+        pair.add(new_request(1, [9, 12], **everything), new_request(2, **PROCESSORS["penalties"]))
         masks = grammar_masks([0], random_words(pair.random, 1, VOCAB_SIZE))
         pair.step([1, 2], masks=masks)
-        pair.admit(admission(1))
+        pair.add(new_request(1))
         logits = pair.noise(2)
         got, _ = pair.step([1, 2], logits=logits)
         assert got.token_ids[0] == logits[0].argmax()
@@ -359,12 +365,12 @@ class SamplerConformance:
         logits[0, 51], logits[0, 0] = 40.0, 50.0
         got, _ = pair.step([1, 2], logits=logits, masks=grammar_masks([0], words))
         assert got.token_ids[0] == 51
-        pair.admit(admission(1, presence_penalty=1.0))
+        pair.add(new_request(1, presence_penalty=1.0))
         pair.check([1, 2])
 
-    def test_min_tokens_end_in_the_midst_of_like_steps(self, gpu_device):
+    def test_min_tokens_end_within_repeated_steps(self, gpu_device):
         pair = Pair(gpu_device)
-        pair.admit(admission(0, min_tokens=2), admission(3, [9], min_tokens=4), admission(5))
+        pair.add(new_request(0, min_tokens=2), new_request(3, [9], min_tokens=4), new_request(5))
         logits = pair.noise(3)
         logits[:, STOP_IDS] = 30.0
         tokens = [pair.check([0, 3, 5], logits=logits, is_repeat=step > 0) for step in range(5)]
@@ -375,40 +381,42 @@ class SamplerConformance:
 
     def test_only_bad_words_of_several_tokens_and_grammars_wait_for_tokens(self, gpu_device):
         pair = Pair(gpu_device)
-        pair.admit(*(admission(row, **EDITS[n]) for row, n in enumerate(list(EDITS)[:8])))
+        pair.add(*(new_request(row, **PROCESSORS[n]) for row, n in enumerate(list(PROCESSORS)[:8])))
         plan = StepPlan(step=0, rows=list(range(8)), samples=list(range(8)))
         assert not pair.gpu.needs_tokens(plan)
         plan.constraints = [(0, None)]
         assert pair.gpu.needs_tokens(plan)
         plan.constraints = []
-        pair.admit(admission(4, **EDITS["bad words"]))
+        pair.add(new_request(4, **PROCESSORS["bad words"]))
         assert not pair.gpu.needs_tokens(plan)
-        pair.admit(admission(4, **EDITS["longer bad words"]))
+        pair.add(new_request(4, **PROCESSORS["longer bad words"]))
         assert pair.gpu.needs_tokens(plan)
         plan.samples = [1, 2]
         assert not pair.gpu.needs_tokens(plan)
-        pair.admit(admission(4))
+        pair.add(new_request(4))
         plan.samples = list(range(8))
         assert not pair.gpu.needs_tokens(plan)
 
-    def test_two_steps_may_be_under_way(self, gpu_device):
-        """The second is launched before anything of the first is read, penalties included."""
+    def test_two_steps_may_be_in_flight(self, gpu_device):
+        """The second step, with penalties, is launched before the first step's result is read."""
         pair = Pair(gpu_device)
         rows = [2, 0, 7]
-        pair.admit(
-            admission(2, frequency_penalty=2.0, logprobs=2), admission(0), admission(7, logprobs=3)
+        pair.add(
+            new_request(2, frequency_penalty=2.0, logprobs=2),
+            new_request(0),
+            new_request(7, logprobs=3),
         )
         noise = [pair.noise(3) * 0.1 for _ in range(4)]
         for logits in noise:
             logits[0, 20:24] = torch.tensor([8.0, 7.5, 7.0, 6.5])
-        under_way = []
+        in_flight = []
         results = []
         for step, logits in enumerate(noise):
             positions = [len(PROMPT) + step] * 3
-            under_way.append(pair.submit(logits, rows, positions=positions, is_repeat=step > 0))
+            in_flight.append(pair.submit(logits, rows, positions=positions, is_repeat=step > 0))
             if step:
-                results.append(under_way.pop(0).result())
-        results.append(under_way.pop(0).result())
+                results.append(in_flight.pop(0).result())
+        results.append(in_flight.pop(0).result())
         for logits, got in zip(noise, results, strict=True):
             want = pair.expected(logits, rows)
             assert got.token_ids.tolist() == want.token_ids.tolist()
@@ -419,28 +427,28 @@ class SamplerConformance:
     def test_padding_is_neither_sampled_nor_written(self, gpu_device):
         pair = Pair(gpu_device)
         pair.gpu.last_tokens.fill_(-7)
-        pair.admit(admission(1, presence_penalty=1.0), admission(7))
+        pair.add(new_request(1, presence_penalty=1.0), new_request(7))
         tokens = pair.check([7])
         assert pair.gpu.last_tokens.tolist() == [-7] * 7 + tokens
         pair.check([1, 7])
         assert pair.gpu.last_tokens.tolist()[2:7] == [-7] * 5
 
-    def test_rows_without_edits_cost_no_look_at_each(self, gpu_device):
+    def test_rows_without_logits_processors_cost_no_python_loop(self, gpu_device):
         pair = Pair(gpu_device)
         sent = count_sends(pair.gpu)
-        pair.admit(*(admission(row, **DRAWN[row]) for row in range(4)), admission(6))
-        assert sent == [3]  # all rows and all their parameters at once
+        pair.add(*(new_request(row, **DRAWN[row]) for row in range(4)), new_request(6))
+        assert sent == [3]  # one copy of all rows and parameters
         for batch in pair.batches[1:]:
-            batch.logits_states = batch.logprobs = batch.temperature = None  # nobody looks
+            batch.logits_states = batch.logprobs = batch.temperature = None  # not read any more
         logits = pair.noise(5)
         pair.submit(logits, range(4), positions=[5] * 4).result()
         pair.submit(logits, [6], positions=[5]).result()
         assert sent == [3]
 
-    def test_like_steps_send_nothing_anew(self, gpu_device):
+    def test_repeated_steps_send_nothing(self, gpu_device):
         pair = Pair(gpu_device)
         named = ("bias", "penalties", "allowed ids", "bad words", "min_tokens")
-        pair.admit(*(admission(row, logprobs=1, **EDITS[n]) for row, n in enumerate(named)))
+        pair.add(*(new_request(row, logprobs=1, **PROCESSORS[n]) for row, n in enumerate(named)))
         rows = list(range(len(named)))
         pair.check(rows)
         sent = count_sends(pair.gpu)
@@ -454,14 +462,14 @@ class SamplerConformance:
         ("mode", "is_coarse"),
         [*((mode, False) for mode in MODES), ("raw_logprobs", True), ("processed_logits", True)],
     )
-    def test_logprobs_are_those_of_the_cpu(self, gpu_device, mode, is_coarse):
+    def test_logprobs_equal_those_of_the_cpu(self, gpu_device, mode, is_coarse):
         pair = Pair(gpu_device, mode)
         noise = pair.coarse_noise if is_coarse else pair.noise
         ks = {2: 0, 0: 5, 6: -1, 1: None, 4: 20, 3: 299}
         names = ("bias", "penalties", "allowed ids", "everything", "nothing", "longer bad words")
-        pair.admit(
+        pair.add(
             *(
-                admission(row, [9], logprobs=k, **EDITS[name])
+                new_request(row, [9], logprobs=k, **PROCESSORS[name])
                 for (row, k), name in zip(ks.items(), names, strict=True)
             )
         )
@@ -479,12 +487,12 @@ class SamplerConformance:
         pair = Pair(gpu_device, mode)
         rows = [4, 0, 5]
         chosen = zip(rows, DRAWN[:4:1], strict=False)
-        pair.admit(*(admission(row, logprobs=4, logit_bias={3: 4.0}, **o) for row, o in chosen))
+        pair.add(*(new_request(row, logprobs=4, logit_bias={3: 4.0}, **o) for row, o in chosen))
         logits = pair.noise(3)
         columns = pair.columns(rows)
         reported = logits
         if mode.startswith("processed"):
-            reported = plain.filtered(pair.edited(logits, rows), columns)
+            reported = plain.filtered(pair.processed(logits, rows), columns)
         got, _ = pair.step(rows, logits=logits)
         tokens = torch.from_numpy(got.token_ids)
         want = plain.score(reported, tokens, 4, mode.endswith("logprobs"))
@@ -495,46 +503,46 @@ class SamplerConformance:
         assert scores.top_logprobs == pytest.approx(want[2].numpy().ravel(), abs=1e-5)
         assert scores.top_ids.tolist() == want[3].ravel().tolist()
 
-    def test_logprobs_come_in_pieces_where_rows_are_many(self, gpu_device):
+    def test_logprobs_of_many_rows_are_computed_in_pieces(self, gpu_device):
         pair = Pair(gpu_device)
         pair.gpu.scorer.rows_at_once = 2
-        pair.admit(*(admission(row, logprobs=row) for row in range(5)), admission(7))
+        pair.add(*(new_request(row, logprobs=row) for row in range(5)), new_request(7))
         for rows in ([0, 1, 2, 3, 4], [4, 7, 1, 0]):
             got, want = pair.step(rows)
             assert_same_scores(got.logprobs, want.logprobs)
 
-    def test_a_row_of_which_everything_is_forbidden_still_gives_a_token(self, gpu_device):
+    def test_a_row_without_allowed_tokens_still_gives_a_token(self, gpu_device):
         pair = Pair(gpu_device)
         for temperature in (0, 1.0):
             options = {"temperature": temperature, "allowed_token_ids": [5], "top_p": 0.5}
-            pair.admit(admission(0, bad_words=[[5]], **options))
+            pair.add(new_request(0, bad_words=[[5]], **options))
             got, _ = pair.step([0])
             assert 0 <= got.token_ids[0] < VOCAB_SIZE
 
-    def test_ids_outside_the_vocabulary_do_nothing(self, gpu_device):
+    def test_ids_outside_of_the_vocabulary_are_ignored(self, gpu_device):
         pair = Pair(gpu_device)
         bias = {600: 9.0, 5: 1.0}
         words = [[800], [1, 900], [700, 5]]
         only = {"allowed_token_ids": [500, 5], "logit_bias": bias, "bad_words": words}
-        pair.admit(
-            admission(0, **only, min_tokens=1, repetition_penalty=1.5),
-            admission(1, prompt=[1, 299, 7], allowed_token_ids=[800]),
+        pair.add(
+            new_request(0, **only, min_tokens=1, repetition_penalty=1.5),
+            new_request(1, prompt=[1, 299, 7], allowed_token_ids=[800]),
         )
         pair.check([0, 1])
 
     def test_several_chunks_of_a_row(self, gpu_device):
         pair = Pair(gpu_device, vocab_size=1100)
         late = {"logit_bias": {1050: 6.0, 700: 5.0}, "repetition_penalty": 1.4}
-        pair.admit(
-            admission(0, [1050, 700], logprobs=3, **late),
-            admission(1, allowed_token_ids=[1099, 515, 30], logprobs=700),
+        pair.add(
+            new_request(0, [1050, 700], logprobs=3, **late),
+            new_request(1, allowed_token_ids=[1099, 515, 30], logprobs=700),
         )
         for _ in range(2):
             got, want = pair.step([1, 0])
             assert got.token_ids.tolist() == want.token_ids.tolist()
             assert_same_scores(got.logprobs, want.logprobs)
 
-    def test_warming_up_leaves_nothing_behind(self, gpu_device):
+    def test_warm_up_leaves_no_state(self, gpu_device):
         pair = Pair(gpu_device, "processed_logprobs")
         gpu_device.synchronize()
         before = pair.gpu.last_tokens.tolist()
@@ -543,7 +551,9 @@ class SamplerConformance:
         gpu_device.synchronize()
         assert pair.gpu.last_tokens.tolist() == before
         assert pair.gpu._token_counts.table is None
-        pair.admit(*(admission(row, **EDITS[name]) for row, name in enumerate(list(EDITS)[:4])))
+        pair.add(
+            *(new_request(row, **PROCESSORS[name]) for row, name in enumerate(list(PROCESSORS)[:4]))
+        )
         pair.check(range(4))
 
     def test_a_step_without_samples(self, gpu_device):
@@ -553,7 +563,7 @@ class SamplerConformance:
 
 
 def assert_same_scores(got, want) -> None:
-    """Ids of minus infinity may come in any order."""
+    """Compare log-probabilities. Tokens of minus infinity may be in any order."""
     assert got.ks == want.ks
     assert got.ranks.tolist() == want.ranks.tolist()
     for name in ("logprobs", "ranks", "top_ids", "top_logprobs"):
@@ -566,7 +576,7 @@ def assert_same_scores(got, want) -> None:
 
 
 def count_sends(sampler: GpuSampler) -> list[int]:
-    """Grows by the number of arrays with each copy to the device from now on."""
+    """Return a list that grows with each copy to the device, by the copy's number of arrays."""
     sent: list[int] = []
     send = sampler.transfers.send
 

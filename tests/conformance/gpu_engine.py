@@ -1,7 +1,7 @@
-"""A whole engine on a device: what its requests get, against transformers and the CPU's engine.
+"""The tests of a whole engine on a device, compared with transformers and with the CPU's engine.
 
-`gpu_device` is a fixture of the folder: the interpreted double, or a GPU. The model is as small as
-it can be, since the interpreter takes milliseconds for each program of a launch.
+Each folder has a fixture `gpu_device`: the fake GPU, or a GPU. The model is as small as possible,
+since the interpreter takes milliseconds for each program of a launch.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ SHAPE = {
 }
 BLOCK_BYTES = 2 * NUM_LAYERS * BLOCK_SIZE * HEAD_DIM * 4
 SCALE = 4.0
-"""Of the matrices: random models tie, and these are clear in what comes next."""
+"""The scale of the matrices, so large that the best token of a random model is clear."""
 PROMPTS = [[(7 * n + 3 * i) % 90 + 1 for i in range(length)] for n, length in enumerate((11, 3, 1))]
 
 
@@ -85,11 +85,11 @@ def make_config(
 
 
 class Engine:
-    """A core, and what its requests got.
+    """An EngineCore, and the outputs of its requests.
 
     Args:
-        config: of the engine.
-        device: that computes; None for the CPU's own runner.
+        config: the engine's configuration.
+        device: the device; None for the CPU's runner.
     """
 
     def __init__(self, config: EngineConfig, device: Device | None) -> None:
@@ -113,13 +113,13 @@ class Engine:
         params = SamplingParams(
             **{"temperature": 0.0, "max_tokens": 4, "ignore_eos": True} | options
         )
-        given = {"bad_words": bad_words, "embeds": embeds}
-        assert self.core.add(0, EngineCoreRequest(number, prompt, params, **given)) is None
+        request = EngineCoreRequest(number, prompt, params, bad_words=bad_words, embeds=embeds)
+        assert self.core.add(0, request) is None
 
     def call(self, method: Method, argument: Any = None) -> Any:
-        said = answer(self.core, 0, method, argument)
+        answered = answer(self.core, 0, method, argument)
         self._take(self.core.take_outputs())
-        return said
+        return answered
 
     def step(self) -> None:
         self._take(self.core.step().items())
@@ -147,12 +147,12 @@ class Engine:
 
     def _take_logprobs(self, numbers: list[int], columns: LogprobColumns) -> None:
         end = 0
-        for place, (row, k) in enumerate(zip(columns.rows, columns.ks, strict=True)):
+        for index, (row, k) in enumerate(zip(columns.rows, columns.ks, strict=True)):
             begin, end = end, end + k
             self.logprobs.setdefault(numbers[row], []).append(
                 (
-                    int(columns.ranks[place]),
-                    float(columns.logprobs[place]),
+                    int(columns.ranks[index]),
+                    float(columns.logprobs[index]),
                     columns.top_ids[begin:end].tolist(),
                     columns.top_logprobs[begin:end].tolist(),
                 )
@@ -161,7 +161,7 @@ class Engine:
 
 @torch.inference_mode()
 def expected(model: Any, prompt: list[int], count: int) -> list[int]:
-    """transformers' greedy tokens."""
+    """Return the greedy tokens of transformers."""
     made = model.generate(
         torch.tensor([prompt]),
         max_new_tokens=count,
@@ -191,7 +191,7 @@ class EngineConformance:
             ),
         ],
     )
-    def test_greedy_tokens_are_those_of_transformers(
+    def test_greedy_tokens_equal_those_of_transformers(
         self, model: Any, gpu_device: Device, mode: str, overlaps: bool
     ) -> None:
         reference, directory = model
@@ -202,10 +202,10 @@ class EngineConformance:
         engine.run()
         assert [engine.tokens[number] for number in range(len(PROMPTS))] == wanted
 
-    def test_who_comes_goes_and_gives_way_changes_no_ones_tokens(
+    def test_other_requests_do_not_change_a_requests_tokens(
         self, model: Any, gpu_device: Device
     ) -> None:
-        """Preemption, a stop token, an abort and a prefix hit, each with a step under way."""
+        """Preemption, a stop token, an abort and a prefix-cache hit, each while a step runs."""
         reference, directory = model
         prompts = {0: [5] * 9, 1: [9, 8, 7, 6], 2: [11] * 7, 3: [5] * 9 + [4]}
         wanted = {n: expected(reference, prompt, 8) for n, prompt in prompts.items()}
@@ -224,7 +224,7 @@ class EngineConformance:
         assert engine.tokens[3] == wanted[3][:5]
         assert engine.core.scheduler.stats.prefix_hit_tokens > 0
 
-    def test_whatever_is_asked_of_tokens_is_as_on_a_cpu(
+    def test_sampling_parameters_and_logprobs_work_as_on_a_cpu(
         self, model: Any, gpu_device: Device
     ) -> None:
         _, directory = model
@@ -273,7 +273,9 @@ class EngineConformance:
         assert engine.tokens[0] == expected(reference, PROMPTS[1], 4)
         assert engine.core.timings.device_ns > 0
 
-    def test_graphs_outlive_sleep_and_new_weights(self, model: Any, gpu_device: Device) -> None:
+    def test_graphs_work_after_sleep_and_with_new_weights(
+        self, model: Any, gpu_device: Device
+    ) -> None:
         reference, directory = model
         engine = Engine(make_config(directory, num_seqs=2), gpu_device)
         wanted = expected(reference, PROMPTS[1], 4)
@@ -299,16 +301,15 @@ class EngineConformance:
         engine.run()
         assert engine.tokens[1] == expected(other, PROMPTS[1], 4) != wanted
 
-    def test_vectors_are_those_of_a_cpu(self, model: Any, gpu_device: Device) -> None:
+    def test_vectors_equal_those_of_a_cpu(self, model: Any, gpu_device: Device) -> None:
         _, directory = model
         engines = [
             Engine(make_config(directory, mode="NONE"), device) for device in (gpu_device, None)
         ]
         for engine in engines:
             for number, kind in enumerate((PoolingType.LAST, PoolingType.MEAN)):
-                assert (
-                    engine.core.add(0, EngineCoreRequest(number, PROMPTS[0], Pooling(kind))) is None
-                )
+                request = EngineCoreRequest(number, PROMPTS[0], Pooling(kind))
+                assert engine.core.add(0, request) is None
             engine.run()
         for number in (0, 1):
             ours, other = (np.frombuffer(e.vectors[number], np.float32) for e in engines)

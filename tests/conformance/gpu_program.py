@@ -1,6 +1,7 @@
-"""A model on a device: against transformers, and replayed against launched.
+"""The tests of a model's forward pass on a device.
 
-`gpu_device` is a fixture of the folder: the interpreted double, or a GPU.
+The logits equal those of transformers, and replays equal eager launches. Each folder has a fixture
+`gpu_device`: the fake GPU, or a GPU.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "qwen3": {"tie_word_embeddings": True},
 }
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 2e-2, torch.bfloat16: 0.15}
-"""Of logits, as parts of the largest."""
+"""The tolerances of logits, relative to the largest logit."""
 
 SCALE = 4.0
-"""Of the matrices: random models tie, and these are clear in what comes next."""
+"""The scale of the matrices, so large that the best token of a random model is clear."""
 
 PROMPTS = {0: 15, 1: 3, 2: 3, 3: 1}
 MIXED = (
@@ -47,7 +48,7 @@ MIXED = (
     {2: 1, 0: 1, 3: 1},
     {0: 1, 1: 3},
 )
-"""Tokens of each row, step after step: chunks of prompts beside decodes, and decodes alone."""
+"""For each step the number of tokens of each row: prompt chunks and decodes, or decodes only."""
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +59,7 @@ def _few_processors() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Name -> (transformers' model, its directory)."""
+    """A function from a name to (transformers' model, its directory)."""
     made: dict[str, tuple[Any, Path]] = {}
 
     def make(name: str) -> tuple[Any, Path]:
@@ -76,15 +77,16 @@ def add_prompts(steps: GpuSteps, prompts: dict[int, int], seed: int = 1) -> None
         steps.add(row, rng.integers(1, 96, length).tolist())
 
 
-def assert_right(logits: torch.Tensor, reference: Any, tokens: list[int]) -> None:
-    """Those behind the tokens, by transformers' measure."""
+def assert_equals_transformers(logits: torch.Tensor, reference: Any, tokens: list[int]) -> None:
+    """Compare the logits after these tokens with those of transformers."""
     want = reference_logits(reference, tokens)[-1]
     assert float((logits - want).abs().max() / want.abs().max()) < TOLERANCES[torch.float32]
     assert int(want.argmax()) == int(logits.argmax())
 
 
-def replay_as_launched(steps: GpuSteps, step: Prepared) -> dict[int, torch.Tensor]:
-    """Launched and replayed, bit for bit the same, whatever is in the buffers; the logits."""
+def assert_replay_equals_launch(steps: GpuSteps, step: Prepared) -> dict[int, torch.Tensor]:
+    """Check that an eager step and its replay have the same bits, whatever the buffers contain.
+    Returns the logits."""
     steps.poison()
     launched = steps.run(step, NONE)
     steps.poison()
@@ -95,8 +97,8 @@ def replay_as_launched(steps: GpuSteps, step: Prepared) -> dict[int, torch.Tenso
     return steps.finish(step, replayed[1])
 
 
-def take_first(under_way: list[Any], known: dict[int, list[int]]) -> None:
-    result, event = under_way.pop(0)
+def take_first(in_flight: list[Any], known: dict[int, list[int]]) -> None:
+    result, event = in_flight.pop(0)
     event.wait()
     for row, token in enumerate(result.tolist()):
         known[row].append(token)
@@ -104,13 +106,13 @@ def take_first(under_way: list[Any], known: dict[int, list[int]]) -> None:
 
 class ProgramConformance:
     @pytest.mark.parametrize("name", ["llama", "mistral", "qwen3"])
-    def test_the_logits_are_those_of_transformers(self, gpu_device, models, name) -> None:
+    def test_the_logits_equal_those_of_transformers(self, gpu_device, models, name) -> None:
         reference, directory = models(name)
         steps = GpuSteps(gpu_device, directory)
         add_prompts(steps, PROMPTS)
         for work in MIXED:
             for row, logits in steps.step(work).items():
-                assert_right(logits, reference, steps.tokens[row][:-1])
+                assert_equals_transformers(logits, reference, steps.tokens[row][:-1])
 
     def test_the_models_dtype(self, gpu_device, models, dtype) -> None:
         reference, directory = models("qwen3")
@@ -120,7 +122,7 @@ class ProgramConformance:
         steps.step({0: 6, 1: 3})
         step = steps.prepare({0: 1, 1: 1})
         assert step.mode is FULL
-        for row, logits in replay_as_launched(steps, step).items():
+        for row, logits in assert_replay_equals_launch(steps, step).items():
             want = reference_logits(reference, steps.tokens[row][:-1])[-1]
             difference = float((logits - want).abs().max() / want.abs().max())
             assert difference < TOLERANCES[dtype]
@@ -137,8 +139,8 @@ class ProgramConformance:
         for work, mode in zip(MIXED, modes, strict=True):
             step = steps.prepare(work)
             assert step.mode is mode
-            for row, logits in replay_as_launched(steps, step).items():
-                assert_right(logits, reference, steps.tokens[row][:-1])
+            for row, logits in assert_replay_equals_launch(steps, step).items():
+                assert_equals_transformers(logits, reference, steps.tokens[row][:-1])
 
     def test_full(self, gpu_device, models) -> None:
         reference, directory = models("llama")
@@ -148,14 +150,14 @@ class ProgramConformance:
         for work in MIXED[:2]:
             step = steps.prepare(work)
             assert step.mode is FULL
-            step.max_query_len = step.descriptor.num_tokens  # as the graph has to assume
-            for row, logits in replay_as_launched(steps, step).items():
-                assert_right(logits, reference, steps.tokens[row][:-1])
+            step.max_query_len = step.descriptor.num_tokens  # as in the captured graph
+            for row, logits in assert_replay_equals_launch(steps, step).items():
+                assert_equals_transformers(logits, reference, steps.tokens[row][:-1])
 
-    def test_a_deterministic_decode_has_the_same_bits_in_any_company(
+    def test_a_deterministic_decode_has_the_same_bits_beside_others(
         self, gpu_device, models
     ) -> None:
-        """At the same padded size: products of other sizes are another matter."""
+        """The padded sizes are the same; matrix products of other sizes may have other bits."""
         steps = GpuSteps(gpu_device, models("llama")[1], "PIECEWISE", (4,), deterministic=True)
         steps.program.capture()
         add_prompts(steps, {0: 42, 1: 2})
@@ -165,7 +167,7 @@ class ProgramConformance:
         step = steps.prepare({0: 1, 1: 1})
         assert step.mode is PIECEWISE
         assert torch.equal(alone[0], steps.run(step)[0][0])
-        replay_as_launched(steps, step)
+        assert_replay_equals_launch(steps, step)
 
     def test_a_step_is_sent_while_the_last_one_is_computed(self, gpu_device, models) -> None:
         reference, directory = models("mistral")
@@ -174,7 +176,7 @@ class ProgramConformance:
         add_prompts(steps, {0: 6, 1: 4})
         steps.step({0: 6, 1: 4})
         rows = torch.tensor([0, 1]).to(gpu_device.torch_device)
-        under_way, unknown = [], torch.zeros(2, dtype=torch.int64)
+        in_flight, unknown = [], torch.zeros(2, dtype=torch.int64)
         known = {row: list(tokens) for row, tokens in steps.tokens.items()}
         for _ in range(4):
             step = steps.prepare({0: 1, 1: 1}, feeds_itself=True)
@@ -185,16 +187,16 @@ class ProgramConformance:
             result, event = gpu_device.pinned((2,), torch.int64), gpu_device.event()
             result.copy_(sampled, non_blocking=True)
             event.record()
-            under_way.append((result, event))
-            steps.take(step, unknown)
-            if len(under_way) == 2:
-                take_first(under_way, known)
-        take_first(under_way, known)
+            in_flight.append((result, event))
+            steps.append(step, unknown)
+            if len(in_flight) == 2:
+                take_first(in_flight, known)
+        take_first(in_flight, known)
         for tokens in known.values():
             want = reference_logits(reference, tokens[:-1]).argmax(-1)[-5:]
             assert tokens[-5:] == want.tolist()
 
-    def test_a_replay_has_the_weights_of_now(self, gpu_device, models) -> None:
+    def test_a_replay_uses_the_current_weights(self, gpu_device, models) -> None:
         steps = GpuSteps(gpu_device, models("qwen3")[1], "FULL_AND_PIECEWISE", (2,))
         steps.program.capture()
         weights = steps.model.named_weights()
@@ -209,9 +211,9 @@ class ProgramConformance:
                 for view in weights[f"model.{name}.weight"]:
                     view.mul_(1.25)
                 assert not torch.equal(steps.run(step)[1], before), name
-            replay_as_launched(steps, step)
+            assert_replay_equals_launch(steps, step)
 
-    def test_tokens_that_the_device_sampled_and_embeddings_that_are_there(
+    def test_inputs_of_tokens_that_the_device_sampled_and_of_embeddings(
         self, gpu_device, models
     ) -> None:
         steps = GpuSteps(gpu_device, models("llama")[1])

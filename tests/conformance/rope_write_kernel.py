@@ -1,4 +1,4 @@
-"""Norm, rotation and write of a step's heads, in one launch, against the steps in torch."""
+"""The tests of the kernel that normalises, rotates and writes heads: it equals torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ EPS = 1e-6
 
 
 def tolerances(dtype: torch.dtype) -> tuple[float, float]:
-    """Absolute and relative: torch rounds each product of half-precision numbers, we do not."""
+    """Return the absolute and the relative tolerance: torch rounds each product of half-precision
+    numbers, and the kernel does not."""
     return {
         torch.float32: (2e-6, 2e-6),
         torch.float16: (4e-3, 2e-3),
@@ -22,7 +23,7 @@ def tolerances(dtype: torch.dtype) -> tuple[float, float]:
 
 
 class Step:
-    """Random inputs of one launch, and a poisoned cache."""
+    """The random inputs of one launch, and a poisoned cache."""
 
     def __init__(
         self, draw, dtype, tokens, heads, kv_heads, dim, block_size=8, blocks=6, has_norms=False
@@ -104,7 +105,7 @@ class RopeWriteConformance:
         assert (key[0, 0, 8:] == 65504).all()
         assert value[1, 0, :2].tolist() == [65504, 0]
 
-    def test_what_does_not_fit_is_refused(self, draw, dtype):
+    def test_wrong_arguments_are_refused(self, draw, dtype):
         step = Step(draw, dtype, 2, 4, 2, 16)
         step.slots = step.slots.int()
         with pytest.raises(AssertionError, match="int64"):

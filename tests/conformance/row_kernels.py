@@ -1,4 +1,4 @@
-"""RMSNorm and the gated activation: kernels against what `reference` computes."""
+"""The tests of the kernels of RMSNorm and of gated activations: they equal `reference`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GATED_SHAPES = [(0, 64), (1, 64), (3, 48), (2, 1025), (2, 1)]
 
 
 def tolerances(dtype: torch.dtype) -> tuple[float, float]:
-    """Absolute and relative: some last bits, and 1e-2 for bfloat16."""
+    """Return the absolute and the relative tolerance: some last bits, and 1e-2 for bfloat16."""
     return {
         torch.float32: (1e-5, 1e-5),
         torch.float16: (1e-4, 2e-3),
@@ -43,7 +43,7 @@ class RowKernelsConformance:
         assert torch.equal(total, residual)
         assert_close(out, want, *tolerances(dtype))
 
-    def test_eps_is_inside_the_root_and_may_be_all_there_is(self, draw, dtype):
+    def test_eps_is_inside_the_root_and_dominates_zeros(self, draw, dtype):
         x = torch.zeros(2, 40, dtype=dtype, device=draw.device)
         x[1] = 1
         out = poisoned(2, 40, dtype=dtype, device=draw.device)
@@ -73,7 +73,7 @@ class RowKernelsConformance:
         activation.silu_and_mul(out, gate_up)
         assert_close(out, plain_activation.silu_and_mul(gate_up), *tolerances(dtype))
 
-    def test_what_does_not_fit_is_refused(self, draw, dtype):
+    def test_wrong_arguments_are_refused(self, draw, dtype):
         x, weight = draw.normal(4, 8, dtype=dtype), draw.normal(8, dtype=dtype)
         with pytest.raises(AssertionError, match="contiguous"):
             norm.rms_norm(x.new_empty(8, 4).t(), x, weight, EPS)

@@ -1,4 +1,4 @@
-"""The sampler's kernels against the reference, which sorts, in batches of mixed parameters."""
+"""The tests of the sampling kernels: they equal a reference that sorts, in mixed batches."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from shmllm_kernels.reference.philox import gumbel_noise
 from shmllm_kernels.reference.sampling import SamplingColumns
 
 CLOSE = 1e-4
-"""Two sums of logit and noise nearer than this may be ordered either way."""
+"""Sums of logit and noise that differ by less than this may be in either order."""
 ON_THE_EDGE = 1e-5
-"""An entry that is this close to a filter's bound, in probability, may be on either side."""
+"""An entry whose probability differs by less than this from a filter's bound may be kept or not."""
 
 PARAMETERS = {
     "greedy": {},
@@ -70,7 +70,7 @@ def make_columns(device, *rows, seeds=None) -> SamplingColumns:
 
 
 class Step:
-    """One call of the sampler: random seeds and positions, rows in another order."""
+    """One call of the sampler, with random seeds and positions, and rows in random order."""
 
     def __init__(self, draw, logits, *parameters, chunk=256) -> None:
         self.draw, self.device, self.logits = draw, draw.device, logits
@@ -114,13 +114,13 @@ class Step:
         filters = cuts | (columns.top_p < 1) | (columns.min_p > 0)
         return bool((filters & (columns.temperature > 0)).any())
 
-    def of_rows(self) -> SamplingColumns:
+    def row_columns(self) -> SamplingColumns:
         rows = self.rows.long()
         names = SamplingColumns.__slots__
         return SamplingColumns(*(getattr(self.columns, name)[rows] for name in names))
 
     def edited(self) -> torch.Tensor:
-        """The logits as the reference masks and penalises them."""
+        """The logits after the masks and penalties of the reference."""
         logits = self.logits.float()
         if self.masks is not None:
             bits = (self.masks.words[:, :, None] >> torch.arange(32, device=self.device)) & 1
@@ -129,13 +129,13 @@ class Step:
             forbidden = ~allowed[chosen.clamp(min=0)] & (chosen >= 0)[:, None]
             logits = logits.masked_fill(forbidden, -torch.inf)
         if self.uses is not None:
-            logits = plain.penalise(logits, self.uses[self.rows.long()], self.of_rows())
+            logits = plain.penalise(logits, self.uses[self.rows.long()], self.row_columns())
         return logits
 
     def check(self) -> torch.Tensor:
-        """Both what is kept, and the token."""
+        """Compare the kept entries and the token with the reference."""
         tokens = self.run(keeps_processed=True)
-        columns, edited = self.of_rows(), self.edited()
+        columns, edited = self.row_columns(), self.edited()
         want = plain.sample(edited, self.positions, columns)
         processed = self.scratch.processed_logits
         for index in range(len(tokens)):
@@ -159,7 +159,8 @@ def noisy(kept, position, columns):
 
 
 def check_kept(got, logits, columns) -> bool:
-    """What a row's filters leave, but for entries on the edge; whether none of those differs."""
+    """Compare the entries that a row's filters keep. Entries at a filter's bound may differ; the
+    result says whether none does."""
     want = plain.filtered(logits, columns)[0]
     differs = (got == -torch.inf) != (want == -torch.inf)
     both = ~differs & (want > -torch.inf)
@@ -185,7 +186,7 @@ def _without_top_p(columns):
 
 class SamplingConformance:
     @pytest.mark.parametrize("first", [0, 4, 1000])
-    def test_noise_is_the_references(self, draw, device, first):
+    def test_noise_equals_the_references(self, draw, device, first):
         seed, position = draw.integers(-(2**63), 2**63 - 1, 1), draw.integers(0, 2**31 - 1, 1)
         out, other = (poisoned(64, dtype=torch.float32, device=device) for _ in range(2))
         _noise[(1,)](out, other, seed, position, first, SIZE=64)
@@ -230,7 +231,7 @@ class SamplingConformance:
         names = ("top_k", "top_p", "min_p", "top_k and top_p", "all", "nearly all")
         Step(draw, logits, *(PARAMETERS[name] for name in names)).check()
 
-    def test_a_threshold_tells_neighbouring_numbers_apart(self, draw):
+    def test_a_threshold_separates_neighbouring_numbers(self, draw):
         bits = torch.stack([draw.permutation(300) for _ in range(3)]).int()
         bits += 2**24
         bits[1] -= 2**31
@@ -239,7 +240,7 @@ class SamplingConformance:
         step = Step(draw, bits.view(torch.float32), *(PARAMETERS[name] for name in names))
         step.check()
         kept = (step.scratch.processed_logits > -torch.inf).sum(dim=1)
-        by_top_k = step.of_rows().top_k == 7
+        by_top_k = step.row_columns().top_k == 7
         assert (kept[by_top_k] == 7).all()
 
     def test_few_finite_logits(self, draw):
@@ -250,14 +251,14 @@ class SamplingConformance:
         tokens = Step(draw, logits, *(PARAMETERS[name] for name in names)).check()
         assert torch.isfinite(logits.gather(1, tokens[:, None])).all()
 
-    def test_without_any_finite_logit_the_token_is_one(self, draw):
+    def test_a_row_without_finite_logits_gives_a_valid_token(self, draw):
         logits = torch.full((3, 300), -torch.inf, device=draw.device)
         logits[2] = torch.nan
         for name in ("greedy", "drawn", "top_k", "top_p"):
             tokens = Step(draw, logits, *[PARAMETERS[name]] * 3).run()
             assert ((tokens >= 0) & (tokens < 300)).all()
 
-    def test_greedy_takes_the_first_of_equal_ones(self, draw):
+    def test_greedy_sampling_takes_the_first_of_equal_logits(self, draw):
         logits = torch.zeros(3, 700, device=draw.device)
         logits[1, [300, 699]] = 1.0
         logits[2, 699] = 1.0
@@ -363,7 +364,7 @@ class SamplingConformance:
             assert out.top_ids[index, :k].tolist() == ids[0].tolist()
             assert out.top[index, k:].isnan().all()
 
-    def test_what_does_not_fit_is_refused(self, draw):
+    def test_wrong_arguments_are_refused(self, draw):
         step = Step(draw, draw.normal(2, 300), {}, {})
         step.rows = step.rows.long()
         with pytest.raises(AssertionError, match="int32"):

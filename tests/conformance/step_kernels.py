@@ -1,4 +1,4 @@
-"""What a step does before and behind its layers: kernels against torch and transformers."""
+"""The tests of the kernels before and after the layers: they equal torch and transformers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from shmllm_kernels.reference.step import StepSizes, StepTensors
 MAX_POSITION = 131_072
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768}
 STEPS = [
-    # sizes, and what they are padded to
+    # sizes and padded sizes
     ((1, 1, 1), (1, 1, 1)),
     ((3, 3, 3), (8, 8, 8)),
     ((0, 0, 0), (4, 2, 0)),
@@ -62,7 +62,7 @@ class StepConformance:
         plain.embed(before, table, ids, last)
         assert torch.equal(before, want)
 
-    def test_what_has_no_embedding_is_left_as_it_is(self, draw, dtype):
+    def test_tokens_with_negative_ids_keep_their_embeddings(self, draw, dtype):
         table, last = draw.normal(5, 8, dtype=dtype), torch.tensor([-1, 5, 4])
         ids = torch.tensor([-1, 5, 2**40, -2, -3, -4], device=draw.device)
         out = poisoned(6, 8, dtype=dtype, device=draw.device)
@@ -100,8 +100,8 @@ class StepConformance:
         assert torch.equal(got[0][:, :half], got[0][:, half:])
         assert torch.equal(got[1][:, :half], -got[1][:, half:])
 
-    def test_cosines_and_sines_to_the_last_bits_of_float32(self, draw):
-        """Each angle is itself a float32; near multiples of pi / 2 the digits run out first."""
+    def test_cosines_and_sines_are_exact_to_the_last_bits_of_float32(self, draw):
+        """Each angle is a float32, and its rounding matters most near multiples of pi / 2."""
         whole = torch.arange(0, 83_000, 1, dtype=torch.float64) * (math.pi / 2)
         angles = torch.cat(
             (
@@ -139,15 +139,15 @@ class StepConformance:
         theirs = LlamaRotaryEmbedding(config)(torch.zeros(1), positions[None].cpu())
         frequencies = inverse_frequencies(rope, dim)
         ours = tables(frequencies.to(draw.device), positions, attention_factor(rope))
-        # A frequency that differs in its last bit turns the largest angle by 131,072 * 2**-24.
+        # A difference in the last bit of a frequency changes the largest angle by 131,072 * 2**-24.
         atol = 0.02 if parameters["rope_type"] == "yarn" else 3e-7
         for mine, their in zip(ours, theirs, strict=True):
             torch.testing.assert_close(
                 mine[:, dim // 2 :].cpu(), their[0, :, dim // 2 :], atol=atol, rtol=0
             )
 
-    def test_rope_and_write_takes_the_tables(self, draw, dtype):
-        """Their halves and signs are those that it reads."""
+    def test_rope_and_write_accepts_the_tables(self, draw, dtype):
+        """The tables have the halves and signs that `rope_and_write` expects."""
         heads, cache = draw.normal(3, 4, 16, dtype=dtype), draw.normal(2, 1, 8, 1, 16, dtype=dtype)
         positions = draw.integers(0, 50, 3)
         cos, sin = tables(
@@ -186,20 +186,20 @@ class StepConformance:
 
     @staticmethod
     def used(padded, device):
-        """Tensors with room for a few more, full of what an earlier step left."""
+        """Return larger tensors that contain the values of an earlier step."""
         step = StepTensors.allocate(StepSizes(*(size + 3 for size in padded)), device)
         for name in StepTensors.__slots__:
             getattr(step, name).fill_(-77)
         return step
 
-    def test_tensors_begin_as_those_of_no_token(self, draw):
+    def test_new_tensors_contain_only_padding(self, draw):
         sizes = StepSizes(5, 3, 2)
         step, unpacked = (StepTensors.allocate(sizes, draw.device) for _ in range(2))
         unpack_step(unpacked, step.positions[:0], StepSizes(0, 0, 0), sizes)
         for name in StepTensors.__slots__:
             assert torch.equal(getattr(step, name), getattr(unpacked, name)), name
 
-    def test_what_does_not_fit_is_refused(self, draw, dtype):
+    def test_wrong_arguments_are_refused(self, draw, dtype):
         x, ids = draw.normal(4, 8, dtype=dtype), draw.integers(0, 4, 4)
         with pytest.raises(AssertionError, match="length"):
             embed(x[:, :4], x, ids, ids)

@@ -1,4 +1,4 @@
-"""What needs a GPU: `pytest -m gpu`. Most of it are tests that run elsewhere interpreted."""
+"""Tests that need a GPU: `pytest -m gpu`. Most of them also run interpreted, in other folders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`LLM` with an engine on a GPU, in its own process, against one on the CPU."""
+"""`LLM` with an engine process on a GPU, compared with an engine on the CPU."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def texts(llm: LLM, params: SamplingParams) -> list[str]:
     return [output.outputs[0].text for output in llm.generate(PROMPTS, params, use_tqdm=False)]
 
 
-def test_texts_and_logprobs_are_those_of_the_cpu(on_gpu: LLM, on_cpu: LLM) -> None:
+def test_texts_and_logprobs_equal_those_of_the_cpu(on_gpu: LLM, on_cpu: LLM) -> None:
     assert on_gpu.facts.graphs
     assert on_gpu.facts.async_scheduling
     pairs = zip(
@@ -52,14 +52,14 @@ def test_a_seed_gives_the_same_text_whatever_runs_beside_it(on_gpu: LLM) -> None
     assert together == alone
 
 
-def test_a_choice_is_kept_to(on_gpu: LLM) -> None:
+def test_a_choice_is_enforced(on_gpu: LLM) -> None:
     choice = StructuredOutputsParams(choice=["yes", "no"])
     params = SamplingParams(temperature=1, max_tokens=8, structured_outputs=choice)
     assert set(texts(on_gpu, params)) <= {"yes", "no"}
 
 
 @pytest.mark.parametrize("level", [1, 2])
-def test_sleep_gives_memory_back_and_graphs_go_on(on_gpu: LLM, level: int) -> None:
+def test_sleep_gives_memory_back_and_graphs_still_work(on_gpu: LLM, level: int) -> None:
     before = texts(on_gpu, GREEDY)
     on_gpu.sleep(level=level)
     assert on_gpu.is_sleeping()
@@ -78,7 +78,7 @@ def test_bfloat16_with_every_graph_mode_gives_one_text() -> None:
     assert len(found) == 1
 
 
-def test_the_command_says_what_it_runs_on() -> None:
+def test_the_command_reports_its_device() -> None:
     command = "import sys; from shmllm.cli.main import main; sys.exit(main())"
     done = subprocess.run(
         [sys.executable, "-c", command, "generate", "--device", "cuda", "--max-tokens", "4", "x ="],

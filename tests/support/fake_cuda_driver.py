@@ -1,7 +1,7 @@
-"""A CUDA driver without a GPU, strict about states: it plays the memory of one.
+"""A fake CUDA driver with the memory of a GPU, which refuses calls in a wrong state.
 
-Its addresses are host memory. What is not mapped is filled with a pattern, so that whatever
-is not zeroed or copied back is seen.
+Its addresses are host memory. Unmapped memory is filled with a pattern, so that a test sees memory
+that was not zeroed or copied back.
 """
 
 from __future__ import annotations
@@ -10,33 +10,36 @@ import ctypes
 import enum
 import mmap
 from types import SimpleNamespace
+from typing import Any
 
 GRANULARITY = 2**14
 PATTERN = 0xAB
 
 
 class Code(enum.IntEnum):
+    """Result codes of the driver."""
+
     CUDA_SUCCESS = 0
     CUDA_ERROR_INVALID_VALUE = 1
     CUDA_ERROR_OUT_OF_MEMORY = 2
 
 
 class Refusal(Exception):
-    """What a real driver would answer with a corrupted process, or not at all."""
+    """A call that would corrupt the process with a real driver, or have undefined behaviour."""
 
 
-def require(condition, what):
+def require(condition: bool, what: str) -> None:
     if not condition:
         raise Refusal(what)
 
 
 class FakeDriver:
-    """`cuda.bindings.driver`, as far as the arena uses it.
+    """The part of `cuda.bindings.driver` that the arena uses.
 
     Attributes:
-        free_bytes: of the device.
-        calls: names, in order.
-        fail: a name whose next call answers with an error.
+        free_bytes: the device's free memory.
+        calls: the names of the calls, in order.
+        fail: the name of a function whose next call returns an error.
     """
 
     CUresult = Code
@@ -45,23 +48,23 @@ class FakeDriver:
     CUmemAccess_flags = SimpleNamespace(CU_MEM_ACCESS_FLAGS_PROT_READWRITE=3)
     CUmemAllocationGranularity_flags = SimpleNamespace(CU_MEM_ALLOC_GRANULARITY_MINIMUM=0)
 
-    def __init__(self, free_bytes=2**30):
+    def __init__(self, free_bytes: int = 2**30) -> None:
         self.free_bytes = free_bytes
-        self.calls = []
+        self.calls: list[str] = []
         self.fail = ""
-        self._memory = {}
-        self._created = {}
-        self._mapped = {}
-        self._accessible = set()
-        self._registered = {}
+        self._memory: dict[int, tuple[int, Any]] = {}
+        self._created: dict[int, int] = {}
+        self._mapped: dict[int, tuple[int, int]] = {}
+        self._accessible: set[int] = set()
+        self._registered: dict[int, int] = {}
         self._next_handle = 100
 
-    def __getattribute__(self, name):
+    def __getattribute__(self, name: str) -> Any:
         value = super().__getattribute__(name)
         if not name.startswith("cu"):
             return value
 
-        def call(*arguments):
+        def call(*arguments: Any) -> Any:
             self.calls.append(name)
             if self.fail == name:
                 self.fail = ""
@@ -71,18 +74,20 @@ class FakeDriver:
         return call
 
     @staticmethod
-    def CUmemAllocationProp():
+    def CUmemAllocationProp() -> SimpleNamespace:
         return SimpleNamespace(type=0, location=SimpleNamespace(type=0, id=-1))
 
     @staticmethod
-    def CUmemAccessDesc():
+    def CUmemAccessDesc() -> SimpleNamespace:
         return SimpleNamespace(location=None, flags=0)
 
-    def cuMemGetAllocationGranularity(self, memory, kind):
+    def cuMemGetAllocationGranularity(self, memory: SimpleNamespace, kind: int) -> tuple[Code, int]:
         require(memory.location.id == 0, "a device")
         return Code.CUDA_SUCCESS, GRANULARITY
 
-    def cuMemAddressReserve(self, size, alignment, address, flags):
+    def cuMemAddressReserve(
+        self, size: int, alignment: int, address: int, flags: int
+    ) -> tuple[Code, int]:
         require(size % GRANULARITY == 0, "whole granules")
         pages = mmap.mmap(-1, size)
         anchor = (ctypes.c_char * size).from_buffer(pages)
@@ -91,13 +96,15 @@ class FakeDriver:
         self._memory[place] = (size, anchor)
         return Code.CUDA_SUCCESS, place
 
-    def cuMemAddressFree(self, address, size):
+    def cuMemAddressFree(self, address: int, size: int) -> tuple[Code]:
         require(self._memory[address][0] == size, "what was reserved")
         require(not any(address <= a < address + size for a in self._mapped), "nothing mapped")
         del self._memory[address]
         return (Code.CUDA_SUCCESS,)
 
-    def cuMemCreate(self, size, memory, flags):
+    def cuMemCreate(
+        self, size: int, memory: SimpleNamespace, flags: int
+    ) -> tuple[Code, int | None]:
         require(size % GRANULARITY == 0, "whole granules")
         if size > self.free_bytes:
             return Code.CUDA_ERROR_OUT_OF_MEMORY, None
@@ -106,68 +113,73 @@ class FakeDriver:
         self._created[self._next_handle] = size
         return Code.CUDA_SUCCESS, self._next_handle
 
-    def cuMemRelease(self, handle):
+    def cuMemRelease(self, handle: int) -> tuple[Code]:
         require(handle in self._created, "a handle, once")
         require(handle not in [h for _, h in self._mapped.values()], "unmapped first")
         self.free_bytes += self._created.pop(handle)
         return (Code.CUDA_SUCCESS,)
 
-    def cuMemMap(self, address, size, offset, handle, flags):
+    def cuMemMap(
+        self, address: int, size: int, offset: int, handle: int, flags: int
+    ) -> tuple[Code]:
         require(self._created[handle] == size, "a whole chunk")
         for begin, (length, _) in self._mapped.items():
             require(address + size <= begin or begin + length <= address, "a free place")
         self._mapped[address] = (size, handle)
         return (Code.CUDA_SUCCESS,)
 
-    def cuMemUnmap(self, address, size):
+    def cuMemUnmap(self, address: int, size: int) -> tuple[Code]:
         require(self._mapped.get(address, (0,))[0] == size, "exactly what was mapped, once")
         del self._mapped[address]
         self._accessible.discard(address)
         ctypes.memset(address, PATTERN, size)
         return (Code.CUDA_SUCCESS,)
 
-    def cuMemSetAccess(self, address, size, access, count):
+    def cuMemSetAccess(
+        self, address: int, size: int, access: list[SimpleNamespace], count: int
+    ) -> tuple[Code]:
         require(self._mapped[address][0] == size, "mapped")
         require(access[0].flags == 3, "to read and write")
         self._accessible.add(address)
         return (Code.CUDA_SUCCESS,)
 
-    def cuMemsetD8(self, address, value, size):
+    def cuMemsetD8(self, address: int, value: int, size: int) -> tuple[Code]:
         self._require_accessible(address, size)
         ctypes.memset(address, value, size)
         return (Code.CUDA_SUCCESS,)
 
-    def cuMemHostRegister(self, address, size, flags):
+    def cuMemHostRegister(self, address: int, size: int, flags: int) -> tuple[Code]:
         require(address not in self._registered, "once")
         self._registered[address] = size
         return (Code.CUDA_SUCCESS,)
 
-    def cuMemHostUnregister(self, address):
+    def cuMemHostUnregister(self, address: int) -> tuple[Code]:
         require(address in self._registered, "registered")
         del self._registered[address]
         return (Code.CUDA_SUCCESS,)
 
-    def cuMemcpyDtoH(self, to, source, size):
+    def cuMemcpyDtoH(self, to: int, source: int, size: int) -> tuple[Code]:
         require(self._registered[to] == size, "pinned")
         self._require_accessible(source, size)
         ctypes.memmove(to, source, size)
         return (Code.CUDA_SUCCESS,)
 
-    def cuMemcpyHtoD(self, to, source, size):
+    def cuMemcpyHtoD(self, to: int, source: int, size: int) -> tuple[Code]:
         require(self._registered[source] == size, "pinned")
         self._require_accessible(to, size)
         ctypes.memmove(to, source, size)
         return (Code.CUDA_SUCCESS,)
 
-    def cuCtxSynchronize(self):
+    def cuCtxSynchronize(self) -> tuple[Code]:
         return (Code.CUDA_SUCCESS,)
 
-    def _require_accessible(self, address, size):
+    def _require_accessible(self, address: int, size: int) -> None:
         while size > 0:
             require(address in self._accessible, "memory is there")
             length = self._mapped[address][0]
             address, size = address + length, size - length
 
     @property
-    def is_clean(self):
+    def is_clean(self) -> bool:
+        """Whether all memory was given back."""
         return not (self._memory or self._created or self._mapped or self._registered)

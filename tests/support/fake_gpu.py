@@ -1,13 +1,14 @@
-"""The double of a GPU: tensors of the CPU, Triton's interpreter, and a queue of work to do.
+"""The fake GPU: it computes on tensors of the CPU with Triton's interpreter, asynchronously.
 
-Tensors on it are made with its `torch_device`, ``cpu:0``; those made with ``cpu``, or with no
-device, are the host's. What is asked of it, an operation of torch or the launch of a kernel, goes
-into a queue, and is done when `progress` says so, or when the host waits. So the host is as far
-ahead of the device as a test wants, and what it overwrites too early shows in the numbers. A graph
-is the list of what was asked for while it was captured, and its replay does that on the same
-memory: numbers are those of the capture, tensors are read anew.
+Tensors that are made with the fake GPU's `torch_device`, ``cpu:0``, are on the device; tensors that
+are made with ``cpu`` or without a device are the host's. Operations of torch on device tensors and
+launches of kernels go into a queue, and are executed when `progress` says so or when the host
+waits. A test thereby decides how far the host is ahead of the device, and if the host overwrites
+memory too early the results are wrong. A graph is the list of the operations that were submitted
+during its capture. A replay executes them on the same memory: Python numbers have their values of
+the capture, and tensors are read again.
 
-Memory that was not written yet is NaN, or -77.
+Memory that has not been written holds NaN, or -77 in integers.
 """
 
 from __future__ import annotations
@@ -31,20 +32,23 @@ from shmllm.worker.cpu.arena import HostArena
 DEVICE = torch.device("cpu", 0)
 
 Progress = Callable[[int], int]
-"""Told how much is queued, says how much of it is done before the host goes on."""
+"""Takes the number of queued operations, and returns how many of them are executed before the host
+continues."""
 
 
 def eager(queued: int) -> int:
-    """All: the device is done before the host looks."""
+    """Execute all operations: the device is never behind the host."""
     return queued
 
 
 def lazy(queued: int) -> int:
-    """Nothing: the device works only when the host waits for it."""
+    """Execute nothing: the device works only when the host waits for it."""
     return 0
 
 
-class InterpretedEvent:
+class FakeEvent:
+    """An event in the queue of the fake GPU."""
+
     def __init__(self, device: FakeGpu) -> None:
         self._device = device
         self._number = 0
@@ -67,12 +71,13 @@ class InterpretedEvent:
     def elapsed_ms(self, since: Any) -> float:
         assert self.is_done()
         assert since.is_done()
-        return (self._time_s - since._time_s) * 1e3
+        return float(self._time_s - since._time_s) * 1e3
 
 
-class RecordedGraph:
-    """A graph. Pauses the memory that was allocated while it was captured, and no other: replaying
-    it when a tensor from outside is gone raises, where a GPU would read what is there now."""
+class FakeGraph:
+    """A captured graph. It keeps the memory alive that was allocated during its capture, and no
+    other. A replay raises AssertionError if a tensor from outside was freed; a GPU would read
+    whatever the memory holds by then."""
 
     def __init__(self, device: FakeGpu) -> None:
         self._device = device
@@ -82,88 +87,94 @@ class RecordedGraph:
 
     def replay(self) -> None:
         self._device.refuse_in_capture("replaying a graph")
-        gone = sum(storage() is None for storage in self._outside.values())
-        assert not gone, f"the graph uses {gone} tensor(s) that were freed since its capture"
+        freed = sum(storage() is None for storage in self._outside.values())
+        assert not freed, f"the graph uses {freed} tensor(s) that were freed since its capture"
         self._device.submit(Operation("graph", self._run))
 
     def _run(self) -> None:
         for memory, user in self._own:
-            if user() is None:  # another graph may have had it meanwhile
+            if user() is None:  # another graph may have used it meanwhile
                 poison(memory)
         for operation in self.operations:
             operation.run()
 
     def allocate(self, like: Tensor) -> Tensor:
-        """Memory of the pool, for a tensor that the capture makes."""
+        """Allocate a tensor in the graphs' memory pool, with the sizes and strides of `like`."""
         memory = poison(torch.empty(_span(like), dtype=like.dtype))
         tensor = _at(memory.untyped_storage(), like, 0)
         storage = tensor.untyped_storage()
-        storage.memory = memory
+        storage.memory = memory  # type: ignore[attr-defined]
         self._own.append((memory, weakref.ref(storage)))
         return tensor
 
     def borrow(self, tensor: Tensor) -> Tensor:
-        """The same memory, but not kept alive."""
+        """Return a tensor on the same memory that does not keep it alive."""
         storage = tensor.untyped_storage()
         if not storage.nbytes():
             return tensor
         if all(user() is not storage for _, user in self._own):
             self._outside[storage.data_ptr()] = weakref.ref(storage)
-        return _at(storage, tensor, tensor.storage_offset())
+        return _at(storage, tensor, int(tensor.storage_offset()))
 
 
 class FakeGpu:
-    """Active as a context manager: `with FakeGpu() as device`.
+    """A fake GPU, active as a context manager: `with FakeGpu() as device`.
 
     Args:
-        progress: how fast it is.
-        total_bytes: of memory that it says to have.
+        progress: decides how fast the device is.
+        total_bytes: the size of its memory.
 
     Attributes:
         progress: as given; may be changed.
-        may_wait: whether the host may wait without saying so, by reading a tensor say.
-        launched: what was asked for, in order, by name: "graph" for a replay.
+        may_wait: whether the host may wait implicitly, for example by reading a tensor.
+        is_bypassed: whether operations are executed directly instead of queued.
+        launched: the names of the submitted operations, in order; "graph" for a replay.
     """
 
     torch_device = DEVICE
-    name = "interpreted"
+    name = "fake GPU"
 
     def __init__(self, progress: Progress = eager, total_bytes: int = 2**30) -> None:
         self.launched: list[str] = []
         self.may_wait = True
-        self.is_passing = False
+        self.is_bypassed = False
         self.progress = progress
         self._total_bytes = total_bytes
         self._arena_bytes = self._allocated_bytes = self._peak_bytes = 0
         self._queue: deque[Operation] = deque()
         self._num_queued = self._num_done = 0
         self._is_in_capturing = False
-        self._kernels: RecordedGraph | None = None
+        self._graph: FakeGraph | None = None
         self._intercept = Intercept(self)
 
     def __enter__(self) -> FakeGpu:
-        self._intercept.__enter__()
+        self._intercept.open()
         return self
 
     def __exit__(self, *details: object) -> None:
-        self._intercept.__exit__(*details)
+        self._intercept.close()
 
-    # The protocol.
+    @property
+    def is_capturing(self) -> bool:
+        """Whether a graph is being captured."""
+        return self._graph is not None
+
+    # The protocol `Device`.
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         tensor = poison(torch.empty(shape, dtype=dtype))
-        tensor.untyped_storage().is_pinned_host = True
+        tensor.untyped_storage().is_pinned_host = True  # type: ignore[attr-defined]
         return tensor
 
     def copy_ahead(self, target: Tensor, source: Tensor) -> None:
-        """As early as can be: before all that is in the queue."""
+        """Copy as early as possible: before all queued operations."""
         self.refuse_in_capture("a copy on another stream")
         self.launched.append("copy ahead")
-        with self.passing(), torch.inference_mode():
+        with self.bypassed(), torch.inference_mode():
             target.copy_(source)
 
-    def event(self, timing: bool = False) -> InterpretedEvent:
-        return InterpretedEvent(self)
+    def event(self, timing: bool = False) -> FakeEvent:
+        return FakeEvent(self)
 
     @contextlib.contextmanager
     def capturing(self) -> Iterator[None]:
@@ -172,18 +183,18 @@ class FakeGpu:
         try:
             yield
         finally:
-            self._is_in_capturing, self._kernels = False, None
+            self._is_in_capturing, self._graph = False, None
         self.synchronize()
 
     def begin_capture(self) -> None:
         assert self._is_in_capturing, "only within capturing()"
-        assert self._kernels is None, "one capture at a time"
-        self._kernels = RecordedGraph(self)
+        assert self._graph is None, "one capture at a time"
+        self._graph = FakeGraph(self)
 
-    def end_capture(self) -> RecordedGraph:
-        program, self._kernels = self._kernels, None
-        assert program is not None, "nothing is being captured"
-        return program
+    def end_capture(self) -> FakeGraph:
+        graph, self._graph = self._graph, None
+        assert graph is not None, "nothing is being captured"
+        return graph
 
     def synchronize(self) -> None:
         self.refuse_in_capture("synchronizing")
@@ -209,26 +220,26 @@ class FakeGpu:
 
     def make_arena(self, num_bytes: int, purpose: str) -> Arena:
         self.count_arena(num_bytes)
-        return InterpretedArena(self, num_bytes, purpose)
+        return FakeArena(self, num_bytes, purpose)
 
     def count_arena(self, num_bytes: int) -> None:
-        """Of an arena's memory that comes, or goes."""
+        """Count memory that an arena takes, or gives back if negative. Raises MemoryError."""
         if num_bytes > self.free_bytes():
             raise MemoryError(f"{num_bytes:,} of {self.free_bytes():,} bytes")
         self._arena_bytes += num_bytes
 
-    # What is asked of it.
+    # Operations.
 
     def submit(self, operation: Operation) -> None:
-        """Have it done, or recorded."""
-        if self._kernels is not None:
-            self._kernels.operations.append(operation)
+        """Queue an operation, or record it during a capture."""
+        if self._graph is not None:
+            self._graph.operations.append(operation)
             return
         self.launched.append(operation.name)
         self.enqueue(operation)
 
     def enqueue(self, operation: Operation) -> int:
-        """Its number, to wait for."""
+        """Queue an operation. Returns its number for `work_up_to` and `has_done`."""
         self._queue.append(operation)
         self._num_queued += 1
         number = self._num_queued
@@ -236,10 +247,11 @@ class FakeGpu:
         return number
 
     def work_up_to(self, number: int) -> None:
+        """Execute the operations up to this number."""
         while self._num_done < number:
             operation = self._queue.popleft()
             self._num_done += 1
-            with self.passing(), torch.inference_mode(), _quiet():
+            with self.bypassed(), torch.inference_mode(), _quiet():
                 try:
                     operation.run()
                 except Exception as problem:
@@ -247,6 +259,7 @@ class FakeGpu:
                     raise
 
     def has_done(self, number: int) -> bool:
+        """Let the device progress, and return whether it has done this operation."""
         self._advance()
         return self._num_done >= number
 
@@ -254,31 +267,33 @@ class FakeGpu:
         self.work_up_to(self._num_done + min(self.progress(len(self._queue)), len(self._queue)))
 
     @contextlib.contextmanager
-    def passing(self) -> Iterator[None]:
-        """What is called in it is not intercepted."""
-        before, self.is_passing = self.is_passing, True
+    def bypassed(self) -> Iterator[None]:
+        """Execute operations directly inside this context, without queueing them."""
+        before, self.is_bypassed = self.is_bypassed, True
         try:
             yield
         finally:
-            self.is_passing = before
+            self.is_bypassed = before
 
     def refuse_in_capture(self, what: str) -> None:
-        if self._kernels is not None:
+        """Raise RuntimeError during a capture."""
+        if self._graph is not None:
             raise RuntimeError(f"{what} is not permitted while a graph is captured")
 
-    def wait_unasked(self, what: str) -> None:
-        """For what makes the host wait without saying so."""
+    def wait_implicitly(self, what: str) -> None:
+        """Wait for all operations, for a call that makes the host wait implicitly. Raises
+        RuntimeError if that is not allowed."""
         self.refuse_in_capture(what)
         if not self.may_wait:
             raise RuntimeError(f"{what} makes the host wait for the device")
         self.synchronize()
 
-    # Its memory.
+    # Memory.
 
     def allocate(self, like: Tensor) -> Tensor:
-        """A tensor of the sizes and strides of one on the meta device; not written yet."""
-        if self._kernels is not None:
-            tensor = self._kernels.allocate(like)
+        """Allocate a device tensor with the sizes and strides of a meta tensor."""
+        if self._graph is not None:
+            tensor = self._graph.allocate(like)
         else:
             tensor = torch.empty_strided(like.size(), like.stride(), dtype=like.dtype)
             poison(tensor)
@@ -289,24 +304,25 @@ class FakeGpu:
         return tensor
 
     def borrowed(self, tensor: Tensor) -> Tensor:
-        """As an operation has it: one in a queue keeps it, one in a graph does not."""
-        return tensor if self._kernels is None else self._kernels.borrow(tensor)
+        """Return the tensor as an operation holds it: a queued operation keeps its memory alive,
+        and an operation of a graph does not."""
+        return tensor if self._graph is None else self._graph.borrow(tensor)
 
     def _count(self, num_bytes: int) -> None:
         self._allocated_bytes += num_bytes
         self._peak_bytes = max(self._peak_bytes, self._allocated_bytes)
 
 
-class InterpretedArena(HostArena):
-    """Memory of the device that can be given back."""
+class FakeArena(HostArena):
+    """An arena in the fake GPU's memory."""
 
     def __init__(self, device: FakeGpu, num_bytes: int, purpose: str) -> None:
         self._device = device
-        with device.passing():
+        with device.bypassed():
             super().__init__(num_bytes, purpose)
 
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        with self._device.passing():
+        with self._device.bypassed():
             return mark(super().allocate(shape, dtype))
 
     def release(self, keep: bool = False) -> None:
@@ -324,7 +340,7 @@ class InterpretedArena(HostArena):
 
 
 def poison(tensor: Tensor) -> Tensor:
-    """As memory that nobody wrote."""
+    """Fill a tensor with the values of memory that has not been written."""
     if tensor.dtype is torch.bool:
         return tensor.fill_(True)
     if tensor.dtype.is_floating_point:
@@ -333,7 +349,7 @@ def poison(tensor: Tensor) -> Tensor:
 
 
 def _span(tensor: Tensor) -> int:
-    """Elements from the first to the last."""
+    """Return the number of elements from a tensor's first to its last one, with gaps."""
     if not tensor.numel():
         return 0
     steps = zip(tensor.size(), tensor.stride(), strict=True)
@@ -341,7 +357,7 @@ def _span(tensor: Tensor) -> int:
 
 
 def _at(storage: torch.UntypedStorage, like: Tensor, offset: int) -> Tensor:
-    """A tensor on that memory which does not keep it alive."""
+    """Return a tensor like `like` on that memory that does not keep it alive."""
     other = torch._C._construct_storage_from_data_pointer(
         storage.data_ptr(), HOST, storage.nbytes()
     )
@@ -350,8 +366,8 @@ def _at(storage: torch.UntypedStorage, like: Tensor, offset: int) -> Tensor:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """The interpreter computes with numpy, and masked elements too. That of Triton 3.6 makes
-    numbers of arrays in a way that numpy is to drop."""
+    """Suppress warnings of Triton's interpreter: it computes masked elements with numpy, too, and
+    Triton 3.6 converts arrays to numbers in a way that numpy deprecates."""
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         warnings.simplefilter("ignore", DeprecationWarning)

@@ -1,7 +1,7 @@
-"""What is asked of an `FakeGpu`: operations of torch and launches of Triton's kernels.
+"""Intercepts the operations of torch and the kernel launches that concern a `FakeGpu`.
 
-Owns which tensors are the device's, and what would happen to a call on CUDA: it is queued, or it
-makes the host wait, or it is refused.
+This module owns which tensors are on the device, and whether CUDA would queue a call, make the host
+wait, or refuse it.
 """
 
 from __future__ import annotations
@@ -33,13 +33,20 @@ _SAME_MEMORY = ("aten::lift_fresh", "aten::_unsafe_view", "aten::detach", "aten:
 
 @dataclass(slots=True)
 class Operation:
+    """An operation for the device's queue.
+
+    Attributes:
+        name: the name for `FakeGpu.launched`.
+        run: executes the operation.
+    """
+
     name: str
     run: Callable[[], object]
 
 
 def mark(tensor: Tensor) -> Tensor:
-    """It is the device's from now on, with all that shares its memory."""
-    tensor.untyped_storage().is_on_device = True
+    """Put a tensor, and all tensors that share its memory, on the device."""
+    tensor.untyped_storage().is_on_device = True  # type: ignore[attr-defined]
     return tensor
 
 
@@ -52,13 +59,13 @@ def is_pinned(tensor: Tensor) -> bool:
 
 
 class Intercept:
-    """Around all that may talk to the device."""
+    """Intercepts calls from `open` to `close`."""
 
     def __init__(self, device: FakeGpu) -> None:
         self._device = device
         self._stack = contextlib.ExitStack()
 
-    def __enter__(self) -> None:
+    def open(self) -> None:
         self._stack.enter_context(Reads(self._device))
         self._stack.enter_context(Operations(self._device))
         original = GridExecutor.__call__
@@ -69,16 +76,16 @@ class Intercept:
         self._stack.callback(setattr, GridExecutor, "__call__", original)
         GridExecutor.__call__ = launch
 
-    def __exit__(self, *details: object) -> None:
-        self._stack.__exit__(*details)
+    def close(self) -> None:
+        self._stack.close()
 
     def _launch(self, run: Callable[..., None], executor: Any, args: Any, kwargs: Any) -> None:
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        places = {is_on_device(tensor) for tensor in tensors}
-        if self._device.is_passing or True not in places:
+        devices = {is_on_device(tensor) for tensor in tensors}
+        if self._device.is_bypassed or True not in devices:
             run(*args, **kwargs)
             return
-        if False in places:
+        if False in devices:
             raise ValueError(f"{executor.fn.__name__}: a pointer is the host's (cpu tensor?)")
         _submit(self._device, executor.fn.__name__, run, args, kwargs)
 
@@ -89,7 +96,7 @@ def _submit(device: FakeGpu, name: str, run: Callable[..., Any], args: Any, kwar
 
 
 class Reads(TorchFunctionMode):
-    """Methods that read or make tensors without an operation that could be seen below."""
+    """Intercepts methods that read or make tensors without an operation that `Operations` sees."""
 
     def __init__(self, device: FakeGpu) -> None:
         super().__init__()
@@ -100,7 +107,7 @@ class Reads(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         name = getattr(function, "__name__", "")
-        if self._device.is_passing:
+        if self._device.is_bypassed:
             return function(*args, **kwargs)
         if name in ("tensor", "as_tensor") and kwargs.get("device") == self._device.torch_device:
             device = kwargs.pop("device")
@@ -111,10 +118,10 @@ class Reads(TorchFunctionMode):
             if name in ("numpy", "__array__"):
                 raise TypeError("a tensor of the device has no numpy array: .cpu() first")
             if name == "tolist":
-                self._device.wait_unasked("tolist")
+                self._device.wait_implicitly("tolist")
             if name == "cpu" or (name == "to" and _goes_to_host(args[1:], kwargs)):
-                self._device.wait_unasked(name)
-                with self._device.passing():
+                self._device.wait_implicitly(name)
+                with self._device.bypassed():
                     copy = args[0].clone()
                     return function(copy, *args[1:], **kwargs)
         return function(*args, **kwargs)
@@ -128,24 +135,24 @@ def _goes_to_host(args: Any, kwargs: Any) -> bool:
     )
 
 
-class Operations(TorchDispatchMode):
-    """Operations on tensors of the device."""
+class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Intercepts operations on tensors of the device."""
 
     def __init__(self, device: FakeGpu) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._device = device
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # which would import it, for seconds
+        return False  # True would import torch._dynamo, which takes seconds
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if self._device.is_passing or not self._concerns_device(args, kwargs):
+        if self._device.is_bypassed or not self._concerns_device(args, kwargs):
             return function(*args, **kwargs)
-        with self:  # in inference mode, what is made of other operations comes as one
+        with self:  # in inference mode, composite operations arrive undecomposed
             result = function.decompose(*args, **kwargs)
         if result is not NotImplemented:
             return result
@@ -156,7 +163,7 @@ class Operations(TorchDispatchMode):
         if function.is_view or _name(function) in _SAME_MEMORY or _has(function, "inplace_view"):
             return function(*args, **kwargs)
         if _is_decided_by_values(function, args):
-            self._device.wait_unasked(_name(function))
+            self._device.wait_implicitly(_name(function))
             return tree_map_only(Tensor, mark, function(*args, **kwargs))
         args, kwargs = tree_map_only(Tensor, self._as_constant, (args, kwargs))
         if any(argument.is_write for argument in _aliases(function)):
@@ -172,7 +179,7 @@ class Operations(TorchDispatchMode):
         )
 
     def _as_constant(self, tensor: Tensor) -> Tensor:
-        """A number that comes as a tensor of the host is handed over as it is now."""
+        """Copy a host tensor that is one number, as CUDA does; refuse other host tensors."""
         if is_on_device(tensor):
             return tensor
         if tensor.dim():
@@ -183,7 +190,7 @@ class Operations(TorchDispatchMode):
         return tensor.clone()
 
     def _compute(self, function: Any, args: Any, kwargs: Any) -> Any:
-        """A function whose results are new tensors."""
+        """Queue a function whose results are new tensors."""
         meta_kwargs = dict(kwargs)
         if "device" in kwargs:
             meta_kwargs["device"] = torch.device("meta")
@@ -212,7 +219,7 @@ class Operations(TorchDispatchMode):
             self._device.refuse_in_capture("a copy from memory of the host that is not pinned")
             _submit(self._device, "copy", _aten.copy_.default, (target, source.clone()), {})
         else:
-            self._device.wait_unasked("a copy that blocks")
+            self._device.wait_implicitly("a copy that blocks")
             self._device.launched.append("copy")
             target.copy_(source)
         return target
@@ -221,12 +228,14 @@ class Operations(TorchDispatchMode):
         non_blocking = kwargs.get("non_blocking", False)
         kwargs = {name: value for name, value in kwargs.items() if name != "non_blocking"}
         if kwargs.get("device") == HOST:
-            self._device.wait_unasked("a copy to the host")
-            return _aten._to_copy.default(source, **kwargs)
+            self._device.wait_implicitly("a copy to the host")
+            on_host: Tensor = _aten._to_copy.default(source, **kwargs)
+            return on_host
         if is_on_device(source):
             if "device" in kwargs and kwargs.get("dtype", source.dtype) == source.dtype:
-                return source  # CUDA's is where it is to go
-            return self._compute(_aten._to_copy.default, (source,), kwargs)
+                return source  # the tensor is on the device already
+            converted: Tensor = self._compute(_aten._to_copy.default, (source,), kwargs)
+            return converted
         shape = _aten._to_copy.default(_meta(source), **kwargs | {"device": torch.device("meta")})
         return self._copy(self._device.allocate(shape), source, non_blocking)
 
@@ -244,7 +253,7 @@ def _has(function: Any, tag: str) -> bool:
 
 
 def _is_decided_by_values(function: Any, args: Any) -> bool:
-    """Whether the host has to know values to go on: CUDA waits then."""
+    """Return whether the host needs the values of a tensor to continue; CUDA waits then."""
     if function in (_aten.index.Tensor, _aten.index_put_.default, _aten.index_put.default):
         kinds = {index.dtype for index in args[1] if index is not None}
         return bool(kinds & {torch.bool, torch.uint8})
@@ -257,7 +266,7 @@ def _aliases(function: Any) -> list[Any]:
 
 
 def _written(function: Any, args: Any, kwargs: Any) -> Any:
-    """What an operation that writes to its arguments returns: these."""
+    """Return the arguments that an operation writes to, which are its results."""
     schema = function._schema
     given = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | kwargs
     by_alias = {

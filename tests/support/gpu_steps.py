@@ -44,7 +44,8 @@ WRONG_INPUTS = {
 
 @contextmanager
 def few_processors() -> Iterator[None]:
-    """The interpreter takes one program after the other: contexts are cut into few parts."""
+    """Make attention split contexts into few parts, since the interpreter runs a launch's programs
+    one after another."""
     before = configs._SM_COUNT_UNKNOWN
     configs._SM_COUNT_UNKNOWN = FEW_PROCESSORS
     yield
@@ -53,7 +54,7 @@ def few_processors() -> Iterator[None]:
 
 @dataclass
 class Prepared:
-    """A step that was sent to the device."""
+    """A step whose inputs were sent to the device."""
 
     mode: CudaGraphMode
     descriptor: BatchDescriptor
@@ -63,11 +64,11 @@ class Prepared:
 
 
 class GpuSteps:
-    """One model and its requests.
+    """A model on a device, and its requests.
 
     Attributes:
-        tokens: by row, known so far.
-        computed: by row, how many of them have their keys and values in the cache.
+        tokens: by row, the tokens known so far.
+        computed: by row, how many of these tokens have keys and values in the cache.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class GpuSteps:
         num_blocks = 1 + max_requests * max_blocks
         self._free = list(np.random.default_rng(5).permutation(np.arange(1, num_blocks)))
         self._blocks: dict[int, list[int]] = {}
-        self._admitted: set[int] = set()
+        self._assigned: set[int] = set()
         self._step = 0
         self._last_decodes: list[int] = []
         layout = GpuCacheLayout.of(config, BLOCK_SIZE, dtype)
@@ -123,13 +124,13 @@ class GpuSteps:
         )
 
     def add(self, row: int, tokens: list[int]) -> None:
-        """A request whose first step admits it to that row."""
+        """Add a request, whose first step assigns it to that row."""
         self._free += self._blocks.pop(row, [])
-        self._admitted.discard(row)
+        self._assigned.discard(row)
         self.tokens[row], self.computed[row] = list(tokens), 0
 
     def invent_context(self, row: int, length: int) -> None:
-        """The row's first tokens have keys and values, which nobody computed."""
+        """Fill the keys and values of the row's first tokens with random numbers."""
         self._grow(row, length)
         self.computed[row] = length
         generator = torch.Generator().manual_seed(row)
@@ -140,11 +141,11 @@ class GpuSteps:
                 part[block].copy_(content)
 
     def prepare(self, work: dict[int, int], *, feeds_itself: bool = False) -> Prepared:
-        """Send a step that computes as many tokens of each row.
+        """Send the inputs of a step to the device.
 
         Args:
-            work: by row.
-            feeds_itself: the tokens are those that the device has in `last_tokens`.
+            work: by row, the number of tokens to compute.
+            feeds_itself: whether the tokens are those that the device has in `last_tokens`.
         """
         plan = self._plan(work)
         self.batch.update(plan)
@@ -158,7 +159,8 @@ class GpuSteps:
         return Prepared(mode, descriptor, longest, inputs, plan)
 
     def _spoil_inputs(self, plan: StepPlan) -> None:
-        """What is not sent now is wrong, but nothing that a kernel would crash at."""
+        """Fill the device's inputs with wrong values that no kernel crashes at, so that inputs
+        which are not sent give wrong results."""
         for name, value in WRONG_INPUTS.items():
             getattr(self.inputs.step, name).fill_(value)
         self.inputs.step.slots.fill_(self._blocks[plan.rows[0]][0] * BLOCK_SIZE)
@@ -172,10 +174,10 @@ class GpuSteps:
             start, tokens = self.computed[row], self.tokens[row]
             new = self._grow(row, start + count)
             blocks = self._blocks[row]
-            if row not in self._admitted:
-                self._admitted.add(row)
-                admission = NewRequest(row, tokens, list(blocks), SamplingParams(), 0, 0, ())
-                plan.new_requests.append(admission)
+            if row not in self._assigned:
+                self._assigned.add(row)
+                request = NewRequest(row, tokens, list(blocks), SamplingParams(), 0, 0, ())
+                plan.new_requests.append(request)
             elif new:
                 plan.block_appends.append(BlockAppend(row, len(blocks) - len(new), new))
             if start + count == len(tokens):
@@ -190,34 +192,34 @@ class GpuSteps:
         return plan
 
     def _grow(self, row: int, length: int) -> list[int]:
-        """Have blocks for so many tokens; those that are new."""
+        """Allocate blocks for so many tokens, and return the new ones."""
         blocks = self._blocks.setdefault(row, [])
         new = [int(self._free.pop()) for _ in range(-(-length // BLOCK_SIZE) - len(blocks))]
         blocks += new
         return new
 
     def run(self, step: Prepared, mode: CudaGraphMode | None = None) -> tuple[Tensor, Tensor]:
-        """Compute it, or compute it again in another way; its hidden states and logits on the
-        host, without those of the padding."""
+        """Compute a step, in its own mode or in another one. Returns its hidden states and logits
+        on the host, without those of the padding."""
         hidden, logits = self.program.run(mode or step.mode, step.descriptor, step.max_query_len)
         num_tokens, num_samples = step.plan.num_tokens, len(step.plan.samples)
         return self.on_host(hidden[:num_tokens]), self.on_host(logits[:num_samples])
 
     def on_host(self, tensor: Tensor) -> Tensor:
-        """What the device has in it when all is done."""
+        """Return a copy of the tensor on the host, after all work is done."""
         self.device.synchronize()
         return tensor.cpu()
 
     def finish(self, step: Prepared, logits: Tensor) -> dict[int, Tensor]:
-        """Take the likeliest token of each sampled row; the row's logits."""
-        self.take(step, logits.argmax(-1))
+        """Append the most likely token to each sampled row, and return the rows' logits."""
+        self.append(step, logits.argmax(-1))
         rows = step.inputs.sample_rows.tolist()
         for row in rows:
             self.last_tokens[row] = self.tokens[row][-1]
         return dict(zip(rows, logits.float(), strict=True))
 
-    def take(self, step: Prepared, sampled: Tensor) -> None:
-        """Go on with these tokens, one for each sampled row."""
+    def append(self, step: Prepared, sampled: Tensor) -> None:
+        """Append these tokens, one for each sampled row."""
         self.batch.append(step.inputs, sampled.numpy())
         for row, count in zip(step.plan.rows, step.plan.counts, strict=True):
             self.computed[row] += count
@@ -225,12 +227,12 @@ class GpuSteps:
             self.tokens[row].append(token)
 
     def step(self, work: dict[int, int]) -> dict[int, Tensor]:
-        """Compute as many tokens of each row; the logits behind the rows' last tokens."""
+        """Compute a step, and return the logits of the rows' last tokens."""
         prepared = self.prepare(work)
         return self.finish(prepared, self.run(prepared)[1])
 
     def poison(self) -> None:
-        """What a step must not read: whatever the last one left."""
+        """Fill the buffers with NaN, since a step must not read what an earlier one left there."""
         parts = [*vars(self.buffers).values(), *self.buffers._products.values()]
         for part in parts:
             if isinstance(part, Tensor):

@@ -1,7 +1,7 @@
-"""Runs test files in processes of their own, in which Triton interprets.
+"""Runs test files in processes of their own, in which Triton interprets kernels.
 
-Triton decides at its import whether kernels are compiled or interpreted, so no process can do
-both, and none of the other tests may have it interpreted.
+Triton decides at its import whether it compiles or interprets kernels, so no process can do both,
+and the process of the other tests must compile.
 """
 
 from __future__ import annotations
@@ -16,15 +16,18 @@ NO_TESTS_COLLECTED = 5
 
 
 def files(folder: Path) -> list[str]:
+    """Return the names of the test files in a folder."""
     return sorted(path.name for path in folder.glob("test_*.py"))
 
 
 def interpret(path: Path, markers: str) -> None:
+    """Run the tests of a file that have these markers, interpreted."""
     done = _pytest(path, "-m", markers, TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
     assert done.returncode in (0, NO_TESTS_COLLECTED), done.stdout + done.stderr
 
 
 def assert_nothing_is_collected_compiled(folder: Path) -> None:
+    """Check that pytest collects no test of the folder where Triton compiles."""
     done = _pytest(folder, "--collect-only")
     assert done.returncode == NO_TESTS_COLLECTED, done.stdout
 

@@ -1,9 +1,9 @@
-"""Compiles every launch of the kernels for GPUs that are not there, and says what came out.
+"""Compiles every launch of the Triton kernels for a GPU that the machine need not have.
 
-Run in a process of its own: `python kernel_launches.py CAPABILITY [all]` prints one JSON line
-for each kernel. Compiling needs no device, only its name. What it finds and the interpreter cannot:
-types that change in a loop, registers that spill, shared memory that does not fit, arithmetic
-that became float64.
+The command `python kernel_launches.py CAPABILITY [all]` prints one JSON line for each kernel.
+Compiling needs the compute capability only. It finds errors that the interpreter cannot: types that
+change in a loop, registers that spill, shared memory that does not fit, and arithmetic that became
+float64.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ VOCAB_SIZE = 128_256
 
 
 class AbsentDevice:
-    """What compiling asks a driver for."""
+    """The part of Triton's driver that compiling needs."""
 
     def __init__(self, capability: int) -> None:
         self._target = GPUTarget("cuda", capability, 32)
@@ -76,7 +76,7 @@ def report(name: str, kernel: Any) -> None:
 
 
 def compile_instead_of_launching(capability: int, label: list[str]) -> None:
-    """From now on; `label[0]` is put before each kernel's name."""
+    """Make all launches compile only, and report each kernel with `label[0]` before its name."""
     driver.set_active(AbsentDevice(capability))
     run = JITFunction.run
 
@@ -100,7 +100,8 @@ def rows() -> None:
     cache, angles = empty(2, 8, 16, 8, 128), empty(4, 1, 128)
     slots = empty(4, dtype=torch.int64)
     for norms in (None, (angles[0, 0], angles[0, 0], 1e-6)):
-        rope_and_write(empty(4, 32, 128), *cache, empty(4, 48, 128), angles, angles, slots, norms)
+        heads = empty(4, 48, 128)
+        rope_and_write(empty(4, 32, 128), cache[0], cache[1], heads, angles, angles, slots, norms)
 
 
 def step() -> None:
@@ -118,18 +119,18 @@ def sampler() -> None:
     logits = empty(4, VOCAB_SIZE, dtype=torch.float32)
     scratch = SamplingScratch.allocate(4, VOCAB_SIZE, "cpu")
     columns = SamplingColumns.greedy(4, "cpu")
-    uses = empty(4, VOCAB_SIZE, dtype=torch.int32)
+    counts = empty(4, VOCAB_SIZE, dtype=torch.int32)
     masks = TokenMasks(empty(4, VOCAB_SIZE // 32, dtype=torch.int32), ids)
     sample(tokens, logits, ids, tokens, columns, scratch)
-    sample(tokens, logits.bfloat16(), ids, tokens, columns, scratch, uses, masks, True)
+    sample(tokens, logits.bfloat16(), ids, tokens, columns, scratch, counts, masks, True)
     score(Scores.allocate(4, 20, "cpu"), logits, tokens, ids, scratch)
-    count_tokens(uses, ids, tokens)
-    count_tokens(uses, ids, tokens, is_prompt=True)
+    count_tokens(counts, ids, tokens)
+    count_tokens(counts, ids, tokens, is_prompt=True)
     add_biases(logits, ids, tokens, logits[0, :4])
 
 
 SHAPES = ((32, 8, 128), (32, 8, 64), (16, 8, 256), (28, 4, 128), (32, 8, 80))
-"""Query heads, kv heads, and their size."""
+"""Query heads, kv heads, and the head size."""
 OPTIONS = ((4, None), (1, 1024), (1, None))
 """Splits and window."""
 
@@ -146,7 +147,6 @@ def attention(
                 cache = empty(2, 8, 16, kv_heads, dim, dtype=dtype)
                 query = empty(4, heads, dim, dtype=dtype)
                 table, starts = empty(2, 8, dtype=torch.int32), empty(3, dtype=torch.int32)
-                lengths = (table, starts, starts[1:])
                 scratch = AttentionScratch.allocate(4, heads, splits, dim, torch.device("cpu"))
                 form = (0.1, window, splits, scratch)
                 paged_attention(query.clone(), query, *cache, *lengths, config, *form)
@@ -155,7 +155,8 @@ def attention(
 def main() -> None:
     capability, label = int(sys.argv[1]), [""]
     compile_instead_of_launching(capability, label)
-    configs._capability = lambda index: (capability // 10, capability % 10)
+    found = capability // 10, capability % 10
+    configs._capability = lambda index: found  # type: ignore[assignment]
     rows()
     step()
     sampler()

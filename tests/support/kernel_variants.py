@@ -1,7 +1,7 @@
-"""Which variants of kernels a GPU would compile, from launches that Triton's interpreter runs.
+"""Finds the variants of kernels that a GPU would compile, from launches in Triton's interpreter.
 
-Triton compiles a kernel once more for each new combination of its arguments' types, of pointers
-and integers that are divisible by 16, of integers that are 1, and of its constants.
+Triton compiles another variant of a kernel for each combination of its arguments' types, of
+pointers and integers that are divisible by 16, of integers that are 1, and of its constants.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ Variant = tuple[Any, ...]
 
 @contextlib.contextmanager
 def seen_variants(is_capturing: Callable[[], bool]) -> Iterator[dict[Variant, bool]]:
-    """Those of the launches made within; true if first met while a graph was captured, when a GPU
-    can load no code."""
+    """Collect the variants of the launches in this context. The value of a variant is true if its
+    first launch was captured in a graph: a GPU cannot load code during a capture."""
     found: dict[Variant, bool] = {}
     original = InterpretedFunction.run
 

@@ -1,4 +1,4 @@
-"""The Triton kernels compiled, on a GPU, with the tests that the interpreter runs too."""
+"""The tests of the Triton kernels, compiled, on a GPU; the interpreter runs the same tests."""
 
 from __future__ import annotations
 

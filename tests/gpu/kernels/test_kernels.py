@@ -1,4 +1,4 @@
-"""All kernels of the package on a GPU; `pytest -m gpu`."""
+"""All Triton kernels on a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The GPU engine on a GPU, with the tests that its double passes too."""
+"""The tests of the GPU engine on a GPU; the fake GPU passes the same tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The arena of a GPU."""
+"""`CudaArena` on a GPU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TestCudaArena(ArenaConformance):
         self.made.append(CudaArena(num_bytes, "a test", DEVICE))
         return self.made[-1]
 
-    def test_the_device_has_the_memory_back(self):
+    def test_release_gives_the_memory_back_to_the_device(self):
         before = torch.cuda.mem_get_info(DEVICE)[0]
         arena = self.make(2**30)
         arena.release()
@@ -31,7 +31,7 @@ class TestCudaArena(ArenaConformance):
         arena.restore()
         assert torch.cuda.mem_get_info(DEVICE)[0] <= before - 2**30 + 2**26
 
-    def test_a_captured_graph_computes_on_what_was_restored(self):
+    def test_a_captured_graph_computes_on_restored_memory(self):
         arena = self.make(2**27)
         x, y = (arena.allocate((2**20,), torch.float32) for _ in range(2))
         torch.mul(x, 2, out=y)

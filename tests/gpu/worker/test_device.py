@@ -1,4 +1,4 @@
-"""CUDA's device."""
+"""`CudaDevice` on a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step's inputs, sent to a GPU."""
+"""The inputs of a step, on a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sampler on a GPU; `pytest -m gpu`."""
+"""The sampler on a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs the tests of the GPU engine, each file in a process of its own that interprets."""
+"""Runs the tests of the GPU engine on the fake GPU, each file in a process of its own."""
 
 from __future__ import annotations
 

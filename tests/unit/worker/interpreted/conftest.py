@@ -1,7 +1,7 @@
-"""The GPU engine on its double, the kernels under Triton's interpreter.
+"""The tests of the GPU engine on the fake GPU, with the kernels in Triton's interpreter.
 
-As for the kernels alone, these tests run in processes of their own, which `test_gpu_interpreted.py`
-beside this folder starts; or `TRITON_INTERPRET=1 pytest tests/unit/worker/interpreted`.
+These tests run in processes of their own, which `test_gpu_interpreted.py` beside this folder
+starts. The command `TRITON_INTERPRET=1 pytest tests/unit/worker/interpreted` runs them directly.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
     @pytest.fixture
     def gpu_device() -> Iterator[FakeGpu]:
-        """It computes nothing before the host waits for it."""
+        """A fake GPU that executes nothing before the host waits."""
         with FakeGpu(lazy) as device:
             yield device
 
@@ -34,6 +34,6 @@ else:
 
 @pytest.fixture(params=[torch.float32, torch.float16], ids=["f32", "f16"])
 def dtype(request: pytest.FixtureRequest) -> torch.dtype:
-    """What the interpreter computes with: its bfloat16 is broken."""
+    """The dtypes that the interpreter supports; its bfloat16 is broken."""
     kind: torch.dtype = request.param
     return kind

@@ -1,4 +1,4 @@
-"""The double of a GPU: it does what a GPU does, and says where a GPU would go wrong silently."""
+"""The fake GPU behaves like a GPU, and raises errors where a GPU would silently compute garbage."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def test_nothing_is_done_before_the_host_waits(gpu_device):
     assert result.tolist() == [2.0]
 
 
-def test_the_device_works_on_as_the_test_says(gpu_device):
-    event, paces = gpu_device.event(), iter([0, 0, 1, 0, 2])
-    gpu_device.progress = lambda queued: next(paces)
+def test_progress_decides_how_many_operations_are_executed(gpu_device):
+    event, progresses = gpu_device.event(), iter([0, 0, 1, 0, 2])
+    gpu_device.progress = lambda queued: next(progresses)
     ones(1, device=gpu_device).add_(1)
     event.record()
     assert [event.is_done() for _ in range(2)] == [False, True]
@@ -66,7 +66,7 @@ def test_the_device_works_on_as_the_test_says(gpu_device):
         lambda x: torch.empty(1).copy_(x, non_blocking=True),
     ],
 )
-def test_a_host_that_waits_without_saying_so_is_told(gpu_device, wait):
+def test_an_implicit_wait_of_the_host_is_refused(gpu_device, wait):
     x = ones(1, device=gpu_device)
     with no_waits(gpu_device), pytest.raises(RuntimeError, match="makes the host wait"):
         wait(x)
@@ -75,7 +75,7 @@ def test_a_host_that_waits_without_saying_so_is_told(gpu_device, wait):
     assert not gpu_device.event().is_done() or x.tolist() == [5.0]
 
 
-def test_a_tensor_of_the_device_is_no_numpy_array(gpu_device):
+def test_a_device_tensor_has_no_numpy_array(gpu_device):
     x = ones(2, device=gpu_device)
     gpu_device.synchronize()
     with pytest.raises(TypeError, match="no numpy array"):
@@ -83,16 +83,16 @@ def test_a_tensor_of_the_device_is_no_numpy_array(gpu_device):
     assert x.cpu().numpy().tolist() == [1, 1]
 
 
-def test_tensors_say_where_they_are(gpu_device):
+def test_tensors_know_their_device(gpu_device):
     x, host = ones(2, device=gpu_device), torch.ones(2)
-    there = host.to(x.device), torch.zeros_like(x), x[1:], x.new_zeros(1), x.half(), x + x
-    assert {tensor.device for tensor in there} == {gpu_device.torch_device}
+    on_device = host.to(x.device), torch.zeros_like(x), x[1:], x.new_zeros(1), x.half(), x + x
+    assert {tensor.device for tensor in on_device} == {gpu_device.torch_device}
     gpu_device.synchronize()
     assert {host.device, x.cpu().device} == {torch.device("cpu")}
     assert x.to(gpu_device.torch_device) is x
 
 
-def test_host_and_device_do_not_mix(gpu_device):
+def test_operations_on_host_and_device_tensors_are_refused(gpu_device):
     x, host = ones(2, device=gpu_device), torch.ones(2)
     with pytest.raises(RuntimeError, match="same device"):
         x + host
@@ -101,14 +101,14 @@ def test_host_and_device_do_not_mix(gpu_device):
     with pytest.raises(ValueError, match=r"_rms_norm.*cpu tensor"):
         rms_norm(x[None], x[None], host, 1e-6)
     number = torch.tensor(3.0)
-    x.add_(number)  # handed over as it is now
+    x.add_(number)  # its value is copied now
     number.fill_(100.0)
     gpu_device.synchronize()
     assert values(x) == [4.0, 4.0]
     assert (host + 1).tolist() == [2.0, 2.0]
 
 
-def test_a_host_that_overwrites_what_is_being_copied_is_seen(gpu_device):
+def test_overwriting_pinned_memory_during_its_copy_changes_the_result(gpu_device):
     sent = gpu_device.pinned((1,), torch.float32)
     sent.fill_(1.0)
     x = ones(1, device=gpu_device)
@@ -119,7 +119,7 @@ def test_a_host_that_overwrites_what_is_being_copied_is_seen(gpu_device):
 
 
 @pytest.mark.parametrize("non_blocking", [True, False])
-def test_memory_that_is_not_pinned_is_copied_before_the_host_goes_on(gpu_device, non_blocking):
+def test_memory_that_is_not_pinned_is_copied_at_once(gpu_device, non_blocking):
     sent = torch.ones(1)
     x = torch.empty(1, device=gpu_device.torch_device)
     x.copy_(sent, non_blocking=non_blocking)
@@ -129,7 +129,7 @@ def test_memory_that_is_not_pinned_is_copied_before_the_host_goes_on(gpu_device,
     assert values(x) == values(y) == [1.0]
 
 
-def test_only_pinned_memory_is_copied_from_in_a_capture(gpu_device):
+def test_a_capture_copies_from_pinned_memory_only(gpu_device):
     x, pinned = ones(1, device=gpu_device), gpu_device.pinned((1,), torch.float32)
     with gpu_device.capturing():
         gpu_device.begin_capture()
@@ -155,18 +155,18 @@ def test_memory_is_nan_until_it_is_written(gpu_device):
     assert x.cpu().isnan().tolist() == [True, False, True]
 
 
-def test_a_graph_that_outlives_a_tensor_it_reads_is_refused(gpu_device):
+def test_the_replay_of_a_graph_that_reads_a_freed_tensor_is_refused(gpu_device):
     held, y = [ones(2, device=gpu_device)], ones(2, device=gpu_device)
     (graph,) = DeviceConformance.capture(gpu_device, lambda: torch.mul(held[0], 2, out=y))
     graph.replay()
     held.clear()
-    gpu_device.synchronize()  # what is queued keeps what it uses
+    gpu_device.synchronize()  # queued operations keep their tensors alive
     with pytest.raises(AssertionError, match=r"1 tensor\(s\) that were freed"):
         graph.replay()
 
 
-def test_what_a_piece_drops_is_not_there_for_the_next(gpu_device):
-    """They share a pool: on a GPU something else may lie there by then."""
+def test_memory_that_one_graph_freed_is_not_available_to_the_next(gpu_device):
+    """The graphs share a memory pool: on a GPU other tensors may use the memory by then."""
     x, y = ones(2, device=gpu_device), ones(2, device=gpu_device)
     held = {}
     first, second = DeviceConformance.capture(
@@ -184,7 +184,7 @@ def test_what_a_piece_drops_is_not_there_for_the_next(gpu_device):
 
 
 @pytest.mark.parametrize("wait", ["item", "synchronize", "record", "replay"])
-def test_nothing_waits_in_a_capture(gpu_device, wait):
+def test_a_wait_during_a_capture_is_refused(gpu_device, wait):
     x, event = ones(1, device=gpu_device), gpu_device.event()
     (graph,) = DeviceConformance.capture(gpu_device, lambda: x.add_(1))
     calls = {
@@ -199,7 +199,7 @@ def test_nothing_waits_in_a_capture(gpu_device, wait):
             calls[wait]()
 
 
-def test_what_a_graph_dropped_is_garbage_at_its_next_replay(gpu_device):
+def test_memory_that_a_graph_freed_is_garbage_in_its_next_replay(gpu_device):
     x, y = ones(2, device=gpu_device), ones(2, device=gpu_device)
 
     def read_what_was_not_written():
@@ -214,7 +214,7 @@ def test_what_a_graph_dropped_is_garbage_at_its_next_replay(gpu_device):
         assert y.cpu().isnan().all()
 
 
-def test_launches_are_listed_and_a_replay_is_one(gpu_device):
+def test_launches_are_listed_and_a_replay_is_one_launch(gpu_device):
     x = ones(1, 8, device=gpu_device)
 
     def compute():
@@ -230,7 +230,7 @@ def test_launches_are_listed_and_a_replay_is_one(gpu_device):
     assert gpu_device.launched == ["graph"]
 
 
-def test_an_error_of_the_device_comes_when_the_host_waits(gpu_device):
+def test_an_error_on_the_device_is_raised_when_the_host_waits(gpu_device):
     x = ones(2, device=gpu_device)
     torch.index_select(x, 0, torch.full((1,), 7, device=gpu_device.torch_device))
     with pytest.raises(IndexError) as caught:
@@ -239,7 +239,7 @@ def test_an_error_of_the_device_comes_when_the_host_waits(gpu_device):
 
 
 def some_work(device: FakeGpu, numbers: torch.Tensor) -> list[float]:
-    """Of many kinds of operations."""
+    """Run many kinds of operations on the device."""
     x = numbers.to(device.torch_device)
     views = x.view(4, 4).t(), x[::2], x.view(2, 8)
     table = torch.zeros(5, 4, device=device.torch_device)
@@ -257,19 +257,19 @@ def some_work(device: FakeGpu, numbers: torch.Tensor) -> list[float]:
     return values(end)
 
 
-def test_its_pace_changes_no_result():
-    """But for programs that do not wait where they must."""
+def test_results_do_not_depend_on_the_devices_progress():
+    """Only programs that miss a wait have other results."""
     numbers, results = torch.randn(16), []
     chance = random.Random(3)
-    paces = [eager, lazy, lambda queued: chance.randrange(3), lambda queued: queued // 2]
-    for index, pace in enumerate(paces):
-        with FakeGpu(pace) as device, torch.inference_mode(index % 2 == 1):
+    progresses = [eager, lazy, lambda queued: chance.randrange(3), lambda queued: queued // 2]
+    for index, progress in enumerate(progresses):
+        with FakeGpu(progress) as device, torch.inference_mode(index % 2 == 1):
             results.append(some_work(device, numbers))
-    assert results.count(results[0]) == len(paces)
+    assert results.count(results[0]) == len(progresses)
     assert not any(map(math.isnan, results[0]))
 
 
-def test_nothing_is_intercepted_afterwards():
+def test_nothing_is_intercepted_after_the_context():
     with FakeGpu(lazy):
         pass
     x = torch.ones(1, device="cpu:0")

@@ -1,4 +1,4 @@
-"""A whole engine, interpreted."""
+"""A whole engine on the fake GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["_few_processors", "model"]
 
 class TestEngine(EngineConformance):
     def test_a_decode_step_is_a_few_launches(self, model: Any, gpu_device: FakeGpu) -> None:
-        """Whatever is launched more costs the host and the device time in every step."""
+        """Each further launch costs time on the host and on the device in every step."""
         _, directory = model
         engine = Engine(make_config(directory), gpu_device)
         engine.add(0, [5], temperature=0.7, max_tokens=9)

@@ -1,4 +1,4 @@
-"""A step's inputs, sent to the double of a GPU."""
+"""The inputs of a step, on the fake GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`LLM` with the bundled model on the double, in the caller's process."""
+"""`LLM` with the bundled model on the fake GPU, in the caller's process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROMPTS = ["def add(a, b):", "import os"]
 
 
 @pytest.fixture
-def _on_the_double(gpu_device: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+def _use_fake_gpu(gpu_device: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     def make(config: EngineConfig, *progress: Any) -> GpuRunner:
         return GpuRunner(config, gpu_device, *progress)
 
@@ -41,15 +41,15 @@ def generate(**options: Any) -> tuple[list[str], LLM]:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("_on_the_double")
-def test_a_front_end_gets_the_texts_of_the_cpu() -> None:
+@pytest.mark.usefixtures("_use_fake_gpu")
+def test_the_texts_equal_those_of_the_cpu() -> None:
     captured: list[tuple[int, int]] = []
     texts, llm = generate(
         compilation_config={"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [2]},
         on_capture_progress=lambda done, total: captured.append((done, total)),
     )
     facts = llm.facts
-    assert facts.device == "interpreted"
+    assert facts.device == "fake GPU"
     assert facts.async_scheduling
     assert facts.graphs.startswith("FULL_DECODE_ONLY: 1 graph, ")
     assert captured == [(0, 1), (1, 1)]

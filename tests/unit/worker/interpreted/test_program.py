@@ -1,4 +1,4 @@
-"""A model's forward pass through the Triton kernels, interpreted."""
+"""A model's forward pass through the Triton kernels, on the fake GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from conformance.gpu_program import (
     ProgramConformance,
     _few_processors,
     add_prompts,
-    assert_right,
+    assert_equals_transformers,
     models,
 )
 from support.fake_gpu import eager, lazy
@@ -35,7 +35,7 @@ class TestProgram(ProgramConformance):
 
 
 def test_a_full_replay_launches_nothing_else(gpu_device, models) -> None:
-    """And no step makes the host wait."""
+    """The host does not wait in any step either."""
     steps = GpuSteps(gpu_device, models("llama")[1], "FULL_AND_PIECEWISE", (2,))
     steps.program.capture()
     add_prompts(steps, {0: 1, 1: 2})
@@ -50,10 +50,10 @@ def test_a_full_replay_launches_nothing_else(gpu_device, models) -> None:
     assert launched == [["graph"], ["graph", "attend", "graph", "attend", "graph", *logits]]
 
 
-def test_only_decodes_are_split_and_warming_up_has_all_their_variants(
+def test_only_decodes_are_split_and_warm_up_runs_all_their_variants(
     gpu_device, models, monkeypatch
 ) -> None:
-    """A number of splits is a kernel of its own, which a request should not wait for."""
+    """Each number of splits is a kernel variant, and no request should wait for its compilation."""
     found: list[int] = []
     monkeypatch.setattr(
         ops, "paged_attention", lambda *_, num_splits, **__: found.append(num_splits)
@@ -71,17 +71,17 @@ def test_only_decodes_are_split_and_warming_up_has_all_their_variants(
     assert warm == set(used)
 
 
-def test_one_token_a_step_is_enough(gpu_device, models) -> None:
+def test_a_step_may_be_limited_to_one_token(gpu_device, models) -> None:
     reference, directory = models("llama")
     steps = GpuSteps(gpu_device, directory, "FULL", None, max_tokens=1, max_requests=2)
     assert steps.program.capture().num_graphs == 1
     add_prompts(steps, {1: 2})
     steps.step({1: 1})
     logits = steps.step({1: 1})[1]
-    assert_right(logits, reference, steps.tokens[1][:-1])
+    assert_equals_transformers(logits, reference, steps.tokens[1][:-1])
 
 
-def test_a_capture_that_fails_is_an_error_of_the_start(gpu_device, models, monkeypatch) -> None:
+def test_a_failed_capture_is_a_start_error(gpu_device, models, monkeypatch) -> None:
     def fail() -> None:
         raise RuntimeError("out of memory")
 
@@ -98,14 +98,14 @@ def test_a_capture_that_fails_is_an_error_of_the_start(gpu_device, models, monke
         ({"head_dim": 512}, None, r"heads of 512 elements .* device='cpu'"),
     ],
 )
-def test_what_there_are_no_kernels_for_is_refused(models, changes, quantization, message) -> None:
+def test_a_model_without_kernels_is_refused(models, changes, quantization, message) -> None:
     config = replace(ModelConfig.from_directory(models("llama")[1]), **changes)
     model = create_model(config, torch.float32, CountingAllocator().allocate, quantization)
     with pytest.raises(EngineStartError, match=message):
         check_model(model)
 
 
-def test_the_cache_takes_what_its_layout_says(gpu_device) -> None:
+def test_the_cache_takes_the_bytes_that_its_layout_computes(gpu_device) -> None:
     layout = GpuCacheLayout(2, 20, 3, torch.float16)
     num_bytes = layout.cache_bytes(num_layers=3, num_blocks=5)
     cache = GpuKVCache(layout, 3, 5, gpu_device.make_arena(num_bytes, "the cache"))
@@ -131,11 +131,11 @@ def test_random_steps_at_the_default_sizes(gpu_device, models, name, mode) -> No
         while any(len(tokens) < 48 for tokens in steps.tokens.values()):
             work = random_work(steps, chance)
             for row, logits in steps.step(work).items():
-                assert_right(logits, reference, steps.tokens[row][:-1])
+                assert_equals_transformers(logits, reference, steps.tokens[row][:-1])
 
 
 def random_work(steps: GpuSteps, chance: random.Random) -> dict[int, int]:
-    """A few tokens of some rows that have fewer than 48, within a step's 24."""
+    """Choose some tokens, at most 24, of some of the rows that have fewer than 48 tokens."""
     rows = [row for row, tokens in steps.tokens.items() if len(tokens) < 48]
     work, budget = {}, 24
     for row in chance.sample(rows, chance.randint(1, len(rows))):

@@ -1,4 +1,4 @@
-"""The sampler on a device, interpreted."""
+"""The sampler, on the fake GPU."""
 
 from __future__ import annotations
 

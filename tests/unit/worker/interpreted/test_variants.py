@@ -1,4 +1,4 @@
-"""An engine has compiled all that it launches before requests come, and before it captures."""
+"""An engine compiles all kernel variants before it serves requests, and before it captures."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OPTIONS: list[dict[str, Any]] = [
 def test_nothing_is_compiled_while_serving(
     model: Any, gpu_device: FakeGpu, mode: str, num_seqs: int
 ) -> None:
-    with seen_variants(lambda: gpu_device._kernels is not None) as seen:
+    with seen_variants(lambda: gpu_device.is_capturing) as seen:
         engine = Engine(make_config(model[1], mode=mode, num_seqs=num_seqs), gpu_device)
         assert seen
         assert not any(seen.values()), [variant for variant in seen if seen[variant]]
