@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from shmllm.frontend.engine_args import AsyncEngineArgs, EngineArgs
     from shmllm.frontend.input_processor import EmbedsPrompt, TextPrompt, TokensPrompt
     from shmllm.frontend.llm import LLM
+    from shmllm.outputs.beam_search import BeamSearchOutput, BeamSearchSequence
     from shmllm.outputs.logprobs import Logprob
     from shmllm.outputs.pooling import (
         EmbeddingOutput,
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     )
     from shmllm.outputs.request import CompletionOutput, RequestOutput
     from shmllm.outputs.sleep_report import SleepReport
-    from shmllm.params.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
+    from shmllm.params.beam_search import BeamSearchParams
     from shmllm.params.pooling import PoolerConfig, PoolingParams
     from shmllm.params.sampling import RepetitionDetectionParams, RequestOutputKind, SamplingParams
     from shmllm.params.structured_outputs import StructuredOutputsParams
@@ -52,9 +53,9 @@ _HOMES = {
     "AsyncLLMEngine": "shmllm.frontend.async_llm",
     "LLM": "shmllm.frontend.llm",
     "AsyncEngineArgs": "shmllm.frontend.engine_args",
-    "BeamSearchOutput": "shmllm.params.beam_search",
+    "BeamSearchOutput": "shmllm.outputs.beam_search",
     "BeamSearchParams": "shmllm.params.beam_search",
-    "BeamSearchSequence": "shmllm.params.beam_search",
+    "BeamSearchSequence": "shmllm.outputs.beam_search",
     "CompletionOutput": "shmllm.outputs.request",
     "EmbeddingOutput": "shmllm.outputs.pooling",
     "EmbeddingRequestOutput": "shmllm.outputs.pooling",

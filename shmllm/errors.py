@@ -1,49 +1,49 @@
-"""Every exception that shmllm raises on purpose.
+"""All exception classes of shmllm.
 
     ShmLLMError
-    ├── RequestError (ValueError)     this request is wrong; the engine lives on
-    │   ├── EnginePausedError         it is not wrong: try again when the engine goes on
-    │   └── CallOrderError (RuntimeError)   calls that belong together came out of order
-    ├── EngineStartError              the engine did not come up; says why
-    ├── EngineDeadError               the engine died; every request of it is lost
-    ├── CallError                     what the engine was asked to do raised; it lives on
-    └── IpcError                      shared memory
+    ├── RequestError (ValueError)     the request is invalid; the engine keeps running
+    │   ├── EnginePausedError         the engine accepts no requests now; try again later
+    │   └── CallOrderError (RuntimeError)   a call came before or after the wrong call
+    ├── EngineStartError              the engine did not start
+    ├── EngineDeadError               the engine process ended; its requests are lost
+    ├── CallError                     a call in the engine raised; the engine keeps running
+    └── IpcError                      an error of shared memory
         ├── SegmentError              cannot create, attach or use a segment
         ├── NoSpaceError              shared memory is full
-        ├── ProtocolMismatchError     the bytes are not what this version expects
-        ├── MessageTooLargeError      a message exceeds what the ring or slot holds
+        ├── ProtocolMismatchError     the bytes do not conform to this protocol version
+        ├── MessageTooLargeError      a message is larger than the ring or slot
         └── IpcTimeoutError (TimeoutError)   a deadline passed
 
-Owns the classes only. Messages are written where the facts are known: they carry the
-numbers that a person needs, and what to do.
+The code that raises an error writes its message, which contains the numbers that the user needs
+and says what the user can do.
 """
 
 from __future__ import annotations
 
 
 class ShmLLMError(Exception):
-    """Base of all errors raised by shmllm."""
+    """Base class of all exceptions of shmllm."""
 
 
 class RequestError(ShmLLMError, ValueError):
-    """A request that cannot be served as asked. Nothing was queued; the engine lives on."""
+    """The request is invalid. Nothing was queued, and the engine keeps running."""
 
 
 class EnginePausedError(RequestError):
-    """The engine was told to finish what it has and to take nothing new meanwhile. The same
-    request can be sent again when it goes on."""
+    """The engine accepts no new requests while it is paused or asleep. The same request can be
+    sent again when the engine continues."""
 
 
 class CallOrderError(RequestError, RuntimeError):
-    """A call that has to follow another one, or must not. Nothing was done."""
+    """The call requires another call before it, or must not follow one. It had no effect."""
 
 
 class EngineStartError(ShmLLMError):
     """The engine process did not become ready.
 
     Attributes:
-        remote_traceback: the engine's traceback text, empty when the cause is the user's
-            input (an unknown model, too little memory) and the message says it all.
+        remote_traceback: the engine's traceback as text. It is empty if the cause is the
+            user's input, such as an unknown model, and the message is sufficient.
     """
 
     def __init__(self, message: str, remote_traceback: str = "") -> None:
@@ -56,13 +56,14 @@ class EngineStartError(ShmLLMError):
 
 
 class EngineDeadError(ShmLLMError):
-    """The engine process is gone; requests in flight are lost.
+    """The engine process has ended. Its unfinished requests are lost.
 
     Attributes:
-        exit_code: what the process exited with; None when a signal ended it or when the
-            exit status could not be read.
-        signal: number of the signal that ended it, or None.
-        remote_traceback: the engine's last words, empty when it left none.
+        exit_code: the exit code of the process; None if a signal ended it, or if the exit
+            status could not be read.
+        signal: the number of the signal that ended the process, or None.
+        remote_traceback: the traceback that the engine wrote before it ended; empty if it
+            wrote none.
     """
 
     def __init__(
@@ -84,10 +85,10 @@ class EngineDeadError(ShmLLMError):
 
 
 class CallError(ShmLLMError):
-    """Something that the engine was asked to do raised an exception there. It lives on.
+    """A call raised an exception in the engine process. The engine keeps running.
 
     Attributes:
-        remote_traceback: the engine's traceback text.
+        remote_traceback: the engine's traceback as text.
     """
 
     def __init__(self, message: str, remote_traceback: str = "") -> None:
@@ -100,30 +101,30 @@ class CallError(ShmLLMError):
 
 
 class IpcError(ShmLLMError):
-    """Something about shared memory."""
+    """Base class of the errors of shared memory."""
 
 
 class SegmentError(IpcError):
-    """A segment cannot be created, attached or used."""
+    """A shared-memory segment cannot be created, attached or used."""
 
 
 class NoSpaceError(IpcError):
-    """The file system that backs shared memory is full. Says what was needed and what is free."""
+    """The file system of shared memory is full. The message has the needed and the free bytes."""
 
 
 class ProtocolMismatchError(IpcError):
-    """Bytes that this version of the protocol does not allow."""
+    """Bytes in shared memory do not conform to this version of the protocol."""
 
 
 class MessageTooLargeError(IpcError):
-    """A message larger than its ring or slot can hold. Says both sizes."""
+    """A message is larger than its ring or slot. The error text contains both sizes."""
 
 
 class IpcTimeoutError(IpcError, TimeoutError):
-    """A wait that reached its deadline."""
+    """A wait reached its deadline."""
 
 
 REFUSALS: dict[str, type[RequestError]] = {
     kind.__name__: kind for kind in (RequestError, EnginePausedError, CallOrderError)
 }
-"""What an engine refuses with, by the name that travels."""
+"""The exceptions with which an engine refuses a call, by the name in its answer."""

@@ -74,7 +74,7 @@ class StepOutputs:
             request = plan.requests[scores.index]
             if request.status is not RequestStatus.FINISHED:
                 columns = self._columns_of(request.client)
-                columns.prompt_logprobs.append(logprobs.of_prompt(request.number, scores.first))
+                columns.prompt_logprobs.append(logprobs.for_prompt(request.number, scores.first))
 
     def _columns_of(self, client: int) -> OutputColumns:
         columns = self.by_client.get(client)

@@ -1,7 +1,8 @@
-"""`LLM.beam_search`: a loop over `generate`, one token at a time for all beams at once.
+"""`LLM.beam_search`: a loop that generates one token for all beams at once.
 
-Owns beams and their scores. The engine sees ordinary requests for one token with
-log-probabilities; the prefix cache makes each cost little more than its new tokens.
+This module owns the beams and their scores. The engine gets ordinary requests for one token with
+log-probabilities. Because of the prefix cache, such a request computes little more than the tokens
+that are new in its beam.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from shmllm.errors import RequestError
 from shmllm.frontend.front_end import FrontEnd
 from shmllm.frontend.input_processor import PreparedRequest, Prompt
 from shmllm.frontend.text.tokenizer import Tokenizer
+from shmllm.outputs.beam_search import BeamSearchOutput, BeamSearchSequence
 from shmllm.outputs.request import RequestOutput
-from shmllm.params.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
+from shmllm.params.beam_search import BeamSearchParams
 from shmllm.params.sampling import SamplingParams
 
 ScoreKey = Callable[[BeamSearchSequence], float]
@@ -23,7 +25,12 @@ ScoreKey = Callable[[BeamSearchSequence], float]
 def score_of(
     sequence: BeamSearchSequence, end_ids: Collection[int], length_penalty: float
 ) -> float:
-    """vLLM's: the whole sequence counts, but for its end token."""
+    """The score of a sequence, by vLLM's formula.
+
+    The score is the sum of the log-probabilities of the generated tokens, divided by the number of
+    prompt and generated tokens, without an end-of-sequence token at the end, to the power of
+    `length_penalty`.
+    """
     length = len(sequence.tokens) - (sequence.tokens[-1] in end_ids)
     return float(sequence.cum_logprob / max(length, 1) ** length_penalty)
 
@@ -39,7 +46,14 @@ class _Search:
     def advance(
         self, outputs: Sequence[RequestOutput], end_ids: Collection[int], width: int, key: ScoreKey
     ) -> None:
-        """Replace the beams by the best of their successors."""
+        """Replace the beams by the best of their successors.
+
+        Args:
+            outputs: the output of each beam's request for one token.
+            end_ids: the tokens that end a sequence.
+            width: the number of beams to keep.
+            key: the score of a sequence.
+        """
         reasons = {output.outputs[0].finish_reason for output in outputs}
         for reason in ("error", "abort"):
             if reason in reasons:
@@ -64,42 +78,48 @@ class _Search:
 
 
 class BeamSearch:
-    """
+    """A beam search on one front end.
+
     Args:
-        front_end: runs the requests.
-        params: of the search.
+        front_end: the front end that runs the requests.
+        params: the parameters of the search.
 
     Raises:
-        RequestError: the engine gives fewer log-probabilities than the search needs.
+        RequestError: the engine's `max_logprobs` is less than the search needs.
     """
 
     def __init__(self, front_end: FrontEnd, params: BeamSearchParams) -> None:
         if not isinstance(params, BeamSearchParams):
             raise RequestError(f"beam_search takes a BeamSearchParams, got {type(params).__name__}")
-        facts = front_end.info
-        num_alternatives = min(2 * params.beam_width, facts.vocab_size)
-        if num_alternatives > facts.max_logprobs:
+        info = front_end.info
+        num_alternatives = min(2 * params.beam_width, info.vocab_size)
+        if num_alternatives > info.max_logprobs:
             raise RequestError(
                 f"a beam_width of {params.beam_width} needs {num_alternatives} logprobs; the "
-                f"engine's max_logprobs is {facts.max_logprobs}"
+                f"engine's max_logprobs is {info.max_logprobs}"
             )
         self._front_end = front_end
         self._params = params
-        self._max_model_len = facts.max_model_len
+        self._max_model_len = info.max_model_len
         self._step_params = SamplingParams(
             logprobs=num_alternatives,
             max_tokens=1,
             temperature=params.temperature,
             detokenize=False,
         )
-        model_ends = frozenset(facts.eos_token_ids)
+        model_ends = frozenset(info.eos_token_ids)
         self._end_ids = frozenset() if params.ignore_eos else model_ends
         self._key: ScoreKey = lambda beam: score_of(beam, model_ends, params.length_penalty)
 
     def run(
         self, prompts: Sequence[Prompt], concurrency_limit: int | None
     ) -> list[BeamSearchOutput]:
-        """Search for each prompt; `concurrency_limit` prompts at a time, None for all."""
+        """Search for the best sequences of each prompt.
+
+        Args:
+            prompts: the prompts.
+            concurrency_limit: the number of prompts to search at a time; None for all.
+        """
         requests = self._front_end.prepare(prompts, self._step_params)
         if any(request.submitted.embeds is not None for request in requests):
             raise RequestError("beam_search needs token ids or text, not prompt_embeds")

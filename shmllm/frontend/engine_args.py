@@ -11,7 +11,7 @@ from typing import Any
 
 from shmllm.frontend.engine_options import LLM_OPTIONS
 from shmllm.frontend.foreign_options import NO_EFFECT, ONLY_VALUES
-from shmllm.params.keywords import reject_unknown_options
+from shmllm.params.unknown_options import reject_unknown_options
 
 _DEFAULTS: dict[str, Any] = (
     {each.name: each.default for each in LLM_OPTIONS}

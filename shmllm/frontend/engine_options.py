@@ -14,7 +14,7 @@ from shmllm.config.options import Option, Section
 from shmllm.errors import EngineStartError
 from shmllm.frontend.foreign_options import FOREIGN_NAMES, check_foreign_options
 from shmllm.frontend.model_files import generation_defaults, resolve_model
-from shmllm.params.keywords import reject_unknown_options
+from shmllm.params.unknown_options import reject_unknown_options
 
 logger = logging.getLogger(__name__)
 

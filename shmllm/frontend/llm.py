@@ -45,6 +45,7 @@ from shmllm.frontend.weight_push import (
     WeightPush,
     finish_options,
 )
+from shmllm.outputs.beam_search import BeamSearchOutput
 from shmllm.outputs.pooling import (
     EmbeddingRequestOutput,
     PoolingOutput,
@@ -53,7 +54,7 @@ from shmllm.outputs.pooling import (
 )
 from shmllm.outputs.request import RequestOutput
 from shmllm.outputs.sleep_report import SleepReport
-from shmllm.params.beam_search import BeamSearchOutput, BeamSearchParams
+from shmllm.params.beam_search import BeamSearchParams
 from shmllm.params.pooling import PoolerConfig, PoolingParams
 from shmllm.params.sampling import RequestOutputKind, SamplingParams
 from shmllm.wire.messages import Method

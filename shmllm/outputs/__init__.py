@@ -1,0 +1,40 @@
+"""Results of requests: completions, log-probabilities, vectors, beams and sleep reports.
+
+Importing this package imports numpy, but neither torch nor transformers.
+"""
+
+from shmllm.outputs.beam_search import BeamSearchOutput, BeamSearchSequence
+from shmllm.outputs.logprobs import Logprob
+from shmllm.outputs.pooling import (
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+)
+from shmllm.outputs.request import (
+    CompletionOutput,
+    RequestMetrics,
+    RequestOutput,
+    WeightVersionSpan,
+)
+from shmllm.outputs.sleep_report import OwnedBytes, SleepReport
+
+__all__ = [
+    "BeamSearchOutput",
+    "BeamSearchSequence",
+    "CompletionOutput",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
+    "Logprob",
+    "OwnedBytes",
+    "PoolingOutput",
+    "PoolingRequestOutput",
+    "RequestMetrics",
+    "RequestOutput",
+    "ScoringOutput",
+    "ScoringRequestOutput",
+    "SleepReport",
+    "WeightVersionSpan",
+]

@@ -122,7 +122,7 @@ class OutputColumns:
                 self.token_ids[offset : offset + sum(counts)],
                 [self.cached_rows[i] - begin for i in first],
                 [self.cached_counts[i] for i in first],
-                logprobs and logprobs.cut(begin, rows.stop, self.counts),
+                logprobs and logprobs.slice_rows(begin, rows.stop, self.counts),
                 queued_ns=[self.queued_ns[i] for i in first] if self.queued_ns else [],
                 scheduled_ns=[self.scheduled_ns[i] for i in first] if self.scheduled_ns else [],
                 preempted_rows=[self.preempted_rows[i] - begin for i in preempted],

@@ -1,7 +1,8 @@
-"""What users get as `logprobs`: reads like a list of dictionaries, holds arrays.
+"""LogprobsList: the log-probabilities in outputs, a list-like view of compact arrays.
 
-Owns how an entry is put together when somebody reads it. Must not know tokenizers: it is
-given a function from (tokens before, token) to text.
+vLLM returns a list of dicts. An object per token and alternative takes longer to construct than
+the log-probabilities take to compute, so this module constructs an entry when it is read. It must
+not know tokenizers: the caller passes a function that returns the text of a token.
 """
 
 from __future__ import annotations
@@ -14,17 +15,22 @@ from shmllm.outputs.logprobs import Logprob
 
 Position = dict[int, Logprob]
 TextOf = Callable[[Sequence[int], int], str]
-"""(tokens before it, token) -> what the token adds to their text."""
+"""(preceding tokens, token) -> the text that the token adds to the text of the preceding ones."""
 
 MAX_CONTEXT = 4
+"""The number of preceding tokens that TextOf gets, to complete a character of several tokens."""
 
 
 class LogprobStore:
-    """Log-probabilities of one request's tokens, in the order of the tokens.
+    """Log-probabilities of the tokens of one request, as arrays in the order of the tokens.
 
     Attributes:
-        k: alternatives of each token, the same for all.
-        total: sum of the tokens' own.
+        k: the number of alternatives, which all T tokens share.
+        total: the sum of the log-probabilities of the tokens themselves.
+        logprobs: (T,) float32, the log-probability of each token.
+        ranks: (T,) int32, the rank of each token; 1 is the most likely token.
+        top_ids: (T * k,) int32, the ids of the alternatives of each token, most likely first.
+        top_logprobs: (T * k,) float32, the log-probabilities of `top_ids`.
     """
 
     __slots__ = ("k", "logprobs", "ranks", "top_ids", "top_logprobs", "total")
@@ -42,16 +48,19 @@ class LogprobStore:
 
 
 class LogprobsList(Sequence[Position | None]):
-    """For each token a dict from token ids to `Logprob`: the token itself first, then the
-    most likely ones. Equal to a list of the same entries; becomes one when pickled.
+    """A sequence with one dict from token ids to `Logprob` per token.
+
+    The dict of a token contains the token itself first, then the most likely alternatives. The
+    sequence equals a list of the same entries, and pickle and deepcopy convert it to a list.
 
     Args:
-        token_ids: the tokens that the store's entries are of, perhaps more.
-        store: the numbers; entries that come later are not seen.
-        text_of: for `decoded_token`, which is None without it.
-        context: tokens in front of `token_ids`.
-        begins_with_none: one entry more, of a first token that nothing predicts.
-        span: which of the entries are seen; None for all.
+        token_ids: the tokens of the store's entries; more tokens may follow.
+        store: the arrays. Entries that are appended later do not become part of this list.
+        text_of: the function for `Logprob.decoded_token`; None leaves it None.
+        context: the tokens before `token_ids`.
+        begins_with_none: whether a None precedes the entries, for the first token of a prompt,
+            which has no log-probability.
+        span: the positions of the entries that the list contains; None for all.
     """
 
     __slots__ = ("_context", "_has_none", "_indices", "_store", "_text_of", "_token_ids")
@@ -112,29 +121,29 @@ class LogprobsList(Sequence[Position | None]):
         return list, (list(self),)
 
     def _entry(self, index: int) -> Position | None:
-        place = index - self._has_none
-        if place < 0:
+        position = index - self._has_none
+        if position < 0:
             return None
         store = self._store
-        begin = place * store.k
+        begin = position * store.k
         entry = {
-            self._token_ids[place]: Logprob(
-                store.logprobs[place],
-                store.ranks[place],
-                self._text(place, self._token_ids[place]),
+            self._token_ids[position]: Logprob(
+                store.logprobs[position],
+                store.ranks[position],
+                self._text(position, self._token_ids[position]),
             )
         }
         for rank, offset in enumerate(range(begin, begin + store.k), 1):
             token = store.top_ids[offset]
             if token not in entry:
                 logprob = store.top_logprobs[offset]
-                entry[token] = Logprob(logprob, rank, self._text(place, token))
+                entry[token] = Logprob(logprob, rank, self._text(position, token))
         return entry
 
-    def _text(self, place: int, token: int) -> str | None:
+    def _text(self, position: int, token: int) -> str | None:
         if self._text_of is None:
             return None
-        before = self._token_ids[max(place - MAX_CONTEXT, 0) : place]
+        before = self._token_ids[max(position - MAX_CONTEXT, 0) : position]
         if len(before) < MAX_CONTEXT:
             before = [*self._context[len(before) - MAX_CONTEXT :], *before]
         return self._text_of(before, token)

@@ -1,8 +1,7 @@
-"""Log-probabilities: as columns on their way, as dictionaries when somebody looks.
+"""Logprob, and the arrays that carry log-probabilities from the sampler to the front end.
 
-Owns `Logprob`, the columns that cross from the sampler to the front end, and the list-like
-view of them that users get. An object per token and alternative costs more than computing
-the numbers, so there are none until an entry is read. Must not know the model or transport.
+This module must not know the model, nor how the arrays cross between processes. `logprob_lists`
+contains the view of them that users read.
 """
 
 from __future__ import annotations
@@ -19,12 +18,15 @@ Ints = npt.NDArray[np.int32]
 
 @dataclass(slots=True)
 class Logprob:
-    """One token's log-probability at one position.
+    """The log-probability of one token at one position.
 
     Attributes:
-        logprob: natural logarithm, or what the engine's `logprobs_mode` says.
-        rank: 1 for the most likely token of the vocabulary.
-        decoded_token: its text on its own.
+        logprob: the natural logarithm of the token's probability, or a logit if the engine's
+            `logprobs_mode` is "raw_logits" or "processed_logits".
+        rank: the rank of the token in the vocabulary; 1 is the most likely token.
+        decoded_token: the text of the token; None without detokenization. A token that ends
+            inside a character has an empty text, and the token that completes the character
+            has all of it.
     """
 
     logprob: float
@@ -37,11 +39,11 @@ class TokenLogprobs:
     """Log-probabilities of T tokens, in the sampler's order.
 
     Attributes:
-        ks: alternatives of each.
-        logprobs: (T,) of the tokens themselves.
-        ranks: (T,) of them.
-        top_ids: (sum of ks,) each token's alternatives, best first.
-        top_logprobs: as `top_ids`.
+        ks: the number of alternatives of each token.
+        logprobs: (T,) the log-probabilities of the tokens themselves.
+        ranks: (T,) the ranks of the tokens themselves.
+        top_ids: (sum of ks,) the ids of each token's alternatives, most likely first.
+        top_logprobs: (sum of ks,) the log-probabilities of `top_ids`.
     """
 
     ks: list[int]
@@ -51,7 +53,12 @@ class TokenLogprobs:
     top_logprobs: Floats
 
     def columns(self, chosen: list[int], rows: list[int]) -> LogprobColumns:
-        """Those of some tokens, in increasing order, as the columns of these output rows."""
+        """The log-probabilities of some of the tokens, as columns of a step's output.
+
+        Args:
+            chosen: the positions of these tokens, in increasing order.
+            rows: the output row of each of them.
+        """
         if len(chosen) == len(self.ks):
             return LogprobColumns(
                 rows, self.ks, self.logprobs, self.ranks, self.top_ids, self.top_logprobs
@@ -69,8 +76,13 @@ class TokenLogprobs:
             self.top_logprobs[taken],
         )
 
-    def of_prompt(self, number: int, first: int) -> PromptLogprobs:
-        """As those of a prompt's tokens from position `first` on."""
+    def for_prompt(self, number: int, first: int) -> PromptLogprobs:
+        """The log-probabilities as those of consecutive prompt tokens.
+
+        Args:
+            number: the number of the request.
+            first: the position of the first token in the prompt.
+        """
         k = self.ks[0] if self.ks else 0
         return PromptLogprobs(
             number, first, k, self.logprobs, self.ranks, self.top_ids, self.top_logprobs
@@ -79,16 +91,18 @@ class TokenLogprobs:
 
 @dataclass(slots=True, eq=False)
 class LogprobColumns:
-    """Log-probabilities of a step's sampled tokens, of the rows that asked.
+    """Log-probabilities of the tokens that one step sampled, for the rows that want them.
 
-    Row `rows[j]` of the step's output columns has `ks[j]` alternatives for each of its
-    tokens.
+    T is the number of tokens in these rows.
 
     Attributes:
-        logprobs: (T,) of the sampled tokens.
-        ranks: (T,) of the sampled tokens.
-        top_ids: (sum of k over the T tokens,) each token's alternatives, best first.
-        top_logprobs: as `top_ids`.
+        rows: the rows of the step's output columns, in increasing order.
+        ks: the number of alternatives of each token, for each of `rows`.
+        logprobs: (T,) the log-probabilities of the sampled tokens.
+        ranks: (T,) the ranks of the sampled tokens.
+        top_ids: (sum of k over the T tokens,) the ids of each token's alternatives, most likely
+            first.
+        top_logprobs: the log-probabilities of `top_ids`, in the same shape.
     """
 
     rows: list[int]
@@ -100,6 +114,7 @@ class LogprobColumns:
 
     @property
     def num_bytes(self) -> int:
+        """The size of all columns in bytes, with 4 bytes per number."""
         return 8 * (len(self.rows) + len(self.logprobs) + len(self.top_ids))
 
     def __eq__(self, other: object) -> bool:
@@ -110,11 +125,16 @@ class LogprobColumns:
             for name in ("logprobs", "ranks", "top_ids", "top_logprobs")
         )
 
-    def cut(self, begin: int, end: int, counts: Sequence[int]) -> LogprobColumns | None:
-        """Those of the output rows in [begin, end), which are counted from `begin` then.
+    def slice_rows(self, begin: int, end: int, counts: Sequence[int]) -> LogprobColumns | None:
+        """The columns of the output rows in [begin, end), with `begin` as row 0.
 
         Args:
-            counts: tokens of every output row.
+            begin: the first output row.
+            end: the output row after the last one.
+            counts: the number of tokens of every output row.
+
+        Returns:
+            None if none of these rows has log-probabilities.
         """
         chosen = [j for j, row in enumerate(self.rows) if begin <= row < end]
         if not chosen:
@@ -136,16 +156,16 @@ class LogprobColumns:
 
 @dataclass(slots=True, eq=False)
 class PromptLogprobs:
-    """Log-probabilities of some of a prompt's tokens, one behind the other.
+    """Log-probabilities of T consecutive prompt tokens of one request.
 
     Attributes:
-        number: of the request.
-        first: position of the first of these tokens in the prompt.
-        k: alternatives of each.
-        logprobs: (T,) of the prompt's own tokens.
-        ranks: (T,) of them.
-        top_ids: (T * k,) best first.
-        top_logprobs: as `top_ids`.
+        number: the number of the request.
+        first: the position of the first of these tokens in the prompt.
+        k: the number of alternatives of each token.
+        logprobs: (T,) the log-probabilities of the prompt's tokens.
+        ranks: (T,) the ranks of the prompt's tokens.
+        top_ids: (T * k,) the ids of each token's alternatives, most likely first.
+        top_logprobs: (T * k,) the log-probabilities of `top_ids`.
     """
 
     number: int
@@ -166,7 +186,7 @@ class PromptLogprobs:
         )
 
     def parts(self, most_bytes: int) -> Iterator[PromptLogprobs]:
-        """The same in pieces of at most `most_bytes`, or of one token if that has more."""
+        """Split into parts of at most `most_bytes`, or of one token if one token is larger."""
         size = max(most_bytes // (8 + 8 * self.k), 1)
         for begin in range(0, len(self.logprobs), size):
             end = begin + size

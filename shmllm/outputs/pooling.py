@@ -1,6 +1,6 @@
-"""What pooling requests return: vectors, embeddings, scores. Names as in vLLM.
+"""The results of pooling requests: vectors, embeddings and scores, with vLLM's names.
 
-Vectors stay numpy arrays until somebody asks for a tensor or a list.
+Vectors are numpy arrays. Properties convert them to a torch tensor or a list when they are read.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ Vector = npt.NDArray[np.float32]
 
 @dataclass(slots=True, eq=False)
 class PoolingOutput:
-    """A vector.
+    """The vector of a prompt, as `LLM.encode` returns it.
 
     Attributes:
-        array: (components,) float32, read-only.
+        array: the vector, a read-only float32 array of shape (components,).
     """
 
     array: Vector
 
     @property
     def data(self) -> Any:
-        """The vector as a torch tensor of its own; imports torch."""
+        """A copy of the vector as a torch tensor. Imports torch."""
         import torch
 
         return torch.from_numpy(self.array.copy())
@@ -37,22 +37,23 @@ class PoolingOutput:
 
 @dataclass(slots=True, eq=False)
 class EmbeddingOutput:
-    """An embedding.
+    """The embedding of a prompt, as `LLM.embed` returns it.
 
     Attributes:
-        array: (hidden_size,) float32, read-only.
+        array: the vector, a read-only float32 array of shape (hidden_size,).
     """
 
     array: Vector
 
     @property
     def embedding(self) -> list[float]:
-        """The same as a list."""
+        """The vector as a list of floats."""
         values: list[float] = self.array.tolist()
         return values
 
     @property
     def hidden_size(self) -> int:
+        """The number of components of the vector."""
         return len(self.array)
 
     def __eq__(self, other: object) -> bool:
@@ -64,7 +65,11 @@ class EmbeddingOutput:
 
 @dataclass(slots=True)
 class ScoringOutput:
-    """How similar two prompts are: the cosine of the angle between their embeddings."""
+    """The similarity of two prompts, as `LLM.score` returns it.
+
+    Attributes:
+        score: the cosine of the angle between the two embeddings, from -1 to 1.
+    """
 
     score: float
 
@@ -74,17 +79,21 @@ Output = TypeVar("Output")
 
 @dataclass(slots=True)
 class PoolingRequestOutput(Generic[Output]):
-    """A prompt and what was made of it.
+    """The result of one pooling request.
 
     Attributes:
-        request_id: counts requests.
+        request_id: a counter of the front end's requests, as text. The id of a score consists
+            of the ids of its two requests.
         outputs: the vector, embedding or score.
-        prompt_token_ids: of the prompt; of a score, of both prompts.
-        num_cached_tokens: prompt tokens whose keys and values came from the prefix cache.
-        finished: True.
-        error: why there is none; `outputs` is empty then. Not raised, so that the other
-            prompts' vectors are not lost.
-        prompt: the text, None when token ids were given. Of a score, None.
+        prompt_token_ids: the token ids of the prompt. A score has those of both prompts, one
+            after the other.
+        num_cached_tokens: the number of prompt tokens whose keys and values were prefix-cache
+            hits.
+        finished: always True.
+        error: the error message of a request that failed, whose vector is empty or whose score
+            is 0. `LLM.encode` does not raise it, in order to return the other prompts' vectors.
+        prompt: the text of the prompt; None if the prompt was given without a text, and for a
+            score.
     """
 
     request_id: str
@@ -97,12 +106,12 @@ class PoolingRequestOutput(Generic[Output]):
 
 
 class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput]):
-    """What `LLM.embed` returns."""
+    """The result of one prompt of `LLM.embed`."""
 
     __slots__ = ()
 
 
 class ScoringRequestOutput(PoolingRequestOutput[ScoringOutput]):
-    """What `LLM.score` returns."""
+    """The result of one pair of prompts of `LLM.score`."""
 
     __slots__ = ()

@@ -1,4 +1,4 @@
-"""What `LLM.generate` returns. Names and meaning are those of vLLM's classes."""
+"""RequestOutput and its parts: the results of generation requests, with vLLM's names."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ from typing import Any
 
 @dataclass(slots=True)
 class RequestMetrics:
-    """Moments of a request, in seconds of the monotonic clock, and what happened to it.
+    """Timestamps and counters of one request.
+
+    Timestamps are in seconds of CLOCK_MONOTONIC, as in `time.monotonic()`; None means that the
+    event has not happened, or that its time is unknown.
 
     Attributes:
-        arrival_time: the front end accepted it.
-        queued_time: the engine queued it.
-        scheduled_time: the engine first gave it a place in a step.
-        first_token_time: the engine published its first token.
-        last_token_time: the engine published its last token.
-        num_preemptions: how often it had to give its blocks back; known at its end.
-        num_cached_tokens: prompt tokens that the prefix cache had.
+        arrival_time: when the front end accepted the request.
+        queued_time: when the engine added the request to its waiting queue.
+        scheduled_time: when the engine first scheduled the request.
+        first_token_time: when the engine published the first token.
+        last_token_time: when the engine published the latest token.
+        num_preemptions: the number of times that the request was preempted, known when it is
+            finished.
+        num_cached_tokens: the number of prompt tokens that were prefix-cache hits.
     """
 
     arrival_time: float
@@ -28,7 +32,7 @@ class RequestMetrics:
     num_preemptions: int = 0
     num_cached_tokens: int = 0
 
-    # The names that vLLM's class has for some of these.
+    # vLLM's class has these names for four of the timestamps.
     queued_ts = property(lambda self: self.queued_time)
     scheduled_ts = property(lambda self: self.scheduled_time)
     first_token_ts = property(lambda self: self.first_token_time)
@@ -36,14 +40,20 @@ class RequestMetrics:
 
     @property
     def first_token_latency(self) -> float | None:
-        """Seconds from arrival to the first token."""
+        """Seconds from `arrival_time` to `first_token_time`; None before the first token."""
         first = self.first_token_time
         return None if first is None else first - self.arrival_time
 
 
 @dataclass(slots=True)
 class WeightVersionSpan:
-    """Output tokens [start, end) were sampled with the weights of this version."""
+    """The output tokens that were sampled with one version of the weights.
+
+    Attributes:
+        version: the version, as given to `LLM.update_weights`, or counted from 0.
+        start: the position of the first of these tokens in the output.
+        end: the position after the last one.
+    """
 
     version: int | str
     start: int
@@ -55,15 +65,22 @@ class CompletionOutput:
     """One completion of a prompt.
 
     Attributes:
-        index: which completion of its request, from 0.
-        text: the generated text, without the stop string.
-        token_ids: all generated tokens, the ending token included.
-        finish_reason: "stop", "length", "repetition", "abort", "error", or None while it
-            goes on.
-        stop_reason: the stop string or stop token id that ended it; None otherwise.
-        weight_versions: of the weights that sampled its tokens: one span, more where weights
-            changed on the way, none without tokens. None until it has finished.
-        lora_request: None, for code that reads it.
+        index: the position of this completion among the `n` completions of the prompt, from 0.
+        text: the generated text. It ends before the stop string, unless the parameters have
+            `include_stop_str_in_output`.
+        token_ids: the generated token ids, including a token that ended the output.
+        cumulative_logprob: the sum of the log-probabilities of the generated tokens; None
+            unless the parameters have `logprobs`.
+        logprobs: a LogprobsList, which is a sequence with one dict from token ids to Logprob
+            per token of `token_ids`; None unless the parameters have `logprobs`.
+        finish_reason: "stop", "length", "repetition", "abort" or "error"; None while the
+            request runs.
+        stop_reason: the stop string or the stop token id that ended the output;
+            "repetition_detected" for finish_reason "repetition"; otherwise None.
+        weight_versions: the versions of the weights that sampled the tokens. A finished
+            completion has one span, more if the weights were updated meanwhile, and none if it
+            has no tokens. None before it is finished.
+        lora_request: always None; the field exists for programs that were written for vLLM.
     """
 
     index: int
@@ -77,21 +94,34 @@ class CompletionOutput:
     lora_request: None = field(default=None, repr=False)
 
     def finished(self) -> bool:
+        """Whether the completion has ended."""
         return self.finish_reason is not None
 
 
 @dataclass(slots=True)
 class RequestOutput:
-    """A request and its completions.
+    """The result of one request: the completions of one prompt.
 
     Attributes:
-        prompt: the text, None when token ids were given.
-        num_cached_tokens: prompt tokens whose keys and values came from the prefix cache.
-        error: the message when `outputs[0].finish_reason` is "error".
-        prompt_index: place of the prompt among those given to `generate`, `stream` or
+        request_id: the id that the caller gave to the request, or a counter as text.
+        prompt: the text of the prompt; None if the prompt was given without a text.
+        prompt_token_ids: the token ids of the prompt. A prompt that was given as embeddings
+            has token id 0 at each position.
+        outputs: the completions. An output of a stream with DELTA or CUMULATIVE contains only
+            those that changed.
+        finished: whether all completions of the prompt have ended.
+        num_cached_tokens: the number of prompt tokens whose keys and values were prefix-cache
+            hits.
+        prompt_logprobs: a LogprobsList with None for the first prompt token and a dict from
+            token ids to Logprob for each other one; None unless the parameters have
+            `prompt_logprobs`.
+        metrics: timestamps and counters of the request.
+        error: the error message, if a completion has finish_reason "error".
+        prompt_index: the position of the prompt among those given to `generate`, `stream` or
             `enqueue`.
 
-    The fields from `lora_request` on are None, for code that reads them.
+    The fields from `lora_request` on are always None. They exist for programs that were written
+    for vLLM.
     """
 
     request_id: str

@@ -1,7 +1,7 @@
-"""What can sleep of an engine, and what its memory was given for before and after.
+"""The parts of an engine that can sleep, and SleepReport, the result of sleeping or waking up.
 
-Owns the nouns that the engine and its front ends share about sleeping. Must not know how
-memory is released, or when.
+The engine and its front ends share these classes. This module must not know how or when memory
+is released.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ MIB = 2**20
 
 
 class SleepState(IntFlag):
-    """What of an engine is asleep; 0 is awake. Also the bits of the statistics word, where
-    MISSING says that weights were dropped and have not all been written again."""
+    """The parts of an engine that are asleep; 0 means that the engine is awake.
+
+    The statistics word `asleep` has the same bits. There, MISSING means that weights were dropped
+    and not all of them have been written again.
+    """
 
     SCHEDULING = 1
     KV_CACHE = 2
@@ -24,7 +27,7 @@ class SleepState(IntFlag):
 
     @property
     def tags(self) -> list[str]:
-        """What vLLM calls the parts, those that wake up first being first."""
+        """The names that `wake_up(tags=...)` takes, in the order in which the parts wake up."""
         return [name for name, part in TAGS.items() if part in self]
 
 
@@ -33,20 +36,21 @@ TAGS = {
     "kv_cache": SleepState.KV_CACHE,
     "scheduling": SleepState.SCHEDULING,
 }
-"""What `wake_up(tags=...)` takes."""
+"""The parts by the names that `wake_up(tags=...)` takes, which are vLLM's."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnedBytes(Mapping[str, int]):
-    """Bytes of memory by whose they are, as far as they are there: a page of an arena that
-    nobody wrote takes none.
+    """The memory of an engine process in bytes, by purpose; also a mapping from these names.
+
+    Only resident pages count: a page of an arena that was never written counts as 0.
 
     Attributes:
-        weights: the model's, as they are computed with.
-        kv_cache: keys and values.
-        graphs: captured CUDA graphs; 0 on a CPU.
-        workspaces: buffers that steps reuse.
-        rest: all else that the process has resident, its code and libraries included.
+        weights: the model's weights, in the form that the model computes with.
+        kv_cache: the keys and values.
+        graphs: the captured CUDA graphs; 0 on a CPU.
+        workspaces: the buffers that all steps reuse.
+        rest: all other resident memory of the process, including its code and libraries.
     """
 
     weights: int
@@ -57,6 +61,7 @@ class OwnedBytes(Mapping[str, int]):
 
     @property
     def total(self) -> int:
+        """The sum of all purposes, in bytes."""
         return sum(self.values())
 
     def __getitem__(self, owner: str) -> int:
@@ -76,15 +81,15 @@ OWNERS = tuple(field.name for field in fields(OwnedBytes))
 
 @dataclass(frozen=True, slots=True)
 class SleepReport:
-    """What going to sleep, or waking up, did.
+    """The result of a call of `LLM.sleep`, or of waking up.
 
     Attributes:
-        before: bytes of each owner.
-        after: likewise.
-        asleep: what is asleep now, as tags of `wake_up`.
-        num_missing: weights that have to be written before anything can be generated.
-        num_kept: requests that go on when the engine does.
-        seconds: it took.
+        before: the engine's memory before the call.
+        after: the engine's memory after the call.
+        asleep: the parts that are asleep now, as the tags that `wake_up` takes.
+        num_missing: the number of weights that must be written before the engine can generate.
+        num_kept: the number of unfinished requests that continue when the engine is awake.
+        seconds: the duration of the call.
     """
 
     before: OwnedBytes
@@ -96,15 +101,16 @@ class SleepReport:
 
     @property
     def freed_bytes(self) -> int:
-        """Negative where memory was taken."""
+        """The memory that the call released, in bytes; negative if it allocated memory."""
         return self.before.total - self.after.total
 
     def to_json(self) -> dict[str, object]:
-        """A JSON object, for `from_json`."""
+        """The report as a JSON object, which `from_json` reads."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, values: Mapping[str, object]) -> SleepReport:
+        """The report that `to_json` wrote."""
         before, after, asleep = (values[name] for name in ("before", "after", "asleep"))
         others = {name: values[name] for name in ("num_missing", "num_kept", "seconds")}
         return cls(
@@ -115,7 +121,7 @@ class SleepReport:
         )
 
     def __str__(self) -> str:
-        """One line for a log."""
+        """The report in one line, for a log."""
         changes = [
             f"{owner} {_mib(self.before[owner])} -> {_mib(self.after[owner])}" for owner in OWNERS
         ]
@@ -125,7 +131,7 @@ class SleepReport:
         return f"{done} MiB in {self.seconds:.3f} s ({', '.join(changes)}); {self.state()}"
 
     def state(self) -> str:
-        """What the engine is now, in words."""
+        """The state of the engine after the call, in words."""
         words = f"asleep: {', '.join(self.asleep)}" if self.asleep else "awake"
         if self.num_missing:
             words += f"; {self.num_missing} weights are missing"
@@ -134,7 +140,7 @@ class SleepReport:
         return words
 
     def table(self) -> str:
-        """A table for people, in MiB."""
+        """A table of the memory before and after the call, in MiB."""
         rows = [("MiB", "before", "after")]
         rows += [(o, _mib(self.before[o]), _mib(self.after[o])) for o in OWNERS]
         rows.append(("all", _mib(self.before.total), _mib(self.after.total)))

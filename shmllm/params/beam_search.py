@@ -1,11 +1,10 @@
-"""What beam search is asked for and what it returns. Names and meaning are vLLM's."""
+"""BeamSearchParams: the parameters of `LLM.beam_search`, with vLLM's names and meaning."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from shmllm.errors import RequestError
-from shmllm.outputs.logprobs import Logprob
 from shmllm.params.ranges import RANGES, Range, is_int, is_number
 
 _FLAG = Range(lambda value: isinstance(value, bool), "True or False")
@@ -26,19 +25,23 @@ class BeamSearchParams:
     """Parameters of a beam search.
 
     Args:
-        beam_width: sequences that are kept at each step, and returned.
-        max_tokens: the most tokens to generate.
-        ignore_eos: treat end tokens like others.
-        temperature: 0 takes the `2 * beam_width` most likely successors of each sequence into
-            account; above 0, one more, drawn at that temperature.
-        length_penalty: a sequence's score is the sum of its log-probabilities divided by its
-            length, prompt included, to this power. So above 0 favours long ones.
-        include_stop_str_in_output: leave the end token at the end of the text. It is always
-            the last of `tokens`.
-        skip_special_tokens: leave special tokens out of the text.
+        beam_width: the number of sequences that each step keeps and that the search returns;
+            at least 1. The engine's `max_logprobs` must be at least `2 * beam_width`.
+        max_tokens: the largest number of tokens to generate; at least 1.
+        ignore_eos: continue sequences after an end-of-sequence token.
+        temperature: from 0 to 2. At 0, each sequence is extended by its `2 * beam_width` most
+            likely tokens; above 0, also by one token that is sampled at this temperature.
+        length_penalty: the exponent p in the score of a sequence: the sum of the
+            log-probabilities of its generated tokens, divided by (number of prompt and output
+            tokens, without an end-of-sequence token at the end) ** p. Values above 0 favour
+            long sequences.
+        include_stop_str_in_output: keep the text of the end-of-sequence token in `text`. Its
+            id is always in `tokens`.
+        skip_special_tokens: leave special tokens out of `text`.
 
     Raises:
-        RequestError: names the field, the value and the range.
+        RequestError: a field is out of its range. The message contains the field, its value
+            and the range.
     """
 
     beam_width: int
@@ -54,33 +57,3 @@ class BeamSearchParams:
             value = getattr(self, name)
             if not allowed.allows(value):
                 raise RequestError(f"{name} must be {allowed.words}, got {value!r}")
-
-
-@dataclass(slots=True)
-class BeamSearchSequence:
-    """One sequence.
-
-    Attributes:
-        tokens: of prompt and continuation.
-        logprobs: for each generated token, the alternatives that were looked at.
-        cum_logprob: of the generated tokens.
-        text: of prompt and continuation; set when the search is over.
-        finish_reason: "stop" at an end token, "length", "abort" or "error".
-        stop_reason: None; for code that reads it.
-        lora_request: None, likewise.
-    """
-
-    tokens: list[int]
-    logprobs: list[dict[int, Logprob]] = field(default_factory=list, repr=False)
-    cum_logprob: float = 0.0
-    text: str | None = None
-    finish_reason: str | None = None
-    stop_reason: None = None
-    lora_request: None = None
-
-
-@dataclass(slots=True)
-class BeamSearchOutput:
-    """The best sequences of a prompt, best first; as many as `beam_width` if there are."""
-
-    sequences: list[BeamSearchSequence]

@@ -1,7 +1,7 @@
-"""How a prompt becomes one vector.
+"""Parameters of pooling requests, which turn a prompt into one vector.
 
-Owns the parameters that people give, with vLLM's names, and the small form of them that the
-engine acts on. Knows nothing of how pooling is done.
+PoolingParams and PoolerConfig are the classes that users construct, with vLLM's names. Pooling
+is the form of them that the engine uses. This module must not know how vectors are computed.
 """
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ from enum import IntEnum
 from typing import Any
 
 from shmllm.errors import RequestError
-from shmllm.params.keywords import reject_unknown_options
+from shmllm.params.unknown_options import reject_unknown_options
 
 TASKS = ("embed",)
 
 
 class PoolingType(IntEnum):
-    """Which hidden states make the vector. LAST: the last token's. MEAN: the mean of all."""
+    """The hidden states that the vector is made of.
+
+    LAST: the hidden state of the last token. MEAN: the mean of the hidden states of all tokens.
+    """
 
     LAST = 1
     MEAN = 2
@@ -26,14 +29,15 @@ class PoolingType(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Pooling:
-    """What the engine does with a prompt's hidden states, after the model's final norm.
+    """How the engine pools a prompt's hidden states, which it takes after the final norm.
 
     Attributes:
-        type: which of them.
-        dimensions: leading components to keep; 0 for all.
-        normalize: divide by the Euclidean norm, after the cut.
-        reads_prefix_cache: use cached keys and values. The mean needs every hidden state, so
-            it never does.
+        type: the hidden states that the vector is made of.
+        dimensions: the number of leading components to keep; 0 keeps all.
+        normalize: whether to divide the vector, after truncation to `dimensions`, by its
+            Euclidean norm.
+        reads_prefix_cache: whether prefix-cache hits may be used. Always False for MEAN, which
+            needs the hidden states of all tokens.
     """
 
     type: PoolingType = PoolingType.LAST
@@ -51,17 +55,20 @@ class PoolingParams:
     """Parameters of one pooling request.
 
     Args:
-        use_activation: normalise the vector to length 1; None takes the engine's
-            `pooler_config`, and True without one.
-        dimensions: leading components to keep, before it is normalised, for models that were
-            trained for that (Matryoshka); None keeps all.
-        pooling_type: "LAST" or "MEAN"; None takes the engine's `pooler_config`, and "LAST"
-            without one. Not in vLLM's class, whose engine has one for all.
-        task: "embed", or None.
-        skip_reading_prefix_cache: compute the whole prompt.
+        use_activation: normalize the vector to length 1. None uses the value of the LLM's
+            `pooler_config`, or True if that has none.
+        dimensions: the number of leading components to keep before normalization, for models
+            that were trained for it (Matryoshka); None uses the value of the `pooler_config`,
+            or keeps all.
+        pooling_type: "LAST" or "MEAN"; see PoolingType. None uses the value of the
+            `pooler_config`, or "LAST". vLLM's class does not have this field: its engine has
+            one pooling type for all requests.
+        task: "embed" or None, which means the same.
+        skip_reading_prefix_cache: compute the whole prompt, without prefix-cache hits.
 
     Raises:
-        RequestError: names the field, the value and what it may be.
+        RequestError: a field is out of its range. The message contains the field, its value
+            and the range.
     """
 
     use_activation: bool | None = None
@@ -74,7 +81,10 @@ class PoolingParams:
         self.check()
 
     def check(self) -> None:
-        """Raise RequestError if a field is out of its range."""
+        """Raise RequestError if a field is out of its range.
+
+        The constructor checks, too. This method finds values that were assigned afterwards.
+        """
         for name in ("use_activation", "skip_reading_prefix_cache"):
             self._require(name, getattr(self, name) in (None, True, False), "None, True or False")
         size = self.dimensions
@@ -90,6 +100,7 @@ class PoolingParams:
         self._require("task", self.task in (None, *TASKS), f"None or {' or '.join(TASKS)}")
 
     def clone(self) -> PoolingParams:
+        """A copy."""
         return copy.copy(self)
 
     def _require(self, name: str, valid: bool, allowed: str) -> None:
@@ -99,14 +110,17 @@ class PoolingParams:
 
 @dataclass(frozen=True, slots=True)
 class PoolerConfig:
-    """Defaults of an engine's pooling requests; names as in vLLM.
+    """Defaults for the pooling requests of an LLM, with vLLM's names.
 
     Args:
-        pooling_type: "LAST" or "MEAN".
-        seq_pooling_type: the same.
-        use_activation: normalise vectors to length 1.
-        dimensions: leading components to keep.
-        task: "embed", or None.
+        pooling_type: "LAST" or "MEAN"; None means "LAST".
+        seq_pooling_type: another name of `pooling_type`.
+        use_activation: normalize vectors to length 1; None means True.
+        dimensions: the number of leading components to keep; None keeps all.
+        task: "embed" or None, which means the same.
+
+    Raises:
+        RequestError: a field is out of its range, or the two pooling types differ.
     """
 
     pooling_type: str | None = None
@@ -125,7 +139,12 @@ class PoolerConfig:
 
     @classmethod
     def make(cls, value: PoolerConfig | dict[str, Any] | None) -> PoolerConfig:
-        """From what the option `pooler_config` may be."""
+        """The PoolerConfig for a value of the option `pooler_config`.
+
+        Raises:
+            TypeError: `value` has another type, or an unknown key.
+            RequestError: a field is out of its range.
+        """
         if value is None or isinstance(value, cls):
             return value or cls()
         if not isinstance(value, dict):
@@ -134,10 +153,10 @@ class PoolerConfig:
         return cls(**value)
 
     def complete(self, params: PoolingParams) -> PoolingParams:
-        """`params` with what they leave open taken from here.
+        """A copy of `params` in which the defaults replace None.
 
         Raises:
-            RequestError: a field of either is out of its range.
+            RequestError: a field is out of its range.
         """
         kind = params.pooling_type or self.pooling_type or self.seq_pooling_type
         activate = self.use_activation if params.use_activation is None else params.use_activation

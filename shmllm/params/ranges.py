@@ -1,7 +1,7 @@
-"""What each sampling parameter may be, as a test and in words.
+"""The range of each sampling parameter: a check, and its description in error messages.
 
-Owns the ranges of single fields: those of vLLM's class. How fields restrict each other is
-SamplingParams' own business.
+The ranges are those of vLLM's SamplingParams. This module must not know the rules between
+several fields; `SamplingParams` checks those.
 """
 
 from __future__ import annotations
@@ -17,7 +17,12 @@ MAX_BAD_WORDS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """`allows(value)`, and what an error says is allowed."""
+    """The range of one parameter.
+
+    Attributes:
+        allows: a function that returns whether a value is in the range.
+        words: the description of the range in error messages.
+    """
 
     allows: Callable[[Any], bool]
     words: str
@@ -63,7 +68,7 @@ def _number(low: float, high: float) -> Range:
     return Range(lambda value: is_number(value) and low <= value <= high, words)
 
 
-def _whole(low: int, words: str, high: float = math.inf) -> Range:
+def _whole_number(low: int, words: str, high: float = math.inf) -> Range:
     return Range(lambda value: is_int(value) and low <= value <= high, words)
 
 
@@ -74,12 +79,12 @@ def _or_none(inner: Range, words: str) -> Range:
 
 _FLAG = Range(lambda value: isinstance(value, bool), "True or False")
 _COUNT = _or_none(
-    _whole(-1, ""), "None, -1 for the whole vocabulary, or a whole number of at least 0"
+    _whole_number(-1, ""), "None, -1 for the whole vocabulary, or a whole number of at least 0"
 )
 _TOKEN_IDS = Range(_is_list_of(_is_token_id), "a list of token ids")
 
 RANGES = {
-    "n": _whole(1, f"a whole number from 1 to {MAX_N}", MAX_N),
+    "n": _whole_number(1, f"a whole number from 1 to {MAX_N}", MAX_N),
     "presence_penalty": _number(-2, 2),
     "frequency_penalty": _number(-2, 2),
     "repetition_penalty": Range(
@@ -89,9 +94,9 @@ RANGES = {
     "top_p": Range(
         lambda value: is_number(value) and 0 < value <= 1, "a number above 0 and up to 1"
     ),
-    "top_k": _whole(-1, "-1, 0 or a positive whole number"),
+    "top_k": _whole_number(-1, "-1, 0 or a positive whole number"),
     "min_p": _number(0, 1),
-    "seed": _or_none(_whole(-(2**63), "", 2**63 - 1), "None or a 64-bit whole number"),
+    "seed": _or_none(_whole_number(-(2**63), "", 2**63 - 1), "None or a 64-bit whole number"),
     "stop": Range(_is_list_of(_is_text), "a non-empty string or a list of them"),
     "stop_token_ids": _TOKEN_IDS,
     "bad_words": Range(
@@ -100,14 +105,14 @@ RANGES = {
     ),
     "include_stop_str_in_output": _FLAG,
     "ignore_eos": _FLAG,
-    "max_tokens": _or_none(_whole(1, ""), "None or a whole number of at least 1"),
-    "min_tokens": _whole(0, "a whole number of at least 0"),
+    "max_tokens": _or_none(_whole_number(1, ""), "None or a whole number of at least 1"),
+    "min_tokens": _whole_number(0, "a whole number of at least 0"),
     "logprobs": _COUNT,
     "prompt_logprobs": _COUNT,
     "detokenize": _FLAG,
     "skip_special_tokens": _FLAG,
     "spaces_between_special_tokens": _FLAG,
-    "stream_interval": _or_none(_whole(1, ""), "None or a whole number of at least 1"),
+    "stream_interval": _or_none(_whole_number(1, ""), "None or a whole number of at least 1"),
     "logit_bias": _or_none(
         Range(_is_bias, ""), "None or a dict from token ids to numbers below infinity"
     ),

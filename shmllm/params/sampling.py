@@ -1,7 +1,7 @@
-"""How a request's tokens are chosen, what comes with them, and where its output ends.
+"""SamplingParams: the parameters of one generation request, with vLLM's names and meaning.
 
-Owns the fields and their defaults: names and meaning are those of vLLM's class of the same
-name; `sampling_ranges` has what each may be. Knows nothing of how sampling is done.
+This module owns the fields, their defaults and the rules between fields; `ranges` contains the
+range of each field. It must not know how tokens are sampled.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from enum import Enum
 from typing import Any
 
 from shmllm.errors import RequestError
-from shmllm.params.keywords import reject_unknown_options
 from shmllm.params.ranges import RANGES, is_int, is_number
 from shmllm.params.structured_outputs import StructuredOutputsParams
+from shmllm.params.unknown_options import reject_unknown_options
 
 logger = logging.getLogger(__name__)
 
 LOWEST_TEMPERATURE = 1e-2
 
 TokenSequences = tuple[tuple[int, ...], ...]
-"""What becomes of `bad_words`: the output may contain none of these."""
+"""Token sequences that the output must not contain; `bad_words` as token ids."""
 
 
 class RequestOutputKind(Enum):
-    """What each of a stream's outputs holds.
+    """The contents of each output of a streamed request.
 
-    CUMULATIVE: everything so far. DELTA: what is new. FINAL_ONLY: there is one output, at
-    the end.
+    CUMULATIVE: all text and tokens so far. DELTA: the text and tokens since the last output.
+    FINAL_ONLY: the request has one output, when it is finished.
     """
 
     CUMULATIVE = 0
@@ -43,13 +43,17 @@ class RequestOutputKind(Enum):
 
 @dataclass(slots=True)
 class RepetitionDetectionParams:
-    """Ends a request whose output goes round in circles.
+    """Ends a request whose output ends with a repeated token sequence.
 
     Args:
-        max_pattern_size: longest repeated piece to look for, in tokens; 0 looks for none.
-        min_pattern_size: shortest; 0 means 1.
-        min_count: how often the piece has to stand at the end, one behind the other; at
-            least 2.
+        max_pattern_size: the length of the longest sequence to look for, in tokens; 0 turns
+            the detection off.
+        min_pattern_size: the length of the shortest sequence, in tokens; 0 means 1.
+        min_count: the number of consecutive repetitions of a sequence at the end of the output
+            that ends the request; at least 2.
+
+    Raises:
+        RequestError: a field is out of its range.
     """
 
     max_pattern_size: int = 0
@@ -106,52 +110,71 @@ _NAMES = tuple(f.name for f in fields(_Fields))
 
 
 class SamplingParams(_Fields):
-    """Parameters of one request.
+    """Sampling parameters of one request. All arguments are keyword arguments.
 
     Args:
-        n: completions of the prompt; 1 to 16384. They share its KV blocks, and with a seed
-            the i-th gets seed + i.
-        presence_penalty: subtracted from the logit of every token that the output has; -2 to 2.
-        frequency_penalty: the same times how often the output has it; -2 to 2.
-        repetition_penalty: divides positive and multiplies negative logits of tokens that
-            prompt or output have; above 0, 1 does nothing.
-        temperature: 0 is greedy; up to 2. Values between 0 and 0.01 are raised to 0.01.
-        top_p: keep the most likely tokens whose probabilities add up to this; (0, 1].
-        top_k: keep this many of the most likely tokens; 0 or -1 keeps all.
-        min_p: keep tokens at least this times as likely as the most likely one; [0, 1].
-        seed: makes the request's tokens repeatable whatever else runs beside it.
-        stop: a string or strings that end the output; not part of the text.
-        stop_token_ids: token ids that end the output; they stay in `token_ids`.
-        bad_words: strings that the output may not contain, as their usual tokens.
-        ignore_eos: go on after the model's end-of-sequence token.
-        max_tokens: the most tokens to generate; None goes on to max_model_len.
-        min_tokens: no stop of any kind before this many tokens.
-        logprobs: log-probabilities of this many of the most likely tokens, and of the one
-            that was chosen, for each output token; 0: only of the chosen one; -1: of the
-            whole vocabulary. The engine's `max_logprobs` bounds it.
-        prompt_logprobs: the same for each prompt token but the first.
+        n: the number of completions of the prompt; 1 to 16384. They share the KV blocks of the
+            prompt. With a seed, completion i uses seed + i.
+        presence_penalty: the number to subtract from the logit of each token that the output
+            already contains; -2 to 2. Default 0.
+        frequency_penalty: the number to subtract from the logit of a token for each time that
+            the output already contains it; -2 to 2. Default 0.
+        repetition_penalty: for tokens that the prompt or the output already contains, positive
+            logits are divided by this and negative logits are multiplied by it; above 0.
+            Default 1, which changes nothing.
+        temperature: the number by which logits are divided before the softmax; 0 to 2. 0 means
+            greedy sampling. Values between 0 and 0.01 are raised to 0.01.
+        top_p: sample from the smallest set of most likely tokens whose probabilities add up to
+            at least this; above 0 and up to 1. Default 1, which keeps all tokens.
+        top_k: sample from this many most likely tokens; 0 (the default) or -1 keeps all tokens.
+        min_p: keep the tokens whose probability is at least `min_p` times that of the most
+            likely token; 0 to 1. Default 0, which keeps all tokens.
+        seed: a 64-bit seed that makes the tokens of this request reproducible, independent of
+            the other requests in the batch; None or -1 uses the engine's seed.
+        stop: a string or a list of strings. The output ends before the first of them that the
+            text contains.
+        stop_token_ids: token ids that end the output. `token_ids` contains the one that ended
+            it; `text` does not.
+        bad_words: strings that the output must not contain. The engine forbids their usual
+            tokenizations, at the beginning of a text and after a space.
+        ignore_eos: continue after the model's end-of-sequence token.
+        max_tokens: the largest number of tokens to generate; at least 1. None generates up to
+            the engine's `max_model_len`. Default 16.
+        min_tokens: the smallest number of tokens to generate before an end-of-sequence token,
+            a stop token or a stop string may end the output. Default 0.
+        logprobs: the number of most likely tokens whose log-probabilities are returned for
+            each output token, besides that of the sampled token. 0 returns the sampled token's
+            only; -1 returns those of the whole vocabulary; None (the default) returns none.
+            The engine's `max_logprobs` is the upper limit.
+        prompt_logprobs: the same for each prompt token except the first.
         detokenize: False leaves `text` empty.
-        skip_special_tokens: leave special tokens out of the text.
-        spaces_between_special_tokens: accepted; tokenizers of today write none of their own.
-        include_stop_str_in_output: leave the stop string at the end of the text.
-        output_kind: what the outputs of a stream hold; `LLM.generate` returns final ones.
-        stream_interval: tokens from one output of a stream to the next; the first and the
-            last come at once.
-        structured_outputs: what the output has to match.
-        logit_bias: added to the logits, by token id; -inf forbids a token.
-        allowed_token_ids: the only tokens that may be chosen.
-        repetition_detection: ends a request that repeats itself, with reason "repetition".
-        skip_reading_prefix_cache: compute the whole prompt; None does so only where
-            `prompt_logprobs` needs it.
-        extra_args: not used; for code that carries its own.
+        skip_special_tokens: leave special tokens out of `text`.
+        spaces_between_special_tokens: accepted, without effect: current tokenizers add no
+            spaces between special tokens.
+        include_stop_str_in_output: keep the stop string, or the text of the stop token, at the
+            end of `text`.
+        output_kind: the contents of each output of a stream; see RequestOutputKind.
+            `LLM.generate` always returns final outputs.
+        stream_interval: the number of new tokens after which a stream yields the next output.
+            The first and the last output are not delayed. None means 1.
+        structured_outputs: a constraint that the output must match: a StructuredOutputsParams
+            or a dict of its fields.
+        logit_bias: numbers to add to the logits, by token id; -inf forbids a token.
+        allowed_token_ids: the only token ids that may be sampled; None allows all.
+        repetition_detection: ends a request whose output repeats itself, with finish_reason
+            "repetition": a RepetitionDetectionParams or a dict of its fields.
+        skip_reading_prefix_cache: compute the whole prompt, without prefix-cache hits. None
+            means False. With `prompt_logprobs`, the whole prompt is always computed.
+        extra_args: a dict that the engine ignores; for data of the calling program.
 
     Raises:
-        RequestError: names the field, the value and the range.
-        TypeError: an unknown option; names the nearest one.
+        RequestError: a field is out of its range. The message contains the field, its value
+            and the range.
+        TypeError: an unknown keyword argument. The message contains the most similar known one.
     """
 
     __slots__ = ()
-    # Clients copy parameters by going over one of these.
+    # Programs written for vLLM copy parameters by iterating over one of these.
     __struct_fields__ = _NAMES
     __annotations__ = _Fields.__annotations__
 
@@ -182,17 +205,26 @@ class SamplingParams(_Fields):
 
     @property
     def reads_prefix_cache(self) -> bool:
-        """Prompt log-probabilities need the hidden states that a hit leaves uncomputed."""
+        """Whether the prompt may use prefix-cache hits.
+
+        Prompt log-probabilities need the hidden states of all prompt tokens, and a hit skips
+        their computation.
+        """
         return self.prompt_logprobs is None and not self.skip_reading_prefix_cache
 
     def clone(self) -> SamplingParams:
+        """A deep copy."""
         return copy.deepcopy(self)
 
     def check(self) -> None:
-        """Raise RequestError if a field is out of its range."""
+        """Raise RequestError if a field is out of its range.
+
+        The constructor checks, too. This method finds values that were assigned afterwards.
+        """
         self._check(_NAMES)
 
     def _normalise(self, given: Mapping[str, Any]) -> None:
+        """Convert the other accepted forms of the given fields, such as a single stop string."""
         for name in ("stop", "stop_token_ids", "bad_words"):
             if name in given:
                 value = given[name]
@@ -222,16 +254,17 @@ class SamplingParams(_Fields):
             raise RequestError(f"{name} must be {allowed}, got {getattr(self, name)!r}")
 
     def _check(self, names: Iterable[str]) -> None:
-        """Fields nobody named hold their defaults: looking at those would double the cost."""
+        """Check the fields `names`. The constructor passes only the given ones: checking the
+        defaults as well would double the cost."""
         for name in names:
             known = RANGES.get(name)
             if known is not None:
                 self._require(name, known.allows(getattr(self, name)), known.words)
             else:
                 self._check_object(name)
-        most = self.max_tokens
-        if most is not None and self.min_tokens > most:
-            self._require("min_tokens", False, f"at most max_tokens ({most})")
+        limit = self.max_tokens
+        if limit is not None and self.min_tokens > limit:
+            self._require("min_tokens", False, f"at most max_tokens ({limit})")
         if self.stop and not self.detokenize:
             self._require("stop", False, "empty when detokenize is False")
         if self.n > 1 and self.temperature == 0:
@@ -252,7 +285,10 @@ _OBJECTS = {
 
 
 def _bias_by_id(given: Any) -> Any:
-    """JSON knows only text keys. What is no dict, or no number, is for the range check."""
+    """Convert the string keys that JSON objects have to token ids; {} becomes None.
+
+    Everything else is returned unchanged, for the range check to refuse.
+    """
     if not isinstance(given, Mapping):
         return given
     by_id = {

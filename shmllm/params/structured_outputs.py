@@ -1,7 +1,7 @@
-"""What a structured output has to match: the parameters only.
+"""StructuredOutputsParams: the constraint of a structured output, with vLLM's names and meaning.
 
-Names and meaning are those of vLLM's class. Knows nothing of grammars or how they are
-compiled; what a field may hold beyond its type is checked where the grammar is made.
+This module must not know how grammars are written or compiled:
+`frontend.constraints.structured_outputs` checks the values and makes the grammar.
 """
 
 from __future__ import annotations
@@ -16,22 +16,28 @@ CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_
 
 @dataclass(slots=True)
 class StructuredOutputsParams:
-    """Exactly one of the constraints, and how it is read.
+    """A constraint that the whole output of a request must match.
+
+    Exactly one of `json`, `regex`, `choice`, `grammar`, `json_object` and `structural_tag` must
+    be given. docs/structured-outputs.md describes what each accepts.
 
     Args:
-        json: a JSON schema as a dict or text, or a pydantic model class.
-        regex: a regular expression that the whole output matches.
-        choice: the output is one of these strings.
-        grammar: a context-free grammar in EBNF.
-        json_object: True for any JSON object.
-        disable_any_whitespace: JSON without blanks outside strings.
-        disable_additional_properties: objects hold no properties that the schema does not name.
-        whitespace_pattern: regular expression of the blanks allowed in JSON; None: one, and
-            a line break with an indentation of up to 40.
-        structural_tag: a constraint for parts of the output, as JSON text.
+        json: a JSON schema: a dict, its JSON text, or a pydantic model class.
+        regex: a regular expression in Python's syntax, which the whole output matches.
+        choice: a non-empty list of strings, one of which is the output.
+        grammar: a context-free grammar, as EBNF with a rule `root` or as Lark with a rule
+            `start`.
+        json_object: True, for any JSON object.
+        disable_any_whitespace: for JSON: allow no whitespace outside strings.
+        disable_additional_properties: for JSON schemas: objects contain only the properties
+            that the schema lists.
+        whitespace_pattern: for JSON: a regular expression for the whitespace that is allowed
+            between two parts. None allows at most one space or tab, and at most one line break
+            with an indentation of up to 40 characters.
+        structural_tag: not supported; a request with this field is refused.
 
     Raises:
-        RequestError: no constraint, or more than one.
+        RequestError: none of the constraints is given, or more than one.
     """
 
     json: Any = None

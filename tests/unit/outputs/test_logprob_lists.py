@@ -1,4 +1,4 @@
-"""LogprobsList: reads like the list of dictionaries that it stands for."""
+"""LogprobsList behaves like a list of dicts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TOKENS = [7, 3, 9]
 
 
 def store_of(k, *entries):
-    """entries: (logprob, rank, [(id, logprob), ...])."""
+    """A store with these entries: (logprob, rank, [(id, logprob), ...])."""
     store = LogprobStore()
     store.k = k
     for logprob, rank, top in entries:
@@ -42,13 +42,13 @@ EXPECTED = [
 ]
 
 
-def test_the_tokens_own_entry_comes_first_and_none_twice(store):
+def test_the_entry_of_the_token_itself_is_first_and_not_repeated(store):
     entries = LogprobsList(TOKENS, store)
     assert list(entries) == EXPECTED
     assert [list(entry) for entry in entries] == [[7, 2], [3, 8, 1], [9, 4]]
 
 
-def test_it_equals_lists_both_ways_and_itself(store):
+def test_it_equals_a_list_of_the_same_entries(store):
     entries = LogprobsList(TOKENS, store)
     assert entries == EXPECTED
     assert [EXPECTED].index(entries) == 0
@@ -61,39 +61,39 @@ def test_it_equals_lists_both_ways_and_itself(store):
 @pytest.mark.parametrize(
     "index", [slice(None), slice(1, None), slice(-2, None), slice(0, 0), slice(None, None, -1)]
 )
-def test_slices_are_such_lists_again(store, index):
+def test_a_slice_is_a_logprobs_list(store, index):
     part = LogprobsList(TOKENS, store)[index]
     assert isinstance(part, LogprobsList)
     assert (list(part), len(part)) == (EXPECTED[index], len(EXPECTED[index]))
 
 
 @pytest.mark.parametrize("index", [0, 2, -1, -3])
-def test_single_entries(store, index):
+def test_an_index_returns_one_entry(store, index):
     assert LogprobsList(TOKENS, store)[index] == EXPECTED[index]
 
 
 @pytest.mark.parametrize("index", [3, -4])
-def test_there_is_an_end(store, index):
+def test_an_index_out_of_range_raises(store, index):
     with pytest.raises(IndexError):
         LogprobsList(TOKENS, store)[index]
 
 
 @pytest.mark.parametrize("make_copy", [lambda x: pickle.loads(pickle.dumps(x)), copy.deepcopy])
-def test_a_copy_holds_the_same_without_the_tokenizer(store, make_copy):
+def test_a_copy_is_equal_and_does_not_need_the_tokenizer(store, make_copy):
     entries = LogprobsList(TOKENS, store, lambda before, token: f"<{token}>")
     copied = make_copy(entries)
     assert copied == entries
     assert copied[0][2].decoded_token == "<2>"
 
 
-def test_a_list_of_a_prompt_begins_with_none(store):
+def test_the_list_of_a_prompt_begins_with_none(store):
     entries = LogprobsList(TOKENS, store, begins_with_none=True)
     assert entries == [None, *EXPECTED]
     assert entries[1:] == EXPECTED
     assert entries[0] is None
 
 
-def test_tokens_that_come_later_are_not_seen(store):
+def test_tokens_that_are_appended_later_are_not_part_of_the_list(store):
     tokens = [7]
     growing = store_of(0, (-0.5, 1, []))
     entries = LogprobsList(tokens, growing)
@@ -104,7 +104,7 @@ def test_tokens_that_come_later_are_not_seen(store):
     assert len(LogprobsList(tokens, growing)) == 2
 
 
-def test_texts_know_the_tokens_before(store):
+def test_text_of_gets_the_preceding_tokens(store):
     seen = []
 
     def text_of(before, token):
@@ -117,5 +117,5 @@ def test_texts_know_the_tokens_before(store):
     assert seen[-1] == ([2, 3, 7, 3], 4)
 
 
-def test_it_prints_as_a_list(store):
+def test_its_repr_is_that_of_a_list(store):
     assert repr(LogprobsList(TOKENS, store)) == repr(EXPECTED)

@@ -1,4 +1,4 @@
-"""Pooling parameters: what they may be, and where defaults come from."""
+"""PoolingParams and PoolerConfig: ranges and defaults."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shmllm.params.pooling import PoolerConfig, Pooling, PoolingParams, PoolingT
         ({"skip_reading_prefix_cache": 2}, "skip_reading_prefix_cache"),
     ],
 )
-def test_what_is_out_of_range_names_the_field(options, message):
+def test_the_error_for_a_value_out_of_range_names_the_field(options, message):
     with pytest.raises(RequestError, match=message):
         PoolingParams(**options)
     config = {k: v for k, v in options.items() if k != "skip_reading_prefix_cache"}
@@ -30,14 +30,14 @@ def test_what_is_out_of_range_names_the_field(options, message):
             PoolerConfig(**config)
 
 
-def test_a_field_that_is_set_later_is_checked_again():
+def test_check_finds_an_invalid_value_that_was_assigned_later():
     params = PoolingParams()
     params.dimensions = -1
     with pytest.raises(RequestError):
         params.check()
 
 
-def test_requests_take_what_they_leave_open_from_the_engine():
+def test_fields_that_are_none_get_the_values_of_the_pooler_config():
     config = PoolerConfig(seq_pooling_type="MEAN", use_activation=False, dimensions=8)
     left_open = config.complete(PoolingParams())
     assert (left_open.pooling_type, left_open.use_activation, left_open.dimensions) == (
@@ -49,7 +49,7 @@ def test_requests_take_what_they_leave_open_from_the_engine():
     assert (own.pooling_type, own.use_activation, own.dimensions) == ("LAST", True, 4)
 
 
-def test_the_last_token_normalised_is_the_default():
+def test_the_default_is_the_normalized_state_of_the_last_token():
     params = PoolerConfig.make(None).complete(PoolingParams())
     assert (params.pooling_type, params.use_activation, params.dimensions) == ("LAST", True, None)
 
@@ -64,7 +64,7 @@ def test_a_pooler_config_may_be_a_dict():
         PoolerConfig(pooling_type="MEAN", seq_pooling_type="LAST")
 
 
-def test_a_mean_never_reads_the_prefix_cache():
+def test_mean_pooling_never_reads_the_prefix_cache():
     assert Pooling(PoolingType.LAST).reads_prefix_cache
     assert not Pooling(PoolingType.MEAN, reads_prefix_cache=True).reads_prefix_cache
 

@@ -1,4 +1,4 @@
-"""SamplingParams: ranges, messages, and what becomes of values."""
+"""SamplingParams: ranges, error messages and the conversion of values."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ NAN, INF = float("nan"), float("inf")
     ],
     ids=str,
 )
-def test_a_value_out_of_range_is_refused_with_field_range_and_value(options, words):
+def test_the_error_for_a_value_out_of_range_has_field_range_and_value(options, words):
     with pytest.raises(RequestError, match=words):
         SamplingParams(**options)
 
@@ -192,7 +192,7 @@ def test_stop_becomes_a_list(given, taken):
         ),
     ],
 )
-def test_other_ways_to_say_none_are_understood(name, given, taken):
+def test_other_forms_of_values_are_converted(name, given, taken):
     assert getattr(SamplingParams(**{name: given}), name) == taken
 
 
@@ -204,7 +204,7 @@ def test_a_temperature_too_low_to_compute_is_raised_with_a_warning(temperature, 
     assert f"temperature {temperature} raised to 0.01" in caplog.text
 
 
-def test_usual_temperatures_warn_of_nothing(caplog):
+def test_usual_temperatures_cause_no_warning(caplog):
     for temperature in (0, 0.01, 1.0):
         SamplingParams(temperature=temperature)
     assert caplog.text == ""
@@ -272,8 +272,8 @@ def full():
     }
 
 
-def test_parameters_rebuilt_from_all_their_fields_are_equal():
-    """What clients do to copy or change parameters."""
+def test_parameters_reconstructed_from_their_fields_are_equal():
+    """Programs written for vLLM copy and change parameters in this way."""
     params = SamplingParams(**full())
     names = SamplingParams.__struct_fields__
     assert set(names) == set(full()) == set(SamplingParams.__annotations__)
@@ -298,7 +298,7 @@ def test_parameters_take_keywords_only():
     ],
     ids=str,
 )
-def test_prompt_logprobs_or_the_wish_keep_a_request_from_the_cache(options, reads):
+def test_a_request_with_prompt_logprobs_or_the_option_reads_no_prefix_cache(options, reads):
     assert SamplingParams(**options).reads_prefix_cache is reads
 
 
@@ -321,7 +321,7 @@ def test_a_copy_shares_nothing_with_the_original(kind):
     assert params == SamplingParams(**full())
 
 
-def test_parameters_differ_by_value():
+def test_parameters_with_different_values_are_not_equal():
     assert SamplingParams(top_k=3) != SamplingParams(top_k=4)
 
 
@@ -334,14 +334,14 @@ def test_repr_reads_as_a_call():
     ("name", "value"),
     [("temperature", 3), ("max_tokens", 0), ("min_tokens", 17), ("stop", [""]), ("top_k", 0.5)],
 )
-def test_check_sees_what_was_changed_later(name, value):
+def test_check_finds_invalid_values_that_were_assigned_later(name, value):
     params = SamplingParams()
     setattr(params, name, value)
     with pytest.raises(RequestError, match=name):
         params.check()
 
 
-def test_check_does_not_take_a_string_set_later_for_a_list_of_its_letters():
+def test_check_does_not_treat_a_string_assigned_to_stop_as_a_list_of_letters():
     params = SamplingParams()
     params.stop = "END"
     try:

@@ -1,4 +1,4 @@
-"""Unknown keyword arguments get one error that names the nearest option that exists."""
+"""The TypeError for an unknown keyword argument, which names the most similar known one."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ def reject_unknown_options(callee: str, given: Iterable[str], known: Iterable[st
     """Raise TypeError for the first name in `given` that is not in `known`.
 
     Args:
-        callee: what the person called, for the message.
-        given: keyword names as passed.
-        known: keyword names that `callee` takes.
+        callee: the name of the class or function that the user called, for the message.
+        given: the names of the keyword arguments that the user passed.
+        known: the names of the keyword arguments that `callee` accepts.
 
     Raises:
-        TypeError: names the unknown option and the nearest known one.
+        TypeError: `given` contains an unknown name. The message contains that name and the
+            most similar known one.
     """
     choices = sorted(known)
     for name in given:

@@ -1,10 +1,10 @@
-"""Unknown options are refused with the nearest that exists."""
+"""The error for an unknown option names the most similar known one."""
 
 from __future__ import annotations
 
 import pytest
 
-from shmllm.params.keywords import reject_unknown_options
+from shmllm.params.unknown_options import reject_unknown_options
 
 KNOWN = ["temperature", "top_p", "max_tokens", "stop"]
 
@@ -24,7 +24,7 @@ def test_an_unknown_option_names_callee_option_and_nearest(given, nearest):
         reject_unknown_options("f", [given], KNOWN)
 
 
-def test_a_name_like_no_other_still_names_one():
+def test_a_name_that_is_similar_to_none_still_gets_a_suggestion():
     with pytest.raises(TypeError, match="the nearest option is"):
         reject_unknown_options("f", ["qqq"], KNOWN)
 
@@ -34,7 +34,7 @@ def test_the_first_unknown_of_several_is_named():
         reject_unknown_options("f", ["stop", "zeta", "alpha"], KNOWN)
 
 
-def test_without_any_known_option_none_is_suggested():
+def test_without_known_options_there_is_no_suggestion():
     with pytest.raises(TypeError) as error:
         reject_unknown_options("f", ["x"], [])
     assert str(error.value) == "f() got an unknown option 'x'"
