@@ -1,6 +1,6 @@
 """The engine for coroutines: `async for output in AsyncLLM(...).generate(...)`.
 
-Names and meaning are those of vLLM's class. A thread waits for the engine (see `waiter`);
+Names and meaning are those of vLLM's class. A thread waits for the engine (see `poll_thread`);
 here is what happens in the event loop.
 """
 
@@ -65,12 +65,12 @@ class AsyncLLM:
     def _use(self, llm: LLM) -> None:
         self._llm = llm
         self._dispatcher = llm.front_end.dispatcher
-        self._waiter = PollThread(llm.front_end)
+        self._poll_thread = PollThread(llm.front_end)
         self._boxes: dict[str, RequestOutputQueue] = {}
         self._ids = itertools.count()
         self._resumed: asyncio.Event | None = None
         self.facts = llm.facts
-        self._finalizer = weakref.finalize(self, _shut_down, self._waiter, llm)
+        self._finalizer = weakref.finalize(self, _shut_down, self._poll_thread, llm)
 
     async def generate(
         self,
@@ -105,7 +105,7 @@ class AsyncLLM:
         params = sampling_params or self.get_default_sampling_params()
         is_finished = False
         try:
-            self._waiter.submit(box, lambda: self._prepare(prompt, params, priority), name)
+            self._poll_thread.submit(box, lambda: self._prepare(prompt, params, priority), name)
             while not is_finished:
                 output = await box.take(self._dispatcher.reading())
                 if output is None:
@@ -135,7 +135,9 @@ class AsyncLLM:
         box = RequestOutputQueue()
         name = self._register(request_id, box)
         try:
-            self._waiter.submit(box, lambda: self._prepare_pooling(prompt, pooling_params), name)
+            self._poll_thread.submit(
+                box, lambda: self._prepare_pooling(prompt, pooling_params), name
+            )
             while await box.take(self._dispatcher.reading()) is None:
                 pass
             del self._boxes[name]
@@ -160,7 +162,7 @@ class AsyncLLM:
         unless it ended before; ids that are not in use are ignored."""
         for name in [request_id] if isinstance(request_id, str) else request_id:
             if (box := self._boxes.get(name)) is not None:
-                self._waiter.abort(box)
+                self._poll_thread.abort(box)
 
     async def pause_generation(
         self, *, mode: PauseMode = "abort", clear_cache: bool = True
@@ -194,7 +196,7 @@ class AsyncLLM:
                 await asyncio.sleep(PAUSE_POLL_S)
             return report
         except asyncio.CancelledError:
-            self._waiter.call(steps.close)  # here it would hold the event loop up
+            self._poll_thread.call(steps.close)  # here it would hold the event loop up
             raise
 
     async def wake_up(self, tags: Sequence[str] | None = None) -> bool:
@@ -281,7 +283,7 @@ class AsyncLLM:
     @property
     def errored(self) -> bool:
         """Whether the engine died or was shut down."""
-        return self._waiter.death is not None or self._llm._client.health() == "dead"
+        return self._poll_thread.error is not None or self._llm._client.health() == "dead"
 
     @property
     def is_stopped(self) -> bool:
@@ -291,7 +293,7 @@ class AsyncLLM:
     @property
     def dead_error(self) -> BaseException:
         """Why no requests can be served."""
-        return self._waiter.death or EngineDeadError("the engine process died")
+        return self._poll_thread.error or EngineDeadError("the engine process died")
 
     def shutdown(self) -> None:
         """End the engine, or leave a named one. Who waits gets an error. Idempotent."""
@@ -327,15 +329,15 @@ class AsyncLLM:
         return request_id
 
     def _drop(self, box: RequestOutputQueue) -> None:
-        if self._waiter.death is None:
-            self._waiter.drop(box)
+        if self._poll_thread.error is None:
+            self._poll_thread.discard(box)
 
     async def _call(self, function: Callable[[], Result]) -> Result:
-        return await asyncio.wrap_future(self._waiter.call(function))
+        return await asyncio.wrap_future(self._poll_thread.call(function))
 
 
-def _shut_down(waiter: PollThread, llm: LLM) -> None:
-    waiter.stop()
+def _shut_down(poll_thread: PollThread, llm: LLM) -> None:
+    poll_thread.stop()
     llm.close()
 
 

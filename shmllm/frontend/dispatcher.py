@@ -1,11 +1,11 @@
-"""Between a front end's requests and its engine: one poller, results to whom they belong.
+"""Dispatcher: sends a front end's requests to the engine and routes results to their callers.
 
-A caller's requests are a RequestGroup. Whoever collects for its group polls the engine and
-puts what comes to all groups, so several of them can be under way at once: in several
-threads, or one within the loop of another. One thread at a time talks to the engine; a
-thread that wants to send wakes the one that polls.
+The requests of one caller form a RequestGroup. A caller that collects the results of its group
+polls the engine and routes the results of all groups. So several groups can be open at once, in
+several threads or in nested loops of one thread. One thread at a time uses the engine client; a
+thread that wants to send wakes the thread that polls.
 
-Must not know what the groups are for, nor how requests are checked or text is made.
+This module must not know who the callers are, nor how requests are checked or text is decoded.
 """
 
 from __future__ import annotations
@@ -28,12 +28,15 @@ from shmllm.wire.rpc import RpcCall
 logger = logging.getLogger(__name__)
 
 POLL_S = 1.0
-LEAVE_S = 0.05
+"""The time for which callers usually wait in one `collect`, in seconds."""
+DISCARD_S = 0.05
+"""The time for which `discard_group` waits for the lock, in seconds."""
 CLOSE_S = 2.0
+"""The time for which `close` waits for the lock, and for a thread that polls, in seconds."""
 
 
 class Outputs(Protocol):
-    """What an OutputProcessor does for a dispatcher."""
+    """The methods of OutputProcessor that the dispatcher uses."""
 
     def add_all(
         self,
@@ -48,10 +51,10 @@ class Outputs(Protocol):
 
 
 class RequestGroup:
-    """Requests of one caller.
+    """The requests of one caller.
 
     Attributes:
-        num_open: requests whose end the caller has not collected.
+        num_open: the number of requests whose end the caller has not collected.
     """
 
     __slots__ = ("_changed", "_num_ended", "_running", "num_open")
@@ -71,13 +74,14 @@ class RequestGroup:
 
 
 class Dispatcher:
-    """
+    """Shares one engine client between the request groups of a front end.
+
     Args:
-        client: the engine.
-        outputs: makes states of what the engine sends.
+        client: the client of the engine.
+        outputs: keeps the states of the requests up to date.
 
     Attributes:
-        outputs: may be replaced by what stands in front of it.
+        outputs: the same; `FrontEndTracing` replaces it by a wrapper that records.
     """
 
     def __init__(self, client: EngineClient, outputs: Outputs) -> None:
@@ -85,11 +89,12 @@ class Dispatcher:
         self.outputs = outputs
         self._groups: dict[int, RequestGroup] = {}
         self._urgent: set[int] = set()
-        self._left: deque[RequestGroup] = deque()
-        # Held for moments, never while the engine is waited for: `_is_polling` says that.
-        # No RLock: the garbage collector may close a generator in the middle of anything,
-        # and its `leave` must not slip into what its own thread is doing.
-        self._turn = threading.Condition(threading.Lock())
+        self._discarded: deque[RequestGroup] = deque()
+        # No thread holds the lock while it waits for the engine: `_is_polling` marks that time.
+        # The lock is not reentrant: the garbage collector may close a generator at any point of
+        # a thread, and the generator's `discard_group` must not enter a section that this
+        # thread holds.
+        self._lock = threading.Condition(threading.Lock())
         self._is_polling = False
         self._num_senders = 0
         self._is_closed = False
@@ -112,13 +117,19 @@ class Dispatcher:
         """Send a request of the group to the engine.
 
         Args:
-            index: its place among the caller's requests.
-            streaming: decode tokens as they come.
-            time_tokens: fill `state.token_times`.
-            request_id: what users know it by; None counts requests.
+            group: the caller's group.
+            request: the checked request.
+            index: its position among the caller's requests.
+            streaming: decode tokens when they arrive.
+            time_tokens: record the time of each token in `state.token_times`.
+            request_id: the id in its outputs; None uses a counter of the requests.
 
         Returns:
             One state for each of its completions.
+
+        Raises:
+            ShmLLMError: the dispatcher is closed.
+            EngineDeadError: the engine process ended.
         """
         with self._sending():
             states = self.outputs.add_all(request, index, streaming, time_tokens, request_id)
@@ -133,25 +144,34 @@ class Dispatcher:
             return states
 
     def collect(self, group: RequestGroup, timeout_s: float) -> list[RequestState]:
-        """The states of the group that changed, each once; waits for the first.
+        """Wait until a state of the group has changed, and return the changed states.
 
-        Returns early, and empty, if something came for others. Where nobody looks at text on
-        its way, tokens are taken several at a time, and a front end sleeps meanwhile.
+        If no request of the front end needs text while it runs, the poll waits for urgent
+        outputs only: the tokens of several steps arrive together, and the thread sleeps
+        meanwhile.
+
+        Args:
+            group: the caller's group.
+            timeout_s: the longest time to wait, in seconds.
+
+        Returns:
+            Each changed state once. The list can be empty before `timeout_s` if the engine
+            sent only outputs of other groups.
 
         Raises:
-            EngineDeadError: the engine died.
+            EngineDeadError: the engine process ended.
         """
         deadline = time.monotonic() + timeout_s
-        with self._turn:
+        with self._lock:
             self.check_open()
             while self._is_polling or self._num_senders:
                 left_s = deadline - time.monotonic()
                 if group._changed or left_s <= 0:
                     return group._take()
-                self._turn.wait(left_s)
+                self._lock.wait(left_s)
             if group._changed:
                 return group._take()
-            self._abort_left()
+            self._abort_discarded()
             self._is_polling = True
         events: Sequence[EngineOutput] = ()
         try:
@@ -161,64 +181,73 @@ class Dispatcher:
             self.check_open()  # ended by `close` in another thread
             raise
         finally:
-            with self._turn:
-                # At once: what another thread polls is newer, and must not overtake this.
+            with self._lock:
+                # In the same section as `_is_polling`: the events of the next poll, in another
+                # thread, are newer and must be processed after these.
                 self._is_polling = False
-                self._turn.notify_all()
+                self._lock.notify_all()
                 self._route(events)
-        with self._turn:
+        with self._lock:
             return group._take()
 
     def pump(self, timeout_s: float) -> None:
-        """Put what the engine sends to the groups; waits for the first of it."""
+        """Poll the engine and route the results to the groups, without a group of its own."""
         self.collect(RequestGroup(), timeout_s)
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        """Other threads' polls change no state meanwhile."""
-        with self._turn:
+        """A context in which no other thread changes the states of requests."""
+        with self._lock:
             yield
 
     def abort(self, numbers: Sequence[int]) -> None:
-        """End requests; each gets a last output, "abort" unless it had already ended."""
+        """Abort requests. Each one that has not ended gets a last output with "abort"."""
         with self._sending():
             self._client.abort(numbers)
 
-    def drop(self, group: RequestGroup, states: Sequence[RequestState]) -> None:
-        """Abort one request of the group, which has not ended, and forget it."""
+    def discard(self, group: RequestGroup, states: Sequence[RequestState]) -> None:
+        """Abort one unfinished request of the group and drop its outputs.
+
+        Args:
+            group: the group of the request.
+            states: the states of all of its completions.
+        """
         with self._sending():
             group.num_open -= 1
             for state in states:
                 group._changed.pop(state.number, None)
             self._forget(group, [s.number for s in states if s.number in group._running])
 
-    def leave(self, group: RequestGroup) -> None:
-        """Abort what still runs of the group, and forget it. Raises nothing, and may be
-        called from wherever a generator is closed."""
+    def discard_group(self, group: RequestGroup) -> None:
+        """Abort the unfinished requests of the group and drop their outputs.
+
+        This method raises nothing. A generator may call it when it is closed, at any point of
+        any thread: if the lock is held, the next call of another method aborts the requests.
+        """
         if not group._running:
             return
-        self._left.append(group)
-        if self._turn.acquire(timeout=LEAVE_S):
+        self._discarded.append(group)
+        if self._lock.acquire(timeout=DISCARD_S):
             try:
                 if self._is_polling:
                     self._client.wake()
                 else:
-                    self._abort_left()
+                    self._abort_discarded()
             finally:
-                self._turn.release()
+                self._lock.release()
 
     def call(self, method: Method, argument: Any = None) -> Any:
-        """Ask the engine for something and wait for the answer; see `EngineClient.call`."""
+        """Call a method of the engine and wait for the result; see `EngineClient.call`."""
         with self._sending():
             return self._client.call(method, argument)
 
     def run_on_worker(self, call: RpcCall, timeout_s: float | None = None) -> Any:
-        """See `EngineClient.run_on_worker`. Others wait meanwhile."""
+        """See `EngineClient.run_on_worker`. Other threads wait for the result, too."""
         with self._sending():
             return self._client.run_on_worker(call, timeout_s)
 
     def claim_bucket(self) -> Lease:
-        """See `EngineClient.claim_bucket`. Others wait meanwhile, not while it is filled."""
+        """See `EngineClient.claim_bucket`. Other threads wait until the bucket is claimed."""
         with self._sending():
             return self._client.claim_bucket()
 
@@ -228,33 +257,35 @@ class Dispatcher:
             self._client.send_bucket(bucket, pieces)
 
     def close(self) -> None:
-        """End the engine, or leave it. A thread that polls gets an error now."""
+        """End a private engine, or disconnect from a named one. A thread that polls gets a
+        ShmLLMError."""
         self._is_closed = True
         self._client.stop()
-        # A signal handler may have come here out of what its own thread does with the turn.
-        is_mine = self._turn.acquire(timeout=CLOSE_S)
+        # A signal handler may run this while its own thread holds the lock: do not wait forever.
+        is_mine = self._lock.acquire(timeout=CLOSE_S)
         try:
-            if is_mine:  # memory that another thread still looks at must not go
-                self._turn.wait_for(lambda: not self._is_polling, CLOSE_S)
+            if is_mine:  # the client must not unmap memory that another thread reads
+                self._lock.wait_for(lambda: not self._is_polling, CLOSE_S)
             self._client.close()
         finally:
             if is_mine:
-                self._turn.release()
+                self._lock.release()
 
     @contextlib.contextmanager
     def _sending(self) -> Iterator[None]:
-        with self._turn:
+        """A context in which this thread alone uses the client."""
+        with self._lock:
             self.check_open()
             self._num_senders += 1
             try:
                 while self._is_polling:
                     self._client.wake()
-                    self._turn.wait()
-                self._abort_left()
+                    self._lock.wait()
+                self._abort_discarded()
                 yield
             finally:
                 self._num_senders -= 1
-                self._turn.notify_all()
+                self._lock.notify_all()
 
     def _route(self, events: Iterable[EngineOutput]) -> None:
         changed, to_abort = self.outputs.process(events)
@@ -270,9 +301,9 @@ class Dispatcher:
         if to_abort:
             self._client.abort(to_abort)
 
-    def _abort_left(self) -> None:
-        while self._left:
-            group = self._left.popleft()
+    def _abort_discarded(self) -> None:
+        while self._discarded:
+            group = self._discarded.popleft()
             group._changed.clear()
             self._forget(group, list(group._running))
 
@@ -284,4 +315,4 @@ class Dispatcher:
         try:
             self._client.abort(numbers)
         except ShmLLMError:
-            logger.debug("the engine died before its requests could be aborted")
+            logger.debug("the engine process ended before its requests could be aborted")

@@ -1,8 +1,9 @@
-"""`llm.llm_engine`: the attributes of vLLM's engine that its clients read.
+"""`llm.llm_engine`: the attributes of vLLM's engine that programs written for vLLM read.
 
-Owns the chains `llm_engine.model_config.max_model_len` and `llm_engine.model_executor
-.driver_worker.model_runner.model.load_weights`, wherever the engine runs. What stands there
-are views: they know the engine's facts and how to have its worker do something.
+This module provides attribute chains such as `llm_engine.model_config.max_model_len` and
+`llm_engine.model_executor.driver_worker.model_runner.model.load_weights`, in whichever process the
+engine runs. The objects are views: they contain the engine's info, and they pass calls on to the
+LLM.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from shmllm.wire.rpc import RpcCall
 
 
 class EngineHost(Protocol):
-    """What a view needs of an LLM."""
+    """The attributes and methods of an LLM that the views use."""
 
     facts: EngineInfo
     model_defaults: dict[str, Any]
@@ -50,13 +51,14 @@ class EngineHost(Protocol):
 
 
 class ModelConfigView:
-    """
+    """The configuration of the model.
+
     Args:
         host: the LLM.
 
     Attributes:
-        model, tokenizer: the model's directory.
-        max_model_len: tokens of prompt and output together.
+        model, tokenizer, served_model_name: the model's directory.
+        max_model_len: the largest number of prompt and output tokens of one request.
     """
 
     runner_type = "generate"
@@ -74,14 +76,14 @@ class ModelConfigView:
 
     @property
     def dtype(self) -> Any:
-        """A torch.dtype; imports torch."""
+        """The torch.dtype of the model. Imports torch."""
         import torch
 
         return getattr(torch, self._host.facts.dtype)
 
     @property
     def hf_config(self) -> Any:
-        """transformers' configuration of the model; imports transformers."""
+        """The model's configuration as a transformers object. Imports transformers."""
         return _hf_config(self.model)
 
     @property
@@ -95,7 +97,7 @@ class ModelConfigView:
         return int(self.hf_config.hidden_size)
 
     def get_diff_sampling_param(self) -> dict[str, Any]:
-        """Sampling defaults that come with the model."""
+        """The sampling defaults in the model's generation_config.json."""
         return dict(self._host.model_defaults)
 
 
@@ -108,7 +110,13 @@ def _hf_config(directory: str) -> Any:
 
 @dataclass(frozen=True)
 class CacheConfigView:
-    """Sizes of the KV cache, in tokens and blocks."""
+    """The size of the KV cache.
+
+    Attributes:
+        block_size: the number of tokens per block.
+        num_gpu_blocks: the number of blocks, on a CPU as well.
+        num_cpu_blocks: always 0.
+    """
 
     block_size: int
     num_gpu_blocks: int
@@ -117,7 +125,12 @@ class CacheConfigView:
 
 @dataclass(frozen=True)
 class SchedulerConfigView:
-    """What a step may hold."""
+    """The limits of the scheduler.
+
+    Attributes:
+        max_num_seqs: the largest number of requests in one step.
+        max_model_len: the largest number of prompt and output tokens of one request.
+    """
 
     max_num_seqs: int
     max_model_len: int
@@ -125,7 +138,7 @@ class SchedulerConfigView:
 
 @dataclass(frozen=True)
 class ParallelConfigView:
-    """One process."""
+    """The parallelism of the engine, which has one process."""
 
     world_size: int = 1
     world_size_across_dp: int = 1
@@ -136,28 +149,33 @@ class ParallelConfigView:
 
 
 class RemoteModel:
-    """The model in the engine, as far as it can be reached from here."""
+    """A handle of the model in the engine process."""
 
     def __init__(self, host: EngineHost) -> None:
         self._host = host
 
     def load_weights(self, weights: Iterable[tuple[str, Any]]) -> set[str]:
-        """Overwrite weights between two steps, all of them or none, and return their names. An
-        update of its own, which may leave out what is missing since the engine slept; see
-        `LLM.update_weights`."""
+        """Replace weights between two steps, all of the given ones or none.
+
+        Each call is an update of its own; see `LLM.update_weights`. Unlike there, weights that
+        were lost in a sleep at level 2 may be missing in `weights`.
+
+        Returns:
+            The names of the replaced weights.
+        """
         return self._host._load_weights(weights)
 
 
 @dataclass(frozen=True)
 class ModelRunnerView:
-    """Where the model is."""
+    """The link from the worker to the model, as in vLLM's attribute chain."""
 
     model: RemoteModel
 
 
 @dataclass(frozen=True)
 class WorkerView:
-    """Where the runner is."""
+    """The link from the executor to the model runner, as in vLLM's attribute chain."""
 
     model_runner: ModelRunnerView
     rank: int = 0
@@ -165,7 +183,7 @@ class WorkerView:
 
 
 class ExecutorView:
-    """Where the worker is."""
+    """The executor of vLLM's attribute chain, which has one worker."""
 
     def __init__(self, host: EngineHost) -> None:
         self.driver_worker = WorkerView(ModelRunnerView(RemoteModel(host)))
@@ -175,7 +193,7 @@ class ExecutorView:
 
 @dataclass(frozen=True)
 class VllmConfigView:
-    """The parts together."""
+    """All configurations of the engine."""
 
     model_config: ModelConfigView
     cache_config: CacheConfigView
@@ -186,17 +204,18 @@ class VllmConfigView:
 
 
 class EngineView:
-    """
+    """The view of an engine that `LLM.llm_engine` returns.
+
     Args:
         host: the LLM.
     """
 
     def __init__(self, host: EngineHost) -> None:
-        facts = host.facts
+        info = host.facts
         self.vllm_config = VllmConfigView(
             ModelConfigView(host),
-            CacheConfigView(facts.block_size, facts.num_blocks),
-            SchedulerConfigView(facts.max_num_seqs, facts.max_model_len),
+            CacheConfigView(info.block_size, info.num_blocks),
+            SchedulerConfigView(info.max_num_seqs, info.max_model_len),
         )
         self.model_config = self.vllm_config.model_config
         self.cache_config = self.vllm_config.cache_config
@@ -213,5 +232,5 @@ class EngineView:
 
     @property
     def tokenizer(self) -> Any:
-        """transformers' tokenizer; imports transformers."""
+        """The model's tokenizer as a transformers object. Imports transformers."""
         return self.get_tokenizer()

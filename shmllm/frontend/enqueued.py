@@ -28,7 +28,7 @@ class Enqueued:
         for request in requests:
             states = self._dispatcher.submit(self._group, request, len(self._states))
             self._states.append(states[0])
-        return [state.family.request_id for state in self._states[first:]]
+        return [state.parent.request_id for state in self._states[first:]]
 
     def wait(self, show_progress: bool) -> list[RequestOutput]:
         """All outputs, once all are there. Interrupted, it can be called again."""

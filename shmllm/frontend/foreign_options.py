@@ -1,8 +1,8 @@
-"""Options of vLLM's that this engine does not have, and what becomes of each.
+"""vLLM's options that shmllm does not implement, and how `LLM` treats each of them.
 
-Owns the decision per option: it may have the one value that describes what this engine is,
-and everything else is an error; or it has no effect here, and a value that is not vLLM's
-default is answered by a warning. An option in neither table is unknown.
+An option in ONLY_VALUES must have a value that describes what this engine does anyway; any other
+value is an error. An option in NO_EFFECT is ignored; a value other than vLLM's default causes a
+warning in the log. An option in neither table is unknown.
 """
 
 from __future__ import annotations
@@ -17,14 +17,24 @@ logger = logging.getLogger(__name__)
 
 
 class OnlyValues(NamedTuple):
-    """Values that say what is so anyway, the default first; why there are no others."""
+    """An option that must have one of a few values.
+
+    Attributes:
+        allowed: the values, the default first.
+        reason: why other values are errors.
+    """
 
     allowed: tuple[Any, ...]
     reason: str
 
 
 class NoEffect(NamedTuple):
-    """vLLM's default; why any value is accepted."""
+    """An option that is ignored.
+
+    Attributes:
+        default: vLLM's default.
+        reason: why the option has no effect.
+    """
 
     default: Any
     reason: str
@@ -44,24 +54,24 @@ ONLY_VALUES: dict[str, OnlyValues] = {
     "convert": OnlyValues(("auto", "none", "embed"), "there are no classifiers"),
     "task": OnlyValues((None, "auto", "generate", "embed"), "there are no classifiers"),
     "kv_cache_dtype": OnlyValues(("auto",), "keys and values have the model's dtype"),
-    "cpu_offload_gb": OnlyValues((0,), "weights stay where they are"),
+    "cpu_offload_gb": OnlyValues((0,), "weights are never offloaded"),
     "tokenizer_mode": OnlyValues(("auto", "hf"), "tokenizer.json is used"),
     "skip_tokenizer_init": OnlyValues((False,), "text needs the tokenizer; it loads in 0.03 s"),
-    "tokenizer_revision": OnlyValues((None,), "`revision` is that of the tokenizer, too"),
-    "code_revision": OnlyValues((None,), "no code is fetched"),
+    "tokenizer_revision": OnlyValues((None,), "`revision` applies to the tokenizer, too"),
+    "code_revision": OnlyValues((None,), "no code is downloaded"),
     "hf_token": OnlyValues((None,), "set HF_TOKEN in the environment"),
     "hf_overrides": OnlyValues((None, {}), "change config.json in a copy of the directory"),
-    "override_generation_config": OnlyValues((None, {}), "give SamplingParams"),
+    "override_generation_config": OnlyValues((None, {}), "pass SamplingParams instead"),
     "config_format": OnlyValues(("auto", "hf"), "config.json is read"),
-    "model_impl": OnlyValues(("auto", "vllm"), "models are shmllm's own"),
+    "model_impl": OnlyValues(("auto", "vllm"), "shmllm has its own model implementations"),
     "enable_lora": OnlyValues((False,), "there is no LoRA yet"),
     "speculative_config": OnlyValues((None,), "there is no speculative decoding yet"),
     "enable_sleep_mode": OnlyValues((False, True), "an engine can always be put to sleep"),
     "enable_chunked_prefill": OnlyValues((None, True), "long prompts are always chunked"),
-    "disable_sliding_window": OnlyValues((False,), "the model's windows are kept"),
-    "logits_processors": OnlyValues((None, []), "there are none but those of SamplingParams"),
-    "worker_cls": OnlyValues(("auto",), "use collective_rpc with a function"),
-    "worker_extension_cls": OnlyValues(("",), "use collective_rpc with a function"),
+    "disable_sliding_window": OnlyValues((False,), "the model's sliding windows are always used"),
+    "logits_processors": OnlyValues((None, []), "only those of SamplingParams exist"),
+    "worker_cls": OnlyValues(("auto",), "pass a function to collective_rpc instead"),
+    "worker_extension_cls": OnlyValues(("",), "pass a function to collective_rpc instead"),
     "scheduler_cls": OnlyValues((None,), "there is one scheduler"),
     "kv_transfer_config": OnlyValues((None,), "keys and values stay in one engine"),
     "limit_mm_per_prompt": OnlyValues((None, {}), _TEXT),
@@ -82,7 +92,7 @@ NO_EFFECT: dict[str, NoEffect] = {
     "served_model_name": NoEffect(None, "there is no server"),
     "allowed_local_media_path": NoEffect("", _TEXT),
     "allowed_media_domains": NoEffect(None, _TEXT),
-    "download_dir": NoEffect(None, "the hub's cache is used; HF_HOME moves it"),
+    "download_dir": NoEffect(None, "the hub's cache is used; set HF_HOME to move it"),
     "use_tqdm_on_load": NoEffect(True, "`on_load_progress` is called"),
     "disable_log_stats": NoEffect(False, "`get_metrics` costs nothing"),
     "enable_log_requests": NoEffect(False, "requests are not logged"),
@@ -92,16 +102,17 @@ FOREIGN_NAMES = (*ONLY_VALUES, *NO_EFFECT)
 
 
 def check_foreign_options(callee: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Check vLLM's options, and warn of those that have no effect.
+    """Check the values of vLLM's options, and log a warning for those without an effect.
 
     Args:
-        callee: whose options they are, for messages.
+        callee: the name of the class that has the options, for messages.
+        given: the options by name.
 
     Returns:
-        Those that are in neither table.
+        The options that are in neither table.
 
     Raises:
-        EngineStartError: one has a value that this engine cannot have.
+        EngineStartError: an option of ONLY_VALUES has another value.
     """
     unknown = {}
     for name, value in given.items():

@@ -71,7 +71,7 @@ class FrontEnd:
         self.outputs = OutputProcessor(tokenizer, self.info.eos_token_ids)
         self.dispatcher = Dispatcher(client, self.outputs)
         self._tracing = tracing or FrontEndTracing(client)
-        self._tracing.stand_in_front_of(self)
+        self._tracing.attach(self)
         logger.info("engine ready: %s", self.info)
         for warning in self.info.warnings:
             logger.warning("%s", warning)
@@ -93,9 +93,9 @@ class FrontEnd:
         tracing = FrontEndTracing(client)
         try:
             tokenizer = Tokenizer.from_directory(tokenizer_directory)  # the engine starts meanwhile
-            tracing.did(Slice.LOAD_TOKENIZER)
+            tracing.record_slice(Slice.LOAD_TOKENIZER)
             client.wait_ready(progress)
-            tracing.did(Slice.START_ENGINE)
+            tracing.record_slice(Slice.START_ENGINE)
             return cls(client, tokenizer_directory, tokenizer, defaults, tracing)
         except BaseException:
             client.close()
@@ -112,7 +112,7 @@ class FrontEnd:
         try:
             defaults = read_model_defaults(directory, generation_config)
             tokenizer = Tokenizer.from_directory(directory)
-            tracing.did(Slice.LOAD_TOKENIZER)
+            tracing.record_slice(Slice.LOAD_TOKENIZER)
             return cls(client, directory, tokenizer, defaults, tracing)
         except BaseException:
             client.close()
@@ -181,7 +181,7 @@ class FrontEnd:
             while group.num_open:
                 yield collect(group, POLL_S)
         finally:
-            self.dispatcher.leave(group)
+            self.dispatcher.discard_group(group)
 
     def run(self, requests: list[PreparedRequest], show_progress: bool) -> list[RequestOutput]:
         """Run requests. Returns their outputs, in their order, when all have ended.

@@ -205,7 +205,7 @@ class InputProcessor:
         texts = [p.text or "" for p in parsed if p.token_ids is None]
         encoded = iter(self._encode(texts, names, parsed) if texts else ())
         # Most requests of a batch share their parameters; each are checked once.
-        terms = {id(own): self._checks.check(own) for own in {id(p): p for p in params}.values()}
+        checked = {id(own): self._checks.check(own) for own in {id(p): p for p in params}.values()}
         requests = []
         for name, item, own in zip(names, parsed, params, strict=True):
             ids = next(encoded) if item.token_ids is None else item.token_ids
@@ -213,7 +213,7 @@ class InputProcessor:
                 self._take_embeds(name, item, own)
                 ids = [PLACEHOLDER] * len(item.embeds)
             self._check_token_ids(name, ids, min_room)
-            bad_words, grammar = terms[id(own)]
+            bad_words, grammar = checked[id(own)]
             submitted = EngineCoreRequest(
                 UNNUMBERED,
                 ids,

@@ -1,8 +1,8 @@
-"""Where a model's files are, and the sampling defaults that come with them.
+"""Finds the directory of a model, and reads the sampling defaults in generation_config.json.
 
-Owns the three ways to name a model (bundled, directory, hub id) and the reading of
-generation_config.json. Must not know how tokenizers or weights are read, and imports
-neither torch nor transformers; huggingface_hub only when something is fetched.
+A model is named by the name of a bundled model, a directory or a Hugging Face hub id. This module
+must not know how tokenizers or weights are read. It imports neither torch nor transformers, and
+huggingface_hub only to download a model.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ALLOWED_FILES = [
     "merges.txt",
     "vocab.txt",
 ]
-# Second copies of the weights, in formats or precisions that are not loaded.
+# Further copies of the weights, in formats or precisions that shmllm does not load.
 _IGNORED_FILES = ["*.bin", "*.pt", "*.pth", "original/*", "onnx/*", "consolidated*"]
 
 _SAMPLING_FIELDS = {
@@ -46,21 +46,22 @@ _INTEGER_FIELDS = {"top_k", "max_new_tokens"}
 
 
 def one_line(cause: object) -> str:
-    """The text of an exception or message with all line breaks and runs of blanks folded."""
+    """The text of an exception or message with each run of whitespace replaced by one space."""
     text = " ".join(str(cause).split())
     return text or type(cause).__name__
 
 
 def resolve_model(name: str, *, revision: str | None = None) -> Path:
-    """Find the directory that holds a model's files, fetching them if they are on the hub.
+    """Find the directory with a model's files, after downloading them if `name` is a hub id.
 
     Args:
-        name: a bundled model ("tiny"), a directory, or a hub id ("org/name" or "name").
-            A bundled name wins over a directory of that name; "./tiny" means the directory.
-        revision: branch, tag or commit on the hub; ignored for local files.
+        name: a bundled model ("tiny"), a directory, or a hub id ("org/name" or "name"). A
+            bundled model has precedence over a directory with the same name; "./tiny" is the
+            directory.
+        revision: the branch, tag or commit on the hub; ignored for local files.
 
     Raises:
-        EngineStartError: nothing of that name exists or can be fetched.
+        EngineStartError: no model of this name exists, or it cannot be downloaded.
     """
     if name in BUNDLED_MODELS:
         return _bundled(name)
@@ -123,10 +124,10 @@ def _fetch(name: str, revision: str | None) -> Path:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Read a JSON file whose top level is an object; an absent file is an empty one.
+    """Read a JSON file that contains an object. A file that does not exist is an empty object.
 
     Raises:
-        EngineStartError: unreadable, not JSON, or not an object; names the file.
+        EngineStartError: the file cannot be read, or contains no JSON object.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -142,14 +143,14 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def generation_defaults(directory: Path) -> dict[str, Any]:
-    """Sampling defaults from a model's generation_config.json, in SamplingParams' names.
+    """The sampling defaults in a model's generation_config.json, by the names of SamplingParams.
 
-    Knows temperature, top_k, top_p, min_p, the three penalties, and max_new_tokens (returned
-    as max_tokens). With `do_sample: false` the first four are left out: they would have no
-    effect there.
+    The function reads temperature, top_k, top_p, min_p, the three penalties, and max_new_tokens,
+    which it returns as max_tokens. With `do_sample: false` it omits the first four: in
+    transformers, they have no effect then.
 
     Raises:
-        EngineStartError: the file is not a JSON object, or one of these is not a number.
+        EngineStartError: the file contains no JSON object, or one of the values is no number.
     """
     path = directory / "generation_config.json"
     config = read_json_object(path)

@@ -1,14 +1,15 @@
-"""Turns the engine's columns into the state of each request: tokens, text, ending.
+"""OutputProcessor: updates the requests of a front end from the engine's output columns.
 
-The one place that loops over output rows. Text of a request is decoded as its tokens
-arrive only if someone needs it then (stop strings, streaming), else once at its end.
+This is the only module of the front end that loops over output rows. It decodes the text of a
+request when tokens arrive only for stop strings and streaming; otherwise it decodes the text
+once, at the end of the request.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, Protocol
 
 from shmllm.client.protocol import EngineOutput
 from shmllm.frontend.input_processor import PreparedRequest
@@ -17,15 +18,17 @@ from shmllm.frontend.text.token_texts import TokenTexts
 from shmllm.frontend.text.tokenizer import Tokenizer
 from shmllm.outputs.columns import Embeddings, OutputColumns
 from shmllm.outputs.logprobs import LogprobColumns, PromptLogprobs
+from shmllm.outputs.request import RequestOutput
 from shmllm.wire.messages import WeightVersion
 
 
 class OutputProcessor:
-    """The unfinished requests of one front end.
+    """The states of the unfinished requests of one front end.
 
     Args:
-        tokenizer: for their text.
-        eos_token_ids: the model's own; ending with one is no `stop_reason`.
+        tokenizer: decodes the output tokens.
+        eos_token_ids: the model's end-of-sequence tokens. A request that one of them ends has
+            the `stop_reason` None.
     """
 
     def __init__(self, tokenizer: Tokenizer, eos_token_ids: Sequence[int] = ()) -> None:
@@ -45,23 +48,23 @@ class OutputProcessor:
         time_tokens: bool = False,
         request_id: str | None = None,
     ) -> list[RequestState]:
-        """A state with a number for each of the request's `n` completions.
+        """Create a state for each of the request's `n` completions.
 
         Args:
-            request_id: what users know it by; None counts requests.
+            request: the checked request.
+            index: the position of its prompt among the caller's prompts.
+            streaming: decode tokens when they arrive.
+            time_tokens: record the time of each token in `token_times`.
+            request_id: the id in its outputs; None uses a counter of the requests.
+
+        Returns:
+            One state per completion, each with a number that was never used before.
         """
         name = str(self._next_request) if request_id is None else request_id
-        family = ParentRequest(name, request.params.n)
+        parent = ParentRequest(name, request.params.n)
         self._next_request += 1
         each = [request] if request.params.n == 1 else request.children()
-        return [self._add(child, index, streaming, time_tokens, family) for child in each]
-
-    def add(
-        self, request: PreparedRequest, index: int, streaming: bool, time_tokens: bool = False
-    ) -> RequestState:
-        """As `add_all`, for a request for one completion."""
-        (state,) = self.add_all(request, index, streaming, time_tokens)
-        return state
+        return [self._add(child, index, streaming, time_tokens, parent) for child in each]
 
     def _add(
         self,
@@ -69,7 +72,7 @@ class OutputProcessor:
         index: int,
         streaming: bool,
         time_tokens: bool,
-        family: ParentRequest,
+        parent: ParentRequest,
     ) -> RequestState:
         params = request.params
         state = RequestState(
@@ -78,26 +81,30 @@ class OutputProcessor:
             request,
             self._tokenizer,
             streaming,
-            family,
+            parent,
             self._token_texts,
         )
         state.token_times = [] if time_tokens else None
         if not params.ignore_eos or params.structured_outputs is not None:
-            state.silent_stop_ids = self._eos_token_ids
+            state.eos_stop_ids = self._eos_token_ids
         self._states[state.number] = state
         self._next_number += 1
         return state
 
     def discard(self, numbers: Iterable[int]) -> list[int]:
-        """Forget requests, whatever still comes of them; returns those that were known."""
+        """Forget requests, and ignore further events about them.
+
+        Returns:
+            Those of the numbers that belonged to unfinished requests.
+        """
         return [number for number in numbers if self._states.pop(number, None) is not None]
 
     def process(self, events: Iterable[EngineOutput]) -> tuple[list[RequestState], list[int]]:
         """Apply events in order.
 
         Returns:
-            (states that changed, each once, finished ones included; numbers of the requests
-            that the engine has to abort because a stop string ended them).
+            The states that changed, each once, including finished ones; and the numbers of the
+            requests that a stop string ended, which the caller must abort in the engine.
         """
         changed: dict[int, RequestState] = {}
         to_abort: list[int] = []
@@ -132,8 +139,17 @@ class OutputProcessor:
     def _process_plain(
         self, numbers: list[int], steps: list[Any], changed: dict[int, RequestState]
     ) -> bool:
-        """Give requests their tokens of several plain steps at once. False, and nothing done,
-        where it is not worth it, or a text may end a request on the way."""
+        """Add the tokens of several steps to each request at once.
+
+        Args:
+            numbers: the requests in each of the steps.
+            steps: the columns of the steps, which are all plain.
+            changed: where to put the changed states.
+
+        Returns:
+            False, without any change, for a single step, or if a request needs its text after
+            each step.
+        """
         states = [self._states.get(number) for number in numbers]
         if len(steps) == 1 or any(s is not None and s.text_is_urgent for s in states):
             return False
@@ -141,7 +157,7 @@ class OutputProcessor:
         by_request = zip(*(columns.token_ids for columns in steps), strict=True)
         for state, token_ids in zip(states, by_request, strict=True):
             if state is not None:
-                state.take_more(token_ids, times_s)
+                state.append_steps(token_ids, times_s)
                 changed[state.number] = state
         return True
 
@@ -149,7 +165,7 @@ class OutputProcessor:
         self, columns: OutputColumns, changed: dict[int, RequestState], to_abort: list[int]
     ) -> None:
         time_s = columns.time_ns / 1e9
-        self._process_history(columns)
+        self._process_metrics(columns)
         if columns.logprobs is not None:
             self._process_logprobs(columns, columns.logprobs)
         offset = 0
@@ -161,14 +177,14 @@ class OutputProcessor:
             state = self._states.get(number)
             if state is None:
                 continue
-            if state.take(token_ids, finish, time_s):
+            if state.append_step(token_ids, finish, time_s):
                 to_abort.append(number)
             if state.finish_reason is not None:
                 del self._states[number]
                 state.close(self._version)
             changed[number] = state
 
-    def _process_history(self, columns: OutputColumns) -> None:
+    def _process_metrics(self, columns: OutputColumns) -> None:
         for i, (row, cached) in enumerate(
             zip(columns.cached_rows, columns.cached_counts, strict=True)
         ):
@@ -182,7 +198,11 @@ class OutputProcessor:
                 state.metrics.num_preemptions = count
 
     def _process_logprobs(self, columns: OutputColumns, logprobs: LogprobColumns) -> None:
-        """Bytes to bytes: no number becomes an object but the two of each sampled token."""
+        """Append the log-probabilities to the arrays of the requests.
+
+        Alternatives are copied as bytes: only the two numbers of each sampled token become
+        Python objects.
+        """
         values, ranks = logprobs.logprobs.tolist(), logprobs.ranks.tolist()
         top_ids, top_logprobs = logprobs.top_ids.tobytes(), logprobs.top_logprobs.tobytes()
         token = entry = 0
@@ -212,5 +232,31 @@ class OutputProcessor:
 
 
 def _plain_numbers(event: EngineOutput) -> list[int] | None:
-    """Of a step that brought one token to each of these requests, and nothing else."""
+    """The requests of a step that has one token for each of them and nothing else, or None."""
     return event.numbers if isinstance(event, OutputColumns) and event.is_plain else None
+
+
+class OutputSource(Protocol):
+    """A RequestState, or an object that a stream yields in place of one."""
+
+    index: int
+
+    def next_output(self) -> RequestOutput | None: ...
+
+
+def next_outputs(changed: Iterable[OutputSource]) -> list[RequestOutput]:
+    """The outputs that a stream yields for the states that changed.
+
+    Completions of one prompt that changed together share one output. Separate outputs of two
+    completions that ended together would both have `finished` set.
+    """
+    outputs: dict[int, RequestOutput] = {}
+    for source in changed:
+        output = source.next_output()
+        if output is None:
+            continue
+        first = outputs.setdefault(source.index, output)
+        if first is not output:
+            first.outputs += output.outputs
+            first.prompt_logprobs = first.prompt_logprobs or output.prompt_logprobs
+    return list(outputs.values())

@@ -1,8 +1,8 @@
-"""The thread that waits for an engine so that an event loop need not.
+"""PollThread: the thread that submits, polls and aborts the requests of an AsyncLLM.
 
-Owns everything that AsyncLLM does with the engine: it alone submits, polls and aborts, and
-tells event loops that there is something to take. Must not know what a coroutine does with
-it.
+The event loop never waits for the engine: coroutines put commands into the thread's queue, and the
+thread wakes the event loop when a RequestOutputQueue has something to take. This module must not
+know what coroutines do with outputs.
 """
 
 from __future__ import annotations
@@ -26,65 +26,79 @@ from shmllm.params.sampling import RequestOutputKind
 Result = TypeVar("Result")
 
 COMMANDS_PER_POLL = 32
+"""The largest number of commands to execute between two polls."""
 STOP_S = 5.0
+"""The time for which `stop` waits for the thread to end, in seconds."""
 
 
 class PollThread:
-    """
+    """A thread that runs commands and polls the engine. It starts with the first command.
+
     Args:
-        front_end: of the engine; nobody else waits for it.
+        front_end: the front end of the engine. No other thread should poll through it.
 
     Attributes:
-        death: what ended the thread, None while it can work.
+        error: the exception that ended the thread; None while the thread can run commands.
     """
 
     def __init__(self, front_end: FrontEnd) -> None:
         self._front_end = front_end
         self._dispatcher = front_end.dispatcher
         self._group = RequestGroup()
-        self._boxes: dict[int, RequestOutputQueue] = {}
+        self._queues: dict[int, RequestOutputQueue] = {}
         self._next_index = 0
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._is_stopping = False
         self._start = threading.Lock()
         self._thread: threading.Thread | None = None
-        self.death: BaseException | None = None
+        self.error: BaseException | None = None
 
     def submit(
-        self, box: RequestOutputQueue, prepare: Callable[[], PreparedRequest], request_id: str
+        self,
+        output_queue: RequestOutputQueue,
+        prepare: Callable[[], PreparedRequest],
+        request_id: str,
     ) -> None:
-        """Have a request made and sent, whose outputs, or whose error, come into the
-        mailbox."""
-        self._put(lambda: self._submit(box, prepare, request_id))
+        """Prepare and send a request in the thread.
 
-    def abort(self, box: RequestOutputQueue) -> None:
-        """End a request; its last output says so."""
-        self._put(lambda: self._dispatcher.abort(box.running()))
+        Args:
+            output_queue: receives the outputs of the request, or its RequestError.
+            prepare: checks and tokenizes the prompt; the thread calls it.
+            request_id: the id in the outputs.
 
-    def drop(self, box: RequestOutputQueue) -> None:
-        """End a request whose outputs nobody wants any more."""
-        self._put(lambda: self._drop(box))
+        Raises:
+            BaseException: a copy of `error`, if the thread has ended.
+        """
+        self._put(lambda: self._submit(output_queue, prepare, request_id))
+
+    def abort(self, output_queue: RequestOutputQueue) -> None:
+        """Abort a request. Its last output has the finish_reason "abort"."""
+        self._put(lambda: self._dispatcher.abort(output_queue.running()))
+
+    def discard(self, output_queue: RequestOutputQueue) -> None:
+        """Abort a request and drop its outputs."""
+        self._put(lambda: self._discard(output_queue))
 
     def call(self, function: Callable[[], Result]) -> Future[Result]:
-        """Run a function of the front end in the thread."""
+        """Run a function in the thread. The future gets its result or its exception."""
         future: Future[Result] = Future()
 
         def run() -> None:
             try:
                 future.set_result(function())
-            except Exception as problem:
-                future.set_exception(problem)
+            except Exception as error:
+                future.set_exception(error)
 
         self._put(run)
         return future
 
     def stop(self) -> None:
-        """End the thread; who waits gets an error. Idempotent."""
+        """End the thread. Consumers of unfinished requests get an error. Idempotent."""
         self._is_stopping = True
         with self._start:
             thread = self._thread
         if thread is None:
-            self.death = self.death or _shut_down_error()
+            self.error = self.error or _shut_down_error()
         elif thread is not threading.current_thread():
             self._wake_up(lambda: None)
             thread.join(STOP_S)
@@ -95,14 +109,15 @@ class PollThread:
             if self._thread is None and not self._is_stopping:
                 thread = threading.Thread(target=self._run, name="shmllm", daemon=True)
                 thread.start()
-                self._thread = thread  # started: a thread that is not alive has ended
+                # After `start`, so that a thread that is not alive is one that has ended.
+                self._thread = thread
         self._wake_up(command)
-        self._check_alive()  # or it ended meanwhile, and has left this in the queue
+        self._check_alive()  # the thread may have ended without executing this command
 
     def _check_alive(self) -> None:
-        if self.death is not None:
-            raise copy.copy(self.death)
-        if self._thread is not None and not self._thread.is_alive() and self.death is None:
+        if self.error is not None:
+            raise copy.copy(self.error)
+        if self._thread is not None and not self._thread.is_alive() and self.error is None:
             raise ShmLLMError("this AsyncLLM belongs to the process that forked this one")
 
     def _wake_up(self, command: Callable[[], None]) -> None:
@@ -114,14 +129,15 @@ class PollThread:
             while not self._is_stopping:
                 self._work()
             raise _shut_down_error()
-        except BaseException as death:
-            self.death = death
-        for box in list(self._boxes.values()):
-            box.error = self.death
-        self._tell(self._boxes.values())
+        except BaseException as error:
+            self.error = error
+        for output_queue in list(self._queues.values()):
+            output_queue.error = self.error
+        self._notify(self._queues.values())
 
     def _work(self) -> None:
-        """Do what was put, then wait for the engine; with nothing under way, for commands."""
+        """Execute the queued commands, then poll the engine. Without open requests, wait for a
+        command instead."""
         if not self._group.num_open:
             self._commands.get()()
         for _ in range(COMMANDS_PER_POLL):
@@ -134,55 +150,62 @@ class PollThread:
             self._deliver(self._dispatcher.collect(self._group, POLL_S if is_idle else 0))
 
     def _submit(
-        self, box: RequestOutputQueue, prepare: Callable[[], PreparedRequest], request_id: str
+        self,
+        output_queue: RequestOutputQueue,
+        prepare: Callable[[], PreparedRequest],
+        request_id: str,
     ) -> None:
-        index = box.index = self._next_index
+        index = output_queue.index = self._next_index
         self._next_index += 1
-        self._boxes[index] = box
+        self._queues[index] = output_queue
         try:
             request = prepare()
         except RequestError as error:
-            box.error = error
-            self._tell([self._boxes.pop(index)])
+            output_queue.error = error
+            self._notify([self._queues.pop(index)])
             return
         streaming = request.params.output_kind is not RequestOutputKind.FINAL_ONLY
-        box.states = self._dispatcher.submit(
+        output_queue.states = self._dispatcher.submit(
             self._group, request, index, streaming=streaming, request_id=request_id
         )
 
-    def _drop(self, box: RequestOutputQueue) -> None:
-        if self._boxes.pop(box.index, None) is not None:
-            self._dispatcher.drop(self._group, box.states)
+    def _discard(self, output_queue: RequestOutputQueue) -> None:
+        if self._queues.pop(output_queue.index, None) is not None:
+            self._dispatcher.discard(self._group, output_queue.states)
 
     def _deliver(self, changed: list[RequestState]) -> None:
+        output_queues = []
         with self._dispatcher.reading():
-            boxes = [box for state in changed if (box := self._boxes.get(state.index)) is not None]
             for state in changed:
-                if (box := self._boxes.get(state.index)) is not None:
-                    box.changed[state.number] = state
+                if (output_queue := self._queues.get(state.index)) is not None:
+                    output_queue.changed[state.number] = state
+                    output_queues.append(output_queue)
                 if state.ends_request:
-                    self._boxes.pop(state.index, None)
-        self._tell(boxes)
+                    self._queues.pop(state.index, None)
+        self._notify(output_queues)
 
-    def _tell(self, boxes: Iterable[RequestOutputQueue]) -> None:
-        """Wake the coroutines that wait; one that was told already is not told again, so
-        that an event loop that is busy does not gather calls."""
+    def _notify(self, output_queues: Iterable[RequestOutputQueue]) -> None:
+        """Wake the consumers of these queues, with one call per event loop.
+
+        A consumer that was woken and has not looked yet is not woken again. Otherwise, calls
+        would accumulate in a busy event loop.
+        """
         by_loop: dict[asyncio.AbstractEventLoop, list[RequestOutputQueue]] = {}
-        for box in boxes:
-            if not box.is_told:
-                box.is_told = True
-                by_loop.setdefault(box.loop, []).append(box)
-        for loop, told in by_loop.items():
+        for output_queue in output_queues:
+            if not output_queue.is_notified:
+                output_queue.is_notified = True
+                by_loop.setdefault(output_queue.loop, []).append(output_queue)
+        for loop, notified in by_loop.items():
             try:
-                loop.call_soon_threadsafe(_wake_all, told)
-            except RuntimeError:  # the loop is closed
-                for box in told:
-                    self._drop(box)
+                loop.call_soon_threadsafe(_wake_all, notified)
+            except RuntimeError:  # the event loop is closed
+                for output_queue in notified:
+                    self._discard(output_queue)
 
 
-def _wake_all(boxes: list[RequestOutputQueue]) -> None:
-    for box in boxes:
-        box.event.set()
+def _wake_all(output_queues: list[RequestOutputQueue]) -> None:
+    for output_queue in output_queues:
+        output_queue.event.set()
 
 
 def _shut_down_error() -> ShmLLMError:

@@ -77,7 +77,7 @@ def run(
 def pooling_output(state: RequestState) -> PoolingRequestOutput[PoolingOutput]:
     """The output of a pooling request that has ended."""
     return PoolingRequestOutput(
-        state.family.request_id,
+        state.parent.request_id,
         PoolingOutput(np.frombuffer(state.vector, np.float32)),
         state.request.prompt_token_ids,
         state.num_cached_tokens,

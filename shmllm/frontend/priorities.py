@@ -1,4 +1,4 @@
-"""`priority=` of a batch: one number for all prompts, or one for each."""
+"""The argument `priority=` of a batch: one number for all prompts, or one number per prompt."""
 
 from __future__ import annotations
 
@@ -12,13 +12,19 @@ Priority = int | Sequence[int] | None
 
 
 def set_priorities(
-    requests: list[PreparedRequest], priority: Priority, facts: EngineInfo
+    requests: list[PreparedRequest], priority: Priority, info: EngineInfo
 ) -> list[PreparedRequest]:
-    """The requests with their priorities, lower going first.
+    """Set the priorities of the requests, and return the requests.
+
+    Args:
+        requests: the requests of the batch.
+        priority: one number for all requests or one per request; None changes nothing. The
+            engine schedules requests with a lower number first.
+        info: the engine's info, with its scheduling policy.
 
     Raises:
-        RequestError: no 32-bit whole numbers, not one for each, or an engine that does not
-            look at them.
+        RequestError: a value is not a 32-bit whole number, the numbers of requests and
+            priorities differ, or the engine does not schedule by priority.
     """
     if priority is None:
         return requests
@@ -30,7 +36,7 @@ def set_priorities(
     for request, value in zip(requests, values, strict=True):
         if type(value) is not int or not -(2**31) <= value < 2**31:
             raise RequestError(f"priority must be a 32-bit whole number, got {value!r}")
-        if value and facts.scheduling_policy != "priority":
+        if value and info.scheduling_policy != "priority":
             raise RequestError(
                 f"priority {value} has no effect: this engine schedules first come, first "
                 "served; start it with scheduling_policy='priority'"

@@ -1,4 +1,7 @@
-"""A progress bar on stderr: requests done, tokens a second, prefix-cache hit rate."""
+"""BatchProgress: a progress bar on stderr.
+
+It shows the finished requests, the tokens per second and the prefix-cache hit rate.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,12 @@ REFRESH_PERIOD_S = 0.1
 
 
 class BatchProgress:
-    """Shows how a batch gets on. Where stderr is no terminal, only the final line is written.
+    """Shows the progress of a batch. If stderr is not a terminal, it writes only the final line.
 
     Args:
-        total: number of requests; None if nobody knows.
+        total: the number of requests; None if it is unknown.
         enabled: False shows nothing.
-        num_done: of these, done before.
+        num_done: the number of requests that were finished before.
     """
 
     def __init__(self, total: int | None, enabled: bool, *, num_done: int = 0) -> None:
@@ -64,7 +67,11 @@ class BatchProgress:
             self._bar.stop()
 
     def update(self, changed: list[RequestState]) -> None:
-        """Count what one poll brought."""
+        """Count the new tokens and the finished requests after one poll.
+
+        Args:
+            changed: the states that the poll changed.
+        """
         if self._bar is None:
             return
         for state in changed:
@@ -78,7 +85,7 @@ class BatchProgress:
         self._refresh_if_due()
 
     def finish(self, output: RequestOutput | None) -> None:
-        """Count a request that ended; None if it was none that the engine could take."""
+        """Count a finished request; None for a request that the engine did not accept."""
         if self._bar is None:
             return
         self._done += 1

@@ -1,8 +1,9 @@
-"""Prompts given as embeddings: `{"prompt_embeds": tensor}`.
+"""Prompts that are given as embeddings: `{"prompt_embeds": tensor}`.
 
-Owns what such a tensor may be, and what stands for it where others look at a prompt: token id
-0 in each place, and a digest in the cache salt, since two prompts of the same placeholders
-share nothing. torch is not imported: who has a tensor has it.
+This module checks the tensor. In the request, the prompt has token id 0 at each position, and the
+cache salt contains a digest of the tensor: otherwise all prompts of equal length would share
+prefix-cache entries. The module does not import torch: a caller with a torch tensor has imported
+it.
 """
 
 from __future__ import annotations
@@ -17,19 +18,23 @@ from shmllm.params.sampling import SamplingParams
 
 PLACEHOLDER = 0
 LARGEST = 1e15
-"""The engine adds up squares in float32."""
+"""The largest magnitude of a value: the engine sums squares of the values in float32."""
 
 
 def read_embeds(name: str, value: Any, hidden_size: int) -> Any:
-    """The embeddings as (tokens, hidden) in CPU memory.
+    """Check the embeddings of a prompt and move them to CPU memory.
 
     Args:
-        name: of the prompt, for messages.
-        value: torch tensor or numpy array, (tokens, hidden) or (1, tokens, hidden).
-        hidden_size: of the model.
+        name: the name of the prompt, for error messages.
+        value: a torch tensor or numpy array of shape (tokens, hidden) or (1, tokens, hidden).
+        hidden_size: the hidden size of the model.
+
+    Returns:
+        The tensor or array, of shape (tokens, hidden).
 
     Raises:
-        RequestError: it is something else, or has values that cannot be computed with.
+        RequestError: `value` has a wrong type, shape or dtype, or contains values that are not
+            finite or too large.
     """
     if not hasattr(value, "ndim") or not hasattr(value, "dtype"):
         raise RequestError(
@@ -51,13 +56,13 @@ def read_embeds(name: str, value: Any, hidden_size: int) -> Any:
 
 
 def salt_with(embeds: Any, cache_salt: str) -> str:
-    """A cache salt that only prompts with the same embeddings have."""
+    """A cache salt that only prompts with the same embeddings and `cache_salt` have."""
     digest = sha256(np.ascontiguousarray(_as_float32(embeds)).data).hexdigest()
     return f"{cache_salt}\0prompt_embeds {digest}"
 
 
 def check_params(name: str, params: SamplingParams) -> None:
-    """Raise RequestError for what needs the prompt's tokens."""
+    """Raise RequestError for parameters that need the token ids of the prompt."""
     if params.prompt_logprobs is not None:
         raise RequestError(f"{name}: prompt_logprobs needs token ids, not prompt_embeds")
     if params.repetition_penalty != 1:

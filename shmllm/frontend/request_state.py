@@ -1,7 +1,7 @@
-"""One request as its front end sees it: what came of it so far, and how users see that.
+"""RequestState: the tokens, the text and the outputs of one request in its front end.
 
-A request for several completions is several of these, which the engine knows nothing of;
-`ParentRequest` holds them together.
+A request with n > 1 completions is n separate requests in the engine, with a RequestState each.
+Their ParentRequest connects them.
 """
 
 from __future__ import annotations
@@ -14,29 +14,26 @@ from shmllm.frontend.input_processor import PreparedRequest
 from shmllm.frontend.text.detokenizer import IncrementalDetokenizer, OutputText
 from shmllm.frontend.text.token_texts import TokenTexts
 from shmllm.frontend.text.tokenizer import Tokenizer
+from shmllm.frontend.weight_versions import VersionStarts, add_version, version_spans
 from shmllm.outputs.columns import FinishReason
 from shmllm.outputs.logprob_lists import LogprobsList, LogprobStore
-from shmllm.outputs.request import (
-    CompletionOutput,
-    RequestMetrics,
-    RequestOutput,
-    WeightVersionSpan,
-)
+from shmllm.outputs.request import CompletionOutput, RequestMetrics, RequestOutput
 from shmllm.params.sampling import RequestOutputKind
 
 REPETITION_DETECTED = "repetition_detected"
 
 
 class ParentRequest:
-    """The completions of one prompt, in their order.
+    """The completions of one prompt.
 
     Args:
-        request_id: what users know the request by.
-        size: how many completions there will be.
+        request_id: the id in the request's outputs.
+        size: the number of completions.
 
     Attributes:
-        states: all of them; of a single one nothing, since it would be a cycle of references
-            for each request, which only the garbage collector ends.
+        num_open: the number of completions that have not ended.
+        states: the completions by index. None for a single completion: a list would be a
+            reference cycle in each request, which only the garbage collector can free.
     """
 
     __slots__ = ("num_open", "request_id", "states")
@@ -47,7 +44,7 @@ class ParentRequest:
         self.num_open = 0
 
     def add(self, state: RequestState) -> int:
-        """Returns its place."""
+        """Add the next completion. Returns its index."""
         self.num_open += 1
         if self.states is None:
             return 0
@@ -56,28 +53,36 @@ class ParentRequest:
 
 
 class RequestState:
-    """One completion on its way.
+    """The state of one completion, or of one pooling request.
 
     Args:
-        number: its number towards the engine.
-        index: its prompt's place in the caller's list.
-        request: what was asked.
-        tokenizer: for its text.
-        streaming: decode tokens as they come.
-        family: the completions of the same prompt; joined here.
-        token_texts: texts of single tokens.
+        number: the number that identifies the completion in messages to the engine.
+        index: the position of the prompt among the caller's prompts.
+        request: the request, with n = 1.
+        tokenizer: decodes the output tokens.
+        streaming: decode tokens when they arrive, not only when the completion has ended.
+        parent: the completions of the same prompt; the constructor adds this one.
+        token_texts: returns the texts of single tokens, for log-probabilities.
 
     Attributes:
-        token_times: when the engine published each token, in seconds of the monotonic
-            clock; None unless somebody measures.
-        is_retryable: the `error` says nothing against the request: the engine is paused.
-        silent_stop_ids: tokens that end the request without being its `stop_reason`.
-        logprobs: of the output tokens, None if not asked for.
-        prompt_logprobs: of the prompt's tokens from the second on, None if not asked for.
-        vector: of a pooling request, float32.
-        versions: of the weights, and how many tokens there were when each came into force;
-            complete at the request's end.
-        ends_request: whether it has ended, and as the last of its family.
+        completion_index: the position among the completions of the prompt.
+        text_is_urgent: whether the text is needed when tokens arrive, for a stream or for stop
+            strings.
+        token_ids: the output tokens so far.
+        token_times: when the engine published each token, in seconds of CLOCK_MONOTONIC; None
+            unless the caller of `submit` asked for times.
+        num_decoded: the number of tokens whose text was decoded.
+        num_emitted: the number of tokens that `next_output` has returned.
+        is_retryable: whether the engine refused the request only because it is paused.
+        eos_stop_ids: end-of-sequence tokens that may end the completion. `stop_reason` stays
+            None then, as in vLLM.
+        logprobs: the log-probabilities of the output tokens; None unless requested.
+        prompt_logprobs: the log-probabilities of the prompt tokens from the second one on;
+            None unless requested.
+        vector: the result of a pooling request, as the bytes of a float32 array.
+        versions: the weight versions that sampled the tokens, complete when the completion
+            has ended.
+        ends_request: whether this completion has ended, as the last one of its parent.
     """
 
     __slots__ = (
@@ -85,8 +90,8 @@ class RequestState:
         "_tokenizer",
         "completion_index",
         "ends_request",
+        "eos_stop_ids",
         "error",
-        "family",
         "finish_reason",
         "index",
         "is_retryable",
@@ -94,11 +99,11 @@ class RequestState:
         "metrics",
         "num_cached_tokens",
         "num_decoded",
-        "num_shown",
+        "num_emitted",
         "number",
+        "parent",
         "prompt_logprobs",
         "request",
-        "silent_stop_ids",
         "stop_reason",
         "text_is_urgent",
         "token_ids",
@@ -115,7 +120,7 @@ class RequestState:
         request: PreparedRequest,
         tokenizer: Tokenizer,
         streaming: bool,
-        family: ParentRequest,
+        parent: ParentRequest,
         token_texts: TokenTexts,
     ) -> None:
         params = request.params
@@ -125,16 +130,16 @@ class RequestState:
         self._tokenizer = tokenizer
         self._text: OutputText | None = None
         self.text_is_urgent = streaming or bool(params.stop)
-        self.family = family
-        self.completion_index = family.add(self)
+        self.parent = parent
+        self.completion_index = parent.add(self)
         self.token_texts = token_texts
         self.token_ids: list[int] = []
         self.token_times: list[float] | None = None
-        self.silent_stop_ids: frozenset[int] = frozenset()
+        self.eos_stop_ids: frozenset[int] = frozenset()
         self.logprobs = None if params.logprobs is None else LogprobStore()
         self.prompt_logprobs = None if params.prompt_logprobs is None else LogprobStore()
         self.num_decoded = 0
-        self.num_shown = 0
+        self.num_emitted = 0
         self.num_cached_tokens = 0
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
@@ -142,13 +147,13 @@ class RequestState:
         self.is_retryable = False
         self.ends_request = False
         self.vector = b""
-        self.versions: list[tuple[int | str, int]] = []
+        self.versions: VersionStarts = []
         self.metrics = RequestMetrics(arrival_time=time.monotonic())
 
     @property
     def text(self) -> OutputText:
-        """Its text so far. Made when it is first needed: a hundred thousand requests that wait
-        would give the garbage collector twice as much to look at."""
+        """The text so far. The object is created at the first use: for 100,000 waiting requests
+        it would double the number of objects that the garbage collector traverses."""
         if self._text is None:
             request, params = self.request, self.request.params
             detokenizer = IncrementalDetokenizer(
@@ -160,9 +165,18 @@ class RequestState:
             self._text = OutputText(detokenizer, params.stop, include_stop=include_stop)
         return self._text
 
-    def take(self, token_ids: list[int], finish: int, time_s: float) -> bool:
-        """Add a step's tokens and note an ending; True if a stop string ends the request
-        here, while the engine goes on with it."""
+    def append_step(self, token_ids: list[int], finish: int, time_s: float) -> bool:
+        """Add the tokens of one step.
+
+        Args:
+            token_ids: the tokens.
+            finish: the FinishReason of the step's row.
+            time_s: when the engine published the tokens, in seconds of CLOCK_MONOTONIC.
+
+        Returns:
+            Whether the caller must abort the request in the engine, because a stop string
+            ended it here.
+        """
         self.token_ids += token_ids
         if self.metrics.first_token_time is None and token_ids:
             self.metrics.first_token_time = time_s
@@ -178,8 +192,13 @@ class RequestState:
                 return not finish
         return False
 
-    def take_more(self, token_ids: Iterable[int], times_s: Sequence[float]) -> None:
-        """Add the tokens of several steps, after which the request goes on."""
+    def append_steps(self, token_ids: Iterable[int], times_s: Sequence[float]) -> None:
+        """Add one token from each of several steps, none of which ends the request.
+
+        Args:
+            token_ids: the tokens.
+            times_s: when the engine published each of them, in seconds of CLOCK_MONOTONIC.
+        """
         self.token_ids += token_ids
         if self.metrics.first_token_time is None:
             self.metrics.first_token_time = times_s[0]
@@ -188,60 +207,62 @@ class RequestState:
             self.token_times += times_s
 
     def fail(self, message: str) -> None:
-        """Note that the engine could not go on; what it sent until then stays."""
+        """End the completion with an error. Its tokens so far remain."""
         self.error = message
         self.finish_reason = FinishReason.ERROR.text
         if self.request.params.detokenize:
             self._decode(FinishReason.ERROR)
 
     def change_version(self, before: int | str, version: int | str) -> None:
-        """Note that other weights sample the tokens from here on."""
-        num_tokens = len(self.token_ids)
-        if num_tokens and not self.versions:
-            self.versions.append((before, 0))
-        if self.versions and self.versions[-1][1] == num_tokens:
-            self.versions.pop()
-        if num_tokens:
-            self.versions.append((version, num_tokens))
+        """Record that `version` of the weights samples the tokens from here on, and `before`
+        sampled those until here."""
+        add_version(self.versions, len(self.token_ids), before, version)
 
     def close(self, version: int | str) -> None:
-        """Nothing comes any more. `version` of the weights sampled the last tokens."""
+        """Record the end, after the call that ended the completion. `version` of the weights
+        sampled its last tokens."""
         if not self.versions:
             self.versions.append((version, 0))
-        self.family.num_open -= 1
-        self.ends_request = not self.family.num_open
+        self.parent.num_open -= 1
+        self.ends_request = not self.parent.num_open
 
     def raise_error(self, name: str = "") -> None:
-        """Raise the RequestError that `error` is, if there is one."""
+        """Raise `error` as a RequestError if it is set, with `name` in front of the message."""
         if self.error is not None:
             kind = EnginePausedError if self.is_retryable else RequestError
             raise kind(f"{name}: {self.error}" if name else self.error)
 
     def output(self) -> RequestOutput:
-        """The request as it stands, with all its completions."""
+        """The current output of the request, with all completions of the prompt."""
         states = self._siblings()
-        completions = [state._completion(state._said(), state.token_ids) for state in states]
-        return self._wrap(completions, self._prompt_list())
+        completions = [state._completion(state._text_so_far(), state.token_ids) for state in states]
+        return self._make_output(completions, self._prompt_logprobs_list())
 
     def next_output(self) -> RequestOutput | None:
-        """What a stream shows next, as `output_kind` and `stream_interval` say; None while
-        there is nothing to show. It holds this completion alone, but for FINAL_ONLY, which
-        has all of them once. Call it after each change, and no more after the last."""
+        """The next output of a stream, according to `output_kind` and `stream_interval`.
+
+        Call this after each change of the state, and not after the end of the completion was
+        returned.
+
+        Returns:
+            An output with this completion alone, or, for FINAL_ONLY, one output with all
+            completions of the prompt when all have ended. None if no output is due.
+        """
         params = self.request.params
         if params.output_kind is RequestOutputKind.FINAL_ONLY:
             return self.output() if self.ends_request else None
-        num_new = len(self.token_ids) - self.num_shown
+        num_new = len(self.token_ids) - self.num_emitted
         if self.finish_reason is None and (
-            not num_new or (self.num_shown and num_new < (params.stream_interval or 1))
+            not num_new or (self.num_emitted and num_new < (params.stream_interval or 1))
         ):
             return None
         is_delta = params.output_kind is RequestOutputKind.DELTA
-        begin = self.num_shown if is_delta else 0
+        begin = self.num_emitted if is_delta else 0
         delta = self.text.take_delta()
-        text = delta if is_delta else self.text.shown
+        text = delta if is_delta else self.text.emitted
         completion = self._completion(text, self.token_ids[begin:], begin)
-        self.num_shown = len(self.token_ids)
-        return self._wrap([completion], None if begin else self._prompt_list())
+        self.num_emitted = len(self.token_ids)
+        return self._make_output([completion], None if begin else self._prompt_logprobs_list())
 
     def _end(self, finish: int) -> None:
         self.finish_reason = FinishReason(finish).text
@@ -249,11 +270,12 @@ class RequestState:
             self.stop_reason = REPETITION_DETECTED
         has_token = finish == FinishReason.STOP and self.token_ids
         last = self.token_ids[-1] if has_token else None
-        if last in self.request.params.stop_token_ids and last not in self.silent_stop_ids:
+        if last in self.request.params.stop_token_ids and last not in self.eos_stop_ids:
             self.stop_reason = last
 
     def _decode(self, finish: int) -> None:
-        """The token that ended the request is not part of the text, unless asked for."""
+        """Decode the new tokens. The token that ended the completion is not part of the text,
+        unless the parameters have `include_stop_str_in_output`."""
         params = self.request.params
         end = len(self.token_ids)
         if finish == FinishReason.STOP and not params.include_stop_str_in_output:
@@ -265,27 +287,26 @@ class RequestState:
             self.text.finish(check_stop=may_stop)
 
     def _ended_by_token(self) -> bool:
-        """A structured output may also end because nothing can follow its last token."""
+        """Whether the last token is an end-of-sequence or stop token. A structured output can
+        also end because its grammar allows no further token."""
         params, last = self.request.params, self.token_ids[-1]
         return (
             params.structured_outputs is None
-            or last in self.silent_stop_ids
+            or last in self.eos_stop_ids
             or last in params.stop_token_ids
         )
 
     def _completion(self, text: str, token_ids: list[int], begin: int = 0) -> CompletionOutput:
-        """
-        Args:
-            token_ids: its tokens from `begin` on.
-        """
+        """This completion as part of an output, with its tokens from position `begin` on."""
         completion = CompletionOutput(
             index=self.completion_index,
             text=text,
             token_ids=token_ids,
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
-            weight_versions=self._version_spans(),
         )
+        if self.finish_reason is not None:
+            completion.weight_versions = version_spans(self.versions, len(self.token_ids))
         if self.logprobs is not None:
             texts = self.token_texts if self.request.params.detokenize else None
             prompt = self.request.prompt_token_ids
@@ -295,24 +316,14 @@ class RequestState:
         return completion
 
     def _siblings(self) -> list[RequestState]:
-        """All completions of its prompt, itself included."""
-        return self.family.states or [self]
+        """All completions of the prompt, including this one."""
+        return self.parent.states or [self]
 
-    def _said(self) -> str:
+    def _text_so_far(self) -> str:
+        """The decoded text, without creating `text` if it does not exist yet."""
         return "" if self._text is None else self._text.text
 
-    def _version_spans(self) -> list[WeightVersionSpan] | None:
-        if self.finish_reason is None:
-            return None
-        num_tokens = len(self.token_ids)
-        ends = [start for _, start in self.versions[1:]] + [num_tokens]
-        return [
-            WeightVersionSpan(version, start, end)
-            for (version, start), end in zip(self.versions, ends, strict=True)
-            if start < end
-        ]
-
-    def _prompt_list(self) -> LogprobsList | None:
+    def _prompt_logprobs_list(self) -> LogprobsList | None:
         first = self._siblings()[0]
         if first.prompt_logprobs is None:
             return None
@@ -320,16 +331,16 @@ class RequestState:
         prompt = first.request.prompt_token_ids
         return LogprobsList(prompt[1:], first.prompt_logprobs, texts, prompt[:1], True)
 
-    def _wrap(
+    def _make_output(
         self, completions: list[CompletionOutput], prompt_logprobs: LogprobsList | None
     ) -> RequestOutput:
         states = self._siblings()
         return RequestOutput(
-            request_id=self.family.request_id,
+            request_id=self.parent.request_id,
             prompt=self.request.prompt,
             prompt_token_ids=self.request.prompt_token_ids,
             outputs=completions,
-            finished=not self.family.num_open,
+            finished=not self.parent.num_open,
             num_cached_tokens=states[0].num_cached_tokens,
             prompt_logprobs=prompt_logprobs,
             metrics=self.metrics,

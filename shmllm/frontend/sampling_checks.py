@@ -1,7 +1,7 @@
-"""Sampling parameters against the engine and the tokenizer that they are for.
+"""SamplingChecks: checks sampling parameters against the limits of one engine and its tokenizer.
 
-Owns the checks that need a vocabulary or the engine's bounds, and turns bad words into
-tokens and constraints into grammars. What holds for any engine is checked by SamplingParams itself.
+This module also converts bad words to token ids and structured outputs to grammars.
+`SamplingParams` checks itself what does not depend on the engine.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from shmllm.params.structured_outputs import StructuredOutputsParams
 WHOLE_VOCABULARY = -1
 
 
-class EngineTerms(NamedTuple):
-    """
+class EncodedConstraints(NamedTuple):
+    """The constraints of the sampling parameters in the form that the engine uses.
+
     Attributes:
-        bad_words: the tokens of the bad words.
-        grammar: what the output has to match; empty for anything.
+        bad_words: token sequences that the output must not contain.
+        grammar: the grammar that the output must match, as text; empty without one.
     """
 
     bad_words: TokenSequences = ()
@@ -32,29 +33,31 @@ class EngineTerms(NamedTuple):
 
 
 class SamplingChecks:
-    """
+    """Checks the sampling parameters of requests for one engine.
+
     Args:
-        tokenizer: of the model.
-        facts: the limits of the engine.
+        tokenizer: the tokenizer of the model.
+        info: the engine's info, with its vocabulary size and `max_logprobs`.
     """
 
-    def __init__(self, tokenizer: Tokenizer, facts: EngineInfo) -> None:
+    def __init__(self, tokenizer: Tokenizer, info: EngineInfo) -> None:
         self._tokenizer = tokenizer
-        self._vocab_size = facts.vocab_size
-        self._max_logprobs = facts.max_logprobs
+        self._vocab_size = info.vocab_size
+        self._max_logprobs = info.max_logprobs
 
-    def check(self, params: SamplingParams) -> EngineTerms:
-        """What the engine gets of the parameters in other words.
+    def check(self, params: SamplingParams) -> EncodedConstraints:
+        """Check the parameters and encode their constraints.
 
         Raises:
-            RequestError: names the field, its value and the bound.
+            RequestError: a field exceeds the limits of the engine. The message contains the
+                field, its value and the limit.
         """
         self._require_known("stop_token_ids", params.stop_token_ids)
         self._require_known("allowed_token_ids", params.allowed_token_ids or ())
         self._require_known("logit_bias", params.logit_bias or ())
         self._require_few("logprobs", params.logprobs)
         self._require_few("prompt_logprobs", params.prompt_logprobs)
-        return EngineTerms(
+        return EncodedConstraints(
             self._bad_words(params.bad_words) if params.bad_words else (),
             self._grammar(params.structured_outputs) if params.structured_outputs else "",
         )
@@ -77,8 +80,12 @@ class SamplingChecks:
             )
 
     def _bad_words(self, words: Iterable[str]) -> TokenSequences:
-        """At the beginning of a text and behind a blank a word has different tokens. The
-        second way counts if it is one token sequence like the first, as in vLLM."""
+        """The token sequences of the words.
+
+        A word has different tokens at the beginning of a text and after a space. As in vLLM,
+        the second sequence is added only if it has as many tokens as the first one and begins
+        with a different token.
+        """
         sequences: list[tuple[int, ...]] = []
         for word in words:
             bare = self._encode(word.lstrip())

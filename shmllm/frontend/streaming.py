@@ -1,7 +1,8 @@
-"""`LLM.stream`: any number of prompts through an engine, a bounded number at a time.
+"""`LLM.stream`: runs any number of prompts through an engine, a bounded number at a time.
 
-Owns taking prompts from an iterable, how many are under way, and the order of results.
-Memory does not grow with the number of prompts. Must not know the engine.
+This module owns the reading of prompts from an iterable, the number of prompts in flight and the
+order of the results. Its memory does not grow with the number of prompts. It must not know the
+engine.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from typing import Any, Literal, get_args
 
 from shmllm.errors import RequestError
 from shmllm.frontend.dispatcher import POLL_S, Dispatcher, RequestGroup
-from shmllm.frontend.emitted import next_outputs
 from shmllm.frontend.front_end import FrontEnd
 from shmllm.frontend.input_processor import PreparedRequest, Prompt, as_list
+from shmllm.frontend.output_processor import next_outputs
 from shmllm.frontend.request_state import RequestState
 from shmllm.outputs.request import CompletionOutput, RequestOutput
 from shmllm.params.sampling import RequestOutputKind, SamplingParams
@@ -27,14 +28,25 @@ OnError = Literal["raise", "yield"]
 ParamsSource = SamplingParams | Iterable[SamplingParams] | None
 
 CHUNK_SIZE = 32
+"""The largest number of prompts to submit between two polls."""
 CHUNK_S = 0.01
-WAVES = 2
+"""The time after which a chunk of prompts is submitted although it is not full, in seconds."""
+IN_FLIGHT_FACTOR = 2
+"""The default of `max_in_flight`, as a multiple of the engine's `max_num_seqs`."""
 REORDER_FACTOR = 4
+"""The number of results that an ordered stream may hold back, as a multiple of max_in_flight."""
 
 
 @dataclass(slots=True)
 class FailedPrompt:
-    """A prompt that could not be submitted, in the place of the state that it has not."""
+    """A prompt that could not be submitted. It takes the place of a RequestState.
+
+    Attributes:
+        index: the position of the prompt in the iterable.
+        prompt: the prompt as the caller gave it.
+        error: the error message.
+        ends_request: always True: the prompt has no further outputs.
+    """
 
     index: int
     prompt: object
@@ -42,10 +54,10 @@ class FailedPrompt:
     ends_request: bool = True
 
     def raise_error(self, name: str) -> None:
-        """Never asked: such prompts are made only where errors are not raised."""
+        """Do nothing: a stream that raises errors creates no FailedPrompt."""
 
     def next_output(self) -> RequestOutput:
-        """As for a request that the engine refused; nothing is known of its tokens."""
+        """An output like that of a request that the engine refused, without token ids."""
         return RequestOutput(
             request_id=f"prompt-{self.index}",
             prompt=self.prompt if isinstance(self.prompt, str) else None,
@@ -65,19 +77,19 @@ Prepare = Callable[
 
 
 class PromptSource:
-    """Prompts and their parameters, in pairs, taken a few at a time.
+    """Reads prompts and their parameters from iterables, a few at a time.
 
     Args:
-        prompts: one prompt, or any iterable of them.
-        params: one for all, or an iterable aligned with the prompts.
+        prompts: one prompt, or any iterable of prompts.
+        params: one SamplingParams for all prompts, or an iterable with one per prompt.
         default: the parameters if `params` is None.
 
     Attributes:
-        is_exhausted: the iterable has ended.
-        position: index of the prompt that comes next.
+        is_exhausted: whether the iterable of prompts has ended.
+        position: the index of the next prompt.
 
     Raises:
-        RequestError: no prompts, or lists of different lengths.
+        RequestError: an argument has a wrong type, or the lists have different lengths.
     """
 
     def __init__(
@@ -103,8 +115,14 @@ class PromptSource:
         self.position = 0
 
     def take(self, most: int) -> list[Taken]:
-        """(index, prompt, parameters) of the next ones: at most `most`, and no more than
-        come quickly, so that one that comes slowly does not hold up those before it."""
+        """Read the next prompts, as triples of index, prompt and parameters.
+
+        At most `most` prompts, and only until CHUNK_S has passed: a prompt that the iterable
+        yields late must not delay the submission of those before it.
+
+        Raises:
+            RequestError: the parameters ended before the prompts, or one has a wrong type.
+        """
         taken: list[Taken] = []
         deadline = time.monotonic() + CHUNK_S
         while len(taken) < most and not (taken and time.monotonic() >= deadline):
@@ -137,8 +155,8 @@ def _check_lengths(num_prompts: int, num_params: int) -> None:
         )
 
 
-class _AsTheyCome:
-    """Results at once."""
+class _Unordered:
+    """Yields results immediately."""
 
     def room(self, position: int) -> int:
         return sys.maxsize
@@ -147,12 +165,12 @@ class _AsTheyCome:
         return items
 
 
-class _InOrder:
-    """Results in the order of the prompts; those that came too early are held, and while
-    there are too many of these no more prompts are taken.
+class _Ordered:
+    """Yields results in the order of the prompts, and holds back those that are too early.
 
     Args:
-        most: requests held and under way, at most.
+        most: the largest number of prompts between the oldest unfinished one and the next one
+            to read. No further prompts are read when it is reached.
     """
 
     def __init__(self, most: int) -> None:
@@ -161,14 +179,16 @@ class _InOrder:
         self._held: dict[int, dict[int, Item]] = {}
 
     def room(self, position: int) -> int:
+        """How many more prompts may be read, if `position` is the index of the next one."""
         return self._next + self._most - position
 
     def put(self, items: Iterable[Item]) -> Iterable[Item]:
+        """Add changed states. Yields those, old and new, whose turn it is."""
         for item in items:
             self._held.setdefault(item.index, {})[id(item)] = item
-        while there := self._held.pop(self._next, None):
-            yield from there.values()
-            if not any(item.ends_request for item in there.values()):
+        while due := self._held.pop(self._next, None):
+            yield from due.values()
+            if not any(item.ends_request for item in due.values()):
                 return
             self._next += 1
 
@@ -178,13 +198,13 @@ class Stream:
 
     Args:
         dispatcher: runs the requests.
-        prepare: checks and tokenizes prompts with parameters and names.
-        source: the prompts.
-        max_in_flight: requests under way, at most.
-        ordered: results in the order of the prompts.
-        on_error: "raise" ends the stream at a prompt that cannot be served, "yield" makes
-            an output of it.
-        output_kind: what outputs hold; None: what the parameters say.
+        prepare: checks and tokenizes prompts, given their parameters and names.
+        source: the prompts and their parameters.
+        max_in_flight: the largest number of unfinished requests.
+        ordered: yield results in the order of the prompts.
+        on_error: "raise" ends the stream at a prompt that fails; "yield" yields an output with
+            the error.
+        output_kind: the contents of outputs; None uses the `output_kind` of the parameters.
     """
 
     def __init__(
@@ -206,10 +226,10 @@ class Stream:
         self._output_kind = output_kind
         self._given: SamplingParams | None = None
         self._group = RequestGroup()
-        self._order = _InOrder(max_in_flight * REORDER_FACTOR) if ordered else _AsTheyCome()
+        self._order = _Ordered(max_in_flight * REORDER_FACTOR) if ordered else _Unordered()
 
     def run(self) -> Iterator[RequestOutput]:
-        """The results; leaving it early aborts what runs."""
+        """Yield the results. Closing the generator aborts the unfinished requests."""
         group, source = self._group, self._source
         try:
             while group.num_open or not source.is_exhausted:
@@ -217,15 +237,15 @@ class Stream:
                 is_full = source.is_exhausted or self._room() <= 0
                 yield from self._outputs(self._collect(POLL_S if is_full else 0.0))
         finally:
-            self._dispatcher.leave(group)
+            self._dispatcher.discard_group(group)
 
     def _room(self) -> int:
-        """How many more prompts may be taken now."""
+        """How many more prompts may be read now."""
         free = self._max_in_flight - self._group.num_open
         return min(free, self._order.room(self._source.position))
 
     def _submit_some(self) -> list[Item]:
-        """Submit a chunk of prompts; returns those that cannot be."""
+        """Submit a chunk of prompts. Returns the prompts that could not be submitted."""
         failed: list[Item] = []
         if self._source.is_exhausted or (room := self._room()) <= 0:
             return failed
@@ -233,12 +253,12 @@ class Stream:
             if isinstance(request, FailedPrompt):
                 failed.append(request)
             else:
-                streaming = _is_shown(request)
+                streaming = _has_early_outputs(request)
                 self._dispatcher.submit(self._group, request, index, streaming=streaming)
         return failed
 
     def _prepared(self, taken: list[Taken]) -> Iterator[tuple[int, PreparedRequest | FailedPrompt]]:
-        """All at once, which is fastest; where one of them is bad, one by one."""
+        """Prepare the prompts in one call, which is fastest, or one by one if that fails."""
         try:
             requests = self._prepare_all(taken)
         except RequestError:
@@ -261,8 +281,10 @@ class Stream:
         )
 
     def _checked(self, index: int, params: SamplingParams) -> SamplingParams:
-        """Parameters of one prompt, with the kind of output that is wanted. Mostly they are
-        the same object as before, which need not be looked at again."""
+        """The checked parameters of one prompt, with the `output_kind` of this stream.
+
+        Usually all prompts have the same parameter object, which is checked only once.
+        """
         if params is not self._given:
             try:
                 params.check()
@@ -273,7 +295,8 @@ class Stream:
         return self._used
 
     def _kind_for(self, params: SamplingParams) -> RequestOutputKind:
-        """CUMULATIVE is the default of SamplingParams, so there it says nothing."""
+        """The `output_kind` for the parameters of a prompt. CUMULATIVE there means FINAL_ONLY here:
+        it is the default of SamplingParams, so most callers did not choose it."""
         if self._output_kind is not None:
             return self._output_kind
         is_delta = params.output_kind is RequestOutputKind.DELTA
@@ -281,7 +304,7 @@ class Stream:
 
     def _collect(self, timeout_s: float) -> list[Item]:
         changed = self._dispatcher.collect(self._group, timeout_s)
-        return [state for state in changed if state.ends_request or _is_shown(state.request)]
+        return [s for s in changed if s.ends_request or _has_early_outputs(s.request)]
 
     def _outputs(self, items: list[Item]) -> list[RequestOutput]:
         with self._dispatcher.reading():
@@ -301,10 +324,10 @@ def stream(
     on_error: OnError,
     output_kind: RequestOutputKind | None,
 ) -> Iterator[RequestOutput]:
-    """See `LLM.stream`. Checks its arguments at once, not when the first result is wanted."""
+    """The generator of `LLM.stream`. Checks its arguments immediately, not at the first result."""
     front_end.dispatcher.check_open()
     if max_in_flight is None:
-        max_in_flight = WAVES * front_end.info.max_num_seqs
+        max_in_flight = IN_FLIGHT_FACTOR * front_end.info.max_num_seqs
     if not isinstance(max_in_flight, int) or max_in_flight < 1:
         raise RequestError(f"max_in_flight must be a whole number from 1, got {max_in_flight!r}")
     if on_error not in get_args(OnError):
@@ -322,6 +345,6 @@ def stream(
     ).run()
 
 
-def _is_shown(request: PreparedRequest) -> bool:
-    """Whether there are outputs before the last one."""
+def _has_early_outputs(request: PreparedRequest) -> bool:
+    """Whether the request has outputs before the last one."""
     return request.params.output_kind is not RequestOutputKind.FINAL_ONLY

@@ -1,8 +1,8 @@
-"""Has a front end record what it does, while somebody wants a trace.
+"""FrontEndTracing: records the work of a front end while a trace is being recorded.
 
-Owns the switch, and what stands in front of the front end's parts meanwhile: a front end
-that nobody traces does exactly what it did without this module. Must not know what is made
-of the records.
+While it records, wrappers replace the input processor and the output processor of the front end.
+Without a trace, the front end runs without any wrapper. This module must not know how the records
+are evaluated.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from shmllm.client.protocol import EngineClient, EngineOutput
-from shmllm.frontend.dispatcher import Outputs
+from shmllm.frontend.dispatcher import Dispatcher, Outputs
 from shmllm.frontend.input_processor import PreparedRequest, Prompt
 from shmllm.frontend.request_state import RequestState
 from shmllm.params.sampling import SamplingParams
@@ -22,14 +22,11 @@ from shmllm.tracing.layout import REASONS, Event, Slice, Type
 from shmllm.tracing.process import recorder_if_possible, recorder_of_environment
 from shmllm.tracing.recorder import Recorder
 
-if TYPE_CHECKING:
-    from shmllm.frontend.front_end import FrontEnd
-
 ROLE = "front end"
 
 
 class Inputs(Protocol):
-    """What an InputProcessor does for a front end."""
+    """The method of InputProcessor that a front end uses."""
 
     def prepare(
         self,
@@ -40,8 +37,15 @@ class Inputs(Protocol):
     ) -> list[PreparedRequest]: ...
 
 
+class TracedFrontEnd(Protocol):
+    """The parts of a FrontEnd that tracing replaces."""
+
+    inputs: Inputs
+    dispatcher: Dispatcher
+
+
 class TracedInputs:
-    """Stands in front of an InputProcessor."""
+    """Wraps an InputProcessor and records the duration of each call."""
 
     def __init__(self, inputs: Inputs, recorder: Recorder) -> None:
         self.inputs = inputs
@@ -63,10 +67,12 @@ class TracedInputs:
 
 
 class TracedOutputs:
-    """Stands in front of an OutputProcessor.
+    """Wraps an OutputProcessor and records events of its requests.
 
     Args:
-        connection: on which its requests travel.
+        outputs: the OutputProcessor.
+        recorder: where to record.
+        connection: the id of the connection on which the requests are sent.
     """
 
     def __init__(self, outputs: Outputs, recorder: Recorder, connection: int) -> None:
@@ -85,13 +91,13 @@ class TracedOutputs:
         states = self.outputs.add_all(request, index, streaming, time_tokens, request_id)
         for state in states:
             size = len(state.request.prompt_token_ids)
-            self._add_event(Event.SUBMITTED, perf_counter_ns(), state.number, size)
+            self._record_event(Event.SUBMITTED, perf_counter_ns(), state.number, size)
         return states
 
     def discard(self, numbers: Iterable[int]) -> list[int]:
         known = self.outputs.discard(numbers)
         for number in known:
-            self._add_event(Event.DISCARDED, perf_counter_ns(), number)
+            self._record_event(Event.DISCARDED, perf_counter_ns(), number)
         return known
 
     def process(self, events: Iterable[EngineOutput]) -> tuple[list[RequestState], list[int]]:
@@ -101,44 +107,47 @@ class TracedOutputs:
         ended = [state for state in changed if state.finish_reason is not None]
         for state in ended:
             reason = REASONS.index(state.finish_reason or REASONS[0])
-            self._add_event(Event.FINISHED, began_ns, state.number, reason, len(state.token_ids))
+            self._record_event(Event.FINISHED, began_ns, state.number, reason, len(state.token_ids))
         if events:
             counts = len(events), len(changed), len(ended)
             self._add(Type.SLICE, Slice.PROCESS, began_ns, perf_counter_ns(), *counts)
         return changed, to_abort
 
-    def _add_event(self, event: Event, began_ns: int, number: int, *values: int) -> None:
+    def _record_event(self, event: Event, began_ns: int, number: int, *values: int) -> None:
         now_ns = perf_counter_ns()
         self._add(Type.EVENT, event, began_ns, now_ns, self._connection, number, *values)
 
 
 class FrontEndTracing:
-    """
-    Args:
-        client: the engine; recording begins with this where the environment asks for it,
-            and otherwise when the engine does.
+    """Switches the recording of one front end on and off.
 
-    It is held by its front end alone: a recorder, which lives as long as the process, must
-    keep neither front end nor engine alive.
+    Recording begins with the construction if an environment variable of `shmllm trace` asks for
+    it, and otherwise when the engine asks for it.
+
+    Only the front end refers to this object. The recorder, which may live as long as the process,
+    has weak references to it, so that it keeps neither the front end nor the engine alive.
+
+    Args:
+        client: the client of the engine.
     """
 
     def __init__(self, client: EngineClient) -> None:
         self._client = client
-        self._front_end: Callable[[], FrontEnd | None] = _nobody
+        self._front_end: Callable[[], TracedFrontEnd | None] = _no_front_end
         self._recorder: Recorder | None = None
         self._began_ns = perf_counter_ns()
         client.on_trace = _weakly(self._begin_in)
         if (recorder := recorder_of_environment(ROLE)) is not None:
             self._begin(recorder)
 
-    def stand_in_front_of(self, front_end: FrontEnd) -> None:
-        """Trace these parts from now on, when there is a trace."""
+    def attach(self, front_end: TracedFrontEnd) -> None:
+        """Trace this front end from now on, whenever a trace is being recorded."""
         self._front_end = weakref.ref(front_end)
         if self._recorder is not None:
-            self._stand_in_front(front_end, self._recorder)
+            self._replace_parts(front_end, self._recorder)
 
-    def did(self, what: Slice) -> None:
-        """Something took from the last call, or the start, until now."""
+    def record_slice(self, what: Slice) -> None:
+        """Record work that lasted from the previous call, or from the construction, until now."""
         began_ns, self._began_ns = self._began_ns, perf_counter_ns()
         if self._recorder is not None:
             self._recorder.add(Type.SLICE, what, began_ns, self._began_ns)
@@ -155,10 +164,10 @@ class FrontEndTracing:
         self._recorder = recorder
         self._client.trace(recorder)
         if (front_end := self._front_end()) is not None:
-            self._stand_in_front(front_end, recorder)
+            self._replace_parts(front_end, recorder)
         recorder.at_end(_weakly(self._end))
 
-    def _stand_in_front(self, front_end: FrontEnd, recorder: Recorder) -> None:
+    def _replace_parts(self, front_end: TracedFrontEnd, recorder: Recorder) -> None:
         front_end.inputs = TracedInputs(front_end.inputs, recorder)
         dispatcher, connection = front_end.dispatcher, self._client.connection
         dispatcher.outputs = TracedOutputs(dispatcher.outputs, recorder, connection)
@@ -174,15 +183,16 @@ class FrontEndTracing:
             front_end.dispatcher.outputs = front_end.dispatcher.outputs.outputs
 
 
-def _nobody() -> None:
+def _no_front_end() -> None:
     return None
 
 
 def _weakly(method: Callable[..., None]) -> Callable[..., None]:
+    """A function that calls `method` as long as its object exists."""
     reference = weakref.WeakMethod(method)
 
     def call(*arguments: Any) -> None:
-        if (found := reference()) is not None:
-            found(*arguments)
+        if (alive := reference()) is not None:
+            alive(*arguments)
 
     return call

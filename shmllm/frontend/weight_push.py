@@ -1,7 +1,8 @@
-"""Sends new weights to the engine's model, however many and however large.
+"""WeightPush: sends new weights from a front end to the engine.
 
-Owns which calls make an update, and that tensors of any iterable go out in full buckets, each
-copied before the next one is asked for. torch is not imported: who has tensors has it.
+This module owns the sequence of calls of an update. It copies the tensors of an iterable into
+buckets, each tensor before it asks for the next one. It does not import torch: a caller with torch
+tensors has imported it.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ def finish_options(
 
 
 class WeightPush:
-    """The updates of one front end.
+    """The weight updates of one front end.
 
     Args:
-        dispatcher: to the engine.
+        dispatcher: the front end's connection to the engine.
 
     Attributes:
-        is_open: whether an update was started that is still to be finished.
+        is_open: whether an update was started and has not been finished or abandoned.
     """
 
     def __init__(self, dispatcher: Dispatcher) -> None:
@@ -48,16 +49,17 @@ class WeightPush:
         """Begin an update of several calls.
 
         Raises:
-            CallOrderError: one is under way.
+            CallOrderError: an update has been started already, here or by another front end.
         """
         self._dispatcher.call(Method.START_WEIGHTS)
         self.is_open = True
 
     def add(self, weights: NamedTensors) -> None:
-        """Send a part of the update.
+        """Send a part of the weights of the update that `start` began.
 
         Raises:
-            RequestError: tensors are wrong. The update is over, and nothing changed.
+            CallOrderError: no update was started.
+            RequestError: tensors are invalid. The update has ended and changed nothing.
         """
         self._check_open()
         with self._abandoning():
@@ -65,18 +67,24 @@ class WeightPush:
             self._dispatcher.call(Method.CHECK_WEIGHTS)
 
     def finish(self, **options: Any) -> set[str]:
-        """Put what was sent in force; see `WeightUpdates.finish` for options and errors."""
+        """Replace the model's weights by those that were sent. Returns their names.
+
+        `WeightUpdates.finish` documents the options and the errors.
+        """
         self._check_open()
         self.is_open = False
         return set(self._dispatcher.call(Method.FINISH_WEIGHTS, options))
 
     def abandon(self) -> None:
-        """Drop what was sent."""
+        """End the update without changing the model's weights."""
         self.is_open = False
         self._dispatcher.call(Method.ABANDON_WEIGHTS)
 
     def update(self, weights: NamedTensors, **options: Any) -> set[str]:
-        """A whole update. Returns the names written."""
+        """A complete update. Returns the names of the weights that it changed.
+
+        `WeightUpdates.finish` documents the options and the errors.
+        """
         self.start()
         with self._abandoning():
             self._send(weights)
@@ -91,6 +99,7 @@ class WeightPush:
 
     @contextlib.contextmanager
     def _abandoning(self) -> Iterator[None]:
+        """A context whose exceptions end the update."""
         try:
             yield
         except BaseException:
@@ -105,7 +114,10 @@ class WeightPush:
 
 
 class _Packer:
-    """Fills one bucket after the other."""
+    """Copies tensors into buckets, one after the other, and sends each bucket when it is full.
+
+    Leaving the context sends the last bucket, or releases it after an exception.
+    """
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
@@ -124,7 +136,7 @@ class _Packer:
             lease.abort()
 
     def put(self, source: Source) -> None:
-        """Copy a tensor out, whole."""
+        """Copy a whole tensor, into as many buckets as it needs."""
         while True:
             if self._open is None:
                 lease = self._dispatcher.claim_bucket()

@@ -1,10 +1,10 @@
-"""Context-free grammars: EBNF as people write it, turned into the library's Lark dialect.
+"""Translates context-free grammars from EBNF to the Lark dialect of llguidance.
 
     root ::= "x = " number (" + " number)*      # alternatives: |   groups: ( )
-    number ::= [0-9]+ | "0x" [0-9a-f]{1,8}      # repeated: * + ? {n} {n,} {n,m}
+    number ::= [0-9]+ | "0x" [0-9a-f]{1,8}      # repetitions: * + ? {n} {n,} {n,m}
 
-Rules that refer to no rule in circles become terminals, which are matched as regular
-expressions: faster, and exact. Knows nothing of requests or tokenizers.
+Rules that are not recursive become terminals, which llguidance matches as regular expressions. That
+is faster than matching rules, and exact. This module must not know requests or tokenizers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shmllm.errors import RequestError
 
 ROOT = "root"
 MAX_RULES = 2_000
-"""The library descends once for each rule that refers to the next, and dies of a few thousand."""
+"""llguidance recurses once per rule in a chain of references; a few thousand crash the process."""
 MAX_DEPTH = 100
 
 _TOKEN = re.compile(
@@ -41,10 +41,11 @@ _LARK_RULE = re.compile(r"(?m)^\s*[?!]?[A-Za-z_]\w*\b[^:\n]*:")
 
 
 def to_lark(source: str) -> str:
-    """The grammar as Lark text; Lark text itself (it has a rule `start:`) is passed through.
+    """Translate a grammar to Lark. A grammar that is Lark already (with a rule `start:`) is
+    returned unchanged.
 
     Raises:
-        RequestError: what is wrong with it, and in which line.
+        RequestError: the grammar is invalid. The message contains the line.
     """
     if "::=" not in source and _IS_LARK.search(source):
         return _checked_lark(source)
@@ -72,7 +73,15 @@ class _Reference:
 
 @dataclass(slots=True)
 class _Rule:
-    """A rule while it is read: its Lark text in pieces."""
+    """A rule while it is parsed.
+
+    Attributes:
+        parts: the Lark text in pieces, with references in place of the names of other rules.
+        references: the names of other rules, each with the line where it occurs.
+        depth: the number of open parentheses.
+        is_empty: whether the current alternative is empty.
+        may_repeat: whether a repetition may follow.
+    """
 
     parts: list[str | _Reference] = field(default_factory=list)
     references: list[tuple[str, int]] = field(default_factory=list)
@@ -90,7 +99,7 @@ class _Rule:
         self.is_empty, self.may_repeat = True, False
 
     def end_alternative(self) -> None:
-        """`a |` and `()` allow nothing at all, which Lark spells as an empty string."""
+        """Write `""` for an empty alternative (`a |`, `()`): Lark has no other form for it."""
         if self.is_empty:
             self.add('""')
 
@@ -114,7 +123,7 @@ def _error(message: str) -> RequestError:
 
 
 def _checked_lark(source: str) -> str:
-    source = re.sub(r"^\s*%llguidance\s*\{\s*\}", "", source)  # an old header without effect
+    source = re.sub(r"^\s*%llguidance\s*\{\s*\}", "", source)  # an obsolete header, without effect
     if re.search(r"%llguidance\b", source):
         raise _error("holds %llguidance options, which are not supported")
     if re.search(r"%json\b", source):
@@ -202,7 +211,7 @@ def _characters(text: str, line: int) -> list[tuple[str, bool]]:
             position += 1
             continue
         match = _ESCAPE.match(text, position)
-        assert match is not None  # the tokens end in no backslash
+        assert match is not None  # _TOKEN matches no text that ends with a single backslash
         found.append((_escaped(match, line), True))
         position = match.end()
     return found
@@ -250,15 +259,18 @@ _SPELLINGS: dict[str, Callable[[str, int], str]] = {
 
 
 def _lark_names(rules: dict[str, _Rule]) -> dict[str, str]:
-    """Terminals are upper case in Lark, rules lower case. A terminal refers to none but
-    terminals, in no circles: found from those that refer to nothing upwards."""
+    """The Lark name of each rule: upper case for terminals, lower case for other rules.
+
+    A rule is a terminal if it refers only to terminals, without recursion. The search begins with
+    the rules without references.
+    """
     referrers: dict[str, list[str]] = {name: [] for name in rules}
     missing = {name: len(rule.references) for name, rule in rules.items()}
     for name, rule in rules.items():
         for other, _ in rule.references:
             referrers[other].append(name)
     terminals = [name for name, count in missing.items() if not count]
-    for name in terminals:  # grows as it goes
+    for name in terminals:  # the loop extends the list
         for referrer in referrers[name]:
             missing[referrer] -= 1
             if not missing[referrer]:

@@ -1,8 +1,7 @@
-"""JSON schemas: which keywords the engine enforces, and which it must refuse.
+"""Checks that JSON schemas contain only keywords that the engine enforces.
 
-The grammar library ignores what it does not know, a misspelt keyword included, so every
-keyword of every subschema is looked up here first. Values are the library's to check.
-Knows nothing of requests.
+llguidance ignores unknown keywords, including misspelt ones. So this module checks each keyword of
+each subschema; llguidance checks the values. The module must not know requests.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 from shmllm.errors import RequestError
 
 MAX_SUBSCHEMAS = 5_000
-"""The library descends once for each schema that refers to the next, and dies of 10,000."""
+"""llguidance recurses once per schema in a chain of references; 10,000 crash the process."""
 
 
 def _names(text: str) -> frozenset[str]:
@@ -28,12 +27,12 @@ _ENFORCED = _names(
     "type enum const required minProperties maxProperties minItems maxItems minLength maxLength "
     "pattern format minimum maximum exclusiveMinimum exclusiveMaximum multipleOf $ref"
 )
-# `discriminator` (OpenAPI) only says which property tells the alternatives apart.
-_SAYS_NOTHING = _names(
+# `discriminator` (OpenAPI) only names the property that distinguishes the alternatives.
+_WITHOUT_EFFECT = _names(
     "title description default example examples deprecated readOnly writeOnly discriminator "
     "$comment $schema $id $anchor"
 )
-_KNOWN = _MAPS | _LISTS | _SCHEMAS | _ENFORCED | _SAYS_NOTHING
+_KNOWN = _MAPS | _LISTS | _SCHEMAS | _ENFORCED | _WITHOUT_EFFECT
 _UNSUPPORTED = _names(
     "not if then else uniqueItems contains minContains maxContains propertyNames "
     "dependentRequired dependentSchemas dependencies unevaluatedItems unevaluatedProperties "
@@ -43,7 +42,7 @@ _UNSUPPORTED = _names(
 
 
 def check_schema(schema: Mapping[str, Any]) -> None:
-    """Raise RequestError for the first keyword that would not be enforced; says where."""
+    """Raise RequestError for the first keyword that is not enforced, with its path."""
     for count, (path, part) in enumerate(subschemas(schema)):
         if count >= MAX_SUBSCHEMAS:
             raise RequestError(
@@ -55,19 +54,20 @@ def check_schema(schema: Mapping[str, Any]) -> None:
 
 
 def forbid_additional_properties(schema: dict[str, Any]) -> None:
-    """Close, in place, every object that names properties and does not say otherwise."""
+    """Set `additionalProperties` to False, in place, for each object schema with properties that
+    does not have the keyword."""
     for _, part in subschemas(schema):
         if "properties" in part or "patternProperties" in part:
             part.setdefault("additionalProperties", False)
 
 
 def subschemas(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every schema object within a schema, itself first, with its path ("properties.a")."""
+    """Yield each schema object of a schema, itself first, with its path ("properties.a")."""
     waiting = [("", schema)]
     while waiting:
         path, part = waiting.pop()
         if not isinstance(part, dict):
-            continue  # True, False, or something that the library refuses
+            continue  # True, False, or a value that llguidance refuses
         yield path, part
         prefix = f"{path}." if path else ""
         for keyword, value in part.items():

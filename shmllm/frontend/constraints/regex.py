@@ -1,8 +1,9 @@
-"""Python's regular expressions, turned into the grammar library's.
+"""Translates Python's regular expressions to the dialect of llguidance.
 
-What the result matches, `re.fullmatch` matches. Where the two dialects give a character
-class different members, the smaller one is taken: `\\d`, `\\w` and `\\s` stand for ASCII, as
-in vLLM. What neither can express (look-around, backreferences) is the library's to refuse.
+`re.fullmatch` matches everything that the result matches. If a character class has different
+members in the two dialects, the result has the smaller class: `\\d`, `\\w` and `\\s` mean ASCII
+characters, as in vLLM. llguidance refuses the constructs that it does not support (look-around,
+backreferences).
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from __future__ import annotations
 import re
 
 _ASCII = {"d": "0-9", "w": "0-9A-Za-z_", "s": r"\x20\t\n\r\f\v"}
-# In Python, `\Z` is the end, and `\<` and `\>` are plain characters; in the other dialect
-# the latter two are the edges of a word.
-_SPELLED_OTHERWISE = {"Z": r"\z", "<": "<", ">": ">"}
-# Set operators of the other dialect.
+# In Python, `\Z` is the end of the text, and `\<` and `\>` are plain characters. In llguidance, the
+# latter two are the boundaries of a word.
+_OTHER_ESCAPES = {"Z": r"\z", "<": "<", ">": ">"}
+# These characters are set operators in llguidance and plain characters in Python.
 _PLAIN_IN_A_SET = "[&~"
 
 _PIECE = re.compile(r"(?P<escape>\\.)|(?P<set>\[\^?\]?(?:[^\]\\]|\\.)*\])|(?P<other>.)", re.DOTALL)
@@ -21,7 +22,7 @@ _IN_SET = re.compile(r"(?P<escape>\\.)|(?P<other>.)", re.DOTALL)
 
 
 def to_library(pattern: str) -> str:
-    """The same pattern for the library; what is no pattern stays none."""
+    """Translate a pattern. An invalid pattern stays invalid."""
     return _PIECE.sub(_piece, pattern)
 
 
@@ -34,7 +35,7 @@ def _piece(match: re.Match[str]) -> str:
     character = text[1]
     if character in _ASCII:
         return f"[{_ASCII[character]}]"
-    return _SPELLED_OTHERWISE.get(character, text)
+    return _OTHER_ESCAPES.get(character, text)
 
 
 def _set(text: str) -> str:
@@ -47,7 +48,7 @@ def _set(text: str) -> str:
         if match.lastgroup == "other":
             return "\\" + piece if piece in _PLAIN_IN_A_SET else piece
         character = piece[1]
-        # A negated set is smaller if what it leaves out is larger.
+        # In a negated set, the larger class matches fewer characters, so it stays.
         if character in _ASCII and not is_negated:
             return _ASCII[character]
         return character if character in "<>" else piece

@@ -1,8 +1,8 @@
-"""What a request's output has to match, checked and written as one grammar text.
+"""Checks the structured output of a request, and writes it as a grammar text for the engine.
 
-The text is in the terms of llguidance, which both ends use: here to find out whether a
-constraint can be served at all, in the engine to enforce it. llguidance is imported when
-the first constraint comes. Knows neither the tokenizer nor how the engine masks tokens.
+Front end and engine use llguidance: the front end to find out whether a constraint can be
+enforced, the engine to enforce it. This module imports llguidance at the first constraint. It must
+not know the tokenizer, nor how the engine masks tokens.
 """
 
 from __future__ import annotations
@@ -23,22 +23,25 @@ from shmllm.params.structured_outputs import StructuredOutputsParams
 
 MAX_CHECKED = 256
 HEADER = '%llguidance {"no_forcing": true}\n'
-"""Otherwise the library computes ahead what must follow: without end in `/b+/ /b+/`, where the
-first piece takes whatever comes, and as a special token if what must follow looks like one."""
+"""The first line of a grammar. Without the option, llguidance computes forced tokens in advance.
+It does not terminate for `/b+/ /b+/`, where the first expression takes all characters, and forced
+text that looks like a special token becomes that token."""
 TIMEOUT_S = 60.0
+"""The time after which the check of a grammar fails, in seconds."""
 STACK_BYTES = 128 * 2**20
-"""The library descends into nested grammars; a caller's thread may have little stack."""
+"""The stack of the thread that checks: llguidance recurses into nested grammars, and the thread
+of the caller may have a small stack."""
 
 BLANKS = r"[ \t]?(\r?\n[ \t]{0,40})?"
-"""Between the parts of JSON: indented lines, but no more blanks than that, or a model that
-likes them writes nothing else until its tokens are used up."""
+"""The default for the whitespace between the parts of JSON. It allows indented lines and is
+bounded: otherwise, a model could generate only whitespace until `max_tokens`."""
 
 
 def grammar_of(params: StructuredOutputsParams) -> str:
-    """The grammar text that the engine takes.
+    """The grammar text of a structured output, for the engine.
 
     Raises:
-        RequestError: the constraint is not one, contradicts itself, or cannot be enforced.
+        RequestError: the constraint is invalid, contradicts itself, or cannot be enforced.
     """
     if params.structural_tag is not None:
         raise RequestError(
@@ -106,7 +109,7 @@ def _choice_lark(choice: object) -> str:
 
 
 def _schema_text(params: StructuredOutputsParams) -> str:
-    """The schema as JSON, its keywords checked, with the library's own for blanks."""
+    """The JSON schema as text, with checked keywords and llguidance's option for whitespace."""
     if params.json is None and params.json_object is not True:
         raise RequestError(
             f"structured_outputs.json_object must be True or left out, got "
@@ -123,7 +126,7 @@ def _schema_text(params: StructuredOutputsParams) -> str:
 
 
 def _schema_object(given: Any) -> dict[str, Any]:
-    """A copy of the schema, as JSON reads it."""
+    """A copy of the schema, converted to JSON and back."""
     try:
         if isinstance(given, type) and hasattr(given, "model_json_schema"):
             given = given.model_json_schema()
@@ -133,7 +136,7 @@ def _schema_object(given: Any) -> dict[str, Any]:
         raise
     except RecursionError as error:
         raise RequestError("structured_outputs.json is nested too deeply") from error
-    except Exception as error:  # pydantic's own, and whatever a custom schema hook raises
+    except Exception as error:  # pydantic and custom schema hooks raise any exception
         raise RequestError(f"structured_outputs.json is no JSON schema: {error}") from error
     if not isinstance(schema, dict):
         raise RequestError(
@@ -145,7 +148,7 @@ def _schema_object(given: Any) -> dict[str, Any]:
 
 @lru_cache(maxsize=MAX_CHECKED)
 def _checked(kind: str, lark: str) -> str:
-    """The grammar for a constraint that the library can enforce."""
+    """The grammar with its header, if llguidance can enforce it."""
     _library()
     grammar = HEADER + lark
     problem = _on_a_large_stack(lambda: _compile_for_bytes(grammar))
@@ -163,7 +166,11 @@ def _library() -> Any:
 
 
 def _on_a_large_stack(function: Callable[[], str]) -> str:
-    """A daemon thread: were the library to go on for ever, the program could still end."""
+    """Call `function` in a thread with STACK_BYTES of stack. Returns its result, or an error
+    message after TIMEOUT_S.
+
+    The thread is a daemon, so that the program can exit even if llguidance does not terminate.
+    """
     outcome: list[str | BaseException] = []
 
     def run() -> None:
@@ -191,14 +198,19 @@ _stack_size_lock = threading.Lock()
 
 
 def _compile_for_bytes(grammar: str) -> str:
-    """Compile a grammar for a vocabulary of single bytes and take a first step; says what is
-    wrong. Some things the library only finds then: that nothing matches, that it is too
-    large."""
+    """Compile a grammar for a vocabulary of single bytes, and compute the first mask.
+
+    llguidance finds some errors only with the first mask: that no text matches, or that the
+    grammar is too large.
+
+    Returns:
+        The error message; empty if the grammar is valid.
+    """
     from llguidance import LLMatcher, LLParserLimits
 
     is_wrong, messages = LLMatcher.validate_grammar_with_warnings(grammar)
     if is_wrong or messages:
-        # Warned of are names of tokens, which only the engine knows.
+        # Warnings are about names of tokens, which only the engine can check.
         return messages[0] if is_wrong else ""
     limits = LLParserLimits(verbose_errors=False, step_max_items=GRAMMAR_STEP_ITEMS)
     matcher = LLMatcher(_byte_tokenizer(), grammar, log_level=0, limits=limits)
@@ -213,7 +225,7 @@ _PREFIX = re.compile(
 
 
 def _reason(problem: str) -> str:
-    """What is wrong, in a line: the library shows the place below or above it."""
+    """The one line of llguidance's error message that contains the error itself."""
     if problem.startswith("NoExtension"):
         return "no text matches it"
     if "oneOf constraints" in problem:
@@ -235,7 +247,7 @@ def _byte_tokenizer() -> Any:
 
 
 class _Bytes:
-    """A vocabulary of the 256 bytes and an end."""
+    """A tokenizer whose tokens are the 256 bytes and an end-of-sequence token."""
 
     eos_token_id = 256
     bos_token_id = None

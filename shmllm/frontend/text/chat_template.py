@@ -1,8 +1,7 @@
-"""Conversations to prompt text, through a model's Jinja template.
+"""Renders conversations as prompt texts, with a model's Jinja chat template.
 
-Owns where templates are found, the checks on messages and tools, and rendering with the
-variables, filters and sandbox that Hugging Face templates are written for. Imports jinja2,
-so import this module only when there is a chat. Must not know how text becomes tokens.
+This module finds the templates of a model, checks messages and tools, and renders a template. It
+imports jinja2, so import it only for a chat. It must not know how texts are tokenized.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from shmllm.errors import EngineStartError, RequestError
 from shmllm.frontend.model_files import one_line, read_json_object
 from shmllm.frontend.text.template_environment import compile_template
 
-# Put after the text that the model shall continue, and looked up in the rendered prompt. The
-# blank at its end shows whether the template strips the message.
+# This mark is appended to the text that the model continues, and located in the rendered prompt.
+# The space at its end shows whether the template strips the message.
 _CONTINUE_MARK = "\ue000continue-from-here\ue000 "
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
-# A template that tells a list of content parts from a string, or walks through the parts.
+# Matches templates that distinguish a list of content parts from a string, or iterate over parts.
 _READS_PARTS = re.compile(
     r"\bcontent['\"\]]*\s+is\s+(not\s+)?(string|iterable|sequence|mapping)\b"
     r"|\bfor\s+\w+\s+in\s+(\w+(\.|\[['\"]))?content\b"
@@ -28,10 +27,13 @@ _READS_PARTS = re.compile(
 
 
 def load_templates(directory: Path) -> dict[str, str]:
-    """A model directory's templates by name; the usual one is "default".
+    """The chat templates of a model directory by name; the main one is named "default".
 
-    Files (chat_template.jinja, additional_chat_templates/NAME.jinja) win over the entry in
-    tokenizer_config.json, which is one template or a list of named ones.
+    The files chat_template.jinja and additional_chat_templates/NAME.jinja have precedence over the
+    entry `chat_template` in tokenizer_config.json, which is a template or a list of named ones.
+
+    Raises:
+        RequestError: a file cannot be read, or the entry is malformed.
     """
     files = {"default": directory / "chat_template.jinja"}
     for path in sorted((directory / "additional_chat_templates").glob("*.jinja")):
@@ -64,15 +66,16 @@ def _configured_templates(path: Path) -> dict[str, str]:
 
 
 def select_template(templates: Mapping[str, str], wanted: str | None, *, has_tools: bool) -> str:
-    """Choose the template source.
+    """Choose the source of the template for a conversation.
 
     Args:
-        templates: the model's own, by name.
-        wanted: a name in `templates`, or a template's source; None for the model's usual one.
-        has_tools: prefer the template "tool_use" where there is one.
+        templates: the model's templates by name.
+        wanted: a name in `templates`, or the source of a template; None chooses "default".
+        has_tools: whether the conversation has tools. If so, None chooses "tool_use" if the
+            model has it.
 
     Raises:
-        RequestError: nothing was asked for and the model has no usual one.
+        RequestError: `wanted` is None and the model has no default template.
     """
     if wanted is not None:
         return templates.get(wanted, wanted)
@@ -102,15 +105,15 @@ def render_chat(
     """Render one conversation.
 
     Args:
-        template: Jinja source.
-        messages: dicts with `role` and `content` (str or list of text parts).
-        add_generation_prompt: passed to the template.
-        continue_final_message: cut the prompt right after the last message's text.
-        tools: JSON schemas, passed to the template.
-        variables: special tokens and further variables, by name.
+        template: the Jinja source of the template.
+        messages: dicts with `role` and `content`. The content is a str or a list of text parts.
+        add_generation_prompt: a variable of the template.
+        continue_final_message: end the prompt directly after the text of the last message.
+        tools: JSON schemas of tools, a variable of the template.
+        variables: special tokens and further variables of the template, by name.
 
     Raises:
-        RequestError: malformed input, or a template that does not compile or that fails.
+        RequestError: the input is malformed, or the template does not compile or fails.
     """
     if continue_final_message and add_generation_prompt:
         raise RequestError(
@@ -163,7 +166,7 @@ def _checked_message(message: object, where: str, keep_parts: bool) -> dict[str,
         raise RequestError(f"{where} has no content; give a str or a list of text parts")
     reasoning = next((plain[name] for name in _REASONING_FIELDS if name in plain), None)
     if reasoning is not None:
-        # Templates read one of two names, clients write one of three.
+        # Templates read one of two names; callers use one of three.
         plain = {"thinking": reasoning, **plain, "reasoning_content": reasoning}
     return plain
 
@@ -197,7 +200,7 @@ def _checked_tools(tools: object) -> list[Any] | None:
 
 
 def _plain(value: object, where: str) -> Any:
-    """A copy made of JSON's own types, so that a template can call no method of the caller's."""
+    """A copy that consists of JSON types, so that a template cannot call the caller's methods."""
     if value is None or type(value) in (str, int, float, bool):
         return value
     if isinstance(value, str):
@@ -216,6 +219,7 @@ def _plain(value: object, where: str) -> Any:
 
 
 def _mark_final_text(conversation: list[dict[str, Any]]) -> str:
+    """Append the mark to the text of the last message. Returns the text without the mark."""
     final = conversation[-1]
     if isinstance(final.get("content"), list) and final["content"]:
         holder, key = final["content"][-1], "text"
@@ -229,6 +233,7 @@ def _mark_final_text(conversation: list[dict[str, Any]]) -> str:
 
 
 def _cut_at_mark(prompt: str, final_text: str) -> str:
+    """The prompt up to the mark, stripped if the template stripped the last message."""
     position = prompt.rfind(_CONTINUE_MARK.strip())
     if position < 0 or final_text.strip() not in prompt:
         raise RequestError(

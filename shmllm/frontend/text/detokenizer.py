@@ -1,8 +1,8 @@
-"""Text of a request while its tokens arrive.
+"""Incremental detokenization: the text of a request while its tokens arrive.
 
-Owns incremental decoding (no partial characters, cost per token independent of length) and
-OutputText, which joins it with stop strings into what a request's user may see. Must not
-know about the engine's messages, streams or deadlines.
+IncrementalDetokenizer decodes tokens without partial characters, at a cost per token that does not
+depend on the length of the output. OutputText combines it with stop strings. This module must not
+know the engine's messages.
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ from shmllm.frontend.text.tokenizer import ByteTable, Tokenizer
 REPLACEMENT = "\ufffd"
 _CONTINUATION_BYTES = bytes(range(0x80, 0xC0))
 _FIRST_CONTEXT_TOKENS = 6
-# A character has at most four bytes, so what is undecided after this many tokens stays wrong.
+# A character has at most four bytes. If this many tokens are no valid text, they never will be.
 _MAX_PENDING_TOKENS = 8
 
 
-class _Stream(Protocol):
+class _Decoder(Protocol):
+    """Decodes tokens incrementally; the methods of IncrementalDetokenizer with the same names."""
+
     def append(self, token_ids: Sequence[int]) -> str: ...
     def finish(self) -> str: ...
 
 
-class _ByteStream:
-    """Decoding for byte-level vocabularies: bytes of the tokens, incremental UTF-8."""
+class _ByteDecoder:
+    """The decoder for byte-level vocabularies: decodes the bytes of the tokens as UTF-8."""
 
     __slots__ = ("_get_bytes", "_pending", "_prompt_is_cut")
 
@@ -54,19 +56,19 @@ class _ByteStream:
         text, num_used = codecs.utf_8_decode(content, "replace", final)
         self._pending = content[num_used:]
         if self._prompt_is_cut and text:
-            # The prompt's last character was incomplete, and the prompt's text shows that
-            # already: say it again only if the tokens completed the character.
+            # The prompt ended inside a character, and its text already contains a U+FFFD for
+            # it. Emit the character only if the output tokens completed it.
             self._prompt_is_cut = False
             text = text.removeprefix(REPLACEMENT)
         return text
 
 
-class _WindowStream:
-    """Decoding for all other vocabularies: decode a few tokens, drop what was known.
+class _WindowDecoder:
+    """The decoder for other vocabularies: decodes the last few tokens and removes known text.
 
-    Such decoders treat the first token in a special way (a leading blank is dropped), or
-    look at neighbours (runs of byte tokens). So the tokens of the last piece that was
-    released stay in front of the window as context.
+    The decoders of these vocabularies drop a space in front of the first token, or combine
+    neighbouring tokens (byte tokens). So the window contains the tokens of the text that was
+    returned last, as context, and the pending tokens after them.
     """
 
     __slots__ = ("_context_text", "_decode", "_ids", "_num_context")
@@ -87,7 +89,8 @@ class _WindowStream:
         return text
 
     def _prompt_context(self, prompt_token_ids: Sequence[int]) -> tuple[list[int], str]:
-        """The shortest tail tried that has text and does not start inside a character."""
+        """The last tokens of the prompt, as many as it takes to have a text that does not begin
+        inside a character; and this text."""
         size = _FIRST_CONTEXT_TOKENS
         while True:
             ids = list(prompt_token_ids[-size:])
@@ -108,46 +111,55 @@ class _WindowStream:
         if text.endswith(REPLACEMENT) and not is_overdue:
             return ""
         new_text = self._new_text(text)
-        released = self._decode(self._ids[self._num_context :])
-        if released.startswith(REPLACEMENT) and not text.endswith(REPLACEMENT):
-            self._context_text = text  # they begin inside a character: its beginning stays, too
+        pending_text = self._decode(self._ids[self._num_context :])
+        if pending_text.startswith(REPLACEMENT) and not text.endswith(REPLACEMENT):
+            # The pending tokens begin inside a character: keep the tokens of its beginning.
+            self._context_text = text
         else:
             del self._ids[: self._num_context]
-            self._context_text = released
+            self._context_text = pending_text
         self._num_context = len(self._ids)
         return new_text
 
     def _new_text(self, text: str) -> str:
-        """What the pending tokens add to the context, given the text of both."""
+        """The text that the pending tokens add to that of the context.
+
+        Args:
+            text: the text of context and pending tokens together.
+        """
         if text.startswith(self._context_text):
             return text[len(self._context_text) :]
         if self._context_text.endswith(REPLACEMENT):
-            # The prompt ended inside a character, which is complete now.
+            # The prompt ended inside a character, which the pending tokens complete.
             return text[common_length(text, self._context_text) :]
-        # A run of byte tokens turned invalid as a whole, after its valid start was released.
+        # A run of byte tokens became invalid as a whole, after its valid start was returned.
         return self._decode(self._ids[self._num_context :])
 
 
 def common_length(left: str, right: str) -> int:
+    """The length of the common prefix of two texts."""
     pairs = enumerate(zip(left, right, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(left), len(right)))
 
 
 class IncrementalDetokenizer:
-    """The text of one request's output tokens, decoded as they arrive.
+    """Decodes the output tokens of one request while they arrive.
 
-    The text is what decoding prompt and output at once adds to the prompt's own text, so the
-    blank in front of the first word is kept. Ids that no token has add nothing. One exception
-    keeps released text valid: where a run of byte tokens turns invalid, decoding at once would
-    also replace the valid characters before it in that run; here they stay.
+    The text is the difference between the text of prompt and output, decoded together, and the
+    text of the prompt. So it contains the space in front of the first word. Unknown ids add
+    nothing.
+
+    One exception keeps text that was returned valid: if a run of byte tokens becomes invalid,
+    decoding it as a whole would also replace the valid characters at its beginning by U+FFFD.
+    This class keeps these characters.
 
     Args:
         tokenizer: the model's tokenizer.
-        prompt_token_ids: the whole prompt; only its end is read.
+        prompt_token_ids: the token ids of the prompt. Only the last few are read.
         skip_special_tokens: leave special tokens out of the text.
     """
 
-    __slots__ = ("_pieces", "_stream")
+    __slots__ = ("_decoder", "_pieces")
 
     def __init__(
         self,
@@ -158,26 +170,26 @@ class IncrementalDetokenizer:
     ) -> None:
         self._pieces: list[str] = []
         table = tokenizer.byte_table(skip_special_tokens=skip_special_tokens)
-        self._stream: _Stream
+        self._decoder: _Decoder
         if table is not None:
-            self._stream = _ByteStream(table, prompt_token_ids)
+            self._decoder = _ByteDecoder(table, prompt_token_ids)
         else:
-            self._stream = _WindowStream(
+            self._decoder = _WindowDecoder(
                 lambda ids: tokenizer.decode(ids, skip_special_tokens=skip_special_tokens),
                 prompt_token_ids,
             )
 
     def append(self, token_ids: Sequence[int]) -> str:
-        """Take the next tokens; returns the text that is certain now and was not before."""
-        return self._keep(self._stream.append(token_ids))
+        """Add tokens. Returns the text that became certain with them."""
+        return self._keep(self._decoder.append(token_ids))
 
     def finish(self) -> str:
-        """End of the tokens; returns what was held back, incomplete characters as U+FFFD."""
-        return self._keep(self._stream.finish())
+        """End the output. Returns the remaining text, with U+FFFD for an incomplete character."""
+        return self._keep(self._decoder.finish())
 
     @property
     def text(self) -> str:
-        """All text so far. Joins it: read it when it is wanted, not once per token."""
+        """All text so far. Reading it joins the pieces: do not read it for each token."""
         if len(self._pieces) > 1:
             self._pieces = ["".join(self._pieces)]
         return self._pieces[0] if self._pieces else ""
@@ -189,13 +201,19 @@ class IncrementalDetokenizer:
 
 
 class OutputText:
-    """What one request has said: tokens in, visible text out, up to the first stop string.
+    """The text of one request up to the first stop string.
+
+    Args:
+        detokenizer: decodes the output tokens.
+        stop: the stop strings.
+        include_stop: whether the text includes the stop string.
 
     Attributes:
-        match: the stop string that ended the text, None so far. Tokens after it are ignored.
+        match: the stop string that ended the text; None if none was found yet. Tokens after it
+            are ignored.
     """
 
-    __slots__ = ("_checker", "_detokenizer", "_finished", "_num_released", "_unreleased", "match")
+    __slots__ = ("_checker", "_detokenizer", "_finished", "_num_emitted", "_pending", "match")
 
     def __init__(
         self,
@@ -206,27 +224,29 @@ class OutputText:
     ) -> None:
         self._detokenizer = detokenizer
         self._checker = StopStringChecker(stop, include_stop) if stop else None
-        self._unreleased: list[str] = []
-        self._num_released = 0
+        self._pending: list[str] = []
+        self._num_emitted = 0
         self._finished = False
         self.match: StopMatch | None = None
 
     def append(self, token_ids: Sequence[int], *, check_stop: bool = True) -> StopMatch | None:
-        """Take the next tokens.
+        """Add tokens.
 
         Args:
-            token_ids: output tokens, without one that ended the request and shall not be seen.
-            check_stop: False while stop strings may not end the request (`min_tokens`).
+            token_ids: output tokens, without a token that ended the request and whose text is
+                not part of the output.
+            check_stop: False if stop strings may not end the request yet (`min_tokens`).
 
         Returns:
-            The match, once a stop string is complete: the request has to be aborted.
+            The match if a stop string is complete, else None. The caller must abort the
+            request then.
         """
         if self.match is None:
             self._feed(self._detokenizer.append(token_ids), check_stop)
         return self.match
 
     def finish(self, *, check_stop: bool = True) -> StopMatch | None:
-        """The request ended: nothing is held back any more."""
+        """Decode the remaining text, because the request has ended. Returns the match, or None."""
         if self.match is None and not self._finished:
             self._feed(self._detokenizer.finish(), check_stop)
         self._finished = True
@@ -234,30 +254,31 @@ class OutputText:
 
     @property
     def text(self) -> str:
-        """The text so far, cut at the stop string. Text held back from a stream is in it."""
+        """The text so far, up to the stop string. It includes text that `take_delta` still holds
+        back."""
         text = self._detokenizer.text
         return text if self.match is None else text[: self.match.text_length]
 
     @property
-    def shown(self) -> str:
-        """All that `take_delta` has given out."""
-        return self._detokenizer.text[: self._num_released]
+    def emitted(self) -> str:
+        """All text that `take_delta` has returned."""
+        return self._detokenizer.text[: self._num_emitted]
 
     def take_delta(self) -> str:
-        """Text for a stream: certain to stay, and not taken before."""
-        text = "".join(self._unreleased)
+        """The new text for a stream: text that is certain and was not returned before."""
+        text = "".join(self._pending)
         if self.match is not None:
-            size = self.match.text_length - self._num_released
+            size = self.match.text_length - self._num_emitted
         elif self._checker is None or self._finished:
             size = len(text)
         else:
             size = len(text) - self._checker.num_held
-        self._unreleased = [text[size:]] if size < len(text) and self.match is None else []
-        self._num_released += min(size, len(text))
+        self._pending = [text[size:]] if size < len(text) and self.match is None else []
+        self._num_emitted += min(size, len(text))
         return text[:size]
 
     def _feed(self, delta: str, check_stop: bool) -> None:
         if delta:
-            self._unreleased.append(delta)
+            self._pending.append(delta)
             if self._checker is not None:
                 self.match = self._checker.feed(delta, check=check_stop)

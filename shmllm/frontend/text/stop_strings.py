@@ -1,7 +1,7 @@
-"""Stop strings in text that arrives piece by piece.
+"""StopStringChecker: finds stop strings in text that arrives in pieces.
 
-Owns the search across the borders of pieces, and how much text at the end may still turn
-out to begin a stop string. Must not know about tokens or requests.
+A stop string can extend over several pieces, so the end of the text can be the beginning of a stop
+string. This module must not know tokens or requests.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StopMatch:
-    """A stop string was found.
+    """A stop string in the text.
 
     Attributes:
         stop: the stop string.
-        text_length: characters of the whole text to keep; the stop string is among them only
-            if the checker was asked to include it.
+        text_length: the number of characters of the whole text to keep. They include the stop
+            string if the checker has `include_stop`.
     """
 
     stop: str
@@ -27,14 +27,19 @@ class StopMatch:
 class StopStringChecker:
     """Finds the stop string that is complete first.
 
-    The result does not depend on how the text is cut into pieces: of all occurrences the one
-    with the earliest end counts, and of those with the same end the longest. So the text that
-    is kept holds no stop string (or exactly the one at its end).
+    The result does not depend on the division of the text into pieces. The match is the
+    occurrence with the earliest end, and the longest of those with the same end. So the text
+    before the match contains no stop string.
+
+    Args:
+        stop: the stop strings.
+        include_stop: whether the text to keep includes the stop string.
 
     Attributes:
-        match: what was found, None so far. Text fed after a match is ignored.
-        num_held: characters at the end of the text so far that may belong to a stop string
-            which is not complete yet; a stream must not show them now.
+        match: the match; None if no stop string was found yet. The checker ignores text after
+            a match.
+        num_held: the number of characters at the end of the text that may be the beginning of
+            a stop string. A stream must not emit them yet.
     """
 
     __slots__ = (
@@ -59,16 +64,17 @@ class StopStringChecker:
         self.num_held = 0
 
     def feed(self, delta: str, *, check: bool = True) -> StopMatch | None:
-        """Take the next piece of text.
+        """Add the next piece of text.
 
         Args:
-            delta: what follows the text fed so far.
-            check: False takes the piece without looking for a stop string that ends in it
-                (`min_tokens` not reached). One that begins in it and ends in a later piece is
-                found then.
+            delta: the piece.
+            check: False ignores stop strings that end in this piece, because the output has
+                not reached `min_tokens`. A stop string that begins in this piece and ends in a
+                later one is found there.
 
         Returns:
-            The match, from the piece that completes a stop string on; None before.
+            The match, for the piece that completes a stop string and all later ones; None
+            before.
         """
         if self.match is not None or not delta or not self._stops:
             return self.match
@@ -93,7 +99,7 @@ class StopStringChecker:
             self.match = StopMatch(stop, self._num_seen - len(self._tail) + kept)
 
     def _count_held(self) -> int:
-        # With the stop string included, nothing shown before its end is ever taken back.
+        # If the text to keep includes the stop string, no character is ever removed.
         if self.match is not None or self._include_stop:
             return 0
         for length in range(len(self._tail), 0, -1):

@@ -1,8 +1,8 @@
-"""The Jinja environment that Hugging Face chat templates are written for.
+"""The sandboxed Jinja environment for Hugging Face chat templates.
 
-Owns the sandbox, its settings, and the few names that templates expect beyond Jinja's own:
-`raise_exception`, `strftime_now`, `tojson` without HTML escapes, loop controls and the
-`{% generation %}` block. Knows nothing of messages.
+Besides Jinja's own names, the environment has those that transformers provides: `raise_exception`,
+`strftime_now`, `tojson` without HTML escapes, loop controls and the `{% generation %}` block. This
+module must not know messages.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from jinja2.utils import Namespace
 class _GenerationBlock(Extension):
     """Renders `{% generation %}...{% endgeneration %}` as its content.
 
-    Training code uses the block to find what the assistant said. As there, variables that are
-    set inside do not leave it.
+    Training code uses the block to mark the assistant's text. As in transformers, variables that
+    are set inside the block are not visible outside.
     """
 
     tags = {"generation"}  # noqa: RUF012
@@ -36,7 +36,7 @@ class _GenerationBlock(Extension):
 
 
 class _SafeDict:
-    """Makes dicts without giving templates the type `dict` and what hangs on it."""
+    """Constructs dicts like `dict`, but gives templates no access to the attributes of the type."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -46,10 +46,10 @@ class _SafeDict:
 
 
 class _SafeNamespace(Namespace):
-    """A namespace in which templates cannot store names with a leading underscore."""
+    """A Jinja namespace that refuses names with a leading underscore."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
-        # No named parameter, so that a template may have one called `self`.
+        # Without named parameters, so that a template may use the keyword argument `self`.
         self, *initial = args
         attributes = dict(*initial, **kwargs)
         for name in attributes:
@@ -107,7 +107,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 @functools.lru_cache(maxsize=32)
 def compile_template(source: str) -> Template:
-    """Compile a template; the last few sources stay compiled.
+    """Compile a template. A cache keeps the last 32 templates.
 
     Raises:
         jinja2.TemplateError: the source has a syntax error.

@@ -1,6 +1,6 @@
-"""Text of single tokens, for those who look at alternatives.
+"""TokenTexts: the texts of single tokens, for the alternatives in log-probabilities.
 
-Owns what an alternative would have added to the text. Must not know streams of tokens.
+This module must not know the incremental detokenization of outputs.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from shmllm.frontend.text.detokenizer import REPLACEMENT, common_length
 from shmllm.frontend.text.tokenizer import Tokenizer
 
 BLANK = "\u2581"
-"""How SentencePiece vocabularies spell a blank."""
+"""The character for a space in SentencePiece vocabularies."""
 
 
 class TokenTexts:
-    """What single tokens say.
+    """Returns the texts of single tokens.
 
     Args:
         tokenizer: the model's tokenizer.
@@ -26,9 +26,15 @@ class TokenTexts:
         self._known: dict[int, str] = {}
 
     def __call__(self, before: Sequence[int], token: int) -> str:
-        """The text of `token`, special ones included. Where it ends inside a character it
-        depends on the few tokens before it: the one that completes a character has all of
-        it, those that leave it incomplete have nothing."""
+        """The text that a token adds; special tokens have their text, too.
+
+        If the bytes of the token end inside a character, the text is empty. The token that
+        completes a character has the whole character as its text.
+
+        Args:
+            before: a few tokens before it.
+            token: the token id.
+        """
         text = self._alone(token)
         return self._complete(before, token) if text.endswith(REPLACEMENT) else text
 
@@ -37,7 +43,7 @@ class TokenTexts:
         if text is None:
             text = self._decode([token])
             spelling = self._tokenizer.id_to_token(token) or ""
-            # Such decoders drop the blank in front of the first token.
+            # The decoders of these vocabularies drop the space in front of the first token.
             num_blanks = len(spelling) - len(spelling.lstrip(BLANK))
             if num_blanks:
                 text = " " * num_blanks + text.lstrip(" ")

@@ -1,8 +1,8 @@
-"""Text to token ids and back, for one model.
+"""Tokenizer: converts text to token ids and back, for one model.
 
-Owns the checks on text that comes from users and the per-token byte tables that the
-detokenizer reads. Which library tokenizes is tokenizer_backend's business; how chat
-templates render is chat_template's, imported at the first chat.
+This module owns the checks on the text of users, and the tables of the bytes of each token that
+the detokenizer reads. `tokenizer_backend` chooses the library that tokenizes. `chat_template`
+renders conversations; this module imports it at the first chat.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Characters of byte-level vocabularies and the byte that each stands for.
+    """The byte that each character of a byte-level vocabulary represents.
 
-    Printable Latin-1 bytes stand for themselves, the others for 256, 257, ... in order
-    (GPT-2's table, which every byte-level BPE uses).
+    Printable Latin-1 characters represent their own byte. The characters 256, 257, ... represent
+    the other bytes in order. This is GPT-2's table, which all byte-level BPE vocabularies use.
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     shifted = [byte for byte in range(256) if byte not in printable]
@@ -34,7 +34,10 @@ _BYTE_ALPHABET = _byte_alphabet()
 
 
 class ByteTable(dict[int, bytes]):
-    """Token id to the bytes it stands for, filled at first use. Unknown ids are empty."""
+    """A dict from token ids to the bytes of the token, filled at the first use of each id.
+
+    Unknown ids and skipped ids have no bytes.
+    """
 
     def __init__(self, backend: TokenizerBackend, skipped_ids: frozenset[int]) -> None:
         super().__init__()
@@ -51,21 +54,21 @@ def _bytes_of(token: str) -> bytes:
     try:
         return bytes([_BYTE_ALPHABET[character] for character in token])
     except KeyError:
-        # An added token is stored as plain text; the decoder takes it as it is when any of
-        # its characters is outside the alphabet.
+        # An added token is stored as plain text. The decoder outputs it unchanged if one of its
+        # characters is outside the alphabet.
         return token.encode()
 
 
 class Tokenizer:
-    """A model's tokenizer.
+    """The tokenizer of a model.
+
+    Args:
+        backend: the tokenizing library.
+        special_tokens: the texts of special tokens by name ("bos_token", "eos_token", ...).
+        directory: the model directory, with the chat templates; None without one.
 
     Attributes:
-        vocab_size: number of tokens, added ones included. The model's own vocabulary may be
-            padded beyond it.
-        special_token_ids: ids that `skip_special_tokens` leaves out.
-        special_tokens: text of the named ones, by name ("bos_token", "eos_token", ...).
-        eos_token_id: id of the end-of-sequence token, None if the model names none.
-        bos_token_id: id of the beginning-of-sequence token, None if the model names none.
+        special_tokens: the same; chat templates may use them as variables.
     """
 
     def __init__(
@@ -85,14 +88,10 @@ class Tokenizer:
                 ByteTable(backend, backend.special_ids),
             )
         self.special_tokens = dict(special_tokens or {})
-        self.vocab_size = backend.vocab_size
-        self.special_token_ids = backend.special_ids
-        self.eos_token_id = self._named_id("eos_token")
-        self.bos_token_id = self._named_id("bos_token")
 
     @property
     def file(self) -> Path | None:
-        """Its tokenizer.json, which holding outputs to a grammar needs; None without one."""
+        """The path of the model's tokenizer.json, which structured outputs need, or None."""
         file = self._directory / FAST_FILE if self._directory is not None else None
         return file if file is not None and file.is_file() else None
 
@@ -101,16 +100,16 @@ class Tokenizer:
         """Load the tokenizer of a model directory.
 
         Raises:
-            EngineStartError: no tokenizer files there, or files that cannot be read.
+            EngineStartError: the directory has no tokenizer files, or they cannot be read.
         """
         backend, special_tokens = load_backend(path)
         return cls(backend, special_tokens=special_tokens, directory=path)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text, never truncated or padded.
+        """The token ids of a text, without truncation or padding.
 
         Raises:
-            RequestError: not a str, or not encodable as UTF-8.
+            RequestError: `text` is not a str, or cannot be encoded as UTF-8.
         """
         try:
             return self._backend.encode(text, add_special_tokens)
@@ -120,10 +119,11 @@ class Tokenizer:
     def encode_batch(
         self, texts: Sequence[str], *, add_special_tokens: bool = True
     ) -> list[list[int]]:
-        """Token ids of many texts, on all cores where the library can.
+        """The token ids of several texts, computed on all cores if the library supports it.
 
         Raises:
-            RequestError: one of them is not a str or not encodable; says which.
+            RequestError: a text is not a str, or cannot be encoded as UTF-8. The message
+                contains its position.
         """
         try:
             return self._backend.encode_batch(texts, add_special_tokens)
@@ -134,22 +134,18 @@ class Tokenizer:
             raise
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of token ids; ids that no token has contribute nothing."""
+        """The text of token ids. Unknown ids add nothing."""
         return self._backend.decode(ids, skip_special_tokens)
 
     def id_to_token(self, token_id: int) -> str | None:
-        """The vocabulary's own spelling of a token ("Ġthe", "▁the"), None for unknown ids."""
+        """The token as the vocabulary spells it ("Ġthe", "▁the"); None for unknown ids."""
         return self._backend.id_to_token(token_id)
 
-    def token_to_id(self, token: str) -> int | None:
-        """The id of a token in the vocabulary's own spelling, None if there is none."""
-        return self._backend.token_to_id(token)
-
     def byte_table(self, *, skip_special_tokens: bool) -> ByteTable | None:
-        """Token id to bytes, for byte-level vocabularies; None for all others.
+        """The bytes of each token of a byte-level vocabulary; None for other vocabularies.
 
-        Joining the entries of a sequence and decoding them as UTF-8 (errors replaced) is what
-        `decode` does for these.
+        For a byte-level vocabulary, `decode` is equivalent to joining the bytes of the tokens
+        and decoding them as UTF-8 with errors="replace".
         """
         return self._byte_tables[skip_special_tokens] if self._byte_tables else None
 
@@ -163,21 +159,23 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **kwargs: Any,
     ) -> str:
-        """Write a conversation as the prompt text that the model was trained on.
+        """Render a conversation as a prompt text, with the model's chat template.
 
-        The text already holds the special tokens: encode it with add_special_tokens=False.
+        The text contains the special tokens: encode it with add_special_tokens=False.
 
         Args:
-            messages: dicts with `role` and `content`; content is a str or a list of
+            messages: dicts with `role` and `content`. The content is a str or a list of
                 {"type": "text", "text": ...} parts.
-            add_generation_prompt: end with the opening of an assistant message.
-            continue_final_message: end inside the last message, for the model to go on with.
-            chat_template: template source, or the name of one of the model's templates.
-            tools: JSON schemas of tools.
-            **kwargs: further variables for the template.
+            add_generation_prompt: add the beginning of an assistant message at the end.
+            continue_final_message: end the prompt directly after the text of the last message,
+                which the model then continues.
+            chat_template: the source of a template, or the name of one of the model's
+                templates; None uses the model's default.
+            tools: the JSON schemas of tools.
+            **kwargs: further variables of the template.
 
         Raises:
-            RequestError: malformed messages, no template, or a template that fails.
+            RequestError: the messages are malformed, no template exists, or it fails.
         """
         from shmllm.frontend.text.chat_template import load_templates, render_chat, select_template
 
@@ -191,10 +189,6 @@ class Tokenizer:
             tools=tools,
             variables=self.special_tokens | kwargs,
         )
-
-    def _named_id(self, name: str) -> int | None:
-        token = self.special_tokens.get(name)
-        return None if token is None else self._backend.token_to_id(token)
 
 
 def _text_error(text: object, what: str, cause: Exception) -> RequestError:

@@ -1,8 +1,8 @@
-"""The libraries that tokenize, behind one small interface.
+"""The tokenizing libraries behind a common interface, TokenizerBackend.
 
-Owns the choice between `tokenizers` (any directory with a tokenizer.json) and the fallback
-to transformers, which takes seconds to import and is imported for nothing else. Must not
-know about requests or chat templates.
+`tokenizers` is used for every model directory with a tokenizer.json. Other directories need
+transformers, which takes seconds to import; this module imports it only for them. It must not
+know requests or chat templates.
 """
 
 from __future__ import annotations
@@ -33,29 +33,31 @@ _PARALLELISM = "TOKENIZERS_PARALLELISM"
 
 
 class TokenizerBackend(Protocol):
-    """What Tokenizer needs from a tokenizing library. Ids without a token decode to nothing."""
+    """The methods of a tokenizing library that Tokenizer uses. Unknown ids decode to nothing.
+
+    Attributes:
+        byte_level: whether the vocabulary is byte-level, like GPT-2's.
+        special_ids: the ids of the tokens that `skip_special_tokens` leaves out.
+    """
 
     byte_level: bool
-    vocab_size: int
     special_ids: frozenset[int]
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]: ...
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str: ...
     def id_to_token(self, token_id: int) -> str | None: ...
-    def token_to_id(self, token: str) -> int | None: ...
 
 
 class FastBackend:
-    """A `tokenizers.Tokenizer`, with truncation and padding off whatever its file says."""
+    """A `tokenizers.Tokenizer` without truncation and padding, even if its file has them."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
-        _quiet_forks()
+        _allow_forks()
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
         self.byte_level = isinstance(tokenizer.decoder, tokenizers.decoders.ByteLevel)
-        self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
         self.special_ids = frozenset(
             token_id
             for token_id, token in tokenizer.get_added_tokens_decoder().items()
@@ -77,20 +79,15 @@ class FastBackend:
     def id_to_token(self, token_id: int) -> str | None:
         return self._tokenizer.id_to_token(token_id)
 
-    def token_to_id(self, token: str) -> int | None:
-        return self._tokenizer.token_to_id(token)
-
 
 class TransformersBackend:
-    """A transformers tokenizer that has no `tokenizers` object inside."""
+    """A transformers tokenizer that is not based on a `tokenizers` object."""
 
     byte_level = False
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._tokens: dict[str, int] = tokenizer.get_vocab()
-        self._known_ids = frozenset(self._tokens.values())
-        self.vocab_size = len(tokenizer)
+        self._known_ids = frozenset(tokenizer.get_vocab().values())
         self.special_ids = frozenset(tokenizer.all_special_ids)
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
@@ -113,18 +110,15 @@ class TransformersBackend:
         token: str = self._tokenizer.convert_ids_to_tokens(token_id)
         return token
 
-    def token_to_id(self, token: str) -> int | None:
-        return self._tokens.get(token)
-
 
 def load_backend(directory: Path) -> tuple[TokenizerBackend, dict[str, str]]:
-    """Load a model directory's tokenizer.
+    """Load the tokenizer of a model directory.
 
     Returns:
-        The backend, and the special tokens by name ("eos_token": "</s>"), only those set.
+        The backend, and the special tokens that the model has, by name ("eos_token": "</s>").
 
     Raises:
-        EngineStartError: no tokenizer files, or files that cannot be read.
+        EngineStartError: the directory has no tokenizer files, or they cannot be read.
     """
     path = directory / FAST_FILE
     if path.is_file():
@@ -168,17 +162,18 @@ def _named_special_tokens(directory: Path) -> dict[str, str]:
         extra = config.get(key)
         if isinstance(extra, dict):
             named |= extra
-    # A token is written as its text, or as an object with the text under "content".
+    # A token is either its text, or an object with the text under "content".
     texts = {n: t.get("content") if isinstance(t, dict) else t for n, t in named.items()}
     return {name: text for name, text in texts.items() if isinstance(text, str)}
 
 
-def _quiet_forks() -> None:
-    """Keep forked children of this process working and silent.
+def _allow_forks() -> None:
+    """Make `tokenizers` work in forked children of this process, without a warning.
 
-    `tokenizers` encodes batches on a thread pool, which a forked child does not have: left
-    alone, the child prints a warning, and with the variable set to true it would hang. So:
-    parallel here, serial in children. A value that the user has set is not touched.
+    `tokenizers` encodes batches in a thread pool, which does not exist in a forked child. Without
+    TOKENIZERS_PARALLELISM, the child prints a warning; with the value "true", it hangs. So this
+    function sets "true" in this process and "false" in its children, unless the user has set the
+    variable.
     """
     if _PARALLELISM in os.environ:
         return

@@ -1,4 +1,4 @@
-"""Small tokenizers of the usual kinds, trained once for all tests of the front end."""
+"""Small tokenizers of the usual kinds, and an LLM with a fake engine."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _train_metaspace() -> tokenizers.Tokenizer:
 
 
 def _train_byte_fallback() -> tokenizers.Tokenizer:
-    """As Llama 2 has it: blanks as U+2581, unknown characters as byte tokens."""
+    """A vocabulary like Llama 2's: U+2581 for spaces, byte tokens for unknown characters."""
     tokenizer = tokenizers.Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.normalizer = normalizers.Sequence(
         [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
@@ -98,7 +98,8 @@ TRAINERS = {
 
 @pytest.fixture(scope="session")
 def tokenizer_of():
-    """Tokenizer by kind: byte_level, metaspace, byte_fallback, word_piece."""
+    """A function that returns the Tokenizer of a kind: byte_level, metaspace, byte_fallback or
+    word_piece."""
     trained = {}
 
     def get(kind):
@@ -116,7 +117,7 @@ def samples():
 
 @pytest.fixture(scope="session")
 def byte_level_model(tmp_path_factory):
-    """A directory with the files of a byte-level tokenizer, truncation and padding set."""
+    """A directory with the files of a byte-level tokenizer that has truncation and padding."""
     directory = tmp_path_factory.mktemp("byte_level")
     tokenizer = train_byte_level()
     tokenizer.enable_truncation(max_length=4)
@@ -134,7 +135,7 @@ def byte_level_model(tmp_path_factory):
 
 @pytest.fixture
 def make_llm(monkeypatch, byte_level_model):
-    """Makes (an LLM, the FakeEngineClient it uses)."""
+    """A function that returns an LLM and the FakeEngineClient that it uses."""
 
     def make(steps_per_poll=1, **changes):
         engine = FakeEngineClient(steps_per_poll, **changes)

@@ -1,4 +1,4 @@
-"""vLLM's options about CUDA graphs, and what becomes of them."""
+"""The GraphConfig made from vLLM's options for CUDA graphs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class CUDAGraphMode(enum.Enum):
         ),
     ],
 )
-def test_what_they_ask_for(options, expected, caplog):
+def test_graph_options_become_a_graph_config(options, expected, caplog):
     assert make_engine_config("tiny", **options).graphs == expected
     assert caplog.text == ""
 
@@ -67,7 +67,7 @@ def test_what_they_ask_for(options, expected, caplog):
         ),
     ],
 )
-def test_what_is_wrong_with_them(options, words):
+def test_invalid_graph_options_are_errors(options, words):
     with pytest.raises(EngineStartError, match=words):
         make_engine_config("tiny", **options)
 
@@ -79,13 +79,13 @@ def test_what_is_wrong_with_them(options, words):
         (2, "compilation_config=2 has no effect"),
     ],
 )
-def test_what_compiles_has_no_effect_and_that_is_said(given, words, caplog):
+def test_compilation_modes_have_no_effect_and_cause_a_warning(given, words, caplog):
     with caplog.at_level(logging.WARNING):
         config = make_engine_config("tiny", compilation_config=given)
     assert words in caplog.text
     assert config.graphs.mode == ("FULL" if given != 2 else GraphConfig().mode)
 
 
-def test_nothing_is_captured_where_eager_is_enforced():
+def test_enforce_eager_captures_no_graphs():
     assert GraphConfig("FULL").effective_mode is CudaGraphMode.FULL
     assert GraphConfig("FULL", enforce_eager=True).effective_mode is CudaGraphMode.NONE

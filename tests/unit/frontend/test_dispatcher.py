@@ -1,4 +1,4 @@
-"""The dispatcher: one thread polls, the others get in when they want to, results find owners."""
+"""Dispatcher: one thread polls, other threads can send meanwhile, results reach their groups."""
 
 from __future__ import annotations
 
@@ -19,7 +19,13 @@ LIMIT_S = 20.0
 
 
 class SleepingEngine(FakeEngineClient):
-    """Sleeps in `poll` until it is woken, or told to go on; sees if it is used by two at once."""
+    """An engine whose `poll` sleeps until it is woken. It fails if two threads use it at once.
+
+    Attributes:
+        goes_on: ends the sleep of `poll`.
+        sleeps: set when `poll` sleeps.
+        busy: held by the thread that uses the engine.
+    """
 
     def __init__(self):
         super().__init__(1)
@@ -84,7 +90,7 @@ def in_thread(function):
     return thread
 
 
-def test_who_sends_does_not_wait_for_who_polls(dispatcher, engine):
+def test_a_sender_does_not_wait_for_the_thread_that_polls(dispatcher, engine):
     results = []
 
     def wait():
@@ -106,7 +112,7 @@ def test_who_sends_does_not_wait_for_who_polls(dispatcher, engine):
     assert all("closed" in str(error) for error in results)
 
 
-def test_many_threads_each_get_their_own(dispatcher, engine):
+def test_each_of_many_threads_gets_its_own_results(dispatcher, engine):
     found = []
 
     def work(number):
@@ -127,7 +133,7 @@ def test_many_threads_each_get_their_own(dispatcher, engine):
     assert dispatcher._groups == {}
 
 
-def test_the_engines_death_reaches_every_thread(dispatcher, engine):
+def test_every_thread_gets_an_error_when_the_engine_dies(dispatcher, engine):
     deaths = []
 
     def work():
@@ -147,28 +153,28 @@ def test_the_engines_death_reaches_every_thread(dispatcher, engine):
     assert len(deaths) == 4
 
 
-def test_a_group_that_leaves_takes_nothing_from_the_others(dispatcher, engine):
+def test_discarding_a_group_does_not_affect_other_groups(dispatcher, engine):
     groups = [RequestGroup() for _ in range(3)]
     for group in groups:
         for index in range(2):
             dispatcher.submit(group, request(5), index)
     dispatcher.collect(groups[0], 1.0)
-    dispatcher.leave(groups[1])
+    dispatcher.discard_group(groups[1])
     assert sorted(engine.aborted) == [2, 3]
     assert len(run(dispatcher, groups[0])) == len(run(dispatcher, groups[2])) == 2
     assert dispatcher.outputs._states == {}
 
 
-def test_a_dropped_request_leaves_the_rest_of_its_group(dispatcher, engine):
+def test_discarding_a_request_does_not_affect_the_others_of_its_group(dispatcher, engine):
     group = RequestGroup()
     first = dispatcher.submit(group, request(50), 0)
     dispatcher.submit(group, request(3), 1)
-    dispatcher.drop(group, first)
+    dispatcher.discard(group, first)
     assert [state.index for state in run(dispatcher, group)] == [1]
     assert engine.aborted == [0]
 
 
-def test_an_aborted_request_ends_for_its_group(dispatcher, engine):
+def test_an_aborted_request_ends_in_its_group(dispatcher, engine):
     group = RequestGroup()
     (state,) = dispatcher.submit(group, request(50), 0)
     dispatcher.collect(group, 1.0)
@@ -177,28 +183,28 @@ def test_an_aborted_request_ends_for_its_group(dispatcher, engine):
     assert (state.finish_reason, state.token_ids) == ("abort", [7])
 
 
-class SlowToGoOn:
-    """The dispatcher's turn; who has polled and lets go of it is slower than all others."""
+class SlowLock:
+    """The dispatcher's lock. A thread that has polled continues late after releasing it."""
 
     def __init__(self, dispatcher):
         self._dispatcher = dispatcher
-        self._turn = dispatcher._turn
+        self._lock = dispatcher._lock
 
     def __getattr__(self, name):
-        return getattr(self._turn, name)
+        return getattr(self._lock, name)
 
     def __enter__(self):
-        return self._turn.__enter__()
+        return self._lock.__enter__()
 
     def __exit__(self, *details):
         has_polled = not self._dispatcher._is_polling
-        self._turn.__exit__(*details)
+        self._lock.__exit__(*details)
         if has_polled:
             time.sleep(0.002)
 
 
-class Numbered(FakeEngineClient):
-    """Each poll brings the next number."""
+class NumberedEvents(FakeEngineClient):
+    """An engine whose polls return consecutive numbers."""
 
     def __init__(self):
         super().__init__(1)
@@ -209,8 +215,8 @@ class Numbered(FakeEngineClient):
         return [self.number]
 
 
-class Recorded:
-    """Instead of an OutputProcessor: what was processed, in that order."""
+class RecordingOutputs:
+    """Records the processed events, in place of an OutputProcessor."""
 
     def __init__(self):
         self.events = []
@@ -220,10 +226,10 @@ class Recorded:
         return [], []
 
 
-def test_what_one_thread_polled_is_not_overtaken_by_what_another_polls():
-    outputs = Recorded()
-    dispatcher = Dispatcher(Numbered(), outputs)
-    dispatcher._turn = SlowToGoOn(dispatcher)
+def test_events_are_processed_in_the_order_of_the_polls():
+    outputs = RecordingOutputs()
+    dispatcher = Dispatcher(NumberedEvents(), outputs)
+    dispatcher._lock = SlowLock(dispatcher)
 
     def collect():
         for _ in range(20):

@@ -1,4 +1,4 @@
-"""Options as an object, and what becomes of vLLM's options that this engine does not have."""
+"""EngineArgs, and vLLM's options that shmllm does not implement."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_an_option_is_in_one_table_only():
     assert not {*ONLY_VALUES, *NO_EFFECT} & set(OWN)
 
 
-def test_what_differs_from_the_defaults_constructs_the_llm():
+def test_llm_options_are_the_values_that_differ_from_the_defaults():
     args = EngineArgs("tiny", max_num_seqs=4, seed=0, tensor_parallel_size=1, enforce_eager=True)
     assert args.llm_options() == {"max_num_seqs": 4, "enforce_eager": True}
     assert repr(args) == "EngineArgs(max_num_seqs=4, enforce_eager=True)"
@@ -39,12 +39,12 @@ def test_what_differs_from_the_defaults_constructs_the_llm():
     assert EngineArgs(model="x").llm_options() == {"model": "x"}
 
 
-def test_none_means_the_default_where_none_cannot_be():
+def test_none_means_the_default_if_the_option_cannot_be_none():
     args = EngineArgs(max_num_seqs=None, max_model_len=None, enable_prefix_caching=None)
     assert (args.max_num_seqs, args.max_model_len, args.enable_prefix_caching) == (256, None, True)
 
 
-def test_it_is_a_dataclass_like_others():
+def test_engine_args_behave_like_a_dataclass():
     args = EngineArgs(max_num_seqs=4)
     assert dataclasses.asdict(args)["max_num_seqs"] == 4
     assert vars(args)["max_num_seqs"] == 4
@@ -61,7 +61,7 @@ def test_an_unknown_option_names_the_nearest():
         AsyncEngineArgs(max_num_seq=4)
 
 
-def test_an_llm_comes_from_them(caplog):
+def test_from_engine_args_constructs_an_llm(caplog):
     args = EngineArgs(
         kv_cache_memory_bytes=2**26,
         multiprocess=False,
@@ -77,7 +77,7 @@ def test_an_llm_comes_from_them(caplog):
 
 
 @pytest.mark.parametrize("name", ONLY_VALUES)
-def test_only_the_values_that_are_so_are_taken(name, caplog):
+def test_an_option_of_only_values_accepts_only_these(name, caplog):
     allowed, reason = ONLY_VALUES[name]
     for value in allowed:
         assert check_foreign_options("LLM", {name: value}) == {}
@@ -94,7 +94,7 @@ def test_true_is_not_one():
 
 
 @pytest.mark.parametrize("name", NO_EFFECT)
-def test_what_has_no_effect_is_taken_and_said(name, caplog):
+def test_an_option_without_effect_is_accepted_with_a_warning(name, caplog):
     default, reason = NO_EFFECT[name]
     assert check_foreign_options("LLM", {name: default}) == {}
     assert caplog.text == ""
@@ -103,14 +103,14 @@ def test_what_has_no_effect_is_taken_and_said(name, caplog):
     assert f"LLM: {name}='something' has no effect: {reason}" in caplog.text
 
 
-def test_what_is_unknown_is_left():
+def test_unknown_options_are_returned():
     given = {"gpu_memory_utilisation": 0.9, "swap_space": 4}
     assert check_foreign_options("LLM", given) == {"gpu_memory_utilisation": 0.9}
     with pytest.raises(TypeError, match="'tokeniser'; the nearest option is 'tokenizer'"):
         LLM(tokeniser="x")
 
 
-def test_where_profiles_go(tmp_path):
+def test_profiler_config_gives_the_directory_of_traces(tmp_path):
     assert read_profiler_config(None) is None
     assert read_profiler_config({"profiler": "torch", "torch_profiler_dir": "x"}) == "x"
     for wrong in ("x", {"profiler": "cuda"}):
@@ -120,7 +120,7 @@ def test_where_profiles_go(tmp_path):
         read_profiler_config({"torch_profile_dir": "x"})
 
 
-def test_the_document_says_what_becomes_of_each_option():
+def test_docs_vllm_md_lists_each_option():
     text = (Path(__file__).parents[3] / "docs" / "vllm.md").read_text(encoding="utf-8")
     for name, (allowed, reason) in ONLY_VALUES.items():
         values = " or ".join(f"`{value!r}`" for value in allowed)

@@ -1,4 +1,4 @@
-"""What the options of `LLM` become, and which defaults a model brings along."""
+"""The EngineConfig made from the options of `LLM`, and the sampling defaults of a model."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from shmllm.params.sampling import SamplingParams
         ("max_new_tokens", 77, "max_tokens"),
     ],
 )
-def test_sampling_defaults_come_from_the_model_unless_turned_off(tmp_path, field, value, name):
+def test_generation_config_gives_sampling_defaults_unless_turned_off(tmp_path, field, value, name):
     (tmp_path / "generation_config.json").write_text(json.dumps({field: value, "other": 3}))
     assert read_model_defaults(tmp_path, "auto") == {name: value}
     assert read_model_defaults(tmp_path, "shmllm") == {}
     assert getattr(SamplingParams(**read_model_defaults(tmp_path, "auto")), name) == value
 
 
-def test_the_options_of_logprobs_reach_the_engine():
+def test_logprobs_options_reach_the_engine():
     config = make_engine_config("tiny", max_logprobs=-1, logprobs_mode="processed_logits")
     received = EngineConfig.from_json(config.to_json())
     assert (received.logprobs.max_logprobs, received.logprobs.mode) == (-1, "processed_logits")
@@ -46,6 +46,6 @@ def test_the_options_of_logprobs_reach_the_engine():
         ({"logprobs_mode": "raw"}, "logprobs_mode 'raw' is not one of raw_logprobs, processed_"),
     ],
 )
-def test_wrong_options_of_logprobs_are_named(options, words):
+def test_invalid_logprobs_options_are_errors(options, words):
     with pytest.raises(EngineStartError, match=words):
         make_engine_config("tiny", **options)

@@ -1,4 +1,4 @@
-"""`llm.llm_engine`: the chains that clients of vLLM read, over a host without an engine."""
+"""`llm.llm_engine`: the attributes that programs written for vLLM read, without an engine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shmllm.frontend.model_files import resolve_model
 
 
 class Host:
-    """What a view is of."""
+    """A fake LLM."""
 
     def __init__(self):
         directory = str(resolve_model("tiny"))
@@ -44,7 +44,7 @@ class Host:
         return True
 
 
-def test_what_clients_read_of_the_engine():
+def test_the_attributes_that_programs_for_vllm_read():
     engine = EngineView(Host())
     config = engine.model_config
     assert (config.max_model_len, config.dtype, config.quantization) == (77, torch.bfloat16, None)
@@ -67,7 +67,7 @@ def test_what_clients_read_of_the_engine():
     assert engine.is_sleeping()
 
 
-def test_the_chain_ends_at_the_models_weights():
+def test_load_weights_at_the_end_of_the_attribute_chain():
     host = Host()
     model = EngineView(host).model_executor.driver_worker.model_runner.model
     assert model.load_weights([("a", torch.ones(2))]) == {"a"}

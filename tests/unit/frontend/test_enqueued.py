@@ -12,7 +12,7 @@ def lengths(values):
     return [SamplingParams(max_tokens=n) for n in values]
 
 
-def test_outputs_come_in_the_order_of_the_queue_with_the_ids_that_were_given(make_llm):
+def test_outputs_are_in_the_order_of_enqueueing_with_the_returned_ids(make_llm):
     llm, engine = make_llm()
     ids = llm.enqueue([[5], [6], [8]], lengths([3, 1, 2]))
     ids += llm.enqueue([9], lengths([1])[0])
@@ -24,14 +24,14 @@ def test_outputs_come_in_the_order_of_the_queue_with_the_ids_that_were_given(mak
     assert [len(output.outputs[0].token_ids) for output in outputs] == [3, 1, 2, 1]
 
 
-def test_what_was_waited_for_does_not_come_again(make_llm):
+def test_outputs_are_returned_only_once(make_llm):
     llm, _ = make_llm()
     llm.enqueue([[5]] * 3)
     assert len(llm.wait_for_completion(use_tqdm=False)) == 3
     assert llm.wait_for_completion(use_tqdm=False) == []
 
 
-def test_a_generate_in_between_takes_only_its_own(make_llm):
+def test_generate_between_enqueue_and_wait_returns_only_its_own_outputs(make_llm):
     llm, _ = make_llm(steps_per_poll=5)
     llm.enqueue([[5], [6]], lengths([2, 20]))
     outputs = llm.generate([[8], [9]], lengths([9, 1]), use_tqdm=False)
@@ -47,7 +47,7 @@ def test_a_bad_prompt_queues_nothing(make_llm):
     assert engine.added == []
 
 
-def test_an_interrupted_wait_can_be_taken_up_again(make_llm):
+def test_an_interrupted_wait_can_be_repeated(make_llm):
     llm, engine = make_llm()
     llm.enqueue([[5]] * 3, lengths([1, 5, 9]))
     engine.error = KeyboardInterrupt()

@@ -1,4 +1,4 @@
-"""InputProcessor: every bad input has its message, and good ones become token ids."""
+"""InputProcessor: valid prompts become token ids, and each kind of invalid input has its error."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_dict_with_text_is_tokenized(processor, tokenizer):
     assert request.prompt_token_ids == tokenizer.encode("dog")
 
 
-def test_texts_and_ids_of_one_batch_keep_their_places(processor, tokenizer):
+def test_texts_and_token_ids_in_one_batch_keep_their_order(processor, tokenizer):
     requests = prepare(processor, "fox", [5], {"prompt": "dog"}, [6, 7], "again")
     assert [request.prompt_token_ids for request in requests] == [
         tokenizer.encode("fox"),
@@ -81,11 +81,11 @@ def test_each_request_has_its_own_parameters(processor):
 
 
 @pytest.mark.parametrize("length", [1, MAX_MODEL_LEN - 1])
-def test_the_longest_and_the_shortest_prompt_pass(processor, length):
+def test_the_longest_and_the_shortest_prompt_are_accepted(processor, length):
     assert len(prepare(processor, [5] * length)[0].prompt_token_ids) == length
 
 
-def test_the_ends_of_the_vocabulary_pass(processor):
+def test_the_first_and_last_token_id_are_accepted(processor):
     prepare(processor, [0, VOCAB_SIZE - 1], stop_token_ids=[0, VOCAB_SIZE - 1])
 
 
@@ -125,13 +125,13 @@ BAD_PROMPTS = [
 
 
 @pytest.mark.parametrize(("prompt", "words"), BAD_PROMPTS, ids=lambda value: ascii(value)[:40])
-def test_a_bad_prompt_says_what_is_wrong(processor, prompt, words):
+def test_the_error_for_a_bad_prompt_says_what_is_wrong(processor, prompt, words):
     with pytest.raises(RequestError, match=words):
         prepare(processor, prompt)
 
 
 @pytest.mark.parametrize(("prompt", "words"), BAD_PROMPTS, ids=lambda value: ascii(value)[:40])
-def test_a_bad_prompt_among_good_ones_is_named(processor, prompt, words):
+def test_the_error_for_a_bad_prompt_in_a_batch_names_it(processor, prompt, words):
     with pytest.raises(RequestError, match=f"line 7.*{words}"):
         prepare(processor, [1], prompt, "good", names=["line 2", "line 7", "line 9"])
 
@@ -139,7 +139,7 @@ def test_a_bad_prompt_among_good_ones_is_named(processor, prompt, words):
 @pytest.mark.parametrize(
     ("prompts", "name"), [([[]], "^the prompt is"), ([[1], []], "^prompt 1 is")]
 )
-def test_prompts_without_a_name_are_counted(processor, prompts, name):
+def test_prompts_without_names_are_named_by_their_position(processor, prompts, name):
     with pytest.raises(RequestError, match=name):
         prepare(processor, *prompts)
 
@@ -155,7 +155,7 @@ def test_prompts_without_a_name_are_counted(processor, prompts, name):
     ],
     ids=["array", "array of one", "empty array", "array in a dict", "array of one in a dict"],
 )
-def test_an_array_instead_of_a_list_is_refused_by_name(processor, prompt):
+def test_an_array_instead_of_a_list_is_an_error_that_names_the_prompt(processor, prompt):
     with pytest.raises(RequestError, match="prompt 1"):
         prepare(processor, [1], prompt)
 
@@ -188,14 +188,14 @@ def test_a_stop_token_outside_the_vocabulary_is_refused(processor):
     ],
     ids=str,
 )
-def test_one_prompt_or_several_become_several(prompts, expected):
+def test_as_list_accepts_one_prompt_or_several(prompts, expected):
     assert as_list(prompts) == expected
 
 
 @pytest.mark.parametrize(
     "prompts", [5, None, b"a", {1}, iter(["a"]), np.array([1])], ids=lambda p: type(p).__name__
 )
-def test_what_is_no_prompt_at_all_is_refused(prompts):
+def test_as_list_refuses_other_types(prompts):
     with pytest.raises(RequestError, match=f"prompts must be .* got {type(prompts).__name__}"):
         as_list(prompts)
 
@@ -207,12 +207,12 @@ def test_no_parameters_mean_the_default():
     assert match_params(None, 2, DEFAULT) == [DEFAULT, DEFAULT]
 
 
-def test_one_parameter_set_serves_all_prompts():
+def test_one_parameter_object_applies_to_all_prompts():
     params = SamplingParams(top_k=5)
     assert match_params(params, 3, DEFAULT) == [params] * 3
 
 
-def test_a_list_of_parameters_goes_prompt_by_prompt():
+def test_a_list_of_parameters_has_one_per_prompt():
     params = (SamplingParams(top_k=5), SamplingParams(top_k=6))
     assert match_params(params, 2, DEFAULT) == list(params)
 
@@ -243,7 +243,7 @@ def test_parameters_changed_after_they_were_made_are_checked(several):
         match_params([params] if several else params, 1, DEFAULT)
 
 
-def test_a_constraint_goes_to_the_engine_as_a_grammar():
+def test_a_structured_output_is_sent_as_a_grammar():
     tokenizer = Tokenizer.from_directory(resolve_model("tiny"))
     processor = InputProcessor(tokenizer, info(vocab_size=4096))
     constraint = StructuredOutputsParams(choice=["a", "b"])

@@ -1,4 +1,4 @@
-"""LLM.generate with a fake engine: every prompt has its output, however records arrive."""
+"""LLM.generate with a fake engine: each prompt has an output, however many steps a poll returns."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_rejection_is_one_failed_output_among_good_ones(make_llm):
     assert [output.error for output in outputs] == [None, "no", None]
 
 
-def test_leaving_early_aborts_what_still_runs(make_llm):
+def test_closing_the_generator_aborts_unfinished_requests(make_llm):
     llm, engine = make_llm()
     params = [SamplingParams(max_tokens=n) for n in (1, 5, 5)]
     for _ in llm.front_end.serve(llm.front_end.prepare([[5]] * 3, params)):
@@ -63,7 +63,7 @@ def test_a_stop_string_aborts_the_request_in_the_engine(make_llm):
     assert engine.aborted == [0]
 
 
-def test_a_close_out_of_a_signal_handler_does_not_wait_for_its_own_thread(make_llm, monkeypatch):
+def test_close_in_a_signal_handler_does_not_wait_for_its_own_thread(make_llm, monkeypatch):
     monkeypatch.setattr(dispatcher, "CLOSE_S", 0.01)
     llm, engine = make_llm()
     with llm._dispatcher.reading():
@@ -71,8 +71,10 @@ def test_a_close_out_of_a_signal_handler_does_not_wait_for_its_own_thread(make_l
     assert engine.is_closed
 
 
-def test_a_generator_collected_in_the_middle_of_anything_is_aborted_later(make_llm, monkeypatch):
-    monkeypatch.setattr(dispatcher, "LEAVE_S", 0.01)
+def test_requests_of_a_generator_that_is_closed_under_the_lock_are_aborted_later(
+    make_llm, monkeypatch
+):
+    monkeypatch.setattr(dispatcher, "DISCARD_S", 0.01)
     llm, engine = make_llm()
     stream = llm.front_end.serve(llm.front_end.prepare([[5]] * 3, SamplingParams(max_tokens=50)))
     next(stream)

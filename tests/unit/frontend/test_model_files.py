@@ -1,4 +1,4 @@
-"""resolve_model and generation_defaults, without network."""
+"""resolve_model and generation_defaults, without a network."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shmllm.frontend.model_files import generation_defaults, resolve_model
 
 @pytest.fixture
 def hub(monkeypatch):
-    """A hub that knows "org/good"; records what it was asked for."""
+    """A fake hub with the model "org/good". The fixture is the list of its calls."""
     calls = []
 
     def snapshot_download(name, **kwargs):
@@ -35,7 +35,7 @@ def elsewhere(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
 
 
-def test_bundled(tmp_path, monkeypatch, hub):
+def test_the_bundled_model_is_found(tmp_path, monkeypatch, hub):
     monkeypatch.setattr(model_files, "_ASSETS", tmp_path)
     with pytest.raises(EngineStartError, match="bundled model 'tiny' is missing"):
         resolve_model("tiny")
@@ -45,14 +45,14 @@ def test_bundled(tmp_path, monkeypatch, hub):
 
 
 @pytest.mark.parametrize("form", ["{root}/m", "m", "./m", "~/m", "../{name}/m", "m/."])
-def test_directory(form, tmp_path, hub):
+def test_a_directory_is_found(form, tmp_path, hub):
     (tmp_path / "m").mkdir()
     found = resolve_model(form.format(root=tmp_path, name=tmp_path.name))
     assert found.samefile(tmp_path / "m")
     assert not hub
 
 
-def test_hub(hub):
+def test_a_hub_id_is_downloaded(hub):
     assert str(resolve_model("org/good", revision="v1")) == "/cache/org/good"
     name, options = hub[0]
     assert (name, options["revision"]) == ("org/good", "v1")
@@ -69,7 +69,7 @@ def test_hub(hub):
 
 
 @pytest.mark.parametrize("name", ["org/bad", "bad", "good.v1", "a_b/c-d.e"])
-def test_hub_failure_is_one_line_that_names_everything(name, hub):
+def test_a_failed_download_is_an_error_in_one_line_with_all_details(name, hub):
     with pytest.raises(EngineStartError) as caught:
         resolve_model(name, revision="r2")
     message = str(caught.value)
@@ -83,20 +83,20 @@ def test_hub_failure_is_one_line_that_names_everything(name, hub):
     "name",
     ["/no/such", "./no", "../no", "~/no", "~no-user/no", "a/b/c", "", "no such", "no/", "x://y/z"],
 )
-def test_path_that_does_not_exist_is_not_looked_up(name, hub):
+def test_a_path_that_does_not_exist_is_not_requested_from_the_hub(name, hub):
     with pytest.raises(EngineStartError, match="not found") as caught:
         resolve_model(name)
     assert "\n" not in str(caught.value)
     assert not hub
 
 
-def test_name_that_no_file_system_takes(hub):
+def test_a_name_that_is_too_long_for_a_file_is_an_error(hub):
     with pytest.raises(EngineStartError, match="cannot look for model"):
         resolve_model("x" * 5000)
     assert not hub
 
 
-def test_file_instead_of_directory(tmp_path, hub):
+def test_a_file_instead_of_a_directory_is_an_error(tmp_path, hub):
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(EngineStartError, match="is a file; give the directory"):
         resolve_model("model.safetensors")
@@ -126,7 +126,7 @@ def test_file_instead_of_directory(tmp_path, hub):
         ),
     ],
 )
-def test_generation_defaults(tmp_path, content, expected):
+def test_generation_defaults_are_read(tmp_path, content, expected):
     if content is not None:
         (tmp_path / "generation_config.json").write_text(content)
     assert generation_defaults(tmp_path) == expected
@@ -143,7 +143,7 @@ def test_generation_defaults(tmp_path, content, expected):
         ("\udcff", "cannot read .*generation_config.json"),
     ],
 )
-def test_generation_defaults_errors(tmp_path, content, message):
+def test_invalid_generation_defaults_are_errors(tmp_path, content, message):
     path = tmp_path / "generation_config.json"
     path.write_bytes(content.encode("utf-8", "surrogateescape"))
     with pytest.raises(EngineStartError, match=message) as caught:

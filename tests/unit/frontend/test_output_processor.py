@@ -1,4 +1,4 @@
-"""OutputProcessor: from the engine's columns to texts and endings."""
+"""OutputProcessor: updates request states from output columns, and makes outputs of them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import random
 
 import numpy as np
 import pytest
+from support.tokenizer_helpers import token_id_of
 
 from shmllm.frontend.input_processor import PreparedRequest
 from shmllm.frontend.output_processor import OutputProcessor
@@ -23,7 +24,13 @@ STOP, LENGTH, ABORT = FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT
 
 
 def columns(*rows, time_ns=0, cached=()):
-    """rows: (number, token ids) or (number, token ids, finish); cached: (row, count)."""
+    """Output columns.
+
+    Args:
+        rows: (number, token ids) or (number, token ids, finish) of each row.
+        time_ns: the time of the columns.
+        cached: (row, number of cached prompt tokens) of some rows.
+    """
     result = OutputColumns(time_ns=time_ns)
     for number, token_ids, *finish in rows:
         result.numbers.append(number)
@@ -48,18 +55,18 @@ def processor(tokenizer):
 
 @pytest.fixture
 def end_id(tokenizer):
-    return tokenizer.token_to_id("<|end|>")
+    return token_id_of(tokenizer, "<|end|>")
 
 
 def add(processor, *, index=0, streaming=False, prompt=(5, 6), **options):
     params = SamplingParams(**{"max_tokens": 100} | options)
-    return processor.add(
-        PreparedRequest(None, params, EngineCoreRequest(-1, list(prompt), params)), index, streaming
-    )
+    request = PreparedRequest(None, params, EngineCoreRequest(-1, list(prompt), params))
+    (state,) = processor.add_all(request, index, streaming)
+    return state
 
 
 def feed(processor, state, token_ids, finish=FinishReason.NONE):
-    """One token a step, the last with `finish`; returns what has to be aborted."""
+    """Process one token per step, the last one with `finish`. Returns the numbers to abort."""
     to_abort = []
     for position, token_id in enumerate(token_ids):
         is_last = position == len(token_ids) - 1
@@ -77,7 +84,7 @@ def ending(state):
     return result.text, result.finish_reason, result.stop_reason
 
 
-def test_numbers_count_up_and_are_never_used_again(processor):
+def test_numbers_are_consecutive_and_never_reused(processor):
     states = [add(processor) for _ in range(3)]
     processor.discard([states[2].number])
     assert [*(state.number for state in states), add(processor).number] == [0, 1, 2, 3]
@@ -103,7 +110,7 @@ def test_rows_of_one_step_go_to_their_requests(processor):
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_a_structured_output_ends_with_a_token_that_is_part_of_it(tokenizer, end_id, streaming):
+def test_the_last_token_of_a_structured_output_is_part_of_its_text(tokenizer, end_id, streaming):
     constraint = StructuredOutputsParams(choice=["dog"])
     ids = tokenizer.encode("dog")
     processor = OutputProcessor(tokenizer, [end_id])
@@ -119,7 +126,7 @@ def test_a_structured_output_ends_with_a_token_that_is_part_of_it(tokenizer, end
     assert ending(by_stop_id) == ("dog", "stop", 7)
 
 
-def test_an_error_keeps_what_came_before_it(processor, tokenizer):
+def test_an_error_keeps_the_tokens_before_it(processor, tokenizer):
     state = add(processor)
     ids = tokenizer.encode("dog and")
     feed(processor, state, ids)
@@ -146,20 +153,20 @@ def test_a_stop_token_is_the_stop_reason_and_not_in_the_text(processor, tokenize
     assert (reason, stop_reason) == ("stop", ids[-1])
 
 
-def test_a_stop_token_stays_in_the_text_if_asked_for(processor, tokenizer):
+def test_include_stop_str_in_output_keeps_a_stop_token_in_the_text(processor, tokenizer):
     ids = tokenizer.encode("the dog")
     state = add(processor, stop_token_ids=[ids[-1]], include_stop_str_in_output=True)
     feed(processor, state, ids, STOP)
     assert ending(state) == ("the dog", "stop", ids[-1])
 
 
-def test_a_stop_token_that_comes_with_the_last_length_has_no_stop_reason(processor, tokenizer):
+def test_a_stop_token_at_the_length_limit_is_no_stop_reason(processor, tokenizer):
     state = add(processor, stop_token_ids=[7])
     feed(processor, state, [7], LENGTH)
     assert ending(state)[1:] == ("length", None)
 
 
-def test_a_stop_string_within_the_output_ends_it_and_aborts_the_engine(processor, tokenizer):
+def test_a_stop_string_ends_the_output_and_aborts_the_request_in_the_engine(processor, tokenizer):
     state = add(processor, stop=["ox ju"])
     to_abort = feed(processor, state, tokenizer.encode("The fox jumps"))
     assert to_abort == [state.number]
@@ -176,7 +183,7 @@ def test_a_stop_string_may_span_tokens(processor, tokenizer):
     assert ending(state) == ("", "stop", word)
 
 
-def test_the_stop_string_stays_in_the_text_if_asked_for(processor, tokenizer):
+def test_include_stop_str_in_output_keeps_a_stop_string_in_the_text(processor, tokenizer):
     state = add(processor, stop=["fox"], include_stop_str_in_output=True)
     feed(processor, state, tokenizer.encode("The fox jumps"))
     assert ending(state) == ("The fox", "stop", "fox")
@@ -188,13 +195,13 @@ def test_a_stop_string_completed_by_the_last_token_needs_no_abort(processor, tok
     assert ending(state) == ("fox ", "stop", "jumps")
 
 
-def test_text_of_the_ending_token_completes_no_stop_string(processor, tokenizer, end_id):
+def test_the_text_of_an_end_token_completes_no_stop_string(processor, tokenizer, end_id):
     state = add(processor, stop=["<|end|>"], skip_special_tokens=False)
     assert feed(processor, state, [*tokenizer.encode("dog"), end_id], STOP) == []
     assert ending(state) == ("dog", "stop", None)
 
 
-def test_a_stop_token_beats_a_stop_string_of_the_same_token(processor, tokenizer):
+def test_a_stop_token_takes_precedence_over_a_stop_string_at_the_same_token(processor, tokenizer):
     ids = tokenizer.encode("fox jumps")
     state = add(
         processor,
@@ -207,37 +214,35 @@ def test_a_stop_token_beats_a_stop_string_of_the_same_token(processor, tokenizer
 
 
 def test_stop_strings_do_not_count_before_min_tokens(processor, tokenizer):
-    ids = [tokenizer.token_to_id(letter) for letter in "xaxbxc"]
+    ids = [token_id_of(tokenizer, letter) for letter in "xaxbxc"]
     state = add(processor, stop=["x"], min_tokens=2)
     assert feed(processor, state, ids) == [state.number]
     assert ending(state) == ("xa", "stop", "x")
     assert len(completion(state).token_ids) == 3
 
 
-def test_a_stop_string_that_began_before_min_tokens_counts_when_it_is_complete(
-    processor, tokenizer
-):
-    ids = [tokenizer.token_to_id(letter) for letter in "abcd"]
+def test_a_stop_string_that_begins_before_min_tokens_counts_if_it_ends_after(processor, tokenizer):
+    ids = [token_id_of(tokenizer, letter) for letter in "abcd"]
     state = add(processor, stop=["bc"], min_tokens=2)
     assert feed(processor, state, ids) == [state.number]
     assert ending(state) == ("a", "stop", "bc")
 
 
-def test_min_tokens_hold_at_the_end_of_the_request_too(processor, tokenizer):
-    ids = [tokenizer.token_to_id(letter) for letter in "ab"]
+def test_min_tokens_also_apply_at_the_end_of_the_request(processor, tokenizer):
+    ids = [token_id_of(tokenizer, letter) for letter in "ab"]
     state = add(processor, stop=["b"], min_tokens=2)
     assert feed(processor, state, ids, LENGTH) == []
     assert ending(state) == ("ab", "length", None)
 
 
-def test_text_held_back_to_the_end_completes_no_stop_string_before_min_tokens(processor, tokenizer):
+def test_text_decoded_at_the_end_completes_no_stop_string_before_min_tokens(processor, tokenizer):
     ids = tokenizer.encode("\U0001f9a9")[:1]
     state = add(processor, stop=["\ufffd"], min_tokens=3)
     feed(processor, state, ids, LENGTH)
     assert ending(state) == ("\ufffd", "length", None)
 
 
-def test_what_comes_after_a_stop_string_is_ignored(processor, tokenizer):
+def test_events_after_a_stop_string_are_ignored(processor, tokenizer):
     state = add(processor, stop=["fox"])
     feed(processor, state, tokenizer.encode("The fox"))
     before = ending(state), list(state.token_ids)
@@ -246,7 +251,7 @@ def test_what_comes_after_a_stop_string_is_ignored(processor, tokenizer):
     assert (ending(state), state.token_ids) == before
 
 
-def test_an_abort_ends_a_request_with_what_it_has(processor, tokenizer):
+def test_an_aborted_request_keeps_its_tokens(processor, tokenizer):
     state = add(processor)
     feed(processor, state, tokenizer.encode("fox"))
     changed, to_abort = processor.process([columns((state.number, [], ABORT))])
@@ -254,7 +259,7 @@ def test_an_abort_ends_a_request_with_what_it_has(processor, tokenizer):
     assert ending(state) == ("fox", "abort", None)
 
 
-def test_an_abort_before_the_first_token(processor):
+def test_a_request_can_be_aborted_before_its_first_token(processor):
     state = add(processor, stop=["x"])
     processor.process([columns((state.number, [], ABORT))])
     assert ending(state) == ("", "abort", None)
@@ -287,15 +292,15 @@ def test_unknown_rows_do_not_shift_the_tokens_of_others(processor):
     assert state.token_ids == [7]
 
 
-def test_discarded_requests_are_those_that_were_known(processor):
+def test_discard_returns_the_numbers_of_unfinished_requests(processor):
     states = [add(processor) for _ in range(3)]
     feed(processor, states[1], [5], LENGTH)
     assert processor.discard([0, 1, 2, 9]) == [0, 2]
     assert processor.process([columns((0, [5]))]) == ([], [])
 
 
-def test_a_state_that_ended_is_not_reported_as_ended_twice(processor):
-    """Several records can arrive in one poll; who counts endings must count each once."""
+def test_a_state_is_reported_once_per_poll(processor):
+    """A poll can return several steps. A caller that counts ended requests must count each once."""
     state, other = add(processor), add(processor, index=1)
     changed, _ = processor.process(
         [
@@ -306,7 +311,7 @@ def test_a_state_that_ended_is_not_reported_as_ended_twice(processor):
     assert sum(item.finish_reason is not None for item in changed) == 1
 
 
-def test_cache_hits_are_noted(processor):
+def test_prefix_cache_hits_are_recorded(processor):
     first, second = add(processor), add(processor)
     rows = ((first.number, [5]), (second.number, [6]))
     processor.process([columns(*rows, cached=[(1, 48)])])
@@ -314,7 +319,7 @@ def test_cache_hits_are_noted(processor):
     assert second.output().num_cached_tokens == 48
 
 
-def test_times_are_those_of_the_records(processor):
+def test_times_are_those_of_the_output_columns(processor):
     state = add(processor)
     for time_ns in (2_000_000_000, 3_000_000_000, 5_500_000_000):
         processor.process([columns((state.number, [7]), time_ns=time_ns)])
@@ -322,14 +327,14 @@ def test_times_are_those_of_the_records(processor):
     assert (metrics.first_token_time, metrics.last_token_time) == (2.0, 5.5)
 
 
-def test_an_unfinished_request_can_be_looked_at(processor, tokenizer):
+def test_an_unfinished_request_has_an_output(processor, tokenizer):
     state = add(processor, streaming=True)
     feed(processor, state, tokenizer.encode("The fox"))
     assert not state.output().finished
     assert ending(state) == ("The fox", None, None)
 
 
-def test_streaming_gives_text_as_it_comes_and_all_of_it(processor, tokenizer):
+def test_the_deltas_of_a_stream_join_to_the_whole_text(processor, tokenizer):
     state = add(processor, streaming=True)
     text = "The quick brown fox 中文 jumps"
     deltas = []
@@ -359,12 +364,12 @@ def test_without_detokenization_there_is_no_text(processor, tokenizer):
 @pytest.mark.parametrize(("skip", "text"), [(True, "ab"), (False, "a<|end|>b")])
 def test_special_tokens_within_the_output(processor, tokenizer, end_id, skip, text):
     state = add(processor, skip_special_tokens=skip)
-    ids = [tokenizer.token_to_id("a"), end_id, tokenizer.token_to_id("b")]
+    ids = [token_id_of(tokenizer, "a"), end_id, token_id_of(tokenizer, "b")]
     feed(processor, state, ids, LENGTH)
     assert completion(state).text == text
 
 
-def test_an_incomplete_character_at_the_end_is_shown_as_such(processor, tokenizer):
+def test_an_incomplete_character_at_the_end_becomes_a_replacement_character(processor, tokenizer):
     ids = tokenizer.encode("a\U0001f9a9")
     assert len(ids) > 2
     state = add(processor)
@@ -372,7 +377,7 @@ def test_an_incomplete_character_at_the_end_is_shown_as_such(processor, tokenize
     assert completion(state).text == "a\ufffd"
 
 
-def test_token_times_are_kept_only_for_who_measures(processor):
+def test_token_times_are_recorded_only_if_requested(processor):
     measured, other = add(processor), add(processor)
     measured.token_times = []
     for time_ns in (1_000_000_000, 2_500_000_000):
@@ -396,7 +401,7 @@ def without_text(entries):
     return [{token: (lp.logprob, lp.rank) for token, lp in entry.items()} for entry in entries]
 
 
-def test_logprobs_go_to_the_rows_that_asked(processor):
+def test_logprobs_go_to_the_requests_that_want_them(processor):
     plain, some, bare = add(processor), add(processor, logprobs=2), add(processor, logprobs=0)
     for step in range(2):
         event = columns((plain.number, [7]), (some.number, [8]), (bare.number, [9]))
@@ -414,7 +419,7 @@ def test_logprobs_go_to_the_rows_that_asked(processor):
     assert completion(some).cumulative_logprob == -3.0
 
 
-def test_logprobs_of_requests_that_are_gone_are_skipped(processor):
+def test_logprobs_of_unknown_requests_are_skipped(processor):
     gone, stays = add(processor, logprobs=1), add(processor, logprobs=1)
     processor.discard([gone.number])
     event = columns((gone.number, [7]), (stays.number, [8, 9]))
@@ -428,7 +433,7 @@ def test_logprobs_of_requests_that_are_gone_are_skipped(processor):
     ]
 
 
-def test_logprobs_decode_their_tokens_unless_nobody_wants_text(processor, tokenizer):
+def test_logprobs_have_decoded_tokens_unless_detokenize_is_false(processor, tokenizer):
     ids = tokenizer.encode(" dog")
     states = [add(processor, logprobs=0), add(processor, logprobs=0, detokenize=False)]
     for state in states:
@@ -456,7 +461,7 @@ def prompt_logprobs(number, first, logprobs):
     )
 
 
-def test_prompt_logprobs_come_in_pieces_and_begin_with_none(processor):
+def test_prompt_logprobs_can_arrive_in_parts_and_begin_with_none(processor):
     state = add(processor, prompt=(5, 6, 7, 8), prompt_logprobs=1, detokenize=False)
     processor.process([prompt_logprobs(state.number, 1, [-1.0, -2.0])])
     processor.process([prompt_logprobs(99, 1, [-9.0])])
@@ -473,21 +478,20 @@ def test_prompt_logprobs_come_in_pieces_and_begin_with_none(processor):
     assert add(processor).output().prompt_logprobs is None
 
 
-def test_a_repetition_is_a_reason_of_its_own(processor):
+def test_a_repetition_has_its_own_finish_reason(processor):
     state = add(processor)
     processor.process([columns((state.number, [7], FinishReason.REPETITION))])
     assert ending(state)[1:] == ("repetition", "repetition_detected")
 
 
-def add_family(processor, n, **options):
+def add_completions(processor, n, **options):
     params = SamplingParams(**{"max_tokens": 100, "n": n} | options)
-    return processor.add_all(
-        PreparedRequest(None, params, EngineCoreRequest(-1, [5, 6], params)), 0, streaming=True
-    )
+    request = PreparedRequest(None, params, EngineCoreRequest(-1, [5, 6], params))
+    return processor.add_all(request, 0, streaming=True)
 
 
-def test_completions_of_a_request_are_requests_with_their_own_seeds(processor):
-    states = add_family(processor, 3, seed=10, prompt_logprobs=1, logprobs=1)
+def test_each_completion_is_a_request_with_its_own_seed(processor):
+    states = add_completions(processor, 3, seed=10, prompt_logprobs=1, logprobs=1)
     children = [state.request.params for state in states]
     assert [params.seed for params in children] == [10, 11, 12]
     assert [params.n for params in children] == [1, 1, 1]
@@ -497,8 +501,8 @@ def test_completions_of_a_request_are_requests_with_their_own_seeds(processor):
 
 
 @pytest.mark.parametrize("seed", [None, 2**63 - 1, -2])
-def test_seeds_of_completions_stay_seeds(processor, seed):
-    seeds = [state.request.params.seed for state in add_family(processor, 3, seed=seed)]
+def test_seeds_of_completions_stay_in_range(processor, seed):
+    seeds = [state.request.params.seed for state in add_completions(processor, 3, seed=seed)]
     if seed is None:
         assert seeds == [None] * 3
     else:
@@ -506,8 +510,8 @@ def test_seeds_of_completions_stay_seeds(processor, seed):
         assert all(-(2**63) <= each < 2**63 for each in seeds)
 
 
-def test_a_request_ends_with_its_last_completion_and_has_them_by_index(processor):
-    states = add_family(processor, 3)
+def test_a_request_ends_with_its_last_completion_and_orders_them_by_index(processor):
+    states = add_completions(processor, 3)
     ends = []
     for state in (states[2], states[0], states[1]):
         processor.process([columns((state.number, [state.number + 7], LENGTH))])
@@ -519,7 +523,7 @@ def test_a_request_ends_with_its_last_completion_and_has_them_by_index(processor
 
 
 def test_a_refused_completion_makes_the_request_an_error(processor):
-    states = add_family(processor, 2)
+    states = add_completions(processor, 2)
     processor.process([Rejected(states[0].number, "no"), columns((states[1].number, [7], LENGTH))])
     output = states[1].output()
     assert (output.error, output.finished) == ("no", True)
@@ -527,44 +531,44 @@ def test_a_refused_completion_makes_the_request_an_error(processor):
 
 
 def stream(processor, ids, *, stop_after=None, **options):
-    """What `next_output` gives along these tokens, one a step."""
+    """The outputs of `next_output` while these tokens arrive, one per step."""
     state = add(processor, streaming=True, **options)
-    shown = []
+    outputs = []
     for position, token_id in enumerate(ids):
         finish = LENGTH if position == len(ids) - 1 else FinishReason.NONE
         processor.process([columns((state.number, [token_id], finish))])
         output = state.next_output()
         if output is not None:
-            shown.append(output)
-    return shown
+            outputs.append(output)
+    return outputs
 
 
-def of_stream(shown):
-    return [(output.outputs[0].text, output.outputs[0].token_ids) for output in shown]
+def of_stream(outputs):
+    return [(output.outputs[0].text, output.outputs[0].token_ids) for output in outputs]
 
 
 @pytest.mark.parametrize("interval", [None, 1, 3])
-def test_deltas_add_up(processor, tokenizer, interval):
+def test_deltas_join_to_the_whole_output(processor, tokenizer, interval):
     ids = tokenizer.encode("The quick brown 😀 fox")
-    shown = stream(processor, ids, output_kind=RequestOutputKind.DELTA, stream_interval=interval)
-    texts, tokens = zip(*of_stream(shown), strict=True)
+    outputs = stream(processor, ids, output_kind=RequestOutputKind.DELTA, stream_interval=interval)
+    texts, tokens = zip(*of_stream(outputs), strict=True)
     assert "".join(texts) == "The quick brown 😀 fox"
     assert [token for each in tokens for token in each] == ids
     step = interval or 1
     assert [len(each) for each in tokens[:-1]] == [1] + [step] * (len(tokens) - 2)
-    assert [output.finished for output in shown] == [False] * (len(shown) - 1) + [True]
+    assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
 
 
 def test_cumulative_outputs_grow_and_do_not_change_afterwards(processor, tokenizer):
     ids = tokenizer.encode("The quick brown fox")
-    shown = of_stream(stream(processor, ids))
-    assert [tokens for _, tokens in shown] == [ids[: i + 1] for i in range(len(ids))]
-    for (before, _), (after, _) in itertools.pairwise(shown):
+    outputs = of_stream(stream(processor, ids))
+    assert [tokens for _, tokens in outputs] == [ids[: i + 1] for i in range(len(ids))]
+    for (before, _), (after, _) in itertools.pairwise(outputs):
         assert after.startswith(before)
-    assert shown[-1][0] == "The quick brown fox"
+    assert outputs[-1][0] == "The quick brown fox"
 
 
-def test_a_stream_shows_nothing_that_a_stop_string_may_take_back(processor, tokenizer):
+def test_a_stream_emits_no_text_that_a_stop_string_may_remove(processor, tokenizer):
     ids = tokenizer.encode("fox END")
     for kind in (RequestOutputKind.CUMULATIVE, RequestOutputKind.DELTA):
         state = add(processor, streaming=True, stop=["END"], output_kind=kind)
@@ -579,7 +583,7 @@ def test_a_stream_shows_nothing_that_a_stop_string_may_take_back(processor, toke
 
 
 def test_a_final_output_comes_once_with_all_completions(processor):
-    states = add_family(processor, 2, output_kind=RequestOutputKind.FINAL_ONLY)
+    states = add_completions(processor, 2, output_kind=RequestOutputKind.FINAL_ONLY)
     given = []
     for state, finish in ((states[0], 0), (states[1], LENGTH), (states[0], LENGTH)):
         processor.process([columns((state.number, [7], finish))])
@@ -588,8 +592,8 @@ def test_a_final_output_comes_once_with_all_completions(processor):
     assert [len(c.token_ids) for c in given[2].outputs] == [2, 1]
 
 
-def test_completions_stream_each_on_their_own(processor):
-    states = add_family(processor, 2, output_kind=RequestOutputKind.DELTA)
+def test_completions_are_streamed_separately(processor):
+    states = add_completions(processor, 2, output_kind=RequestOutputKind.DELTA)
     processor.process([columns((states[1].number, [7]))])
     output = states[1].next_output()
     assert [(c.index, c.token_ids) for c in output.outputs] == [(1, [7])]
@@ -600,7 +604,7 @@ def test_completions_stream_each_on_their_own(processor):
     assert states[0].next_output().finished
 
 
-def test_deltas_carry_their_own_logprobs_and_those_of_the_prompt_once(processor):
+def test_a_delta_has_its_own_logprobs_and_only_the_first_those_of_the_prompt(processor):
     state = add(
         processor,
         streaming=True,
@@ -610,31 +614,31 @@ def test_deltas_carry_their_own_logprobs_and_those_of_the_prompt_once(processor)
         detokenize=False,
     )
     processor.process([prompt_logprobs(state.number, 1, [-1.0])])
-    shown = []
+    outputs = []
     for token in (7, 8, 9):
         event = columns((state.number, [token], LENGTH if token == 9 else 0))
         event.logprobs = logprob_columns([0], [0], [-float(token)], [1])
         processor.process([event])
-        shown.append(state.next_output())
-    assert [without_text(o.outputs[0].logprobs) for o in shown] == [
+        outputs.append(state.next_output())
+    assert [without_text(o.outputs[0].logprobs) for o in outputs] == [
         [{7: (-7.0, 1)}],
         [{8: (-8.0, 1)}],
         [{9: (-9.0, 1)}],
     ]
-    assert [o.outputs[0].cumulative_logprob for o in shown] == [-7.0, -15.0, -24.0]
-    assert [o.prompt_logprobs is None for o in shown] == [False, True, True]
+    assert [o.outputs[0].cumulative_logprob for o in outputs] == [-7.0, -15.0, -24.0]
+    assert [o.prompt_logprobs is None for o in outputs] == [False, True, True]
 
 
 def spans(output):
     return [(s.version, s.start, s.end) for s in output.outputs[0].weight_versions]
 
 
-def test_an_output_names_the_weights_that_sampled_it(processor):
+def test_an_output_has_the_versions_of_the_weights_that_sampled_it(processor):
     early, over, late = (add(processor, output_kind=RequestOutputKind.CUMULATIVE) for _ in "abc")
     processor.process([columns((early.number, [5], LENGTH), (over.number, [5, 6]))])
     assert over.next_output().outputs[0].weight_versions is None
     processor.process([WeightVersion("b"), columns((over.number, [7])), WeightVersion(2)])
-    # No token between two updates: the first of them sampled nothing.
+    # Two updates without a token between them: the first version sampled nothing.
     processor.process([WeightVersion(3), columns((over.number, [8], STOP), (late.number, [9]))])
     processor.process([columns((late.number, [9], LENGTH)), WeightVersion(4)])
     assert spans(early.output()) == [(0, 0, 1)]
@@ -642,13 +646,13 @@ def test_an_output_names_the_weights_that_sampled_it(processor):
     assert spans(late.output()) == [(3, 0, 2)]
 
 
-def test_no_token_no_version(processor):
+def test_an_output_without_tokens_has_no_weight_versions(processor):
     state = add(processor)
     processor.process([WeightVersion(1), columns((state.number, [], ABORT))])
     assert spans(state.output()) == []
 
 
-def test_a_version_that_came_just_before_the_end_sampled_nothing(processor):
+def test_a_version_without_tokens_has_no_span(processor):
     state = add(processor)
     processor.process([columns((state.number, [5])), WeightVersion(1)])
     processor.process([columns((state.number, [], ABORT))])
@@ -658,8 +662,10 @@ def test_a_version_that_came_just_before_the_end_sampled_nothing(processor):
 @pytest.mark.parametrize("options", [{}, {"stop": ["e"]}, {"detokenize": False}])
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("seed", range(4))
-def test_steps_taken_together_say_the_same(tokenizer, options, streaming, seed):
-    """Rows of several steps in one poll: each request has what it would have had one by one."""
+def test_processing_several_steps_together_gives_the_same_states(
+    tokenizer, options, streaming, seed
+):
+    """Columns of several steps in one call give the same states as one call per step."""
     rng = random.Random(seed)
     together, apart = OutputProcessor(tokenizer), OutputProcessor(tokenizer)
     states = {}
@@ -690,7 +696,7 @@ def test_steps_taken_together_say_the_same(tokenizer, options, streaming, seed):
         assert left.text.take_delta() == right.text.take_delta()
 
 
-def test_nothing_of_a_request_that_ended_waits_for_the_garbage_collector(processor):
+def test_an_ended_request_is_freed_without_the_garbage_collector(processor):
     gc.collect()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""What the progress bar of a job counts. Where stderr is no terminal, its last state is shown."""
+"""BatchProgress: the counts of the progress bar, whose last state is written without a terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def output(num_tokens, num_prompt, num_cached):
 @pytest.mark.parametrize(
     ("total", "num_done", "shown"), [(10, 0, "3/10"), (10, 7, "10/10"), (None, 0, "3/?")]
 )
-def test_rows_of_this_run_and_of_earlier_ones_are_counted(capsys, total, num_done, shown):
+def test_requests_of_this_run_and_of_earlier_runs_are_counted(capsys, total, num_done, shown):
     with BatchProgress(total, True, num_done=num_done) as progress:
         progress.finish(output(4, 10, 5))
         progress.finish(output(2, 10, 0))
@@ -27,7 +27,7 @@ def test_rows_of_this_run_and_of_earlier_ones_are_counted(capsys, total, num_don
     assert "tokens/s" in message
 
 
-def test_nothing_is_shown_unless_wanted(capsys):
+def test_a_disabled_progress_bar_writes_nothing(capsys):
     with BatchProgress(1, False) as progress:
         progress.finish(output(1, 1, 0))
     assert capsys.readouterr().err == ""

@@ -1,4 +1,4 @@
-"""SamplingChecks: what only an engine and a tokenizer can say about parameters."""
+"""SamplingChecks: checks of sampling parameters that need the engine's limits or the tokenizer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from support.fakes import info
 
 from shmllm.errors import RequestError
-from shmllm.frontend.sampling_checks import EngineTerms, SamplingChecks
+from shmllm.frontend.sampling_checks import EncodedConstraints, SamplingChecks
 from shmllm.params.sampling import SamplingParams
 
 
@@ -32,7 +32,7 @@ def checks_of(tokenizer, max_logprobs=20):
     ],
     ids=str,
 )
-def test_what_does_not_fit_the_engine_is_refused(options, words, tokenizer):
+def test_parameters_beyond_the_limits_of_the_engine_are_refused(options, words, tokenizer):
     with pytest.raises(RequestError, match=words):
         checks_of(tokenizer).check(SamplingParams(**options))
 
@@ -47,15 +47,15 @@ def test_what_does_not_fit_the_engine_is_refused(options, words, tokenizer):
     ],
     ids=str,
 )
-def test_the_bounds_are_allowed(options, tokenizer):
-    assert checks_of(tokenizer).check(SamplingParams(**options)) == EngineTerms((), "")
+def test_parameters_at_the_limits_are_allowed(options, tokenizer):
+    assert checks_of(tokenizer).check(SamplingParams(**options)) == EncodedConstraints((), "")
 
 
-def test_without_a_bound_the_whole_vocabulary_may_be_asked_for(tokenizer):
+def test_without_a_limit_logprobs_of_the_whole_vocabulary_are_allowed(tokenizer):
     checks_of(tokenizer, 500).check(SamplingParams(logprobs=-1, prompt_logprobs=-1))
 
 
-def test_bad_words_are_banned_at_the_start_and_behind_a_blank(tokenizer):
+def test_bad_words_are_forbidden_at_the_start_and_after_a_space(tokenizer):
     sequences = checks_of(tokenizer).check(SamplingParams(bad_words=["dog", " dog"])).bad_words
     bare, blank = tokenizer.encode("dog"), tokenizer.encode(" dog")
     expected = {tuple(bare)} | ({tuple(blank)} if len(blank) == len(bare) else set())

@@ -1,4 +1,4 @@
-"""LLM.stream with a fake engine: bounded, complete, in order if asked, tidy when left."""
+"""LLM.stream with a fake engine: bounded, complete, optionally ordered, cleaned up when closed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def indices(outputs):
 
 
 def counted(num_prompts, taken):
-    """Prompts [5, i], counting how many were taken."""
+    """Yield prompts [5, i], and append the index of each one to `taken`."""
     for index in range(num_prompts):
         taken.append(index)
         yield [5, index % 100]
@@ -48,17 +48,17 @@ def test_every_prompt_has_one_finished_output(make_llm, steps_per_poll, max_in_f
     assert engine.most <= max_in_flight
 
 
-def test_results_come_as_they_finish(make_llm):
+def test_results_are_yielded_when_they_finish(make_llm):
     llm, _ = make_llm()
     assert indices(llm.stream([[5]] * 4, lengths([4, 1, 3, 2]))) == [1, 3, 2, 0]
 
 
-def test_results_come_in_the_order_of_the_prompts_if_asked(make_llm):
+def test_an_ordered_stream_yields_results_in_the_order_of_the_prompts(make_llm):
     llm, _ = make_llm()
     assert indices(llm.stream([[5]] * 4, lengths([4, 1, 3, 2]), ordered=True)) == [0, 1, 2, 3]
 
 
-def test_only_as_many_prompts_are_taken_as_fit_in_flight(make_llm):
+def test_only_as_many_prompts_are_read_as_may_be_in_flight(make_llm):
     llm, engine = make_llm(max_num_seqs=4)
     taken = []
     for done, _ in enumerate(llm.stream(counted(500, taken), ONE), start=1):
@@ -66,7 +66,7 @@ def test_only_as_many_prompts_are_taken_as_fit_in_flight(make_llm):
     assert engine.most == 2 * 4
 
 
-def test_one_slow_request_lets_a_bounded_number_pass_in_an_ordered_stream(make_llm):
+def test_an_ordered_stream_reads_a_bounded_number_of_prompts_after_a_slow_one(make_llm):
     llm, engine = make_llm()
     taken = []
     params = itertools.chain(lengths([300]), itertools.repeat(ONE))
@@ -77,7 +77,7 @@ def test_one_slow_request_lets_a_bounded_number_pass_in_an_ordered_stream(make_l
     assert engine.aborted == []
 
 
-def test_a_generator_that_never_ends_is_fine(make_llm):
+def test_the_prompts_may_be_an_infinite_generator(make_llm):
     llm, _ = make_llm()
     stream = llm.stream(itertools.repeat([5]), ONE)
     assert len(list(itertools.islice(stream, 3000))) == 3000
@@ -114,7 +114,7 @@ def leave_by_exception(stream):
 
 
 @pytest.mark.parametrize("leave", [leave_by_break, leave_by_close, leave_by_exception])
-def test_leaving_early_aborts_what_runs(make_llm, leave):
+def test_leaving_a_stream_aborts_unfinished_requests(make_llm, leave):
     llm, engine = make_llm()
     leave(llm.stream([[5]] * 4, lengths([9, 1, 9, 9])))
     assert sorted(engine.aborted) == [0, 2, 3]
@@ -122,7 +122,7 @@ def test_leaving_early_aborts_what_runs(make_llm, leave):
     assert llm.generate([5], ONE, use_tqdm=False)[0].outputs[0].token_ids == [7]
 
 
-def test_an_exception_of_the_prompts_iterable_aborts_what_runs(make_llm):
+def test_an_exception_of_the_prompts_iterable_aborts_unfinished_requests(make_llm):
     llm, engine = make_llm()
 
     def prompts():
@@ -135,7 +135,7 @@ def test_an_exception_of_the_prompts_iterable_aborts_what_runs(make_llm):
     assert engine.left == {}
 
 
-def test_a_bad_prompt_ends_the_stream_and_is_named(make_llm):
+def test_a_bad_prompt_ends_the_stream_with_an_error_that_names_it(make_llm):
     llm, engine = make_llm()
     prompts = itertools.chain([[5]] * 50, [BAD], itertools.repeat([5]))
     with pytest.raises(RequestError, match="prompt 50 has token id 999"):
@@ -165,7 +165,7 @@ def test_bad_prompts_alone_end_the_stream(make_llm):
     assert engine.added == []
 
 
-def test_what_the_engine_refuses_is_treated_like_a_bad_prompt(make_llm):
+def test_a_request_that_the_engine_refuses_is_treated_like_a_bad_prompt(make_llm):
     llm, engine = make_llm()
     engine.refuse = {1, 4}
     outputs = llm.stream([[5]] * 3, ONE, on_error="yield", ordered=True)
@@ -185,7 +185,7 @@ def test_what_the_engine_refuses_is_treated_like_a_bad_prompt(make_llm):
         ([[5]], ONE, {"on_error": "skip"}, "on_error is 'raise' or 'yield', got 'skip'"),
     ],
 )
-def test_wrong_arguments_are_said_at_once(make_llm, prompts, params, options, message):
+def test_wrong_arguments_raise_immediately(make_llm, prompts, params, options, message):
     llm, _ = make_llm()
     with pytest.raises(RequestError, match=message):
         llm.stream(prompts, params, **options)
@@ -195,14 +195,14 @@ def test_wrong_arguments_are_said_at_once(make_llm, prompts, params, options, me
     ("params", "message"),
     [([ONE], "ended before prompt 1"), ([ONE, "x"], "sampling_params 1 is a str")],
 )
-def test_wrong_parameters_on_the_way_end_the_stream(make_llm, params, message):
+def test_invalid_parameters_in_the_iterable_end_the_stream(make_llm, params, message):
     llm, engine = make_llm()
     with pytest.raises(RequestError, match=message):
         list(llm.stream(iter([[5]] * 3), iter(params)))
     assert engine.left == {}
 
 
-def test_a_generate_within_a_stream_takes_nothing_from_it(make_llm):
+def test_generate_within_a_stream_does_not_affect_it(make_llm):
     llm, _ = make_llm(steps_per_poll=3)
     found = []
     for output in llm.stream([[5]] * 40, lengths([1 + n % 9 for n in range(40)])):
@@ -213,7 +213,7 @@ def test_a_generate_within_a_stream_takes_nothing_from_it(make_llm):
     assert sorted(found) == list(range(40))
 
 
-def test_streams_within_streams(make_llm):
+def test_streams_can_be_nested(make_llm):
     llm, _ = make_llm()
     pairs = [
         (outer.prompt_index, inner.prompt_index)
@@ -223,14 +223,14 @@ def test_streams_within_streams(make_llm):
     assert sorted(pairs) == list(itertools.product(range(5), range(4)))
 
 
-def test_two_streams_in_turns(make_llm):
+def test_two_streams_can_be_read_in_alternation(make_llm):
     llm, _ = make_llm()
     streams = [llm.stream([[n]] * 50, lengths([2] * 50), max_in_flight=4) for n in (5, 6)]
     for first, second in zip(*streams, strict=True):
         assert (first.prompt_token_ids, second.prompt_token_ids) == ([5], [6])
 
 
-def test_the_engines_death_ends_the_stream(make_llm):
+def test_the_stream_raises_when_the_engine_dies(make_llm):
     llm, engine = make_llm()
     stream = llm.stream([[5]] * 10, lengths([1] + [50] * 9))
     next(stream)
@@ -239,7 +239,7 @@ def test_the_engines_death_ends_the_stream(make_llm):
         next(stream)
 
 
-def test_a_closed_llm_streams_no_more(make_llm):
+def test_stream_raises_after_close(make_llm):
     llm, engine = make_llm()
     stream = llm.stream([[5]] * 10, lengths([1] + [50] * 9))
     next(stream)
@@ -252,7 +252,7 @@ def test_a_closed_llm_streams_no_more(make_llm):
 
 
 def pieces(outputs):
-    """{(prompt, completion): [token ids of each output]}, and which prompts ended, in order."""
+    """The token ids of each output by (prompt, completion), and the finished prompts in order."""
     found, ended = {}, []
     for output in outputs:
         for completion in output.outputs:
@@ -265,7 +265,7 @@ def pieces(outputs):
 
 @pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize("steps_per_poll", [1, 3])
-def test_deltas_add_up_to_the_whole(make_llm, ordered, steps_per_poll):
+def test_the_tokens_of_deltas_join_to_the_whole_output(make_llm, ordered, steps_per_poll):
     llm, _ = make_llm(steps_per_poll)
     params = [
         SamplingParams(max_tokens=1 + n % 7, n=1 + n % 3, output_kind=DELTA) for n in range(20)
@@ -284,7 +284,7 @@ def test_deltas_add_up_to_the_whole(make_llm, ordered, steps_per_poll):
         assert indices(outputs) == sorted(indices(outputs))
 
 
-def test_the_text_of_deltas_adds_up(make_llm):
+def test_the_texts_of_deltas_join_to_the_whole_text(make_llm):
     llm, _ = make_llm()
     whole = llm.generate([5], SamplingParams(max_tokens=9), use_tqdm=False)[0].outputs[0].text
     outputs = llm.stream([5], SamplingParams(max_tokens=9, output_kind=DELTA))
@@ -294,7 +294,7 @@ def test_the_text_of_deltas_adds_up(make_llm):
 @pytest.mark.parametrize(
     ("kind", "expected"), [(DELTA, [[7]] * 3), (CUMULATIVE, [[7], [7] * 2, [7] * 3])]
 )
-def test_the_kind_of_output_can_be_said_for_all(make_llm, kind, expected):
+def test_output_kind_of_the_call_applies_to_all_prompts(make_llm, kind, expected):
     llm, _ = make_llm()
     params = SamplingParams(max_tokens=3)
     outputs = llm.stream([5], params, output_kind=kind)
@@ -302,21 +302,21 @@ def test_the_kind_of_output_can_be_said_for_all(make_llm, kind, expected):
     assert params.output_kind is CUMULATIVE
 
 
-def test_cumulative_is_the_default_of_parameters_and_asks_for_nothing(make_llm):
+def test_cumulative_in_the_parameters_means_final_outputs(make_llm):
     llm, _ = make_llm()
     outputs = list(llm.stream([[5]] * 3, SamplingParams(max_tokens=3, n=2)))
     assert indices(outputs) == [0, 1, 2]
     assert all(len(output.outputs) == 2 and output.finished for output in outputs)
 
 
-def test_another_kind_is_an_error(make_llm):
+def test_an_output_kind_of_another_type_is_an_error(make_llm):
     llm, _ = make_llm()
     with pytest.raises(RequestError, match="output_kind is a RequestOutputKind, got 'delta'"):
         llm.stream([[5]], ONE, output_kind="delta")
 
 
 @pytest.mark.parametrize("on_error", ["raise", "yield"])
-def test_parameters_that_were_made_wrong_later_are_found(make_llm, on_error):
+def test_parameters_that_were_changed_to_invalid_values_are_errors(make_llm, on_error):
     llm, _ = make_llm()
     params = lengths([1, 1, 1])
     params[1].temperature = -3

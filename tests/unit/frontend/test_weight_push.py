@@ -1,4 +1,4 @@
-"""Updates from the front end: which calls, which buckets, and what an error leaves."""
+"""WeightPush: the calls and buckets of an update, and the state after an error."""
 
 from __future__ import annotations
 
@@ -24,16 +24,23 @@ class Lease:
 
 
 class FakeDispatcher:
-    """Keeps what it is asked; `refuse` says which methods raise."""
+    """Records calls and buckets.
+
+    Attributes:
+        sent: the calls, as (method, argument), and the names in each bucket, in their order.
+        leases: all buckets that were claimed.
+        refuse: the exceptions that methods raise.
+        values: the values of each weight that was sent.
+    """
 
     def __init__(self):
-        self.said = []
+        self.sent = []
         self.leases = []
         self.refuse = {}
         self.values = {}
 
     def call(self, method, argument=None):
-        self.said.append((method, argument))
+        self.sent.append((method, argument))
         if method in self.refuse:
             raise self.refuse[method]
         return ["a"] if method is Method.FINISH_WEIGHTS else None
@@ -44,7 +51,7 @@ class FakeDispatcher:
 
     def send_bucket(self, bucket, text):
         pieces = pieces_of(text, SIZE)
-        self.said.append([piece.name for piece in pieces])
+        self.sent.append([piece.name for piece in pieces])
         for piece in pieces:
             values = np.frombuffer(bucket.buffer, piece.dtype, piece.length, piece.offset)
             self.values.setdefault(piece.name, []).extend(values.tolist())
@@ -61,14 +68,14 @@ def push(dispatcher):
 
 
 def methods(dispatcher):
-    return [said if isinstance(said, list) else said[0].name for said in dispatcher.said]
+    return [item if isinstance(item, list) else item[0].name for item in dispatcher.sent]
 
 
-def test_one_call_is_a_whole_update(dispatcher, push):
+def test_update_is_a_complete_update(dispatcher, push):
     weights = {"a": torch.arange(40.0), "b": np.ones(2, np.float32)}
     assert push.update(weights, version=3) == {"a"}
     assert methods(dispatcher) == ["START_WEIGHTS", ["a"], ["a", "b"], "FINISH_WEIGHTS"]
-    assert dispatcher.said[-1][1] == {"version": 3}
+    assert dispatcher.sent[-1][1] == {"version": 3}
     assert dispatcher.values == {"a": list(range(40)), "b": [1, 1]}
     assert not push.is_open
 
@@ -98,7 +105,7 @@ def test_several_calls_make_one_update(dispatcher, push):
     ]
 
 
-def test_calls_out_of_order_say_so(push):
+def test_calls_in_the_wrong_order_are_errors(push):
     for call in (push.finish, lambda: push.add([])):
         with pytest.raises(CallOrderError, match="start_weight_update"):
             call()
@@ -118,7 +125,7 @@ def test_a_refusal_ends_the_update(dispatcher, push, where):
     push.start()
 
 
-def test_a_generator_that_breaks_off_leaves_nothing(dispatcher, push):
+def test_an_exception_of_the_generator_abandons_the_update(dispatcher, push):
     def weights():
         yield "a", torch.ones(1)
         raise KeyError("b")
@@ -139,7 +146,7 @@ def test_a_refused_start_abandons_nothing(dispatcher, push):
 @pytest.mark.parametrize(
     "weights", [[(1, torch.ones(1))], [("a", [1.0])], ["name"], [("a", torch.ones(1), 2)], [3]]
 )
-def test_what_are_no_pairs_is_refused(dispatcher, push, weights):
+def test_items_that_are_no_pairs_are_refused(dispatcher, push, weights):
     with pytest.raises(RequestError, match="pairs"):
         push.update(weights)
     assert methods(dispatcher)[-1] == "ABANDON_WEIGHTS"

@@ -1,4 +1,4 @@
-"""EBNF to Lark: the text itself; what the result matches is tested with the engine's part."""
+"""The translation of EBNF to Lark text. tests/unit/worker tests what the grammars match."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from shmllm.frontend.constraints.ebnf import MAX_DEPTH, MAX_RULES, to_lark
         ("root ::= b\nb ::= c\nc ::= b", ["r0: r1", "r1: r2", "r2: r1"]),
     ],
 )
-def test_rules_are_spelled_in_lark(source: str, rules: list[str]) -> None:
+def test_rules_are_translated_to_lark(source: str, rules: list[str]) -> None:
     first, *others = to_lark(source).splitlines()
     assert others == rules
     assert first == f"start: {rules[0].partition(':')[0]}"
@@ -72,7 +72,7 @@ def test_errors_name_the_line(source: str, message: str) -> None:
     assert message in str(caught.value)
 
 
-def test_lark_text_is_passed_through() -> None:
+def test_lark_text_is_returned_unchanged() -> None:
     lark = '// a comment\n?start: "a" B  // ::\nB: /[0-9]/\n'
     assert to_lark(lark) == lark
 

@@ -1,4 +1,4 @@
-"""Regular expressions: what the translation matches, Python's `re` matches."""
+"""The translation of regular expressions: Python's `re` matches everything that it matches."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from shmllm.params.structured_outputs import StructuredOutputsParams
         (r"(?i)x|y{2,3}?[a-z]", r"(?i)x|y{2,3}?[a-z]"),
     ],
 )
-def test_what_the_dialects_spell_differently_is_translated(pattern: str, expected: str) -> None:
+def test_differences_between_the_dialects_are_translated(pattern: str, expected: str) -> None:
     assert to_library(pattern) == expected
 
 
-def texts_matched(pattern: str, candidates: list[str]) -> list[str]:
-    """Those that the compiled grammar accepts, fed byte by byte."""
+def matching_texts(pattern: str, candidates: list[str]) -> list[str]:
+    """The candidates that the compiled grammar accepts, byte by byte."""
     from llguidance import LLMatcher
 
     from shmllm.frontend.constraints.structured_outputs import _byte_tokenizer
@@ -55,7 +55,9 @@ CANDIDATES = [
 ]  # fmt: skip
 
 
-@pytest.mark.filterwarnings("ignore:Possible")  # what the other dialect has, `re` may get
+@pytest.mark.filterwarnings(
+    "ignore:Possible"
+)  # `re` warns about set operators of llguidance's dialect
 @pytest.mark.parametrize(
     "pattern",
     [
@@ -65,9 +67,11 @@ CANDIDATES = [
         "(?P<x>a)(?:b)?",
     ],
 )  # fmt: skip
-def test_it_matches_no_more_than_python_and_all_of_ascii(pattern: str) -> None:
+def test_the_translation_matches_all_ascii_texts_that_python_matches_and_no_others(
+    pattern: str,
+) -> None:
     python = [text for text in CANDIDATES if re.fullmatch(pattern, text)]
-    ours = texts_matched(pattern, CANDIDATES)
+    ours = matching_texts(pattern, CANDIDATES)
     assert set(ours) <= set(python)
     assert [text for text in ours if text.isascii()] == [
         text for text in python if text.isascii() and not (text == "a\n" and "$" in pattern)

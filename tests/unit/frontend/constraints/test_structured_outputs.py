@@ -1,4 +1,4 @@
-"""Constraints: what is accepted, and the message for everything that is not."""
+"""grammar_of: the constraints that it accepts, and the error messages for all others."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CIRCLE: list[Any] = []
 CIRCLE.append(CIRCLE)
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    # JSON schemas: what is no schema
+    # JSON schemas: values that are no schema
     ({"json": '{"type"'}, "structured_outputs.json is no JSON schema: Expecting ':'"),
     ({"json": "3"}, "structured_outputs.json must be a JSON schema"),
     ({"json": []}, "structured_outputs.json must be a JSON schema"),
@@ -70,7 +70,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"json": {"$ref": "http://a/b"}}, "is not present in a registry"),
     ({"json": {"$ref": "#/$defs/b"}}, "'/$defs/b' does not exist"),
     ({"json": {"oneOf": [{"type": "integer"}, {"type": "number"}]}}, "use anyOf"),
-    # JSON schemas: sizes that would break the library
+    # JSON schemas: sizes that would crash llguidance
     ({"json": chain_of_schemas(6_000)}, "more than 5,000 subschemas"),
     ({"json": nested(200)}, "recursion limit exceeded"),
     ({"json": nested(100_000)}, "nested too deeply"),
@@ -106,9 +106,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"grammar": "start: foo"}, 'structured_outputs.grammar: unknown name: "foo"'),
     ({"grammar": 'start: %json {"foo": 1}'}, "structured_outputs.grammar holds %json"),
     ({"grammar": '%llguidance {"x": 1}\nstart: "a"'}, "holds %llguidance options"),
-    # not there yet
+    # not supported
     ({"structural_tag": "{}"}, "structured_outputs.structural_tag is not supported"),
-    # how many
+    # the number of constraints
     ({}, "exactly one of json, regex"),
     ({"regex": "a", "choice": ["a"]}, "got regex and choice"),
 ]
@@ -117,7 +117,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(
     ("fields", "message"), REFUSED, ids=[f"{next(iter(f), '')} {m[-30:]}" for f, m in REFUSED]
 )
-def test_what_cannot_be_enforced_is_refused(fields: dict[str, Any], message: str) -> None:
+def test_constraints_that_cannot_be_enforced_are_refused(
+    fields: dict[str, Any], message: str
+) -> None:
     with pytest.raises(RequestError) as caught:
         grammar_of(StructuredOutputsParams(**fields))
     assert message in str(caught.value)
@@ -125,7 +127,7 @@ def test_what_cannot_be_enforced_is_refused(fields: dict[str, Any], message: str
 
 
 class Model:
-    """As pydantic's classes are: the schema comes from a class method."""
+    """A class with the method that pydantic models have."""
 
     @classmethod
     def model_json_schema(cls) -> dict[str, Any]:
@@ -153,7 +155,7 @@ def test_a_schema_may_be_a_class_a_dict_or_text(given: Any) -> None:
     assert schema["properties"] == {"a": {"type": "integer"}}
 
 
-def test_a_class_that_has_no_schema_is_refused_with_its_reason() -> None:
+def test_the_error_of_a_class_without_a_schema_contains_the_reason() -> None:
     with pytest.raises(RequestError, match="cannot describe this"):
         grammar_of(StructuredOutputsParams(json=BrokenModel))
 
@@ -163,7 +165,9 @@ def test_a_class_that_has_no_schema_is_refused_with_its_reason() -> None:
     [
         {},
         {"title": "t", "description": "d", "default": 1, "examples": [1], "$comment": "c"},
-        {"properties": {"not": {"type": "null"}, "invented": True}},  # names, not keywords
+        {
+            "properties": {"not": {"type": "null"}, "invented": True}
+        },  # names of properties, not keywords
         {"enum": [{"not": 1}], "default": {"invented": 2}},
         {"const": {"if": 1}},
         {"$schema": "https://json-schema.org/draft/2020-12/schema", "type": "integer"},
@@ -181,13 +185,13 @@ def test_a_class_that_has_no_schema_is_refused_with_its_reason() -> None:
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_schemas_that_can_be_enforced_are_taken(schema: dict[str, Any]) -> None:
+def test_schemas_that_can_be_enforced_are_accepted(schema: dict[str, Any]) -> None:
     before = json.dumps(schema)
     assert schema_in(grammar_of(StructuredOutputsParams(json=schema))).items() >= schema.items()
     assert json.dumps(schema) == before
 
 
-def test_additional_properties_are_forbidden_where_asked() -> None:
+def test_disable_additional_properties_closes_objects() -> None:
     given = {
         "properties": {"a": {"properties": {"b": True}}, "c": {"additionalProperties": True}},
         "$defs": {"d": {"patternProperties": {"x": True}}},
@@ -201,7 +205,7 @@ def test_additional_properties_are_forbidden_where_asked() -> None:
     assert "additionalProperties" not in given
 
 
-def test_how_blanks_are_treated_goes_along() -> None:
+def test_the_schema_contains_the_whitespace_option() -> None:
     for fields, expected in (
         ({}, {"whitespace_pattern": structured_outputs.BLANKS}),
         ({"disable_any_whitespace": True}, {"whitespace_flexible": False}),
@@ -211,18 +215,18 @@ def test_how_blanks_are_treated_goes_along() -> None:
         assert schema_in(grammar)["x-guidance"] == expected
 
 
-def test_equal_choices_are_one() -> None:
+def test_equal_choices_are_merged() -> None:
     assert (
         grammar_of(StructuredOutputsParams(choice=["b", "a", "b"])) == f'{HEADER}start: "b" | "a"'
     )
 
 
-def test_a_grammar_that_names_tokens_is_left_to_the_engine() -> None:
+def test_a_grammar_with_names_of_tokens_is_not_checked_in_the_front_end() -> None:
     lark = "start: <|im_end|>"
     assert grammar_of(StructuredOutputsParams(grammar=lark)) == HEADER + lark
 
 
-def test_a_constraint_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_constraints_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[str] = []
     real = structured_outputs._compile_for_bytes
 
@@ -236,7 +240,7 @@ def test_a_constraint_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert checked == [f"{HEADER}start: /only here [0-9]/"]
 
 
-def test_a_check_that_takes_for_ever_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_that_does_not_terminate_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     done = threading.Event()
     monkeypatch.setattr(structured_outputs, "TIMEOUT_S", 0.01)
     monkeypatch.setattr(structured_outputs, "_compile_for_bytes", lambda _: str(done.wait()))
@@ -245,7 +249,7 @@ def test_a_check_that_takes_for_ever_is_an_error(monkeypatch: pytest.MonkeyPatch
     done.set()
 
 
-def test_a_thread_with_little_stack_can_check_a_deep_grammar() -> None:
+def test_a_thread_with_a_small_stack_can_check_a_deep_grammar() -> None:
     rules = "\n".join(f"r{i} ::= r{i + 1}" for i in range(1_900))
     grammar = f'root ::= r0\n{rules}\nr1900 ::= "a"'
     outcome: list[str] = []
@@ -263,7 +267,7 @@ def test_a_thread_with_little_stack_can_check_a_deep_grammar() -> None:
     assert outcome[0].startswith(f"{HEADER}start: T0")
 
 
-def test_without_the_library_the_error_says_what_to_install(
+def test_without_llguidance_the_error_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "llguidance._lib", None)

@@ -1,4 +1,4 @@
-"""Chat templates: the same text as transformers writes, and errors in one line."""
+"""Chat templates: the rendered text equals that of transformers, and errors have one line."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def both(ours, theirs, messages, **options):
 @pytest.mark.parametrize("template", TEMPLATES)
 @pytest.mark.parametrize("chat", CHATS)
 @pytest.mark.parametrize("generation", [True, False])
-def test_same_text_as_transformers(ours, theirs, template, chat, generation):
+def test_the_text_equals_that_of_transformers(ours, theirs, template, chat, generation):
     text = both(
         ours,
         theirs,
@@ -170,13 +170,13 @@ def test_content_parts(ours, theirs):
     assert text == "# a\n# b\n"
 
 
-def test_bundled_shape(ours):
+def test_the_template_of_the_bundled_model(ours):
     messages = [{"role": "system", "content": "Doc."}, {"role": "user", "content": "a\nb"}, REPLY]
     text = ours.apply_chat_template(messages, chat_template=COMMENTS)
     assert text == '"""Doc."""\n\n# a\n# b\n Sure: 1,\n'
 
 
-def test_values_of_other_types_become_plain(ours):
+def test_values_are_converted_to_json_types(ours):
     class Role(enum.StrEnum):
         USER = "user"
 
@@ -261,7 +261,7 @@ def test_continue_final_message_errors(ours, messages, template, options, messag
         )
 
 
-def test_where_templates_come_from(tmp_path):
+def test_templates_are_read_from_their_files(tmp_path):
     assert load_templates(tmp_path) == {}
     config = tmp_path / "tokenizer_config.json"
     config.write_text(json.dumps({"chat_template": "one"}))

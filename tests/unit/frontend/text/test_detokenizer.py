@@ -1,10 +1,11 @@
-"""IncrementalDetokenizer against decoding everything at once; OutputText."""
+"""IncrementalDetokenizer compared with decoding all tokens at once; OutputText."""
 
 from __future__ import annotations
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.tokenizer_helpers import token_id_of, vocab_size_of
 
 from shmllm.frontend.text.detokenizer import IncrementalDetokenizer, OutputText
 
@@ -16,7 +17,7 @@ FEW = settings(
 
 
 def reference(tokenizer, prompt, ids, skip=True):
-    """What the ids add to the prompt's text when both are decoded at once."""
+    """The text that the ids add to the prompt's text if both are decoded at once."""
     known = tokenizer.decode(prompt, skip_special_tokens=skip)
     text = tokenizer.decode(list(prompt) + list(ids), skip_special_tokens=skip)
     size = 0
@@ -27,7 +28,9 @@ def reference(tokenizer, prompt, ids, skip=True):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("prompt_text", ["", "Hello there", "the fox <|user|>", "😀"])
-def test_every_step_is_a_prefix_and_the_end_is_exact(kind, prompt_text, tokenizer_of, samples):
+def test_the_text_after_each_token_is_a_prefix_of_the_exact_text(
+    kind, prompt_text, tokenizer_of, samples
+):
     tokenizer = tokenizer_of(kind)
     prompt = tokenizer.encode(prompt_text)
     for sample in [*samples, "Wow 😀 the fox 中 it"]:
@@ -48,9 +51,9 @@ def test_every_step_is_a_prefix_and_the_end_is_exact(kind, prompt_text, tokenize
 @pytest.mark.parametrize("kind", ["byte_level", "metaspace", "word_piece"])
 @given(data=st.data(), skip=st.booleans())
 @FEW
-def test_any_ids_equal_decoding_at_once(kind, data, skip, tokenizer_of):
+def test_incremental_decoding_of_any_ids_equals_decoding_at_once(kind, data, skip, tokenizer_of):
     tokenizer = tokenizer_of(kind)
-    token_ids = st.integers(0, tokenizer.vocab_size + 20)
+    token_ids = st.integers(0, vocab_size_of(tokenizer) + 20)
     prompt = data.draw(st.lists(token_ids, max_size=20))
     chunks = data.draw(st.lists(st.lists(token_ids, max_size=4), max_size=12))
     detokenizer = IncrementalDetokenizer(tokenizer, prompt, skip_special_tokens=skip)
@@ -62,9 +65,9 @@ def test_any_ids_equal_decoding_at_once(kind, data, skip, tokenizer_of):
 
 @given(data=st.data())
 @FEW
-def test_byte_fallback_takes_any_ids(data, tokenizer_of):
+def test_byte_fallback_decodes_any_ids(data, tokenizer_of):
     tokenizer = tokenizer_of("byte_fallback")
-    token_ids = st.integers(0, tokenizer.vocab_size + 20)
+    token_ids = st.integers(0, vocab_size_of(tokenizer) + 20)
     prompt = data.draw(st.lists(token_ids, max_size=20))
     ids = data.draw(st.lists(token_ids, max_size=30))
     detokenizer = IncrementalDetokenizer(tokenizer, prompt)
@@ -75,24 +78,24 @@ def test_byte_fallback_takes_any_ids(data, tokenizer_of):
     assert text == detokenizer.text
 
 
-def test_byte_run_that_turns_invalid_keeps_released_text(tokenizer_of):
+def test_a_byte_run_that_becomes_invalid_keeps_returned_text(tokenizer_of):
     tokenizer = tokenizer_of("byte_fallback")
-    ids = [tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in [*"中".encode(), 0xE4]]
+    ids = [token_id_of(tokenizer, f"<0x{byte:02X}>") for byte in [*"中".encode(), 0xE4]]
     detokenizer = IncrementalDetokenizer(tokenizer, tokenizer.encode("the"))
     assert [detokenizer.append([token_id]) for token_id in ids] == ["", "", "中", ""]
     fox = tokenizer.encode("fox")
     assert "".join(detokenizer.append([token_id]) for token_id in fox) == BAD + " fox"
 
 
-def test_a_character_that_the_prompt_began_is_context_for_what_follows(tokenizer_of):
+def test_a_character_that_began_in_the_prompt_is_context_for_later_tokens(tokenizer_of):
     tokenizer = tokenizer_of("byte_fallback")
-    first, second, third = (tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in (0xC2, 0x80, 0))
+    first, second, third = (token_id_of(tokenizer, f"<0x{byte:02X}>") for byte in (0xC2, 0x80, 0))
     detokenizer = IncrementalDetokenizer(tokenizer, [first])
     assert [detokenizer.append([token_id]) for token_id in (second, third)] == ["\x80", "\x00"]
 
 
 @pytest.mark.parametrize("kind", ["metaspace", "byte_fallback"])
-def test_leading_blank_of_the_first_token_is_kept(kind, tokenizer_of):
+def test_the_leading_space_of_the_first_token_is_kept(kind, tokenizer_of):
     tokenizer = tokenizer_of(kind)
     detokenizer = IncrementalDetokenizer(tokenizer, tokenizer.encode("the lazy"))
     detokenizer.append(tokenizer.encode("fox"))
@@ -100,7 +103,7 @@ def test_leading_blank_of_the_first_token_is_kept(kind, tokenizer_of):
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
-def test_prompt_that_ends_inside_a_character(kind, tokenizer_of):
+def test_the_prompt_may_end_inside_a_character(kind, tokenizer_of):
     tokenizer = tokenizer_of(kind)
     byte_ids = [byte_token(tokenizer, kind, byte) for byte in "😀".encode()]
     prompt = tokenizer.encode("the") + byte_ids[:2]
@@ -114,17 +117,17 @@ def test_prompt_that_ends_inside_a_character(kind, tokenizer_of):
 def byte_token(tokenizer, kind, byte):
     if kind == "byte_fallback":
         if byte < 128:
-            return tokenizer.token_to_id(chr(byte))
-        return tokenizer.token_to_id(f"<0x{byte:02X}>")
+            return token_id_of(tokenizer, chr(byte))
+        return token_id_of(tokenizer, f"<0x{byte:02X}>")
     table = tokenizer.byte_table(skip_special_tokens=False)
-    return next(i for i in range(tokenizer.vocab_size) if table[i] == bytes([byte]))
+    return next(i for i in range(vocab_size_of(tokenizer)) if table[i] == bytes([byte]))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_unknown_ids_add_nothing(kind, tokenizer_of):
     tokenizer = tokenizer_of(kind)
     fox = tokenizer.encode("the fox")
-    unknown = tokenizer.vocab_size + 7
+    unknown = vocab_size_of(tokenizer) + 7
     detokenizer = IncrementalDetokenizer(tokenizer, fox)
     for _ in range(50):
         assert detokenizer.append([unknown, unknown]) == ""
@@ -137,19 +140,19 @@ def test_unknown_ids_add_nothing(kind, tokenizer_of):
 @pytest.mark.parametrize("skip", [True, False])
 def test_special_tokens(kind, skip, tokenizer_of):
     tokenizer = tokenizer_of(kind)
-    ids = tokenizer.encode("the fox") + [tokenizer.token_to_id("<|end|>")] * 20
+    ids = tokenizer.encode("the fox") + [token_id_of(tokenizer, "<|end|>")] * 20
     detokenizer = IncrementalDetokenizer(tokenizer, ids[:1], skip_special_tokens=skip)
     detokenizer.append(ids[1:])
     assert ("<|end|>" in detokenizer.text) is not skip
     assert detokenizer.text == reference(tokenizer, ids[:1], ids[1:], skip)
 
 
-def test_window_stays_small(tokenizer_of):
+def test_the_window_stays_small(tokenizer_of):
     tokenizer = tokenizer_of("byte_fallback")
     sizes = []
     decode = tokenizer.decode
-    bad = tokenizer.token_to_id("<0xE4>")
-    special = tokenizer.token_to_id("<s>")
+    bad = token_id_of(tokenizer, "<0xE4>")
+    special = token_id_of(tokenizer, "<s>")
     try:
         tokenizer.decode = lambda ids, **kwargs: sizes.append(len(ids)) or decode(ids, **kwargs)
         detokenizer = IncrementalDetokenizer(tokenizer, tokenizer.encode("the fox"))
@@ -165,24 +168,24 @@ def output_text(tokenizer, **kwargs):
     return OutputText(IncrementalDetokenizer(tokenizer, []), **kwargs)
 
 
-def test_output_text_streams_up_to_the_stop(tokenizer_of):
+def test_output_text_emits_text_up_to_the_stop_string(tokenizer_of):
     tokenizer = tokenizer_of("byte_level")
     output = output_text(tokenizer, stop=["lazy"])
-    shown = ""
+    emitted = ""
     for token_id in tokenizer.encode("the fox is laz, then lazy and more"):
         match = output.append([token_id])
-        shown += output.take_delta()
+        emitted += output.take_delta()
         if match:
             break
     assert match.stop == "lazy"
-    assert shown == output.text == "the fox is laz, then "
+    assert emitted == output.text == "the fox is laz, then "
     assert output.append(tokenizer.encode("more")) is match
     assert output.finish() is match
     assert output.take_delta() == ""
-    assert output.text == shown
+    assert output.text == emitted
 
 
-def test_output_text_flushes_at_the_end(tokenizer_of):
+def test_output_text_emits_the_held_text_at_the_end(tokenizer_of):
     tokenizer = tokenizer_of("byte_level")
     ids = tokenizer.encode("the fox 中")
     output = output_text(tokenizer, stop=["fox 中!"])
@@ -193,7 +196,7 @@ def test_output_text_flushes_at_the_end(tokenizer_of):
     assert output.text == tokenizer.decode(ids[:-1])
 
 
-def test_output_text_without_checks_before_min_tokens(tokenizer_of):
+def test_output_text_ignores_stop_strings_before_min_tokens(tokenizer_of):
     tokenizer = tokenizer_of("byte_level")
     ids = tokenizer.encode("the fox the fox")
     output = output_text(tokenizer, stop=["fox"], include_stop=True)
@@ -204,7 +207,7 @@ def test_output_text_without_checks_before_min_tokens(tokenizer_of):
 
 
 class CountingTokenizer:
-    """Passes on to a tokenizer, and counts the ids that it was given to decode."""
+    """A wrapper of a tokenizer that counts the decoded ids."""
 
     def __init__(self, tokenizer):
         self._tokenizer = tokenizer
@@ -229,8 +232,10 @@ class CountingTable:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_token_costs_the_same_at_64_thousand_as_at_one_thousand(kind, tokenizer_of, samples):
-    """Counted in ids decoded for 500 tokens, not in time."""
+def test_a_token_costs_the_same_after_64_thousand_tokens_as_after_one_thousand(
+    kind, tokenizer_of, samples
+):
+    """The cost is the number of decoded ids for 500 tokens, not a time."""
     counter = CountingTokenizer(tokenizer_of(kind))
     ids = tokenizer_of(kind).encode(" ".join(samples))
     detokenizer = IncrementalDetokenizer(counter, ids[:10])

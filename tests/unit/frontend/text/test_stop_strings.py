@@ -1,4 +1,4 @@
-"""StopStringChecker: where stop strings are found, and what a stream may show."""
+"""StopStringChecker: the matches, and the text that a stream may emit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def feed_all(checker, deltas):
         (["中"], ["text 中"], "中", "text "),
     ],
 )
-def test_finds_the_stop_that_is_complete_first(stops, deltas, stop, kept):
+def test_the_stop_string_that_is_complete_first_is_found(stops, deltas, stop, kept):
     text = "".join(deltas)
     match = feed_all(StopStringChecker(stops), deltas)
     assert (match.stop, text[: match.text_length]) == (stop, kept)
@@ -39,7 +39,7 @@ def test_finds_the_stop_that_is_complete_first(stops, deltas, stop, kept):
 
 
 @pytest.mark.parametrize("stops", [["END"], [], [""]])
-def test_no_match(stops):
+def test_text_without_a_stop_string_has_no_match(stops):
     checker = StopStringChecker(stops)
     assert feed_all(checker, ["E", "N", "", "E"]) is None
 
@@ -55,7 +55,7 @@ def test_no_match(stops):
         (["x"], "yyy", 0),
     ],
 )
-def test_holds_back_only_what_may_begin_a_stop(stops, text, held):
+def test_only_text_that_may_begin_a_stop_string_is_held_back(stops, text, held):
     checker = StopStringChecker(stops)
     checker.feed(text)
     assert checker.num_held == held
@@ -79,24 +79,24 @@ def test_unchecked_text_never_matches_but_may_begin_a_match():
     include=st.booleans(),
 )
 @settings(max_examples=300, deadline=None)
-def test_pieces_do_not_matter_and_nothing_is_taken_back(deltas, stops, include):
+def test_the_result_does_not_depend_on_the_pieces_and_emitted_text_stays(deltas, stops, include):
     text = "".join(deltas)
     ends = {text.find(stop) + len(stop) for stop in stops if stop in text}
     checker = StopStringChecker(stops, include)
-    seen, shown = "", ""
+    seen, emitted = "", ""
     for delta in deltas:
         seen += delta
         if checker.feed(delta):
             break
         visible = seen[: len(seen) - checker.num_held]
-        assert visible.startswith(shown)
-        shown = visible
+        assert visible.startswith(emitted)
+        emitted = visible
     assert (checker.match is not None) == bool(ends)
     if checker.match is None:
-        assert text[: len(text) - checker.num_held] == shown
+        assert text[: len(text) - checker.num_held] == emitted
         return
     kept = text[: checker.match.text_length]
-    assert kept.startswith(shown)
+    assert kept.startswith(emitted)
     end = min(ends)
     longest = max((stop for stop in stops if text[:end].endswith(stop)), key=len)
     assert checker.match.stop == longest

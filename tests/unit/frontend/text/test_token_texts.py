@@ -1,8 +1,9 @@
-"""TokenTexts: the text of an alternative, whole characters with the token that ends them."""
+"""TokenTexts: the text of a single token; a character belongs to the token that completes it."""
 
 from __future__ import annotations
 
 import pytest
+from support.tokenizer_helpers import token_id_of
 
 from shmllm.frontend.text.token_texts import TokenTexts
 
@@ -12,22 +13,22 @@ def tokenizer(request, tokenizer_of):
     return tokenizer_of(request.param)
 
 
-def texts_along(tokenizer, ids):
+def texts_of(tokenizer, ids):
     texts = TokenTexts(tokenizer)
     return [texts(ids[max(i - 4, 0) : i], token) for i, token in enumerate(ids)]
 
 
 @pytest.mark.parametrize("text", ["dog again", "the 😀 fox", "é"])
-def test_texts_of_a_sequence_add_up(tokenizer, text):
+def test_the_texts_of_a_sequence_join_to_its_text(tokenizer, text):
     ids = tokenizer.encode(text, add_special_tokens=False)
-    texts = texts_along(tokenizer, ids)
+    texts = texts_of(tokenizer, ids)
     assert "".join(texts).strip() == text
     assert "\ufffd" not in "".join(texts)
 
 
 def test_a_character_belongs_to_the_token_that_completes_it(tokenizer):
     ids = tokenizer.encode("😸", add_special_tokens=False)
-    texts = texts_along(tokenizer, ids)
+    texts = texts_of(tokenizer, ids)
     assert texts[-1].strip() == "😸"
     assert not "".join(texts[:-1]).strip()
 
@@ -38,6 +39,6 @@ def test_an_alternative_in_the_middle_of_a_character_has_no_text(tokenizer_of):
     assert TokenTexts(tokenizer)([], ids[0]) == ""
 
 
-def test_special_tokens_are_shown(tokenizer):
-    token = tokenizer.token_to_id("<|end|>")
+def test_special_tokens_have_their_text(tokenizer):
+    token = token_id_of(tokenizer, "<|end|>")
     assert TokenTexts(tokenizer)([], token) == "<|end|>"

@@ -1,4 +1,4 @@
-"""Tokenizer: loading, both directions, errors, and what it may import."""
+"""Tokenizer: loading, encoding, decoding, errors and imports."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from support.tokenizer_helpers import token_id_of, vocab_size_of
 
 from shmllm.errors import EngineStartError, RequestError
 from shmllm.frontend.text.tokenizer import Tokenizer
@@ -28,10 +29,8 @@ def test_encode_neither_truncates_nor_pads(tokenizer, samples):
 
 
 def test_special_tokens(tokenizer):
-    end = tokenizer.token_to_id("<|end|>")
-    assert tokenizer.eos_token_id == end
-    assert tokenizer.bos_token_id == tokenizer.token_to_id("<|user|>")
-    assert tokenizer.special_token_ids == {end, tokenizer.bos_token_id}
+    end = token_id_of(tokenizer, "<|end|>")
+    assert tokenizer._backend.special_ids == {end, token_id_of(tokenizer, "<|user|>")}
     assert tokenizer.special_tokens == {"bos_token": "<|user|>", "eos_token": "<|end|>"}
     ids = tokenizer.encode("fox<|end|>")
     assert ids[-1] == end
@@ -39,20 +38,19 @@ def test_special_tokens(tokenizer):
     assert tokenizer.decode(ids, skip_special_tokens=False) == "fox<|end|>"
 
 
-def test_vocabulary(tokenizer):
-    assert tokenizer.id_to_token(tokenizer.vocab_size - 1) == "plain"
-    assert tokenizer.id_to_token(tokenizer.vocab_size) is None
-    assert tokenizer.token_to_id("no such token") is None
-    assert tokenizer.decode([tokenizer.vocab_size + 5]) == ""
+def test_ids_outside_the_vocabulary_have_no_token_and_no_text(tokenizer):
+    assert tokenizer.id_to_token(vocab_size_of(tokenizer) - 1) == "plain"
+    assert tokenizer.id_to_token(vocab_size_of(tokenizer)) is None
+    assert tokenizer.decode([vocab_size_of(tokenizer) + 5]) == ""
 
 
-def test_byte_table_is_what_decode_does(tokenizer, tokenizer_of):
+def test_the_byte_table_agrees_with_decode(tokenizer, tokenizer_of):
     table = tokenizer.byte_table(skip_special_tokens=False)
-    for token_id in range(tokenizer.vocab_size + 3):
+    for token_id in range(vocab_size_of(tokenizer) + 3):
         expected = tokenizer.decode([token_id], skip_special_tokens=False)
         assert table[token_id].decode("utf-8", "replace") == expected
     skipping = tokenizer.byte_table(skip_special_tokens=True)
-    assert skipping[tokenizer.eos_token_id] == b""
+    assert skipping[token_id_of(tokenizer, "<|end|>")] == b""
     assert tokenizer_of("metaspace").byte_table(skip_special_tokens=True) is None
 
 
@@ -64,7 +62,7 @@ def test_byte_table_is_what_decode_does(tokenizer, tokenizer_of):
         (None, "must be a str, got NoneType"),
     ],
 )
-def test_text_that_cannot_be_encoded(tokenizer, text, message):
+def test_text_that_cannot_be_encoded_is_an_error(tokenizer, text, message):
     with pytest.raises(RequestError, match=message):
         tokenizer.encode(text)
     with pytest.raises(RequestError, match=f"text 1 .*{message}"):
@@ -86,13 +84,6 @@ def test_special_tokens_map_and_named_extras(tmp_path, byte_level_model):
     }
 
 
-def test_absent_and_unknown_eos(tmp_path, byte_level_model):
-    (tmp_path / "tokenizer.json").write_bytes((byte_level_model / "tokenizer.json").read_bytes())
-    assert Tokenizer.from_directory(tmp_path).eos_token_id is None
-    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "not in the vocabulary"}')
-    assert Tokenizer.from_directory(tmp_path).eos_token_id is None
-
-
 @pytest.mark.parametrize(
     ("files", "message"),
     [
@@ -111,7 +102,7 @@ def test_load_errors(tmp_path, byte_level_model, files, message):
 
 
 class FakeTransformers:
-    """Stands for `transformers`: AutoTokenizer and the tokenizer that it returns."""
+    """A fake `transformers` module, which is also the AutoTokenizer and the tokenizer itself."""
 
     special_tokens_map = {"eos_token": "</s>"}  # noqa: RUF012
     all_special_ids = [2]  # noqa: RUF012
@@ -121,9 +112,6 @@ class FakeTransformers:
 
     def from_pretrained(self, path, **kwargs):
         return self
-
-    def __len__(self):
-        return 3
 
     def get_vocab(self):
         return {"a": 0, "b": 1, "</s>": 2}
@@ -139,7 +127,7 @@ class FakeTransformers:
         return ["a", "b", "</s>"][token_id]
 
 
-def test_fallback_to_a_python_tokenizer(tmp_path, monkeypatch):
+def test_a_directory_without_tokenizer_json_falls_back_to_transformers(tmp_path, monkeypatch):
     (tmp_path / "tokenizer.model").write_bytes(b"")
     monkeypatch.setitem(sys.modules, "transformers", FakeTransformers())
     tokenizer = Tokenizer.from_directory(tmp_path)
@@ -147,11 +135,10 @@ def test_fallback_to_a_python_tokenizer(tmp_path, monkeypatch):
     assert tokenizer.encode_batch(["ab", "b"]) == [[0, 1, 2], [1, 2]]
     assert tokenizer.decode([0, 9, 2, 1]) == "ab"
     assert tokenizer.decode([0, 2], skip_special_tokens=False) == "a</s>"
-    assert (tokenizer.vocab_size, tokenizer.eos_token_id) == (3, 2)
     assert (tokenizer.id_to_token(1), tokenizer.id_to_token(9)) == ("b", None)
 
 
-def test_fallback_unwraps_a_fast_tokenizer(tmp_path, monkeypatch, tokenizer_of):
+def test_the_fallback_unwraps_a_fast_tokenizer(tmp_path, monkeypatch, tokenizer_of):
     (tmp_path / "vocab.json").write_text("{}")
     fake = FakeTransformers()
     fake.backend_tokenizer = tokenizer_of("byte_level")._backend._tokenizer
@@ -161,7 +148,7 @@ def test_fallback_unwraps_a_fast_tokenizer(tmp_path, monkeypatch, tokenizer_of):
     assert tokenizer.special_tokens == {"eos_token": "</s>"}
 
 
-def test_fallback_that_fails(tmp_path, monkeypatch):
+def test_a_fallback_that_fails_is_an_error_in_one_line(tmp_path, monkeypatch):
     (tmp_path / "tokenizer.model").write_bytes(b"")
     monkeypatch.setitem(sys.modules, "transformers", object())
     with pytest.raises(EngineStartError, match="transformers cannot load") as caught:
