@@ -180,6 +180,7 @@ class PollThread:
                 if (output_queue := self._queues.get(state.index)) is not None:
                     output_queue.changed[state.number] = state
                     output_queues.append(output_queue)
+            for state in changed:
                 if state.ends_request:
                     self._queues.pop(state.index, None)
         self._notify(output_queues)

@@ -1,4 +1,4 @@
-"""AsyncLLM with a fake engine: ids, aborts, slow consumers, and the engine's death."""
+"""AsyncLLM with a fake engine: request ids, aborts, slow consumers, and an engine that dies."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def params(max_tokens, kind=CUMULATIVE, **options):
 
 @pytest.fixture
 def make_llm(monkeypatch, byte_level_model):
-    """Makes (an AsyncLLM, the FakeEngineClient it uses)."""
+    """A function that returns an AsyncLLM and the FakeEngineClient that it uses."""
     made = []
 
     def make(steps_per_poll=1):
@@ -66,7 +66,7 @@ def test_a_request_runs_to_its_end(make_llm):
     assert sizes == sorted(set(sizes))
 
 
-def test_many_at_once_get_their_own(make_llm):
+def test_concurrent_requests_get_their_own_outputs(make_llm):
     llm, _ = make_llm(3)
 
     async def main():
@@ -91,14 +91,31 @@ def test_completions_of_one_prompt_end_together_or_apart(make_llm):
     assert [output.finished for output in outputs].count(True) == 1
 
 
-def test_final_only_is_one_output(make_llm):
+def test_a_completion_that_ends_in_the_same_poll_as_the_last_one_is_not_lost(make_llm):
+    llm, engine = make_llm(10)
+    engine.steps_left = 0
+
+    async def main():
+        task = asyncio.create_task(collect(llm, [5], params(3, DELTA, n=2)))
+        await until(lambda: len(engine.left) == 2)
+        engine.left[1] = 1  # so completion 1 ends two steps before completion 0
+        engine.steps_left = None
+        return await task
+
+    (output,) = run(main())
+    tokens = {completion.index: completion.token_ids for completion in output.outputs}
+    assert tokens == {0: [7] * 3, 1: [7]}
+    assert output.finished
+
+
+def test_final_only_yields_one_output(make_llm):
     llm, _ = make_llm()
     outputs = run(collect(llm, [5], params(6, FINAL, n=2)))
     assert [len(output.outputs) for output in outputs] == [2]
 
 
 @pytest.mark.parametrize("kind", [DELTA, CUMULATIVE])
-def test_a_slow_consumer_finds_one_output_with_all_that_came(make_llm, kind):
+def test_a_slow_consumer_gets_one_output_with_all_new_tokens(make_llm, kind):
     llm, engine = make_llm()
     engine.steps_left = 1
 
@@ -116,22 +133,22 @@ def test_a_slow_consumer_finds_one_output_with_all_that_came(make_llm, kind):
     run(main())
 
 
-def test_a_busy_event_loop_gathers_no_calls(make_llm):
+def test_no_calls_accumulate_in_a_busy_event_loop(make_llm):
     llm, engine = make_llm()
 
     async def main():
         loop = asyncio.get_running_loop()
-        told = []
+        calls = []
         original = loop.call_soon_threadsafe
-        loop.call_soon_threadsafe = lambda *args: (told.append(args), original(*args))[1]
+        loop.call_soon_threadsafe = lambda *args: (calls.append(args), original(*args))[1]
         stream = llm.generate([5], params(300, DELTA))
         task = asyncio.ensure_future(anext(stream))
         await asyncio.sleep(0)
-        while not engine.added or engine.left:  # the loop does nothing else meanwhile
+        while not engine.added or engine.left:  # this blocks the event loop
             pass
         await task
         await stream.aclose()
-        assert len(told) <= 2
+        assert len(calls) <= 2
 
     run(main())
 
@@ -154,7 +171,7 @@ def test_a_cancelled_task_aborts_its_request(make_llm):
     run(main())
 
 
-def test_leaving_the_loop_aborts_the_request(make_llm):
+def test_closing_the_generator_aborts_the_request(make_llm):
     llm, engine = make_llm()
     engine.steps_left = 1
 
@@ -165,13 +182,13 @@ def test_leaving_the_loop_aborts_the_request(make_llm):
         await until(lambda: engine.aborted == [0])
         engine.steps_left = None
         async for _ in llm.generate([5], params(1)):
-            break  # it is finished: there is nothing to abort
+            break  # the request is finished, so nothing is aborted
 
     run(main())
     assert engine.aborted == [0]
 
 
-def test_a_generator_that_is_dropped_aborts_its_request(make_llm):
+def test_collecting_a_generator_as_garbage_aborts_its_request(make_llm):
     llm, engine = make_llm()
     engine.steps_left = 1
 
@@ -204,7 +221,7 @@ def test_an_aborted_request_has_a_last_output_with_its_tokens_so_far(make_llm):
     run(main())
 
 
-def test_several_are_aborted_at_once(make_llm):
+def test_one_call_aborts_several_requests(make_llm):
     llm, engine = make_llm()
     engine.steps_left = 1
 
@@ -220,7 +237,7 @@ def test_several_are_aborted_at_once(make_llm):
     run(main())
 
 
-def test_an_id_in_use_is_an_error_and_harms_nobody(make_llm):
+def test_a_request_id_in_use_is_an_error_without_effect_on_its_request(make_llm):
     llm, engine = make_llm()
     engine.steps_left = 1
 
@@ -235,7 +252,7 @@ def test_an_id_in_use_is_an_error_and_harms_nobody(make_llm):
     run(main())
 
 
-def test_an_id_is_free_when_the_last_output_is_there(make_llm):
+def test_a_request_id_is_free_after_the_last_output(make_llm):
     llm, _ = make_llm()
 
     async def main():
@@ -256,7 +273,7 @@ def test_an_id_is_free_when_the_last_output_is_there(make_llm):
         (3, None, "int"),
     ],
 )
-def test_what_is_wrong_is_raised_to_its_consumer(make_llm, prompt, own, message):
+def test_an_invalid_request_raises_in_its_consumer(make_llm, prompt, own, message):
     llm, engine = make_llm()
 
     async def main():
@@ -268,14 +285,14 @@ def test_what_is_wrong_is_raised_to_its_consumer(make_llm, prompt, own, message)
     assert len(engine.added) == 1
 
 
-def test_a_refusal_of_the_engine_is_raised_to_its_consumer(make_llm):
+def test_a_refusal_by_the_engine_raises_in_the_consumer(make_llm):
     llm, engine = make_llm()
     engine.refuse = {0}
     with pytest.raises(RequestError, match="no"):
         run(collect(llm, [5], params(2)))
 
 
-def test_the_engines_death_reaches_every_consumer(make_llm):
+def test_every_consumer_gets_an_error_when_the_engine_dies(make_llm):
     llm, engine = make_llm()
     engine.steps_left = 2
 
@@ -300,7 +317,7 @@ def test_the_engines_death_reaches_every_consumer(make_llm):
     run(main())
 
 
-def test_what_came_before_the_death_is_not_lost(make_llm):
+def test_outputs_from_before_the_engine_died_are_not_lost(make_llm):
     llm, engine = make_llm()
     engine.steps_left = 2
 
@@ -316,7 +333,7 @@ def test_what_came_before_the_death_is_not_lost(make_llm):
     run(main())
 
 
-def test_shutdown_ends_who_waits(make_llm):
+def test_shutdown_raises_in_waiting_consumers(make_llm):
     llm, engine = make_llm()
     engine.steps_left = 1
 
@@ -343,7 +360,7 @@ def test_shutdown_before_any_request(make_llm):
         run(collect(llm, [5], params(1)))
 
 
-def test_one_event_loop_after_another(make_llm):
+def test_it_works_in_one_event_loop_after_another(make_llm):
     llm, engine = make_llm()
     for _ in range(3):
         assert run(collect(llm, [5], params(3)))[-1].finished
@@ -358,7 +375,7 @@ def test_one_event_loop_after_another(make_llm):
     assert engine.left == {}
 
 
-def test_two_event_loops_at_once(make_llm):
+def test_it_works_in_several_event_loops_at_once(make_llm):
     llm, _ = make_llm()
     results = []
 
@@ -380,7 +397,7 @@ def test_two_event_loops_at_once(make_llm):
     assert len(results) == 3
 
 
-def test_a_waiting_pause_holds_back_what_comes_until_it_is_over(make_llm):
+def test_requests_wait_for_the_end_of_a_pause_with_wait(make_llm):
     llm, engine = make_llm()
     engine.answers = {Method.PAUSE: 0, Method.RESUME: True, Method.RESET_PREFIX_CACHE: True}
 
