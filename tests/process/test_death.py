@@ -38,7 +38,7 @@ ORPHAN_IS_GONE_WITHIN_S = 5.0
 ENGINE_DIES = """
 import json, os, signal, sys, threading, time
 from shmllm import LLM, EngineDeadError, SamplingParams
-from shmllm.wire.messages import Kind
+from shmllm.wire.messages import RecordKind
 
 LONG = SamplingParams(max_tokens=900, ignore_eos=True)
 moment = []
@@ -111,7 +111,7 @@ def test_a_killed_engine_is_reported_where_child_signals_are_ignored() -> None:
 def test_an_error_in_the_engine_reaches_the_caller_with_its_traceback() -> None:
     found = deaths_of("""
 llm = LLM()
-assert llm._client._channel.try_send(Kind.ADD, b"garbage")
+assert llm._client._channel.try_send(RecordKind.ADD, b"garbage")
 print(json.dumps({"deaths": [death(llm), death(llm)]}))
 """)
     for one in found["deaths"]:

@@ -46,7 +46,7 @@ from shmllm.client.private import PrivateEngineClient
 from shmllm.ipc.stats import Stat
 from shmllm.wire import codec
 from shmllm.params.request import EngineCoreRequest
-from shmllm.wire.messages import (Kind)
+from shmllm.wire.messages import RecordKind
 
 stage, model = sys.argv[1:]
 LONG = SamplingParams(max_tokens=900, ignore_eos=True)
@@ -126,7 +126,7 @@ def outputs_full():
     request = codec.encode_add(EngineCoreRequest(10**9, [10**6], SHORT))
     deadline = time.monotonic() + 30
     while unread() < 500_000:
-        channel.try_send(Kind.ADD, *request)
+        channel.try_send(RecordKind.ADD, *request)
         assert time.monotonic() < deadline
     say("there")
     outlive()

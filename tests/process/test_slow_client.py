@@ -31,7 +31,7 @@ from shmllm import LLM, EngineDeadError, SamplingParams
 from shmllm.frontend.dispatcher import RequestGroup
 from shmllm.wire import codec
 from shmllm.params.request import EngineCoreRequest
-from shmllm.wire.messages import (Kind)
+from shmllm.wire.messages import RecordKind
 llm = LLM.attach(sys.argv[1])
 channel = llm._client._channel
 long = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
@@ -43,7 +43,7 @@ refused = codec.encode_add(EngineCoreRequest(10**9, [10**6], long))
 outputs = channel.outputs
 deadline = time.monotonic() + 30
 while outputs._load_published() - outputs._position < 523_000:
-    channel.try_send(Kind.ADD, *refused)
+    channel.try_send(RecordKind.ADD, *refused)
     assert time.monotonic() < deadline, "the ring does not fill"
 print("full", flush=True)
 os.kill(os.getpid(), signal.SIGSTOP)

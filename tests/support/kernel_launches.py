@@ -148,8 +148,10 @@ def attention(
                 query = empty(4, heads, dim, dtype=dtype)
                 table, starts = empty(2, 8, dtype=torch.int32), empty(3, dtype=torch.int32)
                 scratch = AttentionScratch.allocate(4, heads, splits, dim, torch.device("cpu"))
-                form = (0.1, window, splits, scratch)
-                paged_attention(query.clone(), query, *cache, *lengths, config, *form)
+                paged_attention(
+                    query.clone(), query, cache[0], cache[1], table, starts, starts[1:], config,
+                    0.1, window, splits, scratch,
+                )  # fmt: skip
 
 
 def main() -> None:
