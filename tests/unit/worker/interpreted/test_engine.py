@@ -26,11 +26,11 @@ class TestEngine(EngineConformance):
             "copy ahead",
             "_unpack_step",
             "graph",
-            "look",
-            "choose",
+            "summarise_chunks",
+            "choose_tokens",
             "copy",
         ]
         gpu_device.may_wait = True
         engine.add(2, [5], temperature=0.7, top_k=3)
         engine.run()
-        assert {"count_within", "collect"} < set(gpu_device.launched)
+        assert {"count_by_distance", "collect_candidates"} < set(gpu_device.launched)
