@@ -191,7 +191,7 @@ def gather_rows(out: Tensor, source: Tensor, indices: Tensor) -> None:
 def _launch_copy(out: Tensor, source: Tensor, indices: Tensor, last_tokens: Tensor | None) -> None:
     count, dim = out.shape
     assert source.shape[1:] == (dim,), "rows of out and source differ in length"
-    assert source.dtype is out.dtype, "out must have the dtype of what is copied"
+    assert source.dtype is out.dtype, "out must have the dtype of source"
     assert out.stride(1) == source.stride(1) == 1, "rows must be contiguous"
     _check_per_row(indices, count)
     if count == 0 or dim == 0:
