@@ -70,18 +70,11 @@ class GrammarMasks:
     Args:
         compiler: the compiler of the grammars, which has the size of the vocabulary.
         max_num_rows: the largest number of constrained rows in a step.
-        num_threads: the number of threads that fill masks.
     """
 
-    def __init__(
-        self,
-        compiler: GrammarCompiler,
-        max_num_rows: int,
-        num_threads: int = 1,
-    ) -> None:
+    def __init__(self, compiler: GrammarCompiler, max_num_rows: int) -> None:
         self._compiler = compiler
         self._max_num_rows = max_num_rows
-        self._num_threads = num_threads
         self._thread = BackgroundThread("shmllm-masks")
         self._words: IntArray | None = None
         self._executor: Any = None
@@ -121,7 +114,7 @@ class GrammarMasks:
 
             num_words = -(-self._compiler.vocab_size // WORD_BITS)
             self._words = np.zeros((self._max_num_rows, num_words), np.int32)
-            self._executor = LLExecutor(num_threads=self._num_threads)
+            self._executor = LLExecutor(num_threads=1)
         words = self._words
         self._executor.unsafe_compute_mask_ptr(
             matchers, words.ctypes.data, words.shape[1] * words.itemsize, self._max_num_rows

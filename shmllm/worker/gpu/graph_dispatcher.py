@@ -89,13 +89,7 @@ class GraphDispatcher:
         return sorted(mixed + decodes, key=lambda capture: capture[1].num_tokens, reverse=True)
 
     def dispatch(
-        self,
-        num_tokens: int,
-        num_reqs: int,
-        uniform: bool,
-        *,
-        allows_full: bool = True,
-        allows_graphs: bool = True,
+        self, num_tokens: int, num_reqs: int, uniform: bool
     ) -> tuple[CudaGraphMode, BatchDescriptor]:
         """Choose the mode of a step: FULL if possible, else PIECEWISE, else NONE; and the smallest
         graph that the step fits into.
@@ -104,24 +98,19 @@ class GraphDispatcher:
             num_tokens: the number of the step's tokens.
             num_reqs: the number of the step's requests, from 1 to num_tokens.
             uniform: whether each request has one token.
-            allows_full: whether the step's attention can be captured.
-            allows_graphs: whether the step can use graphs at all.
 
         Returns:
             NONE with the step's own sizes, PIECEWISE with the number of tokens padded, or FULL with
             one of the descriptors of `captures`.
         """
-        exact = BatchDescriptor(num_tokens, num_reqs, uniform)
-        if not allows_graphs:
-            return CudaGraphMode.NONE, exact
-        if allows_full and uniform:
+        if uniform:
             size = _next_size(self._decode_sizes, num_tokens)
             if size is not None:
                 return CudaGraphMode.FULL, self._captured(size, uniform=True)
         mixed = self.mode.mixed_mode
         size = _next_size(self._mixed_sizes, num_tokens)
-        if size is None or (mixed is CudaGraphMode.FULL and not allows_full):
-            return CudaGraphMode.NONE, exact
+        if size is None:
+            return CudaGraphMode.NONE, BatchDescriptor(num_tokens, num_reqs, uniform)
         if mixed is CudaGraphMode.FULL:
             return mixed, self._captured(size, uniform=False)
         return mixed, BatchDescriptor(size, num_reqs, uniform)

@@ -159,20 +159,15 @@ def test_each_size_is_captured_once_and_the_largest_first(made) -> None:
         assert not descriptor.uniform or descriptor.num_reqs == descriptor.num_tokens
 
 
-@given(steps(), st.booleans(), st.booleans())
-def test_a_step_gets_the_best_mode_and_the_smallest_size(
-    step, allows_full: bool, allows_graphs: bool
-) -> None:
+@given(steps())
+def test_a_step_gets_the_best_mode_and_the_smallest_size(step) -> None:
     dispatcher, num_tokens, num_reqs, uniform = step
     exact = BatchDescriptor(num_tokens, num_reqs, uniform)
     # The reference tries all captured graphs.
     fitting = [
         (mode, descriptor)
         for mode, descriptor in dispatcher.captures()
-        if descriptor.num_tokens >= num_tokens
-        and (uniform or not descriptor.uniform)
-        and (mode is PIECEWISE or allows_full)
-        and allows_graphs
+        if descriptor.num_tokens >= num_tokens and (uniform or not descriptor.uniform)
     ]
     expected = (NONE, exact)
     for wanted in (PIECEWISE, FULL):
@@ -182,9 +177,7 @@ def test_a_step_gets_the_best_mode_and_the_smallest_size(
             if wanted is PIECEWISE:
                 smallest = BatchDescriptor(smallest.num_tokens, num_reqs, uniform)
             expected = (wanted, smallest)
-    found = dispatcher.dispatch(
-        num_tokens, num_reqs, uniform, allows_full=allows_full, allows_graphs=allows_graphs
-    )
+    found = dispatcher.dispatch(num_tokens, num_reqs, uniform)
     assert found == expected
     assert found[1].num_tokens >= num_tokens
     assert found[1].num_reqs >= num_reqs
@@ -219,19 +212,10 @@ def test_a_step_larger_than_every_graph_runs_without_padding() -> None:
     assert dispatcher.dispatch(600, 2, uniform=False) == (NONE, BatchDescriptor(600, 2, False))
 
 
-def test_without_full_a_decode_is_piecewise_with_its_own_number_of_requests() -> None:
-    dispatcher = GraphDispatcher(CudaGraphMode.FULL_AND_PIECEWISE, None, 256, 8192)
-    assert dispatcher.dispatch(9, 9, uniform=True) == (FULL, BatchDescriptor(16, 16, True))
-    found = dispatcher.dispatch(9, 9, uniform=True, allows_full=False)
-    assert found == (PIECEWISE, BatchDescriptor(16, 9, True))
-    found = dispatcher.dispatch(9, 9, uniform=True, allows_graphs=False)
-    assert found == (NONE, BatchDescriptor(9, 9, True))
-
-
-@pytest.mark.parametrize("mode", [CudaGraphMode.FULL, CudaGraphMode.FULL_DECODE_ONLY])
-def test_without_full_and_piecewise_no_graph_is_used(mode: CudaGraphMode) -> None:
-    found = GraphDispatcher(mode, None, 256, 8192).dispatch(4, 4, True, allows_full=False)
-    assert found == (NONE, BatchDescriptor(4, 4, True))
+def test_a_full_graph_pads_the_requests_and_a_piecewise_graph_does_not() -> None:
+    for mode, num_reqs in ((FULL, 16), (PIECEWISE, 9)):
+        found = GraphDispatcher(mode, None, 256, 8192).dispatch(9, 9, uniform=True)
+        assert found == (mode, BatchDescriptor(16, num_reqs, mode is PIECEWISE))
 
 
 @pytest.mark.parametrize(
