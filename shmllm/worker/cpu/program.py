@@ -46,7 +46,7 @@ class CpuProgram:
         self.inputs = CpuInputs(max_tokens, max_requests, heads_per_kv)
         self.buffers = CpuBuffers(model.config, max_tokens, max_requests)
         self._kernels = KernelProgram(num_threads)
-        self._ops = CpuOps(  # keeps what its kernels read
+        self._ops = CpuOps(  # keeps the memory alive that its kernels read
             self._kernels, model.config, self.buffers, self.inputs, cache, batch.block_table
         )
         self._hidden = model.forward(self._ops)

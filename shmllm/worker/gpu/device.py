@@ -157,7 +157,7 @@ class CudaDevice:
         if problem := find_cuda_problem(index):
             raise EngineStartError(problem)
         _cuda.set_device(index)
-        torch.set_float32_matmul_precision("highest")  # images set TensorFloat-32 by environment
+        torch.set_float32_matmul_precision("highest")  # some container images enable TensorFloat-32
         self.torch_device = torch.device("cuda", index)
         self.name = str(_cuda.get_device_name(index))
         self._capture_stream = _cuda.Stream(self.torch_device)

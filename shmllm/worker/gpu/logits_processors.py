@@ -77,11 +77,11 @@ class GpuTokenMasks:
         if grammars is not None:
             indices = np.array(grammars.rows, np.int64)
             begin = len(self._mask_rows)
-            places = np.arange(begin, begin + len(indices), dtype=np.int32)
+            mask_indices = np.arange(begin, begin + len(indices), dtype=np.int32)
             words = self._restrict(rows[indices], grammars.words)
-            where, sent_places, sent = self._transfers.send(indices, places, words)
+            where, sent_indices, sent = self._transfers.send(indices, mask_indices, words)
             self._words[begin : begin + len(indices)] = sent
-            mask_rows.index_copy_(0, where, sent_places)
+            mask_rows.index_copy_(0, where, sent_indices)
         return TokenMasks(self._words, mask_rows)
 
     @property
@@ -113,7 +113,7 @@ class LogitBiases:
     """The numbers that are added to single logits: biases, and minus infinity for tokens that bad
     words and min_tokens ban.
 
-    The list on the device is made anew only when it differs from that of the step before.
+    The list on the device is rebuilt only when it differs from that of the step before.
 
     Args:
         batch: the batch, with the states of the logits processors.

@@ -31,8 +31,8 @@ from shmllm.worker.loading import Progress, load_model, make_info
 from shmllm.worker.memory_owners import MemoryOwners
 
 NOT_DETERMINISTIC = (
-    "deterministic=True fixes how attention is split, but not which kernel multiplies: on a GPU "
-    "bits may depend on how many tokens a step has"
+    "on a GPU deterministic=True fixes how attention splits contexts, but not which kernel "
+    "multiplies matrices: the bits of a result may depend on the number of tokens in a step"
 )
 
 

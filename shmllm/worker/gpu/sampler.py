@@ -1,6 +1,6 @@
 """Samples the next token of each row on the device.
 
-The CPU's sampler and the logits processors define the result; only the noise is another one. This
+The CPU's sampler and the logits processors define the result; only the random noise differs. This
 module owns the tokens sampled last, which the next step embeds without the host, and the order of
 a step's launches. If the rows of a step have nothing but a temperature and filters, the host's
 time does not depend on their number.

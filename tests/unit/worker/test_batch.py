@@ -115,7 +115,7 @@ def test_a_token_sampled_at_max_model_len_changes_no_other_row(batch):
     assert not batch.token_ids[1:].any()
 
 
-def test_the_inputs_of_a_repeated_decode_equal_those_gathered_anew(batch):
+def test_the_inputs_of_a_repeated_decode_equal_those_gathered_again(batch):
     """The steps cross block boundaries, and another batch gathers its inputs in each step."""
     other = InputBatch(4, 20, 4, 100)
     new_requests = [new_request(2, [1, 2, 3], [1]), new_request(0, [4, 5, 6, 7, 8], [2, 3])]

@@ -200,7 +200,7 @@ def test_random_batches_equal_the_reference_row_by_row(data, seed):
 
 
 def test_penalties_count_the_tokens_of_each_step():
-    """The steps of one row: its counts are updated, and not made anew."""
+    """The steps of one row: its counts are updated, and not recomputed."""
     params = params_of({"frequency_penalty": 0.5, "repetition_penalty": 1.4})
     prompt, output = [1, 2, 2], []
     sampler, batch = make([(3, prompt, output, params, [], [])])
