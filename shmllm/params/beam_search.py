@@ -56,4 +56,4 @@ class BeamSearchParams:
         for name, allowed in _RANGES.items():
             value = getattr(self, name)
             if not allowed.allows(value):
-                raise RequestError(f"{name} must be {allowed.words}, got {value!r}")
+                raise RequestError(f"{name} must be {allowed.description}, got {value!r}")

@@ -21,11 +21,11 @@ class Range:
 
     Attributes:
         allows: a function that returns whether a value is in the range.
-        words: the description of the range in error messages.
+        description: the description of the range in error messages.
     """
 
     allows: Callable[[Any], bool]
-    words: str
+    description: str
 
 
 def is_number(value: object) -> bool:
@@ -64,17 +64,17 @@ def _is_options(value: object) -> bool:
 
 
 def _number(low: float, high: float) -> Range:
-    words = f"a number from {low:g} to {high:g}"
-    return Range(lambda value: is_number(value) and low <= value <= high, words)
+    description = f"a number from {low:g} to {high:g}"
+    return Range(lambda value: is_number(value) and low <= value <= high, description)
 
 
-def _whole_number(low: int, words: str, high: float = math.inf) -> Range:
-    return Range(lambda value: is_int(value) and low <= value <= high, words)
+def _whole_number(low: int, description: str, high: float = math.inf) -> Range:
+    return Range(lambda value: is_int(value) and low <= value <= high, description)
 
 
-def _or_none(inner: Range, words: str) -> Range:
+def _or_none(inner: Range, description: str) -> Range:
     allows = inner.allows
-    return Range(lambda value: value is None or allows(value), words)
+    return Range(lambda value: value is None or allows(value), description)
 
 
 _FLAG = Range(lambda value: isinstance(value, bool), "True or False")

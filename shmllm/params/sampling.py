@@ -61,15 +61,16 @@ class RepetitionDetectionParams:
     min_count: int = 0
 
     def __post_init__(self) -> None:
-        most, least, count = self.max_pattern_size, self.min_pattern_size, self.min_count
-        if not all(is_int(value) and 0 <= value < 2**31 for value in (most, least, count)):
-            raise RequestError(f"repetition_detection takes whole numbers from 0, got {self!r}")
-        if least > most:
+        longest, shortest = self.max_pattern_size, self.min_pattern_size
+        count = self.min_count
+        if not all(is_int(value) and 0 <= value < 2**31 for value in (longest, shortest, count)):
+            raise RequestError(f"repetition_detection must have whole numbers from 0, got {self!r}")
+        if shortest > longest:
             raise RequestError(
                 f"repetition_detection.min_pattern_size must be at most max_pattern_size "
-                f"({most}), got {least}"
+                f"({longest}), got {shortest}"
             )
-        if most and count < 2:
+        if longest and count < 2:
             raise RequestError(f"repetition_detection.min_count must be at least 2, got {count}")
 
 
@@ -259,7 +260,7 @@ class SamplingParams(_Fields):
         for name in names:
             known = RANGES.get(name)
             if known is not None:
-                self._require(name, known.allows(getattr(self, name)), known.words)
+                self._require(name, known.allows(getattr(self, name)), known.description)
             else:
                 self._check_object(name)
         limit = self.max_tokens

@@ -149,7 +149,7 @@ def _parse(source: str) -> dict[str, _Rule]:
             if rule is not None:
                 _finish(rule, line)
             if name in rules:
-                raise _error(f"line {line}: rule {name!r} is there twice")
+                raise _error(f"line {line}: rule {name!r} is defined twice")
             rule = rules[name] = _Rule()
         elif kind != "blank":
             if rule is None:

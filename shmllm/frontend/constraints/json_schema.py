@@ -82,7 +82,7 @@ def subschemas(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
 def _refusal(path: str, keyword: object) -> str:
     where = f" at {path}" if path else ""
     if keyword in _UNSUPPORTED:
-        return f"has the keyword {keyword!r}{where}, which cannot be enforced; take it out"
+        return f"has the keyword {keyword!r}{where}, which cannot be enforced; remove it"
     near = difflib.get_close_matches(str(keyword), sorted(_KNOWN), n=1, cutoff=0.0)
     return (
         f"has the keyword {keyword!r}{where}, which JSON Schema does not have; the nearest is "

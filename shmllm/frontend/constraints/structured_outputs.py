@@ -188,7 +188,7 @@ def _on_a_large_stack(function: Callable[[], str]) -> str:
             threading.stack_size(before)
     thread.join(TIMEOUT_S)
     if not outcome:
-        return f"not checked within {TIMEOUT_S:.0f} s: it is too large"
+        return f"its check did not end within {TIMEOUT_S:.0f} s: it is too large"
     if isinstance(outcome[0], BaseException):
         raise outcome[0]
     return outcome[0]

@@ -106,7 +106,7 @@ NAN, INF = float("nan"), float("inf")
         ),
         (
             {"repetition_detection": {"max_pattern_size": -1}},
-            "repetition_detection takes whole numbers from 0, got .*max_pattern_size=-1",
+            "repetition_detection must have whole numbers from 0, got .*max_pattern_size=-1",
         ),
     ],
     ids=str,

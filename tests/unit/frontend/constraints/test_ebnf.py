@@ -45,7 +45,7 @@ def test_rules_are_translated_to_lark(source: str, rules: list[str]) -> None:
         ('foo ::= "a"', "has no rule 'root'"),
         ("", "has no rule 'root'"),
         ('"a"', "line 1: expected a rule like root ::= ..., got '\"a\"'"),
-        ('root ::= "a"\n\nroot ::= "b"', "line 3: rule 'root' is there twice"),
+        ('root ::= "a"\n\nroot ::= "b"', "line 3: rule 'root' is defined twice"),
         ('root ::= "a"\n  foo', "line 2: there is no rule 'foo'"),
         ('root ::= "a" ;', "line 1: cannot read ';'"),
         ('root ::= "a', "line 1: cannot read '\"a'"),
