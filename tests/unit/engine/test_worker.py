@@ -41,7 +41,7 @@ class FakeModel:
     def load_weights(self, named):
         from shmllm.models.weight_update import update_weights
 
-        return update_weights(self, named)
+        return update_weights(self.weights, named, tied=False)
 
 
 @pytest.fixture
