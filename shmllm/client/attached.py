@@ -146,7 +146,7 @@ class AttachedEngineClient(ChannelEngineClient):
 
     def _check_accepted(self) -> None:
         answer = self._view.accepted(self._place)
-        if answer != self._nonce and hasattr(self, "facts"):
+        if answer != self._nonce and hasattr(self, "info"):
             known = answer in list(Refusal)
             raise EngineDeadError(_REFUSALS[Refusal(answer) if known else Refusal.NOT_CONNECTED])
 

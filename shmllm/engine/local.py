@@ -130,7 +130,7 @@ class LocalEngineClient:
 
     def trace(self, recorder: Recorder | None) -> None:
         self._recorder = recorder
-        if not hasattr(self, "facts"):
+        if not hasattr(self, "info"):
             return
         self._core.observer = NOBODY if recorder is None else EngineTracer(recorder, self._core)
         if recorder is not None:
