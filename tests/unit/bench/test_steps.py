@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -126,7 +127,7 @@ def test_a_summary_takes_rates_of_the_median_batch_and_latencies_of_all() -> Non
 
 
 def test_random_prompts_are_all_different_but_for_their_prefix() -> None:
-    llm = FakeEngineClient(1)
+    llm = SimpleNamespace(facts=FakeEngineClient(1).info)
     prompts = RandomPrompts(random.Random(1), length=8, prefix_length=4)
     batches = [prompts.batch(llm, 3) for _ in range(2)]
     for batch in batches:

@@ -41,7 +41,10 @@ class FakeModel:
     def load_weights(self, named):
         from shmllm.models.weight_update import update_weights
 
-        return update_weights(self.weights, named, tied=False)
+        written = update_weights(self.weights, named, tied=False)
+        if written:
+            self.weights_changed(written)
+        return written
 
 
 @pytest.fixture
