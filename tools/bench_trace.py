@@ -20,7 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from shmllm import LLM, SamplingParams
-from shmllm.core.observer import NOBODY
+from shmllm.core.observer import NULL_OBSERVER
 from shmllm.engine.tracer import EngineTracer
 from shmllm.ipc.channel import ClientChannel, CoreChannel
 from shmllm.ipc.layout import SegmentKind
@@ -79,7 +79,7 @@ def measure_seams(recorder: Recorder) -> None:
     core = SimpleNamespace(scheduler=SimpleNamespace(num_running=1, num_waiting=0))
     core.num_used_blocks = 1
     nothing = ns_per_call(lambda: None)
-    print(f"a step, off: {ns_per_call(a_step(NOBODY, 64)) - nothing:,.0f} ns")
+    print(f"a step, off: {ns_per_call(a_step(NULL_OBSERVER, 64)) - nothing:,.0f} ns")
     for rows in (1, 16, 64, 256):
         spent = ns_per_call(a_step(EngineTracer(recorder, core), rows)) - nothing  # type: ignore[arg-type]
         print(f"a step of {rows} rows, on: {spent:,.0f} ns")

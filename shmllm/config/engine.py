@@ -115,8 +115,8 @@ class LoadConfig(Section):
     directory: str
     dtype: DTypeName = option(
         "auto",
-        '"float32", "bfloat16" or "float16"; auto is float32 on a CPU, and on a GPU the dtype of '
-        "the checkpoint.",
+        '"float32", "bfloat16" or "float16"; auto is float32 on a CPU, and on a GPU the '
+        "checkpoint's.",
         DType(get_args(DTypeName)),
     )
     load_format: LoadFormat = option(

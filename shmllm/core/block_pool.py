@@ -1,8 +1,7 @@
-"""KV blocks and who may take them next.
+"""The pool of KV blocks: reference counts, and the order in which free blocks are reused.
 
-Owns the blocks of the cache, their reference counts and the order in which free ones are
-reused. Does not know what a block holds, nor how hits are found: a free block that still
-holds a cached prefix keeps its hash until someone takes it.
+A free block keeps its hash, and so its cached prefix, until the pool allocates it again. This
+module must not know the contents of blocks or how prefix-cache hits are found.
 """
 
 from __future__ import annotations
@@ -10,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 PADDING_BLOCK_ID = 0
-"""The block that pads block tables. No request ever holds it."""
+"""The block that pads block tables. It is never allocated."""
 
 
 class KVBlock:
-    """One block. Only FreeBlockQueue touches `previous` and `following`."""
+    """One KV block. `previous` and `following` belong to FreeBlockQueue."""
 
     __slots__ = ("block_hash", "block_id", "following", "previous", "ref_count")
 
@@ -30,10 +29,10 @@ class KVBlock:
 
 
 class FreeBlockQueue:
-    """Free blocks from the next to be reused to the last, as an intrusive linked list.
+    """The free blocks in the order of reuse, as a linked list.
 
-    Intrusive because a prefix hit takes a block out of the middle: with links inside the
-    blocks that is O(1) and allocates nothing.
+    The links are in the blocks, because a prefix-cache hit removes a block from the middle: that
+    takes constant time and allocates nothing.
     """
 
     def __init__(self, blocks: Iterable[KVBlock]) -> None:
@@ -78,11 +77,11 @@ class FreeBlockQueue:
 
 
 class BlockPool:
-    """All blocks of the cache. Block 0 pads block tables and is never handed out.
+    """All blocks of the KV cache.
 
     Args:
-        num_blocks: blocks in the cache, the padding block included.
-        on_reuse: called with a block that still has a hash, before it is handed out.
+        num_blocks: the number of blocks, including the padding block.
+        on_reuse: called with a block that still has a hash, before the block is allocated.
     """
 
     def __init__(self, num_blocks: int, on_reuse: Callable[[KVBlock], None]) -> None:
@@ -99,25 +98,30 @@ class BlockPool:
         return len(self._free)
 
     def allocate(self, count: int) -> list[KVBlock]:
-        """The `count` least recently used free blocks; the caller checked `num_free`."""
-        taken = []
+        """Allocate the `count` least recently used free blocks.
+
+        Raises:
+            IndexError: there are fewer free blocks; the caller has to check `num_free` first.
+        """
+        allocated = []
         for _ in range(count):
             block = self._free.pop_first()
             if block.block_hash is not None:
                 self._on_reuse(block)
             block.ref_count = 1
-            taken.append(block)
-        return taken
+            allocated.append(block)
+        return allocated
 
     def touch(self, blocks: Iterable[KVBlock]) -> None:
-        """Add a reference to each; those that were free leave the queue."""
+        """Add a reference to each block. Free blocks leave the free queue."""
         for block in blocks:
             if block.ref_count == 0:
                 self._free.remove(block)
             block.ref_count += 1
 
     def release(self, blocks: Iterable[KVBlock]) -> None:
-        """Drop a reference from each, in the order given: the first is reused first."""
+        """Drop a reference of each block. Of the blocks that become free, the first in the
+        given order is reused first."""
         for block in blocks:
             block.ref_count -= 1
             if block.ref_count == 0:

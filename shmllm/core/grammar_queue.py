@@ -1,7 +1,7 @@
-"""Requests whose grammar is still being compiled: known, and passed over until it is ready.
+"""Holds requests until their grammars are compiled.
 
-Compiling is somebody else's work, in another thread; this only looks at its futures. Knows
-no transport and nothing about grammars.
+The runner compiles grammars on another thread; this module only checks the futures. It must not
+know the transport or the grammars themselves.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from shmllm.core.request import Request, RequestStatus
 from shmllm.core.scheduler import Scheduler
 
 CompiledGrammar = Future[Callable[[], Constraint]]
-"""Ready at once or later: what begins a new output. Its exception says why there is none."""
+"""A future whose result is a factory of Constraints, one for each request. Its exception says why
+the grammar cannot be compiled."""
 
 
 class GrammarQueue:
     """
     Args:
-        scheduler: gets the requests.
-        compile_grammar: begins to compile a text, or finds it compiled.
-        wake: called from any thread when a grammar that was waited for is ready.
+        scheduler: the scheduler to which the requests are added.
+        compile_grammar: starts to compile a grammar's text, or finds the compiled grammar.
+        wake: called from any thread when the grammar of a held request is compiled.
     """
 
     def __init__(
@@ -37,11 +38,14 @@ class GrammarQueue:
         self._held: list[tuple[Request, CompiledGrammar]] = []
 
     def add(self, request: Request, grammar: str) -> str | None:
-        """Queue a request under its grammar. Returns why it cannot be served, if that is
-        known by now."""
+        """Add a request that has a grammar to the scheduler.
+
+        Returns:
+            Why the grammar cannot be compiled, if that is already known; otherwise None.
+        """
         compiled = self._compile(grammar)
         if compiled.done():
-            problem = _begin(request, compiled)
+            problem = _set_constraint(request, compiled)
             if problem is None:
                 self._scheduler.add(request)
             return problem
@@ -51,7 +55,8 @@ class GrammarQueue:
         return None
 
     def release_ready(self) -> None:
-        """Let those be scheduled whose grammar is ready, and end those that have none."""
+        """Release the requests whose grammars are compiled now, and end those whose grammars
+        cannot be compiled."""
         if not self._held:
             return
         held, self._held = self._held, []
@@ -60,14 +65,14 @@ class GrammarQueue:
                 continue
             if not compiled.done():
                 self._held.append((request, compiled))
-            elif (problem := _begin(request, compiled)) is None:
+            elif (problem := _set_constraint(request, compiled)) is None:
                 self._scheduler.release(request)
             else:
                 self._scheduler.fail(request, problem)
 
 
-def _begin(request: Request, compiled: CompiledGrammar) -> str | None:
-    """Give a request its constraint; what went wrong if there is none."""
+def _set_constraint(request: Request, compiled: CompiledGrammar) -> str | None:
+    """Set the request's constraint. Returns the problem if the grammar was not compiled."""
     error = compiled.exception()
     if error is not None:
         return f"{error}" or type(error).__name__

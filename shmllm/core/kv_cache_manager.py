@@ -1,7 +1,7 @@
-"""Gives requests their blocks: prefix hits, new blocks, and back.
+"""Allocates and frees the KV blocks of requests, and finds their prefix-cache hits.
 
-Owns the pool and the prefix cache together. A request's block list only grows while it
-runs; position p of the request lives in block p // block_size of that list.
+This module owns the block pool and the prefix cache. The block list of a running request only
+grows. The keys and values of position p are in block p // block_size of that list.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from shmllm.core.block_pool import BlockPool, KVBlock
 from shmllm.core.prefix_cache import PrefixCache, extend_block_hashes
 from shmllm.core.request import Request
 
-NEVER = 2**62
-"""More blocks than a request can have."""
+NO_MORE_BLOCKS = 2**62
+"""A value of `Request.num_cached_blocks` that no number of full blocks exceeds."""
 
 
 class KVCacheManager:
     """
     Args:
-        num_blocks: blocks in the cache, the padding block included.
-        block_size: tokens per block.
-        enable_prefix_caching: False computes every token of every request.
+        num_blocks: the number of blocks, including the padding block.
+        block_size: the number of tokens in a block.
+        enable_prefix_caching: whether requests reuse the blocks of equal prefixes.
     """
 
     def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool) -> None:
@@ -33,34 +33,43 @@ class KVCacheManager:
         return self.pool.num_usable - self.pool.num_free
 
     def longest_hit(self, request: Request) -> list[KVBlock]:
-        """Cached blocks of the request's prefix. The last token is never among them: it
-        has to be computed, since its logits choose the next one."""
+        """The cached blocks of the request's longest known prefix. The prefix excludes the
+        request's last token, which must be computed because its logits choose the next token."""
         if not self.enable_prefix_caching or not request.params.reads_prefix_cache:
             return []
         extend_block_hashes(
             request.block_hashes, request.token_ids, self.block_size, request.cache_salt
         )
-        most = (request.num_tokens - 1) // self.block_size
-        return self.prefix_cache.longest_hit(request.block_hashes, most)
+        max_blocks = (request.num_tokens - 1) // self.block_size
+        return self.prefix_cache.longest_hit(request.block_hashes, max_blocks)
 
     def admit(self, request: Request, hit: list[KVBlock], num_tokens: int) -> bool:
-        """Give a request without blocks its `hit` and room for its first `num_tokens` tokens.
+        """Give a request that has no blocks the blocks for its first `num_tokens` tokens.
 
-        False, and nothing changed, if there are not enough free blocks.
+        Args:
+            request: the request.
+            hit: the result of `longest_hit`.
+            num_tokens: the number of tokens, including those of the hit.
+
+        Returns:
+            False, without any change, if there are too few free blocks.
         """
         assert not request.blocks
         num_new = -(-num_tokens // self.block_size) - len(hit)
         num_hit_in_queue = sum(block.ref_count == 0 for block in hit)
         if num_new > self.pool.num_free - num_hit_in_queue:
             return False
-        self.pool.touch(hit)  # first: a hit that is still in the free queue must not be reused
+        self.pool.touch(hit)  # before `allocate`, which could reuse the free blocks of the hit
         request.blocks = hit + self.pool.allocate(num_new)
         request.num_cached_blocks = len(hit)
         return True
 
     def extend(self, request: Request, num_tokens: int) -> list[KVBlock] | None:
-        """Room for the request's first `num_tokens` tokens: the blocks appended, perhaps
-        none; None, and nothing changed, if there are not enough free blocks."""
+        """Append the blocks that the request's first `num_tokens` tokens still need.
+
+        Returns:
+            The appended blocks; None, without any change, if there are too few free blocks.
+        """
         num_new = -(-num_tokens // self.block_size) - len(request.blocks)
         if num_new <= 0:
             return []
@@ -71,11 +80,12 @@ class KVCacheManager:
         return appended
 
     def register_full_blocks(self, request: Request) -> None:
-        """Make the request's computed full blocks findable.
+        """Add the request's full blocks to the prefix cache.
 
-        Called when a step is planned, before it ran: a request planned later reads them in
-        a later step, or in the same one, where every layer writes all keys and values
-        before it reads any. A block whose last token is not known yet waits until it is.
+        A block counts as full as soon as a step that computes its last token is planned. Requests
+        that are planned later may read the block in a later step or in the same step, because
+        each layer writes all keys and values before it reads any. A block is not registered
+        before its last token is known, because the block's hash depends on that token.
         """
         if not self.enable_prefix_caching:
             return
@@ -90,21 +100,22 @@ class KVCacheManager:
         request.num_cached_blocks = num_full
 
     def release(self, request: Request) -> None:
-        """Take all blocks back, deepest first: a prefix outlives what continues it."""
+        """Free all blocks of the request. The last block is reused first, so a prefix stays
+        cached longer than its continuations."""
         self.pool.release(reversed(request.blocks))
         request.blocks = []
         request.num_cached_blocks = 0
 
     def reset_prefix_cache(self) -> None:
-        """Forget every cached prefix. Blocks in use stay with their requests."""
+        """Empty the prefix cache. Running requests keep their blocks."""
         self.prefix_cache.clear()
 
     def stop_registering(self, request: Request) -> None:
-        """Make no more blocks of this request findable, until it has been preempted."""
-        request.num_cached_blocks = NEVER
+        """Add no more blocks of this request to the prefix cache, until it is preempted."""
+        request.num_cached_blocks = NO_MORE_BLOCKS
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if pool and table contradict each other."""
+        """Raise AssertionError if the pool and the prefix cache are inconsistent."""
         self.pool.check_integrity()
         hashed = sum(block.block_hash is not None for block in self.pool.blocks)
         assert hashed == len(self.prefix_cache), "a cached block and the table disagree"

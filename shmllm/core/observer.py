@@ -1,8 +1,8 @@
-"""Who hears of what an engine does: nobody, unless a trace is recorded.
+"""The interface through which an engine reports the events of its requests and steps.
 
-Owns the list of what can be heard. It is called a few times in a request's life and thrice
-a step, never for a token; a method that does nothing costs less than a test whether there
-is somebody to call.
+A trace is an Observer; without a trace the engine calls `NULL_OBSERVER`, because a call of an
+empty method costs less than a test for None. The engine calls an observer a few times for each
+request and three times for each step, never for each token.
 """
 
 from __future__ import annotations
@@ -17,31 +17,37 @@ if TYPE_CHECKING:
 
 
 class Observer:
-    """Hears everything and does nothing. Times are CLOCK_MONOTONIC in ns."""
+    """An observer that ignores all events. All times are CLOCK_MONOTONIC in ns."""
 
     def queued(self, request: Request) -> None:
-        """A request came to the scheduler."""
+        """The request was added to the scheduler."""
 
     def admitted(self, request: Request) -> None:
-        """It got a row, for the first time or after it was preempted."""
+        """The request got a row and blocks, for the first time or after a preemption."""
 
     def preempted(self, request: Request) -> None:
-        """It gave row and blocks back, and waits."""
+        """The request gave its row and blocks back and waits again."""
 
     def ended(self, request: Request, reason: FinishReason) -> None:
-        """It is over."""
+        """The request ended."""
 
     def rejected(self, client: int, number: int) -> None:
-        """A front end's request was not taken."""
+        """The engine rejected the request `number` of the front end `client`."""
 
     def drained(self, began_ns: int, ended_ns: int) -> None:
-        """What front ends sent was taken from their rings."""
+        """The engine read the records in the request rings."""
 
     def stepped(self, plan: StepPlan, moments_ns: tuple[int, ...]) -> None:
-        """A step ran. The moments: it began; schedule, prepare, execute, sample, apply ended."""
+        """A step ran.
+
+        Args:
+            plan: the plan of the step.
+            moments_ns: when the step began, and when its phases schedule, prepare, execute,
+                sample and apply ended.
+        """
 
     def published(self, began_ns: int) -> None:
-        """Its outputs were put into the rings, from `began_ns` until now."""
+        """The engine wrote the outputs of a step to the output rings, from `began_ns` until now."""
 
 
-NOBODY = Observer()
+NULL_OBSERVER = Observer()

@@ -1,8 +1,8 @@
-"""The pauses in force: who paused the engine, and what each pause forbids.
+"""The pauses of an engine, by owner, and the effect of each pause.
 
-Every front end that asked has one pause, and the engine has pauses of its own. Several pauses may
-be in force at once, and the engine continues when none is. This module must not know how steps are
-run or how requests are refused.
+A front end has at most one pause, and the engine has pauses of its own. Several pauses may be in
+force at once, and the engine continues when none is in force. This module must not know how steps
+are run or how requests are refused.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from shmllm.errors import RequestError
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """What a pause forbids.
+    """The effect of a pause.
 
     Attributes:
         is_frozen: the engine must not run a step.
@@ -57,7 +57,7 @@ PAUSES = {
     PauseMode.WAIT: Pause(False, "the engine is paused and takes no new requests: try again"),
     PauseMode.KEEP: Pause(is_frozen=True),
 }
-"""The pause of a front end in each mode."""
+"""The effect of a front end's pause in each mode."""
 
 
 class Pauses:
@@ -79,7 +79,7 @@ class Pauses:
 
     @property
     def is_frozen(self) -> bool:
-        """Whether a pause forbids to run steps."""
+        """Whether a pause forbids the engine to run steps."""
         return any(pause.is_frozen for pause in self._pauses.values())
 
     @property

@@ -1,6 +1,7 @@
-"""Requests that wait for a row, under the policy "priority": the lowest value goes first, and
-of equal values the one that arrived first, whichever front end it came from and whether or
-not it was preempted before.
+"""The queue of waiting requests under the policy "priority".
+
+The request with the lowest priority value is served first; of equal values, the one that arrived
+first. Front ends and preemptions make no difference.
 """
 
 from __future__ import annotations
@@ -13,22 +14,23 @@ from shmllm.core.request import Request
 Entry = tuple[int, int, Request]
 
 
-def order(request: Request) -> tuple[int, int]:
-    """Less means: goes first."""
+def sort_key(request: Request) -> tuple[int, int]:
+    """The sort key of a request: the smaller key is served first."""
     return request.priority, request.arrival
 
 
 class PriorityQueue:
-    """The same to the scheduler as `WaitingQueue`.
+    """The queue of waiting requests, with the same interface as `WaitingQueue`.
 
     Attributes:
-        paused: front ends whose requests may not be admitted now.
+        paused: the front ends whose requests must not be admitted now.
     """
 
     def __init__(self) -> None:
-        # One heap each, so that those of a paused front end are passed over at once.
+        # One heap for each front end, so that `next` can skip a paused front end as a whole.
         self._by_client: dict[int, list[Entry]] = {}
-        self._gone: set[int] = set()
+        # The arrivals of requests that were removed, but whose entries are still in a heap.
+        self._removed: set[int] = set()
         self._held: set[Request] = set()
         self._size = 0
         self.paused: set[int] = set()
@@ -39,31 +41,35 @@ class PriorityQueue:
     def __iter__(self) -> Iterator[Request]:
         yield from self._held
         entries = [entry for heap in self._by_client.values() for entry in heap]
-        yield from (entry[2] for entry in sorted(entries) if entry[1] not in self._gone)
+        yield from (entry[2] for entry in sorted(entries) if entry[1] not in self._removed)
 
     def add(self, request: Request) -> None:
         self._size += 1
-        if request.arrival in self._gone:  # its old entry has not come to the top yet
-            self._gone.remove(request.arrival)
+        if request.arrival in self._removed:  # its old entry is still in the heap
+            self._removed.remove(request.arrival)
             return
         heap = self._by_client.setdefault(request.client, [])
-        heapq.heappush(heap, (*order(request), request))
+        heapq.heappush(heap, (*sort_key(request), request))
 
     def hold(self, request: Request) -> None:
-        """Take in a request that may not be admitted yet."""
+        """Add a request that must not be admitted before `release`."""
         self._held.add(request)
 
     def release(self, request: Request) -> None:
-        """Let a held request be admitted, in the place of its arrival."""
+        """Queue a held request, at the place that its priority and arrival give it."""
         self._held.remove(request)
         self.add(request)
 
     def add_preempted(self, request: Request) -> None:
-        """It goes where it was before."""
+        """Queue a preempted request, at the place that it had before."""
         self.add(request)
 
     def next(self, excluded: Container[int] = ()) -> Request | None:
-        """The request to admit next; None if there is none that may be."""
+        """The request to admit next; None if no request may be admitted.
+
+        Args:
+            excluded: more front ends whose requests must not be admitted now.
+        """
         heaps = (
             heap
             for client, heap in self._by_client.items()
@@ -73,19 +79,20 @@ class PriorityQueue:
         return None if best is None else best[2]
 
     def pop(self, request: Request) -> None:
-        """Take out what `next` returned."""
+        """Remove the request that `next` returned."""
         self.remove(request)
 
     def remove(self, request: Request) -> None:
-        """Take out any waiting request."""
+        """Remove any waiting request."""
         if request in self._held:
             self._held.remove(request)
             return
         self._size -= 1
-        self._gone.add(request.arrival)
+        self._removed.add(request.arrival)
         heap = self._by_client[request.client]
-        # What is gone leaves its heap when it comes to the top, which is always one that waits.
-        while heap and heap[0][1] in self._gone:
-            self._gone.discard(heapq.heappop(heap)[1])
+        # A removed entry stays in its heap until it comes to the top, so that the top is always a
+        # waiting request.
+        while heap and heap[0][1] in self._removed:
+            self._removed.discard(heapq.heappop(heap)[1])
         if not heap:
             del self._by_client[request.client]

@@ -1,11 +1,10 @@
-"""One request as the scheduler sees it.
+"""The scheduler's state of one request.
 
 A request has no prefill state and no decode state. It has tokens (the prompt, then the output) and
-`num_computed_tokens`, and every step lets the second number catch up with the first. Tokens count
-as computed as soon as a step that computes them is planned. If all known tokens of a request count
-as
-computed, one more token is in flight: a step samples it, and the next step may compute it before
-its value is known here.
+`num_computed_tokens`, and every step lets the second number catch up with the number of tokens.
+Tokens count as computed as soon as a step that computes them is planned. If all known tokens of a
+request count as computed, one more token is in flight: a step samples it, and the next step may
+compute it before its value is known here.
 """
 
 from __future__ import annotations
@@ -47,19 +46,19 @@ class Request:
 
     Attributes:
         number: the front end's number for it.
-        params: its sampling parameters. A pooling request has some too, which say whether it
-            reads the prefix cache.
+        params: its sampling parameters. Those of a pooling request only say whether it reads the
+            prefix cache.
         pooling: how to make a vector of the prompt's hidden states; None to generate tokens.
-        arrival: its place in the order in which requests came to the scheduler.
+        arrival: the number of requests that were added to the scheduler before it.
         constraint: the state of its grammar. It survives a preemption, because it follows the
             tokens and not their computation.
         next_prompt_logprob: the first prompt position whose log-probability has not been planned
             yet. It only grows, so a recomputed request reports no position twice.
         queued_ns: when the request was created, in ns of CLOCK_MONOTONIC.
-        scheduled_ns: when it was first admitted, likewise; 0 before that.
+        scheduled_ns: when it was first admitted, in ns of CLOCK_MONOTONIC; 0 before that.
         num_cached_tokens: how many prompt tokens the prefix cache held when the request was first
             admitted; None before that.
-        num_cached_blocks: how many of its blocks can be found by other requests.
+        num_cached_blocks: how many of its blocks were added to the prefix cache.
     """
 
     __slots__ = (

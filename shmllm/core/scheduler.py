@@ -1,4 +1,4 @@
-"""The scheduler: it decides what each step computes.
+"""The scheduler: it chooses the tokens that each step computes.
 
 Every running request catches up with its own tokens under one token budget. A decoding request
 needs one token, and a prompt gets a chunk: as many tokens as the budget leaves. Running requests
@@ -25,9 +25,9 @@ from time import monotonic_ns
 from shmllm.config.engine import SchedulerConfig
 from shmllm.core.block_pool import KVBlock
 from shmllm.core.kv_cache_manager import KVCacheManager
-from shmllm.core.observer import NOBODY, Observer
+from shmllm.core.observer import NULL_OBSERVER, Observer
 from shmllm.core.plan import NewRequest, StepPlan, StepResult
-from shmllm.core.priority_queue import PriorityQueue, order
+from shmllm.core.priority_queue import PriorityQueue, sort_key
 from shmllm.core.request import Request, RequestStatus
 from shmllm.core.steady_decode import SteadyDecode
 from shmllm.core.step_outputs import StepOutputs, attach_logprobs
@@ -70,7 +70,7 @@ class Scheduler:
     Attributes:
         failures: requests that ended with an error and have not been reported yet. The caller
             that reports them clears the list.
-        observer: is notified of what happens to requests.
+        observer: the scheduler calls it when a request is queued, admitted, preempted or ended.
         stats: counters.
     """
 
@@ -91,7 +91,7 @@ class Scheduler:
         self._steady: SteadyDecode | None = None
         self._num_unchanged_steps = 0
         self.failures: list[Failure] = []
-        self.observer: Observer = NOBODY
+        self.observer: Observer = NULL_OBSERVER
         self.stats = SchedulerStats()
 
     def share_rows(self, is_shared: bool) -> None:
@@ -287,7 +287,7 @@ class Scheduler:
         self._num_unchanged_steps = 0
 
     def _schedule_running(self, plan: StepPlan) -> bool:
-        """Returns whether a request was preempted."""
+        """Plan tokens of the running requests. Returns whether a request was preempted."""
         preempted = False
         index = 0
         while index < len(self._running) and plan.num_tokens < self._budget:
@@ -337,7 +337,7 @@ class Scheduler:
         request.status = RequestStatus.RUNNING
         request.num_computed_tokens = len(hit) * self._kv_cache.block_size
         if self._is_by_priority:
-            insort(self._running, request, key=order)
+            insort(self._running, request, key=sort_key)
         else:
             self._running.append(request)
         if request.num_cached_tokens is None:

@@ -1,4 +1,4 @@
-"""Writes what a step produced into one set of output columns for each front end.
+"""Writes the results of a step into one set of output columns for each front end.
 
 This module is the only writer of output rows. It reads requests and step results; it must not
 know how columns are transmitted.

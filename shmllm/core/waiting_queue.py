@@ -1,8 +1,8 @@
-"""Requests that wait for a row: fair between front ends, in order within one.
+"""The queue of waiting requests under the policy "fcfs".
 
-A front end with ten thousand queued requests must not hold up another that sends one: the
-front ends take turns. Preempted requests go before all others, since their tokens so far
-are paid for.
+The requests of one front end are served in the order of their arrival. Front ends are served round
+robin, so that one with ten thousand queued requests does not delay another one's single request.
+Preempted requests are served before all others, because their tokens have been computed once.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from shmllm.core.request import Request
 
 
 class WaitingQueue:
-    """
-    `next()` is the request whose turn it is; `pop()` takes it and passes the turn on.
-    Requests of paused front ends keep their place and are passed over. Held requests are
-    counted, and have no place until they are released.
+    """The queue of waiting requests.
+
+    `next` finds the request to admit next, and `pop` removes it. `next` skips the requests of
+    paused front ends; they keep their places. A held request counts as waiting, but it has no place
+    in the queue until it is released.
 
     Attributes:
-        paused: front ends whose requests may not be admitted now.
+        paused: the front ends whose requests must not be admitted now.
     """
 
     def __init__(self) -> None:
@@ -49,24 +50,25 @@ class WaitingQueue:
         self._size += 1
 
     def hold(self, request: Request) -> None:
-        """Take in a request that may not be admitted yet."""
+        """Add a request that must not be admitted before `release`."""
         self._held.add(request)
 
     def release(self, request: Request) -> None:
-        """Let a held request be admitted; it queues up now."""
+        """Append a held request to the queue."""
         self._held.remove(request)
         self.add(request)
 
     def add_preempted(self, request: Request) -> None:
-        """The latest one preempted was admitted before the earlier ones, so it goes first."""
+        """Add a preempted request before all others. The scheduler preempts requests in the
+        reverse order of their admission, so this restores that order."""
         self._preempted.appendleft(request)
         self._size += 1
 
     def next(self, excluded: Container[int] = ()) -> Request | None:
-        """The request to admit next; None if there is none that may be.
+        """The request to admit next; None if no request may be admitted.
 
         Args:
-            excluded: front ends that may not have one admitted now.
+            excluded: more front ends whose requests must not be admitted now.
         """
         for request in self._preempted:
             if request.client not in self.paused and request.client not in excluded:
@@ -77,7 +79,8 @@ class WaitingQueue:
         return None
 
     def pop(self, request: Request) -> None:
-        """Take out what `next` returned; its front end's next turn comes after the others'."""
+        """Remove the request that `next` returned. Its front end's turn ends, unless the request
+        was a preempted one."""
         if request in self._preempted:
             self._preempted.remove(request)
             self._size -= 1
@@ -89,7 +92,7 @@ class WaitingQueue:
             self._turns.append(client)
 
     def remove(self, request: Request) -> None:
-        """Take out any waiting request."""
+        """Remove any waiting request."""
         if request in self._held:
             self._held.remove(request)
         elif request in self._preempted:
@@ -100,7 +103,7 @@ class WaitingQueue:
 
     def _drop(self, request: Request) -> None:
         queue = self._by_client[request.client]
-        queue.remove(request)  # from the front in almost all cases
+        queue.remove(request)  # almost always the first one, so the linear search is short
         self._size -= 1
         if not queue:
             del self._by_client[request.client]

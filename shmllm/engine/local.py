@@ -16,7 +16,7 @@ from typing import Any
 from shmllm.client.protocol import NOBODY_WATCHES, EngineOutput, Lease, StartProgress
 from shmllm.config.engine import EngineConfig
 from shmllm.config.info import EngineInfo
-from shmllm.core.observer import NOBODY
+from shmllm.core.observer import NULL_OBSERVER
 from shmllm.engine.calls import answer
 from shmllm.engine.core import EngineCore
 from shmllm.engine.tracer import EngineTracer
@@ -132,7 +132,9 @@ class LocalEngineClient:
         self._recorder = recorder
         if not hasattr(self, "info"):
             return
-        self._core.observer = NOBODY if recorder is None else EngineTracer(recorder, self._core)
+        self._core.observer = (
+            NULL_OBSERVER if recorder is None else EngineTracer(recorder, self._core)
+        )
         if recorder is not None:
             now_ns = monotonic_ns()
             who = CLIENT, self.connection, os.getpid()

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from time import perf_counter_ns
 
-from shmllm.core.observer import NOBODY, Observer
+from shmllm.core.observer import NULL_OBSERVER, Observer
 from shmllm.engine.calls import reply_with
 from shmllm.engine.core import EngineCore
 from shmllm.engine.session import Session
@@ -45,7 +45,7 @@ class EngineTracing:
         self._recorder: Recorder | None = None
         self._directory = ""
         self._core: EngineCore | None = None
-        self.observer: Observer = NOBODY
+        self.observer: Observer = NULL_OBSERVER
         if (recorder := recorder_of_environment(self._role)) is not None:
             self._begin(recorder)
 
@@ -109,9 +109,9 @@ class EngineTracing:
 
     def _end(self) -> None:
         self._recorder = None
-        self.observer = NOBODY
+        self.observer = NULL_OBSERVER
         if self._core is not None:
-            self._core.observer = NOBODY
+            self._core.observer = NULL_OBSERVER
         for session in self._sessions.values():
             session.channel.watch(None)
 

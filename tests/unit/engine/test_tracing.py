@@ -11,7 +11,7 @@ import pytest
 from support.fakes import FakeRunner, expected_tokens, info
 
 from shmllm.config.engine import CacheConfig, EngineConfig, LoadConfig, SchedulerConfig
-from shmllm.core.observer import NOBODY
+from shmllm.core.observer import NULL_OBSERVER
 from shmllm.engine.core import EngineCore
 from shmllm.engine.tracer import EngineTracer
 from shmllm.params.pooling import Pooling, PoolingType
@@ -93,7 +93,7 @@ def chunks(life: RequestSpan) -> list[tuple[int, int]]:
 
 def test_nobody_hears_unless_somebody_asks() -> None:
     config = EngineConfig(LoadConfig("nowhere"), CacheConfig(), SchedulerConfig(8, 64))
-    assert EngineCore(config, FakeRunner(info())).observer is NOBODY
+    assert EngineCore(config, FakeRunner(info())).observer is NULL_OBSERVER
 
 
 def test_a_request_lives_from_queue_to_end(make: Callable[..., Traced]) -> None:
