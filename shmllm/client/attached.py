@@ -1,4 +1,4 @@
-"""A front end's seat at a named engine, which was there before and stays after it."""
+"""The client of a named engine, which runs before and after this front end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import weakref
 from pathlib import Path
 
 from shmllm.client.channel_client import ChannelEngineClient
-from shmllm.client.protocol import NOBODY_WATCHES, StartProgress
+from shmllm.client.protocol import NO_PROGRESS, StartProgress
 from shmllm.config.info import EngineInfo
 from shmllm.errors import EngineDeadError, EngineStartError, SegmentError
 from shmllm.ipc import registry
@@ -24,15 +24,18 @@ from shmllm.wire.messages import Failed, RecordKind, Shutdown, Text
 ACCEPT_TIMEOUT_S = 5.0
 _REFUSALS = {
     Refusal.NOT_CONNECTED: "the engine ended the connection",
-    Refusal.TOO_SLOW: "the engine cut this front end off: it did not read its outputs in time",
-    Refusal.BROKEN_PROTOCOL: "the engine cut this front end off: it wrote what is no message",
+    Refusal.TOO_SLOW: "the engine disconnected this front end: it did not read its outputs in time",
+    Refusal.BROKEN_PROTOCOL: "the engine disconnected this front end: it sent invalid messages",
     Refusal.NOT_USABLE: "the engine could not open this front end's segment",
 }
 
 
-class NamedEngineLife:
-    """Watches an engine that is no child of ours: by pidfd where its pid means something
-    here, and always by the lock that it holds."""
+class NamedEngineHandle:
+    """The `EngineHandle` of an engine that is not a child process.
+
+    It checks the ownership lock of the engine's segment, and the pidfd of the engine's process if
+    that is in the same pid namespace.
+    """
 
     def __init__(self, control: Segment, view: ControlView) -> None:
         self._control = control
@@ -56,13 +59,14 @@ class NamedEngineLife:
 class AttachedEngineClient(ChannelEngineClient):
     """
     Args:
-        name: of the engine.
-        directory: where names are.
+        name: the name of the engine.
+        directory: the directory of the named segments.
 
     Raises:
-        SegmentError: not there, still starting, dead, of another user, or full.
-        ProtocolMismatchError: of another version.
-        NoSpaceError: no room for this front end's segment.
+        SegmentError: the engine does not exist, still starts, has died, belongs to another user,
+            or has no free place.
+        ProtocolMismatchError: the engine has another version.
+        NoSpaceError: there is no room for this front end's segment.
     """
 
     def __init__(self, name: str, directory: Path = registry.SHM_DIRECTORY) -> None:
@@ -75,28 +79,32 @@ class AttachedEngineClient(ChannelEngineClient):
             self._view = ControlView(control)
             undo.callback(self._view.close)
             _check_ready(name, self._view)
-            life = NamedEngineLife(control, self._view)
-            undo.callback(life.close)
+            engine = NamedEngineHandle(control, self._view)
+            undo.callback(engine.close)
             client = Segment.create(SegmentKind.CLIENT, directory=str(directory))
             undo.callback(client.close)
             client.take_ownership()
             self._place = registry.claim_place(client, name, directory)
-            seat = registry.client_path(name, self._place, directory)
-            undo.callback(registry.withdraw, client, seat)
+            client_path = registry.client_path(name, self._place, directory)
+            undo.callback(registry.withdraw, client, client_path)
             channel = ClientChannel(control, client, WaitPolicy.named("idle"))
             undo.callback(channel.close)
             self._nonce = client.nonce
-            super().__init__(channel, life)
+            super().__init__(channel, engine)
+            segments = (control, client)
             self._finalizer = weakref.finalize(
-                self, _leave, os.getpid(), channel, self._view, life, (control, client), seat
+                self, _detach, os.getpid(), channel, self._view, engine, segments, client_path
             )
             undo.pop_all()
 
-    def wait_ready(self, progress: StartProgress = NOBODY_WATCHES) -> EngineInfo:
-        """Ask to be admitted, and wait for the engine's facts.
+    def wait_ready(self, progress: StartProgress = NO_PROGRESS) -> EngineInfo:
+        """Ask the engine to accept this front end, and wait for its READY.
+
+        Args:
+            progress: not used, because a named engine is already loaded.
 
         Raises:
-            EngineStartError: the engine died or did not answer in time.
+            EngineStartError: the engine refused, died or did not answer in time.
         """
         try:
             self._channel.say_hello(self._place, self._nonce)
@@ -115,17 +123,17 @@ class AttachedEngineClient(ChannelEngineClient):
             return self._become_ready(ready)
         except EngineDeadError as death:
             self.close()
-            raise EngineStartError(f"engine {self._name!r} is gone: {death.args[0]}") from death
+            raise EngineStartError(f"engine {self._name!r} has ended: {death.args[0]}") from death
         except BaseException:
             self.close()
             raise
 
     def shut_engine_down(self, drain_s: float) -> None:
-        """Ask the engine to end, after at most `drain_s` seconds for what is running."""
+        """Ask the engine to end, after at most `drain_s` seconds for its unfinished requests."""
         self._send(RecordKind.SHUTDOWN, codec.encode_shutdown(Shutdown(drain_s)))
 
     def wait_gone(self, timeout_s: float) -> bool:
-        """Whether the engine has ended, after waiting for that at most `timeout_s`."""
+        """Wait at most `timeout_s` seconds for the engine's end. Returns whether it has ended."""
         return self._engine.wait(timeout_s)
 
     def stop(self) -> None:
@@ -147,8 +155,8 @@ class AttachedEngineClient(ChannelEngineClient):
     def _check_accepted(self) -> None:
         answer = self._view.accepted(self._place)
         if answer != self._nonce and hasattr(self, "info"):
-            known = answer in list(Refusal)
-            raise EngineDeadError(_REFUSALS[Refusal(answer) if known else Refusal.NOT_CONNECTED])
+            is_known = answer in list(Refusal)
+            raise EngineDeadError(_REFUSALS[Refusal(answer) if is_known else Refusal.NOT_CONNECTED])
 
 
 def _check_ready(name: str, view: ControlView) -> None:
@@ -156,26 +164,26 @@ def _check_ready(name: str, view: ControlView) -> None:
     if state is EngineState.STARTING:
         raise SegmentError(f"engine {name!r} is still starting; see: shmllm engine ls")
     if state is not EngineState.READY:
-        words = view.last_words().strip().splitlines()
-        cause = f": {words[-1]}" if words else ""
+        lines = view.last_words().strip().splitlines()
+        cause = f": {lines[-1]}" if lines else ""
         raise SegmentError(f"engine {name!r} is {view.describe()}{cause}")
 
 
-def _leave(
-    pid: int,
+def _detach(
+    owner_pid: int,
     channel: ClientChannel,
     view: ControlView,
-    life: NamedEngineLife,
+    engine: NamedEngineHandle,
     segments: tuple[Segment, Segment],
-    seat: Path,
+    client_path: Path,
 ) -> None:
-    if os.getpid() != pid:
+    if os.getpid() != owner_pid:
         return
     control, client = segments
     channel.set_closing()
-    registry.withdraw(client, seat)
+    registry.withdraw(client, client_path)
     channel.close()
     view.close()
-    life.close()
+    engine.close()
     client.close()
     control.close()

@@ -1,8 +1,8 @@
-"""The front end's handle on an engine, whichever process that runs in.
+"""The client of an engine in another process.
 
-Owns the conversation over a channel: requests out by number, events (output columns,
-rejections) in, and noticing the engine's death within one park of the wait policy. How the
-engine came to be there is the business of `private` and `attached`.
+This module owns the exchange of messages over a channel: it sends requests, receives events, and
+notices the engine's death within one park of the wait policy. It must not know how the engine was
+started; its subclasses in `private` and `attached` do.
 """
 
 from __future__ import annotations
@@ -16,12 +16,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from shmllm.client.protocol import (
-    EngineLife,
-    EngineOutput,
-    Lease,
-)
-from shmllm.client.rpc_client import decode_work, drop_answer, encode_work
+from shmllm.client.protocol import BucketMemory, EngineHandle, EngineOutput
+from shmllm.client.rpc_client import pack_call, release_result, unpack_result
 from shmllm.config.info import EngineInfo
 from shmllm.errors import (
     REFUSALS,
@@ -67,22 +63,22 @@ CALL_TIMEOUT_S = 60.0
 
 
 class ChannelEngineClient:
-    """An engine in another process.
+    """An `EngineClient` for an engine in another process.
 
     Args:
-        channel: to the engine.
-        engine: its life.
+        channel: the channel to the engine.
+        engine: the handle of the engine's process.
     """
 
     info: EngineInfo
 
-    def __init__(self, channel: ClientChannel, engine: EngineLife) -> None:
+    def __init__(self, channel: ClientChannel, engine: EngineHandle) -> None:
         self._channel = channel
         self._engine = engine
         self._inbox: deque[EngineOutput] = deque()
         self._startup: Hello | Text | Failed | None = None
         self._replies: dict[int, Reply] = {}
-        self._overdue: set[int] = set()
+        self._timed_out: set[int] = set()
         self._next_call = 0
         self._stall_reported = False
         self.connection = channel.nonce
@@ -90,7 +86,7 @@ class ChannelEngineClient:
 
     @property
     def pid(self) -> int:
-        """Of the engine process."""
+        """The pid of the engine process."""
         return self._engine.pid
 
     def add(self, request: EngineCoreRequest) -> None:
@@ -128,40 +124,39 @@ class ChannelEngineClient:
         self._channel.wake()
 
     def call(self, method: Method, argument: Any = None) -> Any:
-        number = self._number_call()
-        question = Call(number, method, json.dumps(argument))
-        self._send(RecordKind.CALL, codec.encode_call(question))
+        number = self._next_call_number()
+        message = Call(number, method, json.dumps(argument))
+        self._send(RecordKind.CALL, codec.encode_call(message))
         reply = self._await_reply(number, time.monotonic() + CALL_TIMEOUT_S)
         if reply is None:
             raise EngineDeadError(f"no answer to {method.name} in {CALL_TIMEOUT_S:.0f} s")
         return _content(reply)
 
     def run_on_worker(self, call: RpcCall, timeout_s: float | None = None) -> Any:
-        number = self._number_call()
-        text = encode_work(self._channel, call, self._pause)
+        number = self._next_call_number()
+        text = pack_call(self._channel, call, self._wait_for_slot)
         self._send(RecordKind.WORK, codec.encode_work(Work(number, text)))
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         reply = self._await_reply(number, deadline)
         if reply is None:
-            self._overdue.add(number)
+            self._timed_out.add(number)
             raise IpcTimeoutError(f"the worker did not answer in {timeout_s:g} s")
-        return decode_work(self._channel, call, _content(reply))
+        return unpack_result(self._channel, call, _content(reply))
 
     def claim_bucket(self) -> Slot:
-        while (slot := self._channel.slots.claim(BUCKET_BYTES)) is None:
-            self._pause()
-        return slot
+        return self._claim_slot(BUCKET_BYTES)
 
-    def send_bucket(self, bucket: Lease, pieces: str) -> None:
+    def send_bucket(self, bucket: BucketMemory, pieces: str) -> None:
         assert isinstance(bucket, Slot)
         message = Weights(bucket.publish(), pieces)
         self._send(RecordKind.WEIGHTS, codec.encode_weights(message))
 
-    def _number_call(self) -> int:
+    def _next_call_number(self) -> int:
         self._next_call += 1
         return self._next_call
 
     def _await_reply(self, number: int, deadline: float | None) -> Reply | None:
+        """Wait for a reply until a deadline on `time.monotonic()`, or without limit."""
         while number not in self._replies:
             if not self._channel.wait(deadline):
                 self._check_alive(number)
@@ -191,27 +186,29 @@ class ChannelEngineClient:
         self._channel.send(kind, *parts, on_full=self._make_room, deadline=None)
 
     def _put_in_slot(self, kind: RecordKind, parts: codec.Parts, size: int) -> codec.Parts:
-        slot = self._channel.slots.claim(size)
-        while slot is None:
-            self._pause()
-            slot = self._channel.slots.claim(size)
+        slot = self._claim_slot(size)
         offset = 0
         for part in parts:
             slot.buffer[offset : offset + len(part)] = part
             offset += len(part)
         return codec.encode_in_slot(kind, slot.publish())
 
-    def _pause(self) -> None:
-        """While no slot is free."""
+    def _claim_slot(self, size: int) -> Slot:
+        while (slot := self._channel.slots.claim(size)) is None:
+            self._wait_for_slot()
+        return slot
+
+    def _wait_for_slot(self) -> None:
+        """Wait at most 1 ms for outputs; the engine releases slots meanwhile."""
         self._make_room()
         self._channel.wait(time.monotonic() + 0.001)
 
     def _make_room(self) -> None:
-        """Drain, or an engine that waits for room in the output ring and this end, which
-        waits for room in the request ring, would block each other."""
+        """Read all outputs. Otherwise this process, which waits for room in the request ring, and
+        an engine that waits for room in the output ring could block each other."""
         self._drain()
         if self._engine.wait(0):
-            # What it left unread does not matter any more: this request cannot be sent.
+            # Raises even if unread outputs are left, because the request cannot be sent.
             self._raise_death()
 
     def _drain(self) -> None:
@@ -239,15 +236,15 @@ class ChannelEngineClient:
                 raise ProtocolMismatchError(f"the engine sent {type(message).__name__}")
 
     def _take_reply(self, reply: Reply) -> None:
-        if reply.number not in self._overdue:
+        if reply.number not in self._timed_out:
             self._replies[reply.number] = reply
             return
-        self._overdue.remove(reply.number)
+        self._timed_out.remove(reply.number)
         if reply.ok:
-            drop_answer(self._channel, json.loads(reply.json))
+            release_result(self._channel, json.loads(reply.json))
 
     def _report_stall(self) -> None:
-        """Say once per stall whom this front end is waiting for, and in what state it is."""
+        """Log a warning if the engine has stalled, once for each stall."""
         state = self._channel.describe_engine()
         is_stalled = state.startswith("stalled")
         if is_stalled and not self._stall_reported:
@@ -255,7 +252,7 @@ class ChannelEngineClient:
         self._stall_reported = is_stalled
 
     def _receive_startup(self) -> Hello | Text | Failed | None:
-        """Wait once; the start-up message that came, if any."""
+        """Wait for one park. Returns the message of the engine's start that arrived, if any."""
         if not self._channel.wait():
             self._check_alive()
         self._drain()
@@ -270,8 +267,11 @@ class ChannelEngineClient:
         return self.info
 
     def _check_alive(self, call: int | None = None) -> None:
-        """Raise EngineDeadError if the engine is gone and left nothing of what is waited for:
-        the reply to a call, or else events."""
+        """Raise EngineDeadError if the engine has ended and the awaited message has not arrived.
+
+        Args:
+            call: the number of the call whose reply is awaited; None if an event is awaited.
+        """
         if not self._engine.wait(0):
             return
         self._drain()
@@ -284,7 +284,7 @@ class ChannelEngineClient:
         return bool(self._inbox) or self._startup is not None
 
     def _raise_death(self) -> NoReturn:
-        """Raise EngineDeadError with all that is known of the cause."""
+        """Raise EngineDeadError with the known cause."""
         exit_code, number = self._engine.exit_status()
         if number is not None:
             cause = f"killed by {signal.Signals(number).name}"
@@ -301,14 +301,15 @@ class ChannelEngineClient:
 
 
 def _ignore_trace(directory: str) -> None:
-    """Nothing is recorded."""
+    """The default of `on_trace`."""
 
 
 def _content(reply: Reply) -> Any:
+    """The result in a reply. Raises the error of a failed call."""
     content = json.loads(reply.json)
     if reply.ok:
         return content
-    kind, message, words = content
+    kind, message, trace = content
     if kind in REFUSALS:
         raise REFUSALS[kind](message)
-    raise CallError(f"{kind}: {message}", words)
+    raise CallError(f"{kind}: {message}", trace)

@@ -1,9 +1,9 @@
-"""Starts the engine process and knows how it ended.
+"""Starts engine processes, and reports how they ended.
 
-The engine is started by exec, in a session of its own: it needs no `__main__` guard in
-the caller's script, no signal of the caller's terminal reaches it, and nothing that the
-caller initialised (threads, CUDA) is inherited. It gets the descriptors of its two
-segments and of the front end's pidfd, and nothing else.
+An engine is started by exec, in a session of its own. The caller's script therefore needs no
+`__main__` guard, no signal of the caller's terminal reaches the engine, and the engine inherits
+nothing that the caller initialised (threads, CUDA). A private engine inherits the descriptors of
+its two segments and of the front end's pidfd, and no others.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ from shmllm.ipc.segment import above_standard_streams
 ENGINE_MODULE = "shmllm.engine"
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 WAITING_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
-# How often a compute thread looks for its next piece of work before it sleeps. OpenMP's own
-# default spins for milliseconds: where anything else needs the core, every operator of a
-# step then waits for a thread that was pushed off it (measured: docs/benchmarks.md).
+# How often an OpenMP thread checks for work before it sleeps. By default it spins for
+# milliseconds. If another process then needs the core, every operator of a step waits for a thread
+# that has lost its core (measured: docs/benchmarks.md).
 SPIN_COUNT = "4000"
-# Large blocks in huge pages: packing the weights of a 135 M model anew spends 8 instead of 56 ms
-# in page faults.
+# glibc allocates large blocks in huge pages: page faults then take 8 instead of 56 ms when the
+# weights of a model with 135 M parameters are packed again.
 MALLOC_TUNABLES = "glibc.malloc.hugetlb=1"
 
 
 def _import_paths() -> list[str]:
-    """Directories the caller imports shmllm from that a fresh interpreter would not search."""
+    """The directories from which this process imports shmllm and which a new interpreter would
+    not search."""
     found = {sysconfig.get_paths()["purelib"], *site.getsitepackages(), site.getusersitepackages()}
     package = Path(__file__).resolve().parents[1]
     roots = [str(package.parent)]
@@ -44,8 +45,12 @@ def _import_paths() -> list[str]:
 
 
 def engine_environment() -> dict[str, str]:
-    """The caller's environment, less the thread counts that a launcher meant for others, and
-    with a short spin for idle compute threads unless the caller says how they wait."""
+    """The environment for an engine process.
+
+    It is the caller's environment without the thread counts, which are meant for other programs.
+    Idle OpenMP threads spin for a short time only, unless the caller's environment sets how they
+    wait.
+    """
     environment = {k: v for k, v in os.environ.items() if k not in THREAD_VARIABLES}
     if not environment.keys() & set(WAITING_VARIABLES):
         environment["GOMP_SPINCOUNT"] = SPIN_COUNT
@@ -54,19 +59,19 @@ def engine_environment() -> dict[str, str]:
 
 
 def import_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """An environment in which a Python program finds shmllm where this one has it from."""
+    """An environment in which a Python program imports shmllm from the same place as this one."""
     paths = [*_import_paths(), *filter(None, [environment.get("PYTHONPATH")])]
     found = {"PYTHONPATH": os.pathsep.join(paths)} if paths else {}
     return {**environment, **found}
 
 
 def named_engine_command(name: str, config: EngineConfig) -> list[str]:
-    """Arguments to exec a named engine with; run it in `engine_environment` and in /."""
+    """The command that starts a named engine. It has to run in / with `engine_environment`."""
     return [sys.executable, "-m", ENGINE_MODULE, "--named", name, config.to_json()]
 
 
 def _output() -> int:
-    """Where the engine's stdout and stderr go: to the caller's stderr, if that is open."""
+    """The descriptor for the engine's stdout and stderr: the caller's stderr, if that is open."""
     try:
         os.fstat(2)
     except OSError:
@@ -74,11 +79,11 @@ def _output() -> int:
     return 2
 
 
-class EngineHandle:
-    """A started engine process.
+class ChildEngineHandle:
+    """Starts a private engine, and is the `EngineHandle` of its process.
 
     Args:
-        segment_fds: descriptors of the control and the client segment, in that order.
+        segment_fds: the descriptors of the control segment and of the client segment.
     """
 
     def __init__(self, segment_fds: Sequence[int]) -> None:
@@ -102,12 +107,12 @@ class EngineHandle:
         self._pidfd = os.pidfd_open(self.pid)
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether the process has ended, after waiting for that at most `timeout_s`."""
+        """Wait at most `timeout_s` seconds for the end. Returns whether the process has ended."""
         return wait_for_end(self._pidfd, timeout_s)
 
     def exit_status(self) -> tuple[int | None, int | None]:
-        """(exit code, signal) of the ended process, both None where the status got lost:
-        a caller that ignores SIGCHLD has the kernel throw it away."""
+        """The (exit code, signal) of the ended process. Both are None if the status is lost: the
+        kernel drops it if this process ignores SIGCHLD."""
         try:
             code = self._process.wait(timeout=5)
         except subprocess.TimeoutExpired:
@@ -117,7 +122,8 @@ class EngineHandle:
         return (None, -code) if code < 0 else (code, None)
 
     def stop(self, grace_s: float) -> None:
-        """Wait for the end; ask for it by SIGTERM after `grace_s`, then insist by SIGKILL."""
+        """Wait for the end of the process. After `grace_s` seconds send SIGTERM, and after
+        another `grace_s` seconds SIGKILL."""
         if self._pidfd < 0:
             return
         for number in (signal.SIGTERM, signal.SIGKILL):

@@ -1,4 +1,4 @@
-"""An engine process of the front end's own: started by it, and ended with it."""
+"""The client of a private engine, which a front end starts and which ends with it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import weakref
 from collections.abc import Sequence
 
 from shmllm.client.channel_client import ChannelEngineClient
-from shmllm.client.launch import EngineHandle
-from shmllm.client.protocol import NOBODY_WATCHES, StartProgress
+from shmllm.client.launch import ChildEngineHandle
+from shmllm.client.protocol import NO_PROGRESS, StartProgress
 from shmllm.config.engine import EngineConfig
 from shmllm.config.info import EngineInfo
 from shmllm.errors import EngineDeadError, EngineStartError
@@ -26,17 +26,15 @@ CLOSE_GRACE_S = 5.0
 
 
 class PrivateEngineClient(ChannelEngineClient):
-    """
-    Args:
-        config: what the engine is started with.
-        startup_timeout_s: how long it may take to become ready.
-        shm_directory: the file system for the segments.
+    """Starts an engine process. `wait_ready` waits for it, so the caller can do other work first.
 
-    The engine starts at once; `wait_ready` waits for it, so that the caller can do
-    something useful meanwhile.
+    Args:
+        config: the configuration of the engine.
+        startup_timeout_s: how many seconds the engine may take to become ready.
+        shm_directory: a directory in the file system for the segments.
 
     Raises:
-        NoSpaceError: the file system is too small for the segments.
+        NoSpaceError: the file system has no room for the segments.
     """
 
     def __init__(
@@ -56,7 +54,7 @@ class PrivateEngineClient(ChannelEngineClient):
             client.take_ownership()
             channel = ClientChannel(control, client, WaitPolicy.named("idle"))
             undo.callback(channel.close)
-            engine = EngineHandle((control.fd, client.fd))
+            engine = ChildEngineHandle((control.fd, client.fd))
             undo.pop_all()
         super().__init__(channel, engine)
         self._process = engine
@@ -65,17 +63,17 @@ class PrivateEngineClient(ChannelEngineClient):
             self, _shut_down, os.getpid(), channel, engine, (control, client)
         )
 
-    def wait_ready(self, progress: StartProgress = NOBODY_WATCHES) -> EngineInfo:
-        """Complete the handshake.
+    def wait_ready(self, progress: StartProgress = NO_PROGRESS) -> EngineInfo:
+        """Send the configuration, and wait until the engine is ready.
 
         Args:
-            progress: who is told how it gets on.
+            progress: the functions to call with the progress.
 
         Raises:
             EngineStartError: the engine failed, died or did not become ready in time.
         """
         try:
-            return self._become_ready(self._shake_hands(progress))
+            return self._become_ready(self._handshake(progress))
         except EngineDeadError as death:
             self.close()
             raise EngineStartError(
@@ -93,9 +91,9 @@ class PrivateEngineClient(ChannelEngineClient):
     def close(self) -> None:
         self._finalizer()
 
-    def _shake_hands(self, progress: StartProgress) -> Text:
+    def _handshake(self, progress: StartProgress) -> Text:
         deadline = time.monotonic() + self._startup_timeout_s
-        hello = self._wait_startup(deadline, NOBODY_WATCHES)
+        hello = self._wait_startup(deadline, NO_PROGRESS)
         if not isinstance(hello, Hello) or hello.protocol_version != PROTOCOL_VERSION:
             raise EngineStartError(f"the engine answered {hello!r} instead of HELLO")
         self._send(RecordKind.INIT, codec.encode_text(Text(self._config.to_json())))
@@ -112,9 +110,9 @@ class PrivateEngineClient(ChannelEngineClient):
             (progress.on_capture, Stat.GRAPHS_CAPTURED, Stat.GRAPHS_TOTAL),
         )
         while (message := self._receive_startup()) is None:
-            for tell, done, total in stages:
-                if tell is not None and (in_all := self._channel.stat(total)):
-                    tell(self._channel.stat(done), in_all)
+            for on_progress, done, total in stages:
+                if on_progress is not None and (in_all := self._channel.stat(total)):
+                    on_progress(self._channel.stat(done), in_all)
             if time.monotonic() >= deadline:
                 raise EngineStartError(
                     f"the engine was not ready after {self._startup_timeout_s:g} s; a large "
@@ -123,18 +121,18 @@ class PrivateEngineClient(ChannelEngineClient):
         return message
 
 
-def _end_engine(owner_pid: int, channel: ClientChannel, engine: EngineHandle) -> None:
+def _end_engine(owner_pid: int, channel: ClientChannel, engine: ChildEngineHandle) -> None:
     if os.getpid() != owner_pid:
         return
     if not engine.wait(0):
         channel.set_closing()
-    # One that still starts has nothing to tidy up, and may be deep in an import that hears
+    # An engine that still starts has nothing to clean up, and may be in an import that reacts to
     # nothing for seconds.
     engine.stop(0 if channel.engine_state is EngineState.STARTING else CLOSE_GRACE_S)
 
 
 def _shut_down(
-    owner_pid: int, channel: ClientChannel, engine: EngineHandle, segments: Sequence[Segment]
+    owner_pid: int, channel: ClientChannel, engine: ChildEngineHandle, segments: Sequence[Segment]
 ) -> None:
     if os.getpid() != owner_pid:
         return

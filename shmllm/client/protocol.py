@@ -1,6 +1,7 @@
-"""What a front end needs of an engine, wherever that runs.
+"""The interface of an engine's client: the methods that a front end calls on an engine.
 
-Owns the names and their meaning; `client`, `attached`, `private` and `local` are engines.
+`PrivateEngineClient`, `AttachedEngineClient` and `LocalEngineClient` implement it. This module
+must not know in which process the engine runs.
 """
 
 from __future__ import annotations
@@ -19,40 +20,46 @@ from shmllm.wire.messages import Method, Rejected, WeightVersion
 from shmllm.wire.rpc import RpcCall
 
 EngineOutput = OutputColumns | PromptLogprobs | Embeddings | Rejected | WeightVersion
+"""An event that `poll` returns."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartProgress:
-    """Who is told how an engine's start gets on.
+    """The functions to call with the progress of an engine's start.
 
     Attributes:
-        on_load: called with (bytes read, bytes in all) while weights are read.
-        on_capture: called with (sizes captured, sizes in all) while graphs are.
+        on_load: called with (bytes read, bytes in all) while the weights are read.
+        on_capture: called with (sizes captured, sizes in all) while CUDA graphs are captured.
     """
 
     on_load: Progress | None = None
     on_capture: Progress | None = None
 
 
-NOBODY_WATCHES = StartProgress()
+NO_PROGRESS = StartProgress()
 
 
-class Lease(Protocol):
-    """Memory to fill. A `Slot` is one."""
+class BucketMemory(Protocol):
+    """The memory of a bucket of new weights, such as an `ipc.slots.Slot`.
+
+    Attributes:
+        buffer: the bytes to fill.
+    """
 
     buffer: memoryview
 
     def abort(self) -> None:
-        """Give it back."""
+        """Give the memory back without sending it."""
 
 
 class EngineClient(Protocol):
-    """What a front end needs of an engine.
+    """A connection of a front end to an engine.
 
     Attributes:
-        connection: tells this connection to an engine from all others.
-        on_trace: called with a directory when the engine wants this front end to record in
-            it what it does.
+        info: what the engine reports about itself; set by `wait_ready`.
+        connection: a number that identifies this connection, for traces.
+        on_trace: called with a trace's directory if the engine asks this front end to record
+            there, too.
     """
 
     info: EngineInfo
@@ -61,85 +68,90 @@ class EngineClient(Protocol):
 
     @property
     def pid(self) -> int:
-        """Of the engine's process."""
+        """The pid of the engine's process."""
 
     def add(self, request: EngineCoreRequest) -> None:
         """Submit a request. Its number must not have been used before."""
 
     def abort(self, numbers: Sequence[int]) -> None:
-        """End requests; those that still ran report it as an event."""
+        """End requests. `poll` then returns the last row of each one that had not ended."""
 
     def poll(self, timeout_s: float, *, urgent_only: bool = False) -> list[EngineOutput]:
-        """Events in order; waits at most `timeout_s` for the first. May return early, empty.
+        """Return new events in order.
 
         Args:
-            urgent_only: tokens of requests that go on may wait a moment longer, to be taken
-                together; everything else is urgent.
+            timeout_s: how many seconds to wait for the first event. The method may return
+                earlier, without events.
+            urgent_only: wait for urgent events only. Tokens of requests that continue are not
+                urgent; the tokens of several steps are then returned together.
         """
 
     def wake(self) -> None:
-        """Have a `poll` that waits in another thread return now."""
+        """Make a `poll` that waits in another thread return now."""
 
     def call(self, method: Method, argument: Any = None) -> Any:
-        """Ask the engine for something and wait for the answer.
+        """Call a method of the engine and wait for its result, a JSON value.
 
         Args:
-            method: what.
-            argument: a JSON value.
+            method: the method.
+            argument: its argument, a JSON value.
 
         Raises:
-            RequestError: the engine refused.
-            CallError: it raised an exception.
+            RequestError: the engine refused the call.
+            CallError: the method raised an exception.
         """
 
     def run_on_worker(self, call: RpcCall, timeout_s: float | None = None) -> Any:
-        """Have the engine's worker do something between two steps, and wait for the result.
+        """Run a method or a function on the engine's worker between two steps, and wait for its
+        result.
 
         Args:
-            call: what.
-            timeout_s: how long to wait; None waits as long as the engine lives.
+            call: the method or function, and its arguments.
+            timeout_s: how many seconds to wait; None waits until the engine ends.
 
         Raises:
-            RequestError: it cannot cross, or the engine refused.
-            CallError: it raised an exception.
-            IpcTimeoutError: no answer in time. What was begun is not undone.
+            RequestError: the call cannot be transmitted, or the engine refused it.
+            CallError: the method or function raised an exception.
+            IpcTimeoutError: no reply arrived in time. The engine may still run the call.
         """
 
     def trace(self, recorder: Recorder | None) -> None:
-        """Record what passes through this connection; None: no more."""
+        """Record the messages of this connection in a trace; None ends the recording."""
 
-    def claim_bucket(self) -> Lease:
-        """Memory of `BUCKET_BYTES` for new weights; waits until there is some. It is for
-        `send_bucket`, or its `abort` gives it back."""
+    def claim_bucket(self) -> BucketMemory:
+        """Return BUCKET_BYTES of memory for new weights, as soon as some is free. The caller has
+        to pass it to `send_bucket` or to call its `abort`."""
 
-    def send_bucket(self, bucket: Lease, pieces: str) -> None:
-        """Have the engine stage what lies in a bucket, for the update of this front end that
-        is under way. No answer: the update's next call says what was wrong.
+    def send_bucket(self, bucket: BucketMemory, pieces: str) -> None:
+        """Send a bucket of new weights, for this front end's update in progress. The engine does
+        not reply; the next call of the update reports problems.
 
         Args:
-            pieces: what lies there; see `weight_bucket`.
+            bucket: the memory that `claim_bucket` returned, filled.
+            pieces: the list of the bucket's pieces; see `wire.weight_bucket`.
         """
 
     def stats(self) -> dict[str, int]:
-        """The engine's counters and gauges, by lower-case name."""
+        """The engine's counters and gauges, by name in lower case."""
 
     def health(self) -> str:
-        """The engine's state in words: "ready", "stalled 7 s in step 12", "dead"."""
+        """The engine's state in words, such as "ready", "stalled 7 s in step 12" or "dead"."""
 
     def stop(self) -> None:
-        """Begin to close: whoever waits in another thread gets an error. Idempotent."""
+        """Begin to close the connection: calls that wait in other threads raise an error.
+        Idempotent."""
 
     def close(self) -> None:
-        """End the engine, or only leave it if it was there before. Idempotent."""
+        """Close the connection. A private engine ends; a named engine continues. Idempotent."""
 
 
-class EngineLife(Protocol):
-    """Whether the engine process is there, and how it ended."""
+class EngineHandle(Protocol):
+    """A handle of an engine process, which tells whether and how the process ended."""
 
     pid: int
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether it has ended, after waiting for that at most `timeout_s`."""
+        """Wait at most `timeout_s` seconds for the end. Returns whether the process has ended."""
 
     def exit_status(self) -> tuple[int | None, int | None]:
-        """(exit code, signal) of the ended engine, None for what cannot be known."""
+        """The (exit code, signal) of the ended process; None for each one that is unknown."""

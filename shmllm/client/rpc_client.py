@@ -1,7 +1,7 @@
-"""Sends WORK and takes its answer: the front end's end of `worker_desk`.
+"""The front end's end of remote procedure calls on the engine's worker (WORK records).
 
-Owns how tensors get to the engine's worker and back over a channel. Results are copies, so
-that no slot stays taken.
+This module transmits the tensors of calls and results through slots; `engine.rpc_server` is the
+other end. It copies the tensors of a result, so that their slot can be released at once.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from shmllm.wire.rpc import RpcCall, decode_result, encode_call
 from shmllm.wire.values import is_torch_tensor, tensor_kinds
 
 
-def encode_work(channel: ClientChannel, call: RpcCall, wait: Callable[[], None]) -> str:
-    """The JSON text of a WORK record; its tensors are lent to the engine.
+def pack_call(channel: ClientChannel, call: RpcCall, wait: Callable[[], None]) -> str:
+    """Put the tensors of a call into a slot. Returns the JSON text of the WORK record.
 
     Args:
-        channel: to the engine.
-        call: what to do.
-        wait: called while no slot is free; raises when there is none to be expected.
+        channel: the channel to the engine.
+        call: the call.
+        wait: called as long as no slot is free; raises an error if the engine has ended.
 
     Raises:
-        RequestError: it cannot cross.
+        RequestError: the call cannot be transmitted.
     """
     tree, sources = encode_call(call)
     ref = None
@@ -36,27 +36,27 @@ def encode_work(channel: ClientChannel, call: RpcCall, wait: Callable[[], None])
     return json.dumps({"tree": tree, "tensors": ref and ref.to_json()})
 
 
-def decode_work(channel: ClientChannel, call: RpcCall, answer: dict[str, Any]) -> Any:
-    """What the worker returned.
+def unpack_result(channel: ClientChannel, call: RpcCall, content: dict[str, Any]) -> Any:
+    """The result in a reply's content.
 
     Raises:
-        CallError: it cannot be loaded here.
+        CallError: the result cannot be loaded in this process.
     """
-    if answer["tensors"] is None:
-        return decode_result(answer["tree"], [], call)
-    ref = PackedRef.from_json(answer["tensors"])
+    if content["tensors"] is None:
+        return decode_result(content["tree"], [], call)
+    ref = PackedRef.from_json(content["tensors"])
     with view_all(channel.output_slots, ref) as arrays:
         tensors: list[Any] = []
-        kinds = tensor_kinds(answer["tree"], len(arrays))
+        kinds = tensor_kinds(content["tree"], len(arrays))
         for kind, array, packed in zip(kinds, arrays, ref.tensors, strict=True):
             if kind == "tensor":
                 tensors.append(as_torch(array, packed.dtype).clone())
             else:
                 tensors.append(array.tobytes() if kind == "bytes" else array.copy())
-    return decode_result(answer["tree"], tensors, call)
+    return decode_result(content["tree"], tensors, call)
 
 
-def drop_answer(channel: ClientChannel, answer: dict[str, Any]) -> None:
-    """Give back what came with an answer that nobody waits for any more."""
-    if answer["tensors"] is not None:
-        channel.output_slots.release(PackedRef.from_json(answer["tensors"]).slot)
+def release_result(channel: ClientChannel, content: dict[str, Any]) -> None:
+    """Release the slot of a result for which no caller waits any more."""
+    if content["tensors"] is not None:
+        channel.output_slots.release(PackedRef.from_json(content["tensors"]).slot)

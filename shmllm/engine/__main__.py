@@ -28,7 +28,7 @@ def _run_private(control_fd: int, client_fd: int, front_end_pidfd: int) -> int:
     control = Segment.attach(control_fd, SegmentKind.CONTROL)
     client = Segment.attach(client_fd, SegmentKind.CLIENT)
     os.set_inheritable(front_end_pidfd, False)
-    session = Session(0, control, client, front_end_pidfd, patience_s=None)
+    session = Session(0, control, client, front_end_pidfd, timeout_s=None)
     return EngineProcess(control, path=None).run_private(session)
 
 

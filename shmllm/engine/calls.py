@@ -13,7 +13,7 @@ from typing import Any
 
 from shmllm.core.pausing import PauseMode
 from shmllm.engine.core import EngineCore
-from shmllm.engine.sleep import Slept, level_of, parts_of
+from shmllm.engine.sleep import SleepResult, level_of, parts_of
 from shmllm.errors import RequestError
 from shmllm.wire.messages import Call, Method, Reply
 
@@ -37,16 +37,16 @@ def _trace(core: EngineCore, client: int, argument: Any) -> bool:
 
 def _sleep(core: EngineCore, client: int, argument: Any) -> Any:
     level, mode = level_of(argument["level"]), PauseMode.of(argument["mode"])
-    done = core.sleep(client, level, mode)
-    return done if isinstance(done, int) else _slept(done)
+    result = core.sleep(client, level, mode)
+    return result if isinstance(result, int) else _sleep_json(result)
 
 
 def _wake_up(core: EngineCore, client: int, argument: Any) -> Any:
-    return _slept(core.sleeper.wake(client, parts_of(argument)))
+    return _sleep_json(core.sleeper.wake(client, parts_of(argument)))
 
 
-def _slept(done: Slept) -> dict[str, Any]:
-    return {"report": done.report.to_json(), "warning": done.warning}
+def _sleep_json(result: SleepResult) -> dict[str, Any]:
+    return {"report": result.report.to_json(), "warning": result.warning}
 
 
 def _start_weights(core: EngineCore, client: int, argument: Any) -> None:
@@ -69,7 +69,7 @@ def _get_weight_version(core: EngineCore, client: int, argument: Any) -> int | s
     return core.weights.version
 
 
-_ANSWERS: dict[Method, Callable[[EngineCore, int, Any], Any]] = {
+_METHODS: dict[Method, Callable[[EngineCore, int, Any], Any]] = {
     Method.RESET_PREFIX_CACHE: _reset_prefix_cache,
     Method.PAUSE: _pause,
     Method.RESUME: _resume,
@@ -84,29 +84,33 @@ _ANSWERS: dict[Method, Callable[[EngineCore, int, Any], Any]] = {
 }
 
 
-def answer(core: EngineCore, client: int, method: Method, argument: Any) -> Any:
-    """Run a method for the front end `client`, between two steps. Raises what the method raises."""
+def run_method(core: EngineCore, client: int, method: Method, argument: Any) -> Any:
+    """Run a method for the front end `client`, between two steps.
+
+    Raises:
+        Exception: any exception of the method.
+    """
     core.settle()
-    return _ANSWERS[method](core, client, argument)
+    return _METHODS[method](core, client, argument)
 
 
 def reply_to(core: EngineCore, client: int, call: Call) -> Reply:
     """Answer a CALL."""
     return reply_with(
         call.number,
-        lambda: json.dumps(answer(core, client, call.method, json.loads(call.json))),
+        lambda: json.dumps(run_method(core, client, call.method, json.loads(call.json))),
     )
 
 
 def reply_with(number: int, work: Callable[[], str]) -> Reply:
-    """A Reply with the JSON text that `work` returns.
+    """The Reply with the JSON text that `work` returns.
 
-    An exception becomes a Reply with its text, because no call may end the engine.
+    If `work` raises an exception, the Reply carries that: a failed call must not end the engine.
     """
     try:
         return Reply(number, True, work())
     except Exception as problem:
         is_expected = isinstance(problem, RequestError)
         kind = type(problem).__name__
-        words = "" if is_expected else traceback.format_exc()
-        return Reply(number, False, json.dumps([kind, str(problem), words]))
+        trace = "" if is_expected else traceback.format_exc()
+        return Reply(number, False, json.dumps([kind, str(problem), trace]))

@@ -20,7 +20,10 @@ from shmllm.ipc.layout import NUM_CLIENTS, Refusal, SegmentKind
 from shmllm.ipc.liveness import open_pidfd
 from shmllm.ipc.segment import Segment
 
-REFUSALS = {SessionEnd.TOO_SLOW: Refusal.TOO_SLOW, SessionEnd.BROKEN: Refusal.BROKEN_PROTOCOL}
+REFUSALS = {
+    SessionEnd.TOO_SLOW: Refusal.TOO_SLOW,
+    SessionEnd.BROKEN_PROTOCOL: Refusal.BROKEN_PROTOCOL,
+}
 
 
 class ClientAcceptor:
@@ -28,9 +31,10 @@ class ClientAcceptor:
     Args:
         control: the engine's segment.
         page: the control page in that segment.
-        path: the path of the segment's name; None for a private engine, which accepts nobody.
-        patience_s: how many seconds a front end's output ring may stay full before the engine
-            dismisses it.
+        path: the path of the segment's name; None for a private engine, which accepts no more
+            front ends.
+        timeout_s: how many seconds a front end's output ring may stay full before the engine
+            dismisses the front end.
         on_dismissed: called with the place of a dismissed front end, before another front end can
             take it. The requests of the old front end must not answer to the new one.
 
@@ -43,34 +47,34 @@ class ClientAcceptor:
         control: Segment,
         page: ControlPage,
         path: Path | None,
-        patience_s: float,
+        timeout_s: float,
         on_dismissed: Callable[[int], None],
     ) -> None:
         self._control = control
         self._page = page
         self._path = path
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
         self._on_dismissed = on_dismissed
-        self._seen = [0] * NUM_CLIENTS
+        self._last_hellos = [0] * NUM_CLIENTS
         self.sessions: dict[int, Session] = {}
 
-    def has_news(self) -> bool:
-        """Whether a front end has asked to attach since `accept_new`, or one is leaving."""
+    def has_pending(self) -> bool:
+        """Whether a front end asked to attach since the last `accept_new`, or one is leaving."""
         return self._has_new_hello() or self.has_leaving()
 
     def has_leaving(self) -> bool:
         """Whether a front end is closing or broke the protocol. `dismiss_ended` finds those
         that died."""
-        return any(s.is_closing or s.broken is not None for s in self.sessions.values())
+        return any(s.is_closing or s.protocol_error is not None for s in self.sessions.values())
 
     def accept_new(self) -> Iterator[Session]:
         """Accept the front ends that asked to attach, and yield their sessions."""
         if not self._has_new_hello():
             return
         for place, nonce in enumerate(self._page.hellos()):
-            if nonce == self._seen[place]:
+            if nonce == self._last_hellos[place]:
                 continue
-            self._seen[place] = nonce
+            self._last_hellos[place] = nonce
             if place in self.sessions:  # the last front end died and another took its place
                 self.dismiss(self.sessions[place], Refusal.NOT_CONNECTED)
             try:
@@ -95,12 +99,12 @@ class ClientAcceptor:
         """Dismiss the front ends that closed, died, or do not read their outputs."""
         ended = [(s, end) for s in self.sessions.values() if (end := s.ended()) is not None]
         for session, end in ended:
-            if session.broken is not None and self._path is None:
-                raise session.broken  # a private engine has no other front end
+            if session.protocol_error is not None and self._path is None:
+                raise session.protocol_error  # a private engine has no other front end
             self.dismiss(session, REFUSALS.get(end, Refusal.NOT_CONNECTED))
 
     def _has_new_hello(self) -> bool:
-        return self._path is not None and self._page.hellos() != self._seen
+        return self._path is not None and self._page.hellos() != self._last_hellos
 
     def _client_path(self, place: int) -> Path:
         assert self._path is not None
@@ -112,10 +116,10 @@ class ClientAcceptor:
         with contextlib.ExitStack() as undo:
             undo.callback(segment.close)
             if segment.nonce != nonce:
-                raise IpcError("the place changed hands")
+                raise IpcError("another front end took this place")
             pidfd = open_pidfd(segment.creator_pid, segment.creator_pid_namespace)
             if pidfd is not None:
                 undo.callback(os.close, pidfd)
-            session = Session(place, self._control, segment, pidfd, self._patience_s)
+            session = Session(place, self._control, segment, pidfd, self._timeout_s)
             undo.pop_all()
         return session

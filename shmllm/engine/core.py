@@ -27,7 +27,7 @@ from shmllm.core.request import Request
 from shmllm.core.scheduler import Failure, Scheduler
 from shmllm.core.step_outputs import StepOutputs
 from shmllm.engine.runner import Runner, Step
-from shmllm.engine.sleep import Level, Sleeper, Slept
+from shmllm.engine.sleep import Level, Sleeper, SleepResult
 from shmllm.engine.weight_updates import WeightUpdates
 from shmllm.errors import EnginePausedError, RequestError
 from shmllm.outputs.columns import FinishReason, OutputColumns
@@ -39,8 +39,8 @@ from shmllm.wire.messages import Rejected
 UNSEEDED = 1 << 63
 
 
-def _wake_nobody() -> None:
-    """The default of `EngineCore`'s `wake`: no thread waits for the core."""
+def _do_nothing() -> None:
+    """The default of `EngineCore`'s `wake`, for callers that never wait for the core."""
 
 
 @dataclass(slots=True)
@@ -102,7 +102,7 @@ class EngineCore:
     """
 
     def __init__(
-        self, config: EngineConfig, runner: Runner, wake: Callable[[], None] = _wake_nobody
+        self, config: EngineConfig, runner: Runner, wake: Callable[[], None] = _do_nothing
     ) -> None:
         self.info = runner.info
         self.timings = StepTimings()
@@ -256,7 +256,7 @@ class EngineCore:
         self.pauses.drop(client)
         return not self.pauses
 
-    def sleep(self, client: int, level: Level, mode: PauseMode) -> Slept | int:
+    def sleep(self, client: int, level: Level, mode: PauseMode) -> SleepResult | int:
         """Put the engine to sleep for a front end, until any front end wakes it up.
 
         The last rows of requests that this ends are in `take_outputs`.

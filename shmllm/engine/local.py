@@ -1,6 +1,6 @@
-"""The engine in the caller's own process: for debugging, and where no process may be started.
+"""An engine in the caller's own process, for debugging and where no process can be started.
 
-Same core, no transport: `poll` runs a step.
+It has the same EngineCore as an engine process and no transport: `poll` runs a step.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from dataclasses import asdict
 from time import monotonic_ns, sleep
 from typing import Any
 
-from shmllm.client.protocol import NOBODY_WATCHES, EngineOutput, Lease, StartProgress
+from shmllm.client.protocol import NO_PROGRESS, BucketMemory, EngineOutput, StartProgress
 from shmllm.config.engine import EngineConfig
 from shmllm.config.info import EngineInfo
 from shmllm.core.observer import NULL_OBSERVER
-from shmllm.engine.calls import answer
+from shmllm.engine.calls import run_method
 from shmllm.engine.core import EngineCore
 from shmllm.engine.tracer import EngineTracer
 from shmllm.engine.worker import Worker
@@ -34,19 +34,20 @@ IDLE_S = 0.001
 
 
 class _Bucket:
-    """Memory for new weights."""
+    """The memory of a bucket of new weights."""
 
     def __init__(self) -> None:
         self.buffer = memoryview(bytearray(BUCKET_BYTES))
 
     def abort(self) -> None:
-        """It goes with its last user."""
+        """Do nothing: Python frees the memory with the last reference."""
 
 
 class LocalEngineClient:
-    """
+    """An `EngineClient` for an engine in the caller's own process.
+
     Args:
-        config: what the engine is started with.
+        config: the configuration of the engine.
     """
 
     info: EngineInfo
@@ -56,13 +57,13 @@ class LocalEngineClient:
         self._events: list[EngineOutput] = []
         self._recorder: Recorder | None = None
         self.connection = random.getrandbits(48)
-        self.on_trace: Callable[[str], None] = _nobody_asks
+        self.on_trace: Callable[[str], None] = _ignore_trace
 
     @property
     def pid(self) -> int:
         return os.getpid()
 
-    def wait_ready(self, progress: StartProgress = NOBODY_WATCHES) -> EngineInfo:
+    def wait_ready(self, progress: StartProgress = NO_PROGRESS) -> EngineInfo:
         """Load the model. Raises EngineStartError."""
         from shmllm.worker.make_runner import make_runner
 
@@ -100,31 +101,31 @@ class LocalEngineClient:
         return events
 
     def wake(self) -> None:
-        """Nothing to do: no `poll` waits for long."""
+        """Do nothing: a `poll` waits at most IDLE_S."""
 
     def call(self, method: Method, argument: Any = None) -> Any:
         try:
-            return answer(self._core, CLIENT, method, argument)
+            return run_method(self._core, CLIENT, method, argument)
         finally:
             self._take_call_effects()
 
     def run_on_worker(self, call: RpcCall, timeout_s: float | None = None) -> Any:
-        """As in another process, but for `timeout_s`: it runs in the caller's thread, and
-        arguments and result are the caller's own objects."""
+        """See `EngineClient.run_on_worker`. The call runs in the caller's thread, so `timeout_s`
+        has no effect, and arguments and result are not copied."""
         try:
             return self._worker.run(call)
         except ShmLLMError:
             raise
         except Exception as problem:
-            words = traceback.format_exc()
-            raise CallError(f"{type(problem).__name__}: {problem}", words) from problem
+            message = f"{type(problem).__name__}: {problem}"
+            raise CallError(message, traceback.format_exc()) from problem
         finally:
             self._take_call_effects()
 
-    def claim_bucket(self) -> Lease:
+    def claim_bucket(self) -> BucketMemory:
         return _Bucket()
 
-    def send_bucket(self, bucket: Lease, pieces: str) -> None:
+    def send_bucket(self, bucket: BucketMemory, pieces: str) -> None:
         parts = pieces_of(pieces, len(bucket.buffer))
         self._core.weights.stage(CLIENT, parts, bucket.buffer)
 
@@ -137,8 +138,8 @@ class LocalEngineClient:
         )
         if recorder is not None:
             now_ns = monotonic_ns()
-            who = CLIENT, self.connection, os.getpid()
-            recorder.add(Type.EVENT, Event.JOINED, now_ns, now_ns, *who)
+            client = CLIENT, self.connection, os.getpid()
+            recorder.add(Type.EVENT, Event.JOINED, now_ns, now_ns, *client)
 
     def stats(self) -> dict[str, int]:
         scheduler = self._core.scheduler
@@ -155,20 +156,20 @@ class LocalEngineClient:
         return "ready"
 
     def stop(self) -> None:
-        """Nothing to end: steps are run by `poll` alone."""
+        """Do nothing: only `poll` runs steps."""
 
     def close(self) -> None:
         self._events.clear()
 
     def _take_call_effects(self) -> None:
-        """What a call did to requests and weights."""
+        """Queue the outputs of requests that a call ended, and a new weight version."""
         self._events += [columns for _, columns in self._core.take_outputs()]
         if (version := self._core.weights.take_new_version()) is not None:
             self._events.append(WeightVersion(version))
 
 
-def _nobody_asks(directory: str) -> None:
-    """There is no other process that could."""
+def _ignore_trace(directory: str) -> None:
+    """The default of `on_trace`."""
 
 
 def _copy(embeds: Any) -> Any:

@@ -89,7 +89,7 @@ class EngineProcess:
         self._page = ControlPage(control)
         self._waiter = CoreWaiter(control)
         self._acceptor = ClientAcceptor(
-            control, self._page, path, (client or ClientConfig()).timeout_s, self._forget
+            control, self._page, path, (client or ClientConfig()).timeout_s, self._forget_client
         )
         self._sessions: dict[int, Session] = self._acceptor.sessions
         self._tracing = EngineTracing(self._sessions, path)
@@ -97,7 +97,7 @@ class EngineProcess:
         self._next_liveness = 0.0
         self._phase = Phase.RUNNING
         self._drain_deadline = 0.0
-        self._report = Reporter(self._page)
+        self._reporter = Reporter(self._page)
         self._init: Text | None = None
         self._core: EngineCore | None = None
         self._rpc_server: RpcServer | None = None
@@ -109,15 +109,15 @@ class EngineProcess:
         """Serve one front end, which sends the configuration.
 
         Returns:
-            The exit code: 0 if the engine was told to end, 1 after an exception, whose traceback
-            it leaves on the control page as last words, 2 if it could not start.
+            The exit code: 0 if the engine was asked to end, 1 after an exception, 2 if it could
+            not start. The traceback of an exception is in the last words on the control page.
         """
         self._sessions[session.place] = session
         self._tracing.joined(session)
         try:
             session.send(RecordKind.HELLO, codec.encode_hello(Hello(PROTOCOL_VERSION, os.getpid())))
-            # The import of torch takes longest, so it happens before INIT arrives.
-            with session.ending_the_process_if_it_dies():
+            # The import of torch takes longest, so it begins before INIT arrives.
+            with session.exit_if_front_end_dies():
                 import shmllm.worker.make_runner  # noqa: F401
 
             self._await_init()
@@ -128,10 +128,10 @@ class EngineProcess:
                 session.send(RecordKind.FAILED, codec.encode_failed(failed))
                 self._page.set_state(EngineState.FAILED)
                 return EXIT_FAILED_START
-            self._welcome(session)
+            self._send_ready(session)
             return self._serve()
         except Exception:
-            return self._die()
+            return self._record_crash()
 
     def run_named(self, config: EngineConfig) -> int:
         """Serve every front end that attaches. Returns the exit code, as `run_private` does."""
@@ -145,12 +145,13 @@ class EngineProcess:
             return self._serve()
         except Exception:
             print(traceback.format_exc(), file=sys.stderr)
-            return self._die()
+            return self._record_crash()
         finally:
             if self._path is not None:
                 registry.withdraw(self._control, self._path)
 
-    def _die(self) -> int:
+    def _record_crash(self) -> int:
+        """Write the traceback to the control page. Returns the exit code."""
         self._page.set_last_words(traceback.format_exc())
         self._page.set_state(EngineState.FAILED)
         return 1
@@ -165,7 +166,7 @@ class EngineProcess:
 
     def _await_init(self) -> None:
         while self._init is None and self._phase is Phase.RUNNING:
-            self._visit_sessions()
+            self._update_sessions()
             self._take_requests()
             if self._init is None:
                 self._waiter.wait(self._has_work, busy=True)
@@ -175,7 +176,7 @@ class EngineProcess:
         from shmllm.worker.make_runner import make_runner
 
         garbage.freeze_imports()
-        self._report.imported()
+        self._reporter.imported()
         self._tracing.loading()
         try:
             runner = make_runner(config, self._report_loading, self._report_capturing)
@@ -189,20 +190,20 @@ class EngineProcess:
         self._rpc_server = RpcServer(core, self._path is None or config.client.allow_callables)
         self._waiter.set_policy(WaitPolicy.named(config.client.wait_policy))
         garbage.enable()
-        self._report.ready(core)
+        self._reporter.ready(core)
         self._page.set_state(EngineState.READY)
         return None
 
     def _report_loading(self, done: int, total: int) -> None:
-        self._report.loading(done, total)
-        self._visit_while_loading()
+        self._reporter.loading(done, total)
+        self._update_sessions_while_loading()
 
     def _report_capturing(self, done: int, total: int) -> None:
-        self._report.capturing(done, total)
-        self._visit_while_loading()
+        self._reporter.capturing(done, total)
+        self._update_sessions_while_loading()
 
-    def _visit_while_loading(self) -> None:
-        self._visit_sessions()
+    def _update_sessions_while_loading(self) -> None:
+        self._update_sessions()
         if self._phase is not Phase.RUNNING:
             raise SystemExit(0)
 
@@ -213,34 +214,34 @@ class EngineProcess:
             self._page.beat()
             if self._dumps_stalls:
                 faulthandler.dump_traceback_later(STALL_DUMP_AFTER_S)
-            self._visit_sessions()
+            self._update_sessions()
             self._take_requests()
             if core.has_unfinished and self._step(core):
                 continue
             if self._phase is Phase.DRAINING and not core.has_unfinished:
                 break
-            self._report.state(core)
+            self._reporter.write_state(core)
             self._waiter.wait(
                 self._has_work,
                 busy=core.has_unfinished,
                 for_room=any(session.is_stuck for session in self._sessions.values()),
             )
         self._page.set_state(EngineState.SHUTTING_DOWN)
-        self._abort_everything(core)
+        self._abort_all(core)
         return 0
 
     def _has_work(self) -> bool:
         return (
-            any(s.is_waiting_for_us() for s in self._sessions.values())
+            any(s.has_work() for s in self._sessions.values())
             or self._phase is Phase.STOPPING
-            or self._acceptor.has_news()
+            or self._acceptor.has_pending()
         )
 
-    def _visit_sessions(self) -> None:
+    def _update_sessions(self) -> None:
         """Accept new front ends at once, and dismiss ended ones within the liveness period."""
         for session in self._acceptor.accept_new():
             self._tracing.joined(session)
-            self._welcome(session)
+            self._send_ready(session)
             self._share_rows()
         self._flush_stuck_sessions()
         now = time.monotonic()
@@ -248,12 +249,12 @@ class EngineProcess:
             return
         if self._path is None:
             for session in self._sessions.values():
-                if session.broken is not None:
-                    raise session.broken
+                if session.protocol_error is not None:
+                    raise session.protocol_error
         self._next_liveness = now + LIVENESS_PERIOD_S
-        self._report.parked(self._waiter.times_parked)
+        self._reporter.parked(self._waiter.times_parked)
         for session in self._sessions.values():
-            session.tidy()
+            session.maintain()
         self._acceptor.dismiss_ended()
         if self._path is None and not self._sessions:
             self._phase = Phase.STOPPING
@@ -267,10 +268,10 @@ class EngineProcess:
                 if not session.is_stuck and self._core is not None:
                     self._core.scheduler.resume_client(session.place)
 
-    def _forget(self, place: int) -> None:
+    def _forget_client(self, place: int) -> None:
         if self._core is not None:
             self._core.forget_client(place)
-            self._report.state(self._core)
+            self._reporter.write_state(self._core)
             self._share_rows()
         self._tracing.left(place)
 
@@ -278,7 +279,7 @@ class EngineProcess:
         if self._core is not None:
             self._core.scheduler.share_rows(len(self._sessions) > 1)
 
-    def _welcome(self, session: Session) -> None:
+    def _send_ready(self, session: Session) -> None:
         assert self._core is not None
         self._publisher.send(
             session, RecordKind.READY, codec.encode_text(Text(self._core.info.to_json()))
@@ -294,7 +295,7 @@ class EngineProcess:
         for session in senders:
             session.take(self._handle, limit)
         ended_ns = time.perf_counter_ns()
-        self._report.drain_ns += ended_ns - began_ns
+        self._reporter.drain_ns += ended_ns - began_ns
         self._tracing.observer.drained(began_ns, ended_ns)
 
     def _step(self, core: EngineCore) -> bool:
@@ -302,18 +303,18 @@ class EngineProcess:
         num_steps = core.timings.num_steps
         outputs = core.step()
         stepped_ns = time.perf_counter_ns()
-        self._report.state_if_due(core, stepped_ns)
+        self._reporter.write_state_if_due(core, stepped_ns)
         for place, columns in outputs.items():
             self._publisher.publish(place, columns)
         for failure in core.take_failures():
             self._publisher.reject(failure.client, Rejected(failure.number, failure.message))
         has_run = core.timings.num_steps > num_steps
         if has_run:
-            self._report.step(core.timings, stepped_ns, time.perf_counter_ns(), outputs)
+            self._reporter.step(core.timings, stepped_ns, time.perf_counter_ns(), outputs)
             self._tracing.observer.published(stepped_ns)
         return has_run or core.is_in_flight
 
-    def _abort_everything(self, core: EngineCore) -> None:
+    def _abort_all(self, core: EngineCore) -> None:
         core.settle()
         self._publisher.publish_call_effects(core)
         for place, numbers in core.scheduler.unfinished().items():
@@ -333,23 +334,23 @@ class EngineProcess:
                 self._add(core, session, message)
             case Abort() if core is not None:
                 columns = core.abort(session.place, message.numbers)
-                self._report.state(core)
+                self._reporter.write_state(core)
                 self._publisher.publish(session.place, columns)
             case Call(method=Method.TRACE):
                 reply = self._tracing.reply_to(message)
                 self._publisher.send(session, RecordKind.REPLY, codec.encode_reply(reply))
             case Call() if core is not None:
                 reply = reply_to(core, session.place, message)
-                self._report.state(core)
+                self._reporter.write_state(core)
                 self._publisher.publish_call_effects(core)
                 self._publisher.send(session, RecordKind.REPLY, codec.encode_reply(reply))
             case Work() if core is not None and self._rpc_server is not None:
                 reply = self._rpc_server.reply_to(session.channel, message)
-                self._report.state(core)
+                self._reporter.write_state(core)
                 self._publisher.publish_call_effects(core)
                 self._publisher.send(session, RecordKind.REPLY, codec.encode_reply(reply))
             case Weights() if core is not None:
-                with session.borrowed(message.slot) as bucket:
+                with session.slot_memory(message.slot) as bucket:
                     pieces = pieces_of(message.json, len(bucket))
                     core.weights.stage(session.place, pieces, bucket)
             case Shutdown():

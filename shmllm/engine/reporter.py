@@ -1,7 +1,8 @@
-"""What an engine shows of itself on its statistics page, for whoever looks.
+"""Writes the engine's state and statistics to its control page.
 
-Owns the running totals that nobody else counts: time spent with the rings, and how long
-requests waited for their tokens. Must not know who reads them.
+This module owns the counters that no other module has: the time spent on reading and writing
+rings, the time to first token (TTFT) and the inter-token latency (ITL). It must not know which
+programs read them.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ STATE_PERIOD_NS = 5_000_000
 class Reporter:
     """
     Args:
-        page: where the numbers go.
+        page: the control page.
 
     Attributes:
-        drain_ns: time spent taking requests off the rings.
-        publish_ns: time spent putting outputs on them.
+        drain_ns: the time spent reading records from request rings.
+        publish_ns: the time spent writing outputs to output rings.
     """
 
     def __init__(self, page: ControlPage) -> None:
@@ -34,33 +35,34 @@ class Reporter:
         page.mark(Mark.STARTED)
         self._log = page.step_log()
         self._last_tokens_ns = self._logged_drain_ns = 0
-        self._shown_ns = self._shown_changes = 0
+        self._written_ns = self._written_changes = 0
         self.drain_ns = self.publish_ns = 0
 
     def imported(self) -> None:
-        """What computes can be used now; what it computes with comes next."""
+        """The runner's modules are imported; the engine loads the model next."""
         self._page.mark(Mark.IMPORTED)
 
     def loading(self, done: int, total: int) -> None:
-        """Bytes of weights that were read, of all; also a sign of life."""
+        """`done` of `total` bytes of the weights were read. Also updates the heartbeat."""
         self._page.set_stat(Stat.WEIGHT_BYTES_LOADED, done)
         self._page.set_stat(Stat.WEIGHT_BYTES_TOTAL, total)
         self._page.beat()
 
     def capturing(self, done: int, total: int) -> None:
-        """Sizes of graphs that were captured, of all; also a sign of life."""
+        """`done` of `total` sizes of CUDA graphs were captured. Also updates the heartbeat."""
         self._page.set_stat(Stat.GRAPHS_CAPTURED, done)
         self._page.set_stat(Stat.GRAPHS_TOTAL, total)
         self._page.beat()
 
     def ready(self, core: EngineCore) -> None:
+        """The engine core is loaded."""
         self._page.set_stat(Stat.KV_BLOCKS_TOTAL, core.info.num_blocks)
         self._page.set_device(core.info.device)
         self._page.mark(Mark.READY)
         self._page.beat()
 
     def parked(self, times: int) -> None:
-        """How often the engine slept."""
+        """The engine process has parked this many times since its start."""
         self._page.set_stat(Stat.TIMES_PARKED, times)
 
     def step(
@@ -73,10 +75,10 @@ class Reporter:
         """Count and log the last step.
 
         Args:
-            phases: which have its moments, on `time.perf_counter_ns()`.
-            stepped_ns: when its outputs were there.
-            ended_ns: when they were published.
-            outputs: by front end.
+            timings: the timings of the engine's steps, which include the last step's timestamps.
+            stepped_ns: when the core returned the step's outputs, in `time.perf_counter_ns()`.
+            ended_ns: when the outputs were published, in `time.perf_counter_ns()`.
+            outputs: the columns of each front end.
         """
         began_ns, planned_ns, prepared_ns, executed_ns, sampled_ns, applied_ns = timings.moments_ns
         self.publish_ns += ended_ns - stepped_ns
@@ -103,8 +105,11 @@ class Reporter:
         self._logged_drain_ns = self.drain_ns
 
     def _count_tokens(self, ended_ns: int, outputs: Mapping[int, OutputColumns]) -> tuple[int, int]:
-        """Count what the requests waited. Returns how many tokens there are, and how many of
-        them are first ones."""
+        """Add the latencies of a step's tokens to the histograms.
+
+        Returns:
+            (the number of tokens, the number of requests that got their first token).
+        """
         num_sampled = num_first = 0
         for columns in outputs.values():
             num_sampled += len(columns.token_ids)
@@ -118,36 +123,36 @@ class Reporter:
             self._last_tokens_ns = ended_ns
         return num_sampled, num_first
 
-    def state_if_due(self, core: EngineCore, now_ns: int) -> None:
-        """After a step: its state if requests came or went with it, and else every
-        STATE_PERIOD_NS. Two dozen words that the step has evicted from the cache take as long
-        to write as its outputs."""
+    def write_state_if_due(self, core: EngineCore, now_ns: int) -> None:
+        """Write the state after a step if requests began or ended with it, and otherwise every
+        STATE_PERIOD_NS. The step has evicted the two dozen words of the state from the
+        processor's cache, so writing them takes as long as writing the step's outputs."""
         stats = core.scheduler.stats
         changes = stats.requests_finished + stats.prompt_tokens + stats.preemptions
-        if changes != self._shown_changes or now_ns - self._shown_ns >= STATE_PERIOD_NS:
-            self._shown_changes, self._shown_ns = changes, now_ns
-            self.state(core)
+        if changes != self._written_changes or now_ns - self._written_ns >= STATE_PERIOD_NS:
+            self._written_changes, self._written_ns = changes, now_ns
+            self.write_state(core)
 
-    def state(self, core: EngineCore) -> None:
-        """Requests, blocks, tokens, and where the time went, as of now."""
-        scheduler, show = core.scheduler, self._page.set_stat
+    def write_state(self, core: EngineCore) -> None:
+        """Write the current numbers of requests, blocks and tokens, and the time by phase."""
+        scheduler, set_stat = core.scheduler, self._page.set_stat
         stats, timings = scheduler.stats, core.timings
-        show(Stat.STEPS, stats.steps)
-        show(Stat.RUNNING, scheduler.num_running)
-        show(Stat.WAITING, scheduler.num_waiting)
-        show(Stat.KV_BLOCKS_USED, core.num_used_blocks)
-        show(Stat.PAUSED, bool(core.pauses))
-        show(Stat.ASLEEP, core.sleeper.state)
-        show(Stat.PREFIX_QUERY_TOKENS, stats.prefix_query_tokens)
-        show(Stat.PREFIX_HIT_TOKENS, stats.prefix_hit_tokens)
-        show(Stat.PREEMPTIONS, stats.preemptions)
-        show(Stat.PROMPT_TOKENS, stats.prompt_tokens)
-        show(Stat.GENERATED_TOKENS, stats.generated_tokens)
-        show(Stat.REQUESTS_FINISHED, stats.requests_finished)
-        show(Stat.DRAIN_NS, self.drain_ns)
-        show(Stat.SCHEDULE_NS, timings.schedule_ns)
-        show(Stat.PREPARE_NS, timings.prepare_ns)
-        show(Stat.EXECUTE_NS, timings.execute_ns)
-        show(Stat.SAMPLE_NS, timings.sample_ns)
-        show(Stat.APPLY_NS, timings.apply_ns)
-        show(Stat.PUBLISH_NS, self.publish_ns)
+        set_stat(Stat.STEPS, stats.steps)
+        set_stat(Stat.RUNNING, scheduler.num_running)
+        set_stat(Stat.WAITING, scheduler.num_waiting)
+        set_stat(Stat.KV_BLOCKS_USED, core.num_used_blocks)
+        set_stat(Stat.PAUSED, bool(core.pauses))
+        set_stat(Stat.ASLEEP, core.sleeper.state)
+        set_stat(Stat.PREFIX_QUERY_TOKENS, stats.prefix_query_tokens)
+        set_stat(Stat.PREFIX_HIT_TOKENS, stats.prefix_hit_tokens)
+        set_stat(Stat.PREEMPTIONS, stats.preemptions)
+        set_stat(Stat.PROMPT_TOKENS, stats.prompt_tokens)
+        set_stat(Stat.GENERATED_TOKENS, stats.generated_tokens)
+        set_stat(Stat.REQUESTS_FINISHED, stats.requests_finished)
+        set_stat(Stat.DRAIN_NS, self.drain_ns)
+        set_stat(Stat.SCHEDULE_NS, timings.schedule_ns)
+        set_stat(Stat.PREPARE_NS, timings.prepare_ns)
+        set_stat(Stat.EXECUTE_NS, timings.execute_ns)
+        set_stat(Stat.SAMPLE_NS, timings.sample_ns)
+        set_stat(Stat.APPLY_NS, timings.apply_ns)
+        set_stat(Stat.PUBLISH_NS, self.publish_ns)

@@ -1,8 +1,8 @@
-"""Answers WORK: takes what front ends send for the worker off their slots, and puts its
-results there.
+"""The engine's end of remote procedure calls on the worker (WORK records).
 
-Owns the engine's end of this conversation; `worker_client` is the other one. Must not know
-what the worker can do.
+This module reads the tensors of a call from the front end's slots, runs the call, and writes the
+tensors of its result to output slots. `client.rpc_client` is the other end. This module must not
+know the worker's methods.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from shmllm.wire.values import is_torch_tensor, tensor_kinds
 class RpcServer:
     """
     Args:
-        core: of the engine.
-        allow_functions: whether front ends may send functions to be run.
+        core: the engine core.
+        allow_functions: whether front ends may run functions of their own in the engine.
     """
 
     def __init__(self, core: EngineCore, allow_functions: bool) -> None:
@@ -35,26 +35,27 @@ class RpcServer:
         self._allow_functions = allow_functions
 
     def reply_to(self, channel: CoreChannel, work: Work) -> Reply:
-        """Have the worker do it, and answer."""
-        return reply_with(work.number, lambda: self._do(channel, json.loads(work.json)))
+        """Run a call on the worker, and return the reply."""
+        return reply_with(work.number, lambda: self._run(channel, json.loads(work.json)))
 
-    def _do(self, channel: CoreChannel, question: dict[str, Any]) -> str:
-        with _received(channel, question) as tensors:
-            call = decode_call(question["tree"], tensors, self._allow_functions)
+    def _run(self, channel: CoreChannel, message: dict[str, Any]) -> str:
+        with _tensors_of(channel, message) as tensors:
+            call = decode_call(message["tree"], tensors, self._allow_functions)
             tree, results = encode_result(self._worker.run(call), call)
-            # Not later: a result may be a view of what was received.
-            ref = _lend(channel, results)
+            # Within the `with` block, because a result may be a view of an argument in a slot.
+            ref = _put_results(channel, results)
         return json.dumps({"tree": tree, "tensors": ref and ref.to_json()})
 
 
 @contextlib.contextmanager
-def _received(channel: CoreChannel, question: dict[str, Any]) -> Iterator[list[Any]]:
-    if question["tensors"] is None:
+def _tensors_of(channel: CoreChannel, message: dict[str, Any]) -> Iterator[list[Any]]:
+    """The tensors of a call, as views of the slot in which they lie."""
+    if message["tensors"] is None:
         yield []
         return
-    ref = PackedRef.from_json(question["tensors"])
+    ref = PackedRef.from_json(message["tensors"])
     with view_all(channel.slots, ref) as arrays:
-        kinds = tensor_kinds(question["tree"], len(arrays))
+        kinds = tensor_kinds(message["tree"], len(arrays))
         tensors: list[Any] = []
         for kind, array, packed in zip(kinds, arrays, ref.tensors, strict=True):
             if kind == "tensor":
@@ -64,7 +65,7 @@ def _received(channel: CoreChannel, question: dict[str, Any]) -> Iterator[list[A
         yield tensors
 
 
-def _lend(channel: CoreChannel, results: list[Any]) -> PackedRef | None:
+def _put_results(channel: CoreChannel, results: list[Any]) -> PackedRef | None:
     if not results:
         return None
     sources = [result.cpu() if is_torch_tensor(result) else result for result in results]

@@ -1,4 +1,4 @@
-"""One front end as the engine sees it: its channel, its life, and what it has yet to read."""
+"""The engine's state of one front end: its channel, its process, and its unsent outputs."""
 
 from __future__ import annotations
 
@@ -36,27 +36,32 @@ WATCH_PERIOD_S = 0.25
 
 
 class SessionEnd(Enum):
-    """Why a session is over."""
+    """
+    CLOSED           the front end closed its connection
+    DIED             the front end's process ended
+    TOO_SLOW         its output ring stayed full for too long
+    BROKEN_PROTOCOL  it wrote invalid bytes into its segment
+    """
 
     CLOSED = auto()
     DIED = auto()
     TOO_SLOW = auto()
-    BROKEN = auto()
+    BROKEN_PROTOCOL = auto()
 
 
 class Session:
     """
     Args:
-        place: the front end's number, which its requests carry.
+        place: the number of the front end in this engine; its requests have it as `client`.
         control: the engine's segment.
-        segment: the front end's segment; closed with the session.
-        pidfd: becomes readable when the front end is gone; closed with the session. None
-            where its pid means nothing here; then its ownership lock is looked at.
-        patience_s: how long outputs may find no room before the front end counts as too
-            slow; None waits for ever, which harms nobody when there is only one.
+        segment: the front end's segment; the session closes it.
+        pidfd: the pidfd of the front end's process; the session closes it. None if the process is
+            in another pid namespace: the session then checks the segment's ownership lock.
+        timeout_s: how many seconds the output ring may stay full before the front end counts as
+            too slow. None means without limit, for an engine with a single front end.
 
     Attributes:
-        broken: set when the front end wrote into its segment what cannot be.
+        protocol_error: the error, if the front end wrote invalid bytes into its segment.
     """
 
     def __init__(
@@ -65,41 +70,48 @@ class Session:
         control: Segment,
         segment: Segment,
         pidfd: int | None,
-        patience_s: float | None,
+        timeout_s: float | None,
     ) -> None:
         self.place = place
         self.channel = CoreChannel(control, segment)
         self._segment = segment
         self._pidfd = pidfd
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
         self._stuck_since = 0.0
         self._free_bytes = 0
-        self.broken: ProtocolMismatchError | None = None
+        self.protocol_error: ProtocolMismatchError | None = None
         self._backlog: deque[tuple[RecordKind, Parts]] = deque()
         self._tensors = TensorReader(self.channel.slots)
         self._embeds: tuple[int, Any] | None = None
 
     @property
     def pid(self) -> int:
-        """Of the front end, in its own namespace."""
+        """The pid of the front end in its own pid namespace."""
         return self._segment.creator_pid
 
     @property
     def is_stuck(self) -> bool:
-        """Whether outputs wait for room, so that no more of them should be made."""
+        """Whether outputs wait for room in the ring. The scheduler then skips this front end's
+        requests."""
         return bool(self._backlog)
 
     @property
     def is_closing(self) -> bool:
-        """Whether the front end said that it leaves."""
+        """Whether the front end announced that it disconnects."""
         return self.channel.is_client_closing
 
     def has_requests(self) -> bool:
-        """Whether there is something to `take`; not while the answers would have no room."""
+        """Whether there are records to `take`. False while outputs wait, because the answers to
+        these records would have no room."""
         return not self._backlog and self.channel.has_requests()
 
     def take(self, handler: Callable[[Session, int, memoryview], None], limit: int) -> None:
-        """Hand what it sent to a handler."""
+        """Pass the front end's records to a handler, which gets (session, kind, record).
+
+        Args:
+            handler: the handler.
+            limit: the largest number of records; 0 means all.
+        """
 
         def handle(kind: int, record: memoryview) -> None:
             if kind != RecordKind.IN_SLOT:
@@ -114,13 +126,15 @@ class Session:
         try:
             self.channel.drain(handle, limit)
         except ProtocolMismatchError as error:
-            self.broken = error
+            self.protocol_error = error
 
     def send(self, kind: RecordKind, parts: Parts, is_urgent: bool = True) -> None:
-        """Publish now or, behind what already waits, as soon as there is room.
+        """Publish a record now, or after the waiting records as soon as the ring has room.
 
         Args:
-            is_urgent: wake a front end that sleeps until something is.
+            kind: the kind of the record.
+            parts: the record's bytes.
+            is_urgent: wake a front end that waits for urgent records only.
         """
         if not self._backlog:
             if self._fits_ring(parts) and self._publish(kind, parts, is_urgent):
@@ -131,20 +145,20 @@ class Session:
             self.flush()
 
     def keep_embeds(self, message: PromptEmbeds) -> None:
-        """Copy a prompt's embeddings out of their slot, for the request that follows.
+        """Copy a prompt's embeddings from their slot, for the request that follows.
 
         Raises:
-            ProtocolMismatchError: there is no such tensor.
+            ProtocolMismatchError: the reference is not a valid tensor reference.
         """
         try:
             with self._tensors.view(TensorRef.decode(message.ref)) as view:
                 self._embeds = message.number, view.torch().clone()
-        except (TypeError, ValueError, RuntimeError) as problem:  # whatever torch says of it
+        except (TypeError, ValueError, RuntimeError) as problem:  # from torch
             raise ProtocolMismatchError(f"PROMPT_EMBEDS: {problem}") from problem
 
     @contextlib.contextmanager
-    def borrowed(self, ref: tuple[int, int, int]) -> Iterator[memoryview]:
-        """What lies in one of its slots, which goes back at the end."""
+    def slot_memory(self, ref: tuple[int, int, int]) -> Iterator[memoryview]:
+        """The bytes in one of the front end's slots. The slot is released at the end."""
         slots = self.channel.slots
         memory = slots.writable_view(SlotRef(*ref))
         try:
@@ -153,26 +167,26 @@ class Session:
             slots.release(SlotRef(*ref))
 
     def take_embeds(self, number: int) -> Any:
-        """The embeddings of the prompt of a request; None if it has token ids."""
+        """The embeddings of a request's prompt; None if the prompt has token ids only."""
         if self._embeds is None:
             return None
-        (of, embeds), self._embeds = self._embeds, None
-        return embeds if of == number else None
+        (owner, embeds), self._embeds = self._embeds, None
+        return embeds if owner == number else None
 
-    def is_waiting_for_us(self) -> bool:
-        """Whether there is something to take from it, or room for what it waits for."""
+    def has_work(self) -> bool:
+        """Whether there are records to `take`, or room for waiting outputs."""
         return self.has_room_again() if self.is_stuck else self.has_requests()
 
     def has_room_again(self) -> bool:
-        """Whether the front end has read since outputs last found no room."""
+        """Whether the front end has read outputs since the last one found no room."""
         try:
             return self.channel.outputs.free_bytes > self._free_bytes
         except ProtocolMismatchError as error:
-            self.broken = error
+            self.protocol_error = error
             return True
 
     def flush(self) -> None:
-        """Publish of what waits as much as there is room for."""
+        """Publish waiting outputs as long as there is room."""
         try:
             while self._backlog:
                 kind, parts = self._backlog[0]
@@ -186,7 +200,7 @@ class Session:
                 self._backlog.popleft()
                 self._stuck_since = time.monotonic()
         except ProtocolMismatchError as error:
-            self.broken = error
+            self.protocol_error = error
 
     def _fits_ring(self, parts: Parts) -> bool:
         return sum(map(len, parts)) <= self.channel.outputs.max_payload_bytes
@@ -195,18 +209,21 @@ class Session:
         try:
             return self.channel.try_send(kind, *parts, is_urgent=is_urgent)
         except ProtocolMismatchError as error:
-            self.broken = error
+            self.protocol_error = error
             return False
 
     def _move_to_slot(self, kind: RecordKind, parts: Parts) -> bool:
-        """Put the first record, which the ring cannot hold, into a slot; False while all are
-        lent. The front end gives one back before it moves on in the ring, so
-        `has_room_again` sees that, too."""
+        """Move the first waiting record, which is too large for the ring, into an output slot.
+
+        Returns:
+            False if the front end holds all slots. It releases a slot before it advances in the
+            ring, so `has_room_again` notices the release.
+        """
         try:
             slot = self.channel.output_slots.claim(sum(map(len, parts)))
         except NoSpaceError as error:
             self._backlog.popleft()
-            self._backlog.extendleft(reversed(list(_in_place_of(kind, parts, error))))
+            self._backlog.extendleft(reversed(list(_replacements(kind, parts, error))))
             return True
         if slot is None:
             return False
@@ -218,41 +235,41 @@ class Session:
         return True
 
     @contextlib.contextmanager
-    def ending_the_process_if_it_dies(self) -> Iterator[None]:
-        """For what takes long and cannot look at the front end in between: imports. A thread
-        looks at it meanwhile."""
+    def exit_if_front_end_dies(self) -> Iterator[None]:
+        """End this process if the front end dies within the `with` block. A thread waits for
+        that, because imports take seconds during which the main thread cannot."""
         is_over = threading.Event()
 
-        def watch() -> None:
+        def wait() -> None:
             while self._pidfd is not None and not wait_for_end(self._pidfd, WATCH_PERIOD_S):
                 if is_over.is_set():
                     return
             if not is_over.is_set():
                 os._exit(0)
 
-        threading.Thread(target=watch, daemon=True).start()
+        threading.Thread(target=wait, daemon=True).start()
         yield
         is_over.set()
 
     def ended(self) -> SessionEnd | None:
-        """Whether, and why, the front end is done. Costs a system call."""
-        if self.broken is not None:
-            return SessionEnd.BROKEN
+        """Why the session has to end; None if it continues. Makes a system call."""
+        if self.protocol_error is not None:
+            return SessionEnd.BROKEN_PROTOCOL
         if self.is_closing:
             return SessionEnd.CLOSED
         if self._pidfd is not None:
-            gone = wait_for_end(self._pidfd, 0)
+            has_died = wait_for_end(self._pidfd, 0)
         else:
-            gone = not self._segment.is_owned()
-        if gone:
+            has_died = not self._segment.is_owned()
+        if has_died:
             return SessionEnd.DIED
-        if self._backlog and self._patience_s is not None:
+        if self._backlog and self._timeout_s is not None:
             stuck_s = time.monotonic() - self._stuck_since
-            return SessionEnd.TOO_SLOW if stuck_s > self._patience_s else None
+            return SessionEnd.TOO_SLOW if stuck_s > self._timeout_s else None
         return None
 
-    def tidy(self) -> None:
-        """Show what the channel has counted, and give back what large outputs left."""
+    def maintain(self) -> None:
+        """Publish the channel's statistics, and free the pages that large outputs needed."""
         self.channel.publish_statistics()
         if self.channel.output_slots.has_excess:
             self.channel.output_slots.reclaim()
@@ -264,16 +281,18 @@ class Session:
             os.close(self._pidfd)
 
 
-def _in_place_of(
+def _replacements(
     kind: RecordKind, parts: Parts, error: NoSpaceError
 ) -> Iterator[tuple[RecordKind, Parts]]:
-    """What to send instead where shared memory has no room: the requests that asked for the
-    log-probabilities end with an error, the others have their tokens all the same. Rows of a
-    request that ended so are passed over by the front end. A reply becomes an error."""
+    """The records to send instead of one that finds no room in shared memory.
+
+    Requests whose log-probabilities find no room end with an error, and the front end ignores
+    their later rows. All other requests get their tokens. A reply becomes an error.
+    """
     message = decode(kind, memoryview(b"".join(parts)))
     if isinstance(message, Reply):
-        words = json.dumps([type(error).__name__, str(error), ""])
-        yield RecordKind.REPLY, encode_reply(Reply(message.number, False, words))
+        content = json.dumps([type(error).__name__, str(error), ""])
+        yield RecordKind.REPLY, encode_reply(Reply(message.number, False, content))
     numbers: list[int] = []
     if isinstance(message, PromptLogprobs):
         numbers = [message.number]

@@ -1,19 +1,20 @@
-"""Puts an engine to sleep and wakes it up: the rules, and what they do to requests and memory.
+"""Puts an engine to sleep and wakes it up: the rules, and their effect on requests and memory.
 
-    level   puts to sleep                       the weights
-    0       scheduling
-    1       scheduling, kv_cache, weights       are kept, where they are or in host memory
-    2       scheduling, kv_cache, weights       are discarded
+    level   parts that fall asleep             weights
+    0       scheduling                         not affected
+    1       scheduling, kv_cache, weights      kept in place or in host memory
+    2       scheduling, kv_cache, weights      discarded
 
-    part         while asleep                   when awake again
-    scheduling   the engine runs no step        runs steps. Wakes by its tag, or together with the
-                                                last of the other two parts
-    kv_cache     cached prefixes are dropped    is empty
-    weights      must not be read or written    kept weights are unchanged; discarded weights are
-                                                missing until they are written
+    part         while asleep                  after waking up
+    scheduling   the engine runs no step       the engine runs steps
+    kv_cache     there are no cached prefixes  the KV cache is empty
+    weights      must not be read or written   kept weights are unchanged; discarded weights are
+                                               missing until they are written
 
-A part that is asleep stays as it is, with one exception: level 2 discards kept weights. The engine
-is fully awake when no part is asleep and no weight is missing. Until then a pause is in force.
+Each part wakes up by its tag; scheduling also wakes up together with the last of the other two
+parts. A sleep does not change a part that is already asleep, except that level 2 discards kept
+weights. The engine is fully awake when no part is asleep and no weight is missing. Until then a
+pause is in force.
 
 `SleepStateMachine` holds these rules and that pause. `Sleeper` applies them to requests and memory
 and reports the result. `Memory` is the interface of the memory itself. This module must not know
@@ -120,12 +121,12 @@ class SleepStateMachine:
         self._pauses.add((OWNER, client), DRAINING)
 
     def stop_draining(self, client: int) -> None:
-        """End `drain`: the sleep begins, was cancelled, or its front end has disconnected."""
+        """End `drain`, because the sleep begins, was cancelled, or its front end disconnected."""
         self._pauses.drop((OWNER, client))
 
     def warning(self, level: Level) -> str:
         """Why going to sleep changes nothing; an empty string if it does change something."""
-        if not self._falls(level) and not self._loses(level):
+        if not self._newly_asleep(level) and not self._discards_kept_weights(level):
             return f"the engine is asleep already: {', '.join(self.asleep.tags)}"
         return ""
 
@@ -140,17 +141,17 @@ class SleepStateMachine:
         Raises:
             RequestError: there is no room to keep the weights; nothing changed.
         """
-        falls, loses = self._falls(level), self._loses(level)
-        if SleepState.WEIGHTS in falls or loses:
+        parts, discards = self._newly_asleep(level), self._discards_kept_weights(level)
+        if SleepState.WEIGHTS in parts or discards:
             self._memory.release(SleepState.WEIGHTS, level.keeps_weights)
             self._are_weights_kept = level.keeps_weights
-        if SleepState.KV_CACHE in falls:
+        if SleepState.KV_CACHE in parts:
             self._memory.release(SleepState.KV_CACHE, keep=False)
         if not self.asleep or mode is not PauseMode.WAIT:
             self._mode = mode
-        self.asleep |= falls
-        self._settle()
-        if falls & MEMORY or loses:
+        self.asleep |= parts
+        self._update_pause()
+        if parts & MEMORY or discards:
             self._memory.tidy()
 
     def wake(self, parts: SleepState | None) -> str:
@@ -163,7 +164,7 @@ class SleepStateMachine:
             RequestError: there is not enough memory; the parts that were not woken stay asleep.
         """
         sleeping = self.asleep if parts is None else parts & self.asleep
-        warning = self._oddity(parts)
+        warning = self._wake_warning(parts)
         try:
             for part in (SleepState.WEIGHTS, SleepState.KV_CACHE):
                 if part in sleeping:
@@ -173,45 +174,48 @@ class SleepStateMachine:
             if sleeping & MEMORY and not self.asleep & MEMORY:
                 self.asleep = SleepState(0)
         finally:
-            self._settle()
+            self._update_pause()
         return warning
 
     def weights_written(self) -> None:
         """Update the pause after weights were written: none may be missing any more."""
-        self._settle()
+        self._update_pause()
 
-    def _falls(self, level: Level) -> SleepState:
+    def _newly_asleep(self, level: Level) -> SleepState:
+        """The parts that this level would put to sleep and that are awake now."""
         return level.parts & ~self.asleep
 
-    def _loses(self, level: Level) -> bool:
-        """Whether this level discards weights that an earlier one kept."""
+    def _discards_kept_weights(self, level: Level) -> bool:
+        """Whether this level discards weights that an earlier sleep kept."""
         is_kept = SleepState.WEIGHTS in self.asleep and self._are_weights_kept
         return is_kept and not level.keeps_weights
 
-    def _oddity(self, parts: SleepState | None) -> str:
+    def _wake_warning(self, parts: SleepState | None) -> str:
+        """Why waking these parts changes nothing, or only a part; otherwise an empty string."""
         if not self.asleep:
-            words = "the engine is not asleep"
-            return f"{words}, but {self._missing()}" if self._memory.num_missing else words
+            missing = f", but {self._missing_message()}" if self._memory.num_missing else ""
+            return f"the engine is not asleep{missing}"
         if parts is not None and not parts:
             return "no tag was given: nothing was woken"
         awake = (parts or SleepState(0)) & ~self.asleep
         return f"not asleep: {', '.join(awake.tags)}" if awake else ""
 
-    def _missing(self) -> str:
+    def _missing_message(self) -> str:
         return (
             f"{self._memory.num_missing:,} weights are missing since sleep(level=2): write them "
             'with load_weights, update_weights or collective_rpc("reload_weights")'
         )
 
-    def _settle(self) -> None:
-        """Make the pause match the state. When it ends, return what writing weights freed."""
+    def _update_pause(self) -> None:
+        """Make the pause match the state. When the pause ends, also return to the system the
+        memory that the writing of weights has freed."""
         if self.asleep:
             refusal = f"the engine sleeps ({', '.join(self.asleep.tags)}): call wake_up() first"
             if self._mode is PauseMode.KEEP:
                 refusal = ""
             self._pauses.add(OWNER, Pause(True, refusal))
         elif self._memory.num_missing:
-            self._pauses.add(OWNER, Pause(True, self._missing()))
+            self._pauses.add(OWNER, Pause(True, self._missing_message()))
         elif self._pauses.drop(OWNER):
             self._memory.tidy()
 
@@ -231,7 +235,7 @@ def parts_of(tags: object) -> SleepState | None:
     """The parts that tags name. None stands for all parts and returns None.
 
     Raises:
-        RequestError: no list, or an unknown tag.
+        RequestError: `tags` is not a list, or a tag is unknown.
     """
     if tags is None:
         return None
@@ -248,7 +252,7 @@ def parts_of(tags: object) -> SleepState | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Slept:
+class SleepResult:
     """The result of going to sleep or waking up.
 
     Attributes:
@@ -301,10 +305,10 @@ class Sleeper:
         return self._num_unfinished
 
     def stop_draining(self, client: int) -> None:
-        """Take new requests again as far as this front end is concerned."""
+        """End the refusal of new requests that this front end's `drain` began."""
         self._states.stop_draining(client)
 
-    def sleep(self, client: int, level: Level, mode: PauseMode) -> Slept:
+    def sleep(self, client: int, level: Level, mode: PauseMode) -> SleepResult:
         """Put the parts of a level to sleep. Requests whose keys and values are dropped are
         recomputed after waking up."""
         before, began = self._memory.measure(), perf_counter()
@@ -314,9 +318,9 @@ class Sleeper:
             self._scheduler.preempt_all()
             self._kv_cache.reset_prefix_cache()
         self._states.sleep(level, mode)
-        return self._slept(before, began, warning)
+        return self._result(before, began, warning)
 
-    def wake(self, client: int, parts: SleepState | None) -> Slept:
+    def wake(self, client: int, parts: SleepState | None) -> SleepResult:
         """Wake parts up, or all parts if `parts` is None. Cancels the front end's own `drain`.
 
         Raises:
@@ -325,7 +329,7 @@ class Sleeper:
         before, began = self._memory.measure(), perf_counter()
         self.stop_draining(client)
         warning = self._states.wake(parts)
-        return self._slept(before, began, warning)
+        return self._result(before, began, warning)
 
     def weights_written(self) -> None:
         """Update the pause after weights were written."""
@@ -335,7 +339,7 @@ class Sleeper:
     def _num_unfinished(self) -> int:
         return self._scheduler.num_running + self._scheduler.num_waiting
 
-    def _slept(self, before: OwnedBytes, began: float, warning: str) -> Slept:
+    def _result(self, before: OwnedBytes, began: float, warning: str) -> SleepResult:
         seconds = perf_counter() - began
         report = SleepReport(
             before,
@@ -346,4 +350,4 @@ class Sleeper:
             seconds,
         )
         logger.info("%s", warning or report)
-        return Slept(report, warning)
+        return SleepResult(report, warning)

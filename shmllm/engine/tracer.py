@@ -1,6 +1,7 @@
-"""Records what an engine core does: its steps and its requests.
+"""Records the steps and the requests of an engine core in a trace.
 
-Owns what an engine's recording holds. Must not know who wants it, nor what is made of it.
+This module owns the records that an engine adds to a trace. It must not know sessions or when a
+trace begins; `engine.tracing` does.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ from shmllm.tracing.recorder import Recorder
 
 
 class EngineTracer(Observer):
-    """Records what it hears.
+    """An observer that records every event.
 
     Args:
-        recorder: where to.
-        core: the engine; None while that loads.
+        recorder: the recorder of this process for the trace.
+        core: the engine core; None until it is loaded.
     """
 
     def __init__(self, recorder: Recorder, core: EngineCore | None) -> None:
         self._add = recorder.add
         self.core = core
 
-    def recall(self, core: EngineCore) -> None:
-        """Record the requests that were there before the recording."""
+    def record_existing(self, core: EngineCore) -> None:
+        """Record the requests that were added before the recording began."""
         for request in core.scheduler.requests():
             self.queued(request)
             if request.status is RequestStatus.RUNNING:

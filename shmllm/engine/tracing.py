@@ -1,7 +1,8 @@
-"""Has an engine record what it does, while somebody wants a trace.
+"""Begins and ends the recording of a trace in an engine process.
 
-Owns the switch: when it begins, and who is told. What is recorded of a step and of a request
-is the business of `tracer`.
+A recording begins at the start of the process, if the environment asks for it, or with a TRACE
+call. This module owns that switch, and asks the front ends to record, too. `engine.tracer` makes
+the records of steps and requests.
 """
 
 from __future__ import annotations
@@ -29,12 +30,13 @@ from shmllm.wire.messages import Call, RecordKind, Reply, Trace
 class EngineTracing:
     """
     Args:
-        sessions: the engine's, by place.
-        path: the engine's name in the directory; None for a private engine, whose front
-            end sees the environment that this process sees.
+        sessions: the sessions of the front ends, by place.
+        path: the path of the engine's named segment; None for a private engine, whose front end
+            reads the same environment variable as this process.
 
     Attributes:
-        observer: records, while somebody wants it.
+        observer: the observer of this process: a tracer during a recording, and otherwise the
+            NULL_OBSERVER.
     """
 
     def __init__(self, sessions: Mapping[int, Session], path: Path | None) -> None:
@@ -50,36 +52,36 @@ class EngineTracing:
             self._begin(recorder)
 
     def loading(self) -> None:
-        """All that has to be imported is there, and the model is read next."""
-        self._did(Slice.IMPORT)
+        """The runner's modules are imported; the engine loads the model next."""
+        self._add_slice(Slice.IMPORT)
 
     def loaded(self, core: EngineCore) -> None:
-        """The model is there."""
-        self._did(Slice.LOAD_MODEL)
+        """The engine core is loaded."""
+        self._add_slice(Slice.LOAD_MODEL)
         self._core = core
         core.observer = self.observer
         if isinstance(self.observer, EngineTracer):
             self.observer.core = core
 
     def joined(self, session: Session) -> None:
-        """A front end is there."""
+        """The engine accepted a front end, or a recording began with this front end attached."""
         if (recorder := self._recorder) is None:
             return
         channel, now_ns = session.channel, perf_counter_ns()
         channel.watch(RingTracer(recorder, channel.nonce, Direction.OUTPUTS))
-        who = session.place, channel.nonce, session.pid
-        recorder.add(Type.EVENT, Event.JOINED, now_ns, now_ns, *who)
+        client = session.place, channel.nonce, session.pid
+        recorder.add(Type.EVENT, Event.JOINED, now_ns, now_ns, *client)
         if self._is_named:
             session.send(RecordKind.TRACE, encode_trace(Trace(self._directory)))
 
     def left(self, place: int) -> None:
-        """A front end is gone."""
+        """The engine dismissed the front end in this place."""
         if self._recorder is not None:
             now_ns = perf_counter_ns()
             self._recorder.add(Type.EVENT, Event.LEFT, now_ns, now_ns, place)
 
     def reply_to(self, call: Call) -> Reply:
-        """Begin to record, in the directory that the CALL's argument names."""
+        """Begin a recording in the directory that the CALL names, and return the reply."""
         return reply_with(call.number, lambda: json.dumps(self._begin_in(json.loads(call.json))))
 
     def _begin_in(self, directory: object) -> bool:
@@ -104,7 +106,7 @@ class EngineTracing:
             self.joined(session)
         if self._core is not None:
             self._core.observer = tracer
-            tracer.recall(self._core)
+            tracer.record_existing(self._core)
         recorder.at_end(self._end)
 
     def _end(self) -> None:
@@ -115,7 +117,8 @@ class EngineTracing:
         for session in self._sessions.values():
             session.channel.watch(None)
 
-    def _did(self, what: Slice) -> None:
+    def _add_slice(self, name: Slice) -> None:
+        """Record a part of the start that ends now; it began when the previous part ended."""
         began_ns, self._began_ns = self._began_ns, perf_counter_ns()
         if self._recorder is not None:
-            self._recorder.add(Type.SLICE, what, began_ns, self._began_ns)
+            self._recorder.add(Type.SLICE, name, began_ns, self._began_ns)

@@ -1,7 +1,8 @@
-"""Updates of the weights, as the engine sees them: one at a time, all of it or nothing.
+"""Updates of the model's weights: one at a time, and each one completely or not at all.
 
-Owns whose update is under way, its staged weights, and the version in force. Must not know
-how weights come here. torch is there when the first update begins.
+This module owns the update in progress, its staged weights, and the version of the weights in
+force. It must not know how the weights were transmitted. It imports torch only in functions, when
+the runner has already imported it.
 """
 
 from __future__ import annotations
@@ -21,32 +22,33 @@ class WeightUpdates:
     """
     Args:
         model: returns the model.
-        written: called when weights were written, with whether to forget cached prefixes.
-        abort_running: ends all requests.
+        on_written: called after weights were written. Its argument says whether to forget the
+            cached prefixes.
+        abort_all: ends all requests.
 
     Attributes:
-        version: of the weights in force.
+        version: the version of the weights in force.
     """
 
     def __init__(
         self,
         model: Callable[[], Any],
-        written: Callable[[bool], None],
-        abort_running: Callable[[], None],
+        on_written: Callable[[bool], None],
+        abort_all: Callable[[], None],
     ) -> None:
         self._model = model
-        self._written = written
-        self._abort_running = abort_running
+        self._on_written = on_written
+        self._abort_all = abort_all
         self._client: int | None = None
         self._staged: Any = None
         self.version: Version = FIRST_VERSION
-        self._announced: Version = FIRST_VERSION
+        self._taken_version: Version = FIRST_VERSION
 
     def start(self, client: int) -> None:
         """Begin an update for a front end.
 
         Raises:
-            CallOrderError: one is under way.
+            CallOrderError: another update is in progress.
             RequestError: the weights are asleep.
         """
         if self._staged is not None:
@@ -67,10 +69,12 @@ class WeightUpdates:
         pieces: Iterable[tuple[str, str, tuple[int, ...], int, int, int]],
         bucket: memoryview,
     ) -> None:
-        """Copy what lies in a bucket; passed over if there is no update of this front end.
+        """Copy the pieces in a bucket. Does nothing if this front end has no update in progress.
 
         Args:
-            pieces: see `weight_bucket.Piece`; they lie in the bucket.
+            client: the front end that sent the bucket.
+            pieces: the pieces of tensors in the bucket; see `weight_bucket.Piece`.
+            bucket: the bytes of the bucket.
         """
         if self._staged is None or client != self._client:
             return
@@ -84,14 +88,14 @@ class WeightUpdates:
             self._staged.put(name, shape, begin, piece)
 
     def check(self, client: int) -> None:
-        """Say what is wrong with what came so far, which ends the update.
+        """Check the staged weights. A problem ends the update.
 
         Raises:
-            RequestError: names the tensors.
-            CallOrderError: there is no update.
+            RequestError: staged weights are not valid; the message names the tensors.
+            CallOrderError: this front end has no update in progress.
         """
         try:
-            self._own(client).check()
+            self._staged_by(client).check()
         except RequestError:
             self.abandon(client)
             raise
@@ -105,53 +109,55 @@ class WeightUpdates:
         reset_prefix_cache: bool = True,
         partial: bool = False,
     ) -> list[str]:
-        """Put the new weights in force, between two steps. Whatever happens, the update ends.
+        """Copy the staged weights into the model, between two steps. The update ends in any case.
 
         Args:
-            version: None counts up.
-            abort: end the requests that run. They go on otherwise, with the keys and values
-                that they have.
-            reset_prefix_cache: forget cached prefixes, which the old weights made.
-            partial: weights that were lost with their memory may be missing still.
+            client: the front end whose update this is.
+            version: the new version; None adds one to the previous version.
+            abort: end all requests. Otherwise they continue with their keys and values.
+            reset_prefix_cache: forget the cached prefixes, which were computed with the previous
+                weights.
+            partial: weights that a sleep discarded may remain missing after this update.
 
         Returns:
-            The names written, sorted.
+            The names of the written weights, sorted.
 
         Raises:
-            RequestError: what came cannot be taken; names the tensors.
-            CallOrderError: there is no update.
+            RequestError: staged weights or the version are not valid; the message names the
+                tensors.
+            CallOrderError: this front end has no update in progress.
         """
-        staged = self._own(client)
+        staged = self._staged_by(client)
         self.abandon(client)
-        check_version(version)
+        _check_version(version)
         model = self._model()
         model.check_awake()
         staged.check_complete(() if partial else model.missing)
         if abort:
-            self._abort_running()
+            self._abort_all()
         names: list[str] = staged.copy_into_place()
-        self._written(reset_prefix_cache)
+        self._on_written(reset_prefix_cache)
         self.version = self._next_version() if version is None else version
         return names
 
     def abandon(self, client: int) -> None:
-        """Drop what a front end has staged, if it has; also when it is gone."""
+        """End a front end's update, if it has one, and drop the staged weights."""
         if client == self._client:
             self._staged = self._client = None
 
     def weights_changed(self) -> None:
-        """The model's weights were overwritten in another way."""
-        self._written(True)
+        """Give the weights a new version, because a call of the worker overwrote some of them."""
+        self._on_written(True)
         self.version = self._next_version()
 
     def take_new_version(self) -> Version | None:
-        """The version in force, if it is another one than when this was last asked."""
-        if self.version == self._announced:
+        """The version in force if it changed since the last call; otherwise None."""
+        if self.version == self._taken_version:
             return None
-        self._announced = self.version
+        self._taken_version = self.version
         return self.version
 
-    def _own(self, client: int) -> Any:
+    def _staged_by(self, client: int) -> Any:
         if self._staged is None or client != self._client:
             raise CallOrderError("no update of the weights is under way; start one first")
         return self._staged
@@ -163,8 +169,8 @@ class WeightUpdates:
         return count
 
 
-def check_version(version: object) -> None:
-    """Raise RequestError unless it can be a version, or None."""
+def _check_version(version: object) -> None:
+    """Raise RequestError unless `version` is a valid version or None."""
     is_text = isinstance(version, str) and len(version) <= LONGEST_VERSION
     is_number = type(version) is int and abs(version) < 2**63
     if version is not None and not is_text and not is_number:

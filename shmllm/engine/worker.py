@@ -1,7 +1,7 @@
-"""The engine's one worker, as front ends see it: what a method's name means, and where a
-function finds the model.
+"""The engine's worker: the object on which front ends run methods and functions.
 
-Owns the table of methods. Must not know how a call came here.
+An engine has one worker. This module owns the table of the worker's methods. It must not know how
+calls are transmitted.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from shmllm.wire.rpc import RpcCall
 
 
 class Worker:
-    """What a function sent to the engine gets as its first argument.
+    """The first argument of every function that a front end runs in the engine.
 
     Args:
-        core: of the engine.
+        core: the engine core.
 
     Attributes:
-        model_runner: executes steps; `.model` is the loaded model.
-        model: the same model; has `named_weights()`, `load_weights(...)`, `config`, `dtype`.
-        rank, local_rank: 0, there is one worker.
-        device: where the model is.
+        model_runner: the runner, which executes steps; `.model` is the loaded model.
+        model: the loaded model; it has `named_weights()`, `load_weights(...)`, `config`, `dtype`.
+        rank, local_rank: 0, because there is one worker.
+        device: the torch.device of the model's weights.
     """
 
     rank = local_rank = 0
@@ -48,9 +48,15 @@ class Worker:
         return weight.device
 
     def run(self, call: RpcCall) -> Any:
-        """Do what `call` says, between two steps; raises whatever that raises. Where it changed
-        weights, they get another version, and the prefix cache is emptied: it was computed with
-        the old ones."""
+        """Run a method or a function between two steps, and return its result.
+
+        If the call changed weights, they get a new version, and the prefix cache is emptied,
+        because it was computed with the previous weights.
+
+        Raises:
+            Exception: any exception of the method or function.
+            RuntimeError: the function called `exit`.
+        """
         self._core.settle()
         version = self.model.weights_version
         try:
@@ -64,10 +70,10 @@ class Worker:
                 self._core.weights.weights_changed()
 
     def check_health(self) -> None:
-        """Answers, which shows that the engine takes calls."""
+        """Do nothing. The reply shows that the engine answers calls."""
 
     def list_weights(self) -> dict[str, list[Any]]:
-        """[dtype, shape] of each weight, by its name in the checkpoint."""
+        """The [dtype, shape] of each weight, by the weight's name in the checkpoint."""
         weights = self.model.named_weights().items()
         return {
             name: [str(views[0].dtype).removeprefix("torch."), list(views[0].shape)]
@@ -75,7 +81,12 @@ class Worker:
         }
 
     def get_weight(self, name: str) -> Any:
-        """A copy of one weight as a tensor: what is computed with, also where that is rounded."""
+        """A copy of one weight. Of a quantized weight, it has the rounded values that the model
+        computes with.
+
+        Raises:
+            RequestError: the model has no weight of this name, or the weights are asleep.
+        """
         weights = self.model.named_weights()
         if name not in weights:
             near = difflib.get_close_matches(name, weights, n=1, cutoff=0.0)
@@ -85,45 +96,51 @@ class Worker:
         return weights[name][0].clone()
 
     def load_weights(self, weights: Iterable[tuple[str, Any]]) -> list[str]:
-        """Overwrite weights, between two steps, all of them or none.
+        """Overwrite weights, all of them or none.
 
         Args:
-            weights: (name in the checkpoint, tensor of its shape) pairs.
+            weights: pairs of a name in the checkpoint and a tensor of that weight's shape.
 
         Returns:
-            The names written, sorted.
+            The names of the written weights, sorted.
 
         Raises:
-            RequestError: unknown names, other shapes, no floating or no finite numbers.
+            RequestError: a name is unknown, a shape differs, or values are not finite floating
+                point numbers.
         """
         written = self.model.load_weights((name, _as_tensor(value)) for name, value in weights)
         return sorted(written)
 
     def reload_weights(self, directory: str | None = None) -> None:
-        """Read the weights again, from the model's directory or from another one; an engine
-        with random weights makes the same ones again."""
+        """Read the weights again, from the model's directory or from another directory. An engine
+        with random weights (load_format="dummy") creates the same weights again."""
         self.model_runner.reload_weights(directory)
 
     def reset_prefix_cache(self) -> bool:
-        """Forget every cached prefix; False, and nothing forgotten, while requests run."""
+        """Forget every cached prefix.
+
+        Returns:
+            False, without any change, if requests are running.
+        """
         return self._core.reset_prefix_cache()
 
     def start_profile(
         self, directory: str, prefix: str = "shmllm", delay: int = 0, most: int = 0
     ) -> str:
-        """Record the steps from now on with torch's profiler.
+        """Record steps with torch's profiler.
 
         Args:
-            directory: for the trace; it has to exist.
-            prefix: of the trace's name.
-            delay: steps to let pass first.
-            most: steps to record; 0 for all until `stop_profile`.
+            directory: the directory of the trace; it has to exist.
+            prefix: the beginning of the trace's file name.
+            delay: the number of steps before the recording begins.
+            most: the largest number of steps to record; 0 means all until `stop_profile`.
 
         Returns:
-            The trace's path. It is written by `stop_profile`.
+            The path of the trace, which `stop_profile` writes.
 
         Raises:
-            RequestError: one is under way, or nothing can be written there.
+            RequestError: a profile is in progress, an argument is not valid, or the directory
+                cannot be written to.
         """
         from shmllm.worker.profile import ProfiledRunner
 
@@ -146,7 +163,7 @@ class Worker:
         """Stop recording and write the trace. Returns its path.
 
         Raises:
-            RequestError: there is no profile, or no step of it was recorded.
+            RequestError: no profile is in progress, or it recorded no step.
         """
         profiled = self._profile
         if profiled is None:

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
-from shmllm.client.protocol import EngineClient, EngineOutput, Lease
+from shmllm.client.protocol import BucketMemory, EngineClient, EngineOutput
 from shmllm.errors import EngineDeadError, ShmLLMError
 from shmllm.frontend.input_processor import PreparedRequest
 from shmllm.frontend.request_state import RequestState
@@ -246,12 +246,12 @@ class Dispatcher:
         with self._sending():
             return self._client.run_on_worker(call, timeout_s)
 
-    def claim_bucket(self) -> Lease:
+    def claim_bucket(self) -> BucketMemory:
         """See `EngineClient.claim_bucket`. Other threads wait until the bucket is claimed."""
         with self._sending():
             return self._client.claim_bucket()
 
-    def send_bucket(self, bucket: Lease, pieces: str) -> None:
+    def send_bucket(self, bucket: BucketMemory, pieces: str) -> None:
         """See `EngineClient.send_bucket`."""
         with self._sending():
             self._client.send_bucket(bucket, pieces)

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
-from shmllm.client.protocol import Lease
+from shmllm.client.protocol import BucketMemory
 from shmllm.errors import CallOrderError, RequestError, ShmLLMError
 from shmllm.frontend.dispatcher import Dispatcher
 from shmllm.wire.messages import Method
@@ -121,7 +121,7 @@ class _Packer:
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
-        self._open: tuple[Lease, Bucket] | None = None
+        self._open: tuple[BucketMemory, Bucket] | None = None
 
     def __enter__(self) -> _Packer:
         return self

@@ -25,7 +25,7 @@ from shmllm.config.engine import (
     SchedulerConfig,
 )
 from shmllm.config.graphs import GraphConfig
-from shmllm.engine.calls import answer
+from shmllm.engine.calls import run_method
 from shmllm.engine.core import EngineCore
 from shmllm.outputs.columns import FinishReason
 from shmllm.outputs.logprobs import LogprobColumns, PromptLogprobs
@@ -117,7 +117,7 @@ class Engine:
         assert self.core.add(0, request) is None
 
     def call(self, method: Method, argument: Any = None) -> Any:
-        answered = answer(self.core, 0, method, argument)
+        answered = run_method(self.core, 0, method, argument)
         self._take(self.core.take_outputs())
         return answered
 

@@ -41,7 +41,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 from shmllm import LLM, EngineDeadError, EngineStartError, SamplingParams
-from shmllm.client.launch import EngineHandle
+from shmllm.client.launch import ChildEngineHandle
 from shmllm.client.private import PrivateEngineClient
 from shmllm.ipc.stats import Stat
 from shmllm.wire import codec
@@ -136,12 +136,12 @@ def unread():
     return outputs._load_published() - outputs._position
 
 def shutdown():
-    stop = EngineHandle.stop
+    stop = ChildEngineHandle.stop
     def tell_and_stop(self, grace_s):
-        EngineHandle.stop = stop
+        ChildEngineHandle.stop = stop
         say("there")
         stop(self, grace_s)
-    EngineHandle.stop = tell_and_stop
+    ChildEngineHandle.stop = tell_and_stop
     llm.close()
 
 found = {"error": None}

@@ -15,7 +15,12 @@ from conftest import engine_processes
 from support.programs import PATIENCE_S, environment, python, result_of, run_source
 
 from shmllm import LLM, SamplingParams
-from shmllm.client.launch import SPIN_COUNT, WAITING_VARIABLES, EngineHandle, engine_environment
+from shmllm.client.launch import (
+    SPIN_COUNT,
+    WAITING_VARIABLES,
+    ChildEngineHandle,
+    engine_environment,
+)
 from shmllm.client.private import CLOSE_GRACE_S, PrivateEngineClient
 from shmllm.frontend.engine_options import make_engine_config
 
@@ -205,13 +210,13 @@ def test_a_signal_for_the_front_ends_process_group_does_not_reach_the_engine(
 def test_an_engine_that_still_starts_is_ended_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may hear nothing for seconds, as this stopped one does, and Ctrl-C must not wait."""
     graces: list[float] = []
-    stop = EngineHandle.stop
+    stop = ChildEngineHandle.stop
 
-    def recorded(engine: EngineHandle, grace_s: float) -> None:
+    def recorded(engine: ChildEngineHandle, grace_s: float) -> None:
         graces.append(grace_s)
         stop(engine, 0)
 
-    monkeypatch.setattr(EngineHandle, "stop", recorded)
+    monkeypatch.setattr(ChildEngineHandle, "stop", recorded)
     starting = PrivateEngineClient(make_engine_config("tiny"))
     os.kill(starting.pid, signal.SIGSTOP)
     starting.close()

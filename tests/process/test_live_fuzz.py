@@ -36,7 +36,7 @@ from shmllm.wire.messages import Abort, Call, Method, PromptEmbeds, RecordKind, 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
-CUT_OFF = "wrote what is no message"
+CUT_OFF = "sent invalid messages"
 PATIENCE_S = 20.0
 VOCABULARY = 250
 MANY_RECORDS = 100_000

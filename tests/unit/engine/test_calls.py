@@ -30,11 +30,11 @@ def ask(core, text="null"):
 
 
 def answer_with(monkeypatch, function):
-    monkeypatch.setitem(calls._ANSWERS, Method.RESET_PREFIX_CACHE, function)
+    monkeypatch.setitem(calls._METHODS, Method.RESET_PREFIX_CACHE, function)
 
 
 def test_every_method_has_an_answer():
-    assert calls._ANSWERS.keys() == set(Method)
+    assert calls._METHODS.keys() == set(Method)
 
 
 def test_the_answer_gets_who_asks_and_the_argument(core, monkeypatch):

@@ -1,4 +1,4 @@
-"""ClientAcceptor and sessions over real segments, without an engine and without a process."""
+"""ClientAcceptor and Session with real segments, but without an engine core and other processes."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from shmllm.ipc.wait import WaitPolicy
 from shmllm.ipc.words import Word
 from shmllm.wire.messages import RecordKind
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 POLICY = WaitPolicy.named("idle")
 
 
-class Visitor:
-    """A front end of this process: a segment, a place, and a channel."""
+class FrontEnd:
+    """A front end in this process: its segment, its place and its channel."""
 
-    def __init__(self, house: House, place: int | None = None) -> None:
+    def __init__(self, engine: Engine, place: int | None = None) -> None:
         self.segment = Segment.create(SegmentKind.CLIENT)
         self.segment.take_ownership()
         if place is None:
-            place = registry.claim_place(self.segment, house.name)
+            place = registry.claim_place(self.segment, engine.name)
         else:
-            assert registry.publish(self.segment, registry.client_path(house.name, place))
+            assert registry.publish(self.segment, registry.client_path(engine.name, place))
         self.place = place
-        self.path = registry.client_path(house.name, place)
+        self.path = registry.client_path(engine.name, place)
         self.nonce = self.segment.nonce
-        self.channel = ClientChannel(house.control, self.segment, POLICY)
-        self._view = house.view
+        self.channel = ClientChannel(engine.control, self.segment, POLICY)
+        self._view = engine.view
 
-    def knock(self, nonce: int | None = None) -> None:
+    def say_hello(self, nonce: int | None = None) -> None:
         self.channel.say_hello(self.place, self.nonce if nonce is None else nonce)
 
     @property
@@ -56,151 +56,151 @@ class Visitor:
         word.close()
 
     def die(self) -> None:
-        """As the kernel sees it: the ownership lock is gone, and no word was said."""
+        """Release the ownership lock without a message, as the kernel does for a killed process."""
         self.channel.close()
         self.segment.close()
 
 
-class House:
-    """A control segment with its doorkeeper, and what visits it."""
+class Engine:
+    """The control segment of an engine, its acceptor, and front ends."""
 
     def __init__(self) -> None:
-        self.name = f"door-{os.getpid()}"
+        self.name = f"acceptor-{os.getpid()}"
         self.control = Segment.create(SegmentKind.CONTROL)
         self.page = ControlPage(self.control)
         self.view = ControlView(self.control)
         self.dismissed: list[int] = []
         path = registry.control_path(self.name)
-        self.keeper = ClientAcceptor(
-            self.control, self.page, path, PATIENCE_S, self.dismissed.append
+        self.acceptor = ClientAcceptor(
+            self.control, self.page, path, TIMEOUT_S, self.dismissed.append
         )
-        self.visitors: list[Visitor] = []
+        self.front_ends: list[FrontEnd] = []
 
-    def see_out(self) -> list[int]:
-        """Places whose front ends `dismiss_ended` finds gone."""
+    def dismiss_ended(self) -> list[int]:
+        """The places of the front ends that the acceptor dismisses."""
         self.dismissed.clear()
-        self.keeper.dismiss_ended()
+        self.acceptor.dismiss_ended()
         return self.dismissed
 
-    def visitor(self, place: int | None = None) -> Visitor:
-        self.visitors.append(Visitor(self, place))
-        return self.visitors[-1]
+    def front_end(self, place: int | None = None) -> FrontEnd:
+        self.front_ends.append(FrontEnd(self, place))
+        return self.front_ends[-1]
 
-    def guest(self) -> tuple[Visitor, Session]:
-        """A visitor who was let in."""
-        visitor = self.visitor()
-        visitor.knock()
-        (session,) = self.keeper.accept_new()
-        return visitor, session
+    def attach(self) -> tuple[FrontEnd, Session]:
+        """A front end that the acceptor has accepted, and its session."""
+        front_end = self.front_end()
+        front_end.say_hello()
+        (session,) = self.acceptor.accept_new()
+        return front_end, session
 
     def close(self) -> None:
-        for session in list(self.keeper.sessions.values()):
+        for session in list(self.acceptor.sessions.values()):
             session.close()
-        for visitor in self.visitors:
-            visitor.path.unlink(missing_ok=True)
-            visitor.die()
+        for front_end in self.front_ends:
+            front_end.path.unlink(missing_ok=True)
+            front_end.die()
         self.page.close()
         self.view.close()
         self.control.close()
 
 
 @pytest.fixture
-def house() -> Iterator[House]:
+def engine() -> Iterator[Engine]:
     num_descriptors = len(os.listdir("/proc/self/fd"))
     with ExitStack() as stack:
-        house = House()
-        stack.callback(house.close)
-        yield house
+        engine = Engine()
+        stack.callback(engine.close)
+        yield engine
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) <= num_descriptors
 
 
 @pytest.fixture
 def no_pidfd(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Visitors are of another pid namespace, so that their lock tells whether they live."""
+    """Front ends count as processes of another pid namespace, so the session checks their locks."""
     monkeypatch.setattr(client_acceptor, "open_pidfd", lambda pid, namespace: None)
 
 
 def fill(session: Session) -> int:
-    """Send until the front end is stuck; how many records that took."""
+    """Send records until the output ring is full. Returns the number of records."""
     for number in range(100):
         session.send(RecordKind.REPLY, (bytes([number]), bytes(50_000)))
         if session.is_stuck:
             return number + 1
-    raise AssertionError("never full")
+    raise AssertionError("the ring is never full")
 
 
-def test_nobody_is_there_at_first(house: House) -> None:
-    assert not house.keeper.has_news()
-    assert list(house.keeper.accept_new()) == []
-    assert house.see_out() == []
+def test_a_new_engine_has_no_front_ends(engine: Engine) -> None:
+    assert not engine.acceptor.has_pending()
+    assert list(engine.acceptor.accept_new()) == []
+    assert engine.dismiss_ended() == []
 
 
-def test_who_knocks_is_let_in_once(house: House) -> None:
-    visitor = house.visitor()
-    assert not house.keeper.has_news(), "a name alone is no knock"
-    visitor.knock()
-    assert house.keeper.has_news()
-    (session,) = house.keeper.accept_new()
-    assert session.place == visitor.place
-    assert visitor.answer == visitor.nonce
-    assert house.keeper.sessions == {visitor.place: session}
-    assert not house.keeper.has_news()
-    assert list(house.keeper.accept_new()) == []
+def test_a_front_end_that_says_hello_is_accepted_once(engine: Engine) -> None:
+    front_end = engine.front_end()
+    assert not engine.acceptor.has_pending(), "a name without a hello is not enough"
+    front_end.say_hello()
+    assert engine.acceptor.has_pending()
+    (session,) = engine.acceptor.accept_new()
+    assert session.place == front_end.place
+    assert front_end.answer == front_end.nonce
+    assert engine.acceptor.sessions == {front_end.place: session}
+    assert not engine.acceptor.has_pending()
+    assert list(engine.acceptor.accept_new()) == []
 
 
-def test_records_go_both_ways_between_visitor_and_session(house: House) -> None:
-    visitor, session = house.guest()
+def test_records_go_both_ways_between_front_end_and_session(engine: Engine) -> None:
+    front_end, session = engine.attach()
     got: list[tuple[int, bytes]] = []
-    assert visitor.channel.try_send(RecordKind.CALL, b"question")
+    assert front_end.channel.try_send(RecordKind.CALL, b"question")
     session.channel.drain(lambda kind, record: got.append((kind, bytes(record))))
     session.send(RecordKind.REPLY, (b"ans", b"wer"))
-    visitor.channel.drain(lambda kind, record: got.append((kind, bytes(record))))
+    front_end.channel.drain(lambda kind, record: got.append((kind, bytes(record))))
     assert got == [(RecordKind.CALL, b"question"), (RecordKind.REPLY, b"answer")]
 
 
-def test_many_knock_at_once(house: House) -> None:
-    visitors = [house.visitor() for _ in range(4)]
-    for visitor in reversed(visitors):
-        visitor.knock()
-    assert [session.place for session in house.keeper.accept_new()] == [0, 1, 2, 3]
-    assert [visitor.answer for visitor in visitors] == [v.nonce for v in visitors]
+def test_several_front_ends_are_accepted_at_once(engine: Engine) -> None:
+    front_ends = [engine.front_end() for _ in range(4)]
+    for front_end in reversed(front_ends):
+        front_end.say_hello()
+    assert [session.place for session in engine.acceptor.accept_new()] == [0, 1, 2, 3]
+    assert [front_end.answer for front_end in front_ends] == [v.nonce for v in front_ends]
 
 
-def test_a_nonce_of_another_segment_is_refused(house: House) -> None:
-    visitor = house.visitor()
-    visitor.knock(visitor.nonce + 1)
-    assert list(house.keeper.accept_new()) == []
-    assert visitor.answer == Refusal.NOT_USABLE
-    assert house.keeper.sessions == {}
-    visitor.knock()
-    assert len(list(house.keeper.accept_new())) == 1, "the right one is let in afterwards"
+def test_a_nonce_of_another_segment_is_refused(engine: Engine) -> None:
+    front_end = engine.front_end()
+    front_end.say_hello(front_end.nonce + 1)
+    assert list(engine.acceptor.accept_new()) == []
+    assert front_end.answer == Refusal.NOT_USABLE
+    assert engine.acceptor.sessions == {}
+    front_end.say_hello()
+    assert len(list(engine.acceptor.accept_new())) == 1, "the right nonce is accepted afterwards"
 
 
-def test_a_knock_without_a_segment_is_refused(house: House) -> None:
-    visitor = house.visitor()
-    visitor.path.unlink()
-    visitor.knock()
-    assert list(house.keeper.accept_new()) == []
-    assert visitor.answer == Refusal.NOT_USABLE
+def test_a_hello_without_a_segment_is_refused(engine: Engine) -> None:
+    front_end = engine.front_end()
+    front_end.path.unlink()
+    front_end.say_hello()
+    assert list(engine.acceptor.accept_new()) == []
+    assert front_end.answer == Refusal.NOT_USABLE
 
 
-def test_a_knock_of_the_dead_is_refused(house: House) -> None:
-    visitor = house.visitor()
-    visitor.knock()
-    visitor.die()
-    assert list(house.keeper.accept_new()) == []
-    assert house.view.accepted(visitor.place) == Refusal.NOT_USABLE
+def test_a_hello_of_a_dead_front_end_is_refused(engine: Engine) -> None:
+    front_end = engine.front_end()
+    front_end.say_hello()
+    front_end.die()
+    assert list(engine.acceptor.accept_new()) == []
+    assert engine.view.accepted(front_end.place) == Refusal.NOT_USABLE
 
 
-def damaged_name(visitor: Visitor) -> None:
+def damaged_name(front_end: FrontEnd) -> None:
     begin = layout.CLIENT_DOORBELL_OFFSET + layout.DOORBELL_NAME_OFFSET
-    visitor.segment.buffer[begin : begin + 4] = b"\xff\xfe\xfd\xfc"
-    visitor.store(layout.CLIENT_DOORBELL_OFFSET, DoorbellKind.NAMED)
+    front_end.segment.buffer[begin : begin + 4] = b"\xff\xfe\xfd\xfc"
+    front_end.store(layout.CLIENT_DOORBELL_OFFSET, DoorbellKind.NAMED)
 
 
-def stored(offset: int, value: int) -> Callable[[Visitor], None]:
-    return lambda visitor: visitor.store(offset, value)
+def stored(offset: int, value: int) -> Callable[[FrontEnd], None]:
+    return lambda front_end: front_end.store(offset, value)
 
 
 @pytest.mark.parametrize(
@@ -214,113 +214,113 @@ def stored(offset: int, value: int) -> Callable[[Visitor], None]:
     ],
     ids=["version", "doorbell", "published", "consumed", "doorbell name"],
 )
-def test_a_damaged_segment_is_refused_and_let_go(
-    house: House, damage: Callable[[Visitor], None]
+def test_a_damaged_segment_is_refused_and_closed(
+    engine: Engine, damage: Callable[[FrontEnd], None]
 ) -> None:
-    visitor = house.visitor()
-    damage(visitor)
+    front_end = engine.front_end()
+    damage(front_end)
     num_descriptors = len(os.listdir("/proc/self/fd"))
-    visitor.knock()
-    assert list(house.keeper.accept_new()) == []
-    assert visitor.answer == Refusal.NOT_USABLE
+    front_end.say_hello()
+    assert list(engine.acceptor.accept_new()) == []
+    assert front_end.answer == Refusal.NOT_USABLE
     assert len(os.listdir("/proc/self/fd")) == num_descriptors
-    visitor.store(layout.CLIENT_DOORBELL_OFFSET, DoorbellKind.SEM)
+    front_end.store(layout.CLIENT_DOORBELL_OFFSET, DoorbellKind.SEM)
 
 
 @pytest.mark.parametrize("pid", [0, 2**22 + 1, 2**40, 2**64 - 1])
-def test_a_pid_that_means_nothing_lets_the_lock_decide(house: House, pid: int) -> None:
-    visitor = house.visitor()
-    visitor.store(layout.CREATOR_PID_OFFSET, pid)
-    visitor.knock()
-    (session,) = house.keeper.accept_new()
+def test_an_invalid_pid_makes_the_session_check_the_lock(engine: Engine, pid: int) -> None:
+    front_end = engine.front_end()
+    front_end.store(layout.CREATOR_PID_OFFSET, pid)
+    front_end.say_hello()
+    (session,) = engine.acceptor.accept_new()
     assert session.ended() is None
-    visitor.die()
+    front_end.die()
     assert session.ended() is SessionEnd.DIED
 
 
-def test_one_bad_visitor_does_not_keep_the_next_out(house: House) -> None:
-    bad, good = house.visitor(), house.visitor()
-    bad.knock(1)
-    good.knock()
-    assert [session.place for session in house.keeper.accept_new()] == [good.place]
+def test_a_refused_front_end_does_not_affect_the_next_one(engine: Engine) -> None:
+    bad, good = engine.front_end(), engine.front_end()
+    bad.say_hello(1)
+    good.say_hello()
+    assert [session.place for session in engine.acceptor.accept_new()] == [good.place]
 
 
-def test_who_comes_at_once_after_a_death_takes_its_place(house: House) -> None:
-    first, old = house.guest()
+def test_a_front_end_can_take_the_place_of_a_dead_one_at_once(engine: Engine) -> None:
+    first, old = engine.attach()
     first.die()
-    second = house.visitor(place=first.place)
-    second.knock()
-    (session,) = house.keeper.accept_new()
+    second = engine.front_end(place=first.place)
+    second.say_hello()
+    (session,) = engine.acceptor.accept_new()
     assert session is not old
-    assert house.keeper.sessions == {first.place: session}
-    assert house.dismissed == [first.place], "the old one's requests have to end"
+    assert engine.acceptor.sessions == {first.place: session}
+    assert engine.dismissed == [first.place], "the requests of the dead front end have to end"
     assert second.answer == second.nonce
     assert second.path.exists()
     assert second.channel.try_send(RecordKind.CALL, b"mine")
     assert session.channel.has_requests()
 
 
-def test_goodbye_is_news_and_ends_the_session(house: House) -> None:
-    visitor, session = house.guest()
-    assert not house.keeper.has_leaving()
-    visitor.channel.set_closing()
-    assert house.keeper.has_news()
+def test_a_closing_front_end_is_pending_and_ends_its_session(engine: Engine) -> None:
+    front_end, session = engine.attach()
+    assert not engine.acceptor.has_leaving()
+    front_end.channel.set_closing()
+    assert engine.acceptor.has_pending()
     assert session.ended() is SessionEnd.CLOSED
-    visitor.die()
-    assert house.see_out() == [0]
-    assert house.view.accepted(0) == Refusal.NOT_CONNECTED
-    assert house.keeper.sessions == {}
-    assert not visitor.path.exists(), "its name was swept"
+    front_end.die()
+    assert engine.dismiss_ended() == [0]
+    assert engine.view.accepted(0) == Refusal.NOT_CONNECTED
+    assert engine.acceptor.sessions == {}
+    assert not front_end.path.exists(), "the acceptor removed its name"
 
 
-def test_the_dead_are_seen_by_their_lock(house: House, no_pidfd: None) -> None:
-    visitor, session = house.guest()
-    other, other_session = house.guest()
+def test_a_dead_front_end_is_found_by_its_lock(engine: Engine, no_pidfd: None) -> None:
+    front_end, session = engine.attach()
+    other, other_session = engine.attach()
     assert session.ended() is None
-    visitor.die()
+    front_end.die()
     assert session.ended() is SessionEnd.DIED
-    assert house.see_out() == [visitor.place]
-    assert house.view.accepted(visitor.place) == Refusal.NOT_CONNECTED
-    assert house.keeper.sessions == {other.place: other_session}
+    assert engine.dismiss_ended() == [front_end.place]
+    assert engine.view.accepted(front_end.place) == Refusal.NOT_CONNECTED
+    assert engine.acceptor.sessions == {other.place: other_session}
     assert other.answer == other.nonce
 
 
 @pytest.mark.parametrize("refusal", [Refusal.BROKEN_PROTOCOL, Refusal.TOO_SLOW])
-def test_dismissal_names_its_reason_and_leaves_a_live_ones_file(
-    house: House, refusal: Refusal
+def test_dismissal_reports_the_reason_and_keeps_the_file_of_a_live_front_end(
+    engine: Engine, refusal: Refusal
 ) -> None:
-    visitor, session = house.guest()
-    house.keeper.dismiss(session, refusal)
-    assert house.dismissed == [visitor.place]
-    assert visitor.answer == refusal
-    assert house.keeper.sessions == {}
-    assert visitor.path.exists(), "only a dead one's name is taken away"
-    assert not house.keeper.has_news(), "its old knock is no new one"
+    front_end, session = engine.attach()
+    engine.acceptor.dismiss(session, refusal)
+    assert engine.dismissed == [front_end.place]
+    assert front_end.answer == refusal
+    assert engine.acceptor.sessions == {}
+    assert front_end.path.exists(), "only the name of a dead front end is removed"
+    assert not engine.acceptor.has_pending(), "its old hello is not a new one"
 
 
-def test_a_state_word_that_means_nothing_ends_that_session_only(house: House) -> None:
-    bad, _ = house.guest()
-    good, _ = house.guest()
+def test_an_invalid_state_word_ends_that_session_only(engine: Engine) -> None:
+    bad, _ = engine.attach()
+    good, _ = engine.attach()
     bad.store(layout.CLIENT_STATE_OFFSET, 4711)
-    house.keeper.has_news()
-    assert house.see_out() == [bad.place]
+    engine.acceptor.has_pending()
+    assert engine.dismiss_ended() == [bad.place]
     assert good.answer == good.nonce
 
 
-def test_outputs_without_room_wait_in_order(house: House) -> None:
-    visitor, session = house.guest()
+def test_outputs_without_room_wait_in_order(engine: Engine) -> None:
+    front_end, session = engine.attach()
     number = fill(session)
-    session.send(RecordKind.REPLY, (bytes([number]), b""))  # short, but behind the others
+    session.send(RecordKind.REPLY, (bytes([number]), b""))  # short, but after the others
     got: list[int] = []
     for _ in range(3):
-        visitor.channel.drain(lambda kind, record: got.append(record[0]))
+        front_end.channel.drain(lambda kind, record: got.append(record[0]))
         session.flush()
     assert got == list(range(number + 1))
     assert not session.is_stuck
 
 
-def test_flush_without_room_changes_nothing(house: House) -> None:
-    _, session = house.guest()
+def test_flush_without_room_changes_nothing(engine: Engine) -> None:
+    _, session = engine.attach()
     fill(session)
     before = session.channel.outputs.statistics().num_messages
     session.flush()
@@ -328,60 +328,62 @@ def test_flush_without_room_changes_nothing(house: House) -> None:
     assert session.channel.outputs.statistics().num_messages == before
 
 
-def test_who_does_not_read_is_cut_off_at_the_end_of_patience(
-    house: House, monkeypatch: pytest.MonkeyPatch
+def test_a_front_end_that_does_not_read_is_dismissed_after_the_timeout(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    visitor, session = house.guest()
-    reader, other = house.guest()
+    front_end, session = engine.attach()
+    reader, other = engine.attach()
     fill(session)
-    assert house.see_out() == []
+    assert engine.dismiss_ended() == []
     began = time.monotonic()
-    monkeypatch.setattr(time, "monotonic", lambda: began + PATIENCE_S + 1)
+    monkeypatch.setattr(time, "monotonic", lambda: began + TIMEOUT_S + 1)
     assert session.ended() is SessionEnd.TOO_SLOW
-    assert house.see_out() == [visitor.place]
-    assert visitor.answer == Refusal.TOO_SLOW
+    assert engine.dismiss_ended() == [front_end.place]
+    assert front_end.answer == Refusal.TOO_SLOW
     assert reader.answer == reader.nonce
-    assert house.keeper.sessions == {reader.place: other}
+    assert engine.acceptor.sessions == {reader.place: other}
 
 
-def test_who_reads_slowly_is_given_time_again(
-    house: House, monkeypatch: pytest.MonkeyPatch
+def test_a_slow_reader_gets_the_full_timeout_again(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    visitor, session = house.guest()
+    front_end, session = engine.attach()
     fill(session)
     session.send(RecordKind.REPLY, (bytes(250_000),))
     session.send(RecordKind.REPLY, (bytes(250_000),))
     session.send(RecordKind.REPLY, (bytes(250_000),))
     began = time.monotonic()
-    monkeypatch.setattr(time, "monotonic", lambda: began + PATIENCE_S - 1)
-    visitor.channel.drain(lambda kind, record: None)
+    monkeypatch.setattr(time, "monotonic", lambda: began + TIMEOUT_S - 1)
+    front_end.channel.drain(lambda kind, record: None)
     session.flush()
     assert session.is_stuck
-    monkeypatch.setattr(time, "monotonic", lambda: began + PATIENCE_S + 1)
+    monkeypatch.setattr(time, "monotonic", lambda: began + TIMEOUT_S + 1)
     assert session.ended() is None
 
 
-def test_a_session_without_a_limit_waits_for_ever(house: House, no_pidfd: None) -> None:
-    visitor = house.visitor()
-    segment = registry.attach(visitor.path, SegmentKind.CLIENT, "x")
-    session = Session(0, house.control, segment, None, patience_s=None)
-    house.keeper.sessions[0] = session
+def test_a_session_without_a_timeout_never_counts_as_too_slow(
+    engine: Engine, no_pidfd: None
+) -> None:
+    front_end = engine.front_end()
+    segment = registry.attach(front_end.path, SegmentKind.CLIENT, "x")
+    session = Session(0, engine.control, segment, None, timeout_s=None)
+    engine.acceptor.sessions[0] = session
     fill(session)
     session._stuck_since -= 10**6
     assert session.ended() is None
 
 
-def test_a_private_engine_lets_nobody_in() -> None:
+def test_a_private_engine_accepts_no_front_end() -> None:
     with Segment.create(SegmentKind.CONTROL) as control:
         page, view = ControlPage(control), ControlView(control)
-        keeper = ClientAcceptor(control, page, None, PATIENCE_S, lambda place: None)
+        acceptor = ClientAcceptor(control, page, None, TIMEOUT_S, lambda place: None)
         view.say_hello(3, 2**62)
-        assert not keeper.has_news()
-        assert list(keeper.accept_new()) == []
+        assert not acceptor.has_pending()
+        assert list(acceptor.accept_new()) == []
         assert view.accepted(3) == 0
         page.close()
         view.close()
 
 
-def test_the_name_is_a_path_beside_the_engines(house: House) -> None:
-    assert house.keeper._client_path(4) == Path(f"/dev/shm/shmllm.{house.name}.4")
+def test_the_name_of_a_client_segment_is_beside_the_engines(engine: Engine) -> None:
+    assert engine.acceptor._client_path(4) == Path(f"/dev/shm/shmllm.{engine.name}.4")

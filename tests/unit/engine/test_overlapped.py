@@ -15,7 +15,7 @@ from support.fakes import FakeConstraint, FakeRunner, expected_tokens, info
 from shmllm.config.engine import CacheConfig, EngineConfig, LoadConfig, SchedulerConfig
 from shmllm.core import scheduler
 from shmllm.core.pausing import PauseMode
-from shmllm.engine.calls import answer
+from shmllm.engine.calls import run_method
 from shmllm.engine.core import EngineCore
 from shmllm.engine.sleep import LEVELS
 from shmllm.outputs.columns import FinishReason
@@ -79,7 +79,7 @@ class Engine:
                     self.ends[key] = FinishReason(finish)
 
     def call(self, method, argument=None, client=0):
-        said = answer(self.core, client, method, argument)
+        said = run_method(self.core, client, method, argument)
         self.take(self.core.take_outputs())
         return said
 

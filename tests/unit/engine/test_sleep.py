@@ -8,7 +8,7 @@ from support.fakes import FakeRunner, expected_tokens, info
 from shmllm.config.engine import EngineConfig, LoadConfig, SchedulerConfig
 from shmllm.core.pausing import PauseMode
 from shmllm.engine.core import EngineCore
-from shmllm.engine.sleep import LEVELS, Slept
+from shmllm.engine.sleep import LEVELS, SleepResult
 from shmllm.errors import RequestError
 from shmllm.outputs.columns import FinishReason
 from shmllm.outputs.sleep_report import SleepState
@@ -48,7 +48,7 @@ def write_weights(core):
 def test_kept_requests_go_on_to_exactly_their_tokens(core, level):
     tokens = begin(core)
     slept = core.sleep(0, LEVELS[level], KEEP)
-    assert isinstance(slept, Slept)
+    assert isinstance(slept, SleepResult)
     assert slept.report.num_kept == 1
     assert core.step() == {}
     core.add(0, EngineCoreRequest(1, PROMPT, SamplingParams(max_tokens=1)))  # waits
@@ -88,7 +88,7 @@ def test_wait_begins_when_all_has_ended(core):
     while core.scheduler.has_unfinished():
         assert core.sleep(3, LEVELS[1], WAIT) == 1
         core.step()
-    assert isinstance(core.sleep(3, LEVELS[1], WAIT), Slept)
+    assert isinstance(core.sleep(3, LEVELS[1], WAIT), SleepResult)
     core.sleeper.wake(0, None)
     assert not core.pauses
 
@@ -116,7 +116,7 @@ def test_what_is_frozen_is_not_waited_for(core):
     tokens = begin(core)
     core.pause(1, KEEP)
     slept = core.sleep(0, LEVELS[1], WAIT)
-    assert isinstance(slept, Slept)
+    assert isinstance(slept, SleepResult)
     assert slept.report.num_kept == 1
     core.sleeper.wake(0, None)
     assert core.step() == {}  # the pause is another matter
@@ -160,7 +160,7 @@ def test_a_repeated_sleep_applies_its_mode(core):
     begin(core)
     core.sleep(0, LEVELS[1], KEEP)
     slept = core.sleep(0, LEVELS[1], ABORT)
-    assert isinstance(slept, Slept)
+    assert isinstance(slept, SleepResult)
     assert "asleep already" in slept.warning
     assert slept.report.num_kept == 0
 

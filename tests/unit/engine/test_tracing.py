@@ -186,7 +186,7 @@ def test_requests_from_before_the_trace_are_in_it(make: Callable[..., Traced]) -
     traced.core.step()
     tracer = EngineTracer(traced.recorder, traced.core)
     traced.core.observer = tracer
-    tracer.recall(traced.core)
+    tracer.record_existing(traced.core)
     traced.run()
     spans = traced.spans()
     assert [spans[n].reason for n in (0, 1)] == ["length", "length"]
