@@ -56,7 +56,7 @@ class EngineClient(Protocol):
     """A connection of a front end to an engine.
 
     Attributes:
-        info: what the engine reports about itself; set by `wait_ready`.
+        info: the information that the engine reports; set by `wait_ready`.
         connection: a number that identifies this connection, for traces.
         on_trace: called with a trace's directory if the engine asks this front end to record
             there, too.

@@ -38,8 +38,9 @@ Progress = Callable[[int, int], None]
 """Called with (done, total)."""
 
 GRAMMAR_STEP_ITEMS = 5_000
-"""Bounds the parser's work for one token of a structured output: about 50 ms. JSON schemas need
-a few hundred items; an ambiguous grammar, such as `root ::= root root | "a"`, any number."""
+"""The limit of the grammar parser's work for one token, in parser items: about 50 ms. JSON schemas
+need a few hundred items; an ambiguous grammar, such as `root ::= root root | "a"`, needs any
+number."""
 UNLIMITED_LOGPROBS = -1
 
 
@@ -282,4 +283,4 @@ OPTIONS: tuple[Option, ...] = tuple(
     for section in (FrontEndConfig, EngineConfig, *SECTIONS.values())
     for each in options_in(section)
 )
-"""The one table of options."""
+"""All options of an engine and of its front end."""

@@ -1,4 +1,4 @@
-"""What an engine reports about itself and its model when it is ready."""
+"""The information that a ready engine reports about itself and its model."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from shmllm.config.engine import SchedulingPolicy, WaitPolicyName
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What a ready engine says about itself.
+    """The information that a ready engine reports.
 
     Attributes:
-        model_directory: where tokenizer and configuration are.
-        model_type: the architecture's name from config.json.
-        num_blocks: KV blocks that requests can use.
-        weight_bytes: the weights, as they are held and computed with.
-        max_logprobs: alternatives that a request may ask for, at most vocab_size.
-        device: what it runs on: "cpu", or a GPU's name.
-        async_scheduling: steps are planned while the ones before them run.
-        graphs: what was captured, in words; empty: nothing.
-        warnings: what the person who started the engine should know, one sentence each.
+        model_directory: the directory of the tokenizer and of config.json.
+        model_type: the architecture's name in config.json.
+        num_blocks: the number of KV blocks that requests can use.
+        weight_bytes: the size of the weights in memory.
+        max_logprobs: the largest number of alternatives per position that a request may ask for,
+            at most vocab_size.
+        device: "cpu", or the name of the GPU.
+        async_scheduling: whether each step is planned while the previous one runs.
+        graphs: the captured CUDA graphs in words; empty if there are none.
+        warnings: warnings for the person who started the engine, one sentence each.
     """
 
     model_directory: str
@@ -51,7 +52,7 @@ class EngineInfo:
 
     @property
     def processor(self) -> str:
-        """What computes, for people."""
+        """The name of the GPU, or the number of CPU threads, for display."""
         return f"{self.num_threads} threads" if self.device == "cpu" else self.device
 
     def to_json(self) -> str:

@@ -3,9 +3,9 @@
     block_size: int = option(16, "Tokens per KV block.", OneOf((8, 16, 32, 64)))
 
 The field's name, type and default are the option's. `option` adds a help text and the set of valid
-values. The dataclass that holds the field is the part of the system that reads the option.
-`config.engine.OPTIONS` lists all options; the keyword arguments of `LLM`, the command line,
-`EngineArgs`, the JSON sent to the engine and the README's table are made from it.
+values. The dataclass that holds the field stands for the component that reads the option.
+`config.engine.OPTIONS` lists all options. The keyword arguments of `LLM`, the command line,
+`EngineArgs`, the JSON sent to the engine and the README's table are made from that list.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class Number:
 
     Attributes:
         maximum: the largest valid number.
-        unit: what the number counts, for messages; empty for a plain number.
+        unit: the unit of the number, for messages; empty for a plain number.
     """
 
     maximum: float = float("inf")
@@ -185,13 +185,13 @@ class Option:
         name: the keyword argument of `LLM`.
         annotation: its Python type, as source text.
         default: its default.
-        help: what it does, in one sentence or two, for every kind of user.
+        help: one or two sentences about its effect, for every kind of user.
         kind: its valid values.
-        reader: the configuration dataclass that holds it, as a name: who reads the option.
+        reader: the name of the configuration dataclass that holds it.
         field: the name of the field in that dataclass.
-        default_text: the default in words where the value says little; empty otherwise.
+        default_text: the default in words, if its value explains little; otherwise empty.
         flag: its option on the command line, such as "--max-num-seqs"; empty if it has none.
-        in_llm: `LLM` takes it. Otherwise only `shmllm engine start` does.
+        in_llm: whether `LLM` accepts it. Otherwise only `shmllm engine start` does.
     """
 
     name: str
@@ -248,7 +248,7 @@ def options_in(section: type) -> Iterator[Option]:
 
 
 class Section:
-    """A configuration dataclass. It checks its options when it is made."""
+    """The base of the configuration dataclasses. It checks the options of a new object."""
 
     __slots__ = ()
 
@@ -259,7 +259,7 @@ class Section:
 
 
 def parse_bytes(text: str) -> int | None:
-    """The number of bytes that text such as "512M" or "1.5 GiB" means; None if it means none."""
+    """Parse a number of bytes, such as "512M" or "1.5 GiB". Returns None for any other text."""
     found = _SIZE.fullmatch(text.strip())
     if found is None:
         return None

@@ -132,7 +132,7 @@ class Scheduler:
         self._finish(request, FinishReason.ERROR)
         self.failures.append(Failure(request.client, request.number, message))
 
-    def knows(self, client: int, number: int) -> bool:
+    def has_request(self, client: int, number: int) -> bool:
         """Whether this request was added and has not ended."""
         return (client, number) in self._requests
 

@@ -1,8 +1,8 @@
 """Plans and applies unchanged steps: the same requests as before, each with one more token.
 
-Most steps are unchanged, and such a step leaves little to decide: about every sixteenth step a
-request needs a block, and the step in which it ends by its length is known in advance. Unchanged
-steps are therefore planned and applied as whole columns. This module owns the conditions under
+Most steps are unchanged, and an unchanged step needs few decisions: a request needs a block once in
+`block_size` steps, and the step in which it ends by its length is known in advance. Unchanged steps
+are therefore planned and applied as whole columns. This module owns the conditions under
 which that is possible. It must not know about waiting requests: the scheduler drops a SteadyDecode
 as soon as a request enters or leaves.
 

@@ -94,7 +94,7 @@ class EngineCore:
         wake: called from any thread when `step` has something to do again.
 
     Attributes:
-        info: what the engine reports about itself.
+        info: the information that the engine reports to front ends.
         timings: the time that steps took.
         pauses: the pauses in force.
         sleeper: releases memory and restores it.
@@ -200,7 +200,7 @@ class EngineCore:
         """Why a request cannot be served; None if it can."""
         if refusal := self.pauses.refusal:
             raise EnginePausedError(refusal)
-        if self.scheduler.knows(client, request.number):
+        if self.scheduler.has_request(client, request.number):
             return f"request number {request.number} is in use"
         ids, longest = request.prompt_token_ids, self.info.max_model_len
         is_generating = isinstance(request.params, SamplingParams)

@@ -28,7 +28,7 @@ class Runner(Protocol):
     """Executes plans in the order in which they are submitted.
 
     Attributes:
-        info: what the engine reports about itself.
+        info: the information that the engine reports to front ends.
         overlaps: `submit` returns before the step has run, so that the core can prepare the next
             step meanwhile.
     """

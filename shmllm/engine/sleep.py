@@ -134,7 +134,7 @@ class SleepStateMachine:
         """Put the parts of a level to sleep. The caller has already handled the requests.
 
         Args:
-            level: what to put to sleep.
+            level: the level of the sleep.
             mode: KEEP queues new requests, and the other modes refuse them. If the engine is
                 asleep already, WAIT changes neither.
 

@@ -4,14 +4,14 @@ Every message is a struct-packed header followed by variable sections. The heade
 of the sections, and the last one ends exactly at the end of the record. Integers are little-endian.
 
     HELLO     version u32, pid u32
-    INIT      text                                                    READY the same
+    INIT      text                                    READY the same
     FAILED    message length u32 | message, traceback
     ADD       see `add`
     ABORT     numbers i64[]
     POOL      see `pooling`                               EMBEDDINGS the same
     OUTPUTS   see `outputs`                               PROMPT_LOGPROBS the same
     REJECTED  number i64, retryable u32 | message
-    IN_SLOT   kind u32, slot u32, offset u32, bytes u32: where a large record lies
+    IN_SLOT   kind u32, slot u32, offset u32, bytes u32: the place of a large record
     CALL      number i64, method u32 | JSON text                  SHUTDOWN  seconds f64
     PROMPT_EMBEDS  number i64 | tensor reference
     WORK      number i64 | JSON text
@@ -153,7 +153,7 @@ def encode_in_slot(kind: RecordKind, ref: tuple[int, int, int]) -> Parts:
 
 
 def decode_in_slot(record: memoryview) -> tuple[int, tuple[int, int, int]]:
-    """Returns (the kind of the record in the slot, (slot, offset, bytes))."""
+    """Decode an IN_SLOT record as (the kind of the record in the slot, (slot, offset, bytes))."""
     if len(record) != IN_SLOT.size:
         raise ProtocolMismatchError(f"IN_SLOT has {IN_SLOT.size} bytes, got {len(record)}")
     kind, *ref = IN_SLOT.unpack(record)
@@ -212,7 +212,7 @@ def _decode_weight_version(record: memoryview) -> WeightVersion:
     version = json.loads(sections.text(LENGTH.unpack_from(record)[0]))
     sections.end()
     if type(version) not in (int, str):
-        raise ProtocolMismatchError(f"{version!r} is no version")
+        raise ProtocolMismatchError(f"{version!r} is not a version")
     return WeightVersion(version)
 
 
@@ -263,7 +263,7 @@ def decode(kind: int, record: memoryview) -> Message:
         record: a flat view of its bytes. The message keeps no reference to it.
 
     Raises:
-        ProtocolMismatchError: the kind is unknown, or the bytes are no message of this kind.
+        ProtocolMismatchError: the kind is unknown, or the bytes are not a message of this kind.
     """
     decoder = _DECODERS.get(kind)
     if decoder is None:

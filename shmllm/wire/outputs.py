@@ -1,4 +1,4 @@
-"""OUTPUTS and PROMPT_LOGPROBS: encodes and decodes what a step produced, as columns.
+"""OUTPUTS and PROMPT_LOGPROBS: encodes and decodes the results of a step, as columns.
 
 OUTPUTS   OUTPUTS_HEADER | numbers i64[], cached rows i32[], cached counts i32[],
           token ids i32[], counts u16[] (absent if each is 1),
@@ -51,7 +51,7 @@ MAX_VECTOR_BYTES = 2**17
 
 
 def encode_step(columns: OutputColumns) -> Iterator[tuple[RecordKind, Parts]]:
-    """The records that transmit what a step produced for one front end."""
+    """Encode the results of a step for one front end, as (kind, parts) of each record."""
     for scored in columns.prompt_logprobs:
         for piece in scored.parts(MAX_BYTES_PER_RECORD):
             yield RecordKind.PROMPT_LOGPROBS, encode_prompt_logprobs(piece)

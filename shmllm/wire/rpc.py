@@ -1,9 +1,9 @@
-"""What the front end has the engine's worker do, and its result, as something that can travel.
+"""Encodes and decodes remote procedure calls on the engine's worker, and their results.
 
-Owns the two crossings. A method's name, its arguments and the result are plain values and
-tensors. A function crosses as a pickle, and so may what it returns: code runs in the engine
-on behalf of who sent it, so whoever may send one may also be answered with one. Pickles in
-any other place are refused.
+The name of a method, its arguments and its result are sent as plain values and tensors. A function
+is sent as a pickle, and its result may be a pickle, too: a front end that may run code in the
+engine already has to be trusted. All other pickles are refused. This module must not know how the
+encoded calls are transmitted.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from shmllm.errors import CallError, ProtocolMismatchError, RequestError
 from shmllm.wire.values import Tree, flatten, restore
 
 Flat = tuple[Tree, list[Any]]
-"""A tree and its tensors, as `flatten` makes them."""
+"""The result of `flatten`: a tree and its tensors."""
 
 
 @dataclass(slots=True)
 class RpcCall:
-    """
+    """A call on the engine's worker.
+
     Attributes:
-        method: a name of the worker's `METHODS`, or a function whose first argument is the
-            worker.
+        method: the name of a method in the worker's `METHODS`, or a function, which gets the
+            worker as its first argument.
     """
 
     method: str | Callable[..., Any]
@@ -42,15 +43,15 @@ class RpcCall:
 
 
 def call_on_model(worker: Any, function: Callable[[Any], Any]) -> Any:
-    """Call a function with the worker's model: what `LLM.apply_model` sends to the engine."""
+    """Call a function with the worker's model. `LLM.apply_model` sends this function."""
     return function(worker.model)
 
 
 def encode_call(call: RpcCall) -> Flat:
-    """
+    """Encode a call.
+
     Raises:
-        RequestError: arguments of a method that cannot cross, or a function that cannot be
-            pickled.
+        RequestError: an argument of a method cannot be sent, or a function cannot be pickled.
     """
     if call.is_function:
         return flatten({"function": _pickle(call)})
@@ -63,12 +64,19 @@ def encode_call(call: RpcCall) -> Flat:
 
 
 def decode_call(tree: Tree, tensors: Sequence[Any], allow_functions: bool) -> RpcCall:
-    """
+    """Decode a call.
+
+    Args:
+        tree: the tree of the call.
+        tensors: the tensors of the call.
+        allow_functions: whether the call may be a function.
+
     Raises:
-        RequestError: a function where none is allowed, or one that this process cannot load.
+        RequestError: the call is a function, which is not allowed, or which cannot be loaded in
+            this process.
     """
     if not isinstance(tree, dict):
-        raise ProtocolMismatchError("a worker's call is an object")
+        raise ProtocolMismatchError("a call on the worker must be a JSON object")
     if "function" not in tree:
         content = restore(tree, tensors)
         return RpcCall(content["method"], tuple(content["args"]), content["kwargs"])
@@ -87,9 +95,10 @@ def decode_call(tree: Tree, tensors: Sequence[Any], allow_functions: bool) -> Rp
 
 
 def encode_result(result: Any, call: RpcCall) -> Flat:
-    """
+    """Encode the result of a call.
+
     Raises:
-        TypeError: what a method returned cannot cross.
+        TypeError: the result of a method cannot be sent.
     """
     try:
         return flatten({"value": result})
@@ -100,17 +109,19 @@ def encode_result(result: Any, call: RpcCall) -> Flat:
 
 
 def decode_result(tree: Tree, tensors: Sequence[Any], call: RpcCall) -> Any:
-    """
+    """Decode the result of a call.
+
     Raises:
-        CallError: a pickle that this process cannot load.
+        CallError: the result is a pickle that cannot be loaded in this process.
     """
     content = restore(tree, tensors)
     if not isinstance(content, dict) or len(content) != 1:
-        raise ProtocolMismatchError("a worker's answer is an object with one entry")
+        raise ProtocolMismatchError("a result of the worker must be a JSON object with one entry")
     if "value" in content:
         return content["value"]
     if not call.is_function or "pickle" not in content:
-        raise ProtocolMismatchError("the engine answered with a pickle that nobody asked for")
+        kind = next(iter(content))
+        raise ProtocolMismatchError(f"the engine sent a result of an unexpected kind: {kind!r}")
     try:
         return _cloudpickle().loads(content["pickle"])
     except Exception as problem:
@@ -130,7 +141,8 @@ def _pickle(call: RpcCall) -> bytes:
 
 @contextmanager
 def _by_value(values: Sequence[Any]) -> Iterator[None]:
-    """Has the modules of functions pickled with them, unless the engine can import those."""
+    """Within the `with` block, pickle functions together with their modules, unless the engine can
+    import those modules."""
     names = {getattr(value, "__module__", None) for value in values if callable(value)}
     modules = [sys.modules[name] for name in names - {None, "__main__"} if name in sys.modules]
     own = [module for module in modules if not _is_installed(module)]
@@ -154,7 +166,7 @@ def _is_installed(module: Any) -> bool:
 
 
 def _cloudpickle() -> Any:
-    """Imported where it is needed: it takes 60 ms, and few front ends send functions."""
+    """Import cloudpickle. The import takes 60 ms, and few front ends send functions."""
     import cloudpickle  # type: ignore[import-untyped]
 
     return cloudpickle

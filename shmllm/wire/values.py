@@ -1,12 +1,14 @@
-"""Python values as a JSON tree and a list of tensors, and back, without pickles.
+"""Encodes Python values as a JSON tree and a list of tensors, and decodes them, without pickle.
 
-Owns which values can cross a process boundary and how each is spelled; must not know how
-the text and the tensors travel. What is no plain JSON value is an object with the key "$":
+This module owns the set of values that can be sent to another process, and their encoding. It must
+not know how the tree and the tensors are transmitted. A value without an equal in JSON is an object
+with the key "$":
 
-    {"$": "tuple" | "set" | "dict", "of": [...]}    a dict's items as [key, value]
-    {"$": "bytes" | "array" | "tensor", "at": i}    the i-th tensor of the list
+    {"$": "tuple" | "set" | "dict", "of": [...]}    a dict's items are [key, value] lists
+    {"$": "bytes" | "array" | "tensor", "at": i}    the i-th element of the list of tensors
 
-torch is not imported: a tensor of the list comes back as whatever the list holds there.
+This module does not import torch. The receiver decides which Python objects the list of tensors
+holds.
 """
 
 from __future__ import annotations
@@ -19,12 +21,13 @@ import numpy as np
 from shmllm.errors import ProtocolMismatchError
 
 Tree = Any
+"""A JSON tree."""
 _PLAIN = (bool, int, float, str, type(None))
 _KEY = "$"
 
 
 def is_torch_tensor(value: object) -> bool:
-    """Whether it is a tensor or a parameter of torch's; does not import torch."""
+    """Whether a value is a torch tensor or parameter. Does not import torch."""
     return any(
         base.__module__.startswith("torch") and base.__name__ == "Tensor"
         for base in type(value).__mro__
@@ -32,12 +35,17 @@ def is_torch_tensor(value: object) -> bool:
 
 
 def flatten(value: Any) -> tuple[Tree, list[Any]]:
-    """The tree of a value, and the tensors and arrays in it in the order of their numbers.
+    """Encode a value.
+
+    Args:
+        value: it may consist of None, bool, int, float, str, bytes, list, tuple, set, dict, numpy
+            arrays and torch tensors. Subclasses of the Python types are not valid.
+
+    Returns:
+        The tree, and the list of tensors to which it refers.
 
     Raises:
-        TypeError: it contains what is none of: None, bool, int, float, str, bytes, list,
-            tuple, set, dict, numpy array, torch tensor. Subclasses of these count as
-            something else.
+        TypeError: the value contains an object of another type.
     """
     tensors: list[Any] = []
     return _flatten(value, tensors), tensors
@@ -59,7 +67,7 @@ def _flatten(value: Any, tensors: list[Any]) -> Tree:
         return _put("array", value, tensors)
     if is_torch_tensor(value):
         return _put("tensor", value, tensors)
-    raise TypeError(f"a {kind.__module__}.{kind.__qualname__} cannot cross to another process")
+    raise TypeError(f"a {kind.__module__}.{kind.__qualname__} cannot be sent to another process")
 
 
 def _flatten_dict(value: dict[Any, Any], tensors: list[Any]) -> Tree:
@@ -74,21 +82,16 @@ def _put(kind: str, source: Any, tensors: list[Any]) -> Tree:
     return {_KEY: kind, "at": len(tensors) - 1}
 
 
-def is_bytes(tree: Tree) -> bool:
-    """Whether the tree is that of a bytes object."""
-    return isinstance(tree, dict) and tree.get(_KEY) == "bytes"
-
-
 def tensor_kinds(tree: Tree, count: int) -> list[str]:
-    """ "bytes", "array" or "tensor" for each of the `count` tensors of a tree.
+    """The kind of each of the `count` tensors of a tree: "bytes", "array" or "tensor".
 
     Raises:
-        ProtocolMismatchError: the tree names others, or one twice, or not all.
+        ProtocolMismatchError: the tree does not refer to each of the tensors exactly once.
     """
     kinds: dict[int, str] = {}
     _collect(tree, kinds)
     if sorted(kinds) != list(range(count)):
-        raise ProtocolMismatchError(f"a value names tensors {sorted(kinds)} of {count}")
+        raise ProtocolMismatchError(f"a value refers to tensors {sorted(kinds)} of {count}")
     return [kinds[index] for index in range(count)]
 
 
@@ -99,7 +102,9 @@ def _collect(tree: Tree, kinds: dict[int, str]) -> None:
     elif isinstance(tree, dict):
         if "at" in tree and tree.get(_KEY) in ("bytes", "array", "tensor"):
             if not isinstance(tree["at"], int) or tree["at"] in kinds:
-                raise ProtocolMismatchError(f"a value names tensor {tree['at']!r} twice or wrongly")
+                raise ProtocolMismatchError(
+                    f"a value refers twice to tensor {tree['at']!r}, or that is not an index"
+                )
             kinds[tree["at"]] = tree[_KEY]
         else:
             for item in tree.values():
@@ -107,14 +112,14 @@ def _collect(tree: Tree, kinds: dict[int, str]) -> None:
 
 
 def restore(tree: Tree, tensors: Sequence[Any]) -> Any:
-    """The value again.
+    """Decode a value.
 
     Args:
-        tree: as `flatten` made it.
-        tensors: for each number what is to stand there.
+        tree: the tree that `flatten` returned.
+        tensors: the object that replaces each tensor.
 
     Raises:
-        ProtocolMismatchError: it is no such tree.
+        ProtocolMismatchError: the tree is not valid.
     """
     if isinstance(tree, list):
         return [restore(item, tensors) for item in tree]
@@ -125,7 +130,7 @@ def restore(tree: Tree, tensors: Sequence[Any]) -> Any:
     try:
         return _restore_marked(tree, tensors)
     except (KeyError, IndexError, TypeError, ValueError) as problem:
-        raise ProtocolMismatchError(f"no value: {problem!r}") from problem
+        raise ProtocolMismatchError(f"not a valid value: {problem!r}") from problem
 
 
 def _restore_marked(tree: dict[str, Any], tensors: Sequence[Any]) -> Any:
@@ -139,4 +144,4 @@ def _restore_marked(tree: dict[str, Any], tensors: Sequence[Any]) -> Any:
         case "bytes" | "array" | "tensor":
             return tensors[tree["at"]]
         case other:
-            raise ProtocolMismatchError(f"no value is spelled {other!r}")
+            raise ProtocolMismatchError(f"{other!r} is not a kind of value")

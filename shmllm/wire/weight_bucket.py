@@ -1,7 +1,7 @@
-"""Weights on their way: pieces of tensors side by side in one block of memory.
+"""Buckets of weights: pieces of tensors side by side in one block of memory.
 
-Owns how tensors are cut to fill buckets, and how the list of a bucket's pieces is written and
-read. Must not know where the memory comes from, nor how a bucket travels.
+This module cuts tensors into pieces that fill buckets, and encodes and decodes the list of a
+bucket's pieces. It must not know where the memory comes from or how a bucket is transmitted.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from shmllm.ipc.tensors import as_array
 from shmllm.wire.values import is_torch_tensor
 
 BUCKET_BYTES = 4 * 2**20
-"""What a slot of middle size holds: eight of them keep their pages, and the copy out of one
-finds its bytes still in the processor's cache."""
+"""The size of a bucket: that of a medium slot. The eight medium slots keep their pages, and a
+bucket of this size is still in the processor's cache when the engine copies it."""
 
 
 class Piece(NamedTuple):
-    """Some elements of a tensor.
+    """A range of elements of a tensor.
 
     Attributes:
-        name: of the tensor.
-        dtype: a key of `DTYPES`.
-        shape: of the whole tensor.
-        begin: first element, counted in the flattened tensor.
-        length: how many.
-        offset: of the first one in the bucket, in bytes.
+        name: the name of the tensor.
+        dtype: the tensor's dtype, a key of `DTYPES`.
+        shape: the shape of the whole tensor.
+        begin: the index of the first element in the flattened tensor.
+        length: the number of elements.
+        offset: the offset of the first element in the bucket, in bytes.
     """
 
     name: str
@@ -42,14 +42,18 @@ class Piece(NamedTuple):
 
 
 class Source:
-    """A tensor that is being sent.
+    """A tensor to send.
 
     Args:
-        name: as in the checkpoint.
-        tensor: numpy array or torch tensor, on any device.
+        name: the tensor's name in the checkpoint.
+        tensor: a numpy array, or a torch tensor on any device.
+
+    Attributes:
+        flat: the flattened tensor, in host memory.
+        num_sent: the number of elements that buckets hold already.
 
     Raises:
-        RequestError: it is none.
+        RequestError: `name` is not a string, or `tensor` is not a tensor of a known dtype.
     """
 
     def __init__(self, name: str, tensor: Any) -> None:
@@ -75,7 +79,7 @@ class Source:
 class Bucket:
     """
     Args:
-        memory: to fill; a multiple of `ALIGNMENT_BYTES`.
+        memory: the bytes to fill; their number is a multiple of `ALIGNMENT_BYTES`.
     """
 
     def __init__(self, memory: memoryview) -> None:
@@ -88,7 +92,7 @@ class Bucket:
         return self._used >= len(self._bytes)
 
     def fill(self, source: Source) -> None:
-        """Copy of what was not sent yet as much as there is room for."""
+        """Copy unsent elements of a tensor, as many as the bucket has room for."""
         begin, itemsize = source.num_sent, source.flat.itemsize
         part = source.flat[begin : begin + (len(self._bytes) - self._used) // itemsize]
         end = self._used + part.nbytes
@@ -100,15 +104,15 @@ class Bucket:
         self._used = -(-end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
     def to_json(self) -> str:
-        """The list of its pieces."""
+        """The list of the pieces, as JSON text."""
         return json.dumps(self._pieces)
 
 
 def pieces_of(text: str, nbytes: int) -> list[Piece]:
-    """The pieces in a bucket of this size.
+    """Decode the list of the pieces in a bucket of `nbytes` bytes.
 
     Raises:
-        ProtocolMismatchError: the text is no such list, or contradicts itself.
+        ProtocolMismatchError: the text is not a valid list of pieces.
     """
     try:
         pieces = [
@@ -120,17 +124,17 @@ def pieces_of(text: str, nbytes: int) -> list[Piece]:
             if end > nbytes or piece.offset % ALIGNMENT_BYTES or len(piece.shape) > MAX_DIMENSIONS:
                 raise ValueError(f"{piece} does not lie in {nbytes} bytes")
     except (TypeError, ValueError, KeyError, RecursionError) as problem:
-        raise ProtocolMismatchError(f"no bucket of weights: {problem}") from problem
+        raise ProtocolMismatchError(f"not a valid bucket of weights: {problem}") from problem
     return pieces
 
 
 def _natural(value: object) -> int:
     if type(value) is not int or not 0 <= value < 2**63:
-        raise ValueError(f"{value!r} is no size")
+        raise ValueError(f"{value!r} is not a size")
     return value
 
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"{value!r} is no name")
+        raise ValueError(f"{value!r} is not a name")
     return value

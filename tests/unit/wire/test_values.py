@@ -62,7 +62,7 @@ def test_arrays_and_tensors_cross_by_number():
 
 @pytest.mark.parametrize("value", [object(), OrderedDict(a=1), [1, {2: lambda: 0}], 1j, range(3)])
 def test_what_is_not_plain_is_refused_by_type(value):
-    with pytest.raises(TypeError, match="cannot cross"):
+    with pytest.raises(TypeError, match="cannot be sent"):
         flatten(value)
 
 
