@@ -1,4 +1,4 @@
-"""Engine configuration and facts: ranges, messages, and the way across as JSON."""
+"""EngineConfig and EngineInfo: valid values, error messages, and JSON."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ from shmllm.errors import EngineStartError
         (lambda: GraphConfig(enforce_eager=1), "enforce_eager must be True or False, got 1"),
     ],
 )
-def test_a_value_out_of_range_is_refused_with_field_and_value(make, words):
+def test_the_error_for_an_invalid_value_has_the_option_and_the_value(make, words):
     with pytest.raises(EngineStartError, match=words):
         make()
 
@@ -72,7 +72,7 @@ FULL = EngineConfig(
 
 
 @pytest.mark.parametrize("config", [EngineConfig(LoadConfig("m")), FULL], ids=["defaults", "full"])
-def test_a_configuration_survives_json(config):
+def test_a_configuration_can_be_sent_as_json(config):
     assert EngineConfig.from_json(config.to_json()) == config
 
 
@@ -83,7 +83,7 @@ def test_every_field_of_the_full_configuration_differs_from_its_default():
         assert not [name for name in full[part] if full[part][name] == default[part][name]]
 
 
-def test_a_configuration_that_came_as_json_is_checked():
+def test_a_configuration_from_json_is_checked():
     parts = json.loads(FULL.to_json())
     parts["cache"]["block_size"] = 5
     with pytest.raises(EngineStartError, match="block_size"):
@@ -99,11 +99,11 @@ def test_a_configuration_cannot_be_changed():
     "changes",
     [{}, {"eos_token_ids": (1, 2), "warnings": ("short of memory", "é"), "device": "NVIDIA H200"}],
 )
-def test_facts_survive_json(changes):
-    told = info(**changes)
-    assert EngineInfo.from_json(told.to_json()) == told
+def test_engine_info_can_be_sent_as_json(changes):
+    sent = info(**changes)
+    assert EngineInfo.from_json(sent.to_json()) == sent
 
 
-def test_facts_of_an_engine_that_tells_more_can_be_read():
-    values = json.loads(info().to_json()) | {"news": 1}
+def test_unknown_fields_of_engine_info_are_ignored():
+    values = json.loads(info().to_json()) | {"unknown": 1}
     assert EngineInfo.from_json(json.dumps(values)) == info()

@@ -1,4 +1,4 @@
-"""The kinds of options, and the README's table, which is made from the table of options."""
+"""The kinds of options, and the table in the README, which is made from OPTIONS."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_number_of_bytes_may_have_a_unit(text: str, expected: int | None):
     assert parse_bytes(text) == expected
 
 
-def test_every_option_has_a_name_of_its_own_and_a_sentence():
+def test_option_names_and_flags_are_unique_and_help_is_a_sentence():
     assert len({each.name for each in OPTIONS}) == len(OPTIONS)
     flags = [each.flag for each in OPTIONS if each.flag]
     assert len(set(flags)) == len(flags)
@@ -48,7 +48,7 @@ def test_every_option_has_a_name_of_its_own_and_a_sentence():
         assert each.help.endswith("."), each.name
 
 
-def test_the_readme_s_table_is_up_to_date():
+def test_the_table_in_the_readme_is_up_to_date():
     command = [sys.executable, str(REPOSITORY / "tools" / "option_table.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr

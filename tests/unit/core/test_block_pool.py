@@ -1,4 +1,4 @@
-"""BlockPool and its free queue: order of reuse, references, links."""
+"""BlockPool and FreeBlockQueue: the order of reuse, reference counts, and links."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def queued():
     return FreeBlockQueue(blocks), blocks
 
 
-def test_the_padding_block_is_never_handed_out(pool):
+def test_the_padding_block_is_never_allocated(pool):
     assert pool.num_usable == 5
     assert sorted(ids(pool.allocate(5))) == [1, 2, 3, 4, 5]
     assert pool.num_free == 0
 
 
-def test_more_blocks_than_are_free_are_refused(pool):
+def test_allocating_more_blocks_than_are_free_raises(pool):
     with pytest.raises(IndexError):
         pool.allocate(6)
 
@@ -41,7 +41,7 @@ def test_blocks_released_first_are_reused_first(pool):
     assert ids(pool.allocate(3)) == [4, 1, 5]
 
 
-def test_released_blocks_queue_behind_those_never_used(pool):
+def test_released_blocks_are_reused_after_unused_ones(pool):
     first = pool.allocate(2)
     pool.release(first)
     assert ids(pool.allocate(5)) == [3, 4, 5, 1, 2]
@@ -56,7 +56,7 @@ def test_a_shared_block_is_freed_by_its_last_user(pool):
     assert pool.num_free == 5
 
 
-def test_touching_a_free_block_takes_it_out_of_the_queue(pool):
+def test_touching_a_free_block_removes_it_from_the_queue(pool):
     blocks = pool.allocate(3)
     pool.release(blocks)
     pool.touch([blocks[1]])
@@ -83,7 +83,7 @@ def test_only_blocks_with_a_hash_are_reported_before_reuse():
     ],
     ids=["referenced but free", "negative", "neither", "padding"],
 )
-def test_the_integrity_check_sees_damage(pool, damage):
+def test_the_integrity_check_finds_damage(pool, damage):
     pool.check_integrity()
     damage(pool)
     with pytest.raises(AssertionError):
@@ -91,21 +91,21 @@ def test_the_integrity_check_sees_damage(pool, damage):
 
 
 @pytest.mark.parametrize("index", [0, 1, 3], ids=["first", "middle", "last"])
-def test_the_queue_gives_up_any_block(queued, index):
+def test_any_block_can_be_removed_from_the_queue(queued, index):
     queue, blocks = queued
     queue.remove(blocks[index])
     assert ids(queue) == [i for i in range(4) if i != index]
     assert len(queue) == 3
 
 
-def test_a_removed_block_goes_to_the_end_when_appended(queued):
+def test_a_removed_block_is_appended_at_the_end(queued):
     queue, blocks = queued
     queue.remove(blocks[1])
     queue.append(blocks[1])
     assert ids(queue) == [0, 2, 3, 1]
 
 
-def test_removing_a_block_twice_is_caught(queued):
+def test_removing_a_block_twice_raises(queued):
     queue, blocks = queued
     queue.remove(blocks[1])
     with pytest.raises(AssertionError, match="not in the queue"):
@@ -113,7 +113,7 @@ def test_removing_a_block_twice_is_caught(queued):
     assert len(queue) == 3
 
 
-def test_an_emptied_queue_refuses_and_refills(queued):
+def test_an_empty_queue_raises_and_can_be_refilled(queued):
     queue, blocks = queued
     assert [queue.pop_first() for _ in blocks] == blocks
     with pytest.raises(IndexError):
@@ -124,7 +124,7 @@ def test_an_emptied_queue_refuses_and_refills(queued):
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["take", "share", "drop"]), st.integers(0, 20))))
-def test_any_use_keeps_a_list_model_in_step(operations):
+def test_the_pool_agrees_with_a_model_made_of_lists(operations):
     pool = BlockPool(7, on_reuse=lambda block: None)
     free, references = list(range(1, 7)), []
     for operation, choice in operations:

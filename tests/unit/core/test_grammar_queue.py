@@ -1,4 +1,4 @@
-"""Requests with a grammar: they wait for it, hold nobody up, and end as it says."""
+"""Requests with a grammar wait for it, do not delay other requests, and end with the grammar."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shmllm.params.sampling import SamplingParams
 
 
 class Bench:
-    """An engine core with a fake runner, and everything that each request was given."""
+    """An engine core with a fake runner. It records the outputs of each request."""
 
     def __init__(self, **changes: int) -> None:
         config = EngineConfig(LoadConfig("nowhere"), CacheConfig(), SchedulerConfig(8, 64))
@@ -74,7 +74,7 @@ def bench() -> Bench:
     return Bench()
 
 
-def test_a_request_runs_once_its_grammar_is_ready(bench: Bench) -> None:
+def test_a_request_runs_when_its_grammar_is_compiled(bench: Bench) -> None:
     assert bench.add(1, "g") is None
     bench.step()
     assert (bench.core.scheduler.num_waiting, bench.runner.plans) == (1, [])
@@ -86,7 +86,7 @@ def test_a_request_runs_once_its_grammar_is_ready(bench: Bench) -> None:
     assert bench.constraints[0].taken == bench.tokens[1]
 
 
-def test_requests_behind_it_do_not_wait(bench: Bench) -> None:
+def test_later_requests_do_not_wait_for_a_grammar(bench: Bench) -> None:
     bench.add(1, "slow")
     bench.add(2)
     for _ in range(8):
@@ -97,7 +97,7 @@ def test_requests_behind_it_do_not_wait(bench: Bench) -> None:
     assert bench.ends == {1: "stop", 2: "length"}
 
 
-def test_a_grammar_that_is_ready_costs_no_waiting(bench: Bench) -> None:
+def test_a_compiled_grammar_causes_no_wait(bench: Bench) -> None:
     bench.compiled("g", length=2)
     bench.add(1, "g")
     bench.add(2, "g")
@@ -108,7 +108,7 @@ def test_a_grammar_that_is_ready_costs_no_waiting(bench: Bench) -> None:
     assert [len(constraint.taken) for constraint in bench.constraints] == [2, 2]
 
 
-def test_a_plan_names_the_constraints_of_what_it_samples(bench: Bench) -> None:
+def test_a_plan_has_the_constraints_of_the_requests_that_it_samples(bench: Bench) -> None:
     bench.compiled("g", length=4)
     for number, grammar in ((1, ""), (2, "g"), (3, ""), (4, "g")):
         bench.add(number, grammar)
@@ -117,7 +117,7 @@ def test_a_plan_names_the_constraints_of_what_it_samples(bench: Bench) -> None:
     assert bench.runner.plans[0].constraints == [(1, first), (3, second)]
 
 
-def test_a_prompt_that_is_not_done_has_no_constraint_in_the_plan() -> None:
+def test_an_incomplete_prompt_has_no_constraint_in_the_plan() -> None:
     config = EngineConfig(LoadConfig("nowhere"), CacheConfig(), SchedulerConfig(8, 4))
     runner = FakeRunner(info())
     core = EngineCore(config, runner)
@@ -129,7 +129,7 @@ def test_a_prompt_that_is_not_done_has_no_constraint_in_the_plan() -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_grammar_that_cannot_be_compiled_ends_its_request_alone(bench: Bench, when: str) -> None:
+def test_a_grammar_that_cannot_be_compiled_ends_only_its_request(bench: Bench, when: str) -> None:
     def fail() -> None:
         bench.runner.compile_grammar("bad").set_exception(RequestError("no such token"))
 
@@ -145,17 +145,17 @@ def test_a_grammar_that_cannot_be_compiled_ends_its_request_alone(bench: Bench, 
     assert bench.failures == ([] if when == "before" else [Failure(0, 1, "no such token")])
 
 
-def test_an_output_that_cannot_go_on_ends_with_a_message(bench: Bench) -> None:
+def test_an_output_that_cannot_continue_ends_with_a_message(bench: Bench) -> None:
     bench.compiled("g", length=9, fails_at=3)
     bench.add(1, "g")
     bench.add(2)
     bench.run()
     assert bench.failures == [Failure(0, 1, "does not fit")]
-    assert bench.ends == {2: "length"}  # the first one's ending follows with the message
+    assert bench.ends == {2: "length"}  # the first request's end is reported with its failure
     assert len(bench.tokens[1]) == 3
 
 
-def test_the_grammars_end_comes_before_the_limit(bench: Bench) -> None:
+def test_the_end_of_the_grammar_has_precedence_over_max_tokens(bench: Bench) -> None:
     bench.compiled("g", length=4)
     bench.add(1, "g", max_tokens=4)
     bench.add(2, "g", max_tokens=3)
@@ -164,17 +164,17 @@ def test_the_grammars_end_comes_before_the_limit(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(
-    "leave",
+    "abort",
     [
         lambda core: core.abort(0, [1]),
         lambda core: core.scheduler.abort_client(0),
     ],
 )
-def test_a_request_that_leaves_while_it_waits_is_forgotten(
-    bench: Bench, leave: Callable[[EngineCore], object]
+def test_a_request_that_is_aborted_while_it_waits_never_runs(
+    bench: Bench, abort: Callable[[EngineCore], object]
 ) -> None:
     bench.add(1, "g")
-    leave(bench.core)
+    abort(bench.core)
     assert not bench.core.scheduler.has_unfinished()
     assert bench.core.scheduler.num_waiting == 0
     bench.compiled("g", length=2)
@@ -182,13 +182,13 @@ def test_a_request_that_leaves_while_it_waits_is_forgotten(
     assert (bench.tokens, bench.failures, bench.constraints) == ({}, [], [])
 
 
-def test_a_waiting_request_counts_as_known_and_unfinished(bench: Bench) -> None:
+def test_a_held_request_counts_as_unfinished_and_its_number_as_used(bench: Bench) -> None:
     bench.add(1, "g")
     assert bench.add(1) == "request number 1 is in use"
     assert bench.core.scheduler.unfinished() == {0: [1]}
 
 
-def test_a_preempted_request_follows_each_token_once() -> None:
+def test_the_constraint_of_a_preempted_request_gets_each_token_once() -> None:
     bench = Bench(num_blocks=6)
     bench.compiled("g", length=12)
     for number in (1, 2, 3):
@@ -200,7 +200,7 @@ def test_a_preempted_request_follows_each_token_once() -> None:
         assert constraint.taken == bench.tokens[number] == expected_tokens(bench.prompt(number), 12)
 
 
-def test_a_paused_front_ends_requests_stay_where_they_are(bench: Bench) -> None:
+def test_requests_of_a_paused_front_end_do_not_run(bench: Bench) -> None:
     bench.add(1, "g")
     bench.core.scheduler.pause_client(0)
     bench.compiled("g", length=1)

@@ -1,4 +1,4 @@
-"""KVCacheManager: who gets which blocks, and what a prefix hit finds."""
+"""KVCacheManager: the allocation of blocks, and prefix-cache hits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def make_manager(num_blocks=11, enable_prefix_caching=True):
 
 
 def compute(manager, request):
-    """Admit a request and compute all its tokens; returns the cached prompt tokens."""
+    """Admit a request and compute all its tokens. Returns the number of cached prompt tokens."""
     hit = manager.longest_hit(request)
     assert manager.admit(request, hit, request.num_tokens)
     request.num_computed_tokens = request.num_tokens
@@ -34,7 +34,7 @@ def compute(manager, request):
 
 
 def run(manager, tokens, salt=""):
-    """A whole request; returns its cached tokens and its block ids."""
+    """Run a whole request. Returns the number of its cached tokens, and its block ids."""
     request = make_request(tokens, salt)
     cached = compute(manager, request)
     block_ids = [block.block_id for block in request.blocks]
@@ -50,7 +50,7 @@ def cached_tokens(manager, tokens, salt=""):
 PROMPT = list(range(48))
 
 
-def test_a_prompt_seen_before_hits_all_but_its_last_block():
+def test_a_repeated_prompt_hits_all_blocks_but_the_last():
     manager = make_manager()
     assert run(manager, PROMPT)[0] == 0
     assert run(manager, PROMPT)[0] == 32
@@ -63,14 +63,14 @@ def test_the_last_token_is_always_computed(length, cached):
     assert cached_tokens(manager, list(range(length))) == cached
 
 
-def test_a_hit_gives_the_very_same_blocks():
+def test_a_hit_consists_of_the_same_blocks():
     manager = make_manager()
     first = run(manager, PROMPT)[1]
     assert run(manager, [*PROMPT, 99])[1][:3] == first
 
 
 @pytest.mark.parametrize(("left", "right"), [("", "a"), ("a", "b"), ("b", "")])
-def test_salts_see_nothing_of_each_other(left, right):
+def test_different_salts_share_no_blocks(left, right):
     manager = make_manager()
     run(manager, PROMPT, left)
     assert cached_tokens(manager, PROMPT, right) == 0
@@ -84,7 +84,7 @@ def test_disabled_caching_never_hits():
     assert len(manager.prefix_cache) == 0
 
 
-def test_a_prefix_outlives_what_continues_it():
+def test_a_prefix_stays_cached_longer_than_its_continuation():
     manager = make_manager(num_blocks=5)
     run(manager, list(range(64)))
     run(manager, [500, 501])
@@ -93,7 +93,7 @@ def test_a_prefix_outlives_what_continues_it():
     assert cached_tokens(manager, list(range(64))) == 32
 
 
-def test_the_least_recently_used_prefix_goes_first():
+def test_the_least_recently_used_prefix_is_reused_first():
     manager = make_manager(num_blocks=5)
     old, recent = [1] * 17, [2] * 17
     run(manager, old)
@@ -106,14 +106,14 @@ def test_the_least_recently_used_prefix_goes_first():
 def test_hit_blocks_that_are_free_are_not_reused_for_the_same_request():
     manager = make_manager(num_blocks=5)
     prefix = run(manager, list(range(33)))[1][:2]
-    # Of the two other blocks both are needed, so one taken from the hit would show.
+    # Both other blocks are needed, so the reuse of a block of the hit would be noticed.
     cached, block_ids = run(manager, list(range(64)))
     assert cached == 32
     assert block_ids[:2] == prefix
     assert len(set(block_ids)) == 4
 
 
-def test_free_hit_blocks_do_not_count_as_room():
+def test_free_blocks_of_the_hit_do_not_count_as_free():
     manager = make_manager(num_blocks=5)
     run(manager, list(range(33)))
     holder = make_request([7] * 16)
@@ -137,7 +137,7 @@ def test_a_refused_admission_changes_nothing():
     assert manager.num_used_blocks == 0
 
 
-def test_hit_blocks_in_use_are_shared_and_cost_nothing():
+def test_hit_blocks_in_use_are_shared_and_need_no_free_block():
     manager = make_manager(num_blocks=5)
     first = make_request(list(range(48)))
     compute(manager, first)
@@ -160,7 +160,7 @@ def test_the_second_of_two_equal_blocks_is_never_found():
     assert found == first.blocks
 
 
-def test_a_duplicate_can_be_found_once_the_original_is_gone():
+def test_a_prefix_can_be_cached_again_after_its_block_was_reused():
     manager = make_manager(num_blocks=6)
     first, second = make_request([1] * 16), make_request([1] * 16)
     compute(manager, first)
@@ -175,7 +175,7 @@ def test_a_duplicate_can_be_found_once_the_original_is_gone():
     manager.check_integrity()
 
 
-def test_partly_computed_blocks_are_not_findable():
+def test_partly_computed_blocks_are_not_cached():
     manager = make_manager()
     request = make_request(PROMPT)
     manager.admit(request, [], 48)
@@ -184,7 +184,7 @@ def test_partly_computed_blocks_are_not_findable():
     assert cached_tokens(manager, PROMPT) == 16
 
 
-def test_output_tokens_extend_the_findable_prefix():
+def test_output_tokens_extend_the_cached_prefix():
     manager = make_manager()
     request = make_request(list(range(15)))
     compute(manager, request)
@@ -198,7 +198,7 @@ def test_output_tokens_extend_the_findable_prefix():
 
 
 @pytest.mark.parametrize(("tokens", "appended"), [(20, 0), (32, 0), (33, 1), (49, 2)])
-def test_extending_appends_just_the_blocks_that_are_missing(tokens, appended):
+def test_extending_appends_only_the_missing_blocks(tokens, appended):
     manager = make_manager()
     request = make_request(list(range(20)))
     compute(manager, request)
@@ -217,7 +217,7 @@ def test_a_refused_extension_changes_nothing():
     assert manager.pool.num_free == 1
 
 
-def test_a_reset_forgets_prefixes_and_leaves_blocks_with_their_requests():
+def test_a_reset_forgets_prefixes_and_keeps_the_blocks_of_requests():
     manager = make_manager()
     run(manager, [5] * 20)
     running = make_request(PROMPT)
@@ -231,7 +231,7 @@ def test_a_reset_forgets_prefixes_and_leaves_blocks_with_their_requests():
     assert manager.num_used_blocks == 0
 
 
-def test_a_request_that_outlives_a_reset_is_findable_only_through_new_blocks():
+def test_a_running_request_does_not_register_its_first_blocks_again_after_a_reset():
     manager = make_manager()
     running = make_request(list(range(31)))
     compute(manager, running)
@@ -243,7 +243,7 @@ def test_a_request_that_outlives_a_reset_is_findable_only_through_new_blocks():
     manager.check_integrity()
 
 
-def test_the_integrity_check_sees_a_hash_without_its_entry():
+def test_the_integrity_check_finds_a_hash_without_an_entry():
     manager = make_manager()
     run(manager, PROMPT)
     manager.check_integrity()

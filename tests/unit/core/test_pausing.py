@@ -1,4 +1,4 @@
-"""Pauses: whoever pauses, until all have resumed."""
+"""Pauses: the engine is paused until all pauses have ended."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shmllm.errors import RequestError
         (["abort", "keep"], True, False),
     ],
 )
-def test_the_strictest_of_all_holds_counts(modes, is_frozen, refuses_new):
+def test_the_strictest_of_several_pauses_applies(modes, is_frozen, refuses_new):
     pauses = Pauses()
     for client, mode in enumerate(modes):
         pauses.add(client, PAUSES[PauseMode.of(mode)])
@@ -33,7 +33,7 @@ def test_the_strictest_of_all_holds_counts(modes, is_frozen, refuses_new):
     assert not pauses.refusal
 
 
-def test_a_front_end_has_one_hold():
+def test_a_front_end_has_at_most_one_pause():
     pauses = Pauses()
     pauses.add(3, PAUSES[PauseMode.KEEP])
     pauses.add(3, PAUSES[PauseMode.WAIT])
@@ -43,7 +43,7 @@ def test_a_front_end_has_one_hold():
     assert not pauses
 
 
-def test_the_engine_holds_itself_beside_its_front_ends():
+def test_the_engine_has_pauses_of_its_own():
     pauses = Pauses()
     pauses.add(0, PAUSES[PauseMode.KEEP])
     pauses.add("sleep", Pause(True, "it sleeps"))
@@ -55,6 +55,6 @@ def test_the_engine_holds_itself_beside_its_front_ends():
 
 
 @pytest.mark.parametrize("name", ["stop", "", None, 3, ["wait"]])
-def test_another_mode_is_an_error(name):
+def test_an_unknown_mode_is_an_error(name):
     with pytest.raises(RequestError, match="'abort', 'wait', 'keep', got"):
         PauseMode.of(name)

@@ -18,7 +18,7 @@ LAST, MEAN = Pooling(PoolingType.LAST), Pooling(PoolingType.MEAN)
 
 
 class Bench:
-    """A scheduler with a fake runner; vectors and tokens by number."""
+    """A scheduler with a fake runner. It records vectors and tokens by request number."""
 
     def __init__(self, num_blocks=32, budget=64, policy="fcfs"):
         self.scheduler = Scheduler(
@@ -74,7 +74,7 @@ PROMPT = [(7 * i) % 50 for i in range(22)]
 
 
 @pytest.mark.parametrize("pooling", [LAST, MEAN])
-def test_a_vector_comes_once_however_the_prompt_is_cut(pooling):
+def test_a_prompt_computed_in_chunks_has_one_vector(pooling):
     for budget in (3, 8, 64):
         bench = Bench(budget=budget)
         bench.add(1, PROMPT, pooling)
@@ -85,7 +85,7 @@ def test_a_vector_comes_once_however_the_prompt_is_cut(pooling):
         assert not any(plan.samples for plan in bench.runner.plans)
 
 
-def test_vectors_and_tokens_come_from_the_same_steps():
+def test_one_step_can_compute_vectors_and_tokens():
     bench = Bench(budget=16)
     bench.add(1, PROMPT, max_tokens=6)
     bench.add(2, PROMPT[::-1], MEAN)
@@ -98,7 +98,7 @@ def test_vectors_and_tokens_come_from_the_same_steps():
     assert any(plan.pools and plan.samples for plan in bench.runner.plans)
 
 
-def test_only_the_last_token_reads_the_prefix_cache():
+def test_only_last_token_pooling_reads_the_prefix_cache():
     bench = Bench()
     for number, pooling in enumerate([LAST, LAST, MEAN, LAST]):
         bench.add(number, PROMPT, pooling)
@@ -107,7 +107,7 @@ def test_only_the_last_token_reads_the_prefix_cache():
     assert set(bench.vectors.values()) == {alone(PROMPT)}
 
 
-def test_a_preempted_pooling_request_begins_again():
+def test_a_preempted_pooling_request_starts_again():
     bench = Bench(num_blocks=9, budget=8, policy="priority")
     bench.add(2, PROMPT[::-1][:20], max_tokens=16)
     pooled = bench.add(1, PROMPT, MEAN, priority=1)
@@ -132,7 +132,7 @@ def test_an_aborted_pooling_request_has_no_vector():
     assert bench.vectors == {}
 
 
-def test_an_abort_between_plan_and_result_wins():
+def test_a_request_that_is_aborted_during_its_step_has_no_output():
     bench = Bench()
     bench.add(1, PROMPT, LAST)
     plan = bench.scheduler.schedule()

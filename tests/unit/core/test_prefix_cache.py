@@ -21,7 +21,7 @@ def test_only_full_blocks_have_a_hash(length, full):
     assert len(hashes_of(range(length))) == full
 
 
-def test_a_hash_follows_from_the_tokens_alone():
+def test_a_hash_does_not_depend_on_later_tokens():
     assert hashes_of([1, 2, 3, 4, 5]) == hashes_of([1, 2, 3, 4, 9])
 
 
@@ -30,17 +30,17 @@ def test_equal_tokens_after_another_parent_have_another_hash():
     assert left[1] != right[1]
 
 
-def test_a_repeated_block_has_a_hash_of_its_own():
+def test_equal_blocks_of_one_prompt_have_different_hashes():
     assert len(set(hashes_of([7] * 12))) == 3
 
 
 @pytest.mark.parametrize(("left", "right"), [("", "a"), ("a", "b"), ("a", "a\0")])
-def test_salts_share_no_hash(left, right):
+def test_different_salts_share_no_hash(left, right):
     tokens = range(12)
     assert not set(hashes_of(tokens, salt=left)) & set(hashes_of(tokens, salt=right))
 
 
-def test_token_ids_do_not_run_together():
+def test_the_bytes_of_token_ids_are_not_merged():
     assert hashes_of([1, 256, 0, 0]) != hashes_of([257, 0, 0, 0])
 
 
@@ -51,7 +51,7 @@ def test_extending_gives_the_same_as_hashing_at_once():
     assert grown == hashes_of(range(13), salt="salt")
 
 
-def test_extending_keeps_hashes_that_are_there():
+def test_extending_keeps_existing_hashes():
     hashes = hashes_of(range(8))
     extend_block_hashes(hashes, array("i", range(4)), 4, "")
     assert hashes == hashes_of(range(8))
@@ -77,7 +77,7 @@ def test_a_hit_ends_where_the_prefix_differs(filled):
     assert cache.longest_hit(hashes_of([0, 1, 2, 3, 4, 5, 6, 99, 8, 9, 10, 11]), 3) == blocks[:1]
 
 
-def test_a_hole_ends_the_hit(filled):
+def test_a_missing_block_ends_the_hit(filled):
     cache, blocks, hashes = filled
     cache.forget(blocks[1])
     assert cache.longest_hit(hashes, 3) == blocks[:1]

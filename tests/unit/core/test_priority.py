@@ -1,4 +1,4 @@
-"""The policy "priority": who goes first, who gives way, and that nothing shows in the tokens."""
+"""The policy "priority": the order of admission and preemption, which does not affect tokens."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def request(number, prompt, priority=0, client=0, max_tokens=4):
 
 
 class Bench:
-    """A scheduler by priority with a fake runner."""
+    """A scheduler under the policy "priority", with a fake runner."""
 
     def __init__(self, num_blocks=32, num_seqs=8, budget=64, caching=False):
         self.manager = KVCacheManager(num_blocks + 1, 4, caching)
@@ -74,7 +74,7 @@ class Bench:
             assert self.tokens[number] == expected_tokens(prompt, each.max_tokens), number
 
 
-def test_the_lowest_value_goes_first_and_then_the_first_that_came():
+def test_the_lowest_value_is_served_first_and_then_the_earliest_arrival():
     bench = Bench(num_seqs=1)
     for number, priority in [(1, 5), (2, 0), (3, -2), (4, 0), (5, -2)]:
         bench.add(number, 4, priority, max_tokens=1)
@@ -83,7 +83,7 @@ def test_the_lowest_value_goes_first_and_then_the_first_that_came():
     bench.check_tokens()
 
 
-def test_front_ends_do_not_take_turns():
+def test_front_ends_are_not_served_round_robin():
     bench = Bench(num_seqs=1)
     for number in range(6):
         bench.add(number, 4, client=number % 2, max_tokens=1)
@@ -92,12 +92,12 @@ def test_front_ends_do_not_take_turns():
     assert bench.ended == [6, 0, 1, 2, 3, 4, 5]
 
 
-def test_the_better_one_gets_the_budget_first():
+def test_a_running_request_continues_when_a_better_one_arrives():
     bench = Bench(budget=8)
     bench.add(1, 20, priority=1)
     bench.step()
     bench.add(2, 12, priority=0)
-    assert bench.step() == [1]  # the running one goes on: nothing is taken away for a new one
+    assert bench.step() == [1]  # a new request does not interrupt it
     bench.scheduler.check_integrity()
     bench.run()
     assert bench.ended == [1, 2] or bench.ended == [2, 1]
@@ -112,7 +112,7 @@ def test_running_requests_are_computed_in_the_order_of_their_priority():
     assert bench.step() == [2, 3, 1]
 
 
-def test_out_of_blocks_the_worst_gives_way_though_it_came_first():
+def test_the_lowest_priority_is_preempted_even_if_it_arrived_first():
     bench = Bench(num_blocks=8)
     bench.add(1, 8, priority=9, max_tokens=12)
     bench.step()
@@ -125,7 +125,7 @@ def test_out_of_blocks_the_worst_gives_way_though_it_came_first():
     bench.check_tokens()
 
 
-def test_of_equals_the_one_that_came_last_gives_way():
+def test_of_equal_priorities_the_last_arrival_is_preempted():
     bench = Bench(num_blocks=6)
     for number in (1, 2):
         bench.add(number, 8, max_tokens=12)
@@ -136,7 +136,7 @@ def test_of_equals_the_one_that_came_last_gives_way():
     bench.check_tokens()
 
 
-def test_a_preempted_request_waits_at_its_own_place():
+def test_a_preempted_request_keeps_its_place_in_the_order():
     bench = Bench(num_blocks=8, num_seqs=2)
     bench.add(1, 8, priority=5, max_tokens=16)
     bench.add(2, 8, priority=0, max_tokens=16)
@@ -152,7 +152,7 @@ def test_a_preempted_request_waits_at_its_own_place():
     bench.check_tokens()
 
 
-def test_a_stream_of_better_requests_starves_a_worse_one_only_while_it_lasts():
+def test_a_low_priority_starves_only_as_long_as_better_requests_arrive():
     bench = Bench(num_blocks=8, num_seqs=2)
     bench.add(0, 8, priority=9, max_tokens=16)
     bench.step()
@@ -168,7 +168,7 @@ def test_a_stream_of_better_requests_starves_a_worse_one_only_while_it_lasts():
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_random_loads_end_with_the_tokens_of_solo_runs(seed):
+def test_random_requests_get_the_tokens_of_solo_runs(seed):
     rng = random.Random(seed)
     bench = Bench(
         num_blocks=rng.choice([8, 12, 20]),
@@ -195,7 +195,7 @@ def test_random_loads_end_with_the_tokens_of_solo_runs(seed):
     bench.check_tokens()
 
 
-def test_the_queue_passes_over_paused_and_excluded_front_ends():
+def test_the_queue_skips_paused_and_excluded_front_ends():
     queue = PriorityQueue()
     requests = [request(n, [1], priority=-n, client=n % 3) for n in range(6)]
     for arrival, each in enumerate(requests):
@@ -208,27 +208,27 @@ def test_the_queue_passes_over_paused_and_excluded_front_ends():
     assert queue.next(excluded={1}) is None
 
 
-def test_the_queue_is_in_order_whatever_leaves_it():
+def test_the_queue_stays_in_order_after_removals():
     rng = random.Random(1)
-    queue, there = PriorityQueue(), []
+    queue, expected = PriorityQueue(), []
     for arrival in range(300):
         each = request(arrival, [1], rng.randint(0, 3), rng.randint(0, 2))
         each.arrival = arrival
         queue.add(each)
-        there.append(each)
+        expected.append(each)
         if rng.random() < 0.5:
-            gone = there.pop(rng.randrange(len(there)))
-            queue.remove(gone)
+            removed = expected.pop(rng.randrange(len(expected)))
+            queue.remove(removed)
             if rng.random() < 0.3:
-                queue.add_preempted(gone)
-                there.append(gone)
-        there.sort(key=lambda r: (r.priority, r.arrival))
-        assert list(queue) == there
-        assert len(queue) == len(there)
-        assert queue.next() is (there[0] if there else None)
+                queue.add_preempted(removed)
+                expected.append(removed)
+        expected.sort(key=lambda r: (r.priority, r.arrival))
+        assert list(queue) == expected
+        assert len(queue) == len(expected)
+        assert queue.next() is (expected[0] if expected else None)
 
 
-def test_a_held_request_comes_in_at_the_place_of_its_arrival():
+def test_a_released_request_gets_the_place_of_its_arrival():
     bench = Bench(num_seqs=1)
     held = request(0, [1, 2], max_tokens=1)
     bench.requests[0] = held
@@ -248,6 +248,6 @@ def test_a_held_request_comes_in_at_the_place_of_its_arrival():
     bench.scheduler.check_integrity()
 
 
-def test_another_policy_is_refused():
+def test_an_unknown_policy_is_refused():
     with pytest.raises(EngineStartError, match="'shortest' is not one of fcfs, priority"):
         SchedulerConfig(policy="shortest")

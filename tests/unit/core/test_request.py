@@ -1,4 +1,4 @@
-"""Request: what ends it, and its limits."""
+"""Request: its limits, and the conditions that end it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_every_end_of_sequence_token_stops(token_id):
     assert finishes(make_request(), [1, token_id]) == [None, "stop"]
 
 
-def test_ignore_eos_goes_on():
+def test_ignore_eos_ignores_end_of_sequence_tokens():
     assert finishes(make_request(ignore_eos=True), [7, 8]) == [None, None]
 
 
@@ -53,7 +53,7 @@ def test_ignore_eos_does_not_cover_stop_token_ids():
     assert finishes(request, [7, 8]) == [None, "stop"]
 
 
-def test_a_stop_token_beats_the_length_at_the_last_token():
+def test_a_stop_token_has_precedence_over_the_length():
     assert finishes(make_request(max_tokens=2), [1, 7]) == [None, "stop"]
 
 
@@ -78,7 +78,7 @@ def test_prompt_tokens_never_stop():
     assert request.append(1) is FinishReason.NONE
 
 
-def test_counts_tell_prompt_and_output_apart():
+def test_prompt_and_output_tokens_are_counted_separately():
     request = make_request()
     request.append(40)
     request.append(41)
@@ -95,10 +95,10 @@ def test_the_prompt_is_copied():
 
 
 def reference_repetition(output, longest, shortest, count):
-    """Whether some piece stands `count` times in a row at the end, piece by piece."""
+    """Whether a pattern occurs `count` times in a row at the end, by direct comparison."""
     for size in range(max(shortest, 1), longest + 1):
-        piece = output[len(output) - size :]
-        if size * count <= len(output) and output[len(output) - size * count :] == piece * count:
+        pattern = output[len(output) - size :]
+        if size * count <= len(output) and output[len(output) - size * count :] == pattern * count:
             return True
     return False
 
@@ -110,7 +110,7 @@ def reference_repetition(output, longest, shortest, count):
     shortest=st.integers(0, 6),
     count=st.integers(2, 5),
 )
-def test_repetition_is_found_where_a_plain_search_finds_it(output, longest, shortest, count):
+def test_repetitions_are_those_that_a_direct_search_finds(output, longest, shortest, count):
     shortest = min(shortest, longest)
     detection = RepetitionDetectionParams(longest, shortest, count)
     found = ends_in_repetition(array("i", output), detection)
@@ -134,7 +134,7 @@ def test_a_repetition_ends_the_request_and_the_prompt_does_not_count():
     ],
     ids=str,
 )
-def test_a_stop_or_the_length_counts_before_a_repetition(options, last):
+def test_a_stop_token_and_the_length_have_precedence_over_a_repetition(options, last):
     detection = RepetitionDetectionParams(max_pattern_size=1, min_count=4)
     request = make_request(**{"max_tokens": 50, "repetition_detection": detection} | options)
     assert finishes(request, [2] * 4)[-1] == last

@@ -1,4 +1,4 @@
-"""Scheduler: what a step holds, who waits, who gives way, and that nothing shows in the tokens."""
+"""Scheduler: the contents of steps, admission and preemption, which do not affect the tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shmllm.params.sampling import SamplingParams
 
 
 class Bench:
-    """A scheduler with a fake runner, and everything that each request was given."""
+    """A scheduler with a fake runner. It records the outputs of each request."""
 
     def __init__(
         self, *, num_blocks=32, block_size=4, num_seqs=8, budget=64, caching=True, max_model_len=64
@@ -36,7 +36,7 @@ class Bench:
         self.cached = {}
 
     def add(self, number, prompt, *, client=0, salt="", eos=(), **options):
-        """`prompt` may be a length: distinct tokens then, shared with no other number."""
+        """Add a request. If `prompt` is a length, no two numbers have equal prefixes."""
         if isinstance(prompt, int):
             prompt = [(number * 7 + i) % 50 for i in range(prompt)]
         params = SamplingParams(**{"max_tokens": 4} | options)
@@ -102,7 +102,7 @@ class Bench:
 
 
 def columns(plan):
-    """[(number, start, count)] of a plan."""
+    """The columns of a plan as [(number, start, count)]."""
     numbers = [request.number for request in plan.requests]
     return list(zip(numbers, plan.starts, plan.counts, strict=True))
 
@@ -119,7 +119,7 @@ def test_a_prompt_that_fits_is_computed_in_one_step():
     assert sampled(plan) == [0]
 
 
-def test_a_long_prompt_is_cut_into_chunks_of_the_budget():
+def test_a_long_prompt_is_computed_in_chunks_of_the_budget():
     bench = Bench(budget=8)
     bench.add(0, 20)
     plans = [bench.step() for _ in range(4)]
@@ -138,7 +138,7 @@ def test_only_the_last_chunk_samples():
     assert len(bench.tokens[0, 0]) == 1
 
 
-def test_decodes_come_before_prompts_and_the_prompt_takes_what_is_left():
+def test_decodes_come_before_prompts_and_a_prompt_gets_the_remaining_budget():
     bench = Bench(budget=8)
     bench.add(0, 3)
     bench.step()
@@ -146,7 +146,7 @@ def test_decodes_come_before_prompts_and_the_prompt_takes_what_is_left():
     assert columns(bench.step()) == [(0, 3, 1), (1, 0, 7)]
 
 
-def test_a_started_prompt_goes_on_before_a_waiting_one():
+def test_a_started_prompt_continues_before_a_waiting_one_starts():
     bench = Bench(budget=8)
     bench.add(0, 10)
     bench.add(1, 10)
@@ -154,7 +154,7 @@ def test_a_started_prompt_goes_on_before_a_waiting_one():
     assert columns(bench.step()) == [(0, 8, 2), (1, 0, 6)]
 
 
-def test_requests_are_admitted_in_the_order_they_came():
+def test_requests_are_admitted_in_the_order_of_their_arrival():
     bench = Bench(num_seqs=2, budget=100)
     for number in (3, 1, 2, 0):
         bench.add(number, 5, max_tokens=1)
@@ -162,7 +162,7 @@ def test_requests_are_admitted_in_the_order_they_came():
     assert [number for number, _, _ in columns(bench.step())] == [2, 0]
 
 
-def test_a_small_request_does_not_overtake_one_that_finds_no_blocks():
+def test_a_small_request_does_not_overtake_one_that_waits_for_blocks():
     bench = Bench(num_blocks=5, caching=False)
     bench.add(0, 12, max_tokens=2)
     bench.step()
@@ -206,7 +206,7 @@ def test_no_step_exceeds_the_budget(budget):
     assert all(bench.tokens[0, n] == bench.expected(n) for n in range(6))
 
 
-def test_nothing_to_do_is_an_empty_plan_and_no_step():
+def test_an_idle_scheduler_returns_an_empty_plan_and_counts_no_step():
     bench = Bench()
     plan = bench.scheduler.schedule()
     assert (plan.num_tokens, plan.requests) == (0, [])
@@ -214,7 +214,7 @@ def test_nothing_to_do_is_an_empty_plan_and_no_step():
 
 
 def tight_bench():
-    """Three requests fill all six blocks, and each needs another at its next token."""
+    """Three requests fill all six blocks, and each needs another block for its next token."""
     bench = Bench(num_blocks=6, caching=False)
     for number in range(3):
         bench.add(number, 8, max_tokens=8)
@@ -231,22 +231,23 @@ def test_the_request_admitted_last_is_preempted():
     assert bench.scheduler.stats.preemptions == 1
 
 
-def test_a_victim_is_not_in_the_plan_of_its_preemption():
+def test_a_preempted_request_is_not_in_the_plan_of_that_step():
     bench = tight_bench()
     plan = bench.step()
     assert [number for number, _, _ in columns(plan)] == [0, 1]
     assert plan.new_requests == []
 
 
-def test_a_victim_loses_its_blocks_and_its_row():
+def test_a_preempted_request_loses_its_blocks_and_its_row():
     bench = tight_bench()
     bench.step()
-    victim = bench.requests[0, 2]
-    assert (victim.blocks, victim.num_computed_tokens, victim.num_preemptions) == ([], 0, 1)
+    preempted = bench.requests[0, 2]
+    assert preempted.blocks == []
+    assert (preempted.num_computed_tokens, preempted.num_preemptions) == (0, 1)
     assert bench.manager.num_used_blocks == 6
 
 
-def test_a_victim_goes_to_the_front_of_the_queue():
+def test_a_preempted_request_waits_ahead_of_all_others():
     bench = tight_bench()
     bench.add(3, 4)
     bench.step()
@@ -255,7 +256,7 @@ def test_a_victim_goes_to_the_front_of_the_queue():
     assert [number for number, _, _ in columns(bench.step())] == [2, 3]
 
 
-def test_several_victims_keep_their_order():
+def test_several_preempted_requests_keep_their_order():
     bench = Bench(num_blocks=6, caching=False, budget=8)
     for number, length in enumerate((15, 4, 4)):
         bench.add(number, length, max_tokens=8)
@@ -268,7 +269,7 @@ def test_several_victims_keep_their_order():
     assert preempted[-1] == [1, 2]
 
 
-def test_a_request_with_no_one_behind_it_preempts_itself():
+def test_the_last_running_request_preempts_itself():
     bench = Bench(num_blocks=4, caching=False)
     bench.add(0, 7, max_tokens=9)
     bench.add(1, 8, max_tokens=2)
@@ -291,7 +292,7 @@ def test_a_recomputed_request_computes_its_output_too_and_samples_once():
 
 
 @pytest.mark.parametrize("caching", [False, True])
-def test_preempted_requests_give_the_tokens_of_a_solo_run(caching):
+def test_preempted_requests_get_the_tokens_of_a_solo_run(caching):
     bench = Bench(num_blocks=6, caching=caching, budget=9)
     for number in range(5):
         bench.add(number, 5 + number, max_tokens=10)
@@ -311,7 +312,7 @@ def test_a_recomputed_request_reports_its_first_cache_hit_only():
     assert bench.cached == {(0, 0): 0, (0, 1): 0, (0, 2): 0}
 
 
-def test_a_prompt_seen_before_reports_its_hit():
+def test_a_repeated_prompt_reports_its_cache_hit():
     bench = Bench()
     prompt = list(range(12))
     bench.add(0, prompt, max_tokens=1)
@@ -322,7 +323,7 @@ def test_a_prompt_seen_before_reports_its_hit():
     assert bench.tokens[0, 1] == bench.tokens[0, 0]
 
 
-def test_equal_prompts_of_one_step_share_blocks():
+def test_equal_prompts_in_one_step_share_blocks():
     bench = Bench()
     prompt = list(range(11))
     bench.add(0, prompt, max_tokens=3)
@@ -381,7 +382,7 @@ def test_aborting_a_preempted_request_ends_it():
     assert bench.ends == {(0, 0): ["length"], (0, 1): ["length"], (0, 2): ["abort"]}
 
 
-def test_aborting_while_the_device_works_drops_the_sampled_token():
+def test_aborting_during_a_step_drops_the_sampled_token():
     bench = Bench()
     bench.add(0, 4)
     bench.add(1, 4)
@@ -425,7 +426,7 @@ def test_aborting_a_client_ends_all_its_requests_and_no_other():
     assert bench.ends == {(0, 0): ["length"], (0, 2): ["length"], (1, 1): [], (1, 3): []}
 
 
-def test_a_paused_client_gets_no_tokens_while_others_go_on():
+def test_a_paused_client_gets_no_tokens_while_others_continue():
     bench = Bench()
     bench.add(0, 4, client=0)
     bench.add(1, 4, client=1)
@@ -443,7 +444,7 @@ def test_a_paused_client_is_not_admitted_and_does_not_block_the_queue():
     assert bench.requests[0, 0].status is RequestStatus.WAITING
 
 
-def test_front_ends_take_turns_and_keep_their_own_order_over_a_pause():
+def test_front_ends_are_served_round_robin_and_keep_their_order_during_a_pause():
     bench = Bench(num_seqs=1)
     bench.scheduler.pause_client(0)
     for number, client in ((0, 0), (1, 0), (2, 1), (3, 0), (4, 1)):
@@ -456,7 +457,7 @@ def test_front_ends_take_turns_and_keep_their_own_order_over_a_pause():
     assert served == [0, 4, 1, 3]
 
 
-def test_a_flood_of_one_front_end_does_not_hold_up_another():
+def test_many_requests_of_one_front_end_do_not_delay_another():
     bench = Bench(num_seqs=1)
     for number in range(20):
         bench.add(number, 4, client=0, max_tokens=1)
@@ -465,7 +466,7 @@ def test_a_flood_of_one_front_end_does_not_hold_up_another():
     assert served == [0, 100, 1]
 
 
-def test_shared_rows_leave_some_to_who_holds_none():
+def test_shared_rows_reserve_some_for_front_ends_that_hold_none():
     bench = Bench(num_seqs=8)
     bench.scheduler.share_rows(True)
     for number in range(20):
@@ -481,7 +482,7 @@ def test_shared_rows_leave_some_to_who_holds_none():
     assert bench.scheduler.num_running == 8
 
 
-def test_only_a_paused_client_means_an_empty_plan():
+def test_the_plan_is_empty_if_the_only_client_is_paused():
     bench = Bench()
     bench.add(0, 4)
     bench.step()
@@ -501,7 +502,7 @@ def test_a_paused_client_can_be_aborted():
     assert bench.manager.num_used_blocks == 0
 
 
-def test_a_paused_request_gives_its_blocks_to_one_admitted_before_it():
+def test_a_paused_request_can_be_preempted():
     bench = Bench(num_blocks=4, caching=False)
     bench.add(0, 8, client=0, max_tokens=5)
     bench.add(1, 8, client=1, max_tokens=5)
@@ -538,7 +539,7 @@ def test_a_stop_token_is_in_the_output():
     assert bench.ends[0, 1] == ["stop"]
 
 
-def test_the_output_ends_at_the_models_length():
+def test_the_output_ends_at_max_model_len():
     bench = Bench(max_model_len=16, num_blocks=4)
     bench.add(0, 10, max_tokens=None)
     bench.run()
@@ -546,7 +547,7 @@ def test_the_output_ends_at_the_models_length():
     assert bench.ends[0, 0] == ["length"]
 
 
-def test_an_admission_says_which_tokens_may_not_end_the_request_yet():
+def test_a_new_request_lists_the_tokens_that_must_not_end_it_yet():
     bench = Bench()
     bench.add(0, 5, min_tokens=2, eos=[7], stop_token_ids=[9])
     bench.add(1, 5, eos=[7])
@@ -555,7 +556,7 @@ def test_an_admission_says_which_tokens_may_not_end_the_request_yet():
     assert list(second.forbidden_ids) == []
 
 
-def test_the_counters_tell_what_happened():
+def test_the_counters_count_tokens_steps_and_requests():
     bench = Bench()
     prompt = list(range(9))
     for number in range(2):
@@ -584,10 +585,10 @@ def test_a_result_of_another_length_is_refused():
 
 
 class CheckedBench(Bench):
-    """Looks at every plan: budget, rows, blocks and positions."""
+    """Checks the budget, rows, blocks and positions of every plan."""
 
     def step(self, aborted=None):
-        """`aborted`: key of a request that ends while the device works."""
+        """Run a step. `aborted` is the key of a request to abort while the step runs."""
         computed = {key: r.num_computed_tokens for key, r in self.requests.items()}
         preemptions = {key: r.num_preemptions for key, r in self.requests.items()}
         blocks = {key: list(r.blocks) for key, r in self.requests.items()}
@@ -595,7 +596,7 @@ class CheckedBench(Bench):
         self.scheduler.check_integrity()
         assert sum(plan.counts) == plan.num_tokens <= self.budget
         assert len(set(plan.rows)) == len(plan.rows)
-        admitted = {admission.row: admission for admission in plan.new_requests}
+        admitted = {new.row: new for new in plan.new_requests}
         appended = {append.row: append for append in plan.block_appends}
         for request, row, start, count in zip(
             plan.requests, plan.rows, plan.starts, plan.counts, strict=True
@@ -604,7 +605,7 @@ class CheckedBench(Bench):
             assert request.row == row
             assert request.status is RequestStatus.RUNNING
             assert request.client not in self.scheduler._waiting.paused
-            assert request.num_preemptions == preemptions[key], "a victim is in the plan"
+            assert request.num_preemptions == preemptions[key], "a preempted request is in the plan"
             assert count > 0
             assert start + count <= request.num_tokens
             ids = [block.block_id for block in request.blocks]
@@ -629,7 +630,7 @@ class CheckedBench(Bench):
         return plan
 
     def _check_writes(self, plan):
-        """A slot that this step writes is in no other running request's context."""
+        """Check that no other running request reads a slot that this step writes."""
         size = self.manager.block_size
         written = []
         for request, start, count in zip(plan.requests, plan.starts, plan.counts, strict=True):
@@ -711,7 +712,7 @@ def apply_operation(bench, kind, arguments):
     caching=st.booleans(),
     operations=st.lists(operation, min_size=5, max_size=40),
 )
-def test_no_schedule_shows_in_the_tokens(
+def test_tokens_do_not_depend_on_the_schedule(
     num_blocks, block_size, num_seqs, budget, caching, operations
 ):
     bench = CheckedBench(
@@ -739,7 +740,7 @@ def test_no_schedule_shows_in_the_tokens(
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 6)), min_size=1, max_size=12))
-def test_requests_sample_first_in_the_order_they_came(shapes):
+def test_requests_get_their_first_tokens_in_the_order_of_their_arrival(shapes):
     bench = Bench(budget=7, num_seqs=4, num_blocks=64)
     for number, (length, max_tokens) in enumerate(shapes):
         bench.add(number, length, max_tokens=max_tokens)

@@ -1,4 +1,4 @@
-"""A decode run plans and applies what looking at each request would."""
+"""SteadyDecode plans and applies the same steps as the scheduler without it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EOS = 3
 
 
 class Engine:
-    """A scheduler whose tokens follow from request and position, whatever runs beside it."""
+    """A scheduler, and a runner whose tokens depend only on the request and the position."""
 
     def __init__(self, num_blocks: int, budget: int) -> None:
         self.kv_cache = KVCacheManager(num_blocks, 4, enable_prefix_caching=True)
@@ -44,7 +44,7 @@ class Engine:
     def step(self) -> object:
         plan = self.scheduler.schedule()
         self.scheduler.check_integrity()
-        said = (
+        planned = (
             [request.number for request in plan.requests],
             *map(list, (plan.rows, plan.starts, plan.counts, plan.samples)),
             [(a.row, list(a.token_ids), a.block_ids) for a in plan.new_requests],
@@ -58,7 +58,7 @@ class Engine:
         self.scheduler.check_integrity()
         for columns in outputs.values():
             columns.queued_ns = columns.scheduled_ns = []
-        return said, {client: astuple(columns) for client, columns in outputs.items()}
+        return planned, {client: astuple(columns) for client, columns in outputs.items()}
 
     def _check_repeat(self, plan: StepPlan) -> None:
         assert self.before is not None
@@ -74,7 +74,7 @@ class Engine:
 
 
 def operations(rng: random.Random) -> list[tuple[str, tuple[object, ...]]]:
-    """What happens between steps, most of the time nothing."""
+    """Random operations between steps; between most steps there are none."""
     made: list[tuple[str, tuple[object, ...]]] = []
     for number in range(60):
         options: dict[str, object] = {
@@ -128,7 +128,7 @@ def run(
 @pytest.mark.parametrize("budget", [4, 64])
 @pytest.mark.parametrize("num_blocks", [40, 400])
 @pytest.mark.parametrize("seed", range(6))
-def test_the_same_steps_come_of_it(
+def test_steps_are_the_same_without_steady_decode(
     monkeypatch: pytest.MonkeyPatch, seed: int, num_blocks: int, budget: int
 ) -> None:
     made = operations(random.Random(seed))

@@ -1,4 +1,4 @@
-"""Questions to the engine: what they raise comes back as text, and ends nothing."""
+"""Calls of engine methods: their exceptions are returned as text and do not end the engine."""
 
 from __future__ import annotations
 
@@ -23,51 +23,51 @@ def core():
     return EngineCore(config, FakeRunner(info()))
 
 
-def ask(core, text="null"):
+def call(core, text="null"):
     reply = calls.reply_to(core, PLACE, Call(5, Method.RESET_PREFIX_CACHE, text))
     assert reply.number == 5
     return client._content(reply)
 
 
-def answer_with(monkeypatch, function):
+def replace_method(monkeypatch, function):
     monkeypatch.setitem(calls._METHODS, Method.RESET_PREFIX_CACHE, function)
 
 
-def test_every_method_has_an_answer():
+def test_every_method_has_a_function():
     assert calls._METHODS.keys() == set(Method)
 
 
-def test_the_answer_gets_who_asks_and_the_argument(core, monkeypatch):
-    answer_with(monkeypatch, lambda core, place, argument: [place, argument])
-    assert ask(core, json.dumps({"a": [1, None]})) == [PLACE, {"a": [1, None]}]
+def test_a_function_gets_the_front_end_and_the_argument(core, monkeypatch):
+    replace_method(monkeypatch, lambda core, place, argument: [place, argument])
+    assert call(core, json.dumps({"a": [1, None]})) == [PLACE, {"a": [1, None]}]
 
 
 def test_a_refusal_is_a_request_error(core, monkeypatch):
     def refuse(core, place, argument):
         raise RequestError("not now")
 
-    answer_with(monkeypatch, refuse)
+    replace_method(monkeypatch, refuse)
     with pytest.raises(RequestError, match="not now"):
-        ask(core)
+        call(core)
 
 
-def test_an_exception_comes_with_its_type_and_traceback(core, monkeypatch):
+def test_an_exception_is_returned_with_its_type_and_traceback(core, monkeypatch):
     def fail(core, place, argument):
         raise ZeroDivisionError("by zero")
 
-    answer_with(monkeypatch, fail)
+    replace_method(monkeypatch, fail)
     with pytest.raises(CallError, match="ZeroDivisionError: by zero") as caught:
-        ask(core)
+        call(core)
     assert "in fail" in caught.value.remote_traceback
 
 
 @pytest.mark.parametrize("text", ["", "{", "[" * 100_000])
-def test_an_argument_that_is_no_json_fails_the_call_alone(core, text):
+def test_an_argument_that_is_not_json_fails_only_the_call(core, text):
     with pytest.raises(CallError):
-        ask(core, text)
+        call(core, text)
 
 
-def test_an_answer_that_is_no_json_value_fails_the_call_alone(core, monkeypatch):
-    answer_with(monkeypatch, lambda core, place, argument: object())
+def test_a_result_that_is_not_a_json_value_fails_only_the_call(core, monkeypatch):
+    replace_method(monkeypatch, lambda core, place, argument: object())
     with pytest.raises(CallError, match="TypeError"):
-        ask(core)
+        call(core)

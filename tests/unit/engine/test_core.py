@@ -1,4 +1,4 @@
-"""EngineCore: what it takes, what it refuses, and its columns, with a fake runner."""
+"""EngineCore with a fake runner: accepted and rejected requests, and the output columns."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def make_core(*, seed=0, caching=True, budget=64, num_seqs=8, **changes):
 
 
 def run(core, clients=(0,)):
-    """Steps until nothing is left; {(client, number): (tokens, [finish texts])}."""
+    """Step until all requests have ended. Returns {(client, number): (tokens, [finish texts])}."""
     results = {}
     for _ in range(500):
         if not core.scheduler.has_unfinished():
@@ -95,7 +95,7 @@ def test_an_idle_step_does_not_run_the_model():
     ],
     ids=["empty", "as long as the model", "longer", "id too high", "id negative"],
 )
-def test_what_cannot_be_served_is_refused_and_not_queued(prompt, words):
+def test_an_invalid_request_is_rejected_and_not_queued(prompt, words):
     core = make_core()
     rejected = core.add(0, EngineCoreRequest(0, prompt, SamplingParams()))
     assert rejected is not None
@@ -103,7 +103,7 @@ def test_what_cannot_be_served_is_refused_and_not_queued(prompt, words):
     assert not core.scheduler.has_unfinished()
 
 
-def test_a_refusal_does_not_disturb_others():
+def test_a_rejection_does_not_affect_other_requests():
     core = make_core()
     core.add(0, EngineCoreRequest(0, [1, 2], SamplingParams(max_tokens=3)))
     core.step()
@@ -127,7 +127,7 @@ def test_the_largest_request_fits_the_smallest_cache():
     assert results[0, 1][0] == expected_tokens([4] * 30, 34)
 
 
-def test_the_models_end_of_sequence_stops():
+def test_the_models_end_of_sequence_token_ends_a_request():
     tokens = expected_tokens([1, 2, 3], 10)
     core = make_core(eos_token_ids=(tokens[4],))
     core.add(0, EngineCoreRequest(0, [1, 2, 3], SamplingParams(max_tokens=10)))
@@ -135,7 +135,7 @@ def test_the_models_end_of_sequence_stops():
     assert run(core) == {(0, 0): (tokens[:end], ["stop"])}
 
 
-def test_an_abort_gives_a_last_row_without_a_token():
+def test_an_aborted_request_gets_a_last_row_without_a_token():
     core = make_core()
     for number in range(3):
         core.add(0, EngineCoreRequest(number, [1, 2], SamplingParams(max_tokens=5)))
@@ -168,7 +168,7 @@ def test_a_number_aborted_twice_is_reported_once():
     assert core.abort(0, [0, 0]).numbers == [0]
 
 
-def test_an_abort_touches_only_the_clients_own_requests():
+def test_a_client_can_abort_only_its_own_requests():
     core = make_core()
     core.add(1, EngineCoreRequest(0, [1], SamplingParams()))
     assert core.abort(2, [0]).numbers == []
@@ -186,7 +186,7 @@ def test_all_blocks_are_free_when_idle():
 
 
 @pytest.mark.parametrize(("caching", "cached"), [(True, 8), (False, 0)])
-def test_the_first_columns_of_a_request_tell_its_cache_hit(caching, cached):
+def test_the_first_columns_of_a_request_report_its_cache_hit(caching, cached):
     core = make_core(caching=caching)
     for number in range(2):
         core.add(0, EngineCoreRequest(number, list(range(10)), SamplingParams(max_tokens=2)))
@@ -218,7 +218,7 @@ def test_a_reset_while_requests_run_does_nothing():
     assert cached_after_reset(core) == [8]
 
 
-def test_a_cache_salt_keeps_prefixes_apart():
+def test_different_cache_salts_share_no_prefix():
     core = make_core()
     core.add(0, EngineCoreRequest(0, list(range(10)), SamplingParams(max_tokens=1), cache_salt="a"))
     run(core)
@@ -227,14 +227,14 @@ def test_a_cache_salt_keeps_prefixes_apart():
 
 
 @pytest.mark.parametrize("seed", [0, 7, -(2**63), 2**63 - 1])
-def test_a_seed_of_the_request_is_used_as_it_is(seed):
+def test_the_seed_of_a_request_is_used_unchanged(seed):
     core = make_core()
     core.add(0, EngineCoreRequest(0, [1], SamplingParams(max_tokens=1, seed=seed)))
     run(core)
     assert admitted_seeds(core) == [seed]
 
 
-def test_unseeded_requests_get_seeds_that_no_user_can_give():
+def test_requests_without_a_seed_get_seeds_that_no_user_can_choose():
     core = make_core()
     for number in range(5):
         core.add(0, EngineCoreRequest(number, [1], SamplingParams(max_tokens=1)))
@@ -244,7 +244,7 @@ def test_unseeded_requests_get_seeds_that_no_user_can_give():
     assert all(UNSEEDED <= seed < 2**64 for seed in seeds)
 
 
-def test_the_engines_seed_chooses_the_unseeded_draws():
+def test_the_engines_seed_determines_the_seeds_of_requests_without_one():
     def seeds(seed):
         core = make_core(seed=seed)
         core.add(0, EngineCoreRequest(0, [1], SamplingParams(max_tokens=1)))
@@ -268,7 +268,7 @@ def test_a_preempted_request_keeps_its_seed():
     assert all(len(set(seeds)) == 1 for seeds in by_prompt.values())
 
 
-def test_a_frozen_engine_runs_nothing_and_then_goes_on_to_the_same_tokens():
+def test_a_frozen_engine_runs_no_step_and_then_continues_with_the_same_tokens():
     core = make_core()
     core.add(0, EngineCoreRequest(1, [1, 2, 3], SamplingParams(max_tokens=9)))
     core.step()
@@ -282,7 +282,7 @@ def test_a_frozen_engine_runs_nothing_and_then_goes_on_to_the_same_tokens():
     assert results[0, 2][0] == expected_tokens([4, 5], 3)
 
 
-def test_a_pause_that_aborts_has_a_last_row_for_every_front_end():
+def test_a_pause_with_mode_abort_sends_last_rows_to_every_front_end():
     core = make_core(num_seqs=1)
     core.add(0, EngineCoreRequest(1, [1], SamplingParams(max_tokens=9)))
     core.add(2, EngineCoreRequest(1, [2], SamplingParams(max_tokens=9)))
@@ -300,7 +300,7 @@ def test_a_pause_that_aborts_has_a_last_row_for_every_front_end():
     assert run(core) == {(0, 1): (expected_tokens([1], 2), ["length"])}
 
 
-def test_a_draining_engine_finishes_what_it_has_and_refuses_the_rest():
+def test_a_pause_with_mode_wait_finishes_requests_and_rejects_new_ones():
     core = make_core(num_seqs=1)
     core.add(0, EngineCoreRequest(1, [1], SamplingParams(max_tokens=3)))
     core.add(0, EngineCoreRequest(2, [2], SamplingParams(max_tokens=3)))
@@ -318,7 +318,7 @@ def test_a_draining_engine_finishes_what_it_has_and_refuses_the_rest():
     assert core.add(0, EngineCoreRequest(3, [3], SamplingParams(max_tokens=3))) is None
 
 
-def test_an_engine_goes_on_when_the_last_pause_ends():
+def test_an_engine_continues_when_the_last_pause_ends():
     core = make_core()
     core.pause(0, PauseMode.KEEP)
     core.pause(1, PauseMode.KEEP)
@@ -326,7 +326,7 @@ def test_an_engine_goes_on_when_the_last_pause_ends():
     assert core.resume(1)
 
 
-def test_the_cache_can_be_reset_under_running_requests_which_are_recomputed():
+def test_a_reset_can_preempt_running_requests_which_are_recomputed():
     core = make_core(num_seqs=2)
     prompts = {1: [1, 2, 3, 4, 5, 6], 2: [7, 8, 9], 3: [4, 4]}
     for number, prompt in prompts.items():
@@ -346,7 +346,7 @@ def test_the_cache_can_be_reset_under_running_requests_which_are_recomputed():
     assert first.starts == [0] * len(first.starts)
 
 
-def test_an_abort_between_forward_and_update_wins():
+def test_a_request_that_is_aborted_during_its_step_gets_no_token():
     core = make_core()
     core.add(0, EngineCoreRequest(1, [1], SamplingParams(max_tokens=1)))
     core.add(0, EngineCoreRequest(2, [2], SamplingParams(max_tokens=1)))
@@ -359,7 +359,7 @@ def test_an_abort_between_forward_and_update_wins():
     core.scheduler.check_integrity()
 
 
-def test_the_first_columns_of_a_request_tell_when_it_was_queued_and_scheduled():
+def test_the_first_columns_of_a_request_report_when_it_was_queued_and_scheduled():
     core = make_core(num_seqs=1)
     before = monotonic_ns()
     core.add(0, EngineCoreRequest(0, [1], SamplingParams(max_tokens=2)))
@@ -374,7 +374,7 @@ def test_the_first_columns_of_a_request_tell_when_it_was_queued_and_scheduled():
 
 
 def preempted_core():
-    """Two requests whose tokens do not fit together, after the first preemption."""
+    """A core after the first preemption of two requests that do not fit into the KV cache."""
     core = make_core(num_blocks=8, caching=True)
     for number in range(2):
         core.add(0, EngineCoreRequest(number, [number] * 8, SamplingParams(max_tokens=16)))
@@ -384,7 +384,7 @@ def preempted_core():
     return core, outputs
 
 
-def test_the_last_row_of_a_preempted_request_says_how_often():
+def test_the_last_row_of_a_preempted_request_reports_the_number_of_preemptions():
     core, _ = preempted_core()
     found = {}
     while core.scheduler.has_unfinished():
@@ -396,13 +396,13 @@ def test_the_last_row_of_a_preempted_request_says_how_often():
     assert found == {1: core.scheduler.stats.preemptions}
 
 
-def test_an_aborted_request_says_how_often_it_was_preempted():
+def test_the_last_row_of_an_aborted_request_reports_the_number_of_preemptions():
     core, _ = preempted_core()
     columns = core.abort(0, [0, 1])
     assert (columns.preempted_rows, columns.preempted_counts) == ([1], [1])
 
 
-def test_recomputing_counts_as_no_hit():
+def test_recomputed_tokens_do_not_count_as_hits():
     core, _ = preempted_core()
     run(core)
     stats = core.scheduler.stats
@@ -410,8 +410,8 @@ def test_recomputing_counts_as_no_hit():
     assert (stats.prefix_query_tokens, stats.prefix_hit_tokens, stats.prompt_tokens) == (16, 0, 16)
 
 
-class TellingRunner(FakeRunner):
-    """Says when it computed."""
+class TimingRunner(FakeRunner):
+    """A fake runner that reports when it computed."""
 
     def execute(self, plan):
         began_ns = perf_counter_ns()
@@ -420,20 +420,20 @@ class TellingRunner(FakeRunner):
         return result
 
 
-@pytest.mark.parametrize("runner", [FakeRunner, TellingRunner])
-def test_the_phases_of_a_step_fill_it_without_gaps(runner):
+@pytest.mark.parametrize("runner", [FakeRunner, TimingRunner])
+def test_the_phases_of_a_step_leave_no_gaps(runner):
     core = make_core()
     core.runner = runner(core.info)
     core.add(0, EngineCoreRequest(0, [1] * 10, SamplingParams(max_tokens=3)))
     began_ns = perf_counter_ns()
     run(core)
-    phases = core.timings
-    spent = [getattr(phases, f"{name}_ns") for name in STEP_PHASES]
+    timings = core.timings
+    spent = [getattr(timings, f"{name}_ns") for name in STEP_PHASES]
     assert 0 < sum(spent) <= perf_counter_ns() - began_ns
-    assert phases.schedule_ns > 0 < phases.apply_ns
-    assert list(phases.moments_ns) == sorted(phases.moments_ns)
-    if runner is TellingRunner:
-        assert phases.moments_ns[2:4] == core.runner.computing_ns
+    assert timings.schedule_ns > 0 < timings.apply_ns
+    assert list(timings.moments_ns) == sorted(timings.moments_ns)
+    if runner is TimingRunner:
+        assert timings.moments_ns[2:4] == core.runner.computing_ns
         assert min(spent) > 0
     else:
-        assert phases.sample_ns == 0 < phases.execute_ns
+        assert timings.sample_ns == 0 < timings.execute_ns

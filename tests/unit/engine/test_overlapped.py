@@ -1,7 +1,7 @@
-"""Overlapped steps: whatever happens while a step runs, requests get what they get without.
+"""Overlapped steps: requests get the same tokens as without overlap.
 
-The runner is a device that works through what was submitted when it likes, so each test meets
-results that come at once, late, and only when they are waited for.
+The fake runner executes submitted steps immediately, one step later, or only when their results
+are waited for. Most tests run in all three ways.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import SamplingParams
 from shmllm.wire.messages import Method
 
-LAGS = {"at once": lambda: 0, "late": lambda: 1, "waited for": lambda: 2}
+LAGS = {"immediately": lambda: 0, "late": lambda: 1, "waited for": lambda: 2}
 
 
 class Engine:
-    """A core, and what its front ends got."""
+    """An engine core. It records the outputs of its front ends."""
 
     def __init__(self, lag, *, num_blocks=16, budget=64, num_seqs=8, policy="fcfs"):
         config = EngineConfig(
@@ -46,10 +46,10 @@ class Engine:
             grammar = f"grammar {number}"
             future = self.runner.grammars[grammar] = Future()
             future.set_result(lambda: constraint)
-        said = self.core.add(
+        rejected = self.core.add(
             client, EngineCoreRequest(number, prompt, params, priority=priority, grammar=grammar)
         )
-        assert said is None
+        assert rejected is None
 
     def pool(self, number, prompt):
         assert (
@@ -73,15 +73,15 @@ class Engine:
             rows = zip(columns.numbers, columns.counts, columns.finishes, strict=True)
             for number, count, finish in rows:
                 key = client, number
-                assert key not in self.ends, "something came after the end"
+                assert key not in self.ends, "a request has a row after its end"
                 self.tokens.setdefault(key, []).extend(next(tokens) for _ in range(count))
                 if finish:
                     self.ends[key] = FinishReason(finish)
 
     def call(self, method, argument=None, client=0):
-        said = run_method(self.core, client, method, argument)
+        result = run_method(self.core, client, method, argument)
         self.take(self.core.take_outputs())
-        return said
+        return result
 
     def abort(self, number, client=0):
         columns = self.core.abort(client, [number])
@@ -103,7 +103,7 @@ def make(request):
     return lambda **options: Engine(LAGS[request.param], **options)
 
 
-def test_the_next_step_is_submitted_before_the_last_one_ended():
+def test_the_next_step_is_submitted_before_the_previous_one_has_ended():
     engine = Engine(LAGS["waited for"])
     engine.add(0, [1, 2, 3], max_tokens=6)
     engine.run()
@@ -119,7 +119,7 @@ def test_a_request_that_ends_by_its_length_is_not_computed_beyond(make, length):
     assert [plan.num_tokens for plan in engine.runner.plans] == [3] + [1] * (length - 1)
 
 
-def test_what_follows_a_stop_token_is_dropped(make):
+def test_tokens_after_a_stop_token_are_dropped(make):
     engine = make()
     wanted = expected_tokens([1, 2, 3], 9)
     stop = wanted[4]
@@ -132,7 +132,7 @@ def test_what_follows_a_stop_token_is_dropped(make):
     assert engine.tokens[0, 1] == expected_tokens([4, 5], 9)
 
 
-def test_a_row_can_be_given_away_while_its_last_step_runs(make):
+def test_a_row_can_be_reused_while_its_last_step_runs(make):
     engine = make(num_seqs=1, num_blocks=5)
     for number in range(6):
         engine.add(number, [number] * 5, max_tokens=8)
@@ -146,7 +146,7 @@ def test_a_row_can_be_given_away_while_its_last_step_runs(make):
         assert engine.ends[0, number] is FinishReason.LENGTH
 
 
-def test_who_is_preempted_while_its_token_is_in_flight_keeps_it(make):
+def test_a_request_preempted_with_a_token_in_flight_keeps_that_token(make):
     engine = make(num_blocks=6)
     for number in range(3):
         engine.add(number, [number + 1] * 4, max_tokens=12)
@@ -157,7 +157,7 @@ def test_who_is_preempted_while_its_token_is_in_flight_keeps_it(make):
     assert sum(len(plan.samples) for plan in engine.runner.plans) == 3 * 12, "sampled twice"
 
 
-def test_a_vector_that_is_in_flight_survives_a_preemption(make):
+def test_a_request_preempted_with_a_vector_in_flight_keeps_that_vector(make):
     engine = make(num_blocks=5, policy="priority")
     for length in range(6, 14):
         engine.add(2 * length, [7] * 7, max_tokens=13)
@@ -171,9 +171,9 @@ def test_a_vector_that_is_in_flight_survives_a_preemption(make):
         assert sum(pool.is_last for plan in plans for pool in plan.pools) == 1, "computed twice"
 
 
-def test_who_is_preempted_with_its_last_token_under_way_ends_where_it_waits(make):
+def test_a_request_preempted_with_its_last_token_in_flight_ends_while_it_waits(make):
     engine = make(num_blocks=4)
-    # The second one needs a block in the step in which the first one's last token is sampled.
+    # The second request needs a block in the step that samples the first request's last token.
     for length in range(2, 9):
         engine.add(2 * length, [7] * 5, max_tokens=12)
         engine.add(2 * length + 1, [9] * 4, max_tokens=length)
@@ -182,7 +182,7 @@ def test_who_is_preempted_with_its_last_token_under_way_ends_where_it_waits(make
         assert engine.tokens[0, 2 * length + 1] == expected_tokens([9] * 4, length)
 
 
-def test_a_constraint_has_each_token_before_the_next_is_sampled(make):
+def test_a_constraint_gets_each_token_before_the_next_one_is_sampled(make):
     engine = make(num_blocks=64)
     short, long = FakeConstraint(5), FakeConstraint(9)
     engine.add(0, [1, 2], constraint=short, max_tokens=20)
@@ -196,7 +196,7 @@ def test_a_constraint_has_each_token_before_the_next_is_sampled(make):
     assert [failure.number for failure in engine.core.take_failures()] == [3]
 
 
-def test_full_blocks_are_found_by_whoever_goes_on(make):
+def test_a_longer_prompt_hits_the_full_blocks_of_an_earlier_request(make):
     engine = make()
     engine.add(0, [1, 2, 3], max_tokens=10)
     engine.run()
@@ -208,7 +208,7 @@ def test_full_blocks_are_found_by_whoever_goes_on(make):
 
 
 @pytest.mark.parametrize("num_steps", range(1, 24))
-def test_a_block_is_found_as_soon_as_its_last_token_is_known(make, num_steps):
+def test_a_block_is_cached_as_soon_as_its_last_token_is_known(make, num_steps):
     engine = make(num_blocks=64)
     engine.add(0, [1, 2, 3], max_tokens=40)
     for _ in range(num_steps):
@@ -220,7 +220,7 @@ def test_a_block_is_found_as_soon_as_its_last_token_is_known(make, num_steps):
 
 
 @pytest.mark.parametrize("level", [0, 1, 2])
-def test_sleep_takes_what_runs_first(make, level):
+def test_sleep_first_applies_the_step_in_flight(make, level):
     engine = make()
     engine.add(0, [1, 2, 3], max_tokens=12)
     for _ in range(4):
@@ -238,7 +238,7 @@ def test_sleep_takes_what_runs_first(make, level):
     assert engine.tokens[0, 0] == expected_tokens([1, 2, 3], 12)
 
 
-def test_a_pause_lets_the_step_under_way_end(make):
+def test_a_pause_lets_the_step_in_flight_end(make):
     engine = make()
     engine.add(0, [1, 2, 3], max_tokens=12)
     for _ in range(3):
@@ -263,7 +263,7 @@ def random_engine(rng, lag):
 
 
 def random_request(rng, engine, number, wanted):
-    """Adds one; `wanted` gets its tokens."""
+    """Add a random request, and its expected tokens to `wanted`."""
     client = rng.randrange(3)
     prompt = [rng.randrange(3) for _ in range(rng.randrange(1, 20))]
     if rng.random() < 0.1:
@@ -318,7 +318,7 @@ def disturb(rng, engine, wanted):
 
 @pytest.mark.parametrize("run_after_steps", [1, 4])
 @pytest.mark.parametrize("seed", range(25))
-def test_at_random(monkeypatch, seed, run_after_steps):
+def test_random_requests_get_the_tokens_of_solo_runs(monkeypatch, seed, run_after_steps):
     monkeypatch.setattr(scheduler, "STEADY_AFTER_STEPS", run_after_steps)
     rng = random.Random(seed)
     engine = random_engine(rng, lambda: rng.randrange(3))
@@ -344,7 +344,7 @@ def test_at_random(monkeypatch, seed, run_after_steps):
 
 
 @pytest.mark.parametrize("paused", [0, 1])
-def test_some_have_a_token_under_way_and_some_have_none(make, monkeypatch, paused):
+def test_only_some_requests_have_a_token_in_flight(make, monkeypatch, paused):
     monkeypatch.setattr(scheduler, "STEADY_AFTER_STEPS", 1)
     engine = make(num_blocks=64)
     for client, length in ((0, 20), (1, 8), (2, 12)):

@@ -1,4 +1,4 @@
-"""What the statistics page says after steps that are made up."""
+"""Reporter: the contents of the control page after made-up steps."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ def tokens(count: int, *queued_ns: int) -> OutputColumns:
 
 
 def step(reporter: Reporter, end_ms: int, *outputs: OutputColumns, length_ms: int = 2) -> None:
-    """A step that ended then; its publishing took half a millisecond, its schedule a tenth."""
+    """Report a step that ended at `end_ms`: publishing took 0.5 ms and scheduling 0.1 ms."""
     end = BEGIN + end_ms * MS
     began, stepped = end - length_ms * MS, end - MS // 2
-    phases = StepTimings(num_tokens=70, num_requests=65)
-    phases.moments_ns = (began, began + MS // 10, *[stepped] * 4)
-    reporter.step(phases, stepped, end, dict(enumerate(outputs)))
+    timings = StepTimings(num_tokens=70, num_requests=65)
+    timings.moments_ns = (began, began + MS // 10, *[stepped] * 4)
+    reporter.step(timings, stepped, end, dict(enumerate(outputs)))
 
 
 def counts(view: ControlView, histogram: Histogram) -> dict[int, int]:
-    """How many durations there are in each bucket that has some."""
+    """The number of durations in each bucket that is not empty."""
     found = view.durations(histogram).counts
     return {bucket: count for bucket, count in enumerate(found) if count}
 
@@ -63,34 +63,32 @@ def test_each_step_is_counted_with_its_length(reporter: Reporter, view: ControlV
     assert view.stat(Stat.STEP_NS) == 5 * MS
 
 
-def test_a_first_token_counts_from_the_requests_arrival(
-    reporter: Reporter, view: ControlView
-) -> None:
+def test_ttft_counts_from_the_arrival_of_the_request(reporter: Reporter, view: ControlView) -> None:
     step(reporter, 20, tokens(2, BEGIN, BEGIN + 10 * MS), tokens(1, BEGIN + 15 * MS))
     expected = {bucket_of(20 * MS): 1, bucket_of(10 * MS): 1, bucket_of(5 * MS): 1}
     assert counts(view, Histogram.TTFT) == expected
     assert view.durations(Histogram.ITL).count == 0
 
 
-def test_the_other_tokens_count_from_the_last_step_with_tokens(
-    reporter: Reporter, view: ControlView
-) -> None:
+def test_itl_counts_from_the_last_step_with_tokens(reporter: Reporter, view: ControlView) -> None:
     step(reporter, 20, tokens(64, *[BEGIN] * 64))
-    step(reporter, 23)  # a chunk of a prompt: nobody gets a token
+    step(reporter, 23)  # a chunk of a prompt, without a token
     step(reporter, 26, tokens(60), tokens(5, BEGIN + 20 * MS))
     assert counts(view, Histogram.ITL) == {bucket_of(6 * MS): 64}
     step(reporter, 30, tokens(3))
     assert counts(view, Histogram.ITL) == {bucket_of(6 * MS): 64, bucket_of(4 * MS): 3}
 
 
-def test_a_pause_between_requests_is_nobodys_latency(reporter: Reporter, view: ControlView) -> None:
+def test_a_gap_between_requests_does_not_count_as_latency(
+    reporter: Reporter, view: ControlView
+) -> None:
     step(reporter, 2, tokens(1, BEGIN))
     step(reporter, 9_000, tokens(1, BEGIN + 8_990 * MS))
     assert view.durations(Histogram.ITL).count == 0
     assert max(counts(view, Histogram.TTFT)) == bucket_of(10 * MS)
 
 
-def test_the_moments_of_the_start_are_in_their_order(control: Segment, view: ControlView) -> None:
+def test_the_marks_of_the_start_are_in_order(control: Segment, view: ControlView) -> None:
     assert [view.mark_ns(mark) for mark in Mark] == [0, 0, 0]
     began = monotonic_ns()
     reporter = Reporter(ControlPage(control))
@@ -102,7 +100,7 @@ def test_the_moments_of_the_start_are_in_their_order(control: Segment, view: Con
     assert moments == sorted(moments)
 
 
-def test_publishing_adds_up(reporter: Reporter) -> None:
+def test_publishing_times_are_added_up(reporter: Reporter) -> None:
     step(reporter, 2)
     step(reporter, 4)
     assert reporter.publish_ns == MS

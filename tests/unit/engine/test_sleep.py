@@ -1,4 +1,4 @@
-"""What sleeping means for requests, with a fake runner whose cache is really gone."""
+"""The effect of sleep on requests, with a fake runner that discards its KV cache."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def core():
 
 
 def begin(core, number=0, length=8, steps=3, client=0):
-    """A request that has run a little; its tokens so far."""
+    """Add a request and run some steps. Returns its tokens so far."""
     core.add(client, EngineCoreRequest(number, PROMPT, SamplingParams(max_tokens=length)))
     return [token for _ in range(steps) for token in core.step()[client].token_ids]
 
@@ -45,7 +45,7 @@ def write_weights(core):
 
 
 @pytest.mark.parametrize("level", [0, 1, 2])
-def test_kept_requests_go_on_to_exactly_their_tokens(core, level):
+def test_kept_requests_continue_with_the_same_tokens(core, level):
     tokens = begin(core)
     slept = core.sleep(0, LEVELS[level], KEEP)
     assert isinstance(slept, SleepResult)
@@ -63,7 +63,7 @@ def test_kept_requests_go_on_to_exactly_their_tokens(core, level):
 
 
 @pytest.mark.parametrize("level", [0, 1, 2])
-def test_abort_ends_everyones_requests_and_refuses_new_ones(core, level):
+def test_mode_abort_ends_all_requests_and_refuses_new_ones(core, level):
     begin(core)
     core.add(5, EngineCoreRequest(1, PROMPT, SamplingParams(max_tokens=3)))
     core.sleep(0, LEVELS[level], ABORT)
@@ -78,7 +78,7 @@ def test_abort_ends_everyones_requests_and_refuses_new_ones(core, level):
     core.scheduler.check_integrity()
 
 
-def test_wait_begins_when_all_has_ended(core):
+def test_mode_wait_begins_when_all_requests_have_ended(core):
     begin(core, length=5, steps=2)
     assert core.sleep(3, LEVELS[1], WAIT) == 1
     rejected = core.add(0, EngineCoreRequest(1, PROMPT, SamplingParams()))
@@ -93,18 +93,18 @@ def test_wait_begins_when_all_has_ended(core):
     assert not core.pauses
 
 
-@pytest.mark.parametrize("how", ["gone", "given up"])
-def test_who_waited_to_sleep_and_does_not_any_more_holds_nothing(core, how):
+@pytest.mark.parametrize("how", ["disconnected", "cancelled"])
+def test_a_cancelled_wait_leaves_no_pause(core, how):
     begin(core)
     assert core.sleep(3, LEVELS[1], WAIT) == 1
-    if how == "gone":
+    if how == "disconnected":
         core.forget_client(3)
     else:
         core.sleeper.wake(3, SleepState(0))
     assert not core.pauses
 
 
-def test_sleep_outlives_who_asked_for_it(core):
+def test_the_sleep_continues_after_its_front_end_disconnects(core):
     core.sleep(3, LEVELS[1], ABORT)
     core.forget_client(3)
     assert core.pauses.is_frozen
@@ -112,19 +112,19 @@ def test_sleep_outlives_who_asked_for_it(core):
     assert not core.pauses
 
 
-def test_what_is_frozen_is_not_waited_for(core):
+def test_mode_wait_does_not_wait_for_frozen_requests(core):
     tokens = begin(core)
     core.pause(1, KEEP)
     slept = core.sleep(0, LEVELS[1], WAIT)
     assert isinstance(slept, SleepResult)
     assert slept.report.num_kept == 1
     core.sleeper.wake(0, None)
-    assert core.step() == {}  # the pause is another matter
+    assert core.step() == {}  # the pause is still in force
     core.resume(1)
     assert finish(core, tokens) == expected_tokens(PROMPT, 8)
 
 
-def test_a_pause_cannot_wait_for_what_sleeps(core):
+def test_a_pause_cannot_wait_for_requests_of_a_sleeping_engine(core):
     begin(core)
     core.sleep(0, LEVELS[0], KEEP)
     with pytest.raises(RequestError, match="cannot end"):
@@ -134,14 +134,14 @@ def test_a_pause_cannot_wait_for_what_sleeps(core):
     assert core.pause(0, WAIT) == 0
 
 
-def test_resuming_does_not_wake(core):
+def test_resuming_does_not_wake_the_engine_up(core):
     core.sleep(0, LEVELS[1], KEEP)
     core.pause(0, KEEP)
     assert not core.resume(0)
     assert core.pauses.is_frozen
 
 
-def test_cached_prefixes_are_gone_with_the_cache_alone(core):
+def test_cached_prefixes_are_dropped_only_if_the_kv_cache_sleeps(core):
     def num_cached(number):
         core.add(0, EngineCoreRequest(number, PROMPT, SamplingParams(max_tokens=1)))
         return core.step()[0].cached_counts[0]
@@ -165,7 +165,7 @@ def test_a_repeated_sleep_applies_its_mode(core):
     assert slept.report.num_kept == 0
 
 
-def test_the_report_says_what_went(core):
+def test_the_report_has_the_freed_memory(core):
     begin(core)
     report = core.sleep(0, LEVELS[2], KEEP).report
     assert report.before["kv_cache"] > 0

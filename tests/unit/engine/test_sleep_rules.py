@@ -1,4 +1,4 @@
-"""Every state of a sleeping engine, and every call in it: the rules against a table."""
+"""SleepStateMachine: every call in every state, compared with a table."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def pauses():
 
 
 @pytest.fixture
-def sleeping(pauses, memory):
+def states(pauses, memory):
     return SleepStateMachine(pauses, memory)
 
 
-def asleep(sleeping, level, mode=PauseMode.ABORT):
-    sleeping.sleep(LEVELS[level], mode)
+def fall_asleep(states, level, mode=PauseMode.ABORT):
+    states.sleep(LEVELS[level], mode)
 
 
 @pytest.mark.parametrize(
@@ -60,21 +60,21 @@ def asleep(sleeping, level, mode=PauseMode.ABORT):
         ([2, 2], ALL | MISSING, ["release weights", "release kv_cache", "tidy"]),
     ],
 )
-def test_levels_one_after_the_other(sleeping, memory, levels, state, done):
+def test_several_levels_in_a_row(states, memory, levels, state, done):
     for level in levels:
-        asleep(sleeping, level)
-    assert sleeping.state == state
+        fall_asleep(states, level)
+    assert states.state == state
     assert memory.calls == done
 
 
-def test_weights_that_cannot_be_kept_leave_it_awake(sleeping, memory, pauses, monkeypatch):
+def test_the_engine_stays_awake_if_the_weights_cannot_be_kept(states, memory, pauses, monkeypatch):
     def refuse(part, keep):
         raise RequestError("no room")
 
     monkeypatch.setattr(memory, "release", refuse)
     with pytest.raises(RequestError):
-        asleep(sleeping, 1)
-    assert not sleeping.state
+        fall_asleep(states, 1)
+    assert not states.state
     assert not pauses
 
 
@@ -91,72 +91,72 @@ def test_weights_that_cannot_be_kept_leave_it_awake(sleeping, memory, pauses, mo
         (2, 2, True),
     ],
 )
-def test_a_repeated_sleep_is_odd_and_a_deeper_one_is_not(sleeping, level, before, warns):
+def test_a_repeated_sleep_causes_a_warning_and_a_deeper_one_does_not(states, level, before, warns):
     if before is not None:
-        asleep(sleeping, before)
-    assert bool(sleeping.warning(LEVELS[level])) == warns
+        fall_asleep(states, before)
+    assert bool(states.warning(LEVELS[level])) == warns
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(TAGS)))
 @pytest.mark.parametrize("level", [0, 1, 2])
-def test_tags_wake_one_at_a_time_in_any_order(sleeping, memory, level, order):
-    asleep(sleeping, level)
+def test_tags_wake_one_at_a_time_in_any_order(states, memory, level, order):
+    fall_asleep(states, level)
     left = LEVELS[level].parts
     for tag in order:
         memory.num_missing = 0
-        sleeping.wake(parts_of([tag]))
+        states.wake(parts_of([tag]))
         left &= ~TAGS[tag]
         if not left & (K | W) and level:
-            left = NONE  # scheduling comes with the last memory
-        assert sleeping.asleep == left
-    assert sleeping.state == NONE
+            left = NONE  # scheduling wakes up with the last of the other parts
+        assert states.asleep == left
+    assert states.state == NONE
 
 
 @pytest.mark.parametrize("level", [0, 1, 2])
 @pytest.mark.parametrize("tags", [None, list(TAGS), tuple(TAGS)])
-def test_everything_wakes_at_once(sleeping, memory, pauses, level, tags):
-    asleep(sleeping, level)
+def test_all_parts_can_be_woken_together(states, memory, pauses, level, tags):
+    fall_asleep(states, level)
     memory.calls.clear()
-    sleeping.wake(parts_of(tags))
-    assert sleeping.asleep == NONE
+    states.wake(parts_of(tags))
+    assert states.asleep == NONE
     assert bool(pauses) == (level == 2)
     restored = ["restore weights", "restore kv_cache"] if level else []
     assert memory.calls == restored + ["tidy"] * (level != 2)
 
 
-def test_weights_are_missing_until_all_are_written(sleeping, memory, pauses):
-    asleep(sleeping, 2, PauseMode.KEEP)
-    sleeping.wake(None)
-    assert sleeping.state == MISSING
+def test_weights_are_missing_until_all_are_written(states, memory, pauses):
+    fall_asleep(states, 2, PauseMode.KEEP)
+    states.wake(None)
+    assert states.state == MISSING
     assert "4 weights are missing" in pauses.refusal
     memory.num_missing = 1
-    sleeping.weights_written()
+    states.weights_written()
     assert pauses.is_frozen
     assert "1 weights are missing" in pauses.refusal
     memory.num_missing = 0
-    sleeping.weights_written()
+    states.weights_written()
     assert not pauses
     assert memory.calls[-1] == "tidy"
 
 
-def test_weights_written_before_the_cache_wakes(sleeping, memory, pauses):
-    """TRL's order."""
-    asleep(sleeping, 2)
-    assert not sleeping.wake(parts_of(["weights"]))
+def test_weights_written_before_the_cache_wakes(states, memory, pauses):
+    """TRL makes the calls in this order."""
+    fall_asleep(states, 2)
+    assert not states.wake(parts_of(["weights"]))
     memory.num_missing = 0
-    sleeping.weights_written()
+    states.weights_written()
     assert pauses.refusal == "the engine sleeps (kv_cache, scheduling): call wake_up() first"
-    assert not sleeping.wake(parts_of(["kv_cache"]))
+    assert not states.wake(parts_of(["kv_cache"]))
     assert not pauses
     assert memory.calls[-1] == "tidy"
 
 
-def test_missing_weights_stay_missing_when_they_sleep_again(sleeping, memory):
-    asleep(sleeping, 2)
-    sleeping.wake(None)
-    asleep(sleeping, 1)
-    sleeping.wake(None)
-    assert sleeping.state == MISSING
+def test_missing_weights_stay_missing_when_they_sleep_again(states, memory):
+    fall_asleep(states, 2)
+    states.wake(None)
+    fall_asleep(states, 1)
+    states.wake(None)
+    assert states.state == MISSING
 
 
 @pytest.mark.parametrize(
@@ -172,32 +172,32 @@ def test_missing_weights_stay_missing_when_they_sleep_again(sleeping, memory):
         (1, ["kv_cache"], ""),
     ],
 )
-def test_an_unneeded_call_is_odd_and_does_what_it_can(sleeping, level, tags, words):
+def test_an_unneeded_wake_causes_a_warning_and_wakes_what_it_can(states, level, tags, words):
     if level is not None:
-        asleep(sleeping, level)
+        fall_asleep(states, level)
     parts = parts_of(tags)
-    expected = NONE if parts is None else sleeping.asleep & ~parts
-    warning = sleeping.wake(parts)
+    expected = NONE if parts is None else states.asleep & ~parts
+    warning = states.wake(parts)
     assert words in warning
     assert bool(warning) == bool(words)
-    assert sleeping.asleep == expected
+    assert states.asleep == expected
 
 
-def test_waking_with_nothing_asleep_says_what_is_missing(sleeping):
-    asleep(sleeping, 2)
-    sleeping.wake(None)
-    assert "4 weights are missing" in sleeping.wake(None)
+def test_the_warning_of_an_unneeded_wake_reports_missing_weights(states):
+    fall_asleep(states, 2)
+    states.wake(None)
+    assert "4 weights are missing" in states.wake(None)
 
 
-def test_without_memory_what_was_not_woken_stays_asleep(sleeping, memory, pauses):
-    asleep(sleeping, 1)
+def test_parts_stay_asleep_if_there_is_too_little_memory(states, memory, pauses):
+    fall_asleep(states, 1)
     memory.is_short = True
     with pytest.raises(RequestError, match="no memory"):
-        sleeping.wake(None)
-    assert sleeping.state == ALL
+        states.wake(None)
+    assert states.state == ALL
     assert pauses.is_frozen
     memory.is_short = False
-    sleeping.wake(None)
+    states.wake(None)
     assert not pauses
 
 
@@ -213,28 +213,28 @@ def test_without_memory_what_was_not_woken_stays_asleep(sleeping, memory, pauses
         (["abort", "wait"], False),
     ],
 )
-def test_the_latest_mode_decides_what_becomes_of_new_requests(sleeping, pauses, modes, queues):
+def test_the_latest_mode_decides_whether_new_requests_are_queued(states, pauses, modes, queues):
     for mode in modes:
-        asleep(sleeping, 1, PauseMode.of(mode))
+        fall_asleep(states, 1, PauseMode.of(mode))
         assert pauses.is_frozen
     assert (pauses.refusal == "") == queues
 
 
-def test_draining_refuses_without_freezing(sleeping, pauses):
-    sleeping.drain(3)
+def test_draining_refuses_without_freezing(states, pauses):
+    states.drain(3)
     assert not pauses.is_frozen
     assert pauses.refusal
-    sleeping.stop_draining(3)
+    states.stop_draining(3)
     assert not pauses
 
 
 @pytest.mark.parametrize("level", [-1, 3, "1", 1.0, None, True, [1]])
-def test_another_level_is_an_error(level):
+def test_an_unknown_level_is_an_error(level):
     with pytest.raises(RequestError, match="is 0, 1 or 2, got"):
         level_of(level)
 
 
 @pytest.mark.parametrize("tags", ["weights", 3, {"weights": 1}, ["weights", "gpu"], [["weights"]]])
-def test_other_tags_are_an_error(tags):
+def test_unknown_tags_are_an_error(tags):
     with pytest.raises(RequestError, match="'weights', 'kv_cache', 'scheduling', got"):
         parts_of(tags)

@@ -1,4 +1,4 @@
-"""What an engine core records, and what lives are made of it, with a fake runner."""
+"""EngineTracer: the records of an engine core with a fake runner, and their request spans."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ PLACE = 3
 
 @dataclass
 class Traced:
-    """A core that is traced, as if front end CONNECTION had place PLACE."""
+    """A traced core, with requests of the front end CONNECTION in the place PLACE."""
 
     core: EngineCore
     recorder: Recorder
 
     def run(self) -> dict[int, list[int]]:
-        """Steps until nothing is left; tokens by number."""
+        """Step until all requests have ended. Returns the tokens by request number."""
         tokens: dict[int, list[int]] = {}
         for _ in range(500):
             if not self.core.scheduler.has_unfinished():
@@ -55,8 +55,8 @@ class Traced:
         recording = self.recording()
         end_ns = max(record.end_ns for record in recording.records)
         spans = request_spans_of([recording], 0, end_ns)
-        found = {life.number: life for life in spans}
-        assert len(found) == len(spans), "a request lives twice"
+        found = {span.number: span for span in spans}
+        assert len(found) == len(spans), "a request has two spans"
         return found
 
 
@@ -83,37 +83,37 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Traced]]:
     owned.close()
 
 
-def names(life: RequestSpan) -> list[str]:
-    return [stage.name for stage in life.stages]
+def names(span: RequestSpan) -> list[str]:
+    return [stage.name for stage in span.stages]
 
 
-def chunks(life: RequestSpan) -> list[tuple[int, int]]:
-    return [(s.facts["from"], s.facts["tokens"]) for s in life.stages if s.name == "prefill"]
+def chunks(span: RequestSpan) -> list[tuple[int, int]]:
+    return [(s.facts["from"], s.facts["tokens"]) for s in span.stages if s.name == "prefill"]
 
 
-def test_nobody_hears_unless_somebody_asks() -> None:
+def test_an_engine_without_a_trace_has_the_null_observer() -> None:
     config = EngineConfig(LoadConfig("nowhere"), CacheConfig(), SchedulerConfig(8, 64))
     assert EngineCore(config, FakeRunner(info())).observer is NULL_OBSERVER
 
 
-def test_a_request_lives_from_queue_to_end(make: Callable[..., Traced]) -> None:
+def test_the_stages_of_a_request(make: Callable[..., Traced]) -> None:
     traced = make()
     traced.core.add(PLACE, EngineCoreRequest(5, [1, 2, 3], SamplingParams(max_tokens=4)))
     assert traced.run() == {5: expected_tokens([1, 2, 3], 4)}
-    life = traced.spans()[5]
-    assert names(life) == ["queued", "prefill", "first token", "decode", "finished"]
-    assert (life.connection, life.reason, life.is_whole) == (CONNECTION, "length", True)
-    assert (life.num_prompt_tokens, life.num_output_tokens) == (3, 4)
-    assert life.num_cached_tokens == 0
+    span = traced.spans()[5]
+    assert names(span) == ["queued", "prefill", "first token", "decode", "finished"]
+    assert (span.connection, span.reason, span.is_whole) == (CONNECTION, "length", True)
+    assert (span.num_prompt_tokens, span.num_output_tokens) == (3, 4)
+    assert span.num_cached_tokens == 0
 
 
-def test_a_long_prompt_has_its_chunks(make: Callable[..., Traced]) -> None:
+def test_a_long_prompt_has_several_chunks(make: Callable[..., Traced]) -> None:
     traced = make(budget=4)
     traced.core.add(PLACE, EngineCoreRequest(0, list(range(1, 11)), SamplingParams(max_tokens=1)))
     traced.run()
-    life = traced.spans()[0]
-    assert names(life) == ["queued", *["prefill"] * 3, "first token", "finished"]
-    assert chunks(life) == [(0, 4), (4, 4), (8, 2)]
+    span = traced.spans()[0]
+    assert names(span) == ["queued", *["prefill"] * 3, "first token", "finished"]
+    assert chunks(span) == [(0, 4), (4, 4), (8, 2)]
 
 
 def test_a_prefix_hit_is_not_computed(make: Callable[..., Traced]) -> None:
@@ -123,32 +123,32 @@ def test_a_prefix_hit_is_not_computed(make: Callable[..., Traced]) -> None:
             PLACE, EngineCoreRequest(number, list(range(1, 11)), SamplingParams(max_tokens=2))
         )
         traced.run()
-    life = traced.spans()[1]
-    assert life.num_cached_tokens == 8
-    assert chunks(life) == [(8, 2)]
+    span = traced.spans()[1]
+    assert span.num_cached_tokens == 8
+    assert chunks(span) == [(8, 2)]
 
 
-def test_preempted_requests_wait_and_are_computed_again(make: Callable[..., Traced]) -> None:
+def test_the_stages_of_preempted_requests(make: Callable[..., Traced]) -> None:
     traced = make(num_blocks=9, budget=16)
     prompts = {n: [n + 1] * 7 for n in range(4)}
     for number, prompt in prompts.items():
         traced.core.add(PLACE, EngineCoreRequest(number, prompt, SamplingParams(max_tokens=9)))
     tokens = traced.run()
     spans = traced.spans()
-    assert {n: life.num_output_tokens for n, life in spans.items()} == {
+    assert {n: span.num_output_tokens for n, span in spans.items()} == {
         n: len(tokens[n]) for n in prompts
     }
-    num_preempted = sum(life.num_preemptions for life in spans.values())
+    num_preempted = sum(span.num_preemptions for span in spans.values())
     assert num_preempted == traced.core.scheduler.stats.preemptions > 0
-    for life in spans.values():
-        assert names(life).count("preempted") == life.num_preemptions
-        assert names(life).count("first token") == 1
-        assert life.is_whole
-        ends = [start + count for start, count in chunks(life)]
-        assert life.num_prompt_tokens in ends or life.num_preemptions
+    for span in spans.values():
+        assert names(span).count("preempted") == span.num_preemptions
+        assert names(span).count("first token") == 1
+        assert span.is_whole
+        ends = [start + count for start, count in chunks(span)]
+        assert span.num_prompt_tokens in ends or span.num_preemptions
 
 
-def test_an_aborted_request_ends_there(make: Callable[..., Traced]) -> None:
+def test_the_stages_of_an_aborted_request(make: Callable[..., Traced]) -> None:
     traced = make(num_seqs=1)
     for number in (0, 1):
         traced.core.add(PLACE, EngineCoreRequest(number, [1, 2], SamplingParams(max_tokens=50)))
@@ -160,12 +160,12 @@ def test_an_aborted_request_ends_there(make: Callable[..., Traced]) -> None:
     assert names(spans[1]) == ["queued", "finished"]
 
 
-def test_a_refused_request_has_no_life_in_the_engine(make: Callable[..., Traced]) -> None:
+def test_a_rejected_request_has_only_an_end(make: Callable[..., Traced]) -> None:
     traced = make()
     assert traced.core.add(PLACE, EngineCoreRequest(0, [99], SamplingParams())) is not None
     traced.core.observer.rejected(PLACE, 0)
-    life = traced.spans()[0]
-    assert (names(life), life.reason) == (["finished"], "error")
+    span = traced.spans()[0]
+    assert (names(span), span.reason) == (["finished"], "error")
 
 
 def test_a_pooling_request_has_no_tokens(make: Callable[..., Traced]) -> None:
@@ -173,13 +173,13 @@ def test_a_pooling_request_has_no_tokens(make: Callable[..., Traced]) -> None:
     pooling = Pooling(PoolingType.MEAN, normalize=False)
     traced.core.add(PLACE, EngineCoreRequest(0, [1, 2, 3, 4, 5, 6], pooling))
     traced.run()
-    life = traced.spans()[0]
-    assert chunks(life) == [(0, 4), (4, 2)]
-    assert (life.reason, life.num_output_tokens) == ("stop", 0)
-    assert "decode" not in names(life)
+    span = traced.spans()[0]
+    assert chunks(span) == [(0, 4), (4, 2)]
+    assert (span.reason, span.num_output_tokens) == ("stop", 0)
+    assert "decode" not in names(span)
 
 
-def test_requests_from_before_the_trace_are_in_it(make: Callable[..., Traced]) -> None:
+def test_requests_added_before_the_trace_are_in_it(make: Callable[..., Traced]) -> None:
     traced = make(traced=False, num_seqs=1)
     for number in (0, 1):
         traced.core.add(PLACE, EngineCoreRequest(number, [1, 2], SamplingParams(max_tokens=5)))

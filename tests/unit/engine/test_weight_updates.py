@@ -1,4 +1,4 @@
-"""Updates in the engine: one at a time, whole or not at all, and what they do to requests."""
+"""WeightUpdates: one at a time, completely or not at all, and their effect on requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROMPT = list(range(1, 13))
 
 
 class FakeModel:
-    """Three weights, of which one has two places."""
+    """A model of three weights. The weight "b" has two views."""
 
     def __init__(self):
         self.weights = {
@@ -67,7 +67,7 @@ def stage(weights, client=ME, **tensors):
         weights.stage(client, [(name, dtype, tuple(tensor.shape), 0, len(flat), 0)], memory)
 
 
-def test_nothing_changes_before_the_end(core, weights):
+def test_weights_change_only_when_the_update_is_finished(core, weights):
     model, before = core.runner.model, core.runner.model.values()
     weights.start(ME)
     stage(weights, a=torch.ones(2), b=torch.arange(6.0).reshape(2, 3).double())
@@ -80,7 +80,7 @@ def test_nothing_changes_before_the_end(core, weights):
     assert weights.take_new_version() == 1
 
 
-def test_pieces_make_a_tensor(core, weights):
+def test_a_tensor_can_arrive_in_pieces(core, weights):
     weights.start(ME)
     for begin in range(0, 6, 2):
         memory = torch.arange(begin, begin + 2, dtype=torch.float32).numpy().data
@@ -97,7 +97,7 @@ def test_pieces_make_a_tensor(core, weights):
         ([("b", (2, 3), 0, 4), ("b", (2, 3), 4, 4)], "more values"),
     ],
 )
-def test_pieces_that_make_none_are_refused(core, weights, pieces, message):
+def test_pieces_that_are_not_a_whole_tensor_are_refused(core, weights, pieces, message):
     weights.start(ME)
     for name, shape, begin, length in pieces:
         weights.stage(ME, [(name, "float32", shape, begin, length, 0)], memoryview(bytearray(64)))
@@ -114,18 +114,18 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("ask", ["check", "finish"])
-def test_all_wrong_names_are_listed_and_the_old_weights_stay(core, weights, ask):
+@pytest.mark.parametrize("method", ["check", "finish"])
+def test_all_wrong_names_are_listed_and_the_old_weights_stay(core, weights, method):
     before = core.runner.model.values()
     weights.start(ME)
     stage(weights, **WRONG)
     with pytest.raises(RequestError) as caught:
-        getattr(weights, ask)(ME)
+        getattr(weights, method)(ME)
     for part in ("no weight 'x'", "b has shape [3, 2]", "a is torch.int64", "c has values"):
         assert part in str(caught.value)
     assert core.runner.model.values() == before
     assert weights.version == 0
-    weights.start(ME)  # it is over
+    weights.start(ME)  # the update has ended
 
 
 def test_a_long_list_is_cut(weights):
@@ -142,7 +142,7 @@ def test_values_that_overflow_in_the_models_dtype_are_not_finite(weights):
         weights.finish(ME)
 
 
-def test_large_finite_values_are_taken(core, weights):
+def test_large_finite_values_are_accepted(core, weights):
     core.runner.model.weights["a"] = (torch.zeros(1000),)
     weights.start(ME)
     stage(weights, a=torch.full((1000,), 3e38))
@@ -166,17 +166,17 @@ def test_calls_out_of_order_are_runtime_errors(weights):
     assert issubclass(CallOrderError, RuntimeError)
 
 
-def test_a_front_end_that_goes_leaves_nothing(core, weights):
+def test_an_abandoned_update_leaves_nothing_behind(core, weights):
     weights.start(ME)
     stage(weights, a=torch.ones(2))
     weights.abandon(ME)
     weights.start(OTHER)
-    stage(weights, client=ME, a=torch.ones(2))  # too late: passed over
+    stage(weights, client=ME, a=torch.ones(2))  # too late, so it is ignored
     assert weights.finish(OTHER) == []
     assert core.runner.model.values()["a"] == [0, 0]
 
 
-def test_lost_weights_have_to_come_all_unless_they_come_one_by_one(core, weights):
+def test_an_update_must_contain_all_missing_weights_unless_it_is_partial(core, weights):
     core.runner.model.missing = {"a", "b"}
     weights.start(ME)
     stage(weights, a=torch.ones(2))
@@ -188,7 +188,7 @@ def test_lost_weights_have_to_come_all_unless_they_come_one_by_one(core, weights
     assert core.runner.model.missing == {"b"}
 
 
-def test_versions_count_up_or_are_what_the_caller_says(weights):
+def test_versions_count_up_or_are_set_by_the_caller(weights):
     def update(version=None):
         weights.start(ME)
         weights.finish(ME, version)
@@ -203,14 +203,14 @@ def test_versions_count_up_or_are_what_the_caller_says(weights):
             weights.finish(ME, wrong)
 
 
-def test_a_checkpoint_may_have_a_tied_head_and_frequencies(weights):
+def test_a_tied_head_and_rotary_frequencies_are_ignored(weights):
     weights.start(ME)
     stage(weights, **{"lm_head.weight": torch.ones(3), "x.rotary_emb.inv_freq": torch.ones(1)})
     assert weights.finish(ME) == []
 
 
 def run(core, number, max_tokens=4):
-    """Cached tokens of a request that is run to its end."""
+    """Run a request to its end. Returns the number of its cached tokens."""
     core.add(
         ME, EngineCoreRequest(number, PROMPT, SamplingParams(temperature=0, max_tokens=max_tokens))
     )
@@ -229,7 +229,7 @@ def update(weights, **options):
     weights.finish(ME, **options)
 
 
-def test_an_update_empties_the_prefix_cache_unless_told_otherwise(core, weights):
+def test_an_update_empties_the_prefix_cache_by_default(core, weights):
     assert (run(core, 1), run(core, 2)) == (0, 8)
     update(weights, reset_prefix_cache=False)
     assert run(core, 3) == 8
@@ -237,7 +237,7 @@ def test_an_update_empties_the_prefix_cache_unless_told_otherwise(core, weights)
     assert run(core, 4) == 0
 
 
-def test_requests_that_run_go_on_or_end(core, weights):
+def test_running_requests_continue_or_end(core, weights):
     params = SamplingParams(temperature=0, max_tokens=30)
     core.add(ME, EngineCoreRequest(1, PROMPT, params))
     core.add(OTHER, EngineCoreRequest(1, PROMPT, params))
@@ -253,7 +253,7 @@ def test_requests_that_run_go_on_or_end(core, weights):
     assert not core.scheduler.has_unfinished()
 
 
-def test_a_refused_update_aborts_nobody(core, weights):
+def test_a_refused_update_aborts_no_request(core, weights):
     core.add(ME, EngineCoreRequest(1, PROMPT, SamplingParams(temperature=0, max_tokens=30)))
     core.step()
     weights.start(ME)

@@ -1,4 +1,4 @@
-"""Calls on the engine's worker: names, functions, trust, and what they leave behind."""
+"""Remote procedure calls on the worker: methods, functions, permissions and effects."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from shmllm.engine.worker import METHODS, Worker
 from shmllm.errors import CallError, ProtocolMismatchError, RequestError
 from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import SamplingParams
-from shmllm.wire import rpc as worker_call
+from shmllm.wire import rpc
 from shmllm.wire.rpc import RpcCall, decode_call, decode_result, encode_call, encode_result
 
 
 class FakeModel:
-    """Two weights, and a count of updates."""
+    """A model of two weights, which counts updates."""
 
     def __init__(self):
         self.weights = {"a": (torch.zeros(2),), "b": (torch.zeros(3), torch.zeros(3))}
@@ -60,14 +60,15 @@ def worker(core):
     return Worker(core)
 
 
-def through(call, allow=True):
-    """The call as it arrives in the engine."""
+def call_through(call, allow=True):
+    """Encode and decode a call, as between a front end and the engine."""
     tree, tensors = encode_call(call)
     tensors = [t.tobytes() if isinstance(t, np.ndarray) else t for t in tensors]
     return decode_call(json.loads(json.dumps(tree)), tensors, allow)
 
 
-def back(result, call):
+def result_through(result, call):
+    """Encode and decode a result, as between the engine and a front end."""
     tree, tensors = encode_result(result, call)
     tensors = [t.tobytes() if isinstance(t, np.ndarray) else t for t in tensors]
     return decode_result(json.loads(json.dumps(tree)), tensors, call)
@@ -80,40 +81,40 @@ def own_function(worker, a, b=1):
 HELPER = 10
 
 
-def test_a_functions_module_goes_with_it():
-    arrived = through(RpcCall(own_function, (4,), {"b": 2}))
+def test_a_function_is_pickled_with_its_module():
+    arrived = call_through(RpcCall(own_function, (4,), {"b": 2}))
     assert arrived.method is not own_function
     assert arrived.method(None, *arrived.args, **arrived.kwargs) == 42
 
 
-def test_partial_and_local_functions_cross():
+def test_partial_and_local_functions_can_be_sent():
     factor = 3
     for function in (lambda w, a: factor * a, functools.partial(own_function, b=0)):
-        arrived = through(RpcCall(function, (2,)))
+        arrived = call_through(RpcCall(function, (2,)))
         assert arrived.method(None, *arrived.args) == function(None, 2)
 
 
 def test_functions_are_refused_where_they_are_not_allowed():
     with pytest.raises(RequestError, match="allow_callables"):
-        through(RpcCall(own_function), allow=False)
-    assert through(RpcCall("check_health"), allow=False).method == "check_health"
+        call_through(RpcCall(own_function), allow=False)
+    assert call_through(RpcCall("check_health"), allow=False).method == "check_health"
 
 
-def test_what_cannot_be_pickled_is_a_request_error():
+def test_an_argument_that_cannot_be_pickled_is_a_request_error():
     import threading
 
     with pytest.raises(RequestError, match="cannot be pickled"):
         encode_call(RpcCall(own_function, (threading.Lock(),)))
 
 
-def test_arguments_of_a_method_cross_without_pickles():
+def test_arguments_of_a_method_are_not_pickled():
     with pytest.raises(RequestError, match="cannot be sent"):
         encode_call(RpcCall("get_weight", (object(),)))
 
 
-def test_a_pickle_comes_back_only_to_who_sent_one():
+def test_only_the_result_of_a_function_may_be_a_pickle():
     result = SimpleNamespace(x=1)
-    assert back(result, RpcCall(own_function)) == result
+    assert result_through(result, RpcCall(own_function)) == result
     with pytest.raises(TypeError):
         encode_result(result, RpcCall("list_weights"))
     tree, tensors = encode_result(result, RpcCall(own_function))
@@ -121,7 +122,7 @@ def test_a_pickle_comes_back_only_to_who_sent_one():
         decode_result(tree, [tensors[0].tobytes()], RpcCall("list_weights"))
 
 
-def test_a_broken_pickle_names_the_cause(monkeypatch):
+def test_the_error_for_a_broken_pickle_has_the_cause(monkeypatch):
     with pytest.raises(CallError, match="cannot be loaded here"):
         decode_result({"pickle": {"$": "bytes", "at": 0}}, [b"nonsense"], RpcCall(own_function))
     with pytest.raises(RequestError, match="cannot be loaded in the engine"):
@@ -129,17 +130,17 @@ def test_a_broken_pickle_names_the_cause(monkeypatch):
 
 
 @pytest.mark.parametrize("tree", [None, [], {"value": 1, "pickle": 2}, {}])
-def test_an_answer_has_one_entry(tree):
+def test_a_result_with_other_than_one_entry_is_refused(tree):
     with pytest.raises(ProtocolMismatchError):
         decode_result(tree, [], RpcCall(own_function))
 
 
-def test_every_method_exists_and_says_what_it_does(worker):
+def test_every_method_exists_and_has_a_docstring(worker):
     for name in METHODS:
         assert getattr(Worker, name).__doc__
 
 
-def test_an_unknown_method_names_the_nearest(worker):
+def test_the_error_for_an_unknown_method_names_the_nearest_one(worker):
     with pytest.raises(RequestError, match="nearest is 'get_weight'"):
         worker.run(RpcCall("get_weights"))
     with pytest.raises(RequestError, match="no method '_method'"):
@@ -177,7 +178,7 @@ def load(worker, weights):
     return worker.run(RpcCall("load_weights", (weights,)))
 
 
-def test_weights_that_come_as_arguments_are_written_whole_or_not_at_all(worker):
+def test_load_weights_writes_all_weights_or_none(worker):
     weights = [("a", torch.ones(2)), ("b", np.full(3, 2, np.float32))]
     with pytest.raises(RequestError, match="no weight 'c'"):
         load(worker, [*weights, ("c", torch.ones(1))])
@@ -187,7 +188,7 @@ def test_weights_that_come_as_arguments_are_written_whole_or_not_at_all(worker):
     assert [view.tolist() for view in worker.model.weights["b"]] == [[2, 2, 2]] * 2
 
 
-def test_weights_that_a_call_changed_have_another_version(core, worker):
+def test_a_call_that_changes_weights_changes_their_version(core, worker):
     assert core.weights.take_new_version() is None
     load(worker, [("a", torch.ones(2))])
     assert core.weights.take_new_version() == 1
@@ -196,7 +197,7 @@ def test_weights_that_a_call_changed_have_another_version(core, worker):
     assert core.weights.version == 1
 
 
-def test_an_update_empties_the_prefix_cache_also_while_requests_run(core, worker):
+def test_load_weights_empties_the_prefix_cache_even_if_requests_run(core, worker):
     params = SamplingParams(temperature=0, max_tokens=30)
     prompt = list(range(1, 13))
 
@@ -217,14 +218,14 @@ def test_an_update_empties_the_prefix_cache_also_while_requests_run(core, worker
         core.step()
     load(worker, [("a", torch.ones(2))])
     core.scheduler.check_integrity()
-    # The one that runs goes on, fills more blocks, and leaves none to find.
+    # The running request continues and fills more blocks, none of which is cached.
     while core.scheduler.has_unfinished():
         core.step()
     assert run_until_done(4) == 0
     assert run_until_done(5) == 8
 
 
-def test_a_call_that_changes_no_weights_leaves_the_prefix_cache(core, worker):
+def test_a_call_that_changes_no_weights_keeps_the_prefix_cache(core, worker):
     core.add(
         0, EngineCoreRequest(1, list(range(1, 13)), SamplingParams(temperature=0, max_tokens=1))
     )
@@ -233,7 +234,7 @@ def test_a_call_that_changes_no_weights_leaves_the_prefix_cache(core, worker):
     assert len(core._kv_cache.prefix_cache) == 3
 
 
-def test_a_profile_stands_in_front_of_the_runner_while_it_lasts(core, worker, tmp_path):
+def test_a_profile_replaces_the_runner_until_it_is_stopped(core, worker, tmp_path):
     runner = core.runner
     path = worker.run(RpcCall("start_profile", (str(tmp_path),), {"prefix": "p", "delay": 1}))
     core.add(0, EngineCoreRequest(1, [1, 2], SamplingParams(temperature=0, max_tokens=4)))
@@ -257,14 +258,14 @@ def test_a_profile_stands_in_front_of_the_runner_while_it_lasts(core, worker, tm
         ({"directory": "/nowhere/at/all"}, "cannot write"),
     ],
 )
-def test_a_profile_that_cannot_be_written_does_not_begin(core, worker, tmp_path, options, message):
+def test_a_profile_with_invalid_arguments_does_not_begin(core, worker, tmp_path, options, message):
     runner = core.runner
     with pytest.raises(RequestError, match=message):
         worker.run(RpcCall("start_profile", (), {"directory": str(tmp_path)} | options))
     assert core.runner is runner
 
 
-def test_a_profile_without_steps_is_said_to_be_empty(core, worker, tmp_path):
+def test_stopping_a_profile_without_steps_is_an_error(core, worker, tmp_path):
     with pytest.raises(RequestError, match="no profile"):
         worker.run(RpcCall("stop_profile"))
     worker.run(RpcCall("start_profile", (str(tmp_path),), {"delay": 2}))
@@ -273,7 +274,7 @@ def test_a_profile_without_steps_is_said_to_be_empty(core, worker, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_pickles_go_by_reference_where_the_engine_can_import():
-    assert worker_call._is_installed(json)
-    assert worker_call._is_installed(torch)
-    assert worker_call._is_installed(worker_call)
+def test_installed_modules_are_pickled_by_reference():
+    assert rpc._is_installed(json)
+    assert rpc._is_installed(torch)
+    assert rpc._is_installed(rpc)

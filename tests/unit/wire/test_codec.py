@@ -1,4 +1,4 @@
-"""Codec: every message survives, and no bytes do harm."""
+"""The codec: every message can be encoded and decoded, and invalid bytes are refused."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ MESSAGES = {
     RecordKind.TRACE: (codec.encode_trace, st.builds(Trace, text)),
     RecordKind.REPLY: (codec.encode_reply, st.builds(Reply, int64, st.booleans(), text)),
 }
-# Kinds whose last section takes whatever follows: these cannot tell that bytes were added.
+# Kinds whose last section extends to the end of the record, so added bytes cannot be noticed.
 OPEN_ENDED = {
     RecordKind.TRACE,
     RecordKind.INIT,
@@ -248,14 +248,14 @@ def decode(kind, record):
     return codec.decode(kind, memoryview(record))
 
 
-def test_every_kind_but_the_reference_is_tested_here():
+def test_every_kind_but_in_slot_is_tested_here():
     assert set(RecordKind) == {*MESSAGES, RecordKind.IN_SLOT}
 
 
 @kinds
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_a_message_survives(kind, data):
+def test_a_message_can_be_encoded_and_decoded(kind, data):
     message = data.draw(MESSAGES[kind][1])
     decoded = decode(kind, record_of(kind, message))
     if isinstance(decoded, EngineCoreRequest):
@@ -266,7 +266,7 @@ def test_a_message_survives(kind, data):
 @kinds
 @settings(max_examples=80, deadline=None)
 @given(record=st.binary(max_size=160))
-def test_arbitrary_bytes_are_refused_or_read(kind, record):
+def test_arbitrary_bytes_are_refused_or_decoded(kind, record):
     with contextlib.suppress(ProtocolMismatchError):
         decode(kind, record)
 
@@ -274,7 +274,7 @@ def test_arbitrary_bytes_are_refused_or_read(kind, record):
 @kinds
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_damaged_bytes_are_refused_or_read(kind, data):
+def test_damaged_bytes_are_refused_or_decoded(kind, data):
     record = bytearray(record_of(kind, data.draw(MESSAGES[kind][1])) or b"\0")
     for _ in range(data.draw(st.integers(1, 4))):
         record[data.draw(st.integers(0, len(record) - 1))] = data.draw(st.integers(0, 255))
@@ -306,7 +306,7 @@ def test_a_record_of_another_length_is_refused(kind, data):
     ],
     ids=["FAILED", "REJECTED", "CALL", "REPLY"],
 )
-def test_a_cut_header_is_refused(kind, header_bytes):
+def test_an_incomplete_header_is_refused(kind, header_bytes):
     for length in range(header_bytes):
         with pytest.raises(ProtocolMismatchError):
             decode(kind, b"\1" * length)
@@ -347,7 +347,7 @@ def test_parameters_out_of_range_are_refused():
 
 
 @pytest.mark.parametrize("lengths", [(2, 2), (3, 0), (1, 1)], ids=str)
-def test_bad_words_that_do_not_fit_together_are_refused(lengths):
+def test_inconsistent_bad_words_are_refused(lengths):
     message = EngineCoreRequest(1, [5], SamplingParams(), bad_words=((7,), (8, 9)))
     record = record_of(RecordKind.ADD, message)
     begin = add.ADD_HEADER.size + add.PARAMS.size
@@ -358,14 +358,14 @@ def test_bad_words_that_do_not_fit_together_are_refused(lengths):
         decode(RecordKind.ADD, record)
 
 
-def test_bad_words_are_no_negative_tokens():
+def test_negative_tokens_in_bad_words_are_refused():
     message = EngineCoreRequest(1, [5], SamplingParams(), bad_words=((-7,),))
     with pytest.raises(ProtocolMismatchError, match="bad words"):
         decode(RecordKind.ADD, record_of(RecordKind.ADD, message))
 
 
-def test_a_seed_of_minus_one_travels_as_a_seed():
-    """The constructor takes it for none; a child of n > 1 may arrive at it by counting."""
+def test_a_seed_of_minus_one_is_transmitted_as_a_seed():
+    """The constructor of SamplingParams reads -1 as None, but a child may have this seed."""
     params = SamplingParams()
     params.seed = -1
     assert (
@@ -390,7 +390,7 @@ def test_equal_parameters_are_decoded_once():
 
 @pytest.mark.parametrize("value", [2**31, 2**40])
 @pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
-def test_more_alternatives_than_32_bits_count_are_as_many_as_they_can(name, value):
+def test_numbers_of_alternatives_are_limited_to_31_bits(name, value):
     record = record_of(RecordKind.ADD, EngineCoreRequest(1, [5], SamplingParams(**{name: value})))
     assert getattr(decode(RecordKind.ADD, record).params, name) == 2**31 - 1
 
@@ -430,13 +430,13 @@ def outputs_record(*, rows=2, cached=0, tokens=2, flags=1, body=b""):
     ],
     ids=["too few tokens", "counts exceed tokens", "cached row too high", "cached row negative"],
 )
-def test_columns_that_do_not_fit_together_are_refused(record):
+def test_inconsistent_columns_are_refused(record):
     with pytest.raises(ProtocolMismatchError, match="are inconsistent"):
         decode(RecordKind.OUTPUTS, record)
 
 
 def logprobs_record(rows, ks, tokens, entries, *, counts=(1, 1)):
-    """OUTPUTS of two rows whose log-probabilities are announced like this."""
+    """An OUTPUTS record of two rows, whose log-probabilities have this header."""
     flags = wire_outputs.HAS_LOGPROBS | wire_outputs.NONE_FINISHED
     body = bytes(16 + 4 * sum(counts)) + array("H", counts).tobytes()
     body += wire_outputs.LOGPROBS_HEADER.pack(len(rows), tokens, entries)
@@ -476,7 +476,7 @@ HISTORY = ("cached_counts", "queued_ns", "scheduled_ns", "preempted_counts")
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), most=st.integers(1, 4))
-def test_parts_of_columns_say_the_same_together(data, most):
+def test_the_parts_of_columns_have_the_contents_of_the_whole(data, most):
     whole = data.draw(outputs())
     whole.cached_rows = sorted(set(whole.cached_rows))
     whole.preempted_rows = sorted(set(whole.preempted_rows))
@@ -500,7 +500,7 @@ def test_parts_of_columns_say_the_same_together(data, most):
 
 @settings(max_examples=40, deadline=None)
 @given(whole=prompt_logprobs(), most=st.integers(1, 100))
-def test_parts_of_prompt_logprobs_say_the_same_together(whole, most):
+def test_the_parts_of_prompt_logprobs_have_the_contents_of_the_whole(whole, most):
     parts = list(whole.parts(most))
     assert [part.first for part in parts] == [
         whole.first + sum(len(p.logprobs) for p in parts[:i]) for i in range(len(parts))
@@ -513,14 +513,14 @@ def test_parts_of_prompt_logprobs_say_the_same_together(whole, most):
         assert all(len(part.logprobs) <= max(most // per_token, 1) for part in parts)
 
 
-def test_a_decode_step_carries_no_counts():
+def test_a_step_with_one_token_each_has_no_counts():
     one_each = OutputColumns(numbers=[1, 2], counts=[1, 1], finishes=[0, 0], token_ids=[5, 6])
     mixed = OutputColumns(numbers=[1, 2], counts=[0, 2], finishes=[0, 0], token_ids=[5, 6])
     lengths = [len(record_of(RecordKind.OUTPUTS, message)) for message in (one_each, mixed)]
     assert lengths[1] - lengths[0] == 2 * 2
 
 
-def test_a_decoded_message_does_not_hold_the_record():
+def test_a_decoded_message_does_not_refer_to_the_record():
     record = bytearray(
         record_of(RecordKind.ADD, EngineCoreRequest(1, [5, 6], SamplingParams(), "salt"))
     )
@@ -533,32 +533,32 @@ def test_a_decoded_message_does_not_hold_the_record():
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "min_tokens"])
-def test_a_length_beyond_32_bits_means_the_largest(name):
+def test_numbers_of_tokens_are_limited_to_32_bits(name):
     wanted = SamplingParams(max_tokens=2**40, min_tokens=2**40 if name == "min_tokens" else 0)
     received = decode(RecordKind.ADD, record_of(RecordKind.ADD, EngineCoreRequest(1, [5], wanted)))
     assert getattr(received.params, name) == 2**32 - 1
 
 
 @pytest.mark.parametrize("top_k", [2**31, 2**40])
-def test_a_top_k_beyond_32_bits_keeps_every_token(top_k):
+def test_a_top_k_above_31_bits_keeps_every_token(top_k):
     record = record_of(RecordKind.ADD, EngineCoreRequest(1, [5], SamplingParams(top_k=top_k)))
     received = decode(RecordKind.ADD, record).params.top_k
     assert received <= 0 or received == 2**31 - 1
 
 
 @given(ref=st.tuples(uint32, uint32, uint32))
-def test_a_reference_to_a_slot_survives(ref):
+def test_a_slot_reference_can_be_encoded_and_decoded(ref):
     record = b"".join(codec.encode_in_slot(RecordKind.ADD, ref))
     assert codec.decode_in_slot(memoryview(record)) == (RecordKind.ADD, ref)
 
 
-def test_a_reference_to_a_reference_is_refused():
+def test_a_slot_reference_to_a_slot_reference_is_refused():
     (record,) = codec.encode_in_slot(RecordKind.IN_SLOT, (0, 0, 0))
     with pytest.raises(ProtocolMismatchError, match="reference"):
         codec.decode_in_slot(memoryview(record))
 
 
 @pytest.mark.parametrize("length", [0, 15, 17])
-def test_a_reference_of_another_length_is_refused(length):
+def test_a_slot_reference_of_another_length_is_refused(length):
     with pytest.raises(ProtocolMismatchError, match="16 bytes"):
         codec.decode_in_slot(memoryview(bytes(length)))

@@ -1,4 +1,4 @@
-"""Values cross as a tree and tensors, and come back as what they were."""
+"""Values are encoded as a tree and tensors, and decoded without a change."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ values = st.recursive(
 )
 
 
-def cross(value):
+def encode_and_decode(value):
     tree, tensors = flatten(value)
     tree = json.loads(json.dumps(tree))
     kinds = tensor_kinds(tree, len(tensors))
-    there = [
+    received = [
         each.tobytes() if kind == "bytes" else each
         for kind, each in zip(kinds, tensors, strict=True)
     ]
-    return restore(tree, there)
+    return restore(tree, received)
 
 
 def types_of(value):
-    """The types in a value; True equals 1, and a tuple is no list."""
+    """The types in a value. A comparison of values alone would not distinguish True and 1."""
     if isinstance(value, dict):
         return "dict", sorted((repr(k), types_of(k), types_of(v)) for k, v in value.items())
     if isinstance(value, list | tuple):
@@ -47,12 +47,12 @@ def types_of(value):
 
 
 @given(values)
-def test_a_value_comes_back_with_its_types(value):
-    assert cross(value) == value
-    assert types_of(cross(value)) == types_of(value)
+def test_a_decoded_value_has_the_same_types(value):
+    assert encode_and_decode(value) == value
+    assert types_of(encode_and_decode(value)) == types_of(value)
 
 
-def test_arrays_and_tensors_cross_by_number():
+def test_arrays_and_tensors_are_replaced_by_their_index():
     torch = pytest.importorskip("torch")
     parameter = torch.nn.Parameter(torch.ones(2))
     tree, tensors = flatten({"a": [np.arange(3), parameter], "b": np.float32(2)})
@@ -61,7 +61,7 @@ def test_arrays_and_tensors_cross_by_number():
 
 
 @pytest.mark.parametrize("value", [object(), OrderedDict(a=1), [1, {2: lambda: 0}], 1j, range(3)])
-def test_what_is_not_plain_is_refused_by_type(value):
+def test_values_of_other_types_are_refused(value):
     with pytest.raises(TypeError, match="cannot be sent"):
         flatten(value)
 
@@ -76,7 +76,7 @@ def test_what_is_not_plain_is_refused_by_type(value):
         {"$": "set", "of": [[]]},
     ],
 )
-def test_other_trees_are_no_values(tree):
+def test_invalid_trees_are_refused(tree):
     with pytest.raises(ProtocolMismatchError):
         restore(tree, [])
 
@@ -90,6 +90,6 @@ def test_other_trees_are_no_values(tree):
         ({"$": "bytes", "at": "0"}, 1),
     ],
 )
-def test_every_tensor_is_named_once(tree, count):
+def test_a_tree_must_refer_to_every_tensor_once(tree, count):
     with pytest.raises(ProtocolMismatchError):
         tensor_kinds(tree, count)

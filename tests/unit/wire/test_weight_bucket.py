@@ -1,4 +1,4 @@
-"""Tensors cut into buckets, and back: every element once, whatever the sizes."""
+"""Buckets of weights: every element is sent once, for all sizes of tensors and buckets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.fl
 
 
 def send(tensors, size):
-    """What arrives of named tensors through buckets of `size` bytes."""
+    """Send tensors through buckets of `size` bytes. Returns (dtype, shape, pieces) by name."""
     arrived = {}
     bucket = memory = None
 
@@ -64,7 +64,7 @@ def test_every_element_arrives_once_and_in_order(kinds, size):
         assert torch.equal(torch.cat([tensor.new_empty(0), *pieces]), tensor.reshape(-1))
 
 
-def test_strides_gradients_and_arrays_do_not_matter():
+def test_strided_tensors_gradients_and_arrays_can_be_sent():
     base = torch.arange(12.0).reshape(3, 4)
     tensors = {
         "t": base.t(),
@@ -81,7 +81,7 @@ def test_strides_gradients_and_arrays_do_not_matter():
 @pytest.mark.parametrize(
     ("name", "tensor"), [(1, torch.ones(1)), ("a", [1.0]), ("a", None), ("a", np.array(["x"]))]
 )
-def test_what_is_no_weight_is_refused(name, tensor):
+def test_an_invalid_weight_is_refused(name, tensor):
     with pytest.raises(RequestError):
         Source(name, tensor)
 
@@ -89,7 +89,7 @@ def test_what_is_no_weight_is_refused(name, tensor):
 GOOD = ["a", "float32", [2, 2], 0, 4, 64]
 
 
-def test_what_was_written_is_read():
+def test_a_list_of_pieces_is_decoded():
     assert pieces_of(json.dumps([GOOD]), 128) == [Piece("a", "float32", (2, 2), 0, 4, 64)]
 
 
@@ -100,13 +100,13 @@ def test_what_was_written_is_read():
         *({3: -1}, {3: 1.0}, {3: True}, {4: 17}, {4: 2**64}, {5: 65}, {5: 128}, {5: None}),
     ],
 )
-def test_a_list_that_contradicts_itself_is_no_list(change):
+def test_an_inconsistent_list_of_pieces_is_refused(change):
     piece = [change.get(index, value) for index, value in enumerate(GOOD)]
     with pytest.raises(ProtocolMismatchError):
         pieces_of(json.dumps([piece]), 128)
 
 
 @pytest.mark.parametrize("text", ["", "null", "3", "[1]", '["abcdef"]', "[[]]", "[" * 9999])
-def test_other_texts_are_no_list(text):
+def test_a_text_that_is_not_a_list_of_pieces_is_refused(text):
     with pytest.raises(ProtocolMismatchError):
         pieces_of(text, 128)

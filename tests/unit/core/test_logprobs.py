@@ -1,4 +1,4 @@
-"""Log-probabilities through the scheduler: each position once, each row its own."""
+"""Log-probabilities in the scheduler: one for each position, in the row of its request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shmllm.params.sampling import SamplingParams
 
 
 class Bench:
-    """Runs requests and collects what came of them: tokens, their numbers, prompt numbers."""
+    """Runs requests and collects their tokens, log-probabilities and prompt log-probabilities."""
 
     def __init__(self, *, num_blocks=32, budget=64, num_seqs=8):
         self.manager = KVCacheManager(num_blocks + 1, 4, True)
@@ -68,7 +68,7 @@ class Bench:
 
 @pytest.mark.parametrize("budget", [3, 8, 64])
 @pytest.mark.parametrize("length", [1, 2, 8, 9, 23])
-def test_every_prompt_token_but_the_first_is_scored_once(budget, length):
+def test_every_prompt_token_but_the_first_has_one_logprob(budget, length):
     bench = Bench(budget=budget)
     bench.add(0, length, prompt_logprobs=1)
     bench.add(1, 7)
@@ -77,7 +77,7 @@ def test_every_prompt_token_but_the_first_is_scored_once(budget, length):
     assert bench.prompt[0, 1] == []
 
 
-def test_a_preempted_request_scores_no_token_twice():
+def test_a_preempted_request_reports_no_logprob_twice():
     bench = Bench(num_blocks=9, budget=12)
     for number in range(4):
         bench.add(number, 10, max_tokens=8, prompt_logprobs=0, logprobs=0)
@@ -89,7 +89,7 @@ def test_a_preempted_request_scores_no_token_twice():
         assert bench.logprobs[0, number] == bench.tokens[0, number]
 
 
-def test_a_request_preempted_within_its_prompt_goes_on_where_it_was():
+def test_a_request_preempted_within_its_prompt_reports_no_logprob_twice():
     bench = Bench(num_blocks=8, budget=8, num_seqs=4)
     bench.add(0, 8, max_tokens=20)
     bench.step()
@@ -99,7 +99,7 @@ def test_a_request_preempted_within_its_prompt_goes_on_where_it_was():
     assert bench.prompt[0, 1] == list(range(1, 22))
 
 
-def test_such_a_prompt_is_computed_whole_and_fills_the_cache():
+def test_a_prompt_with_logprobs_does_not_read_the_prefix_cache():
     bench = Bench()
     for number, options in enumerate(
         [{}, {"prompt_logprobs": 0}, {}, {"skip_reading_prefix_cache": True}]
@@ -110,7 +110,7 @@ def test_such_a_prompt_is_computed_whole_and_fills_the_cache():
     assert bench.scheduler.stats.prefix_query_tokens == 2 * 17
 
 
-def test_a_scored_prompt_alone_fills_the_cache():
+def test_a_prompt_with_logprobs_fills_the_prefix_cache():
     bench = Bench()
     bench.add(0, list(range(1, 18)), prompt_logprobs=0)
     bench.run()
@@ -119,7 +119,7 @@ def test_a_scored_prompt_alone_fills_the_cache():
     assert bench.cached[0, 1] == 16
 
 
-def test_numbers_go_to_the_front_end_and_row_that_asked():
+def test_logprobs_go_to_the_front_end_and_row_that_asked_for_them():
     bench = Bench()
     for number in range(8):
         options = {"logprobs": number % 3} if number % 2 else {}
@@ -132,7 +132,7 @@ def test_numbers_go_to_the_front_end_and_row_that_asked():
 
 
 @pytest.mark.parametrize("aborted", [0, 1, 2])
-def test_an_abort_between_the_forward_and_the_update_leaves_the_others_theirs(aborted):
+def test_an_abort_during_a_step_does_not_affect_the_logprobs_of_others(aborted):
     bench = Bench()
     for number in range(3):
         bench.add(number, 5, logprobs=number, prompt_logprobs=0)
@@ -146,7 +146,7 @@ def test_an_abort_between_the_forward_and_the_update_leaves_the_others_theirs(ab
 
 
 def test_completions_of_one_prompt_share_its_blocks_within_a_step():
-    """n > 1: the children arrive together and are planned in one step."""
+    """The completions of a request with n > 1 arrive together and are planned in one step."""
     bench = Bench()
     for number in range(4):
         bench.add(number, list(range(1, 18)))
