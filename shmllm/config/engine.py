@@ -105,19 +105,19 @@ class FrontEndConfig(Section):
 
 @dataclass(frozen=True, slots=True)
 class LoadConfig(Section):
-    """Which model the engine loads, and how.
+    """The options for loading the model.
 
     Attributes:
         directory: the model's directory.
-        tokenizer_directory: the directory of another tokenizer than the model's, which grammars
-            are compiled for; None means the model's.
+        tokenizer_directory: the directory of the tokenizer for which grammars are compiled; None
+            means the model's directory.
     """
 
     directory: str
     dtype: DTypeName = option(
         "auto",
-        '"float32", "bfloat16" or "float16"; auto is float32 on a CPU, and on a GPU the '
-        "checkpoint's.",
+        '"float32", "bfloat16" or "float16"; auto is float32 on a CPU, and on a GPU the dtype of '
+        "the checkpoint.",
         DType(get_args(DTypeName)),
     )
     load_format: LoadFormat = option(
@@ -195,7 +195,7 @@ class SchedulerConfig(Section):
 
 @dataclass(frozen=True, slots=True)
 class ClientConfig(Section):
-    """How an engine and its front ends wait for each other."""
+    """The options for the connection between an engine and its front ends."""
 
     wait_policy: WaitPolicyName = option(
         "balanced",
@@ -257,7 +257,8 @@ class EngineConfig(Section):
 
     @classmethod
     def from_json(cls, text: str) -> EngineConfig:
-        """
+        """Decode a configuration.
+
         Raises:
             EngineStartError: a value is not valid.
         """

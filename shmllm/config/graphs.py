@@ -1,4 +1,4 @@
-"""Which steps of an engine on a GPU are captured as CUDA graphs, and at which sizes."""
+"""The options for CUDA graphs: which steps an engine on a GPU captures, and at which sizes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from shmllm.errors import EngineStartError
 
 
 class CudaGraphMode(Enum):
-    """How steps are run: first decodes, in which every request has one token, then all others.
+    """A pair of modes: one for decode steps, in which every request has one token, and one for all
+    other steps.
 
-    The first three modes are also how a single step can be run:
+    The first three modes are also the modes of a single step:
 
     NONE: every kernel is launched.
     PIECEWISE: graphs are replayed, and the attention kernels between them are launched.
@@ -53,7 +54,7 @@ class CudaGraphMode(Enum):
 
 @dataclass(frozen=True)
 class CaptureSizes:
-    """The kind of the option `cudagraph_capture_sizes`: rising whole numbers, or None."""
+    """The kind of the option `cudagraph_capture_sizes`: a list of whole numbers, or None."""
 
     def parse(self, name: str, value: Any) -> Any:
         if value is None:
@@ -79,7 +80,7 @@ class GraphConfig(Section):
     """The CUDA graphs of an engine on a GPU.
 
     Attributes:
-        mode: the name of a CudaGraphMode. It is set by `compilation_config`.
+        mode: the name of a CudaGraphMode. The option `compilation_config` sets it.
     """
 
     mode: str = CudaGraphMode.FULL_AND_PIECEWISE.name

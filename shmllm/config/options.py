@@ -1,4 +1,4 @@
-"""How an option is declared: once, as a field of a configuration dataclass.
+"""Declares options: each one once, as a field of a configuration dataclass.
 
     block_size: int = option(16, "Tokens per KV block.", OneOf((8, 16, 32, 64)))
 

@@ -98,8 +98,8 @@ class Pool:
 
     Attributes:
         index: the request's index in the columns of the plan.
-        pooling: how its hidden states become a vector.
-        is_last: this step completes the prompt.
+        pooling: the parameters of the pooling.
+        is_last: whether this step completes the prompt.
     """
 
     index: int
@@ -109,7 +109,7 @@ class Pool:
 
 @dataclass(slots=True)
 class StepPlan:
-    """One step. `requests`, `rows`, `starts` and `counts` are parallel columns.
+    """The plan of one step. `requests`, `rows`, `starts` and `counts` are parallel columns.
 
     Attributes:
         step: the number of the step.
@@ -124,8 +124,8 @@ class StepPlan:
         prompt_scores: the prompt tokens whose log-probabilities were asked for.
         pools: the pooling requests of the step. None of them is in `samples`.
         num_tokens: the sum of `counts`.
-        is_repeat: the requests and their order equal those of the step before, and each computes
-            the token that was sampled for it there.
+        is_repeat: the requests and their order are those of the previous step, and each request
+            computes the token that the previous step sampled for it.
     """
 
     step: int
@@ -173,7 +173,7 @@ class StepPlan:
         self.num_tokens += count
 
     def _add_prompt_scores(self, index: int, request: Request, k: int) -> None:
-        """The log-probability of a token follows from the computation of the token before it."""
+        """Plan log-probabilities of prompt tokens: each one is computed with the token before."""
         first = request.next_prompt_logprob
         end = min(request.num_computed_tokens + 1, request.num_prompt_tokens)
         if first < end:

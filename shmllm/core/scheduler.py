@@ -41,7 +41,7 @@ STEADY_AFTER_STEPS = 4
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A request that ended with an error after it had been accepted."""
+    """A request that ended with an error after the engine had queued it."""
 
     client: int
     number: int

@@ -27,10 +27,11 @@ class SteadyDecode:
         first_step: the number of the first step that it will plan.
         requests: all running requests in their order. Each one `is_only_decoding`, and either
             all of them or none of them have a token in flight.
-        kv_cache: owns their blocks.
+        kv_cache: allocates their blocks.
 
     Attributes:
-        first_step: see above. Every plan with this or a later number comes from here.
+        first_step: the number of the first step. The plans of all later steps come from this
+            object, too.
         num_steps: the number of steps planned so far.
     """
 

@@ -36,7 +36,7 @@ class ClientAcceptor:
         timeout_s: how many seconds a front end's output ring may stay full before the engine
             dismisses the front end.
         on_dismissed: called with the place of a dismissed front end, before another front end can
-            take it. The requests of the old front end must not answer to the new one.
+            take it: the new front end must not receive outputs of the old one's requests.
 
     Attributes:
         sessions: the sessions by place. The acceptor adds and removes them.
@@ -63,8 +63,8 @@ class ClientAcceptor:
         return self._has_new_hello() or self.has_leaving()
 
     def has_leaving(self) -> bool:
-        """Whether a front end is closing or broke the protocol. `dismiss_ended` finds those
-        that died."""
+        """Whether a front end is closing or broke the protocol. `dismiss_ended` also finds front
+        ends that died."""
         return any(s.is_closing or s.protocol_error is not None for s in self.sessions.values())
 
     def accept_new(self) -> Iterator[Session]:

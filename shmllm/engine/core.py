@@ -150,8 +150,8 @@ class EngineCore:
         """Queue a request of a front end.
 
         Returns:
-            The rejection to send to the front end; None if the request is queued. No request
-            raises an exception: one invalid request must not end the others.
+            The rejection to send to the front end; None if the request is queued. The method
+            raises no exception, because an invalid request must not end the others.
         """
         try:
             refusal = self._add(client, request)

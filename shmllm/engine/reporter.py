@@ -124,8 +124,8 @@ class Reporter:
         return num_sampled, num_first
 
     def write_state_if_due(self, core: EngineCore, now_ns: int) -> None:
-        """Write the state after a step if requests began or ended with it, and otherwise every
-        STATE_PERIOD_NS. The step has evicted the two dozen words of the state from the
+        """Write the state after a step if requests were admitted, preempted or ended, and otherwise
+        every STATE_PERIOD_NS. The step has evicted the two dozen words of the state from the
         processor's cache, so writing them takes as long as writing the step's outputs."""
         stats = core.scheduler.stats
         changes = stats.requests_finished + stats.prompt_tokens + stats.preemptions

@@ -18,7 +18,7 @@ class Step(Protocol):
     """A step that was submitted."""
 
     def release(self) -> None:
-        """Continue: the previous step's tokens have been applied to the requests."""
+        """Let the step continue: the previous step's tokens have been applied to the requests."""
 
     def result(self) -> StepResult:
         """Wait for the step's result and return it."""

@@ -106,10 +106,10 @@ class Session:
         return not self._backlog and self.channel.has_requests()
 
     def take(self, handler: Callable[[Session, int, memoryview], None], limit: int) -> None:
-        """Pass the front end's records to a handler, which gets (session, kind, record).
+        """Read the front end's records.
 
         Args:
-            handler: the handler.
+            handler: called with (session, kind, record) for each record.
             limit: the largest number of records; 0 means all.
         """
 

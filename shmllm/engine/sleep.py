@@ -88,7 +88,7 @@ class Memory(Protocol):
         """
 
     def tidy(self) -> None:
-        """Return freed memory to the system. Called after `release` and when all is awake."""
+        """Return freed memory to the system, after `release` or when every part is awake."""
 
     def measure(self) -> OwnedBytes:
         """The bytes that each owner holds now."""

@@ -113,7 +113,7 @@ class WeightUpdates:
 
         Args:
             client: the front end whose update this is.
-            version: the new version; None adds one to the previous version.
+            version: the new version; None means the next number.
             abort: end all requests. Otherwise they continue with their keys and values.
             reset_prefix_cache: forget the cached prefixes, which were computed with the previous
                 weights.
