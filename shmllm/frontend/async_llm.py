@@ -1,4 +1,4 @@
-"""The engine for coroutines: `async for output in AsyncLLM(...).generate(...)`.
+"""`AsyncLLM`, the API for coroutines: `async for output in AsyncLLM(...).generate(...)`.
 
 Names and meaning are those of vLLM's class. A thread waits for the engine (see `poll_thread`);
 here is what happens in the event loop.
@@ -15,11 +15,10 @@ from typing import Any, Self, TypeVar
 from shmllm.errors import EngineDeadError, RequestError
 from shmllm.frontend import pooling
 from shmllm.frontend.engine_options import takes_llm_options
-from shmllm.frontend.input_processor import PreparedRequest, Prompt
+from shmllm.frontend.input_processor import PreparedRequest, Prompt, set_priorities
 from shmllm.frontend.llm import LLM
 from shmllm.frontend.pausing import PauseMode, fall_asleep, next_or_value, pause, resume
 from shmllm.frontend.poll_thread import PollThread
-from shmllm.frontend.priorities import set_priorities
 from shmllm.frontend.request_output_queue import RequestOutputQueue
 from shmllm.frontend.weight_push import NamedTensors, UpdateMode, Version
 from shmllm.outputs.pooling import PoolingOutput, PoolingRequestOutput
@@ -52,7 +51,7 @@ class AsyncLLM:
 
     @classmethod
     def from_engine_args(cls, engine_args: Any) -> Self:
-        """From an AsyncEngineArgs."""
+        """Create an AsyncLLM from an AsyncEngineArgs."""
         return cls(**engine_args.llm_options())
 
     @classmethod
@@ -66,7 +65,7 @@ class AsyncLLM:
         self._llm = llm
         self._dispatcher = llm.front_end.dispatcher
         self._poll_thread = PollThread(llm.front_end)
-        self._boxes: dict[str, RequestOutputQueue] = {}
+        self._queues: dict[str, RequestOutputQueue] = {}
         self._ids = itertools.count()
         self._resumed: asyncio.Event | None = None
         self.facts = llm.facts
@@ -100,24 +99,24 @@ class AsyncLLM:
         """
         while self._resumed is not None:
             await self._resumed.wait()
-        box = RequestOutputQueue()
-        name = self._register(request_id, box)
+        queue = RequestOutputQueue()
+        name = self._register(request_id, queue)
         params = sampling_params or self.get_default_sampling_params()
         is_finished = False
         try:
-            self._poll_thread.submit(box, lambda: self._prepare(prompt, params, priority), name)
+            self._poll_thread.submit(queue, lambda: self._prepare(prompt, params, priority), name)
             while not is_finished:
-                output = await box.take(self._dispatcher.reading())
+                output = await queue.take(self._dispatcher.reading())
                 if output is None:
                     continue
                 is_finished = output.finished
                 if is_finished:
-                    del self._boxes[name]
+                    del self._queues[name]
                 yield output
         finally:
-            if self._boxes.get(name) is box:
-                del self._boxes[name]
-                self._drop(box)
+            if self._queues.get(name) is queue:
+                del self._queues[name]
+                self._drop(queue)
 
     async def encode(
         self,
@@ -125,27 +124,27 @@ class AsyncLLM:
         pooling_params: PoolingParams | None = None,
         request_id: str | None = None,
     ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
-        """Make a vector of a prompt; see `LLM.encode`. For the rest as `generate`.
+        """Compute a vector of a prompt; see `LLM.encode` and `generate`.
 
         Yields:
             The one output.
         """
         while self._resumed is not None:
             await self._resumed.wait()
-        box = RequestOutputQueue()
-        name = self._register(request_id, box)
+        queue = RequestOutputQueue()
+        name = self._register(request_id, queue)
         try:
             self._poll_thread.submit(
-                box, lambda: self._prepare_pooling(prompt, pooling_params), name
+                queue, lambda: self._prepare_pooling(prompt, pooling_params), name
             )
-            while await box.take(self._dispatcher.reading()) is None:
+            while await queue.take(self._dispatcher.reading()) is None:
                 pass
-            del self._boxes[name]
-            yield pooling.pooling_output(box.states[0])
+            del self._queues[name]
+            yield pooling.pooling_output(queue.states[0])
         finally:
-            if self._boxes.get(name) is box:
-                del self._boxes[name]
-                self._drop(box)
+            if self._queues.get(name) is queue:
+                del self._queues[name]
+                self._drop(queue)
 
     async def collective_rpc(
         self,
@@ -158,17 +157,17 @@ class AsyncLLM:
         return await self._call(lambda: self._llm.collective_rpc(method, timeout, args, kwargs))
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
-        """End requests. Each has a last output with reason "abort" and the tokens so far,
-        unless it ended before; ids that are not in use are ignored."""
+        """End requests. Each one that had not ended yields a last output with reason "abort" and
+        its tokens so far; ids that are not in use are ignored."""
         for name in [request_id] if isinstance(request_id, str) else request_id:
-            if (box := self._boxes.get(name)) is not None:
-                self._poll_thread.abort(box)
+            if (queue := self._queues.get(name)) is not None:
+                self._poll_thread.abort(queue)
 
     async def pause_generation(
         self, *, mode: PauseMode = "abort", clear_cache: bool = True
     ) -> None:
-        """Have the engine hold still until `resume_generation`; see
-        `LLM.pause_generation`. `generate` calls that come meanwhile wait."""
+        """Pause the engine until `resume_generation`; see `LLM.pause_generation`. Calls of
+        `generate` wait meanwhile."""
         if mode == "wait" and self._resumed is None:
             self._resumed = asyncio.Event()
         steps = pause(self._dispatcher, mode, clear_cache)
@@ -176,8 +175,8 @@ class AsyncLLM:
             await asyncio.sleep(PAUSE_POLL_S)
 
     async def resume_generation(self) -> bool:
-        """End the pause. Returns whether the engine goes on: another front end may have
-        paused it, too."""
+        """End the pause. Returns whether the engine continues: another front end may have paused
+        it as well."""
         goes_on = await self._call(lambda: resume(self._dispatcher))
         if self._resumed is not None:
             self._resumed.set()
@@ -185,11 +184,11 @@ class AsyncLLM:
         return goes_on
 
     async def is_paused(self) -> bool:
-        """Whether a front end has paused the engine, or it sleeps."""
+        """Whether a front end has paused the engine, or the engine sleeps."""
         return self._llm.is_paused()
 
     async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> SleepReport:
-        """Have the engine give memory back until `wake_up`; see `LLM.sleep`."""
+        """Release memory of the engine until `wake_up`; see `LLM.sleep`."""
         steps = fall_asleep(self._dispatcher.call, level, mode)
         try:
             while (report := await self._call(lambda: next_or_value(steps))) is None:
@@ -200,7 +199,7 @@ class AsyncLLM:
             raise
 
     async def wake_up(self, tags: Sequence[str] | None = None) -> bool:
-        """Have the engine wake up, or parts of it; see `LLM.wake_up`."""
+        """Wake the engine up, or parts of it; see `LLM.wake_up`."""
         return await self._call(lambda: self._llm.wake_up(tags))
 
     async def is_sleeping(self) -> bool:
@@ -263,7 +262,7 @@ class AsyncLLM:
         return self._llm.get_tokenizer()
 
     async def check_health(self) -> None:
-        """Raise what `dead_error` is, if there is one."""
+        """Raise `dead_error` if no requests can be served."""
         if self.errored:
             raise self.dead_error
 
@@ -272,7 +271,7 @@ class AsyncLLM:
         return self._llm.get_metrics()
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What `generate` uses without `sampling_params`."""
+        """The sampling parameters that `generate` uses without `sampling_params`."""
         return self._llm.get_default_sampling_params()
 
     @property
@@ -287,16 +286,17 @@ class AsyncLLM:
 
     @property
     def is_stopped(self) -> bool:
-        """As `errored`."""
+        """The same as `errored`."""
         return self.errored
 
     @property
     def dead_error(self) -> BaseException:
-        """Why no requests can be served."""
+        """The error because of which no requests can be served."""
         return self._poll_thread.error or EngineDeadError("the engine process died")
 
     def shutdown(self) -> None:
-        """End the engine, or leave a named one. Who waits gets an error. Idempotent."""
+        """End the engine, or disconnect from a named one. Waiting callers get an error.
+        Idempotent."""
         self._finalizer()
 
     close = shutdown
@@ -318,19 +318,19 @@ class AsyncLLM:
         llm = self._llm
         return pooling.prepare(llm.front_end, [prompt], params, llm.pooler_config)[0]
 
-    def _register(self, request_id: str | None, box: RequestOutputQueue) -> str:
+    def _register(self, request_id: str | None, queue: RequestOutputQueue) -> str:
         if request_id is None:
             request_id = next(
-                name for n in self._ids if (name := f"request-{n}") not in self._boxes
+                name for n in self._ids if (name := f"request-{n}") not in self._queues
             )
-        if request_id in self._boxes:
+        if request_id in self._queues:
             raise RequestError(f"request_id {request_id!r} is in use by a request that still runs")
-        self._boxes[request_id] = box
+        self._queues[request_id] = queue
         return request_id
 
-    def _drop(self, box: RequestOutputQueue) -> None:
+    def _drop(self, queue: RequestOutputQueue) -> None:
         if self._poll_thread.error is None:
-            self._poll_thread.discard(box)
+            self._poll_thread.discard(queue)
 
     async def _call(self, function: Callable[[], Result]) -> Result:
         return await asyncio.wrap_future(self._poll_thread.call(function))

@@ -1,4 +1,4 @@
-"""Requests that are queued now and collected later: `LLM.enqueue`, `wait_for_completion`."""
+"""Queued requests whose results the caller collects later, for `LLM.enqueue`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Enqueued:
         self._states: list[RequestState] = []
 
     def add(self, requests: Sequence[PreparedRequest]) -> list[str]:
-        """Queue requests behind those that are there; returns their ids."""
+        """Queue requests after the earlier ones. Returns their request ids."""
         first = len(self._states)
         for request in requests:
             states = self._dispatcher.submit(self._group, request, len(self._states))
@@ -31,7 +31,8 @@ class Enqueued:
         return [state.parent.request_id for state in self._states[first:]]
 
     def wait(self, show_progress: bool) -> list[RequestOutput]:
-        """All outputs, once all are there. Interrupted, it can be called again."""
+        """Wait for all requests and return their outputs. After an interrupt, it can be called
+        again."""
         states, group = self._states, self._group
         with BatchProgress(len(states), show_progress and bool(states)) as progress:
             while group.num_open:

@@ -1,7 +1,7 @@
-"""What `LLM` and `AsyncLLM` are made of: everything between prompts and an engine.
+"""The front end: the parts between prompts and an engine that `LLM` and `AsyncLLM` share.
 
-Owns how a tokenizer, an input processor, an output processor and a dispatcher come
-together, and the requests' way through them. Must not know who waits for results, or how.
+A FrontEnd connects a tokenizer, an input processor, an output processor and a dispatcher, and runs
+requests through them. It must not know which caller waits for results, or how.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ Messages = Sequence[Mapping[str, Any]]
 class FrontEnd:
     """
     Args:
-        client: the engine, which is ready.
-        tokenizer_directory: where the tokenizer's files are.
-        tokenizer: made of them.
-        model_defaults: sampling options that come with the model.
-        tracing: of what it does; None makes it.
+        client: the client of an engine that is ready.
+        tokenizer_directory: the directory of the tokenizer's files.
+        tokenizer: the tokenizer loaded from it.
+        model_defaults: the sampling options that come with the model.
+        tracing: records traces of this front end; None creates it.
 
     Attributes:
         info: what the engine reports about itself and the model.
@@ -85,7 +85,7 @@ class FrontEnd:
         startup_timeout: float,
         progress: StartProgress,
     ) -> Self:
-        """With an engine of its own; see `LLM` for the arguments."""
+        """Start an engine and connect to it; see `LLM` for the arguments."""
         directory = Path(config.load.directory)
         tokenizer_directory = Path(config.load.tokenizer_directory or directory)
         defaults = read_model_defaults(directory, generation_config)
@@ -103,7 +103,7 @@ class FrontEnd:
 
     @classmethod
     def attach(cls, name: str, generation_config: str) -> Self:
-        """At an engine that runs already."""
+        """Connect to a named engine that is already running."""
         from shmllm.client.attached import AttachedEngineClient
 
         client = AttachedEngineClient(name)
@@ -140,7 +140,7 @@ class FrontEnd:
     def chat_prompts(
         self, messages: Messages | Sequence[Messages], **template_options: Any
     ) -> list[TokensPrompt]:
-        """One conversation or several as prompts."""
+        """Turn one conversation or several into prompts."""
         self.dispatcher.check_open()
         if not isinstance(messages, Sequence) or not messages:
             raise RequestError("messages must be a list of {'role': ..., 'content': ...}")
@@ -149,7 +149,7 @@ class FrontEnd:
         return [self.chat_prompt(each, **template_options) for each in conversations]
 
     def chat_prompt(self, messages: Messages, **template_options: Any) -> TokensPrompt:
-        """A conversation as a prompt; the template writes the special tokens itself."""
+        """Turn a conversation into a prompt. The template itself writes the special tokens."""
         text = self.tokenizer.apply_chat_template(messages, **template_options)
         ids = self.tokenizer.encode(text, add_special_tokens=False)
         return {"prompt": text, "prompt_token_ids": ids}

@@ -1,7 +1,7 @@
-"""Prompts and parameters as people give them, turned into requests that the engine takes.
+"""Turns the prompts and parameters that users give into requests for the engine.
 
-Everything is checked before anything is queued: one bad prompt in a batch of a thousand
-raises a RequestError that names it, and the other 999 were not half done.
+Everything is checked before anything is queued. One invalid prompt in a batch of a thousand raises a
+RequestError that names it, and none of the others has been started.
 """
 
 from __future__ import annotations
@@ -26,15 +26,14 @@ from shmllm.params.sampling import SamplingParams
 
 
 class TextPrompt(TypedDict, total=False):
-    """A prompt as text. `cache_salt` keeps its prefix-cache entries to requests with the
-    same salt."""
+    """A prompt as text. Only requests with the same `cache_salt` share its prefix-cache blocks."""
 
     prompt: str
     cache_salt: str
 
 
 class TokensPrompt(TypedDict, total=False):
-    """A prompt as token ids; `prompt` is its text, if known, and only passed through."""
+    """A prompt as token ids. `prompt` is its text, if known, and is only copied to the output."""
 
     prompt_token_ids: Sequence[int]
     prompt: str
@@ -42,8 +41,8 @@ class TokensPrompt(TypedDict, total=False):
 
 
 class EmbedsPrompt(TypedDict, total=False):
-    """A prompt as embeddings: torch tensor or numpy array, [tokens, hidden]. `prompt` is its
-    text, if known, and only passed through."""
+    """A prompt as embeddings: a (tokens, hidden) torch tensor or numpy array. `prompt` is its
+    text, if known, and is only copied to the output."""
 
     prompt_embeds: Any
     prompt: str
@@ -52,6 +51,8 @@ class EmbedsPrompt(TypedDict, total=False):
 
 Prompt = str | Sequence[int] | TextPrompt | TokensPrompt | EmbedsPrompt
 Params = SamplingParams | Sequence[SamplingParams]
+Priority = int | Sequence[int] | None
+"""The argument `priority`: one number for all prompts, or one for each."""
 
 UNNUMBERED = -1
 _PROMPT_KEYS = {"prompt", "prompt_token_ids", "prompt_embeds", "cache_salt"}
@@ -125,7 +126,7 @@ def _is_empty_list(value: object) -> bool:
 
 
 def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several, as several."""
+    """Return one prompt or several prompts as a list."""
     if isinstance(prompts, str | Mapping) or _is_token_ids(prompts):
         return [prompts]  # type: ignore[list-item]
     if isinstance(prompts, bytes) or not isinstance(prompts, Sequence):
@@ -139,10 +140,10 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 def match_params(
     sampling_params: Params | None, num_prompts: int, default: SamplingParams
 ) -> list[SamplingParams]:
-    """One SamplingParams per prompt.
+    """Return one SamplingParams for each prompt.
 
     Raises:
-        RequestError: a list of another length, or something that is no SamplingParams.
+        RequestError: the list has another length, or an element is not a SamplingParams.
     """
     if sampling_params is None:
         sampling_params = default
@@ -166,6 +167,40 @@ def match_params(
             )
         params.check()
     return list(sampling_params)
+
+
+def set_priorities(
+    requests: list[PreparedRequest], priority: Priority, info: EngineInfo
+) -> list[PreparedRequest]:
+    """Set the priorities of the requests, and return the requests.
+
+    Args:
+        requests: the requests of the batch.
+        priority: one number for all requests or one per request; None changes nothing. The
+            engine schedules requests with a lower number first.
+        info: the engine's info, with its scheduling policy.
+
+    Raises:
+        RequestError: a value is not a 32-bit whole number, the numbers of requests and
+            priorities differ, or the engine does not schedule by priority.
+    """
+    if priority is None:
+        return requests
+    values = [priority] * len(requests) if isinstance(priority, int) else priority
+    if isinstance(values, str | bytes) or not isinstance(values, Sequence):
+        raise RequestError(f"priority must be a whole number or a list of them, got {priority!r}")
+    if len(values) != len(requests):
+        raise RequestError(f"{len(requests)} prompts and {len(values)} priorities")
+    for request, value in zip(requests, values, strict=True):
+        if type(value) is not int or not -(2**31) <= value < 2**31:
+            raise RequestError(f"priority must be a 32-bit whole number, got {value!r}")
+        if value and info.scheduling_policy != "priority":
+            raise RequestError(
+                f"priority {value} has no effect: this engine schedules first come, first "
+                "served; start it with scheduling_policy='priority'"
+            )
+        request.submitted.priority = value
+    return requests
 
 
 class InputProcessor:

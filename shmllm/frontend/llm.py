@@ -24,7 +24,7 @@ from shmllm.frontend.engine_options import (
 from shmllm.frontend.engine_view import EngineView
 from shmllm.frontend.enqueued import Enqueued
 from shmllm.frontend.front_end import FrontEnd, Messages
-from shmllm.frontend.input_processor import Params, Prompt, as_list
+from shmllm.frontend.input_processor import Params, Priority, Prompt, as_list, set_priorities
 from shmllm.frontend.pausing import (
     PUMP_S,
     PauseMode,
@@ -36,7 +36,6 @@ from shmllm.frontend.pausing import (
     resume,
     wake_up,
 )
-from shmllm.frontend.priorities import Priority, set_priorities
 from shmllm.frontend.streaming import OnError, stream
 from shmllm.frontend.weight_push import (
     NamedTensors,
@@ -99,16 +98,16 @@ class LLM:
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> Self:
-        """From options that were put together as an object."""
+        """Create an LLM from an EngineArgs."""
         return cls(**engine_args.llm_options())
 
     @classmethod
     def attach(cls, name: str, *, generation_config: str = "auto") -> Self:
-        """Use an engine that `shmllm engine start NAME` runs. Loads no model and no torch;
-        `close` leaves the engine running.
+        """Use an engine that `shmllm engine start NAME` started. This loads neither a model nor
+        torch, and `close` leaves the engine running.
 
         Raises:
-            SegmentError: it is not running, still starting, dead, or another user's.
+            SegmentError: the engine is not running, still starting, dead, or another user's.
         """
         llm = cls.__new__(cls)
         llm.pooler_config = PoolerConfig()
@@ -124,18 +123,18 @@ class LLM:
         use_tqdm: bool = True,
         priority: Priority = None,
     ) -> list[RequestOutput]:
-        """Complete prompts, as one batch.
+        """Complete prompts as one batch.
 
         Args:
             prompts: a str, a list of token ids, {"prompt": ...}, {"prompt_token_ids":
                 [...]}, or a list of these.
-            sampling_params: one for all or one for each; None takes the defaults.
+            sampling_params: one for all prompts or one for each; None takes the defaults.
             use_tqdm: show a progress bar on stderr.
-            priority: one for all or one for each, lower going first; for engines with
-                `scheduling_policy="priority"`.
+            priority: one for all prompts or one for each; lower values run first. It needs an
+                engine with `scheduling_policy="priority"`.
 
         Returns:
-            One output per prompt, in their order.
+            One output for each prompt, in their order.
 
         Raises:
             RequestError: a prompt or parameter is wrong; nothing was queued.
@@ -154,29 +153,28 @@ class LLM:
         on_error: OnError = "raise",
         output_kind: RequestOutputKind | None = None,
     ) -> Iterator[RequestOutput]:
-        """Complete any number of prompts, and yield each result when it is there.
+        """Complete any number of prompts, and yield each result as soon as it is complete.
 
-        Prompts are taken from the iterable as the engine gets through them, so memory does
-        not grow with their number. Leaving the iterator early aborts what runs.
+        The method takes prompts from the iterable as the engine finishes others, so memory does
+        not grow with their number. Leaving the iterator early aborts the running requests.
 
         Args:
-            prompts: any iterable of what `generate` takes; generators included. It is run in
-                the caller's thread, between results.
-            sampling_params: one for all, or an iterable aligned with the prompts.
-            ordered: yield in the order of the prompts. A slow one holds up those behind it,
-                of which at most four times `max_in_flight` are kept.
-            max_in_flight: prompts under way at once; None: twice `max_num_seqs`, so that a
-                next wave waits in the engine.
-            on_error: what to do about a prompt that cannot be served: "raise" ends the
-                stream; "yield" makes it an output with finish_reason "error" and the
-                message in `error`, and goes on.
-            output_kind: what outputs hold: FINAL_ONLY, the whole result when it is there;
-                DELTA, what is new, as it comes; CUMULATIVE, all so far, as it comes. None:
-                DELTA where the parameters say so, else FINAL_ONLY.
+            prompts: any iterable of the prompts that `generate` takes, generators included. It
+                runs in the caller's thread, between results.
+            sampling_params: one for all prompts, or an iterable aligned with the prompts.
+            ordered: yield results in the order of the prompts. A slow request delays the results
+                after it, of which at most four times `max_in_flight` are kept.
+            max_in_flight: how many prompts are in flight at once. None means twice
+                `max_num_seqs`, so that the next prompts already wait in the engine.
+            on_error: what happens with a prompt that cannot be served: "raise" ends the stream;
+                "yield" yields an output with finish_reason "error" and the message in `error`.
+            output_kind: what the outputs contain: FINAL_ONLY yields the complete result once;
+                DELTA yields new tokens as they arrive; CUMULATIVE yields all tokens so far. None
+                means DELTA if the parameters ask for it, else FINAL_ONLY.
 
         Yields:
-            Outputs; `prompt_index` counts the prompts. Those before the last one of a prompt
-            hold one completion, and `finished` is False.
+            Outputs; `prompt_index` is the index of the prompt. An output before the last one of
+            a prompt contains one completion, and its `finished` is False.
 
         Raises:
             RequestError: an option or, unless `on_error="yield"`, a prompt is wrong.
@@ -200,12 +198,14 @@ class LLM:
         use_tqdm: bool = True,
         priority: Priority = None,
     ) -> list[str]:
-        """Queue prompts and return; the engine begins at once. `wait_for_completion` has
-        the results. A front end of a named engine has to come for them in time.
+        """Queue prompts and return at once; `wait_for_completion` returns the results.
+
+        The engine begins immediately. A front end of a named engine has to collect its results
+        before `client_timeout` passes with a full output ring.
 
         Args:
-            use_tqdm: accepted; queueing shows nothing.
-            priority: as for `generate`.
+            prompts, sampling_params, priority: as for `generate`.
+            use_tqdm: accepted for compatibility; queueing shows no progress.
 
         Returns:
             The `request_id` of each prompt's output.
@@ -216,10 +216,10 @@ class LLM:
     def wait_for_completion(
         self, output_type: type | tuple[type, ...] | None = None, *, use_tqdm: bool = True
     ) -> list[RequestOutput]:
-        """The outputs of all that was queued by `enqueue`, in that order.
+        """Wait for all prompts that `enqueue` queued. Returns their outputs in that order.
 
         Args:
-            output_type: accepted; what comes is a RequestOutput.
+            output_type: accepted for compatibility; the outputs are RequestOutputs.
             use_tqdm: show a progress bar on stderr.
         """
         self._dispatcher.check_open()
@@ -238,7 +238,7 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Continue conversations, as `generate` completes prompts.
+        """Generate the next message of conversations, as `generate` completes prompts.
 
         Args:
             messages: a list of {"role": ..., "content": ...}, or a list of such lists.
@@ -269,12 +269,12 @@ class LLM:
 
         Args:
             prompts: as for `generate`, but no embeddings.
-            params: one for all.
-            use_tqdm: accepted; nothing is shown.
-            concurrency_limit: prompts at a time; None for all at once.
+            params: the parameters of all searches.
+            use_tqdm: accepted for compatibility; no progress is shown.
+            concurrency_limit: how many prompts are searched at a time; None means all at once.
 
         Returns:
-            One output per prompt, in their order, with its best sequences.
+            One output for each prompt, in their order, with its best sequences.
 
         Raises:
             RequestError: a prompt or parameter is wrong, or the engine's `max_logprobs` is
@@ -290,16 +290,16 @@ class LLM:
         use_tqdm: bool = True,
         pooling_task: str | None = None,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
-        """Make a vector of each prompt, from the hidden states after the model's final norm.
+        """Compute a vector of each prompt from the hidden states after the model's final norm.
 
         Args:
             prompts: as for `generate`; up to `max_model_len` tokens.
-            pooling_params: one for all or one for each.
+            pooling_params: one for all prompts or one for each.
             use_tqdm: show a progress bar on stderr.
-            pooling_task: "embed", or None.
+            pooling_task: "embed", or None, which means the same.
 
         Returns:
-            One output per prompt, in their order; `outputs.data` is the vector.
+            One output for each prompt, in their order; `outputs.data` is the vector.
 
         Raises:
             RequestError: a prompt or parameter is wrong; nothing was queued.
@@ -318,7 +318,7 @@ class LLM:
         use_tqdm: bool = True,
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
     ) -> list[EmbeddingRequestOutput]:
-        """As `encode`; `outputs.embedding` is a list of floats."""
+        """Like `encode`, but `outputs.embedding` is a list of floats."""
         outputs = self.encode(prompts, pooling_params, use_tqdm=use_tqdm)
         return [pooling.as_embedding(output) for output in outputs]
 
@@ -331,22 +331,22 @@ class LLM:
         use_tqdm: bool = True,
         pooling_params: PoolingParams | None = None,
     ) -> list[ScoringRequestOutput]:
-        """How similar prompts are: the cosine between their embeddings.
+        """Compute the similarity of prompts: the cosine between their embeddings.
 
         Args:
             data_1: one prompt, or as many as `data_2` has.
             data_2: one prompt or several.
             use_tqdm: show a progress bar on stderr.
-            pooling_params: for all.
+            pooling_params: one for all prompts.
 
         Returns:
-            One output for each of `data_2`; `outputs.score` is from -1 to 1.
+            One output for each prompt of `data_2`; `outputs.score` lies between -1 and 1.
         """
         first, second = as_list(data_1), as_list(data_2)
         if not first or not second or len(first) not in (1, len(second)):
             raise RequestError(
-                f"score takes one prompt and some, or as many and as many; got {len(first)} "
-                f"and {len(second)}"
+                f"score takes one prompt and several, or two lists of equal length; got "
+                f"{len(first)} and {len(second)}"
             )
         vectors = self.encode([*first, *second], pooling_params, use_tqdm=use_tqdm)
         ones = vectors[: len(first)] * (len(second) if len(first) == 1 else 1)
@@ -362,7 +362,7 @@ class LLM:
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[Any]:
-        """Have the engine's worker do something, between two steps.
+        """Call a method or a function in the engine's worker, between two steps.
 
         Args:
             method: a name from `shmllm.engine.worker.METHODS`, or a function. A function
@@ -370,18 +370,19 @@ class LLM:
                 `model` and `model_runner` it may use, and the arguments. Only the process
                 that started the engine can send functions, unless the engine was started
                 with `allow_callables`.
-            timeout: seconds to wait; None waits as long as the engine lives. What was begun
-                is not undone.
-            args: after the worker.
-            kwargs: likewise.
+            timeout: how many seconds to wait; None waits as long as the engine lives. A timeout
+                does not undo the call.
+            args: the positional arguments, after the worker.
+            kwargs: the keyword arguments.
 
         Returns:
             A list with the one worker's result. Tensors in it are copies.
 
         Raises:
-            RequestError: it cannot cross, or the engine refused it.
-            CallError: it raised an exception; its text and traceback.
-            IpcTimeoutError: no answer in time; also a TimeoutError.
+            RequestError: a value cannot be sent to another process, or the engine refused the
+                call.
+            CallError: the call raised an exception; contains its text and traceback.
+            IpcTimeoutError: the result did not arrive in time; also a TimeoutError.
         """
         if not isinstance(method, str) and not callable(method):
             raise RequestError(
@@ -406,9 +407,9 @@ class LLM:
         """Record the engine's steps with torch's profiler, until `stop_profile`.
 
         Args:
-            profile_prefix: of the trace's name.
-            delay_iterations: steps to let pass first.
-            max_iterations: steps to record; 0 or None for all.
+            profile_prefix: the prefix of the trace's file name.
+            delay_iterations: how many steps to skip first.
+            max_iterations: how many steps to record; 0 or None records all.
 
         Returns:
             The path of the trace that will be written.
@@ -423,7 +424,8 @@ class LLM:
         return path
 
     def stop_profile(self) -> str:
-        """Write the trace of `start_profile`, for chrome://tracing or Perfetto; its path."""
+        """Write the trace of `start_profile`, for chrome://tracing or Perfetto. Returns its
+        path."""
         path: str = self._run_on_worker(RpcCall("stop_profile"))
         return path
 
@@ -435,30 +437,29 @@ class LLM:
         mode: UpdateMode = "keep",
         reset_prefix_cache: bool = True,
     ) -> None:
-        """Give the engine's model other weights, between two steps: all of them or none.
+        """Overwrite weights of the engine's model between two steps: all given ones, or none.
 
-        Between `start_weight_update` and `finish_weight_update` this sends a part of the
-        update, and can be called any number of times; options are then `finish`'s.
+        Between `start_weight_update` and `finish_weight_update` each call sends a part of the
+        update; `finish_weight_update` then takes the options.
 
         Args:
             weights: (name as in the Hugging Face checkpoint, tensor) pairs, or a dict: torch
                 tensors on any device or numpy arrays, of the checkpoint's shapes and any
-                floating dtype. A generator may make them one by one, in the same memory.
-                Names that are left out keep their weights, unless those were lost with their
-                memory (sleep at level 2): then all have to be there. Tied weights go once,
+                floating dtype. A generator may yield them one by one, in the same memory.
+                Weights that are left out stay as they are. After sleep at level 2, which
+                discards weights, all of them have to be given. Tied weights are given once,
                 under the embedding's name.
-            version: what `get_weight_version` and outputs say from now on. None counts up
-                from 0, or takes the number of updates if the last version was a text.
-            mode: "keep": requests that run go on with the keys and values that they have;
-                their outputs have a span in `weight_versions` for each version. "abort":
-                they end, with reason "abort". To let them end by themselves,
-                `pause_generation("wait")` first.
-            reset_prefix_cache: forget cached prefixes, which the weights before made.
+            version: the new version, for `get_weight_version` and outputs. None adds one to the
+                last version, or takes the number of updates if the last version was a text.
+            mode: "keep" lets running requests continue with their keys and values; their
+                outputs have a span in `weight_versions` for each version. "abort" ends them with
+                reason "abort". To let them finish, call `pause_generation("wait")` first.
+            reset_prefix_cache: forget cached prefixes, which the previous weights computed.
 
         Raises:
-            RequestError: unknown names, other shapes, no floating numbers, not finite, or
-                missing: lists them. Nothing has changed, and the update is over.
-            CallOrderError: another update is under way; also a RuntimeError.
+            RequestError: a name is unknown, a shape differs, or a tensor is missing, not
+                floating or not finite; lists all of them. The update ends without any change.
+            CallOrderError: another update is in progress; also a RuntimeError.
         """
         if not self._weight_push.is_open:
             options = finish_options(version, mode, reset_prefix_cache)
@@ -466,16 +467,16 @@ class LLM:
             return
         if version is not None or mode != "keep" or not reset_prefix_cache:
             raise CallOrderError(
-                "an update of several calls is under way: version, mode and reset_prefix_cache "
+                "an update of several calls is in progress: version, mode and reset_prefix_cache "
                 "are for finish_weight_update()"
             )
         self._weight_push.add(weights)
 
     def start_weight_update(self) -> None:
-        """Begin an update of several calls of `update_weights`. The engine has one at a time.
+        """Begin an update of several calls of `update_weights`. The engine runs one at a time.
 
         Raises:
-            CallOrderError: one is under way, of this front end or of another one; also a
+            CallOrderError: an update of this or another front end is in progress; also a
                 RuntimeError.
         """
         self._weight_push.start()
@@ -487,65 +488,65 @@ class LLM:
         mode: UpdateMode = "keep",
         reset_prefix_cache: bool = True,
     ) -> None:
-        """Put what was sent since `start_weight_update` in force; see `update_weights`.
+        """Put the weights sent since `start_weight_update` in force; see `update_weights`.
 
         Raises:
             RequestError: as for `update_weights`.
-            CallOrderError: no update is under way.
+            CallOrderError: no update is in progress.
         """
         self._weight_push.finish(**finish_options(version, mode, reset_prefix_cache))
 
     def abandon_weight_update(self) -> None:
-        """Drop what was sent since `start_weight_update`, if anything."""
+        """Discard the weights sent since `start_weight_update`, if any."""
         self._weight_push.abandon()
 
     def get_weight_version(self) -> Version:
-        """The version of the weights in force; 0 until the first update."""
+        """The version of the weights in force; 0 before the first update."""
         version: Version = self._dispatcher.call(Method.GET_WEIGHT_VERSION)
         return version
 
     def pause_generation(self, mode: PauseMode = "abort", *, clear_cache: bool = True) -> None:
-        """Have the engine hold still, to change weights for instance, until
-        `resume_generation`.
+        """Pause the engine until `resume_generation`, for example to change weights.
 
         Args:
-            mode: "abort" ends what runs, with reason "abort"; "wait" returns when what runs
-                has ended, and new requests are refused with EnginePausedError; "keep"
-                freezes what runs, which goes on later. But with "wait", new requests are
-                queued, so a `generate` of the thread that has to resume would not return.
-            clear_cache: forget cached prefixes, too. What is frozen is then recomputed.
+            mode: "abort" ends running requests with reason "abort"; "wait" returns when they have
+                ended, and refuses new requests with EnginePausedError; "keep" freezes running
+                requests, which continue later. With "abort" and "keep" new requests are queued,
+                so a `generate` in the thread that has to resume would not return.
+            clear_cache: also forget cached prefixes. Frozen requests are then recomputed.
         """
         for _ in pause(self._dispatcher, mode, clear_cache):
             self._dispatcher.pump(PUMP_S)
 
     def resume_generation(self) -> bool:
-        """End this front end's pause. Returns whether the engine goes on: another front end
-        may have paused it, too."""
+        """End this front end's pause. Returns whether the engine continues: another front end may
+        have paused it as well."""
         return resume(self._dispatcher)
 
     def is_paused(self) -> bool:
-        """Whether a front end has paused the engine, or it sleeps."""
+        """Whether a front end has paused the engine, or the engine sleeps."""
         return bool(self.get_metrics()["paused"])
 
     def sleep(self, level: int = 1, mode: PauseMode = "abort") -> SleepReport:
-        """Have the engine give memory back until `wake_up`.
+        """Release memory of the engine until `wake_up`.
 
-        A call that is not needed, because the engine sleeps already, logs a warning.
+        A call that changes nothing, because the engine sleeps already, logs a warning.
 
         Args:
             level: 0 only stops scheduling. 1 drops keys and values; on a CPU the weights stay
-                where they are. 2 drops the weights, too: they have to be written again before
-                anything can be generated.
-            mode: what becomes of requests. "abort" ends them, with reason "abort"; "wait"
-                returns when they have ended; "keep" keeps them, to go on when the engine is
-                awake. New ones are queued with "keep", and refused with EnginePausedError
-                otherwise, so do not wait for them in the thread that has to wake it up.
+                where they are. 2 also drops the weights: they have to be written again before
+                the engine can generate.
+            mode: what happens to requests. "abort" ends them with reason "abort"; "wait" returns
+                when they have ended; "keep" lets them continue when the engine is awake. "keep"
+                queues new requests, so do not wait for one in the thread that has to wake the
+                engine up; the other modes refuse them with EnginePausedError.
 
         Returns:
-            The bytes that each owner held before and holds after; a line for logs as `str`.
+            The bytes that each owner of memory held before and holds now; `str` of it is a line
+            for logs.
 
         Raises:
-            RequestError: there is no such level or mode.
+            RequestError: the level or the mode does not exist.
         """
         steps = fall_asleep(self._dispatcher.call, level, mode)
         with contextlib.closing(steps):
@@ -554,24 +555,24 @@ class LLM:
         return report
 
     def wake_up(self, tags: Sequence[str] | None = None) -> bool:
-        """Have the engine wake up, or parts of it, in any order.
+        """Wake the engine up, or parts of it in any order.
 
-        A call that is not needed logs a warning.
+        A call that changes nothing logs a warning.
 
         Args:
-            tags: of "weights", "kv_cache" and "scheduling", which comes with the last of the
-                other two by itself. None for all.
+            tags: a list of "weights", "kv_cache" and "scheduling"; None means all. Scheduling also
+                wakes up together with the last of the other two.
 
         Returns:
-            Whether it is fully awake: no part sleeps and no weight is missing.
+            Whether the engine is fully awake: no part sleeps and no weight is missing.
 
         Raises:
-            RequestError: there is no such tag, or not enough memory.
+            RequestError: a tag does not exist, or there is not enough memory.
         """
         return is_fully_awake(wake_up(self._dispatcher.call, tags))
 
     def is_sleeping(self) -> bool:
-        """Whether a part of the engine sleeps. Does not ask it."""
+        """Whether a part of the engine sleeps, read from shared memory."""
         return is_asleep(self.get_metrics())
 
     @property
@@ -587,21 +588,21 @@ class LLM:
 
     @property
     def engine_pid(self) -> int:
-        """The engine's process, for tools that watch it; our own without one."""
+        """The engine's process id, or this process's own id with `multiprocess=False`."""
         return self._client.pid
 
     def get_tokenizer(self) -> Any:
-        """The transformers tokenizer of the model. The engine itself does not need it."""
+        """The transformers tokenizer of the model. The engine itself does not use it."""
         from transformers import AutoTokenizer
 
         return AutoTokenizer.from_pretrained(self.front_end.tokenizer_directory)
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What `generate` uses without `sampling_params`."""
+        """The sampling parameters that `generate` uses without `sampling_params`."""
         return self.front_end.default_sampling_params()
 
     def get_metrics(self) -> dict[str, int]:
-        """The engine's counters and gauges, read from shared memory without asking it."""
+        """The engine's counters and gauges, read from shared memory."""
         self._dispatcher.check_open()
         return self._client.stats()
 
@@ -613,16 +614,19 @@ class LLM:
     def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False
     ) -> bool:
-        """Forget all cached prefixes. False while requests run.
+        """Forget all cached prefixes.
 
         Args:
-            reset_running_requests: have what runs give its blocks back first, to be recomputed.
-            reset_connector: accepted; there is none.
+            reset_running_requests: preempt running requests first; they are recomputed.
+            reset_connector: accepted for compatibility; there is no connector.
+
+        Returns:
+            False, without any change, if requests are running.
         """
         return bool(self._dispatcher.call(Method.RESET_PREFIX_CACHE, reset_running_requests))
 
     def close(self) -> None:
-        """End the engine process. Idempotent; also done at exit and on collection."""
+        """End the engine process. Idempotent; also called at exit and on garbage collection."""
         self._dispatcher.close()
 
     shutdown = close
