@@ -1,7 +1,7 @@
 """`AsyncLLM`, the API for coroutines: `async for output in AsyncLLM(...).generate(...)`.
 
 Names and meaning are those of vLLM's class. A thread waits for the engine (see `poll_thread`);
-here is what happens in the event loop.
+this module contains the part that runs in the event loop.
 """
 
 from __future__ import annotations
@@ -84,17 +84,19 @@ class AsyncLLM:
         Leaving the iterator early, and cancelling the task that runs it, ends the request.
 
         Args:
-            prompt: as for `LLM.generate`, but one.
-            sampling_params: None takes the defaults. `output_kind` says what outputs hold.
-            request_id: none that is in use; it can be used again after the request's end.
-                None takes one that is free.
+            prompt: one prompt, as for `LLM.generate`.
+            sampling_params: None takes the defaults. Its `output_kind` decides what the outputs
+                contain.
+            request_id: an id that is not in use; it is free again when the request has ended.
+                None generates one.
             priority: as for `LLM.generate`.
 
         Yields:
-            Outputs as they come. What came while the consumer was busy is one output.
+            Outputs as they arrive. All tokens that arrived while the consumer was busy are one
+            output.
 
         Raises:
-            RequestError: prompt, parameters or `request_id` are wrong.
+            RequestError: the prompt, a parameter or the `request_id` is wrong.
             EngineDeadError: the engine died.
         """
         while self._resumed is not None:

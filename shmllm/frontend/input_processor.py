@@ -1,7 +1,7 @@
 """Turns the prompts and parameters that users give into requests for the engine.
 
-Everything is checked before anything is queued. One invalid prompt in a batch of a thousand raises a
-RequestError that names it, and none of the others has been started.
+Everything is checked before anything is queued. One invalid prompt in a batch of a thousand raises
+a RequestError that names it, and none of the others has been started.
 """
 
 from __future__ import annotations
