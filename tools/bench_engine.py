@@ -31,7 +31,7 @@ from typing import Any, TextIO
 import click
 
 from shmllm import LLM, SamplingParams
-from shmllm.cli.bench import describe_machine
+from shmllm.cli.bench_output import describe_machine
 
 CLI = [sys.executable, "-c", "from shmllm.cli.main import main; main()"]
 FLOOD = """

@@ -21,7 +21,7 @@ from typing import Any
 import click
 
 from shmllm import LLM, SamplingParams, SleepReport
-from shmllm.cli.bench import describe_machine
+from shmllm.cli.bench_output import describe_machine
 from shmllm.outputs.sleep_report import MIB
 
 PROMPTS: list[Any] = [

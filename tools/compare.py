@@ -37,7 +37,7 @@ from typing import Any, TextIO
 
 import click
 
-from shmllm.cli.bench import describe_machine
+from shmllm.cli.bench_output import describe_machine
 
 PEERS = Path(__file__).parent / "peers"
 LOADS = ((1, 32, 128), (16, 128, 128), (64, 128, 64))

@@ -1,13 +1,14 @@
-"""What is sent: the benchmark's cases, by name.
+"""The cases of the transport benchmark (`shmllm bench ipc`), by name.
 
-Owns names, sizes and which end sends; must not know how anything is encoded or carried.
+This module owns the cases' names, their sizes and the end that sends; it must not know how a
+payload is encoded or transported.
 
     rtt-N                N bytes, front end to core
     add-N                a request with a prompt of N tokens, front end to core
     outputs-N            one token for each of N requests, core to front end
-    outputs-N-logprobs   the same with the five likeliest tokens of each and their logprobs
+    outputs-N-logprobs   the same with the five most likely tokens of each and their logprobs
 
-Every case is timed as a round trip: the payload one way, eight bytes back.
+The benchmark times every case as a round trip: the payload one way, eight bytes back.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ COPIED_UP_TO_BYTES = 64 * KIB
 
 
 class Payload(Enum):
-    """What a case carries."""
+    """The kind of a case's messages."""
 
     BYTES = "rtt"
     ADD = "add"
@@ -38,9 +39,9 @@ class Case:
     """One case.
 
     Attributes:
-        payload: what is sent.
-        size: in bytes, prompt tokens or requests, by payload.
-        logprobs: whether logprob columns travel with OUTPUTS.
+        payload: the kind of its messages.
+        size: bytes, prompt tokens or requests in a message, depending on `payload`.
+        logprobs: whether OUTPUTS messages hold logprob columns.
     """
 
     payload: Payload
@@ -57,12 +58,12 @@ class Case:
 
     @property
     def is_large(self) -> bool:
-        """Whether the receiver works on the bytes where they lie instead of on a copy."""
+        """Whether the receiver reads the bytes in place instead of from a copy."""
         return self.payload is Payload.BYTES and self.size > COPIED_UP_TO_BYTES
 
     @property
     def window(self) -> int:
-        """Messages per acknowledgement when throughput is measured."""
+        """The number of messages per acknowledgement in a throughput measurement."""
         return max(1, min(MOST_IN_WINDOW, WINDOW_BYTES // self.size))
 
 
@@ -78,10 +79,17 @@ CASES = {
 
 
 def select(patterns: Sequence[str], names: Sequence[str]) -> list[str]:
-    """The names that match any of the patterns (`rtt-*`), in their own order; all for none.
+    """Selects names by glob patterns.
+
+    Args:
+        patterns: such as `rtt-*`; an empty sequence selects every name.
+        names: the names to choose from.
+
+    Returns:
+        The names that match at least one pattern, in the order of `names`.
 
     Raises:
-        ValueError: a pattern matches nothing.
+        ValueError: a pattern matches no name.
     """
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):

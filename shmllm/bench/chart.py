@@ -1,7 +1,7 @@
-"""Pieces of pictures: axes, histograms, stacked bars, and the SVG or HTML around them.
+"""Parts of pictures: text, legends, histograms, stacked bars, and the SVG or HTML around them.
 
-Owns geometry and colours, for light and for dark; refers to nothing outside the file. Must
-not know what is drawn.
+This module owns geometry and colours, for light and dark schemes. A picture refers to nothing
+outside its file. The module must not know the meaning of the values.
 """
 
 from __future__ import annotations
@@ -10,10 +10,14 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 
+from shmllm.bench.axes import LinearAxis, LogAxis
+
+SUFFIXES = (".svg", ".html")
 WIDTH = 960
 MARGIN = 16
-# Plain rules and no variables: not only browsers show SVG.
+# The rules use no CSS variables, because many SVG viewers other than browsers lack them.
 STYLE = """
 text{font-family:sans-serif;font-size:12px;fill:#222222}
 .title{font-size:16px;font-weight:bold}.head{font-size:13px;font-weight:bold}
@@ -25,7 +29,7 @@ DARK_STYLE = (
     "text{fill:#e6e6e6}.axis{fill:#a8adb5}.paper{fill:#16181c}.stripe{fill:#1e2127}"
     ".line{stroke:#4b515b}.hair{stroke:#2a2e35}.mark{stroke:#e6e6e6}"
 )
-# (light, dark) pairs that differ in brightness, too.
+# Pairs for the (light, dark) scheme. The colours also differ in brightness.
 PALETTE = (
     ("#7b3294", "#c994e8"),
     ("#2166ac", "#74b3e8"),
@@ -40,7 +44,7 @@ Colours = Mapping[str, tuple[str, str]]
 
 
 def _style(colours: Colours) -> str:
-    """All rules; colour i fills with class f<i> and draws with class s<i>."""
+    """The CSS rules. Class f<i> fills with colour i, and class s<i> strokes with it."""
     light, dark = (
         "".join(
             f".f{i}{{fill:{pair[scheme]}}}.s{i}{{stroke:{pair[scheme]};fill:none}}"
@@ -52,7 +56,14 @@ def _style(colours: Colours) -> str:
 
 
 def svg(height: float, parts: Iterable[str], colours: Colours, title: str) -> str:
-    """A whole picture of WIDTH."""
+    """A whole picture, WIDTH pixels wide.
+
+    Args:
+        height: its height in pixels.
+        parts: its SVG elements.
+        colours: (light, dark) colours by name; their order gives the classes f<i> and s<i>.
+        title: its title.
+    """
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0f}" '
@@ -66,8 +77,13 @@ def svg(height: float, parts: Iterable[str], colours: Colours, title: str) -> st
     )
 
 
+def write(path: Path, picture: str, title: str) -> None:
+    """Writes a picture alone (.svg) or inside an HTML page (.html), depending on the suffix."""
+    path.write_text(picture if path.suffix == ".svg" else page(picture, title), encoding="utf-8")
+
+
 def page(picture: str, title: str) -> str:
-    """A picture in an HTML page, which is XML as well."""
+    """An HTML page that holds the picture. It is also well-formed XML."""
     return (
         '<!DOCTYPE html>\n<html xmlns="http://www.w3.org/1999/xhtml" lang="en"><head>'
         '<meta charset="utf-8"/><meta name="viewport" content="width=device-width"/>'
@@ -78,12 +94,12 @@ def page(picture: str, title: str) -> str:
 
 
 def text(x: float, y: float, content: str, kind: str = "") -> str:
-    """One line of text; `kind` has the classes of STYLE."""
+    """One line of text; `kind` names classes of STYLE."""
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}">{escape(content)}</text>'
 
 
 def duration(value_us: float) -> str:
-    """With the unit that suits it."""
+    """Formats microseconds with a suitable unit."""
     for limit, scale, unit in ((1e3, 1.0, "us"), (1e6, 1e3, "ms"), (math.inf, 1e6, "s")):
         if value_us < limit:
             return f"{value_us / scale:.3g} {unit}"
@@ -91,7 +107,7 @@ def duration(value_us: float) -> str:
 
 
 def legend(colours: Colours, x: float, y: float) -> Iterator[str]:
-    """A row of names with their colours."""
+    """Draws a row of names with their colours."""
     for index, name in enumerate(colours):
         yield f'<circle class="f{index}" cx="{x + 5:.0f}" cy="{y - 4:.0f}" r="5"/>'
         yield text(x + 14, y, name)
@@ -100,7 +116,7 @@ def legend(colours: Colours, x: float, y: float) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Where something is drawn: [left, right) x [top, bottom)."""
+    """A rectangle to draw in: [left, right) x [top, bottom), in pixels."""
 
     left: float
     right: float
@@ -108,80 +124,14 @@ class Frame:
     bottom: float
 
 
-class LinearAxis:
-    """Values to pixels, from zero.
-
-    Args:
-        highest: the largest value; above 0.
-        begin: pixel of zero.
-        end: pixel of `highest`, or of the next round number.
-    """
-
-    def __init__(self, highest: float, begin: float, end: float) -> None:
-        power = 10.0 ** math.floor(math.log10(highest / 4))
-        steps = (power * f for f in (1, 2, 5, 10) if highest / (power * f) <= 6)
-        self._step = next(steps)
-        self._begin = begin
-        self._scale = (end - begin) / highest
-
-    def place(self, value: float) -> float:
-        return self._begin + value * self._scale
-
-    def ticks(self, highest: float) -> list[float]:
-        """Round values up to `highest`."""
-        return [self._step * i for i in range(int(highest / self._step + 1e-9) + 1)]
-
-
-class LogAxis:
-    """Values to pixels by their logarithm.
-
-    Args:
-        lowest: above 0.
-        highest: of the values; not lower.
-        begin: pixel of `lowest`.
-        end: pixel of `highest`.
-        whole_decades: widen the range to these.
-    """
-
-    def __init__(
-        self,
-        lowest: float,
-        highest: float,
-        begin: float,
-        end: float,
-        *,
-        whole_decades: bool = False,
-    ) -> None:
-        if whole_decades:
-            lowest = 10.0 ** math.floor(math.log10(lowest))
-            highest = max(10.0 ** math.ceil(math.log10(highest)), 10 * lowest)
-        elif highest < 1.3 * lowest:
-            lowest, highest = lowest / 1.15, lowest * 1.3
-        self.lowest, self.highest = lowest, highest
-        self._begin = begin
-        self._scale = (end - begin) / math.log(highest / lowest)
-
-    def place(self, value: float) -> float:
-        return self._begin + math.log(value / self.lowest) * self._scale
-
-    def ticks(self) -> Iterator[tuple[float, bool]]:
-        """(round value, whether it is labelled) in the range."""
-        decades = math.log10(self.highest / self.lowest)
-        labelled = (1,) if decades >= 3 else (1, 2, 5) if decades >= 0.7 else tuple(range(1, 10))
-        first, last = (math.floor(math.log10(v)) for v in (self.lowest, self.highest))
-        for power in range(first, last + 1):
-            for factor in range(1, 10):
-                value = factor * 10.0**power
-                if self.lowest * 0.999 <= value <= self.highest * 1.001:
-                    yield value, factor in labelled
-
-
 LABEL_SPACING = 46
 
 
 def log_grid(axis: LogAxis, frame: Frame) -> Iterator[str]:
-    """Vertical lines with durations under those of the labelled ones that have room for
-    them; values in microseconds."""
+    """Draws vertical grid lines, and durations below the labelled lines where they have room.
+
+    The values of the axis are microseconds.
+    """
     free_from = -math.inf
     for value, is_labelled in axis.ticks():
         x = axis.place(value)
@@ -195,20 +145,20 @@ def log_grid(axis: LogAxis, frame: Frame) -> Iterator[str]:
 def histogram(
     values_us: Sequence[float], frame: Frame, colour: int, name: str, unit: str
 ) -> Iterator[str]:
-    """How often a duration was how long, on a logarithmic axis, with median and p99.
+    """Draws a histogram of durations on a logarithmic axis, with the median and p99.
 
     Args:
-        values_us: the durations; at least one.
-        frame: of title, bars and labels together.
-        colour: index of the bars' colour.
-        name: what was measured.
-        unit: what was counted: "requests".
+        values_us: the durations in microseconds; at least one.
+        frame: the rectangle of title, bars and labels together.
+        colour: the index of the bars' colour.
+        name: the title.
+        unit: the name of the counted things, such as "requests".
     """
     ordered = sorted(values_us)
     quantiles = {p: ordered[max(-(-p * len(ordered) // 100) - 1, 0)] for p in (50, 99)}
-    told = ", ".join(f"p{p} {duration(value)}" for p, value in quantiles.items())
+    figures = ", ".join(f"p{p} {duration(value)}" for p, value in quantiles.items())
     yield text(frame.left, frame.top + 12, name, "head")
-    yield text(frame.left, frame.top + 28, f"{told}, max {duration(ordered[-1])}", "axis")
+    yield text(frame.left, frame.top + 28, f"{figures}, max {duration(ordered[-1])}", "axis")
     plot = Frame(frame.left + 40, frame.right - 12, frame.top + 38, frame.bottom - 34)
     axis = LogAxis(max(ordered[0], 1e-3), max(ordered[-1], 1e-3), plot.left, plot.right)
     bins = max(int((plot.right - plot.left) // 6), 1)
@@ -217,9 +167,9 @@ def histogram(
         share = (axis.place(max(value, axis.lowest)) - plot.left) / (plot.right - plot.left)
         counts[min(int(share * bins), bins - 1)] += 1
     most = max(counts)
-    heights = LinearAxis(most, plot.bottom, plot.top)
+    heights = LinearAxis(0, most, plot.bottom, plot.top)
     yield from log_grid(axis, plot)
-    for tick in heights.ticks(most):
+    for tick in heights.ticks():
         if tick == int(tick):
             yield text(plot.left - 5, heights.place(tick) + 4, f"{tick:,.0f}", "axis end")
     width = (plot.right - plot.left) / bins
@@ -243,7 +193,7 @@ LABEL_WIDTH, TOTAL_WIDTH = 190, 76
 
 
 def bars_height(num_rows: int) -> float:
-    """What `stacked_bars` needs below its top."""
+    """The height that `stacked_bars` needs, in pixels."""
     return num_rows * (BAR_HEIGHT + BAR_GAP) + 40
 
 
@@ -255,22 +205,21 @@ def stacked_bars(
     *,
     as_shares: bool = False,
 ) -> Iterator[str]:
-    """What durations are made of: a bar for each row, its parts side by side, and how long
-    it is altogether.
+    """Draws durations as stacked bars: one bar per row, with its parts and its total.
 
     Args:
-        rows: (label, {part: microseconds}); parts are names of `colours`.
-        top: of the first bar.
-        colours: of the parts.
-        title: of the axis.
-        as_shares: all bars are of one length, and the axis is in percent.
+        rows: (label, {part: microseconds}); the parts are names of `colours`.
+        top: the y pixel of the first bar's top.
+        colours: the colours of the parts.
+        title: the title of the axis.
+        as_shares: whether all bars have the same length, with the axis in percent.
     """
     totals = [sum(parts.values()) or 1e-3 for _, parts in rows]
     left, right = MARGIN + LABEL_WIDTH, WIDTH - MARGIN - TOTAL_WIDTH
     bottom = top + len(rows) * (BAR_HEIGHT + BAR_GAP)
     most = 100.0 if as_shares else max(totals)
-    axis = LinearAxis(most, left, right)
-    for tick in axis.ticks(most):
+    axis = LinearAxis(0, most, left, right)
+    for tick in axis.ticks():
         x = axis.place(tick)
         label = f"{tick:.0f} %" if as_shares else duration(tick) if tick else "0"
         yield f'<path class="hair" d="M{x:.1f} {top:.1f}V{bottom:.1f}"/>'
@@ -284,9 +233,9 @@ def stacked_bars(
         for name, value in parts.items():
             x, end = axis.place(scale * begin), axis.place(scale * (begin + value))
             begin += value
-            told = f"{name}: {duration(value)} ({100 * value / total:.1f} %)"
+            tooltip = f"{name}: {duration(value)} ({100 * value / total:.1f} %)"
             yield (
-                f'<g><title>{escape(told)}</title><rect class="f{places[name]}" x="{x:.2f}" '
+                f'<g><title>{escape(tooltip)}</title><rect class="f{places[name]}" x="{x:.2f}" '
                 f'y="{y:.1f}" width="{end - x:.2f}" height="{BAR_HEIGHT}"/></g>'
             )
         yield text(axis.place(scale * total) + 6, y + 13, duration(total), "axis")

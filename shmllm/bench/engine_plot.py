@@ -1,6 +1,6 @@
-"""Pictures of what an engine's benchmarks measured.
+"""Draws the pictures of `shmllm bench latency`, `throughput` and `startup`.
 
-Owns what is drawn where; `chart` draws.
+This module owns the layout; `chart` draws the parts.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ NEAR_QUANTILE = 0.02
 
 
 def batches_svg(batches: Mapping[str, Measured], title: str, subtitle: str) -> str:
-    """Histograms of TTFT, ITL and step time, and the anatomy of steps.
+    """Draws histograms of TTFT, ITL and step time, and the phases of steps.
 
     Args:
-        batches: what was measured, by name.
-        title: of the picture.
-        subtitle: where and of what.
+        batches: the measurements by name.
+        title: the title of the picture.
+        subtitle: the machine and the engine.
     """
     parts = [
         text(MARGIN, 26, title, "title"),
@@ -36,13 +36,13 @@ def batches_svg(batches: Mapping[str, Measured], title: str, subtitle: str) -> s
     top = float(TOP)
     for name, measured in batches.items():
         steps = measured.all_steps()
-        rows = list(anatomy(steps))
+        rows = list(phases_by_kind(steps))
         parts.append(text(MARGIN, top, name, "title"))
         parts += _histograms(measured, steps, top + 14)
         top += 14 + HISTOGRAM_HEIGHT + 24
-        parts.append(text(MARGIN, top, "What a step is made of", "head"))
+        parts.append(text(MARGIN, top, "Phases of a step", "head"))
         parts += chart.legend(PHASE_COLOURS, MARGIN + 180, top)
-        axis = "share of a step's time, from taking requests to published outputs"
+        axis = "share of a step's time, from draining requests to publishing outputs"
         parts += chart.stacked_bars(rows, top + 14, PHASE_COLOURS, axis, as_shares=True)
         top += 14 + chart.bars_height(len(rows)) + 34
     return chart.svg(top - 20, parts, PHASE_COLOURS, title)
@@ -63,9 +63,12 @@ def _histograms(measured: Measured, steps: StepTable, top: float) -> Iterator[st
             yield from chart.histogram(values, frame, (1, 3, 0)[index], name, unit)
 
 
-def anatomy(steps: StepTable) -> Iterator[tuple[str, dict[str, float]]]:
-    """(which steps, mean microseconds of each phase): all, those that only decode, by how
-    long they took, and those with prompts in them."""
+def phases_by_kind(steps: StepTable) -> Iterator[tuple[str, dict[str, float]]]:
+    """Yields (kind of steps, mean microseconds of each phase).
+
+    The kinds are all steps, decode steps around quantiles of their duration, and steps with
+    prompts.
+    """
     decode = is_decode(steps)
     kinds = [("all steps, mean", steps)]
     if decode.any():
@@ -80,7 +83,7 @@ def anatomy(steps: StepTable) -> Iterator[tuple[str, dict[str, float]]]:
 
 
 def _around(steps: StepTable, share: float) -> StepTable:
-    """The steps whose time lies around a quantile; of the largest, only that one."""
+    """The steps whose time lies around the quantile `share`; for 1.0 only the slowest step."""
     times = step_us(steps)
     order = np.argsort(times)
     middle = min(int(share * len(order)), len(order) - 1)
@@ -94,13 +97,13 @@ def startup_svg(
     title: str,
     subtitle: str,
 ) -> str:
-    """Starts as stacked bars.
+    """Draws process starts as stacked bars.
 
     Args:
-        rows: (label, {stage: microseconds}).
-        stages: all of them, in order.
-        title: of the picture.
-        subtitle: where and of what.
+        rows: (label, {stage: microseconds}), one pair per start.
+        stages: the names of all stages, in order.
+        title: the title of the picture.
+        subtitle: the machine and the engine.
     """
     colours = dict(zip(stages, PALETTE, strict=False))
     parts = [

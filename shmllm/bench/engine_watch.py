@@ -1,7 +1,7 @@
-"""An engine's memory over time, seen from outside: from /proc and shared memory.
+"""Samples an engine's resident memory over time, from /proc and shared memory.
 
-Owns the sampling. The engine is asked nothing, so what it does is not disturbed, and it can
-be watched while its front end waits for it.
+The sampler sends the engine no request. It therefore does not disturb the engine, and it also
+works while the front end waits for the engine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class Watched(Protocol):
-    """What is needed of an LLM."""
+    """The members of `LLM` that `EngineWatch` uses."""
 
     @property
     def engine_pid(self) -> int: ...
@@ -29,15 +29,15 @@ class Watched(Protocol):
 
 
 class EngineWatch:
-    """Samples within a `with` block, in a thread of its own.
+    """Samples the engine in a thread while its `with` block runs.
 
     Args:
-        llm: whose engine is watched.
-        period_s: between two samples.
+        llm: the LLM whose engine is sampled.
+        period_s: seconds between two samples.
 
     Attributes:
-        memory: (seconds since the block began, resident bytes) of each sample.
-        asleep: half-open intervals of these seconds in which it slept.
+        memory: (seconds since the block began, resident bytes), one pair per sample.
+        asleep: half-open intervals, in the same seconds, in which the engine slept.
     """
 
     def __init__(self, llm: Watched, period_s: float = PERIOD_S) -> None:
@@ -52,7 +52,7 @@ class EngineWatch:
 
     @property
     def now(self) -> float:
-        """Seconds since the block began."""
+        """Seconds since the `with` block began."""
         return time.monotonic() - self._began
 
     def __enter__(self) -> Self:
@@ -76,7 +76,7 @@ class EngineWatch:
                 is_asleep = bool(self._llm.get_metrics().get("asleep"))
             except (OSError, ShmLLMError):
                 return
-            if pages == 0:  # it has ended, and its front end does not know yet
+            if pages == 0:  # the engine has ended, and its front end has not noticed yet
                 return
             now = self.now
             if is_asleep:
@@ -84,7 +84,7 @@ class EngineWatch:
             self.memory.append((now, pages * _PAGE_BYTES))
 
     def _extend(self, since: float, now: float) -> None:
-        """The time from the last sample to this one was slept, at least at its end."""
+        """Adds the time between two samples to `asleep`; the engine slept at its end."""
         if self.asleep and self.asleep[-1][1] == since:
             since = self.asleep.pop()[0]
         self.asleep.append((since, now))

@@ -1,6 +1,7 @@
-"""Batches of requests, timed.
+"""Runs batches of requests and keeps their times.
 
-Owns how a batch is run and what is kept of it; must not know what is made of the numbers.
+This module owns running a batch and collecting its measurements; it must not know how they are
+summarized or shown.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ FIRST_ORDINARY_TOKEN = 16
 
 @dataclass
 class Measured:
-    """What was measured of one batch, or of several alike.
+    """Measurements of one batch, or of several batches of the same kind.
 
     Attributes:
-        seconds: of each batch, at the front end.
-        prompt_tokens: in each batch.
-        output_tokens: in each batch.
-        ttft_s: from submission to each request's first token.
-        itl_s: between any two tokens of a request that follow each other.
-        tpot_s: each request's mean time for a token behind the first one.
-        e2e_s: from submission to each request's last token.
-        steps: of the engine meanwhile.
+        seconds: duration of each batch at the front end, in seconds.
+        prompt_tokens: number of prompt tokens in each batch.
+        output_tokens: number of generated tokens in each batch.
+        ttft_s: seconds from submission to the first token, per request.
+        itl_s: seconds between two consecutive tokens of a request, per pair of tokens.
+        tpot_s: mean seconds per token after the first, per request.
+        e2e_s: seconds from submission to the last token, per request.
+        steps: the engine's steps during each batch.
     """
 
     seconds: list[float] = field(default_factory=list)
@@ -50,7 +51,7 @@ class Measured:
     steps: list[StepTable] = field(default_factory=list)
 
     def add_request(self, state: RequestState) -> None:
-        """Count a request that has ended; one without tokens has no times."""
+        """Adds the times of a finished request. A request without tokens adds nothing."""
         times = state.token_times or []
         if not times:
             return
@@ -62,17 +63,18 @@ class Measured:
             self.tpot_s.append((times[-1] - times[0]) / (len(times) - 1))
 
     def all_steps(self) -> StepTable:
+        """The steps of all batches in one table."""
         return np.concatenate(self.steps)
 
 
 @dataclass(frozen=True)
 class RandomPrompts:
-    """Prompts of random tokens, no two alike.
+    """Prompts of random tokens, all different.
 
     Attributes:
-        rng: makes them.
-        length: tokens of each, without the prefix.
-        prefix_length: tokens that all prompts of a batch begin with.
+        rng: the source of randomness.
+        length: number of tokens in each prompt, without the prefix.
+        prefix_length: number of leading tokens that all prompts of a batch share.
     """
 
     rng: random.Random
@@ -80,6 +82,7 @@ class RandomPrompts:
     prefix_length: int = 0
 
     def batch(self, llm: LLM, count: int) -> Sequence[Prompt]:
+        """Makes the next `count` prompts from the vocabulary of `llm`."""
         first = min(FIRST_ORDINARY_TOKEN, llm.facts.vocab_size - 1)
         vocabulary = range(first, llm.facts.vocab_size)
         prefix = self.rng.choices(vocabulary, k=self.prefix_length)
@@ -88,11 +91,16 @@ class RandomPrompts:
 
 @dataclass(frozen=True)
 class GivenPrompts:
-    """Prompts from a file, the same ones in each batch."""
+    """Prompts from a file. Every batch holds the same ones.
+
+    Attributes:
+        prompts: the texts of the file, in its order.
+    """
 
     prompts: Sequence[str]
 
     def batch(self, llm: LLM, count: int) -> Sequence[Prompt]:
+        """The first `count` prompts; the list is repeated when it is too short."""
         return [self.prompts[index % len(self.prompts)] for index in range(count)]
 
 
@@ -103,7 +111,7 @@ def run_batch(
     params: SamplingParams,
     measured: Measured,
 ) -> None:
-    """Send a batch and wait for its end; what was measured is added to `measured`."""
+    """Sends a batch, waits until it has finished, and adds its measurements to `measured`."""
     requests = llm.front_end.prepare(prompts, params)
     finished: list[RequestState] = []
     follower.begin()

@@ -1,8 +1,9 @@
-"""iceoryx2 through its Python binding: one publish-subscribe service per direction.
+"""iceoryx2 through its Python binding, as a transport: one publish-subscribe service per direction.
 
-Owns nodes, ports and what they leave behind; must not know what a message means. Its ports
-are polled, with a `sched_yield` between two looks once a few have failed, as our own
-latency policy does. Only imported where iceoryx2 is installed.
+This module owns the nodes, the ports and the removal of the files that they leave. It must not
+know the content of a message. The receiver polls its port and calls `sched_yield` between two polls
+after the first few have failed, like shmllm's own latency policy. The module is imported only where
+iceoryx2 is installed.
 """
 
 from __future__ import annotations
@@ -16,24 +17,25 @@ from typing import Any
 
 from shmllm.bench.cases import KIB
 from shmllm.bench.loads import Parts
-from shmllm.bench.transports import Take, Transport
+from shmllm.bench.transports import Decode, Transport
 
 iox: Any = import_module("iceoryx2")
 
 BUFFERED = 256
 BORROWED = 2
 FIRST_SLICE_BYTES = 64 * KIB
-BARE_LOOKS = 20
+POLLS_BEFORE_YIELD = 20
 REQUESTS, OUTPUTS = "requests", "outputs"
 
 
-class IceoryxLink:
-    """One end.
+class IceoryxTransport:
+    """One end of the transport.
 
     Args:
-        directory: for the files of this pair; its name makes the shared memory's names.
-        outgoing: service to publish in.
-        incoming: service to subscribe to.
+        directory: the directory for this pair's files; the names in shared memory contain its
+            name.
+        outgoing: the service to publish to.
+        incoming: the service to subscribe to.
     """
 
     def __init__(self, directory: str, outgoing: str, incoming: str) -> None:
@@ -62,17 +64,17 @@ class IceoryxLink:
             ctypes.memmove(sample.payload_ptr, source, length)
         sample.assume_init().send()
 
-    def receive(self, take: Take) -> bytes:
-        receive, looks = self._subscriber.receive, 0
+    def receive(self, decode: Decode) -> bytes:
+        receive, polls = self._subscriber.receive, 0
         while (sample := receive()) is None:
-            looks += 1
-            if looks > BARE_LOOKS:
+            polls += 1
+            if polls > POLLS_BEFORE_YIELD:
                 os.sched_yield()
-        result = take(sample.payload().as_memory_view().cast("B"))
+        result = decode(sample.payload().as_memory_view().cast("B"))
         sample.delete()
         return result
 
-    def greet(self) -> None:
+    def handshake(self) -> None:
         pass
 
     def close(self) -> None:
@@ -106,17 +108,17 @@ def _service(node: Any, name: str) -> Any:
 
 
 def remove_leftovers(directory: str) -> None:
-    """Remove what iceoryx2 leaves in shared memory even after an orderly end."""
+    """Removes the files that iceoryx2 leaves in /dev/shm even after an orderly end."""
     for path in Path("/dev/shm").glob(f"{_prefix(directory)}*"):
         with contextlib.suppress(OSError):
             path.unlink()
 
 
 def open_iceoryx(option: str, directory: str) -> tuple[Transport, tuple[Any, ...]]:
-    """The front end's end, and what the core needs."""
-    return IceoryxLink(directory, REQUESTS, OUTPUTS), (directory,)
+    """Opens the front end's end; also returns the handles for the core."""
+    return IceoryxTransport(directory, REQUESTS, OUTPUTS), (directory,)
 
 
 def attach_iceoryx(directory: str) -> Transport:
-    """The core's end."""
-    return IceoryxLink(directory, OUTPUTS, REQUESTS)
+    """Opens the core's end."""
+    return IceoryxTransport(directory, OUTPUTS, REQUESTS)

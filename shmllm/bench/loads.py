@@ -1,8 +1,8 @@
-"""Loads: how each case's payload is built, encoded, decoded and acknowledged.
+"""Loads: how the benchmark builds, encodes, decodes and acknowledges each case's payload.
 
-Owns the bytes of our own arms; `msgpack_loads` has the same for everybody else. Must not
-know how the bytes travel. Building the message from what a step or a user provides is part
-of encoding, and both families start from the same lists and arrays.
+This module owns the loads in shmllm's own encoding; `msgpack_loads` has the same loads as msgpack.
+It must not know how the bytes are transported. Encoding includes building the message from the
+values that a step or a user provides, and both encodings start from the same lists and arrays.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ Parts = tuple[BytesLike, ...]
 
 @dataclass(frozen=True)
 class Load:
-    """Both ends of one case.
+    """The functions of both ends of one case.
 
     Attributes:
-        encode: message number to the parts of one message.
-        decode: a message to its acknowledgement: its number, as eight bytes.
+        encode: makes the parts of one message from the message's number.
+        decode: makes the acknowledgement of a message: its number as eight bytes.
     """
 
     encode: Callable[[int], Parts]
@@ -54,13 +54,13 @@ class Load:
 
 
 def acknowledgement(number: int) -> bytes:
-    """What comes back for a message."""
+    """The eight bytes that the receiver sends back for message `number`."""
     return number.to_bytes(ACK_BYTES, "little")
 
 
 @dataclass(frozen=True)
 class StepLoad:
-    """What one engine step leaves: columns, as the scheduler and the sampler hold them."""
+    """The results of one engine step as columns, in the form that the scheduler and sampler use."""
 
     numbers: list[int]
     token_ids: list[int]
@@ -69,7 +69,7 @@ class StepLoad:
 
     @staticmethod
     def of(rows: int) -> StepLoad:
-        """The same columns each time, with request numbers and tokens of a common size."""
+        """Columns of `rows` requests with realistic numbers; the same columns in every call."""
         rng = np.random.default_rng(SEED)
         top = (rows, TOP_LOGPROBS)
         return StepLoad(
@@ -85,13 +85,16 @@ class StepLoad:
 
 
 def prompt(num_tokens: int) -> list[int]:
-    """Token ids of a prompt."""
+    """The token ids of a random prompt; the same ids in every call."""
     token_ids: list[int] = np.random.default_rng(SEED).integers(0, VOCABULARY, num_tokens).tolist()
     return token_ids
 
 
 def bytes_load(case: Case) -> Load:
-    """Plain bytes, the same for all arms: copied out if small, else looked at page by page."""
+    """A load of plain bytes, the same in every variant.
+
+    The receiver copies a small message and reads one word of each page of a large one.
+    """
     source = bytearray(case.size)
     stamp = struct.Struct("<Q").pack_into
 
@@ -102,12 +105,12 @@ def bytes_load(case: Case) -> Load:
     def copy(message: BytesLike) -> bytes:
         return bytes(message)[:ACK_BYTES]
 
-    def look(message: BytesLike) -> bytes:
+    def read_pages(message: BytesLike) -> bytes:
         words = np.frombuffer(message, np.uint64)
         words[::WORDS_PER_PAGE].sum()
         return words[:1].tobytes()
 
-    return Load(encode, look if case.is_large else copy)
+    return Load(encode, read_pages if case.is_large else copy)
 
 
 def _add_load(case: Case) -> Load:
@@ -159,7 +162,7 @@ def _outputs_load(case: Case) -> Load:
 
 
 def wire_load(case: Case) -> Load:
-    """A case in the project's own encoding."""
+    """The load of `case` in shmllm's own encoding."""
     makers = {
         Payload.BYTES: bytes_load,
         Payload.ADD: _add_load,

@@ -1,7 +1,7 @@
-"""OUTPUTS with logprob columns, in the style of `shmllm.wire`.
+"""The benchmark's encoding of OUTPUTS with logprob columns, in the style of `shmllm.wire`.
 
-Owns the benchmark's record for them: a header, the OUTPUTS record as the codec writes it,
-and the columns as raw arrays. The receiver ends with array views over one copy of them.
+A record is a header, the OUTPUTS record as the codec writes it, and the columns as raw arrays. The
+receiver makes array views over one copy of the columns.
 
     LOGPROBS  LOGPROBS_HEADER | OUTPUTS record, zeros up to a multiple of 4,
               token ids i32[rows, top], logprobs f32[rows, top], ranks i32[rows]
@@ -27,12 +27,12 @@ ITEM_BYTES = 4
 
 
 class LogprobColumns(NamedTuple):
-    """The likeliest tokens of each row.
+    """The most likely tokens of each row.
 
     Attributes:
         token_ids: int32 [rows, top].
         logprobs: float32 [rows, top].
-        ranks: int32 [rows], of the sampled token.
+        ranks: int32 [rows], the rank of each row's sampled token.
     """
 
     token_ids: NDArray[np.int32]
@@ -41,7 +41,7 @@ class LogprobColumns(NamedTuple):
 
 
 def encode(outputs: OutputColumns, columns: LogprobColumns) -> tuple[BytesLike, ...]:
-    """The parts of one record."""
+    """Encodes one record and returns its parts."""
     parts = codec.encode_outputs(outputs)
     num_bytes = sum(map(len, parts))
     rows, top = columns.token_ids.shape
@@ -50,10 +50,10 @@ def encode(outputs: OutputColumns, columns: LogprobColumns) -> tuple[BytesLike, 
 
 
 def decode(record: memoryview) -> tuple[OutputColumns, LogprobColumns]:
-    """The message in `record`, which is not referred to afterwards.
+    """Decodes a record. The result holds copies and does not refer to `record`.
 
     Raises:
-        ProtocolMismatchError: bytes that are no such record.
+        ProtocolMismatchError: the bytes are not a record of this format.
     """
     if len(record) < LOGPROBS_HEADER.size:
         raise ProtocolMismatchError(f"LOGPROBS has a header of {LOGPROBS_HEADER.size} bytes")

@@ -1,13 +1,16 @@
-"""The comparison: all arms, all cases, in interleaved rounds.
+"""Runs the comparison of all variants in all cases, in interleaved rounds.
 
-Owns the order of the runs, how many messages each gets, and what is computed from them.
-In a round every case goes through all arms before the next case begins, so that whatever
-else the machine does meets all of them; while one pair runs the others sleep.
+This module owns the order of the runs, the number of messages in each run, and the figures computed
+from them. A round runs each case on all variants before it starts the next case, so that other load
+on the machine affects all variants alike. Only one pair of processes runs at a time; the others
+sleep.
 
-    {"machine": {...}, "skipped": [...], "arms": {ARM: {CASE: {
+The JSON record of `shmllm bench ipc` ("arms" are the variants):
+
+    {"machine": {...}, "skipped": [...], "arms": {VARIANT: {CASE: {
         "p50_us", "p99_us", "p999_us", "max_us",    round trip, microseconds
-        "cpu_us",                                   per round trip, both processes together
-        "messages",                                 round trips that were timed
+        "cpu_us",                                   CPU time of both processes per round trip
+        "messages",                                 number of timed round trips
         "messages_per_s", "mib_per_s"               one way, rtt-* only
     }}}}
 """
@@ -17,7 +20,7 @@ from __future__ import annotations
 import statistics
 from array import array
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 
 from shmllm.bench.cases import CASES, Case, Payload
@@ -41,10 +44,10 @@ class Effort:
     """How long to measure.
 
     Attributes:
-        rounds: turns through all cases and arms.
-        seconds: of each arm in each case, all rounds together; a quarter more for streams.
-        messages: of each arm in each case and round, instead of `seconds`.
-        is_pinned: whether the processes of a pair stay on one CPU each.
+        rounds: number of rounds through all cases and variants.
+        seconds: measuring time of each variant in each case over all rounds; streams add a quarter.
+        messages: number of messages of each variant in each case and round, instead of `seconds`.
+        is_pinned: whether each process of a pair stays on one CPU.
     """
 
     rounds: int
@@ -55,7 +58,15 @@ class Effort:
 
 @dataclass
 class Sample:
-    """What one arm did in one case."""
+    """The measurements of one variant in one case.
+
+    Attributes:
+        durations_ns: duration of each timed round trip, in nanoseconds.
+        cpu_ns: CPU time of both processes for these round trips, in nanoseconds.
+        round_medians_ns: median duration of each round, in nanoseconds.
+        stream_messages: number of messages sent one way for throughput.
+        stream_ns: time that these messages took, in nanoseconds.
+    """
 
     durations_ns: array[int] = field(default_factory=lambda: array("q"))
     cpu_ns: int = 0
@@ -64,12 +75,13 @@ class Sample:
     stream_ns: int = 0
 
     def add(self, durations: array[int], cpu_ns: int) -> None:
+        """Adds the round trips of one round."""
         self.durations_ns.extend(durations)
         self.cpu_ns += cpu_ns
         self.round_medians_ns.append(statistics.median(durations))
 
     def figures(self, case: Case) -> Figures:
-        """In microseconds; throughput for plain bytes."""
+        """The figures of this sample; see the record at the top of the module."""
         ordered = sorted(self.durations_ns)
         figures = {
             "p50_us": percentile(ordered, 0.5) / 1e3,
@@ -87,17 +99,20 @@ class Sample:
 
 
 def percentile(ordered: Sequence[int], share: float) -> int:
-    """The nearest-rank percentile of sorted values."""
+    """The nearest-rank percentile of sorted values; `share` is between 0 and 1."""
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 class Comparison:
-    """Runs pairs and keeps what they measured.
+    """Runs all pairs and keeps their measurements.
 
     Args:
-        arms: in the order of their turns.
-        cases: names, likewise.
-        effort: how long.
+        variants: the variants, in the order in which they run.
+        cases: the names of the cases, in the order in which they run.
+        effort: how long to measure.
+
+    Attributes:
+        samples: the measurements by (variant name, case name).
     """
 
     def __init__(self, variants: Sequence[Variant], cases: Sequence[str], effort: Effort) -> None:
@@ -106,7 +121,7 @@ class Comparison:
             (CASES[name], variant)
             for name in cases
             for variant in variants
-            if not variant.why_not(CASES[name])
+            if not variant.skip_reason(CASES[name])
         ]
         self._variants = [
             variant for variant in variants if any(variant is other for _, other in self._runs)
@@ -115,21 +130,21 @@ class Comparison:
 
     @property
     def num_runs(self) -> int:
-        """How many runs there are."""
+        """The number of runs over all rounds."""
         return len(self._runs) * self._effort.rounds
 
     def run(self, report: Report) -> None:
-        """Start all pairs, measure, end them.
+        """Starts all pairs, measures, and ends the pairs.
 
         Args:
-            report: called with the name of each run before it starts.
+            report: is called with the name of each run before the run starts.
 
         Raises:
             IpcError: a pair died.
         """
         with ExitStack() as stack:
             pairs = {
-                variant.name: stack.enter_context(Pair(variant, self._effort.is_pinned))
+                variant.name: stack.enter_context(closing(Pair(variant, self._effort.is_pinned)))
                 for variant in self._variants
             }
             for pair in pairs.values():
@@ -140,7 +155,7 @@ class Comparison:
                     self._run_one(pairs[variant.name], case)
 
     def results(self) -> dict[str, dict[str, Figures]]:
-        """Figures by arm and case."""
+        """The figures by variant and case."""
         found: dict[str, dict[str, Figures]] = {variant.name: {} for variant in self._variants}
         for (variant, case), sample in self.samples.items():
             found[variant][case] = sample.figures(CASES[case])

@@ -1,9 +1,10 @@
-"""The same loads as msgspec structs, for the arms that people use today.
+"""The same loads as msgpack, for the transports of other projects.
 
-Owns structs with the shape of vLLM's EngineCoreRequest, SamplingParams, EngineCoreOutput
-and EngineCoreOutputs: same fields in the same order, positional encoding, defaults left
-out. Logprobs are lists, one message object per request; later versions of vLLM send them
-as an array object per request, which costs more. Only imported where msgspec is installed.
+This module owns msgspec structs with the shape of vLLM's EngineCoreRequest, SamplingParams,
+EngineCoreOutput and EngineCoreOutputs: the same fields in the same order, encoded by position,
+without defaults. Logprobs are lists, one message object per request; later versions of vLLM send
+them as an array object per request, which costs more. The module is imported only where msgspec is
+installed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,13 @@ msgspec: Any = import_module("msgspec")
 
 
 class LogprobsLists(NamedTuple):
-    """Of one request: [tokens, top], [tokens, top], [tokens]."""
+    """The logprobs of one request.
+
+    Attributes:
+        logprob_token_ids: token ids, [tokens, top].
+        logprobs: log-probabilities, [tokens, top].
+        sampled_token_ranks: ranks of the sampled tokens, [tokens].
+    """
 
     logprob_token_ids: list[list[int]]
     logprobs: list[list[float]]
@@ -32,7 +39,7 @@ def _struct(name: str, required: dict[str, Any], optional: dict[str, Any]) -> An
     return msgspec.defstruct(name, fields, array_like=True, omit_defaults=True, gc=False)
 
 
-# vLLM's own is the one struct that travels as a map.
+# vLLM encodes SamplingParams as a map and all other structs by position.
 EngineSamplingParams: Any = msgspec.defstruct(
     "EngineSamplingParams",
     [
@@ -140,5 +147,5 @@ def _outputs_load(case: Case) -> Load:
 
 
 def msgpack_load(case: Case) -> Load:
-    """A case of messages as msgpack."""
+    """The load of a case of messages (ADD or OUTPUTS) as msgpack."""
     return _add_load(case) if case.payload is Payload.ADD else _outputs_load(case)

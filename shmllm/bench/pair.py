@@ -1,7 +1,7 @@
-"""An arm's process pair, seen from the process that compares the arms.
+"""Controls a variant's pair of processes from the process that compares the variants.
 
-Owns starting, commanding and ending it, and the directory for its files. Must not know
-what the figures mean.
+This module owns starting, commanding and ending the pair, and the directory for its files. It must
+not know the meaning of the figures.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from dataclasses import asdict
 from importlib import import_module
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from shmllm.bench.variants import Variant
@@ -32,14 +31,11 @@ END_S = 10.0
 
 
 class Pair:
-    """Two processes that run one arm's commands. Use it with `with`.
+    """Two processes that run the commands of one variant. Call `close` at the end.
 
     Args:
-        arm: which one.
+        variant: the variant to run.
         is_pinned: whether each process stays on one CPU.
-
-    Raises:
-        IpcError: it did not start; the message says what its stderr said last.
     """
 
     def __init__(self, variant: Variant, is_pinned: bool) -> None:
@@ -68,14 +64,21 @@ class Pair:
             os.close(own_pidfd)
 
     def wait_ready(self) -> None:
-        """Wait until both processes can take commands."""
+        """Waits until both processes are ready for commands.
+
+        Raises:
+            IpcError: the pair did not start; the message holds the last line of its stderr.
+        """
         self._receive(START_S)
 
     def run(self, command: Command) -> tuple[array[int], int]:
-        """(durations in nanoseconds, CPU nanoseconds of both processes).
+        """Runs a command.
+
+        Returns:
+            Durations in nanoseconds, and the CPU time of both processes in nanoseconds.
 
         Raises:
-            IpcError: the pair died or went silent.
+            IpcError: the pair died or did not answer in time.
         """
         self._connection.send_bytes(json.dumps(asdict(command)).encode())
         report = self._receive(RUN_S)
@@ -84,7 +87,7 @@ class Pair:
         return durations, int.from_bytes(report[:8], "little")
 
     def close(self) -> None:
-        """End both processes, by force if need be, and remove their files; idempotent."""
+        """Ends both processes, by SIGKILL after a timeout, and removes their files; idempotent."""
         self._connection.close()
         try:
             self._process.wait(END_S)
@@ -97,26 +100,16 @@ class Pair:
             import_module("shmllm.bench.iceoryx_transport").remove_leftovers(self._directory.name)
         self._directory.cleanup()
 
-    def __enter__(self) -> Pair:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def _receive(self, limit_s: float) -> bytes:
         try:
             if not self._connection.poll(limit_s):
                 raise IpcTimeoutError(f"{self.variant.name}: no answer within {limit_s:.0f} s")
             return self._connection.recv_bytes()
         except (EOFError, ConnectionError):
-            raise IpcError(f"{self.variant.name}: {self._last_words()}") from None
+            raise IpcError(f"{self.variant.name}: {self._last_error()}") from None
 
-    def _last_words(self) -> str:
+    def _last_error(self) -> str:
+        """The last line of the pair's stderr, or its exit code."""
         self._process.wait(END_S)
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").strip().splitlines()

@@ -1,8 +1,8 @@
-"""The transport's comparison as a picture.
+"""Draws the picture of `shmllm bench ipc`.
 
-Owns what is drawn where; `chart` draws. A row is a case, the logarithmic axis the time of a
-round trip; each arm has its line in a row, with a dot at the median and a tail to the 99th
-percentile.
+This module owns the layout; `chart` draws the parts. A row is a case, and the logarithmic axis is
+the time of a round trip. Each variant has a line in a row, with a dot at the median and a tail to
+the 99th percentile.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 
 from shmllm.bench import chart
-from shmllm.bench.chart import WIDTH, Frame, LogAxis, text
+from shmllm.bench.axes import LogAxis
+from shmllm.bench.chart import WIDTH, Frame, text
 from shmllm.bench.measure import Figures
 
 Results = Mapping[str, Mapping[str, Figures]]
@@ -35,7 +36,13 @@ TITLE = "Round trip between two Python processes"
 
 
 def svg(results: Results, cases: Sequence[str], subtitle: str) -> str:
-    """The whole picture."""
+    """Draws the whole picture as SVG.
+
+    Args:
+        results: the figures by variant and case.
+        cases: the names of the cases, from top to bottom.
+        subtitle: the line under the title.
+    """
     colours = {variant: COLOURS.get(variant, OTHER_COLOUR) for variant in results}
     shown = [case for case in cases if any(case in figures for figures in results.values())]
     every = [figures[case] for figures in results.values() for case in shown if case in figures]
@@ -74,11 +81,11 @@ def _marks(results: Results, cases: Sequence[str], axis: LogAxis, row_height: in
                 continue
             y = TOP + row * row_height + ROW_GAP / 2 + LINE_HEIGHT * (line + 0.5)
             begin, end = axis.place(figures["p50_us"]), axis.place(figures["p99_us"])
-            told = (
+            tooltip = (
                 f"{case} {variant}: median {figures['p50_us']:.1f} us, p99 {figures['p99_us']:.1f}"
             )
             yield (
-                f"<g><title>{escape(told)}</title>"
+                f"<g><title>{escape(tooltip)}</title>"
                 f'<path class="s{line}" d="M{begin:.1f} {y:.1f}H{end:.1f}" stroke-width="2" '
                 f'stroke-opacity="0.5"/><circle class="f{line}" cx="{begin:.1f}" cy="{y:.1f}" '
                 f'r="{DOT_RADIUS}"/></g>'

@@ -1,6 +1,6 @@
-"""The comparison as text: one table per figure, and how much faster than the reference.
+"""Text tables of benchmark figures, and the speed-up of each variant over the reference.
 
-Owns the layout of what goes to stdout; must not know how it was measured.
+This module owns the layout of the tables; it must not know how the figures were measured.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 
 from shmllm.bench.measure import Figures, Sample
-from shmllm.bench.variants import REFERENCE_ARM
+from shmllm.bench.variants import REFERENCE_VARIANT
 
 Results = Mapping[str, Mapping[str, Figures]]
 
@@ -22,7 +22,16 @@ TABLES = (
 
 
 def table(title: str, cases: Sequence[str], columns: Mapping[str, Callable[[str], str]]) -> str:
-    """Cases as rows; a column's function says what stands in each."""
+    """Formats a table as text.
+
+    Args:
+        title: the heading of the first column.
+        cases: the names of the rows.
+        columns: by heading, a function from a row's name to the text of the cell.
+
+    Returns:
+        The table without rows that hold only "-"; "" if all cells are empty.
+    """
     cells = [[case, *(cell(case) for cell in columns.values())] for case in cases]
     if all(text in ("", "-") for row in cells for text in row[1:]):
         return ""
@@ -39,14 +48,14 @@ def table(title: str, cases: Sequence[str], columns: Mapping[str, Callable[[str]
 
 
 def number(value: float | None) -> str:
-    """Three digits or so."""
+    """Formats a number with about three digits; None becomes "-"."""
     if value is None:
         return "-"
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 def figure_tables(results: Results, cases: Sequence[str]) -> str:
-    """All figures that were measured."""
+    """One table per figure, with the cases as rows and the variants as columns."""
 
     def cell(variant: str, key: str) -> Callable[[str], str]:
         return lambda case: number(results[variant].get(case, {}).get(key))
@@ -59,7 +68,7 @@ def figure_tables(results: Results, cases: Sequence[str]) -> str:
 
 
 def speedup(ours: Sample, theirs: Sample) -> tuple[float, float, float]:
-    """How many times shorter our median is: of all rounds, in the worst, in the best."""
+    """The ratio of their median to ours: over all rounds, in the worst round, in the best round."""
     each = [
         other / own
         for own, other in zip(ours.round_medians_ns, theirs.round_medians_ns, strict=True)
@@ -71,11 +80,11 @@ def speedup(ours: Sample, theirs: Sample) -> tuple[float, float, float]:
 def speedup_table(
     samples: Mapping[tuple[str, str], Sample], cases: Sequence[str], variants: Sequence[str]
 ) -> str:
-    """Each arm against the reference; "" where that did not run."""
+    """A table of each variant's speed-up over the reference; "" if the reference did not run."""
 
     def cell(variant: str) -> Callable[[str], str]:
         def text(case: str) -> str:
-            ours, theirs = samples.get((variant, case)), samples.get((REFERENCE_ARM, case))
+            ours, theirs = samples.get((variant, case)), samples.get((REFERENCE_VARIANT, case))
             if ours is None or theirs is None:
                 return "-"
             overall, worst, best = speedup(ours, theirs)
@@ -84,6 +93,6 @@ def speedup_table(
 
         return text
 
-    others = [variant for variant in variants if variant != REFERENCE_ARM]
-    title = f"{REFERENCE_ARM}'s median over this arm's (by round)"
+    others = [variant for variant in variants if variant != REFERENCE_VARIANT]
+    title = f"{REFERENCE_VARIANT}'s median over this variant's (by round)"
     return table(title, cases, {variant: cell(variant) for variant in others})

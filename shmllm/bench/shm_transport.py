@@ -1,8 +1,9 @@
-"""Our own transport: `shmllm.ipc`'s channels, in one wait policy.
+"""shmllm's own transport: the channels of `shmllm.ipc`, with one wait policy.
 
-Owns how the benchmark drives a channel, which is how `EngineClient` and `EngineProcess`
-do: drain, and if nothing came wait and drain again. What no ring record can hold goes
-through a tensor slot. Must not know what a message means.
+This module owns how the benchmark drives a channel, in the same way as `EngineClient` and
+`EngineProcess`: it drains the ring, and if the ring was empty it waits and drains again. A message
+that exceeds a ring record goes through a tensor slot. The module must not know the content of a
+message.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from struct import Struct
 from typing import Any
 
 from shmllm.bench.loads import Parts
-from shmllm.bench.transports import FdHandle, Take, Transport
+from shmllm.bench.transports import Decode, FdHandle, Transport
 from shmllm.ipc.channel import ClientChannel, CoreChannel, CoreWaiter
 from shmllm.ipc.layout import SegmentKind
 from shmllm.ipc.segment import Segment
@@ -25,15 +26,15 @@ IN_RING, IN_SLOT = 1, 2
 REFERENCE = Struct("<QQQ")
 
 
-class ShmLink:
+class ShmTransport:
     """One end of a channel.
 
     Args:
-        channel: the front end's or the core's.
+        channel: the front end's or the core's channel.
         wait: waits once for messages.
-        outgoing: tensor slots to write.
-        incoming: tensor slots to read.
-        segments: closed with the link.
+        outgoing: the tensor slots that this end writes.
+        incoming: the tensor slots that this end reads.
+        segments: the control and client segments; `close` closes them.
     """
 
     def __init__(
@@ -52,12 +53,12 @@ class ShmLink:
         self._outgoing = outgoing
         self._incoming = incoming
         self._segments = segments
-        self._most_in_ring = writer.max_payload_bytes
-        self._take: Take = bytes
+        self._max_ring_bytes = writer.max_payload_bytes
+        self._decode: Decode = bytes
         self._result = b""
 
     def send(self, parts: Parts) -> None:
-        if len(parts[0]) > self._most_in_ring:
+        if len(parts[0]) > self._max_ring_bytes:
             parts = self._to_slot(parts)
             kind = IN_SLOT
         else:
@@ -65,13 +66,13 @@ class ShmLink:
         while not self._try_send(kind, *parts):
             os.sched_yield()
 
-    def receive(self, take: Take) -> bytes:
-        self._take = take
+    def receive(self, decode: Decode) -> bytes:
+        self._decode = decode
         while not self._drain(self._handle, 1):
             self._wait()
         return self._result
 
-    def greet(self) -> None:
+    def handshake(self) -> None:
         pass
 
     def close(self) -> None:
@@ -81,11 +82,11 @@ class ShmLink:
 
     def _handle(self, kind: int, record: memoryview) -> None:
         if kind == IN_RING:
-            self._result = self._take(record)
+            self._result = self._decode(record)
             return
         ref = SlotRef(*REFERENCE.unpack(record))
         with self._incoming.view(ref) as view:
-            self._result = self._take(view)
+            self._result = self._decode(view)
         self._incoming.release(ref)
 
     def _to_slot(self, parts: Parts) -> Parts:
@@ -97,20 +98,25 @@ class ShmLink:
 
 
 def open_shm(option: str, directory: str) -> tuple[Transport, tuple[Any, ...]]:
-    """The front end's end, and what the core needs. The option names a wait policy."""
+    """Opens the front end's end; also returns the handles for the core.
+
+    Args:
+        option: the name of the wait policy.
+        directory: not used.
+    """
     control, client = Segment.create(SegmentKind.CONTROL), Segment.create(SegmentKind.CLIENT)
     channel = ClientChannel(control, client, WaitPolicy.named(option))
-    transport = ShmLink(
+    transport = ShmTransport(
         channel, channel.wait, channel.slots, channel.output_slots, (control, client)
     )
     return transport, (option, FdHandle(control.fd), FdHandle(client.fd))
 
 
 def attach_shm(option: str, control_fd: FdHandle, client_fd: FdHandle) -> Transport:
-    """The core's end."""
+    """Opens the core's end."""
     control = Segment.attach(control_fd.fd, SegmentKind.CONTROL)
     client = Segment.attach(client_fd.fd, SegmentKind.CLIENT)
     channel = CoreChannel(control, client)
     waiter = CoreWaiter(control, WaitPolicy.named(option))
     wait = partial(waiter.wait, channel.has_requests, True)
-    return ShmLink(channel, wait, channel.output_slots, channel.slots, (control, client))
+    return ShmTransport(channel, wait, channel.output_slots, channel.slots, (control, client))

@@ -1,7 +1,7 @@
-"""How long it takes from starting a process to its first token, stage by stage.
+"""Measures the time from starting a process to its first token, stage by stage.
 
-Owns the programs that are started and how their moments become stages. All clocks are
-CLOCK_MONOTONIC, which every process of the machine shares.
+This module owns the programs that it starts, and it turns their timestamps into stages. All
+timestamps are CLOCK_MONOTONIC, which every process of the machine shares.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from typing import Any
 
 from shmllm.errors import EngineStartError
 
-# Each prints its moments. The first statement runs when the interpreter is up.
+# Each program prints its timestamps. Its first statement runs when the interpreter is ready.
 _START = """
-import time; moments = [time.monotonic_ns()]
+import time; times_ns = [time.monotonic_ns()]
 import json, sys
 from shmllm import LLM, SamplingParams
 import shmllm.bench.startup_marks
-moments.append(time.monotonic_ns())
+times_ns.append(time.monotonic_ns())
 with LLM(**json.loads(sys.argv[1])) as llm:
     params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
     llm.generate([[5, 6, 7]], params, use_tqdm=False)
     token = time.monotonic_ns()
-    moments += shmllm.bench.startup_marks.marks_ns()
-    print(json.dumps([*moments, token]))
+    times_ns += shmllm.bench.startup_marks.marks_ns()
+    print(json.dumps([*times_ns, token]))
 """
 _ATTACH = """
-import time; moments = [time.monotonic_ns()]
+import time; times_ns = [time.monotonic_ns()]
 import json, sys
 from shmllm import LLM, SamplingParams
-moments.append(time.monotonic_ns())
+times_ns.append(time.monotonic_ns())
 with LLM.attach(sys.argv[1]) as llm:
-    moments.append(time.monotonic_ns())
+    times_ns.append(time.monotonic_ns())
     params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
     llm.generate([[5, 6, 7]], params, use_tqdm=False)
-    print(json.dumps([*moments, time.monotonic_ns()]))
+    print(json.dumps([*times_ns, time.monotonic_ns()]))
 """
 START_STAGES = (
     "interpreter",
@@ -61,19 +61,19 @@ Stages = dict[str, float]
 
 
 def start(options: Mapping[str, Any]) -> Stages:
-    """Seconds of each stage of a private engine's start, in a process of its own.
+    """Starts a process with a private engine, and returns the seconds of each stage.
 
     Args:
-        options: of `LLM`.
+        options: keyword arguments of `LLM`.
 
     Raises:
-        EngineStartError: it did not get to its first token.
+        EngineStartError: the process ended before its first token.
     """
     return _stages(START_STAGES, _START, json.dumps(dict(options)))
 
 
 def attach(name: str) -> Stages:
-    """Seconds of each stage from a process's start to a token of engine `name`."""
+    """Starts a process that attaches to engine `name`, and returns the seconds of each stage."""
     return _stages(ATTACH_STAGES, _ATTACH, name)
 
 
@@ -99,14 +99,20 @@ def _stages(names: tuple[str, ...], source: str, argument: str) -> Stages:
         raise EngineStartError(
             cause.removeprefix(f"{EngineStartError.__module__}.EngineStartError: ")
         )
-    moments = [began_ns, *json.loads(out)]
-    spans = [(later - earlier) / 1e9 for earlier, later in pairwise(moments)]
-    return dict(zip(names, spans, strict=True))
+    times_ns = [began_ns, *json.loads(out)]
+    seconds = [(later - earlier) / 1e9 for earlier, later in pairwise(times_ns)]
+    return dict(zip(names, seconds, strict=True))
 
 
 def drop_from_page_cache(model_directory: str) -> int:
-    """Have the kernel forget the files that a start reads: interpreter's library, packages,
-    model. It keeps what other processes have mapped. Returns the bytes asked for."""
+    """Asks the kernel to drop the files that a start reads from the page cache.
+
+    The files are the interpreter's library, the packages and the model. The kernel keeps pages that
+    other processes have mapped.
+
+    Returns:
+        The total size of these files in bytes.
+    """
     num_bytes = 0
     for path in _files_of_a_start(model_directory):
         with contextlib.suppress(OSError):

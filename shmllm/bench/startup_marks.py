@@ -1,4 +1,4 @@
-"""The moments of the start of this process's engine; for the program in `startup`."""
+"""Reads the start timestamps of this process's engine, for the program in `startup`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from shmllm.monitor.sample import Watch
 
 
 def marks_ns() -> list[int]:
-    """When its process began, had its libraries, and was ready."""
+    """When the engine process began, had imported its libraries, and was ready (monotonic ns)."""
     engine = engine_of_this_process()
     assert engine is not None
     watch = Watch(engine)

@@ -1,7 +1,7 @@
-"""An engine's steps while something is measured, all of them.
+"""Collects all steps of an engine during a measurement.
 
-Owns following the step log, which forgets what nobody takes in time; must not know what is
-measured.
+This module follows the engine's step log, a ring that overwrites its oldest records. It must not
+know what is measured.
 """
 
 from __future__ import annotations
@@ -19,14 +19,18 @@ from shmllm.ipc.step_log import StepLogReader
 StepTable = npt.NDArray[np.int64]
 
 PHASE_FIELDS = [StepField[f"{phase.upper()}_NS"] for phase in PHASES]
-TAKE_AFTER = layout.NUM_STEP_RECORDS // 4
+READ_AFTER = layout.NUM_STEP_RECORDS // 4
 LAST_RECORD_S = 0.2
 
 
 class StepFollower:
-    """
+    """Reads the records of a step log before they are overwritten.
+
     Args:
-        log: of the engine.
+        log: the engine's step log.
+
+    Attributes:
+        num_missed: number of steps that were overwritten before they were read.
     """
 
     def __init__(self, log: StepLogReader) -> None:
@@ -36,29 +40,33 @@ class StepFollower:
         self.num_missed = 0
 
     def begin(self) -> None:
-        """Leave out all steps before now."""
+        """Starts a new measurement, which leaves out all earlier steps."""
         self._parts.clear()
         self._since = self._log.count
 
     def keep_up(self) -> None:
-        """Take what might be overwritten soon; to be called every few steps."""
-        if self._log.count - self._since >= TAKE_AFTER:
-            self._take()
+        """Reads the records that could be overwritten soon; call it every few steps."""
+        if self._log.count - self._since >= READ_AFTER:
+            self._read()
 
     def finish(self, num_steps: Callable[[], int]) -> StepTable:
-        """All steps since `begin`, a row each, a column for each StepField.
+        """Ends the measurement.
 
         Args:
-            num_steps: how many the engine says it has run. A step is logged just after its
-                outputs were published, so the last one may be still to come.
+            num_steps: returns the number of steps that the engine has run. The engine logs a step
+                just after it publishes the step's outputs, so this function may have to wait for
+                the last record.
+
+        Returns:
+            All steps since `begin`: one row per step, one column per StepField.
         """
         deadline = time.monotonic() + LAST_RECORD_S
         while self._log.count < num_steps() and time.monotonic() < deadline:
             time.sleep(0.001)
-        self._take()
+        self._read()
         return np.concatenate(self._parts)
 
-    def _take(self) -> None:
+    def _read(self) -> None:
         steps = self._log.read(self._since)
         self._since = steps.next
         self.num_missed += steps.num_missed
@@ -66,18 +74,22 @@ class StepFollower:
 
 
 def step_us(steps: StepTable) -> npt.NDArray[np.float64]:
-    """How long each step took, all phases together, in microseconds."""
+    """The duration of each step (the sum of its phases) in microseconds."""
     total: npt.NDArray[np.float64] = steps[:, PHASE_FIELDS].sum(axis=1) / 1e3
     return total
 
 
 def phases_us(steps: StepTable) -> dict[str, npt.NDArray[np.float64]]:
-    """How long each phase of each step took, in microseconds."""
+    """By phase, the duration of the phase in each step, in microseconds."""
     return {p: steps[:, f] / 1e3 for p, f in zip(PHASES, PHASE_FIELDS, strict=True)}
 
 
 def is_decode(steps: StepTable) -> npt.NDArray[np.bool_]:
-    """Which steps computed one token of each of their requests, and sampled for all."""
+    """Whether each step was a pure decode step.
+
+    A decode step computes one token of each of its requests and samples a token, which is not the
+    first one, for each of them.
+    """
     tokens, requests = steps[:, StepField.NUM_TOKENS], steps[:, StepField.NUM_REQUESTS]
     later = steps[:, StepField.NUM_SAMPLED] - steps[:, StepField.NUM_FIRST]
     found: npt.NDArray[np.bool_] = (tokens == requests) & (later == requests)

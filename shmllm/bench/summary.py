@@ -1,6 +1,7 @@
-"""What was measured of batches, as a record and as text.
+"""Summarizes the measurements of batches as a JSON record and as text.
 
-Owns percentiles and the layout of both; must not know how it was measured.
+This module owns the percentiles and the layout of record and text; it must not know how the
+measurements were made.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Values = Sequence[float] | npt.NDArray[np.float64]
 
 
 def percentiles(values: Values) -> dict[str, float]:
-    """Mean, percentiles (nearest rank) and the largest; zeros if there are no values."""
+    """The mean, the nearest-rank percentiles and the maximum; zeros if `values` is empty."""
     found = np.asarray(values if len(values) else [0.0], dtype=np.float64)
     ranks = np.percentile(found, PERCENTILES, method="inverted_cdf")
     named = {f"p{p}": float(value) for p, value in zip(PERCENTILES, ranks, strict=True)}
@@ -32,7 +33,7 @@ def percentiles(values: Values) -> dict[str, float]:
 
 
 def summary(measured: Measured) -> dict[str, Any]:
-    """All figures of some batches. The rates are those of the batch with the median rate."""
+    """All figures of some batches. The rates are those of the batch with the median tokens/s."""
     rates = sorted(
         zip(
             [n / s for n, s in zip(measured.output_tokens, measured.seconds, strict=True)],
@@ -73,10 +74,10 @@ def _step_figures(steps: StepTable) -> dict[str, Any]:
 
 
 def latency_table(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """Latencies of each result as text.
+    """A table of the latencies of each result.
 
     Args:
-        results: by what stands in front of their lines.
+        results: the summaries by the prefix of their lines.
     """
     rows = {
         f"{title} {name}".strip(): result[key]
@@ -88,10 +89,10 @@ def latency_table(results: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def phase_table(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """What steps are made of, as text: the mean of each phase and its part of the whole.
+    """A table of the mean duration of each phase and its share of the step.
 
     Args:
-        results: by what stands above their columns.
+        results: the summaries by the heading of their column.
     """
 
     def cell(result: Mapping[str, Any], phase: str) -> str:
@@ -103,4 +104,4 @@ def phase_table(results: Mapping[str, Mapping[str, Any]]) -> str:
         title: (lambda phase, result=result: cell(result, phase))
         for title, result in results.items()
     }
-    return table("a step, us", list(PHASES), columns)
+    return table("per step, us", list(PHASES), columns)

@@ -1,24 +1,22 @@
-"""Quantities over time as a picture: panels above each other on one axis of seconds.
+"""Draws quantities over time: panels above each other on one axis of seconds.
 
-Owns what is drawn where; `chart` has the SVG around it. Alone as SVG, or inside an HTML
-page, as the file's name says.
+This module owns the layout; `chart` makes the SVG or HTML file.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from shmllm.bench import chart
+from shmllm.bench.axes import LinearAxis
 from shmllm.bench.chart import MARGIN, PALETTE, WIDTH, Frame, text
 
 Point = tuple[float, float]
 
 LEFT, RIGHT, TOP, BOTTOM = 76, 24, 64, 46
 PANEL_HEIGHT, PANEL_GAP = 170, 46
-MOST_TICKS = 8
 LINES = [PALETTE[i] for i in (1, 4, 3, 0)]
 SHADE = PALETTE[5]
 
@@ -28,35 +26,12 @@ class Panel:
     """One quantity.
 
     Attributes:
-        title: what it is, with its unit.
-        points: (seconds, value), by time.
+        title: its name and unit.
+        points: (seconds, value) pairs, ordered by time.
     """
 
     title: str
     points: Sequence[Point]
-
-
-class RangeAxis:
-    """Values between two others to pixels, with round ticks that enclose them."""
-
-    def __init__(self, values: Sequence[float], begin: float, end: float) -> None:
-        low, high = min(values), max(values)
-        if high - low < 1e-9 * max(abs(high), 1.0):
-            low, high = low - 0.5, high + 0.5
-        self._step = _round_step((high - low) / MOST_TICKS)
-        self._low = math.floor(low / self._step + 1e-9)
-        self._high = math.ceil(high / self._step - 1e-9)
-        self._begin, self._scale = begin, (end - begin) / (self._high - self._low)
-
-    def place(self, value: float) -> float:
-        return self._begin + (value / self._step - self._low) * self._scale
-
-    def ticks(self) -> Iterator[tuple[float, str]]:
-        """(pixel, label)."""
-        digits = max(0, -math.floor(math.log10(self._step) + 1e-9))
-        for number in range(self._low, self._high + 1):
-            value = number * self._step
-            yield self.place(value), f"{value:.{digits}f}"
 
 
 def write_timeline(
@@ -66,40 +41,37 @@ def write_timeline(
     spans: Sequence[Point] = (),
     spans_are: str = "",
 ) -> Path:
-    """Write the picture.
+    """Writes the picture.
 
     Args:
-        path: ends in .svg or .html.
-        title: above it.
-        panels: one to four, each with at least one point.
-        spans: intervals of seconds that are shaded in all panels.
-        spans_are: what the shade means.
+        path: the file to write; its name ends in .svg or .html.
+        title: the title of the picture.
+        panels: one to four panels, each with at least one point.
+        spans: intervals of seconds to shade in all panels.
+        spans_are: the meaning of the shade.
 
     Returns:
         The path.
 
     Raises:
-        ValueError: another suffix, no panels or too many, or one without points.
+        ValueError: another suffix, no panel, too many panels, or a panel without points.
     """
     target = Path(path)
-    if target.suffix not in (".svg", ".html"):
+    if target.suffix not in chart.SUFFIXES:
         raise ValueError(f"a timeline is written to .svg or .html, got {target.name!r}")
     if not 1 <= len(panels) <= len(LINES) or not all(panel.points for panel in panels):
         raise ValueError(f"a timeline needs 1 to {len(LINES)} panels with points")
-    picture = timeline_svg(title, panels, spans, spans_are)
-    if target.suffix == ".html":
-        picture = chart.page(picture, title)
-    target.write_text(picture, encoding="utf-8")
+    chart.write(target, timeline_svg(title, panels, spans, spans_are), title)
     return target
 
 
 def timeline_svg(
     title: str, panels: Sequence[Panel], spans: Sequence[Point] = (), spans_are: str = ""
 ) -> str:
-    """The picture itself; see `write_timeline`."""
+    """The picture as SVG; see `write_timeline` for the arguments."""
     bottom = TOP + len(panels) * (PANEL_HEIGHT + PANEL_GAP) - PANEL_GAP
     seconds = [second for panel in panels for second, _ in panel.points]
-    time = RangeAxis([0.0, *seconds], LEFT, WIDTH - RIGHT)
+    time = LinearAxis.enclosing([0.0, *seconds], LEFT, WIDTH - RIGHT)
     colours = {"": SHADE} | {p.title: colour for p, colour in zip(panels, LINES, strict=False)}
     parts = [text(MARGIN, 26, title, "title")]
     if spans:
@@ -113,7 +85,7 @@ def timeline_svg(
     return chart.svg(bottom + BOTTOM, parts, colours, title)
 
 
-def _shades(spans: Sequence[Point], frame: Frame, time: RangeAxis) -> Iterator[str]:
+def _shades(spans: Sequence[Point], frame: Frame, time: LinearAxis) -> Iterator[str]:
     for begin, end in spans:
         x, width = time.place(begin), time.place(end) - time.place(begin)
         yield (
@@ -122,24 +94,20 @@ def _shades(spans: Sequence[Point], frame: Frame, time: RangeAxis) -> Iterator[s
         )
 
 
-def _panel(panel: Panel, colour: int, frame: Frame, time: RangeAxis) -> Iterator[str]:
-    values = RangeAxis([value for _, value in panel.points], frame.bottom, frame.top)
+def _panel(panel: Panel, colour: int, frame: Frame, time: LinearAxis) -> Iterator[str]:
+    values = LinearAxis.enclosing([value for _, value in panel.points], frame.bottom, frame.top)
     yield text(frame.left, frame.top - 8, panel.title, "head")
-    for y, label in values.ticks():
+    for tick in values.ticks():
+        y = values.place(tick)
         yield f'<path class="hair" d="M{frame.left:.1f} {y:.1f}H{frame.right:.1f}"/>'
-        yield text(frame.left - 8, y + 4, label, "axis end")
+        yield text(frame.left - 8, y + 4, values.label(tick), "axis end")
     line = " ".join(f"{time.place(t):.1f},{values.place(value):.1f}" for t, value in panel.points)
     yield f'<polyline class="s{colour}" stroke-width="1.6" points="{line}"/>'
 
 
-def _seconds(time: RangeAxis, y: float) -> Iterator[str]:
-    for x, label in time.ticks():
+def _seconds(time: LinearAxis, y: float) -> Iterator[str]:
+    for tick in time.ticks():
+        x = time.place(tick)
         yield f'<path class="line" d="M{x:.1f} {y:.1f}v5"/>'
-        yield text(x, y + 18, label, "axis middle")
+        yield text(x, y + 18, time.label(tick), "axis middle")
     yield text((LEFT + WIDTH - RIGHT) / 2, y + 36, "seconds", "axis middle")
-
-
-def _round_step(at_least: float) -> float:
-    """The next of 1, 2, 5 times a power of ten."""
-    power = 10.0 ** math.floor(math.log10(at_least))
-    return next(n * power for n in (1, 2, 5, 10) if n * power >= at_least * (1 - 1e-9))

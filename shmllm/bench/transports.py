@@ -1,8 +1,8 @@
-"""Links: what carries a message between the two processes of an arm.
+"""Transports: how a message gets from one process of a variant's pair to the other.
 
-Owns the interface and the arms of the standard library and faster-fifo. Must not know what
-a message means. A link is opened by the front end, whose handles travel to the core when
-it is spawned; the core opens its end from them.
+This module owns the interface and the transports of the standard library and faster-fifo. It must
+not know the content of a message. The front end opens a transport; its handles travel to the core
+when the front end spawns the core; the core opens its own end from these handles.
 """
 
 from __future__ import annotations
@@ -18,33 +18,37 @@ from shmllm.bench.cases import MIB
 from shmllm.bench.loads import Parts
 from shmllm.ipc.ring import BytesLike
 
-Take = Callable[[BytesLike], bytes]
+Decode = Callable[[BytesLike], bytes]
 
-PATIENCE_S = 60.0
+RECEIVE_TIMEOUT_S = 60.0
 FIFO_BYTES = 40 * MIB
 
 
 class Transport(Protocol):
-    """One end. Both calls wait: for room, for a message."""
+    """One end of a transport. `send` and `receive` block until they can proceed."""
 
     def send(self, parts: Parts) -> None:
-        """Send one message of any size."""
+        """Sends one message of any size."""
 
-    def receive(self, take: Take) -> bytes:
-        """Give the next message to `take`, whose result comes back. It keeps no reference."""
+    def receive(self, decode: Decode) -> bytes:
+        """Passes the next message to `decode`, which must not keep a reference to it.
 
-    def greet(self) -> None:
-        """Front end only, once the core is there: whatever has to happen before messages."""
+        Returns:
+            The result of `decode`.
+        """
+
+    def handshake(self) -> None:
+        """Completes the connection. Only the front end calls this, before the first message."""
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Releases all resources."""
 
 
 class FdHandle:
-    """A descriptor that goes along when a process is spawned.
+    """A file descriptor that can be passed to a process when it is spawned.
 
     Args:
-        fd: stays the caller's; the other process gets a duplicate.
+        fd: the descriptor; the caller keeps it, and the other process gets a duplicate.
     """
 
     def __init__(self, fd: int) -> None:
@@ -58,8 +62,8 @@ def _received_fd(duplicate: Any) -> FdHandle:
     return FdHandle(duplicate.detach())
 
 
-class PipeLink:
-    """`multiprocessing.Pipe`, with its calls for bytes, which pickle nothing."""
+class PipeTransport:
+    """`multiprocessing.Pipe` with its calls for bytes, which use no pickle."""
 
     def __init__(self, connection: Connection[Any, Any]) -> None:
         self._connection = connection
@@ -68,10 +72,10 @@ class PipeLink:
         (message,) = parts
         self._connection.send_bytes(message)  # type: ignore[arg-type]
 
-    def receive(self, take: Take) -> bytes:
-        return take(self._connection.recv_bytes())
+    def receive(self, decode: Decode) -> bytes:
+        return decode(self._connection.recv_bytes())
 
-    def greet(self) -> None:
+    def handshake(self) -> None:
         pass
 
     def close(self) -> None:
@@ -79,17 +83,17 @@ class PipeLink:
 
 
 def open_pipe(option: str, directory: str) -> tuple[Transport, tuple[Any, ...]]:
-    """The front end's end of a pipe, and what the core needs."""
+    """Opens the front end's end of a pipe; also returns the handles for the core."""
     ours, theirs = multiprocessing.Pipe()
-    return PipeLink(ours), (theirs,)
+    return PipeTransport(ours), (theirs,)
 
 
 def attach_pipe(connection: Connection[Any, Any]) -> Transport:
-    """The core's end of a pipe."""
-    return PipeLink(connection)
+    """Opens the core's end of a pipe."""
+    return PipeTransport(connection)
 
 
-class QueueLink:
+class QueueTransport:
     """A pair of queues: `multiprocessing.Queue` or faster-fifo's class of the same name."""
 
     def __init__(self, outgoing: Any, incoming: Any) -> None:
@@ -100,10 +104,10 @@ class QueueLink:
         (message,) = parts
         self._outgoing.put(message)
 
-    def receive(self, take: Take) -> bytes:
-        return take(self._incoming.get(timeout=PATIENCE_S))
+    def receive(self, decode: Decode) -> bytes:
+        return decode(self._incoming.get(timeout=RECEIVE_TIMEOUT_S))
 
-    def greet(self) -> None:
+    def handshake(self) -> None:
         pass
 
     def close(self) -> None:
@@ -112,7 +116,7 @@ class QueueLink:
 
 
 def open_queue(option: str, directory: str) -> tuple[Transport, tuple[Any, ...]]:
-    """The front end's end of two queues, and what the core needs."""
+    """Opens the front end's end of two queues; also returns the handles for the core."""
     queues: list[Any]
     if option == "faster-fifo":
         import_module("faster_fifo_reduction")
@@ -120,9 +124,9 @@ def open_queue(option: str, directory: str) -> tuple[Transport, tuple[Any, ...]]
         queues = [fifo.Queue(max_size_bytes=FIFO_BYTES) for _ in range(2)]
     else:
         queues = [multiprocessing.get_context("spawn").Queue() for _ in range(2)]
-    return QueueLink(queues[0], queues[1]), (queues[1], queues[0])
+    return QueueTransport(queues[0], queues[1]), (queues[1], queues[0])
 
 
 def attach_queue(outgoing: Any, incoming: Any) -> Transport:
-    """The core's end of two queues."""
-    return QueueLink(outgoing, incoming)
+    """Opens the core's end of two queues."""
+    return QueueTransport(outgoing, incoming)

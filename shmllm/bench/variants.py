@@ -1,6 +1,7 @@
-"""Arms: what is compared, which package each needs, and which cases it takes part in.
+"""The table of variants that `shmllm bench ipc` compares.
 
-Owns the table. A link's module is imported only when its arm runs, in its own processes.
+A variant is a transport with an encoding. The table says which package each variant needs and which
+cases it runs. A transport's module is imported only in the processes of its own variant.
 """
 
 from __future__ import annotations
@@ -14,19 +15,20 @@ from typing import Any
 from shmllm.bench.cases import COPIED_UP_TO_BYTES, Case, Payload
 from shmllm.bench.loads import Load, bytes_load, wire_load
 
-REFERENCE_ARM = "zmq"
+REFERENCE_VARIANT = "zmq"
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to get a message across.
+    """One transport with an encoding.
 
     Attributes:
-        link: module and family of its `open_` and `attach_` functions.
-        option: what they are given besides a directory.
-        package: the import it needs; "" for none.
-        is_ours: whether it carries the project's own encoding instead of msgpack.
-        smallest: of its cases in bytes; 0 for all cases, also those of messages.
+        name: its name on the command line and in the results.
+        transport: (module, suffix) of its functions `open_SUFFIX` and `attach_SUFFIX`.
+        option: the first argument of `open_SUFFIX`.
+        package: the package that it imports; "" for none.
+        is_ours: whether it uses shmllm's own encoding instead of msgpack.
+        min_bytes: it runs only cases of plain bytes from this size on; 0: it runs all cases.
     """
 
     name: str
@@ -34,19 +36,19 @@ class Variant:
     option: str = ""
     package: str = ""
     is_ours: bool = False
-    smallest: int = 0
+    min_bytes: int = 0
 
     def open(self, directory: str) -> tuple[Any, tuple[Any, ...]]:
-        """The front end's link, and the handles that the core needs."""
+        """Opens the front end's transport; also returns the handles for the core."""
         opened: tuple[Any, tuple[Any, ...]] = self._function("open")(self.option, directory)
         return opened
 
     def attach(self, handles: tuple[Any, ...]) -> Any:
-        """The core's link."""
+        """Opens the core's transport."""
         return self._function("attach")(*handles)
 
     def load(self, case: Case) -> Load:
-        """How a case's payload is encoded."""
+        """The functions that encode and decode the payload of `case`."""
         if self.is_ours:
             return wire_load(case)
         if case.payload is Payload.BYTES:
@@ -55,18 +57,18 @@ class Variant:
 
         return msgpack_load(case)
 
-    def why_not(self, case: Case) -> str:
-        """Why it leaves a case out; "" if it does not."""
-        if self.smallest and (case.payload is not Payload.BYTES or case.size < self.smallest):
+    def skip_reason(self, case: Case) -> str:
+        """The reason why this variant does not run `case`; "" if it does."""
+        if self.min_bytes and (case.payload is not Payload.BYTES or case.size < self.min_bytes):
             return "for large payloads only"
         if case.payload is not Payload.BYTES and not self.is_ours and not is_installed("msgspec"):
             return "msgspec is not installed"
         return ""
 
     def _function(self, verb: str) -> Callable[..., Any]:
-        module, family = self.transport
+        module, suffix = self.transport
         function: Callable[..., Any] = getattr(
-            import_module(f"shmllm.bench.{module}"), f"{verb}_{family}"
+            import_module(f"shmllm.bench.{module}"), f"{verb}_{suffix}"
         )
         return function
 
@@ -75,42 +77,47 @@ VARIANTS = {
     variant.name: variant
     for variant in (
         *(
-            Variant(f"shm-{policy}", ("shm_link", "shm"), policy, is_ours=True)
+            Variant(f"shm-{policy}", ("shm_transport", "shm"), policy, is_ours=True)
             for policy in ("latency", "balanced", "idle")
         ),
-        Variant("zmq", ("zmq_link", "zmq"), package="zmq"),
+        Variant("zmq", ("zmq_transport", "zmq"), package="zmq"),
         Variant(
             "zmq-nocopy",
-            ("zmq_link", "zmq"),
+            ("zmq_transport", "zmq"),
             "nocopy",
             package="zmq",
-            smallest=COPIED_UP_TO_BYTES,
+            min_bytes=COPIED_UP_TO_BYTES,
         ),
-        Variant("pipe", ("links", "pipe")),
-        Variant("queue", ("links", "queue")),
-        Variant("faster-fifo", ("links", "queue"), "faster-fifo", package="faster_fifo"),
-        Variant("iceoryx2", ("iceoryx_link", "iceoryx"), package="iceoryx2"),
+        Variant("pipe", ("transports", "pipe")),
+        Variant("queue", ("transports", "queue")),
+        Variant("faster-fifo", ("transports", "queue"), "faster-fifo", package="faster_fifo"),
+        Variant("iceoryx2", ("iceoryx_transport", "iceoryx"), package="iceoryx2"),
     )
 }
 
 
 def is_installed(package: str) -> bool:
-    """Whether an import would find it."""
+    """Whether `package` can be imported."""
     return find_spec(package) is not None
 
 
-def split_by_presence(names: Sequence[str]) -> tuple[list[Variant], list[str]]:
-    """The arms that can run, and a line for each that cannot or not in all cases."""
+def split_by_availability(names: Sequence[str]) -> tuple[list[Variant], list[str]]:
+    """Splits variants by whether their packages are installed.
+
+    Returns:
+        The variants that can run, and one line of text for each variant that cannot run at all or
+        not in all cases.
+    """
     variants = [VARIANTS[name] for name in names]
-    present = [
+    available = [
         variant for variant in variants if not variant.package or is_installed(variant.package)
     ]
-    absent = [variant for variant in variants if variant not in present]
-    lines = [f"{variant.name}: skipped, {variant.package} is not installed" for variant in absent]
+    missing = [variant for variant in variants if variant not in available]
+    lines = [f"{variant.name}: skipped, {variant.package} is not installed" for variant in missing]
     if not is_installed("msgspec"):
         lines += [
             f"{variant.name}: only plain bytes, msgspec is not installed"
-            for variant in present
-            if not (variant.is_ours or variant.smallest)
+            for variant in available
+            if not (variant.is_ours or variant.min_bytes)
         ]
-    return present, lines
+    return available, lines

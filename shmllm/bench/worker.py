@@ -1,12 +1,14 @@
-"""One arm's two processes: the front end, started by exec, and the core, spawned by it.
+"""The two processes of a variant: the front end, started by exec, and the core, spawned by it.
 
-Owns the timed loops. The front end is told over a connection what to run, tells the core,
-runs its own part and reports both. Each process ends with the one that started it, so that
-nothing is left whoever is killed. Must not know how results are put together.
+This module owns the timed loops. The front end receives a command over a connection, passes it to
+the core, runs its own part and reports the measurements of both. Each process exits when the
+process that started it exits, so that a kill of any of them leaves no process. The module must not
+know how results are combined.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import multiprocessing
@@ -15,6 +17,7 @@ import sys
 import threading
 import time
 from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -29,13 +32,13 @@ JOIN_S = 5.0
 
 @dataclass(frozen=True)
 class Command:
-    """What to run.
+    """A measurement to run.
 
     Attributes:
-        case: its name.
-        is_stream: one-way throughput instead of round trips.
-        messages: how many are timed; a multiple of the case's window for a stream.
-        warm_up: messages before those.
+        case: the name of the case.
+        is_stream: whether to measure one-way throughput instead of round trips.
+        messages: number of timed messages; for a stream a multiple of the case's window.
+        warm_up: number of messages before the timed ones.
     """
 
     case: str
@@ -44,30 +47,44 @@ class Command:
     warm_up: int
 
 
-def end_with(*sentinels: int) -> threading.Event:
-    """End this process as soon as any of the descriptors says that another one ended.
+def exit_with(*sentinels: int) -> threading.Event:
+    """Starts a thread that exits this process when any of the descriptors becomes readable.
+
+    Args:
+        sentinels: pidfds or sentinels of other processes, readable when those processes end.
 
     Returns:
-        Set it, and nothing of the kind happens any more.
+        An event; setting it disarms the thread.
     """
-    is_over = threading.Event()
+    is_disarmed = threading.Event()
 
     def watch() -> None:
         wait(list(sentinels))
-        if not is_over.is_set():
+        if not is_disarmed.is_set():
             os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
-    return is_over
+    return is_disarmed
 
 
-def pin(place: int) -> None:
-    """Stay on the first (0) or the last (-1) of the CPUs that this process may use."""
-    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[place]})
+def pin(index: int) -> None:
+    """Pins this process to the CPU at `index` (0: first, -1: last) of those that it may use."""
+    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[index]})
+
+
+def received(connection: Connection[Any, Any]) -> Iterator[bytes]:
+    """Yields the messages of a connection until the other end closes it."""
+    with contextlib.suppress(EOFError):
+        while True:
+            yield connection.recv_bytes()
 
 
 def time_round_trips(transport: Transport, load: Load, command: Command) -> tuple[array[int], int]:
-    """(nanoseconds of each round trip, CPU nanoseconds of all)."""
+    """Times round trips at the sending end.
+
+    Returns:
+        The duration of each round trip in nanoseconds, and the CPU time of all in nanoseconds.
+    """
     encode, send, receive = load.encode, transport.send, transport.receive
     now, durations = time.perf_counter_ns, [0] * command.messages
     cpu_began = 0
@@ -87,7 +104,11 @@ def time_round_trips(transport: Transport, load: Load, command: Command) -> tupl
 
 
 def answer_round_trips(transport: Transport, load: Load, command: Command) -> int:
-    """CPU nanoseconds that receiving, decoding and acknowledging took."""
+    """Runs the receiving end of `time_round_trips`.
+
+    Returns:
+        The CPU time of receiving, decoding and acknowledging, in nanoseconds.
+    """
     decode, send, receive = load.decode, transport.send, transport.receive
     for _ in range(command.warm_up):
         send((receive(decode),))
@@ -98,9 +119,13 @@ def answer_round_trips(transport: Transport, load: Load, command: Command) -> in
 
 
 def time_stream(transport: Transport, load: Load, command: Command) -> tuple[array[int], int]:
-    """As `time_round_trips`, with the time of the whole stream as the only duration.
+    """Times a one-way stream at the sending end.
 
-    Two windows are on their way at most: while one is acknowledged the next one is sent.
+    The sender sends the next window while the receiver acknowledges the previous one, so at most
+    two windows are in flight.
+
+    Returns:
+        The duration of the whole stream in nanoseconds as the only item, and the CPU time.
     """
     encode, send, receive = load.encode, transport.send, transport.receive
     window = CASES[command.case].window
@@ -117,7 +142,11 @@ def time_stream(transport: Transport, load: Load, command: Command) -> tuple[arr
 
 
 def answer_stream(transport: Transport, load: Load, command: Command) -> int:
-    """As `answer_round_trips`, with one acknowledgement for each window."""
+    """Runs the receiving end of `time_stream`, with one acknowledgement per window.
+
+    Returns:
+        The CPU time of receiving, decoding and acknowledging, in nanoseconds.
+    """
     decode, send, receive = load.decode, transport.send, transport.receive
     window, result = CASES[command.case].window, b""
     cpu_began = time.process_time_ns()
@@ -128,56 +157,56 @@ def answer_stream(transport: Transport, load: Load, command: Command) -> int:
     return time.process_time_ns() - cpu_began
 
 
-class End:
-    """One process's part in an arm.
+class Endpoint:
+    """One end of a variant: runs commands over its end of the transport.
 
     Args:
-        arm: its name.
-        link: its end of the link.
-        is_core: which end it is.
+        variant: the variant's name.
+        transport: this end of the transport.
+        is_core: whether this is the core's end.
     """
 
     def __init__(self, variant: str, transport: Transport, is_core: bool) -> None:
         self._variant = VARIANTS[variant]
-        self._link = transport
+        self._transport = transport
         self._is_core = is_core
         self._loads: dict[str, Load] = {}
 
     def run(self, command: Command) -> tuple[array[int], int]:
-        """(durations, empty on the receiving end; CPU nanoseconds)."""
+        """Runs a command.
+
+        Returns:
+            Durations in nanoseconds (empty on the receiving end), and CPU time in nanoseconds.
+        """
         case = CASES[command.case]
         if command.case not in self._loads:
-            # Kept one at a time: 16 MiB sources would push each other out of the cache.
+            # One load at a time: several sources of 16 MiB would evict each other from the cache.
             self._loads = {command.case: self._variant.load(case)}
         load = self._loads[command.case]
         gc.collect()
         gc.freeze()
         if case.is_sent_by_core == self._is_core:
             time_it = time_stream if command.is_stream else time_round_trips
-            return time_it(self._link, load, command)
+            return time_it(self._transport, load, command)
         answer = answer_stream if command.is_stream else answer_round_trips
-        return array("q"), answer(self._link, load, command)
+        return array("q"), answer(self._transport, load, command)
 
 
 def run_core(
     variant: str, commands: Connection[Any, Any], handles: tuple[Any, ...], cpus: set[int] | None
 ) -> None:
-    """The core's process: attach, then answer commands until there are no more."""
+    """Runs the core's process: attaches to the transport and runs commands until they end."""
     if cpus is not None:
         os.sched_setaffinity(0, cpus)
         pin(-1)
     parent = multiprocessing.parent_process()
     assert parent is not None
-    end_with(parent.sentinel)
+    exit_with(parent.sentinel)
     transport = VARIANTS[variant].attach(handles)
-    end = End(variant, transport, is_core=True)
+    endpoint = Endpoint(variant, transport, is_core=True)
     commands.send_bytes(b"")
-    while True:
-        try:
-            text = commands.recv_bytes()
-        except EOFError:
-            break
-        durations, cpu = end.run(Command(**json.loads(text)))
+    for text in received(commands):
+        durations, cpu = endpoint.run(Command(**json.loads(text)))
         commands.send_bytes(cpu.to_bytes(8, "little") + durations.tobytes())
     transport.close()
 
@@ -189,7 +218,7 @@ def run_front(
     parent_pidfd: int,
     is_pinned: bool,
 ) -> None:
-    """The front end's process."""
+    """Runs the front end's process: starts the core and runs commands until they end."""
     cpus = os.sched_getaffinity(0) if is_pinned else None
     if is_pinned:
         pin(0)
@@ -199,23 +228,19 @@ def run_front(
     core = context.Process(target=run_core, args=(variant, theirs, handles, cpus), daemon=True)
     core.start()
     theirs.close()
-    is_over = end_with(parent_pidfd, core.sentinel)
+    is_disarmed = exit_with(parent_pidfd, core.sentinel)
     ours.recv_bytes()
-    transport.greet()
-    end = End(variant, transport, is_core=False)
+    transport.handshake()
+    endpoint = Endpoint(variant, transport, is_core=False)
     commands.send_bytes(b"")
-    while True:
-        try:
-            text = commands.recv_bytes()
-        except EOFError:
-            break
+    for text in received(commands):
         ours.send_bytes(text)
-        durations, cpu = end.run(Command(**json.loads(text)))
+        durations, cpu = endpoint.run(Command(**json.loads(text)))
         report = ours.recv_bytes()
         cpu += int.from_bytes(report[:8], "little")
         commands.send_bytes(cpu.to_bytes(8, "little") + (durations.tobytes() or report[8:]))
-    # The core ends first: this end made what both use, so it takes it away last.
-    is_over.set()
+    # The core ends first, because this process owns the resources that both use.
+    is_disarmed.set()
     ours.close()
     core.join(JOIN_S)
     transport.close()

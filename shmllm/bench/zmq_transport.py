@@ -1,8 +1,8 @@
-"""ZeroMQ as vLLM uses it: ROUTER to DEALER for requests, PUSH to PULL for outputs, ipc://.
+"""ZeroMQ as vLLM uses it: ROUTER to DEALER for requests, PUSH to PULL for outputs, over ipc://.
 
-Owns the sockets; must not know what a message means. Both ends block in the socket. vLLM
-adds a thread and a queue on both sides and a frame with the message's type, which are left
-out here, in ZeroMQ's favour. Only imported where pyzmq is installed.
+This module owns the sockets; it must not know the content of a message. Both ends block in the
+socket. vLLM adds a thread and a queue on each side, and a frame with the message's type. This
+transport leaves them out, in ZeroMQ's favour. The module is imported only where pyzmq is installed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from shmllm.bench.loads import Parts
-from shmllm.bench.transports import PATIENCE_S, Take, Transport
+from shmllm.bench.transports import RECEIVE_TIMEOUT_S, Decode, Transport
 
 zmq: Any = import_module("zmq")
 
@@ -20,15 +20,15 @@ CORE_IDENTITY = b"core"
 NO_COPY = "nocopy"
 
 
-class ZmqLink:
-    """One end: a socket out, a socket in.
+class ZmqTransport:
+    """One end: one socket to send, one socket to receive.
 
     Args:
-        context: owns the sockets.
-        outgoing: to send on.
-        incoming: to receive from.
-        envelope: frames in front of each message.
-        copies: False hands buffers to ZeroMQ and takes its frames, both without copying.
+        context: the ZeroMQ context of both sockets.
+        outgoing: the socket to send on.
+        incoming: the socket to receive from.
+        envelope: frames before each message.
+        copies: False passes buffers to ZeroMQ and reads its frames without a copy.
     """
 
     def __init__(
@@ -51,13 +51,13 @@ class ZmqLink:
         else:
             self._outgoing.send(parts[0], copy=self._copies)
 
-    def receive(self, take: Take) -> bytes:
+    def receive(self, decode: Decode) -> bytes:
         if self._copies:
-            return take(self._incoming.recv())
-        return take(self._incoming.recv(copy=False).buffer)
+            return decode(self._incoming.recv())
+        return decode(self._incoming.recv(copy=False).buffer)
 
-    def greet(self) -> None:
-        # A ROUTER drops what it cannot route yet, so the core announces itself first.
+    def handshake(self) -> None:
+        # A ROUTER drops messages to an unknown peer, so the core sends an empty message first.
         self._outgoing.recv_multipart()
 
     def close(self) -> None:
@@ -67,7 +67,7 @@ class ZmqLink:
 def _socket(context: Any, kind: int) -> Any:
     socket = context.socket(kind)
     socket.set_hwm(0)
-    socket.setsockopt(zmq.RCVTIMEO, int(1000 * PATIENCE_S))
+    socket.setsockopt(zmq.RCVTIMEO, int(1000 * RECEIVE_TIMEOUT_S))
     return socket
 
 
@@ -76,21 +76,21 @@ def _addresses(directory: str) -> tuple[str, str]:
 
 
 def open_zmq(option: str, directory: str) -> tuple[Transport, tuple[Any, ...]]:
-    """The front end's end, and what the core needs."""
+    """Opens the front end's end; also returns the handles for the core."""
     context = zmq.Context()
     router, pull = _socket(context, zmq.ROUTER), _socket(context, zmq.PULL)
     for socket, address in zip((router, pull), _addresses(directory), strict=True):
         socket.bind(address)
-    transport = ZmqLink(context, router, pull, (CORE_IDENTITY,), option != NO_COPY)
+    transport = ZmqTransport(context, router, pull, (CORE_IDENTITY,), option != NO_COPY)
     return transport, (option, directory)
 
 
 def attach_zmq(option: str, directory: str) -> Transport:
-    """The core's end."""
+    """Opens the core's end."""
     context = zmq.Context()
     push, dealer = _socket(context, zmq.PUSH), _socket(context, zmq.DEALER)
     dealer.setsockopt(zmq.IDENTITY, CORE_IDENTITY)
     for socket, address in zip((dealer, push), _addresses(directory), strict=True):
         socket.connect(address)
     dealer.send(b"")
-    return ZmqLink(context, push, dealer, (), option != NO_COPY)
+    return ZmqTransport(context, push, dealer, (), option != NO_COPY)

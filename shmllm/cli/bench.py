@@ -1,4 +1,4 @@
-"""`shmllm bench`: how fast an engine is here."""
+"""`shmllm bench`: measures an engine and its transport on this machine."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import click
 
 from shmllm.cli.bench_generation import latency, throughput
 from shmllm.cli.bench_ipc import ipc
-from shmllm.cli.bench_output import describe_machine
 from shmllm.cli.bench_startup import startup
-
-__all__ = ["bench", "describe_machine"]
 
 
 @click.group()

@@ -1,4 +1,4 @@
-"""`shmllm bench latency` and `throughput`: batches of requests on an engine."""
+"""`shmllm bench latency` and `throughput`: measure batches of requests on an engine."""
 
 from __future__ import annotations
 
@@ -12,14 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from shmllm.cli.bench_output import (
+    BenchOutput,
     describe_machine,
-    json_option,
     machine_line,
-    plot_option,
+    output_options,
     progress,
-    say,
-    write_json,
-    write_plot,
 )
 from shmllm.cli.interrupts import interruptible
 from shmllm.cli.options import engine_options, take_engine_options
@@ -40,13 +37,12 @@ _SHARED_OPTIONS = (
         type=click.FloatRange(min=0),
         default=0.0,
         show_default=True,
-        help="0 is greedy.",
+        help="Sampling temperature; 0 is greedy.",
     ),
-    click.option("--disable-detokenize", is_flag=True, help="Make no text of the tokens."),
-    click.option("--seed", default=0, show_default=True, help="Of the random prompts."),
+    click.option("--disable-detokenize", is_flag=True, help="Do not convert tokens to text."),
+    click.option("--seed", default=0, show_default=True, help="Seed of the random prompts."),
     click.option("--attach", metavar="NAME", help="Measure a running engine."),
-    json_option,
-    plot_option,
+    output_options,
     engine_options,
 )
 
@@ -59,15 +55,15 @@ def _shared_options(command: Command) -> Command:
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """What to measure.
+    """The batches that a benchmark measures.
 
     Attributes:
-        kind: name of the benchmark.
-        prompts: makes the batches.
-        sizes: of the batches, each measured on its own.
-        output_len: tokens of each completion.
-        num_iters: batches of each size.
-        num_iters_warmup: batches before them that are not measured.
+        kind: the name of the benchmark.
+        prompts: the source of the prompts.
+        sizes: the batch sizes; each size is measured separately.
+        output_len: number of tokens in each completion.
+        num_iters: number of measured batches of each size.
+        num_iters_warmup: number of batches before them that are not measured.
     """
 
     kind: str
@@ -78,12 +74,35 @@ class BenchPlan:
     num_iters_warmup: int
 
 
+def _length_options(
+    input_len: int, num_iters_warmup: int, num_iters: int
+) -> Callable[[Command], Command]:
+    """The options of both benchmarks whose defaults differ between them."""
+
+    def add(command: Command) -> Command:
+        for option in (
+            _count_option("--num-iters", num_iters, "Measured batches of each size."),
+            _count_option("--num-iters-warmup", num_iters_warmup, "Unmeasured batches first.", 0),
+            _count_option("--output-len", 128, "Tokens of each completion."),
+            _count_option("--input-len", input_len, "Tokens of each random prompt."),
+        ):
+            command = option(command)
+        return command
+
+    return add
+
+
+def _count_option(
+    name: str, default: int, text: str, least: int = 1
+) -> Callable[[Command], Command]:
+    return click.option(
+        name, type=click.IntRange(min=least), default=default, show_default=True, help=text
+    )
+
+
 @click.command()
-@click.option("--input-len", type=COUNT, default=32, show_default=True)
-@click.option("--output-len", type=COUNT, default=128, show_default=True)
-@click.option("--batch-size", type=COUNT, default=8, show_default=True)
-@click.option("--num-iters-warmup", type=click.IntRange(min=0), default=10, show_default=True)
-@click.option("--num-iters", type=COUNT, default=30, show_default=True)
+@_count_option("--batch-size", 8, "Requests in the batch.")
+@_length_options(input_len=32, num_iters_warmup=10, num_iters=30)
 @_shared_options
 def latency(
     input_len: int,
@@ -94,11 +113,12 @@ def latency(
     seed: int,
     **options: Any,
 ) -> None:
-    """One batch of random prompts, again and again: how long it takes.
+    """Measure the latency of one batch of random prompts, repeatedly.
 
-    Prints the batch's latency, and over all requests time to first token (TTFT, from
-    submission), time between tokens (ITL), mean time per token after the first (TPOT), time to
-    the last (E2E), and the time of the engine's steps, by phase. No prompt is sent twice.
+    Prints the latency of the batch; over all requests the time to first token (TTFT, from
+    submission), the time between tokens (ITL), the mean time per token after the first (TPOT) and
+    the time to the last token (E2E); and the time of the engine's steps by phase. Every prompt is
+    different.
     """
     from shmllm.bench.generation import RandomPrompts
 
@@ -116,27 +136,22 @@ def latency(
     multiple=True,
     default=(1, 16, 64),
     show_default=True,
-    help="Requests sent at once. Can be given several times.",
+    help="Requests sent at once. May be given several times.",
 )
 @click.option(
     "--dataset-name",
     type=click.Choice(["random", "custom"]),
     default="random",
     show_default=True,
-    help='custom: lines of JSON with a "prompt" in --dataset-path.',
+    help="random: random tokens; custom: the prompts in --dataset-path.",
 )
-@click.option("--dataset-path", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--input-len", type=COUNT, default=128, show_default=True, help="Of random prompts.")
 @click.option(
-    "--prefix-len",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    help="Tokens that all random prompts of a batch begin with, before --input-len others.",
+    "--dataset-path",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help='JSON lines, each with a "prompt".',
 )
-@click.option("--output-len", type=COUNT, default=128, show_default=True)
-@click.option("--num-iters", type=COUNT, default=3, show_default=True)
-@click.option("--num-iters-warmup", type=click.IntRange(min=0), default=1, show_default=True)
+@_count_option("--prefix-len", 0, "Leading tokens that the random prompts of a batch share.", 0)
+@_length_options(input_len=128, num_iters_warmup=1, num_iters=3)
 @_shared_options
 def throughput(
     num_prompts: Sequence[int],
@@ -150,11 +165,11 @@ def throughput(
     seed: int,
     **options: Any,
 ) -> None:
-    """Batches of prompts without stopping early: tokens a second.
+    """Measure tokens/s of batches of prompts, with completions of a fixed length.
 
-    The rate of each size is that of the iteration with the median rate; latencies are of all
-    iterations, as `shmllm bench latency` has them. No random prompt is sent twice, so the
-    prefix cache helps nobody unless there is a --prefix-len.
+    The rate of each size is that of the iteration with the median rate. The latencies are those of
+    all iterations, in the form of `shmllm bench latency`. Every random prompt is different, so the
+    prefix cache has no hits unless --prefix-len is given.
     """
     from shmllm.bench.generation import GivenPrompts, RandomPrompts
 
@@ -188,6 +203,7 @@ def _read_prompts(path: Path) -> list[str]:
 
 
 def _measure(plan: BenchPlan, options: dict[str, Any]) -> None:
+    """Runs the plan on an engine and writes the figures."""
     from shmllm.bench.generation import Measured
     from shmllm.cli.session import CommandSession
     from shmllm.params.sampling import SamplingParams
@@ -222,7 +238,7 @@ def _measure(plan: BenchPlan, options: dict[str, Any]) -> None:
         f"{model}, {facts['dtype']}, {processor}; {machine_line(machine)}; "
         f"{plan.num_iters} times {plan.output_len} output tokens"
     )
-    _report(plan.kind, batches, setting, subtitle, options)
+    _report(plan.kind, batches, setting, subtitle, options["output"])
 
 
 def _run(plan: BenchPlan, llm: LLM, params: SamplingParams, batches: dict[int, Measured]) -> None:
@@ -246,7 +262,7 @@ def _run(plan: BenchPlan, llm: LLM, params: SamplingParams, batches: dict[int, M
     finally:
         watch.close()
     if follower.num_missed:
-        click.echo(f"{follower.num_missed} steps were overwritten before they were seen", err=True)
+        click.echo(f"{follower.num_missed} steps were overwritten before they were read", err=True)
 
 
 def _report(
@@ -254,21 +270,20 @@ def _report(
     batches: dict[int, Measured],
     setting: dict[str, Any],
     subtitle: str,
-    options: dict[str, Any],
+    output: BenchOutput,
 ) -> None:
     from shmllm.bench.engine_plot import batches_svg
     from shmllm.bench.summary import latency_table, phase_table, summary
 
     results = {size: summary(measured) for size, measured in batches.items()}
     named = {_requests(size): result for size, result in results.items()}
-    json_file = options["json_file"]
-    for text in (_headline(kind, named), latency_table(named), phase_table(named)):
-        say(text, json_file)
+    for table in (_headline(kind, named), latency_table(named), phase_table(named)):
+        output.show(table)
     record: dict[str, Any] = {"benchmark": kind, **setting}
     if kind == "latency":
         [(size, measured)] = batches.items()
         result = results[size]
-        # The names that vLLM's benchmark has for these.
+        # vLLM's benchmark uses these names.
         record |= {
             "batch_size": size,
             "avg_latency": result["latency_s"]["mean"],
@@ -280,10 +295,9 @@ def _report(
         }
     else:
         record["results"] = [{"num_prompts": size, **found} for size, found in results.items()]
-    write_json(record, json_file)
     title = f"shmllm bench {kind}"
-    pictured = {_requests(size): measured for size, measured in batches.items()}
-    write_plot(options["plot_path"], lambda: batches_svg(pictured, title, subtitle), title)
+    named_batches = {_requests(size): measured for size, measured in batches.items()}
+    output.write(record, lambda: batches_svg(named_batches, title, subtitle), title)
 
 
 def _requests(size: int) -> str:
@@ -291,7 +305,7 @@ def _requests(size: int) -> str:
 
 
 def _headline(kind: str, named: dict[str, dict[str, Any]]) -> str:
-    """The figures that a benchmark is run for."""
+    """The table of the benchmark's main figures."""
     from shmllm.bench.report import number, table
 
     def column(find: Callable[[dict[str, Any]], float | None]) -> Callable[[str], str]:

@@ -1,70 +1,103 @@
-"""What the benchmarks share: where their figures go, and how far they are.
+"""The output of the `shmllm bench` commands: tables, a JSON record, a picture, a progress bar.
 
-Owns options, files and progress; must not know what is measured.
+This module owns the options for them and the description of the machine. It must not know what a
+command measures.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import platform
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
-PLOT_SUFFIXES = (".svg", ".html")
 STDOUT = "-"
 
 
+@dataclass(frozen=True)
+class BenchOutput:
+    """The destinations of a command's figures.
+
+    Attributes:
+        json_file: the file for the JSON record; None for no record.
+        plot_path: the file for the picture; None for no picture.
+    """
+
+    json_file: Any
+    plot_path: Path | None
+
+    def show(self, table: str) -> None:
+        """Prints a table: on stdout, or on stderr if the JSON record goes to stdout."""
+        click.echo(table, err=self.json_file is not None and self.json_file.name == STDOUT)
+
+    def write(self, record: Any, draw: Callable[[], str], title: str) -> None:
+        """Writes the JSON record and the picture, if the user asked for them.
+
+        Args:
+            record: the record, made of JSON values.
+            draw: returns the picture as SVG.
+            title: the title of the HTML page around the picture.
+        """
+        from shmllm.bench import chart
+
+        if self.json_file is not None:
+            json.dump(record, self.json_file, indent=2)
+            self.json_file.write("\n")
+        if self.plot_path is not None:
+            chart.write(self.plot_path, draw(), title)
+
+
 def _plot_path(_: click.Context, __: click.Parameter, value: Path | None) -> Path | None:
-    if value is not None and value.suffix not in PLOT_SUFFIXES:
-        raise click.BadParameter(f"the name has to end in {' or '.join(PLOT_SUFFIXES)}")
+    from shmllm.bench.chart import SUFFIXES
+
+    if value is not None and value.suffix not in SUFFIXES:
+        raise click.BadParameter(f"the name has to end in {' or '.join(SUFFIXES)}")
     return value
 
 
-plot_option = click.option(
+_plot_option = click.option(
     "--plot",
     "plot_path",
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
     callback=_plot_path,
-    help="A picture: FILE.svg or FILE.html.",
+    help="Write a picture to FILE.svg or FILE.html.",
 )
-json_option = click.option(
+_json_option = click.option(
     "--json",
     "--output-json",
     "json_file",
     type=click.File("w", encoding="utf-8", lazy=True),
-    help="All figures as JSON; - for stdout, where tables go to stderr then.",
+    help="Write all figures as JSON; - is stdout, and the tables then go to stderr.",
 )
 
 
-def say(text: str, json_file: Any) -> None:
-    """Show a table, on stdout unless that is for JSON."""
-    click.echo(text, err=json_file is not None and json_file.name == STDOUT)
+def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds --json and --plot to a command, which receives a `BenchOutput` as `output`."""
 
+    @functools.wraps(command)
+    def with_output(*, json_file: Any, plot_path: Path | None, **options: Any) -> Any:
+        return command(output=BenchOutput(json_file, plot_path), **options)
 
-def write_json(record: Any, json_file: Any) -> None:
-    if json_file is not None:
-        json.dump(record, json_file, indent=2)
-        json_file.write("\n")
-
-
-def write_plot(path: Path | None, draw: Callable[[], str], title: str) -> None:
-    """Draw, if there is a name for it: an SVG, alone or in an HTML page."""
-    from shmllm.bench.chart import page
-
-    if path is not None:
-        picture = draw()
-        path.write_text(picture if path.suffix == ".svg" else page(picture, title), "utf-8")
+    return _json_option(_plot_option(with_output))
 
 
 @contextlib.contextmanager
 def progress(total: int) -> Iterator[Callable[[str], None]]:
-    """A bar on stderr where that is a terminal. What is yielded names the next of `total`
-    pieces of work."""
+    """Shows a progress bar on stderr if stderr is a terminal.
+
+    Args:
+        total: the number of pieces of work.
+
+    Yields:
+        A function to call with the name of each piece of work before it begins.
+    """
     from rich.console import Console
     from rich.progress import Progress
 
@@ -82,7 +115,7 @@ def progress(total: int) -> Iterator[Callable[[str], None]]:
 
 
 def describe_machine() -> dict[str, Any]:
-    """What the figures depend on, without naming the machine."""
+    """The properties of this machine that affect figures; its name is not among them."""
     model = "unknown"
     with open("/proc/cpuinfo", encoding="utf-8") as cpuinfo:
         for line in cpuinfo:
@@ -99,5 +132,5 @@ def describe_machine() -> dict[str, Any]:
 
 
 def machine_line(machine: dict[str, Any]) -> str:
-    """The same in a line under a picture's title."""
+    """One line about the machine, for the subtitle of a picture."""
     return f"{machine['cpu']}, {machine['cores']} cores, Python {machine['python']}"

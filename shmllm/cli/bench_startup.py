@@ -1,4 +1,4 @@
-"""`shmllm bench startup`: from starting a process to its first token."""
+"""`shmllm bench startup`: measures the time from starting a process to its first token."""
 
 from __future__ import annotations
 
@@ -12,14 +12,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shmllm.cli.bench_output import (
+    BenchOutput,
     describe_machine,
-    json_option,
     machine_line,
-    plot_option,
+    output_options,
     progress,
-    say,
-    write_json,
-    write_plot,
 )
 from shmllm.cli.engine import state_of
 from shmllm.cli.interrupts import interruptible, uninterrupted
@@ -35,32 +32,48 @@ STOP_TIMEOUT_S = 60
 
 
 @click.command()
-@click.option("--num-iters-cold", type=COUNT, default=3, show_default=True)
-@click.option("--num-iters-warmup", type=COUNT, default=1, show_default=True, help="Before warm.")
-@click.option("--num-iters-warm", type=COUNT, default=3, show_default=True)
+@click.option(
+    "--num-iters-cold",
+    type=COUNT,
+    default=3,
+    show_default=True,
+    help="Starts after dropping the files from the page cache.",
+)
+@click.option(
+    "--num-iters-warmup",
+    type=COUNT,
+    default=1,
+    show_default=True,
+    help="Starts before the warm ones, not measured.",
+)
+@click.option(
+    "--num-iters-warm",
+    type=COUNT,
+    default=3,
+    show_default=True,
+    help="Starts with the files in the page cache.",
+)
 @click.option(
     "--num-iters-attach",
     type=COUNT,
     default=3,
     show_default=True,
-    help="Processes that attach to an engine which runs already.",
+    help="Processes that attach to a running engine.",
 )
-@json_option
-@plot_option
+@output_options
 @engine_options
 def startup(
     num_iters_cold: int,
     num_iters_warmup: int,
     num_iters_warm: int,
     num_iters_attach: int,
-    json_file: Any,
-    plot_path: Any,
+    output: BenchOutput,
     **options: Any,
 ) -> None:
-    """From starting a process to its first token, stage by stage.
+    """Measure the time from starting a process to its first token, stage by stage.
 
-    Cold: the files of interpreter, packages and model were dropped from the page cache, but for
-    what other processes have mapped. Warm: they were just read. Attach: to an engine that runs.
+    Before a cold start the files of the interpreter, the packages and the model are dropped from
+    the page cache; pages that other processes have mapped stay there.
     """
     from shmllm.bench.startup import ATTACH_STAGES, START_STAGES, attach, start
     from shmllm.frontend.model_files import resolve_model
@@ -86,7 +99,7 @@ def startup(
     if not runs:
         raise click.UsageError("all numbers of iterations are 0")
     stages = list(dict.fromkeys((*START_STAGES, *ATTACH_STAGES)))
-    _report(runs, stages, engine, json_file, plot_path)
+    _report(runs, stages, engine, output)
 
 
 def _start_cold(engine: dict[str, Any], directory: str) -> Stages:
@@ -98,7 +111,7 @@ def _start_cold(engine: dict[str, Any], directory: str) -> Stages:
 
 @contextlib.contextmanager
 def _named_engine(engine: dict[str, Any]) -> Iterator[str]:
-    """An engine that runs meanwhile."""
+    """Runs a named engine inside the `with` block and yields its name."""
     from shmllm.client.launch import engine_environment, named_engine_command
     from shmllm.errors import EngineStartError
     from shmllm.frontend.engine_options import make_engine_config
@@ -135,11 +148,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _report(
-    runs: dict[str, list[Stages]],
-    stages: list[str],
-    engine: dict[str, Any],
-    json_file: Any,
-    plot_path: Any,
+    runs: dict[str, list[Stages]], stages: list[str], engine: dict[str, Any], output: BenchOutput
 ) -> None:
     from shmllm.bench.engine_plot import startup_svg
     from shmllm.bench.report import number, table
@@ -162,14 +171,14 @@ def _report(
         return lambda row: number(medians.get(row))
 
     rows = [*stages, "to the first token"]
-    say(table("median, s", rows, {kind: cell(kind) for kind in runs}), json_file)
+    output.show(table("median, s", rows, {kind: cell(kind) for kind in runs}))
     machine = describe_machine()
     record = {
         "benchmark": "startup",
         "shmllm": __version__,
         "machine": machine,
         "engine": engine,
-        # The names that vLLM's benchmark has for these.
+        # vLLM's benchmark uses these names.
         **{
             f"avg_{kind}_startup_time": found["total_s"]["mean"]
             for kind, found in summaries.items()
@@ -177,7 +186,6 @@ def _report(
         **{f"{kind}_startup_times": times for kind, times in totals.items()},
         "results": summaries,
     }
-    write_json(record, json_file)
     bars = [
         (f"{kind}, {index + 1}", {stage: 1e6 * value for stage, value in each.items()})
         for kind, found in runs.items()
@@ -185,4 +193,4 @@ def _report(
     ]
     title = "shmllm bench startup"
     subtitle = f"{engine['model']}; {machine_line(machine)}"
-    write_plot(plot_path, lambda: startup_svg(bars, stages, title, subtitle), title)
+    output.write(record, lambda: startup_svg(bars, stages, title, subtitle), title)

@@ -101,7 +101,7 @@ def _check_writable(target: Path) -> None:
 def _trace_command(command: list[str], target: Path, settings: Settings) -> int:
     with _owned(settings) as directory:
         begin_ns = time.monotonic_ns()
-        code = _run(command, directory)
+        code = _run(_with_interpreter(command), directory)
         _await_last_records(directory)
         if code:
             click.echo(f"the command ended with exit code {code}; here is what there is", err=True)
@@ -109,14 +109,27 @@ def _trace_command(command: list[str], target: Path, settings: Settings) -> int:
         return code
 
 
+def _with_interpreter(command: list[str]) -> list[str]:
+    """Replaces `shmllm`, which may also be left out, by this interpreter and the CLI's entry point.
+
+    Other commands stay as they are.
+    """
+    root = click.get_current_context().find_root().command
+    if command[0] == "shmllm":
+        return [*_CLI, *command[1:]]
+    if isinstance(root, click.Group) and command[0] in root.commands:
+        return [*_CLI, *command]
+    return command
+
+
 def _run(command: list[str], directory: OwnedDirectory) -> int:
-    """Run it with our streams. Signals are its business: one that only we get is passed on."""
-    from shmllm.cli.main import cli
+    """Runs the command with this process's streams and returns its exit code.
+
+    The command handles signals itself; this process passes on SIGTERM.
+    """
     from shmllm.client.launch import import_environment
     from shmllm.tracing.directory import VARIABLE
 
-    if command[0] == "shmllm" or command[0] in cli.commands:
-        command = [*_CLI, *(command[1:] if command[0] == "shmllm" else command)]
     environment = import_environment(os.environ) | {VARIABLE: str(directory.path)}
     process: subprocess.Popen[bytes] | None = None
 

@@ -1,4 +1,4 @@
-"""`shmllm bench latency`, `throughput` and `startup` through the command, for a moment each."""
+"""`shmllm bench latency`, `throughput` and `startup` as commands, with short runs."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ QUANTILES = ("p10", "p25", "p50", "p75", "p90", "p99", "max")
 
 
 def bench(*arguments: str) -> tuple[dict[str, Any], str]:
-    """(the JSON from stdout, the text from stderr)."""
+    """Runs a benchmark; returns the JSON record from stdout and the text from stderr."""
     done = python("-c", CLI, "bench", *arguments, "--json", "-", timeout=3 * PATIENCE_S)
     assert done.returncode == 0, done.stderr.decode()
     return json.loads(done.stdout), done.stderr.decode()
 
 
 def check_figures(found: dict[str, Any], num_requests: int, output_len: int) -> None:
-    """That all is there, and does not contradict itself."""
+    """Checks that all figures exist and agree with each other."""
     assert found["output_tokens_per_s"] > 0
     low, high = found["output_tokens_per_s_range"]
     assert low <= found["output_tokens_per_s"] <= high
@@ -65,7 +65,7 @@ def test_latency(tmp_path: Path) -> None:
     assert record["avg_latency"] == pytest.approx(sum(record["latencies"]) / 4)
     assert list(record["percentiles"]) == ["10", "25", "50", "75", "90", "99"]
     check_figures(record, 3, 6)
-    # A batch arrives in several steps where its sender had to wait for a core.
+    # A batch arrives in several steps if its sender had to wait for a core.
     assert 4 * 6 <= record["num_steps"] <= 4 * 3 * 6
     assert {"cpu", "cores"} <= record["machine"].keys()
     for words in ("TTFT", "ITL", "TPOT", "E2E", "execute", "publish", "slowest decode step"):
@@ -84,9 +84,9 @@ def test_throughput(tmp_path: Path) -> None:
     for found in record["results"]:
         check_figures(found, 2 * found["num_prompts"], 6)
     assert "4 requests ITL" in shown
-    told = "".join(ElementTree.fromstring(plot.read_text()).itertext())
-    assert "1 request" in told
-    assert "4 requests" in told
+    texts = "".join(ElementTree.fromstring(plot.read_text()).itertext())
+    assert "1 request" in texts
+    assert "4 requests" in texts
 
 
 def test_throughput_of_prompts_from_a_file(tmp_path: Path) -> None:

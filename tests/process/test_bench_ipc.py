@@ -1,4 +1,4 @@
-"""`shmllm bench ipc`, run for a moment: its files, what it skips, and what it leaves."""
+"""`shmllm bench ipc`, with short runs: its files, skipped variants, and leftover processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HIDE = "import sys; sys.modules[{name!r}] = None\n"
 
 
 def workers() -> set[int]:
-    """Pids of benchmark processes, of what they spawned, and of its resource trackers."""
+    """Pids of benchmark processes, their children, and the resource trackers of these."""
     found = set()
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -36,8 +36,10 @@ def workers() -> set[int]:
 
 @pytest.fixture
 def scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A directory for temporary files, which is empty again afterwards, as is the machine. Its
-    name is short: ZeroMQ binds to paths of at most 107 characters."""
+    """A directory for temporary files; afterwards it must be empty and no worker may be left.
+
+    Its name is short, because ZeroMQ binds to paths of at most 107 characters.
+    """
     directory = tmp_path_factory.mktemp("b")
     before = workers()
     yield directory
@@ -46,7 +48,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def bench(scratch: Path, *arguments: str, hidden: str = "") -> tuple[str, str]:
-    """(stdout, stderr) of a quick run."""
+    """Runs a quick benchmark; returns stdout and stderr."""
     source = (HIDE.format(name=hidden) if hidden else "") + CLI
     command = ("bench", "ipc", "--quick", "--messages", "6", *arguments)
     done = python("-c", source, *command, env={"TMPDIR": str(scratch)})
@@ -76,7 +78,7 @@ def test_the_json_has_the_documented_schema(scratch: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("variant", ["pipe", "queue"])
-def test_arms_of_the_standard_library(scratch: Path, variant: str) -> None:
+def test_variants_of_the_standard_library(scratch: Path, variant: str) -> None:
     out, _ = bench(scratch, "--arms", variant, "--cases", "rtt-64,rtt-1048576")
     assert "rtt-1048576" in out
 
@@ -90,7 +92,9 @@ def test_arms_of_the_standard_library(scratch: Path, variant: str) -> None:
         ("iceoryx2", "iceoryx2"),
     ],
 )
-def test_arms_of_other_packages(scratch: Path, tmp_path: Path, package: str, variant: str) -> None:
+def test_variants_of_other_packages(
+    scratch: Path, tmp_path: Path, package: str, variant: str
+) -> None:
     pytest.importorskip(package)
     pytest.importorskip("msgspec")
     target = tmp_path / "result.json"
@@ -102,7 +106,7 @@ def test_arms_of_other_packages(scratch: Path, tmp_path: Path, package: str, var
     assert len(variants["shm-idle"]) == 3
 
 
-def test_an_absent_library_is_named_as_skipped(scratch: Path) -> None:
+def test_a_variant_without_its_package_is_reported_as_skipped(scratch: Path) -> None:
     out, err = bench(scratch, "--arms", "shm-idle,iceoryx2", "--cases", "rtt-64", hidden="iceoryx2")
     assert "iceoryx2: skipped, iceoryx2 is not installed" in err
     assert "iceoryx2" not in out
@@ -116,7 +120,7 @@ def test_without_msgspec_only_plain_bytes_are_compared(scratch: Path) -> None:
     assert "add-512" in out
 
 
-def test_the_svg_is_xml_and_refers_to_nothing_outside(scratch: Path, tmp_path: Path) -> None:
+def test_the_svg_is_xml_and_refers_to_no_other_file(scratch: Path, tmp_path: Path) -> None:
     target = tmp_path / "plot.svg"
     bench(scratch, "--arms", "shm-*", "--cases", "rtt-64,outputs-1", "--plot", str(target))
     text = target.read_text()

@@ -1,4 +1,4 @@
-"""Pictures: their parts lie where the numbers say, and nothing outside the file is needed."""
+"""Pictures: positions and sizes match the numbers, and a picture refers to no other file."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from shmllm.bench import chart
-from shmllm.bench.chart import Frame, LinearAxis, LogAxis
-from shmllm.bench.engine_plot import PHASE_COLOURS, anatomy, batches_svg, startup_svg
+from shmllm.bench.axes import LinearAxis, LogAxis
+from shmllm.bench.chart import Frame
+from shmllm.bench.engine_plot import PHASE_COLOURS, batches_svg, phases_by_kind, startup_svg
 from shmllm.bench.generation import Measured
 from shmllm.ipc.stats import PHASES, StepField
 
@@ -27,7 +28,7 @@ def rectangles(parts: list[str]) -> list[dict[str, float]]:
 
 @pytest.mark.parametrize("lowest", [0.3, 1.0, 1.9, 47.0, 8_000.0])
 @pytest.mark.parametrize("ratio", [1.0, 1.5, 4.0, 90.0, 1e5])
-def test_a_logarithmic_axis_has_all_values_and_some_labels(lowest: float, ratio: float) -> None:
+def test_a_logarithmic_axis_encloses_all_values_and_has_labels(lowest: float, ratio: float) -> None:
     axis = LogAxis(lowest, lowest * ratio, 100, 500)
     places = [axis.place(lowest), axis.place(lowest * ratio)]
     assert 100 - 1e-6 <= places[0] <= places[1] <= 500 + 1e-6
@@ -38,9 +39,9 @@ def test_a_logarithmic_axis_has_all_values_and_some_labels(lowest: float, ratio:
 
 @pytest.mark.parametrize("highest", [0.004, 1, 3, 7, 99, 12_345])
 def test_a_linear_axis_has_a_few_round_ticks(highest: float) -> None:
-    axis = LinearAxis(highest, 10, 110)
+    axis = LinearAxis(0, highest, 10, 110)
     assert (axis.place(0), axis.place(highest)) == (10, pytest.approx(110))
-    ticks = axis.ticks(highest)
+    ticks = axis.ticks()
     assert 2 <= len(ticks) <= 7
     assert float(f"{ticks[1]:e}"[:4]) in (1.0, 2.0, 5.0)
     assert ticks == pytest.approx([index * ticks[1] for index in range(len(ticks))])
@@ -53,13 +54,13 @@ def test_a_histogram_counts_every_value() -> None:
     bars = rectangles(parts)
     assert all(b["x"] >= 0 and b["x"] + b["width"] <= 300 for b in bars)
     heights = np.array([b["height"] for b in bars])
-    # Heights are proportional to whole numbers that add up to all values.
+    # The heights are proportional to whole numbers whose sum is the number of values.
     scale = 500 / heights.sum()
     assert np.allclose(heights * scale, np.round(heights * scale), atol=0.2)
-    told = "".join(ElementTree.fromstring(f"<g>{''.join(parts)}</g>").itertext())
+    texts = "".join(ElementTree.fromstring(f"<g>{''.join(parts)}</g>").itertext())
     exact = sorted(values)
-    assert f"p50 {chart.duration(exact[249])}, p99 {chart.duration(exact[494])}" in told
-    assert f"max {chart.duration(exact[-1])}" in told
+    assert f"p50 {chart.duration(exact[249])}, p99 {chart.duration(exact[494])}" in texts
+    assert f"max {chart.duration(exact[-1])}" in texts
 
 
 @pytest.mark.parametrize("value", [0.0, 0.5, 3e7])
@@ -67,7 +68,7 @@ def test_a_histogram_of_one_value(value: float) -> None:
     assert len(rectangles(list(chart.histogram([value], Frame(0, 300, 0, 200), 0, "", "")))) == 1
 
 
-def test_stacked_bars_are_in_proportion_and_without_gaps() -> None:
+def test_stacked_bars_are_proportional_and_have_no_gaps() -> None:
     rows = [("a", {"left": 30.0, "right & <up>": 10.0}), ("b", {"left": 0.0, "right & <up>": 20.0})]
     bars = rectangles(list(chart.stacked_bars(rows, 5, COLOURS, "time")))
     assert bars[0]["width"] == pytest.approx(3 * bars[1]["width"], abs=0.05)
@@ -93,8 +94,8 @@ def measured() -> Measured:
     return found
 
 
-def test_the_anatomy_tells_steps_apart() -> None:
-    rows = dict(anatomy(measured().all_steps()))
+def test_phases_are_averaged_for_each_kind_of_step() -> None:
+    rows = dict(phases_by_kind(measured().all_steps()))
     assert list(rows) == [
         "all steps, mean",
         "decode, median",
@@ -112,13 +113,13 @@ def test_the_anatomy_tells_steps_apart() -> None:
 def check_picture(picture: str, *words: str) -> None:
     root = ElementTree.fromstring(picture)
     assert root.tag == f"{SVG}svg"
-    told = "".join(root.itertext())
-    assert all(word in told for word in words)
+    texts = "".join(root.itertext())
+    assert all(word in texts for word in words)
     width, height = (float(root.attrib[k]) for k in ("width", "height"))
     for rectangle in root.iter(f"{SVG}rect"):
         assert float(rectangle.attrib.get("x", 0)) + float(rectangle.attrib["width"]) <= width
         assert float(rectangle.attrib.get("y", 0)) + float(rectangle.attrib["height"]) <= height
-    assert "prefers-color-scheme:dark" in told
+    assert "prefers-color-scheme:dark" in texts
     assert not re.search(r"href|url\(|<script|@import", picture)
 
 
@@ -134,7 +135,7 @@ def test_a_picture_of_starts() -> None:
     check_picture(picture, "cold, 1", "import torch", "2.5 s")
 
 
-def test_a_page_is_html_and_xml() -> None:
+def test_a_page_is_valid_html_and_xml() -> None:
     page = chart.page(startup_svg([("a", {"x": 1.0})], ["x"], "t", "s"), "a <title>")
     ElementTree.fromstring(page)
     seen: list[str] = []
@@ -149,15 +150,15 @@ def test_a_page_is_html_and_xml() -> None:
 
 
 def luminance(colour: str) -> float:
-    """Relative luminance of #rrggbb, as WCAG 2 defines it."""
+    """The relative luminance of #rrggbb as WCAG 2 defines it."""
     channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_colours_can_be_seen_on_either_paper(phase: str) -> None:
-    """At least 3 to 1, which WCAG 2 asks of graphics."""
+def test_colours_contrast_with_both_backgrounds(phase: str) -> None:
+    """WCAG 2 asks for a contrast of at least 3 to 1 in graphics."""
     for colour, paper in zip(PHASE_COLOURS[phase], ("#ffffff", "#16181c"), strict=True):
         light, dark = sorted((luminance(colour), luminance(paper)), reverse=True)
         assert (light + 0.05) / (dark + 0.05) >= 3, colour

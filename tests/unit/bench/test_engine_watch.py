@@ -1,4 +1,4 @@
-"""Memory and sleep over time, of a process that is this one and says when it sleeps."""
+"""`EngineWatch` samples memory and sleep; the test process plays the engine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PATIENCE_S = 30
 
 
 class Engine:
-    """Plays an LLM."""
+    """A fake LLM whose engine is this process."""
 
     engine_pid = os.getpid()
 
@@ -25,21 +25,21 @@ class Engine:
         return {"asleep": int(self.is_asleep)}
 
 
-def wait_until(pauses: Callable[[], bool]) -> None:
+def wait_until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE_S
-    while not pauses():
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.001)
 
 
 def samples(watch: EngineWatch, number: int = 3) -> list[int]:
-    """So many more samples."""
+    """Waits for `number` more samples and returns their sizes in bytes."""
     known = len(watch.memory)
     wait_until(lambda: len(watch.memory) >= known + number + 1)
     return [size for _, size in watch.memory[known + 1 :]]
 
 
-def test_memory_that_comes_and_goes_is_seen() -> None:
+def test_memory_that_is_allocated_and_freed_appears_in_the_samples() -> None:
     with EngineWatch(Engine(), 0.001) as watch:
         before = samples(watch)
         block = mmap.mmap(-1, BYTES)
@@ -49,7 +49,7 @@ def test_memory_that_comes_and_goes_is_seen() -> None:
         after = samples(watch)
     assert min(during) - max(before) > 0.8 * BYTES
     assert min(during) - max(after) > 0.8 * BYTES
-    times = [moment for moment, _ in watch.memory]
+    times = [seconds for seconds, _ in watch.memory]
     assert times == sorted(times)
 
 
@@ -64,7 +64,7 @@ def test_each_sleep_is_one_interval() -> None:
     assert first_end <= second_begin < second_end
 
 
-def test_an_engine_that_has_ended_ends_the_samples() -> None:
+def test_sampling_ends_when_the_engine_has_ended() -> None:
     class Dead(Engine):
         def get_metrics(self) -> dict[str, int]:
             raise ProcessLookupError

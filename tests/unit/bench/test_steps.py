@@ -1,4 +1,4 @@
-"""Steps are followed without loss, and figures are what numpy says of them."""
+"""`StepFollower` loses no step, and summaries match numpy's figures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shmllm.ipc.step_log import StepLogReader, StepLogWriter
 
 
 def record(number: int) -> list[int]:
-    """StepTimings of 1 to 7 microseconds, on top of a number of milliseconds to execute."""
+    """A step with phases of 1 to 7 microseconds; execute takes `number` milliseconds more."""
     values = [0] * len(StepField)
     for index, phase in enumerate(PHASES):
         values[StepField[f"{phase.upper()}_NS"]] = 1000 * (index + 1)
@@ -53,7 +53,7 @@ def test_a_follower_that_keeps_up_misses_nothing(
     assert follower.num_missed == 0
 
 
-def test_a_follower_that_sleeps_knows_what_it_missed(
+def test_a_follower_that_reads_too_late_counts_the_missed_steps(
     log: tuple[StepLogWriter, StepLogReader],
 ) -> None:
     writer, reader = log
@@ -78,8 +78,8 @@ def test_a_step_is_the_sum_of_its_phases() -> None:
     ("field", "value", "expected"),
     [
         (StepField.NUM_TOKENS, 4, True),
-        (StepField.NUM_TOKENS, 9, False),  # a chunk of a prompt is among them
-        (StepField.NUM_FIRST, 1, False),  # a prompt of one token ended
+        (StepField.NUM_TOKENS, 9, False),  # the step holds a chunk of a prompt
+        (StepField.NUM_FIRST, 1, False),  # the step finished a prompt of one token
         (StepField.NUM_SAMPLED, 3, False),
     ],
 )
@@ -89,7 +89,7 @@ def test_steps_that_only_decode(field: StepField, value: int, expected: bool) ->
     assert is_decode(np.array([values])).tolist() == [expected]
 
 
-def test_percentiles_are_values_that_were_measured() -> None:
+def test_percentiles_are_measured_values() -> None:
     values = [5.0, 1.0, 9.0, 3.0]
     found = percentiles(values)
     assert found == {
@@ -126,7 +126,7 @@ def test_a_summary_takes_rates_of_the_median_batch_and_latencies_of_all() -> Non
     assert all(phase in text for phase in PHASES)
 
 
-def test_random_prompts_are_all_different_but_for_their_prefix() -> None:
+def test_random_prompts_share_only_their_prefix() -> None:
     llm = SimpleNamespace(facts=FakeEngineClient(1).info)
     prompts = RandomPrompts(random.Random(1), length=8, prefix_length=4)
     batches = [prompts.batch(llm, 3) for _ in range(2)]

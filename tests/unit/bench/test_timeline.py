@@ -1,4 +1,4 @@
-"""The picture of quantities over time: well-formed, to scale, and nothing outside the file."""
+"""The picture of quantities over time: well-formed, to scale, and without references to files."""
 
 from __future__ import annotations
 
@@ -8,15 +8,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from shmllm.bench.axes import LinearAxis
 from shmllm.bench.chart import WIDTH
-from shmllm.bench.timeline import (
-    LEFT,
-    RIGHT,
-    Panel,
-    RangeAxis,
-    timeline_svg,
-    write_timeline,
-)
+from shmllm.bench.timeline import LEFT, RIGHT, Panel, timeline_svg, write_timeline
 
 NAMESPACE = "{http://www.w3.org/2000/svg}"
 REWARD = Panel("reward <mean> & co", [(1.0, 0.1), (2.0, 0.5), (4.0, 0.4)])
@@ -24,7 +18,7 @@ MEMORY = Panel("memory, MiB", [(0.0, 300.0), (2.5, 340.0), (4.0, 301.0)])
 
 
 def lines(picture: str) -> list[list[tuple[float, float]]]:
-    """The pixels of each panel's line."""
+    """The pixels of the line in each panel."""
     found = ElementTree.fromstring(picture).iter(f"{NAMESPACE}polyline")
     return [
         [tuple(map(float, point.split(","))) for point in line.attrib["points"].split()]
@@ -41,7 +35,7 @@ def test_points_are_to_scale_and_panels_do_not_overlap() -> None:
     assert max(y for _, y in upper) < min(y for _, y in lower)
 
 
-def test_spans_lie_where_their_seconds_are() -> None:
+def test_spans_are_drawn_at_their_seconds() -> None:
     root = ElementTree.fromstring(timeline_svg("t", [REWARD, MEMORY], [(1.0, 2.0)], "asleep"))
     spans = [r for r in root.iter(f"{NAMESPACE}rect") if "fill-opacity" in r.attrib]
     assert len(spans) == 2
@@ -52,9 +46,10 @@ def test_spans_lie_where_their_seconds_are() -> None:
     assert "shaded: asleep" in {text.text for text in root.iter(f"{NAMESPACE}text")}
 
 
-def test_nothing_is_loaded_from_elsewhere_and_text_is_escaped(tmp_path: Path) -> None:
+def test_the_page_loads_no_other_file_and_text_is_escaped(tmp_path: Path) -> None:
     page = write_timeline(tmp_path / "t.html", "a < b", [REWARD]).read_text(encoding="utf-8")
-    assert set(re.findall(r"https?://([^/]*)", page)) == {"www.w3.org"}  # names, not addresses
+    # These are the names of XML namespaces, which no viewer loads.
+    assert set(re.findall(r"https?://([^/]*)", page)) == {"www.w3.org"}
     assert not re.search(r"<script|@import|url\(|src=", page)
     assert "reward &lt;mean&gt; &amp; co" in page
     ElementTree.fromstring(page.removeprefix("<!DOCTYPE html>"))
@@ -62,15 +57,17 @@ def test_nothing_is_loaded_from_elsewhere_and_text_is_escaped(tmp_path: Path) ->
 
 @pytest.mark.parametrize("values", [[0.0], [5.0, 5.0], [-3.0, 7.5], [1e-6, 2e-6], [1e9, 1e9 + 1]])
 def test_ticks_are_round_and_enclose_the_values(values: list[float]) -> None:
-    axis = RangeAxis(values, 100, 0)
-    ticks = list(axis.ticks())
+    axis = LinearAxis.enclosing(values, 100, 0)
+    ticks = axis.ticks()
+    pixels = [axis.place(tick) for tick in ticks]
     assert 2 <= len(ticks) <= 11
-    assert [pixel for pixel, _ in ticks] == sorted((p for p, _ in ticks), reverse=True)
-    assert len({label for _, label in ticks}) == len(ticks)
+    assert (pixels[0], pixels[-1]) == pytest.approx((100, 0))
+    assert pixels == sorted(pixels, reverse=True)
+    assert len({axis.label(tick) for tick in ticks}) == len(ticks)
     assert all(0 <= axis.place(value) <= 100 for value in values)
 
 
-def test_what_cannot_be_drawn_is_refused(tmp_path: Path) -> None:
+def test_invalid_panels_and_file_names_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"\.svg or \.html, got 't\.png'"):
         write_timeline(tmp_path / "t.png", "t", [REWARD])
     for panels in ([Panel("empty", [])], [], [REWARD] * 5):
