@@ -1,5 +1,5 @@
-"""Batch jobs on files: rows in, records out, and how an ended job goes on.
+"""Batch jobs on files: reads rows, writes records, and resumes interrupted jobs.
 
-Knows files and formats. Must not know the engine, the command line or the terminal: a job
-runs over anything that turns (prompt, parameters) pairs into outputs.
+This package knows files and formats. It must not know the engine, the command line or the terminal:
+a job runs on any function that turns (prompt, parameters) pairs into outputs.
 """

@@ -1,7 +1,7 @@
-"""A batch job: every row that is not done goes in, every result is written as it comes.
+"""Runs a batch job: sends the rows to a `Stream` and writes a record for each result.
 
-Owns what becomes of a row. Must not know the engine: it runs over a `Stream`. Memory holds
-the rows that are on their way, and with `ordered` what waits for the ones before it.
+This module owns a row from its request to its record; it must not know the engine. Memory holds the
+rows in flight and, with `ordered`, the records that wait for earlier rows.
 """
 
 from __future__ import annotations
@@ -21,18 +21,23 @@ ABORTED = "abort"
 
 Request = tuple[Any, SamplingParams]
 Prepare = Callable[[Row], Request]
-# Takes requests as there is room for them and yields (place in the input, result) as they
-# end, or in order. A request that is refused is a result whose `error` says why.
 Stream = Callable[[Iterator[Request]], Iterable[tuple[int, RequestOutput]]]
+"""Takes requests when it has room for them, and yields (index of the request, result).
+
+The results come as requests finish, or in the order of the requests. The result of a refused
+request has an `error`.
+"""
 
 
 @dataclass(slots=True)
 class Tally:
-    """
+    """The counts of a job.
+
     Attributes:
-        num_written: records, errors included.
-        num_failed: of these, errors.
-        num_lost: requests that the engine gave up; no record says so, and they can be run again.
+        num_written: number of written records, including errors.
+        num_failed: number of records that are errors.
+        num_lost: number of requests that the engine aborted; they have no record and can be run
+            again.
     """
 
     num_written: int = 0
@@ -41,13 +46,20 @@ class Tally:
 
 
 class BatchJob:
-    """
+    """A batch job.
+
     Args:
-        form: reads rows and makes records.
-        target: where records go.
-        prepare: makes a row's request; a RequestError becomes the row's record.
-        ordered: records in the order of the rows; `stream` yields in order, too.
-        on_result: called with each result, and with None for a row that never was a request.
+        form: the format that makes records.
+        target: the file to write records to.
+        prepare: makes a row's request; the record of a row for which it raises RequestError holds
+            the error.
+        ordered: whether to write records in the order of the rows; `stream` must then yield results
+            in order too.
+        on_result: is called with each result, and with None for a row that did not become a
+            request.
+
+    Attributes:
+        tally: the counts so far.
     """
 
     def __init__(
@@ -65,27 +77,27 @@ class BatchJob:
         self._prepare = prepare
         self._ordered = ordered
         self._on_result = on_result
-        self._open: dict[int, Row] = {}
+        self._in_flight: dict[int, Row] = {}
         self._num_sent = 0
-        # (place in the stream, row that failed before it got one), while `ordered`
-        self._held: deque[tuple[int, Row]] = deque()
+        # With `ordered`: failed rows, each with the index of the next request after it.
+        self._delayed_failures: deque[tuple[int, Row]] = deque()
 
     def run(self, rows: Iterable[Row], stream: Stream) -> None:
-        """Run rows to the end of all of them."""
-        for place, output in stream(self._requests(rows)):
-            self._release(place)
-            self._finish(self._open.pop(place), output)
-        self._release(self._num_sent)
+        """Runs all rows until each has a result."""
+        for index, output in stream(self._requests(rows)):
+            self._write_failures_before(index)
+            self._finish(self._in_flight.pop(index), output)
+        self._write_failures_before(self._num_sent)
 
     def _requests(self, rows: Iterable[Row]) -> Iterator[Request]:
         for row in rows:
             request = self._request(row)
             if request is not None:
-                self._open[self._num_sent] = row
+                self._in_flight[self._num_sent] = row
                 self._num_sent += 1
                 yield request
-            elif self._ordered and self._open:
-                self._held.append((self._num_sent, row))
+            elif self._ordered and self._in_flight:
+                self._delayed_failures.append((self._num_sent, row))
             else:
                 self._fail(row)
 
@@ -97,10 +109,10 @@ class BatchJob:
                 row.error = str(error)
         return None
 
-    def _release(self, place: int) -> None:
-        """Write the failed rows that come before this place in the stream."""
-        while self._held and self._held[0][0] <= place:
-            self._fail(self._held.popleft()[1])
+    def _write_failures_before(self, index: int) -> None:
+        """Writes the delayed failures of rows that precede the request at `index`."""
+        while self._delayed_failures and self._delayed_failures[0][0] <= index:
+            self._fail(self._delayed_failures.popleft()[1])
 
     def _fail(self, row: Row) -> None:
         self.tally.num_failed += 1

@@ -1,4 +1,7 @@
-"""The format of our own: `prompt`, `messages` or `prompt_token_ids` in, `text` out."""
+"""shmllm's own batch format.
+
+A row holds `prompt`, `messages` or `prompt_token_ids`, and a record holds `text`.
+"""
 
 from __future__ import annotations
 
@@ -25,19 +28,21 @@ RESULT_FIELDS = {
     "prompt_logprobs",
     "outputs",
 }
-RENAMED = "input_"
+RENAMED_PREFIX = "input_"
 _CONTENT: dict[str, type] = {"prompt": str, "messages": list, "prompt_token_ids": list}
 _KINDS: dict[type, str] = {str: "a string", list: "a list", dict: "an object"}
 
 
 class NativeFormat:
-    """
+    """Reads rows and makes records in shmllm's own format.
+
     Args:
-        echo: records hold the prompt's text.
-        token_ids: records hold the output's token ids.
-        chat: prompts are messages of a user.
-        system: a message in front of each conversation; implies `chat`.
-        texts_are_json: lists and objects may come as JSON text, as in a column of a table.
+        echo: whether records hold the prompt's text.
+        token_ids: whether records hold the output's token ids.
+        chat: whether a prompt is the user's message of a chat.
+        system: the system message before each conversation; implies `chat`.
+        texts_are_json: whether a list or an object may be given as JSON text, as in a column of a
+            table.
     """
 
     def __init__(
@@ -67,7 +72,7 @@ class NativeFormat:
         return row
 
     def text_row(self, line: int, index: int, text: str) -> Row:
-        """The row of a line that is the prompt itself; it comes back with its prompt."""
+        """The row of a plain line, which is the prompt; its record holds the prompt and `index`."""
         row = Row(line, carried={"index": index, "prompt": text})
         row.prompt = self._as_chat(text)
         return row
@@ -109,15 +114,15 @@ class NativeFormat:
     def _prompt(self, fields: Mapping[str, Any]) -> Any:
         given = [name for name in _CONTENT if name in fields]
         if not given:
-            raise RequestError("none of 'prompt', 'messages', 'prompt_token_ids' is there")
+            raise RequestError("none of 'prompt', 'messages', 'prompt_token_ids' is given")
         if "messages" in given and len(given) > 1:
-            raise RequestError(f"{given[0]!r} and {given[1]!r} are both there; give one")
+            raise RequestError(f"{given[0]!r} and {given[1]!r} are both given; give one")
         values = {name: self._typed(fields, name, _CONTENT[name]) for name in given}
         if "cache_salt" in fields:
             values["cache_salt"] = fields["cache_salt"]
         if "messages" in values:
             if "cache_salt" in values:
-                raise RequestError("'cache_salt' does not go with 'messages'")
+                raise RequestError("'cache_salt' cannot be used with 'messages'")
             return [*self._opening, *values["messages"]]
         return self._as_chat(values["prompt"] if list(values) == ["prompt"] else values)
 
@@ -125,7 +130,7 @@ class NativeFormat:
         if not self._chat:
             return prompt
         if isinstance(prompt, dict):
-            raise RequestError("neither token ids nor a cache_salt go with chat messages")
+            raise RequestError("token ids and cache_salt cannot be used with chat messages")
         return [*self._opening, {"role": "user", "content": prompt}]
 
     def _typed(
@@ -159,21 +164,30 @@ class NativeFormat:
 
 
 def _carried(fields: Mapping[str, Any]) -> JsonObject:
-    """What the format does not use. A name that a result has gets a prefix, so that neither
-    is lost."""
+    """The fields that the format does not use, to be copied to the record.
+
+    A field that has the name of a result field gets the prefix "input_".
+    """
     carried = {}
     for name, value in fields.items():
         if name in INPUT_FIELDS:
             continue
         new_name = name
         while new_name in RESULT_FIELDS or (new_name != name and new_name in fields):
-            new_name = RENAMED + new_name
+            new_name = RENAMED_PREFIX + new_name
         carried[new_name] = value
     return carried
 
 
 def entries(position: Mapping[int, Any] | None) -> list[JsonObject] | None:
-    """One token's logprobs, the sampled one first; None for a prompt's first token."""
+    """The logprobs of one position, with the sampled token first.
+
+    Args:
+        position: logprobs by token id; None for a prompt's first token.
+
+    Returns:
+        One object per token; None if `position` is None.
+    """
     if position is None:
         return None
     return [

@@ -1,7 +1,7 @@
-"""OpenAI's batch-file format: `custom_id` and `body` in, `response` out.
+"""OpenAI's batch format: rows hold `custom_id` and `body`, records hold `response`.
 
-Owns its names on both sides. The endpoints are /v1/chat/completions and /v1/completions;
-which model a body names plays no part, and its name is in the answer.
+This module owns the field names of rows and records. The endpoints are /v1/chat/completions and
+/v1/completions. The model that a body names has no effect; the response repeats its name.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ID_PATTERN = re.compile(r"batch_req_([1-9][0-9]{0,17})")
 
 
 class OpenAIFormat:
-    """Batch files as people upload them and get them back.
+    """Reads rows and makes records in OpenAI's format.
 
     A record's `id` is "batch_req_" and the number of its line.
     """
@@ -117,7 +117,10 @@ def _chat_choice(row: Row, output: RequestOutput, one: CompletionOutput) -> Json
 
 
 def _chat_logprobs(one: CompletionOutput, num_top: int) -> list[JsonObject]:
-    """The chosen token comes first, and stands among the alternatives only if it is one."""
+    """The sampled token of each position, each with its `num_top` most likely alternatives.
+
+    The alternatives include the sampled token only if it is among the most likely ones.
+    """
     found = []
     for position in one.logprobs:
         ranked = sorted(position.values(), key=lambda entry: int(entry.rank))

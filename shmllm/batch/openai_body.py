@@ -1,7 +1,7 @@
-"""What the `body` of an OpenAI request asks for, in our terms.
+"""Translates the `body` of an OpenAI request into a prompt, sampling and template parameters.
 
-Owns the names that its two endpoints take. What would change the answer and cannot be done
-is an error; what only concerns OpenAI's service is read past.
+This module owns the field names of the two endpoints. A field that would change the answer and is
+not supported is an error. Fields that only concern OpenAI's service are ignored.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SAME = {
     "presence_penalty",
     "frequency_penalty",
     "logit_bias",
-    # not OpenAI's, but taken by servers of its protocol
+    # Servers of OpenAI's protocol take these; OpenAI does not.
     "top_k",
     "min_p",
     "repetition_penalty",
@@ -39,7 +39,7 @@ _SAME = {
     "allowed_token_ids",
 }
 _TEMPLATE = {"tools", "chat_template", "continue_final_message", "add_generation_prompt"}
-_NO_MATTER = {
+_IGNORED = {
     "model",
     "user",
     "metadata",
@@ -52,9 +52,9 @@ _NO_MATTER = {
     "reasoning_effort",
     "verbosity",
 }
-# Fine with one value only, which is what they do without being given.
+# Fields that may only have their default value.
 _FIXED: dict[str, Any] = {"stream": False, "suffix": "", "best_of": 1}
-_COMMON = _SAME | _NO_MATTER | _FIXED.keys() | {"max_tokens", "response_format", "logprobs"}
+_COMMON = _SAME | _IGNORED | _FIXED.keys() | {"max_tokens", "response_format", "logprobs"}
 _CHAT = (
     _COMMON
     | _TEMPLATE
@@ -70,10 +70,13 @@ _COMPLETION = _COMMON | {"prompt", "echo", "cache_salt"}
 
 
 def read_chat(body: JsonObject) -> Request:
-    """A body for /v1/chat/completions, less what is null.
+    """Reads a body for /v1/chat/completions.
+
+    Args:
+        body: the body without fields that are null.
 
     Raises:
-        RequestError: names the field.
+        RequestError: a field is unknown or invalid; the message names it.
     """
     _check_names(body, _CHAT)
     if not isinstance(body.get("messages"), list):
@@ -89,17 +92,20 @@ def read_chat(body: JsonObject) -> Request:
 
 
 def read_completion(body: JsonObject) -> Request:
-    """A body for /v1/completions, less what is null.
+    """Reads a body for /v1/completions.
+
+    Args:
+        body: the body without fields that are null.
 
     Raises:
-        RequestError: names the field.
+        RequestError: a field is unknown or invalid; the message names it.
     """
     _check_names(body, _COMPLETION)
     sampling = _sampling(body)
     if "logprobs" in body:
         sampling["logprobs"] = body["logprobs"]
     if body.get("echo") and "logprobs" in body:
-        raise RequestError("'echo' does not go with 'logprobs'")
+        raise RequestError("'echo' cannot be used with 'logprobs'")
     prompt = _single(body.get("prompt"))
     key = "prompt" if isinstance(prompt, str) else "prompt_token_ids"
     salt = {"cache_salt": body["cache_salt"]} if "cache_salt" in body else {}
@@ -107,7 +113,7 @@ def read_completion(body: JsonObject) -> Request:
 
 
 def _single(prompt: object) -> object:
-    """One prompt, which may stand in a list."""
+    """The prompt itself, or the only item of a list of prompts."""
     if isinstance(prompt, str):
         return prompt
     if isinstance(prompt, list) and prompt:
@@ -115,7 +121,7 @@ def _single(prompt: object) -> object:
             return prompt
         if len(prompt) == 1:
             return prompt[0]
-        raise RequestError(f"'prompt' holds {len(prompt)} prompts; give each a line of its own")
+        raise RequestError(f"'prompt' holds {len(prompt)} prompts; write each on its own line")
     raise RequestError("'prompt' must be a string or a list of token ids")
 
 
@@ -135,7 +141,7 @@ def _sampling(body: JsonObject) -> JsonObject:
     constraint = _constraint(body.get("response_format"))
     if constraint is not None:
         if "structured_outputs" in sampling:
-            raise RequestError("'response_format' and 'structured_outputs' are both there")
+            raise RequestError("'response_format' and 'structured_outputs' are both given")
         sampling["structured_outputs"] = constraint
     return sampling
 

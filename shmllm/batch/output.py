@@ -1,7 +1,7 @@
-"""The file that records go to: whole lines, at its end, by one process at a time.
+"""The file that a batch job writes records to: whole lines, appended by one process at a time.
 
-Every record is one `write`, so what a killed job leaves is whole lines and at most one torn
-line at the end; `DoneLines.read` finds where that begins.
+Every record is one `write`. A killed job therefore leaves whole lines and at most one incomplete
+line at the end; `DoneLines.read` finds where the incomplete line begins.
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ from shmllm.errors import RequestError
 
 
 class Mode(Enum):
-    """What becomes of records that are there already."""
+    """What to do if the output already holds records."""
 
-    NEW = auto()  # an error
-    RESUME = auto()  # they stay
-    OVERWRITE = auto()  # they go
+    NEW = auto()  # raise an error
+    RESUME = auto()  # keep them
+    OVERWRITE = auto()  # remove them
 
 
 class RecordFile:
-    """
+    """Opens and locks the output without changing its content; `begin` makes it writable.
+
     Args:
-        path: of the file, which is made if it is not there; - is stdout.
-        mode: looked at here, where nothing is changed yet.
+        path: the file, which is created if it does not exist; - is stdout.
+        mode: what to do with existing content.
 
     Raises:
-        RequestError: it holds something and `mode` is NEW, or another job writes to it.
-        OSError: it cannot be opened.
+        RequestError: the file is not empty and `mode` is NEW, or another job writes to the file.
+        OSError: the file cannot be opened.
     """
 
     def __init__(self, path: str, mode: Mode) -> None:
@@ -50,19 +51,19 @@ class RecordFile:
             raise
 
     def begin(self, size: int) -> None:
-        """Keep this many bytes, which are whole lines, and write behind them."""
+        """Truncates the file to `size` bytes, which hold whole lines, and allows writing."""
         if self._is_regular:
             os.ftruncate(self._fd, size)
         self._size = size
         self._has_begun = True
 
     def write(self, line: bytes) -> None:
-        """Add a line; a failure in the middle of it leaves none of it in a regular file."""
+        """Appends a line. If this fails in the middle, a regular file keeps no part of the line."""
         assert self._has_begun
-        rest = memoryview(line)
+        left = memoryview(line)
         try:
-            while rest:
-                rest = rest[os.write(self._fd, rest) :]
+            while left:
+                left = left[os.write(self._fd, left) :]
             self._size += len(line)
         except BaseException:
             if self._is_regular:
@@ -70,12 +71,12 @@ class RecordFile:
             raise
 
     def sync(self) -> None:
-        """Everything written is on the disk."""
+        """Waits until all written records are on the disk."""
         with contextlib.suppress(OSError):
             os.fsync(self._fd)
 
     def close(self) -> None:
-        """A file that was made for a job which did not begin goes."""
+        """Closes the file, and removes it if this object created it and the job did not begin."""
         if self._is_ours and not self._has_begun:
             os.unlink(self.path)
         os.close(self._fd)
@@ -88,12 +89,12 @@ class RecordFile:
                 raise RequestError(f"another job is writing to {self.path}") from error
         if mode is Mode.NEW and os.fstat(self._fd).st_size:
             raise RequestError(
-                f"{self.path} is not empty; --resume goes on with it, --overwrite starts anew"
+                f"{self.path} is not empty; --resume continues it, --overwrite replaces it"
             )
 
 
 def _open(path: str) -> tuple[int, bool]:
-    """A descriptor, and whether the file was made for it."""
+    """Opens the file; returns its descriptor and whether this call created it."""
     if path == STANDARD_STREAM:
         return os.dup(1), False
     flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC

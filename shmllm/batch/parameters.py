@@ -1,4 +1,4 @@
-"""Sampling parameters from JSON."""
+"""Makes sampling parameters from JSON values."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from shmllm.batch.rows import JsonObject
 from shmllm.errors import RequestError
 from shmllm.params.sampling import SamplingParams
 
-# A batch file has one record for each row, of the finished text.
+# A batch file has one record per row, with the complete text, so these have no meaning.
 _NOT_FOR_FILES = ("output_kind", "stream_interval")
 
 
 def make_params(defaults: JsonObject, given: JsonObject) -> SamplingParams:
-    """Parameters of a row.
+    """Makes the sampling parameters of a row.
 
     Args:
-        defaults: by name, as for `SamplingParams`.
-        given: the row's own, which win.
+        defaults: keyword arguments of `SamplingParams`.
+        given: the row's own parameters, which override the defaults.
 
     Raises:
-        RequestError: an unknown name, or a value that `SamplingParams` refuses.
+        RequestError: a name is unknown, or `SamplingParams` refuses a value.
     """
     for name in _NOT_FOR_FILES:
         if name in given:

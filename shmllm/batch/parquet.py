@@ -1,8 +1,8 @@
-"""Parquet on both sides, with pyarrow from the extra `parquet`.
+"""Reads rows from parquet files and writes records to them, with pyarrow (extra `parquet`).
 
-A parquet file is unreadable until its end is written, and nothing can be added to it. So
-the records of a job gather as JSON lines beside it, where a killed job can go on, and
-become the file when all are there.
+A parquet file is unreadable until its end is written, and nothing can be appended to it. A job
+therefore writes its records as JSON lines to a journal beside the target, which a killed job can
+resume, and converts the journal to parquet when it is complete.
 """
 
 from __future__ import annotations
@@ -19,28 +19,29 @@ from shmllm.batch.rows import Format, JsonObject, Row, encode
 from shmllm.errors import RequestError
 
 ROWS_AT_ONCE = 1024
-# A null in one of these columns is a row that does not have it.
+# A null in one of these columns means that the row does not have the field.
 _OPTIONAL = ("id", "prompt", "messages", "prompt_token_ids", "cache_salt", "sampling_params")
 
 
 def journal_of(path: str) -> str:
-    """Where the records of a job gather that is to write `path`."""
+    """The path of the journal for the parquet file `path`."""
     return f"{path}.partial.jsonl"
 
 
 def require_pyarrow() -> None:
-    """Raise RequestError if pyarrow is not installed."""
+    """Raises RequestError if pyarrow is not installed."""
     _load("pyarrow.parquet")
 
 
 class ParquetRows:
-    """
+    """The rows of a parquet file, which is read in pieces.
+
     Args:
-        path: of the file, which is read in pieces.
-        form: reads a row's columns.
+        path: the file.
+        form: the format of the rows.
 
     Raises:
-        RequestError: pyarrow is not installed, or the file is no parquet file.
+        RequestError: pyarrow is not installed, or the file is not a parquet file.
     """
 
     is_file = True
@@ -66,9 +67,14 @@ class ParquetRows:
 
 
 def write_parquet(journal: str, path: str) -> None:
-    """Turn records in JSON lines into a parquet file, which appears when it is complete.
+    """Converts records in JSON lines to a parquet file, which appears when it is complete.
 
-    A column that holds several types becomes text: JSON, where it is no text already.
+    A column with values of several types becomes a column of texts; values that are not texts are
+    written as JSON.
+
+    Args:
+        journal: the file of JSON lines.
+        path: the parquet file to write.
     """
     arrow, parquet = _load("pyarrow"), _load("pyarrow.parquet")
     kinds = _column_types(journal, arrow)
@@ -94,7 +100,7 @@ def _load(name: str) -> Any:
 
 
 def _present(fields: JsonObject) -> JsonObject:
-    """Without the nulls that stand for nothing."""
+    """The fields of a row without the nulls that stand for absent values."""
     present = {k: v for k, v in fields.items() if v is not None or k not in _OPTIONAL}
     for name in ("sampling_params", "messages"):
         if name in present:
@@ -122,7 +128,7 @@ def _record(line: bytes) -> JsonObject:
 
 
 def _as_unicode(value: Any) -> Any:
-    """Halves of surrogate pairs, which only JSON's escapes can express, become "?"."""
+    """Replaces unpaired surrogates, which only JSON's escapes can express, by "?"."""
     if isinstance(value, str):
         return value.encode(errors="replace").decode()
     if isinstance(value, dict):
@@ -131,7 +137,7 @@ def _as_unicode(value: Any) -> Any:
 
 
 def _column_types(journal: str, arrow: Any) -> dict[str, Any]:
-    """Each column's type, over all records."""
+    """The type of each column over all records of the journal."""
     kinds: dict[str, Any] = {}
     for records in _pieces(journal):
         names = dict.fromkeys(name for record in records for name in record)
@@ -144,7 +150,10 @@ def _column_types(journal: str, arrow: Any) -> dict[str, Any]:
 
 
 def _is_storable(kind: Any, arrow: Any) -> bool:
-    """Parquet has no objects without fields, and some readers no columns without values."""
+    """Whether parquet can store the type: not structs without fields, and not columns of nulls.
+
+    Some readers fail on columns that hold only nulls.
+    """
     if arrow.types.is_struct(kind):
         inner = [kind.field(i).type for i in range(kind.num_fields)]
         return bool(inner) and all(_is_storable(one, arrow) for one in inner)
@@ -161,7 +170,7 @@ def _type_of(values: list[Any], arrow: Any) -> Any:
 
 
 def _common(one: Any, other: Any, arrow: Any) -> Any:
-    """A type for the values of both."""
+    """A type that can hold the values of both types."""
     if one == other:
         return one
     schemas = [arrow.schema([("", kind)]) for kind in (one, other)]

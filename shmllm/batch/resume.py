@@ -1,6 +1,6 @@
-"""Which lines of an input are done, read from the records of an earlier run.
+"""Finds the lines of an input that already have a record from an earlier run.
 
-A bit and four bytes a line, whatever the records hold.
+It needs one bit and four bytes of memory per line, independent of the size of the records.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from shmllm.errors import RequestError
 
 
 class DoneLines:
-    """
+    """The set of lines that have a record.
+
     Args:
-        num_lines: of the input.
+        num_lines: number of lines in the input.
 
     Attributes:
-        num_done: lines with a record.
-        num_failed: of these, records that are errors.
-        num_bytes: of whole records; what stands behind them in the file is torn.
+        num_done: number of lines with a record.
+        num_failed: number of these records that are errors.
+        num_bytes: size of the complete records in the file; an incomplete line may follow them.
     """
 
     def __init__(self, num_lines: int = 0) -> None:
@@ -32,10 +33,10 @@ class DoneLines:
         return line <= self._num_lines and bool(self._bits[line >> 3] & 1 << (line & 7))
 
     def read(self, path: str, form: Format) -> None:
-        """Take in the records of a file.
+        """Adds the records of a file.
 
         Raises:
-            RequestError: it holds something else, or records of another input.
+            RequestError: the file holds other data, or records of another input.
         """
         with open(path, "rb") as stream:
             for number, text in enumerate(stream, 1):
@@ -45,7 +46,7 @@ class DoneLines:
                 self.num_bytes += len(text)
 
     def check(self, rows: Rows, form: Format) -> None:
-        """Whether the records are about these rows.
+        """Checks that the records belong to these rows.
 
         Raises:
             RequestError: a record has another id or other fields than its row.
@@ -59,8 +60,8 @@ class DoneLines:
                     return
         if num_found != self.num_done:
             raise RequestError(
-                f"cannot resume: {self.num_done - num_found} records are about blank lines of "
-                f"{rows.name}; is it another input?"
+                f"cannot resume: {self.num_done - num_found} records belong to blank lines of "
+                f"{rows.name}; is this the input of the earlier run?"
             )
 
     def _add(self, where: str, text: bytes, form: Format) -> None:
@@ -70,15 +71,16 @@ class DoneLines:
             raise RequestError(f"cannot resume: {where} is {error}") from error
         line = form.line_of(record)
         if line is None:
-            raise RequestError(f"cannot resume: {where} is no record of such a job")
+            raise RequestError(f"cannot resume: {where} is not a record of a batch job")
         if line > self._num_lines:
             raise RequestError(
-                f"cannot resume: {where} is about line {line:,} of the input, which has "
-                f"{self._num_lines:,}; is it another input?"
+                f"cannot resume: {where} belongs to line {line:,} of the input, which has "
+                f"{self._num_lines:,}; is this the input of the earlier run?"
             )
         if line in self:
             raise RequestError(
-                f"cannot resume: {where} is about line {line:,} of the input, as one before it"
+                f"cannot resume: {where} belongs to line {line:,} of the input, which already has "
+                "a record"
             )
         self._bits[line >> 3] |= 1 << (line & 7)
         self._tags[line] = fingerprint(form.tag_of_record(record))
@@ -90,6 +92,6 @@ class DoneLines:
         if self._tags[row.line] != fingerprint(tag):
             shown = f" ({tag})" if len(str(tag)) < 100 else ""
             raise RequestError(
-                f"cannot resume: the record about line {row.line:,} has another id or other "
-                f"fields than that line of {name}{shown}; is it another input?"
+                f"cannot resume: the record of line {row.line:,} has another id or other fields "
+                f"than that line of {name}{shown}; is this the input of the earlier run?"
             )

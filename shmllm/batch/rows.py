@@ -1,6 +1,6 @@
-"""A row of a batch file, and JSON as such files hold it.
+"""The rows of batch files, the interfaces of inputs and formats, and their JSON encoding.
 
-Owns what all formats share. Must not know any format's field names.
+This module owns everything that all formats share. It must not know the field names of a format.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ _TOO_DEEP = f"not usable: the JSON is nested more than {DEEPEST} deep"
 
 @dataclass(slots=True)
 class Row:
-    """
+    """A row of an input.
+
     Attributes:
-        line: where it stands in the file, from 1.
+        line: its line number in the file, from 1.
         prompt: a text, a dict as `LLM.generate` takes it, or messages.
-        sampling: its own sampling parameters.
-        defaults: sampling parameters that the format has, unless somebody says otherwise.
-        template: options of the chat template.
-        identity: what names it to its owner; comes back first.
-        carried: what comes back with the result as it is.
-        request: what else its format has to remember.
-        error: why it cannot be run.
+        sampling: the row's own sampling parameters.
+        defaults: the format's default sampling parameters.
+        template: keyword arguments of the chat template.
+        identity: the row's id; the record begins with it.
+        carried: fields that are copied to the record.
+        request: further values that the format needs to make the record.
+        error: the reason why the row cannot be run; None for a valid row.
     """
 
     line: int
@@ -50,7 +51,12 @@ class Row:
 
 
 class Rows(Protocol):
-    """The rows of an input, which can be gone through several times if `is_file`."""
+    """The rows of an input.
+
+    Attributes:
+        name: the input's name in messages.
+        is_file: whether the rows can be iterated several times.
+    """
 
     name: str
     is_file: bool
@@ -58,39 +64,47 @@ class Rows(Protocol):
     def __iter__(self) -> Iterator[Row]: ...
 
     def count(self) -> tuple[int, int]:
-        """(rows, lines)."""
+        """The number of rows and the number of lines."""
         ...
 
 
 class Format(Protocol):
-    """How an object of the input is read, and what is written about it."""
+    """Reads the objects of an input as rows, and makes records from results."""
 
     def row(self, line: int, fields: Mapping[str, Any]) -> Row:
-        """Never raises: what is wrong is the row's `error`."""
+        """Makes a row from the fields of a line. It never raises: an error is in `Row.error`."""
         ...
 
-    def record(self, row: Row, output: RequestOutput) -> JsonObject: ...
+    def record(self, row: Row, output: RequestOutput) -> JsonObject:
+        """Makes the record of a row's result."""
+        ...
 
-    def failure(self, row: Row, message: str) -> JsonObject: ...
+    def failure(self, row: Row, message: str) -> JsonObject:
+        """Makes the record of a row that failed."""
+        ...
 
     def line_of(self, record: JsonObject) -> int | None:
-        """The line that a record is about; None if it is no record of this format."""
+        """The line number of a record's row; None if it is not a record of this format."""
         ...
 
-    def is_failure(self, record: JsonObject) -> bool: ...
+    def is_failure(self, record: JsonObject) -> bool:
+        """Whether a record holds an error."""
+        ...
 
     def tag_of_row(self, row: Row) -> JsonObject:
-        """What a row and its record have in common."""
+        """The fields that a row shares with its record."""
         ...
 
-    def tag_of_record(self, record: JsonObject) -> JsonObject: ...
+    def tag_of_record(self, record: JsonObject) -> JsonObject:
+        """The fields that a record shares with its row."""
+        ...
 
 
 def parse_object(line: bytes) -> JsonObject:
-    """A line that holds a JSON object.
+    """Parses a line that holds a JSON object.
 
     Raises:
-        RequestError: it does not.
+        RequestError: the line does not hold a JSON object, or its nesting is too deep.
     """
     try:
         found = json.loads(line.decode())
@@ -102,14 +116,14 @@ def parse_object(line: bytes) -> JsonObject:
         raise RequestError(_TOO_DEEP) from error
     if not isinstance(found, dict):
         raise RequestError("not a JSON object")
-    # What is nested deeper than Python's own limit allows could be read, but not written.
+    # JSON nested more deeply than Python's recursion limit could be read, but not written.
     if line.count(b"[") + line.count(b"{") > DEEPEST and _depth(found) > DEEPEST:
         raise RequestError(_TOO_DEEP)
     return found
 
 
 def _depth(value: object) -> int:
-    """How many lists and objects lie inside each other."""
+    """The depth of nesting of lists and objects."""
     depth, level = 0, [value]
     while level := [one for one in level if isinstance(one, dict | list)]:
         depth += 1
@@ -118,19 +132,22 @@ def _depth(value: object) -> int:
 
 
 def encode(record: JsonObject) -> bytes:
-    """A record as one line. What JSON cannot hold becomes text, or null (NaN, infinities)."""
+    """Encodes a record as one line of JSON.
+
+    Values that JSON cannot hold become text; NaN and infinities become null.
+    """
     try:
         text = _ENCODER.encode(record)
     except ValueError:
         text = _ENCODER.encode(_finite(record))
     try:
         return text.encode() + b"\n"
-    except UnicodeEncodeError:  # half of a surrogate pair, which only an escape can express
+    except UnicodeEncodeError:  # an unpaired surrogate, which only an escape can express
         return json.dumps(json.loads(text)).encode() + b"\n"
 
 
 def fingerprint(tag: JsonObject) -> int:
-    """32 bits that equal tags share, whatever the order of their names."""
+    """A 32-bit checksum of a tag, independent of the order of its fields."""
     if not tag:
         return 0
     text = json.dumps(_finite(tag), sort_keys=True, default=_plain)

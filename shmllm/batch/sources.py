@@ -1,7 +1,6 @@
-"""Inputs: JSON lines and plain lines from a file, a compressed file or a pipe.
+"""Reads rows from JSON lines or plain lines in a file, a compressed file or a pipe.
 
-Owns the choice between the kinds of input and the walk through lines. At no time more than
-a line is in memory.
+This module owns the choice between the kinds of input. It holds one line in memory at a time.
 """
 
 from __future__ import annotations
@@ -13,11 +12,13 @@ import sys
 import zlib
 from collections.abc import Iterator
 from enum import Enum
-from typing import IO
+from typing import IO, Generic, TypeVar
 
 from shmllm.batch.native import NativeFormat
 from shmllm.batch.rows import Format, Row, parse_object
 from shmllm.errors import RequestError
+
+AnyFormat = TypeVar("AnyFormat", bound=Format)
 
 STANDARD_STREAM = "-"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -25,7 +26,7 @@ _JSON_NAMES = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
 
 
 class SourceKind(Enum):
-    """What an input holds."""
+    """The kind of an input's content."""
 
     JSON_LINES = "JSON lines"
     TEXT = "plain lines"
@@ -33,19 +34,23 @@ class SourceKind(Enum):
 
 
 class LineInput:
-    """The lines of an input that are not blank, with their numbers.
+    """Iterates over (line number, line) of the lines that are not blank.
 
     Args:
-        path: of a file, decompressed if its name ends in .gz; - is stdin.
+        path: the file, which is decompressed if its name ends in .gz; - is stdin.
+
+    Attributes:
+        is_file: whether it is a regular file, which can be read several times.
+        name: its name in messages.
     """
 
     def __init__(self, path: str) -> None:
         self.is_file = path != STANDARD_STREAM and stat.S_ISREG(os.stat(path).st_mode)
         self.name = "standard input" if path == STANDARD_STREAM else path
         self._path = path
-        # A pipe can be read only once, so what was looked at is kept.
+        # A pipe can be read only once, so lines that `first` reads are kept.
         self._pipe = None if self.is_file else self._open()
-        self._looked_at: list[bytes] = []
+        self._peeked: list[bytes] = []
 
     def __iter__(self) -> Iterator[tuple[int, bytes]]:
         for number, line in enumerate(self._lines(), 1):
@@ -53,7 +58,7 @@ class LineInput:
                 yield number, line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
 
     def count(self) -> tuple[int, int]:
-        """(lines that are not blank, lines)."""
+        """The number of lines that are not blank, and the number of all lines."""
         num_used = num_lines = 0
         for line in self._lines():
             num_lines += 1
@@ -61,15 +66,15 @@ class LineInput:
         return num_used, num_lines
 
     def first(self) -> bytes | None:
-        """The first line that is not blank, without taking it out; None if there is none."""
+        """The first line that is not blank; None if there is none. Iteration still yields it."""
         if self._pipe is None:
             return next((line for _, line in self), None)
-        while not self._looked_at or not self._looked_at[-1].strip():
+        while not self._peeked or not self._peeked[-1].strip():
             line = self._pipe.readline()
             if not line:
                 return None
-            self._looked_at.append(line)
-        return self._looked_at[-1].removeprefix(_BYTE_ORDER_MARK)
+            self._peeked.append(line)
+        return self._peeked[-1].removeprefix(_BYTE_ORDER_MARK)
 
     def _open(self) -> IO[bytes] | gzip.GzipFile:
         if self._path == STANDARD_STREAM:
@@ -81,7 +86,7 @@ class LineInput:
     def _lines(self) -> Iterator[bytes]:
         if self._pipe is not None:
             with self._pipe:
-                yield from self._looked_at
+                yield from self._peeked
                 yield from self._pipe
             return
         with self._open() as stream:
@@ -92,7 +97,7 @@ class LineInput:
 
 
 def kind_of(lines: LineInput) -> SourceKind:
-    """By name, else JSON if the first line that is not blank is a JSON object."""
+    """The kind of an input: by its name, or else JSON lines if its first line is a JSON object."""
     if lines.name.endswith(_JSON_NAMES):
         return SourceKind.JSON_LINES
     first = lines.first()
@@ -105,15 +110,24 @@ def kind_of(lines: LineInput) -> SourceKind:
     return SourceKind.JSON_LINES
 
 
-class JsonRows:
-    """A row for each line that holds a JSON object, and one that is an error for others."""
+class _LineRows(Generic[AnyFormat]):
+    """Rows that are made from the lines of an input.
 
-    def __init__(self, lines: LineInput, form: Format) -> None:
+    Args:
+        lines: the lines.
+        form: the format of the rows.
+    """
+
+    def __init__(self, lines: LineInput, form: AnyFormat) -> None:
         self.name = lines.name
         self.is_file = lines.is_file
         self.count = lines.count
         self._lines = lines
         self._form = form
+
+
+class JsonRows(_LineRows[Format]):
+    """One row per line; the row of a line that holds no JSON object is an error."""
 
     def __iter__(self) -> Iterator[Row]:
         for number, line in self._lines:
@@ -125,15 +139,8 @@ class JsonRows:
                 yield self._form.row(number, fields)
 
 
-class TextRows:
-    """A row for each line, which is the prompt as it stands."""
-
-    def __init__(self, lines: LineInput, form: NativeFormat) -> None:
-        self.name = lines.name
-        self.is_file = lines.is_file
-        self.count = lines.count
-        self._lines = lines
-        self._form = form
+class TextRows(_LineRows[NativeFormat]):
+    """One row per line; the line is the prompt."""
 
     def __iter__(self) -> Iterator[Row]:
         for index, (number, line) in enumerate(self._lines):
@@ -147,7 +154,7 @@ class TextRows:
 
 
 class PromptRows:
-    """A row for each prompt of a list."""
+    """One row per prompt of a list."""
 
     is_file = False
     name = "the command line"

@@ -1,6 +1,6 @@
-"""`shmllm generate` with records: a plan run with an engine, and what is said about it.
+"""`shmllm generate` with records: runs a plan on an engine and reports its outcome.
 
-What becomes of rows is in `shmllm.batch`.
+`shmllm.batch` processes the rows.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from shmllm.batch.resume import DoneLines
 from shmllm.batch.rows import JsonObject, Row
 from shmllm.batch.sources import STANDARD_STREAM
 from shmllm.cli.plan import GeneratePlan
+from shmllm.cli.sampling import DEFAULTS
 from shmllm.cli.session import CommandSession
 
 if TYPE_CHECKING:
@@ -32,17 +33,16 @@ if TYPE_CHECKING:
 EXIT_FAILED_ROWS = 1
 EXIT_ENGINE_DIED = 3
 NO_PROMPT = "the input holds no prompt"
-DEFAULTS: JsonObject = {"temperature": 0.0, "max_tokens": 128}
 
 
 class Batch:
-    """A plan on its way.
+    """A plan while it runs.
 
     Args:
-        plan: what is wanted.
-        num_rows: of the input; None if it is a pipe.
-        done: lines that have a record.
-        file: where records go.
+        plan: the plan.
+        num_rows: number of rows in the input; None if the input is a pipe.
+        done: the lines of the input that already have a record.
+        file: the file to write records to.
     """
 
     def __init__(
@@ -58,10 +58,11 @@ class Batch:
     @classmethod
     @contextlib.contextmanager
     def open(cls, plan: GeneratePlan) -> Iterator[Batch]:
-        """Read what an earlier run left, and claim the output.
+        """Claims the output file, and reads the records of an earlier run if the plan resumes it.
 
         Raises:
-            RequestError: the output is in use, or holds what it should not.
+            click.UsageError: the input has no rows.
+            RequestError: another job writes to the output, or its content does not fit the plan.
         """
         num_rows, num_lines = plan.rows.count() if plan.rows.is_file else (None, 0)
         if num_rows == 0:
@@ -77,7 +78,7 @@ class Batch:
             file.close()
 
     def rows_left(self) -> Iterator[Row] | None:
-        """Those that have no record; None if all have one. Reads up to the first.
+        """The rows without a record; None if all rows have one. Reads up to the first of them.
 
         Raises:
             click.UsageError: the input has no rows.
@@ -89,11 +90,11 @@ class Batch:
         return None if first is None else chain([first], left)
 
     def begin(self) -> None:
-        """From here on the output is changed: what is no whole record goes."""
+        """Makes the output writable, and removes an incomplete record at its end."""
         self._file.begin(self._done.num_bytes)
 
     def run(self, rows: Iterator[Row], llm: LLM, sampling: JsonObject) -> int:
-        """Run rows; returns how many of them the engine gave up."""
+        """Runs rows; returns the number of rows that the engine aborted."""
         from shmllm.frontend.progress import BatchProgress
 
         ordered = self._plan.ordered
@@ -113,7 +114,7 @@ class Batch:
         return job.tally.num_lost
 
     def finish(self) -> int:
-        """What remains when every row has a record; returns the exit code."""
+        """Completes the output after every row has a record; returns the exit code."""
         self._file.sync()
         if self._plan.is_parquet:
             write_parquet(self._plan.path, self._plan.target)
@@ -121,24 +122,25 @@ class Batch:
         if not self._num_failed:
             return 0
         counts = f"{self._num_failed:,} of {self._num_written:,}"
-        click.echo(f"shmllm: {counts} rows failed; their records say why in `error`", err=True)
+        click.echo(f"shmllm: {counts} rows failed; see `error` in their records", err=True)
         return EXIT_FAILED_ROWS
 
-    def say_how_to_go_on(self) -> None:
-        """After the job was cut short."""
+    def report_interruption(self) -> None:
+        """Tells the user how many records exist, and how to continue the job."""
         if self._plan.target == STANDARD_STREAM:
             return
         total = "" if self._num_rows is None else f" of {self._num_rows:,}"
-        hint = "; the same command with --resume goes on" if self._plan.rows.is_file else ""
+        hint = "; the same command with --resume continues" if self._plan.rows.is_file else ""
         click.echo(f"{self._num_written:,}{total} rows are in {self._plan.path}{hint}", err=True)
 
 
 def run_batch(plan: GeneratePlan, sampling: JsonObject, session: CommandSession) -> int:
-    """Run a plan; returns the exit code.
+    """Runs a plan and returns the exit code.
 
     Args:
-        sampling: parameters from the command line, which win over the model's defaults.
-        session: where the engine comes from.
+        plan: the plan.
+        sampling: the sampling parameters from the command line; they override the model's defaults.
+        session: starts the engine or attaches to it.
     """
     with Batch.open(plan) as batch:
         rows = batch.rows_left()
@@ -151,21 +153,21 @@ def run_batch(plan: GeneratePlan, sampling: JsonObject, session: CommandSession)
             try:
                 num_lost = batch.run(rows, llm, sampling)
             except BaseException:
-                batch.say_how_to_go_on()
+                batch.report_interruption()
                 raise
         if not num_lost:
             return batch.finish()
-        click.echo(f"shmllm: the engine was stopped; it gave up {num_lost:,} rows", err=True)
-        batch.say_how_to_go_on()
+        click.echo(f"shmllm: the engine was stopped; it aborted {num_lost:,} rows", err=True)
+        batch.report_interruption()
         return EXIT_ENGINE_DIED
 
 
 class Preparation:
-    """Makes requests of rows.
+    """Makes requests from rows.
 
     Args:
-        llm: for the chat template and the model's defaults.
-        sampling: parameters from the command line.
+        llm: the engine's front end; it has the chat template and the model's defaults.
+        sampling: the sampling parameters from the command line.
     """
 
     def __init__(self, llm: LLM, sampling: JsonObject) -> None:
@@ -185,7 +187,7 @@ class Preparation:
 def stream(
     llm: LLM, requests: Iterator[Request], ordered: bool
 ) -> Iterator[tuple[int, RequestOutput]]:
-    """Requests through `LLM.stream`, which takes prompts and parameters apart."""
+    """Runs requests with `LLM.stream`, which takes prompts and parameters separately."""
     params: deque[SamplingParams] = deque()
 
     def prompts() -> Iterator[Any]:

@@ -18,8 +18,8 @@ from shmllm.cli.bench_output import (
     output_options,
     progress,
 )
-from shmllm.cli.engine import state_of
 from shmllm.cli.interrupts import interruptible, uninterrupted
+from shmllm.cli.named import engine_state
 from shmllm.cli.options import engine_options, take_engine_options
 from shmllm.version import __version__
 
@@ -131,7 +131,7 @@ def _named_engine(engine: dict[str, Any]) -> Iterator[str]:
                 start_new_session=True,
             )
             undo.callback(_end, process)
-        while state_of(path, process.pid) is not EngineState.READY:
+        while engine_state(path, process.pid) is not EngineState.READY:
             if process.poll() is not None:
                 raise EngineStartError(f"the engine ended with exit code {process.returncode}")
             time.sleep(POLL_S)

@@ -1,4 +1,4 @@
-"""`shmllm engine`: engines with a name, which any number of front ends attach to."""
+"""`shmllm engine`: starts, lists and stops named engines, which several front ends can use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from shmllm.cli.engine_sleep import sleep, wake
+from shmllm.cli.listing import print_records
 from shmllm.cli.metrics import check_metrics_port, metrics_command
+from shmllm.cli.named import attached_client, engine_state
 from shmllm.cli.options import (
     Status,
     engine_options,
@@ -31,7 +33,7 @@ POLL_S = 0.05
 
 @click.group()
 def engine() -> None:
-    """Start, list and stop engines that outlive their front ends, and put them to sleep."""
+    """Start, list, stop and suspend named engines, which outlive their front ends."""
 
 
 engine.add_command(sleep)
@@ -40,18 +42,20 @@ engine.add_command(wake)
 
 @engine.command()
 @click.argument("name")
-@click.option("--detach", is_flag=True, help="Return when the engine is ready; it stays.")
+@click.option(
+    "--detach", is_flag=True, help="Run in the background; return when the engine is ready."
+)
 @click.option(
     "--log",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Where a detached engine writes.  [default: shmllm-NAME.log in the temporary directory]",
+    help="Log file of a detached engine.  [default: shmllm-NAME.log in the temporary directory]",
 )
 @click.option(
     "--startup-timeout",
     type=click.FloatRange(min=0, min_open=True),
     default=600.0,
     show_default=True,
-    help="Seconds until a detached engine has to be ready.",
+    help="Seconds to wait until a detached engine is ready.",
 )
 @metrics_port_option
 @named_engine_options
@@ -64,7 +68,7 @@ def start(
     metrics_port: int | None,
     **options: Any,
 ) -> int:
-    """Run an engine called NAME until `shmllm engine stop NAME` or Ctrl-C.
+    """Start an engine called NAME, which runs until `shmllm engine stop NAME` or Ctrl-C.
 
     \b
     shmllm engine start main -m ./my-model --detach
@@ -99,9 +103,9 @@ def start(
 
 
 @engine.command("ls")
-@click.option("--json", "as_json", is_flag=True)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
 def list_engines(as_json: bool) -> None:
-    """Engines of this machine: state, device, clients, requests, memory."""
+    """List named engines with their state, device, clients, requests and KV cache usage."""
     records = list(_describe_all())
     if as_json:
         click.echo(json.dumps(records, indent=2))
@@ -113,11 +117,7 @@ def list_engines(as_json: bool) -> None:
         *("name", "pid", "state", "device", "clients"),
         *("running", "waiting", "kv_used", "tokens"),
     )
-    rows = [columns, *(tuple(str(r.get(c, "-")) for c in columns) for r in records)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(columns))]
-    for row in rows:
-        line = "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True))
-        click.echo(line.rstrip())
+    print_records(columns, records)
 
 
 @engine.command()
@@ -127,21 +127,20 @@ def list_engines(as_json: bool) -> None:
     type=click.FloatRange(min=0),
     default=0.0,
     metavar="SECONDS",
-    help="Let running requests finish for at most this long; 0 aborts them.",
+    help="Let running requests finish for at most SECONDS.  [default: 0, which aborts them]",
 )
-@click.option("--timeout", default=30.0, show_default=True, help="Seconds to wait for its end.")
+@click.option(
+    "--timeout",
+    default=30.0,
+    show_default=True,
+    help="Seconds to wait for the engine's end after --drain.",
+)
 def stop(name: str, drain: float, timeout: float) -> int:
-    """End the engine called NAME."""
-    from shmllm.client.attached import AttachedEngineClient
-
-    client = AttachedEngineClient(name)
-    try:
-        client.wait_ready()
+    """Stop the engine called NAME."""
+    with attached_client(name) as client:
         client.shut_engine_down(drain)
         if client.wait_gone(drain + timeout):
             return 0
-    finally:
-        client.close()
     click.echo(
         f"shmllm: engine {name!r} still runs after {drain + timeout:g} s; kill {client.pid} ends "
         "it at once",
@@ -151,7 +150,7 @@ def stop(name: str, drain: float, timeout: float) -> int:
 
 
 def _show_metrics(name: str, pid: int, port: int | None, output: IO[bytes] | None) -> None:
-    """Start the process that serves an engine's statistics; it ends with the engine."""
+    """Starts the process that serves the engine's statistics; it ends with the engine."""
     from shmllm.client.launch import engine_environment
 
     if port is not None:
@@ -164,7 +163,7 @@ def _show_metrics(name: str, pid: int, port: int | None, output: IO[bytes] | Non
             env=engine_environment(),
             start_new_session=True,
         )
-        helper.returncode = 0  # it is meant to outlive this process
+        helper.returncode = 0  # avoids Popen's warning: that process outlives this one
 
 
 def _default_log(name: str) -> Path:
@@ -187,11 +186,11 @@ def _wait_until_ready(
             lines = log.read_text(errors="replace").strip().splitlines()
             click.echo(lines[-1] if lines else f"shmllm: exit code {code}", err=True)
             return 2
-        state = state_of(path, process.pid)
+        state = engine_state(path, process.pid)
         if state is EngineState.READY:
             status.clear()
             click.echo(f"engine {name!r} is ready: pid {process.pid}, log {log}", err=True)
-            process.returncode = 0  # it is meant to outlive this process
+            process.returncode = 0  # avoids Popen's warning: that process outlives this one
             return 0
         status.show(f"starting engine {name!r}")
         time.sleep(POLL_S)
@@ -200,24 +199,6 @@ def _wait_until_ready(
     status.clear()
     click.echo(f"shmllm: engine {name!r} was not ready after {timeout_s:g} s; see {log}", err=True)
     return 2
-
-
-def state_of(path: Path, pid: int) -> Any:
-    """State of the engine at `path`, None while it is not there or another's."""
-    from shmllm.errors import IpcError
-    from shmllm.ipc import registry
-    from shmllm.ipc.control import ControlView
-    from shmllm.ipc.layout import SegmentKind
-
-    try:
-        with registry.attach(path, SegmentKind.CONTROL, "the engine") as control:
-            view = ControlView(control)
-            try:
-                return view.engine_state if view.engine_pid == pid else None
-            finally:
-                view.close()
-    except IpcError:
-        return None
 
 
 def _describe_all() -> Iterator[dict[str, Any]]:

@@ -1,25 +1,22 @@
-"""`shmllm engine sleep` and `wake`: a named engine gives its memory back, and has it again.
-
-Owns options and what is printed. Loads no tokenizer: it needs none.
-"""
+"""`shmllm engine sleep` and `wake`: free and restore the memory of a named engine."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import click
 
+from shmllm.cli.named import attached_client
+
 if TYPE_CHECKING:
-    from shmllm.client.attached import AttachedEngineClient
     from shmllm.outputs.sleep_report import SleepReport
 
 POLL_S = 0.05
 EPILOG = """\b
 Examples:
-  shmllm engine sleep main                     keys and values go
-  shmllm engine sleep main --level 2           weights, too: they have to be loaded again
+  shmllm engine sleep main                     frees keys and values
+  shmllm engine sleep main --level 2           frees weights too; they must be loaded again
   shmllm engine wake main
   shmllm engine wake main --tag weights
 """
@@ -32,22 +29,22 @@ Examples:
     type=click.IntRange(0, 2),
     default=1,
     show_default=True,
-    help="0 only stops scheduling, 1 drops keys and values, 2 drops the weights, too.",
+    help="0 stops scheduling, 1 also frees keys and values, 2 also frees the weights.",
 )
 @click.option(
     "--mode",
     type=click.Choice(["abort", "wait", "keep"]),
     default="abort",
     show_default=True,
-    help="What becomes of requests: ended, waited for, or kept until the engine is awake.",
+    help="abort ends running requests, wait lets them finish, keep resumes them after `wake`.",
 )
 def sleep(name: str, level: int, mode: str) -> int:
-    """Have the engine called NAME give memory back until `wake`."""
+    """Free memory of the engine called NAME until `wake`."""
     import time
 
     from shmllm.frontend.pausing import fall_asleep, next_or_value
 
-    with _attached(name) as client:
+    with attached_client(name) as client:
         steps = fall_asleep(client.call, level, mode)
         with contextlib.closing(steps):
             while (report := next_or_value(steps)) is None:
@@ -63,28 +60,19 @@ def sleep(name: str, level: int, mode: str) -> int:
     "tags",
     multiple=True,
     type=click.Choice(["weights", "kv_cache", "scheduling"]),
-    help="Wake this part alone; may be repeated.  [default: all]",
+    help="Wake only this part. May be given several times.  [default: all]",
 )
 def wake(name: str, tags: tuple[str, ...]) -> int:
-    """Have the engine called NAME wake up. Exit code 1 while weights are missing."""
+    """Restore the memory of the engine called NAME.
+
+    The exit code is 1 while weights are missing.
+    """
     from shmllm.frontend.pausing import wake_up
 
-    with _attached(name) as client:
+    with attached_client(name) as client:
         report = wake_up(client.call, tags or None)
         _show(report)
     return int(bool(report.num_missing) and not report.asleep)
-
-
-@contextlib.contextmanager
-def _attached(name: str) -> Iterator[AttachedEngineClient]:
-    from shmllm.client.attached import AttachedEngineClient
-
-    client = AttachedEngineClient(name)
-    try:
-        client.wait_ready()
-        yield client
-    finally:
-        client.close()
 
 
 def _show(report: SleepReport) -> None:

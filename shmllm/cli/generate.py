@@ -1,4 +1,4 @@
-"""`shmllm generate`: one prompt streamed to the terminal, several as text, files as records."""
+"""`shmllm generate`: completes one prompt as a stream, several as text, or a file as records."""
 
 from __future__ import annotations
 
@@ -13,19 +13,8 @@ import click
 from shmllm.cli.interrupts import interruptible
 from shmllm.cli.options import engine_options, metrics_port_option, take_engine_options
 from shmllm.cli.prompts import as_chat, read_prompts
+from shmllm.cli.sampling import DEFAULTS, take_sampling
 from shmllm.cli.session import CommandSession
-
-DEFAULT_MAX_TOKENS = 128
-SAMPLING_NAMES = (
-    "max_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "ignore_eos",
-    "logprobs",
-)
 
 EPILOG = """\b
 Examples:
@@ -42,13 +31,15 @@ Examples:
 \b
 Files of JSON lines (or .parquet, or either compressed as .gz):
   A line of the input holds `prompt`, `messages` or `prompt_token_ids`, and may hold
-  `id`, `sampling_params` (an object) and `cache_salt`. Other fields come back.
-  A line of the output holds `id` if one was given, `line` (from 1), `text`,
+  `id`, `sampling_params` (an object) and `cache_salt`. Other fields are copied to the
+  output.
+  A line of the output holds `id` if the input has one, `line` (from 1), `text`,
   `finish_reason`, `num_prompt_tokens`, `num_output_tokens`, `num_cached_tokens`, or
-  instead of these `error`; then the other fields. Each is written as it is finished.
-  A bad line becomes a record with `error`, and the rest goes on.
-  After any end, --resume adds the records that are missing; lines with an `error`
-  are done.
+  instead of these `error`; then the other fields. Each line is written as soon as its
+  request has finished.
+  An invalid line becomes a record with `error`; the other lines still run.
+  --resume adds the missing records after an interrupted run; it does not repeat lines
+  whose record has an `error`.
 
 \b
 Exit codes: 0 done, 1 some rows failed, 2 usage or environment, 3 the engine died,
@@ -58,54 +49,75 @@ Exit codes: 0 done, 1 some rows failed, 2 usage or environment, 3 the engine die
 
 @click.command(epilog=EPILOG)
 @click.argument("prompts", nargs=-1, metavar="[PROMPT]...")
-@click.option("--max-tokens", type=int, help=f"[default: {DEFAULT_MAX_TOKENS}]")
-@click.option("--temperature", type=float, help="0 is greedy.  [default: the model's, else 0]")
-@click.option("--top-p", type=float)
-@click.option("--top-k", type=int)
-@click.option("--min-p", type=float)
-@click.option("--seed", type=int, help="Makes sampling repeatable.")
-@click.option("--stop", multiple=True, help="End at this text. Can be given several times.")
-@click.option("--ignore-eos", is_flag=True, default=None, help="Go on after the end of sequence.")
-@click.option("--chat", is_flag=True, help="Prompts are messages of a user.")
+@click.option(
+    "--max-tokens", type=int, help=f"Tokens per completion.  [default: {DEFAULTS['max_tokens']}]"
+)
+@click.option(
+    "--temperature",
+    type=float,
+    help="Sampling temperature; 0 is greedy.  [default: the model's, else 0]",
+)
+@click.option(
+    "--top-p",
+    type=float,
+    help="Sample from the tokens with this total probability.  [default: the model's, else 1]",
+)
+@click.option(
+    "--top-k",
+    type=int,
+    help="Sample from this many most likely tokens.  [default: the model's, else all]",
+)
+@click.option(
+    "--min-p",
+    type=float,
+    help="Drop tokens below this part of the highest probability.  [default: the model's, else 0]",
+)
+@click.option("--seed", type=int, help="Seed, for repeatable sampling.  [default: none]")
+@click.option("--stop", multiple=True, help="End before this text. May be given several times.")
+@click.option(
+    "--ignore-eos", is_flag=True, default=None, help="Continue after the end-of-sequence token."
+)
+@click.option("--chat", is_flag=True, help="Treat each prompt as a user message of a chat.")
 @click.option("--system", help="System message; implies --chat.")
 @click.option("--echo", is_flag=True, help="Write the prompt before its completion.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON object per line.")
 @click.option(
     "-i",
     "--input",
     "source",
     metavar="FILE",
-    help="JSON lines, .parquet, or one prompt a line; .gz is decompressed. - is stdin.",
+    help="Input: JSON lines, .parquet, or one prompt per line; .gz is decompressed, - is stdin.",
 )
 @click.option(
     "-o",
     "--output",
     "target",
     metavar="FILE",
-    help="Write here; JSON lines if the name ends in .jsonl, or .parquet.",
+    help="Output: text, JSON lines (.jsonl) or .parquet.  [default: stdout]",
 )
-@click.option("--ordered", is_flag=True, help="Records in the order of the input.")
-@click.option("--resume", is_flag=True, help="Go on where an earlier run ended.")
-@click.option("--overwrite", is_flag=True, help="Drop the records of an earlier run.")
-@click.option("--token-ids", is_flag=True, help="Records hold the output's token ids.")
-@click.option("--logprobs", type=int, help="Records hold the logprobs of this many tokens.")
-@click.option("--openai-batch", is_flag=True, help="OpenAI's batch files in and out.")
+@click.option("--ordered", is_flag=True, help="Write records in the order of the input.")
+@click.option("--resume", is_flag=True, help="Continue an interrupted run.")
+@click.option("--overwrite", is_flag=True, help="Replace the records of an earlier run.")
+@click.option("--token-ids", is_flag=True, help="Add the output's token ids to the records.")
+@click.option(
+    "--logprobs", type=int, help="Add the logprobs of this many alternatives to the records."
+)
+@click.option("--openai-batch", is_flag=True, help="Read and write OpenAI's batch files.")
 @click.option("--attach", metavar="NAME", help="Use a running engine (shmllm engine start NAME).")
 @metrics_port_option
 @engine_options
 def generate(prompts: tuple[str, ...], **options: Any) -> int:
     """Complete PROMPTs with a model.
 
-    A single prompt is streamed as it is generated; several run as one batch with a
-    progress bar. Text goes to stdout, everything else to stderr. Without PROMPT and
-    --input, stdin is the prompt.
+    A single prompt is streamed; several prompts run as one batch with a progress bar. Text goes to
+    stdout, everything else to stderr. Without PROMPT and --input, the prompt is read from stdin.
     """
     with interruptible():
         return run(prompts, options)
 
 
 def run(prompts: tuple[str, ...], options: dict[str, Any]) -> int:
-    """Text for people, or records for programs."""
+    """Runs the command, with text or records as output; returns the exit code."""
     from shmllm.cli.plan import look_at, wants_records
 
     source, target = options["source"], options["target"]
@@ -132,19 +144,9 @@ def run(prompts: tuple[str, ...], options: dict[str, Any]) -> int:
     return 0
 
 
-def take_sampling(options: dict[str, Any]) -> dict[str, Any]:
-    """Sampling parameters; bad ones are known before the engine starts."""
-    from shmllm.params.sampling import SamplingParams
-
-    sampling = {n: options[n] for n in SAMPLING_NAMES if options[n] is not None}
-    sampling |= {"stop": list(options["stop"])} if options["stop"] else {}
-    SamplingParams(**sampling)
-    return sampling
-
-
 @contextlib.contextmanager
 def quiet_closed_pipe() -> Iterator[None]:
-    """A reader that has seen enough (`| head`) is no error."""
+    """Ends the block without an error when the reader of stdout has closed it (`| head`)."""
     try:
         yield
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM end a command soon, and with the exit code that shells expect."""
+"""Makes SIGINT and SIGTERM end a command soon, with the exit code that shells expect."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EXIT_INTERRUPTED = _FIRST_CODE + signal.SIGINT
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal asked for the end.
+    """A signal interrupted the command.
 
     Attributes:
         exit_code: 130 for SIGINT, 143 for SIGTERM.
@@ -28,10 +28,10 @@ class Interrupted(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Signals raise `Interrupted` inside, and after `LEAVE_AFTER_S` the process is gone.
+    """Makes signals raise `Interrupted` inside; `LEAVE_AFTER_S` later the process exits.
 
-    An engine may be deep in a step when its front end wants to leave. It then ends by
-    itself, behind a front end that is no more, and leaves nothing.
+    The exit does not wait for the engine, which may be in a long step. The engine notices the end
+    of its front end, ends too and leaves no resources.
     """
     code = _FIRST_CODE
 
@@ -61,15 +61,20 @@ def interruptible() -> Iterator[None]:
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Signals that come inside take effect behind it: for what must not be left half done, such as
-    starting a process that somebody has to end."""
-    came: list[int] = []
-    wanted = (each for each in ENDING if callable(signal.getsignal(each)))
-    before = {each: signal.signal(each, lambda number, _: came.append(number)) for each in wanted}
+    """Delays signals that arrive inside until the end of the `with` block.
+
+    It protects actions that must not be left half done, such as starting a process that this
+    process has to end.
+    """
+    delayed: list[int] = []
+    handled = (each for each in ENDING if callable(signal.getsignal(each)))
+    before = {
+        each: signal.signal(each, lambda number, _: delayed.append(number)) for each in handled
+    }
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        for came_in in came:
-            signal.raise_signal(came_in)
+        for number in delayed:
+            signal.raise_signal(number)

@@ -1,4 +1,4 @@
-"""`shmllm ipc`: what of ours lies in shared memory, whose it is, and what is in it."""
+"""`shmllm ipc`: lists, inspects and removes shmllm's segments in shared memory."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from shmllm.cli.listing import print_records
+
 if TYPE_CHECKING:
     from shmllm.ipc.registry import NamedSegment
     from shmllm.ipc.segment import Segment
@@ -20,33 +22,28 @@ DEFAULT_RECORDS = 8
 
 @click.group()
 def ipc() -> None:
-    """Look at shared memory segments, and clean up after the dead."""
+    """List and inspect shared memory segments, and remove those of dead processes."""
 
 
 @ipc.command("ls")
-@click.option("--json", "as_json", is_flag=True)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
 def list_segments(as_json: bool) -> None:
-    """Named segments: owner, size, age, fill of their rings."""
+    """List named segments with their owner, size, age and ring usage."""
     from shmllm.ipc import registry
 
     records = [describe(entry) for entry in registry.names()]
     if as_json:
         click.echo(json.dumps(records, indent=2))
-        return
-    columns = ("name", "owner", "pid", "bytes", "age", "requests", "outputs")
-    rows = [columns, *(tuple(str(r.get(c, "-")) for c in columns) for r in records)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(columns))]
-    for row in rows if records else []:
-        line = "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True))
-        click.echo(line.rstrip())
-    if not records:
-        click.echo("no named segment; private engines leave none", err=True)
+    elif records:
+        print_records(("name", "owner", "pid", "bytes", "age", "requests", "outputs"), records)
+    else:
+        click.echo("no named segment exists; private engines create none", err=True)
 
 
 @ipc.command()
-@click.option("--yes", is_flag=True, help="Remove; without it, only say what would be.")
+@click.option("--yes", is_flag=True, help="Remove them; without it, only list them.")
 def gc(yes: bool) -> None:
-    """Remove segments whose owner is dead. Never touches one that a process holds."""
+    """Remove segments whose owner is dead. Segments with a living owner stay."""
     from shmllm.ipc import registry
 
     dead = [entry for entry in registry.names() if not is_owned(entry.path)]
@@ -56,20 +53,22 @@ def gc(yes: bool) -> None:
         elif registry.sweep(entry.path):
             click.echo(f"removed {entry.path}")
         else:
-            click.echo(f"kept {entry.path}: it has an owner again", err=True)
+            click.echo(f"kept {entry.path}: a process owns it now", err=True)
     if not dead:
         click.echo("nothing to remove", err=True)
     elif not yes:
-        click.echo("nothing was removed; do it with: shmllm ipc gc --yes", err=True)
+        click.echo("nothing was removed; to remove them: shmllm ipc gc --yes", err=True)
 
 
 @ipc.command()
 @click.argument("name")
-@click.option("--records", default=DEFAULT_RECORDS, show_default=True, help="Latest per ring.")
+@click.option(
+    "--records", default=DEFAULT_RECORDS, show_default=True, help="Latest records to show per ring."
+)
 def inspect(name: str, records: int) -> None:
-    """Cursors, counters and latest records of segment NAME, live or dead.
+    """Show cursors, counters and the latest records of segment NAME.
 
-    Records that were read already are shown as long as they are not overwritten.
+    The owner may be dead. Records that were already read are shown until they are overwritten.
     """
     from shmllm.errors import SegmentError
     from shmllm.ipc import registry
@@ -89,7 +88,7 @@ def inspect(name: str, records: int) -> None:
 
 
 def open_segment(entry: NamedSegment) -> Segment:
-    """Map a segment whether or not it has an owner."""
+    """Maps a segment, with or without a living owner."""
     from shmllm.ipc.segment import Segment
 
     fd = os.open(entry.path, os.O_RDWR | os.O_CLOEXEC)
@@ -101,7 +100,7 @@ def open_segment(entry: NamedSegment) -> Segment:
 
 
 def is_owned(path: Path) -> bool:
-    """Whether a process holds the segment at `path`."""
+    """Whether a living process owns the segment at `path`."""
     from shmllm.ipc.segment import is_locked
 
     try:
@@ -140,7 +139,7 @@ def describe(entry: NamedSegment) -> dict[str, Any]:
 
 
 def contents(segment: Segment, num_records: int) -> dict[str, Any]:
-    """What `inspect` shows of a segment."""
+    """The values that `inspect` shows, by label; a list is shown as one line per item."""
     from shmllm.ipc.control import ControlView
     from shmllm.ipc.layout import (
         OUTPUT_RING_LAYOUT,

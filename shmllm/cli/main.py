@@ -1,4 +1,4 @@
-"""`shmllm`: the group of commands, and how errors end a command.
+"""The `shmllm` command: its subcommands, and the exit code and message of each kind of error.
 
 Exit codes: 0 done, 1 some requests failed, 2 usage or environment, 3 the engine died,
 130 interrupted, 143 terminated.
@@ -28,7 +28,7 @@ EXIT_ENGINE_DIED = 3
 @click.version_option(__version__, prog_name="shmllm")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 def cli(debug: bool) -> None:
-    """LLM inference on one machine, over shared memory.
+    """Run LLM inference on one machine, over shared memory.
 
     \b
     shmllm generate "def fibonacci(n):"
@@ -45,7 +45,7 @@ cli.add_command(trace)
 
 
 def main() -> None:
-    """Entry point of the `shmllm` command."""
+    """Runs the `shmllm` command and exits with its exit code."""
     debug = "--debug" in sys.argv[1:2]
     try:
         status = cli.main(prog_name="shmllm", standalone_mode=False)

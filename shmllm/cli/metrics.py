@@ -1,10 +1,10 @@
-"""`--metrics-port`: an engine's statistics as Prometheus text, for this machine only.
+"""`--metrics-port`: serves an engine's statistics as Prometheus text on the loopback interface.
 
     python -m shmllm.cli.metrics NAME PID PORT
 
-Owns the names under which statistics are shown, and the small process that shows those of
-a named engine: it reads shared memory, and ends when the engine does. So no engine has a
-socket, and nothing that a scraper does can hold one up.
+This module owns the names of the metrics, and the helper process that serves the metrics of a named
+engine. The helper reads shared memory and ends with the engine. The engine itself therefore has no
+socket, and a scraper cannot delay it.
 """
 
 from __future__ import annotations
@@ -19,54 +19,57 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from shmllm.cli.named import attach_control
 from shmllm.ipc.stats import PHASES, Histogram
 
 if TYPE_CHECKING:
-    from shmllm.ipc.control import ControlView
     from shmllm.ipc.histogram import Durations
 
 ADDRESS = "127.0.0.1"
-LOOK_S = 0.2
+POLL_S = 0.2
 
 Statistics = Mapping[str, int]
 Read = Callable[[], tuple[Statistics, Mapping[Histogram, "Durations"]]]
 
 GAUGES = {
-    "running": ("requests_running", "Requests that are being computed."),
-    "waiting": ("requests_waiting", "Requests that wait to be computed."),
-    "paused": ("paused", "1 while the engine is paused or sleeps."),
-    "asleep": ("asleep", "Sum of what sleeps: scheduling 1, kv_cache 2, weights 4, missing 8."),
-    "kv_blocks_used": ("kv_blocks_used", "Blocks of keys and values in use."),
-    "kv_blocks_total": ("kv_blocks", "Blocks of keys and values there are."),
+    "running": ("requests_running", "Running requests."),
+    "waiting": ("requests_waiting", "Waiting requests."),
+    "paused": ("paused", "1 while the engine is paused or sleeps, else 0."),
+    "asleep": ("asleep", "Sum of sleeping parts: scheduling 1, kv_cache 2, weights 4, missing 8."),
+    "kv_blocks_used": ("kv_blocks_used", "KV blocks in use."),
+    "kv_blocks_total": ("kv_blocks", "KV blocks in total."),
 }
 COUNTERS = {
-    "requests_finished": ("requests_finished", "Requests that have ended."),
-    "prompt_tokens": ("prompt_tokens", "Prompt tokens of requests that were started."),
-    "generated_tokens": ("generated_tokens", "Tokens that were sampled."),
-    "prefix_query_tokens": ("prefix_cache_queries", "Prompt tokens looked for in the cache."),
-    "prefix_hit_tokens": ("prefix_cache_hits", "Prompt tokens found there, recomputing aside."),
-    "preemptions": ("preemptions", "Times that a request gave its blocks back."),
+    "requests_finished": ("requests_finished", "Finished requests."),
+    "prompt_tokens": ("prompt_tokens", "Prompt tokens of requests that were scheduled."),
+    "generated_tokens": ("generated_tokens", "Sampled tokens."),
+    "prefix_query_tokens": ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
+    "prefix_hit_tokens": (
+        "prefix_cache_hits",
+        "Prompt tokens found in the prefix cache when a request was first scheduled.",
+    ),
+    "preemptions": ("preemptions", "Preemptions of requests."),
     "steps": ("steps", "Steps of the engine."),
-    "times_parked": ("parks", "Times that the engine slept."),
+    "times_parked": ("parks", "Times that the engine slept on its doorbell."),
 }
 
 
 HISTOGRAMS = {
-    Histogram.TTFT: ("time_to_first_token_seconds", "From arrival to the published first token."),
-    Histogram.ITL: ("inter_token_latency_seconds", "From one token of a request to the next."),
-    Histogram.STEP: ("step_seconds", "From a step's schedule to its published outputs."),
+    Histogram.TTFT: ("time_to_first_token_seconds", "Time from arrival to the first token."),
+    Histogram.ITL: ("inter_token_latency_seconds", "Time between two tokens of a request."),
+    Histogram.STEP: ("step_seconds", "Time from a step's schedule phase to its published outputs."),
 }
-# Powers of two in nanoseconds: 0.26 ms to 69 s.
+# The bounds of the buckets are powers of two in nanoseconds: 0.26 ms to 69 s.
 FIRST_BOUND_BITS, LAST_BOUND_BITS = 18, 36
 
 
 class EngineCollector:
-    """What a scrape is answered with.
+    """Makes the metrics of a scrape, as a collector of prometheus_client.
 
     Args:
-        read: statistics and durations of now; raises what `errors` names when they are gone.
-        labels: of every sample.
-        errors: while these are raised, there are no samples.
+        read: returns the current statistics and histograms.
+        labels: the labels of every sample.
+        errors: exceptions of `read` that mean that the engine has ended; the scrape is then empty.
     """
 
     def __init__(
@@ -80,7 +83,7 @@ class EngineCollector:
         self._errors = errors
 
     def collect(self) -> Iterator[Any]:
-        """Metric families of prometheus_client."""
+        """Yields the metric families."""
         core = import_module("prometheus_client.core")
         gauge, counter = core.GaugeMetricFamily, core.CounterMetricFamily
         try:
@@ -94,11 +97,11 @@ class EngineCollector:
                     family = make(f"shmllm_{name}", text, labels=names)
                     family.add_metric(values, found[key])
                     yield family
-        usage = gauge("shmllm_kv_cache_usage_ratio", "Blocks in use.", labels=names)
+        usage = gauge("shmllm_kv_cache_usage_ratio", "Share of KV blocks in use.", labels=names)
         usage.add_metric(values, found["kv_blocks_used"] / max(found["kv_blocks_total"], 1))
         yield usage
         phases = counter(
-            "shmllm_phase_seconds", "Where the engine's time went.", labels=[*names, "phase"]
+            "shmllm_phase_seconds", "Time in each phase of the steps.", labels=[*names, "phase"]
         )
         for phase in PHASES:
             if (spent_ns := found.get(f"{phase}_ns")) is not None:
@@ -120,7 +123,11 @@ class EngineCollector:
 
 
 def check_metrics_port(port: int | None) -> None:
-    """Raise what a person can mend, before anything is started."""
+    """Checks that metrics can be served on `port`; None needs no check.
+
+    Raises:
+        click.UsageError: prometheus_client is missing, or the port cannot be bound.
+    """
     if port is None:
         return
     try:
@@ -144,7 +151,11 @@ def start_metrics_server(
     labels: Mapping[str, str],
     errors: tuple[type[Exception], ...],
 ) -> Callable[[], None]:
-    """Answer scrapes in a thread. Returns what ends that."""
+    """Serves metrics on `port` in a thread; see `EngineCollector` for the other arguments.
+
+    Returns:
+        A function that stops the server.
+    """
     prometheus = import_module("prometheus_client")
     registry = prometheus.CollectorRegistry()
     registry.register(EngineCollector(read, labels, errors))
@@ -159,13 +170,19 @@ def start_metrics_server(
 
 
 def metrics_command(name: str, pid: int, port: int) -> list[str]:
-    """Arguments to start the process with that shows the statistics of a named engine."""
+    """The command line of the helper process that serves the metrics of a named engine."""
     return [sys.executable, "-m", "shmllm.cli.metrics", name, str(pid), str(port)]
 
 
 def serve_named(name: str, pid: int, port: int) -> int:
-    """Show the statistics of the engine `name`, which process `pid` is or becomes, until it
-    ends."""
+    """Serves the metrics of the engine `name` until it ends.
+
+    Args:
+        name: the engine's name.
+        pid: the engine's process, which may still be starting.
+        port: the port to serve on.
+    """
+    from shmllm.ipc import registry
     from shmllm.ipc.control import ControlView
     from shmllm.ipc.liveness import wait_for_end
 
@@ -173,8 +190,8 @@ def serve_named(name: str, pid: int, port: int) -> int:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
         return 0
-    while (control := _attach(name, pid)) is None:
-        if wait_for_end(pidfd, LOOK_S):
+    while (control := attach_control(registry.control_path(name), pid)) is None:
+        if wait_for_end(pidfd, POLL_S):
             return 0
     view = ControlView(control)
     stop = start_metrics_server(
@@ -184,26 +201,6 @@ def serve_named(name: str, pid: int, port: int) -> int:
         pass
     stop()
     return 0
-
-
-def _attach(name: str, pid: int) -> Any:
-    """The engine's control segment; None while it is not there or another's."""
-    from shmllm.errors import IpcError
-    from shmllm.ipc import registry
-    from shmllm.ipc.control import ControlView
-    from shmllm.ipc.layout import SegmentKind
-
-    try:
-        control = registry.attach(registry.control_path(name), SegmentKind.CONTROL, name)
-    except IpcError:
-        return None
-    view: ControlView = ControlView(control)
-    is_it = view.engine_pid == pid
-    view.close()
-    if is_it:
-        return control
-    control.close()
-    return None
 
 
 if __name__ == "__main__":

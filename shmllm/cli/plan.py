@@ -1,4 +1,4 @@
-"""What a `shmllm generate` is to read and write, decided and checked before an engine starts."""
+"""Plans a `shmllm generate` with records: checks its input and output before an engine starts."""
 
 from __future__ import annotations
 
@@ -27,16 +27,18 @@ from shmllm.errors import RequestError
 
 PARQUET = ".parquet"
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
-# Options that mean something for records only.
+# Options that only apply to records. Any of them makes the output records.
 _RECORD_OPTIONS = ("as_json", "ordered", "resume", "overwrite", "token_ids", "openai_batch")
 
 
 @dataclass(frozen=True)
 class Input:
-    """What --input names.
+    """The file that --input names.
 
     Attributes:
-        lines: None if it is a parquet file.
+        path: its path; "-" for stdin.
+        kind: the kind of its content.
+        lines: its lines; None for a parquet file.
     """
 
     path: str
@@ -46,12 +48,14 @@ class Input:
 
 @dataclass(frozen=True)
 class GeneratePlan:
-    """A job with records.
+    """A batch job: the rows to run and the file for their records.
 
     Attributes:
-        target: where the user wants them.
-        mode: what becomes of records that are there.
-        ordered: in the order of the rows.
+        rows: the rows of the input.
+        form: the format of rows and records.
+        target: the output that the user named.
+        mode: what to do with existing records.
+        ordered: whether records are written in the order of the rows.
     """
 
     rows: Rows
@@ -66,15 +70,15 @@ class GeneratePlan:
 
     @property
     def path(self) -> str:
-        """Where records are written."""
+        """The file that records are written to; for a parquet target a journal beside it."""
         return journal_of(self.target) if self.is_parquet else self.target
 
 
 def look_at(path: str) -> Input:
-    """Find out what an input is.
+    """Finds out the kind of the input at `path`.
 
     Raises:
-        click.FileError: it cannot be read.
+        click.FileError: the input cannot be read.
     """
     if path.endswith(PARQUET):
         return Input(path, SourceKind.PARQUET, None)
@@ -86,7 +90,7 @@ def look_at(path: str) -> Input:
 
 
 def wants_records(found: Input | None, options: dict[str, Any]) -> bool:
-    """Whether a command's output is for programs: records in, or records asked for."""
+    """Whether the output is records: the input holds rows, or an option asks for records."""
     if found is not None and found.kind is not SourceKind.TEXT:
         return True
     asked = any(options[name] for name in _RECORD_OPTIONS) or options["logprobs"] is not None
@@ -94,15 +98,15 @@ def wants_records(found: Input | None, options: dict[str, Any]) -> bool:
 
 
 def make_plan(found: Input | None, prompts: list[str], options: dict[str, Any]) -> GeneratePlan:
-    """Check what can be checked without an engine.
+    """Makes a plan and checks everything that can be checked without an engine.
 
     Args:
-        found: what --input names.
-        prompts: used if `found` is None.
-        options: the command's, by name.
+        found: the input that --input names; None if there is no --input.
+        prompts: the prompts if `found` is None.
+        options: the command's options by name.
 
     Raises:
-        click.UsageError: options that do not go together.
+        click.UsageError: two options contradict each other, or the output is not usable.
         RequestError: the input cannot be read, or a package is missing.
     """
     target = options["target"] or STANDARD_STREAM
@@ -114,8 +118,8 @@ def make_plan(found: Input | None, prompts: list[str], options: dict[str, Any]) 
     if target.endswith(PARQUET):
         require_pyarrow()
         if mode is not Mode.OVERWRITE and os.path.exists(target):
-            # It appears only when its job has ended, so there is nothing to go on with.
-            raise RequestError(f"{target} is there, and complete; --overwrite starts anew")
+            # A parquet file is created only when its job has ended, so no rows are missing.
+            raise RequestError(f"{target} exists and is complete; --overwrite replaces it")
     is_text = isinstance(rows, TextRows | PromptRows)
     return GeneratePlan(rows, form, target, mode, options["ordered"] or is_text)
 
@@ -127,7 +131,7 @@ def _make_format(options: dict[str, Any], is_table: bool) -> Format:
     for name in names:
         if options[name]:
             flag = "--" + name.replace("_", "-")
-            raise click.UsageError(f"{flag} does not go with --openai-batch: a row says it all")
+            raise click.UsageError(f"{flag} cannot be used with --openai-batch, whose rows set it")
     return OpenAIFormat()
 
 
@@ -151,16 +155,18 @@ def _check_output(target: str, rows: Rows) -> None:
     if os.path.isdir(target):
         raise click.UsageError(f"{target} is a directory")
     if rows.is_file and os.path.exists(target) and os.path.samefile(rows.name, target):
-        raise click.UsageError(f"{target} is the input, too")
+        raise click.UsageError(f"{target} is also the input")
 
 
 def _mode(options: dict[str, Any], target: str, rows: Rows) -> Mode:
     if not options["resume"]:
         return Mode.OVERWRITE if options["overwrite"] else Mode.NEW
     if options["overwrite"]:
-        raise click.UsageError("--resume keeps what is there, --overwrite does not: give one")
+        raise click.UsageError(
+            "--resume keeps existing records, --overwrite removes them: give one"
+        )
     if not rows.is_file:
-        raise click.UsageError(f"--resume reads the input twice, and {rows.name} is no file")
+        raise click.UsageError(f"--resume reads the input twice, and {rows.name} is not a file")
     if target == STANDARD_STREAM or (os.path.exists(target) and not Path(target).is_file()):
         raise click.UsageError("--resume needs a file as --output")
     return Mode.RESUME

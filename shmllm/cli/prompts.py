@@ -1,4 +1,4 @@
-"""Prompts as text, from the command line, from a file of lines, or from a pipe."""
+"""Reads prompts as text from the command line, from a file of lines, or from a pipe."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ Messages = list[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class InputPrompt:
-    """
+    """A prompt and its origin.
+
     Attributes:
         content: a text to complete, or messages to answer.
-        origin: how to name it in an error: "line 3 of prompts.txt".
+        origin: its name in error messages, such as "line 3 of prompts.txt".
     """
 
     content: str | Messages
@@ -27,10 +28,14 @@ class InputPrompt:
 
 
 def read_prompts(prompts: tuple[str, ...], lines: LineInput | None = None) -> list[InputPrompt]:
-    """All prompts of a command.
+    """The prompts of a command: one per line, else the arguments, else the whole of stdin.
+
+    Args:
+        prompts: the command's arguments.
+        lines: the lines of --input; None without --input.
 
     Raises:
-        click.UsageError: there is none.
+        click.UsageError: there is no prompt.
     """
     if lines is not None:
         found = _read_lines(lines)

@@ -1,4 +1,4 @@
-"""`shmllm generate` for people: completions as text, one streamed or several at once."""
+"""`shmllm generate` with text output: one completion as a stream, or several as a batch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from shmllm.cli.prompts import InputPrompt
+from shmllm.cli.sampling import DEFAULTS
 from shmllm.cli.session import CommandSession
 
 if TYPE_CHECKING:
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from shmllm.frontend.request_state import RequestState
 
 SEPARATOR = "---"
-DEFAULTS: dict[str, Any] = {"temperature": 0.0, "max_tokens": 128}
 
 
 def run_text(
@@ -25,13 +25,14 @@ def run_text(
     echo: bool,
     session: CommandSession,
 ) -> int:
-    """Complete prompts; returns the exit code.
+    """Completes prompts and returns the exit code.
 
     Args:
-        sampling: parameters from the command line.
-        target: file to write to; None is stdout.
-        echo: write prompts, too.
-        session: where the engine comes from.
+        inputs: the prompts.
+        sampling: the sampling parameters from the command line.
+        target: the file to write to; None or "-" is stdout.
+        echo: whether to write the prompts too.
+        session: starts the engine or attaches to it.
     """
     with session.open() as llm:
         requests = prepare(llm, inputs, sampling)
@@ -43,13 +44,14 @@ def run_text(
 
 
 def open_target(target: str | None) -> Any:
-    """Opened when all prompts are known to be good: an error before that loses no file."""
+    """Opens the output. Call it after all prompts are checked: it truncates an existing file."""
     if target is None or target == "-":
         return click.open_file("-", "w", encoding="utf-8")
     return open(target, "w", encoding="utf-8")
 
 
 def prepare(llm: LLM, inputs: list[InputPrompt], sampling: dict[str, Any]) -> list[PreparedRequest]:
+    """Checks and tokenizes the prompts; the model's defaults apply to parameters not given."""
     from shmllm.params.sampling import SamplingParams
 
     params = SamplingParams(**(DEFAULTS | llm.model_defaults | sampling))
@@ -58,7 +60,7 @@ def prepare(llm: LLM, inputs: list[InputPrompt], sampling: dict[str, Any]) -> li
 
 
 def as_prompt(llm: LLM, item: InputPrompt) -> Any:
-    """Messages become a prompt by the model's chat template; text is one already."""
+    """The prompt for the engine; the model's chat template turns messages into one."""
     from shmllm.errors import RequestError
 
     if not isinstance(item.content, list):
@@ -70,6 +72,7 @@ def as_prompt(llm: LLM, item: InputPrompt) -> Any:
 
 
 def stream(llm: LLM, request: PreparedRequest, out: TextIO, echo: bool) -> int:
+    """Writes the text of one request as it is generated; returns the exit code."""
     if echo:
         out.write(request.prompt or "")
     text, error = "", None
@@ -89,7 +92,10 @@ def stream(llm: LLM, request: PreparedRequest, out: TextIO, echo: bool) -> int:
 
 
 def batch(llm: LLM, requests: list[PreparedRequest], out: TextIO, echo: bool) -> int:
-    """Results are written in the order of the prompts, each as soon as those before it are."""
+    """Writes the texts of a batch in the order of the prompts; returns the exit code.
+
+    Each text is written as soon as it and all texts before it are complete.
+    """
     from shmllm.frontend.progress import BatchProgress
 
     waiting: dict[int, RequestState] = {}
@@ -109,7 +115,7 @@ def batch(llm: LLM, requests: list[PreparedRequest], out: TextIO, echo: bool) ->
 
 
 def write_text(state: RequestState, out: TextIO, echo: bool, is_first: bool) -> None:
-    """One completion, behind a separator line if it is not the first."""
+    """Writes one completion, after a separator line if it is not the first."""
     prompt = state.request.prompt or "" if echo else ""
     text = f"error: {state.error}" if state.error else prompt + state.text.text
     out.write(("" if is_first else f"{SEPARATOR}\n") + text.rstrip("\n") + "\n")

@@ -1,4 +1,4 @@
-"""`shmllm top`: what the engines of this user are doing."""
+"""`shmllm top`: shows the current statistics of this user's engines."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ NICENESS = 10
     type=click.FloatRange(0.05, 3600),
     default=1.0,
     show_default=True,
-    help="Seconds between two looks; figures are of the time between.",
+    help="Seconds between two updates; figures cover this interval.",
 )
-@click.option("--once", is_flag=True, help="Look twice, print what was between, and end.")
-@click.option("--json", "as_json", is_flag=True, help="With --once: an object a line and engine.")
+@click.option("--once", is_flag=True, help="Print the figures of one interval, and exit.")
+@click.option("--json", "as_json", is_flag=True, help="With --once: print one object per engine.")
 def top(name: str | None, interval: float, once: bool, as_json: bool) -> int:
-    """Watch engines at work: all of this user, or the one called NAME (a name or a pid).
+    """Show all engines of this user, or the one called NAME (a name or a pid).
 
-    Reads shared memory; no engine is asked anything, or slowed down. Engines that an LLM()
-    started for itself are found, too. Not in a terminal, it works as with --once.
+    The command reads shared memory and does not slow engines down. It also finds the private
+    engines of LLM(). Without a terminal it behaves as with --once.
 
     \b
     shmllm top
@@ -44,7 +44,7 @@ def top(name: str | None, interval: float, once: bool, as_json: bool) -> int:
     """
     from rich.console import Console
 
-    os.nice(NICENESS)  # the engine comes first
+    os.nice(NICENESS)  # engines have priority
     engines = _wanted(name)
     console = Console()
     try:
@@ -114,7 +114,7 @@ def _print_once(
 
 
 def _tracks_of(engines: list[FoundEngine]) -> list[Track]:
-    """Those of the engines that are still there."""
+    """Tracks of the engines that still run."""
     from shmllm.errors import IpcError
     from shmllm.monitor.track import Track
 

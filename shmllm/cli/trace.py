@@ -1,7 +1,7 @@
-"""`shmllm trace`: what all processes did, on one timeline.
+"""`shmllm trace`: records front ends and engines, and writes one timeline.
 
-Owns a trace from its directory to the written file: a command run under it, or a running
-engine asked to record for a while. Must not know what is recorded.
+This module owns a trace from its directory to the written file: it runs a command that records, or
+asks a running engine to record for some time. It must not know the content of the records.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shmllm.cli.interrupts import Interrupted, interruptible
+from shmllm.cli.named import attached_client
 from shmllm.errors import EngineDeadError
 from shmllm.version import __version__
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from shmllm.client.attached import AttachedEngineClient
     from shmllm.tracing.directory import OwnedDirectory, Settings
 
-LOOK_S = 0.1
+POLL_S = 0.1
 LAST_RECORDS_S = 2.0
 MANY_RECORDS = 100_000
 EXIT_SIGNAL = 128
@@ -40,8 +41,8 @@ Examples:
   shmllm trace --attach main --seconds 5 -o trace.json
 
 \b
-The exit code is the command's. A command that dies leaves a trace of what there was.
-Ctrl-C ends an --attach early; the engine goes on.
+The exit code is the command's. If the command dies, the trace holds what it recorded.
+Ctrl-C ends an --attach early; the engine continues.
 """
 
 
@@ -54,7 +55,7 @@ Ctrl-C ends an --attach early; the engine goes on.
     default="trace.json",
     show_default=True,
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Where to; .gz compresses.",
+    help="File to write; .gz compresses it.",
 )
 @click.option("--attach", metavar="NAME", help="Trace a running engine and its front ends.")
 @click.option(
@@ -62,7 +63,7 @@ Ctrl-C ends an --attach early; the engine goes on.
     type=click.FloatRange(min=0, min_open=True),
     default=5.0,
     show_default=True,
-    help="How long, with --attach.",
+    help="With --attach: how long to record.",
 )
 @click.option(
     "--buffer",
@@ -71,12 +72,12 @@ Ctrl-C ends an --attach early; the engine goes on.
     default=64,
     show_default=True,
     metavar="MIB",
-    help="What each process may record: 16,384 records a MiB.",
+    help="Recording buffer of each process; a MiB holds 16,384 records.",
 )
 def trace(
     command: tuple[str, ...], target: Path, attach: str | None, seconds: float, buffer_mib: int
 ) -> int:
-    """Record what front ends and engine do, and write one timeline.
+    """Record the actions of front ends and engines, and write one timeline.
 
     Give a COMMAND to run, or with --attach the name of a running engine.
     """
@@ -92,10 +93,14 @@ def trace(
 
 
 def _check_writable(target: Path) -> None:
-    """What a person can mend is said before anything runs."""
+    """Checks the output before anything runs.
+
+    Raises:
+        click.UsageError: the file cannot be written.
+    """
     place = target if target.exists() else target.absolute().parent
     if not os.access(place, os.W_OK):
-        raise click.UsageError(f"cannot write {target}: {place} is not there, or not writable")
+        raise click.UsageError(f"cannot write {target}: {place} does not exist or is not writable")
 
 
 def _trace_command(command: list[str], target: Path, settings: Settings) -> int:
@@ -104,7 +109,9 @@ def _trace_command(command: list[str], target: Path, settings: Settings) -> int:
         code = _run(_with_interpreter(command), directory)
         _await_last_records(directory)
         if code:
-            click.echo(f"the command ended with exit code {code}; here is what there is", err=True)
+            click.echo(
+                f"the command ended with exit code {code}; writing what was recorded", err=True
+            )
         _write(directory, target, begin_ns, {"command": " ".join(command), "exit_code": code})
         return code
 
@@ -137,7 +144,7 @@ def _run(command: list[str], directory: OwnedDirectory) -> int:
         if process is not None:
             process.send_signal(number)
 
-    # A terminal's Ctrl-C goes to the command, too, without us.
+    # A terminal sends Ctrl-C to the command too, so this process does not pass it on.
     handlers: dict[int, Any] = {signal.SIGTERM: pass_on, signal.SIGINT: _do_nothing}
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
@@ -150,18 +157,18 @@ def _run(command: list[str], directory: OwnedDirectory) -> int:
 
 
 def _do_nothing(number: int, frame: Any) -> None:
-    """Unlike SIG_IGN, the command does not inherit this."""
+    """Ignores a signal. Unlike SIG_IGN, the command does not inherit this handler."""
 
 
 def _await_last_records(directory: OwnedDirectory) -> None:
-    """An engine whose front end was killed lives a moment longer."""
+    """Waits until all recording processes have ended: an engine outlives a killed front end."""
     from shmllm.tracing.layout import SUFFIX
     from shmllm.tracing.reading import pid_of
 
     deadline = time.monotonic() + LAST_RECORDS_S
     for path in directory.path.glob("*" + SUFFIX):
         while _is_running(pid_of(path)) and time.monotonic() < deadline:
-            time.sleep(LOOK_S / 10)
+            time.sleep(POLL_S / 10)
 
 
 def _is_running(pid: int) -> bool:
@@ -173,13 +180,10 @@ def _is_running(pid: int) -> bool:
 
 
 def _trace_engine(name: str, target: Path, most_bytes: int, seconds: float) -> int:
-    from shmllm.client.attached import AttachedEngineClient
     from shmllm.tracing.directory import Settings
     from shmllm.wire.messages import Method
 
-    client = AttachedEngineClient(name)
-    try:
-        client.wait_ready()
+    with attached_client(name) as client:
         begin_ns = time.monotonic_ns()
         until_ns = begin_ns + int(seconds * 1e9)
         with _owned(Settings(most_bytes, until_ns)) as directory:
@@ -189,20 +193,18 @@ def _trace_engine(name: str, target: Path, most_bytes: int, seconds: float) -> i
             if death is not None:
                 raise death
         return 0
-    finally:
-        client.close()
 
 
 def _wait(client: AttachedEngineClient, until_ns: int) -> EngineDeadError | None:
-    """Until the time is over, or Ctrl-C, or the engine's end, which is returned."""
+    """Waits until the time is over, Ctrl-C, or the engine's death, whose error it returns."""
     try:
         with interruptible():
             while (left_s := (until_ns - time.monotonic_ns()) / 1e9) > 0:
-                client.poll(min(left_s, LOOK_S))
+                client.poll(min(left_s, POLL_S))
     except Interrupted:
-        click.echo("ended early; here is what there is", err=True)
+        click.echo("ended early; writing what was recorded", err=True)
     except EngineDeadError as death:
-        click.echo("the engine is gone; here is what there is", err=True)
+        click.echo("the engine died; writing what was recorded", err=True)
         return death
     return None
 
@@ -230,13 +232,13 @@ def _write(
     from shmllm.tracing.writing import summary, write_timeline
     from shmllm.wire.messages import RecordKind
 
-    gc.disable()  # it would look again and again at millions of records, which all stay
+    gc.disable()  # each collection would visit millions of records, and all of them stay alive
     recordings = read_all(directory.path)
     if not recordings:
         click.echo("nothing was recorded: no front end of shmllm was started", err=True)
     num_records = sum(len(recording.records) for recording in recordings)
     if num_records > MANY_RECORDS:
-        click.echo(f"putting {num_records:,} records together", err=True)
+        click.echo(f"merging {num_records:,} records", err=True)
     kinds = {int(kind): kind.name for kind in RecordKind}
     timeline = make_timeline(recordings, begin_ns, kinds, hidden)
     num_events = write_timeline(timeline, target, {"written_by": f"shmllm {__version__}", **about})

@@ -181,7 +181,7 @@ BAD_ROWS: list[tuple[str, str]] = [
     ("[1]", "^not a JSON object$"),
     ("5", "^not a JSON object$"),
     ("[" * 100_000, "^not (JSON|usable)"),
-    ("{}", "^none of 'prompt', 'messages', 'prompt_token_ids' is there$"),
+    ("{}", "^none of 'prompt', 'messages', 'prompt_token_ids' is given$"),
     ('{"prompt": 5}', "^'prompt' must be a string, got 5$"),
     ('{"prompt": null}', "^'prompt' must be a string, got null$"),
     ('{"prompt": ""}', "^the prompt is empty: the model needs"),
@@ -195,7 +195,7 @@ BAD_ROWS: list[tuple[str, str]] = [
     ('{"messages": []}', "messages is empty"),
     ('{"messages": [{"role": "user"}]}', r"messages\[0\] has no content"),
     ('{"messages": [5]}', r"messages\[0\] must be a dict"),
-    ('{"prompt": "x", "messages": []}', "'prompt' and 'messages' are both there"),
+    ('{"prompt": "x", "messages": []}', "'prompt' and 'messages' are both given"),
     ('{"prompt": "x", "sampling_params": []}', "^'sampling_params' must be an object"),
     (
         '{"prompt": "x", "sampling_params": {"temprature": 1}}',
@@ -245,13 +245,13 @@ def test_only_bad_rows_are_records_too(shmllm: Shmllm, tmp_path: Path, target: P
 
 
 REFUSED: dict[str, tuple[list[str], str]] = {
-    "output is there": (["-i", "IN", "-o", "FULL"], "is not empty; --resume goes on with it"),
+    "output is there": (["-i", "IN", "-o", "FULL"], "is not empty; --resume continues it"),
     "output of others": (["-i", "IN", "-o", "FULL", "--resume"], "line 1 of .* is not JSON"),
     "no prompt": (["-i", "EMPTY"], "the input holds no prompt"),
     "missing input": (["-i", "/no/such/file.jsonl"], "/no/such/file.jsonl.*No such file"),
     "missing folder": (["-i", "IN", "-o", "/no/such/out.jsonl"], "No such file.*/no/such/out"),
-    "input is output": (["-i", "IN", "-o", "IN", "--overwrite"], "is the input, too"),
-    "resume a pipe": (["-i", "-", "-o", "OUT", "--resume"], "standard input is no file"),
+    "input is output": (["-i", "IN", "-o", "IN", "--overwrite"], "is also the input"),
+    "resume a pipe": (["-i", "-", "-o", "OUT", "--resume"], "standard input is not a file"),
     "parameters": (["-i", "IN", "-o", "OUT", "--temperature", "9"], "temperature must be"),
     "no model": (["-i", "IN", "-o", "OUT", "-m", "no/such/model"], "not found: looked for"),
 }
@@ -301,7 +301,7 @@ def test_resume_refuses_another_input(shmllm: Shmllm, tmp_path: Path, target: Pa
     source = write(tmp_path / "in.jsonl", [{"prompt": "x", "id": 1}, {"prompt": "y", "id": 2}])
     assert shmllm("-i", source, "-o", target, *GREEDY).returncode == 0
     for rows, words in (
-        ([{"prompt": "x", "id": 7}], "which has 1; is it another input"),
+        ([{"prompt": "x", "id": 7}], "which has 1; is this the input of the earlier run"),
         ([{"prompt": "x", "id": 1}, {"prompt": "y", "id": 7}], "line 2 has another id"),
     ):
         before = target.read_bytes()
@@ -436,7 +436,7 @@ def test_an_engine_that_does_not_end_holds_up_nobody(many: Path, target: Path) -
     finally:
         os.kill(engine, signal.SIGCONT)
     _, stderr = process.communicate(timeout=PATIENCE_S)  # the engine has it open, too
-    assert b"--resume goes on" in stderr
+    assert b"--resume continues" in stderr
     assert holds_within(lambda: not is_running(engine), PATIENCE_S)
 
 

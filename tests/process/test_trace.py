@@ -171,7 +171,7 @@ for changed in llm.front_end.serve(requests, streaming=True):
     path = tmp_path / "trace.json"
     done = traced(path, sys.executable, "-c", source, victim)
     assert done.returncode == (1 if victim == "engine" else 137)
-    assert f"exit code {done.returncode}; here is what there is".encode() in done.stderr
+    assert f"exit code {done.returncode}; writing what was recorded".encode() in done.stderr
     trace = load(path)
     requests = by_number(trace)
     assert sorted(requests) == [0, 1, 2, 3]
@@ -365,7 +365,7 @@ def test_an_engine_that_dies_while_it_is_traced(tmp_path: Path, temporary: Path)
         os.kill(pid, signal.SIGKILL)
         _, errors = tracer.communicate(timeout=PATIENCE_S)
         assert tracer.returncode == 3
-        assert b"the engine is gone; here is what there is" in errors
+        assert b"the engine died; writing what was recorded" in errors
         assert load(path).slices("step")
 
 

@@ -176,16 +176,16 @@ BAD_BODIES = [
     (chat(chat_template_kwargs={"messages": []}), "cannot have 'messages'"),
     (
         chat(response_format={"type": "json_object"}, structured_outputs={"regex": "a"}),
-        "are both there",
+        "are both given",
     ),
     (completion(messages=MESSAGES), "'body' has an unknown field 'messages'"),
-    (completion(prompt=["a", "b"]), "'prompt' holds 2 prompts; give each a line of its own"),
+    (completion(prompt=["a", "b"]), "'prompt' holds 2 prompts; write each on its own line"),
     (completion(prompt=None), "'prompt' must be a string or a list of token ids"),
     (completion(prompt=5), "'prompt' must be a string or a list of token ids"),
     (completion(prompt=[]), "'prompt' must be a string or a list of token ids"),
     (completion(suffix="x"), "'suffix' can only be ''"),
     (completion(best_of=3), "'best_of' can only be 1"),
-    (completion(echo=True, logprobs=1), "'echo' does not go with 'logprobs'"),
+    (completion(echo=True, logprobs=1), "'echo' cannot be used with 'logprobs'"),
 ]
 
 

@@ -48,7 +48,9 @@ def test_an_empty_file_is_a_new_one(path, opened):
 
 def test_a_file_with_content_is_refused_and_left_alone(path):
     path.write_bytes(b"precious")
-    with pytest.raises(RequestError, match=r"is not empty; --resume goes on .*--overwrite starts"):
+    with pytest.raises(
+        RequestError, match=r"is not empty; --resume continues .*--overwrite replaces"
+    ):
         RecordFile(str(path), Mode.NEW)
     assert path.read_bytes() == b"precious"
 

@@ -94,13 +94,16 @@ def test_no_file_and_an_empty_one_are_a_beginning(tmp_path):
 GOOD = {"id": "a", "line": 1, "text": "eno"}
 FOREIGN = {
     "no JSON": (["nonsense"], "line 1 of .* is not JSON"),
-    "no record": ([GOOD, {"prompt": "x"}], "line 2 of .* is no record of such a job"),
-    "out of range": ([{"line": 9, "text": ""}], "about line 9 of the input, which has 8"),
-    "twice": ([GOOD, GOOD], "line 2 of .* is about line 1 of the input, as one before it"),
-    "another id": ([GOOD | {"id": "z"}], "record about line 1 has another id"),
-    "no id": ([{"line": 1, "text": ""}], "record about line 1 has another id"),
-    "another field": ([GOOD | {"k": 1}], "record about line 1 has another id or other fields"),
-    "blank line": ([GOOD, {"line": 2, "text": ""}], "1 records are about blank lines"),
+    "no record": ([GOOD, {"prompt": "x"}], "line 2 of .* is not a record of a batch job"),
+    "out of range": ([{"line": 9, "text": ""}], "belongs to line 9 of the input, which has 8"),
+    "twice": (
+        [GOOD, GOOD],
+        "line 2 of .* belongs to line 1 of the input, which already has a record",
+    ),
+    "another id": ([GOOD | {"id": "z"}], "record of line 1 has another id"),
+    "no id": ([{"line": 1, "text": ""}], "record of line 1 has another id"),
+    "another field": ([GOOD | {"k": 1}], "record of line 1 has another id or other fields"),
+    "blank line": ([GOOD, {"line": 2, "text": ""}], "1 records belong to blank lines"),
 }
 
 

@@ -92,8 +92,8 @@ def test_what_becomes_of_records_that_are_there(jsonl, tmp_path, options, mode):
         ({"resume": True, "target": "/dev/null"}, "--resume needs a file as --output"),
         ({"target": "out.jsonl.gz"}, "compressed output is not supported"),
         ({"target": "."}, "is a directory"),
-        ({"openai_batch": True, "chat": True}, "--chat does not go with --openai-batch"),
-        ({"openai_batch": True, "token_ids": True}, "--token-ids does not go with"),
+        ({"openai_batch": True, "chat": True}, "--chat cannot be used with --openai-batch"),
+        ({"openai_batch": True, "token_ids": True}, "--token-ids cannot be used with"),
     ],
     ids=str,
 )
@@ -105,12 +105,12 @@ def test_options_that_do_not_go_together(jsonl, options, words):
 def test_the_input_is_no_output(jsonl, tmp_path):
     os.link(jsonl.path, tmp_path / "same")
     for target in (jsonl.path, str(tmp_path / "same")):
-        with pytest.raises(click.UsageError, match="is the input, too"):
+        with pytest.raises(click.UsageError, match="is also the input"):
             plan(jsonl, target=target, overwrite=True)
 
 
 def test_only_a_file_can_be_resumed():
-    with pytest.raises(click.UsageError, match="the command line is no file"):
+    with pytest.raises(click.UsageError, match="the command line is not a file"):
         plan(None, resume=True, target="out.jsonl")
 
 
@@ -132,6 +132,6 @@ def test_a_parquet_file_that_is_there_is_complete(jsonl, tmp_path):
     assert found.path == f"{target}.partial.jsonl"
     target.touch()
     for options in ({}, {"resume": True}):
-        with pytest.raises(RequestError, match="is there, and complete; --overwrite starts anew"):
+        with pytest.raises(RequestError, match="exists and is complete; --overwrite replaces it"):
             plan(jsonl, target=str(target), **options)
     assert plan(jsonl, target=str(target), overwrite=True).mode is Mode.OVERWRITE
