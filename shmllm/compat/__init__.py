@@ -1,1 +1,4 @@
-"""Other programs' view of vLLM, filled with ours. Opt-in: nothing here runs by itself."""
+"""Replacements for vLLM's Python API, for programs written for vLLM.
+
+They are opt-in: importing this package changes nothing until an `install()` is called.
+"""

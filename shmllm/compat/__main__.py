@@ -1,4 +1,4 @@
-"""Runs a program with `import vllm` finding shmllm: `python -m shmllm.compat MODULE [ARGS]`."""
+"""Runs a module in which `import vllm` finds shmllm: `python -m shmllm.compat MODULE [ARGS]`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from shmllm.errors import ShmLLMError
 
 
 def main() -> None:
+    """Installs the `vllm` modules and runs the module that the arguments name."""
     if len(sys.argv) < 2:
         sys.exit("usage: python -m shmllm.compat MODULE [ARGUMENTS...]")
     try:

@@ -1,7 +1,7 @@
-"""TRL's trainers generate with shmllm: `install()` before one is made.
+"""Lets TRL's trainers generate with shmllm: call `install()` before you make a trainer.
 
-Owns the five names that TRL's colocate mode takes from vLLM. Nothing else of TRL changes,
-and no module named vllm is made, which TRL would take for a server's too.
+This module replaces the five names that TRL's colocate mode takes from vLLM, and changes nothing
+else in TRL. It creates no module named vllm, because TRL would then also assume vLLM's server.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from shmllm.outputs.request import RequestOutput
 from shmllm.params.sampling import SamplingParams
 from shmllm.params.structured_outputs import StructuredOutputsParams
 
-# What TRL says for all who do not say otherwise: the first means nothing here, the second
-# nothing without a GPU, and nobody asked for it.
-_UNASKED = {"distributed_executor_backend": "external_launcher"}
-_UNASKED_ON_A_CPU = {"gpu_memory_utilization": 0.3}
+# TRL passes these values by default. The first has no effect here, and the second has none without
+# a GPU; they are removed so that the user gets no warning about options that the user did not set.
+_TRL_DEFAULTS = {"distributed_executor_backend": "external_launcher"}
+_TRL_DEFAULTS_ON_A_CPU = {"gpu_memory_utilization": 0.3}
 
 
 class LLM(vllm_names.LLM):
-    """`shmllm.LLM` with what TRL passes."""
+    """`shmllm.LLM` with the options that TRL passes."""
 
     def __init__(self, model: str, **options: Any) -> None:
-        unasked = _UNASKED | ({} if _has_gpu() else _UNASKED_ON_A_CPU)
-        asked = (item for item in options.items() if item not in unasked.items())
-        super().__init__(model, **dict(asked))
+        defaults = _TRL_DEFAULTS | ({} if _has_gpu() else _TRL_DEFAULTS_ON_A_CPU)
+        given = (item for item in options.items() if item not in defaults.items())
+        super().__init__(model, **dict(given))
 
 
 def _has_gpu() -> bool:
-    import torch  # as TRL did
+    import torch  # TRL has already imported it
 
     return torch.cuda.device_count() > 0
 
@@ -50,10 +50,11 @@ _replaced: dict[str, Any] = {}
 
 
 def install() -> None:
-    """Let `vllm_mode="colocate"` of GRPOTrainer and its kin run on shmllm.
+    """Makes `vllm_mode="colocate"` of GRPOTrainer and similar trainers run on shmllm.
 
     Raises:
-        ModuleNotFoundError: TRL is not installed, or has no `trl.generation` yet (below 1.16).
+        ModuleNotFoundError: TRL is not installed, or is older than 1.16 and has no
+            `trl.generation`.
     """
     module = import_module("trl.generation.vllm_generation")
     for name, ours in _NAMES.items():
@@ -63,7 +64,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Undo `install`. Trainers that were made meanwhile keep their engine."""
+    """Undoes `install`. Trainers that were made after `install` keep their engine."""
     module = import_module("trl.generation.vllm_generation")
     for name, value in _replaced.items():
         if value is None:

@@ -1,8 +1,8 @@
-"""`import vllm` gets shmllm: `install()` before a client of vLLM's Python API is imported.
+"""Makes `import vllm` find shmllm: call `install()` before you import a client of vLLM's API.
 
-Owns which modules and names exist, and how they are found: a finder at the end of
-`sys.meta_path`, so that nothing that is installed is ever shadowed. Each name is looked up
-when it is used; knows nothing of what the names do.
+This module owns the list of modules and names, and the finder for them. The finder is at the end of
+`sys.meta_path`, so that it never shadows an installed package. Each name is resolved when it is
+first used. The module must not know what the names do.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 from shmllm.errors import ShmLLMError
 
 VERSION = "0.33.0+shmllm"
-"""The version of vLLM whose offline API this is; clients compare it."""
+"""The version of vLLM whose offline API this package provides; clients compare it."""
 
 
 def _at(home: str, names: str) -> dict[str, str]:
@@ -46,7 +46,7 @@ _HOMES = {
     **_at("shmllm.compat.vllm_absent", "packed_nccl_broadcast_producer"),
     "AsyncLLMEngine": "shmllm.compat.vllm_names:AsyncLLM",
 }
-"""Where each name is found, as module, or module:name if ours is another."""
+"""The module that defines each name, as "module", or "module:name" if the names differ."""
 
 _MODULES = {
     "vllm": "LLM SamplingParams PoolingParams TextPrompt TokensPrompt EngineArgs AsyncEngineArgs "
@@ -76,13 +76,13 @@ _MODULES = {
 
 
 def install() -> None:
-    """Let `import vllm` and its submodules find shmllm, in this process.
+    """Makes `import vllm` and imports of its submodules find shmllm, in this process.
 
-    Does nothing where it already does. A client that starts processes of its own needs this
-    call in each of them.
+    A second call has no effect. A client that starts further processes needs this call in each of
+    them.
 
     Raises:
-        ShmLLMError: a real vllm is installed, or something else of that name can be imported.
+        ShmLLMError: `import vllm` already finds the real vLLM or another package of this name.
     """
     if _installed() is None:
         _refuse_to_shadow()
@@ -90,7 +90,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Undo `install`. Clients that were imported meanwhile keep the names they took."""
+    """Undoes `install`. Clients that were already imported keep the names that they imported."""
     finder = _installed()
     if finder is None:
         return
@@ -118,15 +118,15 @@ def _refuse_to_shadow() -> None:
 
 
 class _Module(ModuleType):
-    """Looks each name up when it is first used."""
+    """A module that resolves each name when it is first used."""
 
     def __getattr__(self, name: str) -> Any:
         if f"{self.__name__}.{name}" in _PACKAGES_AND_MODULES:
             return importlib.import_module(f"{self.__name__}.{name}")
         if name not in _MODULES.get(self.__name__, "").split():
             raise AttributeError(
-                f"shmllm's stand-in for {self.__name__!r} has no {name!r}: see "
-                "shmllm.compat.vllm for the names it has"
+                f"shmllm's replacement for {self.__name__!r} has no {name!r}: see "
+                "shmllm.compat.vllm for the names that exist"
             )
         home, _, other_name = _HOMES[name].partition(":")
         value = getattr(importlib.import_module(home), other_name or name)
@@ -157,7 +157,10 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_distributions(
         self, context: importlib.metadata.DistributionFinder.Context
     ) -> Iterator[importlib.metadata.Distribution]:
-        """Answers `importlib.metadata.version("vllm")`, and is in no list of all packages."""
+        """Yields a distribution for `importlib.metadata.version("vllm")` only.
+
+        Lists of all installed packages do not contain it.
+        """
         if context.name == "vllm":
             yield _Distribution()
 

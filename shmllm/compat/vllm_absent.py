@@ -1,6 +1,6 @@
-"""Names that clients import and use only where they are asked to: here they refuse.
+"""Names of vLLM that clients import although shmllm does not support them; their use raises.
 
-LoRA adapters, and what TRL's server mode needs.
+They are the names for LoRA adapters and for TRL's server mode.
 """
 
 from __future__ import annotations
@@ -9,28 +9,28 @@ from typing import Any, NoReturn
 
 
 class _Absent:
-    """Clients import these to have them, and use them only where they are asked to."""
+    """A class that clients can import but not instantiate."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         _refuse(type(self).__name__)
 
 
 class LoRARequest(_Absent):
-    """Not here."""
+    """Not supported: shmllm has no LoRA adapters."""
 
 
 def get_ip() -> NoReturn:
-    """Not here: shmllm opens no ports."""
+    """Not supported: shmllm opens no ports."""
     _refuse("get_ip")
 
 
 def trainer_init(*arguments: Any, **options: Any) -> NoReturn:
-    """Not here: weights come through shared memory."""
+    """Not supported: new weights come through shared memory."""
     _refuse("trainer_init")
 
 
 def packed_nccl_broadcast_producer(*arguments: Any, **options: Any) -> NoReturn:
-    """Not here: weights come through shared memory."""
+    """Not supported: new weights come through shared memory."""
     _refuse("packed_nccl_broadcast_producer")
 
 

@@ -1,4 +1,4 @@
-"""vLLM's options as an object, and what clients read of the configuration made of them."""
+"""vLLM's EngineArgs, and the parts of vLLM's configuration that clients read."""
 
 from __future__ import annotations
 
@@ -11,14 +11,18 @@ from shmllm.compat.vllm_options import translate
 
 @dataclass(frozen=True)
 class SchedulerConfig:
-    """How much runs at once."""
+    """The scheduler's limits.
+
+    Attributes:
+        max_num_seqs: the largest number of running requests.
+    """
 
     max_num_seqs: int
 
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """One process on one machine."""
+    """The degrees of parallelism, which are all 1."""
 
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
@@ -27,7 +31,13 @@ class ParallelConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Which model; a `max_model_len` of None is the model's own."""
+    """The model.
+
+    Attributes:
+        model: bundled name, directory or hub id.
+        tokenizer: the tokenizer's directory or hub id.
+        max_model_len: the largest number of prompt and output tokens; None: the model's own limit.
+    """
 
     model: str
     tokenizer: str
@@ -36,7 +46,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class VllmConfig:
-    """The parts together."""
+    """The configuration of an engine."""
 
     model_config: ModelConfig
     scheduler_config: SchedulerConfig
@@ -44,19 +54,19 @@ class VllmConfig:
 
 
 class EngineArgs(shmllm.frontend.engine_args.EngineArgs):
-    """`shmllm.EngineArgs` from vLLM's options."""
+    """`shmllm.EngineArgs` with vLLM's options."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**translate(options))
 
     def create_engine_config(self, *arguments: Any) -> VllmConfig:
-        """What an engine of these options would have. Starts nothing."""
+        """The configuration of an engine with these options. It starts no engine."""
         return VllmConfig(self.create_model_config(), SchedulerConfig(self.max_num_seqs))
 
     def create_model_config(self) -> ModelConfig:
-        """The part of it that is about the model."""
+        """The model's part of the configuration."""
         return ModelConfig(self.model, self.tokenizer or self.model, self.max_model_len)
 
 
 class AsyncEngineArgs(EngineArgs):
-    """The same, for `AsyncLLM`."""
+    """The options of `AsyncLLM`; the same as those of `LLM`."""

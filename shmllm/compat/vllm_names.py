@@ -1,7 +1,7 @@
-"""`LLM` and its kin with vLLM's arguments.
+"""`LLM`, `AsyncLLM` and some functions with vLLM's arguments.
 
-Owns the translation of arguments; the work is done by the classes of the same names in
-shmllm. `shmllm.compat.vllm` says which name is found where.
+This module translates arguments and calls the classes of the same names in shmllm.
+`shmllm.compat.vllm` lists the module of each name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shmllm.outputs.request import RequestOutput
 
 logger = logging.getLogger(__name__)
 
-# What tells vLLM how to read a prompt or where to run it; the value is what we do anyway.
+# Options of vLLM that shmllm does not have, with the value that describes shmllm's behaviour.
 _NEUTRAL = {
     "chat_template_content_format": "auto",
     "data_parallel_rank": 0,
@@ -62,7 +62,7 @@ class AsyncLLM(shmllm.frontend.async_llm.AsyncLLM):
     def from_engine_args(
         cls, engine_args: Any, *, stat_loggers: Any = None, **options: Any
     ) -> Self:
-        """An engine of these options. `stat_loggers` get nothing: see `get_metrics`."""
+        """Starts an engine with these options. `stat_loggers` are ignored: use `get_metrics`."""
         return cls(**engine_args.llm_options())
 
     def generate(
@@ -88,7 +88,7 @@ class AsyncLLM(shmllm.frontend.async_llm.AsyncLLM):
         return super().encode(without_nones(prompt), pooling_params, request_id, **given)
 
     async def do_log_stats(self) -> None:
-        """Write the counters to the log."""
+        """Writes the counters to the log."""
         logger.info("engine: %s", self.get_metrics())
 
     def shutdown(self, timeout: float | None = None) -> None:
@@ -96,7 +96,11 @@ class AsyncLLM(shmllm.frontend.async_llm.AsyncLLM):
 
 
 def known(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that were given, and mean something. None is how clients leave one out."""
+    """The options that have an effect: without those that are None or have a neutral value.
+
+    Raises:
+        RequestError: a `lora_request` is given.
+    """
     if options.get("lora_request"):
         raise RequestError("shmllm has no LoRA: merge the adapter into the model's weights")
     return {
@@ -107,7 +111,7 @@ def known(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_nones(prompts: Any) -> Any:
-    """Prompts without the keys that a client filled with None."""
+    """Removes the keys whose value is None from prompts that are mappings."""
     if isinstance(prompts, Mapping):
         return {key: value for key, value in prompts.items() if value is not None}
     is_list = isinstance(prompts, Sequence) and not isinstance(prompts, str)
@@ -125,7 +129,7 @@ def get_tokenizer(
     download_dir: str | None = None,
     **options: Any,
 ) -> Any:
-    """The transformers tokenizer of a model; `options` go to transformers."""
+    """Loads the transformers tokenizer of a model; `options` are passed to transformers."""
     from transformers import AutoTokenizer
 
     from shmllm.frontend.model_files import resolve_model
@@ -137,7 +141,7 @@ def get_tokenizer(
 def resolve_chat_template(
     tokenizer: Any, chat_template: str | None, tools: Any, *, model_config: Any = None
 ) -> str | None:
-    """The template's source, None where the tokenizer has none."""
+    """The source of the chat template; None if the tokenizer has none."""
     try:
         return str(tokenizer.get_chat_template(chat_template, tools=tools))
     except ValueError:
@@ -145,4 +149,4 @@ def resolve_chat_template(
 
 
 class RayPrometheusStatLogger:
-    """Accepted, and no metrics reach Ray: `AsyncLLM.get_metrics` has them."""
+    """Accepted without effect: Ray gets no metrics; use `AsyncLLM.get_metrics`."""

@@ -1,7 +1,7 @@
-"""vLLM's options as `LLM` takes them.
+"""Translates vLLM's options into the options of `LLM`.
 
-Owns what clients pass by habit: None for vLLM's default, and other spellings of a value.
-Which options exist, and what becomes of those that shmllm has not, is decided in `LLM`.
+This module handles None for vLLM's default, and other spellings of values. `LLM` decides which
+options exist and handles those that shmllm does not have.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ from typing import Any
 
 DTYPES = {"half": "float16", "float": "float32"}
 
-# Sizes of what has no size here; clients pass them whether or not they want adapters.
-_OF_LORA = {"max_lora_rank", "max_loras", "max_cpu_loras", "lora_dtype"}
+# Clients pass these even if they use no adapters, so they are ignored.
+_LORA_OPTIONS = {"max_lora_rank", "max_loras", "max_cpu_loras", "lora_dtype"}
 
 
 def translate(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of vLLM's `LLM` or `EngineArgs` as ours."""
+    """Translates options of vLLM's `LLM` or `EngineArgs`."""
     ours = {
-        name: value for name, value in options.items() if value is not None and name not in _OF_LORA
+        name: value
+        for name, value in options.items()
+        if value is not None and name not in _LORA_OPTIONS
     }
     if "model" in ours:
         ours["model"] = str(ours["model"])

@@ -1,4 +1,4 @@
-"""What becomes of rows: each is written once, in time, and in order where that is asked."""
+"""A job writes one record per row, as soon as it can, and in order if asked to."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from shmllm.params.sampling import SamplingParams
 
 
 def mixed(num):
-    """Every third row is bad."""
+    """Rows of which every third is invalid."""
     return ["bad" if i % 3 == 1 else {"id": i, "prompt": f"p{i}"} for i in range(num)]
 
 
@@ -56,7 +56,7 @@ def test_ordered_records_are_in_the_order_of_the_rows(tmp_path, target):
 @pytest.mark.parametrize(
     "kinds", ["b", "bbb", "g", "gb", "bg", "gbbg", "bbgbbgbb"], ids=lambda kinds: kinds
 )
-def test_order_holds_wherever_bad_rows_stand(tmp_path, target, kinds):
+def test_records_are_in_order_wherever_invalid_rows_are(tmp_path, target, kinds):
     rows = [{"prompt": "x"} if kind == "g" else "bad" for kind in kinds]
     run_job(json_rows(write_rows(tmp_path / "in.jsonl", rows)), target, ordered=True)
     found = records(target)
@@ -65,7 +65,7 @@ def test_order_holds_wherever_bad_rows_stand(tmp_path, target, kinds):
 
 
 def test_the_input_is_not_read_ahead(tmp_path, target):
-    """Rows are taken when there is room for them."""
+    """The job reads a row only when the stream has room for it."""
     rows = json_rows(write_rows(tmp_path / "in.jsonl", mixed(200)))
     read = []
 
@@ -91,7 +91,7 @@ def test_the_input_is_not_read_ahead(tmp_path, target):
     assert most_ahead <= IN_FLIGHT + 1
 
 
-def test_bad_rows_are_written_while_good_ones_run(tmp_path, target):
+def test_records_of_invalid_rows_are_written_while_valid_rows_run(tmp_path, target):
     rows = json_rows(write_rows(tmp_path / "in.jsonl", [{"prompt": "a"}, "bad", "bad"]))
     seen = []
 
@@ -107,7 +107,7 @@ def test_bad_rows_are_written_while_good_ones_run(tmp_path, target):
     assert seen == [2]
 
 
-def test_a_request_that_the_engine_refuses_is_a_record(tmp_path, target):
+def test_a_request_that_the_engine_refuses_gets_a_record(tmp_path, target):
     rows = json_rows(write_rows(tmp_path / "in.jsonl", [{"prompt": "a"}, {"prompt": "b", "id": 7}]))
     job = run_job(rows, target, FakeStream(errors=["b"]))
     assert {"id": 7, "line": 2, "error": "refused"} in records(target)
@@ -115,7 +115,7 @@ def test_a_request_that_the_engine_refuses_is_a_record(tmp_path, target):
 
 
 @pytest.mark.parametrize("reason", ["abort", None])
-def test_what_the_engine_gave_up_is_no_record(tmp_path, target, reason):
+def test_a_request_that_the_engine_aborted_gets_no_record(tmp_path, target, reason):
     rows = json_rows(write_rows(tmp_path / "in.jsonl", [{"prompt": "a"}, {"prompt": "b"}]))
 
     def stream(requests):
@@ -134,7 +134,7 @@ def test_what_the_engine_gave_up_is_no_record(tmp_path, target, reason):
     assert [record["line"] for record in records(target)] == [2]
 
 
-def test_rows_have_parameters_of_their_own():
+def test_a_row_s_own_parameters_override_the_defaults():
     params = make_params({"max_tokens": 8, "temperature": 0.0}, {"temperature": 0.5, "seed": 3})
     assert (params.max_tokens, params.temperature, params.seed) == (8, 0.5, 3)
 
@@ -148,7 +148,7 @@ JSON = st.recursive(
 
 @settings(max_examples=300, deadline=None)
 @given(st.dictionaries(st.sampled_from(sorted(SamplingParams().__struct_fields__)), JSON))
-def test_whatever_parameters_are_they_are_taken_or_refused(given):
+def test_any_parameters_are_accepted_or_refused_with_request_error(given):
     with suppress(RequestError):
         make_params({}, given)
 
@@ -165,7 +165,7 @@ def test_whatever_parameters_are_they_are_taken_or_refused(given):
         ({"": 1}, "unknown option ''"),
     ],
 )
-def test_bad_parameters_are_the_row_s_error(tmp_path, target, given, words):
+def test_invalid_parameters_become_the_row_s_error(tmp_path, target, given, words):
     with pytest.raises(RequestError, match=words):
         make_params({}, given)
     rows = [{"prompt": "a"}, {"prompt": "b", "sampling_params": given}, {"prompt": "c"}]

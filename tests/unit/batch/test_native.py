@@ -1,4 +1,4 @@
-"""Our own format: what a row asks for, what its record holds, what comes back."""
+"""shmllm's own format: the request of a row, and the fields of its record."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def row(fields, **options):
         ),
     ],
 )
-def test_what_a_row_asks_for(fields, prompt):
+def test_the_prompt_of_a_row(fields, prompt):
     found = row(fields)
     assert found.error is None
     assert found.prompt == prompt
@@ -57,7 +57,7 @@ def test_what_a_row_asks_for(fields, prompt):
         ({"prompt": "a", "sampling_params": None}, "'sampling_params' must be an object"),
     ],
 )
-def test_a_bad_row_keeps_its_id_and_fields(fields, words):
+def test_the_record_of_an_invalid_row_keeps_its_id_and_fields(fields, words):
     found = row(fields | {"id": "x", "split": "train"})
     assert words in (found.error or "")
     assert NativeFormat().failure(found, found.error) == {
@@ -81,11 +81,11 @@ def test_chat_turns_prompts_into_messages(fields, options, prompt):
 
 
 @pytest.mark.parametrize("fields", [{"prompt_token_ids": [1]}, {"prompt": "a", "cache_salt": "s"}])
-def test_neither_ids_nor_salt_are_chat(fields):
+def test_token_ids_and_salt_cannot_be_used_with_chat(fields):
     assert "chat" in (row(fields, chat=True).error or "")
 
 
-def test_a_record_has_id_result_and_carried_fields_in_this_order():
+def test_a_record_has_id_result_and_copied_fields_in_this_order():
     found = row({"id": "x", "prompt": "abc", "split": "train", "n": None})
     record = NativeFormat().record(found, answer("abc", num_cached_tokens=2))
     assert list(record.items()) == [
@@ -102,13 +102,13 @@ def test_a_record_has_id_result_and_carried_fields_in_this_order():
 
 
 @pytest.mark.parametrize("identity", [0, "", None, 7, [1, {"a": 2}]], ids=repr)
-def test_any_id_comes_back_and_none_is_invented(identity):
+def test_the_record_has_the_row_s_id_or_none(identity):
     form = NativeFormat()
     assert form.record(row({"id": identity, "prompt": "a"}), answer("a"))["id"] == identity
     assert "id" not in form.record(row({"prompt": "a"}), answer("a"))
 
 
-def test_a_carried_field_with_a_result_s_name_is_not_lost():
+def test_a_copied_field_with_a_result_s_name_gets_a_prefix():
     fields = {"prompt": "abc", "text": "mine", "line": 9, "input_line": 8, "error": "old"}
     record = NativeFormat().record(row(fields), answer("abc"))
     assert record["text"] == "cba"
@@ -149,7 +149,7 @@ def test_logprobs_are_lists_of_entries_with_the_sampled_token_first():
     json.dumps(record)
 
 
-def test_several_completions_are_all_there():
+def test_a_record_holds_all_completions():
     output = answer("ab")
     output.outputs.append(CompletionOutput(1, "zz", [1, 2, 3], finish_reason="length"))
     record = NativeFormat().record(row({"prompt": "ab"}), output)
@@ -159,7 +159,7 @@ def test_several_completions_are_all_there():
     assert record["outputs"][1]["finish_reason"] == "length"
 
 
-def test_columns_may_hold_lists_and_objects_as_text():
+def test_columns_may_hold_lists_and_objects_as_json_text():
     fields = {"messages": json.dumps([USER]), "sampling_params": '{"seed": 1}'}
     found = row(fields, texts_are_json=True)
     assert found.error is None
@@ -179,7 +179,7 @@ def test_columns_may_hold_lists_and_objects_as_text():
         ({"prompt": "a"}, None),
     ],
 )
-def test_a_record_is_told_from_other_objects(record, line):
+def test_only_records_have_a_line(record, line):
     assert NativeFormat().line_of(record) == line
 
 
@@ -193,7 +193,7 @@ def test_row_and_record_share_a_tag(failed):
     assert form.tag_of_row(other) != form.tag_of_row(found)
 
 
-def test_a_plain_line_comes_back_with_its_prompt():
+def test_the_record_of_a_plain_line_holds_its_prompt():
     found = NativeFormat().text_row(5, 2, "abc")
     record = NativeFormat().record(found, answer("abc"))
     assert (record["line"], record["index"], record["prompt"]) == (5, 2, "abc")
@@ -201,5 +201,5 @@ def test_a_plain_line_comes_back_with_its_prompt():
     assert NativeFormat().tag_of_row(found) == NativeFormat().tag_of_record(record)
 
 
-def test_a_row_that_could_not_be_read_has_its_line():
+def test_the_record_of_an_unreadable_row_holds_its_line():
     assert NativeFormat().failure(Row(8), "not JSON") == {"line": 8, "error": "not JSON"}

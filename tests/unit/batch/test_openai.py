@@ -1,6 +1,6 @@
-"""OpenAI's batch files: bodies become requests, results become responses.
+"""OpenAI's batch files: bodies become requests, and results become responses.
 
-The examples of input and output lines are those of OpenAI's guide to its Batch API.
+The example lines are those of OpenAI's guide to its Batch API.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def completion(**body):
     return OpenAIFormat().row(3, fields | {"body": {"prompt": "abc"} | body})
 
 
-def test_the_guide_s_input():
+def test_the_input_line_of_the_guide_is_read():
     row = OpenAIFormat().row(1, json.loads(GUIDE_INPUT))
     assert row.error is None
     assert [message["role"] for message in row.prompt] == ["system", "user"]
@@ -49,7 +49,7 @@ def test_the_guide_s_input():
 
 
 def keys(value):
-    """The names in a JSON value, without the values."""
+    """The field names in a JSON value, without their values."""
     if isinstance(value, dict):
         return {name: keys(item) for name, item in value.items()}
     return [keys(item) for item in value] if isinstance(value, list) else None
@@ -80,7 +80,7 @@ def test_echo_writes_the_prompt_first():
     assert record["response"]["body"]["choices"][0]["text"] == "abccba"
 
 
-def test_every_choice_is_there():
+def test_a_record_holds_every_choice():
     output = answer("abc")
     output.outputs.append(CompletionOutput(1, "zz", [1, 2], finish_reason="length"))
     body = OpenAIFormat().record(chat(n=2), output)["response"]["body"]
@@ -190,7 +190,7 @@ BAD_BODIES = [
 
 
 @pytest.mark.parametrize(("row", "words"), BAD_BODIES, ids=range(len(BAD_BODIES)))
-def test_a_bad_body_is_a_400_with_its_custom_id(row, words):
+def test_an_invalid_body_is_a_400_with_its_custom_id(row, words):
     assert words in (row.error or "")
     record = OpenAIFormat().failure(row, row.error)
     assert record["custom_id"] == "c"
@@ -212,7 +212,7 @@ GOOD = {"custom_id": "c", "method": "POST", "url": COMPLETIONS, "body": {"prompt
         ({"prompt": "a"}, "'custom_id' must be a string"),
     ],
 )
-def test_a_bad_envelope_is_a_400(fields, words):
+def test_an_invalid_row_is_a_400(fields, words):
     import re
 
     row = OpenAIFormat().row(3, fields)
@@ -221,7 +221,7 @@ def test_a_bad_envelope_is_a_400(fields, words):
 
 
 @pytest.mark.parametrize("failed", [False, True])
-def test_a_record_tells_its_line_and_whether_it_failed(failed):
+def test_line_and_failure_are_read_from_a_record(failed):
     form, row = OpenAIFormat(), completion()
     record = form.failure(row, "no") if failed else form.record(row, answer("a"))
     record = json.loads(json.dumps(record))
@@ -231,7 +231,7 @@ def test_a_record_tells_its_line_and_whether_it_failed(failed):
 
 
 @pytest.mark.parametrize("record", [{}, {"id": "batch_req_3"}, {"id": "x", "response": None}])
-def test_other_objects_are_no_records(record):
+def test_other_objects_are_not_records(record):
     assert OpenAIFormat().line_of(record) is None
 
 

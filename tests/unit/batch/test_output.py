@@ -1,4 +1,4 @@
-"""The file that records go to: what it refuses, and that it holds whole lines."""
+"""The record file holds whole lines, and refuses existing content and a second writer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def path(tmp_path):
 
 @pytest.fixture
 def opened():
-    """Opens files that are closed at the end."""
+    """A function that opens record files, which are closed at the end of the test."""
     files = []
 
     def open_file(path, mode=Mode.NEW):
@@ -32,7 +32,7 @@ def opened():
         file.close()
 
 
-def test_lines_are_there_as_soon_as_they_are_written(path, opened):
+def test_a_line_is_in_the_file_as_soon_as_it_is_written(path, opened):
     file = opened(path)
     file.begin(0)
     for line in (b"1\n", b"2\n"):
@@ -41,12 +41,12 @@ def test_lines_are_there_as_soon_as_they_are_written(path, opened):
     assert path.read_bytes() == b"1\n2\n"
 
 
-def test_an_empty_file_is_a_new_one(path, opened):
+def test_an_empty_file_is_accepted(path, opened):
     path.touch()
     opened(path).begin(0)
 
 
-def test_a_file_with_content_is_refused_and_left_alone(path):
+def test_a_file_with_content_is_refused_and_unchanged(path):
     path.write_bytes(b"precious")
     with pytest.raises(
         RequestError, match=r"is not empty; --resume continues .*--overwrite replaces"
@@ -58,7 +58,7 @@ def test_a_file_with_content_is_refused_and_left_alone(path):
 @pytest.mark.parametrize(
     ("mode", "size", "left"), [(Mode.OVERWRITE, 0, b""), (Mode.RESUME, 2, b"1\n")]
 )
-def test_nothing_is_cut_before_the_job_begins(path, opened, mode, size, left):
+def test_the_file_is_truncated_only_when_the_job_begins(path, opened, mode, size, left):
     path.write_bytes(b"1\ntorn")
     file = opened(path, mode)
     assert path.read_bytes() == b"1\ntorn"
@@ -68,7 +68,7 @@ def test_nothing_is_cut_before_the_job_begins(path, opened, mode, size, left):
 
 
 @pytest.mark.parametrize(("is_there", "begins"), [(False, True), (True, False), (False, False)])
-def test_a_job_that_does_not_begin_leaves_no_file_of_its_own(path, is_there, begins):
+def test_a_job_that_does_not_begin_removes_the_file_that_it_created(path, is_there, begins):
     if is_there:
         path.touch()
     file = RecordFile(str(path), Mode.NEW)
@@ -78,20 +78,20 @@ def test_a_job_that_does_not_begin_leaves_no_file_of_its_own(path, is_there, beg
     assert path.exists() is (is_there or begins)
 
 
-def test_a_link_to_nowhere_is_the_system_s_error(tmp_path, path):
+def test_a_dangling_link_raises_an_os_error(tmp_path, path):
     path.symlink_to(tmp_path / "no" / "such")
     with pytest.raises(FileNotFoundError):
         RecordFile(str(path), Mode.NEW)
 
 
-def test_two_jobs_do_not_write_to_one_file(path, opened):
+def test_a_second_job_cannot_write_to_the_same_file(path, opened):
     opened(path)
     for mode in Mode:
         with pytest.raises(RequestError, match="another job is writing to"):
             RecordFile(str(path), mode)
 
 
-def test_the_claim_ends_with_its_process(path, opened):
+def test_the_lock_ends_with_its_process(path, opened):
     source = (
         "import sys, os\nfrom shmllm.batch.output import RecordFile, Mode\n"
         "RecordFile(sys.argv[1], Mode.NEW)\nos.kill(os.getpid(), 9)"
@@ -100,13 +100,13 @@ def test_the_claim_ends_with_its_process(path, opened):
     opened(path)
 
 
-def test_a_missing_folder_is_the_system_s_error(tmp_path):
+def test_a_missing_directory_raises_an_os_error(tmp_path):
     with pytest.raises(FileNotFoundError, match="no/such"):
         RecordFile(str(tmp_path / "no/such/out"), Mode.NEW)
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left"), KeyboardInterrupt()])
-def test_a_line_that_fails_in_the_middle_leaves_nothing(path, opened, monkeypatch, error):
+def test_a_line_that_fails_in_the_middle_is_removed(path, opened, monkeypatch, error):
     file = opened(path)
     file.begin(0)
     file.write(b"first\n")
@@ -135,7 +135,7 @@ def test_short_writes_are_completed(path, opened, monkeypatch):
     assert path.read_bytes() == b"whole\n"
 
 
-def test_a_pipe_and_a_device_are_written_to(opened, tmp_path):
+def test_records_can_be_written_to_a_pipe_and_a_device(opened, tmp_path):
     opened("/dev/null").begin(0)
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)

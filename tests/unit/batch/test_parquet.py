@@ -1,4 +1,4 @@
-"""Parquet in and out, against pyarrow reading and writing the same."""
+"""Parquet input and output, compared with pyarrow's own reading and writing."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_messages_and_parameters_may_be_text(tmp_path):
 
 
 @needs_pyarrow
-def test_a_job_from_parquet_carries_what_json_cannot_hold(tmp_path):
+def test_a_job_from_parquet_copies_values_that_json_cannot_hold_as_text(tmp_path):
     day = datetime.date(2024, 2, 29)
     path = table(tmp_path / "in.parquet", {"prompt": ["a"], "day": [day], "raw": [b"\xff"]})
     run_job(rows_of(path), tmp_path / "out.jsonl")
@@ -121,14 +121,14 @@ def test_a_file_that_is_not_parquet_is_named(tmp_path):
 
 
 @needs_pyarrow
-def test_a_failure_leaves_no_half_file(tmp_path):
+def test_a_failure_leaves_no_incomplete_file(tmp_path):
     journal = write_rows(tmp_path / "journal", [{"line": 1}, "torn"])
     with pytest.raises(ValueError, match="Expecting"):
         parquet.write_parquet(str(journal), str(tmp_path / "out.parquet"))
     assert [path.name for path in tmp_path.iterdir()] == ["journal"]
 
 
-def test_without_pyarrow_the_extra_is_named(monkeypatch):
+def test_the_error_without_pyarrow_names_the_extra(monkeypatch):
     def missing(name):
         raise ImportError(name)
 

@@ -1,4 +1,4 @@
-"""Going on with an ended job: any place where it may have been cut gives the same rows."""
+"""Resuming a job gives the records of an uninterrupted job, wherever the output was cut."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def source(tmp_path):
 
 @pytest.fixture
 def whole(source, tmp_path):
-    """The records of a job that nothing cut, in random order."""
+    """The records of an uninterrupted job, in random order."""
     target = tmp_path / "whole.jsonl"
     run_job(json_rows(source), target)
     return target
@@ -60,12 +60,12 @@ def test_a_cut_at_any_byte_gives_the_rows_of_a_whole_job(source, whole, tmp_path
         assert as_set(target) == as_set(whole)
 
 
-def test_what_is_done_is_not_run_again(source, whole):
+def test_rows_with_a_record_are_not_run_again(source, whole):
     job = run_job(json_rows(source), whole, FakeStream(die_at=0), mode=Mode.RESUME)
     assert job.tally.num_written == 0
 
 
-def test_a_stream_that_dies_again_and_again_loses_and_repeats_nothing(source, whole, tmp_path):
+def test_repeated_deaths_of_the_stream_lose_and_repeat_no_row(source, whole, tmp_path):
     target = tmp_path / "out.jsonl"
     for seed in range(20):
         try:
@@ -84,7 +84,7 @@ def test_counts_are_those_of_the_file(source, whole):
     assert {line for line in range(100) if line in done} == LINES_WITH_ROWS
 
 
-def test_no_file_and_an_empty_one_are_a_beginning(tmp_path):
+def test_an_empty_file_holds_no_records(tmp_path):
     (tmp_path / "empty").touch()
     done = DoneLines(3)
     done.read(str(tmp_path / "empty"), NativeFormat())
@@ -108,7 +108,7 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("name", FOREIGN)
-def test_records_of_something_else_are_refused_and_left_alone(source, tmp_path, name):
+def test_other_data_is_refused_and_unchanged(source, tmp_path, name):
     lines, words = FOREIGN[name]
     target = write_rows(tmp_path / "out.jsonl", lines)
     before = target.read_bytes()
@@ -118,7 +118,7 @@ def test_records_of_something_else_are_refused_and_left_alone(source, tmp_path, 
     assert target.read_bytes() == before
 
 
-def test_what_is_remembered_does_not_grow_with_the_records(tmp_path):
+def test_memory_does_not_depend_on_the_size_of_the_records(tmp_path):
     target = tmp_path / "out.jsonl"
     with target.open("w") as out:
         for line in range(1, 1001):

@@ -1,4 +1,4 @@
-"""JSON as batch files hold it: what is read, and that every record is one valid line."""
+"""The JSON of batch files: which lines are accepted, and that a record is one valid line."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from shmllm.errors import RequestError
     ],
     ids=range(12),
 )
-def test_a_line_that_is_no_object_says_why(line, words):
+def test_a_line_without_an_object_is_refused_with_a_reason(line, words):
     with pytest.raises(RequestError, match=words):
         parse_object(line)
 
 
-def test_an_object_is_read_as_it_is():
+def test_an_object_is_parsed():
     line = '{"a": [1, 2.5, null, true, "né"], "b": {"c": "\\n"}}'
     assert parse_object(line.encode()) == json.loads(line)
 
@@ -43,14 +43,14 @@ def test_an_object_is_read_as_it_is():
 @pytest.mark.parametrize(
     "line", [b'{"a": ' + b"[" * 99 + b"]" * 99 + b"}", b'{"a": [' + b"[]," * 500 + b"[]]}"]
 )
-def test_what_is_nested_less_deep_is_read_and_written(line):
+def test_json_within_the_depth_limit_is_read_and_written(line):
     found = parse_object(line)
     assert json.loads(encode(found)) == found == json.loads(line)
     assert fingerprint(found) == fingerprint(json.loads(encode(found)))
 
 
 def strictly(line: bytes):
-    """The value of a line, for a reader that allows no NaN."""
+    """Parses a line like a reader that does not accept NaN."""
 
     def refuse(name):
         raise AssertionError(name)
@@ -75,18 +75,18 @@ def strictly(line: bytes):
     ],
     ids=repr,
 )
-def test_a_record_is_one_valid_line_whatever_it_holds(value, expected):
+def test_a_record_with_any_value_is_one_valid_line(value, expected):
     assert strictly(encode({"x": value})) == {"x": expected}
 
 
-def test_text_stays_readable():
+def test_text_is_written_without_escapes():
     assert encode({"x": "né"}) == b'{"x": "n\xc3\xa9"}\n'
 
 
 @pytest.mark.parametrize(
     "value", ["\ud800", float("nan"), 1.5, [1, {"b": None}], datetime.date(2024, 1, 1), Decimal(1)]
 )
-def test_a_record_read_back_has_the_fingerprint_of_what_was_written(value):
+def test_the_fingerprint_survives_writing_and_reading(value):
     tag = {"id": 7, "x": value}
     assert fingerprint(json.loads(encode(tag))) == fingerprint(tag)
     assert fingerprint({"x": value, "id": 7}) == fingerprint(tag)

@@ -1,4 +1,4 @@
-"""Where rows come from: files, compressed files, pipes; and which kind they are."""
+"""Inputs: files, compressed files and pipes, and the detection of their kind."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Stdin:
 
 @pytest.fixture(params=["file", "gzip", "stdin", "fifo"])
 def lines(request, tmp_path, monkeypatch):
-    """The same lines from everywhere."""
+    """The same lines from each kind of source."""
     if request.param == "stdin":
         monkeypatch.setattr("sys.stdin", Stdin(CONTENT))
         return LineInput("-")
@@ -36,13 +36,13 @@ def lines(request, tmp_path, monkeypatch):
     return LineInput(str(path))
 
 
-def test_lines_that_are_not_blank_have_their_numbers(lines):
+def test_rows_have_the_numbers_of_their_lines(lines):
     assert kind_of(lines) is SourceKind.JSON_LINES
     rows = list(JsonRows(lines, NativeFormat()))
     assert [(row.line, row.prompt) for row in rows] == [(2, "a"), (4, "b")]
 
 
-def test_a_file_can_be_counted_and_read_again(tmp_path):
+def test_a_file_can_be_counted_and_read_twice(tmp_path):
     path = tmp_path / "in.jsonl"
     path.write_bytes(CONTENT)
     lines = LineInput(str(path))
@@ -66,18 +66,18 @@ def test_a_file_can_be_counted_and_read_again(tmp_path):
         ("in.txt", b"", SourceKind.TEXT),
     ],
 )
-def test_the_kind_is_in_the_name_or_in_the_first_line(tmp_path, name, content, kind):
+def test_the_kind_follows_from_the_name_or_the_first_line(tmp_path, name, content, kind):
     (tmp_path / name).write_bytes(content)
     assert kind_of(LineInput(str(tmp_path / name))) is kind
 
 
-def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path):
+def test_a_byte_order_mark_is_removed_from_the_first_line(tmp_path):
     (tmp_path / "in").write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\n')
     (row,) = JsonRows(LineInput(str(tmp_path / "in")), NativeFormat())
     assert row.prompt == "a"
 
 
-def test_a_bad_line_is_a_row_with_an_error_and_the_rest_goes_on(tmp_path):
+def test_an_invalid_line_becomes_a_row_with_an_error(tmp_path):
     path = tmp_path / "in.jsonl"
     path.write_bytes(b'{"prompt": "a"}\n{\n\xff\n{"prompt": "b"}\n')
     rows = list(JsonRows(LineInput(str(path)), NativeFormat()))
@@ -85,7 +85,7 @@ def test_a_bad_line_is_a_row_with_an_error_and_the_rest_goes_on(tmp_path):
     assert [row.line for row in rows] == [1, 2, 3, 4]
 
 
-def test_plain_lines_are_prompts_as_they_stand(tmp_path):
+def test_plain_lines_are_prompts(tmp_path):
     path = tmp_path / "in.txt"
     path.write_bytes("a\n\n  né \r\n".encode() + b"\xff\n{")
     rows = list(TextRows(LineInput(str(path)), NativeFormat()))
@@ -101,7 +101,7 @@ def test_prompts_of_a_list_are_rows():
 
 
 @pytest.mark.parametrize("size", [5, 20, 200])
-def test_a_damaged_compressed_file_is_named(tmp_path, size):
+def test_the_error_of_a_damaged_compressed_file_names_it(tmp_path, size):
     path = tmp_path / "in.jsonl.gz"
     whole = gzip.compress(os.urandom(400).hex().encode())
     path.write_bytes(whole[:size])
@@ -109,12 +109,12 @@ def test_a_damaged_compressed_file_is_named(tmp_path, size):
         list(LineInput(str(path)))
 
 
-def test_a_missing_file_is_the_system_s_error():
+def test_a_missing_file_raises_an_os_error():
     with pytest.raises(FileNotFoundError, match="/no/such"):
         LineInput("/no/such/file")
 
 
-def test_memory_holds_a_line_at_a_time(tmp_path):
+def test_rows_are_read_one_at_a_time(tmp_path):
     path = write_rows(tmp_path / "in.jsonl", ({"prompt": "x" * 100} for _ in range(1000)))
     iterator = iter(JsonRows(LineInput(str(path)), NativeFormat()))
     assert next(iterator).line == 1

@@ -1,4 +1,4 @@
-"""What must not be left half done is not, and the signal is not lost."""
+"""`uninterrupted` delays signals and loses none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shmllm.cli.interrupts import Interrupted, interruptible, uninterrupted
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_takes_effect_behind_what_must_be_done(number: signal.Signals) -> None:
+def test_a_signal_takes_effect_after_the_protected_block(number: signal.Signals) -> None:
     done: list[str] = []
 
     def command() -> None:
@@ -27,7 +27,7 @@ def test_a_signal_takes_effect_behind_what_must_be_done(number: signal.Signals) 
     assert raised.value.exit_code == 128 + number
 
 
-def test_what_is_undone_is_known_before_the_signal_takes_effect() -> None:
+def test_a_clean_up_registered_in_the_block_runs_after_the_signal() -> None:
     ended: list[str] = []
 
     def start() -> None:

@@ -1,4 +1,4 @@
-"""Which outputs are records, and which options do not go together."""
+"""Plans: which outputs are records, and which options contradict each other."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ def plan(found, **options):
     ],
     ids=str,
 )
-def test_text_becomes_text_unless_records_are_asked_for(text, options, records):
+def test_text_input_gives_text_output_unless_an_option_asks_for_records(text, options, records):
     assert wants_records(text, NONE | options) is records
     assert wants_records(None, NONE | options) is records
 
 
-def test_records_become_records(jsonl):
+def test_json_lines_give_records(jsonl):
     assert wants_records(jsonl, NONE)
 
 
@@ -79,7 +79,7 @@ def test_text_and_arguments_are_always_in_order(request, found, asked, ordered):
     ("options", "mode"),
     [({}, Mode.NEW), ({"resume": True}, Mode.RESUME), ({"overwrite": True}, Mode.OVERWRITE)],
 )
-def test_what_becomes_of_records_that_are_there(jsonl, tmp_path, options, mode):
+def test_the_mode_for_existing_records(jsonl, tmp_path, options, mode):
     assert plan(jsonl, target=str(tmp_path / "out.jsonl"), **options).mode is mode
 
 
@@ -97,12 +97,12 @@ def test_what_becomes_of_records_that_are_there(jsonl, tmp_path, options, mode):
     ],
     ids=str,
 )
-def test_options_that_do_not_go_together(jsonl, options, words):
+def test_contradicting_options_are_refused(jsonl, options, words):
     with pytest.raises(click.UsageError, match=words):
         plan(jsonl, **options)
 
 
-def test_the_input_is_no_output(jsonl, tmp_path):
+def test_the_input_is_refused_as_the_output(jsonl, tmp_path):
     os.link(jsonl.path, tmp_path / "same")
     for target in (jsonl.path, str(tmp_path / "same")):
         with pytest.raises(click.UsageError, match="is also the input"):
@@ -119,13 +119,13 @@ def test_openai_s_format_needs_an_input():
         plan(None, openai_batch=True)
 
 
-def test_a_missing_input_is_named():
+def test_the_error_of_a_missing_input_names_it():
     with pytest.raises(click.FileError, match=r"^No such file") as caught:
         look_at("/no/such/file")
     assert caught.value.ui_filename == "/no/such/file"
 
 
-def test_a_parquet_file_that_is_there_is_complete(jsonl, tmp_path):
+def test_an_existing_parquet_file_is_complete(jsonl, tmp_path):
     pytest.importorskip("pyarrow", reason="pyarrow, of the extra parquet, is missing")
     target = tmp_path / "out.parquet"
     found = plan(jsonl, target=str(target))

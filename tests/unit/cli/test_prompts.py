@@ -1,4 +1,4 @@
-"""Where the text prompts of a command come from."""
+"""The sources of a command's text prompts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shmllm.cli.prompts import InputPrompt, as_chat, read_prompts
 
 @pytest.fixture
 def read(tmp_path):
-    """Prompts of a file with this content."""
+    """A function that reads the prompts of a file with the given content."""
 
     def read_content(content):
         path = tmp_path / "prompts.txt"
@@ -32,22 +32,22 @@ class Stdin(io.StringIO):
         return self.is_terminal
 
 
-def test_arguments_are_prompts_as_they_are():
+def test_arguments_are_prompts():
     found = read_prompts(("a", "{ b"))
     assert found == [InputPrompt("a", "prompt 1"), InputPrompt("{ b", "prompt 2")]
 
 
-def test_a_pipe_is_one_prompt_with_all_its_lines(monkeypatch):
+def test_a_pipe_is_one_prompt_of_all_lines(monkeypatch):
     monkeypatch.setattr("sys.stdin", Stdin("one\ntwo\n", False))
     assert read_prompts(()) == [InputPrompt("one\ntwo\n", "standard input")]
 
 
-def test_arguments_win_over_a_pipe(monkeypatch):
+def test_arguments_have_priority_over_a_pipe(monkeypatch):
     monkeypatch.setattr("sys.stdin", Stdin("piped", False))
     assert read_prompts(("a",))[0].content == "a"
 
 
-def test_a_terminal_without_a_prompt_gets_an_example(monkeypatch):
+def test_the_error_without_a_prompt_shows_an_example(monkeypatch):
     monkeypatch.setattr("sys.stdin", Stdin("", True))
     with pytest.raises(click.UsageError, match="no prompt; try: shmllm generate"):
         read_prompts(())
@@ -75,12 +75,12 @@ def test_lines_are_prompts(read, content, prompts):
     assert [item.content for item in read(content)] == prompts
 
 
-def test_origins_count_all_lines_and_name_the_file(read, tmp_path):
+def test_origins_hold_the_line_number_and_the_file(read, tmp_path):
     origins = [item.origin.replace(str(tmp_path), "") for item in read(b"a\n\nb\n")]
     assert origins == ["line 1 of /prompts.txt", "line 3 of /prompts.txt"]
 
 
-def test_lines_that_are_no_text_are_refused(read):
+def test_lines_that_are_not_utf_8_are_refused(read):
     with pytest.raises(click.UsageError, match="is not UTF-8"):
         read(b"good\nbad \xff\n")
 

@@ -1,4 +1,4 @@
-"""The five names in TRL: put there, and put back. TRL itself is played by a module."""
+"""`install` replaces the five names in TRL and `uninstall` restores them. TRL itself is a fake."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MODULE = "trl.generation.vllm_generation"
 
 @pytest.fixture
 def generation(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """TRL's module as it is without vLLM: one of the five names, and one of its own."""
+    """A fake of TRL's module without vLLM: it has one of the five names, and another name."""
     module = ModuleType(MODULE)
     module.__dict__.update(is_vllm_available=lambda: False, VLLMGeneration=object)
     for name in ("trl", "trl.generation"):
@@ -26,7 +26,7 @@ def generation(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     trl.uninstall()
 
 
-def test_names_are_bound_and_unbound(generation: ModuleType) -> None:
+def test_names_are_replaced_and_restored(generation: ModuleType) -> None:
     before = dict(vars(generation))
     trl.install()
     assert generation.is_vllm_available(min_version="0.28.0")
@@ -38,7 +38,7 @@ def test_names_are_bound_and_unbound(generation: ModuleType) -> None:
     assert vars(generation) == before
 
 
-def test_installing_twice_keeps_what_was_there(generation: ModuleType) -> None:
+def test_uninstall_restores_the_originals_after_two_installs(generation: ModuleType) -> None:
     before = dict(vars(generation))
     trl.install()
     trl.install()
@@ -51,8 +51,8 @@ def test_no_module_named_vllm_appears(generation: ModuleType) -> None:
     assert "vllm" not in sys.modules
 
 
-def test_only_what_was_asked_for_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The values are those of TRL's `GRPOConfig`, and would each cause a warning."""
+def test_defaults_of_trl_are_not_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The removed values are defaults of TRL's `GRPOConfig`; each would cause a warning."""
     monkeypatch.setattr(trl, "_has_gpu", lambda: False)
     passed: list[dict[str, object]] = []
     monkeypatch.setattr(shmllm.LLM, "__init__", lambda self, **options: passed.append(options))
@@ -63,7 +63,7 @@ def test_only_what_was_asked_for_is_passed_on(monkeypatch: pytest.MonkeyPatch) -
     assert passed == [expected, expected | {"gpu_memory_utilization": 0.5}]
 
 
-def test_the_trainers_share_of_a_gpu_is_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_fraction_is_passed_on_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trl, "_has_gpu", lambda: True)
     passed: list[dict[str, object]] = []
     monkeypatch.setattr(shmllm.LLM, "__init__", lambda self, **options: passed.append(options))

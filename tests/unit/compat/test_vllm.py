@@ -1,4 +1,4 @@
-"""The shim: what `import vllm` finds with it, without it, and beside a real one."""
+"""`shmllm.compat.vllm`: what `import vllm` finds with it, without it, and beside a real vLLM."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ def installed() -> Iterator[None]:
     shim.uninstall()
 
 
-def is_there() -> bool:
+def is_importable() -> bool:
     return importlib.util.find_spec("vllm") is not None
 
 
 @pytest.fixture
 def real_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package named vllm on the path."""
+    """A package named vllm on the import path."""
     (tmp_path / "vllm").mkdir()
     (tmp_path / "vllm" / "__init__.py").write_text("__version__ = '0.1'\n")
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path / "vllm"
 
 
-def test_nothing_is_there_before_install_and_after_uninstall() -> None:
-    assert not is_there()
+def test_vllm_is_importable_only_between_install_and_uninstall() -> None:
+    assert not is_importable()
     shim.install()
-    assert is_there()
+    assert is_importable()
     importlib.import_module("vllm.sampling_params")
     shim.uninstall()
-    assert not is_there()
+    assert not is_importable()
     assert not [name for name in sys.modules if name.split(".")[0] == "vllm"]
     with pytest.raises(importlib.metadata.PackageNotFoundError):
         importlib.metadata.version("vllm")
@@ -63,10 +63,10 @@ def test_install_and_uninstall_can_be_repeated() -> None:
 
 
 @pytest.mark.usefixtures("installed")
-def test_names_are_ours() -> None:
+def test_names_are_those_of_shmllm() -> None:
     vllm = importlib.import_module("vllm")
     assert vllm.SamplingParams is shmllm.SamplingParams
-    assert vllm.outputs.RequestOutput is shmllm.RequestOutput  # a submodule nobody imported
+    assert vllm.outputs.RequestOutput is shmllm.RequestOutput  # without an import of the submodule
     assert issubclass(vllm.LLM, shmllm.LLM)
     dead = importlib.import_module("vllm.v1.engine.exceptions").EngineDeadError
     assert dead is shmllm.EngineDeadError
@@ -82,7 +82,7 @@ def test_every_name_of_every_module_exists(module: str) -> None:
 
 
 @pytest.mark.usefixtures("installed")
-def test_the_version_is_found_as_clients_look_for_it() -> None:
+def test_the_version_is_found_in_the_metadata() -> None:
     version = importlib.metadata.version("vllm")
     assert version == importlib.import_module("vllm").__version__
     assert Version(version) >= Version("0.33.0")
@@ -92,7 +92,7 @@ def test_the_version_is_found_as_clients_look_for_it() -> None:
 
 
 @pytest.mark.usefixtures("installed")
-def test_what_is_not_there_says_so() -> None:
+def test_missing_names_raise_an_error_with_the_name() -> None:
     with pytest.raises(ModuleNotFoundError, match=r"vllm\.worker"):
         importlib.import_module("vllm.worker")
     with pytest.raises(ImportError, match="ModelRegistry"):
@@ -118,7 +118,7 @@ def test_an_imported_vllm_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> No
     assert "vllm" in sys.modules
 
 
-def test_installing_imports_nothing_heavy() -> None:
+def test_installing_imports_neither_torch_nor_transformers() -> None:
     done = run_source(
         """
         import json, sys
@@ -132,7 +132,7 @@ def test_installing_imports_nothing_heavy() -> None:
 
 
 def test_names_pickle_without_the_shim() -> None:
-    """What a client sends to another process is of shmllm's classes, wherever it arrives."""
+    """A pickled object refers to shmllm's class, so a process without the modules can load it."""
     done = run_source(
         """
         import json, pickle
@@ -146,14 +146,14 @@ def test_names_pickle_without_the_shim() -> None:
 
 
 @pytest.mark.usefixtures("installed")
-def test_lora_is_refused_in_words() -> None:
+def test_lora_requests_are_refused() -> None:
     names = importlib.import_module("shmllm.compat.vllm_names")
     with pytest.raises(RequestError, match="LoRA"):
         names.known({"lora_request": object()})
     assert names.known({"lora_request": None, "priority": 0}) == {"priority": 0}
 
 
-def test_prompts_lose_the_keys_that_hold_none() -> None:
+def test_keys_that_are_none_are_removed_from_prompts() -> None:
     names = importlib.import_module("shmllm.compat.vllm_names")
     prompt = {"prompt_token_ids": [1, 2], "multi_modal_data": None}
     assert names.without_nones(prompt) == {"prompt_token_ids": [1, 2]}
@@ -170,7 +170,7 @@ print(sys.argv[1:], version("vllm") == vllm.__version__, __name__)
 """
 
 
-def test_a_program_runs_with_the_shim(tmp_path: Path) -> None:
+def test_a_program_runs_with_the_replacement(tmp_path: Path) -> None:
     (tmp_path / "client.py").write_text(PROGRAM)
     done = python("-m", "shmllm.compat", "client", "--model", "vllm", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

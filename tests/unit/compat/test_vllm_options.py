@@ -1,4 +1,4 @@
-"""What clients pass by habit, and what `LLM` gets of it."""
+"""The translation of vLLM's options into those of `LLM`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from shmllm.compat.vllm_options import translate
 from shmllm.errors import EngineStartError
 
 
-def test_what_both_have_goes_through() -> None:
+def test_common_options_are_unchanged() -> None:
     options = {"max_model_len": 128, "max_num_seqs": 4, "enable_prefix_caching": False}
     assert translate(options) == options
 
 
-def test_none_is_left_out() -> None:
+def test_options_that_are_none_are_removed() -> None:
     assert translate({"max_num_seqs": None, "quantization": None, "revision": None}) == {}
 
 
@@ -35,21 +35,21 @@ def test_none_is_left_out() -> None:
         ({"max_lora_rank": 16, "enable_lora": False}, {"enable_lora": False}),
     ],
 )
-def test_other_spellings(given: dict[str, Any], ours: dict[str, Any]) -> None:
+def test_other_spellings_are_translated(given: dict[str, Any], ours: dict[str, Any]) -> None:
     assert translate(given) == ours
 
 
-def test_nothing_that_we_have_is_dropped() -> None:
+def test_no_option_of_llm_is_ignored() -> None:
     ours = inspect.signature(shmllm.LLM.__init__).parameters.keys()
-    assert not ours & vllm_options._OF_LORA
+    assert not ours & vllm_options._LORA_OPTIONS
 
 
-def test_what_we_cannot_do_is_left_to_the_callee() -> None:
+def test_options_that_shmllm_does_not_have_are_passed_on() -> None:
     assert translate({"tensor_parallel_size": 2}) == {"tensor_parallel_size": 2}
 
 
-def test_a_configuration_without_an_engine() -> None:
-    """As Ray makes it, to see how many requests an engine takes."""
+def test_a_configuration_is_made_without_an_engine() -> None:
+    """Ray makes one to find out how many requests an engine runs."""
     args = AsyncEngineArgs(
         model="tiny",
         runner="generate",
