@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
-"""What an engine costs beside its steps, and what front ends can do to each other.
+"""Measures the overhead of an engine outside its steps, and the fairness between front ends.
 
     python tools/bench_engine.py [--json FILE]
 
-    idle      CPU and wake-ups of an engine and a front end that have nothing to do
-    attach    a whole `shmllm generate --attach`
-    decode    the transport's share of a core while one request is decoded: the engine's time
-              at its rings, and all that the front end's process does
-    fairness  time to first token of a front end beside another one's flood
-    stopped   the same front end's requests beside one that was stopped with a full output ring
+    idle      CPU time and wake-ups of an idle engine with an idle front end
+    attach    the time of a whole `shmllm generate --attach` process
+    decode    the transport's share of a core while one request decodes: the engine's time at its
+              rings, and the CPU time of the front end's process
+    fairness  TTFT of one front end while another one has many queued requests
+    stopped   TTFT of one front end while another one is stopped with a full output ring
     loaded    round trips of 64 bytes while torch computes on every core
 
-Starts an engine of its own with the bundled model and stops it. Figures are for the
-machine as it is: run it on a quiet one.
+The tool starts a named engine with the bundled model and stops it at the end. Run it on a quiet
+machine.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from shmllm import LLM, SamplingParams
 params = SamplingParams(max_tokens=64, ignore_eos=True)
 LLM.attach(sys.argv[1]).generate(["x"] * int(sys.argv[2]), params, use_tqdm=False)
 """
-# It fills its output ring with refusals and stops itself.
+# This front end fills its output ring with refusals and then stops itself with SIGSTOP.
 STOPPED = """
 import os, signal, sys
 from shmllm import LLM, SamplingParams
 from shmllm.ipc.layout import RING_BYTES
-from shmllm.wire import codec
 from shmllm.params.request import EngineCoreRequest
-from shmllm.wire.messages import (Kind)
+from shmllm.wire import codec
+from shmllm.wire.messages import RecordKind
 llm = LLM.attach(sys.argv[1])
 channel = llm._client._channel
 refused = codec.encode_add(EngineCoreRequest(10**9, [10**6], SamplingParams()))
 while channel.outputs._load_published() - channel.outputs._position < RING_BYTES - 1000:
-    channel.try_send(Kind.ADD, *refused)
+    channel.try_send(RecordKind.ADD, *refused)
 print("full", flush=True)
 os.kill(os.getpid(), signal.SIGSTOP)
 """
@@ -69,6 +69,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @contextlib.contextmanager
 def named_engine() -> Iterator[str]:
+    """Runs a named engine inside the `with` block and yields its name."""
     name = f"bench-{os.getpid()}"
     subprocess.run([*CLI, "engine", "start", name, "--detach"], check=True)
     try:
@@ -78,12 +79,13 @@ def named_engine() -> Iterator[str]:
 
 
 def cpu_s(pid: int) -> float:
+    """The CPU time of a process in seconds."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
 
 
 def wake_ups(pid: int) -> int:
-    """Voluntary context switches of all threads."""
+    """The number of voluntary context switches of all threads of a process."""
     total = 0
     for task in Path(f"/proc/{pid}/task").iterdir():
         for line in (task / "status").read_text().splitlines():
@@ -93,10 +95,10 @@ def wake_ups(pid: int) -> int:
 
 
 def measure_idle(name: str, seconds: float) -> dict[str, float]:
-    """Engine and one attached front end, both with nothing to do."""
+    """Measures an idle engine and one idle front end, which is this process."""
     with LLM.attach(name) as llm:
         time.sleep(1)
-        pids = (llm._client.pid, os.getpid())  # type: ignore[attr-defined]
+        pids = (llm.engine_pid, os.getpid())
         before = [(cpu_s(pid), wake_ups(pid)) for pid in pids]
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
@@ -108,7 +110,7 @@ def measure_idle(name: str, seconds: float) -> dict[str, float]:
 
 
 def measure_attach(name: str, repeats: int) -> dict[str, float]:
-    """A whole `shmllm generate --attach` of one token, against an interpreter that does nothing."""
+    """Times a `shmllm generate --attach` process of one token, and an empty Python process."""
     times: dict[str, list[float]] = {"generate_s": [], "python_s": []}
     command = [*CLI, "generate", "--attach", name, "--max-tokens", "1", "x"]
     for _ in range(repeats):
@@ -120,6 +122,7 @@ def measure_attach(name: str, repeats: int) -> dict[str, float]:
 
 
 def ttfts_ms(llm: LLM, repeats: int) -> list[float]:
+    """The time to first token of single requests, in milliseconds."""
     params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
     found = []
     for _ in range(repeats):
@@ -132,8 +135,7 @@ def ttfts_ms(llm: LLM, repeats: int) -> list[float]:
 
 
 def measure_fairness(name: str, flood: int, repeats: int) -> dict[str, float]:
-    """Time to first token of a front end that sends single requests, alone and beside another
-    one with `flood` requests queued."""
+    """Measures TTFT of single requests, alone and beside a front end with `flood` requests."""
     with LLM.attach(name) as llm:
         alone = statistics.median(ttfts_ms(llm, repeats))
         process = subprocess.Popen([sys.executable, "-c", FLOOD, name, str(flood)])
@@ -157,10 +159,10 @@ def measure_fairness(name: str, flood: int, repeats: int) -> dict[str, float]:
 
 
 def measure_decode(name: str, seconds: float) -> dict[str, float]:
-    """One request at a time, from its prompt to the end of the context."""
+    """Measures the transport while one request at a time decodes to the end of the context."""
     with LLM.attach(name) as llm:
-        most = llm.facts.max_model_len - 40
-        params = SamplingParams(temperature=0, max_tokens=most, ignore_eos=True)
+        output_len = llm.facts.max_model_len - 40
+        params = SamplingParams(temperature=0, max_tokens=output_len, ignore_eos=True)
         before, began, front_end_s = llm.get_metrics(), time.perf_counter(), time.process_time()
         while time.perf_counter() - began < seconds:
             llm.generate("import os", params, use_tqdm=False)
@@ -178,7 +180,7 @@ def measure_decode(name: str, seconds: float) -> dict[str, float]:
 
 
 def measure_stopped(name: str, repeats: int) -> dict[str, float]:
-    """Requests of one front end, in turns without and with a stopped one beside it."""
+    """Measures TTFT of one front end, in turns without and with a stopped front end beside it."""
     times: dict[str, list[float]] = {"alone_ms": [], "beside_stopped_ms": []}
     with LLM.attach(name) as llm:
         for _ in range(3):
@@ -195,7 +197,7 @@ def measure_stopped(name: str, repeats: int) -> dict[str, float]:
 
 
 def measure_loaded(seconds: float) -> Any:
-    """`shmllm bench ipc` while every core computes."""
+    """Runs `shmllm bench ipc` while torch computes on every core."""
     threads = str(len(os.sched_getaffinity(0)))
     compute = subprocess.Popen([sys.executable, "-c", COMPUTE, threads], stdout=-1)
     try:
@@ -209,16 +211,22 @@ def measure_loaded(seconds: float) -> Any:
     finally:
         compute.kill()
         compute.communicate()
-    return {arm: cases["rtt-64"] for arm, cases in json.loads(done.stdout)["arms"].items()}
+    variants = json.loads(done.stdout)["arms"]
+    return {name: cases["rtt-64"] for name, cases in variants.items()}
 
 
 @click.command(context_settings={"show_default": True})
-@click.option("--seconds", default=10.0, help="Of each measurement that has a length.")
-@click.option("--repeats", default=20)
-@click.option("--flood", default=10_000)
-@click.option("--json", "json_file", type=click.File("w"))
+@click.option("--seconds", default=10.0, help="Duration of the idle, decode and loaded parts.")
+@click.option("--repeats", default=20, help="Repetitions of the other parts.")
+@click.option(
+    "--flood",
+    type=click.IntRange(min=1_000),
+    default=10_000,
+    help="Queued requests of the other front end.",
+)
+@click.option("--json", "json_file", type=click.File("w"), help="Also write the JSON to FILE.")
 def main(seconds: float, repeats: int, flood: int, json_file: TextIO | None) -> None:
-    """Idle cost, time to attach, transport's share, fairness, and round trips under load."""
+    """Measure idle cost, attaching, the transport, fairness, and round trips under load."""
     with named_engine() as name:
         record: dict[str, Any] = {
             "machine": describe_machine(),

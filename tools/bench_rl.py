@@ -1,11 +1,11 @@
-"""Times what a trainer waits for: new weights, sleep and wake, and a full restart instead.
+"""Times weight updates, sleep and wake, and a restart of the engine, as a trainer uses them.
 
     python tools/bench_rl.py DIRECTORY [--rounds 7] [--json FILE]
 
-The directory holds a model, as tools/make_model.py makes one. Between any two updates one
-thread copies as many bytes, so that both are measured on the machine as it is at that moment.
-An update is done when the engine could run the next step: what is derived from the weights is
-made anew. Writes one JSON object; times are in milliseconds.
+DIRECTORY holds a model, for example one of tools/make_model.py. Between two updates, one thread
+copies the same number of bytes, so that updates and copies are measured under the same load. An
+update ends when the engine can run the next step. The tool writes one JSON object with times in
+milliseconds.
 """
 
 from __future__ import annotations
@@ -34,17 +34,19 @@ def milliseconds(function: Callable[[], object]) -> float:
 
 
 def summary(times: list[float]) -> dict[str, float]:
+    """The minimum and the median of times in milliseconds."""
     return {"min": round(min(times), 2), "median": round(statistics.median(times), 2)}
 
 
 def start(directory: Path) -> LLM:
+    """Starts an engine and generates two tokens."""
     llm = LLM(str(directory), kv_cache_memory_bytes=2**28, max_model_len=2048)
     llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=2), use_tqdm=False)
     return llm
 
 
 def sleeping(llm: LLM, rounds: int, weights: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """Sleep and wake up; after level 2 the engine has its weights pushed again."""
+    """Times sleep and wake-up at levels 1 and 2; after level 2 the weights are written again."""
     found: dict[str, list[float]] = {
         "sleep_1": [],
         "wake_1": [],
@@ -67,9 +69,11 @@ def sleeping(llm: LLM, rounds: int, weights: dict[str, torch.Tensor]) -> dict[st
 
 @click.command(help=__doc__.splitlines()[0] if __doc__ else None)
 @click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--rounds", default=7, show_default=True)
-@click.option("--restarts", default=2, show_default=True)
-@click.option("--json", "output", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--rounds", default=7, show_default=True, help="Repetitions of each measurement.")
+@click.option("--restarts", default=2, show_default=True, help="Measured restarts of the engine.")
+@click.option(
+    "--json", "output", type=click.Path(dir_okay=False, path_type=Path), help="Also write to FILE."
+)
 def main(directory: Path, rounds: int, restarts: int, output: Path | None) -> None:
     torch.set_num_threads(1)
     weights = load_file(directory / "model.safetensors")

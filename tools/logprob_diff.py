@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""How far a trainer's log-probabilities are from the engine's, on the tokens the engine chose.
+"""Measures the difference between the engine's and a trainer's log-probabilities of sampled tokens.
 
     python tools/logprob_diff.py --model DIR [--dtype bfloat16] [--temperature 0.7]
 
-The engine goes on from pieces of Python's argparse.py and reports `processed_logprobs`. The
-trainer is transformers on the same ids: logits in its dtype, as float32 divided by the
-temperature, log_softmax. Prints the difference (engine minus trainer) per token: mean and largest
-magnitude, correlation, and the estimate of KL(engine || trainer) that trainers watch,
-exp(-d) - 1 + d.
+The engine completes pieces of Python's argparse.py and reports `processed_logprobs`. The trainer is
+transformers on the same token ids: it computes logits in its dtype, converts them to float32,
+divides them by the temperature and applies log_softmax. The tool prints the difference d (engine
+minus trainer) per token: mean and largest magnitude, correlation, and the estimate
+exp(-d) - 1 + d of KL(engine || trainer) that trainers monitor.
 
-Exit code: 0 within the bound (--bound; 1e-5 for float32, 0.012 for others), 1 beyond it.
+The exit code is 0 if the mean magnitude is within the bound (--bound; by default 1e-5 for float32
+and 0.012 for other dtypes), else 1.
 """
 
 from __future__ import annotations
@@ -40,7 +41,15 @@ Sequence = tuple[list[int], list[int], list[float]]
 
 @dataclass(frozen=True)
 class Differences:
-    """Per token: engine minus trainer."""
+    """Statistics of the difference d = engine minus trainer, per token.
+
+    Attributes:
+        num_tokens: number of compared tokens.
+        mean: mean of |d|.
+        largest: maximum of |d|.
+        correlation: correlation of the engine's and the trainer's log-probabilities.
+        kl_estimate: mean of exp(-d) - 1 + d.
+    """
 
     num_tokens: int
     mean: float
@@ -52,11 +61,11 @@ class Differences:
 def sample(
     llm: LLM, num_prompts: int, prompt_len: int, output_len: int, temperature: float
 ) -> list[Sequence]:
-    """Prompts cut from a text, and what the engine makes of them."""
+    """Lets the engine complete prompts that are cut from a text."""
     tokenizer, text = llm.get_tokenizer(), inspect.getsource(argparse)
     places = [place * len(text) // (2 * num_prompts) for place in range(num_prompts)]
     pieces = [text[place : place + CHARACTERS_PER_TOKEN * prompt_len] for place in places]
-    prompts = [{"prompt_token_ids": tokenizer.encode(piece)[:prompt_len]} for piece in pieces]
+    prompts: list[list[int]] = [tokenizer.encode(piece)[:prompt_len] for piece in pieces]
     params = [
         SamplingParams(
             temperature=temperature, seed=seed, max_tokens=output_len, ignore_eos=True, logprobs=0
@@ -77,7 +86,7 @@ def sample(
 def trainer_logprobs(
     model: Any, prompt: list[int], output: list[int], temperature: float
 ) -> list[float]:
-    """What a trainer computes for the output's tokens."""
+    """The trainer's log-probabilities of the output's tokens."""
     logits = model(torch.tensor([prompt + output])).logits[0, len(prompt) - 1 : -1].float()
     logprobs = (logits / temperature).log_softmax(-1)
     chosen: list[float] = logprobs.gather(1, torch.tensor(output)[:, None])[:, 0].tolist()
@@ -85,7 +94,7 @@ def trainer_logprobs(
 
 
 def compare(sequences: list[Sequence], model: Any, temperature: float) -> Differences:
-    """The engine's numbers against the trainer's."""
+    """Compares the engine's log-probabilities with the trainer's."""
     engine = np.array([number for _, _, numbers in sequences for number in numbers])
     parts = [trainer_logprobs(model, prompt, ids, temperature) for prompt, ids, _ in sequences]
     trainer = np.array([number for part in parts for number in part])
@@ -107,31 +116,54 @@ def measure(
     size: tuple[int, int, int] = (16, 64, 64),
     **options: Any,
 ) -> dict[str, Differences]:
-    """The engine in `dtype` against trainers in several.
+    """Compares the engine in `dtype` with trainers in several dtypes.
 
     Args:
-        size: number of prompts, their length, and that of outputs.
-        options: of the engine.
+        directory: the model.
+        dtype: the engine's dtype.
+        temperature: the sampling temperature.
+        trainer_dtypes: the trainers' dtypes.
+        size: number of prompts, tokens per prompt, tokens per output.
+        options: further keyword arguments of `LLM`.
+
+    Returns:
+        The differences by trainer dtype.
     """
     mode: Any = "processed_logprobs"
     with LLM(str(directory), dtype=dtype, logprobs_mode=mode, **options) as llm:
         sequences = sample(llm, *size, temperature)
     found = {}
     for name in trainer_dtypes:
-        trainer = AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, name)).eval()
+        trainer = AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, name))
+        trainer.eval()  # type: ignore[no-untyped-call]
         found[name] = compare(sequences, trainer, temperature)
     return found
 
 
 @click.command(context_settings={"show_default": True})
-@click.option("--model", default="tiny")
-@click.option("--dtype", type=click.Choice([d for d in DTYPES if d != "auto"]), default="float32")
-@click.option("--temperature", type=click.FloatRange(min=0, min_open=True), default=1.0)
-@click.option("--num-prompts", default=16)
-@click.option("--prompt-len", default=64)
-@click.option("--output-len", default=64)
-@click.option("--bound", type=float, help="Of the mean difference to a trainer in the same dtype.")
-@click.option("--json", "json_file", type=click.File("w"), help="FILE, or - for stdout.")
+@click.option("--model", default="tiny", help="Bundled name, directory or hub id.")
+@click.option(
+    "--dtype",
+    type=click.Choice([d for d in DTYPES if d != "auto"]),
+    default="float32",
+    help="The engine's dtype.",
+)
+@click.option(
+    "--temperature",
+    type=click.FloatRange(min=0, min_open=True),
+    default=1.0,
+    help="Sampling temperature.",
+)
+@click.option("--num-prompts", default=16, help="Number of prompts.")
+@click.option("--prompt-len", default=64, help="Tokens of each prompt.")
+@click.option("--output-len", default=64, help="Tokens of each completion.")
+@click.option(
+    "--bound",
+    type=float,
+    help="Largest accepted mean difference from a trainer in the same dtype.  [default: 1e-5 for "
+    "float32, else 0.012]",
+)
+@click.option("--json", "json_file", type=click.File("w"), help="Write JSON to FILE; - is stdout.")
 def main(
     model: str,
     dtype: str,

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Makes a Llama with random weights, to measure engines with.
+"""Makes a Llama model with random weights, for benchmarks.
 
     python tools/make_model.py --size 4m|135m DIRECTORY
 
-The directory is a Hugging Face one: config.json, model.safetensors (float32, tied embeddings),
-and a byte-level tokenizer that covers every token id, so that any engine loads it and can turn
-what it generates into text. Matrices are scaled so that layers matter and that the best two
-logits lie far apart beside rounding: engines which are right then agree on greedy tokens.
+The result is a Hugging Face directory: config.json, model.safetensors (float32, tied embeddings)
+and a byte-level tokenizer that covers every token id, so that any engine can load it and convert
+its output to text. The matrices are scaled so that the layers affect the result, and so that the
+difference of the two best logits is large compared with rounding errors: correct engines then agree
+on greedy tokens.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ LAYER_GAIN = 2.0
 
 @dataclass(frozen=True)
 class Size:
+    """The sizes of a model: widths, counts of layers and heads, and the vocabulary."""
+
     hidden: int
     layers: int
     heads: int
@@ -50,7 +53,7 @@ SIZES = {
 
 
 def config(size: Size) -> dict[str, object]:
-    """config.json, as transformers, vLLM and shmllm read it."""
+    """The content of config.json, for transformers, vLLM and shmllm."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -76,12 +79,16 @@ def config(size: Size) -> dict[str, object]:
 
 
 def weights(size: Size, seed: int) -> Iterator[tuple[str, Tensor]]:
-    """Each tensor of the checkpoint. A matrix keeps the size of what it is multiplied with,
-    times LAYER_GAIN; the table's makes logits of a standard deviation of LOGIT_SPREAD."""
+    """Yields (name, tensor) for each tensor of the checkpoint.
+
+    A layer's matrix scales the magnitude of its input by LAYER_GAIN. The embedding matrix gives the
+    logits a standard deviation of LOGIT_SPREAD.
+    """
     generator = torch.Generator().manual_seed(seed)
 
     def matrix(rows: int, columns: int, gain: float) -> Tensor:
-        return torch.randn(rows, columns, generator=generator) * (gain * columns**-0.5)
+        scale: float = gain * columns**-0.5
+        return torch.randn(rows, columns, generator=generator) * scale
 
     queries, keys = size.heads * size.head_dim, size.kv_heads * size.head_dim
     yield "model.embed_tokens.weight", matrix(size.vocab, size.hidden, LOGIT_SPREAD)
@@ -99,7 +106,7 @@ def weights(size: Size, seed: int) -> Iterator[tuple[str, Tensor]]:
 
 
 def tokenizer(vocab_size: int) -> Tokenizer:
-    """Byte-level BPE whose merges are pairs of bytes, as many as the vocabulary has room for."""
+    """A byte-level BPE tokenizer; its merges are pairs of bytes that fill the vocabulary."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     num_merges = vocab_size - len(alphabet) - 1
     merges = list(islice(product(alphabet, alphabet), num_merges))
@@ -113,6 +120,7 @@ def tokenizer(vocab_size: int) -> Tokenizer:
 
 
 def make(size: Size, directory: Path, seed: int) -> None:
+    """Writes the model to `directory`."""
     directory.mkdir(parents=True, exist_ok=True)
     tensors = dict(weights(size, seed))
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
@@ -130,8 +138,8 @@ def make(size: Size, directory: Path, seed: int) -> None:
 
 
 @click.command(help=__doc__.splitlines()[0] if __doc__ else None)
-@click.option("--size", type=click.Choice(list(SIZES)), required=True)
-@click.option("--seed", default=0, show_default=True)
+@click.option("--size", type=click.Choice(list(SIZES)), required=True, help="Size of the model.")
+@click.option("--seed", default=0, show_default=True, help="Seed of the weights.")
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
 def main(size: str, seed: int, directory: Path) -> None:
     make(SIZES[size], directory, seed)

@@ -1,14 +1,13 @@
 #!/usr/bin/env python3
-"""Train the bundled model: tokenizer and weights, from the standard library's own source.
+"""Trains the tokenizer and the weights of the bundled model on the source of the standard library.
 
-Nothing is downloaded. The data are the `.py` files that came with the interpreter, its own
-tests included; about one file in twenty, chosen by a hash of its path, is held
-out. The run is seeded, and the data of a step follow from (seed, step) alone, so a
-resumed run sees the batches that an uninterrupted one would have seen.
+The tool downloads nothing. The data are the interpreter's `.py` files, including its tests. About
+one file in twenty, chosen by a hash of its path, is held out for evaluation. The data of a step
+depend only on (seed, step), so a resumed run uses the same batches as an uninterrupted one.
 
     python tools/train_tiny.py                      # about an hour on two cores
     python tools/train_tiny.py --device cuda        # minutes
-    python tools/train_tiny.py --resume             # go on after an interruption
+    python tools/train_tiny.py --resume             # continue after an interruption
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from typing import Any
 
 import click
 import numpy as np
+import numpy.typing as npt
 import torch
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -35,12 +35,11 @@ EXCLUDED_PARTS = {"site-packages", "__pycache__", "lib2to3"}
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 END_OF_TEXT = 0
 WARM_UP_STEPS = 64
-# Words with their leading blank, runs of blanks kept whole (Python's indentation), digits
-# in groups of at most three.
+# This splits text into words with their leading space, runs of spaces (Python's indentation) as a
+# whole, and groups of at most three digits.
 PRE_TOKENIZE = r"""\n+[ \t]*| ?[A-Za-z_]+| ?\d{1,3}| ?[^\sA-Za-z_\d]+|\s+"""
 
-# The model knows source files only, so a conversation is written the way that source
-# files hold one: as comments.
+# The model is trained only on source files, so the template writes a conversation as comments.
 CHAT_TEMPLATE = (
     "{%- for message in messages -%}"
     "{%- if message.role == 'assistant' -%}{{ message.content + '\\n' }}"
@@ -52,10 +51,17 @@ CHAT_TEMPLATE = (
 
 @dataclass(frozen=True)
 class Corpus:
-    """Token ids of the two halves, each one flat int32 array with END_OF_TEXT between files."""
+    """The token ids of the data.
 
-    train: np.ndarray
-    held_out: np.ndarray
+    Attributes:
+        train: token ids to train on, int32 [tokens], with END_OF_TEXT before each file.
+        held_out: token ids to evaluate on, in the same form.
+        num_files: number of files.
+        num_bytes: total size of the files.
+    """
+
+    train: npt.NDArray[np.int32]
+    held_out: npt.NDArray[np.int32]
     num_files: int
     num_bytes: int
 
@@ -67,10 +73,12 @@ def source_files() -> list[Path]:
 
 
 def is_held_out(name: str) -> bool:
+    """Whether a file is used for evaluation instead of training."""
     return hashlib.sha256(name.encode()).digest()[0] < 13
 
 
 def read_sources() -> list[tuple[str, str]]:
+    """(path, text) of each source file that is UTF-8."""
     root = Path(sysconfig.get_paths()["stdlib"])
     sources = []
     for path in source_files():
@@ -102,20 +110,23 @@ def train_tokenizer(texts: list[str], vocab_size: int) -> Tokenizer:
 
 
 def encode_corpus(tokenizer: Tokenizer, sources: list[tuple[str, str]]) -> Corpus:
-    halves: dict[bool, list[int]] = {False: [], True: []}
+    """Tokenizes the files and splits them into training and held-out data."""
+    parts: dict[bool, list[int]] = {False: [], True: []}
     for name, text in sources:
-        ids = halves[is_held_out(name)]
+        ids = parts[is_held_out(name)]
         ids.append(END_OF_TEXT)
         ids.extend(tokenizer.encode(text).ids)
     return Corpus(
-        train=np.array(halves[False], dtype=np.int32),
-        held_out=np.array(halves[True], dtype=np.int32),
+        train=np.array(parts[False], dtype=np.int32),
+        held_out=np.array(parts[True], dtype=np.int32),
         num_files=len(sources),
         num_bytes=sum(len(text.encode()) for _, text in sources),
     )
 
 
 def model_config(vocab_size: int, max_positions: int) -> Qwen3Config:
+    """The architecture of the bundled model."""
+    rope: dict[str, Any] = {"rope_theta": 10_000.0}
     return Qwen3Config(
         vocab_size=vocab_size,
         hidden_size=256,
@@ -125,7 +136,7 @@ def model_config(vocab_size: int, max_positions: int) -> Qwen3Config:
         num_key_value_heads=2,
         head_dim=64,
         max_position_embeddings=max_positions,
-        rope_theta=10_000.0,
+        **rope,
         tie_word_embeddings=True,
         bos_token_id=END_OF_TEXT,
         eos_token_id=END_OF_TEXT,
@@ -134,15 +145,27 @@ def model_config(vocab_size: int, max_positions: int) -> Qwen3Config:
     )
 
 
-def batch(ids: np.ndarray, step: int, seed: int, tokens: int, length: int) -> torch.Tensor:
-    """(tokens // length, length + 1) windows at places that follow from (seed, step)."""
+def batch(
+    ids: npt.NDArray[np.int32], step: int, seed: int, tokens: int, length: int
+) -> torch.Tensor:
+    """Windows of `ids` at positions that depend on (seed, step).
+
+    Returns:
+        int64 [tokens // length, length + 1].
+    """
     rng = np.random.default_rng((seed, step))
     starts = rng.integers(0, len(ids) - length - 1, size=tokens // length)
     return torch.from_numpy(ids[starts[:, None] + np.arange(length + 1)[None]].astype(np.int64))
 
 
 def loss_of(model: Qwen3ForCausalLM, windows: torch.Tensor, bfloat16: bool) -> torch.Tensor:
-    """Mean cross-entropy in nats per token; activations in bfloat16 if asked, loss in float32."""
+    """The mean cross-entropy in nats per token, in float32.
+
+    Args:
+        model: the model.
+        windows: token ids, int64 [rows, length + 1].
+        bfloat16: whether to compute activations in bfloat16.
+    """
     with torch.autocast(windows.device.type, dtype=torch.bfloat16, enabled=bfloat16):
         logits = model(windows[:, :-1]).logits
     return torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), windows[:, 1:].flatten())
@@ -150,11 +173,15 @@ def loss_of(model: Qwen3ForCausalLM, windows: torch.Tensor, bfloat16: bool) -> t
 
 @torch.no_grad()
 def evaluate(
-    model: Qwen3ForCausalLM, ids: np.ndarray, length: int, device: str, most: int = 64
+    model: Qwen3ForCausalLM,
+    ids: npt.NDArray[np.int32],
+    length: int,
+    device: str,
+    max_windows: int = 64,
 ) -> float:
-    """Float32 loss over the first `most` disjoint windows of `length` tokens."""
-    model.eval()
-    num = min(most, (len(ids) - 1) // length)
+    """The float32 loss over the first disjoint windows of `length` tokens."""
+    model.eval()  # type: ignore[no-untyped-call]
+    num = min(max_windows, (len(ids) - 1) // length)
     losses = []
     for row in range(num):
         window = torch.from_numpy(ids[row * length : (row + 1) * length + 1].astype(np.int64))
@@ -164,17 +191,17 @@ def evaluate(
 
 
 def make_optimizers(model: Qwen3ForCausalLM) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the blocks, AdamW for embeddings and norms."""
+    """Muon for the matrices of the layers, AdamW for embeddings and norms."""
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
-    rest = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
+    others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
     return [
         torch.optim.Muon(matrices, lr=0.02, momentum=0.95, weight_decay=0.05),
-        torch.optim.AdamW(rest, lr=0.004, betas=(0.9, 0.95), weight_decay=0.0),
+        torch.optim.AdamW(others, lr=0.004, betas=(0.9, 0.95), weight_decay=0.0),
     ]
 
 
 def learning_rate_scale(step: int, steps: int) -> float:
-    """Warm up, hold, then fall linearly to 2 % of the peak over the last 40 %."""
+    """The factor of the learning rate: warm-up, constant, then linear decay to 2 % in 40 %."""
     decay_from = int(steps * 0.6)
     if step < WARM_UP_STEPS:
         return (step + 1) / WARM_UP_STEPS
@@ -200,7 +227,7 @@ def save_checkpoint(
 def train(
     model: Qwen3ForCausalLM, corpus: Corpus, work: Path, options: dict[str, Any]
 ) -> tuple[float, float]:
-    """Returns (mean loss of the last 50 steps, seconds of training)."""
+    """Trains the model; returns the mean loss of the last 50 steps and the training time in s."""
     device, steps, seed = options["device"], options["steps"], options["seed"]
     optimizers = make_optimizers(model)
     checkpoint = work / "checkpoint.pt"
@@ -224,7 +251,7 @@ def train(
             for group, peak in zip(groups, peaks, strict=True):
                 group["lr"] = peak * learning_rate_scale(step, steps)
             loss = loss_of(model, windows.to(device), options["bfloat16"])
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             for optimizer in optimizers:
                 optimizer.step()
@@ -243,11 +270,12 @@ def train(
 
 
 def write_card(output: Path, facts: dict[str, Any]) -> None:
+    """Writes the model card, README.md."""
     bits = facts["held_out_loss"] / math.log(2) * facts["held_out_tokens"]
     trained_on = facts["steps"] * facts["tokens_per_step"]
     rows = {
         "data": (
-            f"the standard library of CPython {facts['python']} as installed, tests included: "
+            f"the standard library of CPython {facts['python']} as installed, including its tests: "
             f"{facts['num_files']:,} files, {facts['num_bytes'] / 1e6:.1f} MB, "
             f"{facts['train_tokens']:,} tokens to train on, {facts['held_out_tokens']:,} held "
             "out (one file in twenty, by hash of its path)"
@@ -255,7 +283,8 @@ def write_card(output: Path, facts: dict[str, Any]) -> None:
         "training": (
             f"{facts['steps']:,} steps of {facts['tokens_per_step']:,} tokens "
             f"({trained_on / 1e6:.1f} M tokens), windows of {facts['context'] // 4} tokens and "
-            f"{facts['context']:,} in the last fifth; Muon for matrices, AdamW for the rest; "
+            f"{facts['context']:,} in the last fifth; Muon for matrices, AdamW for embeddings and "
+            "norms; "
             f"seed {facts['seed']}; {facts['seconds'] / 60:.0f} minutes on {facts['device']}"
         ),
         "final train loss": f"{facts['train_loss']:.3f} nats per token (last 50 steps)",
@@ -274,11 +303,11 @@ pipeline_tag: text-generation
 
 # tiny
 
-The model that comes with shmllm: {facts["parameters"]:,} parameters, Qwen3-shaped
+The model that is bundled with shmllm: {facts["parameters"]:,} parameters, Qwen3 architecture
 (4 layers, hidden size 256, 4 query and 2 key/value heads of 64, feed-forward 768, tied
 embeddings, byte-level BPE of {facts["vocab_size"]:,} entries), bfloat16, context
-{facts["context"]:,} tokens. It completes Python source. It is a real model for trying,
-testing and measuring the engine; it is not for writing programs with.
+{facts["context"]:,} tokens. It completes Python source. It is meant for trying, testing and
+measuring the engine, not for writing programs.
 
 | | |
 |---|---|
@@ -292,9 +321,11 @@ of the project.
 
 
 def write_model(output: Path, model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> None:
+    """Writes weights, tokenizer and configuration in Hugging Face's form."""
     output.mkdir(parents=True, exist_ok=True)
     model.config.use_cache = True
-    model.to(torch.bfloat16).save_pretrained(output)
+    model.to(torch.bfloat16)  # type: ignore[arg-type]
+    model.save_pretrained(output)
     tokenizer.save(str(output / "tokenizer.json"))
     tokenizer_config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -313,19 +344,27 @@ def write_model(output: Path, model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> 
 
 @click.command(context_settings={"show_default": True})
 @click.option(
-    "--output", type=click.Path(path_type=Path), default=REPOSITORY / "shmllm/assets/tiny"
+    "--output",
+    type=click.Path(path_type=Path),
+    default=REPOSITORY / "shmllm/assets/tiny",
+    help="Directory of the result.",
 )
-@click.option("--work", type=click.Path(path_type=Path), default=Path("train_tiny.work"))
-@click.option("--steps", default=2000)
-@click.option("--tokens-per-step", default=4096)
-@click.option("--vocab-size", default=4096)
+@click.option(
+    "--work",
+    type=click.Path(path_type=Path),
+    default=Path("train_tiny.work"),
+    help="Directory of checkpoints.",
+)
+@click.option("--steps", default=2000, help="Training steps.")
+@click.option("--tokens-per-step", default=4096, help="Tokens in the batch of a step.")
+@click.option("--vocab-size", default=4096, help="Entries of the tokenizer.")
 @click.option("--context", default=1024, help="Positions; most steps train on a quarter of it.")
-@click.option("--seed", default=0)
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu")
+@click.option("--seed", default=0, help="Seed of initial weights and batches.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", help="Device.")
 @click.option("--bfloat16/--float32", default=True, help="Precision of the activations.")
-@click.option("--resume", is_flag=True, help="Go on from the last checkpoint in --work.")
+@click.option("--resume", is_flag=True, help="Continue from the last checkpoint in --work.")
 def main(output: Path, work: Path, vocab_size: int, **options: Any) -> None:
-    """Train tokenizer and model from the interpreter's own source files."""
+    """Train tokenizer and model on the source files of the interpreter's standard library."""
     work.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(options["seed"])
     sources = read_sources()
@@ -334,7 +373,7 @@ def main(output: Path, work: Path, vocab_size: int, **options: Any) -> None:
     click.echo(f"{len(corpus.train):,} tokens to train on, {len(corpus.held_out):,} held out")
     model = Qwen3ForCausalLM(model_config(vocab_size, options["context"])).to(options["device"])
     train_loss, seconds = train(model, corpus, work, options)
-    held_out_loss = evaluate(model, corpus.held_out, 256, options["device"], most=10**6)
+    held_out_loss = evaluate(model, corpus.held_out, 256, options["device"], max_windows=10**6)
     write_model(output, model, tokenizer)
     facts = {
         **options,

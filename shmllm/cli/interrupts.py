@@ -76,5 +76,5 @@ def uninterrupted() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        for number in delayed:
-            signal.raise_signal(number)
+        for delayed_number in delayed:
+            signal.raise_signal(delayed_number)

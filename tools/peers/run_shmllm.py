@@ -1,10 +1,10 @@
-"""shmllm as a peer of `tools/compare.py`."""
+"""Runs shmllm as a peer of `tools/compare.py`."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from link import Generate, serve
+from peer import Generate, serve
 
 
 def load(model: str, options: dict[str, Any]) -> tuple[Generate, dict[str, Any]]:
@@ -15,9 +15,7 @@ def load(model: str, options: dict[str, Any]) -> tuple[Generate, dict[str, Any]]
 
     def generate(prompts: list[list[int]], output_len: int) -> list[list[int]]:
         params = SamplingParams(temperature=0, max_tokens=output_len, ignore_eos=True)
-        outputs = llm.generate(
-            [{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False
-        )
+        outputs = llm.generate(prompts, params, use_tqdm=False)
         return [list(output.outputs[0].token_ids) for output in outputs]
 
     return generate, {"version": shmllm.__version__}

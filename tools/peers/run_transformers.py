@@ -1,11 +1,11 @@
-"""transformers' `generate` as a peer of `tools/compare.py`: one padded batch, all cores."""
+"""Runs transformers' `generate` as a peer of `tools/compare.py`: one batch, all cores."""
 
 from __future__ import annotations
 
 import os
 from typing import Any
 
-from link import Generate, serve
+from peer import Generate, serve
 
 
 def load(model: str, options: dict[str, Any]) -> tuple[Generate, dict[str, Any]]:
@@ -15,7 +15,7 @@ def load(model: str, options: dict[str, Any]) -> tuple[Generate, dict[str, Any]]
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     loaded = transformers.AutoModelForCausalLM.from_pretrained(
         model, dtype=getattr(torch, options["dtype"])
-    ).eval()
+    ).eval()  # type: ignore[no-untyped-call]
 
     @torch.inference_mode()
     def generate(prompts: list[list[int]], output_len: int) -> list[list[int]]:

@@ -1,10 +1,10 @@
-"""vLLM as a peer of `tools/compare.py`."""
+"""Runs vLLM as a peer of `tools/compare.py`."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from link import Generate, serve
+from peer import Generate, serve
 
 
 def load(model: str, options: dict[str, Any]) -> tuple[Generate, dict[str, Any]]:

@@ -1,7 +1,7 @@
-"""A peer's end of the pipe to `tools/compare.py`: one JSON value a line, both ways.
+"""The main loop of a peer of `tools/compare.py`: reads and writes one JSON value per line.
 
-Runs in the peer's virtual environment, so it imports the standard library alone. Answers
-go through a descriptor of their own: what a peer's libraries print cannot get between them.
+It runs in the peer's virtual environment and therefore imports only the standard library. Answers
+go through a separate file descriptor, so that output of the peer's libraries cannot mix with them.
 """
 
 from __future__ import annotations
@@ -14,14 +14,17 @@ from collections.abc import Callable
 from typing import Any
 
 Generate = Callable[[list[list[int]], int], list[list[int]]]
-"""(prompts as token ids, tokens wanted of each) -> the tokens, greedy, no early stop."""
+"""(prompts as token ids, number of tokens to generate for each) -> the tokens of each prompt.
+
+Decoding is greedy and does not stop early.
+"""
 
 
 def serve(load: Callable[[str, dict[str, Any]], tuple[Generate, dict[str, Any]]]) -> None:
-    """Load the model once, then time generations until the driver closes the pipe.
+    """Loads the model once, then times generations until the driver closes the pipe.
 
     Args:
-        load: (model directory, options) -> what generates, and facts worth recording.
+        load: (model directory, options) -> the generate function, and facts to record.
     """
     answers = os.fdopen(int(sys.argv[1]), "w", buffering=1)
     question = json.loads(sys.stdin.readline())
