@@ -1,7 +1,7 @@
-"""Serve coroutines: several requests at once, one of them cancelled, one aborted by its id.
+"""Run requests from coroutines: several at once, one of them cancelled, one aborted by its id.
 
-An output has all that came since the last one, so a slow consumer misses nothing. Cancelling
-a task ends its request; weights can be changed while the engine is paused.
+An output holds all tokens since the previous output, so a slow consumer misses none. Cancelling a
+task ends its request. Weights can be changed while the engine is paused.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ async def main() -> None:
         await asyncio.sleep(0.1)
         print("done while paused:", waiting.done())
         await llm.resume_generation()
-        print("characters after it:", len(await waiting))
+        print("characters after resuming:", len(await waiting))
 
 
 asyncio.run(main())

@@ -1,6 +1,6 @@
 """Complete several prompts as one batch.
 
-Results come back in the order of the prompts, each with its tokens and why it ended.
+The results have the order of the prompts. Each holds its tokens and its finish reason.
 """
 
 from shmllm import LLM, SamplingParams

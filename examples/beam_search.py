@@ -1,7 +1,7 @@
-"""Keep several continuations of a prompt, and return the most likely ones.
+"""Search for the most likely continuations of a prompt with beam search.
 
-A score is the sum of the log-probabilities, divided by the length to the power of
-`length_penalty`: with 0, the sum itself.
+The score of a sequence is the sum of its log-probabilities, divided by its length to the power of
+`length_penalty`; with 0 it is the sum itself.
 """
 
 from shmllm import LLM, BeamSearchParams, SamplingParams

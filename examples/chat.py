@@ -1,8 +1,8 @@
-"""Hold a conversation, then answer two others as one batch.
+"""Run a conversation of several turns, then two other conversations as one batch.
 
-The model's chat template turns messages into a prompt. The bundled model was trained on
-source files alone, and its template writes a conversation as comments: give the directory
-of a chat model as an argument to get answers.
+The model's chat template turns messages into a prompt. The bundled model was trained only on source
+files, and its template writes a conversation as comments: pass the directory of a chat model as an
+argument to get real answers.
 """
 
 import sys

@@ -1,7 +1,7 @@
-"""Vectors of prompts, and which prompt is most like another.
+"""Compute embeddings of prompts, and rank prompts by their similarity to a query.
 
-Any model that generates can be asked for vectors: the hidden state of the last token, or the
-mean of all, normalised. Generating and embedding run in the same steps.
+Every model that generates also gives embeddings: the hidden state of the last token, or the mean of
+all hidden states, normalised. Requests to generate and to embed run in the same steps.
 """
 
 from shmllm import LLM, PoolingParams

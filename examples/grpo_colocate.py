@@ -1,8 +1,8 @@
-"""Reinforcement learning with TRL: the model learns to begin every function with a docstring.
+"""Train with reinforcement learning and TRL: the model learns to begin functions with a docstring.
 
-Trainer and engine share the machine: while one works the other sleeps, and each step begins
-with the trainer's weights. Writes grpo.html: reward, and the engine's memory.
-Needs `pip install '.[rl]'`.
+Trainer and engine share the machine: while one works, the other sleeps. Each step generates with
+the trainer's current weights. The program writes grpo.html with the reward and the engine's memory.
+It needs `pip install '.[rl]'`.
 """
 
 import torch
@@ -30,7 +30,7 @@ def begins_with_docstring(completions, **_):
     return each
 
 
-trl.install()  # from here on TRL's colocate mode means shmllm
+trl.install()  # from here on TRL's colocate mode uses shmllm
 trainer = GRPOTrainer(
     model=AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32),
     processing_class=AutoTokenizer.from_pretrained(directory),

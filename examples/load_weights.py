@@ -1,7 +1,8 @@
-"""Change the model of a running engine: what a trainer does between two steps.
+"""Replace the weights of a running engine, as a trainer does between two steps.
 
-New weights are staged and checked, and then put in force between two steps, all of them or none;
-the prefix cache is emptied, and every output says which weights it came from.
+The engine stages and checks the new weights, and then replaces all of them or none between two
+steps. It empties the prefix cache, and every output names the version of the weights that generated
+it.
 """
 
 from shmllm import LLM, RequestError, SamplingParams
@@ -30,8 +31,8 @@ with LLM() as llm:
     except RequestError as error:
         print("refused:", error)
 
-    llm.start_weight_update()  # the same in parts: nothing changes before the end
+    llm.start_weight_update()  # an update in parts: the weights change only at its end
     for part in ("embed", "layers", "norm"):
         llm.update_weights({name: weights[name] for name in names if f"model.{part}" in name})
     llm.finish_weight_update(version="as loaded")
-    print("back to what it was:", complete(llm) == before)
+    print("same text as at the start:", complete(llm) == before)

@@ -1,7 +1,7 @@
-"""Send one long prompt several times and see how much of it is not computed again.
+"""Send one long prompt several times and print how many of its tokens come from the prefix cache.
 
-Only full blocks are cached, and the last token is always computed. Prompts with another
-`cache_salt` share nothing, so one tenant cannot find out what another one sent.
+Only full blocks are cached, and the last token is always computed. Prompts with different
+`cache_salt`s share no blocks, so one tenant cannot find out the prompts of another one.
 """
 
 from shmllm import LLM, SamplingParams

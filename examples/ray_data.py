@@ -1,10 +1,9 @@
-"""Complete a file of prompts on every machine of a Ray cluster: an engine for each actor.
+"""Complete a file of prompts on the machines of a Ray cluster, with one engine per actor.
 
     python ray_data.py [INPUT.jsonl [OUTPUT_DIRECTORY]]
 
-Needs `pip install 'ray[data]'`. With RAY_ADDRESS set it runs on that cluster, and otherwise
-on a Ray of its own on this machine. A line of the input holds `prompt`; all else that it
-holds is carried over.
+It needs `pip install 'ray[data]'`. It runs on the cluster at RAY_ADDRESS, or on a local Ray if the
+variable is not set. A line of the input holds `prompt`; its other fields are copied to the output.
 """
 
 import os
@@ -21,7 +20,7 @@ ROWS_PER_BATCH = 64
 
 
 class Completer:
-    """An engine and the rows that Ray sends it. Ray makes an actor of this class."""
+    """Runs an engine on the rows that Ray sends. Ray makes an actor from this class."""
 
     def __init__(self, max_tokens: int = 16) -> None:
         self.llm = LLM(num_threads=CORES_PER_ENGINE, kv_cache_memory_bytes=2**27)
@@ -31,8 +30,8 @@ class Completer:
         try:
             outputs = self.llm.generate(list(batch["prompt"]), self.params, use_tqdm=False)
         except EngineDeadError as error:
-            # An exception would end the whole run. An actor that is gone is started anew,
-            # and what it had not finished is computed again.
+            # An exception would end the whole run. When an actor exits, Ray starts a new one,
+            # which computes the unfinished rows again.
             print(error, file=sys.stderr, flush=True)
             os._exit(1)
         batch["text"] = [output.outputs[0].text for output in outputs]

@@ -1,7 +1,7 @@
-"""Ray's own processor for vLLM, with engines of shmllm.
+"""Use Ray's processor for vLLM with engines of shmllm.
 
-Needs `pip install 'ray[data]'`. Give the directory of a chat model as an argument; the
-bundled one writes things that look like Python.
+It needs `pip install 'ray[data]'`. Pass the directory of a chat model as an argument; the bundled
+model writes text that looks like Python.
 """
 
 import sys
@@ -13,14 +13,16 @@ from shmllm.frontend.model_files import resolve_model
 
 CORES_PER_ENGINE = 1
 
-# Every worker of Ray's is a process of its own, in which `import vllm` has to find shmllm.
+# Each Ray worker is a separate process, in which `import vllm` has to find shmllm.
 ray.init(runtime_env={"worker_process_setup_hook": "shmllm.compat.vllm.install"})
 
 config = vLLMEngineProcessorConfig(
     model_source=str(resolve_model(sys.argv[1] if len(sys.argv) > 1 else "tiny")),
     engine_kwargs={"num_threads": CORES_PER_ENGINE, "kv_cache_memory_bytes": 2**27},
-    placement_group_config={"bundles": [{"CPU": CORES_PER_ENGINE}]},  # Ray takes a GPU otherwise
-    tokenize_stage=False,  # the engine's front end does both
+    placement_group_config={
+        "bundles": [{"CPU": CORES_PER_ENGINE}]
+    },  # by default Ray asks for a GPU
+    tokenize_stage=False,  # the engine's front end tokenizes and detokenizes
     detokenize_stage=False,
     concurrency=1,
     batch_size=32,

@@ -1,7 +1,7 @@
-"""Sample with seeds: a request's tokens do not depend on what runs beside it.
+"""Sample with seeds: a request's tokens do not depend on the other requests in the batch.
 
-The random numbers of a token follow from the request's seed and the token's position
-alone, so the same request gives the same tokens alone and in a batch.
+The random numbers of a token depend only on the request's seed and the token's position, so the
+same request gives the same tokens alone and in a batch.
 """
 
 from shmllm import LLM, SamplingParams

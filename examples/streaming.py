@@ -1,7 +1,7 @@
-"""Run more prompts through an engine than there is memory for, and watch one as it grows.
+"""Stream the results of more prompts than memory could hold, and the text of one prompt.
 
-`LLM.stream` takes prompts from any iterable as the engine gets through them. A prompt that
-cannot be served need not end it.
+`LLM.stream` takes prompts from any iterable when the engine has room for them. With
+`on_error="yield"` an invalid prompt gives a result with an error instead of an exception.
 """
 
 from collections import Counter
@@ -15,7 +15,7 @@ long = SamplingParams(temperature=0, max_tokens=40, output_kind=RequestOutputKin
 
 
 def prompts():
-    """Made when they are wanted; every fiftieth is empty, which is an error."""
+    """Yields prompts one at a time; every fiftieth is empty, which is an error."""
     for number in range(NUM_PROMPTS):
         yield f"value_{number} =" if number % 50 else []
 
@@ -32,9 +32,9 @@ with LLM() as llm:
     print("In the order of the prompts:")
     stream = llm.stream(prompts(), short, on_error="yield", ordered=True)
     print("  first", [output.prompt_index for output in islice(stream, 5)])
-    stream.close()  # ends what runs
+    stream.close()  # aborts the running requests
 
-    print("As it comes:")
+    print("Token by token:")
     for output in llm.stream("def fibonacci(n):\n", long):
         print(output.outputs[0].text, end="", flush=True)
     print()

@@ -1,4 +1,4 @@
-"""Outputs that match: a JSON schema, a regular expression, a list of choices, a grammar."""
+"""Generate outputs that match a JSON schema, a regular expression, choices or a grammar."""
 
 import json
 
@@ -26,21 +26,21 @@ def sampling(constraint: StructuredOutputsParams) -> SamplingParams:
 
 def main() -> None:
     constraints = {
-        # The class itself would do, if it were a pydantic model: json=Person.
+        # A pydantic model is also accepted: json=Person.
         "json": StructuredOutputsParams(json=PERSON, disable_any_whitespace=True),
         "regex": StructuredOutputsParams(regex=r"\d{4}-(0[1-9]|1[0-2])-[0-2]\d"),
         "choice": StructuredOutputsParams(choice=["positive", "negative", "neutral"]),
         "grammar": StructuredOutputsParams(grammar=SUM),
     }
     with LLM(model="tiny") as llm:
-        # A batch may mix them, and requests without any.
+        # A batch may mix constraints, and requests without constraints.
         params = [sampling(constraint) for constraint in constraints.values()]
         outputs = llm.generate(["# The answer:\n"] * len(params), params, use_tqdm=False)
         for kind, output in zip(constraints, outputs, strict=True):
             print(f"{kind:8}", output.outputs[0].text, output.outputs[0].finish_reason)
         print(json.loads(outputs[0].outputs[0].text)["age"])
 
-        # What cannot be enforced is refused before anything is queued.
+        # A constraint that cannot be enforced is refused before any request is queued.
         try:
             llm.generate("x", sampling(StructuredOutputsParams(json={"uniqueItems": True})))
         except RequestError as error:

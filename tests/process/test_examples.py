@@ -88,7 +88,7 @@ def test_streaming_shows_failures_order_and_pieces(tmp_path: Path) -> None:
     assert sorted(map(int, failed)) == [0, 50, 100, 150]
     assert "'error': 4" in out
     assert "first [0, 1, 2, 3, 4]" in out
-    assert len(out.partition("As it comes:\n")[2].strip()) > 20
+    assert len(out.partition("Token by token:\n")[2].strip()) > 20
 
 
 def test_async_llm_cancels_aborts_and_pauses(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_async_llm_cancels_aborts_and_pauses(tmp_path: Path) -> None:
     assert out.count("===") == 3
     assert "ended by: abort" in out
     assert "done while paused: False" in out
-    assert int(re.findall(r"characters after it: (\d+)", out)[0]) > 0
+    assert int(re.findall(r"characters after resuming: (\d+)", out)[0]) > 0
 
 
 def test_structured_outputs_match(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_load_weights_changes_the_model_and_back(tmp_path: Path) -> None:
     assert re.search(
         r"refused: model.norm.weight has shape \[3\].* no weight 'model.norm.bias'", out
     )
-    assert out.rstrip().endswith("back to what it was: True")
+    assert out.rstrip().endswith("same text as at the start: True")
 
 
 def test_every_example_is_tested_here() -> None:
