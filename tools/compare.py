@@ -44,7 +44,6 @@ LOADS = ((1, 32, 128), (16, 128, 128), (64, 128, 64))
 KV_CACHE_GIB = 2
 MAX_MODEL_LEN = 1024
 FIRST_ORDINARY_TOKEN = 16
-READY_TIMEOUT_S = 900
 
 Load = tuple[int, int, int]
 
