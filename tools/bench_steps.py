@@ -54,7 +54,7 @@ def fill(core: EngineCore, requests: int, context: int, steps: int) -> tuple[int
     draw = random.Random(0)
     params = SamplingParams(temperature=0, max_tokens=steps + 2, ignore_eos=True)
     for number in range(requests):
-        prompt = [draw.randrange(core.facts.vocab_size) for _ in range(context)]
+        prompt = [draw.randrange(core.info.vocab_size) for _ in range(context)]
         refusal = core.add(0, EngineCoreRequest(number, prompt, params))
         assert refusal is None, refusal
     began, count, caught_up = time.perf_counter(), 0, 0

@@ -20,7 +20,7 @@ import inspect
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, get_args
 
 import click
 import numpy as np
@@ -28,7 +28,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from shmllm import LLM, SamplingParams
-from shmllm.config.engine import DTYPES
+from shmllm.config.engine import DTypeName
 from shmllm.frontend.model_files import resolve_model
 
 BOUNDS = {"float32": 1e-5}
@@ -144,7 +144,7 @@ def measure(
 @click.option("--model", default="tiny", help="Bundled name, directory or hub id.")
 @click.option(
     "--dtype",
-    type=click.Choice([d for d in DTYPES if d != "auto"]),
+    type=click.Choice([d for d in get_args(DTypeName) if d != "auto"]),
     default="float32",
     help="The engine's dtype.",
 )
