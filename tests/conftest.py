@@ -13,6 +13,7 @@ import signal
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,10 @@ from shmllm.ipc.layout import CREATOR_PID_OFFSET
 # on the cores that other tests need; engines of their own are started with the same value.
 if not os.environ.keys() & set(WAITING_VARIABLES):
     os.environ["GOMP_SPINCOUNT"] = SPIN_COUNT
+
+HANGS_AFTER_S = 600
+LONG_HANGS_AFTER_S = 3600
+LONG_MARKERS = ("clients", "gpu", "slow", "stress")
 
 gc.disable()  # until all tests are collected: hardly anything that imports make goes again
 
@@ -44,6 +49,40 @@ def pytest_collection_finish() -> None:
     """What was imported stays, and looking for garbage does not look at it."""
     gc.freeze()
     gc.enable()
+
+
+def _fail_what_hangs(number: int, frame: object) -> None:
+    pytest.fail("the test hangs: it should have ended long ago, and waits at the line above")
+
+
+@contextmanager
+def _deadline(item: pytest.Item) -> Iterator[None]:
+    """Ends whatever the test waits for, long after it ought to be over."""
+    is_long = any(item.get_closest_marker(name) for name in LONG_MARKERS)
+    signal.signal(signal.SIGALRM, _fail_what_hangs)
+    signal.setitimer(signal.ITIMER_REAL, LONG_HANGS_AFTER_S if is_long else HANGS_AFTER_S, 30)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    with _deadline(item):
+        yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    with _deadline(item):
+        yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    with _deadline(item):
+        yield
 
 
 def engine_processes() -> set[int]:

@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 from conftest import engine_processes
 from support.client_helpers import needs, ray_environment
-from support.programs import environment, holds_within, python
+from support.programs import environment, python
+from support.waiting import PATIENCE_S, holds_within, wait_until
 
 from shmllm import LLM, SamplingParams
 from shmllm.frontend.model_files import resolve_model
@@ -74,10 +75,10 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
             for pid in engine_processes():
                 os.kill(pid, signal.SIGKILL)
         assert driver.wait(SCENARIO_S) == 0
-        assert holds_within(lambda: not engine_processes(), 5), "engines outlive their actors"
+        wait_until(lambda: not engine_processes(), "the engines end with their actors")
     finally:
         driver.kill()
-        driver.wait()
+        driver.wait(PATIENCE_S)
         shutil.rmtree(job["temporary"], ignore_errors=True)
         print((directory / "log").read_text()[-8000:])
     results = json.loads((directory / "results.json").read_text())

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from support.determinism import make_requests
-from support.engines import assert_idle, run_a_little
+from support.engines import assert_idle, run_a_little, slow_steps
 from support.reference_models import make_model
+from support.waiting import PATIENCE_S, wait_until
 
 from shmllm import (
     LLM,
@@ -235,8 +236,7 @@ def write_weights(llm: LLM) -> None:
 
 def profile(llm: LLM) -> None:
     llm.start_profile("overlapped", delay_iterations=2, max_iterations=3)
-    for _ in range(2):
-        run_a_little(llm)
+    run_a_little(llm, num_tokens=(2 + 3 + 2) * len(CODE))
     with gzip.open(llm.stop_profile(), "rt") as file:
         names = [str(event.get("name")) for event in json.load(file)["traceEvents"]]
     assert sum(name.startswith("step ") for name in names) == 3
@@ -264,18 +264,22 @@ def test_whatever_happens_between_steps_changes_nothing(
     expected = ask(pair.plain, CODE, LONG)
     for llm in pair:
         monkeypatch.setattr(llm, "profile_directory", str(tmp_path))
-        llm.enqueue(CODE, LONG)
-        for _ in range(2):
-            run_a_little(llm)
-            DISTURBANCES[kind](llm)
+        with slow_steps(llm):
+            llm.enqueue(CODE, LONG)
+            for _ in range(2):
+                run_a_little(llm)
+                DISTURBANCES[kind](llm)
         assert [said(o) for o in llm.wait_for_completion(use_tqdm=False)] == expected
 
 
 def halve_weights_after(llm: LLM, num_tokens: int) -> tuple[int, list[Any]]:
     """How many tokens there were when it happened, and what came of the requests."""
     llm.enqueue([[5, 6, 7], [8] * 40], LONG)
-    while llm.get_metrics()["generated_tokens"] < num_tokens:
-        llm._dispatcher.pump(0.01)
+    wait_until(
+        lambda: llm.get_metrics()["generated_tokens"] >= num_tokens,
+        f"{num_tokens} tokens",
+        between=lambda: llm._dispatcher.pump(0.01),
+    )
     llm.pause_generation("keep", clear_cache=False)
     so_far = llm.get_metrics()["generated_tokens"]
     names = llm.collective_rpc("list_weights")[0]
@@ -317,19 +321,22 @@ async def abort_some() -> list[Any]:
 
     async def one(number: int) -> Any:
         async for output in llm.generate(CODE[number % 4], LONG, f"r{number}"):
-            if number % 3 == 1 and len(output.outputs[0].token_ids) > 4 * number:
+            if number % 3 == 1 and len(output.outputs[0].token_ids) > number:
                 await llm.abort(f"r{number}")
         return said(output)
 
     try:
-        return await asyncio.gather(*(one(number) for number in range(10)))
+        with slow_steps(llm):
+            tasks = [asyncio.create_task(one(number)) for number in range(10)]
+            await asyncio.gather(*tasks[1::3])
+        return await asyncio.gather(*tasks)
     finally:
         llm.shutdown()
 
 
 def test_aborted_coroutines(pair: Pair) -> None:
     expected = ask(pair.plain, CODE, LONG)
-    for number, output in enumerate(asyncio.run(abort_some())):
+    for number, output in enumerate(asyncio.run(asyncio.wait_for(abort_some(), PATIENCE_S))):
         if number % 3 == 1:
             tokens, *_, finish = output[1][0][:3]
             assert finish == "abort"

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Iterator
 
 import pytest
-from support.engines import assert_idle
+from support.engines import assert_idle, run_a_little, slow_steps
 
 from shmllm import LLM, SamplingParams
 
@@ -86,13 +85,13 @@ def test_reset_forgets_everything(llm: LLM) -> None:
 
 def test_reset_while_requests_run(llm: LLM) -> None:
     prompts = [{"prompt_token_ids": random_prompt(seed, 48)} for seed in (9, 10)]
-    params = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
+    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
     expected = [o.outputs[0].token_ids for o in llm.generate(prompts, params, use_tqdm=False)]
-    llm.enqueue(prompts, params)
-    while not llm.get_metrics()["running"]:
-        time.sleep(0.001)
-    assert not llm.reset_prefix_cache()
-    assert llm.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
+    with slow_steps(llm):
+        llm.enqueue(prompts, params)
+        run_a_little(llm)
+        assert not llm.reset_prefix_cache()
+        assert llm.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
     outputs = llm.wait_for_completion(use_tqdm=False)
     assert [output.outputs[0].token_ids for output in outputs] == expected
 

@@ -16,14 +16,15 @@ import pytest
 from support.engines import named_engine
 from support.programs import (
     CLI,
-    PATIENCE_S,
     Completed,
     children,
-    holds_within,
     is_running,
     python,
+    read_line,
     start_source,
+    watched,
 )
+from support.waiting import PATIENCE_S, holds_within
 
 from shmllm import LLM, RequestOutput, SamplingParams
 
@@ -458,11 +459,12 @@ def test_a_killed_engine_ends_with_3_and_keeps_its_rows(many: Path, target: Path
 
 def test_a_closed_pipe_is_a_quiet_end(many: Path, engine: str) -> None:
     process = start("-i", many, "--attach", engine, *ENDLESS)
+    assert read_line(process)
     assert process.stdout is not None
-    assert process.stdout.readline()
     process.stdout.close()
     assert process.stderr is not None
-    message = process.stderr.read().decode()
+    with watched(process):
+        message = process.stderr.read().decode()
     process.stderr.close()
     assert process.wait(PATIENCE_S) == 0, message
     assert "Traceback" not in message

@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 from conftest import engine_processes
-from support.programs import CLI, PATIENCE_S, children, holds_within, python, start_source
+from support.programs import CLI, SLOW_CLI, children, python, start_source
+from support.waiting import PATIENCE_S, holds_within
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
@@ -65,14 +66,16 @@ class Killer:
         self._rng = random.Random(seed)
 
     def run_and_kill(self) -> None:
-        process = start_source(CLI, *arguments(self._source, self._target), stderr=subprocess.PIPE)
+        process = start_source(
+            SLOW_CLI, *arguments(self._source, self._target), stderr=subprocess.PIPE
+        )
         try:
             self._wait(process)
             whom = self._kill(process)
             _, stderr = process.communicate(timeout=PATIENCE_S)
         finally:
             process.kill()
-            process.wait()
+            process.wait(PATIENCE_S)
         self.kills[whom] += 1
         if whom == "job":
             assert process.returncode == -signal.SIGKILL, stderr.decode()

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from conftest import engine_processes
 from support.engines import named_engine
-from support.programs import CLI, PATIENCE_S, environment, holds_within, python
+from support.programs import CLI, environment, python
+from support.waiting import PATIENCE_S, holds_within
 
 from shmllm.ipc.stats import PHASES
 

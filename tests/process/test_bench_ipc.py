@@ -11,7 +11,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from support.programs import CLI, children, holds_within, python, start_source
+from support.programs import CLI, children, python, start_source
+from support.waiting import holds_within
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 

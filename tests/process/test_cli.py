@@ -17,14 +17,14 @@ from support.engines import assert_unused, named_engine
 from support.programs import (
     CLI,
     ELSEWHERE,
-    PATIENCE_S,
     Completed,
     children,
     environment,
-    holds_within,
     is_running,
     python,
+    watched,
 )
+from support.waiting import PATIENCE_S, holds_within
 
 from shmllm import LLM, RequestOutput, SamplingParams
 
@@ -196,10 +196,11 @@ def test_a_closed_pipe_is_a_quiet_end(
     process = start(*arguments, *(() if "--ignore-eos" in arguments else attached))
     assert process.stdout is not None
     assert process.stderr is not None
-    if "--ignore-eos" in arguments:
-        assert process.stdout.read(1)
-    process.stdout.close()
-    message = process.stderr.read().decode()
+    with watched(process):
+        if "--ignore-eos" in arguments:
+            assert process.stdout.read(1)
+        process.stdout.close()
+        message = process.stderr.read().decode()
     process.stderr.close()
     assert process.wait(PATIENCE_S) == 0
     assert "Traceback" not in message
@@ -208,7 +209,8 @@ def test_a_closed_pipe_is_a_quiet_end(
 
 def first_byte(process: subprocess.Popen[bytes]) -> bytes:
     assert process.stdout is not None
-    return process.stdout.read(1)
+    with watched(process):
+        return process.stdout.read(1)
 
 
 @pytest.mark.parametrize("moment", ["streaming", "starting"])
@@ -233,7 +235,8 @@ def test_a_killed_engine_ends_with_3_and_one_line() -> None:
     assert holds_within(lambda: bool(children(process.pid)), PATIENCE_S)
     (engine,) = children(process.pid)
     assert process.stderr is not None
-    process.stderr.readline()  # what the engine is; it is ready
+    with watched(process):
+        process.stderr.readline()  # what the engine is; it is ready
     os.kill(engine, signal.SIGKILL)
     _, message = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 3

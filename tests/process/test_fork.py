@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.engines import assert_unused, named_engine
-from support.programs import PATIENCE_S, holds_within, is_running, python, result_of, start_source
+from support.programs import (
+    is_running,
+    kill,
+    python,
+    read_line,
+    result_of,
+    run_source,
+    start_source,
+)
+from support.waiting import PATIENCE_S, wait_until
 
 from shmllm.ipc import registry
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
-
-GONE_WITHIN_S = 5.0
 
 # A file and not a -c text: children that start afresh import it.
 PROGRAM = """
@@ -127,33 +132,48 @@ def name(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield name
 
 
+SERIAL = {"TOKENIZERS_PARALLELISM": "false"}
+"""No library then has a thread when the front end forks, and Python has nothing to warn of."""
+PARALLEL = {"PYTHONWARNINGS": "ignore:This process (pid=:DeprecationWarning"}
+"""The tokenizers library starts its thread pool. Python 3.12 and later warn of a fork beside
+threads, whichever they are; only that warning may be missed on stderr."""
+USES = pytest.mark.parametrize(
+    ("engine", "variables"),
+    [("named", SERIAL), ("private", PARALLEL)],
+    ids=["named", "private"],
+)
+
+
 def run_program(
-    tmp_path: Path, name: str, ending: str, ways: tuple[str, ...]
+    tmp_path: Path, name: str, ending: str, ways: tuple[str, ...], variables: dict[str, str]
 ) -> dict[str, dict[str, Any]]:
     """What each way of starting children has done to one front end, one after the other."""
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)
-    done = python(str(script), name, ending, *ways)
+    done = python(str(script), name, ending, *ways, env=variables)
     found = result_of(done)
     assert done.stderr == b""
     assert {how: each["same"] for how, each in found.items()} == {how: [True] * 2 for how in ways}
     return dict(found)
 
 
-@pytest.mark.parametrize("engine", ["named", "private"])
-def test_children_end_and_the_parent_goes_on(engine: str, name: str, tmp_path: Path) -> None:
-    run_program(tmp_path, name if engine == "named" else "", "only exits", WAYS)
+@USES
+def test_children_end_and_the_parent_goes_on(
+    engine: str, variables: dict[str, str], name: str, tmp_path: Path
+) -> None:
+    run_program(tmp_path, name if engine == "named" else "", "only exits", WAYS, variables)
     if engine == "named":
         assert registry.control_path(name).exists()
-        assert holds_within(lambda: not registry.client_path(name, 0).exists(), GONE_WITHIN_S)
+        wait_until(lambda: not registry.client_path(name, 0).exists(), "its segment is removed")
         assert_unused(name)
 
 
-@pytest.mark.parametrize("engine", ["named", "private"])
+@USES
 def test_an_inherited_llm_says_why_it_cannot_be_used(
-    engine: str, name: str, tmp_path: Path
+    engine: str, variables: dict[str, str], name: str, tmp_path: Path
 ) -> None:
-    found = run_program(tmp_path, name if engine == "named" else "", "closes", INHERITING)
+    where = name if engine == "named" else ""
+    found = run_program(tmp_path, where, "closes", INHERITING, variables)
     for uses in (uses for each in found.values() for uses in each["in child"]):
         for use in ("generate", "chat", "reset_prefix_cache"):
             kind, text = uses[use]
@@ -162,23 +182,37 @@ def test_an_inherited_llm_says_why_it_cannot_be_used(
             assert "after the fork" in text
 
 
+THREADS = """
+import json, os
+from shmllm import LLM, SamplingParams
+params = SamplingParams(temperature=0, max_tokens=4)
+with LLM(kv_cache_memory_bytes=2**26, num_threads=1) as llm:
+    llm.generate(["import os"] * 40, params, use_tqdm=False)
+    llm.chat([{"role": "user", "content": "x"}], params, use_tqdm=False)
+    list(llm.stream(["x", "y"], params))
+    print(json.dumps(len(os.listdir("/proc/self/task"))))
+"""
+
+
+def test_a_front_end_starts_no_thread() -> None:
+    """Two libraries do, unless told not to: numpy's OpenBLAS when it is imported, one thread for
+    each further core, which end before a fork; tokenizers when it first encodes a batch."""
+    variables = SERIAL | {"OPENBLAS_NUM_THREADS": "1"}
+    assert result_of(run_source(THREADS, env=variables)) == 1
+
+
 def test_a_child_that_lives_on_holds_no_seat(name: str) -> None:
-    front_end: subprocess.Popen[bytes] = start_source(HOLDS_ON, name)
-    watchdog = threading.Timer(PATIENCE_S, front_end.kill)
-    watchdog.start()
+    front_end = start_source(HOLDS_ON, name)
     child = 0
     try:
-        assert front_end.stdout is not None
-        child = int(front_end.stdout.readline())
+        child = int(read_line(front_end))
         seat = registry.client_path(name, 0)
         assert seat.exists()
         front_end.kill()
-        front_end.wait()
-        assert holds_within(lambda: not seat.exists(), GONE_WITHIN_S)
+        front_end.wait(PATIENCE_S)
+        wait_until(lambda: not seat.exists(), "the engine removes the dead front end's segment")
         assert is_running(child), "it should have outlived the front end"
     finally:
-        watchdog.cancel()
-        front_end.kill()
         if child:
             os.kill(child, signal.SIGKILL)
-        front_end.communicate()
+        kill(front_end)

@@ -16,26 +16,26 @@ from pathlib import Path
 
 import pytest
 from conftest import engine_processes
-from support.programs import CLI, PATIENCE_S, environment, holds_within
+from support.programs import CLI, SLOW_CLI, environment
+from support.waiting import PATIENCE_S, holds_within
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
 NUM_INTERRUPTS = int(os.environ.get("SHMLLM_INTERRUPTS", "2"))
 SEED = int(os.environ.get("SHMLLM_TEST_SEED", str(time.time_ns() % 10**9)))
 NUM_PROMPTS = 60
-ENGINE_GONE_WITHIN_S = 5.0
 EXIT_INTERRUPTED = 130
 # `python -c` stands for the installed command. An interrupt before `main` has begun ends the
 # interpreter itself; shells call that 130 too.
-WITH_DEFAULT_HANDLER = f"import signal; signal.signal(2, signal.default_int_handler); {CLI}"
+WITH_DEFAULT_HANDLER = "import signal; signal.signal(2, signal.default_int_handler); "
 
 
-def command(prompts: Path, target: Path) -> list[str]:
+def command(prompts: Path, target: Path, cli: str = CLI) -> list[str]:
     options = ["--max-tokens", "32", "--ignore-eos"]
     return [
         sys.executable,
         "-c",
-        WITH_DEFAULT_HANDLER,
+        WITH_DEFAULT_HANDLER + cli,
         "generate",
         "-i",
         str(prompts),
@@ -80,7 +80,7 @@ def num_lines(path: Path) -> int:
 def interrupt(prompts: Path, target: Path, after_s: float, after_lines: int) -> tuple[int, str]:
     """Run, send one SIGINT after some time and some results; exit code and stderr."""
     process = subprocess.Popen(
-        command(prompts, target),
+        command(prompts, target, SLOW_CLI),
         stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         env=environment(),
@@ -94,7 +94,7 @@ def interrupt(prompts: Path, target: Path, after_s: float, after_lines: int) -> 
         _, complaints = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
-        process.wait()
+        process.wait(PATIENCE_S)
     return process.returncode, complaints.decode()
 
 
@@ -127,6 +127,6 @@ def test_an_interrupt_keeps_what_was_finished(
             assert code == EXIT_INTERRUPTED or "interrupted" not in complaints, where
             assert code == EXIT_INTERRUPTED or not target.exists(), where
         assert "Traceback" not in complaints or code == -signal.SIGINT, where
-        assert holds_within(lambda: engine_processes() == before, ENGINE_GONE_WITHIN_S), where
+        assert holds_within(lambda: engine_processes() == before, PATIENCE_S), where
     print("results kept:", written)
     assert any(0 < num < NUM_PROMPTS for num in written), "none came in the middle"

@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+from support.programs import environment_of_test_files, kill, read_line
+from support.waiting import PATIENCE_S, wait_until
 
-import shmllm
 from shmllm.errors import SegmentError
 from shmllm.ipc import layout
 from shmllm.ipc.channel import ClientChannel, ControlPage, ControlView, CoreChannel, CoreWaiter
@@ -30,18 +31,9 @@ from shmllm.ipc.words import Word
 pytestmark = pytest.mark.process
 
 POLICY = WaitPolicy.for_machine("balanced", len(os.sched_getaffinity(0)), 1)
-PATIENCE_S = 50.0
 NUM_RECORDS = 20_000
 SEQUENCE = struct.Struct("<QI")
 ECHO, TENSOR = 1, 2
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    """Wait for another process to get somewhere; never without an end."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"no {what} within {PATIENCE_S:.0f} s"
-        time.sleep(0.001)
 
 
 class Peer:
@@ -146,7 +138,6 @@ Start = Callable[..., "subprocess.Popen[str]"]
 def start() -> Iterator[Start]:
     """Starts this file as a program; whatever happens, its process is gone afterwards."""
     started: list[subprocess.Popen[str]] = []
-    root = os.path.dirname(os.path.dirname(os.path.abspath(shmllm.__file__)))
 
     def start(mode: str, *segments: Segment) -> subprocess.Popen[str]:
         fds = [segment.fd for segment in segments]
@@ -155,15 +146,14 @@ def start() -> Iterator[Start]:
             pass_fds=fds,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": root},
+            env=environment_of_test_files(),
         )
         started.append(process)
         return process
 
     yield start
     for process in started:
-        process.kill()
-        process.communicate()
+        kill(process)
 
 
 @pytest.fixture
@@ -181,7 +171,7 @@ def front(segments: tuple[Segment, Segment], start: Start) -> Iterator[ClientCha
     """A front end's channel whose engine is running."""
     channel = ClientChannel(*segments, POLICY)
     start("echo", *segments)
-    until(lambda: channel.engine_state is EngineState.READY, "engine")
+    wait_until(lambda: channel.engine_state is EngineState.READY, "engine")
     yield channel
     channel.set_closing()
     channel.close()
@@ -245,7 +235,7 @@ def test_a_record_whose_post_is_withheld_is_found_at_the_cap(
     parked = Word(segments[0].buffer, layout.CONTROL_PARKED_OFFSET)
     answers: list[bytes] = []
     for number in range(1, 4):
-        until(lambda: parked.load() == 1, "parked engine")
+        wait_until(lambda: parked.load() == 1, "parked engine")
         assert front.requests.try_write(ECHO, b"nobody rings")
         wait_for_answers(front, answers, number)
     assert answers == [b"nobody rings"] * 3
@@ -269,8 +259,7 @@ def test_the_engine_says_how_it_ended(segments: tuple[Segment, Segment], start: 
 @pytest.fixture
 def owner(start: Start, segments: tuple[Segment, Segment]) -> subprocess.Popen[str]:
     process = start("own", segments[0])
-    assert process.stdout is not None
-    assert process.stdout.readline() == "owned\n"
+    assert read_line(process) == "owned\n"
     return process
 
 
@@ -282,7 +271,7 @@ def test_a_killed_owner_owns_nothing_even_before_it_is_reaped(
     with pytest.raises(SegmentError, match="another process owns"):
         control.take_ownership()
     owner.kill()
-    until(lambda: not control.is_owned(), "freed ownership")
+    wait_until(lambda: not control.is_owned(), "freed ownership")
     control.take_ownership()
     assert control.is_owned()
 
@@ -291,7 +280,8 @@ def test_a_stopped_owner_still_owns(
     owner: subprocess.Popen[str], segments: tuple[Segment, Segment]
 ) -> None:
     owner.send_signal(signal.SIGSTOP)
-    os.waitid(os.P_PID, owner.pid, os.WSTOPPED | os.WNOWAIT)
+    stopped = os.WSTOPPED | os.WNOWAIT | os.WNOHANG
+    wait_until(lambda: os.waitid(os.P_PID, owner.pid, stopped) is not None, "stopped owner")
     assert segments[0].is_owned()
 
 

@@ -11,7 +11,6 @@ import random
 import re
 import resource
 import shutil
-import signal
 import struct
 import subprocess
 import sys
@@ -24,8 +23,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.programs import environment_of_test_files, kill, read_line
+from support.waiting import PATIENCE_S
 
-import shmllm
 from shmllm.errors import IpcTimeoutError, NoSpaceError
 from shmllm.ipc import layout
 from shmllm.ipc.channel import ClientChannel, CoreChannel, CoreWaiter
@@ -38,7 +38,6 @@ from shmllm.ipc.wait import WaitPolicy
 pytestmark = pytest.mark.process
 
 POLICY = WaitPolicy.for_machine("balanced", len(os.sched_getaffinity(0)), 1)
-PATIENCE_S = 50.0
 MIB = 1024 * 1024
 NUM_TENSORS = 400
 MAY_NOT_MOUNT = 77
@@ -133,12 +132,8 @@ def start(mode: str, pair: Pair) -> subprocess.Popen[str]:
         pass_fds=fds,
         stdout=subprocess.PIPE,
         text=True,
+        env=environment_of_test_files(),
     )
-
-
-def read_line(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline().strip()
 
 
 def kill_the_reader(directory: str) -> None:
@@ -154,7 +149,7 @@ def kill_the_reader(directory: str) -> None:
         read_line(process)
     print("held:", used_bytes(directory) // MIB)
     process.kill()
-    process.wait()
+    process.wait(PATIENCE_S)
     channel.close()
     client.close()
     control.close()
@@ -173,11 +168,13 @@ def kill_the_writer(directory: str) -> None:
             def keep(kind: int, record: memoryview) -> None:
                 views.append(reader.view(TensorRef.decode(record)))
 
+            deadline = time.monotonic() + PATIENCE_S
             while len(views) < 2:
-                channel.wait()
+                channel.wait(deadline)
                 channel.drain(keep)
+                assert time.monotonic() < deadline
             process.kill()
-            process.wait()
+            process.wait(PATIENCE_S)
             arrays = [view.numpy() for view in views]
             print("readable after the kill:", [int(array[-1]) for array in arrays])
             print("held:", used_bytes(directory) // MIB)
@@ -255,7 +252,7 @@ def on_tmpfs_of(size: str, tmp_path: Path, mode: str) -> str:
     arguments = [size, os.fspath(tmp_path), sys.executable, here, mode]
     done = subprocess.run(
         [unshare, namespaces, "sh", "-c", script, "sh", *arguments],
-        env=environment(),
+        env=environment_of_test_files(),
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
@@ -264,11 +261,6 @@ def on_tmpfs_of(size: str, tmp_path: Path, mode: str) -> str:
         pytest.skip(f"may not mount here: {done.stderr.strip()}")
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-def environment() -> dict[str, str]:
-    root = os.path.dirname(os.path.dirname(os.path.abspath(shmllm.__file__)))
-    return {**os.environ, "PYTHONPATH": root}
 
 
 @pytest.fixture
@@ -281,8 +273,7 @@ def pair() -> Iterator[Pair]:
 
 
 @pytest.fixture
-def front(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Iterator[ClientChannel]:
-    monkeypatch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
+def front(pair: Pair) -> Iterator[ClientChannel]:
     channel = ClientChannel(*pair, POLICY)
     yield channel
     channel.close()
@@ -330,8 +321,8 @@ def test_many_tensors_there_and_back_bit_for_bit(front: ClientChannel, pair: Pai
     front.slots.reclaim()
     assert front.slots.allocated_bytes <= 100 * MIB
     front.set_closing()
-    assert process.wait(PATIENCE_S) == 0
-    process.communicate()
+    process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0
 
 
 def test_a_reader_that_keeps_everything_is_named_at_the_deadline(
@@ -343,13 +334,12 @@ def test_a_reader_that_keeps_everything_is_named_at_the_deadline(
         for number in range(1, 25):
             ref = writer.put(np.ones(10), deadline=time.monotonic() + 50, on_full=lambda: None)
             assert front.try_send(TENSOR, ref.encode())
-            assert read_line(process) == f"holding {number}"
+            assert read_line(process) == f"holding {number}\n"
         with pytest.raises(IpcTimeoutError, match="80 bytes in time: the reader holds all 24"):
             writer.put(np.ones(10), deadline=time.monotonic() + 0.05, on_full=lambda: None)
         assert front.slots.num_free == layout.NUM_LARGE_SLOTS
     finally:
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
+        kill(process)
     assert front.slots.num_free == layout.NUM_LARGE_SLOTS
 
 
@@ -382,7 +372,7 @@ def test_a_file_size_limit_is_explained(tmp_path: Path) -> None:
     limit = layout.CLIENT_END_OFFSET
     done = subprocess.run(
         [sys.executable, os.path.abspath(__file__), "file_limit", str(limit)],
-        env=environment(),
+        env=environment_of_test_files(),
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,

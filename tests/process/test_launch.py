@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 from conftest import engine_processes
-from support.programs import PATIENCE_S, environment, python, result_of, run_source
+from support.programs import environment, python, result_of, run_source
+from support.waiting import PATIENCE_S
 
 from shmllm import LLM, SamplingParams
 from shmllm.client.launch import (

@@ -16,7 +16,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.programs import PATIENCE_S, environment
+from support.programs import environment_of_test_files
+from support.waiting import PATIENCE_S
 
 from shmllm.ipc.channel import ClientChannel, CoreChannel, CoreWaiter
 from shmllm.ipc.doorbell import Doorbell
@@ -150,7 +151,7 @@ def test_withheld_posts_lose_no_message_and_delay_none_for_long() -> None:
         peer = subprocess.Popen(
             [sys.executable, __file__, *map(str, fds), str(SEED + 2)],
             pass_fds=fds,
-            env=environment({"PYTHONPATH": os.pathsep.join(sys.path)}),
+            env=environment_of_test_files(),
         )
         front = Front(channel, peer)
         try:
@@ -160,7 +161,7 @@ def test_withheld_posts_lose_no_message_and_delay_none_for_long() -> None:
             assert peer.wait(PATIENCE_S) == 0
         finally:
             peer.kill()
-            peer.wait()
+            peer.wait(PATIENCE_S)
             channel.close()
     assert front.summary is not None
     num, num_wrong, latest_ns, num_withheld = front.summary

@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from support.engines import is_idle
-from support.programs import PATIENCE_S, holds_within
+from support.engines import STEP_S, is_idle, slow_steps
+from support.waiting import PATIENCE_S, holds_within
 
 from shmllm import LLM, SamplingParams
 
@@ -33,18 +33,20 @@ def test_counters_count(llm: LLM) -> None:
     def counted() -> dict[str, int]:
         return {name: llm.get_metrics()[name] - before[name] for name in expected}
 
-    assert holds_within(lambda: counted() == expected, 5), counted()
-    assert holds_within(lambda: is_idle(llm), 5), llm.get_metrics()
+    assert holds_within(lambda: counted() == expected, PATIENCE_S), counted()
+    assert holds_within(lambda: is_idle(llm), PATIENCE_S), llm.get_metrics()
 
 
 def test_a_steps_time_is_split_into_its_phases(llm: LLM) -> None:
-    before = llm.get_metrics()
-    llm.generate("import os", SamplingParams(max_tokens=20, ignore_eos=True), use_tqdm=False)
-    after = llm.get_metrics()
+    params = SamplingParams(max_tokens=10, ignore_eos=True)
+    with slow_steps(llm):
+        before = llm.get_metrics()
+        llm.generate("import os", params, use_tqdm=False)
+        after = llm.get_metrics()
     phases = ("drain", "schedule", "prepare", "execute", "sample", "apply", "publish")
     spent = {phase: after[f"{phase}_ns"] - before[f"{phase}_ns"] for phase in phases}
     assert min(spent.values()) > 0
-    assert max(spent, key=lambda phase: spent[phase]) == "execute"
+    assert spent["execute"] > 9 * STEP_S * 1e9  # the last step's are counted behind its outputs
 
 
 def test_gauges_return_to_zero_after_an_abort(llm: LLM) -> None:
@@ -53,7 +55,7 @@ def test_gauges_return_to_zero_after_an_abort(llm: LLM) -> None:
     for changed in llm.front_end.serve(llm.front_end.prepare(["import os"], params)):
         if changed:
             break
-    assert holds_within(lambda: is_idle(llm), min(5, PATIENCE_S)), llm.get_metrics()
+    assert holds_within(lambda: is_idle(llm), PATIENCE_S), llm.get_metrics()
 
 
 def test_a_requests_moments_are_in_their_order(llm: LLM) -> None:

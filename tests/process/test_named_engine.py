@@ -8,14 +8,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.engines import assert_unused, named_engine
-from support.programs import environment, start_source
+from support.engines import assert_unused, named_engine, slow_steps
+from support.programs import environment, read_line, start_source
+from support.programs import kill as end
+from support.waiting import PATIENCE_S, wait_until
 
 from shmllm import LLM, EngineDeadError, SamplingParams, SegmentError
 from shmllm.ipc import registry
@@ -26,28 +28,20 @@ pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
 CLI = [sys.executable, "-c", "from shmllm.cli.main import main; main()"]
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+OPTIONS = ("--kv-cache-memory-bytes", str(2**27), "--num-threads", "1", "--allow-callables")
 LONG = SamplingParams(temperature=0, max_tokens=900, ignore_eos=True)
 
 
-def run(*arguments: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*CLI, *arguments],
         capture_output=True,
         text=True,
-        timeout=timeout,
+        timeout=PATIENCE_S,
         stdin=subprocess.DEVNULL,
         env=environment(),
         cwd="/",
     )
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.02)
-    return condition()
 
 
 def engine_record(name: str) -> dict[str, object]:
@@ -73,7 +67,7 @@ def name(tmp_path: Path) -> Iterator[str]:
     """A running engine, stopped afterwards whatever happened to it."""
     name = f"test-{os.getpid()}-{time.monotonic_ns() % 10**6}"
     log = tmp_path / "engine.log"
-    started = run("engine", "start", name, "--detach", "--log", str(log))
+    started = run("engine", "start", name, "--detach", "--log", str(log), *OPTIONS)
     assert started.returncode == 0, started.stderr + log.read_text()
     pid = int(engine_record(name)["pid"])  # type: ignore[call-overload]
     yield name
@@ -83,7 +77,7 @@ def name(tmp_path: Path) -> Iterator[str]:
         os.kill(pid, signal.SIGKILL)
     for entry in registry.names():
         if entry.engine == name:
-            assert eventually(lambda path=entry.path: registry.sweep(path))  # type: ignore[misc]
+            wait_until(lambda path=entry.path: registry.sweep(path), "swept")  # type: ignore[misc]
 
 
 def tokens(llm: LLM, text: str = "import os\n") -> list[int]:
@@ -109,14 +103,13 @@ llm.generate(["x"] * 5000, SamplingParams(max_tokens=64, ignore_eos=True), use_t
 
 def start_client(name: str, mode: str) -> subprocess.Popen[Any]:
     client = start_source(ATTACH_AND_HANG, name, mode, text=True)
-    assert client.stdout is not None
-    assert client.stdout.readline() == "attached\n"
+    assert read_line(client) == "attached\n"
     return client
 
 
 def kill(client: subprocess.Popen[Any], number: int = signal.SIGKILL) -> None:
     client.send_signal(number)
-    client.wait(timeout=10)
+    client.wait(PATIENCE_S)
     assert client.stdout is not None
     client.stdout.close()
 
@@ -126,7 +119,7 @@ def test_front_ends_come_and_go_while_the_engine_stays(running: str) -> None:
         assert tokens(first) == tokens(second)
         assert engine_record(running)["clients"] == 2
         assert engine_record(running)["device"] == "cpu"
-    assert eventually(lambda: engine_record(running)["clients"] == 0)
+    wait_until(lambda: engine_record(running)["clients"] == 0, "the engine is without clients")
     with LLM.attach(running) as third:
         assert len(tokens(third)) == 8
 
@@ -146,7 +139,7 @@ def test_thirty_two_front_ends_at_once_and_not_one_more(running: str) -> None:
         assert len({tuple(tokens(client)) for client in clients}) == 1
         with pytest.raises(SegmentError, match=f"has {NUM_CLIENTS} clients"):
             LLM.attach(running)
-    assert eventually(lambda: engine_record(running)["clients"] == 0)
+    wait_until(lambda: engine_record(running)["clients"] == 0, "the engine is without clients")
 
 
 @pytest.mark.parametrize("mode", ["idle", "busy"])
@@ -158,11 +151,11 @@ def test_a_dead_front_end_leaves_nothing_and_disturbs_nobody(
         expected = tokens(other)
         client = start_client(running, mode)
         if mode == "busy":
-            assert eventually(lambda: other.get_metrics()["running"] > 0)
+            wait_until(lambda: other.get_metrics()["running"] > 0, "the client's requests run")
         kill(client, number)
         seat = registry.client_path(running, 1)
-        assert eventually(lambda: not seat.exists())
-        assert eventually(lambda: other.get_metrics()["running"] == 0)
+        wait_until(lambda: not seat.exists(), "its segment is removed")
+        wait_until(lambda: other.get_metrics()["running"] == 0, "its requests end")
         assert tokens(other) == expected
 
 
@@ -170,12 +163,11 @@ def test_a_flood_does_not_hold_up_another_front_end(running: str) -> None:
     flood = start_source(FLOOD, running, stderr=subprocess.DEVNULL)
     try:
         with LLM.attach(running) as llm:
-            assert eventually(lambda: llm.get_metrics()["waiting"] > 1000, 30)
+            wait_until(lambda: llm.get_metrics()["waiting"] > 1000, "the flood is there")
             assert len(tokens(llm)) == 8
             assert llm.get_metrics()["waiting"] > 500, "it was served before the flood was over"
     finally:
-        flood.kill()
-        flood.communicate()
+        end(flood)
 
 
 def test_a_killed_engine_is_reported_and_can_be_started_again(name: str) -> None:
@@ -233,13 +225,13 @@ def test_stop_can_drain(name: str) -> None:
             finished += [state for state in changed if state.finish_reason]
         assert stopper is not None
         assert [len(state.token_ids) for state in finished] == [300] * 4
-        assert stopper.wait(timeout=60) == 0
+        assert stopper.wait(PATIENCE_S) == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_engine_and_its_name(name: str, number: int) -> None:
     os.kill(int(engine_record(name)["pid"]), number)  # type: ignore[call-overload]
-    assert eventually(lambda: not registry.control_path(name).exists())
+    wait_until(lambda: not registry.control_path(name).exists(), "its name is free")
 
 
 def test_attaching_to_nothing_or_to_nonsense_says_so() -> None:

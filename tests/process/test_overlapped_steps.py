@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.engines import assert_idle, assert_unused, named_engine, run_a_little
-from support.programs import CLI, PATIENCE_S, holds_within, is_running, python, start_source
+from support.engines import assert_idle, assert_unused, named_engine, run_a_little, slow_steps
+from support.programs import CLI, is_running, kill, python, read_line, start_source
 from support.traces import load
+from support.waiting import wait_until
 
 from shmllm import LLM, EngineDeadError, SamplingParams, StructuredOutputsParams
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
-GREEDY = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
+GREEDY = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
 OPTIONS: dict[str, Any] = {"kv_cache_memory_bytes": 2**26, "num_threads": 1}
 PROMPTS = ["x = ", "import os\n" * 20]
 FLOOD = """
@@ -24,7 +25,7 @@ import sys
 from shmllm import LLM, SamplingParams
 llm = LLM.attach(sys.argv[1])
 llm.enqueue(["a", "b" * 300], SamplingParams(max_tokens=900, ignore_eos=True))
-while llm.get_metrics()["generated_tokens"] < 20:
+while llm.get_metrics()["generated_tokens"] < 20:  # the test kills this program
     llm._dispatcher.pump(0.01)
 print("running", flush=True)
 llm.wait_for_completion(use_tqdm=False)
@@ -91,11 +92,9 @@ def test_front_ends_that_are_killed_and_one_that_goes_on(
         with LLM.attach(name) as llm:
             assert llm.facts.async_scheduling
             other = start_source(FLOOD, name)
-            assert other.stdout is not None
-            assert other.stdout.readline() == b"running\n"
+            assert read_line(other) == b"running\n"
             assert tokens(llm) == expected
-            other.kill()
-            other.communicate()
+            kill(other)
             assert tokens(llm) == expected
         assert_unused(name)
 
@@ -103,15 +102,17 @@ def test_front_ends_that_are_killed_and_one_that_goes_on(
 def test_an_engine_that_is_stopped_takes_the_step_under_way(
     tmp_path: Path, expected: list[list[int]]
 ) -> None:
-    with named_engine(tmp_path, async_scheduling=True) as (name, pid), LLM.attach(name) as llm:
-        llm.enqueue(PROMPTS, GREEDY)
-        run_a_little(llm)
-        os.kill(pid, signal.SIGTERM)
+    options = {"async_scheduling": True, "allow_callables": True}
+    with named_engine(tmp_path, **options) as (name, pid), LLM.attach(name) as llm:
+        with slow_steps(llm):
+            llm.enqueue(PROMPTS, GREEDY)
+            run_a_little(llm)
+            os.kill(pid, signal.SIGTERM)
         outputs = [o.outputs[0] for o in llm.wait_for_completion(use_tqdm=False)]
         for output, whole in zip(outputs, expected, strict=True):
             assert output.finish_reason == "abort"
             assert output.token_ids == whole[: len(output.token_ids)]
-        assert holds_within(lambda: not is_running(pid), PATIENCE_S)
+        wait_until(lambda: not is_running(pid), "the engine ends")
         assert (tmp_path / "engine.log").read_text().count("Traceback") == 0
 
 

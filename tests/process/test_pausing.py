@@ -7,21 +7,22 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from support.engines import assert_unused, named_engine, run_a_little
-from support.programs import PATIENCE_S, holds_within
+from support.engines import assert_unused, named_engine, run_a_little, slow_steps
+from support.waiting import join_all, wait_until
 
 from shmllm import LLM, EnginePausedError, RequestError, SamplingParams
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
 PROMPT = "def main():\n"
-GREEDY = SamplingParams(temperature=0, max_tokens=700, ignore_eos=True)
+NUM_TOKENS = 100
+GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
 SHORT = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["process", "same process"])
 def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
-    with LLM(multiprocess=request.param, kv_cache_memory_bytes=2**27) as llm:
+    with LLM(multiprocess=request.param, kv_cache_memory_bytes=2**27, num_threads=1) as llm:
         yield llm
 
 
@@ -31,14 +32,15 @@ def tokens_of(llm: LLM) -> list[int]:
 
 def test_abort_ends_what_runs_with_its_tokens_so_far(llm: LLM) -> None:
     expected = tokens_of(llm)
-    llm.enqueue([PROMPT, PROMPT], GREEDY)
-    run_a_little(llm)
-    llm.pause_generation()
+    with slow_steps(llm):
+        llm.enqueue([PROMPT, PROMPT], GREEDY)
+        run_a_little(llm)
+        llm.pause_generation()
     assert llm.is_paused()
     for output in llm.wait_for_completion(use_tqdm=False):
         completion = output.outputs[0]
         assert completion.finish_reason == "abort"
-        assert 0 < len(completion.token_ids) < 700
+        assert 0 < len(completion.token_ids) < NUM_TOKENS
         assert completion.token_ids == expected[: len(completion.token_ids)]
     llm.enqueue(PROMPT, GREEDY)  # waits, and is not refused
     assert llm.resume_generation()
@@ -49,9 +51,10 @@ def test_abort_ends_what_runs_with_its_tokens_so_far(llm: LLM) -> None:
 @pytest.mark.parametrize("clear_cache", [True, False])
 def test_keep_freezes_and_goes_on_to_the_same_tokens(llm: LLM, clear_cache: bool) -> None:
     expected = tokens_of(llm)
-    llm.enqueue(PROMPT, GREEDY)
-    run_a_little(llm)
-    llm.pause_generation("keep", clear_cache=clear_cache)
+    with slow_steps(llm):
+        llm.enqueue(PROMPT, GREEDY)
+        run_a_little(llm)
+        llm.pause_generation("keep", clear_cache=clear_cache)
     so_far = llm.get_metrics()["generated_tokens"]
     deadline = time.monotonic() + 0.3
     while time.monotonic() < deadline:
@@ -104,7 +107,7 @@ def test_another_mode_is_an_error_and_pauses_nothing(llm: LLM) -> None:
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with named_engine(tmp_path_factory.mktemp("engine")) as (name, _):
+    with named_engine(tmp_path_factory.mktemp("engine"), allow_callables=True) as (name, _):
         yield name
 
 
@@ -119,13 +122,14 @@ def test_a_pause_reaches_requests_of_another_thread(name: str) -> None:
         expected = tokens_of(llm)
         found = []
         thread = threading.Thread(target=lambda: found.append(tokens_of(llm)))
-        thread.start()
-        assert holds_within(lambda: llm.get_metrics()["running"] == 1, PATIENCE_S)
-        llm.pause_generation("keep")
+        with slow_steps(llm):
+            thread.start()
+            wait_until(lambda: llm.get_metrics()["running"] == 1, "the request runs")
+            llm.pause_generation("keep")
         time.sleep(0.2)
         assert found == []
         llm.resume_generation()
-        thread.join(PATIENCE_S)
+        join_all([thread])
         assert found == [expected]
 
 
@@ -136,13 +140,14 @@ def test_a_front_end_that_dies_or_leaves_lets_go(name: str) -> None:
             llm.pause_generation("keep")
             assert not llm.resume_generation()
             assert llm.is_paused()
-        assert holds_within(lambda: not llm.is_paused(), PATIENCE_S)
-        assert len(tokens_of(llm)) == 700
+        wait_until(lambda: not llm.is_paused(), "the pause of the front end that left ends")
+        assert len(tokens_of(llm)) == NUM_TOKENS
 
 
 def test_a_pause_by_another_front_end_aborts_ours_too(name: str) -> None:
     with LLM.attach(name) as llm, LLM.attach(name) as other:
-        llm.enqueue(PROMPT, GREEDY)
-        run_a_little(llm)
-        other.pause_generation("abort")
+        with slow_steps(llm):
+            llm.enqueue(PROMPT, GREEDY)
+            run_a_little(llm)
+            other.pause_generation("abort")
         assert llm.wait_for_completion(use_tqdm=False)[0].outputs[0].finish_reason == "abort"

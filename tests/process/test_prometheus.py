@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 from support.engines import is_ready
-from support.programs import CLI, PATIENCE_S, environment, holds_within, python
+from support.programs import CLI, environment, python
+from support.waiting import PATIENCE_S, holds_within
 
 from shmllm import LLM, SamplingParams
 from shmllm.cli.metrics import COUNTERS, GAUGES
@@ -35,7 +36,7 @@ def port() -> int:
 
 def scrape(port: int) -> dict[str, float]:
     """Samples by name and labels."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE_S) as answer:
         lines = answer.read().decode().splitlines()
     samples = [line.rpartition(" ") for line in lines if not line.startswith("#")]
     return {name: float(value) for name, _, value in samples}
@@ -105,10 +106,10 @@ def test_a_named_engine_is_shown_by_a_process_that_ends_with_it(
     assert found[f"shmllm_step_seconds_count{label}"] <= metrics["steps"]
     assert sockets_of(engine) == []
     with pytest.raises(OSError, match="refused"):
-        socket.create_connection(("127.0.0.2", port), timeout=5)
+        socket.create_connection(("127.0.0.2", port), timeout=PATIENCE_S)
     os.kill(engine, signal.SIGKILL)
     if foreground is not None:
-        foreground.wait()
+        foreground.wait(PATIENCE_S)
     assert holds_within(lambda: not answers(port), PATIENCE_S)
     run("ipc", "gc", "--yes")
 

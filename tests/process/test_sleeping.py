@@ -7,21 +7,21 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.engines import run_a_little
+from support.engines import run_a_little, slow_steps
 
 from shmllm import LLM, EnginePausedError, RequestError, SamplingParams
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
 PROMPT = "def main():\n"
-GREEDY = SamplingParams(temperature=0, max_tokens=700, ignore_eos=True)
+GREEDY = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
 SHORT = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 MIB = 2**20
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["process", "same process"])
 def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
-    options: dict[str, Any] = {"enable_sleep_mode": True}
+    options: dict[str, Any] = {"enable_sleep_mode": True, "num_threads": 1}
     with LLM(multiprocess=request.param, kv_cache_memory_bytes=2**27, **options) as llm:
         yield llm
 
@@ -63,9 +63,10 @@ def test_asleep_nothing_is_generated_and_awake_the_same(llm: LLM, level: int) ->
 @pytest.mark.parametrize("level", [0, 1, 2])
 def test_what_is_kept_goes_on_to_the_same_tokens(llm: LLM, level: int) -> None:
     expected = tokens_of(llm, GREEDY)
-    llm.enqueue([PROMPT, PROMPT], GREEDY)
-    run_a_little(llm)
-    report = llm.sleep(level, mode="keep")
+    with slow_steps(llm):
+        llm.enqueue([PROMPT, PROMPT], GREEDY)
+        run_a_little(llm)
+        report = llm.sleep(level, mode="keep")
     assert report.num_kept == 2
     llm.enqueue(PROMPT, GREEDY)  # waits with them
     if llm.wake_up() is False:
@@ -85,12 +86,13 @@ def test_wait_sleeps_when_all_has_ended(llm: LLM) -> None:
 
 
 def test_abort_ends_what_runs(llm: LLM) -> None:
-    llm.enqueue(PROMPT, GREEDY)
-    run_a_little(llm)
-    llm.sleep()
+    with slow_steps(llm):
+        llm.enqueue(PROMPT, GREEDY)
+        run_a_little(llm)
+        llm.sleep()
     (output,) = llm.wait_for_completion(use_tqdm=False)
     assert output.outputs[0].finish_reason == "abort"
-    assert 0 < len(output.outputs[0].token_ids) < 700
+    assert 0 < len(output.outputs[0].token_ids) < 100
     assert llm.wake_up()
 
 

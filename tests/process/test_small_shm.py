@@ -13,7 +13,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.programs import CLI, PATIENCE_S, Completed, environment, result_of
+from support.programs import CLI, Completed, environment, result_of
+from support.waiting import PATIENCE_S
 
 from shmllm.ipc import layout
 from shmllm.ipc.layout import NUM_CLIENTS, SegmentKind
@@ -63,7 +64,7 @@ def on_shm_of(size: str, source: str, *arguments: str) -> Completed:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         env=environment(),
-        timeout=PATIENCE_S,
+        timeout=2 * PATIENCE_S,  # 32 front ends in one of them
         check=False,
     )
     if done.returncode == MAY_NOT_MOUNT or done.stderr.startswith(b"unshare"):
@@ -152,7 +153,7 @@ try:
     tell()
     answers = hear()
     tell()
-    codes = [each.wait() for each in crowd]
+    codes = [each.wait(60) for each in crowd]
 finally:
     for each in crowd:
         each.kill()

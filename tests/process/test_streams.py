@@ -9,11 +9,13 @@ import os
 import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
-from support.engines import assert_idle, is_idle
-from support.programs import PATIENCE_S, holds_within, python, result_of, run_source
+from support.engines import assert_idle, is_idle, slow_steps
+from support.programs import python, result_of, run_source
+from support.waiting import PATIENCE_S, holds_within, join_all, wait_until_async
 
 from shmllm import LLM, AsyncLLM, EngineDeadError, RequestOutput, SamplingParams
 from shmllm.params.sampling import RequestOutputKind
@@ -117,22 +119,20 @@ def test_streams_in_threads_and_a_batch_in_the_loop_of_one(llm: LLM) -> None:
         inner = llm.generate(PROMPTS[5], params(10), use_tqdm=False)[0].outputs[0].token_ids
         assert inner == expected[5][1]
         assert output.outputs[0].token_ids == expected[output.prompt_index][1]
-    for thread in threads:
-        thread.join(PATIENCE_S)
+    join_all(threads)
     assert found == [[tokens for _, tokens in expected]] * 3
 
 
 def test_closing_in_another_thread_ends_a_stream() -> None:
     source = """
-import json, threading, time
+import itertools, json, threading, time
 from shmllm import LLM, SamplingParams, ShmLLMError
 llm = LLM(kv_cache_memory_bytes=2**27)
-params = SamplingParams(temperature=0, max_tokens=900, ignore_eos=True)
+params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
 threading.Timer(0.5, llm.close).start()
 try:
-    for _ in llm.stream(["x"] * 8, params):
+    for _ in llm.stream(itertools.repeat("x"), params):
         pass
-    print(json.dumps("finished"))
 except ShmLLMError as error:
     print(json.dumps(str(error)))
 """
@@ -141,7 +141,7 @@ except ShmLLMError as error:
 
 def test_a_killed_engine_ends_a_stream() -> None:
     llm = LLM(kv_cache_memory_bytes=KV_BYTES)
-    stream = llm.stream(["x"] * 8, delta(900))
+    stream = llm.stream(itertools.repeat("x"), delta(100))
     next(stream)
     os.kill(llm._client.pid, signal.SIGKILL)  # type: ignore[attr-defined]
     with pytest.raises(EngineDeadError) as caught:
@@ -163,11 +163,6 @@ async def last(stream: AsyncIterator[RequestOutput]) -> RequestOutput:
     return output
 
 
-async def until_idle(llm: AsyncLLM) -> None:
-    while not is_idle(llm):
-        await asyncio.sleep(0.01)
-
-
 def test_coroutines_have_what_a_batch_has(llm: LLM, async_llm: AsyncLLM) -> None:
     own = [params(1 + 7 * n % 30) for n in range(len(PROMPTS))]
 
@@ -186,13 +181,13 @@ def test_cancelled_tasks_leave_an_idle_engine_and_the_others_alone(
     async def main() -> None:
         runs = has_generated(async_llm, 1)
         tasks = [
-            asyncio.create_task(last(async_llm.generate(p, params(60 if n % 2 else 900), str(n))))
+            asyncio.create_task(last(async_llm.generate(p, params(60 if n % 2 else 100), str(n))))
             for n, p in enumerate(PROMPTS)
         ]
-        while not runs():
-            await asyncio.sleep(0.01)
-        for task in tasks[::2]:
-            task.cancel()
+        with slow_steps(async_llm):
+            await wait_until_async(runs, "the first token")
+            for task in tasks[::2]:
+                task.cancel()
         results = await asyncio.gather(*tasks, return_exceptions=True)
         for n, result in enumerate(results):
             if n % 2:
@@ -200,7 +195,7 @@ def test_cancelled_tasks_leave_an_idle_engine_and_the_others_alone(
                 assert result.outputs[0].token_ids == expected[n][1]
             else:
                 assert isinstance(result, asyncio.CancelledError)
-        await until_idle(async_llm)
+        await wait_until_async(lambda: is_idle(async_llm), "an idle engine")
 
     run(main())
 
@@ -213,7 +208,7 @@ def test_a_slow_consumer_gets_merged_deltas(llm: LLM, async_llm: AsyncLLM) -> No
         async for output in async_llm.generate(PROMPTS[0], delta(200)):
             outputs.append(output.outputs[0])
             if len(outputs) == 2:
-                await until_idle(async_llm)
+                await wait_until_async(lambda: is_idle(async_llm), "an idle engine")
         assert len(outputs) < 10, "the engine is idle a moment before its last outputs are read"
         assert "".join(output.text for output in outputs) == expected.text
         assert list(itertools.chain(*(o.token_ids for o in outputs))) == expected.token_ids
@@ -222,17 +217,17 @@ def test_a_slow_consumer_gets_merged_deltas(llm: LLM, async_llm: AsyncLLM) -> No
 
 
 def test_an_abort_keeps_the_tokens_so_far(llm: LLM, async_llm: AsyncLLM) -> None:
-    expected = llm.generate(PROMPTS[0], params(900), use_tqdm=False)[0].outputs[0].token_ids
+    expected = llm.generate(PROMPTS[0], params(100), use_tqdm=False)[0].outputs[0].token_ids
 
     async def main() -> None:
-        runs = has_generated(async_llm, 5)
-        task = asyncio.create_task(last(async_llm.generate(PROMPTS[0], params(900), "a")))
-        while not runs():
-            await asyncio.sleep(0.001)
-        await async_llm.abort("a")
+        runs = has_generated(async_llm, 3)
+        with slow_steps(async_llm):
+            task = asyncio.create_task(last(async_llm.generate(PROMPTS[0], params(100), "a")))
+            await wait_until_async(runs, "three tokens")
+            await async_llm.abort("a")
         completion = (await task).outputs[0]
         assert completion.finish_reason == "abort"
-        assert 0 < len(completion.token_ids) < 900
+        assert 0 < len(completion.token_ids) < 100
         assert completion.token_ids == expected[: len(completion.token_ids)]
         again = await last(async_llm.generate(PROMPTS[0], params(3), "a"))
         assert again.outputs[0].token_ids == expected[:3]
@@ -242,10 +237,11 @@ def test_an_abort_keeps_the_tokens_so_far(llm: LLM, async_llm: AsyncLLM) -> None
 
 def test_a_killed_engine_reaches_every_consumer(doomed: AsyncLLM) -> None:
     async def main() -> None:
-        tasks = [asyncio.create_task(last(doomed.generate(p, params(900)))) for p in PROMPTS]
-        while not doomed.get_metrics()["generated_tokens"]:
-            await asyncio.sleep(0.01)
-        os.kill(doomed._llm._client.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+        runs = has_generated(doomed, 1)
+        tasks = [asyncio.create_task(last(doomed.generate(p, params(100)))) for p in PROMPTS]
+        with slow_steps(doomed):
+            await wait_until_async(runs, "the first token")
+            os.kill(doomed._llm._client.pid, signal.SIGKILL)  # type: ignore[attr-defined]
         for result in await asyncio.gather(*tasks, return_exceptions=True):
             assert isinstance(result, EngineDeadError)
             assert result.signal == signal.SIGKILL
@@ -264,16 +260,18 @@ def test_an_engine_killed_while_idle_is_known(doomed: AsyncLLM) -> None:
 
 @pytest.mark.parametrize("mode", ["abort", "wait", "keep"])
 def test_a_pause_and_what_goes_on_after_it(llm: LLM, async_llm: AsyncLLM, mode: Any) -> None:
-    expected = llm.generate(PROMPTS[0], params(200), use_tqdm=False)[0].outputs[0].token_ids
+    expected = llm.generate(PROMPTS[0], params(60), use_tqdm=False)[0].outputs[0].token_ids
 
     async def main() -> None:
-        runs = has_generated(async_llm, 5)
-        before = asyncio.create_task(last(async_llm.generate(PROMPTS[0], params(200))))
-        while not runs():
-            await asyncio.sleep(0.001)
-        await async_llm.pause_generation(mode=mode)
+        runs = has_generated(async_llm, 3)
+        with slow_steps(async_llm) if mode != "wait" else nullcontext():
+            before = asyncio.create_task(last(async_llm.generate(PROMPTS[0], params(60))))
+            await wait_until_async(runs, "three tokens")
+            await async_llm.pause_generation(mode=mode)
         assert await async_llm.is_paused()
-        during = asyncio.create_task(last(async_llm.generate(PROMPTS[0], params(200))))
+        during = asyncio.create_task(last(async_llm.generate(PROMPTS[0], params(60))))
+        if mode != "keep":
+            await wait_until_async(before.done, "the end of what ran")
         await asyncio.sleep(0.2)
         assert not during.done()
         assert before.done() == (mode != "keep")

@@ -21,7 +21,8 @@ from typing import Any
 
 import pytest
 from support.engines import named_engine
-from support.programs import CLI, PATIENCE_S, environment, python
+from support.programs import CLI, environment, python
+from support.waiting import PATIENCE_S, join_all
 
 from shmllm import LLM, SamplingParams
 
@@ -93,7 +94,7 @@ class Terminal:
 
     def close(self) -> None:
         self.process.kill()
-        self.process.wait()
+        self.process.wait(PATIENCE_S)
         os.close(self._master)
 
     def _read(self) -> bool:
@@ -133,7 +134,7 @@ def busy(llm: LLM) -> Iterator[None]:
         yield
     finally:
         done.set()
-        thread.join()
+        join_all([thread])
 
 
 @pytest.fixture(scope="module")

@@ -17,14 +17,15 @@ from support.engines import assert_unused, named_engine
 from support.programs import (
     CLI,
     ELSEWHERE,
-    PATIENCE_S,
     children,
     environment,
-    holds_within,
+    kill,
     python,
+    read_line,
     start_source,
 )
 from support.traces import Request, Trace, load
+from support.waiting import PATIENCE_S, holds_within
 
 from shmllm.tracing.layout import Type
 from shmllm.tracing.reading import read_all
@@ -204,8 +205,7 @@ def test_sigterm_goes_to_the_command(tmp_path: Path) -> None:
         env=environment(),
         cwd=ELSEWHERE,
     )
-    assert process.stdout is not None
-    assert process.stdout.readline()  # it answers
+    assert read_line(process)  # it answers
     process.terminate()
     output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 143, output.decode()
@@ -244,10 +244,9 @@ while True:
 
 def await_round(process: subprocess.Popen[bytes]) -> None:
     """Until it has answered something that it was asked from now on."""
-    assert process.stdout is not None
     now = time.monotonic()
     for _ in range(2):
-        while float(process.stdout.readline() or b"inf") < now:
+        while float(read_line(process) or b"inf") < now:
             pass
     assert process.poll() is None
 
@@ -260,8 +259,7 @@ def busy(name: str) -> Iterator[subprocess.Popen[bytes]]:
         await_round(process)
         yield process
     finally:
-        process.kill()
-        process.communicate()
+        kill(process)
 
 
 @pytest.fixture(scope="module")
@@ -293,8 +291,10 @@ def test_a_busy_engine_and_its_front_ends(tmp_path: Path, running: tuple[str, in
     path = tmp_path / "trace.json"
     name, pid = running
     with busy(name) as one, busy(name) as two:
+        began = time.monotonic()
         tracer = start_attached(name, path, 4)
         output, errors = tracer.communicate(timeout=PATIENCE_S)
+        took_s = time.monotonic() - began
         assert tracer.returncode == 0, errors.decode()
         trace = load(path)
         names = trace.process_names()
@@ -312,7 +312,7 @@ def test_a_busy_engine_and_its_front_ends(tmp_path: Path, running: tuple[str, in
             assert request.facts["finish reason"] == "length"
             assert request.names()[-2:] == ["detokenize", "finished"]
         longest_s = (max(end for lane in trace.lanes.values() for _, end, *_ in lane)) / 1e9
-        assert 3 < longest_s < 4.5
+        assert 3 < longest_s < took_s
         assert b"steps" in output
         assert holds_within(lambda: not is_recorded(pid), PATIENCE_S)
         assert holds_within(lambda: not is_recorded(one.pid), PATIENCE_S)
@@ -350,8 +350,7 @@ def test_a_killed_tracer_leaves_engine_and_disk_as_they_were(
         tracer = start_attached(name, tmp_path / "trace.json")
         both = (pid, front_end.pid)
         assert holds_within(lambda: all(map(is_recorded, both)), PATIENCE_S)
-        tracer.kill()
-        tracer.communicate()
+        kill(tracer)
         assert holds_within(lambda: not any(map(is_recorded, both)), PATIENCE_S)
         assert holds_within(lambda: not list(temporary.iterdir()), PATIENCE_S)
         await_round(front_end)

@@ -8,16 +8,18 @@ import os
 import signal
 import subprocess
 import sys
-import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.engines import assert_idle, named_engine
-from support.programs import PATIENCE_S, environment, holds_within
+from support.engines import assert_idle, named_engine, run_a_little, slow_steps, tensor_bytes
+from support.programs import environment, read_line
 from support.reference_models import greedy_tokens, make_model
+from support.waiting import PATIENCE_S, wait_until
 
 from shmllm import LLM, AsyncLLM, RequestError, SamplingParams
 from shmllm.errors import CallOrderError
@@ -169,19 +171,19 @@ def test_the_prefix_cache_goes_with_the_weights_unless_told_otherwise(llm: LLM) 
 
 def test_requests_go_on_over_an_update_and_say_so(apart: LLM) -> None:
     weights = weights_of(apart)
-    params = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
+    params = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
     stream = apart.stream([PROMPT] * 3, params)
     apart.update_weights(weights, version="a")
-    ids = apart.enqueue([PROMPT], params)
-    while not apart.get_metrics()["running"]:
-        pass
-    apart.update_weights(weights, version="b")
+    with slow_steps(apart):
+        ids = apart.enqueue([PROMPT], params)
+        run_a_little(apart)
+        apart.update_weights(weights, version="b")
     (output,) = apart.wait_for_completion(use_tqdm=False)
     assert output.request_id in ids
-    assert [version for version, _, _ in spans(output)] in (["a", "b"], ["b"])
-    assert (spans(output)[0][1], spans(output)[-1][2]) == (0, 400)
+    assert [version for version, _, _ in spans(output)] == ["a", "b"]
+    assert (spans(output)[0][1], spans(output)[-1][2]) == (0, 100)
     for streamed in stream:
-        assert spans(streamed)[-1] == ("b", 0, 400)
+        assert spans(streamed)[-1] == ("b", 0, 100)
     alone = tokens(apart)
     assert output.outputs[0].token_ids[:16] == alone
 
@@ -189,7 +191,7 @@ def test_requests_go_on_over_an_update_and_say_so(apart: LLM) -> None:
 def test_requests_end_with_the_update_if_asked() -> None:
     async def main() -> None:
         llm = AsyncLLM(**OPTIONS)
-        params = SamplingParams(temperature=0, max_tokens=900, ignore_eos=True)
+        params = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
         weights = weights_of(llm._llm)
         outputs: list[Any] = []
 
@@ -199,9 +201,10 @@ def test_requests_end_with_the_update_if_asked() -> None:
                 started.set()
 
         started = asyncio.Event()
-        task = asyncio.create_task(run())
-        await started.wait()
-        await llm.update_weights(weights, version=7, mode="abort")
+        with slow_steps(llm):
+            task = asyncio.create_task(run())
+            await started.wait()
+            await llm.update_weights(weights, version=7, mode="abort")
         await task
         last = outputs[-1]
         assert last.outputs[0].finish_reason == "abort"
@@ -213,7 +216,7 @@ def test_requests_end_with_the_update_if_asked() -> None:
         assert await llm.get_weight_version() == 8
         llm.shutdown()
 
-    asyncio.run(main())
+    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
 
 
 def test_one_update_at_a_time_and_versions_reach_every_front_end(tmp_path: Path) -> None:
@@ -237,7 +240,7 @@ def test_one_update_at_a_time_and_versions_reach_every_front_end(tmp_path: Path)
         reader.start_weight_update()
         reader.update_weights(weights)
         reader.close()  # and what it staged is forgotten with it
-        assert holds_within(lambda: _can_start(trainer), PATIENCE_S)
+        wait_until(lambda: _can_start(trainer), "the update is dropped")
         assert trainer.get_weight_version() == "first"
 
 
@@ -282,9 +285,9 @@ for _ in range(10**6):
 
 
 def test_a_trainer_killed_in_the_middle_leaves_the_old_weights(tmp_path: Path) -> None:
-    with named_engine(tmp_path) as (name, pid), LLM.attach(name) as llm:
+    with named_engine(tmp_path, allow_callables=True) as (name, _), LLM.attach(name) as llm:
         before = tokens(llm)
-        rss = _rss(pid)
+        held = tensor_bytes(llm)
         for where in ("started", "generator", "sent", "asked", "outside"):
             trainer = subprocess.Popen(
                 [sys.executable, "-c", TRAINER, name, where],
@@ -293,44 +296,44 @@ def test_a_trainer_killed_in_the_middle_leaves_the_old_weights(tmp_path: Path) -
                 env=environment(),
             )
             assert trainer.stdin is not None
-            assert trainer.stdout is not None
             with trainer:
-                assert trainer.stdout.readline() == b"ready\n"
+                assert read_line(trainer) == b"ready\n"
                 trainer.stdin.write(b"go\n")
                 trainer.stdin.flush()
                 if where == "outside":
-                    threading.Event().wait(0.2)
+                    time.sleep(0.2)
                     trainer.send_signal(signal.SIGKILL)
                 assert trainer.wait(PATIENCE_S) == -signal.SIGKILL
-            assert holds_within(lambda: _can_start(llm), PATIENCE_S), where
+            wait_until(lambda: _can_start(llm), f"the update is dropped ({where})")
             assert (llm.get_weight_version(), tokens(llm)) == (0, before), where
-        assert _rss(pid) < rss + 2 * 2**20 + llm.facts.weight_bytes
+            assert tensor_bytes(llm) == held, where
         weights = weights_of(llm)
         llm.update_weights({n: w * 0.5 for n, w in weights.items()})
         assert llm.get_weight_version() == 1
 
 
-def _rss(pid: int) -> int:
-    pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+def shared_bytes() -> int:
+    """Memory of the segments that this process has open."""
+    found = {}
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            if os.readlink(link).startswith("/dev/shm/"):
+                found[link.stat().st_ino] = link.stat().st_blocks * 512
+    assert found
+    return sum(found.values())
 
 
 def test_staging_takes_no_shared_memory_and_goes_at_the_end(apart: LLM) -> None:
-    def in_shm() -> int:
-        status = os.statvfs("/dev/shm")
-        return (status.f_blocks - status.f_bfree) * status.f_frsize
-
     weights = weights_of(apart)
-    shared = in_shm()
+    size = sum(weight.nbytes for weight in weights.values())
+    shared, held = shared_bytes(), tensor_bytes(apart)
     apart.start_weight_update()
+    staged = set()
     for _ in range(5):
         apart.update_weights(weights)
-    staged = apart.apply_model(_rss_here)[0]
-    assert in_shm() <= shared + 9 * BUCKET_BYTES < shared + 5 * apart.facts.weight_bytes
+        staged.add(tensor_bytes(apart) - held)
+    assert len(staged) == 1
+    assert size <= staged.pop() < 2 * size
+    assert shared_bytes() <= shared + 9 * BUCKET_BYTES < shared + 5 * apart.facts.weight_bytes
     apart.abandon_weight_update()
-    assert apart.apply_model(_rss_here)[0] <= staged - apart.facts.weight_bytes // 2
-
-
-def _rss_here(model: Any) -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    assert tensor_bytes(apart) == held

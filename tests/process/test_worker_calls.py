@@ -18,6 +18,7 @@ import pytest
 import torch
 from support.engines import assert_idle, named_engine
 from support.reference_models import greedy_tokens, make_model
+from support.waiting import join_all
 
 from shmllm import LLM, CallError, EngineDeadError, IpcTimeoutError, RequestError, SamplingParams
 
@@ -163,14 +164,21 @@ def test_requests_go_on_while_weights_change(apart: LLM) -> None:
     assert_idle(apart)
 
 
-def test_a_call_that_takes_too_long_is_given_up_and_answered_later(apart: LLM) -> None:
+def test_a_call_that_takes_too_long_is_given_up_and_answered_later(
+    apart: LLM, tmp_path: Path
+) -> None:
+    go_on = tmp_path / "go on"
+
     def slow(worker: Any) -> torch.Tensor:
-        time.sleep(0.6)
+        deadline = time.monotonic() + 60
+        while not go_on.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
         return torch.ones(2**20)
 
     with pytest.raises(IpcTimeoutError, match=r"in 0\.1 s") as caught:
         apart.collective_rpc(slow, timeout=0.1)
     assert isinstance(caught.value, TimeoutError)
+    go_on.touch()
     # The late answers give their slots back, or there would be none for these.
     for _ in range(12):
         assert apart.collective_rpc(lambda worker: torch.ones(2**20))[0].sum() == 2**20
@@ -212,8 +220,7 @@ def test_a_named_engine_started_with_it_takes_functions_of_all(tmp_path: Path) -
         threads = [threading.Thread(target=ask) for _ in range(3)]
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join()
+        join_all(threads)
         assert results == [pid] * 3
 
 

@@ -14,7 +14,6 @@ import random
 import signal
 import subprocess
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -22,7 +21,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.programs import PATIENCE_S, holds_within, is_running, start_source
+from support.programs import is_running, kill, read_line, start_source
+from support.waiting import PATIENCE_S, holds_within
 
 pytestmark = [pytest.mark.stress, pytest.mark.usefixtures("no_leaks")]
 
@@ -58,20 +58,15 @@ def kill_one(victim: str, after_s: float) -> None:
     """Start a front end with its engine and kill one of them some time later."""
     with tempfile.TemporaryFile() as stderr:
         front_end = start_source(FRONT_END, stderr=stderr)
-        watchdog = threading.Timer(PATIENCE_S, front_end.kill)
-        watchdog.start()
         try:
-            assert front_end.stdout is not None
-            engine = int(front_end.stdout.readline())
+            engine = int(read_line(front_end))
             time.sleep(after_s)
             os.kill(engine if victim == "engine" else front_end.pid, signal.SIGKILL)
             is_gone = holds_within(
                 lambda: front_end.poll() is not None and not is_running(engine), GONE_WITHIN_S
             )
         finally:
-            watchdog.cancel()
-            front_end.kill()
-            front_end.communicate()
+            kill(front_end)
         stderr.seek(0)
         complaints = stderr.read().decode()
         where = f"{victim} after {after_s:.3f} s\n{complaints}"
@@ -90,7 +85,7 @@ def test_random_kills_leave_nothing() -> None:
     ]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for outcome in [pool.submit(kill_one, *cell) for cell in plan]:
-            outcome.result()
+            outcome.result(NUM_KILLS * PATIENCE_S)
 
 
 # Several processes fight for one name. Whoever gets it also has to get a lock of another
@@ -199,8 +194,7 @@ def contest(directory: Path, preface: str = "", num_rounds: int = NUM_ROUNDS) ->
             seen.update(json.loads(out))
     finally:
         for process in claimants + sweepers:
-            process.kill()
-            process.wait()
+            kill(process)
     return seen
 
 

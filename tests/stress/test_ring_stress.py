@@ -25,6 +25,8 @@ from collections.abc import Callable
 from struct import Struct
 
 import pytest
+from support.programs import environment_of_test_files, kill, read_line
+from support.waiting import PATIENCE_S
 
 from shmllm.ipc.channel import ClientChannel, CoreChannel, CoreWaiter
 from shmllm.ipc.layout import RECORD_HEADER_BYTES, RING_BYTES, SegmentKind
@@ -187,6 +189,7 @@ def start_end(role: str, segments: tuple[Segment, Segment], *words: str) -> subp
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        env=environment_of_test_files(),
     )
 
 
@@ -198,7 +201,7 @@ def stop_and_go(
     while time.monotonic() < deadline:
         if any(end.poll() is not None for end in ends) or all(map(has_spoken, ends)):
             break
-        which = source.randrange(2)
+        which = num_stops.index(0) if 0 in num_stops else source.randrange(2)
         num_stops[which] += 1
         ends[which].send_signal(signal.SIGSTOP)
         time.sleep(source.choice((0, 0.0005, 0.002, 0.005)))
@@ -216,8 +219,7 @@ def run_stress(number: int) -> None:
         ends = [start_end(role, (control, c), *words) for role in ("front", "core")]
         try:
             for end in ends:
-                assert end.stdout is not None
-                assert end.stdout.readline() == "ready\n", end.communicate(timeout=5)[1]
+                assert read_line(end) == "ready\n", end.communicate(timeout=PATIENCE_S)[1]
             began = time.monotonic()
             for end in ends:
                 say_go(end)
@@ -226,15 +228,13 @@ def run_stress(number: int) -> None:
             assert all(map(has_spoken, ends)), report(ends, took_s)
             results = []
             for end in ends:
-                assert end.stdout is not None
-                results.append(json.loads(end.stdout.readline()))
+                results.append(json.loads(read_line(end)))
             for end in ends:
                 say_go(end)
-            assert [end.wait(10) for end in ends] == [0, 0]
+            assert [end.wait(PATIENCE_S) for end in ends] == [0, 0]
         finally:
             for end in ends:
-                end.kill()  # of a stopped process too
-                end.communicate()
+                kill(end)  # of a stopped process too
     print(f"{2 * number / took_s:,.0f} messages/s, {took_s:.1f} s, stops {stops}, {results}")
     for result in results:
         assert (result["sent"], result["taken"]) == (number, number)
@@ -259,7 +259,7 @@ def report(ends: list[subprocess.Popen[str]], took_s: float) -> str:
     for end in ends:
         was_running = end.poll() is None
         end.kill()
-        errors = end.communicate()[1].strip()
+        errors = end.communicate(timeout=PATIENCE_S)[1].strip()
         lines.append("still running" if was_running else f"exit {end.returncode}: {errors}")
     return "\n".join(lines)
 

@@ -7,16 +7,18 @@ import itertools
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from conftest import ENGINE_MODULE
-from support.programs import ELSEWHERE, PATIENCE_S, environment, holds_within
+from support.programs import ELSEWHERE, environment
+from support.waiting import PATIENCE_S, holds_within, wait_until
 
 from shmllm import LLM, AsyncLLM
-from shmllm.errors import IpcError
+from shmllm.errors import EngineDeadError, IpcError
 from shmllm.frontend.engine_options import make_engine_config
 from shmllm.ipc import registry
 from shmllm.ipc.control import ControlView
@@ -114,8 +116,68 @@ def assert_unused(name: str) -> None:
     assert holds_within(is_unused, PATIENCE_S), stats_of(name)
 
 
-def run_a_little(llm: LLM) -> None:
-    """Until what was enqueued has a few tokens."""
+def tensor_bytes(llm: LLM) -> int:
+    """Bytes of the tensors that the engine made since it was ready and still refers to. A named
+    engine has to be started with `allow_callables`."""
+    found: int = llm.collective_rpc(_tensor_bytes)[0]
+    return found
+
+
+def _tensor_bytes(worker: Any) -> int:
+    """Runs in the engine."""
+    import gc
+
+    import torch
+
+    gc.collect()
+    storages = {
+        each.untyped_storage().data_ptr(): each.untyped_storage().nbytes()
+        for each in gc.get_objects()
+        if isinstance(each, torch.Tensor)
+    }
+    return sum(storages.values())
+
+
+def run_a_little(llm: LLM, num_tokens: int = 3) -> None:
+    """Until what was enqueued has a few more tokens. It has to have so many left: see
+    `slow_steps`."""
     before = llm.get_metrics()["generated_tokens"]
-    while llm.get_metrics()["generated_tokens"] < before + 5:
-        llm._dispatcher.pump(0.05)
+    wait_until(
+        lambda: llm.get_metrics()["generated_tokens"] >= before + num_tokens,
+        f"{num_tokens} more tokens",
+        between=lambda: llm._dispatcher.pump(0.05),
+    )
+
+
+STEP_S = 0.05
+
+
+@contextmanager
+def slow_steps(llm: LLM | AsyncLLM) -> Iterator[None]:
+    """Each step of the engine takes STEP_S longer meanwhile.
+
+    For a test that does something to requests while they run: whatever else the machine does, the
+    100 steps of a request last longer than the test takes to do it. A named engine has to be
+    started with `allow_callables`.
+    """
+    sync = llm._llm if isinstance(llm, AsyncLLM) else llm
+    sync.collective_rpc(_slow_down, args=(STEP_S,))
+    try:
+        yield
+    finally:
+        with suppress(EngineDeadError):
+            sync.collective_rpc(_slow_down, args=(0.0,))
+
+
+def _slow_down(worker: Any, step_s: float) -> None:
+    """Runs in the engine; 0 ends it."""
+    program = worker.model_runner._program
+    vars(program).pop("run", None)
+    run = program.run
+
+    def run_slowly(inputs: Any) -> Any:
+        time.sleep(step_s)
+        return run(inputs)
+
+    if step_s:
+        program.run = run_slowly

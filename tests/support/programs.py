@@ -11,17 +11,32 @@ import os
 import subprocess
 import sys
 import textwrap
-import time
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, AnyStr
+
+from support.waiting import PATIENCE_S
 
 import shmllm
 
-PATIENCE_S = 40.0
 ROOT = Path(shmllm.__file__).resolve().parents[1]
 ELSEWHERE = "/"  # with -c the present directory comes first, and would hide what is installed
 CLI = "from shmllm.cli.main import main; main()"
+
+SLOW_CLI = f"""
+import time
+from shmllm.batch.output import RecordFile
+write = RecordFile.write
+def write_and_wait(file, line):
+    write(file, line)
+    time.sleep(0.02)
+RecordFile.write = write_and_wait
+{CLI}
+"""
+"""CLI whose jobs write at most 50 rows a second: a test that looks at the file meets one under
+way, however late it looks."""
 
 Completed = subprocess.CompletedProcess[bytes]
 
@@ -31,6 +46,11 @@ def environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     values = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "COLUMNS": "200"}
     return values | dict(changes or {})
+
+
+def environment_of_test_files() -> dict[str, str]:
+    """`environment` for a test file that is started as a program: it finds what it imports here."""
+    return environment({"PYTHONPATH": os.pathsep.join(sys.path)})
 
 
 def python(*arguments: str, env: Mapping[str, str] | None = None, **options: Any) -> Completed:
@@ -71,6 +91,32 @@ def start_source(source: str, *arguments: str, **options: Any) -> subprocess.Pop
     )
 
 
+@contextmanager
+def watched(process: subprocess.Popen[Any]) -> Iterator[None]:
+    """Kills the process if the block takes longer than PATIENCE_S, so that reading its pipes
+    ends."""
+    watchdog = threading.Timer(PATIENCE_S, process.kill)
+    watchdog.start()
+    try:
+        yield
+    finally:
+        watchdog.cancel()
+
+
+def read_line(process: subprocess.Popen[AnyStr]) -> AnyStr:
+    """The next line of its stdout; an empty one if it ends, or is killed after PATIENCE_S."""
+    assert process.stdout is not None
+    with watched(process):
+        return process.stdout.readline()
+
+
+def kill(process: subprocess.Popen[Any]) -> None:
+    """Kill a process, if it still runs, and close its pipes."""
+    process.kill()
+    with suppress(subprocess.TimeoutExpired):  # a child of its own has a pipe open
+        process.communicate(timeout=PATIENCE_S)
+
+
 def is_running(pid: int) -> bool:
     """Whether a process exists and is no zombie."""
     try:
@@ -91,13 +137,3 @@ def children(pid: int) -> list[int]:
         if parent == pid and is_running(int(entry.name)):
             found.append(int(entry.name))
     return found
-
-
-def holds_within(condition: Callable[[], bool], limit_s: float) -> bool:
-    """Whether a condition comes true before `limit_s` are over."""
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        if time.monotonic() >= deadline:
-            return False
-        time.sleep(0.01)
-    return True

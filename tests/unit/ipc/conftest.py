@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from conftest import LEAK_GRACE_S, our_files
-from support.programs import holds_within
+from support.waiting import holds_within
 
 from shmllm.ipc.layout import SegmentKind
 from shmllm.ipc.segment import Segment
