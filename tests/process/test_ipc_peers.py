@@ -244,9 +244,9 @@ def test_a_record_whose_post_is_withheld_is_found_at_the_cap(
 def test_the_engine_says_how_it_ended(segments: tuple[Segment, Segment], start: Start) -> None:
     front, view = ClientChannel(*segments, POLICY), ControlView(segments[0])
     process = start("echo", *segments)
-    until(lambda: front.engine_state is EngineState.READY, "engine")
+    wait_until(lambda: front.engine_state is EngineState.READY, "engine")
     assert view.engine_pid == process.pid
-    until(lambda: view.heartbeat_ns > 0, "heartbeat")
+    wait_until(lambda: view.heartbeat_ns > 0, "heartbeat")
     view.close()
     front.set_closing()
     assert process.wait(PATIENCE_S) == 0

@@ -38,7 +38,6 @@ pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 CUT_OFF = "sent invalid messages"
-PATIENCE_S = 20.0
 VOCABULARY = 250
 MANY_RECORDS = 100_000
 
@@ -496,7 +495,8 @@ def test_a_damaged_state_word_cuts_off_its_owner_only(name: str) -> None:
         seat = Seat(name).enter()
         seat.store(layout.CLIENT_STATE_OFFSET, 4711)
         assert holds_within(
-            lambda: seat.client._view.accepted(seat.client._place) != seat.client._nonce, 5
+            lambda: seat.client._view.accepted(seat.client._place) != seat.client._nonce,
+            PATIENCE_S,
         )
         seat.client.close()
         assert greedy(other) == expected

@@ -206,10 +206,11 @@ def test_stop_aborts_what_runs(name: str) -> None:
         requests = llm.front_end.prepare(["x"] * 4, LONG)
         finished = []
         is_stopped = False
-        for changed in llm.front_end.serve(requests):
-            if not is_stopped and llm.get_metrics()["generated_tokens"] > 20:
-                is_stopped = run("engine", "stop", name).returncode == 0
-            finished += [state for state in changed if state.finish_reason]
+        with slow_steps(llm):
+            for changed in llm.front_end.serve(requests):
+                if not is_stopped and llm.get_metrics()["generated_tokens"] > 20:
+                    is_stopped = run("engine", "stop", name).returncode == 0
+                finished += [state for state in changed if state.finish_reason]
         assert {state.finish_reason for state in finished} == {"abort"}
     assert not registry.control_path(name).exists()
 
