@@ -3,15 +3,22 @@
 Every message is a struct-packed header followed by variable sections. The header gives the lengths
 of the sections, and the last one ends exactly at the end of the record. Integers are little-endian.
 
-    HELLO                       version u32, pid u32 INIT, READY, TRACE          text FAILED
-    message length u32 | message, traceback ADD                         see `add` POOL, EMBEDDINGS
-    see `pooling` PROMPT_EMBEDS               number i64 | tensor reference ABORT
-    numbers i64[] OUTPUTS, PROMPT_LOGPROBS    see `outputs` REJECTED                    number i64,
-    retryable u32 | message CALL                        number i64, method u32 | JSON text WORK
-    number i64 | JSON text REPLY                       number i64, ok u32 | JSON text WEIGHTS
-    slot u32, offset u64, bytes u64 | JSON text WEIGHT_VERSION              length u32 | JSON text
-    SHUTDOWN                    seconds f64 IN_SLOT                     kind u32, slot u32, offset
-    u32, bytes u32: the place of a large record
+    HELLO                       version u32, pid u32
+    INIT, READY, TRACE          text
+    FAILED                      message length u32 | message, traceback
+    ADD                         see `add`
+    POOL, EMBEDDINGS            see `pooling`
+    PROMPT_EMBEDS               number i64 | tensor reference
+    ABORT                       numbers i64[]
+    OUTPUTS, PROMPT_LOGPROBS    see `outputs`
+    REJECTED                    number i64, retryable u32 | message
+    CALL                        number i64, method u32 | JSON text
+    WORK                        number i64 | JSON text
+    REPLY                       number i64, ok u32 | JSON text
+    WEIGHTS                     slot u32, offset u64, bytes u64 | JSON text
+    WEIGHT_VERSION              length u32 | JSON text
+    SHUTDOWN                    seconds f64
+    IN_SLOT                     kind u32, slot u32, offset u32, bytes u32: where a large record is
 
 Encoders return a tuple of byte strings; the ring writes them one after the other without joining
 them. A decoder that gets arbitrary bytes raises ProtocolMismatchError.
