@@ -7,13 +7,9 @@ request and three times for each step, never for each token.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from shmllm.core.plan import StepPlan
+from shmllm.core.request import Request
 from shmllm.outputs.columns import FinishReason
-
-if TYPE_CHECKING:
-    from shmllm.core.plan import StepPlan
-    from shmllm.core.request import Request
 
 
 class Observer:
