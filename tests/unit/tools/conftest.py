@@ -1,4 +1,4 @@
-"""tools/ is no package: its modules are found as `tools/gpu_check` finds them."""
+"""Adds tools/, which is not a package, to the import path, as for `tools/gpu_check`."""
 
 from __future__ import annotations
 
