@@ -148,7 +148,7 @@ def run_batch(plan: GeneratePlan, sampling: JsonObject, session: CommandSession)
             batch.begin()
             return batch.finish()
         with session.open() as llm:
-            session.say_what_answers(llm)
+            session.describe_engine(llm)
             batch.begin()
             try:
                 num_lost = batch.run(rows, llm, sampling)

@@ -219,7 +219,7 @@ def _measure(plan: BenchPlan, options: dict[str, Any]) -> None:
     session = CommandSession(options["attach"], engine)
     batches = {size: Measured() for size in plan.sizes}
     with interruptible(), session.open() as llm:
-        session.say_what_answers(llm)
+        session.describe_engine(llm)
         processor = llm.facts.processor
         facts = {k: v for k, v in asdict(llm.facts).items() if k != "model_directory"}
         _run(plan, llm, params, batches)

@@ -1,4 +1,4 @@
-"""The `LLM` that a command works with: started for it, or attached to."""
+"""Opens the `LLM` that a command uses: one with a private engine, or one of a named engine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class CommandSession:
     metrics_port: int | None = None
 
     def open(self) -> LLM:
-        """Start an engine or use a named one."""
+        """Start an engine, or attach to the named one."""
         check_metrics_port(self.metrics_port)
         llm = _start(self.engine) if self.attach is None else _attach_to(self.attach, self.engine)
         if self.metrics_port is not None:
@@ -54,13 +54,13 @@ class CommandSession:
         context.call_on_close(watch.close)
         context.call_on_close(stop)
 
-    def say_what_answers(self, llm: LLM) -> None:
-        """One line on stderr."""
+    def describe_engine(self, llm: LLM) -> None:
+        """Print one line about the engine and its model to stderr."""
         click.echo(_describe(llm, self.attach or self.engine["model"]), err=True)
 
 
 def _start(engine: dict[str, Any]) -> LLM:
-    """Start the engine; where stderr is a terminal it shows how that gets on."""
+    """Start an engine, and show its progress if stderr is a terminal."""
     from shmllm.frontend.llm import LLM
 
     status = Status()
@@ -72,7 +72,7 @@ def _start(engine: dict[str, Any]) -> LLM:
 
 
 def _attach_to(name: str, engine: dict[str, Any]) -> LLM:
-    """Use a named engine; options that were for it to start with are an error now."""
+    """Use a named engine. Options for starting an engine are a usage error."""
     from shmllm.frontend.llm import LLM
 
     context = click.get_current_context()
@@ -88,7 +88,7 @@ def _attach_to(name: str, engine: dict[str, Any]) -> LLM:
 
 
 def _describe(llm: LLM, name: str) -> str:
-    """One line: what answers here."""
+    """One line about the engine and its model."""
     facts = llm.facts
     graphs = f"; graphs {facts.graphs}" if facts.graphs else ""
     return (

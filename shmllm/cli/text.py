@@ -37,7 +37,7 @@ def run_text(
     with session.open() as llm:
         requests = prepare(llm, inputs, sampling)
         with open_target(target) as out:
-            session.say_what_answers(llm)
+            session.describe_engine(llm)
             if len(requests) == 1:
                 return stream(llm, requests[0], out, echo)
             return batch(llm, requests, out, echo)

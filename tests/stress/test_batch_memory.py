@@ -54,7 +54,7 @@ class Session:
     def open(self):
         return nullcontext(Model())
 
-    def say_what_answers(self, llm):
+    def describe_engine(self, llm):
         pass
 
 options = dict.fromkeys(
