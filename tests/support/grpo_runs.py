@@ -74,12 +74,14 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.BPE(vocabulary, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(
+    make: Any = PreTrainedTokenizerFast  # its constructor has no annotations
+    made: PreTrainedTokenizerFast = make(
         tokenizer_object=tokenizer,
         eos_token="<end>",
         pad_token="<end>",
         chat_template=CHAT_TEMPLATE,
     )
+    return made
 
 
 def low_rank_adapter() -> Any:

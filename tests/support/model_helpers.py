@@ -59,14 +59,16 @@ def reference_model(
     settings = SIZES | ({"head_dim": 16} if family == "qwen3" else {}) | options
     torch.manual_seed(11)
     config = CONFIGS[family](**settings)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    auto: Any = AutoModelForCausalLM  # its methods have no annotations
+    model: PreTrainedModel = auto.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:
                 parameter.normal_(1.0, 0.2)
             else:
                 parameter.normal_(0.0, 0.05).mul_(scale)
-    return model.to(getattr(torch, dtype))
+    model.to(getattr(torch, dtype))
+    return model
 
 
 def save(model: PreTrainedModel, directory: Path, **options: Any) -> Path:
@@ -114,7 +116,8 @@ def our_logits(model: DecoderModel, token_ids: list[int]) -> Tensor:
 
 @torch.inference_mode()
 def reference_logits(model: PreTrainedModel, token_ids: list[int]) -> Tensor:
-    return model(torch.tensor([token_ids])).logits[0].float()
+    logits: Tensor = model(torch.tensor([token_ids])).logits[0].float()
+    return logits
 
 
 def assert_logits_close(ours: Tensor, reference: Tensor, tolerance: float) -> None:

@@ -91,4 +91,5 @@ def greedy_tokens(model: Any, prompt: list[int], max_tokens: int = MAX_TOKENS) -
         max_new_tokens=max_tokens,
         pad_token_id=0,
     )
-    return output[0, len(prompt) :].tolist()
+    tokens: list[int] = output[0, len(prompt) :].tolist()
+    return tokens

@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shmllm import LLM, EnginePausedError, RequestError, SamplingParams
+from shmllm.frontend.pausing import PauseMode
 
 TAGS = ("weights", "kv_cache", "scheduling")
 MEMORY = {"weights", "kv_cache"}
-MODES = ("abort", "wait", "keep")
+MODES: tuple[PauseMode, ...] = ("abort", "wait", "keep")
 GREEDY = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
 
 Weights = Mapping[str, Any]
@@ -241,7 +242,7 @@ class Walk:
                 assert completion.token_ids == tokens[: len(completion.token_ids)]
 
     def pausing(self) -> None:
-        mode: Any = self.rng.choice(MODES)
+        mode = self.rng.choice(MODES)
         self.log.append(f"({mode})")
         self.llm.reset_prefix_cache()  # the engine has taken what was sent before
         metrics = self.llm.get_metrics()

@@ -72,7 +72,8 @@ def load(path: Path) -> Trace:
 
 
 def _ns(event: Event, key: str = "ts") -> int:
-    return round(event[key] * 1000)
+    nanoseconds: int = round(event[key] * 1000)
+    return nanoseconds
 
 
 def _lanes(events: list[Event]) -> dict[tuple[int, int], list[Any]]:
