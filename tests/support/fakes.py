@@ -25,6 +25,7 @@ from shmllm.outputs.columns import FinishReason, OutputColumns
 from shmllm.outputs.logprobs import TokenLogprobs
 from shmllm.outputs.sleep_report import OwnedBytes, SleepState
 from shmllm.params.request import EngineCoreRequest
+from shmllm.params.sampling import SamplingParams
 from shmllm.wire.messages import Method, Rejected
 
 VOCAB_SIZE = 50
@@ -334,12 +335,14 @@ class FakeEngineClient:
     def wait_ready(self, on_progress: object = None) -> EngineInfo:
         return self.info
 
-    def add(self, request: EngineCoreRequest, embeds: Any = None) -> None:
+    def add(self, request: EngineCoreRequest) -> None:
         self.added.append(request.number)
         if request.number in self.refuse:
             self.rejected.append(Rejected(request.number, "no"))
             return
-        self.left[request.number] = request.params.max_tokens or 1
+        params = request.params
+        assert isinstance(params, SamplingParams)
+        self.left[request.number] = params.max_tokens or 1
         self.most = max(self.most, len(self.left))
 
     def abort(self, numbers: Sequence[int]) -> None:
