@@ -1,4 +1,4 @@
-"""Runs test files in processes of their own, in which Triton interprets kernels.
+"""Runs folders of tests in processes of their own, in which Triton interprets kernels.
 
 Triton decides at its import whether it compiles or interprets kernels, so no process can do both,
 and the process of the other tests must compile.
@@ -9,10 +9,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+SOME_FAILED = 1
 NO_TESTS_COLLECTED = 5
+LIMIT_S = 3600
+
+Completed = subprocess.CompletedProcess[str]
 
 
 def files(folder: Path) -> list[str]:
@@ -20,10 +25,19 @@ def files(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("test_*.py"))
 
 
-def interpret(path: Path, markers: str) -> None:
-    """Run the tests of a file that have these markers, interpreted."""
-    done = _pytest(path, "-m", markers, TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
-    assert done.returncode in (0, NO_TESTS_COLLECTED), done.stdout + done.stderr
+def check_interpreted(folder: Path, name: str, markers: str) -> None:
+    """Check that the tests of a file that have these markers pass, interpreted.
+
+    The first call runs the whole folder, because starting a process for each file would take
+    longer than many of the tests.
+    """
+    done = _run_interpreted(folder, markers)
+    if done.returncode == SOME_FAILED:
+        failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+        assert failed, done.stdout + done.stderr
+        assert not any(f"/{name}" in line for line in failed), done.stdout + done.stderr
+    else:
+        assert done.returncode in (0, NO_TESTS_COLLECTED), done.stdout + done.stderr
 
 
 def assert_nothing_is_collected_compiled(folder: Path) -> None:
@@ -32,7 +46,12 @@ def assert_nothing_is_collected_compiled(folder: Path) -> None:
     assert done.returncode == NO_TESTS_COLLECTED, done.stdout
 
 
-def _pytest(path: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+@cache
+def _run_interpreted(folder: Path, markers: str) -> Completed:
+    return _pytest(folder, "-m", markers, TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
+
+
+def _pytest(path: Path, *arguments: str, **variables: str) -> Completed:
     command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0"]
     kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     return subprocess.run(
@@ -42,4 +61,5 @@ def _pytest(path: Path, *arguments: str, **variables: str) -> subprocess.Complet
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
+        timeout=LIMIT_S,
     )

@@ -13,9 +13,11 @@ import pytest
 import torch
 
 if os.environ.get("TRITON_INTERPRET") == "1":
+    from support import fast_interpreter
     from support.fake_gpu import FakeGpu, lazy
     from support.kernel_helpers import draw
 
+    fast_interpreter.install()
     __all__ = ["draw"]
 
     @pytest.fixture
