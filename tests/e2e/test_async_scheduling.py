@@ -33,7 +33,7 @@ from shmllm import (
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
 OPTIONS: dict[str, Any] = {"kv_cache_memory_bytes": 2**26, "num_threads": 1, "max_num_seqs": 12}
-LONG = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True, logprobs=1)
+LONG = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, logprobs=1)
 CODE = ["def f(x):\n", "import", "class A:\n    name = ", "# The answer is: "]
 
 
@@ -257,11 +257,15 @@ DISTURBANCES: dict[str, Callable[[LLM], Any]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def undisturbed(engines: Pair) -> Any:
+    return ask(engines.plain, CODE, LONG)
+
+
 @pytest.mark.parametrize("kind", DISTURBANCES)
 def test_whatever_happens_between_steps_changes_nothing(
-    pair: Pair, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pair: Pair, undisturbed: Any, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = ask(pair.plain, CODE, LONG)
     for llm in pair:
         monkeypatch.setattr(llm, "profile_directory", str(tmp_path))
         with slow_steps(llm):
@@ -269,7 +273,7 @@ def test_whatever_happens_between_steps_changes_nothing(
             for _ in range(2):
                 run_a_little(llm)
                 DISTURBANCES[kind](llm)
-        assert [said(o) for o in llm.wait_for_completion(use_tqdm=False)] == expected
+        assert [said(o) for o in llm.wait_for_completion(use_tqdm=False)] == undisturbed
 
 
 def halve_weights_after(llm: LLM, num_tokens: int) -> tuple[int, list[Any]]:
@@ -301,10 +305,10 @@ def test_weights_that_change_in_the_middle(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 def test_preempted_requests(policy: str) -> None:
-    options = {"kv_cache_memory_bytes": 90 * 2**14, "max_model_len": 256}
+    options = {"kv_cache_memory_bytes": 60 * 2**14, "max_model_len": 256}
     prompts = [random_ids(seed, 1 + 7 * seed) for seed in range(14)]
     params = [
-        SamplingParams(temperature=seed % 2, seed=seed, max_tokens=90, ignore_eos=True, logprobs=1)
+        SamplingParams(temperature=seed % 2, seed=seed, max_tokens=50, ignore_eos=True, logprobs=1)
         for seed in range(14)
     ]
     priority = {"priority": [seed % 3 for seed in range(14)]} if policy == "priority" else {}

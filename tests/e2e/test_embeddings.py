@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
 TOLERANCE = 1e-5
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+# An engine computes the same in the process of the test, where it starts sooner.
 SETTINGS: dict[str, dict[str, Any]] = {
-    "default": {},
+    "default": {"multiprocess": False},
     "token-budget-16": {"multiprocess": False, "max_num_batched_tokens": 16},
     "no-prefix-caching": {"multiprocess": False, "enable_prefix_caching": False},
     "local": {"multiprocess": False, "max_num_seqs": 3},
@@ -34,10 +36,16 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: Any) -> tuple[Any, P
     return make_model(request.param, directory), directory
 
 
-@torch.inference_mode()
 def hidden_states(model: Any, prompt: list[int]) -> torch.Tensor:
     """After the final norm: what the LM head reads."""
-    return model.model(torch.tensor([prompt])).last_hidden_state[0].double()
+    return _hidden_states(model, tuple(prompt))
+
+
+@cache
+@torch.inference_mode()
+def _hidden_states(model: Any, prompt: tuple[int, ...]) -> torch.Tensor:
+    states: torch.Tensor = model.model(torch.tensor([prompt])).last_hidden_state[0].double()
+    return states
 
 
 def pooled(states: torch.Tensor, params: PoolingParams) -> torch.Tensor:
@@ -60,11 +68,20 @@ PARAMS = [
 
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_vectors_equal_transformers(model: tuple[Any, Path], setting: str) -> None:
+    check_vectors(model, SETTINGS[setting])
+
+
+@pytest.mark.parametrize("model", ["llama"], indirect=True)
+def test_vectors_of_an_engine_process_equal_transformers(model: tuple[Any, Path]) -> None:
+    check_vectors(model, {})
+
+
+def check_vectors(model: tuple[Any, Path], options: dict[str, Any]) -> None:
     reference, directory = model
     prompts = make_prompts(reference.config.vocab_size)
     prompts.append([3 + i % 4000 for i in range(512)])  # as long as the model takes
     params = [PARAMS[i % len(PARAMS)] for i in range(len(prompts))]
-    with LLM(str(directory), **SETTINGS[setting]) as llm:
+    with LLM(str(directory), **options) as llm:
         for _ in range(2):  # the second time, the last token's come from the prefix cache
             outputs = llm.encode(prompts, params, use_tqdm=False)
             for output, prompt, own in zip(outputs, prompts, params, strict=True):
@@ -75,7 +92,7 @@ def test_vectors_equal_transformers(model: tuple[Any, Path], setting: str) -> No
                     TOLERANCE
                 )
         hits = [output.num_cached_tokens > 0 for output in outputs]
-        caching = SETTINGS[setting].get("enable_prefix_caching", True)
+        caching = options.get("enable_prefix_caching", True)
         wanted = [
             caching and own.pooling_type is None and len(prompt) > 16
             for own, prompt in zip(params, prompts, strict=True)
@@ -212,6 +229,15 @@ def reference_tokens(model: Any, embeds: torch.Tensor, max_tokens: int) -> list[
 def test_embedded_prompts_generate_as_transformers_does(
     model: tuple[Any, Path], setting: str
 ) -> None:
+    check_embedded_prompts(model, SETTINGS[setting])
+
+
+@pytest.mark.parametrize("model", ["llama"], indirect=True)
+def test_embedded_prompts_of_an_engine_process(model: tuple[Any, Path]) -> None:
+    check_embedded_prompts(model, {})
+
+
+def check_embedded_prompts(model: tuple[Any, Path], options: dict[str, Any]) -> None:
     reference, directory = model
     torch.manual_seed(5)
     table = reference.get_input_embeddings().weight.detach()
@@ -223,7 +249,7 @@ def test_embedded_prompts_generate_as_transformers_does(
     wanted = [reference_tokens(reference, each, 12) for each in soft]
     wanted += [reference_tokens(reference, table[torch.tensor(each)], 12) for each in ids]
     mixed = prompts + ids + [{"prompt_embeds": soft[3][None].numpy()}]
-    with LLM(str(directory), **SETTINGS[setting]) as llm:
+    with LLM(str(directory), **options) as llm:
         for _ in range(2):
             outputs = llm.generate(mixed, GREEDY, use_tqdm=False)
             tokens = [output.outputs[0].token_ids for output in outputs]

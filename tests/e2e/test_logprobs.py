@@ -143,7 +143,8 @@ def test_such_a_request_fills_the_prefix_cache(reference: Reference) -> None:
 def test_the_whole_vocabulary_travels(reference: Reference) -> None:
     """Larger than a ring record: outputs and prompt lie in tensor slots."""
     with LLM(str(reference.directory), dtype="float32", max_logprobs=-1) as llm:
-        prompts = [{"prompt_token_ids": prompt[:60]} for prompt in reference.prompts]
+        some = (reference.prompts[index] for index in (0, 1, 5, 8))
+        prompts = [{"prompt_token_ids": prompt[:60]} for prompt in some]
         params = SamplingParams(max_tokens=4, temperature=0, logprobs=-1, prompt_logprobs=-1)
         outputs = llm.generate(prompts, params, use_tqdm=False)
     size = reference.model.config.vocab_size
