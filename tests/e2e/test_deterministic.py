@@ -11,7 +11,7 @@ from support.reference_models import VARIANTS, make_model
 
 from shmllm import LLM, EngineStartError
 
-NUM_REQUESTS = 22
+NUM_REQUESTS = 32
 SHAPE: dict[str, Any] = {"intermediate_size": 1376, "max_position_embeddings": 1024}
 """Wide enough for torch to share the activation of a chunk between threads; long enough for
 contexts of several key tiles."""
