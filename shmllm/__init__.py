@@ -30,70 +30,42 @@ if TYPE_CHECKING:
     from shmllm.frontend.engine_args import AsyncEngineArgs, EngineArgs
     from shmllm.frontend.input_processor import EmbedsPrompt, TextPrompt, TokensPrompt
     from shmllm.frontend.llm import LLM
-    from shmllm.outputs.beam_search import BeamSearchOutput, BeamSearchSequence
-    from shmllm.outputs.logprobs import Logprob
-    from shmllm.outputs.pooling import (
+    from shmllm.outputs import (
+        BeamSearchOutput,
+        BeamSearchSequence,
+        CompletionOutput,
         EmbeddingOutput,
         EmbeddingRequestOutput,
+        Logprob,
         PoolingOutput,
         PoolingRequestOutput,
+        RequestOutput,
         ScoringOutput,
         ScoringRequestOutput,
+        SleepReport,
     )
-    from shmllm.outputs.request import CompletionOutput, RequestOutput
-    from shmllm.outputs.sleep_report import SleepReport
-    from shmllm.params.beam_search import BeamSearchParams
-    from shmllm.params.pooling import PoolerConfig, PoolingParams
-    from shmllm.params.sampling import RepetitionDetectionParams, RequestOutputKind, SamplingParams
-    from shmllm.params.structured_outputs import StructuredOutputsParams
+    from shmllm.params import (
+        BeamSearchParams,
+        PoolerConfig,
+        PoolingParams,
+        RepetitionDetectionParams,
+        RequestOutputKind,
+        SamplingParams,
+        StructuredOutputsParams,
+    )
 
-
-_HOMES = {
-    "AsyncLLM": "shmllm.frontend.async_llm",
-    "AsyncLLMEngine": "shmllm.frontend.async_llm",
-    "LLM": "shmllm.frontend.llm",
-    "AsyncEngineArgs": "shmllm.frontend.engine_args",
-    "BeamSearchOutput": "shmllm.outputs.beam_search",
-    "BeamSearchParams": "shmllm.params.beam_search",
-    "BeamSearchSequence": "shmllm.outputs.beam_search",
-    "CompletionOutput": "shmllm.outputs.request",
-    "EmbeddingOutput": "shmllm.outputs.pooling",
-    "EmbeddingRequestOutput": "shmllm.outputs.pooling",
-    "EmbedsPrompt": "shmllm.frontend.input_processor",
-    "EngineArgs": "shmllm.frontend.engine_args",
-    "Logprob": "shmllm.outputs.logprobs",
-    "PoolerConfig": "shmllm.params.pooling",
-    "PoolingOutput": "shmllm.outputs.pooling",
-    "PoolingParams": "shmllm.params.pooling",
-    "PoolingRequestOutput": "shmllm.outputs.pooling",
-    "RepetitionDetectionParams": "shmllm.params.sampling",
-    "RequestOutput": "shmllm.outputs.request",
-    "RequestOutputKind": "shmllm.params.sampling",
-    "SamplingParams": "shmllm.params.sampling",
-    "ScoringOutput": "shmllm.outputs.pooling",
-    "ScoringRequestOutput": "shmllm.outputs.pooling",
-    "SleepReport": "shmllm.outputs.sleep_report",
-    "StructuredOutputsParams": "shmllm.params.structured_outputs",
-    "TextPrompt": "shmllm.frontend.input_processor",
-    "TokensPrompt": "shmllm.frontend.input_processor",
-    **dict.fromkeys(
-        (
-            "CallError",
-            "EngineDeadError",
-            "EnginePausedError",
-            "EngineStartError",
-            "IpcError",
-            "IpcTimeoutError",
-            "MessageTooLargeError",
-            "NoSpaceError",
-            "ProtocolMismatchError",
-            "RequestError",
-            "SegmentError",
-            "ShmLLMError",
-        ),
-        "shmllm.errors",
-    ),
+_IN_FRONT_END = {
+    "AsyncLLM": "async_llm",
+    "AsyncLLMEngine": "async_llm",
+    "LLM": "llm",
+    "AsyncEngineArgs": "engine_args",
+    "EngineArgs": "engine_args",
+    "EmbedsPrompt": "input_processor",
+    "TextPrompt": "input_processor",
+    "TokensPrompt": "input_processor",
 }
+_LIGHT_FIRST = ("shmllm.errors", "shmllm.params", "shmllm.outputs")
+"""Where the other names are. Only the last of these packages imports numpy."""
 
 __all__ = [
     "LLM",
@@ -140,10 +112,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'shmllm' has no attribute {name!r}")
-    return getattr(import_module(home), name)
+    if name in _IN_FRONT_END:
+        return getattr(import_module(f"shmllm.frontend.{_IN_FRONT_END[name]}"), name)
+    if name in __all__:
+        for package in _LIGHT_FIRST:
+            if hasattr(module := import_module(package), name):
+                return getattr(module, name)
+    raise AttributeError(f"module 'shmllm' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

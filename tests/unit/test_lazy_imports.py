@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -124,7 +125,6 @@ def test_all_is_sorted_and_every_name_resolves() -> None:
 
 
 def test_all_is_what_can_be_imported() -> None:
-    assert set(shmllm._HOMES) | {"__version__"} == set(shmllm.__all__)
     assert dir(shmllm) == sorted(shmllm.__all__)
     with pytest.raises(AttributeError, match="'shmllm' has no attribute 'LMM'"):
         _ = shmllm.LMM
@@ -134,9 +134,15 @@ def test_type_checkers_see_the_same_names() -> None:
     tree = ast.parse(Path(shmllm.__file__).read_text(encoding="utf-8"))
     (block,) = (node for node in tree.body if isinstance(node, ast.If))
     homes = {
-        alias.name: node.module
+        alias.name: str(node.module)
         for node in block.body
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
-    assert homes == shmllm._HOMES
+    assert {*homes, "__version__"} == set(shmllm.__all__)
+    for name, home in homes.items():
+        assert getattr(shmllm, name) is getattr(import_module(home), name)
+
+
+def test_parameters_load_no_numpy() -> None:
+    assert "numpy" not in imported_by("from shmllm import SamplingParams, RequestError")
