@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import re
 import textwrap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -19,6 +20,7 @@ from shmllm.params.unknown_options import reject_unknown_options
 logger = logging.getLogger(__name__)
 
 LLM_OPTIONS = tuple(each for each in OPTIONS if each.in_llm)
+_PLACEHOLDER = re.compile(r"^( *)options: see below\.$", re.MULTILINE)  # 3.13 indents less
 _MODE = "cudagraph_mode"
 _COMPILATION_KEYS = (_MODE, "cudagraph_capture_sizes", "max_cudagraph_capture_size")
 
@@ -146,8 +148,9 @@ def takes_llm_options(cls: type) -> type:
     parameters[1] = parameters[1].replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD)
     constructor: Any = cls.__init__  # type: ignore[misc]
     constructor.__signature__ = inspect.Signature(parameters, return_annotation=None)
-    lines = "\n".join(_describe(LLM_OPTIONS))
-    cls.__doc__ = (cls.__doc__ or "").replace("        options: see below.", lines)
+    cls.__doc__ = _PLACEHOLDER.sub(
+        lambda found: "\n".join(_describe(LLM_OPTIONS, found[1])), cls.__doc__ or ""
+    )
     return cls
 
 
@@ -155,8 +158,8 @@ def _parameter(each: Option, kind: Any) -> inspect.Parameter:
     return inspect.Parameter(each.name, kind, default=each.default, annotation=each.annotation)
 
 
-def _describe(options: Iterable[Option]) -> Iterable[str]:
+def _describe(options: Iterable[Option], indent: str) -> Iterable[str]:
     for each in options:
         default = each.default_text or repr(each.default)
         text = f"{each.name}: {each.help} Default: {default}."
-        yield textwrap.fill(text, 96, initial_indent=" " * 8, subsequent_indent=" " * 12)
+        yield textwrap.fill(text, 96, initial_indent=indent, subsequent_indent=f"{indent}    ")

@@ -129,4 +129,4 @@ def test_the_signature_and_the_docstring_of_a_class_list_every_option(cls: type)
     assert list(parameters) == [*(each.name for each in own), "options"]
     for each in own:
         assert parameters[each.name].default is each.default
-        assert f"        {each.name}: {each.help.split()[0]}" in str(cls.__doc__)
+        assert f" {each.name}: {each.help.split()[0]}" in str(cls.__doc__)
