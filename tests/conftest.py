@@ -93,12 +93,11 @@ def engine_processes() -> set[int]:
         if not entry.name.isdigit():
             continue
         try:
-            command = (entry / "cmdline").read_bytes().split(b"\0")
-            is_ours = mark in (entry / "environ").read_bytes().split(b"\0")
+            is_engine = ENGINE_MODULE.encode() in (entry / "cmdline").read_bytes().split(b"\0")
+            if is_engine and mark in (entry / "environ").read_bytes().split(b"\0"):
+                found.add(int(entry.name))
         except OSError:
             continue
-        if is_ours and ENGINE_MODULE.encode() in command:
-            found.add(int(entry.name))
     return found
 
 

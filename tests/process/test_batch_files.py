@@ -16,6 +16,7 @@ import pytest
 from support.engines import named_engine
 from support.programs import (
     CLI,
+    SLOW_CLI,
     Completed,
     children,
     is_running,
@@ -32,7 +33,7 @@ pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
 GREEDY = ("--temperature", "0", "--max-tokens", "8")
 ENDLESS = ("--ignore-eos", "--max-tokens", "200")
-SLOW = (*ENDLESS, "--num-threads", "1", "--max-num-seqs", "4")
+SLOW = ("--ignore-eos", "--max-tokens", "100", "--num-threads", "1", "--max-num-seqs", "4")
 Shmllm = Callable[..., Completed]
 MESSAGES = [{"role": "user", "content": "Reverse a list."}]
 
@@ -393,8 +394,8 @@ def test_parquet_in_and_out(shmllm: Shmllm, llm: LLM, tmp_path: Path) -> None:
     assert not journal.exists()
 
 
-def start(*arguments: str | Path) -> subprocess.Popen[bytes]:
-    return start_source(CLI, "generate", *map(str, arguments), stderr=subprocess.PIPE)
+def start(*arguments: str | Path, cli: str = CLI) -> subprocess.Popen[bytes]:
+    return start_source(cli, "generate", *map(str, arguments), stderr=subprocess.PIPE)
 
 
 def num_lines(path: Path) -> int:
@@ -474,7 +475,7 @@ def test_a_closed_pipe_is_a_quiet_end(many: Path, engine: str) -> None:
 def test_two_jobs_cannot_write_to_one_file(
     shmllm: Shmllm, engine: str, many: Path, target: Path
 ) -> None:
-    process = start("-i", many, "-o", target, "--attach", engine, *ENDLESS)
+    process = start("-i", many, "-o", target, "--attach", engine, *GREEDY, cli=SLOW_CLI)
     try:
         assert holds_within(lambda: num_lines(target) >= 1, PATIENCE_S)
         process.send_signal(signal.SIGSTOP)  # else it may end before the other one begins

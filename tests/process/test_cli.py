@@ -271,12 +271,18 @@ BAD_INPUT: dict[str, tuple[list[str], bytes | None, str]] = {
     "no such folder": (["x", "-o", "/no/such/folder/out"], None, "/no/such/folder/out"),
     "KV memory": (["x", "--kv-cache-memory-bytes", "1"], None, "kv_cache_memory_bytes is 1 and"),
 }
+# These are found when an engine has answered; that of the test's own is for the others.
+ATTACHED = ("empty prompt", "empty stdin", "no such folder")
 USAGE = re.compile(r"Usage: |Try '|\s*$")
 
 
 @pytest.mark.parametrize("name", BAD_INPUT)
-def test_bad_input_is_one_line_and_exit_code_2(name: str, tmp_path: Path) -> None:
+def test_bad_input_is_one_line_and_exit_code_2(
+    name: str, attached: tuple[str, str], tmp_path: Path
+) -> None:
     arguments, content, message = BAD_INPUT[name]
+    if name in ATTACHED:
+        arguments = [*arguments, *attached]
     path = write(tmp_path, "input", content) if content is not None else ""
     done = shmllm("generate", *(path if a == "FILE" else a for a in arguments))
     assert done.returncode == 2, done.stderr.decode()
@@ -287,8 +293,8 @@ def test_bad_input_is_one_line_and_exit_code_2(name: str, tmp_path: Path) -> Non
     assert lines[0].startswith(("shmllm: ", "Error: "))
 
 
-def test_stdin_that_is_no_text_is_one_line_and_exit_code_2() -> None:
-    done = shmllm("generate", input=b"\xff\xfe\x00", env={"PYTHONUTF8": "1"})
+def test_stdin_that_is_no_text_is_one_line_and_exit_code_2(attached: tuple[str, str]) -> None:
+    done = shmllm("generate", *attached, input=b"\xff\xfe\x00", env={"PYTHONUTF8": "1"})
     assert done.returncode == 2
     assert b"Traceback" not in done.stderr
 

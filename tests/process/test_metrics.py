@@ -83,7 +83,7 @@ def test_a_requests_moments_are_in_their_order(llm: LLM) -> None:
 
 
 def test_preemptions_are_counted_for_each_request() -> None:
-    with LLM(kv_cache_memory_bytes=2**21, max_num_seqs=64) as small:
+    with LLM(kv_cache_memory_bytes=2**21, max_num_seqs=64, multiprocess=False) as small:
         params = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
         prompts = [f"x = {n}" for n in range(16)]
         outputs = small.generate(prompts, params, use_tqdm=False)

@@ -127,6 +127,7 @@ def busy(llm: LLM) -> Iterator[None]:
     def work() -> None:
         while not done.is_set():
             llm.generate(["import os", "import sys"], params, use_tqdm=False)
+            time.sleep(0.01)
 
     thread = threading.Thread(target=work)
     thread.start()

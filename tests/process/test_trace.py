@@ -239,6 +239,7 @@ while True:
     first = first or texts
     assert texts == first
     print(time.monotonic(), flush=True)
+    time.sleep(0.02)
 """
 
 
@@ -292,7 +293,7 @@ def test_a_busy_engine_and_its_front_ends(tmp_path: Path, running: tuple[str, in
     name, pid = running
     with busy(name) as one, busy(name) as two:
         began = time.monotonic()
-        tracer = start_attached(name, path, 4)
+        tracer = start_attached(name, path, 2)
         output, errors = tracer.communicate(timeout=PATIENCE_S)
         took_s = time.monotonic() - began
         assert tracer.returncode == 0, errors.decode()
@@ -312,7 +313,7 @@ def test_a_busy_engine_and_its_front_ends(tmp_path: Path, running: tuple[str, in
             assert request.facts["finish reason"] == "length"
             assert request.names()[-2:] == ["detokenize", "finished"]
         longest_s = (max(end for lane in trace.lanes.values() for _, end, *_ in lane)) / 1e9
-        assert 3 < longest_s < took_s
+        assert 1 < longest_s < took_s
         assert b"steps" in output
         assert holds_within(lambda: not is_recorded(pid), PATIENCE_S)
         assert holds_within(lambda: not is_recorded(one.pid), PATIENCE_S)
