@@ -1,7 +1,8 @@
-"""What all tests share: nothing of ours may outlive a test, and small real models.
+"""Fixtures and hooks of all tests: leaks, deadlines, and the order of files.
 
-The leak check runs around every test that starts processes: afterwards no process of
-shmllm is left that was not there before, and /dev/shm holds of ours what it held.
+Around a test that starts processes, `no_leaks` checks that it leaves no engine process and no
+file of shmllm in /dev/shm. A test that hangs fails after ten to twenty minutes. Workers of
+pytest-xdist take the files that take longest first.
 """
 
 from __future__ import annotations
@@ -22,44 +23,85 @@ from shmllm import LLM
 from shmllm.client.launch import SPIN_COUNT, WAITING_VARIABLES
 from shmllm.ipc.layout import CREATOR_PID_OFFSET
 
-# Read when torch is loaded, which no import above does. Compute threads of this process, those
-# of transformers and of engines in the caller's process, would otherwise spin for milliseconds
-# on the cores that other tests need; engines of their own are started with the same value.
+# libgomp reads it when torch is loaded, which no import above does. The compute threads of this
+# process, of transformers and of engines in the caller's process, would otherwise spin for
+# milliseconds on cores that other tests need. Engine processes are started with the same value.
 if not os.environ.keys() & set(WAITING_VARIABLES):
     os.environ["GOMP_SPINCOUNT"] = SPIN_COUNT
 
-HANGS_AFTER_S = 600
+HANGS_AFTER_S = 1200
 LONG_HANGS_AFTER_S = 3600
 LONG_MARKERS = ("clients", "gpu", "slow", "stress")
 
-gc.disable()  # until all tests are collected: hardly anything that imports make goes again
+TESTS = Path(__file__).parent
+SLOWEST_FILES = (
+    "unit/worker/test_gpu_interpreted.py",
+    "unit/kernels/test_triton.py",
+    "unit/kernels/test_triton_compiles.py",
+    "process/test_examples.py",
+    "process/test_kill_matrix.py",
+    "e2e/test_embeddings.py",
+    "process/test_batch_files.py",
+    "process/test_trace.py",
+    "process/test_cli.py",
+    "e2e/test_greedy.py",
+    "process/test_death.py",
+    "process/test_sleeping_engines.py",
+    "e2e/test_deterministic.py",
+    "e2e/test_async_scheduling.py",
+    "e2e/test_logprobs.py",
+    "process/test_streams.py",
+    "process/test_launch.py",
+    "e2e/test_logprob_diff.py",
+    "process/test_weight_updates.py",
+    "process/test_bench.py",
+    "process/test_named_engine.py",
+    "process/test_top.py",
+    "process/test_fork.py",
+    "process/test_worker_calls.py",
+    "process/test_gpu_check.py",
+    "process/test_small_shm.py",
+)
+"""The files that take longest, longest first."""
 
-# A shell that starts us in the background has SIGINT ignored, and the programs that tests
-# interrupt would inherit that. A handler of ours is not inherited.
+gc.disable()  # until all tests are collected: most objects that imports create live on
+
+# A shell that starts pytest in the background makes it ignore SIGINT, and so would the programs
+# that tests start and interrupt. Programs do not inherit a handler.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ENGINE_MODULE = "shmllm.engine"
 OUR_FILES = "shmllm."
 MARK = "SHMLLM_TEST_SESSION"
-os.environ[MARK] = uuid.uuid4().hex  # engines inherit it; those of other sessions lack it
-LEAK_GRACE_S = 5.0
+os.environ[MARK] = uuid.uuid4().hex  # engines of this session inherit it
+LEAK_GRACE_S = 30.0
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the slowest files first: a worker that took one last would run alone at the end.
+
+    Needs `--no-loadscope-reorder`, which tools/test passes.
+    """
+    places = {TESTS / name: place for place, name in enumerate(SLOWEST_FILES)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
 def pytest_collection_finish() -> None:
-    """What was imported stays, and looking for garbage does not look at it."""
+    """Exempt all imported modules from garbage collection."""
     gc.freeze()
     gc.enable()
 
 
-def _fail_what_hangs(number: int, frame: object) -> None:
+def _fail_test(number: int, frame: object) -> None:
     pytest.fail("the test hangs: it should have ended long ago, and waits at the line above")
 
 
 @contextmanager
 def _deadline(item: pytest.Item) -> Iterator[None]:
-    """Ends whatever the test waits for, long after it ought to be over."""
+    """Fail a test that hangs, whatever it waits for in its main thread."""
     is_long = any(item.get_closest_marker(name) for name in LONG_MARKERS)
-    signal.signal(signal.SIGALRM, _fail_what_hangs)
+    signal.signal(signal.SIGALRM, _fail_test)
     signal.setitimer(signal.ITIMER_REAL, LONG_HANGS_AFTER_S if is_long else HANGS_AFTER_S, 30)
     try:
         yield
@@ -102,7 +144,7 @@ def engine_processes() -> set[int]:
 
 
 def our_files() -> set[str]:
-    """Names of ours in /dev/shm, less those that a process of another session made."""
+    """Names of shmllm's files in /dev/shm that no process of another session created."""
     names = (name for name in os.listdir("/dev/shm") if name.startswith(OUR_FILES))
     return {name for name in names if not _is_of_another_session(Path("/dev/shm", name))}
 
@@ -120,7 +162,7 @@ def _is_of_another_session(path: Path) -> bool:
 
 @pytest.fixture(scope="session")
 def compiled_kernels() -> None:
-    """The first engine on a machine compiles its kernels, for longer than tests wait for one."""
+    """Start an engine once: on a new machine it compiles the kernels, which takes long."""
     faulthandler.cancel_dump_traceback_later()
     LLM(multiprocess=False, kv_cache_memory_bytes=2**26).close()
 
@@ -132,7 +174,7 @@ def no_leaks(compiled_kernels: None) -> Iterator[None]:
     yield
     deadline = time.monotonic() + LEAK_GRACE_S
     while time.monotonic() < deadline:
-        # A file whose maker has just died may be that of a session beside this one.
+        # A file whose creator just died may belong to another session: look again.
         left, new_files = engine_processes() - processes, our_files() - files
         if not left and not new_files:
             break

@@ -1,4 +1,5 @@
-"""Clients of vLLM, unmodified, on shmllm. Each is skipped where it is not installed.
+"""Fixtures for programs written for vLLM that run on shmllm. A program that is not installed is
+skipped.
 
 pip install '.[test,clients]' && tools/test -m clients
 """

@@ -1,4 +1,4 @@
-"""LangChain's `VLLM`: texts are `LLM`'s, and types asked of random weights are kept."""
+"""LangChain's `VLLM` class on shmllm returns `LLM`'s texts and outputs of the requested type."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""lm-evaluation-harness: its own `vllm` model class on shmllm against its own `hf` class.
+"""lm-evaluation-harness: its `vllm` model class on shmllm gives the results of its `hf` class.
 
-Tasks of the three kinds of requests that it has, from local files: continuations with a
-choice, perplexity of a text, and generation with stop strings.
+The tasks come from local files and cover its three kinds of requests: multiple choice, perplexity
+of a text, and generation with stop strings.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 @dataclass
 class Answers:
-    """What a model said: (log-likelihood, is greedy) of choices, and texts."""
+    """The answers of a model: (log-likelihood, is greedy) of each choice, and texts."""
 
     choices: list[tuple[float, bool]]
     perplexities: list[float]

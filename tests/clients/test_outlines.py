@@ -1,4 +1,4 @@
-"""outlines' `from_vllm_offline`: whatever random weights say is of the type that was asked."""
+"""outlines' `from_vllm_offline` on shmllm returns outputs of the requested type."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def model(directory: Path, vllm_is_shmllm: None) -> Iterator[Any]:
 
 
 def outputs(model: Any, output_type: Any, max_tokens: int) -> list[str]:
-    """Completions of every prompt with every seed."""
+    """The completions of every prompt with every seed."""
     from vllm import SamplingParams
 
     texts = []

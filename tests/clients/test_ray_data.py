@@ -1,4 +1,4 @@
-"""Ray Data: engines in actors, engines that die there, and Ray's own processor for vLLM."""
+"""Ray Data on shmllm: engines in actors, engines that die there, and Ray's processor for vLLM."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ KILLS = {"raising": 2, "restarted": 2, "processor": 30}
 
 @dataclass
 class Outcome:
-    """Of a scenario: all rows, or the message of what ended it; and batches begun."""
+    """The result of a scenario: all rows or an error message, and the number of batches begun."""
 
     rows: Any
     num_begun: int
@@ -50,7 +50,7 @@ def num_marks(file: Path) -> int:
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
-    """The driver's scenarios; in two of them the engine dies in its actor."""
+    """Run the driver's scenarios; in two of them the test kills the engine in its actor."""
     directory = tmp_path_factory.mktemp("ray")
     job = {
         "rows": ROWS,
@@ -125,7 +125,7 @@ def test_the_example_of_rays_processor(run_example: Callable[[str], str]) -> Non
 
 @pytest.fixture(scope="module")
 def expected() -> dict[int, str]:
-    """What one `LLM` says to all rows."""
+    """The completions of all rows by one `LLM`."""
     params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
     with LLM(num_threads=1, kv_cache_memory_bytes=2**27) as llm:
         outputs = llm.generate([row["prompt"] for row in ROWS], params, use_tqdm=False)

@@ -2,7 +2,7 @@
 
 The measure is TRL's own metric, the largest difference between the log-probability that the
 engine reported for a token and the one that the model in training gives it. With weights
-that are not the trainer's it is above 0.1 (see `test_old_weights_are_seen`).
+that are not the trainer's it is above 0.1 (see `test_an_engine_with_old_weights_is_detected`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def assert_same_numbers(run: Run, num_steps: int = NUM_STEPS) -> None:
     assert max(run.differences) < SAME
 
 
-def test_at_every_step(policy: Path) -> None:
+def test_log_probabilities_equal_the_trainers_at_every_step(policy: Path) -> None:
     asleep: list[bool] = []
 
     def watch(made: Any, run: Run) -> None:
@@ -72,8 +72,8 @@ def test_adapters_that_are_merged(policy: Path) -> None:
     assert run.has_learnt(by=0.05)
 
 
-def test_old_weights_are_seen(policy: Path) -> None:
-    """The measure has teeth: an engine that gets its first weights each time is far off."""
+def test_an_engine_with_old_weights_is_detected(policy: Path) -> None:
+    """The measure detects an engine that receives its first weights each time."""
 
     def always_send_the_first(made: Any, run: Run) -> None:
         generation = made.vllm_generation
@@ -85,7 +85,7 @@ def test_old_weights_are_seen(policy: Path) -> None:
     assert min(run.differences[1:]) > OTHER
 
 
-def test_weights_that_are_not_loaded_are_seen(
+def test_weights_that_are_not_loaded_are_detected(
     policy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(RemoteModel, "load_weights", lambda self, weights: set())
@@ -94,8 +94,10 @@ def test_weights_that_are_not_loaded_are_seen(
     assert min(run.differences[1:]) > OTHER
 
 
-def test_an_engine_without_weights_refuses(policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sleep has dropped them, and nobody sends new ones: no garbage, but an error."""
+def test_an_engine_without_weights_refuses_requests(
+    policy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sleeping dropped the weights and nobody sends new ones: the engine raises an error."""
     monkeypatch.setattr(RemoteModel, "load_weights", lambda self, weights: set())
     with pytest.raises(RequestError, match="weights"):
         train(policy, max_steps=1)
@@ -126,7 +128,7 @@ def test_several_updates_with_the_same_completions(policy: Path) -> None:
 
 
 def test_evaluation_between_steps(policy: Path) -> None:
-    """For which TRL wakes the engine within a step, and sends the weights once more."""
+    """For an evaluation TRL wakes the engine within a step and sends the weights once more."""
     from datasets import Dataset
 
     options = {
@@ -148,7 +150,7 @@ def test_rloo(policy: Path) -> None:
     assert run.has_learnt(by=0.3)
 
 
-def test_what_trl_always_says_causes_no_warnings(
+def test_options_that_trl_always_passes_cause_no_warnings(
     policy: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "shmllm"):

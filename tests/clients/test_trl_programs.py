@@ -1,4 +1,4 @@
-"""Whole programs that train with TRL: the example, and several processes under torchrun."""
+"""Programs that train with TRL: the example, and several processes under torchrun."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ ONLINE_DPO = """
 
 
 def run_example(name: str, directory: Path) -> str:
-    """What it writes to stdout."""
+    """Run an example; return what it writes to stdout."""
     done = python(str(ROOT / "examples" / name), cwd=directory, timeout=TIMEOUT_S)
     assert done.returncode == 0, done.stderr.decode()[-8000:]
     return done.stdout.decode()
 
 
-def test_the_example_learns_and_draws_it(tmp_path: Path) -> None:
+def test_the_example_learns_and_draws_its_reward(tmp_path: Path) -> None:
     out = run_example("grpo_colocate.py", tmp_path)
     (first, last) = map(float, re.findall(r"^reward ([\d.]+) -> ([\d.]+)", out, re.MULTILINE)[0])
     assert last > first + 0.3

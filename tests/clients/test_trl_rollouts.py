@@ -1,4 +1,4 @@
-"""TRL's public `rollout_func`: an LLM of one's own generates, and nothing of TRL is patched."""
+"""TRL's public `rollout_func`: an LLM that the caller made generates, without patches of TRL."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Rollouts:
 
 
 def sequence(output: RequestOutput) -> tuple[list[int], list[int], list[float]]:
-    """What FIELDS name, of one completion."""
+    """The fields of one completion that FIELDS names."""
     (completion,) = output.outputs
     ids = list(completion.token_ids)
     logprobs = [
@@ -74,7 +74,7 @@ def difference(model: Any, prompt: list[int], ids: list[int], given: list[float]
     return float((expected - torch.tensor(given)).abs().max())
 
 
-def test_an_llm_of_ones_own(policy: Path, llm: LLM) -> None:
+def test_rollouts_of_an_llm_that_the_caller_made(policy: Path, llm: LLM) -> None:
     rollouts = Rollouts(llm)
     run = train(policy, use_vllm=False, rollout_func=rollouts)
     assert len(rollouts.differences) == NUM_STEPS

@@ -1,4 +1,4 @@
-"""With `async_scheduling` an engine says to the last bit what it says without, on a CPU."""
+"""An engine gives bitwise the same outputs with and without `async_scheduling`, on a CPU."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Pair(NamedTuple):
     overlapped: LLM
 
     def agree(self, ask: Callable[[LLM], Any]) -> Any:
-        """What both engines say."""
+        """Check that both engines give the same result, and return it."""
         expected = ask(self.plain)
         assert ask(self.overlapped) == expected
         return expected
@@ -67,7 +67,7 @@ def engines() -> Iterator[Pair]:
 
 @pytest.fixture
 def pair(engines: Pair) -> Iterator[Pair]:
-    """Both with an empty prefix cache; what a test leaves behind fails it."""
+    """Both engines with an empty prefix cache; a test that leaves requests behind fails."""
     assert all(llm.reset_prefix_cache() for llm in engines)
     yield engines
     for llm in engines:
@@ -82,7 +82,7 @@ def numbers(entries: Any) -> Any:
 
 
 def said(output: RequestOutput) -> Any:
-    """All that an output says of its request, comparable with ==."""
+    """The contents of an output, comparable with ==."""
     completions = [
         (
             list(each.token_ids),
@@ -128,7 +128,7 @@ EDITS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_what_edits_and_what_ends_outputs(pair: Pair, temperature: float) -> None:
+def test_logits_processors_and_stop_conditions(pair: Pair, temperature: float) -> None:
     params = [
         SamplingParams(**{"temperature": temperature, "seed": number, "max_tokens": 40} | options)
         for number, options in enumerate(EDITS)
@@ -147,7 +147,7 @@ MATCHED: list[dict[str, Any]] = [
 ]
 
 
-def test_structured_outputs_beside_free_ones(pair: Pair) -> None:
+def test_structured_outputs_beside_requests_without(pair: Pair) -> None:
     params = []
     for seed, kind in itertools.product(range(3), [*MATCHED, None]):
         matched = kind and StructuredOutputsParams(**kind)
@@ -189,7 +189,7 @@ def test_embedded_prompts_and_vectors(pair: Pair) -> None:
         pair.agree(embed)
 
 
-def test_a_stream_left_early_and_what_comes_behind_it(pair: Pair) -> None:
+def test_requests_after_a_stream_that_was_left_early(pair: Pair) -> None:
     params = SamplingParams(temperature=0, max_tokens=200, output_kind=RequestOutputKind.DELTA)
 
     def texts(llm: LLM) -> Any:
@@ -263,7 +263,7 @@ def undisturbed(engines: Pair) -> Any:
 
 
 @pytest.mark.parametrize("kind", DISTURBANCES)
-def test_whatever_happens_between_steps_changes_nothing(
+def test_calls_between_steps_change_no_token(
     pair: Pair, undisturbed: Any, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for llm in pair:
@@ -277,7 +277,11 @@ def test_whatever_happens_between_steps_changes_nothing(
 
 
 def halve_weights_after(llm: LLM, num_tokens: int) -> tuple[int, list[Any]]:
-    """How many tokens there were when it happened, and what came of the requests."""
+    """Halve all weights after some tokens.
+
+    Returns:
+        The number of tokens generated before, and the outputs of the requests.
+    """
     llm.enqueue([[5, 6, 7], [8] * 40], LONG)
     wait_until(
         lambda: llm.get_metrics()["generated_tokens"] >= num_tokens,
@@ -294,7 +298,7 @@ def halve_weights_after(llm: LLM, num_tokens: int) -> tuple[int, list[Any]]:
 
 
 def test_weights_that_change_in_the_middle(tmp_path: Path) -> None:
-    """What is under way then is the old weights', and all that comes behind is the new ones'."""
+    """A step that already runs uses the old weights, and all later steps the new ones."""
     make_model("llama", tmp_path)
     pair = make_pair(str(tmp_path), multiprocess=False)
     with pair.plain, pair.overlapped:

@@ -1,4 +1,4 @@
-"""Beam search against transformers where the two mean the same, and against a plain one."""
+"""Beam search equals transformers' where the definitions agree, and a plain implementation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def next_logprobs(model: Any, tokens: list[int]) -> torch.Tensor:
 def plain_beam_search(
     model: Any, prompt: list[int], params: BeamSearchParams, end_id: int
 ) -> list[tuple[list[int], float]]:
-    """vLLM's definition, written down: [(tokens, score)], best first."""
+    """Beam search by vLLM's definition: [(tokens, score)], best first."""
 
     def score(tokens: list[int], total: float) -> float:
         length = len(tokens) - (tokens[-1] == end_id)

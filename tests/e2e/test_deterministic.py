@@ -1,4 +1,4 @@
-"""The same tokens and the same bits, whatever runs beside a request, asked for or not."""
+"""A request gets bitwise the same outputs whatever runs beside it, by default."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def start(request: pytest.FixtureRequest, directory: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def alone(start: Any) -> list[Any]:
-    """What an engine says to each request that has it for itself, without any cache."""
+    """The output of each request when it runs alone, without a prefix cache."""
     with start(enable_prefix_caching=False) as llm:
         return ask_one_by_one(llm, make_requests(4096, NUM_REQUESTS, seed=1))
 
@@ -120,6 +120,6 @@ def test_after_sleep_and_an_update() -> None:
         assert ask(llm, requests) == changed
 
 
-def test_what_is_refused() -> None:
+def test_other_values_of_the_option_are_refused() -> None:
     with pytest.raises(EngineStartError, match="deterministic must be True or False, got 1"):
         LLM(deterministic=1, multiprocess=False)  # type: ignore[arg-type]

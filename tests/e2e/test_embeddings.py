@@ -1,4 +1,4 @@
-"""Vectors and embedded prompts against transformers, whatever the engine does to get there."""
+"""Embedding vectors and prompts given as embeddings equal transformers', for several settings."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: Any) -> tuple[Any, P
 
 
 def hidden_states(model: Any, prompt: list[int]) -> torch.Tensor:
-    """After the final norm: what the LM head reads."""
+    """The hidden states after the final norm, which the LM head reads."""
     return _hidden_states(model, tuple(prompt))
 
 
@@ -312,7 +312,7 @@ def test_many_embedded_prompts_cross_with_several_completions(tiny: LLM) -> None
 
 
 def test_the_reference_is_what_the_lm_head_reads() -> None:
-    """Guards the tests above: transformers could return states before the final norm."""
+    """The comparison needs the states after the final norm, not those before it."""
     config = transformers.LlamaConfig(
         vocab_size=9,
         hidden_size=8,

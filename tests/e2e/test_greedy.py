@@ -1,4 +1,4 @@
-"""Greedy tokens equal transformers' greedy tokens, whatever the engine does to get there."""
+"""Greedy tokens equal transformers' greedy tokens, for several models and engine settings."""
 
 from __future__ import annotations
 

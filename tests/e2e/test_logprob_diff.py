@@ -1,4 +1,4 @@
-"""tools/logprob_diff.py: the engine's processed log-probabilities are the trainer's."""
+"""tools/logprob_diff.py: the engine's processed log-probabilities equal the trainer's."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def tool() -> ModuleType:
 
 
 @pytest.mark.parametrize("kind", VARIANTS)
-def test_numbers_are_the_trainers(tool: ModuleType, kind: str, tmp_path: Path) -> None:
+def test_log_probabilities_equal_the_trainers(tool: ModuleType, kind: str, tmp_path: Path) -> None:
     make_model(kind, tmp_path)
     for dtype, bound in BOUNDS.items():
         for temperature in (1.0, 0.7):
@@ -50,7 +50,7 @@ def test_numbers_are_the_trainers(tool: ModuleType, kind: str, tmp_path: Path) -
                 assert each.kl_estimate < bound
 
 
-def test_a_wrong_temperature_shows(tool: ModuleType, tmp_path: Path) -> None:
+def test_a_wrong_temperature_is_detected(tool: ModuleType, tmp_path: Path) -> None:
     """The comparison can fail."""
     from transformers import AutoModelForCausalLM
 

@@ -1,4 +1,4 @@
-"""Log-probabilities of prompt and output against transformers, in float32, to 1e-4."""
+"""Log-probabilities of prompts and outputs equal transformers' to 1e-4 in float32."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def reference(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Referenc
 
 
 def check_entry(entry: Any, expected: torch.Tensor, token: int, k: int) -> None:
-    """One position: the token itself first, then the best k, with the right numbers."""
+    """Check the entry of one position: the token itself first, then the best k tokens."""
     ids = list(entry)
     assert ids[0] == token
     best = expected.topk(max(k, 1)).values
@@ -94,7 +94,7 @@ def llm(request: pytest.FixtureRequest, reference: Reference) -> Iterator[LLM]:
         yield engine
 
 
-def test_numbers_are_those_of_transformers(llm: LLM, reference: Reference) -> None:
+def test_log_probabilities_equal_those_of_transformers(llm: LLM, reference: Reference) -> None:
     greedy = ask(llm, reference, temperature=0, logprobs=5, prompt_logprobs=3)
     for output in greedy:
         check_output(output, reference, 5, 3)
@@ -104,7 +104,7 @@ def test_numbers_are_those_of_transformers(llm: LLM, reference: Reference) -> No
         check_output(output, reference, 0, 0)
 
 
-def test_preemption_reports_everything_once(reference: Reference) -> None:
+def test_after_preemption_each_position_is_reported_once(reference: Reference) -> None:
     options = LOCAL | {"max_model_len": 256}
     with LLM(str(reference.directory), **options) as probe:
         block_bytes = probe.facts.kv_cache_bytes // (probe.facts.num_blocks + 1)
@@ -127,7 +127,7 @@ def test_preemption_reports_everything_once(reference: Reference) -> None:
         assert llm.get_metrics()["preemptions"] > 0
 
 
-def test_such_a_request_fills_the_prefix_cache(reference: Reference) -> None:
+def test_a_request_with_prompt_logprobs_fills_the_prefix_cache(reference: Reference) -> None:
     with LLM(str(reference.directory), **LOCAL) as llm:
         prompt = {"prompt_token_ids": list(range(1, 65))}
         params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=1)
@@ -140,8 +140,8 @@ def test_such_a_request_fills_the_prefix_cache(reference: Reference) -> None:
     assert cached == [0, 0, 48, 0]
 
 
-def test_the_whole_vocabulary_travels(reference: Reference) -> None:
-    """Larger than a ring record: outputs and prompt lie in tensor slots."""
+def test_log_probabilities_of_the_whole_vocabulary(reference: Reference) -> None:
+    """The records are larger than a ring record may be: the numbers lie in tensor slots."""
     with LLM(str(reference.directory), dtype="float32", max_logprobs=-1) as llm:
         some = (reference.prompts[index] for index in (0, 1, 5, 8))
         prompts = [{"prompt_token_ids": prompt[:60]} for prompt in some]

@@ -1,4 +1,4 @@
-"""What the prefix cache gives, and to whom, seen from outside."""
+"""Which requests hit the prefix cache, as an engine's outputs report it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def engine() -> Iterator[LLM]:
 
 @pytest.fixture
 def llm(engine: LLM) -> Iterator[LLM]:
-    """What other tests cached is forgotten; what this one leaves behind fails it."""
+    """The engine with an empty prefix cache; a test that leaves requests behind fails."""
     assert engine.reset_prefix_cache()
     yield engine
     assert_idle(engine)
@@ -50,7 +50,7 @@ def test_equal_prompts_in_one_batch_share_blocks_too(llm: LLM) -> None:
     assert outputs[0].outputs[0].token_ids == outputs[1].outputs[0].token_ids
 
 
-def test_salts_separate_tenants(llm: LLM) -> None:
+def test_prompts_with_different_salts_share_no_blocks(llm: LLM) -> None:
     prompt = random_prompt(3, 48)
     assert cached(llm, prompt, cache_salt="one") == 0
     assert cached(llm, prompt, cache_salt="two") == 0

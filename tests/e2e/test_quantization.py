@@ -1,4 +1,4 @@
-"""Engines with weights of 8 bits beside the same engine with float32, on the bundled model."""
+"""An engine with int8 weights compared with one in float32, on the bundled model."""
 
 from __future__ import annotations
 

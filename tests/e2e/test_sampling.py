@@ -1,4 +1,4 @@
-"""A request's tokens are its own: whatever runs beside it, they equal its solo run."""
+"""Sampling parameters: a request gets the same tokens alone and beside other requests."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def test_mixed_requests_equal_their_solo_runs(llm: LLM) -> None:
     assert shuffled == [together[i] for i in order]
 
 
-def test_a_row_used_again_keeps_nothing_of_the_request_before(llm: LLM) -> None:
-    """More requests than rows, heavy and plain ones in turns, so that each row sees both."""
+def test_a_reused_row_keeps_nothing_of_the_previous_request(llm: LLM) -> None:
+    """More requests than rows, alternately with and without logits processors, use each row."""
     prompts, params = mixed_requests()
     plain = SamplingParams(temperature=0, max_tokens=12)
     expected = tokens(llm, prompts, [plain] * NUM_REQUESTS)
@@ -78,7 +78,7 @@ def test_a_row_used_again_keeps_nothing_of_the_request_before(llm: LLM) -> None:
     assert tokens(llm, both, turns)[1::2] == expected
 
 
-def test_late_arrivals_change_nothing(llm: LLM) -> None:
+def test_requests_that_arrive_late_change_no_tokens(llm: LLM) -> None:
     """Requests join a batch that runs and leave it in another order."""
     prompts, params = mixed_requests()
     alone = {i: tokens(llm, [prompts[i]], [params[i]])[0] for i in range(0, NUM_REQUESTS, 5)}
@@ -231,7 +231,7 @@ def test_requests_without_a_seed_differ_but_repeat_with_the_engine_seed() -> Non
     assert runs[0] != runs[2]
 
 
-def test_min_tokens_hold_back_the_end(llm: LLM) -> None:
+def test_min_tokens_prevent_an_early_end(llm: LLM) -> None:
     prompt = {"prompt_token_ids": list(range(100, 130))}
     [free] = llm.generate(prompt, SamplingParams(temperature=0, max_tokens=30), use_tqdm=False)
     stop = free.outputs[0].token_ids[3]
@@ -265,7 +265,7 @@ def test_stop_string_ends_and_is_cut_off(llm: LLM) -> None:
     assert (completion.finish_reason, completion.stop_reason) == ("stop", stop)
 
 
-def test_max_tokens_none_goes_on_to_the_context_limit(llm: LLM) -> None:
+def test_without_max_tokens_a_request_ends_at_the_context_limit(llm: LLM) -> None:
     ids = list(range(100, 100 + 1000))
     params = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
     [output] = llm.generate({"prompt_token_ids": ids}, params, use_tqdm=False)

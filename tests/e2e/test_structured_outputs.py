@@ -1,4 +1,4 @@
-"""Structured outputs through a real engine: they match, and nobody else notices."""
+"""Structured outputs of a real engine match, and requests beside them are unaffected."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_other_options_do_not_change_how_it_ends(llm: LLM, options: dict[str, An
     assert output.outputs[0].text in (("yes", "no") if params.detokenize else ("",))
 
 
-def test_a_grammar_that_is_done_ends_the_output_before_min_tokens(llm: LLM) -> None:
+def test_a_complete_match_ends_the_output_before_min_tokens(llm: LLM) -> None:
     params = SamplingParams(
         max_tokens=50, min_tokens=40, structured_outputs=StructuredOutputsParams(choice=["a"])
     )
@@ -119,7 +119,7 @@ def test_a_grammar_that_is_done_ends_the_output_before_min_tokens(llm: LLM) -> N
     assert (output.outputs[0].text, output.outputs[0].finish_reason) == ("a", "stop")
 
 
-def test_until_min_tokens_a_longer_match_is_taken(llm: LLM) -> None:
+def test_before_min_tokens_a_longer_match_is_continued(llm: LLM) -> None:
     params = SamplingParams(
         max_tokens=9, min_tokens=5, structured_outputs=StructuredOutputsParams(regex="[ab]+")
     )
@@ -165,7 +165,7 @@ def test_an_invalid_constraint_queues_nothing_and_leaves_the_engine_alive(llm: L
     assert run(llm, ["x"], some("choice", 0.0))[0].outputs[0].finish_reason == "stop"
 
 
-def test_a_completion_of_several_has_its_own_place_in_the_grammar(llm: LLM) -> None:
+def test_each_of_several_completions_has_its_own_grammar_state(llm: LLM) -> None:
     params = some("regex", 1.5, seed=5)
     params.n = 4
     (output,) = run(llm, ["The date: "], params)
@@ -217,8 +217,8 @@ def test_equal_grammars_are_compiled_once_also_in_this_process() -> None:
         assert compiler.num_compiled == 1
 
 
-def test_a_tokenizer_of_ones_own_is_the_one_that_counts(tmp_path: Any) -> None:
-    """The engine masks by the tokenizer that the front end decodes with."""
+def test_the_mask_is_made_for_the_tokenizer_option(tmp_path: Any) -> None:
+    """The engine computes masks with the tokenizer that the front end decodes with."""
     source = resolve_model("tiny")
     tokenizer = json.loads((source / "tokenizer.json").read_text())
     vocab = tokenizer["model"]["vocab"]

@@ -1,4 +1,4 @@
-"""Every kind of bad input gets an error that names it, and the engine goes on as before."""
+"""Bad input raises an error that names it, and the engine continues to serve requests."""
 
 from __future__ import annotations
 
@@ -69,7 +69,9 @@ BAD_PROMPTS: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("name", BAD_PROMPTS)
-def test_a_bad_prompt_is_named_and_costs_nothing(name: str, llm: LLM, expected: list[int]) -> None:
+def test_a_bad_prompt_is_named_and_the_engine_works_on(
+    name: str, llm: LLM, expected: list[int]
+) -> None:
     prompts, message = BAD_PROMPTS[name]
     with pytest.raises(RequestError, match=message) as caught:
         llm.generate(prompts, GREEDY, use_tqdm=False)
@@ -170,7 +172,7 @@ def test_bad_messages(name: str, llm: LLM, expected: list[int]) -> None:
 
 
 def counts(llm: LLM) -> dict[str, int]:
-    """What the engine has done, without what it took to be asked."""
+    """The engine's counters, except those that also change when it is asked for something."""
     found = llm.get_metrics().items()
     return {k: v for k, v in found if not k.endswith("_ns") and k != "times_parked"}
 
@@ -240,7 +242,7 @@ def test_a_bad_option_is_named_with_its_range(name: str) -> None:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A copy of the bundled model, to damage."""
+    """A copy of the bundled model that a test may damage."""
     return Path(shutil.copytree(BUNDLED, tmp_path / "model"))
 
 
@@ -277,7 +279,7 @@ def test_a_missing_or_damaged_config_is_named(model: Path, text: str | None) -> 
 
 
 def write_index(model: Path, shard: str) -> None:
-    """Let an index spread the weights over the one file there is and another."""
+    """Write an index that spreads the weights over the existing file and another."""
     (model / "model.safetensors").rename(model / "model-1.safetensors")
     weights = {"model.norm.weight": "model-1.safetensors", "model.embed_tokens.weight": shard}
     index = {"metadata": {}, "weight_map": weights}
@@ -329,7 +331,7 @@ def bytes_per_block(llm: LLM) -> int:
     return llm.facts.kv_cache_bytes // (llm.facts.num_blocks + 1)
 
 
-def test_a_shrunken_context_is_warned_of_with_both_numbers(
+def test_a_warning_names_the_reduced_max_model_len(
     llm: LLM, caplog: pytest.LogCaptureFixture, expected: list[int]
 ) -> None:
     room = 11 * bytes_per_block(llm)

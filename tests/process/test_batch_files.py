@@ -1,4 +1,4 @@
-"""`shmllm generate` with files of records: what goes in, what comes out, what it ends with."""
+"""`shmllm generate` with files of records: inputs, outputs and exit codes."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ MESSAGES = [{"role": "user", "content": "Reverse a list."}]
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Starting an engine takes longer than most of these jobs."""
+    """One engine for all jobs: starting an engine takes longer than most of them."""
     with named_engine(tmp_path_factory.mktemp("engine")) as (name, _):
         yield name
 
 
 @pytest.fixture
 def shmllm(engine: str) -> Shmllm:
-    """`shmllm generate` with the engine that runs."""
+    """Runs `shmllm generate` on the engine of the module."""
 
     def run(*arguments: str | Path, **options: Any) -> Completed:
         where = () if "-m" in arguments else ("--attach", engine)
@@ -213,7 +213,7 @@ BAD_ROWS: list[tuple[str, str]] = [
 ]
 
 
-def test_a_bad_row_is_a_record_and_the_rest_goes_on(
+def test_a_bad_row_becomes_a_record_and_the_others_are_done(
     shmllm: Shmllm, tmp_path: Path, target: Path
 ) -> None:
     rows: list[Any] = [line for line, _ in BAD_ROWS]
@@ -231,7 +231,7 @@ def test_a_bad_row_is_a_record_and_the_rest_goes_on(
     assert last.startswith(f"shmllm: {len(BAD_ROWS)} of {len(rows)} rows failed")
 
 
-def test_bytes_that_are_no_text_are_a_bad_row(shmllm: Shmllm, tmp_path: Path) -> None:
+def test_bytes_that_are_not_utf8_are_a_bad_row(shmllm: Shmllm, tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     path.write_bytes(b'{"prompt": "\xff"}\n{"prompt": "x"}\n')
     done = shmllm("-i", path, *GREEDY, "--ordered")
@@ -260,7 +260,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_refused_is_one_line_and_changes_nothing(
+def test_a_refused_job_prints_one_line_and_changes_no_file(
     shmllm: Shmllm, name: str, tmp_path: Path
 ) -> None:
     arguments, words = REFUSED[name]
@@ -408,7 +408,7 @@ def many(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_keeps_finished_rows_and_says_how_to_go_on(
+def test_a_signal_keeps_finished_rows_and_says_how_to_continue(
     many: Path, target: Path, number: signal.Signals, code: int
 ) -> None:
     process = start("-i", many, "-o", target, *SLOW)
@@ -426,7 +426,7 @@ def test_a_signal_keeps_finished_rows_and_says_how_to_go_on(
     assert holds_within(lambda: not is_running(engine), PATIENCE_S)
 
 
-def test_an_engine_that_does_not_end_holds_up_nobody(many: Path, target: Path) -> None:
+def test_a_job_ends_although_its_engine_does_not(many: Path, target: Path) -> None:
     process = start("-i", many, "-o", target, *SLOW)
     assert holds_within(lambda: num_lines(target) >= 1, PATIENCE_S)
     (engine,) = children(process.pid)
@@ -458,7 +458,7 @@ def test_a_killed_engine_ends_with_3_and_keeps_its_rows(many: Path, target: Path
     assert "Traceback" not in message
 
 
-def test_a_closed_pipe_is_a_quiet_end(many: Path, engine: str) -> None:
+def test_a_closed_pipe_ends_the_command_without_an_error(many: Path, engine: str) -> None:
     process = start("-i", many, "--attach", engine, *ENDLESS)
     assert read_line(process)
     assert process.stdout is not None

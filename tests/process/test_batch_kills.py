@@ -1,4 +1,4 @@
-"""`kill -9` at random moments of a job, and --resume: the rows are those of a whole run.
+"""Jobs killed at random times and resumed write the rows of an uninterrupted run.
 
 SHMLLM_BATCH_KILLS sets how many kills the short test makes; SHMLLM_TEST_SEED repeats a run.
 """
@@ -35,7 +35,7 @@ EXIT_ENGINE_DIED = 3
 
 
 def rows(num: int) -> list[Any]:
-    """Prompts shorter than a KV block, so that no record tells what was cached; some bad."""
+    """Rows, some of them bad, with prompts shorter than a KV block, which are never cached."""
     made: list[Any] = []
     for i in range(num):
         row: dict[str, Any] = {"id": f"row-{i}", "prompt": f"x{i} =", "k": [i]}
@@ -89,7 +89,7 @@ class Killer:
             assert b"Traceback" not in stderr
 
     def _wait(self, process: subprocess.Popen[bytes]) -> None:
-        """For some records, or for some time of the start."""
+        """Wait for some records, or for a time during the start."""
         if self._rng.random() < 0.25:
             time.sleep(self._rng.uniform(0, START_S))
             return
@@ -144,10 +144,10 @@ def check_kills(directory: Path, num_kills: int, seed: int) -> None:
     assert killer.kills["job"] + killer.kills["engine"] >= num_kills // 2
 
 
-def test_a_few_kills_lose_and_repeat_no_row(tmp_path: Path) -> None:
+def test_no_row_is_lost_or_repeated_after_a_few_kills(tmp_path: Path) -> None:
     check_kills(tmp_path, NUM_KILLS, SEED)
 
 
 @pytest.mark.stress
-def test_many_kills_lose_and_repeat_no_row(tmp_path: Path) -> None:
+def test_no_row_is_lost_or_repeated_after_many_kills(tmp_path: Path) -> None:
     check_kills(tmp_path, MANY_KILLS, SEED)

@@ -1,4 +1,4 @@
-"""`shmllm generate` as a shell sees it: what goes where, what it ends with, how it fails."""
+"""`shmllm generate` as a shell sees it: stdout, stderr, exit codes and error messages."""
 
 from __future__ import annotations
 
@@ -45,21 +45,21 @@ def shmllm(*arguments: str, **options: Any) -> Completed:
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """What a command writes does not depend on who started its engine."""
+    """One engine for the commands whose output does not depend on who started their engine."""
     with named_engine(tmp_path_factory.mktemp("engine")) as (name, _):
         yield name
 
 
 @pytest.fixture
 def attached(engine: str) -> Iterator[tuple[str, str]]:
-    """Options that have the command use the engine that runs, and leave it unused."""
+    """Options that attach a command to the engine of the module, which the test must leave idle."""
     yield "--attach", engine
     assert_unused(engine)
 
 
 @pytest.fixture
 def generate(attached: tuple[str, str]) -> Generate:
-    """Stdout of a `generate` that succeeds."""
+    """Runs `shmllm generate`, which must succeed, and returns its stdout."""
 
     def run(*arguments: str, **options: Any) -> str:
         done = shmllm("generate", *arguments, *attached, **options)
@@ -89,7 +89,7 @@ def text_of(llm: LLM, prompt: Any, **options: Any) -> str:
 
 
 def ended(text: str) -> str:
-    """A text as the command writes it: the last line is ended, and only once."""
+    """A text as the command writes it, with exactly one newline at its end."""
     return text if text.endswith("\n") else text + "\n"
 
 
@@ -188,7 +188,7 @@ def start(*arguments: str, source: str = INTERRUPTIBLE) -> subprocess.Popen[byte
     [(PROMPT, *ENDLESS), (PROMPT, "import os", *GREEDY), (PROMPT, "--json", *GREEDY)],
     ids=["streamed", "batch", "json"],
 )
-def test_a_closed_pipe_is_a_quiet_end(
+def test_a_closed_pipe_ends_the_command_without_an_error(
     arguments: tuple[str, ...], attached: tuple[str, str]
 ) -> None:
     """As in `| head -c 1`: the reader has what it wanted, and that is no error. The one that is

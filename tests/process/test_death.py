@@ -1,7 +1,6 @@
-"""Whoever dies, the other side knows soon, says why, and leaves nothing behind.
+"""A front end or an engine process that dies: the other reports it soon and leaves nothing behind.
 
-The front ends here are processes of their own: what these tests are afraid of, a hang or
-a crash, must not take the test run with it.
+The front ends are processes of their own, so that a hang or a crash does not end the test run.
 """
 
 from __future__ import annotations
@@ -203,16 +202,16 @@ def front_ends() -> Iterator[list[subprocess.Popen[bytes]]]:
 
 
 @pytest.mark.parametrize("moment", ["stopped_reading", "with_a_forked_child"])
-def test_an_engine_without_its_front_end_goes(
+def test_an_engine_ends_after_its_front_end_died(
     moment: str, front_ends: list[subprocess.Popen[bytes]]
 ) -> None:
-    """What test_kill_matrix.py has no stage for."""
+    """Stages that test_kill_matrix.py does not have."""
     front_ends.append(start_source(FRONT_END_DIES, moment))
     engine = int(read_line(front_ends[0]))
     kill_and_watch(front_ends[0], engine)
 
 
-def test_an_engine_whose_front_end_died_during_the_load_goes(
+def test_an_engine_ends_after_its_front_end_died_during_the_load(
     front_ends: list[subprocess.Popen[bytes]],
 ) -> None:
     front_ends.append(start_source(LOADING))
@@ -249,7 +248,7 @@ except KeyboardInterrupt:
     assert found == {"same": True, "left": 0}
 
 
-def test_a_collected_llm_ends_its_engine() -> None:
+def test_a_garbage_collected_llm_ends_its_engine() -> None:
     llm = LLM(max_model_len=64)
     pid = llm._client.pid
     del llm
@@ -295,7 +294,7 @@ def test_an_engine_that_is_not_ready_in_time_is_ended() -> None:
 
 
 @pytest.mark.parametrize("value", [0, -1, float("nan"), "5", None, True])
-def test_a_time_that_is_none_is_refused_before_an_engine_starts(value: Any) -> None:
+def test_an_invalid_startup_timeout_is_refused_before_an_engine_starts(value: Any) -> None:
     with pytest.raises(EngineStartError, match="startup_timeout must be a number of seconds"):
         LLM(startup_timeout=value)
 

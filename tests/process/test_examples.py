@@ -1,4 +1,4 @@
-"""Every program that the documents show, run as a reader would: from an empty directory."""
+"""The programs in the documents and examples run from an empty directory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_LINES = 59
 
 
 def run(program: Path, directory: Path) -> str:
-    """What the program writes to stdout; it has to end well and to write something."""
+    """Run a program, which must succeed and write something; return its stdout."""
     done = subprocess.run(
         [sys.executable, str(program)],
         cwd=directory,
@@ -47,7 +47,7 @@ def test_basic_completes_every_prompt(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_chat_finds_its_own_past_in_the_cache(tmp_path: Path) -> None:
+def test_chat_hits_the_prefix_cache(tmp_path: Path) -> None:
     cached = re.findall(r"\((\d+) of \d+ tokens cached\)", run_example("chat.py", tmp_path))
     first, second = map(int, cached)
     assert first == 0

@@ -1,4 +1,4 @@
-"""A front end that starts processes: what they inherit does them and the engine no harm."""
+"""Child processes of a front end: they end normally, and the front end still works."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ USES = pytest.mark.parametrize(
 def run_program(
     tmp_path: Path, name: str, ending: str, ways: tuple[str, ...], variables: dict[str, str]
 ) -> dict[str, dict[str, Any]]:
-    """What each way of starting children has done to one front end, one after the other."""
+    """Start children of one front end in several ways; return what each way reported."""
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)
     done = python(str(script), name, ending, *ways, env=variables)
@@ -158,7 +158,7 @@ def run_program(
 
 
 @USES
-def test_children_end_and_the_parent_goes_on(
+def test_the_parent_works_after_its_children_ended(
     engine: str, variables: dict[str, str], name: str, tmp_path: Path
 ) -> None:
     run_program(tmp_path, name if engine == "named" else "", "only exits", WAYS, variables)
@@ -201,16 +201,16 @@ def test_a_front_end_starts_no_thread() -> None:
     assert result_of(run_source(THREADS, env=variables)) == 1
 
 
-def test_a_child_that_lives_on_holds_no_seat(name: str) -> None:
+def test_a_surviving_child_does_not_keep_the_segment_of_its_parent(name: str) -> None:
     front_end = start_source(HOLDS_ON, name)
     child = 0
     try:
         child = int(read_line(front_end))
-        seat = registry.client_path(name, 0)
-        assert seat.exists()
+        segment = registry.client_path(name, 0)
+        assert segment.exists()
         front_end.kill()
         front_end.wait(PATIENCE_S)
-        wait_until(lambda: not seat.exists(), "the engine removes the dead front end's segment")
+        wait_until(lambda: not segment.exists(), "the engine removes the dead front end's segment")
         assert is_running(child), "it should have outlived the front end"
     finally:
         if child:

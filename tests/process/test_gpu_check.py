@@ -1,4 +1,4 @@
-"""tools/gpu_check without a GPU: parts in processes of their own, and the rehearsal of all."""
+"""tools/gpu_check without a GPU: its parts run in processes, and --rehearse runs all parts."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def run_parts(tmp_path: Path, parts: list[tuple[str, float]], limit_s: float) ->
     return found
 
 
-def test_a_part_that_fails_crashes_or_hangs_costs_only_itself(tmp_path):
+def test_a_part_that_fails_crashes_or_hangs_ends_no_other_part(tmp_path):
     names = [("works", 60.0), ("fails", 60.0), ("crashes", 60.0), ("hangs", 2.5), ("works2", 60.0)]
     found = run_parts(tmp_path, names, 100.0)
     assert {name: part["status"] for name, part in found.items()} == {
@@ -75,7 +75,7 @@ def test_a_part_that_fails_crashes_or_hangs_costs_only_itself(tmp_path):
     assert found["hangs"]["figures"]["seconds"] == "2.5"
 
 
-def test_what_a_part_leaves_behind_is_ended(tmp_path):
+def test_processes_that_a_part_leaves_behind_are_ended(tmp_path):
     found = run_parts(tmp_path, [("leaves", 60.0), ("works", 60.0)], 100.0)
     assert [part["status"] for part in found.values()] == ["ok", "ok"]
     assert found["leaves"]["error"] == "killed processes that outlived the part: 1"
@@ -130,7 +130,7 @@ def test_wheels_from_nowhere_are_a_usage_error(tmp_path):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_whoever_stops_it_stops_the_part_too(tmp_path, number, code):
+def test_a_signal_ends_the_part_that_runs(tmp_path, number, code):
     command = [sys.executable, str(TOOLS / "gpu_check"), "--rehearse", "--out", str(tmp_path)]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True

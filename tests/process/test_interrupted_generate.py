@@ -1,4 +1,4 @@
-"""Ctrl-C at random moments of `shmllm generate`: what was finished is kept, nothing is left.
+"""Ctrl-C at random times of `shmllm generate` keeps finished results and leaves no process.
 
 SHMLLM_INTERRUPTS sets how many (6); SHMLLM_TEST_SEED repeats a run.
 """
@@ -58,7 +58,7 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(prompts: Path) -> tuple[bytes, float]:
-    """What an uninterrupted run writes, and how long it takes."""
+    """The output of an uninterrupted run, and how long it takes in seconds."""
     target = prompts.with_name("whole.jsonl")
     began = time.monotonic()
     done = subprocess.run(
@@ -78,7 +78,7 @@ def num_lines(path: Path) -> int:
 
 
 def interrupt(prompts: Path, target: Path, after_s: float, after_lines: int) -> tuple[int, str]:
-    """Run, send one SIGINT after some time and some results; exit code and stderr."""
+    """Run the command and send SIGINT after some time and results; return exit code and stderr."""
     process = subprocess.Popen(
         command(prompts, target, SLOW_CLI),
         stdin=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""Shared memory that is really full. This file is also the program that meets it."""
+"""Errors of the transport when shared memory is full. This file is also the program that runs."""
 
 from __future__ import annotations
 

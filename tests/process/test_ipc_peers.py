@@ -89,7 +89,7 @@ def main(arguments: list[str]) -> None:
 
 
 def fork_and_report() -> None:
-    """Parent owns, child tries to use and to close what it inherited."""
+    """The parent owns segments that a forked child tries to use and to close."""
     with Segment.create(SegmentKind.CONTROL) as control, Segment.create(SegmentKind.CLIENT) as own:
         own.take_ownership()
         channel = ClientChannel(control, own, POLICY)
@@ -229,7 +229,7 @@ def test_arrays_cross_through_slots_without_running_out(front: ClientChannel) ->
     assert front.slots.num_free == layout.NUM_SLOTS
 
 
-def test_a_record_whose_post_is_withheld_is_found_at_the_cap(
+def test_a_record_without_a_post_is_found_at_the_longest_wait(
     front: ClientChannel, segments: tuple[Segment, Segment]
 ) -> None:
     parked = Word(segments[0].buffer, layout.CONTROL_PARKED_OFFSET)

@@ -1,7 +1,7 @@
-"""Tensors between two real processes, kills included. This file is also the programs of both.
+"""Tensors between two processes, which may be killed. This file is also the programs of both.
 
-What is measured as "left behind" is the fill of a tmpfs of the test's own, mounted in a mount
-namespace, because files without a name can be seen no other way.
+To find memory that is left behind, a test measures how full a tmpfs of its own is, because
+segments without a name are not listed anywhere.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Pair = tuple[Segment, Segment]
 
 
 def random_array(source: random.Random) -> NDArray[np.generic]:
-    """Of any dtype, layout and size, now and then larger than a medium slot."""
+    """An array of a random dtype, layout and size, sometimes larger than a medium slot."""
     name = source.choice(NUMPY_DTYPES)
     most = source.choice((0, 1, 100, 10_000, 100_000, MIB)) if source.random() < 0.97 else 6 * MIB
     shape = [source.randint(0, 7) for _ in range(source.randint(0, 4))]
@@ -104,7 +104,7 @@ class Echo:
 
 
 def hold(control: Segment, client: Segment) -> None:
-    """View what comes and keep it, until somebody ends this process."""
+    """View each tensor that arrives and keep it until this process is killed."""
     channel = CoreChannel(control, client)
     waiter, reader = CoreWaiter(control, POLICY), TensorReader(channel.slots)
     views: list[TensorView] = []
@@ -137,7 +137,7 @@ def start(mode: str, pair: Pair) -> subprocess.Popen[str]:
 
 
 def kill_the_reader(directory: str) -> None:
-    """Lend large tensors to a process, kill it, close; report the fill of the file system."""
+    """Lend large tensors to a process, kill it, and report how full the file system is."""
     control = Segment.create(SegmentKind.CONTROL, directory=directory)
     client = Segment.create(SegmentKind.CLIENT, directory=directory)
     channel = ClientChannel(control, client, POLICY)
@@ -186,7 +186,7 @@ def kill_the_writer(directory: str) -> None:
 
 
 def flood(control: Segment, client: Segment) -> None:
-    """Lend two large tensors and write a third one for ever."""
+    """Lend two large tensors and keep writing a third one."""
     channel = CoreChannel(control, client)
     writer = TensorWriter(channel.output_slots)
     for nbytes in (10 * MIB, 40 * MIB):
@@ -196,7 +196,7 @@ def flood(control: Segment, client: Segment) -> None:
 
 
 def fill(directory: str) -> None:
-    """Tensors where there is room for few of them."""
+    """Send tensors where shared memory has room for few of them."""
     control = Segment.create(SegmentKind.CONTROL, directory=directory)
     client = Segment.create(SegmentKind.CLIENT, directory=directory)
     channel, core = ClientChannel(control, client, POLICY), CoreChannel(control, client)
@@ -215,7 +215,7 @@ def fill(directory: str) -> None:
 
 
 def file_limit(limit: str) -> None:
-    """A limit on the size of files that is met by the tensor's pages, not by the segment."""
+    """A limit on file sizes that allows the segment but not the pages of a tensor."""
     with Segment.create(SegmentKind.CLIENT) as client:
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
         try:

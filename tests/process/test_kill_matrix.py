@@ -1,4 +1,4 @@
-"""Either side killed, by every signal, at every stage of its life.
+"""A front end or its engine is killed, by each signal, at each stage of a run.
 
 The front end is a program of its own that says when it has reached the stage; the test
 sends the signal from outside. Whatever died, soon nothing of it runs, and a front end that
@@ -265,7 +265,7 @@ def send_all(pid: int, numbers: tuple[signal.Signals, ...]) -> None:
 
 
 @pytest.mark.parametrize(("victim", "how", "stage"), CELLS)
-def test_a_death_is_noticed_and_leaves_nothing(
+def test_a_death_is_reported_and_leaves_nothing(
     victim: str,
     how: str,
     stage: str,
@@ -317,7 +317,7 @@ def check_survivor(found: dict[str, Any], stage: str, number: signal.Signals) ->
         )
 
 
-def test_the_default_subset_has_everything_in_it() -> None:
+def test_the_default_cells_have_every_signal_stage_and_victim() -> None:
     victims, ways, stages = zip(*BY_DEFAULT, strict=True)
     assert set(victims) == {"engine", "front end"}
     assert set(ways) == set(SIGNALS)

@@ -1,4 +1,4 @@
-"""The engine starts wherever a program may run, and in a world of its own."""
+"""An engine starts from any program and directory, with an environment of its own."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ with LLM(max_model_len=64) as llm:
 
 @pytest.fixture(scope="module")
 def expected() -> list[int]:
-    """What the same model generates without any process."""
+    """The tokens that an engine in this process generates."""
     with LLM(multiprocess=False) as llm:
         return tokens_of(llm)
 
@@ -113,8 +113,8 @@ def test_from_a_directory_whose_files_are_named_like_modules(
 def test_beside_files_named_like_modules_that_only_the_engine_needs(
     tmp_path: Path, expected: list[int], way: str
 ) -> None:
-    """A script's directory, or with -c the present one, is searched first by the front end
-    alone, which imports none of these."""
+    """Python searches the script's directory first, or with -c the current one. The front end
+    imports none of these modules, and the engine does not search there."""
     write_hostile(tmp_path, "torch", "safetensors", "shmllm_kernels", "transformers")
     script = tmp_path / "script.py"
     script.write_text(PROGRAM)
@@ -137,7 +137,7 @@ def test_with_ignored_child_signals(expected: list[int]) -> None:
     ],
 )
 def test_with_closed_standard_streams(closed: str, expected: list[int]) -> None:
-    """The segments then get the descriptors 0 or 2, which a child's own streams need."""
+    """The segments then get the descriptors 0 and 2, which a child's streams need."""
     done = subprocess.run(
         ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", PROGRAM],
         capture_output=True,
@@ -149,7 +149,7 @@ def test_with_closed_standard_streams(closed: str, expected: list[int]) -> None:
 
 
 def test_when_every_standard_stream_is_closed(tmp_path: Path, expected: list[int]) -> None:
-    """As a daemon is started. The program can only tell what it has done through a file."""
+    """As for a daemon. The program writes its result to a file."""
     target = tmp_path / "tokens"
     source = PROGRAM.replace("print(", f"open({str(target)!r}, 'w').write(")
     done = subprocess.run(
@@ -164,7 +164,7 @@ def test_when_every_standard_stream_is_closed(tmp_path: Path, expected: list[int
 
 @pytest.fixture(scope="module")
 def report() -> dict[str, Any]:
-    """What an engine's surroundings are whose launcher asked for one thread."""
+    """The environment of an engine whose front end has variables that ask for one thread."""
     variables = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "MARK": "kept"}
     return dict(result_of(run_source(REPORT, env=variables)))
 
@@ -217,7 +217,7 @@ def test_a_signal_for_the_front_ends_process_group_does_not_reach_the_engine(
 
 
 def test_an_engine_that_still_starts_is_ended_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may hear nothing for seconds, as this stopped one does, and Ctrl-C must not wait."""
+    """A starting engine may not answer for seconds, like this stopped one; Ctrl-C must not wait."""
     graces: list[float] = []
     stop = ChildEngineHandle.stop
 

@@ -1,4 +1,4 @@
-"""A front end that writes nonsense at a named engine: it is cut off, and nobody else notices.
+"""A named engine cuts off a front end that writes invalid records, and serves the others.
 
 The fuzzer knows what each record is worth: the codec in this process says whether a record
 is a message that a front end may send. It has to be cut off exactly if it wrote one that is
@@ -44,7 +44,7 @@ MANY_RECORDS = 100_000
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
-    """All that is done to it here has to leave it as it was."""
+    """The engine of all tests of this module."""
     with named_engine(tmp_path_factory.mktemp("fuzz")) as found:
         yield found
 
@@ -62,7 +62,7 @@ def greedy(llm: LLM) -> list[int]:
     return llm.generate("import os\n", GREEDY, use_tqdm=False)[0].outputs[0].token_ids
 
 
-class Seat:
+class RawFrontEnd:
     """A front end that can write anything into its own segment."""
 
     def __init__(self, name: str) -> None:
@@ -70,7 +70,7 @@ class Seat:
         self.channel = self.client._channel
         self.memory = self.channel._client.buffer
 
-    def enter(self) -> Seat:
+    def enter(self) -> RawFrontEnd:
         self.client.wait_ready()
         return self
 
@@ -92,7 +92,7 @@ class Seat:
         return self.client._view.accepted(self.client._place) == Refusal.BROKEN_PROTOCOL
 
     def check_cut_off(self) -> None:
-        """It was, and says so in its own words."""
+        """Check that the engine cuts this front end off and that the front end reports it."""
         deadline = time.monotonic() + PATIENCE_S
         while not self.is_cut_off():  # looked at often: it happens tens of thousands of times
             assert time.monotonic() < deadline, "it was not cut off"
@@ -103,7 +103,7 @@ class Seat:
         self.client.close()
 
     def check_served(self) -> None:
-        """It was not cut off: a question is answered behind all that it sent."""
+        """Check that the engine answers a call that was sent behind all other records."""
         assert self.client.call(Method.RESET_PREFIX_CACHE) in (True, False)
         assert not self.is_cut_off()
 
@@ -116,7 +116,7 @@ class Fuzzer:
         self._number = 0
         self.added: set[int] = set()
 
-    def record(self, seat: Seat) -> tuple[int, bytes, bool]:
+    def record(self, front_end: RawFrontEnd) -> tuple[int, bytes, bool]:
         """(kind, record, whether it ends the connection); never asks the engine to end."""
         while True:
             kind, record = self._source.choice(
@@ -132,7 +132,7 @@ class Fuzzer:
                     self._noise,
                     self._reference,
                 )
-            )(seat)
+            )(front_end)
             if kind != RecordKind.IN_SLOT and self._source.random() < 0.5:
                 kind, record = self._mutate(kind, record)
             if kind == RecordKind.SHUTDOWN:
@@ -155,7 +155,7 @@ class Fuzzer:
         # PROMPT_EMBEDS and WEIGHTS are fatal here: none of their references names a lent slot.
         return not isinstance(message, EngineCoreRequest | EngineCoreRequest | Abort | Call | Work)
 
-    def _add(self, _seat: Seat) -> tuple[int, bytes]:
+    def _add(self, _front_end: RawFrontEnd) -> tuple[int, bytes]:
         source = self._source
         self._number += 1
         prompt = [source.randrange(VOCABULARY) for _ in range(source.randrange(1, 12))]
@@ -168,7 +168,7 @@ class Fuzzer:
             codec.encode_add(EngineCoreRequest(self._number, prompt, params, "s"))
         )
 
-    def _pool(self, _seat: Seat) -> tuple[int, bytes]:
+    def _pool(self, _front_end: RawFrontEnd) -> tuple[int, bytes]:
         source = self._source
         self._number += 1
         prompt = [source.randrange(VOCABULARY) for _ in range(source.randrange(1, 12))]
@@ -176,8 +176,8 @@ class Fuzzer:
         message = EngineCoreRequest(self._number, prompt, pooling, "s", source.randrange(-9, 9))
         return RecordKind.POOL, b"".join(codec.encode_pool(message))
 
-    def _work(self, _seat: Seat) -> tuple[int, bytes]:
-        """No engine runs functions of a front end that it does not trust."""
+    def _work(self, _front_end: RawFrontEnd) -> tuple[int, bytes]:
+        """A call on the worker; this engine runs no functions of its front ends."""
         source = self._source
         self._number += 1
         method = source.choice(("check_health", "list_weights", "get_weight", "nothing", None))
@@ -195,8 +195,8 @@ class Fuzzer:
         text = json.dumps({"tree": tree, "tensors": tensors})
         return RecordKind.WORK, b"".join(codec.encode_work(Work(2**40 + self._number, text)))
 
-    def _embeds(self, _seat: Seat) -> tuple[int, bytes]:
-        """Of a slot that is not lent."""
+    def _embeds(self, _front_end: RawFrontEnd) -> tuple[int, bytes]:
+        """A reference to a slot that was not lent."""
         source = self._source
         self._number += 1
         shape = (source.randrange(4), source.choice((0, 256)))
@@ -205,22 +205,22 @@ class Fuzzer:
         message = PromptEmbeds(self._number, ref)
         return RecordKind.PROMPT_EMBEDS, b"".join(codec.encode_prompt_embeds(message))
 
-    def _weights(self, _seat: Seat) -> tuple[int, bytes]:
-        """Of a slot that is not lent."""
+    def _weights(self, _front_end: RawFrontEnd) -> tuple[int, bytes]:
+        """A reference to a slot that was not lent."""
         slot = self._source.randrange(40), 0, self._source.randrange(10**6)
         message = Weights(slot, json.dumps([["a", "float32", [1], 0, 1, 0]]))
         return RecordKind.WEIGHTS, b"".join(codec.encode_weights(message))
 
-    def _abort(self, _seat: Seat) -> tuple[int, bytes]:
+    def _abort(self, _front_end: RawFrontEnd) -> tuple[int, bytes]:
         numbers = [self._source.randrange(self._number + 2) for _ in range(3)]
         return RecordKind.ABORT, b"".join(codec.encode_abort(Abort(numbers)))
 
-    def _call(self, _seat: Seat) -> tuple[int, bytes]:
+    def _call(self, _front_end: RawFrontEnd) -> tuple[int, bytes]:
         self._number += 1
         call = Call(2**40 + self._number, Method.RESET_PREFIX_CACHE)
         return RecordKind.CALL, b"".join(codec.encode_call(call))
 
-    def _noise(self, _seat: Seat) -> tuple[int, bytes]:
+    def _noise(self, _front_end: RawFrontEnd) -> tuple[int, bytes]:
         source = self._source
         kind = source.choice((source.randrange(16), source.randrange(layout.PADDING_KIND)))
         if kind == RecordKind.IN_SLOT:
@@ -228,8 +228,8 @@ class Fuzzer:
         length = source.choice((0, 1, 8, 12, 16, 72, source.randrange(5000)))
         return kind, source.randbytes(length)
 
-    def _reference(self, seat: Seat) -> tuple[int, bytes]:
-        """A reference to nowhere; all of them end the connection, like a nested one."""
+    def _reference(self, front_end: RawFrontEnd) -> tuple[int, bytes]:
+        """An invalid slot reference; each ends the connection, like a nested one."""
         source = self._source
         kind = source.choice(
             (RecordKind.ADD, RecordKind.ABORT, RecordKind.CALL, RecordKind.IN_SLOT)
@@ -270,27 +270,27 @@ def fuzz(name: str, num_records: int) -> None:
     with LLM.attach(name) as other:
         expected = greedy(other)
         pid = other._client.pid
-        seat = Seat(name).enter()
+        front_end = RawFrontEnd(name).enter()
         while num_written < num_records:
-            kind, record, is_fatal = fuzzer.record(seat)
-            seat.write(kind, record)
+            kind, record, is_fatal = fuzzer.record(front_end)
+            front_end.write(kind, record)
             num_written += 1
             if num_written % (num_records // 50) == 0:
                 assert greedy(other) == expected
                 num_checks += 1
             if is_fatal:
-                seat.check_cut_off()
+                front_end.check_cut_off()
                 num_cut_off += 1
                 fuzzer.added.clear()
-                seat = Seat(name).enter()
+                front_end = RawFrontEnd(name).enter()
                 if num_cut_off == 20:
                     num_descriptors = len(os.listdir(f"/proc/{pid}/fd"))
             elif num_written % 5 == 0:
-                seat.write(RecordKind.ABORT, fuzzer.abort_all())
-                seat.check_served()
-                seat.client.poll(0)
-        seat.check_served()
-        seat.client.close()
+                front_end.write(RecordKind.ABORT, fuzzer.abort_all())
+                front_end.check_served()
+                front_end.client.poll(0)
+        front_end.check_served()
+        front_end.client.close()
         assert greedy(other) == expected
         assert holds_within(lambda: other.get_metrics()["running"] == 0, PATIENCE_S)
         assert len(os.listdir(f"/proc/{pid}/fd")) <= num_descriptors, "descriptors leak"
@@ -307,19 +307,19 @@ def test_a_hundred_thousand_random_records(name: str) -> None:
     fuzz(name, MANY_RECORDS)
 
 
-def in_slot(seat: Seat, kind: int, record: bytes) -> None:
+def in_slot(front_end: RawFrontEnd, kind: int, record: bytes) -> None:
     """Write a record that lies in a tensor slot, as a large request does."""
-    slot = seat.channel.slots.claim(len(record))
+    slot = front_end.channel.slots.claim(len(record))
     assert slot is not None
     slot.buffer[:] = record
-    seat.write(RecordKind.IN_SLOT, b"".join(codec.encode_in_slot(kind, slot.publish())))  # type: ignore[arg-type]
+    front_end.write(RecordKind.IN_SLOT, b"".join(codec.encode_in_slot(kind, slot.publish())))  # type: ignore[arg-type]
 
 
 def test_a_slot_holds_a_message_or_ends_the_connection(name: str) -> None:
     call = b"".join(codec.encode_call(Call(2**50, Method.RESET_PREFIX_CACHE)))
     with LLM.attach(name) as other:
         expected = greedy(other)
-        good = Seat(name).enter()
+        good = RawFrontEnd(name).enter()
         for _ in range(2 * layout.NUM_SLOTS):
             in_slot(good, RecordKind.CALL, call)
             good.check_served()
@@ -330,24 +330,24 @@ def test_a_slot_holds_a_message_or_ends_the_connection(name: str) -> None:
             (99, call),
             (0, b"x"),
         ]:
-            bad = Seat(name).enter()
+            bad = RawFrontEnd(name).enter()
             in_slot(bad, kind, record)
             bad.check_cut_off()
             assert greedy(other) == expected
 
 
-def bucket(seat: Seat, pieces: str) -> None:
-    slot = seat.channel.slots.claim(4096)
+def bucket(front_end: RawFrontEnd, pieces: str) -> None:
+    slot = front_end.channel.slots.claim(4096)
     assert slot is not None
     record = codec.encode_weights(Weights(slot.publish(), pieces))
-    seat.write(RecordKind.WEIGHTS, b"".join(record))
+    front_end.write(RecordKind.WEIGHTS, b"".join(record))
 
 
 def test_a_bucket_of_weights_is_one_or_ends_the_connection(name: str) -> None:
     piece = ["model.norm.weight", "float32", [256], 0, 256, 0]
     with LLM.attach(name) as other:
         expected = greedy(other)
-        good = Seat(name).enter()
+        good = RawFrontEnd(name).enter()
         for _ in range(2 * layout.NUM_SLOTS):  # of no update: passed over, and the slot goes back
             bucket(good, json.dumps([piece]))
             good.check_served()
@@ -358,7 +358,7 @@ def test_a_bucket_of_weights_is_one_or_ends_the_connection(name: str) -> None:
         good.client.close()
         wrong = [[[]], [[*piece[:4], 1025, 0]], [[3, *piece[1:]]]]
         for pieces in ("", *map(json.dumps, wrong)):
-            bad = Seat(name).enter()
+            bad = RawFrontEnd(name).enter()
             bad.client.call(Method.START_WEIGHTS)
             bucket(bad, pieces)
             bad.check_cut_off()
@@ -366,40 +366,40 @@ def test_a_bucket_of_weights_is_one_or_ends_the_connection(name: str) -> None:
         assert other.get_weight_version() == 0
 
 
-def damaged_header(*header: int) -> Callable[[Seat], None]:
+def damaged_header(*header: int) -> Callable[[RawFrontEnd], None]:
     """A record of 32 bytes of a good CALL whose header is then replaced before it shows."""
 
-    def damage(seat: Seat) -> None:
-        position = seat.word(layout.REQUEST_PUBLISHED_OFFSET).load()
+    def damage(front_end: RawFrontEnd) -> None:
+        position = front_end.word(layout.REQUEST_PUBLISHED_OFFSET).load()
         begin = layout.REQUEST_RING_OFFSET + position % layout.RING_BYTES
         values = [position if value == AT_POSITION else value for value in header]
-        RECORD_HEADER.pack_into(seat.memory, begin, *values)
-        seat.store(layout.REQUEST_PUBLISHED_OFFSET, position + 32)
+        RECORD_HEADER.pack_into(front_end.memory, begin, *values)
+        front_end.store(layout.REQUEST_PUBLISHED_OFFSET, position + 32)
 
     return damage
 
 
-def moved_cursor(distance: int) -> Callable[[Seat], None]:
-    def damage(seat: Seat) -> None:
-        position = seat.word(layout.REQUEST_PUBLISHED_OFFSET).load()
-        seat.store(layout.REQUEST_PUBLISHED_OFFSET, (position + distance) % 2**64)
+def moved_cursor(distance: int) -> Callable[[RawFrontEnd], None]:
+    def damage(front_end: RawFrontEnd) -> None:
+        position = front_end.word(layout.REQUEST_PUBLISHED_OFFSET).load()
+        front_end.store(layout.REQUEST_PUBLISHED_OFFSET, (position + distance) % 2**64)
 
     return damage
 
 
-def lent_twice(seat: Seat) -> None:
+def lent_twice(front_end: RawFrontEnd) -> None:
     in_a_slot = layout.REQUEST_SLOT_TABLE_OFFSET
-    seat.store(in_a_slot + layout.SLOT_PUBLISHED_OFFSET, 2**64 - 1)
-    seat.store(in_a_slot + layout.SLOT_PAYLOAD_OFFSET, 2**64 - 1)
-    seat.write(RecordKind.IN_SLOT, pack("<IIII", RecordKind.ADD, 0, 0, 16))
+    front_end.store(in_a_slot + layout.SLOT_PUBLISHED_OFFSET, 2**64 - 1)
+    front_end.store(in_a_slot + layout.SLOT_PAYLOAD_OFFSET, 2**64 - 1)
+    front_end.write(RecordKind.IN_SLOT, pack("<IIII", RecordKind.ADD, 0, 0, 16))
 
 
-def behind_its_slot(seat: Seat) -> None:
+def behind_its_slot(front_end: RawFrontEnd) -> None:
     in_a_slot = layout.REQUEST_SLOT_TABLE_OFFSET
-    seat.store(in_a_slot + layout.SLOT_PUBLISHED_OFFSET, 1)
-    seat.store(in_a_slot + layout.SLOT_PAYLOAD_OFFSET, 2**64 - 1)
+    front_end.store(in_a_slot + layout.SLOT_PUBLISHED_OFFSET, 1)
+    front_end.store(in_a_slot + layout.SLOT_PAYLOAD_OFFSET, 2**64 - 1)
     nbytes = layout.SMALL_SLOT_BYTES + 1
-    seat.write(RecordKind.IN_SLOT, pack("<IIII", RecordKind.ADD, 0, 0, nbytes))
+    front_end.write(RecordKind.IN_SLOT, pack("<IIII", RecordKind.ADD, 0, 0, nbytes))
 
 
 AT_POSITION = -1
@@ -424,27 +424,27 @@ def test_damaged_cursors_headers_and_slots_cut_off_their_owner_only(name: str) -
     with LLM.attach(name) as other:
         expected = greedy(other)
         for what, damage in DAMAGES.items():
-            seat = Seat(name).enter()
-            seat.check_served()
-            damage(seat)
-            assert holds_within(seat.is_cut_off, PATIENCE_S), what
-            seat.check_cut_off()
+            front_end = RawFrontEnd(name).enter()
+            front_end.check_served()
+            damage(front_end)
+            assert holds_within(front_end.is_cut_off, PATIENCE_S), what
+            front_end.check_cut_off()
             assert greedy(other) == expected, what
 
 
-def test_words_of_the_engine_in_that_segment_are_not_believed_by_it(name: str) -> None:
-    """What only the engine writes it knows by itself, so damage there is for the front end."""
+def test_the_engine_does_not_trust_its_own_words_in_the_segment(name: str) -> None:
+    """The engine keeps what it writes itself, so this damage only affects the front end."""
     with LLM.attach(name) as other:
         expected = greedy(other)
         for offset in (layout.REQUEST_CONSUMED_OFFSET, layout.OUTPUT_PUBLISHED_OFFSET):
-            seat = Seat(name).enter()
-            seat.store(offset, 2**64 - 1)
+            front_end = RawFrontEnd(name).enter()
+            front_end.store(offset, 2**64 - 1)
             assert greedy(other) == expected
-            seat.client.close()
-        seat = Seat(name).enter()
-        seat.store(layout.CLIENT_PARKED_OFFSET, 2**64 - 1)
-        seat.check_served()
-        seat.client.close()
+            front_end.client.close()
+        front_end = RawFrontEnd(name).enter()
+        front_end.store(layout.CLIENT_PARKED_OFFSET, 2**64 - 1)
+        front_end.check_served()
+        front_end.client.close()
 
 
 @pytest.mark.parametrize("consumed", [2**63, 8, 2**64 - 16])
@@ -453,57 +453,59 @@ def test_a_damaged_cursor_of_the_output_ring_cuts_off_its_owner_only(
 ) -> None:
     with LLM.attach(name) as other:
         expected = greedy(other)
-        seat = Seat(name).enter()
-        seat.store(layout.OUTPUT_CONSUMED_OFFSET, consumed)
+        front_end = RawFrontEnd(name).enter()
+        front_end.store(layout.OUTPUT_CONSUMED_OFFSET, consumed)
         call = b"".join(codec.encode_call(Call(1, Method.RESET_PREFIX_CACHE)))
         deadline = time.monotonic() + PATIENCE_S
-        while not seat.is_cut_off() and time.monotonic() < deadline:
-            seat.channel.try_send(RecordKind.CALL, call)  # until the output ring looks full
-        seat.check_cut_off()
+        while not front_end.is_cut_off() and time.monotonic() < deadline:
+            front_end.channel.try_send(RecordKind.CALL, call)  # until the output ring looks full
+        front_end.check_cut_off()
         assert greedy(other) == expected
 
 
 def test_a_cursor_damaged_while_outputs_wait_cuts_off_its_owner_only(name: str) -> None:
-    """The engine meets it outside of that front end's turn, when it looks for room again."""
+    """The engine reads the damaged cursor when it looks for room, not when it reads requests."""
     with LLM.attach(name) as other:
         expected = greedy(other)
-        seat = Seat(name).enter()
+        front_end = RawFrontEnd(name).enter()
         call = b"".join(codec.encode_call(Call(1, Method.RESET_PREFIX_CACHE)))
-        published = seat.channel.outputs._published
+        published = front_end.channel.outputs._published
         deadline = time.monotonic() + PATIENCE_S
         while published.load() < layout.RING_BYTES - 64 and time.monotonic() < deadline:
-            seat.channel.try_send(RecordKind.CALL, call)
+            front_end.channel.try_send(RecordKind.CALL, call)
         assert published.load() >= layout.RING_BYTES - 64
-        seat.store(layout.OUTPUT_CONSUMED_OFFSET, 2**63)
-        assert holds_within(seat.is_cut_off, PATIENCE_S)
-        seat.client.close()
+        front_end.store(layout.OUTPUT_CONSUMED_OFFSET, 2**63)
+        assert holds_within(front_end.is_cut_off, PATIENCE_S)
+        front_end.client.close()
         assert greedy(other) == expected
 
 
-def test_a_pid_that_cannot_be_is_not_looked_at(name: str) -> None:
-    """Whether that front end lives its lock says; the engine must not fall over its pid."""
-    seat = Seat(name)
-    seat.store(layout.CREATOR_PID_OFFSET, 2**40)
-    seat.enter()
-    seat.check_served()
-    seat.client.close()
+def test_an_impossible_pid_is_ignored(name: str) -> None:
+    """A lock says whether a front end lives; the engine must accept any number as its pid."""
+    front_end = RawFrontEnd(name)
+    front_end.store(layout.CREATOR_PID_OFFSET, 2**40)
+    front_end.enter()
+    front_end.check_served()
+    front_end.client.close()
 
 
 def test_a_damaged_state_word_cuts_off_its_owner_only(name: str) -> None:
     with LLM.attach(name) as other:
         expected = greedy(other)
-        seat = Seat(name).enter()
-        seat.store(layout.CLIENT_STATE_OFFSET, 4711)
+        front_end = RawFrontEnd(name).enter()
+        front_end.store(layout.CLIENT_STATE_OFFSET, 4711)
         assert holds_within(
-            lambda: seat.client._view.accepted(seat.client._place) != seat.client._nonce,
+            lambda: (
+                front_end.client._view.accepted(front_end.client._place) != front_end.client._nonce
+            ),
             PATIENCE_S,
         )
-        seat.client.close()
+        front_end.client.close()
         assert greedy(other) == expected
 
 
-def stored(offset: int, value: int) -> Callable[[Seat], None]:
-    return lambda seat: seat.store(offset, value)
+def stored(offset: int, value: int) -> Callable[[RawFrontEnd], None]:
+    return lambda front_end: front_end.store(offset, value)
 
 
 @pytest.mark.parametrize(
@@ -516,13 +518,13 @@ def stored(offset: int, value: int) -> Callable[[Seat], None]:
     ],
     ids=["version", "nonce", "doorbell", "consumed"],
 )
-def test_a_segment_damaged_before_the_knock_is_not_let_in(
-    name: str, damage: Callable[[Seat], None]
+def test_a_segment_damaged_before_attaching_is_refused(
+    name: str, damage: Callable[[RawFrontEnd], None]
 ) -> None:
     with LLM.attach(name) as other:
         expected = greedy(other)
-        seat = Seat(name)
-        damage(seat)
+        front_end = RawFrontEnd(name)
+        damage(front_end)
         with pytest.raises(EngineStartError, match="could not open this front end's segment"):
-            seat.enter()
+            front_end.enter()
         assert greedy(other) == expected

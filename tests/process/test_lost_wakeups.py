@@ -1,4 +1,4 @@
-"""The doorbell is a hint: with posts withheld nothing is lost, and nothing is very late.
+"""Withheld posts of the doorbell lose no message and delay none beyond the longest wait.
 
 SHMLLM_WAKEUP_MESSAGES sets how many messages go each way (20,000); SHMLLM_TEST_SEED repeats
 a run. This file is also the program of the second process.
@@ -39,7 +39,7 @@ ECHO, END = 1, 2
 
 
 class Forgetful:
-    """A doorbell that does not ring now and then."""
+    """A doorbell that withholds some of its posts."""
 
     def __init__(self, doorbell: Doorbell, seed: int, share: float = WITHHELD) -> None:
         self._doorbell = doorbell
@@ -62,7 +62,7 @@ class Forgetful:
 
 
 class Receipts:
-    """What one side received: numbers in order, and the longest way."""
+    """What one side received: the order of the numbers, and the longest latency."""
 
     def __init__(self) -> None:
         self.num = self.num_wrong = self.latest_ns = 0
@@ -141,7 +141,7 @@ class Front:
         self.receive_until(lambda: self.summary is not None)
 
 
-def test_withheld_posts_lose_no_message_and_delay_none_for_long() -> None:
+def test_withheld_posts_lose_no_message_and_delay_none_beyond_the_longest_wait() -> None:
     print(f"seed {SEED}")
     with Segment.create(SegmentKind.CONTROL) as control, Segment.create(SegmentKind.CLIENT) as own:
         own.take_ownership()

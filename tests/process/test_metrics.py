@@ -1,4 +1,4 @@
-"""The statistics page says what is, also when no step follows to say it."""
+"""The statistics page is up to date, also when no step follows."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_steps_time_is_split_into_its_phases(llm: LLM) -> None:
 
 
 def test_gauges_return_to_zero_after_an_abort(llm: LLM) -> None:
-    """A front end that leaves early aborts its request; no step is run after that."""
+    """A front end that leaves early aborts its request; no step follows."""
     params = SamplingParams(max_tokens=900, ignore_eos=True)
     for changed in llm.front_end.serve(llm.front_end.prepare(["import os"], params)):
         if changed:
@@ -58,7 +58,7 @@ def test_gauges_return_to_zero_after_an_abort(llm: LLM) -> None:
     assert holds_within(lambda: is_idle(llm), PATIENCE_S), llm.get_metrics()
 
 
-def test_a_requests_moments_are_in_their_order(llm: LLM) -> None:
+def test_the_timestamps_of_a_request_are_in_order(llm: LLM) -> None:
     llm.reset_prefix_cache()
     params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
     began = time.monotonic()

@@ -1,4 +1,4 @@
-"""The models of the transport hold, and what is broken in them on purpose is refuted."""
+"""The formal models of the transport are correct, and deliberately broken ones are rejected."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.process]
 
 
 @pytest.mark.parametrize("model", ["ring", "duplex", "ownership", "slots"])
-def test_every_verdict_is_as_expected(model: str) -> None:
+def test_correct_models_pass_and_broken_ones_fail(model: str) -> None:
     missing = [program for program in ("spin", "gcc") if shutil.which(program) is None]
     if missing:
         pytest.skip(f"not installed: {' and '.join(missing)} (apt-get install spin gcc)")

@@ -1,4 +1,4 @@
-"""Engines with a name: many front ends, deaths on both sides, clear refusals."""
+"""Named engines: several front ends, killed front ends and engines, and error messages."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def running(engine: str) -> Iterator[str]:
-    """An engine that outlives the test, and has to be unused after it."""
+    """The engine of the module, which the test must leave unused."""
     yield engine
     assert_unused(engine)
 
 
 @pytest.fixture
 def name(tmp_path: Path) -> Iterator[str]:
-    """A running engine, stopped afterwards whatever happened to it."""
+    """An engine of the test's own, which is stopped afterwards."""
     name = f"test-{os.getpid()}-{time.monotonic_ns() % 10**6}"
     log = tmp_path / "engine.log"
     started = run("engine", "start", name, "--detach", "--log", str(log), *OPTIONS)
@@ -133,7 +133,7 @@ def test_the_command_line_attaches(running: str) -> None:
     assert "--dtype is for starting an engine" in refused.stderr
 
 
-def test_thirty_two_front_ends_at_once_and_not_one_more(running: str) -> None:
+def test_thirty_two_front_ends_attach_and_another_is_refused(running: str) -> None:
     with ExitStack() as stack:
         clients = [stack.enter_context(LLM.attach(running)) for _ in range(NUM_CLIENTS)]
         assert len({tuple(tokens(client)) for client in clients}) == 1
@@ -144,7 +144,7 @@ def test_thirty_two_front_ends_at_once_and_not_one_more(running: str) -> None:
 
 @pytest.mark.parametrize("mode", ["idle", "busy"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
-def test_a_dead_front_end_leaves_nothing_and_disturbs_nobody(
+def test_a_dead_front_end_leaves_nothing_and_disturbs_no_other(
     running: str, mode: str, number: int
 ) -> None:
     with LLM.attach(running) as other:
@@ -153,8 +153,8 @@ def test_a_dead_front_end_leaves_nothing_and_disturbs_nobody(
         if mode == "busy":
             wait_until(lambda: other.get_metrics()["running"] > 0, "the client's requests run")
         kill(client, number)
-        seat = registry.client_path(running, 1)
-        wait_until(lambda: not seat.exists(), "its segment is removed")
+        segment = registry.client_path(running, 1)
+        wait_until(lambda: not segment.exists(), "its segment is removed")
         wait_until(lambda: other.get_metrics()["running"] == 0, "its requests end")
         assert tokens(other) == expected
 

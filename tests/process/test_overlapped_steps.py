@@ -1,4 +1,4 @@
-"""Engines whose steps overlap, on a CPU: who dies or fails in the middle, and who looks on."""
+"""Engines with overlapped steps on a CPU: failing steps, killed and other front ends."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ llm.wait_for_completion(use_tqdm=False)
 
 
 def failing(run: Any) -> Any:
-    """What computes steps, but the tenth one."""
+    """Wrap `run` so that its tenth call fails."""
     steps = iter(range(10))
 
     def run_or_fail(inputs: Any) -> Any:
@@ -70,7 +70,7 @@ def test_a_step_that_fails_ends_the_engine_with_its_traceback() -> None:
         assert caught.value.remote_traceback.endswith("ZeroDivisionError: a step that fails\n")
 
 
-def test_a_failed_step_leaves_none_waiting_in_the_callers_process(
+def test_a_failed_step_leaves_an_engine_in_the_callers_process_usable(
     monkeypatch: pytest.MonkeyPatch, expected: list[list[int]]
 ) -> None:
     matched = StructuredOutputsParams(regex="[a-z ]*")
@@ -85,7 +85,7 @@ def test_a_failed_step_leaves_none_waiting_in_the_callers_process(
         assert_idle(llm)
 
 
-def test_front_ends_that_are_killed_and_one_that_goes_on(
+def test_a_killed_front_end_does_not_disturb_another(
     tmp_path: Path, expected: list[list[int]]
 ) -> None:
     with named_engine(tmp_path, async_scheduling=True, max_num_seqs=4) as (name, _):
@@ -99,7 +99,7 @@ def test_front_ends_that_are_killed_and_one_that_goes_on(
         assert_unused(name)
 
 
-def test_an_engine_that_is_stopped_takes_the_step_under_way(
+def test_an_engine_that_is_stopped_uses_the_result_of_the_running_step(
     tmp_path: Path, expected: list[list[int]]
 ) -> None:
     options = {"async_scheduling": True, "allow_callables": True}

@@ -1,4 +1,4 @@
-"""Pausing real engines: what runs ends, drains or freezes, for all front ends."""
+"""Pausing real engines: running requests are aborted, drained or frozen, for all front ends."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def tokens_of(llm: LLM) -> list[int]:
     return llm.generate(PROMPT, GREEDY, use_tqdm=False)[0].outputs[0].token_ids
 
 
-def test_abort_ends_what_runs_with_its_tokens_so_far(llm: LLM) -> None:
+def test_abort_ends_running_requests_with_their_tokens_so_far(llm: LLM) -> None:
     expected = tokens_of(llm)
     with slow_steps(llm):
         llm.enqueue([PROMPT, PROMPT], GREEDY)
@@ -49,7 +49,9 @@ def test_abort_ends_what_runs_with_its_tokens_so_far(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("clear_cache", [True, False])
-def test_keep_freezes_and_goes_on_to_the_same_tokens(llm: LLM, clear_cache: bool) -> None:
+def test_keep_freezes_requests_which_continue_with_the_same_tokens(
+    llm: LLM, clear_cache: bool
+) -> None:
     expected = tokens_of(llm)
     with slow_steps(llm):
         llm.enqueue(PROMPT, GREEDY)
@@ -66,7 +68,7 @@ def test_keep_freezes_and_goes_on_to_the_same_tokens(llm: LLM, clear_cache: bool
     assert (output.token_ids, output.finish_reason) == (expected, "length")
 
 
-def test_wait_returns_when_all_has_ended_and_refuses_what_comes(llm: LLM) -> None:
+def test_wait_returns_when_all_requests_ended_and_refuses_new_ones(llm: LLM) -> None:
     expected = tokens_of(llm)
     llm.enqueue([PROMPT] * 3, GREEDY)
     llm.pause_generation("wait")
@@ -83,7 +85,7 @@ def test_wait_returns_when_all_has_ended_and_refuses_what_comes(llm: LLM) -> Non
     assert tokens_of(llm) == expected
 
 
-def test_clearing_the_cache_is_part_of_it_unless_told(llm: LLM) -> None:
+def test_a_pause_clears_the_prefix_cache_unless_told_otherwise(llm: LLM) -> None:
     prompt = PROMPT * 30
 
     def num_cached() -> int:
@@ -99,7 +101,7 @@ def test_clearing_the_cache_is_part_of_it_unless_told(llm: LLM) -> None:
     assert num_cached() == 0
 
 
-def test_another_mode_is_an_error_and_pauses_nothing(llm: LLM) -> None:
+def test_an_unknown_mode_is_an_error_and_pauses_nothing(llm: LLM) -> None:
     with pytest.raises(RequestError, match="one of 'abort', 'wait', 'keep', got 'stop'"):
         llm.pause_generation("stop")  # type: ignore[arg-type]
     assert not llm.is_paused()
@@ -133,7 +135,7 @@ def test_a_pause_reaches_requests_of_another_thread(name: str) -> None:
         assert found == [expected]
 
 
-def test_a_front_end_that_dies_or_leaves_lets_go(name: str) -> None:
+def test_a_pause_ends_with_its_front_end(name: str) -> None:
     with LLM.attach(name) as llm:
         with LLM.attach(name) as other:
             other.pause_generation("keep")
@@ -144,7 +146,7 @@ def test_a_front_end_that_dies_or_leaves_lets_go(name: str) -> None:
         assert len(tokens_of(llm)) == NUM_TOKENS
 
 
-def test_a_pause_by_another_front_end_aborts_ours_too(name: str) -> None:
+def test_a_pause_aborts_the_requests_of_other_front_ends(name: str) -> None:
     with LLM.attach(name) as llm, LLM.attach(name) as other:
         with slow_steps(llm):
             llm.enqueue(PROMPT, GREEDY)

@@ -1,4 +1,4 @@
-"""Priorities through a whole engine: order, tokens, and what is refused."""
+"""Priorities of requests in a real engine: order, tokens and errors."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_preempted_requests_give_the_same_tokens() -> None:
         (2**31, "32-bit whole number"),
     ],
 )
-def test_what_is_no_priority_is_refused(priority: Any, message: str) -> None:
+def test_an_invalid_priority_is_refused(priority: Any, message: str) -> None:
     with LLM(**OPTIONS, multiprocess=False, scheduling_policy="priority") as llm:
         with pytest.raises(RequestError, match=message):
             llm.generate(PROMPTS[:2], GREEDY, use_tqdm=False, priority=priority)

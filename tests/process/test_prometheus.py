@@ -1,4 +1,4 @@
-"""`--metrics-port`: what a scraper sees, from where it may look, and what it costs the engine."""
+"""`--metrics-port`: the samples, the addresses that are served, and the engine without sockets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PARAMS = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
 
 @pytest.fixture
 def port() -> int:
-    """One that was free a moment ago."""
+    """A port that was free a moment ago."""
     pytest.importorskip("prometheus_client", reason="needs shmllm[metrics]")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -157,7 +157,7 @@ def test_a_port_in_use_is_said_before_anything_starts(port: int) -> None:
 
 
 @pytest.mark.parametrize("command", [["generate", "x"], ["engine", "start", "never"]])
-def test_without_the_extra_there_is_a_word_on_what_to_install(command: list[str]) -> None:
+def test_without_prometheus_client_the_error_says_what_to_install(command: list[str]) -> None:
     without = f"import sys; sys.modules['prometheus_client'] = None; {CLI}"
     done = python("-c", without, *command, "--metrics-port", "9400")
     assert done.returncode == 2

@@ -1,4 +1,4 @@
-"""Engines with matrices of 8 bits: what they hold, as the system counts it."""
+"""Memory of engines with int8 matrices, as the kernel counts it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def answer(llm: LLM) -> tuple[list[int], float]:
 
 
 def walk(llm: LLM, weights: list[tuple[str, Any]]) -> tuple[dict[str, int], list[Any]]:
-    """Resident bytes at each moment, and the answers that came with the same weights."""
+    """Resident bytes at each moment, and the outputs with the same weights."""
     sizes, answers = [], [answer(llm)]
 
     def look() -> None:

@@ -1,6 +1,6 @@
-"""Random walks over sleeping, waking, updating, pausing and generating; every state and call.
+"""Random sequences of sleeping, waking, updating, pausing and generating, against a model.
 
-The whole, which takes minutes:  tools/test -m slow tests/process/test_sleep_walk.py -s
+The long sequences take minutes:  tools/test -m slow tests/process/test_sleep_walk.py -s
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Model = tuple[Path, list[dict[str, torch.Tensor]], list[list[int]], list[list[li
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: Any) -> Model:
-    """A directory, its weights and others, prompts, and what transformers says of each."""
+    """A model directory, two sets of weights, prompts, and transformers' tokens for each."""
     directory = tmp_path_factory.mktemp("model")
     reference = make_model("qwen3", directory, num_hidden_layers=2)
     prompts = make_prompts(4096, 60)[5:8]  # some share whole blocks

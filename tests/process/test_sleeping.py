@@ -1,4 +1,4 @@
-"""Sleeping real engines: memory that goes, weights that come back, requests that are not lost."""
+"""Sleeping real engines: their memory, their weights and their requests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
 
 @pytest.fixture(autouse=True)
 def awake(llm: LLM, request: pytest.FixtureRequest) -> Iterator[None]:
-    """What a test leaves asleep or missing would fail the next one."""
+    """Wake the engine after the test and reload its weights, for the next one."""
     yield
     if llm.is_sleeping() or llm.get_metrics()["asleep"]:
         llm.wake_up()
@@ -61,7 +61,7 @@ def test_asleep_nothing_is_generated_and_awake_the_same(llm: LLM, level: int) ->
 
 
 @pytest.mark.parametrize("level", [0, 1, 2])
-def test_what_is_kept_goes_on_to_the_same_tokens(llm: LLM, level: int) -> None:
+def test_requests_that_are_kept_continue_with_the_same_tokens(llm: LLM, level: int) -> None:
     expected = tokens_of(llm, GREEDY)
     with slow_steps(llm):
         llm.enqueue([PROMPT, PROMPT], GREEDY)
@@ -75,7 +75,7 @@ def test_what_is_kept_goes_on_to_the_same_tokens(llm: LLM, level: int) -> None:
     assert [output.outputs[0].token_ids for output in outputs] == [expected] * 3
 
 
-def test_wait_sleeps_when_all_has_ended(llm: LLM) -> None:
+def test_wait_sleeps_when_all_requests_ended(llm: LLM) -> None:
     expected = tokens_of(llm, GREEDY)
     llm.enqueue([PROMPT] * 3, GREEDY)
     assert llm.sleep(mode="wait").num_kept == 0
@@ -85,7 +85,7 @@ def test_wait_sleeps_when_all_has_ended(llm: LLM) -> None:
     assert llm.wake_up()
 
 
-def test_abort_ends_what_runs(llm: LLM) -> None:
+def test_abort_ends_running_requests(llm: LLM) -> None:
     with slow_steps(llm):
         llm.enqueue(PROMPT, GREEDY)
         run_a_little(llm)
@@ -128,7 +128,7 @@ def test_unneeded_calls_warn_and_never_raise(llm: LLM, caplog: pytest.LogCapture
     ],
 )
 @pytest.mark.parametrize("is_asleep", [False, True])
-def test_what_does_not_exist_is_an_error_and_does_nothing(
+def test_invalid_arguments_are_errors_and_change_nothing(
     llm: LLM, call: Any, is_asleep: bool
 ) -> None:
     if is_asleep:
@@ -158,7 +158,7 @@ def test_sleeping_weights_are_neither_read_nor_written(llm: LLM) -> None:
     assert tokens_of(llm) == expected
 
 
-def test_pausing_and_sleeping_are_two_matters(llm: LLM) -> None:
+def test_pausing_and_sleeping_are_independent(llm: LLM) -> None:
     expected = tokens_of(llm)
     llm.enqueue(PROMPT, SHORT)
     llm.pause_generation("keep")

@@ -1,4 +1,4 @@
-"""Engines of their own that sleep: trainers' calls, memory, cycles, names, deaths."""
+"""Sleeping engines: a trainer's calls, memory, many cycles, named engines, killed front ends."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def tokens_of(llm: LLM, params: SamplingParams = SHORT) -> list[int]:
 
 
 def rss_bytes(pid: int) -> int:
-    """As the kernel counts it, of any process."""
+    """Resident memory of a process, as the kernel counts it."""
     text = Path(f"/proc/{pid}/smaps_rollup").read_text()
     return 1024 * int(text.split("Rss:")[1].split()[0])
 
@@ -42,8 +42,8 @@ def shm_bytes() -> int:
     return sum(Path("/dev/shm", name).stat().st_blocks * 512 for name in our_files())
 
 
-def test_a_trainers_calls_in_its_order(tmp_path: Path) -> None:
-    """TRL's: docs/clients.md. Two models take turns in one engine."""
+def test_the_calls_of_a_trainer_in_their_order(tmp_path: Path) -> None:
+    """The calls of TRL, see docs/clients.md. Two models take turns in one engine."""
     models = [make_model("qwen3", tmp_path, hidden_size=size) for size in (64, 64)]
     with torch.no_grad():
         for parameter in models[1].parameters():
@@ -69,7 +69,7 @@ def test_a_trainers_calls_in_its_order(tmp_path: Path) -> None:
             llm.sleep(level=2)
 
 
-def test_the_engines_memory_is_given_back(tmp_path: Path) -> None:
+def test_a_sleeping_engine_returns_its_memory(tmp_path: Path) -> None:
     make_model(
         "qwen3",
         tmp_path,
@@ -108,7 +108,7 @@ def test_the_engines_memory_is_given_back(tmp_path: Path) -> None:
 
 
 def cycle(llm: LLM, level: int) -> tuple[list[int], SleepReport]:
-    """Tokens after waking up, and what the sleep before reported."""
+    """Sleep and wake up; return the tokens generated then, and the report of the sleep."""
     report = llm.sleep(level)
     if not llm.wake_up():
         llm.collective_rpc("reload_weights")
@@ -116,8 +116,8 @@ def cycle(llm: LLM, level: int) -> tuple[list[int], SleepReport]:
 
 
 def run_cycles(num_cycles: int) -> None:
-    """What the weights, the KV cache and the workspaces hold comes back exactly; all else grows by
-    less than one copy of the weights, though each cycle copies them."""
+    """Weights, KV cache and workspaces take the same memory after each cycle. All else grows by
+    less than one copy of the weights, although each cycle copies them."""
     with LLM(kv_cache_memory_bytes=2**27, num_threads=1) as llm:
         expected = tokens_of(llm)
         for level in (1, 2):
@@ -141,7 +141,7 @@ def test_a_hundred_cycles_leave_tokens_and_memory_as_they_were() -> None:
     run_cycles(100)
 
 
-def test_two_engines_sleep_in_turns() -> None:
+def test_two_engines_take_turns_to_sleep() -> None:
     with LLM(kv_cache_memory_bytes=2**26) as one, LLM(kv_cache_memory_bytes=2**26) as other:
         expected = tokens_of(one)
         other.sleep(2)
@@ -155,7 +155,7 @@ def test_two_engines_sleep_in_turns() -> None:
             one, other = other, one
 
 
-def test_an_engine_of_several_sleeps_for_all_and_outlives_who_put_it_to_sleep(
+def test_a_sleeping_named_engine_outlives_the_front_end_that_put_it_to_sleep(
     tmp_path: Path,
 ) -> None:
     with named_engine(tmp_path, allow_callables=True) as (name, _), LLM.attach(name) as llm:
@@ -181,7 +181,9 @@ def is_refused(llm: LLM) -> bool:
     return False
 
 
-def test_a_front_end_that_dies_while_it_waits_to_sleep_holds_nothing(tmp_path: Path) -> None:
+def test_a_front_end_that_dies_while_it_waits_for_sleep_leaves_the_engine_awake(
+    tmp_path: Path,
+) -> None:
     with named_engine(tmp_path) as (name, _), LLM.attach(name) as llm:
         waiting = start_source(
             f"""

@@ -1,4 +1,4 @@
-"""A front end that does not read its outputs costs the others nothing, and goes in the end."""
+"""A front end that does not read its outputs delays no other, and is cut off in the end."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def tokens(llm: LLM) -> list[list[int]]:
 
 
 def go_on(client: subprocess.Popen[bytes]) -> dict[str, Any]:
-    """Let the stopped front end run to its end; what it found."""
+    """Continue the stopped front end; return what it reports at its end."""
     os.kill(client.pid, signal.SIGCONT)
     found, _ = client.communicate(timeout=PATIENCE_S)
     assert client.returncode == 0
@@ -109,8 +109,8 @@ def test_a_stopped_front_end_is_cut_off_and_the_others_go_on(
     ):
         expected = tokens(other)
         client = slow(name)
-        seat = registry.client_path(name, 1)
-        assert seat.exists()
+        segment = registry.client_path(name, 1)
+        assert segment.exists()
         assert other.get_metrics()["running"] + other.get_metrics()["waiting"] > 0
         turns = 0
         deadline = time.monotonic() + PATIENCE_S
@@ -122,7 +122,7 @@ def test_a_stopped_front_end_is_cut_off_and_the_others_go_on(
         found = go_on(client)
         assert "did not read its outputs in time" in found["error"]
         assert tokens(other) == expected
-        assert not seat.exists(), "it leaves its seat when it learns of its end"
+        assert not segment.exists(), "it leaves its segment when it learns of its end"
         with LLM.attach(name) as another:
             assert tokens(another) == expected
 

@@ -1,4 +1,4 @@
-"""Shared memory too small for an engine: both numbers, one line, and nothing half done.
+"""Shared memory that is too small: one line names needed and free bytes, and nothing is left.
 
 Each program runs in a mount namespace of its own, where a small tmpfs lies over /dev/shm.
 """
@@ -87,7 +87,7 @@ def numbers_of(message: str) -> tuple[int, int]:
         ("256k", SegmentKind.CLIENT, 2**18 - layout.ALLOCATED_BYTES[SegmentKind.CONTROL]),
     ],
 )
-def test_both_numbers_are_named(size: str, kind: SegmentKind, free: int) -> None:
+def test_the_error_names_needed_and_free_bytes(size: str, kind: SegmentKind, free: int) -> None:
     message = result_of(on_shm_of(size, GENERATE))
     assert isinstance(message, str)
     assert numbers_of(message) == (layout.ALLOCATED_BYTES[kind], free)
@@ -193,7 +193,7 @@ with LLM(max_logprobs=-1) as llm:
 
 
 def test_logprobs_without_room_end_their_requests_and_no_others() -> None:
-    """60 rows of 4,096 alternatives are 2 MB: a slot of the output direction."""
+    """60 rows of 4,096 alternatives are 2 MB, which lie in a slot of the output direction."""
     done = on_shm_of("2m", LOGPROBS)
     before, mixed, after = result_of(done)
     assert before == after == mixed[:1]

@@ -1,4 +1,4 @@
-"""Streams and coroutines with real engines: same tokens as a batch, and every way to end."""
+"""Streams and coroutines of real engines: the tokens of a batch, and the ways to end early."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def llm() -> Iterator[LLM]:
 
 @pytest.fixture(scope="module")
 def coroutines() -> Iterator[AsyncLLM]:
-    """Each test uses it in an event loop of its own."""
+    """An engine that each test uses in an event loop of its own."""
     llm = AsyncLLM(max_num_seqs=8, kv_cache_memory_bytes=KV_BYTES)
     try:
         yield llm
@@ -58,7 +58,7 @@ def async_llm(coroutines: AsyncLLM) -> Iterator[AsyncLLM]:
 
 @pytest.fixture
 def doomed() -> Iterator[AsyncLLM]:
-    """One whose engine the test kills."""
+    """An AsyncLLM whose engine the test kills."""
     llm = AsyncLLM(kv_cache_memory_bytes=KV_BYTES)
     try:
         yield llm
@@ -67,7 +67,7 @@ def doomed() -> Iterator[AsyncLLM]:
 
 
 def has_generated(llm: AsyncLLM, num_tokens: int) -> Callable[[], bool]:
-    """Whether that many tokens have come since this call."""
+    """Whether the engine has generated that many tokens since this call."""
     before = llm.get_metrics()["generated_tokens"]
     return lambda: llm.get_metrics()["generated_tokens"] >= before + num_tokens
 
@@ -250,7 +250,7 @@ def test_a_killed_engine_reaches_every_consumer(doomed: AsyncLLM) -> None:
     run(main())
 
 
-def test_an_engine_killed_while_idle_is_known(doomed: AsyncLLM) -> None:
+def test_an_engine_killed_while_idle_is_reported(doomed: AsyncLLM) -> None:
     run(last(doomed.generate("x", params(1))))
     os.kill(doomed._llm._client.pid, signal.SIGKILL)  # type: ignore[attr-defined]
     assert holds_within(lambda: doomed.errored, PATIENCE_S)
@@ -259,7 +259,7 @@ def test_an_engine_killed_while_idle_is_known(doomed: AsyncLLM) -> None:
 
 
 @pytest.mark.parametrize("mode", ["abort", "wait", "keep"])
-def test_a_pause_and_what_goes_on_after_it(llm: LLM, async_llm: AsyncLLM, mode: Any) -> None:
+def test_requests_before_and_during_a_pause(llm: LLM, async_llm: AsyncLLM, mode: Any) -> None:
     expected = llm.generate(PROMPTS[0], params(60), use_tqdm=False)[0].outputs[0].token_ids
 
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""`shmllm top` in a terminal of its own, which the test reads and types into."""
+"""`shmllm top` in a pseudo-terminal that the test reads and types into."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ class Terminal:
         return "\n".join(self.screen.display)
 
     def marked_line(self) -> str:
-        """The line that is shown in reverse."""
+        """The line that is shown in reverse video."""
         for y, line in enumerate(self.screen.display):
             if self.screen.buffer[y][0].reverse:
                 return str(line)
         return ""
 
     def shows(self, condition: Callable[[str], bool], limit_s: float = PATIENCE_S) -> bool:
-        """Whether the screen comes to be like that."""
+        """Whether the text on the screen fulfils a condition in time."""
         deadline = time.monotonic() + limit_s
         while not condition(self.text()):
             if time.monotonic() >= deadline:
@@ -81,7 +81,7 @@ class Terminal:
         return True
 
     def ends(self) -> int:
-        """Its exit code; reads what it still shows."""
+        """Read the screen to its end; return the exit code."""
         deadline = time.monotonic() + PATIENCE_S
         while self.process.poll() is None and time.monotonic() < deadline:
             self._read()
@@ -120,7 +120,7 @@ def terminal(*arguments: str, **size: int) -> Iterator[Terminal]:
 
 @contextmanager
 def busy(llm: LLM) -> Iterator[None]:
-    """The engine generates meanwhile."""
+    """Generate in a thread during the block."""
     done = threading.Event()
     params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
 
@@ -146,7 +146,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]
 
 @pytest.fixture
 def at_work(engine: tuple[str, int]) -> Iterator[str]:
-    """The name of an engine that generates, for this process as its front end."""
+    """The name of an engine on which a thread of this process generates."""
     with LLM.attach(engine[0]) as llm, busy(llm):
         yield engine[0]
 
@@ -158,7 +158,7 @@ def once(*arguments: str) -> list[dict[str, Any]]:
 
 
 def check_working(found: dict[str, Any]) -> None:
-    """What has to be true of an engine that generates for this process."""
+    """Check the figures of an engine that generates for this process."""
     assert found["state"] == "ready"
     assert found["device"] == "cpu"
     assert found["generated_tokens_per_s"] > 0
@@ -188,7 +188,7 @@ def test_figures_of_a_private_engine() -> None:
         assert pid in [each["pid"] for each in once()]
 
 
-def test_what_holds_still_says_so(engine: tuple[str, int]) -> None:
+def test_a_paused_or_sleeping_engine_is_shown_as_such(engine: tuple[str, int]) -> None:
     name = engine[0]
     with LLM.attach(name) as llm:
         llm.pause_generation()
@@ -237,7 +237,7 @@ def test_no_engine_is_one_line() -> None:
     assert line.startswith("shmllm: no engine of this user runs")
 
 
-def test_one_engine_live_and_q(at_work: str) -> None:
+def test_one_engine_is_shown_live_until_q(at_work: str) -> None:
     with terminal(at_work, "--interval", "0.2") as seen:
         assert seen.shows(lambda text: "execute" in text and at_work in text), seen.text()
         assert seen.shows(lambda text: "TTFT" in text and "client" in text)

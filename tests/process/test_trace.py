@@ -1,4 +1,4 @@
-"""`shmllm trace`: whole traces of real processes, also of those that are killed."""
+"""`shmllm trace`: complete traces of real processes, also of killed ones."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ENGINE_PHASES = {"schedule", "prepare", "execute", "sample", "apply", "publish"}
 
 @pytest.fixture(autouse=True)
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A temporary directory of our own, which is empty again at the end."""
+    """A temporary directory of the test, which must be empty again at the end."""
     directory = tmp_path / "temporary"
     directory.mkdir()
     monkeypatch.setenv("TMPDIR", str(directory))
@@ -66,7 +66,7 @@ def by_number(trace: Trace) -> dict[int, Request]:
 
 
 def lanes_by_role(trace: Trace) -> dict[str, set[str]]:
-    """Names of the slices of front ends and of engines."""
+    """The names of the slices, by 'front end' and 'engine'."""
     roles = {
         pid: name.split(",")[0].split(" test-")[0] for pid, name in trace.process_names().items()
     }
@@ -157,7 +157,7 @@ def test_preempted_stopped_and_aborted_requests_are_in_it(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("victim", ["engine", "front end"])
-def test_a_death_leaves_a_trace_of_what_there_was(tmp_path: Path, victim: str) -> None:
+def test_a_killed_process_leaves_a_trace_of_its_steps(tmp_path: Path, victim: str) -> None:
     source = """
 import os, signal, sys, threading, time
 from shmllm import LLM, SamplingParams
@@ -215,7 +215,7 @@ def test_sigterm_goes_to_the_command(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "arguments", [[], ["--attach", "x", "--", "generate"], ["-o", "/nowhere/x", "--", "true"]]
 )
-def test_wrong_usage_is_one_line(arguments: list[str]) -> None:
+def test_a_usage_error_is_one_line(arguments: list[str]) -> None:
     done = python("-c", CLI, "trace", *arguments)
     assert done.returncode == 2
     assert b"Traceback" not in done.stderr
@@ -244,7 +244,7 @@ while True:
 
 
 def await_round(process: subprocess.Popen[bytes]) -> None:
-    """Until it has answered something that it was asked from now on."""
+    """Wait until the program has completed a request that it began after this call."""
     now = time.monotonic()
     for _ in range(2):
         while float(read_line(process) or b"inf") < now:
@@ -254,7 +254,7 @@ def await_round(process: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def busy(name: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A front end that generates without end."""
+    """A front end that generates until the block ends."""
     process = start_source(BUSY, name)
     try:
         await_round(process)
@@ -271,14 +271,14 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]
 
 @pytest.fixture
 def running(engine: tuple[str, int]) -> Iterator[tuple[str, int]]:
-    """Name and pid of an engine that outlives the test."""
+    """Name and pid of the engine of the module."""
     yield engine
     assert_unused(engine[0])
     assert not is_recorded(engine[1])
 
 
 def has_steps(temporary: Path) -> bool:
-    """Whether the trace that is under way has any."""
+    """Whether the recording has steps already."""
     recordings = [r for path in temporary.iterdir() for r in read_all(path)]
     return any(record.type == Type.STEP for r in recordings for record in r.records)
 

@@ -1,4 +1,4 @@
-"""`from vllm import LLM` with an engine behind it: vLLM's options and arguments, our results."""
+"""`from vllm import LLM` gives shmllm's LLM, which takes vLLM's options and arguments."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_chat_takes_its_arguments_by_position(llm: Any) -> None:
     assert texts(outputs) == expected * 2
 
 
-def test_what_is_not_there_is_refused_before_anything_runs(llm: Any) -> None:
+def test_unsupported_options_are_refused_before_anything_runs(llm: Any) -> None:
     from vllm import LLM
 
     with pytest.raises(RequestError, match="LoRA"):

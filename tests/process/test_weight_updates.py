@@ -1,5 +1,4 @@
-"""Weights of real engines are replaced: by a trainer that is sure of itself, by one that is
-wrong, and by one that is killed in the middle."""
+"""Updates of the weights of real engines: complete, wrong, and by a trainer that is killed."""
 
 from __future__ import annotations
 
@@ -63,7 +62,7 @@ def engine() -> Iterator[LLM]:
 
 @pytest.fixture
 def apart(engine: LLM) -> Iterator[LLM]:
-    """That engine, whose weights the test has to leave as they were."""
+    """The engine in its own process; the test must leave its weights as they were."""
     before = tokens(engine)
     yield engine
     engine.start_weight_update()  # none is under way
@@ -138,7 +137,7 @@ def test_three_calls_are_one_update(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("parts", [True, False], ids=["three calls", "one call"])
-def test_a_wrong_update_changes_nothing_and_names_what_is_wrong(llm: LLM, parts: bool) -> None:
+def test_a_wrong_update_changes_nothing_and_names_the_tensors(llm: LLM, parts: bool) -> None:
     version, before, weights = llm.get_weight_version(), tokens(llm), weights_of(llm)
     wrong = {
         **{name: weight * 2 for name, weight in weights.items()},
@@ -171,7 +170,7 @@ def test_the_prefix_cache_goes_with_the_weights_unless_told_otherwise(llm: LLM) 
     assert (cached(), cached()) == (0, 32)
 
 
-def test_requests_go_on_over_an_update_and_say_so(apart: LLM) -> None:
+def test_requests_continue_over_an_update_and_report_both_versions(apart: LLM) -> None:
     weights = weights_of(apart)
     params = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
     stream = apart.stream([PROMPT] * 3, params)
@@ -325,7 +324,7 @@ def shared_bytes() -> int:
     return sum(found.values())
 
 
-def test_staging_takes_no_shared_memory_and_goes_at_the_end(apart: LLM) -> None:
+def test_staged_weights_take_no_shared_memory_and_are_freed(apart: LLM) -> None:
     weights = weights_of(apart)
     size = sum(weight.nbytes for weight in weights.values())
     shared, held = shared_bytes(), tensor_bytes(apart)

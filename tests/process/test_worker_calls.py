@@ -1,4 +1,4 @@
-"""Calls on the worker of a real engine: what crosses, who may, what it does to requests."""
+"""`collective_rpc` on a real engine: values, errors, permissions, and requests beside it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def local() -> Iterator[LLM]:
 
 @pytest.fixture(params=["apart", "local"])
 def llm(request: pytest.FixtureRequest, apart: LLM, local: LLM) -> Iterator[LLM]:
-    """Of which the next test has to find nothing changed."""
+    """An engine that the test must leave as it was."""
     llm = {"apart": apart, "local": local}[request.param]
     before = tokens(llm)
     yield llm
@@ -185,7 +185,7 @@ def test_a_call_that_takes_too_long_is_given_up_and_answered_later(
     assert tokens(apart)
 
 
-def test_an_engine_that_dies_in_a_call_is_said_to_be_dead() -> None:
+def test_an_engine_that_dies_in_a_call_is_reported_dead() -> None:
     with LLM(**OPTIONS) as llm, pytest.raises(EngineDeadError, match="exit code 7"):
         llm.collective_rpc(lambda worker: os._exit(7))
 

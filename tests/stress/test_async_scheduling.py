@@ -1,4 +1,4 @@
-"""Random requests of all kinds through engines with and without overlapped steps, many times.
+"""Many random requests through engines with and without overlapped steps.
 
 SHMLLM_TEST_SEED repeats a run.
 """
@@ -69,7 +69,7 @@ def said(output: RequestOutput) -> Any:
 
 
 @pytest.mark.parametrize("run", range(6))
-def test_the_same_at_random(run: int) -> None:
+def test_random_requests_get_the_same_tokens_with_overlapped_steps(run: int) -> None:
     seed = SEED + run
     print(f"SHMLLM_TEST_SEED={seed}")
     rng = random.Random(seed)

@@ -1,6 +1,6 @@
-"""A batch job of a million rows needs the memory of a small one, and so does its --resume.
+"""A batch job of a million rows, and its --resume, need hardly more memory than a small one.
 
-The command's own code runs, over a stand-in for the engine that answers at once.
+The code of the command runs with a fake engine that answers at once.
 SHMLLM_BATCH_ROWS sets how many rows (1,000,000).
 """
 
@@ -71,7 +71,7 @@ print(json.dumps({"peak": peak, "seconds": seconds}))
 
 
 def write_rows(path: Path, num: int) -> None:
-    """Rows as people have them; every thousandth is bad."""
+    """Write typical rows; every thousandth is bad."""
     with path.open("w") as out:
         for i in range(num):
             row = {"id": f"row-{i}", "prompt": f"value_{i} = ", "split": "train"}
@@ -79,7 +79,7 @@ def write_rows(path: Path, num: int) -> None:
 
 
 def cut(path: Path, num_lines: int) -> None:
-    """Keep some lines, and a torn one."""
+    """Cut the file after some lines and a part of another."""
     with path.open("rb+") as stream:
         size = sum(len(line) for line in islice(stream, num_lines))
         stream.truncate(size + 9)

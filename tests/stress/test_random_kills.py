@@ -1,4 +1,4 @@
-"""Kills at random times, hundreds in a row, and names that thousands of owners fight over.
+"""Hundreds of kills at random times, and thousands of owners that contend for one name.
 
 SHMLLM_RANDOM_KILLS sets how many kills (300), SHMLLM_NAME_ROUNDS how many rounds for a name
 (10,000), SHMLLM_TEST_SEED repeats a run. 300 kills take about nine minutes on two cores,
@@ -167,14 +167,14 @@ print(json.dumps(seen))
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
-    """A directory of the test's own in shared memory; nobody else's sweepers come here."""
+    """A directory in shared memory that only this test uses."""
     with tempfile.TemporaryDirectory(prefix="test-names-", dir="/dev/shm") as name:
         (Path(name) / "judge").touch()
         yield Path(name)
 
 
 def contest(directory: Path, preface: str = "", num_rounds: int = NUM_ROUNDS) -> Counter[str]:
-    """Let claimants and sweepers fight; what all of them saw."""
+    """Run claimants and sweepers of one name; return the events that they counted."""
 
     def start(role: str, index: int) -> subprocess.Popen[bytes]:
         rounds = -(-num_rounds // NUM_CLAIMANTS)

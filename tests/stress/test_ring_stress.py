@@ -49,7 +49,7 @@ BURST = 128
 
 
 class Script:
-    """What both ends know of one direction: body and kind of the message with a number."""
+    """The messages of one direction, which both ends can compute: body and kind by number."""
 
     def __init__(self, seed: str) -> None:
         source = random.Random(seed)
@@ -64,7 +64,7 @@ class Script:
 
 
 class Sender:
-    """Sends a script's messages in line until there is no room."""
+    """Sends the messages of a script in order until the ring is full."""
 
     def __init__(self, script: Script, number: int, try_send: Callable[..., bool]) -> None:
         self._script = script
@@ -78,7 +78,7 @@ class Sender:
         return self.next == self._end
 
     def burst(self) -> int:
-        """How many were sent; a lull or a full ring ends it early."""
+        """Send messages; return how many. A lull or a full ring ends it early."""
         script, try_send, pack = self._script, self._try_send, HEADER.pack
         begin = number = self.next
         end = min(begin + BURST, self._end)
@@ -97,7 +97,7 @@ class Sender:
 
 
 class Checker:
-    """Takes the messages of a script and refuses the first that is not the one in line."""
+    """Receives the messages of a script and raises at the first that is not the next one."""
 
     def __init__(self, script: Script, number: int) -> None:
         self._script = script
@@ -196,7 +196,7 @@ def start_end(role: str, segments: tuple[Segment, Segment], *words: str) -> subp
 def stop_and_go(
     ends: list[subprocess.Popen[str]], source: random.Random, deadline: float
 ) -> list[int]:
-    """Stop the ends at random until both have reported or one has failed; how often each was."""
+    """Stop the ends at random times until both reported or one failed; return how often."""
     num_stops = [0, 0]
     while time.monotonic() < deadline:
         if any(end.poll() is not None for end in ends) or all(map(has_spoken, ends)):
@@ -248,13 +248,13 @@ def say_go(end: subprocess.Popen[str]) -> None:
 
 
 def has_spoken(end: subprocess.Popen[str]) -> bool:
-    """Whether an end has something to read on its stdout."""
+    """Whether an end has written to its stdout."""
     assert end.stdout is not None
     return bool(select.select([end.stdout], [], [], 0)[0])
 
 
 def report(ends: list[subprocess.Popen[str]], took_s: float) -> str:
-    """What went wrong, in the words of the ends."""
+    """The errors that the ends report."""
     lines = [f"not done after {took_s:.0f} s"]
     for end in ends:
         was_running = end.poll() is None
@@ -265,7 +265,7 @@ def report(ends: list[subprocess.Popen[str]], took_s: float) -> str:
 
 
 @pytest.mark.process
-def test_nothing_is_lost_torn_doubled_or_out_of_order() -> None:
+def test_no_message_is_lost_torn_repeated_or_out_of_order() -> None:
     run_stress(10_000)
 
 
