@@ -74,7 +74,7 @@ ENGINE_MODULE = "shmllm.engine"
 OUR_FILES = "shmllm."
 MARK = "SHMLLM_TEST_SESSION"
 os.environ[MARK] = uuid.uuid4().hex  # engines of this session inherit it
-LEAK_GRACE_S = 30.0
+LEAK_GRACE_S = 5.0
 
 
 @pytest.hookimpl(trylast=True)

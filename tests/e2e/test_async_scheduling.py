@@ -33,7 +33,7 @@ from shmllm import (
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
 OPTIONS: dict[str, Any] = {"kv_cache_memory_bytes": 2**26, "num_threads": 1, "max_num_seqs": 12}
-LONG = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, logprobs=1)
+LONG = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True, logprobs=1)
 CODE = ["def f(x):\n", "import", "class A:\n    name = ", "# The answer is: "]
 
 
@@ -309,10 +309,10 @@ def test_weights_that_change_in_the_middle(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 def test_preempted_requests(policy: str) -> None:
-    options = {"kv_cache_memory_bytes": 60 * 2**14, "max_model_len": 256}
+    options = {"kv_cache_memory_bytes": 90 * 2**14, "max_model_len": 256}
     prompts = [random_ids(seed, 1 + 7 * seed) for seed in range(14)]
     params = [
-        SamplingParams(temperature=seed % 2, seed=seed, max_tokens=50, ignore_eos=True, logprobs=1)
+        SamplingParams(temperature=seed % 2, seed=seed, max_tokens=90, ignore_eos=True, logprobs=1)
         for seed in range(14)
     ]
     priority = {"priority": [seed % 3 for seed in range(14)]} if policy == "priority" else {}

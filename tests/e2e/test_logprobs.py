@@ -143,8 +143,7 @@ def test_a_request_with_prompt_logprobs_fills_the_prefix_cache(reference: Refere
 def test_log_probabilities_of_the_whole_vocabulary(reference: Reference) -> None:
     """The records are larger than a ring record may be: the numbers lie in tensor slots."""
     with LLM(str(reference.directory), dtype="float32", max_logprobs=-1) as llm:
-        some = (reference.prompts[index] for index in (0, 1, 5, 8))
-        prompts = [{"prompt_token_ids": prompt[:60]} for prompt in some]
+        prompts = [{"prompt_token_ids": prompt[:60]} for prompt in reference.prompts]
         params = SamplingParams(max_tokens=4, temperature=0, logprobs=-1, prompt_logprobs=-1)
         outputs = llm.generate(prompts, params, use_tqdm=False)
     size = reference.model.config.vocab_size

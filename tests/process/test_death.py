@@ -26,8 +26,8 @@ pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
 # The two promises about time, with room for a machine that does other things: an idle one takes
 # fractions of a second. Everything else only has to happen.
-DEATH_IS_REPORTED_WITHIN_S = 5.0
-ORPHAN_IS_GONE_WITHIN_S = 15.0
+DEATH_IS_REPORTED_WITHIN_S = 2.0
+ORPHAN_IS_GONE_WITHIN_S = 5.0
 
 ENGINE_DIES = """
 import json, os, signal, sys, threading, time

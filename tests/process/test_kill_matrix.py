@@ -30,7 +30,7 @@ from shmllm.frontend.model_files import resolve_model
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
-GONE_WITHIN_S = 15.0
+GONE_WITHIN_S = 5.0
 """A death takes a fraction of a second to be noticed and an engine a moment to end; a machine that
 does other things is given time. What is not noticed would last for ever."""
 STOPPED_FOR_S = 0.2

@@ -13,8 +13,8 @@ import transformers
 
 from shmllm.frontend.model_files import resolve_model
 
-NUM_PROMPTS = 20
-MAX_TOKENS = 20
+NUM_PROMPTS = 32
+MAX_TOKENS = 24
 """More than a block: the sequence of each prompt grows into another one."""
 WEIGHT_SCALE = 4.0
 SHAPE: dict[str, Any] = {
