@@ -34,7 +34,7 @@ ONLINE_DPO = """
     from transformers import PreTrainedTokenizerFast, PrinterCallback, Qwen3ForCausalLM
     from trl.experimental.online_dpo import OnlineDPOConfig, OnlineDPOTrainer
 
-    from grpo_runs import PLAIN, defaults, share_of_letters
+    from support.grpo_runs import PLAIN, defaults, share_of_letters
 
     rewards = []
 
@@ -79,7 +79,7 @@ def test_the_example_learns_and_draws_its_reward(tmp_path: Path) -> None:
 def test_each_process_of_torchrun_has_an_engine_of_its_own(policy: Path) -> None:
     driver = Path(__file__).parents[1] / "support" / "grpo_driver.py"
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    done = python(*torchrun, str(driver), str(policy), str(NUM_STEPS), timeout=TIMEOUT_S)
+    done = python(*torchrun, str(driver), str(policy), str(NUM_STEPS), timeout=TIMEOUT_S, env=TESTS)
     assert done.returncode == 0, done.stderr.decode()[-8000:]
     ranks = [json.loads((policy / f"{rank}.json").read_text()) for rank in range(2)]
     assert ranks[0]["engine"] != ranks[1]["engine"]
