@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar
 
 from shmllm.config.info import EngineInfo
 from shmllm.errors import RequestError
@@ -21,6 +21,7 @@ from shmllm.frontend.prompt_embeds import (
 )
 from shmllm.frontend.sampling_checks import SamplingChecks
 from shmllm.frontend.text.tokenizer import Tokenizer
+from shmllm.params.pooling import PoolingParams
 from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import SamplingParams
 
@@ -51,6 +52,7 @@ class EmbedsPrompt(TypedDict, total=False):
 
 Prompt = str | Sequence[int] | TextPrompt | TokensPrompt | EmbedsPrompt
 Params = SamplingParams | Sequence[SamplingParams]
+AnyParams = TypeVar("AnyParams", SamplingParams, PoolingParams)
 Priority = int | Sequence[int] | None
 """The argument `priority`: one number for all prompts, or one for each."""
 
@@ -138,35 +140,46 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def match_params(
-    sampling_params: Params | None, num_prompts: int, default: SamplingParams
-) -> list[SamplingParams]:
-    """Return one SamplingParams for each prompt.
+    params: AnyParams | Sequence[AnyParams] | None,
+    num_prompts: int,
+    default: AnyParams,
+    argument: str = "sampling_params",
+) -> list[AnyParams]:
+    """Return one checked SamplingParams or PoolingParams for each prompt.
+
+    Args:
+        params: one for all prompts or one for each; None takes the default.
+        num_prompts: the number of prompts.
+        default: its class is the class that the others must have.
+        argument: what errors call the params.
 
     Raises:
-        RequestError: the list has another length, or an element is not a SamplingParams.
+        RequestError: the list has another length, or an element is of another class or has a
+            value that is not allowed.
     """
-    if sampling_params is None:
-        sampling_params = default
-    if isinstance(sampling_params, SamplingParams):
-        sampling_params.check()
-        return [sampling_params] * num_prompts
-    if isinstance(sampling_params, str) or not isinstance(sampling_params, Sequence):
-        raise RequestError(
-            f"sampling_params must be a SamplingParams or a list of them, got "
-            f"{type(sampling_params).__name__}"
-        )
-    if len(sampling_params) != num_prompts:
-        raise RequestError(
-            f"{num_prompts} prompts and {len(sampling_params)} sampling_params: give one "
-            "SamplingParams for all prompts, or one for each"
-        )
-    for index, params in enumerate(sampling_params):
-        if not isinstance(params, SamplingParams):
-            raise RequestError(
-                f"sampling_params[{index}] is a {type(params).__name__}, not a SamplingParams"
-            )
+    expected = type(default)
+    if params is None:
+        params = default
+    if isinstance(params, expected):
         params.check()
-    return list(sampling_params)
+        return [params] * num_prompts
+    if isinstance(params, str) or not isinstance(params, Sequence):
+        raise RequestError(
+            f"{argument} must be a {expected.__name__} or a list of them, got "
+            f"{type(params).__name__}"
+        )
+    if len(params) != num_prompts:
+        raise RequestError(
+            f"{num_prompts} prompts and {len(params)} {argument}: give one {expected.__name__} "
+            "for all prompts, or one for each"
+        )
+    for index, each in enumerate(params):
+        if not isinstance(each, expected):
+            raise RequestError(
+                f"{argument}[{index}] is a {type(each).__name__}, not a {expected.__name__}"
+            )
+        each.check()
+    return list(params)
 
 
 def set_priorities(

@@ -6,7 +6,7 @@ steps.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from shmllm.config.info import EngineInfo
 from shmllm.errors import RequestError
 from shmllm.frontend.front_end import FrontEnd
-from shmllm.frontend.input_processor import PreparedRequest, Prompt
+from shmllm.frontend.input_processor import PreparedRequest, Prompt, match_params
 from shmllm.frontend.model_files import read_json_object
 from shmllm.frontend.request_state import RequestState
 from shmllm.outputs.pooling import (
@@ -55,7 +55,7 @@ def prepare(
     Raises:
         RequestError: a prompt or a parameter is wrong.
     """
-    matched = _match(pooling_params, len(prompts))
+    matched = match_params(pooling_params, len(prompts), PoolingParams(), "pooling_params")
     poolings = [_pooling(each, pooler_config, front_end.info) for each in matched]
     params = SamplingParams(temperature=0, max_tokens=1, detokenize=False)
     front_end.dispatcher.check_open()
@@ -117,7 +117,6 @@ def similarity(
 
 
 def _pooling(params: PoolingParams, pooler_config: PoolerConfig, info: EngineInfo) -> Pooling:
-    params.check()
     params = pooler_config.complete(params)
     if params.dimensions is not None:
         _check_dimensions(params.dimensions, info)
@@ -127,28 +126,6 @@ def _pooling(params: PoolingParams, pooler_config: PoolerConfig, info: EngineInf
         bool(params.use_activation),
         not params.skip_reading_prefix_cache,
     )
-
-
-def _match(
-    params: PoolingParams | Sequence[PoolingParams] | None, num_prompts: int
-) -> Sequence[PoolingParams]:
-    if params is None or isinstance(params, PoolingParams):
-        return [params or PoolingParams()] * num_prompts
-    if isinstance(params, str | Mapping) or not isinstance(params, Sequence):
-        raise RequestError(
-            f"pooling_params must be a PoolingParams or a list of them, got {type(params).__name__}"
-        )
-    if len(params) != num_prompts:
-        raise RequestError(
-            f"{num_prompts} prompts and {len(params)} pooling_params: give one PoolingParams for "
-            "all prompts, or one for each"
-        )
-    for index, each in enumerate(params):
-        if not isinstance(each, PoolingParams):
-            raise RequestError(
-                f"pooling_params[{index}] is a {type(each).__name__}, not a PoolingParams"
-            )
-    return params
 
 
 def _check_dimensions(dimensions: int, info: EngineInfo) -> None:

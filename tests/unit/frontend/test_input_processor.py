@@ -10,6 +10,7 @@ from shmllm.errors import RequestError
 from shmllm.frontend.input_processor import InputProcessor, as_list, match_params
 from shmllm.frontend.model_files import resolve_model
 from shmllm.frontend.text.tokenizer import Tokenizer
+from shmllm.params.pooling import PoolingParams
 from shmllm.params.sampling import SamplingParams
 from shmllm.params.structured_outputs import StructuredOutputsParams
 
@@ -233,6 +234,15 @@ def test_a_list_of_parameters_has_one_per_prompt():
 def test_parameters_that_do_not_match_are_refused(params, words):
     with pytest.raises(RequestError, match=words):
         match_params(params, 2, DEFAULT)
+
+
+def test_pooling_parameters_match_prompts_in_the_same_way():
+    default = PoolingParams()
+    small = PoolingParams(dimensions=32)
+    assert match_params(None, 2, default, "pooling_params") == [default, default]
+    assert match_params([small, default], 2, default, "pooling_params") == [small, default]
+    with pytest.raises(RequestError, match=r"pooling_params\[0\] is a SamplingParams, not a Pool"):
+        match_params([DEFAULT], 1, default, "pooling_params")
 
 
 @pytest.mark.parametrize("several", [False, True])
