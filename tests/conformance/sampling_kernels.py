@@ -364,6 +364,17 @@ class SamplingConformance:
             assert out.top_ids[index, :k].tolist() == ids[0].tolist()
             assert out.top[index, k:].isnan().all()
 
+    def test_alternatives_beyond_a_chunk_and_beyond_the_finite_logits(self, draw):
+        """The last chunk has two entries, the largest; six others are finite."""
+        logits = torch.full((1, 258), -torch.inf, device=draw.device)
+        logits[0, 250:] = torch.arange(8.0)
+        tokens = torch.tensor([251], device=draw.device)
+        ks = torch.tensor([12], dtype=torch.int32, device=draw.device)
+        out = Scores.allocate(1, 16, draw.device)
+        score(out, logits, tokens, ks, SamplingScratch.allocate(1, 258, draw.device, 256))
+        assert out.top_ids[0, :12].tolist() == [*range(257, 249, -1), 0, 1, 2, 3]
+        assert out.ranks.tolist() == [7]
+
     def test_wrong_arguments_are_refused(self, draw):
         step = Step(draw, draw.normal(2, 300), {}, {})
         step.rows = step.rows.long()

@@ -1,7 +1,15 @@
 """Computes the log-probability and rank of each row's token, and the row's most likely tokens.
 
-A rank needs a count instead of a sort. The most likely tokens are found one after the other, in the
-same list of candidates that `sampling` makes.
+A rank needs a count instead of a sort. The most likely tokens are found one after the other: the
+largest entry that is left in each chunk is known, so each token needs one chunk to be read.
+
+Expected on an H100 (3.0 TB/s copied, 132 processors at 1.7 GHz), for float32 logits of 128,256
+entries, 32 chunks a row; never measured:
+
+| launch | reads | 1 row | 256 rows |
+|---|---|---|---|
+| _rank_chunks | 4 B for an entry | 3 us | 44 us, memory |
+| _top_scores | 16 KB for each of k alternatives, from the L2 cache | 3 + k us | 3 + 2 k us |
 """
 
 from __future__ import annotations
@@ -15,8 +23,8 @@ from torch import Tensor
 
 from shmllm_kernels.gpu.chunk_summaries import first_of_largest, summarise
 from shmllm_kernels.gpu.configs import next_power_of_two
-from shmllm_kernels.gpu.sampling import CHOOSE_BLOCK, SamplingScratch, list_candidates
-from shmllm_kernels.gpu.top_candidates import CAPACITY, row_peak, row_total
+from shmllm_kernels.gpu.sampling import SamplingScratch
+from shmllm_kernels.gpu.top_candidates import row_peak, row_total
 
 MAX_ALTERNATIVES = 256
 """The largest number of alternatives of one row; for more of them a sort is faster."""
@@ -30,7 +38,6 @@ def _rank_chunks(
     better_ptr,
     tokens_ptr,
     ks_ptr,
-    rows_ptr,
     logits_stride,
     vocab_size,
     num_chunks,
@@ -39,10 +46,7 @@ def _rank_chunks(
     """Reduces a chunk, and counts the entries that are larger than the token's."""
     index = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
-    asks = tl.load(ks_ptr + index) >= 0
-    if chunk == 0:
-        tl.store(rows_ptr + index, tl.where(asks, index, -1).to(tl.int32))
-    if not asks:
+    if tl.load(ks_ptr + index) < 0:
         return
     columns = chunk * CHUNK + tl.arange(0, CHUNK)
     row = logits_ptr + index * logits_stride
@@ -65,9 +69,6 @@ def _top_scores(
     chunk_max_ptr,
     chunk_sum_ptr,
     better_ptr,
-    candidates_ptr,
-    candidate_ids_ptr,
-    num_candidates_ptr,
     tokens_ptr,
     ks_ptr,
     logits_stride,
@@ -75,9 +76,8 @@ def _top_scores(
     vocab_size,
     num_chunks,
     NORMALISES: tl.constexpr,
+    CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    CAPACITY: tl.constexpr,
 ):
     index = tl.program_id(0).to(tl.int64)
     k = tl.load(ks_ptr + index)
@@ -97,38 +97,27 @@ def _top_scores(
     tl.store(ranks_ptr + index, tl.sum(better, axis=0) + 1)
 
     k = tl.minimum(k, vocab_size)
-    length = tl.load(num_candidates_ptr + index)
-    is_list = (k < vocab_size) & (length >= k)
-    length = tl.where(is_list, length, vocab_size)
-    values_ptr = row
-    if is_list:
-        values_ptr = candidates_ptr + index * CAPACITY
+    largest = tl.load(chunk_max_ptr + chunks, mask=present, other=float("-inf"))
+    has_more = present
     last = float("inf")
     last_id = -1
     for place in range(0, k):
-        best = float("-inf")
-        best_id = vocab_size
-        for begin in range(0, length, BLOCK):
-            places = begin + tl.arange(0, BLOCK)
-            inside = places < length
-            values = tl.load(values_ptr + places, mask=inside, other=float("-inf"))
-            ids = tl.load(
-                candidate_ids_ptr + index * CAPACITY + places, mask=inside & is_list, other=0
-            )
-            ids = tl.where(is_list, ids, places)
-            follows = inside & ((values < last) | ((values == last) & (ids > last_id)))
-            rest = tl.where(follows, values, float("-inf"))
-            largest, largest_id = first_of_largest(
-                rest, tl.where(follows, ids, vocab_size), vocab_size
-            )
-            is_better = (largest > best) | ((largest == best) & (largest_id < best_id))
-            best = tl.where(is_better, largest, best)
-            best_id = tl.where(is_better, largest_id, best_id)
-        top = best - base - total if NORMALISES else best
+        owners = tl.where(has_more, chunks, CHUNKS)
+        _, chunk = first_of_largest(tl.where(has_more, largest, float("-inf")), owners, CHUNKS)
+        columns = chunk * CHUNK + tl.arange(0, CHUNK)
+        inside = columns < vocab_size
+        values = tl.load(row + columns, mask=inside, other=float("-inf"))
+        is_left = inside & ((values < last) | ((values == last) & (columns > last_id)))
+        ids = tl.where(is_left, columns, vocab_size)
+        last, last_id = first_of_largest(tl.where(is_left, values, float("-inf")), ids, vocab_size)
+        top = last - base - total if NORMALISES else last
         tl.store(top_scores_ptr + index * top_stride + place, top)
-        tl.store(top_ids_ptr + index * top_stride + place, best_id)
-        last = best
-        last_id = best_id
+        tl.store(top_ids_ptr + index * top_stride + place, last_id)
+        is_left &= columns != last_id
+        own_largest = tl.max(tl.where(is_left, values, float("-inf")), axis=0)
+        own_has_more = tl.max(is_left.to(tl.int32), axis=0) > 0
+        largest = tl.where(chunks == chunk, own_largest, largest)
+        has_more = tl.where(chunks == chunk, own_has_more, has_more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,29 +129,24 @@ class Scores:
         ranks: (N,) int32, their ranks, from 1.
         top: (N, K) float32, the scores of the alternatives, best first, as many as the row's k.
         top_ids: (N, K) int32, the alternatives' token ids.
-        filters: temperature, top_p and min_p for the list of candidates, (N,) each: constants.
-        rows: (N,) int32, scratch memory.
     """
 
     tokens: Tensor
     ranks: Tensor
     top: Tensor
     top_ids: Tensor
-    filters: tuple[Tensor, Tensor, Tensor]
-    rows: Tensor
 
     @classmethod
     def allocate(cls, num_rows: int, k: int, device: torch.device | str) -> Scores:
-        """Allocates num_rows * (8 * k + 24) bytes."""
+        """Allocates num_rows * (8 * k + 8) bytes."""
 
-        def floats(value: float, *shape: int) -> Tensor:
-            return torch.full((num_rows, *shape), value, dtype=torch.float32, device=device)
+        def floats(*shape: int) -> Tensor:
+            return torch.zeros((num_rows, *shape), dtype=torch.float32, device=device)
 
         def ints(*shape: int) -> Tensor:
             return torch.zeros((num_rows, *shape), dtype=torch.int32, device=device)
 
-        filters = floats(1.0), floats(1.0), floats(0.0)
-        return cls(floats(0.0), ints(), floats(0.0, k), ints(k), filters, ints())
+        return cls(floats(), ints(), floats(k), ints(k))
 
 
 def score(
@@ -186,7 +170,7 @@ def score(
             overwritten.
         normalise: whether scores are log-probabilities; otherwise they are the logits.
 
-    Reads a row three times, and the list of candidates once for each alternative.
+    Reads a row once, and a chunk of it for each alternative.
     """
     num_rows, vocab_size = logits.shape
     _check(out, logits, tokens, ks, scratch)
@@ -198,11 +182,7 @@ def score(
     grid = (num_rows, num_chunks)
     asked = (tokens, ks)
     stride = logits.stride(0)
-    _rank_chunks[grid](
-        logits, *parts, *asked, out.rows, stride, *sizes, CHUNK=scratch.chunk, num_warps=8
-    )
-    temperature, top_p, min_p = out.filters
-    list_candidates(logits, out.rows, (temperature, ks, top_p, min_p), scratch, num_rows)
+    _rank_chunks[grid](logits, *parts, *asked, stride, *sizes, CHUNK=scratch.chunk, num_warps=8)
     _top_scores[(num_rows,)](
         out.tokens,
         out.ranks,
@@ -210,18 +190,14 @@ def score(
         out.top_ids,
         logits,
         *parts,
-        scratch.candidates,
-        scratch.candidate_ids,
-        scratch.num_candidates,
         *asked,
         stride,
         out.top.stride(0),
         *sizes,
         NORMALISES=normalise,
+        CHUNK=scratch.chunk,
         CHUNKS=next_power_of_two(num_chunks),
-        BLOCK=CHOOSE_BLOCK,
-        CAPACITY=CAPACITY,
-        num_warps=4,
+        num_warps=8,
     )
 
 

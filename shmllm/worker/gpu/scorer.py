@@ -9,7 +9,7 @@ prompt would not fit into memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -71,7 +71,6 @@ class Scorer:
         self._normalises = normalises
         at_once = WORKSPACE_BYTES // (8 * self._vocab_size) // ROWS_ALIGNED * ROWS_ALIGNED
         self.rows_at_once = min(max(at_once, ROWS_ALIGNED), num_rows)
-        self._parts = Scores.allocate(num_rows, 0, transfers.torch_device)
 
     def select(self, indices: LongArray, ks: Sequence[int]) -> ScoredRows:
         """Copy to the device which rows ask for log-probabilities.
@@ -114,13 +113,8 @@ class Scorer:
 
     def _tables(self, flat: Tensor, scored: ScoredRows, part: slice) -> Scores:
         ranks, scores, ids, top = _cut(flat, len(scored.ks), scored.width)
-        return replace(
-            self._parts,
-            tokens=scores[part].view(torch.float32),
-            ranks=ranks[part],
-            top=top[part].view(torch.float32),
-            top_ids=ids[part],
-        )
+        own, best = (part_of[part].view(torch.float32) for part_of in (scores, top))
+        return Scores(tokens=own, ranks=ranks[part], top=best, top_ids=ids[part])
 
     def _sort(self, logits: Tensor, scored: ScoredRows) -> list[Tensor]:
         """Return the ids and scores of each row that is sorted, row after row."""
