@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from support.kernel_helpers import poisoned
 
-from shmllm_kernels.gpu import noise
+from shmllm_kernels.gpu import noise, sampling, sampling_scratch
 from shmllm_kernels.gpu.logits_processors import add_biases, count_tokens
 from shmllm_kernels.gpu.noise import gumbel_of_entries, gumbel_of_range
 from shmllm_kernels.gpu.sampling import SamplingScratch, TokenMasks, sample
@@ -42,6 +42,24 @@ PARAMETERS = {
     "min_p below top_k": {"temperature": 1.0, "min_p": 0.5, "top_k": 300},
     "all": {"temperature": 0.7, "min_p": 0.01, "top_k": 100, "top_p": 0.95},
 }
+SEARCHED = {
+    "top_k": {"temperature": 1.0, "top_k": 300},
+    "top_p": {"temperature": 1.0, "top_p": 0.9},
+    "min_p": {"temperature": 1.0, "min_p": 1e-3},
+    "top_k and top_p": {"temperature": 0.9, "top_k": 400, "top_p": 0.97},
+    "top_k and tiny top_p": {"temperature": 0.9, "top_k": 400, "top_p": 1e-6},
+    "top_k below min_p": {"temperature": 1.0, "top_k": 300, "min_p": 0.6},
+    "min_p below top_k": {"temperature": 1.0, "top_k": 200, "min_p": 0.05, "top_p": 0.5},
+    "min_p and top_p": {"temperature": 1.1, "min_p": 0.02, "top_p": 0.999},
+    "all": {"temperature": 0.8, "min_p": 0.5, "top_k": 350, "top_p": 0.95},
+}
+"""Filters that keep more entries than a list of 16 holds."""
+WIDE = {
+    "top_k": {"temperature": 1.0, "top_k": 3000},
+    "top_p": {"temperature": 1.0, "top_p": 0.9},
+    "all": {"temperature": 0.8, "min_p": 0.01, "top_k": 2800, "top_p": 0.95},
+}
+"""Filters that keep more entries than a list holds."""
 
 
 @triton.jit
@@ -57,6 +75,13 @@ def _noise(out_ptr, other_ptr, seed_ptr, position_ptr, first, SIZE: tl.constexpr
     seed, position = tl.load(seed_ptr), tl.load(position_ptr)
     tl.store(out_ptr + places, gumbel_of_range(seed, position, first, SIZE))
     tl.store(other_ptr + places, gumbel_of_entries(seed, position, first + places))
+
+
+@pytest.fixture
+def short_lists(monkeypatch):
+    """Lists of 16 candidates, so that rows of a few hundred entries have to search."""
+    for module in (sampling, sampling_scratch):
+        monkeypatch.setattr(module, "CAPACITY", 16)
 
 
 def make_columns(device, *rows, seeds=None) -> SamplingColumns:
@@ -100,7 +125,7 @@ class Step:
             self.uses,
             self.masks,
             keeps_processed,
-            self.has_filters(),
+            self.num_searches(),
             last_tokens,
         )
         torch.testing.assert_close(self.logits, before, atol=0, rtol=0, equal_nan=True)
@@ -108,11 +133,12 @@ class Step:
         assert last_tokens.tolist() == wanted.tolist()
         return tokens
 
-    def has_filters(self) -> bool:
+    def num_searches(self) -> int | None:
         columns = self.columns
         cuts = (columns.top_k > 0) & (columns.top_k < self.logits.shape[1])
-        filters = cuts | (columns.top_p < 1) | (columns.min_p > 0)
-        return bool((filters & (columns.temperature > 0)).any())
+        searches = cuts.int() + (columns.top_p < 1).int()
+        is_filtered = (columns.temperature > 0) & ((searches > 0) | (columns.min_p > 0))
+        return int(searches[is_filtered].max()) if is_filtered.any() else None
 
     def row_columns(self) -> SamplingColumns:
         rows = self.rows.long()
@@ -175,6 +201,7 @@ def check_kept(got, logits, columns) -> bool:
     probabilities = whole.softmax(0)[order]
     before[order] = probabilities.cumsum(0) - probabilities
     near_mass = (before - columns.top_p[0]).abs() < ON_THE_EDGE
+    near_mass &= (whole > -torch.inf) & (columns.top_p[0] < 1)
     assert (near_floor | near_mass)[differs].all(), "another set of entries is kept"
     return False
 
@@ -224,6 +251,95 @@ class SamplingConformance:
         )
         step.check()
         assert (step.scratch.num_candidates == -1).any()
+
+    @pytest.mark.parametrize("step_size", [0.0, 0.01])
+    def test_searched_thresholds(self, draw, short_lists, step_size):
+        logits = draw.normal(len(SEARCHED), 700, scale=0.2)
+        if step_size:  # many entries are equal, as in half precision
+            logits = (logits / step_size).round() * step_size
+        logits[:, ::9] = -torch.inf
+        step = Step(draw, logits, *SEARCHED.values())
+        step.check()
+        assert (step.scratch.num_candidates == -1).all()
+
+    def test_searches_beside_lists(self, draw, short_lists):
+        logits = draw.normal(len(PARAMETERS), 600, scale=1.5)
+        step = Step(draw, logits, *PARAMETERS.values())
+        step.check()
+        assert (step.scratch.num_candidates == -1).any()
+        assert (step.scratch.num_candidates > 0).any()
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("vocab_size", [128_256, 151_936])
+    def test_searched_thresholds_of_a_whole_vocabulary(self, draw, vocab_size):
+        logits = draw.normal(len(WIDE), vocab_size, scale=0.7)
+        logits[0] = logits[0].bfloat16().float()
+        step = Step(draw, logits, *WIDE.values(), chunk=8192)
+        step.check()
+        assert (step.scratch.num_candidates == -1).all()
+
+    def test_a_search_separates_neighbouring_numbers(self, draw, short_lists):
+        """Neighbours that are positive, negative, around 0.5, and on both sides of zero."""
+        bits = torch.stack([draw.permutation(300) for _ in range(4)]).int()
+        bits += 2**24
+        bits[1] -= 2**31
+        bits[2] += 0x3F000000
+        bits[3, ::2] -= 2**31
+        own = {"temperature": 1.0, "top_k": 260}
+        step = Step(draw, bits.view(torch.float32), *[own, own | {"top_p": 0.9999}] * 2)
+        step.check()
+        assert (step.scratch.num_candidates == -1).all()
+        by_top_k = step.row_columns().top_p == 1.0
+        kept = (step.scratch.processed_logits > -torch.inf).sum(dim=1)
+        assert kept[by_top_k].tolist() == [260] * 2
+
+    def test_a_search_keeps_the_first_of_equal_entries(self, draw, short_lists):
+        """The last one is the first or the last of a chunk, or between."""
+        kept = [1, 255, 256, 257, 512, 700, 1023]
+        options = [{"temperature": 1.0, "top_p": count / 1024} for count in kept]
+        options[4]["top_k"] = 900
+        step = Step(draw, torch.zeros(len(kept), 1024, device=draw.device), *options)
+        tokens = step.check()
+        assert (step.scratch.num_candidates == -1).all()
+        processed = step.scratch.processed_logits
+        for index, top_p in enumerate(step.row_columns().top_p.tolist()):
+            count = round(top_p * 1024)
+            assert (processed[index] > -torch.inf).nonzero()[:, 0].tolist() == list(range(count))
+            assert tokens[index] < count
+
+    def test_a_search_keeps_the_first_of_equal_entries_below_larger_ones(self, draw, short_lists):
+        logits = torch.zeros(1, 1024, device=draw.device)
+        logits[0, 1::4] = 1.0
+        top_p = (256 * math.e + 300.5) / (256 * math.e + 768)
+        step = Step(draw, logits, {"temperature": 1.0, "top_p": top_p})
+        step.check()
+        kept = (step.scratch.processed_logits > -torch.inf)[0]
+        assert kept[1::4].all()
+        zeros = kept[logits[0] == 0]
+        assert zeros[:301].all()
+        assert not zeros[301:].any()
+
+    def test_a_search_gives_the_same_bits_beside_any_rows(self, draw, short_lists, monkeypatch):
+        """The row is alone or beside others, with the launches that it needs or with more, and
+        divided among any number of programs."""
+        logits = draw.normal(4, 1500, scale=0.2)
+        logits[0] = draw.integers(0, 3, 1500).float()
+        names = ("top_p", "all", "top_k")
+        step = Step(draw, logits, *(SEARCHED[name] for name in names), {"temperature": 1.0})
+        tokens = step.run(keeps_processed=True)
+        assert (step.scratch.num_candidates == -1).sum() == 3
+        for programs in (0, 2048):
+            monkeypatch.setattr(sampling, "SEARCH_PROGRAMS", programs)
+            for index in range(4):
+                alone = Step(draw, logits[index : index + 1], {})
+                columns = step.row_columns()
+                own = (getattr(columns, name)[index : index + 1] for name in columns.__slots__)
+                alone.columns = SamplingColumns(*own)
+                alone.rows = torch.zeros_like(alone.rows)
+                alone.positions = step.positions[index : index + 1]
+                assert alone.run(keeps_processed=True) == tokens[index]
+                both = alone.scratch.processed_logits[0], step.scratch.processed_logits[index]
+                assert torch.equal(*both)
 
     def test_ties_at_the_threshold(self, draw):
         logits = draw.integers(0, 4, 6, 600).float()

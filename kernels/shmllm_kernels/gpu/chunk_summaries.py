@@ -10,7 +10,6 @@ import triton
 import triton.language as tl
 
 from shmllm_kernels.gpu.noise import gumbel_of_range
-from shmllm_kernels.gpu.top_candidates import is_filtered
 
 
 @triton.jit
@@ -36,6 +35,41 @@ def first_of_largest(values, ids, none):
     """Returns the largest value and the lowest id that has it, or `none` if the value is NaN."""
     best = tl.max(values, axis=0)
     return best, tl.min(tl.where(values == best, ids, none), axis=0)
+
+
+@triton.jit
+def is_filtered(temperature, top_k, top_p, min_p, vocab_size):
+    """Returns whether a row is not greedy and has a filter."""
+    cuts = (top_k > 0) & (top_k < vocab_size)
+    return (temperature > 0.0) & (cuts | (top_p < 1.0) | (min_p > 0.0))
+
+
+@triton.jit
+def load_filters(row, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, vocab_size):
+    """Returns top_k, top_p and min_p of a row, and whether it is not greedy and has a filter."""
+    top_k = tl.load(top_k_ptr + row)
+    top_p = tl.load(top_p_ptr + row)
+    min_p = tl.load(min_p_ptr + row)
+    has_filter = is_filtered(tl.load(temperature_ptr + row), top_k, top_p, min_p, vocab_size)
+    return top_k, top_p, min_p, has_filter
+
+
+@triton.jit
+def row_peak(chunk_max_ptr, num_chunks, CHUNKS: tl.constexpr):
+    """Returns the largest entry of a row, from those of its chunks."""
+    chunks = tl.arange(0, CHUNKS)
+    peaks = tl.load(chunk_max_ptr + chunks, mask=chunks < num_chunks, other=float("-inf"))
+    return tl.max(peaks, axis=0)
+
+
+@triton.jit
+def row_total(chunk_max_ptr, chunk_sum_ptr, peak, num_chunks, CHUNKS: tl.constexpr):
+    """Returns the sum of exp(entry - peak) over a row, from the maxima and sums of its chunks."""
+    chunks = tl.arange(0, CHUNKS)
+    present = chunks < num_chunks
+    peaks = tl.load(chunk_max_ptr + chunks, mask=present, other=float("-inf"))
+    sums = tl.load(chunk_sum_ptr + chunks, mask=present, other=0.0)
+    return tl.sum(tl.where(sums > 0.0, sums * tl.exp(peaks - peak), 0.0), axis=0)
 
 
 @triton.jit

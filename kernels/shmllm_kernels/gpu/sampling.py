@@ -1,13 +1,36 @@
 """Launches the sampler, which samples the next token of each row.
 
-It takes two launches, or four if a row has filters. `chunk_summaries` applies masks and penalties
-and reduces each chunk of a row, `top_candidates` lists the candidates of rows with filters, and
-`token_choice` chooses the token. Rows are independent and sums have a fixed order: a row's token
-depends on its logits, its parameters, its seed and its position alone.
+It takes two launches, or more if a row has filters. `chunk_summaries` applies masks and penalties
+and reduces each chunk of a row, `top_candidates` lists the candidates of rows with filters,
+`threshold_search` finds the thresholds of rows with too many candidates, and `token_choice` chooses
+the token. Rows are independent, and sums have a fixed order or are those of whole numbers: a row's
+token depends on its logits, its parameters, its seed and its position alone.
 
-The logits of greedy and unfiltered rows are read once. Those of a filtered row are also written
-once and read twice more: 20 bytes for each entry in all, and about 100 flops, half of them for the
-counts at 16 distances.
+Expected on an H100 (3.0 TB/s copied, 132 processors at 1.7 GHz), for bfloat16 logits of 128,256
+entries, 32 chunks a row; never measured. "Entry" is what a kernel moves for each entry of a row.
+
+| launch | rows | entry | operations for an entry | 1 row | 256 rows |
+|---|---|---|---|---|---|
+| summarise_chunks | greedy | 2 B | 10 | 3 us | 22 us, memory |
+| summarise_chunks | drawn, no filters | 2 B | 60: Philox, logarithms | 4 us | 140 us, integers |
+| summarise_chunks | filtered | 2 + 4 B | 10 | 3 us | 66 us, memory |
+| count_by_distance | filtered | 4 B | 70: 16 distances | 8 us | 80 us, arithmetic |
+| collect_candidates | filtered | 4 B | 10 | 8 us | 44 us, memory |
+| choose_tokens | greedy, no filters | 0 | 0 | 3 us | 3 us |
+| choose_tokens | a list, each threshold | 0 | 0 | 10 us | 20 us |
+| collect_candidates | a search | 4 B | 30, and an atomic | 10 us | 200 us, atomics |
+| narrow_interval | a search | 4 B, and 16 KB a program | 25 | 5 us | 60 us, memory |
+| draw_chunks | a search | 4 B, and 16 KB a program | 65 | 6 us | 150 us, integers |
+| these two | no search | 0 | 0 | 2 us | 3 us, to start 2,048 programs |
+| mask_dropped | all, processed log-probabilities | 8 B | 5 | 3 us | 88 us, memory |
+
+A search has three tables. `collect_candidates` fills the first, so a row with top_k or top_p takes
+two launches of `narrow_interval`, and a row with both takes five; then one of `draw_chunks`. In all
+a search takes 25 us for one row with top_p and 40 us with both, and 0.5 ms and 0.8 ms for 256 rows;
+three launches that find nothing to search take 6 to 9 us, and six take twice that. The first table
+of a search gets at worst one atomic for each entry, and the device does about 96 in a cycle; the
+other tables get the entries of one bin. Whatever the logits are, a program reads at most
+MOST_CHUNKS chunks of a row.
 """
 
 from __future__ import annotations
@@ -19,8 +42,10 @@ import triton
 from torch import Tensor
 
 from shmllm_kernels.gpu.chunk_summaries import summarise_chunks
-from shmllm_kernels.gpu.configs import next_power_of_two, sampling_chunk
-from shmllm_kernels.gpu.token_choice import choose_tokens, mask_dropped
+from shmllm_kernels.gpu.configs import next_power_of_two
+from shmllm_kernels.gpu.sampling_scratch import SamplingScratch
+from shmllm_kernels.gpu.threshold_search import NUM_LEVELS, NUM_TABLES, narrow_interval
+from shmllm_kernels.gpu.token_choice import choose_tokens, draw_chunks, mask_dropped
 from shmllm_kernels.gpu.top_candidates import (
     CAPACITY,
     NUM_PIVOTS,
@@ -29,8 +54,18 @@ from shmllm_kernels.gpu.top_candidates import (
 )
 from shmllm_kernels.reference.sampling import SamplingColumns
 
+__all__ = ["SamplingScratch", "TokenMasks", "sample"]
+
 COUNT_BLOCK = 256
 CHOOSE_BLOCK = 512
+SEARCH_BLOCK = 1024
+SEARCH_PROGRAMS = 2048
+"""The number of programs of a launch for searches, if there are fewer chunks a program than
+MOST_CHUNKS. Most steps have no search, and a launch then costs what it takes to start its
+programs."""
+MOST_CHUNKS = 8
+Filters = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Temperature, top_k, top_p and min_p, (R,) each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,61 +81,6 @@ class TokenMasks:
     rows: Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingScratch:
-    """Memory for the intermediate results of one step's launches, for at most N rows.
-
-    Attributes:
-        chunk: the number of a row's entries in one program.
-        processed_logits: (N, V) float32, the logits of filtered rows after masks, penalties and
-            temperature. With ``keeps_processed`` those of all rows, after the filters too.
-        chunk_max: (N, C) float32, the largest entry of each of C chunks.
-        chunk_sum: (N, C) float32, the sum of exp(entry - chunk_max) over the chunk.
-        chunk_best: (N, C) float32, the largest entry after adding noise.
-        chunk_id: (N, C) int32, the token of ``chunk_best``.
-        counts: (N, C, 16) int32, the number of entries within each distance of the row's maximum.
-        masses: (N, C, 16) float32, the sums of their weights.
-        candidates: (N, 2048) float32, the entries that the filters may keep.
-        candidate_ids: (N, 2048) int32, their tokens, in increasing order.
-        num_candidates: (N,) int32, the number of candidates; -1: more than 2048, no list.
-        thresholds: (N,) float32, the smallest entry that is kept.
-        last_ids: (N,) int32, the last token that is kept among entries equal to the threshold.
-    """
-
-    chunk: int
-    processed_logits: Tensor
-    chunk_max: Tensor
-    chunk_sum: Tensor
-    chunk_best: Tensor
-    chunk_id: Tensor
-    counts: Tensor
-    masses: Tensor
-    candidates: Tensor
-    candidate_ids: Tensor
-    num_candidates: Tensor
-    thresholds: Tensor
-    last_ids: Tensor
-
-    @classmethod
-    def allocate(
-        cls, num_rows: int, vocab_size: int, device: torch.device | str, chunk: int | None = None
-    ) -> SamplingScratch:
-        """Allocates about num_rows * (4 * vocab_size + 20,000) bytes."""
-        chunk = chunk or sampling_chunk(vocab_size)
-        num_chunks = triton.cdiv(vocab_size, chunk)
-
-        def floats(*shape: int) -> Tensor:
-            return torch.empty((num_rows, *shape), dtype=torch.float32, device=device)
-
-        def ints(*shape: int) -> Tensor:
-            return torch.empty((num_rows, *shape), dtype=torch.int32, device=device)
-
-        by_chunk = floats(num_chunks), floats(num_chunks), floats(num_chunks), ints(num_chunks)
-        pivots = ints(num_chunks, NUM_PIVOTS), floats(num_chunks, NUM_PIVOTS)
-        by_row = floats(CAPACITY), ints(CAPACITY), ints(), floats(), ints()
-        return cls(chunk, floats(vocab_size), *by_chunk, *pivots, *by_row)
-
-
 def sample(
     tokens: Tensor,
     logits: Tensor,
@@ -111,7 +91,7 @@ def sample(
     token_counts: Tensor | None = None,
     masks: TokenMasks | None = None,
     keeps_processed: bool = False,
-    has_filters: bool = True,
+    num_searches: int | None = 2,
     last_tokens: Tensor | None = None,
 ) -> None:
     """Applies masks and ``reference.sampling.penalise``, then samples as
@@ -130,7 +110,9 @@ def sample(
         masks: the allowed tokens; None: all.
         keeps_processed: whether ``scratch.processed_logits`` gets the processed logits of all
             rows.
-        has_filters: whether any row that is not greedy has top_k, top_p or min_p.
+        num_searches: the largest number of thresholds that a filtered row may have to search, 0 to
+            2: top_k and top_p count as one each, min_p does not; None: no row is filtered, that is,
+            has filters and is not greedy.
         last_tokens: (R,) int64; gets each row's token, too.
     """
     num_rows, vocab_size = logits.shape
@@ -171,8 +153,9 @@ def sample(
         CHUNK=scratch.chunk,
         num_warps=8,
     )
-    if has_filters:
-        list_candidates(scratch.processed_logits, rows, filters, scratch, num_rows)
+    if num_searches is not None:
+        _list_candidates(rows, filters, scratch, num_rows)
+        _search(rows, positions, filters, columns.seeds, scratch, num_rows, num_searches)
     choose_tokens[(num_rows,)](
         tokens,
         tokens if last_tokens is None else last_tokens,
@@ -184,6 +167,10 @@ def sample(
         scratch.candidates,
         scratch.candidate_ids,
         scratch.num_candidates,
+        scratch.tied_best,
+        scratch.tied_id,
+        scratch.num_tied,
+        scratch.kept_ties,
         scratch.thresholds,
         scratch.last_ids,
         rows,
@@ -194,6 +181,7 @@ def sample(
         vocab_size,
         num_chunks,
         HAS_LAST=last_tokens is not None,
+        CHUNK=scratch.chunk,
         CHUNKS=next_power_of_two(num_chunks),
         BLOCK=CHOOSE_BLOCK,
         CAPACITY=CAPACITY,
@@ -204,48 +192,103 @@ def sample(
         mask_dropped[grid](*kept, vocab_size, vocab_size, CHUNK=scratch.chunk, num_warps=8)
 
 
-def list_candidates(
-    values: Tensor,
-    rows: Tensor,
-    filters: tuple[Tensor, Tensor, Tensor, Tensor],
-    scratch: SamplingScratch,
-    num_rows: int,
+def _list_candidates(
+    rows: Tensor, filters: Filters, scratch: SamplingScratch, num_rows: int
 ) -> None:
-    """Lists the entries of each row that its filters may keep.
-
-    Args:
-        values: (N, V) float32, rows contiguous.
-        rows: (N,) int32, the index of each row in ``filters``; -1: padding.
-        filters: temperature, top_k, top_p and min_p, (R,) each.
-        scratch: ``chunk_max`` is read; ``candidates``, ``candidate_ids`` and ``num_candidates``
-            are written.
-        num_rows: N.
-    """
-    vocab_size = values.shape[1]
-    num_chunks = triton.cdiv(vocab_size, scratch.chunk)
+    """Lists the candidates of each filtered row, or begins its search."""
+    values = scratch.processed_logits
     parts = (scratch.counts, scratch.masses)
-    sizes = (values.stride(0), vocab_size, num_chunks)
-    options = {
-        "CHUNK": scratch.chunk,
-        "CHUNKS": next_power_of_two(num_chunks),
-        "BLOCK": COUNT_BLOCK,
-        "NUM_PIVOTS": NUM_PIVOTS,
-        "num_warps": 4,
-    }
-    grid = (num_rows, num_chunks)
-    count_by_distance[grid](values, scratch.chunk_max, *parts, rows, *filters, *sizes, **options)
     lists = (scratch.candidates, scratch.candidate_ids, scratch.num_candidates)
+    grid, sizes, chunks = _shapes(scratch, num_rows)
+    options = chunks | {"BLOCK": COUNT_BLOCK, "NUM_PIVOTS": NUM_PIVOTS, "num_warps": 4}
+    count_by_distance[grid](
+        values,
+        scratch.chunk_max,
+        *parts,
+        scratch.tables[0],
+        rows,
+        *filters,
+        *sizes,
+        **options,
+    )
     collect_candidates[grid](
         values,
         scratch.chunk_max,
         *parts,
         *lists,
+        scratch.tables[0],
+        scratch.tables[1],
+        scratch.states[0],
         rows,
         *filters,
         *sizes,
         CAPACITY=CAPACITY,
         **options,
     )
+
+
+def _search(
+    rows: Tensor,
+    positions: Tensor,
+    filters: Filters,
+    seeds: Tensor,
+    scratch: SamplingScratch,
+    num_rows: int,
+    num_searches: int,
+) -> None:
+    """Searches the thresholds of the rows without list, and draws from each of their chunks."""
+    (_, num_chunks), sizes, chunks = _shapes(scratch, num_rows)
+    least = triton.cdiv(num_chunks, MOST_CHUNKS)
+    grid = (num_rows, min(max(SEARCH_PROGRAMS // num_rows, least), num_chunks))
+    num_tables = NUM_LEVELS * num_searches
+    tables = [scratch.tables[number % NUM_TABLES] for number in range(num_tables + 1)]
+    for number in range(1, num_tables):
+        narrow_interval[grid](
+            scratch.processed_logits,
+            scratch.chunk_max,
+            scratch.num_candidates,
+            *tables[number - 1 : number + 2],
+            scratch.states[(number - 1) % 2],
+            scratch.states[number % 2],
+            rows,
+            *filters[1:],
+            *sizes,
+            CHUNKS=chunks["CHUNKS"],
+            BLOCK=SEARCH_BLOCK,
+            num_warps=4,
+        )
+    last = max(num_tables - 1, 0)
+    draw_chunks[grid](
+        scratch.processed_logits,
+        scratch.chunk_max,
+        scratch.chunk_best,
+        scratch.chunk_id,
+        scratch.tied_best,
+        scratch.tied_id,
+        scratch.num_tied,
+        scratch.thresholds,
+        scratch.kept_ties,
+        scratch.num_candidates,
+        tables[last],
+        scratch.states[last % 2],
+        rows,
+        positions,
+        *filters[1:],
+        seeds,
+        *sizes,
+        **chunks,
+        num_warps=8,
+    )
+
+
+def _shapes(
+    scratch: SamplingScratch, num_rows: int
+) -> tuple[tuple[int, int], tuple[int, int, int], dict[str, int]]:
+    """Returns the grid of all chunks, the sizes that kernels take, and their constants."""
+    vocab_size = scratch.processed_logits.shape[1]
+    num_chunks = triton.cdiv(vocab_size, scratch.chunk)
+    chunks = {"CHUNK": scratch.chunk, "CHUNKS": next_power_of_two(num_chunks)}
+    return (num_rows, num_chunks), (vocab_size, vocab_size, num_chunks), chunks
 
 
 def _check(

@@ -21,10 +21,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from shmllm_kernels.gpu.chunk_summaries import first_of_largest, summarise
+from shmllm_kernels.gpu.chunk_summaries import (
+    first_of_largest,
+    row_peak,
+    row_total,
+    summarise,
+)
 from shmllm_kernels.gpu.configs import next_power_of_two
 from shmllm_kernels.gpu.sampling import SamplingScratch
-from shmllm_kernels.gpu.top_candidates import row_peak, row_total
 
 MAX_ALTERNATIVES = 256
 """The largest number of alternatives of one row; for more of them a sort is faster."""

@@ -3,7 +3,8 @@
 Sorting a whole row would take longer than all other work of a sampler. Instead each chunk of a row
 counts its entries within 16 distances of the row's maximum. The smallest distance that certainly
 includes all entries that the filters keep is chosen, and the entries within it are copied to a
-list, in their order. A row with more than CAPACITY of them gets no list.
+list, in their order. A row with more than CAPACITY of them gets no list, and the first table of a
+`threshold_search` instead.
 
 The kernels run in parallel over the chunks of all rows and read each row twice. `token_choice` then
 applies the filters to the list.
@@ -13,6 +14,18 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+from shmllm_kernels.gpu.chunk_summaries import load_filters, row_peak
+from shmllm_kernels.gpu.threshold_search import (
+    ALL_TIES,
+    ENDED,
+    STATE_SIZE,
+    TABLE_SIZE,
+    begin_search,
+    clear_table,
+    fill_table,
+    store_state,
+)
 
 NUM_PIVOTS = 16
 CAPACITY = 2048
@@ -29,46 +42,12 @@ def distances(NUM_PIVOTS: tl.constexpr):
 
 
 @triton.jit
-def is_filtered(temperature, top_k, top_p, min_p, vocab_size):
-    """Returns whether a row is not greedy and has a filter."""
-    cuts = (top_k > 0) & (top_k < vocab_size)
-    return (temperature > 0.0) & (cuts | (top_p < 1.0) | (min_p > 0.0))
-
-
-@triton.jit
-def load_filters(row, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, vocab_size):
-    """Returns top_k, top_p and min_p of a row, and whether it is not greedy and has a filter."""
-    top_k = tl.load(top_k_ptr + row)
-    top_p = tl.load(top_p_ptr + row)
-    min_p = tl.load(min_p_ptr + row)
-    has_filter = is_filtered(tl.load(temperature_ptr + row), top_k, top_p, min_p, vocab_size)
-    return top_k, top_p, min_p, has_filter
-
-
-@triton.jit
-def row_peak(chunk_max_ptr, num_chunks, CHUNKS: tl.constexpr):
-    """Returns the largest entry of a row, from those of its chunks."""
-    chunks = tl.arange(0, CHUNKS)
-    peaks = tl.load(chunk_max_ptr + chunks, mask=chunks < num_chunks, other=float("-inf"))
-    return tl.max(peaks, axis=0)
-
-
-@triton.jit
-def row_total(chunk_max_ptr, chunk_sum_ptr, peak, num_chunks, CHUNKS: tl.constexpr):
-    """Returns the sum of exp(entry - peak) over a row, from the maxima and sums of its chunks."""
-    chunks = tl.arange(0, CHUNKS)
-    present = chunks < num_chunks
-    peaks = tl.load(chunk_max_ptr + chunks, mask=present, other=float("-inf"))
-    sums = tl.load(chunk_sum_ptr + chunks, mask=present, other=0.0)
-    return tl.sum(tl.where(sums > 0.0, sums * tl.exp(peaks - peak), 0.0), axis=0)
-
-
-@triton.jit
 def count_by_distance(
     values_ptr,
     chunk_max_ptr,
     counts_ptr,
     masses_ptr,
+    first_table_ptr,
     rows_ptr,
     temperature_ptr,
     top_k_ptr,
@@ -82,7 +61,8 @@ def count_by_distance(
     BLOCK: tl.constexpr,
     NUM_PIVOTS: tl.constexpr,
 ):
-    """Counts the entries of a chunk within each distance, and sums their weights."""
+    """Counts the entries of a chunk within each distance, and sums their weights. Clears the first
+    table of a search."""
     index = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     row = tl.load(rows_ptr + index)
@@ -95,6 +75,7 @@ def count_by_distance(
         return
     peak = row_peak(chunk_max_ptr + index * num_chunks, num_chunks, CHUNKS)
     pivots = peak - distances(NUM_PIVOTS)
+    clear_table(first_table_ptr + index * TABLE_SIZE, chunk, num_chunks, BLOCK)
     count = tl.zeros((NUM_PIVOTS, BLOCK), tl.int32)
     mass = tl.zeros((NUM_PIVOTS, BLOCK), tl.float32)
     for begin in range(chunk * CHUNK, (chunk + 1) * CHUNK, BLOCK):
@@ -111,6 +92,26 @@ def count_by_distance(
 
 
 @triton.jit
+def _smallest_distance(
+    counted, mass, distance, top_k, top_p, min_p, vocab_size, NUM_PIVOTS: tl.constexpr
+):
+    """Returns the number of the smallest distance that certainly includes all entries that the
+    filters keep."""
+    number = tl.arange(0, NUM_PIVOTS)
+    total = tl.sum(tl.where(number == NUM_PIVOTS - 1, mass, 0.0), axis=0)
+    # token_choice adds these weights in another order, so require a little more than top_p.
+    is_enough = mass >= top_p * total * 1.001
+    holds_floor = distance > 0.001 - tl.log(tl.maximum(min_p, 1e-37))
+    if min_p > 0.0:
+        is_enough = holds_floor
+    if (top_k > 0) & (top_k < vocab_size):
+        is_enough = counted >= top_k
+        if min_p > 0.0:
+            is_enough |= holds_floor
+    return tl.min(tl.where(is_enough, number, NUM_PIVOTS - 1), axis=0)
+
+
+@triton.jit
 def collect_candidates(
     values_ptr,
     chunk_max_ptr,
@@ -119,6 +120,9 @@ def collect_candidates(
     candidates_ptr,
     candidate_ids_ptr,
     num_candidates_ptr,
+    first_table_ptr,
+    second_table_ptr,
+    state_ptr,
     rows_ptr,
     temperature_ptr,
     top_k_ptr,
@@ -133,18 +137,20 @@ def collect_candidates(
     NUM_PIVOTS: tl.constexpr,
     CAPACITY: tl.constexpr,
 ):
-    """Copies a chunk's candidates to the row's list, after those of the chunks before it.
+    """Copies a chunk's candidates to the row's list, after those of the chunks before it, or adds
+    a part of the row to the first table of a search.
 
-    A row's num_candidates becomes the length of its list, or -1 if it gets no list."""
+    A row's num_candidates becomes the length of its list, 0 without filters, or -1 if it gets no
+    list."""
     index = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     row = tl.load(rows_ptr + index)
-    if row < 0:
-        return
     top_k, top_p, min_p, has_filter = load_filters(
-        row, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, vocab_size
+        tl.maximum(row, 0), temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, vocab_size
     )
-    if not has_filter:
+    if (row < 0) | ~has_filter:
+        if chunk == 0:
+            tl.store(num_candidates_ptr + index, 0)
         return
     number = tl.arange(0, NUM_PIVOTS)
     chunks = tl.arange(0, CHUNKS)
@@ -156,31 +162,38 @@ def collect_candidates(
     mass = tl.sum(masses, axis=0)
 
     distance = distances(NUM_PIVOTS)
-    total = tl.sum(tl.where(number == NUM_PIVOTS - 1, mass, 0.0), axis=0)
-    # token_choice adds these weights in another order, so require a little more than top_p.
-    is_enough = mass >= top_p * total * 1.001
-    holds_floor = distance > 0.001 - tl.log(tl.maximum(min_p, 1e-37))
-    if min_p > 0.0:
-        is_enough = holds_floor
-    if (top_k > 0) & (top_k < vocab_size):
-        is_enough = counted >= top_k
-        if min_p > 0.0:
-            is_enough |= holds_floor
-    chosen = tl.min(tl.where(is_enough, number, NUM_PIVOTS - 1), axis=0)
+    chosen = _smallest_distance(
+        counted, mass, distance, top_k, top_p, min_p, vocab_size, NUM_PIVOTS
+    )
     length = tl.sum(tl.where(number == chosen, counted, 0), axis=0)
     if chunk == 0:
         tl.store(num_candidates_ptr + index, tl.where(length <= CAPACITY, length, -1))
+    peak = row_peak(chunk_max_ptr + index * num_chunks, num_chunks, CHUNKS)
+    values_ptr += index * values_stride
     if length > CAPACITY:
+        phase, first, shift, bottom, weighed_first, weighed_end = begin_search(
+            counted, mass, distance, peak, top_k, top_p, min_p, vocab_size
+        )
+        if chunk == 0:
+            store_state(
+                state_ptr + index * STATE_SIZE,
+                phase, first, shift, bottom, ALL_TIES, weighed_first, weighed_end,
+            )  # fmt: skip
+        if phase != ENDED:
+            clear_table(second_table_ptr + index * TABLE_SIZE, chunk, num_chunks, BLOCK)
+            fill_table(
+                first_table_ptr + index * TABLE_SIZE,
+                values_ptr, chunk, num_chunks, peak, phase, first, shift, bottom, vocab_size,
+                BLOCK,
+            )  # fmt: skip
         return
 
     is_before = (chunks < chunk)[:, None] & (number == chosen)[None, :]
     taken = tl.sum(tl.sum(tl.where(is_before, counts, 0), axis=1), axis=0)
-    peak = row_peak(chunk_max_ptr + index * num_chunks, num_chunks, CHUNKS)
     pivot = peak - tl.sum(tl.where(number == chosen, distance, 0.0), axis=0)
     for begin in range(chunk * CHUNK, (chunk + 1) * CHUNK, BLOCK):
         columns = begin + tl.arange(0, BLOCK)
-        places = values_ptr + index * values_stride + columns
-        values = tl.load(places, mask=columns < vocab_size, other=float("-inf"))
+        values = tl.load(values_ptr + columns, mask=columns < vocab_size, other=float("-inf"))
         inside = (values >= pivot) & (values > float("-inf"))
         ordinal = tl.cumsum(inside.to(tl.int32), axis=0)
         target = index * CAPACITY + taken + ordinal - 1

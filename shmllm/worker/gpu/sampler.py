@@ -34,8 +34,9 @@ from shmllm.worker.logits_processors import LogitsState
 from shmllm_kernels.gpu.logits_processors import add_biases, count_tokens
 from shmllm_kernels.gpu.sampling import SamplingScratch, TokenMasks, sample
 
-PENALISED, MASKED, BIASED, SCORED, FILTERED = 1, 2, 4, 8, 16
-"""Bit flags of what the sampling of a row needs besides a temperature."""
+PENALISED, MASKED, BIASED, SCORED = 1, 2, 4, 8
+"""Bit flags of what the sampling of a row needs besides a temperature and filters."""
+NO_FILTERS = -1
 
 
 class SampledRows(Protocol):
@@ -94,6 +95,7 @@ class GpuSampler:
         self._scratch = SamplingScratch.allocate(num_rows, vocab_size, on)
         self._batch = batch
         self._features: npt.NDArray[np.uint8] = np.zeros(num_rows, np.uint8)
+        self._searches: npt.NDArray[np.int8] = np.full(num_rows, NO_FILTERS, np.int8)
         self._reports_raw = mode.startswith("raw")
         self.transfers = Transfers(device)
         self._sampling_metadata = SamplingMetadata(num_rows, self.transfers)
@@ -151,7 +153,7 @@ class GpuSampler:
             _features_of(state, row in self._batch.logprobs)
             for row, state in zip(rows.tolist(), states, strict=True)
         ]
-        self._features[rows[self._batch.is_filtered(rows)]] |= FILTERED
+        self._searches[rows] = _num_searches(self._batch, rows)
         self._sampling_metadata.add_requests(self._batch, rows, states)
         self._token_masks.add_requests(rows, states)
         self._token_counts.add_requests(
@@ -191,6 +193,7 @@ class GpuSampler:
         logits, tokens = logits[:num_rows], self._tokens[:num_rows]
         is_masked = masks is not None or (features & MASKED).any()
         counts = self._token_counts if (features & PENALISED).any() else None
+        searches = int(self._searches[rows].max(initial=NO_FILTERS))
         scored_indices = np.flatnonzero(features & SCORED)
         keeps_processed = scored_indices.size > 0 and not self._reports_raw
         biased = np.flatnonzero(features & BIASED)
@@ -205,7 +208,7 @@ class GpuSampler:
             None if counts is None else counts.table,
             self._token_masks.for_step(rows, device_rows, masks) if is_masked else None,
             keeps_processed,
-            bool((features & FILTERED).any()),
+            None if searches == NO_FILTERS else searches,
             self.last_tokens,
         )
         if counts is not None:
@@ -231,6 +234,13 @@ class GpuSampler:
         edited.copy_(logits)
         add_biases(edited, *biases)
         return edited
+
+
+def _num_searches(batch: InputBatch, rows: LongArray) -> npt.NDArray[np.int8]:
+    """Return (N,) the number of thresholds that these rows may have to search, see `sample`;
+    NO_FILTERS for rows that are greedy or have none."""
+    searches = (batch.top_k[rows] > 0).astype(np.int8) + (batch.top_p[rows] < 1.0)
+    return np.where(batch.is_filtered(rows), searches, np.int8(NO_FILTERS))
 
 
 def _features_of(state: LogitsState | None, is_scored: bool) -> int:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from conformance.attention_kernels import AttentionConformance
 from conformance.rope_write_kernel import RopeWriteConformance
 from conformance.row_kernels import RowKernelsConformance
-from conformance.sampling_kernels import SamplingConformance
+from conformance.sampling_kernels import SamplingConformance, short_lists
 from conformance.step_kernels import StepConformance
+
+__all__ = ["short_lists"]
 
 
 class TestAttention(AttentionConformance):
