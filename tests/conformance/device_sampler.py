@@ -349,6 +349,18 @@ class SamplerConformance:
         for _ in range(3):
             pair.check([5, 1, 2])
 
+    def test_the_tokens_of_new_requests_are_counted_in_pieces(self, gpu_device):
+        pair = Pair(gpu_device)
+        pair.gpu._token_counts.tokens_at_once = 3
+        logits = torch.zeros(2, VOCAB_SIZE)
+        logits[:, [9, 17, 30, 40]] = torch.tensor([3.0, 2.5, 2.0, 1.5])
+        options = {"repetition_penalty": 2.5, "frequency_penalty": 0.4}
+        pair.add(
+            new_request(2, [17, 9, 9, 40], prompt=[9, 17, 5, 30], **options),
+            new_request(5, prompt=[30, 17, 9, 9, 1, 2, 3], **options),
+        )
+        assert pair.check([2, 5], logits=logits) == [30, 40]
+
     def test_a_new_request_in_a_row_has_none_of_the_old_state(self, gpu_device):
         pair = Pair(gpu_device)
         everything = {**PROCESSORS["everything"], "temperature": 1.0, "top_k": 3, "logprobs": 2}
@@ -550,7 +562,6 @@ class SamplerConformance:
         pair.gpu.warm_up(logits)
         gpu_device.synchronize()
         assert pair.gpu.last_tokens.tolist() == before
-        assert pair.gpu._token_counts.table is None
         pair.add(
             *(new_request(row, **PROCESSORS[name]) for row, name in enumerate(list(PROCESSORS)[:4]))
         )

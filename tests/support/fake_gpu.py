@@ -291,7 +291,11 @@ class FakeGpu:
     # Memory.
 
     def allocate(self, like: Tensor) -> Tensor:
-        """Allocate a device tensor with the sizes and strides of a meta tensor."""
+        """Allocate a device tensor with the sizes and strides of a meta tensor. Raises
+        OutOfMemoryError."""
+        num_bytes = _span(like) * like.dtype.itemsize
+        if num_bytes > self.free_bytes():
+            raise torch.OutOfMemoryError(f"{num_bytes:,} of {self.free_bytes():,} bytes")
         if self._graph is not None:
             tensor = self._graph.allocate(like)
         else:

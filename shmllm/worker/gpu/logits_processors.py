@@ -30,7 +30,6 @@ class GpuTokenMasks:
     """The bitmasks of the tokens that rows may sample, by allowed_token_ids and by grammar.
 
     The masks of allowed_token_ids are stored by row, and behind them those of a step's grammars.
-    The memory is allocated when the first request needs it.
 
     Args:
         mask_rows: (num_rows,) int32 on the device, see `SamplingMetadata`.
@@ -43,7 +42,8 @@ class GpuTokenMasks:
         self._num_words = -(-vocab_size // WORD_BITS)
         self._transfers = transfers
         self._allowed: dict[int, IntArray] = {}
-        self._on_device: Tensor | None = None
+        shape, device = (2 * len(mask_rows), self._num_words), transfers.torch_device
+        self._words = torch.empty(shape, dtype=torch.int32, device=device)
 
     def add_requests(self, rows: LongArray, states: list[LogitsState | None]) -> None:
         """Store the allowed token ids of new requests.
@@ -83,14 +83,6 @@ class GpuTokenMasks:
             self._words[begin : begin + len(indices)] = sent
             mask_rows.index_copy_(0, where, sent_indices)
         return TokenMasks(self._words, mask_rows)
-
-    @property
-    def _words(self) -> Tensor:
-        if self._on_device is None:
-            shape = (2 * len(self._mask_rows), self._num_words)
-            device = self._transfers.torch_device
-            self._on_device = torch.zeros(shape, dtype=torch.int32, device=device)
-        return self._on_device
 
     def _restrict(self, rows: LongArray, words: IntArray) -> IntArray:
         """Return the grammars' masks, resized to the logits and restricted to the allowed token ids
@@ -161,7 +153,7 @@ class TokenCounts:
     """How often each row's request has used each token, which penalties depend on.
 
     The device counts the sampled tokens, so that penalties do not wait for the host. The table is
-    allocated for the first request with penalties.
+    allocated at the start: the KV cache leaves no memory for it.
 
     Args:
         num_rows: the largest number of requests that run at once.
@@ -170,33 +162,38 @@ class TokenCounts:
 
     Attributes:
         table: (num_rows, vocab_size) int32, see `count_tokens`; the rows of requests without
-            penalties are undefined. None until it is needed.
+            penalties are undefined.
+        tokens_at_once: the number of tokens of new requests that are sent to the device at a time.
     """
 
+    tokens_at_once = 2**18
+
     def __init__(self, num_rows: int, vocab_size: int, transfers: Transfers) -> None:
-        self._shape = (num_rows, vocab_size)
         self._transfers = transfers
-        self.table: Tensor | None = None
+        shape, device = (num_rows, vocab_size), transfers.torch_device
+        self.table = torch.empty(shape, dtype=torch.int32, device=device)
 
     def add_requests(self, new_requests: Sequence[NewRequest]) -> None:
         """Count the tokens of new requests with penalties. A request that was preempted has output
         tokens, too."""
         if not new_requests:
             return
-        if self.table is None:
-            device = self._transfers.torch_device
-            self.table = torch.zeros(self._shape, dtype=torch.int32, device=device)
         rows = np.array([request.row for request in new_requests], np.int64)
         ids = [np.array(request.token_ids, np.int64) for request in new_requests]
         prompts = [request.num_prompt_tokens for request in new_requests]
         of_prompts = [own[:end] for own, end in zip(ids, prompts, strict=True)]
         of_outputs = [own[end:] for own, end in zip(ids, prompts, strict=True)]
-        where, prompt_rows, prompt, output_rows, output = self._transfers.send(
-            rows, *_by_row(rows, of_prompts), *_by_row(rows, of_outputs)
-        )
+        (where,) = self._transfers.send(rows)
         self.table.index_fill_(0, where, 0)
-        count_tokens(self.table, prompt_rows, prompt, is_prompt=True)
-        count_tokens(self.table, output_rows, output)
+        self._count_on_host(*_by_row(rows, of_prompts), is_prompt=True)
+        self._count_on_host(*_by_row(rows, of_outputs), is_prompt=False)
+
+    def _count_on_host(self, rows: IntArray, tokens: LongArray, is_prompt: bool) -> None:
+        """Count tokens of the host, piece by piece: long prompts would not fit into the memory."""
+        for begin in range(0, len(tokens), self.tokens_at_once):
+            part = slice(begin, begin + self.tokens_at_once)
+            sent_rows, sent_tokens = self._transfers.send(rows[part], tokens[part])
+            count_tokens(self.table, sent_rows, sent_tokens, is_prompt)
 
     def count(self, rows: Tensor, tokens: Tensor) -> None:
         """Count sampled tokens.
@@ -205,7 +202,6 @@ class TokenCounts:
             rows: (N,) int32 on the device, the rows of the samples.
             tokens: (N,) int64 on the device, the sampled tokens.
         """
-        assert self.table is not None, "no request has penalties"
         count_tokens(self.table, rows, tokens)
 
 

@@ -32,7 +32,8 @@ class DeviceUse:
         total: the device's memory.
         others: the memory that was in use before the engine began, with its CUDA context.
         weights: the memory of the weights.
-        steps: the most that a step takes, with what stays allocated between steps.
+        steps: the most that a step takes, whatever its requests ask for, with what stays allocated
+            between steps.
         graphs: the estimated memory of CUDA graphs.
         fraction: the fraction of the total that the engine may use.
     """
@@ -108,7 +109,8 @@ class DeviceMemory:
             weights: the arena of the weights.
             graph_bytes: the estimate of `estimate_graph_bytes`.
             profile: runs a step of `max_num_batched_tokens` tokens of `max_num_seqs` requests that
-                all get a token sampled, without the KV cache, which does not exist yet.
+                all get a token sampled, without the KV cache, which does not exist yet, and
+                allocates what the parameters of requests may make a step allocate.
 
         Raises:
             EngineStartError: see `fit_kv_cache`; the message has all the numbers.

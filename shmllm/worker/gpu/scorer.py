@@ -111,6 +111,17 @@ class Scorer:
             score(out, own.float(), own_tokens, found[part], self._scratch, self._normalises)
         return [flat, *self._sort(logits, scored)]
 
+    def run_largest(self, logits: Tensor, num_rows: int, k: int) -> None:
+        """Score as many rows as a step can ask for, to measure the memory.
+
+        Args:
+            logits: (N, V), of the dtype that steps have.
+            num_rows: the number of rows that ask, at most N.
+            k: the largest number of alternatives; ALL for the whole vocabulary.
+        """
+        tokens = torch.zeros(len(logits), dtype=torch.int64, device=self._transfers.torch_device)
+        self.score(logits, tokens, self.select(np.arange(num_rows), [k] * num_rows))
+
     def _tables(self, flat: Tensor, scored: ScoredRows, part: slice) -> Scores:
         ranks, scores, ids, top = _cut(flat, len(scored.ks), scored.width)
         own, best = (part_of[part].view(torch.float32) for part_of in (scores, top))
@@ -190,13 +201,19 @@ class PromptScorer:
         # Separate arrays, so that each piece begins at an aligned address.
         tokens = self._transfers.send(*(token_ids[b : b + begins.step] for b in begins))
         hidden = hidden[first + wanted.first - 1 - start :]
-        parts = []
-        for begin, own in zip(begins, tokens, strict=True):
-            logits = self._compute_logits(hidden[begin : begin + len(own)])
-            scored = self._scorer.select(np.arange(len(own)), [wanted.k] * len(own))
-            scores = self._scorer.score(logits, own, scored)
-            parts.append((scored, self._transfers.fetch(*scores)))
-        return PendingScores(parts)
+        return PendingScores(
+            [
+                self._score(hidden[begin : begin + len(own)], own, wanted.k)
+                for begin, own in zip(begins, tokens, strict=True)
+            ]
+        )
+
+    def _score(self, hidden: Tensor, tokens: Tensor, k: int) -> tuple[ScoredRows, PendingArrays]:
+        """Launch the scoring of one piece. Its logits are freed before those of the next one."""
+        logits = self._compute_logits(hidden)
+        scored = self._scorer.select(np.arange(len(tokens)), [k] * len(tokens))
+        scores = self._scorer.score(logits, tokens, scored)
+        return scored, self._transfers.fetch(*scores)
 
 
 def _num_entries(num_rows: int, width: int) -> int:

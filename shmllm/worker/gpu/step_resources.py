@@ -37,6 +37,7 @@ class StepResources:
         inputs: the inputs of a step.
         buffers: the activations and logits of a step.
         deterministic: see `GpuOps`.
+        max_logprobs: the largest number of alternatives that a request may ask for; -1: no limit.
     """
 
     loaded: LoadedModel
@@ -47,6 +48,7 @@ class StepResources:
     inputs: GpuInputs
     buffers: GpuBuffers
     deterministic: bool
+    max_logprobs: int
 
     @classmethod
     def allocate(cls, config: EngineConfig, loaded: LoadedModel, device: Device) -> StepResources:
@@ -66,6 +68,7 @@ class StepResources:
             GpuInputs(tokens, rows, max_blocks, sampler.last_tokens, device),
             GpuBuffers(model, loaded.dtype, tokens, rows, device, deterministic),
             deterministic,
+            config.logprobs.max_logprobs,
         )
 
     def make_program(self, cache: GpuKVCache, dispatcher: GraphDispatcher) -> GpuProgram:
@@ -82,7 +85,8 @@ class StepResources:
 
     @torch.inference_mode()
     def run_largest(self) -> None:
-        """Compute and sample the largest step, with a KV cache of one block."""
+        """Compute and sample the largest step, with a KV cache of one block, and allocate what any
+        request may make a step allocate: after this the KV cache gets all memory that is left."""
         num_layers, tokens = self.loaded.config.num_layers, len(self.buffers.hidden)
         size = self.layout.cache_bytes(num_layers, 1)
         arena = PlainArena(
@@ -95,5 +99,12 @@ class StepResources:
         )
         largest = BatchDescriptor(tokens, rows, uniform=False)
         self.inputs.idle(largest)
-        _, logits = program.run(CudaGraphMode.NONE, largest, tokens)
+        hidden, logits = program.run(CudaGraphMode.NONE, largest, tokens)
         self.sampler.warm_up(logits)
+        scorer = self.sampler.scorer
+        # If all rows ask, no row is copied to leave out others.
+        scorer.run_largest(logits, max(len(logits) - 1, 1), self.max_logprobs)
+        of_prompt = program.compute_logits(hidden[: scorer.rows_at_once])
+        scorer.run_largest(of_prompt, len(of_prompt), self.max_logprobs)
+        del of_prompt
+        hidden.float()  # of pooling requests

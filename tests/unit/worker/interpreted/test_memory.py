@@ -1,0 +1,82 @@
+"""The memory of a device that the engine's start leaves nothing of: no request needs more."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conformance.gpu_engine import BLOCK_SIZE, PROMPTS, SHAPE, Engine, make_config
+from support.fake_gpu import FakeGpu, eager
+from support.gpu_steps import few_processors
+from support.model_helpers import reference_model, save
+
+import shmllm
+from shmllm.config.engine import CacheConfig, LogprobsConfig
+from shmllm.params.pooling import Pooling, PoolingType
+from shmllm.params.request import EngineCoreRequest
+from shmllm.params.sampling import SamplingParams
+
+TOTAL_BYTES = 4 * 2**20
+VOCAB = 4096
+NUM_ROWS = 4
+REQUESTS: dict[str, dict[str, Any]] = {
+    "penalties": {"repetition_penalty": 1.7, "presence_penalty": 0.9},
+    "allowed ids": {"allowed_token_ids": [3, 50, 60]},
+    "grammar": {"grammar": 'start: "a" | "b"'},
+    "filters": {"temperature": 1.0, "top_k": 3000, "top_p": 0.9, "seed": 5},
+    "bias": {"logit_bias": {7: 30.0}, "bad_words": [(0, 1), (2,)]},
+    "logprobs": {"logprobs": 20},
+    "prompt logprobs": {"prompt_logprobs": 5},
+}
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with the bundled tokenizer."""
+    made = save(
+        reference_model("llama", vocab_size=VOCAB, **SHAPE), tmp_path_factory.mktemp("llama")
+    )
+    assets = Path(shmllm.__file__).parent / "assets/tiny"
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(assets / name, made)
+    return made
+
+
+def add(engine: Engine, number: int, grammar: str = "", **options: Any) -> None:
+    if not grammar:
+        engine.add(number, PROMPTS[0], **options)
+        return
+    params = SamplingParams(temperature=0.0, max_tokens=4)
+    request = EngineCoreRequest(number, PROMPTS[0], params, grammar=grammar)
+    assert engine.core.add(0, request) is None
+
+
+@pytest.mark.parametrize("max_logprobs", [20, pytest.param(-1, marks=pytest.mark.slow)])
+def test_no_request_needs_memory_that_the_cache_has(directory: Path, max_logprobs: int) -> None:
+    config = make_config(directory, mode="NONE", overlaps=False, num_seqs=NUM_ROWS)
+    config = replace(
+        config,
+        cache=CacheConfig(BLOCK_SIZE, gpu_memory_utilization=1.0),
+        logprobs=LogprobsConfig(max_logprobs),
+    )
+    with few_processors(), FakeGpu(eager, TOTAL_BYTES) as device:
+        engine = Engine(config, device)
+        assert engine.runner.info.kv_cache_bytes > TOTAL_BYTES / 8
+        names = list(REQUESTS)
+        for first in range(0, len(names), NUM_ROWS):
+            for number, name in enumerate(names[first : first + NUM_ROWS], first):
+                add(engine, number, **REQUESTS[name])
+            engine.run()
+        for number in range(10, 10 + NUM_ROWS - 1):
+            engine.add(number, PROMPTS[1], logprobs=max_logprobs, prompt_logprobs=max_logprobs)
+        engine.add(20, [0] * 5, embeds=torch.ones(5, SHAPE["hidden_size"]))
+        pooling = EngineCoreRequest(21, PROMPTS[0], Pooling(PoolingType.MEAN))
+        assert engine.core.add(0, pooling) is None
+        engine.run()
+        generated = [*range(len(names)), *range(10, 10 + NUM_ROWS - 1), 20]
+        assert all(engine.tokens[number] for number in generated)
+        assert len(engine.vectors[21]) == 4 * SHAPE["hidden_size"]
