@@ -1,19 +1,21 @@
 """Compiles every launch of the Triton kernels for a GPU that the machine need not have.
 
-The command `python kernel_launches.py CAPABILITY [all]` prints one JSON line for each kernel.
-Compiling needs the compute capability only. It finds errors that the interpreter cannot: types that
-change in a loop, registers that spill, shared memory that does not fit, and arithmetic that became
-float64.
+The command `python kernel_launches.py CAPABILITY PART` prints one JSON line for each kernel. PART
+is "rows" (all kernels but attention), "some-attention" or "all-attention". Compiling needs the
+compute capability only. It finds errors that the interpreter cannot: types that change in a loop,
+registers that spill, shared memory that does not fit, arithmetic that became float64, and loops
+that wait for each load.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +25,9 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from shmllm_kernels.gpu import activation, configs, norm
+from shmllm_kernels.gpu import activation, norm
 from shmllm_kernels.gpu.attention import AttentionScratch, paged_attention
+from shmllm_kernels.gpu.configs import table_entry
 from shmllm_kernels.gpu.logits_processors import add_biases, count_tokens
 from shmllm_kernels.gpu.rope_write import rope_and_write
 from shmllm_kernels.gpu.sampling import SamplingScratch, TokenMasks, sample
@@ -53,7 +56,53 @@ class AbsentDevice:
         return self._target
 
 
-def report(name: str, kernel: Any) -> None:
+def pipelines(ttgir: str) -> list[dict[str, list[int]]]:
+    """Return how each loop with matrix products is pipelined, from Triton's GPU dialect.
+
+    Returns:
+        For each loop, in order:
+        buffers: the number of buffers of each matrix that the loop copies to shared memory.
+        waits: for each wait in the loop, the number of groups of copies that may be in flight.
+    """
+    lines = ttgir.splitlines()
+    allocated = r"(%\w+) = ttg\.local_alloc : .*memdesc<(\d+)x\d+x\d+x(?:bf16|f16|f32)"
+    depths = {name: int(depth) for name, depth in re.findall(allocated, ttgir)}
+    found = []
+    for begin, line in enumerate(lines):
+        if " scf.for " not in line:
+            continue
+        indent = line[: len(line) - len(line.lstrip())]
+        end = next(n for n in range(begin, len(lines)) if lines[n].startswith(indent + "}"))
+        body = "\n".join(lines[begin:end])
+        if "dot" not in body:
+            continue
+        used = set(re.findall(r"ttg\.memdesc_index (%\w+)", body))
+        found.append(
+            {
+                "buffers": [depths[name] for name in depths if name in used],
+                "waits": [int(num) for num in re.findall(r"async_wait .*num = (\d+)", body)],
+            }
+        )
+    return found
+
+
+def waits_in_loops(ptx: str) -> list[list[int]]:
+    """Return for each loop with matrix products the operands of `cp.async.wait_group`, from PTX. A
+    loop is the code between a label and a later branch to it."""
+    lines = ptx.splitlines()
+    labels = {line.split(":")[0]: n for n, line in enumerate(lines) if line.startswith("$L")}
+    found = []
+    for end, line in enumerate(lines):
+        target = re.search(r"\bbra(?:\.uni)?\s+(\$L\w+);", line)
+        if target is None or labels[target[1]] > end:
+            continue
+        body = "\n".join(lines[labels[target[1]] : end])
+        if re.search(r"\b(wg)?mma\.", body):
+            found.append([int(n) for n in re.findall(r"cp\.async\.wait_group\s+(\d+)", body)])
+    return found
+
+
+def report(name: str, kernel: Any, facts: dict[str, Any]) -> None:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
         file.flush()
@@ -62,27 +111,28 @@ def report(name: str, kernel: Any) -> None:
     found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
     assert found, usage
     ptx = kernel.asm["ptx"]
-    line = {
+    line = facts | {
         "kernel": name,
         "registers": int(found[1]),
         "stack_bytes": int(found[2]),
         "shared_bytes": kernel.metadata.shared,
         "wgmma": ptx.count("wgmma.mma"),
         "mma": ptx.count("mma.sync"),
-        "async_copies": ptx.count("cp.async.cg"),
+        "loops": pipelines(kernel.asm["ttgir"]),
+        "waits": waits_in_loops(ptx),
         "is_double": ".f64" in ptx,
     }
     print(json.dumps(line), flush=True)
 
 
-def compile_instead_of_launching(capability: int, label: list[str]) -> None:
-    """Make all launches compile only, and report each kernel with `label[0]` before its name."""
+def compile_instead_of_launching(capability: int, facts: dict[str, Any]) -> None:
+    """Make all launches compile only, and report each kernel with `facts` about its launch."""
     driver.set_active(AbsentDevice(capability))
     run = JITFunction.run
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         kernel = run(self, *args, grid=grid, warmup=True, **options)
-        report(f"{label[0]}{self.fn.__name__}", kernel)
+        report(self.fn.__name__, kernel, facts)
         return kernel
 
     JITFunction.run = compile_only
@@ -131,43 +181,72 @@ def sampler() -> None:
 
 SHAPES = ((32, 8, 128), (32, 8, 64), (16, 8, 256), (28, 4, 128), (32, 8, 80))
 """Query heads, kv heads, and the head size."""
-OPTIONS = ((4, None), (1, 1024), (1, None))
+
+
+@dataclass(frozen=True)
+class AttentionVariant:
+    """A launch of attention; see `AttentionLaunches.choose` for those that the engine makes."""
+
+    max_query_len: int
+    num_splits: int
+    window: int | None
+    masks_all: bool
+
+
+OPTIONS: tuple[tuple[int, int | None], ...] = ((1, None), (4, None), (1, 1024), (4, 1024))
 """Splits and window."""
+DECODE = AttentionVariant(1, 1, None, True)
+SPLIT_DECODE = AttentionVariant(1, 4, None, True)
+WINDOW_DECODE = AttentionVariant(1, 1, 1024, True)
+PREFILL = AttentionVariant(512, 1, None, False)
+VARIANTS = (
+    *(AttentionVariant(1, splits, window, True) for splits, window in OPTIONS),
+    *(AttentionVariant(512, splits, window, False) for splits, window in OPTIONS),
+    AttentionVariant(512, 1, None, True),
+)
 
 
 def attention(
-    label: list[str], dtype: torch.dtype, shapes: Sequence[Any], options: Sequence[Any]
+    facts: dict[str, Any],
+    key: str,
+    dtype: torch.dtype,
+    shape: tuple[int, int, int],
+    variant: AttentionVariant,
 ) -> None:
-    for heads, kv_heads, dim in shapes:
-        for max_query_len in (1, 512):
-            device = torch.device("cuda", 0)
-            config = configs.attention_config(device, dim, heads // kv_heads, max_query_len, dtype)
-            for splits, window in options:
-                label[0] = f"{dtype} {heads}/{kv_heads}x{dim} {max_query_len} {window} "
-                cache = empty(2, 8, 16, kv_heads, dim, dtype=dtype)
-                query = empty(4, heads, dim, dtype=dtype)
-                table, starts = empty(2, 8, dtype=torch.int32), empty(3, dtype=torch.int32)
-                scratch = AttentionScratch.allocate(4, heads, splits, dim, torch.device("cpu"))
-                paged_attention(
-                    query.clone(), query, cache[0], cache[1], table, starts, starts[1:], config,
-                    0.1, window, splits, scratch,
-                )  # fmt: skip
+    """Launch the entry of a table for heads of these numbers and this size."""
+    heads, kv_heads, dim = shape
+    per_kv, splits = heads // kv_heads, variant.num_splits
+    config = table_entry(key, dim, per_kv, variant.max_query_len, dtype)
+    facts |= {"dtype": str(dtype), "shape": shape} | asdict(variant) | asdict(config)
+    cache = empty(2, 8, 16, kv_heads, dim, dtype=dtype)
+    query = empty(4, heads, dim, dtype=dtype)
+    table, starts = empty(2, 8, dtype=torch.int32), empty(3, dtype=torch.int32)
+    scratch = AttentionScratch.allocate(4, heads, splits, dim, torch.device("cpu"))
+    paged_attention(
+        query.clone(), query, cache[0], cache[1], table, starts, starts[1:], config,
+        0.1, variant.window, splits, scratch, variant.masks_all,
+    )  # fmt: skip
 
 
 def main() -> None:
-    capability, label = int(sys.argv[1]), [""]
-    compile_instead_of_launching(capability, label)
-    found = capability // 10, capability % 10
-    configs._capability = lambda index: found  # type: ignore[assignment]
-    rows()
-    step()
-    sampler()
-    if sys.argv[2:] == ["all"]:
-        for dtype in (torch.bfloat16, torch.float16):
-            attention(label, dtype, SHAPES, OPTIONS)
-        attention(label, torch.float32, SHAPES[:2], OPTIONS[:2])
+    capability, wanted = int(sys.argv[1]), sys.argv[2]
+    facts: dict[str, Any] = {}
+    compile_instead_of_launching(capability, facts)
+    key = "sm90" if capability == 90 else "any"
+    if wanted == "rows":
+        rows()
+        step()
+        sampler()
+    elif wanted == "some-attention":
+        for shape, variant in ((SHAPES[0], SPLIT_DECODE), (SHAPES[0], PREFILL)):
+            attention(facts, key, torch.bfloat16, shape, variant)
+        attention(facts, key, torch.float16, SHAPES[1], WINDOW_DECODE)
     else:
-        attention(label, torch.bfloat16, SHAPES[:1], OPTIONS[:2])
+        for dtype in (torch.bfloat16, torch.float16):
+            for shape, variant in itertools.product(SHAPES, VARIANTS):
+                attention(facts, key, dtype, shape, variant)
+        for shape, variant in itertools.product(SHAPES[:2], (SPLIT_DECODE, DECODE, PREFILL)):
+            attention(facts, key, torch.float32, shape, variant)
 
 
 if __name__ == "__main__":

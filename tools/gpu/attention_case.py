@@ -110,6 +110,7 @@ class AttentionCase:
                 sizes.head_dim**-0.5,
                 num_splits=splits,
                 scratch=scratch,
+                masks_all=sizes.query == 1,
             )
 
         return [partial(launch, table) for table in self._tables]

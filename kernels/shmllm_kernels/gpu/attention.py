@@ -83,8 +83,9 @@ def paged_attention(
         num_splits: the number of parts that each context is split into; a power of two.
         scratch: memory for at least ``tokens`` tokens and exactly ``num_splits`` splits; None if
             ``num_splits`` is 1.
-        masks_all: whether to apply a mask also to tiles that need none, so that the bits of a row
-            do not depend on the tokens that share its program.
+        masks_all: whether to apply a mask also to tiles that need none. Then the bits of a row do
+            not depend on the tokens that share its program. Decodes set it for speed: they have one
+            loop, which keeps its loads in flight up to the last tile.
 
     Reads the keys and values of each request once for each block_q of its tokens; 4 * dim flops
     for each pair of a query row and a key that it attends to.

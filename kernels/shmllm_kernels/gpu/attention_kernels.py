@@ -4,6 +4,9 @@ A program computes some tokens of one request and the query heads that share one
 iterates over tiles of keys with an online softmax. It finds its request by binary search in
 ``query_starts``. With several splits, each part of a context has its own program, which writes its
 sums to scratch memory; `merge_splits` combines them.
+
+The compiler keeps the loads of later tiles in flight: ``num_stages`` stages are ``(num_stages - 1)
+// 2`` buffers for keys and values, because their addresses come from a load of the block table.
 """
 
 from __future__ import annotations
@@ -161,14 +164,6 @@ def attend(
         per_split = tl.cdiv(highest - lowest, NUM_SPLITS)
         lowest = lowest + split * per_split
         highest = tl.minimum(lowest + per_split, highest)
-    # From from_tile to to_tile every row attends to every key.
-    from_tile = lowest
-    if HAS_WINDOW:
-        from_tile = tl.cdiv(tl.maximum(keys_end - window, 0), TILE)
-        from_tile = tl.minimum(tl.maximum(from_tile, lowest), highest)
-    to_tile = tl.minimum(tl.maximum((first_position + 1) // TILE, from_tile), highest)
-    if MASKS_ALL:
-        to_tile = from_tile
 
     sums = tl.zeros((BLOCK_M, DIM_PADDED), tl.float32)
     peak = tl.full((BLOCK_M,), float("-inf"), tl.float32)
@@ -176,13 +171,19 @@ def attend(
     key_ptr += kv_head * kv_head_stride
     value_ptr += kv_head * kv_head_stride
     table_ptr += request.to(tl.int64) * table_stride
+    to_tile = lowest
     # fmt: off
-    if HAS_WINDOW:
-        sums, peak, total = _attend_tiles(
-            sums, peak, total, query, positions, lowest, from_tile, keys_begin, keys_end, key_ptr,
-            value_ptr, table_ptr, block_stride, token_stride, scale, window,
-            True, HAS_WINDOW, BLOCK_SIZE, TILE, DIM, DIM_PADDED)
     if not MASKS_ALL:
+        # From from_tile to to_tile every row attends to every key.
+        from_tile = lowest
+        if HAS_WINDOW:
+            from_tile = tl.cdiv(tl.maximum(keys_end - window, 0), TILE)
+            from_tile = tl.minimum(tl.maximum(from_tile, lowest), highest)
+            sums, peak, total = _attend_tiles(
+                sums, peak, total, query, positions, lowest, from_tile, keys_begin, keys_end,
+                key_ptr, value_ptr, table_ptr, block_stride, token_stride, scale, window,
+                True, HAS_WINDOW, BLOCK_SIZE, TILE, DIM, DIM_PADDED)
+        to_tile = tl.minimum(tl.maximum((first_position + 1) // TILE, from_tile), highest)
         sums, peak, total = _attend_tiles(
             sums, peak, total, query, positions, from_tile, to_tile, keys_begin, keys_end, key_ptr,
             value_ptr, table_ptr, block_stride, token_stride, scale, window,

@@ -12,6 +12,9 @@ from functools import lru_cache
 
 import torch
 
+DEVICE_KEYS = ("sm90", "any")
+"""The keys of the tables: compute capability 9.0, and all others from 8.0."""
+
 MAX_SPLITS = 32
 DETERMINISTIC_SPLITS = 8
 """The number of splits of every decode whose bits must not depend on the other requests."""
@@ -29,7 +32,9 @@ class AttentionConfig:
         tile: the number of keys in one iteration; a power of two, at least 16, independent of the
             block size.
         num_warps: the number of warps of a program.
-        num_stages: the number of iterations whose loads are in flight.
+        num_stages: the stages of the compiler's pipeline. Keys and values get (num_stages - 1) // 2
+            buffers, since their addresses come from a load of the block table; with fewer than two,
+            no load is in flight while a tile is computed.
     """
 
     block_m: int
@@ -38,14 +43,19 @@ class AttentionConfig:
     num_stages: int
 
 
+# Shared memory: 227 KiB for a multiprocessor at 9.0, and 99 KiB at 8.6, 8.9 and 12.0.
+# Decodes wait for memory: 4.3 TB/s times a latency of 1.5 us are 48 KiB in flight for each of 132
+# multiprocessors. Two to four programs fit, each with one or two tiles of 16 or 32 KiB in flight.
+# Prompts read tiles from the L2 cache: at 600 TFLOP/s, programs of 128 rows read 4.7 TB/s, and
+# programs of 64 rows would read more than the cache delivers.
 _DECODE = {
     # head_dim up to: config
-    "sm90": {64: (16, 128, 4, 3), 128: (16, 64, 4, 3), 256: (16, 32, 4, 3)},
-    "any": {64: (16, 64, 4, 3), 128: (16, 64, 4, 2), 256: (16, 32, 4, 2)},
+    "sm90": {64: (16, 64, 4, 7), 128: (16, 32, 4, 7), 256: (16, 32, 4, 5)},
+    "any": {64: (16, 64, 4, 5), 128: (16, 32, 4, 5), 256: (16, 16, 4, 5)},
 }
 _PREFILL = {
-    "sm90": {64: (128, 64, 4, 3), 128: (128, 64, 8, 3), 256: (64, 32, 8, 2)},
-    "any": {64: (64, 64, 4, 2), 128: (64, 32, 4, 2), 256: (64, 32, 8, 1)},
+    "sm90": {64: (128, 64, 8, 5), 128: (128, 64, 8, 5), 256: (128, 32, 8, 5)},
+    "any": {64: (64, 64, 4, 5), 128: (128, 32, 8, 5), 256: (64, 16, 8, 5)},
 }
 
 
@@ -70,10 +80,17 @@ def _num_multiprocessors(index: int) -> int:
 def attention_config(
     device: torch.device, head_dim: int, heads_per_kv: int, max_query_len: int, dtype: torch.dtype
 ) -> AttentionConfig:
+    """Returns the `table_entry` of a device."""
+    return table_entry(device_key(device), head_dim, heads_per_kv, max_query_len, dtype)
+
+
+def table_entry(
+    key: str, head_dim: int, heads_per_kv: int, max_query_len: int, dtype: torch.dtype
+) -> AttentionConfig:
     """Returns the tile sizes of a launch whose longest query has ``max_query_len`` tokens.
 
     Args:
-        device: the device of the launch.
+        key: one of DEVICE_KEYS.
         head_dim: the size of a head, at most 256.
         heads_per_kv: the number of query heads that share a kv head.
         max_query_len: 1 for a batch of decodes. The host must know it at capture.
@@ -81,7 +98,7 @@ def attention_config(
             memory and uses no tensor cores.
     """
     table = _DECODE if max_query_len == 1 else _PREFILL
-    by_size = table[device_key(device)]
+    by_size = table[key]
     block_m, tile, num_warps, num_stages = by_size[
         min(size for size in by_size if size >= head_dim)
     ]

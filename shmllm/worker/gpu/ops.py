@@ -172,5 +172,5 @@ class GpuOps:
             window=self._config.layer_windows[layer],
             num_splits=self._buffers.num_splits(num_reqs) if is_decode else 1,
             scratch=self._buffers.scratch(num_reqs) if is_decode else None,
-            masks_all=self._deterministic,
+            masks_all=is_decode or self._deterministic,
         )

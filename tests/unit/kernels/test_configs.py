@@ -6,7 +6,13 @@ import pytest
 import torch
 
 from shmllm_kernels.gpu import configs
-from shmllm_kernels.gpu.configs import attention_config, next_power_of_two, num_splits, row_warps
+from shmllm_kernels.gpu.configs import (
+    attention_config,
+    next_power_of_two,
+    num_splits,
+    row_warps,
+    table_entry,
+)
 
 GPU = torch.device("cuda", 0)
 CPU = torch.device("cpu")
@@ -29,6 +35,14 @@ def test_every_shape_has_a_valid_entry(capability, head_dim, max_query_len, dtyp
             assert size == next_power_of_two(size)
         assert config.block_m >= max(heads_per_kv, 16)
         assert config.tile >= 16
+
+
+def test_a_device_has_the_entries_of_its_key(capability):
+    key = {8: "any", 9: "sm90"}[capability[0]]
+    for max_query_len in (1, 512):
+        sizes = 128, 4, max_query_len, torch.bfloat16
+        assert attention_config(GPU, *sizes) == table_entry(key, *sizes)
+    assert {configs.device_key(GPU), configs.device_key(CPU)} <= set(configs.DEVICE_KEYS)
 
 
 def test_devices_without_entries_of_their_own_share_the_default(monkeypatch):
