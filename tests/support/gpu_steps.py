@@ -29,7 +29,7 @@ from shmllm_kernels.gpu import configs
 
 BLOCK_SIZE = 8
 MAX_LENGTH = 64
-FEW_PROCESSORS = 4
+FEW_PROCESSORS = 2
 WRONG_INPUTS = {
     "token_ids": 5,
     "positions": 7,
@@ -120,7 +120,6 @@ class GpuSteps:
             self.buffers,
             device,
             self.dispatcher,
-            deterministic,
         )
 
     def add(self, row: int, tokens: list[int]) -> None:

@@ -76,12 +76,11 @@ class AttentionCase:
         self._contexts = torch.full_like(starts[1:], sizes.context)
 
     def current(self) -> tuple[AttentionConfig, int]:
-        """Returns the config and the number of splits that the tables in `configs` have."""
-        sizes, per_kv = self.sizes, self.sizes.heads // self.sizes.kv_heads
+        """Returns the config and the number of splits that `configs` has for the step."""
+        sizes, heads = self.sizes, (self.sizes.heads, self.sizes.kv_heads)
+        per_kv, tokens = sizes.heads // sizes.kv_heads, sizes.requests * sizes.query
         config = attention_config(self._device, sizes.head_dim, per_kv, sizes.query, self._dtype)
-        if sizes.query > 1:
-            return config, 1
-        return config, num_splits(self._device, sizes.requests, sizes.kv_heads)
+        return config, num_splits(self._device, config, tokens, sizes.requests, *heads)
 
     def seconds(self, config: AttentionConfig, splits: int) -> float:
         """Measures one launch."""

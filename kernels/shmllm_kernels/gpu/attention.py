@@ -1,8 +1,8 @@
 """Launches paged attention: any mix of prefill chunks and decodes over block tables, in one launch.
 
-The grid has (tokens // block_q + requests, kv heads, splits) programs. The host computes it without
-reading a length from the device, and programs without work return. So a captured graph serves every
-batch up to its size.
+The grid has ((tokens // block_q + requests) * kv heads, splits) programs. The host computes it
+without reading a length from the device, and programs without work return. So a captured graph
+serves every batch up to its size.
 
 The bits of a row depend on its query, its keys, the config, the number of splits, and the chunks of
 its prompt. With ``num_splits=1`` and ``masks_all`` they do not depend on the chunks.
@@ -107,7 +107,9 @@ def paged_attention(
         assert sums.shape[1:] == (num_heads, num_splits, dim), "scratch has another shape"
         assert sums.is_contiguous(), "scratch must be contiguous"
         assert stats.is_contiguous(), "scratch must be contiguous"
-    attend[(tokens // (config.block_m // per_kv) + requests, num_kv_heads, num_splits)](
+    tiles = tokens // (config.block_m // per_kv) + requests
+    dim_padded = max(next_power_of_two(dim), 16)
+    attend[(tiles * num_kv_heads, num_splits)](
         out,
         query,
         key_cache,
@@ -126,13 +128,14 @@ def paged_attention(
         block_table.stride(0),
         HAS_WINDOW=window is not None,
         MASKS_ALL=masks_all,
-        NUM_SPLITS=num_splits,
+        IS_SPLIT=num_splits > 1,
+        NUM_KV_HEADS=num_kv_heads,
         HEADS_PER_KV=per_kv,
         BLOCK_SIZE=key_cache.shape[1],
         BLOCK_M=config.block_m,
         TILE=config.tile,
         DIM=dim,
-        DIM_PADDED=max(next_power_of_two(dim), 16),
+        DIM_PADDED=dim_padded,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )
@@ -146,8 +149,8 @@ def paged_attention(
             *out.stride()[:2],
             NUM_SPLITS=num_splits,
             DIM=dim,
-            DIM_PADDED=max(next_power_of_two(dim), 16),
-            num_warps=4,
+            DIM_PADDED=dim_padded,
+            num_warps=min(max(num_splits * dim_padded // 1024, 1), 4),
         )
 
 

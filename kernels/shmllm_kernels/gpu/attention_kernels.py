@@ -122,7 +122,8 @@ def attend(
     table_stride,
     HAS_WINDOW: tl.constexpr,
     MASKS_ALL: tl.constexpr,
-    NUM_SPLITS: tl.constexpr,
+    IS_SPLIT: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
     HEADS_PER_KV: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -131,9 +132,11 @@ def attend(
     DIM_PADDED: tl.constexpr,
 ):
     BLOCK_Q: tl.constexpr = BLOCK_M // HEADS_PER_KV
-    tile = tl.program_id(0)
-    kv_head = tl.program_id(1)
-    split = tl.program_id(2)
+    # The last tile of a prompt has the most keys. It is launched first, for all heads, so that the
+    # launch ends with short programs.
+    index = tl.num_programs(0) - 1 - tl.program_id(0)
+    tile = index // NUM_KV_HEADS
+    kv_head = index % NUM_KV_HEADS
     request = _find_request(starts_ptr, tile, num_requests, BLOCK_Q)
     begin = tl.load(starts_ptr + request)
     query_len = tl.load(starts_ptr + request + 1) - begin
@@ -160,9 +163,11 @@ def attend(
         keys_begin = tl.maximum(first_position - window + 1, 0)
     lowest = keys_begin // TILE
     highest = tl.cdiv(keys_end, TILE)
-    if NUM_SPLITS > 1:
-        per_split = tl.cdiv(highest - lowest, NUM_SPLITS)
-        lowest = lowest + split * per_split
+    if IS_SPLIT:
+        # A part has 2 * BLOCK_M keys or more: its sums are not more bytes than its keys and values.
+        fewest: tl.constexpr = max(2 * BLOCK_M // TILE, 1)
+        per_split = tl.maximum(tl.cdiv(highest - lowest, tl.num_programs(1)), fewest)
+        lowest = lowest + tl.program_id(1) * per_split
         highest = tl.minimum(lowest + per_split, highest)
 
     sums = tl.zeros((BLOCK_M, DIM_PADDED), tl.float32)
@@ -194,9 +199,9 @@ def attend(
         True, HAS_WINDOW, BLOCK_SIZE, TILE, DIM, DIM_PADDED)
     # fmt: on
 
-    if NUM_SPLITS > 1:
-        num_heads = tl.num_programs(1) * HEADS_PER_KV
-        part = (tokens * num_heads + heads) * NUM_SPLITS + split
+    if IS_SPLIT:
+        row = tokens * (NUM_KV_HEADS * HEADS_PER_KV) + heads
+        part = row * tl.num_programs(1) + tl.program_id(1)
         tl.store(part_stats_ptr + 2 * part, peak, mask=is_row)
         tl.store(part_stats_ptr + 2 * part + 1, total, mask=is_row)
         part_places = part_sums_ptr + part[:, None] * DIM + dims[None, :]

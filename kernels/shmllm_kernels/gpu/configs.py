@@ -16,8 +16,7 @@ DEVICE_KEYS = ("sm90", "any")
 """The keys of the tables: compute capability 9.0, and all others from 8.0."""
 
 MAX_SPLITS = 32
-DETERMINISTIC_SPLITS = 8
-"""The number of splits of every decode whose bits must not depend on the other requests."""
+PROGRAMS_PER_PROCESSOR = 4
 
 _SM_COUNT_UNKNOWN = 108
 
@@ -109,25 +108,34 @@ def table_entry(
 
 
 def num_splits(
-    device: torch.device, num_requests: int, num_kv_heads: int, deterministic: bool = False
+    device: torch.device,
+    config: AttentionConfig,
+    num_tokens: int,
+    num_requests: int,
+    num_heads: int,
+    num_kv_heads: int,
 ) -> int:
-    """Returns the number of parts that the context of each decode is split into.
+    """Returns the number of parts that attention splits each context into.
 
-    This is the largest power of two, up to MAX_SPLITS, with which each multiprocessor gets at most
-    two programs.
+    This is the largest power of two, up to MAX_SPLITS, with which a launch has at most
+    PROGRAMS_PER_PROCESSOR programs for each multiprocessor. So a launch is split if it has at most
+    half as many programs. The number of programs is the smallest that a step of these sizes can
+    have, because the host does not know the lengths of a captured step.
 
     Args:
         device: the device of the launch.
-        num_requests: the number of requests in the launch, padding included, so that a captured
-            graph and a launch of the same padded size use the same number.
+        config: the tile sizes of the launch.
+        num_tokens: the number of tokens in the launch, padding included, so that a captured graph
+            and a launch of the same padded size use the same number.
+        num_requests: the number of requests, padding included.
+        num_heads: the number of query heads.
         num_kv_heads: the number of key-value heads.
-        deterministic: whether the number must not depend on the batch.
     """
-    if deterministic:
-        return DETERMINISTIC_SPLITS
+    block_q = config.block_m // (num_heads // num_kv_heads)
+    programs = max(-(-num_tokens // block_q), num_requests) * num_kv_heads
     known = device.type == "cuda"
     processors = _num_multiprocessors(device.index or 0) if known else _SM_COUNT_UNKNOWN
-    wanted = 2 * processors // max(num_requests * num_kv_heads, 1)
+    wanted = PROGRAMS_PER_PROCESSOR * processors // max(programs, 1)
     return min(next_power_of_two(wanted + 1) // 2, MAX_SPLITS) if wanted > 1 else 1
 
 

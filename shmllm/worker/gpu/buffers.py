@@ -8,9 +8,9 @@ from torch import Tensor
 from shmllm.models.config import ModelConfig
 from shmllm.models.layers import Allocator
 from shmllm.worker.arena import CountingAllocator
+from shmllm.worker.gpu.attention_launches import AttentionLaunches
 from shmllm.worker.gpu.device import Device
 from shmllm_kernels.gpu.attention import AttentionScratch
-from shmllm_kernels.gpu.configs import num_splits
 
 
 class GpuBuffers:
@@ -22,10 +22,10 @@ class GpuBuffers:
         max_tokens: the largest number of tokens in a step.
         max_requests: the largest number of requests in a step, and of rows that get logits.
         device: the device.
-        deterministic: whether attention splits the contexts of a decode step into the same number
-            of parts whatever the number of decodes.
+        deterministic: see `AttentionLaunches`.
 
     Attributes:
+        attention: chooses the launches of attention, for which there is scratch memory.
         arena: the arena of the buffers; no step needs contents that an earlier step left there.
         hidden: [max_tokens, hidden], the residual stream.
         normed: [max_tokens, hidden], outputs of RMS norms.
@@ -47,8 +47,8 @@ class GpuBuffers:
     ) -> None:
         self._config = config
         self._dtype = dtype
-        self._device = device.torch_device
-        self._deterministic = deterministic
+        self.attention = AttentionLaunches(config, dtype, device.torch_device, deterministic)
+        self._most_parts = self.attention.most_parts(max_tokens, max_requests)
         counter = CountingAllocator()
         self._allocate(counter.allocate, max_tokens, max_requests)
         self.arena = device.make_arena(counter.num_bytes, "the activations of a step")
@@ -73,27 +73,21 @@ class GpuBuffers:
         self._products = {
             width: buffer(max_tokens, width) for width in sorted({hidden, qkv, 2 * inner})
         }
-        parts = max(count * self.num_splits(count) for count in range(1, max_requests + 1))
-        self._part_sums = allocate((parts * heads * dim,), torch.float32)
-        self._part_stats = allocate((parts * heads * 2,), torch.float32)
+        self._part_sums = allocate((self._most_parts * heads * dim,), torch.float32)
+        self._part_stats = allocate((self._most_parts * heads * 2,), torch.float32)
 
     def product(self, width: int) -> Tensor:
         """Return the buffer [max_tokens, width] for the output of a linear layer. All layers of
         that width share it: a decoder has used one output before it computes the next."""
         return self._products[width]
 
-    def num_splits(self, num_decodes: int) -> int:
-        """Return the number of parts that attention splits the context of each decode into."""
-        return num_splits(self._device, num_decodes, self._config.num_kv_heads, self._deterministic)
-
-    def scratch(self, num_decodes: int) -> AttentionScratch | None:
-        """Return the scratch memory of attention for `num_decodes` decodes; None if there is only
-        one split."""
-        splits, heads = self.num_splits(num_decodes), self._config.num_heads
-        if splits == 1:
+    def scratch(self, num_tokens: int, num_splits: int) -> AttentionScratch | None:
+        """Return the scratch memory of attention for a launch of `num_tokens` tokens; None if it
+        has only one split."""
+        if num_splits == 1:
             return None
-        shape = num_decodes, heads, splits
-        dim, count = self._config.head_dim, num_decodes * heads * splits
+        dim, heads = self._config.head_dim, self._config.num_heads
+        shape, count = (num_tokens, heads, num_splits), num_tokens * heads * num_splits
         return AttentionScratch(
             self._part_sums[: count * dim].view(*shape, dim),
             self._part_stats[: count * 2].view(*shape, 2),

@@ -22,7 +22,6 @@ from shmllm.worker.gpu.inputs import GpuInputs
 from shmllm.worker.gpu.piecewise_graph import Call
 from shmllm_kernels.gpu.activation import silu_and_mul
 from shmllm_kernels.gpu.attention import paged_attention
-from shmllm_kernels.gpu.configs import attention_config
 from shmllm_kernels.gpu.norm import add_rms_norm, rms_norm
 from shmllm_kernels.gpu.rope_write import rope_and_write
 from shmllm_kernels.gpu.step import embed, gather_rows, rope_tables
@@ -53,8 +52,6 @@ class GpuOps:
         inputs: the step's inputs.
         buffers: the buffers for the results.
         device: the device.
-        deterministic: whether the bits of a decode's attention are independent of the number of
-            decodes, and those of a prompt's attention independent of its chunks.
     """
 
     def __init__(
@@ -64,14 +61,11 @@ class GpuOps:
         inputs: GpuInputs,
         buffers: GpuBuffers,
         device: torch.device,
-        deterministic: bool,
     ) -> None:
         self._config = config
         self._cache = cache
         self._inputs = inputs
         self._buffers = buffers
-        self._deterministic = deterministic
-        self._device = device
         self._frequencies = inverse_frequencies(config.rope, config.head_dim).to(device)
         self._factor = attention_factor(config.rope)
         self._scale = config.head_dim**-0.5
@@ -94,13 +88,7 @@ class GpuOps:
         """
         self._descriptor = descriptor
         self._launch_attention = launch_attention
-        self._attention_config = attention_config(
-            self._device,
-            self._config.head_dim,
-            self._config.num_heads // self._config.num_kv_heads,
-            1 if descriptor.uniform else max_query_len,
-            self._cache.layout.dtype,
-        )
+        self._attention = self._buffers.attention.choose(descriptor, max_query_len)
 
     def embed(self, table: Tensor) -> Tensor:
         num_tokens, step = self._descriptor.num_tokens, self._inputs.step
@@ -157,9 +145,8 @@ class GpuOps:
         return self._buffers.cos[:num_tokens], self._buffers.sin[:num_tokens]
 
     def _attend(self, out: Tensor, query: Tensor, layer: int) -> None:
-        inputs, num_reqs = self._inputs, self._descriptor.num_reqs
-        is_decode = self._descriptor.uniform
-        num_tokens = num_reqs if is_decode else len(query)
+        inputs, launch, num_reqs = self._inputs, self._attention, self._descriptor.num_reqs
+        num_tokens = num_reqs if self._descriptor.uniform else len(query)
         paged_attention(
             out[:num_tokens],
             query[:num_tokens],
@@ -167,10 +154,10 @@ class GpuOps:
             inputs.block_table[:num_reqs],
             inputs.step.query_starts[: num_reqs + 1],
             inputs.step.context_lens[:num_reqs],
-            self._attention_config,
+            launch.config,
             self._scale,
             window=self._config.layer_windows[layer],
-            num_splits=self._buffers.num_splits(num_reqs) if is_decode else 1,
-            scratch=self._buffers.scratch(num_reqs) if is_decode else None,
-            masks_all=is_decode or self._deterministic,
+            num_splits=launch.num_splits,
+            scratch=self._buffers.scratch(num_tokens, launch.num_splits),
+            masks_all=launch.masks_all,
         )

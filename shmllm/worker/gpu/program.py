@@ -71,7 +71,6 @@ class GpuProgram:
         buffers: the activations; ``hidden`` may be filled with embeddings before a step.
         device: the device.
         dispatcher: decides what to capture.
-        deterministic: see `GpuOps`.
     """
 
     def __init__(
@@ -82,25 +81,21 @@ class GpuProgram:
         buffers: GpuBuffers,
         device: Device,
         dispatcher: GraphDispatcher,
-        deterministic: bool = False,
     ) -> None:
         self._model = model
         self._inputs = inputs
         self._buffers = buffers
         self._device = device
         self._dispatcher = dispatcher
-        self._ops = GpuOps(model.config, cache, inputs, buffers, device.torch_device, deterministic)
+        self._ops = GpuOps(model.config, cache, inputs, buffers, device.torch_device)
         self._full: dict[BatchDescriptor, PiecewiseGraph] = {}
         self._piecewise: dict[int, PiecewiseGraph] = {}
 
     def warm_up(self) -> None:
         """Run each variant of a step once, so that its kernels are compiled and loaded: a capture
         cannot do that, and requests should not wait for it."""
-        max_tokens = len(self._buffers.hidden)
-        most_decodes = min(len(self._buffers.logits), max_tokens)
-        by_splits = {self._buffers.num_splits(n): n for n in range(most_decodes, 0, -1)}
-        shapes = [BatchDescriptor(n, n, True) for n in by_splits.values()]
-        shapes.append(BatchDescriptor(min(2, max_tokens), 1, False))
+        max_tokens, max_requests = len(self._buffers.hidden), len(self._buffers.logits)
+        shapes = self._buffers.attention.variants(max_tokens, max_requests)
         shapes += [descriptor for _, descriptor in self._dispatcher.captures()]
         for descriptor in shapes:
             self._inputs.idle(descriptor)

@@ -36,7 +36,6 @@ class StepResources:
         sampler: the sampler, with the state of the running requests on the device.
         inputs: the inputs of a step.
         buffers: the activations and logits of a step.
-        deterministic: see `GpuOps`.
         max_logprobs: the largest number of alternatives that a request may ask for; -1: no limit.
     """
 
@@ -47,7 +46,6 @@ class StepResources:
     sampler: GpuSampler
     inputs: GpuInputs
     buffers: GpuBuffers
-    deterministic: bool
     max_logprobs: int
 
     @classmethod
@@ -55,7 +53,7 @@ class StepResources:
         """Make the objects for the largest step that the scheduler's limits allow."""
         model, max_model_len = loaded.config, loaded.max_model_len
         rows, tokens = config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens
-        block_size, deterministic = config.cache.block_size, config.load.deterministic
+        block_size = config.cache.block_size
         batch = InputBatch(rows, max_model_len, block_size, model.vocab_size, samples_ahead=True)
         sampler = GpuSampler(batch, rows, model.vocab_size, device, config.logprobs.mode)
         max_blocks = -(-max_model_len // block_size)
@@ -66,8 +64,7 @@ class StepResources:
             batch,
             sampler,
             GpuInputs(tokens, rows, max_blocks, sampler.last_tokens, device),
-            GpuBuffers(model, loaded.dtype, tokens, rows, device, deterministic),
-            deterministic,
+            GpuBuffers(model, loaded.dtype, tokens, rows, device, config.load.deterministic),
             config.logprobs.max_logprobs,
         )
 
@@ -80,7 +77,6 @@ class StepResources:
             self.buffers,
             self.device,
             dispatcher,
-            self.deterministic,
         )
 
     @torch.inference_mode()

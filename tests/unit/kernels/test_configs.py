@@ -16,12 +16,15 @@ from shmllm_kernels.gpu.configs import (
 
 GPU = torch.device("cuda", 0)
 CPU = torch.device("cpu")
+PROCESSORS = 132
+HEADS = (32, 8)
+"""Query heads and key-value heads."""
 
 
 @pytest.fixture(params=[(8, 0), (9, 0)], ids=["ampere", "hopper"])
 def capability(request, monkeypatch):
     monkeypatch.setattr(configs, "_capability", lambda index: request.param)
-    monkeypatch.setattr(configs, "_num_multiprocessors", lambda index: 132)
+    monkeypatch.setattr(configs, "_num_multiprocessors", lambda index: PROCESSORS)
     return request.param
 
 
@@ -50,14 +53,24 @@ def test_devices_without_entries_of_their_own_share_the_default(monkeypatch):
     assert configs.device_key(GPU) == configs.device_key(CPU) == "any"
 
 
-def test_splits_give_each_multiprocessor_at_most_two_programs(capability):
+@pytest.mark.parametrize("max_query_len", [1, 512])
+def test_splits_give_each_multiprocessor_at_most_four_programs(capability, max_query_len):
+    config = attention_config(GPU, 128, 4, max_query_len, torch.bfloat16)
     for requests in range(1, 600):
-        splits = num_splits(GPU, requests, 8)
+        splits = num_splits(GPU, config, requests, requests, *HEADS)
         assert splits == next_power_of_two(splits) <= configs.MAX_SPLITS
-        assert splits == 1 or requests * 8 * splits <= 2 * 132
-        assert splits == configs.MAX_SPLITS or requests * 8 * splits * 2 > 2 * 132
-        assert num_splits(GPU, requests, 8, deterministic=True) == configs.DETERMINISTIC_SPLITS
-    assert num_splits(CPU, 1, 1) > 1
+        assert splits == 1 or requests * 8 * splits <= 4 * PROCESSORS
+        assert splits == configs.MAX_SPLITS or requests * 8 * splits * 2 > 4 * PROCESSORS
+    assert num_splits(CPU, config, 1, 1, 1, 1) > 1
+
+
+def test_a_short_chunk_of_a_prompt_is_split_and_a_long_one_is_not(capability):
+    config = attention_config(GPU, 128, 4, 512, torch.bfloat16)
+    found = [num_splits(GPU, config, tokens, 1, *HEADS) for tokens in (8, 256, 2048, 8192)]
+    assert found == sorted(found, reverse=True)
+    assert found[0] == configs.MAX_SPLITS
+    assert found[1] > found[3] == 1
+    assert num_splits(GPU, config, 64, 60, *HEADS) == 1, "60 of them are decodes"
 
 
 def test_row_warps():

@@ -2,8 +2,29 @@
 
 from __future__ import annotations
 
-from conformance.attention_kernels import AttentionConformance
+from collections import Counter
+
+import numpy as np
+import torch
+from conformance.attention_kernels import AttentionConformance, Case, Launch
+from triton.runtime.interpreter import interpreter_builder
 
 
 class TestAttention(AttentionConformance):
     pass
+
+
+def test_the_programs_with_the_most_keys_are_launched_first(draw, monkeypatch) -> None:
+    """A GPU launches programs in the order of their indices, the first index fastest."""
+    products: Counter[tuple[int, ...]] = Counter()
+    matmul = np.matmul
+
+    def counted(*arguments, **options):
+        products[tuple(reversed(interpreter_builder.grid_idx))] += 1
+        return matmul(*arguments, **options)
+
+    monkeypatch.setattr(np, "matmul", counted)
+    Launch(draw, torch.float32, Case(((100, 120),), heads=4, kv_heads=2)).check()
+    work = [products[place] for place in sorted(products)]
+    assert work[0] > work[-1]
+    assert work == sorted(work, reverse=True)

@@ -46,28 +46,31 @@ def test_a_full_replay_launches_nothing_else(gpu_device, models) -> None:
         gpu_device.launched.clear()
         steps.program.run(step.mode, step.descriptor, step.max_query_len)
         launched.append(list(gpu_device.launched))
-    logits = ["_copy_rows", "aten::mm"]
-    assert launched == [["graph"], ["graph", "attend", "graph", "attend", "graph", *logits]]
+    attention, logits = ["attend", "merge_splits"], ["_copy_rows", "aten::mm"]
+    pieces = ["graph", *attention, "graph", *attention, "graph", *logits]
+    assert launched == [["graph"], pieces]
 
 
-def test_only_decodes_are_split_and_warm_up_runs_all_their_variants(
+def test_small_steps_are_split_and_warm_up_runs_all_their_variants(
     gpu_device, models, monkeypatch
 ) -> None:
     """Each number of splits is a kernel variant, and no request should wait for its compilation."""
-    found: list[int] = []
+    found: list[tuple[int, bool]] = []
     monkeypatch.setattr(
-        ops, "paged_attention", lambda *_, num_splits, **__: found.append(num_splits)
+        ops,
+        "paged_attention",
+        lambda *_, num_splits, masks_all, **__: found.append((num_splits, masks_all)),
     )
     steps = GpuSteps(gpu_device, models("llama")[1])
     steps.program.warm_up()
     warm = set(found)
-    add_prompts(steps, {0: 2, 1: 1, 2: 1})
+    add_prompts(steps, {0: 24, 1: 1, 2: 1, 3: 6})
     used = []
-    for work in ({0: 2}, {0: 1}, {1: 1, 0: 1}, {1: 1, 0: 1, 2: 1}):
+    for work in ({0: 1}, {1: 1, 0: 1}, {1: 1, 0: 1, 2: 1}, {3: 2}, {3: 2, 0: 1}, {0: 20}):
         steps.run(steps.prepare(work))
         used.append(found[-1])
-    assert used[0] == used[3] == 1
-    assert used[1] > used[2] > 1
+    assert used[:3] == [(4, True), (2, True), (1, True)]
+    assert used[3:] == [(4, False), (2, False), (1, False)]
     assert warm == set(used)
 
 

@@ -1,0 +1,103 @@
+"""Chooses the tile sizes and the number of splits of each step's attention.
+
+This module owns the choice, and thereby the number of kernel variants and the size of the scratch
+memory. It knows the padded sizes of a step; it must not know lengths of contexts, since a captured
+graph serves all lengths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from shmllm.models.config import ModelConfig
+from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor
+from shmllm_kernels.gpu.configs import AttentionConfig, attention_config, num_splits
+
+DETERMINISTIC_SPLITS = 8
+"""The number of splits of every decode whose bits must not depend on the other requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionLaunch:
+    """What the launches of a step's attention have in common.
+
+    Attributes:
+        config: the tile sizes.
+        num_splits: the number of parts that each context is split into.
+        masks_all: see `paged_attention`.
+    """
+
+    config: AttentionConfig
+    num_splits: int
+    masks_all: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionLaunches:
+    """The choice for a model on a device.
+
+    Attributes:
+        model: the model's configuration.
+        dtype: the dtype of query and cache.
+        device: the device.
+        deterministic: whether the bits of a decode's attention are independent of the number of
+            decodes, and those of a prompt's attention independent of its chunks: each decode step
+            has the same number of splits, and other steps are not split.
+    """
+
+    model: ModelConfig
+    dtype: torch.dtype
+    device: torch.device
+    deterministic: bool
+
+    def choose(self, descriptor: BatchDescriptor, max_query_len: int) -> AttentionLaunch:
+        """Return the choice for a step.
+
+        Args:
+            descriptor: the padded sizes of the step.
+            max_query_len: the largest number of tokens of a request; ignored for uniform steps.
+        """
+        heads, kv_heads = self.model.num_heads, self.model.num_kv_heads
+        is_decode = descriptor.uniform
+        longest = 1 if is_decode else max_query_len
+        config = attention_config(
+            self.device, self.model.head_dim, heads // kv_heads, longest, self.dtype
+        )
+        if self.deterministic:
+            return AttentionLaunch(config, DETERMINISTIC_SPLITS if is_decode else 1, True)
+        tokens = descriptor.num_reqs if is_decode else descriptor.num_tokens
+        sizes = tokens, descriptor.num_reqs, heads, kv_heads
+        return AttentionLaunch(config, num_splits(self.device, config, *sizes), is_decode)
+
+    def most_parts(self, max_tokens: int, max_requests: int) -> int:
+        """Return the largest number of tokens times splits of a launch, 0 if none is split. Times
+        the number of heads, this is at most PROGRAMS_PER_PROCESSOR * multiprocessors * block_m, or
+        DETERMINISTIC_SPLITS * max_requests * heads."""
+        parts = 0
+        for step in _steps(max_tokens, max_requests):
+            splits = self.choose(step, step.num_tokens).num_splits
+            if splits > 1:
+                parts = max(parts, step.num_tokens * splits)
+        return parts
+
+    def variants(self, max_tokens: int, max_requests: int) -> list[BatchDescriptor]:
+        """Return a small step for each choice."""
+        found = {
+            self.choose(step, step.num_tokens): step for step in _steps(max_tokens, max_requests)
+        }
+        return list(found.values())
+
+
+def _steps(max_tokens: int, max_requests: int) -> Iterator[BatchDescriptor]:
+    """Yield a step of every number of programs, large steps before small ones: the decodes, one
+    prompt of any length, and decodes beside a prompt."""
+    most = min(max_requests, max_tokens)
+    for count in range(most, 0, -1):
+        yield BatchDescriptor(count, count, True)
+    for count in range(max_tokens, 1, -1):
+        yield BatchDescriptor(count, 1, False)
+    for count in range(min(most, max_tokens - 1), 0, -1):
+        yield BatchDescriptor(count + 1, count, False)

@@ -1,0 +1,90 @@
+"""The choice of tile sizes and splits for a step's attention."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from shmllm.models.config import ModelConfig
+from shmllm.worker.gpu.attention_launches import DETERMINISTIC_SPLITS, AttentionLaunches
+from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor
+from shmllm_kernels.gpu import configs
+
+PROCESSORS = 132
+LLAMA_8B = ModelConfig(
+    architecture="LlamaForCausalLM",
+    vocab_size=128_256,
+    hidden_size=4096,
+    intermediate_size=14_336,
+    num_layers=32,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    max_position_embeddings=131_072,
+)
+MAX_TOKENS, MAX_REQUESTS = 4096, 256
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    monkeypatch.setattr(configs, "_capability", lambda index: (9, 0))
+    monkeypatch.setattr(configs, "_num_multiprocessors", lambda index: PROCESSORS)
+    return AttentionLaunches(LLAMA_8B, torch.bfloat16, torch.device("cuda", 0), False)
+
+
+def splits(launches, num_tokens, num_reqs, *, uniform=False):
+    step = BatchDescriptor(num_tokens, num_reqs, uniform)
+    return launches.choose(step, num_tokens).num_splits
+
+
+def test_steps_with_few_programs_are_split(launches):
+    assert splits(launches, 1, 1, uniform=True) == configs.MAX_SPLITS
+    assert splits(launches, 24, 24, uniform=True) == 2
+    assert splits(launches, 256, 256, uniform=True) == 1
+    assert splits(launches, 64, 1) == configs.MAX_SPLITS, "a short extension of a long context"
+    assert splits(launches, 520, 8) > 1, "a chunk with decodes"
+    assert splits(launches, 4096, 1) == 1
+
+
+def test_a_padded_decode_is_split_like_its_requests(launches):
+    """A piecewise graph of 64 tokens may serve four decodes."""
+    assert splits(launches, 64, 4, uniform=True) == splits(launches, 4, 4, uniform=True) > 1
+
+
+def test_deterministic_steps_have_a_number_of_splits_of_their_kind(launches):
+    launches = replace(launches, deterministic=True)
+    for num_reqs in (1, 24, 256):
+        assert splits(launches, num_reqs, num_reqs, uniform=True) == DETERMINISTIC_SPLITS
+        assert splits(launches, num_reqs + 1, num_reqs) == 1
+    assert launches.choose(BatchDescriptor(64, 1, False), 64).masks_all
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_the_scratch_memory_is_for_every_step_and_bounded(launches, deterministic):
+    launches = replace(launches, deterministic=deterministic)
+    most = launches.most_parts(MAX_TOKENS, MAX_REQUESTS)
+    for requests in range(1, MAX_REQUESTS + 1):
+        number = splits(launches, requests, requests, uniform=True)
+        assert number == 1 or requests * number <= most
+        for tokens in range(requests + 1, MAX_TOKENS, 61):
+            number = splits(launches, tokens, requests)
+            assert number == 1 or tokens * number <= most
+    rows = 4 * PROCESSORS * 128
+    bound = MAX_REQUESTS * 32 * DETERMINISTIC_SPLITS if deterministic else rows
+    assert most * 32 <= bound
+
+
+def test_every_choice_has_a_variant_and_no_two_variants_are_alike(launches):
+    variants = launches.variants(MAX_TOKENS, MAX_REQUESTS)
+    found = [launches.choose(step, step.num_tokens) for step in variants]
+    assert len(set(found)) == len(found)
+    for requests in range(1, MAX_REQUESTS + 1):
+        assert launches.choose(BatchDescriptor(requests, requests, True), 1) in found
+        for tokens in range(requests + 1, MAX_TOKENS, 97):
+            assert launches.choose(BatchDescriptor(tokens, requests, False), tokens) in found
+
+
+def test_one_token_and_one_request_have_one_variant(launches):
+    assert launches.variants(1, 1) == [BatchDescriptor(1, 1, True)]
