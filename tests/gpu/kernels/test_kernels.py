@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from conformance.attention_kernels import AttentionConformance
+from conformance.attention_tiles import AttentionTilesConformance
 from conformance.rope_write_kernel import RopeWriteConformance
 from conformance.row_kernels import RowKernelsConformance
 from conformance.sampling_kernels import SamplingConformance, short_lists
@@ -12,6 +13,10 @@ __all__ = ["short_lists"]
 
 
 class TestAttention(AttentionConformance):
+    pass
+
+
+class TestAttentionTiles(AttentionTilesConformance):
     pass
 
 

@@ -5,13 +5,27 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
+import pytest
 import torch
 from conformance.attention_kernels import AttentionConformance, Case, Launch
+from conformance.attention_tiles import AttentionTilesConformance
 from triton.runtime.interpreter import interpreter_builder
 
 
 class TestAttention(AttentionConformance):
     pass
+
+
+class TestAttentionTiles(AttentionTilesConformance):
+    """In float32 the tiles are small, and interpreting them takes minutes."""
+
+    @pytest.fixture(
+        params=[torch.float16, pytest.param(torch.float32, marks=pytest.mark.slow)],
+        ids=["f16", "f32"],
+    )
+    def dtype(self, request: pytest.FixtureRequest) -> torch.dtype:
+        kind: torch.dtype = request.param
+        return kind
 
 
 def test_the_programs_with_the_most_keys_are_launched_first(draw, monkeypatch) -> None:
