@@ -27,7 +27,10 @@ from shmllm_kernels.gpu.configs import MAX_SPLITS, AttentionConfig, device_key, 
 
 HEADS = {64: (32, 8), 128: (32, 8), 256: (16, 8)}
 DECODES = ((1, 1, 1024), (64, 1, 1024), (4, 1, 16_384))  # requests, query, context
-PREFILLS = ((1, 4096, 4096), (16, 256, 1024))
+PREFILLS = ((1, 4096, 4096), (16, 256, 1024), (1, 64, 32_768))
+STAGES = (3, 5, 7)
+"""Buffers for one, two and three tiles, since keys are loaded by a table's entries."""
+
 TOLERANCE = 3e-2
 WORKERS = 8
 RESERVE_S = 20.0
@@ -58,9 +61,9 @@ def candidates(settings: Settings, kind: str, dim: int) -> list[AttentionConfig]
         return [AttentionConfig(16, tile, 4, 1) for tile in (16, 32)]
     if kind == "decode":
         tiles = (32, 64, 128) if dim < 256 else (16, 32, 64)
-        return [AttentionConfig(16, *each) for each in itertools.product(tiles, (2, 4, 8), (2, 3))]
-    tiles, rows = ((32, 64, 128), (64, 128)) if dim < 256 else ((16, 32, 64), (32, 64))
-    found = itertools.product(rows, tiles, (4, 8), (2, 3))
+        return [AttentionConfig(16, *each) for each in itertools.product(tiles, (2, 4, 8), STAGES)]
+    tiles, rows = ((32, 64, 128), (64, 128)) if dim < 256 else ((16, 32, 64), (64, 128))
+    found = itertools.product(rows, tiles, (4, 8), STAGES)
     return [AttentionConfig(*each) for each in found]
 
 
@@ -76,8 +79,8 @@ def cases(settings: Settings, kind: str, dim: int) -> Iterator[AttentionCase]:
 
 
 def tune(settings: Settings, kind: str, dim: int) -> dict[str, Any]:
-    """Returns the best candidate over all cases, its gain, and for decodes the best number of
-    splits."""
+    """Returns the best candidate over all cases, its gain, and the best number of splits for each
+    case."""
     torch.manual_seed(0)
     made = list(cases(settings, kind, dim))
     now = [case.seconds(*case.current()) for case in made]
@@ -96,10 +99,7 @@ def tune(settings: Settings, kind: str, dim: int) -> dict[str, Any]:
         "gain": gain,
         "us": [round(took * 1e6, 2) for took in now],
     }
-    if kind == "decode":
-        result["splits"] = [
-            _splits(case, best, out) for case, out in zip(made, wanted, strict=True)
-        ]
+    result["splits"] = [_splits(case, best, out) for case, out in zip(made, wanted, strict=True)]
     return result
 
 
@@ -162,7 +162,7 @@ def _try(
 def _splits(case: AttentionCase, config: AttentionConfig, wanted: torch.Tensor) -> dict[str, Any]:
     """Measures the numbers of splits; returns the microseconds of each and the fastest."""
     present = case.current()[1]
-    most = min(MAX_SPLITS, next_power_of_two(-(-case.sizes.context // 16)))
+    most = min(MAX_SPLITS, 4 * present, next_power_of_two(-(-case.sizes.context // 16)))
     numbers = [1 << power for power in range(most.bit_length())]
     times = {n: _try(case, config, n, wanted) for n in numbers}
     fastest = min(times, key=lambda n: times[n])
