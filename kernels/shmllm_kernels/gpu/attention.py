@@ -87,8 +87,20 @@ def paged_attention(
             not depend on the tokens that share its program. Decodes set it for speed: they have one
             loop, which keeps its loads in flight up to the last tile.
 
-    Reads the keys and values of each request once for each block_q of its tokens; 4 * dim flops
-    for each pair of a query row and a key that it attends to.
+    One launch a layer, two if contexts are split. `attend` reads the keys and values of each
+    request once for each block_q of its tokens, and has 4 * dim flops for each pair of a query row
+    and a key that it attends to. For Llama-3.1-8B (see the package's docstring):
+
+    - A decode at a context of 1,024 reads 4 MiB, which takes 1 us. The launch takes 4 us, because
+      the loads of lengths, of the table, of keys and values, and the store follow one another.
+    - 256 decodes at a context of 1,024 read 1 GiB, which takes 250 us.
+    - A prompt of 8,192 tokens has 0.55 Tflop, which take 0.7 ms. Its programs read 4.3 GB, mostly
+      from the L2 cache, which take 0.8 ms at 5.5 TB/s, at the same time. The launch takes 1.4 ms,
+      because the softmax of a program does not overlap its products.
+
+    `merge_splits` reads what `attend` wrote: 4 * tokens * num_heads * splits * (dim + 2) bytes. A
+    decode in 32 parts has 0.5 MiB: 2 us. 256 tokens at the end of a long prompt, in 8 parts, have
+    33 MiB: 16 us to write and read them.
     """
     tokens, num_heads, dim = query.shape
     requests, num_kv_heads = context_lens.shape[0], key_cache.shape[2]
