@@ -6,7 +6,6 @@ since the interpreter takes milliseconds for each program of a launch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.gpu_steps import few_processors
 from support.model_helpers import reference_model, save
 
 from shmllm.config.engine import (
@@ -51,12 +49,6 @@ BLOCK_BYTES = 2 * NUM_LAYERS * BLOCK_SIZE * HEAD_DIM * 4
 SCALE = 4.0
 """The scale of the matrices, so large that the best token of a random model is clear."""
 PROMPTS = [[(7 * n + 3 * i) % 90 + 1 for i in range(length)] for n, length in enumerate((11, 3, 1))]
-
-
-@pytest.fixture(autouse=True)
-def _few_processors() -> Iterator[None]:
-    with few_processors():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.gpu_steps import GpuSteps, Prepared, few_processors
+from support.gpu_steps import GpuSteps, Prepared
 from support.model_helpers import reference_logits, reference_model, save
 
 from shmllm.config.graphs import CudaGraphMode
@@ -52,8 +52,8 @@ MIXED = (
 
 
 @pytest.fixture(autouse=True)
-def _few_processors() -> Iterator[None]:
-    with few_processors(), torch.inference_mode():
+def _inference_mode() -> Iterator[None]:
+    with torch.inference_mode():
         yield
 
 

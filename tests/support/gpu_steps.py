@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,11 +23,9 @@ from shmllm.worker.gpu.device import Device
 from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor, GraphDispatcher
 from shmllm.worker.gpu.inputs import GpuInputs
 from shmllm.worker.gpu.program import GpuProgram
-from shmllm_kernels.gpu import configs
 
 BLOCK_SIZE = 8
 MAX_LENGTH = 64
-FEW_PROCESSORS = 2
 WRONG_INPUTS = {
     "token_ids": 5,
     "positions": 7,
@@ -40,16 +36,6 @@ WRONG_INPUTS = {
     "sample_rows": 1,
     "sample_positions": 1,
 }
-
-
-@contextmanager
-def few_processors() -> Iterator[None]:
-    """Make attention split contexts into few parts, since the interpreter runs a launch's programs
-    one after another."""
-    before = configs._SM_COUNT_UNKNOWN
-    configs._SM_COUNT_UNKNOWN = FEW_PROCESSORS
-    yield
-    configs._SM_COUNT_UNKNOWN = before
 
 
 @dataclass

@@ -18,7 +18,8 @@ DEVICE_KEYS = ("sm90", "any")
 MAX_SPLITS = 32
 PROGRAMS_PER_PROCESSOR = 4
 
-_SM_COUNT_UNKNOWN = 108
+_INTERPRETED_PROCESSORS = 2
+"""The number for a CPU, where Triton's interpreter runs a launch's programs one after another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +135,7 @@ def num_splits(
     block_q = config.block_m // (num_heads // num_kv_heads)
     programs = max(-(-num_tokens // block_q), num_requests) * num_kv_heads
     known = device.type == "cuda"
-    processors = _num_multiprocessors(device.index or 0) if known else _SM_COUNT_UNKNOWN
+    processors = _num_multiprocessors(device.index or 0) if known else _INTERPRETED_PROCESSORS
     wanted = PROGRAMS_PER_PROCESSOR * processors // max(programs, 1)
     return min(next_power_of_two(wanted + 1) // 2, MAX_SPLITS) if wanted > 1 else 1
 

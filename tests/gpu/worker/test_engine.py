@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from conformance.gpu_engine import EngineConformance, _few_processors, model
+from conformance.gpu_engine import EngineConformance, model
 
-__all__ = ["_few_processors", "model"]
+__all__ = ["model"]
 
 
 class TestEngine(EngineConformance):

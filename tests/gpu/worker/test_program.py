@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from conformance.gpu_program import ProgramConformance, _few_processors, models
+from conformance.gpu_program import ProgramConformance, _inference_mode, models
 
-__all__ = ["_few_processors", "models"]
+__all__ = ["_inference_mode", "models"]
 
 
 class TestProgram(ProgramConformance):

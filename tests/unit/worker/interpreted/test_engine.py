@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from conformance.gpu_engine import Engine, EngineConformance, _few_processors, make_config, model
+from conformance.gpu_engine import Engine, EngineConformance, make_config, model
 from support.fake_gpu import FakeGpu
 
-__all__ = ["_few_processors", "model"]
+__all__ = ["model"]
 
 
 class TestEngine(EngineConformance):

@@ -10,7 +10,7 @@ import torch
 from conformance.gpu_program import (
     VARIANTS,
     ProgramConformance,
-    _few_processors,
+    _inference_mode,
     add_prompts,
     assert_equals_transformers,
     models,
@@ -27,7 +27,7 @@ from shmllm.worker.gpu import ops
 from shmllm.worker.gpu.cache import GpuCacheLayout, GpuKVCache
 from shmllm.worker.gpu.program import check_model
 
-__all__ = ["_few_processors", "models"]
+__all__ = ["_inference_mode", "models"]
 
 
 class TestProgram(ProgramConformance):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from conformance.gpu_engine import PROMPTS, VOCAB, Engine, _few_processors, make_config, model
+from conformance.gpu_engine import PROMPTS, VOCAB, Engine, make_config, model
 from support.fake_gpu import FakeGpu
 from support.kernel_variants import seen_variants
 
-__all__ = ["_few_processors", "model"]
+__all__ = ["model"]
 
 OPTIONS: list[dict[str, Any]] = [
     {"prompt_logprobs": 2, "temperature": 1.0, "top_p": 0.9, "seed": 5, "max_tokens": 2},
