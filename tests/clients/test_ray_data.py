@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.clients, needs("ray")]
 
 DRIVER = Path(__file__).resolve().parents[1] / "support" / "ray_driver.py"
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-SCENARIO_S = 150.0
+SCENARIO_S = 600.0
 ROWS = [{"id": n, "prompt": f"def function_{n}("} for n in range(40)]
 MAX_TOKENS = 128
 NUM_BATCHES = 5
