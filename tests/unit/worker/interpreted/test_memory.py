@@ -11,7 +11,6 @@ import pytest
 import torch
 from conformance.gpu_engine import BLOCK_SIZE, PROMPTS, SHAPE, Engine, make_config
 from support.fake_gpu import FakeGpu, eager
-from support.gpu_steps import few_processors
 from support.model_helpers import reference_model, save
 
 import shmllm
@@ -63,7 +62,7 @@ def test_no_request_needs_memory_that_the_cache_has(directory: Path, max_logprob
         cache=CacheConfig(BLOCK_SIZE, gpu_memory_utilization=1.0),
         logprobs=LogprobsConfig(max_logprobs),
     )
-    with few_processors(), FakeGpu(eager, TOTAL_BYTES) as device:
+    with FakeGpu(eager, TOTAL_BYTES) as device:
         engine = Engine(config, device)
         assert engine.runner.info.kv_cache_bytes > TOTAL_BYTES / 8
         names = list(REQUESTS)
