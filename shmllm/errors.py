@@ -12,6 +12,7 @@
         ├── NoSpaceError              shared memory is full
         ├── ProtocolMismatchError     the bytes do not conform to this protocol version
         ├── MessageTooLargeError      a message is larger than the ring or slot
+        ├── DeviceMemoryError         memory of a GPU cannot be shared
         └── IpcTimeoutError (TimeoutError)   a deadline passed
 
 The code that raises an error writes its message, which contains the numbers that the user needs
@@ -118,6 +119,10 @@ class ProtocolMismatchError(IpcError):
 
 class MessageTooLargeError(IpcError):
     """A message is larger than its ring or slot. The error text contains both sizes."""
+
+
+class DeviceMemoryError(IpcError):
+    """Memory of a GPU cannot be shared between two processes. The message has the cause."""
 
 
 class IpcTimeoutError(IpcError, TimeoutError):

@@ -22,6 +22,7 @@ class Code(enum.IntEnum):
     CUDA_SUCCESS = 0
     CUDA_ERROR_INVALID_VALUE = 1
     CUDA_ERROR_OUT_OF_MEMORY = 2
+    CUDA_ERROR_INVALID_CONTEXT = 201
 
 
 class Refusal(Exception):
@@ -33,8 +34,54 @@ def require(condition: bool, what: str) -> None:
         raise Refusal(what)
 
 
+class FakeGpuMemory:
+    """What several processes have of one GPU.
+
+    Attributes:
+        free_bytes: the device's free memory.
+        shared: by handle, the allocation that it stands for.
+    """
+
+    def __init__(self, free_bytes: int) -> None:
+        self.free_bytes = free_bytes
+        self.shared: dict[bytes, FakeAllocation] = {}
+
+
+class FakeAllocation:
+    """Memory of cuMemAlloc, which exists until nobody uses it.
+
+    Attributes:
+        address: its address, the same in all processes.
+        users: the drivers of the processes that have allocated or mapped it.
+    """
+
+    def __init__(self, gpu: FakeGpuMemory, size: int, owner: FakeDriver) -> None:
+        self.size = size
+        self.owner: FakeDriver | None = owner
+        self.users = [owner]
+        self._gpu = gpu
+        gpu.free_bytes -= size
+        self._anchor = (ctypes.c_char * size).from_buffer(mmap.mmap(-1, size))
+        self.address = ctypes.addressof(self._anchor)
+
+    def drop(self, user: FakeDriver) -> None:
+        self.users.remove(user)
+        if not self.users:
+            self._gpu.free_bytes += self.size
+
+
+class FakeIpcHandle:
+    """The `CUipcMemHandle` of the bindings, which show its 64 bytes by their address only."""
+
+    def __init__(self) -> None:
+        self.content = ctypes.create_string_buffer(64)
+
+    def getPtr(self) -> int:
+        return ctypes.addressof(self.content)
+
+
 class FakeDriver:
-    """The part of `cuda.bindings.driver` that the arena uses.
+    """The part of `cuda.bindings.driver` that arenas and shared memory use.
 
     Attributes:
         free_bytes: the device's free memory.
@@ -43,13 +90,16 @@ class FakeDriver:
     """
 
     CUresult = Code
+    CUipcMemHandle = FakeIpcHandle
     CUmemAllocationType = SimpleNamespace(CU_MEM_ALLOCATION_TYPE_PINNED=1)
     CUmemLocationType = SimpleNamespace(CU_MEM_LOCATION_TYPE_DEVICE=1)
     CUmemAccess_flags = SimpleNamespace(CU_MEM_ACCESS_FLAGS_PROT_READWRITE=3)
     CUmemAllocationGranularity_flags = SimpleNamespace(CU_MEM_ALLOC_GRANULARITY_MINIMUM=0)
 
-    def __init__(self, free_bytes: int = 2**30) -> None:
-        self.free_bytes = free_bytes
+    def __init__(self, free_bytes: int = 2**30, gpu: FakeGpuMemory | None = None) -> None:
+        self._gpu = gpu or FakeGpuMemory(free_bytes)
+        self._allocations: dict[int, FakeAllocation] = {}
+        self._opened: dict[int, FakeAllocation] = {}
         self.calls: list[str] = []
         self.fail = ""
         self._memory: dict[int, tuple[int, Any]] = {}
@@ -173,6 +223,64 @@ class FakeDriver:
     def cuCtxSynchronize(self) -> tuple[Code]:
         return (Code.CUDA_SUCCESS,)
 
+    def of_another_process(self) -> FakeDriver:
+        """The driver of another process with the same GPU."""
+        return FakeDriver(gpu=self._gpu)
+
+    @property
+    def free_bytes(self) -> int:
+        return self._gpu.free_bytes
+
+    @free_bytes.setter
+    def free_bytes(self, number: int) -> None:
+        self._gpu.free_bytes = number
+
+    def die(self) -> None:
+        """The process is killed; it must not use its memory any more."""
+        for allocation in self._allocations.values():
+            allocation.owner = None
+            allocation.drop(self)
+        self._allocations.clear()
+
+    def cuMemAlloc(self, size: int) -> tuple[Code, int | None]:
+        if size > self.free_bytes:
+            return Code.CUDA_ERROR_OUT_OF_MEMORY, None
+        allocation = FakeAllocation(self._gpu, size, self)
+        self._allocations[allocation.address] = allocation
+        return Code.CUDA_SUCCESS, allocation.address
+
+    def cuMemFree(self, address: int) -> tuple[Code]:
+        require(address in self._allocations, "an allocation, once")
+        allocation = self._allocations.pop(address)
+        require(allocation.users == [self], "unmapped by all other processes first")
+        allocation.owner = None
+        allocation.drop(self)
+        return (Code.CUDA_SUCCESS,)
+
+    def cuIpcGetMemHandle(self, address: int) -> tuple[Code, FakeIpcHandle]:
+        require(self._allocations[address].size % 2**21 == 0, "an allocation that has no neighbour")
+        handle = FakeIpcHandle()
+        handle.content.raw = address.to_bytes(8, "little").rjust(64, b"\xc1")
+        self._gpu.shared[handle.content.raw] = self._allocations[address]
+        return Code.CUDA_SUCCESS, handle
+
+    def cuIpcOpenMemHandle(self, handle: FakeIpcHandle, flags: int) -> tuple[Code, int | None]:
+        require(flags == 1, "the only flag")
+        allocation = self._gpu.shared.get(handle.content.raw)
+        if allocation is None or allocation.owner is None:
+            return Code.CUDA_ERROR_INVALID_VALUE, None
+        if allocation.owner is self:
+            return Code.CUDA_ERROR_INVALID_CONTEXT, None
+        require(allocation.address not in self._opened, "mapped once")
+        self._opened[allocation.address] = allocation
+        allocation.users.append(self)
+        return Code.CUDA_SUCCESS, allocation.address
+
+    def cuIpcCloseMemHandle(self, address: int) -> tuple[Code]:
+        require(address in self._opened, "a mapping, once")
+        self._opened.pop(address).drop(self)
+        return (Code.CUDA_SUCCESS,)
+
     def _require_accessible(self, address: int, size: int) -> None:
         while size > 0:
             require(address in self._accessible, "memory is there")
@@ -182,4 +290,7 @@ class FakeDriver:
     @property
     def is_clean(self) -> bool:
         """Whether all memory was given back."""
-        return not (self._memory or self._created or self._mapped or self._registered)
+        mapped = self._mapped or self._opened
+        return not (
+            self._memory or self._created or mapped or self._registered or self._allocations
+        )

@@ -21,6 +21,7 @@ TREE = {
     "NoSpaceError": ("IpcError",),
     "ProtocolMismatchError": ("IpcError",),
     "MessageTooLargeError": ("IpcError",),
+    "DeviceMemoryError": ("IpcError",),
     "IpcTimeoutError": ("IpcError", "TimeoutError"),
 }
 

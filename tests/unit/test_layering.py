@@ -44,7 +44,7 @@ RULES = {
     "shmllm.params": Rule("errors outputs"),
     "shmllm.outputs": Rule(packages="numpy", lazy_packages="torch"),
     "shmllm.tracing": Rule(),
-    "shmllm.ipc": Rule("errors", packages="numpy posix_ipc", lazy_packages="torch"),
+    "shmllm.ipc": Rule("errors", packages="numpy posix_ipc", lazy_packages="cuda torch"),
     "shmllm.wire": Rule("errors ipc outputs params", packages="numpy", lazy_packages="cloudpickle"),
     "shmllm.core": Rule("config errors outputs params"),
     "shmllm.models": Rule("errors shmllm_kernels", packages="torch safetensors numpy"),
