@@ -22,6 +22,7 @@ class EngineInfo:
             at most vocab_size.
         device: "cpu", or the name of the GPU.
         async_scheduling: whether each step is planned while the previous one runs.
+        device_uuid: the UUID of the GPU; empty on a CPU.
         graphs: the captured CUDA graphs in words; empty if there are none.
         warnings: warnings for the person who started the engine, one sentence each.
     """
@@ -46,6 +47,7 @@ class EngineInfo:
     hidden_size: int = 0
     deterministic: bool = False
     device: str = "cpu"
+    device_uuid: str = ""
     async_scheduling: bool = False
     graphs: str = ""
     warnings: tuple[str, ...] = ()

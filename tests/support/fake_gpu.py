@@ -133,6 +133,7 @@ class FakeGpu:
 
     torch_device = DEVICE
     name = "fake GPU"
+    uuid = "fake-gpu"
 
     def __init__(self, progress: Progress = eager, total_bytes: int = 2**30) -> None:
         self.launched: list[str] = []

@@ -58,10 +58,12 @@ class Device(Protocol):
     Attributes:
         torch_device: the device for torch's factory functions.
         name: the device's name, for messages.
+        uuid: a text that identifies the device in all processes.
     """
 
     torch_device: torch.device
     name: str
+    uuid: str
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Allocate pinned host memory, which the device copies from and to asynchronously. The
@@ -160,6 +162,7 @@ class CudaDevice:
         torch.set_float32_matmul_precision("highest")  # some container images enable TensorFloat-32
         self.torch_device = torch.device("cuda", index)
         self.name = str(_cuda.get_device_name(index))
+        self.uuid = str(_cuda.get_device_properties(index).uuid)
         self._capture_stream = _cuda.Stream(self.torch_device)
         self._copy_stream = _cuda.Stream(self.torch_device)
         self._pool = _cuda.graph_pool_handle()

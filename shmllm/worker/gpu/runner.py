@@ -209,6 +209,7 @@ class GpuRunner(LoadedRunner):
             load_seconds=time.monotonic() - began,
             deterministic=False,
             device=device.name,
+            device_uuid=device.uuid,
             async_scheduling=self.overlaps,
             graphs=f"{self._dispatcher.mode.name}: {captured}" if captured.num_graphs else "",
             warnings=(NOT_DETERMINISTIC,) if config.load.deterministic else (),

@@ -9,6 +9,7 @@ import contextlib
 import gc
 import inspect
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -39,6 +40,13 @@ class FakeStream:
 
     def wait_stream(self, other):
         self._log.append(f"{self.name} waits for {other.name}")
+
+
+class FakeUuid:
+    """torch's UUID, which is no text."""
+
+    def __str__(self):
+        return "the-uuid"
 
 
 class FakeCuda:
@@ -126,6 +134,9 @@ class FakeCuda:
     def get_device_name(self, index):
         return self.names[index]
 
+    def get_device_properties(self, device):
+        return SimpleNamespace(uuid=FakeUuid())
+
     def get_device_capability(self, index):
         return self.capabilities[index]
 
@@ -182,6 +193,7 @@ def test_torch_has_the_methods_of_events_and_graphs():
 def test_captures_use_their_own_stream_and_synchronize(cuda):
     device = CudaDevice()
     assert (device.name, device.torch_device) == ("NVIDIA H200", torch.device("cuda", 0))
+    assert device.uuid == "the-uuid"
     with device.capturing():
         assert not gc.isenabled()
         graphs = []
