@@ -54,6 +54,7 @@ SLOWEST_FILES = (
     "process/test_launch.py",
     "e2e/test_logprob_diff.py",
     "process/test_weight_updates.py",
+    "process/test_device_weight_updates.py",
     "process/test_bench.py",
     "process/test_named_engine.py",
     "process/test_top.py",

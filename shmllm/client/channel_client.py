@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from shmllm.client.protocol import BucketMemory, EngineHandle, EngineOutput
+from shmllm.client.protocol import BucketMemory, DeviceSharing, EngineHandle, EngineOutput
 from shmllm.client.rpc_client import pack_call, release_result, unpack_result
 from shmllm.config.info import EngineInfo
 from shmllm.errors import (
@@ -27,6 +27,7 @@ from shmllm.errors import (
     ProtocolMismatchError,
 )
 from shmllm.ipc.channel import ClientChannel
+from shmllm.ipc.device_memory import CudaSharing
 from shmllm.ipc.slots import Slot, SlotRef
 from shmllm.ipc.tensors import TensorWriter
 from shmllm.ipc.wait import WaitPolicy
@@ -81,6 +82,7 @@ class ChannelEngineClient:
         self._timed_out: set[int] = set()
         self._next_call = 0
         self._stall_reported = False
+        self.sharing: DeviceSharing = CudaSharing()
         self.connection = channel.nonce
         self.on_trace: Callable[[str], None] = _ignore_trace
 

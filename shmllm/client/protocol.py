@@ -52,17 +52,63 @@ class BucketMemory(Protocol):
         """Give the memory back without sending it."""
 
 
+class DeviceMemory(Protocol):
+    """One end of memory on a GPU that a front end and its engine share.
+
+    Attributes:
+        tensor: (bytes,) uint8, a torch.Tensor over the memory.
+    """
+
+    tensor: Any
+
+    def close(self) -> None:
+        """Free the memory, or end the mapping. Idempotent.
+
+        Raises:
+            DeviceMemoryError: the driver refused.
+        """
+
+
+class ExportedDeviceMemory(DeviceMemory, Protocol):
+    """The front end's end, which has to be closed after the engine's.
+
+    Attributes:
+        handle: a text with which the engine maps the memory.
+    """
+
+    handle: str
+
+
+class DeviceSharing(Protocol):
+    """Shares memory of a GPU between two processes, such as `ipc.device_memory.CudaSharing`.
+    Devices are `torch.device` objects."""
+
+    def uuid(self, device: Any) -> str:
+        """A text that identifies a GPU in all processes; empty for a device that is none."""
+
+    def export(self, num_bytes: int, device: Any) -> ExportedDeviceMemory:
+        """Allocate memory that another process can map. Raises DeviceMemoryError."""
+
+    def open(self, handle: str, num_bytes: int, device: Any) -> DeviceMemory:
+        """Map the memory of a handle. Raises DeviceMemoryError."""
+
+    def synchronize(self, device: Any) -> None:
+        """Wait until the copies that this thread has launched are done."""
+
+
 class EngineClient(Protocol):
     """A connection of a front end to an engine.
 
     Attributes:
         info: the information that the engine reports; set by `wait_ready`.
+        sharing: shares memory of the engine's GPU with the engine.
         connection: a number that identifies this connection, for traces.
         on_trace: called with a trace's directory if the engine asks this front end to record
             there, too.
     """
 
     info: EngineInfo
+    sharing: DeviceSharing
     connection: int
     on_trace: Callable[[str], None]
 

@@ -57,6 +57,14 @@ def _check_weights(core: EngineCore, client: int, argument: Any) -> None:
     core.weights.check(client)
 
 
+def _lend_memory(core: EngineCore, client: int, argument: Any) -> None:
+    core.weights.lend(client, argument["handle"], argument["num_bytes"])
+
+
+def _stage_lent(core: EngineCore, client: int, argument: Any) -> None:
+    core.weights.stage_lent(client, argument)
+
+
 def _finish_weights(core: EngineCore, client: int, argument: Any) -> list[str]:
     return core.weights.finish(client, **argument)
 
@@ -81,6 +89,8 @@ _METHODS: dict[Method, Callable[[EngineCore, int, Any], Any]] = {
     Method.FINISH_WEIGHTS: _finish_weights,
     Method.ABANDON_WEIGHTS: _abandon_weights,
     Method.GET_WEIGHT_VERSION: _get_weight_version,
+    Method.LEND_MEMORY: _lend_memory,
+    Method.STAGE_LENT: _stage_lent,
 }
 
 

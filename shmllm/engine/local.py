@@ -13,7 +13,13 @@ from dataclasses import asdict
 from time import monotonic_ns, sleep
 from typing import Any
 
-from shmllm.client.protocol import NO_PROGRESS, BucketMemory, EngineOutput, StartProgress
+from shmllm.client.protocol import (
+    NO_PROGRESS,
+    BucketMemory,
+    DeviceSharing,
+    EngineOutput,
+    StartProgress,
+)
 from shmllm.config.engine import EngineConfig
 from shmllm.config.info import EngineInfo
 from shmllm.core.observer import NULL_OBSERVER
@@ -22,6 +28,7 @@ from shmllm.engine.core import EngineCore
 from shmllm.engine.tracer import EngineTracer
 from shmllm.engine.worker import Worker
 from shmllm.errors import CallError, ShmLLMError
+from shmllm.ipc.device_memory import LocalSharing
 from shmllm.params.request import EngineCoreRequest
 from shmllm.tracing.layout import Event, Type
 from shmllm.tracing.recorder import Recorder
@@ -56,6 +63,7 @@ class LocalEngineClient:
         self._config = config
         self._events: list[EngineOutput] = []
         self._recorder: Recorder | None = None
+        self.sharing: DeviceSharing = LocalSharing()
         self.connection = random.getrandbits(48)
         self.on_trace: Callable[[str], None] = _ignore_trace
 
@@ -70,6 +78,7 @@ class LocalEngineClient:
         self._core = EngineCore(
             self._config, make_runner(self._config, progress.on_load, progress.on_capture)
         )
+        self._core.weights.sharing = self.sharing
         self._worker = Worker(self._core)
         self.info = self._core.info
         self.trace(self._recorder)

@@ -653,7 +653,9 @@ class LLM:
         self._client = front_end.client
         self._dispatcher = front_end.dispatcher
         self._enqueued = Enqueued(front_end.dispatcher)
-        self._weight_push = WeightPush(front_end.dispatcher)
+        self._weight_push = WeightPush(
+            front_end.dispatcher, front_end.info, front_end.client.sharing
+        )
         self.facts = front_end.info
         self.model_defaults = front_end.model_defaults
 

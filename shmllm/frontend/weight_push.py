@@ -1,21 +1,28 @@
 """WeightPush: sends new weights from a front end to the engine.
 
-This module owns the sequence of calls of an update. It copies the tensors of an iterable into
-buckets, each tensor before it asks for the next one. It does not import torch: a caller with torch
-tensors has imported it.
+This module owns the sequence of calls of an update, and the choice of buckets for each tensor:
+buckets in memory of the engine's GPU for tensors on that GPU, and buckets in shared memory of the
+host for all others. It copies the tensors of an iterable, each one before it asks for the next. It
+does not import torch: a caller with torch tensors has imported it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
-from shmllm.client.protocol import BucketMemory
-from shmllm.errors import CallOrderError, RequestError, ShmLLMError
+from shmllm.client.protocol import DeviceSharing
+from shmllm.config.info import EngineInfo
+from shmllm.errors import CallError, CallOrderError, DeviceMemoryError, RequestError, ShmLLMError
 from shmllm.frontend.dispatcher import Dispatcher
+from shmllm.frontend.weight_buckets import DeviceBuckets, HostBuckets, Packer
 from shmllm.wire.messages import Method
-from shmllm.wire.weight_bucket import Bucket, Source
+from shmllm.wire.values import is_torch_tensor
+from shmllm.wire.weight_bucket import Source
+
+logger = logging.getLogger(__name__)
 
 NamedTensors = Mapping[str, Any] | Iterable[tuple[str, Any]]
 UpdateMode = Literal["keep", "abort"]
@@ -36,13 +43,20 @@ class WeightPush:
 
     Args:
         dispatcher: the front end's connection to the engine.
+        info: the information that the engine reports.
+        sharing: shares memory of a GPU with the engine.
 
     Attributes:
         is_open: whether an update was started and has not been finished or abandoned.
     """
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
+    def __init__(self, dispatcher: Dispatcher, info: EngineInfo, sharing: DeviceSharing) -> None:
         self._dispatcher = dispatcher
+        self._info = info
+        self._sharing = sharing
+        self._device: DeviceBuckets | None = None
+        self._may_share = bool(info.device_uuid)
+        self._has_reported = False
         self.is_open = False
 
     def start(self) -> None:
@@ -53,6 +67,8 @@ class WeightPush:
         """
         self._dispatcher.call(Method.START_WEIGHTS)
         self.is_open = True
+        self._close_device()  # it is left if an exception interrupted the end of an update
+        self._may_share = bool(self._info.device_uuid)
 
     def add(self, weights: NamedTensors) -> None:
         """Send a part of the weights of the update that `start` began.
@@ -63,7 +79,7 @@ class WeightPush:
         """
         self._check_open()
         with self._abandoning():
-            self._send(weights)
+            self._send(weights, self._info.weight_bytes)
             self._dispatcher.call(Method.CHECK_WEIGHTS)
 
     def finish(self, **options: Any) -> set[str]:
@@ -72,13 +88,11 @@ class WeightPush:
         `WeightUpdates.finish` documents the options and the errors.
         """
         self._check_open()
-        self.is_open = False
-        return set(self._dispatcher.call(Method.FINISH_WEIGHTS, options))
+        return set(self._end(Method.FINISH_WEIGHTS, options))
 
     def abandon(self) -> None:
         """End the update without changing the model's weights."""
-        self.is_open = False
-        self._dispatcher.call(Method.ABANDON_WEIGHTS)
+        self._end(Method.ABANDON_WEIGHTS)
 
     def update(self, weights: NamedTensors, **options: Any) -> set[str]:
         """A complete update. Returns the names of the weights that it changed.
@@ -87,8 +101,20 @@ class WeightPush:
         """
         self.start()
         with self._abandoning():
-            self._send(weights)
+            self._send(weights, _num_bytes(weights, self._info.weight_bytes))
             return self.finish(**options)
+
+    def _end(self, method: Method, options: Mapping[str, object] | None = None) -> Any:
+        """Call the method that ends the update, and free the memory on the GPU when the engine has
+        answered or died: until then it may read that memory."""
+        self.is_open = False
+        try:
+            result = self._dispatcher.call(method, options)
+        except ShmLLMError:
+            self._close_device()
+            raise
+        self._close_device()
+        return result
 
     def _check_open(self) -> None:
         if not self.is_open:
@@ -107,47 +133,72 @@ class WeightPush:
                 self.abandon()
             raise
 
-    def _send(self, weights: NamedTensors) -> None:
-        with _Packer(self._dispatcher) as packer:
+    def _send(self, weights: NamedTensors, num_bytes: int) -> None:
+        """Send tensors. The memory on the GPU gets `num_bytes` bytes, if so many make sense."""
+        host = Packer(HostBuckets(self._dispatcher))
+        try:
             for name, tensor in _pairs(weights):
-                packer.put(Source(name, tensor))
+                packer = self._device_packer(tensor, num_bytes)
+                if packer is None:
+                    host.put(Source(name, tensor))
+                else:
+                    packer.put(Source(name, tensor, on_device=True))
+            host.flush()
+            if self._device is not None:
+                self._device.packer.flush()
+        except BaseException:
+            host.discard()
+            raise
 
+    def _device_packer(self, tensor: Any, num_bytes: int) -> Packer | None:
+        """The packer for a tensor on the engine's GPU; None if it goes through the host's memory,
+        because it is elsewhere or the memory of the GPU cannot be shared."""
+        if not self._may_share or not is_torch_tensor(tensor):
+            return None
+        uuid = self._sharing.uuid(tensor.device)
+        if uuid != self._info.device_uuid:
+            if uuid:
+                self._report(f"they are on GPU {uuid}, the engine on {self._info.device_uuid}")
+            return None
+        if self._device is None:
+            try:
+                self._device = DeviceBuckets(
+                    self._dispatcher, self._sharing, tensor.device, num_bytes
+                )
+            except (DeviceMemoryError, RequestError, CallError) as problem:
+                self._may_share = False  # in this update; the next one tries again
+                self._report(str(problem))
+                return None
+        return self._device.packer
 
-class _Packer:
-    """Copies tensors into buckets, one after the other, and sends each bucket when it is full.
+    def _report(self, reason: str) -> None:
+        if not self._has_reported:
+            logger.warning("weights on a GPU are copied through host memory: %s", reason)
+        self._has_reported = True
 
-    Leaving the context sends the last bucket, or releases it after an exception.
-    """
-
-    def __init__(self, dispatcher: Dispatcher) -> None:
-        self._dispatcher = dispatcher
-        self._open: tuple[BucketMemory, Bucket] | None = None
-
-    def __enter__(self) -> _Packer:
-        return self
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if self._open is None:
+    def _close_device(self) -> None:
+        """Free the memory on the GPU. The engine's update has ended, so it maps it no more."""
+        device, self._device = self._device, None
+        if device is None:
             return
-        lease, bucket = self._open
-        if kind is None:
-            self._dispatcher.send_bucket(lease, bucket.to_json())
-        else:
-            lease.abort()
+        try:
+            device.close()
+        except DeviceMemoryError as problem:
+            logger.warning("the memory of the buckets on the GPU was not freed: %s", problem)
 
-    def put(self, source: Source) -> None:
-        """Copy a whole tensor, into as many buckets as it needs."""
-        while True:
-            if self._open is None:
-                lease = self._dispatcher.claim_bucket()
-                self._open = lease, Bucket(lease.buffer)
-            lease, bucket = self._open
-            bucket.fill(source)
-            if bucket.is_full:
-                self._open = None
-                self._dispatcher.send_bucket(lease, bucket.to_json())
-            if source.is_sent:
-                return
+
+def _num_bytes(weights: NamedTensors, most: int) -> int:
+    """The size of tensors, if they are all there and no generator makes them; else `most`."""
+    if not isinstance(weights, Mapping | list | tuple):
+        return most
+    return sum(_size(tensor) for _, tensor in _pairs(weights))
+
+
+def _size(tensor: Any) -> int:
+    try:
+        return int(tensor.nbytes)
+    except (AttributeError, RuntimeError):  # `Source` is going to refuse it
+        return 0
 
 
 def _pairs(weights: NamedTensors) -> Iterator[tuple[str, Any]]:

@@ -31,6 +31,7 @@ class DecoderModel:
         weights_version: the number of weight updates since the first load.
         missing: the names of weights whose contents were dropped with their memory and that have
             not been written since.
+        num_losses: how often the contents of all weights were dropped.
         is_asleep: whether the memory of the weights is released. They must not be read or
             written then.
     """
@@ -43,6 +44,7 @@ class DecoderModel:
         self.dtype = storage.dtype
         self.weights_version = 0
         self.missing: set[str] = set()
+        self.num_losses = 0
         self.is_asleep = False
         hidden = config.hidden_size
         tied = config.tie_word_embeddings
@@ -83,6 +85,7 @@ class DecoderModel:
     def weights_lost(self) -> None:
         """Records that the contents of all weights were dropped with their memory."""
         self.missing = set(self.named_weights())
+        self.num_losses += 1
 
     def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Overwrites weights in place; see `weight_update.update_weights`.

@@ -13,7 +13,8 @@
                     ADD or POOL -> REJECTED
                     ABORT -> OUTPUTS with ABORT, unless the request has already ended
     new weights:    CALL START_WEIGHTS -> WEIGHTS... -> CALL FINISH_WEIGHTS. Every front end then
-                    gets WEIGHT_VERSION, after the last OUTPUTS of the old weights
+                    gets WEIGHT_VERSION, after the last OUTPUTS of the old weights. On the engine's
+                    GPU: CALL LEND_MEMORY once, and CALL STAGE_LENT in place of each WEIGHTS
 
 ADD and POOL carry an `EngineCoreRequest`. IN_SLOT says in which tensor slot a record lies that is
 too large for the ring.
@@ -28,7 +29,7 @@ from shmllm.outputs.columns import Embeddings, OutputColumns
 from shmllm.outputs.logprobs import PromptLogprobs
 from shmllm.params.request import EngineCoreRequest
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 
 class RecordKind(IntEnum):
@@ -70,6 +71,8 @@ class Method(IntEnum):
     FINISH_WEIGHTS = 12
     ABANDON_WEIGHTS = 13
     GET_WEIGHT_VERSION = 14
+    LEND_MEMORY = 15
+    STAGE_LENT = 16
 
 
 @dataclass(slots=True)

@@ -21,6 +21,7 @@ from shmllm.core.grammar_queue import CompiledGrammar
 from shmllm.core.plan import PromptScores, StepPlan, StepResult
 from shmllm.core.request import RequestStatus
 from shmllm.errors import EngineDeadError, RequestError
+from shmllm.ipc.device_memory import LocalSharing
 from shmllm.outputs.columns import FinishReason, OutputColumns
 from shmllm.outputs.logprobs import TokenLogprobs
 from shmllm.outputs.sleep_report import OwnedBytes, SleepState
@@ -318,6 +319,7 @@ class FakeEngineClient:
 
     def __init__(self, steps_per_poll: int, **changes: Any) -> None:
         self.info = info(**{"vocab_size": 600} | changes)
+        self.sharing = LocalSharing()
         self.steps_per_poll = steps_per_poll
         self.left: dict[int, int] = {}
         self.added: list[int] = []

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from types import SimpleNamespace
 
 import pytest
 import torch
+from support.fake_sharing import FakeSharing
 from support.fakes import FakeRunner, info
 
 from shmllm.config.engine import EngineConfig, LoadConfig, SchedulerConfig
 from shmllm.engine.core import EngineCore
-from shmllm.errors import CallOrderError, RequestError
+from shmllm.errors import (
+    CallOrderError,
+    DeviceMemoryError,
+    ProtocolMismatchError,
+    RequestError,
+)
 from shmllm.outputs.columns import FinishReason
 from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import SamplingParams
@@ -30,7 +37,8 @@ class FakeModel:
         }
         self.config = SimpleNamespace(tie_word_embeddings=True)
         self.missing = set()
-        self.weights_version = 0
+        self.weights_version = self.num_losses = 0
+        self.is_asleep = False
 
     def named_weights(self):
         return self.weights
@@ -261,3 +269,116 @@ def test_a_refused_update_aborts_no_request(core, weights):
     with pytest.raises(RequestError):
         weights.finish(ME, abort=True)
     assert core.scheduler.has_unfinished()
+
+
+class OneProcessSharing(FakeSharing):
+    """The fake GPU, of which this process is both ends."""
+
+    def open(self, handle, num_bytes, device):
+        if handle not in [memory.handle for memory in self.exported]:
+            raise DeviceMemoryError(f"no handle: {handle}")
+        return Mapping(self.exported[-1], self.log)
+
+
+class Mapping:
+    def __init__(self, memory, log):
+        self.tensor = memory._shared
+        self._log = log
+        self._log.append("map")
+
+    def close(self):
+        self._log.append("unmap")
+
+
+A = ["a", "float32", [2], 0, 2, 64]
+
+
+@pytest.fixture
+def lent(weights):
+    """The weights, with an update and 128 lent bytes that contain a new "a"; and the log."""
+    sharing = weights.sharing = OneProcessSharing()
+    memory = sharing.export(128, None)
+    memory.tensor[64:72].view(torch.float32).fill_(5)
+    memory.arrive()
+    weights.start(ME)
+    weights.lend(ME, memory.handle, 128)
+    return weights, sharing.log
+
+
+def test_lent_memory_is_read_and_given_back_at_the_end(core, lent):
+    weights, log = lent
+    weights.stage_lent(ME, [A])
+    assert core.runner.model.values()["a"] == [0, 0]
+    assert log == ["export", "map", "synchronize"]
+    assert weights.finish(ME) == ["a"]
+    assert core.runner.model.values()["a"] == [5, 5]
+    assert log[3:] == ["unmap"]
+
+
+@pytest.mark.parametrize("end", ["abandon", "forget_client", "refused", "again"])
+def test_every_end_gives_lent_memory_back(core, lent, end):
+    weights, log = lent
+    weights.stage_lent(ME, [A])
+    if end == "abandon":
+        weights.abandon(OTHER)
+        assert "unmap" not in log
+        weights.abandon(ME)
+        weights.abandon(ME)
+    elif end == "forget_client":
+        core.forget_client(ME)
+    elif end == "refused":
+        weights.stage_lent(ME, [["x", *A[1:]]])
+        with pytest.raises(RequestError):
+            weights.check(ME)
+    else:
+        weights.lend(ME, weights.sharing.exported[0].handle, 128)
+    assert log.count("unmap") == 1
+    assert core.runner.model.values()["a"] == [0, 0]
+
+
+def test_an_error_at_the_end_of_a_mapping_is_logged_and_ends_nothing(core, lent, caplog):
+    weights, _ = lent
+
+    def close():
+        raise DeviceMemoryError("the driver is unwell")
+
+    weights._lent.close = close
+    with caplog.at_level(logging.WARNING):
+        core.forget_client(ME)
+    assert "the driver is unwell" in caplog.text
+    weights.start(OTHER)
+
+
+@pytest.mark.parametrize(
+    "piece", [[*A[:5], 128], [*A[:5], 32], [*A[:4], 17, 64], ["a", "int", *A[2:]], A[:5], 3]
+)
+def test_wrong_pieces_of_lent_memory_are_refused_and_the_update_continues(core, lent, piece):
+    weights, _ = lent
+    with pytest.raises(ProtocolMismatchError):
+        weights.stage_lent(ME, [piece])
+    weights.stage_lent(ME, [A])
+    assert weights.finish(ME) == ["a"]
+
+
+def test_calls_about_lent_memory_need_an_update_and_memory(weights):
+    weights.sharing = OneProcessSharing()
+    for call in (lambda: weights.lend(ME, "x", 64), lambda: weights.stage_lent(ME, [])):
+        with pytest.raises(CallOrderError, match="start one first"):
+            call()
+    weights.start(ME)
+    with pytest.raises(CallOrderError, match="start one first"):
+        weights.stage_lent(OTHER, [A])
+    with pytest.raises(CallOrderError, match="no memory was lent"):
+        weights.stage_lent(ME, [A])
+    with pytest.raises(RequestError, match="no handle: x"):
+        weights.lend(ME, "x", 64)
+    for size in (0, -1, 2**40, 1.0, None, True):
+        with pytest.raises(RequestError, match="a bucket has"):
+            weights.lend(ME, "x", size)
+    assert weights.finish(ME) == []
+
+
+def test_an_engine_on_a_cpu_maps_no_memory(weights):
+    weights.start(ME)
+    with pytest.raises(RequestError):
+        weights.lend(ME, "00" * 64, 64)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import logging
+
 import numpy as np
 import pytest
 import torch
+from support.fake_sharing import UUID, FakeSharing
+from support.fakes import info
 
-from shmllm.errors import CallOrderError, RequestError
+from shmllm.errors import CallError, CallOrderError, EngineDeadError, RequestError
 from shmllm.frontend.weight_push import WeightPush
 from shmllm.wire.messages import Method
-from shmllm.wire.weight_bucket import pieces_of
+from shmllm.wire.weight_bucket import as_pieces, pieces_of
 
 SIZE = 128
 
@@ -31,9 +36,11 @@ class FakeDispatcher:
         leases: all buckets that were claimed.
         refuse: the exceptions that methods raise.
         values: the values of each weight that was sent.
+        memory: the memory that was lent, by its handle.
     """
 
     def __init__(self):
+        self.memory = None
         self.sent = []
         self.leases = []
         self.refuse = {}
@@ -43,6 +50,8 @@ class FakeDispatcher:
         self.sent.append((method, argument))
         if method in self.refuse:
             raise self.refuse[method]
+        if method is Method.STAGE_LENT:
+            self.take(as_pieces(json.loads(json.dumps(argument)), len(self.memory)), self.memory)
         return ["a"] if method is Method.FINISH_WEIGHTS else None
 
     def claim_bucket(self):
@@ -52,9 +61,25 @@ class FakeDispatcher:
     def send_bucket(self, bucket, text):
         pieces = pieces_of(text, SIZE)
         self.sent.append([piece.name for piece in pieces])
+        self.take(pieces, bucket.buffer)
+
+    def take(self, pieces, memory):
         for piece in pieces:
-            values = np.frombuffer(bucket.buffer, piece.dtype, piece.length, piece.offset)
+            values = np.frombuffer(memory, piece.dtype, piece.length, piece.offset)
             self.values.setdefault(piece.name, []).extend(values.tolist())
+
+
+class Sharing(FakeSharing):
+    """The dispatcher sees what has arrived in the memory."""
+
+    def __init__(self, dispatcher, refusal=""):
+        super().__init__(refusal)
+        self._dispatcher = dispatcher
+
+    def export(self, num_bytes, device):
+        memory = super().export(num_bytes, device)
+        self._dispatcher.memory = memory._shared.numpy()
+        return memory
 
 
 @pytest.fixture
@@ -64,7 +89,19 @@ def dispatcher():
 
 @pytest.fixture
 def push(dispatcher):
-    return WeightPush(dispatcher)
+    """A push to an engine on a CPU."""
+    return WeightPush(dispatcher, info(), FakeSharing())
+
+
+@pytest.fixture
+def sharing(dispatcher):
+    return Sharing(dispatcher)
+
+
+@pytest.fixture
+def gpu_push(dispatcher, sharing):
+    """A push to an engine on the fake GPU, with buckets of 2 MiB."""
+    return WeightPush(dispatcher, info(device_uuid=UUID, weight_bytes=2**21), sharing)
 
 
 def methods(dispatcher):
@@ -150,3 +187,140 @@ def test_items_that_are_no_pairs_are_refused(dispatcher, push, weights):
     with pytest.raises(RequestError, match="pairs"):
         push.update(weights)
     assert methods(dispatcher)[-1] == "ABANDON_WEIGHTS"
+
+
+def test_tensors_on_the_engines_gpu_go_through_memory_there(dispatcher, gpu_push, sharing):
+    weights = {"a": torch.arange(40.0), "b": torch.ones(2).t(), "c": torch.zeros(0)}
+    assert gpu_push.update(weights, version=3) == {"a"}
+    assert methods(dispatcher) == ["START_WEIGHTS", "LEND_MEMORY", "STAGE_LENT", "FINISH_WEIGHTS"]
+    (memory,) = sharing.exported
+    assert dispatcher.sent[1][1] == {"handle": memory.handle, "num_bytes": 2**21}
+    assert dispatcher.values == {"a": list(range(40)), "b": [1, 1], "c": []}
+    assert memory.is_freed
+
+
+def test_the_memory_is_exported_once_for_all_buckets_of_an_update(dispatcher, gpu_push, sharing):
+    big = torch.arange(2**19 + 5).float()
+    gpu_push.start()
+    for name in "ab":
+        gpu_push.add([(name, big)])
+        assert not sharing.exported[0].is_freed
+    gpu_push.finish()
+    assert methods(dispatcher).count("LEND_MEMORY") == 1
+    assert methods(dispatcher).count("STAGE_LENT") == 4
+    assert dispatcher.values == {name: big.tolist() for name in "ab"}
+    assert sharing.log.count("free") == 1
+
+
+def test_each_tensor_has_arrived_before_the_next_one_is_made(dispatcher, gpu_push, sharing):
+    seen = []
+
+    def weights():
+        for name in "abc":
+            seen.append(sharing.log.count("synchronize"))
+            yield name, torch.ones(3)
+
+    gpu_push.update(weights())
+    assert seen == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("weights", "size"),
+    [
+        ([("a", torch.ones(2**19 + 1))], 2 * 2**21),
+        ({"a": torch.ones(2**19 + 1)}, 2 * 2**21),
+        ({"a": torch.ones(1)}, 2**21),
+        (iter([("a", torch.ones(1))]), 3 * 2**21),
+    ],
+)
+def test_the_memory_is_no_larger_than_the_tensors_or_the_model(dispatcher, sharing, weights, size):
+    push = WeightPush(dispatcher, info(device_uuid=UUID, weight_bytes=3 * 2**21 - 5), sharing)
+    push.update(weights)
+    assert len(sharing.exported[0].tensor) == size
+
+
+def test_other_tensors_go_through_host_memory_in_the_same_update(dispatcher, sharing, caplog):
+    class TwoGpus(Sharing):
+        def uuid(self, device):
+            return {"cpu": "", "meta": "another"}[device.type]
+
+    push = WeightPush(dispatcher, info(device_uuid=UUID), TwoGpus(dispatcher))
+    push.update([("a", torch.ones(2)), ("b", np.ones(2, np.float32))])
+    assert methods(dispatcher) == ["START_WEIGHTS", ["a", "b"], "FINISH_WEIGHTS"]
+    assert caplog.records == []
+    with caplog.at_level(logging.WARNING), pytest.raises(NotImplementedError):
+        push.update([("a", torch.ones(2, device="meta"))] * 2)
+    assert "they are on GPU another, the engine on fake-gpu" in caplog.text
+
+
+REFUSALS = [RequestError("no"), CallError("no", "")]
+
+
+@pytest.mark.parametrize("where", ["export", *REFUSALS])
+def test_without_shared_memory_all_goes_through_host_memory(dispatcher, caplog, where):
+    sharing = Sharing(dispatcher)
+    push = WeightPush(dispatcher, info(device_uuid=UUID), sharing)
+    if where == "export":
+        sharing.refusal = "no"
+    else:
+        dispatcher.refuse[Method.LEND_MEMORY] = where
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            push.update([("a", torch.ones(2)), ("b", torch.ones(2))])
+            assert methods(dispatcher)[-2:] == [["a", "b"], "FINISH_WEIGHTS"]
+    assert len(caplog.records) == 1
+    assert "through host memory: no" in caplog.text
+    assert all(memory.is_freed for memory in sharing.exported)
+    assert len(sharing.exported) == (0 if where == "export" else 2)  # once in each update
+    sharing.refusal, dispatcher.refuse = "", {}
+    push.update([("a", torch.ones(2))])
+    assert methods(dispatcher)[-2:] == ["STAGE_LENT", "FINISH_WEIGHTS"]
+
+
+@pytest.mark.parametrize(
+    ("method", "error"),
+    [
+        (Method.STAGE_LENT, RequestError("no")),
+        (Method.CHECK_WEIGHTS, RequestError("no")),
+        (Method.FINISH_WEIGHTS, RequestError("no")),
+        (Method.FINISH_WEIGHTS, EngineDeadError("dead")),
+    ],
+)
+def test_an_error_frees_the_memory_after_the_engine_has_answered(
+    dispatcher, gpu_push, sharing, method, error
+):
+    dispatcher.refuse[method] = error
+    gpu_push.start()
+    with pytest.raises(type(error)):  # noqa: PT012
+        gpu_push.add([("a", torch.ones(1))])
+        gpu_push.finish()
+    assert methods(dispatcher)[-1] in ("ABANDON_WEIGHTS", "FINISH_WEIGHTS")
+    assert sharing.exported[0].is_freed
+
+
+def test_memory_that_the_engine_may_still_read_is_not_freed(dispatcher, gpu_push, sharing):
+    gpu_push.start()
+    gpu_push.add([("a", torch.ones(1))])
+    dispatcher.refuse[Method.FINISH_WEIGHTS] = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        gpu_push.finish()
+    assert not sharing.exported[0].is_freed
+    dispatcher.refuse.clear()
+    gpu_push.start()  # the engine has ended the update before
+    assert sharing.exported[0].is_freed
+    gpu_push.add([("a", torch.ones(1))])
+    assert methods(dispatcher).count("LEND_MEMORY") == 2
+
+
+def test_a_tensor_on_the_gpu_that_cannot_be_sent_is_refused(dispatcher, gpu_push, sharing):
+    for wrong in (torch.ones(2).to_sparse(), torch.ones([1] * 9)):
+        with pytest.raises(RequestError, match="a: "):
+            gpu_push.update([("b", torch.ones(2)), ("a", wrong)])
+        assert sharing.exported[-1].is_freed
+
+
+def test_gradients_and_strides_are_no_obstacle_on_a_gpu(dispatcher, gpu_push):
+    base = torch.arange(6.0).reshape(2, 3)
+    grown = base.clone().requires_grad_()
+    gpu_push.update({"a": grown, "b": (grown * 2).t()})
+    assert dispatcher.values == {"a": [0, 1, 2, 3, 4, 5], "b": [0, 6, 2, 8, 4, 10]}
