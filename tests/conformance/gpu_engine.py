@@ -6,7 +6,9 @@ since the interpreter takes milliseconds for each program of a launch.
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,9 @@ from shmllm.config.engine import (
 from shmllm.config.graphs import GraphConfig
 from shmllm.engine.calls import run_method
 from shmllm.engine.core import EngineCore
+from shmllm.errors import RequestError
+from shmllm.frontend.weight_push import WeightPush
+from shmllm.ipc.device_memory import LocalSharing
 from shmllm.outputs.columns import FinishReason
 from shmllm.outputs.logprobs import LogprobColumns, PromptLogprobs
 from shmllm.params.pooling import Pooling, PoolingType
@@ -149,6 +154,34 @@ class Engine:
                     columns.top_logprobs[begin:end].tolist(),
                 )
             )
+
+
+class EngineCalls:
+    """The methods of a `Dispatcher` that an update needs: no bucket in host memory is one.
+
+    Args:
+        engine: answers the calls.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def call(self, method: Method, argument: Any = None) -> Any:
+        return self._engine.call(method, json.loads(json.dumps(argument)))
+
+
+class DeviceMemorySharing(LocalSharing):
+    """Hands over memory of a device, which may be the fake GPU, within this process."""
+
+    def __init__(self, device: Device) -> None:
+        super().__init__()
+        self._device = device
+
+    def uuid(self, device: torch.device) -> str:
+        return self._device.uuid if device == self._device.torch_device else ""
+
+    def synchronize(self, device: torch.device) -> None:
+        self._device.synchronize()
 
 
 @torch.inference_mode()
@@ -292,6 +325,37 @@ class EngineConformance:
         engine.add(1, PROMPTS[1])
         engine.run()
         assert engine.tokens[1] == expected(other, PROMPTS[1], 4) != wanted
+
+    @pytest.mark.parametrize("level", [0, 2])
+    def test_new_weights_come_through_memory_of_the_device(
+        self, model: Any, gpu_device: Device, level: int
+    ) -> None:
+        reference, directory = model
+        engine = Engine(make_config(directory, num_seqs=2), gpu_device)
+        engine.add(0, PROMPTS[1])
+        engine.step()
+        other = reference_model("llama", SCALE, **SHAPE | {"rope_theta": 10000.0})
+        weights = {}
+        for name, weight in other.named_parameters():
+            weight.data = weight.detach().flip(0) if "proj" in name else weight.detach()
+            weights[name] = weight.detach().to(gpu_device.torch_device)
+        if level:
+            engine.call(Method.SLEEP, {"level": level, "mode": "abort"})
+            engine.call(Method.WAKE_UP)
+        sharing = DeviceMemorySharing(gpu_device)
+        engine.core.weights.sharing = sharing
+        push = WeightPush(EngineCalls(engine), engine.runner.info, sharing)
+        wrong = {**weights, "model.norm.weight": torch.full_like(weights["model.norm.weight"], inf)}
+        with pytest.raises(RequestError, match="finite"):
+            push.update(wrong)
+        if not level:
+            engine.run()
+            assert engine.tokens[0] == expected(reference, PROMPTS[1], 4)
+        assert len(push.update(weights)) == len(engine.runner.model.named_weights())
+        engine.add(1, PROMPTS[1])
+        engine.run()
+        assert engine.tokens[1] == expected(other, PROMPTS[1], 4)
+        assert engine.tokens[1] != expected(reference, PROMPTS[1], 4)
 
     def test_vectors_equal_those_of_a_cpu(self, model: Any, gpu_device: Device) -> None:
         _, directory = model
