@@ -12,17 +12,21 @@ from shmllm import LLM, SamplingParams, StructuredOutputsParams
 
 PROMPTS = ["def add(a, b):\n", "import os\n", "class Node:\n", "for i in range(", "x = "]
 GREEDY = SamplingParams(temperature=0, max_tokens=24, logprobs=2)
+CACHE_BYTES = 2**26
+"""The rest of a GPU's memory would be a million blocks, each an object on the host."""
 
 
 @pytest.fixture(scope="module")
 def on_gpu() -> Iterator[LLM]:
-    with LLM("tiny", device="cuda", dtype="float32", max_num_seqs=16, seed=3) as llm:
+    options = {"dtype": "float32", "max_num_seqs": 16, "seed": 3}
+    with LLM("tiny", device="cuda", kv_cache_memory_bytes=CACHE_BYTES, **options) as llm:
         yield llm
 
 
 @pytest.fixture(scope="module")
 def on_cpu() -> Iterator[LLM]:
-    with LLM("tiny", device="cpu", dtype="float32", max_num_seqs=16, seed=3) as llm:
+    options = {"dtype": "float32", "max_num_seqs": 16, "seed": 3}
+    with LLM("tiny", device="cpu", kv_cache_memory_bytes=CACHE_BYTES, **options) as llm:
         yield llm
 
 
@@ -72,16 +76,17 @@ def test_sleep_gives_memory_back_and_graphs_still_work(on_gpu: LLM, level: int) 
 def test_bfloat16_with_every_graph_mode_gives_one_text() -> None:
     found = set()
     for mode in ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"):
-        options = {"cudagraph_mode": mode}
-        with LLM("tiny", device="cuda", dtype="bfloat16", compilation_config=options) as llm:
+        options = {"compilation_config": {"cudagraph_mode": mode}, "dtype": "bfloat16"}
+        with LLM("tiny", device="cuda", kv_cache_memory_bytes=CACHE_BYTES, **options) as llm:
             found.add(texts(llm, SamplingParams(temperature=0, max_tokens=4))[0])
     assert len(found) == 1
 
 
 def test_the_command_reports_its_device() -> None:
     command = "import sys; from shmllm.cli.main import main; sys.exit(main())"
+    options = ["--device", "cuda", "--kv-cache-memory-bytes", str(CACHE_BYTES), "--max-tokens", "4"]
     done = subprocess.run(
-        [sys.executable, "-c", command, "generate", "--device", "cuda", "--max-tokens", "4", "x ="],
+        [sys.executable, "-c", command, "generate", *options, "x ="],
         capture_output=True,
         text=True,
         timeout=600,
