@@ -14,19 +14,23 @@ from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PREINSTALLED = frozenset({"torch", "triton", "transformers", "numpy", "tokenizers", "safetensors"})
-"""Requirements that are not downloaded: they are large and depend on the machine's driver and on
-each other's versions."""
-TEST_REQUIREMENTS = (
-    "pytest",
-    "iniconfig",
-    "pluggy",
-    "packaging",
-    "pygments",
-    "hypothesis",
-    "sortedcontainers",
+PREINSTALLED = frozenset(
+    {
+        *("torch", "triton", "transformers", "numpy", "tokenizers", "safetensors"),
+        *("huggingface-hub", "jinja2", "llvmlite"),
+    }
 )
-"""The packages that the tests need, with their dependencies."""
+"""Requirements that are not downloaded unless they are named: torch and transformers bring most of
+them, and their versions depend on each other and on the driver. llvmlite, which only the tests
+need, for the CPU's engine, is too large beside the others."""
+CARRIED = (
+    *("markdown-it-py", "mdurl", "pygments"),  # of rich
+    *("pytest", "iniconfig", "pluggy", "packaging", "pytest-xdist", "execnet"),
+    "nvidia-cuda-sanitizer-api>=13.0,<13.1",  # of CUDA 13.0, as torch
+)
+"""What the tests and the part `first` need, and dependencies: pip downloads none by itself."""
+MOST_BYTES = 48 * 2**20
+"""A working tree with the wheels has to fit into 64 MiB."""
 PYTHON = "3.12"
 PLATFORMS = (
     # pip accepts only the platforms that are listed, so this lists all.
@@ -38,14 +42,13 @@ PLATFORMS = (
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
-def requirements() -> list[str]:
-    """Returns the requirements in setup.cfg without the preinstalled ones, and those of the
-    tests."""
+def requirements() -> dict[str, str]:
+    """Returns the requirements in setup.cfg and `CARRIED`, by the normalised names of packages."""
     config = ConfigParser()
     config.read(ROOT / "setup.cfg", encoding="utf-8")
     lines = config["options"]["install_requires"].split("\n")
     required = [line for line in map(str.strip, lines) if line]
-    return [line for line in required if name_of(line) not in PREINSTALLED] + [*TEST_REQUIREMENTS]
+    return {name_of(line): line for line in [*required, *CARRIED]}
 
 
 def name_of(requirement: str) -> str:
@@ -55,15 +58,16 @@ def name_of(requirement: str) -> str:
     return re.sub(r"[-_.]+", "-", found.group()).lower()
 
 
-def fetch(directory: Path, names: Iterable[str] = ()) -> None:
-    """Downloads a wheel of each requirement, or of those with these names, for the GPU machine.
+def fetch(directory: Path, names: Iterable[str] = ()) -> int:
+    """Downloads a wheel of each requirement that is not preinstalled, or of those with these names,
+    for the GPU machine. Returns the bytes of all wheels in the directory.
 
     Raises:
-        ValueError: a name is not the name of a requirement.
+        ValueError: a name is not the name of a requirement, or the wheels are too large.
         subprocess.CalledProcessError: pip found no wheel; its output says why.
     """
-    known = {name_of(each): each for each in requirements()}
-    wanted = [name_of(name) for name in names] or list(known)
+    known = requirements()
+    wanted = [name_of(name) for name in names] or [n for n in known if n not in PREINSTALLED]
     if unknown := [name for name in wanted if name not in known]:
         raise ValueError(f"no requirement {unknown[0]!r}; the requirements are {', '.join(known)}")
     chosen = [known[name] for name in wanted]
@@ -71,6 +75,20 @@ def fetch(directory: Path, names: Iterable[str] = ()) -> None:
     target = [f"--python-version={PYTHON}", "--implementation=cp", *platforms]
     command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:"]
     subprocess.run([*command, *target, "-d", str(directory), *chosen], check=True)
+    return total_bytes(directory)
+
+
+def total_bytes(directory: Path) -> int:
+    """Returns the bytes of all wheels in a directory. Raises ValueError if they are too many."""
+    sizes = {wheel.name: wheel.stat().st_size for wheel in directory.glob("*.whl")}
+    total = sum(sizes.values())
+    if total > MOST_BYTES:
+        largest = max(sizes, key=lambda name: sizes[name])
+        raise ValueError(
+            f"the wheels have {total / 2**20:.1f} MiB, and {MOST_BYTES / 2**20:.0f} can be "
+            f"carried; the largest is {largest}"
+        )
+    return total
 
 
 def install(directory: Path, target: Path) -> list[str]:
