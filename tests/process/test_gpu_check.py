@@ -16,7 +16,6 @@ import pytest
 pytestmark = pytest.mark.process
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
-SHAPE_PARTS = ("1b", "4b", "8b")
 
 # Collects all children of its process, and so must not run in pytest's.
 RUN_PARTS = """
@@ -25,17 +24,41 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from gpu.parts import Part
 from gpu.running import Runner
-parts, limit_s = json.loads(sys.argv[3]), float(sys.argv[4])
-runner = Runner(limit_s, [], sys.stderr, lambda line: None, Path(sys.argv[2]), 1.0)
-found = {name: runner.run(Part(name, "", budget, ""), os.environ) for name, budget in parts}
+runner = Runner([], sys.stderr, Path(sys.argv[3]), Path(sys.argv[2]), 1.0)
+found = {
+    name: runner.run(Part(name, "", 60.0, ""), os.environ, budget)
+    for name, budget in json.loads(sys.argv[4])
+}
 print(json.dumps(found))
+"""
+# Runs a session of parts that begin with these names; prints the exit code.
+RUN_SESSION = """
+import json, sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from gpu.parts import Part
+from gpu.session import RESERVE_S, Session
+program, out, given = Path(sys.argv[2]), Path(sys.argv[3]), json.loads(sys.argv[4])
+table = [
+    Part(name, "", budget, "", leaves_files=name == "compiles", code=("tools/release.py",))
+    for name, budget in given["parts"]
+]
+ends = time.monotonic() + given["limit_s"] + RESERVE_S
+with (out / "log").open("a") as log:
+    session = Session(out, True, ends, log, out, print, program, table)
+    again = [part for part in table if part.name in given["again"]]
+    text, code = session.run(table, given["are_named"], again)
+print(text)
+print(code)
 """
 # Does what its part is called.
 PROGRAM = """
 import json, os, subprocess, sys, time
-name, figures = sys.argv[2], sys.argv[4]
-open(figures, "w").write(json.dumps({"half": 1, "seconds": os.environ["GPU_CHECK_SECONDS"]}))
-if name == "fails":
+name, figures = sys.argv[-3], sys.argv[-1]
+earlier = json.load(open(figures))
+seconds = os.environ["GPU_CHECK_SECONDS"]
+json.dump(earlier | {"half": earlier.get("half", 0) + 1, "seconds": seconds}, open(figures, "w"))
+if name.startswith("fails"):
     raise RuntimeError("out of tokens")
 if name == "crashes":
     os.abort()
@@ -43,24 +66,51 @@ if name == "hangs":
     time.sleep(600)
 if name == "leaves":
     subprocess.Popen(["sleep", "600"], start_new_session=True)
+if name == "goes on" and not earlier:
+    sys.exit(75)
+if name == "is killed" and not earlier:
+    os.kill(os.getppid(), 9)
+    time.sleep(600)
 print("done")
 """
 
 
-def run_parts(tmp_path: Path, parts: list[tuple[str, float]], limit_s: float) -> dict[str, Any]:
-    program = tmp_path / "program.py"
+def run_parts(tmp_path: Path, parts: list[tuple[str, float]]) -> dict[str, Any]:
+    program, figures = tmp_path / "program.py", tmp_path / "figures.json"
     program.write_text(PROGRAM)
-    command = [sys.executable, "-c", RUN_PARTS, str(TOOLS), str(program), json.dumps(parts)]
+    command = [sys.executable, "-c", RUN_PARTS, str(TOOLS), str(program), str(figures)]
     done = subprocess.run(
-        [*command, str(limit_s)], capture_output=True, text=True, timeout=120, check=True
+        [*command, json.dumps(parts)], capture_output=True, text=True, timeout=120, check=True
     )
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
-def test_a_part_that_fails_crashes_or_hangs_ends_no_other_part(tmp_path):
+class Run:
+    """A run of a session: its exit code, what it printed, and the record that it left."""
+
+    def __init__(self, tmp_path: Path, parts: list[tuple[str, float]], **given: Any) -> None:
+        program = tmp_path / "program.py"
+        program.write_text(PROGRAM)
+        given = {"parts": parts, "limit_s": 100.0, "are_named": False, "again": []} | given
+        command = [sys.executable, "-c", RUN_SESSION, str(TOOLS), str(program), str(tmp_path)]
+        done = subprocess.run(
+            [*command, json.dumps(given)], capture_output=True, text=True, timeout=120
+        )
+        self.was_killed = done.returncode == -signal.SIGKILL
+        assert self.was_killed or not done.returncode, done.stderr
+        self.lines = done.stdout.splitlines()
+        self.code = None if self.was_killed else int(self.lines[-1])
+        self.record = json.loads((tmp_path / "gpu-check.json").read_text())
+
+    @property
+    def states(self) -> dict[str, str]:
+        return {name: part["status"] for name, part in self.record["parts"].items()}
+
+
+def test_a_part_that_fails_crashes_or_hangs_has_a_reason_and_figures(tmp_path):
     names = [("works", 60.0), ("fails", 60.0), ("crashes", 60.0), ("hangs", 2.5), ("works2", 60.0)]
-    found = run_parts(tmp_path, names, 100.0)
+    found = run_parts(tmp_path, names)
     assert {name: part["status"] for name, part in found.items()} == {
         "works": "ok",
         "fails": "failed",
@@ -70,27 +120,100 @@ def test_a_part_that_fails_crashes_or_hangs_ends_no_other_part(tmp_path):
     }
     assert all(part["figures"]["half"] == 1 for part in found.values())
     assert found["fails"]["error"] == "RuntimeError: out of tokens (exit code 1)"
+    assert found["fails"]["output"][-1] == "RuntimeError: out of tokens"
     assert "signal 6" in found["crashes"]["error"]
     assert found["works"]["error"] is None
     assert found["hangs"]["figures"]["seconds"] == "2.5"
 
 
 def test_processes_that_a_part_leaves_behind_are_ended(tmp_path):
-    found = run_parts(tmp_path, [("leaves", 60.0), ("works", 60.0)], 100.0)
+    found = run_parts(tmp_path, [("leaves", 60.0), ("works", 60.0)])
     assert [part["status"] for part in found.values()] == ["ok", "ok"]
     assert found["leaves"]["error"] == "killed processes that outlived the part: 1"
 
 
-def test_all_parts_together_keep_to_the_limit(tmp_path):
-    found = run_parts(tmp_path, [("hangs", 60.0), ("works", 60.0)], 2.5)
-    assert found["hangs"]["budget_s"] <= 2.5
-    assert found["works"] == {
-        "status": "skipped",
-        "seconds": 0.0,
-        "budget_s": 60.0,
-        "error": "no time was left",
-        "figures": {},
+def test_a_session_stops_at_the_first_failure_and_shows_the_reason_on_one_screen(tmp_path):
+    run = Run(tmp_path, [("works", 9.0), ("fails", 9.0), ("works2", 9.0)])
+    assert run.code == 1
+    assert run.states == {"works": "ok", "fails": "failed"}
+    assert run.record["stopped"] == {
+        "part": "fails",
+        "status": "failed",
+        "error": "RuntimeError: out of tokens (exit code 1)",
     }
+    assert run.record["next"] == "fails"
+    shown = run.lines[run.lines.index("fails failed: RuntimeError: out of tokens (exit code 1)") :]
+    assert "RuntimeError: out of tokens" in shown
+    assert len(shown) < 40
+
+
+def test_a_second_run_goes_on_with_the_part_that_failed(tmp_path):
+    parts = [("compiles", 9.0), ("works", 9.0), ("fails", 9.0), ("works2", 9.0)]
+    Run(tmp_path, parts)
+    again = Run(tmp_path, parts)
+    assert again.code == 1
+    assert "works: done by an earlier run" in again.lines
+    assert sum(line.startswith("compiles:  (at most") for line in again.lines) == 1
+    assert again.record["parts"]["works"]["figures"]["half"] == 1
+    repeated = Run(tmp_path, parts, again=["works"])
+    assert "works: done by an earlier run" not in repeated.lines
+    mended = Run(tmp_path, [("works", 9.0), ("works2", 9.0)])
+    assert (mended.code, mended.states) == (0, {"works": "ok", "works2": "ok"})
+    assert mended.record["stopped"] is None
+    assert mended.record["next"] is None
+
+
+def test_figures_of_other_code_or_of_another_machine_do_not_count(tmp_path):
+    parts = [("works", 9.0), ("works2", 9.0)]
+    record = Run(tmp_path, parts).record
+    record["parts"]["works"]["code"] = "another"
+    record["parts"]["works2"]["machine"] = "another"
+    (tmp_path / "gpu-check.json").write_text(json.dumps(record))
+    run = Run(tmp_path, parts)
+    assert "works: done by an earlier run" not in run.lines
+    assert "works2: done by an earlier run" not in run.lines
+    assert json.loads((tmp_path / "gpu-check.before.json").read_text()) == record
+
+
+def test_a_killed_run_keeps_the_figures_of_its_part_and_is_resumed(tmp_path):
+    parts = [("works", 9.0), ("is killed", 9.0), ("works2", 9.0)]
+    killed = Run(tmp_path, parts)
+    assert killed.was_killed
+    assert killed.states == {"works": "ok", "is killed": "running"}
+    assert json.loads((tmp_path / "gpu-check.running.json").read_text())["half"] == 1
+    resumed = Run(tmp_path, parts)
+    assert resumed.code == 0
+    assert "works: done by an earlier run" in resumed.lines
+    assert set(resumed.states.values()) == {"ok"}
+    assert resumed.record["parts"]["is killed"]["figures"]["half"] == 2
+
+
+def test_a_part_that_is_out_of_time_goes_on_where_it_stopped(tmp_path):
+    parts = [("goes on", 9.0), ("works", 9.0)]
+    first = Run(tmp_path, parts)
+    assert (first.code, first.states, first.record["next"]) == (
+        3,
+        {"goes on": "unfinished"},
+        "goes on",
+    )
+    second = Run(tmp_path, parts)
+    assert second.code == 0
+    assert second.record["parts"]["goes on"]["figures"]["half"] == 2
+
+
+def test_a_part_begins_only_if_its_whole_budget_is_left(tmp_path):
+    run = Run(tmp_path, [("works", 9.0), ("works2", 60.0)], limit_s=40.0)
+    assert (run.code, run.states, run.record["next"]) == (3, {"works": "ok"}, "works2")
+    run = Run(tmp_path, [("works", 9.0), ("works2", 60.0)], limit_s=40.0)
+    assert (run.code, run.states) == (0, {"works": "ok", "works2": "ok"})
+    assert float(run.record["parts"]["works2"]["figures"]["seconds"]) <= 40.0
+
+
+def test_a_named_part_gets_all_the_time_that_is_left(tmp_path):
+    run = Run(tmp_path, [("works", 9.0)], limit_s=90.0, are_named=True)
+    assert 80.0 < float(run.record["parts"]["works"]["figures"]["seconds"]) <= 90.0
+    run = Run(tmp_path, [("works", 9.0)], limit_s=90.0, again=["works"])
+    assert float(run.record["parts"]["works"]["figures"]["seconds"]) == 9.0
 
 
 def check(*arguments: str, timeout: float) -> subprocess.CompletedProcess[str]:
@@ -101,16 +224,16 @@ def check(*arguments: str, timeout: float) -> subprocess.CompletedProcess[str]:
 def test_an_unknown_part_is_a_usage_error():
     done = check("--only", "nothing", "--out", "/nowhere", timeout=60)
     assert done.returncode == 2
-    assert "no part 'nothing'; the parts are environment" in done.stderr
+    assert "no part 'nothing'; the parts are first" in done.stderr
 
 
 def test_an_engine_and_transformers_are_rehearsed_on_the_same_weights(tmp_path):
     parts = ("engine-1b", "transformers-1b")
     only = [word for part in parts for word in ("--only", part)]
-    done = check("--rehearse", *only, "--out", str(tmp_path), timeout=180)
+    done = check("--rehearse", *only, "--out", str(tmp_path), timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
     record = json.loads((tmp_path / "gpu-check.json").read_text())
-    assert set(record["parts"]) == set(parts)
+    assert set(record["parts"]) == {"compile", *parts}
     ratios = record["derived"]["transformers"]["1b"]["eager"]
     assert {batch: found["agreed"] for batch, found in ratios.items()} == {"1": 1.0, "2": 1.0}
 
@@ -136,7 +259,7 @@ def test_a_signal_ends_the_part_that_runs(tmp_path, number, code):
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     assert process.stdout is not None
-    assert "environment: card" in process.stdout.readline()
+    assert "first: a minute" in process.stdout.readline()
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     while not (found := children.read_text().split()):
         time.sleep(0.01)
@@ -145,12 +268,13 @@ def test_a_signal_ends_the_part_that_runs(tmp_path, number, code):
     assert process.returncode == code
     assert said.strip() == f"gpu_check: stopped; the completed parts are in {tmp_path}"
     assert not any(Path(f"/proc/{pid}").exists() for pid in found)
-    assert json.loads((tmp_path / "gpu-check.json").read_text())["parts"] == {}
+    parts = json.loads((tmp_path / "gpu-check.json").read_text())["parts"]
+    assert {name: part["status"] for name, part in parts.items()} == {"first": "running"}
 
 
 @pytest.mark.slow
 def test_the_rehearsal_takes_every_part(tmp_path):
-    done = check("--rehearse", "--out", str(tmp_path), timeout=900)
+    done = check("--rehearse", "--out", str(tmp_path), timeout=1800)
     assert done.returncode == 0, done.stdout + done.stderr
     record = json.loads((tmp_path / "gpu-check.json").read_text())
     assert record["rehearsal"] is True
@@ -159,19 +283,16 @@ def test_the_rehearsal_takes_every_part(tmp_path):
     unknown = [target["name"] for target in record["targets"] if target["measured"] is None]
     assert unknown == ["GPU tests that fail"]
     assert {target["ok"] for target in record["targets"]} == {None}
-    for size in SHAPE_PARTS:
+    for size in ("1b", "8b"):
         found = record["derived"]["transformers"][size]["eager"]
         assert {ratios["agreed"] for ratios in found.values()} == {1.0}
+    first = record["parts"]["first"]["figures"]
+    assert first["reached"] == "sanitizer"
+    assert first["sanitizer"]["status"] == "not carried"
+    assert record["parts"]["compile"]["figures"]["compiled"] == 2
     assert len(record["parts"]["ablations"]["figures"]["arms"]) == 4
     text = (tmp_path / "gpu-check.md").read_text()
     assert "no GPU figures" in text.splitlines()[0]
-
-
-@pytest.mark.slow
-def test_tuning_is_rehearsed(tmp_path):
-    done = check("--rehearse", "--tune", "--out", str(tmp_path), timeout=600)
-    assert done.returncode == 0, done.stdout + done.stderr
-    record = json.loads((tmp_path / "gpu-check.json").read_text())
     figures = record["parts"]["tune"]["figures"]
     assert set(figures["entries"]) == {"decode 16", "prefill 16"}
     assert all(entry["gain"] >= 1 for entry in figures["entries"].values())

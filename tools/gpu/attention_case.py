@@ -114,5 +114,24 @@ class AttentionCase:
 
         return [partial(launch, table) for table in self._tables]
 
+    def expected(self, number: int) -> Tensor:
+        """Returns what launch `number` has to give, in float32, computed by torch."""
+        sizes, blocks = self.sizes, self._tables[number].long()
+        per_kv = sizes.heads // sizes.kv_heads
+
+        def heads_first(cache: Tensor) -> Tensor:
+            tokens = cache[blocks].flatten(1, 2)[:, : sizes.context].float()
+            return tokens.repeat_interleave(per_kv, dim=2).transpose(1, 2)
+
+        query = self._query.view(sizes.requests, sizes.query, sizes.heads, sizes.head_dim)
+        seen = torch.ones(sizes.query, sizes.context, device=self._device).bool()
+        out = torch.nn.functional.scaled_dot_product_attention(
+            query.float().transpose(1, 2),
+            heads_first(self._keys),
+            heads_first(self._values),
+            attn_mask=seen.tril(sizes.context - sizes.query),
+        )
+        return out.transpose(1, 2).reshape(self.out.shape)
+
     def _random(self, *shape: int) -> Tensor:
         return torch.randn(shape, device=self._device).to(self._dtype)

@@ -34,6 +34,7 @@ def derive(parts: Parts) -> dict[str, Any]:
     Returns:
         decode: by model and batch, the share of the copy's bandwidth and of the best read's;
         prefill: by model, the share of the large product's rate;
+        sampled: by model, load and batch, the time of a step as a multiple of a greedy one;
         transformers: by model, mode and batch, the ratios of `compare`.
     """
     engines = {size: f"engine-{size}" for size in SHAPES if f"engine-{size}" in parts}
@@ -50,6 +51,7 @@ def derive(parts: Parts) -> dict[str, Any]:
             for size, part in engines.items()
             if (found := figure(parts, part, "prefill"))
         },
+        "sampled": {size: _sampled(parts, part) for size, part in engines.items()},
         "transformers": {
             size: {mode: each for mode in MODES if (each := compare(parts, size, mode))}
             for size in engines
@@ -70,6 +72,16 @@ def _prefill(parts: Parts, found: Mapping[str, Any]) -> dict[str, float | None]:
     rate = ratio(found.get("flops"), found.get("s"))
     of_gemm = ratio(rate, figure(parts, "environment", "gemm", "flops_per_s"))
     return {"flops_per_s": rate, "of_gemm": of_gemm}
+
+
+def _sampled(parts: Parts, part: str) -> dict[str, dict[str, float | None]]:
+    return {
+        load: {
+            batch: ratio(found.get("step_us"), figure(parts, part, "decode", batch, "step_us"))
+            for batch, found in by_batch.items()
+        }
+        for load, by_batch in (figure(parts, part, "sampled") or {}).items()
+    }
 
 
 def compare(parts: Parts, size: str, mode: str) -> dict[str, dict[str, float]]:

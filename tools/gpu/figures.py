@@ -10,24 +10,41 @@ import os
 from pathlib import Path
 from typing import Any
 
+OUT_OF_TIME = 75  # EX_TEMPFAIL of sysexits.h
+
 
 class Figures:
     """The figures of one part.
 
     Args:
-        path: the JSON file that is written.
+        path: the JSON file that is written. If it exists, it has the figures of an earlier run of
+            the same part that ran out of time.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._values: dict[str, Any] = {}
+        self._values = read_figures(path)
+
+    def get(self, name: str) -> Any:
+        """Returns a figure, also one of the earlier run; None if there is none."""
+        return self._values.get(name)
 
     def put(self, name: str, value: Any) -> None:
         """Adds or replaces a figure, or a table of figures."""
         self._values[name] = value
-        unfinished = self._path.with_suffix(".new")
-        unfinished.write_text(json.dumps(self._values), encoding="utf-8")
-        os.replace(unfinished, self._path)
+        write_json(self._path, self._values)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes a JSON file, or leaves the old one unchanged."""
+    write_text(path, json.dumps(value, indent=1) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file, or leaves the old one unchanged."""
+    unfinished = path.with_suffix(".new")
+    unfinished.write_text(text, encoding="utf-8")
+    os.replace(unfinished, path)
 
 
 def read_figures(path: Path) -> dict[str, Any]:

@@ -1,19 +1,23 @@
-"""Runs all GPU tests and benchmarks in one command, within eight minutes; see docs/gpu.md.
+"""Runs all GPU checks, tests and benchmarks, in commands of at most ten minutes; see docs/gpu.md.
 
     tools/gpu_check --fetch-wheels DIR         on a machine with a network: download wheels
-    tools/gpu_check --wheels DIR --out DIR     on the machine with the GPU
-    tools/gpu_check --tune --out DIR           propose entries for the kernels' tables
+    tools/gpu_check --wheels DIR --out DIR     on the machine with the GPU, until all is done
+    tools/gpu_check --only PART --out DIR      one part, with all the time there is
     tools/gpu_check --rehearse --out DIR       without a GPU, with small models
 
-It writes gpu-check.json, gpu-check.md and gpu-check.log again after each part. The exit code is 1
-if a part failed or was skipped, and 130 or 143 if the command was interrupted; the files then have
-the figures of the completed parts.
+It stops at the first part that fails and prints the reason. The same command goes on where it
+stopped: parts whose code, card and packages have not changed are not run again. It writes
+gpu-check.json and gpu-check.md after each part, and adds to gpu-check.log. A copy of
+gpu-check.json in --out DIR is enough to go on.
+
+The exit code is 0 if all chosen parts are done, 1 if one failed, 3 if the time is over and parts
+are left, and 130 or 143 if the command was interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
+import ctypes
 import signal
 import sys
 import tempfile
@@ -21,18 +25,16 @@ import time
 from importlib import import_module
 from pathlib import Path
 from subprocess import CalledProcessError
-from typing import Any, TextIO
+from typing import TextIO
 
 from gpu import wheels
 from gpu.figures import Figures
 from gpu.parts import PARTS, Part, select
-from gpu.record import ROOT, make_record, write_record
-from gpu.running import Runner
-from gpu.settings import settings_for
+from gpu.session import Session
 
 BEGAN = time.monotonic()
-LIMIT_S = 480.0
-RESERVE_S = 15.0
+LIMIT_S = 580.0
+_PR_SET_PDEATHSIG = 1  # sys/prctl.h
 
 
 def arguments() -> argparse.Namespace:
@@ -41,9 +43,19 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="the directory of the results")
     parser.add_argument(
-        "--only", action="append", default=[], metavar="PART", help="run only this part; repeatable"
+        "--only",
+        action="append",
+        default=[],
+        metavar="PART",
+        help='run only this part, or all whose names begin so ("tests"); repeatable',
     )
-    parser.add_argument("--tune", action="store_true", help="run only the part tune")
+    parser.add_argument(
+        "--again",
+        action="append",
+        default=[],
+        metavar="PART",
+        help="run this part even if an earlier run has its figures; repeatable",
+    )
     parser.add_argument("--list", action="store_true", help="list the parts and exit")
     parser.add_argument(
         "--here", type=Path, metavar="FILE", help="run one part in this process; write its figures"
@@ -64,55 +76,45 @@ def arguments() -> argparse.Namespace:
     given = parser.parse_args()
     if not (given.list or given.fetch_wheels or given.here or given.out):
         parser.error("name the directory of the results: --out DIR")
-    if given.tune and given.only:
-        parser.error("--tune and --only cannot be combined")
     if given.wheels and not given.wheels.is_dir():
         parser.error(f"no folder {str(given.wheels)!r}; --fetch-wheels creates it")
     try:
-        given.parts = select(["tune"] if given.tune else given.only)
+        given.parts = select(given.only)
+        given.repeated = select(given.again) if given.again else []
     except ValueError as problem:
         parser.error(str(problem))
-    if given.here and len(given.parts) != 1:
-        parser.error("--here runs one part: name it with --only PART")
+    if given.here:
+        given.parts = [part for part in given.parts if part.name in given.only]
+        if len(given.parts) != 1:
+            parser.error("--here runs one part: name it with --only PART")
     return given
 
 
-def environment(part: Part, site: Path, rehearsal: bool) -> dict[str, str]:
-    """Returns the environment variables of a part. It imports this repository and the installed
-    wheels before the machine's own packages."""
-    paths = [str(ROOT), str(ROOT / "kernels"), str(site), os.environ.get("PYTHONPATH", "")]
-    found = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    found.pop("TRITON_INTERPRET", None)
-    interpreted = {"TRITON_INTERPRET": "1"} if rehearsal and part.interpreted else {}
-    return found | interpreted | {"PYTHONUNBUFFERED": "1"}
-
-
-def measure(given: argparse.Namespace, log: TextIO, site: Path) -> dict[str, Any]:
-    """Runs all parts and returns the record; writes it to disk after each part."""
-
-    def elapsed() -> float:
-        return time.monotonic() - BEGAN
+def run_parts(given: argparse.Namespace, log: TextIO, site: Path) -> int:
+    """Runs the parts, prints the results, and returns the exit code."""
 
     def report(line: str) -> None:
-        print(f"[{elapsed():5.0f} s] {line}", flush=True)
+        print(f"[{time.monotonic() - BEGAN:5.0f} s] {line}", flush=True)
 
     if given.wheels:
         names = wheels.install(given.wheels, site)
         report(f"installed: {', '.join(names) or 'nothing, no package is missing'}")
-    options = ["--rehearse"] if given.rehearse else []
-    runner = Runner(given.limit - RESERVE_S - elapsed(), options, log, report)
-    found: dict[str, Any] = {}
-    record = make_record(found, given.rehearse, elapsed())
-    write_record(record, given.out)
-    for part in given.parts:
-        found[part.name] = runner.run(part, environment(part, site, given.rehearse))
-        record = make_record(found, given.rehearse, elapsed())
-        write_record(record, given.out)
-    return record
+    session = Session(given.out, given.rehearse, BEGAN + given.limit, log, site, report)
+    text, code = session.run(given.parts, bool(given.only), given.repeated)
+    print(f"\n{text}")
+    return code
 
 
 def run_here(part: Part, rehearsal: bool, figures: Path) -> None:
     """Runs a part in this process. The last line of an exception becomes the part's error."""
+    # Two parts would share the device if this process outlived the one that started it.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    from gpu.settings import settings_for
+
+    if rehearsal and part.interpreted:
+        from gpu.rehearsal import interpret
+
+        interpret()
     module, _, function = part.target.partition(":")
     run = getattr(import_module(f"gpu.{module}"), function)
     run(settings_for(rehearsal), Figures(figures), *part.arguments)
@@ -126,12 +128,13 @@ def list_parts(chosen: list[Part]) -> None:
 
 def fetch_wheels(given: argparse.Namespace) -> int:
     try:
-        wheels.fetch(given.fetch_wheels, given.wheel)
+        size = wheels.fetch(given.fetch_wheels, given.wheel)
     except (ValueError, CalledProcessError) as problem:
         is_pip = isinstance(problem, CalledProcessError)
         message = "pip could not download the wheels, see above" if is_pip else problem
         print(f"gpu_check: {message}", file=sys.stderr)
         return 2
+    print(f"{size / 2**20:.1f} MiB in {given.fetch_wheels}")
     return 0
 
 
@@ -149,15 +152,13 @@ def main() -> int:
     try:
         given.out.mkdir(parents=True, exist_ok=True)
         with (
-            (given.out / "gpu-check.log").open("w", encoding="utf-8") as log,
+            (given.out / "gpu-check.log").open("a", encoding="utf-8") as log,
             tempfile.TemporaryDirectory() as site,
         ):
-            record = measure(given, log, Path(site))
-        print(f"\n{write_record(record, given.out)}")
+            return run_parts(given, log, Path(site))
     except OSError as problem:
         print(f"gpu_check: {problem}", file=sys.stderr)
         return 2
     except (KeyboardInterrupt, SystemExit) as stop:
         print(f"\ngpu_check: stopped; the completed parts are in {given.out}", file=sys.stderr)
         return getattr(stop, "code", 130)
-    return int(any(part["status"] != "ok" for part in record["parts"].values()))

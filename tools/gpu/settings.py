@@ -41,6 +41,17 @@ class Settings:
         attention_batches: the batch sizes of the attention of a decode step, at `context`.
         rotated_bytes: the size of the data that consecutive calls use in turn, so that no call
             finds its data in a cache.
+        sampled_batches: the batch sizes of the loads that sample.
+        sleep_rounds: how often sleep and wake-up, and a weight update, are measured.
+        tile_heads: query heads and kv heads of the attention that is compared with torch's.
+        tile_dims: the head sizes of that attention.
+        tiles: its steps: requests, tokens of each, and context.
+        deep_heads, deep_steps: the heads and the steps whose attention is measured with each of
+            `stages`.
+        stages: numbers of iterations whose loads are in flight.
+        tiny_requests, tiny_prompt, tiny_tokens: the load of the tiny engine: requests, tokens of
+            each prompt, and generated tokens.
+        most_kernels: the number of kernels that the part `compile` compiles; None: all.
     """
 
     rehearsal: bool
@@ -62,6 +73,18 @@ class Settings:
     product_rows: tuple[int, ...]
     attention_batches: tuple[int, ...]
     rotated_bytes: int
+    sampled_batches: tuple[int, ...]
+    sleep_rounds: int
+    tile_heads: tuple[int, int]
+    tile_dims: tuple[int, ...]
+    tiles: tuple[tuple[int, int, int], ...]
+    deep_heads: tuple[int, int]
+    deep_steps: tuple[tuple[int, int, int], ...]
+    stages: tuple[int, ...]
+    tiny_requests: int
+    tiny_prompt: int
+    tiny_tokens: int
+    most_kernels: int | None
 
     @property
     def itemsize(self) -> int:
@@ -74,10 +97,15 @@ class Settings:
     def shape(self, name: str) -> Shape:
         return SHAPES[name].shrunk() if self.rehearsal else SHAPES[name]
 
-    def directory(self, name: str) -> Path:
-        """Writes a model directory into a new temporary directory; returns its path."""
+    def directory(self, name: str, shape: Shape | None = None) -> Path:
+        """Writes a model directory into a new temporary directory; returns its path.
+
+        Args:
+            name: the name of the model.
+            shape: its shape; None stands for `shape(name)`.
+        """
         parent = Path(tempfile.mkdtemp(prefix=f"gpu-check-{name}-"))
-        return self.shape(name).write(parent, self.dtype)
+        return (shape or self.shape(name)).write(parent, self.dtype)
 
     def prompts(self, count: int, length: int, vocab: int, seed: int) -> list[list[int]]:
         """Returns random token ids. The same arguments give the same ids, so that the engine and
@@ -114,7 +142,7 @@ REAL = Settings(
     compare_prompt=128,
     compare_tokens=64,
     ablation_batches=(1, 256),
-    profiled_steps=8,
+    profiled_steps=24,
     copied_bytes=2**32,
     product_size=8192,
     num_launches=2000,
@@ -122,6 +150,19 @@ REAL = Settings(
     product_rows=(1, 2, 4, 8, 16, 64, 256),
     attention_batches=(1, 8, 64, 256),
     rotated_bytes=2**29,
+    sampled_batches=(1, 256),
+    sleep_rounds=3,
+    tile_heads=(8, 2),
+    tile_dims=(64, 128),
+    # Decodes with split and with whole contexts, prompts, and the last chunk of a long prompt.
+    tiles=((2, 1, 8192), (200, 1, 1024), (1, 1024, 1024), (1, 8192, 8192), (1, 512, 8192)),
+    deep_heads=(32, 8),
+    deep_steps=((64, 1, 1024), (1, 4096, 4096)),
+    stages=(3, 5),
+    tiny_requests=3,
+    tiny_prompt=12,
+    tiny_tokens=8,
+    most_kernels=None,
 )
 REHEARSAL = Settings(
     rehearsal=True,
@@ -135,14 +176,26 @@ REHEARSAL = Settings(
     compare_prompt=16,
     compare_tokens=8,
     ablation_batches=(1, 3),
-    profiled_steps=3,
+    profiled_steps=4,
     copied_bytes=2**20,
     product_size=64,
     num_launches=20,
     rounds=1,
     product_rows=(1, 2),
-    attention_batches=(2,),
+    attention_batches=(1,),
     rotated_bytes=2**14,
+    sampled_batches=(1, 2),
+    sleep_rounds=2,
+    tile_heads=(4, 2),
+    tile_dims=(16,),
+    tiles=((2, 1, 40), (1, 20, 20), (1, 5, 40)),
+    deep_heads=(4, 2),
+    deep_steps=((2, 1, 40),),
+    stages=(3, 5),
+    tiny_requests=2,
+    tiny_prompt=5,
+    tiny_tokens=2,
+    most_kernels=2,
 )
 
 

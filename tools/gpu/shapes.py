@@ -94,6 +94,29 @@ class Shape:
             "head": (self.vocab, self.hidden),
         }
 
+    def weights(self) -> dict[str, tuple[int, ...]]:
+        """Returns the shapes of all weights by their names in a checkpoint of Hugging Face. A tied
+        LM head has none of its own."""
+        found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocab, self.hidden)}
+        query, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        layer: dict[str, tuple[int, ...]] = {
+            "input_layernorm": (self.hidden,),
+            "self_attn.q_proj": (query, self.hidden),
+            "self_attn.k_proj": (keys, self.hidden),
+            "self_attn.v_proj": (keys, self.hidden),
+            "self_attn.o_proj": (self.hidden, query),
+            "post_attention_layernorm": (self.hidden,),
+            "mlp.gate_proj": (self.inner, self.hidden),
+            "mlp.up_proj": (self.inner, self.hidden),
+            "mlp.down_proj": (self.hidden, self.inner),
+        }
+        if self.qk_norm:
+            layer |= {f"self_attn.{name}_norm": (self.head_dim,) for name in "qk"}
+        for number in range(self.layers):
+            found |= {f"model.layers.{number}.{name}.weight": size for name, size in layer.items()}
+        found["model.norm.weight"] = (self.hidden,)
+        return found if self.tied else found | {"lm_head.weight": (self.vocab, self.hidden)}
+
     def shrunk(self) -> Shape:
         """Returns a model of the same architecture that is small enough for a CPU."""
         return replace(

@@ -7,7 +7,7 @@ from typing import Any
 
 from gpu.derived import figure
 from gpu.shapes import NAMES
-from gpu.targets import TEST_GROUPS
+from gpu.tests_part import SHARDS
 
 REHEARSAL = "**A rehearsal without a GPU: these are no GPU figures and say nothing about speed.**"
 KERNEL_ROWS = 6
@@ -18,8 +18,11 @@ def markdown(record: dict[str, Any]) -> str:
     sections = [
         _head(record),
         _targets(record),
+        _first(record),
         _decode(record),
+        _sampled(record),
         _prefill(record),
+        _memory(record),
         _transformers(record),
         _ablations(record),
         _kernels(record),
@@ -58,6 +61,10 @@ def _head(record: dict[str, Any]) -> str:
     rate = _scaled(figure(parts, "environment", "gemm", "flops_per_s"), 1e-12)
     launch = figure(parts, "environment", "launch") or {}
     lines = [REHEARSAL] if record["rehearsal"] else []
+    if stopped := record["stopped"]:
+        lines.append(f"**Stopped at {stopped['part']}: {stopped['status']}: {stopped['error']}**")
+    elif record["next"]:
+        lines.append(f"**Not complete: the same command goes on with {record['next']}.**")
     made = f"{record['date']}, commit {record['commit']}, {record['seconds']:.0f} s"
     if not card:
         return "\n\n".join([*lines, f"{made}. The part environment was not measured."])
@@ -83,7 +90,7 @@ def _decode(record: dict[str, Any]) -> str:
     rows = list(_decode_rows(record))
     if not rows:
         return ""
-    head = ("model", "batch", "tokens/s", "step us", "of copy", "of read", "host us", "unhidden us")
+    head = ("model", "batch", "tokens/s", "step us", "of copy", "of read", "host us", "waited us")
     return "## Decode\n\n" + _table(head, rows)
 
 
@@ -91,7 +98,7 @@ def _decode_rows(record: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
     for size, batches in record["derived"]["decode"].items():
         for batch, shares in batches.items():
             found = figure(record["parts"], f"engine-{size}", "decode", batch)
-            figures = (found.get(name) for name in ("host_us", "unhidden_us"))
+            figures = (found.get(name) for name in ("host_us", "waited_us"))
             yield (
                 NAMES[size],
                 batch,
@@ -101,6 +108,38 @@ def _decode_rows(record: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
                 shares["of_read"],
                 *figures,
             )
+
+
+def _first(record: dict[str, Any]) -> str:
+    """Returns the figures of the part `first` that help to choose a config."""
+    times = figure(record["parts"], "first", "stages", "us") or {}
+    rows = [(f"{name}, {n} stages", us) for name, each in times.items() for n, us in each.items()]
+    return "## Stages of attention\n\n" + _table(("step", "us"), rows) if rows else ""
+
+
+def _sampled(record: dict[str, Any]) -> str:
+    rows = [
+        (NAMES[size], load, batch, times)
+        for size, loads in record["derived"]["sampled"].items()
+        for load, batches in loads.items()
+        for batch, times in batches.items()
+    ]
+    head = ("model", "load", "batch", "times a greedy step")
+    return "## Sampled loads\n\n" + _table(head, rows) if rows else ""
+
+
+def _memory(record: dict[str, Any]) -> str:
+    rows = []
+    for size, name in NAMES.items():
+        sleep, update = (
+            figure(record["parts"], f"engine-{size}", each) or {} for each in ("sleep", "update")
+        )
+        if sleep or update:
+            gigabytes = _scaled(sleep.get("bytes"), 1e-9)
+            times = (sleep.get("sleep_s"), sleep.get("wake_s"), update.get("update_s"))
+            rows.append((name, gigabytes, *times))
+    head = ("model", "GB", "sleep s", "wake s", "update s")
+    return "## Sleep and weight updates\n\n" + _table(head, rows) if rows else ""
 
 
 def _prefill(record: dict[str, Any]) -> str:
@@ -137,13 +176,13 @@ def _ablations(record: dict[str, Any]) -> str:
         (
             variant,
             batch,
-            *(found[batch].get(name) for name in ("tokens_per_s", "step_us", "unhidden_us")),
+            *(found[batch].get(name) for name in ("tokens_per_s", "step_us", "host_us")),
         )
         for variant, found in variants.items()
         for batch in found
         if batch != "start"
     ]
-    head = ("variant", "batch", "tokens/s", "step us", "unhidden us")
+    head = ("variant", "batch", "tokens/s", "step us", "host us")
     return "## Graph modes and overlapped steps\n\n" + _table(head, rows) if rows else ""
 
 
@@ -182,14 +221,15 @@ def _profiles(record: dict[str, Any]) -> str:
                 for row in found["kernels"][:KERNEL_ROWS]
             ]
             title = f"{name}, batch {batch}: {_cell(found['us_per_step'])} us a step, "
-            title += f"busy {_cell(found['busy_share'])} of the time"
+            title += f"busy {_cell(found['busy_share'])} of the time, "
+            title += f"the longest gap {_cell(found['largest_gap_us'])} us"
             lines.append(title + "\n\n" + _table(("kernel", "us", "share", "calls"), rows))
     return "\n\n".join(["## Kernels of a decode step", *lines]) if lines else ""
 
 
 def _failures(record: dict[str, Any]) -> str:
-    groups = (figure(record["parts"], "tests", name) for name in TEST_GROUPS)
-    failures = [failure for group in groups if group for failure in group["failures"]]
+    shards = (figure(record["parts"], f"tests-{name}", "tests") for name in SHARDS)
+    failures = [failure for shard in shards if shard for failure in shard["failures"]]
     lines = [f"- `{each['test']}`: {each['message']}" for each in failures]
     return "\n".join(["## Tests that fail\n", *lines]) if lines else ""
 

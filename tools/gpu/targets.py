@@ -9,13 +9,16 @@ from typing import Any
 from gpu.derived import Parts, figure
 from gpu.settings import Settings
 from gpu.shapes import NAMES
+from gpu.tests_part import SHARDS
 
-DECODE_ONE = {"8b": 0.85, "1b": 0.75}
-DECODE_MANY = 0.70
-PREFILL = 0.60
-UNHIDDEN = 0.03
-TRANSFORMERS = (3.0, 8.0)
-TEST_GROUPS = ("kernels", "others")
+DECODE_ONE = {"8b": 0.70, "1b": 0.50}
+DECODE_MANY = 0.60
+PREFILL = {"8b": 0.55}
+IDLE = 0.03
+START_S = 20.0
+SLEEP_S = 1.0
+TRANSFORMERS = 10.0
+GRADED = tuple(DECODE_ONE)
 
 
 @dataclass(frozen=True)
@@ -54,19 +57,20 @@ class Target:
 
 def targets(parts: Parts, derived: dict[str, Any], settings: Settings) -> list[Target]:
     """Returns all targets, including those whose figure was not measured."""
-    return [*_tests(parts), *_decodes(parts, derived, settings), *_comparisons(derived, settings)]
+    found = [*_tests(parts), *_shares(derived, settings), *_times(parts, settings)]
+    return [*found, *_comparisons(derived, settings)]
 
 
 def _tests(parts: Parts) -> Iterator[Target]:
-    groups = [group for name in TEST_GROUPS if (group := figure(parts, "tests", name))]
-    failed = sum(group["failed"] for group in groups)
-    done = len(groups) == len(TEST_GROUPS) and all(group["finished"] for group in groups)
+    shards = [shard for name in SHARDS if (shard := figure(parts, f"tests-{name}", "tests"))]
+    failed = sum(shard["failed"] for shard in shards)
+    done = len(shards) == len(SHARDS) and all(shard["finished"] for shard in shards)
     # Zero failures count only if all tests were run, and not all skipped.
-    known = failed or (done and any(group["passed"] for group in groups))
+    known = failed or (done and any(shard["passed"] for shard in shards))
     yield Target("GPU tests that fail", 0.0, float(failed) if known else None, at_most=True)
 
 
-def _decodes(parts: Parts, derived: dict[str, Any], settings: Settings) -> Iterator[Target]:
+def _shares(derived: dict[str, Any], settings: Settings) -> Iterator[Target]:
     few, many = str(min(settings.batches)), str(max(settings.batches))
 
     def roofline(size: str, batch: str) -> float | None:
@@ -74,31 +78,37 @@ def _decodes(parts: Parts, derived: dict[str, Any], settings: Settings) -> Itera
         return share
 
     for size, asked in DECODE_ONE.items():
-        name = f"{NAMES[size]}: decode at batch {few}, of the roofline"
+        name = f"{NAMES[size]}: decode at batch {few}, of the copy roofline"
         yield Target(name, asked, roofline(size, few))
-    for size, name in NAMES.items():
-        yield Target(
-            f"{name}: decode at batch {many}, of the roofline", DECODE_MANY, roofline(size, many)
-        )
-    for size, name in NAMES.items():
-        share = derived["prefill"].get(size, {}).get("of_gemm")
-        yield Target(f"{name}: prefill, of the GEMM rate", PREFILL, share)
-    for size, name in NAMES.items():
-        share = figure(parts, f"engine-{size}", "decode", many, "unhidden_share")
-        yield Target(
-            f"{name}: host time not hidden at batch {many}, of a step",
-            UNHIDDEN,
-            share,
-            at_most=True,
-        )
+    for size in GRADED:
+        name = f"{NAMES[size]}: decode at batch {many}, of the copy roofline"
+        yield Target(name, DECODE_MANY, roofline(size, many))
+    for size, asked in PREFILL.items():
+        name = f"{NAMES[size]}: prefill of {settings.prefill_tokens:,} tokens, of the GEMM rate"
+        yield Target(name, asked, derived["prefill"].get(size, {}).get("of_gemm"))
+
+
+def _times(parts: Parts, settings: Settings) -> Iterator[Target]:
+    many = str(max(settings.batches))
+    for size in GRADED:
+        part, name = f"engine-{size}", NAMES[size]
+        busy = figure(parts, part, "profile", many, "busy_share")
+        idle = None if busy is None else 1 - busy
+        yield Target(f"{name}: the device is idle at batch {many}, of a step", IDLE, idle, True)
+        ready = figure(parts, part, "start", "ready_s")
+        yield Target(f"{name}: start with graphs, s", START_S, ready, True)
+    part, name = "engine-8b", NAMES["8b"]
+    for what, path in (
+        ("sleep at level 1", ("sleep", "sleep_s")),
+        ("wake up", ("sleep", "wake_s")),
+        ("update of all weights", ("update", "update_s")),
+    ):
+        yield Target(f"{name}: {what}, s", SLEEP_S, figure(parts, part, *path), True)
 
 
 def _comparisons(derived: dict[str, Any], settings: Settings) -> Iterator[Target]:
-    for batch, asked in zip(settings.compare_batches, TRANSFORMERS, strict=True):
-        for size, name in NAMES.items():
-            ratios = derived["transformers"].get(size, {}).get("eager", {}).get(str(batch), {})
-            yield Target(
-                f"{name}: times transformers' generate at batch {batch}",
-                asked,
-                ratios.get("whole"),
-            )
+    batch = str(max(settings.compare_batches))
+    for size in GRADED:
+        ratios = derived["transformers"].get(size, {}).get("eager", {}).get(batch, {})
+        name = f"{NAMES[size]}: times transformers' generate at batch {batch}"
+        yield Target(name, TRANSFORMERS, ratios.get("whole"))

@@ -1,8 +1,8 @@
-"""A part of gpu_check: runs the tests marked gpu and counts their results.
+"""Parts of gpu_check: run a shard of the tests marked gpu, and count its results.
 
-Several processes test the kernels, because compiling takes most of the time. The other tests run in
-one process, because some of them measure the memory of the whole device. Tests that exceed the time
-get SIGINT, so that pytest still writes its report.
+Each shard fits into a command of ten minutes. Several processes share the tests of a shard whose
+time is that of the compiler; tests that measure the memory of the whole device run in one process.
+Tests that exceed the time get SIGINT, so that pytest still writes its report.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,36 @@ from gpu.figures import Figures
 from gpu.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
-TESTS = Path("tests/gpu")
-KERNELS = TESTS / "kernels"
-MOST_WORKERS = 8
+KERNELS = "tests/gpu/kernels"
+STEPS = tuple(f"tests/gpu/worker/test_{name}.py" for name in ("program", "inputs", "sampler"))
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A share of the tests.
+
+    Attributes:
+        what: a description.
+        arguments: the arguments of pytest that choose the tests.
+        is_parallel: whether several processes run them.
+    """
+
+    what: str
+    arguments: tuple[str, ...]
+    is_parallel: bool = True
+
+
+SHARDS = {
+    "attention": Shard("the attention kernels", (KERNELS, "-k", "TestAttention")),
+    "kernels": Shard("all other kernels", (KERNELS, "-k", "not TestAttention")),
+    "steps": Shard("a model's steps, their inputs and their sampling", STEPS),
+    "others": Shard(
+        "memory, graphs and whole engines",
+        ("tests/gpu", *(f"--ignore={path}" for path in (KERNELS, *STEPS))),
+        is_parallel=False,
+    ),
+}
+MOST_WORKERS = 12
 RESERVE_S = 14.0
 GRACE_S = 10.0  # pytest-xdist gives its processes five seconds to end
 DEFAULT_S = 600.0
@@ -34,29 +61,25 @@ MESSAGE_CHARACTERS = 300
 MOST_FAILURES = 40
 
 
-def run(settings: Settings, figures: Figures) -> None:
-    ends = time.monotonic() + float(os.environ.get("GPU_CHECK_SECONDS", DEFAULT_S)) - RESERVE_S
-    groups = {
-        "kernels": [str(KERNELS), *parallel_options(len(os.sched_getaffinity(0)))],
-        "others": [str(TESTS), f"--ignore={KERNELS}"],
-    }
-    share = {"kernels": 0.6, "others": 1.0}
-    failed, num_run = False, 0
-    for name, arguments in groups.items():
-        budget_s = max((ends - time.monotonic()) * share[name], 1.0)
-        result = run_pytest(arguments, budget_s)
-        figures.put(name, result)
-        failed |= not result["finished"] or result["failed"] > 0
-        num_run += result["passed"] + result["failed"]
-    if failed:
-        sys.exit("tests failed or did not finish: see the figures")
-    if not num_run and not settings.rehearsal:
-        sys.exit("all tests were skipped: torch sees no GPU")
+def run(settings: Settings, figures: Figures, shard: str) -> None:
+    if find_spec("llvmlite") is None:
+        sys.exit("llvmlite is missing, which the tests need: --fetch-wheels DIR --wheel llvmlite")
+    budget_s = float(os.environ.get("GPU_CHECK_SECONDS", DEFAULT_S)) - RESERVE_S
+    options = parallel_options(len(os.sched_getaffinity(0))) if SHARDS[shard].is_parallel else []
+    result = run_pytest([*SHARDS[shard].arguments, *options], max(budget_s, 1.0))
+    figures.put("tests", result)
+    if result["failed"]:
+        first = result["failures"][0]
+        sys.exit(f"{result['failed']} tests failed, the first: {first['test']}: {first['message']}")
+    if not result["finished"]:
+        sys.exit("the tests did not finish: see the log")
+    if not result["passed"] and not settings.rehearsal:
+        sys.exit("no test ran: torch sees no GPU")
 
 
 def parallel_options(cores: int) -> list[str]:
     """Returns the options of pytest-xdist; none if it is not installed or there are few cores."""
-    workers = min(MOST_WORKERS, cores // 2)
+    workers = min(MOST_WORKERS, cores - 2)
     if workers < 2 or find_spec("xdist") is None:
         return []
     return ["-p", "xdist.plugin", "-n", str(workers)]

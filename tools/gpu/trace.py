@@ -12,6 +12,7 @@ ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 ON_HOST = frozenset({"cpu_op"})
 MOST_ROWS = 15
 NAME_CHARACTERS = 100
+UNCOUNTED_SHARE = 0.25
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
@@ -31,13 +32,21 @@ def kernel_table(
         categories: the categories of the events that count.
 
     Returns:
-        us_per_step, the time of all kernels; busy_share, the share of the recorded time in which
-        any kernel ran; kernels, the name, us_per_step, share of the time and calls_per_step of the
-        first kernels; others, the number of kernels that are not listed.
+        us_per_step, the time of all kernels; busy_share, the share of the time in which any kernel
+        ran, without the first quarter, in which the profiler begins; largest_gap_us, the longest
+        time in which none ran, mostly the time between two steps; kernels, the name, us_per_step,
+        share of the time and calls_per_step of the first kernels; others, the number of kernels
+        that are not listed.
     """
     counted = [e for e in events if e.get("ph") == "X" and e.get("cat") in categories]
     if not counted:
-        return {"us_per_step": 0.0, "busy_share": None, "kernels": [], "others": 0}
+        return {
+            "us_per_step": 0.0,
+            "busy_share": None,
+            "largest_gap_us": None,
+            "kernels": [],
+            "others": 0,
+        }
     times: dict[str, float] = {}
     calls: dict[str, int] = {}
     for event in counted:
@@ -57,17 +66,22 @@ def kernel_table(
     ]
     return {
         "us_per_step": total / num_steps,
-        "busy_share": _busy_share(counted),
+        **_business(counted),
         "kernels": rows,
         "others": len(names) - len(rows),
     }
 
 
-def _busy_share(events: list[Mapping[str, Any]]) -> float | None:
+def _business(events: list[Mapping[str, Any]]) -> dict[str, float | None]:
+    """Returns busy_share and largest_gap_us, see `kernel_table`."""
     spans = sorted((float(e["ts"]), float(e["ts"]) + float(e["dur"])) for e in events)
-    first, reached = spans[0]
-    busy = reached - first
-    for begin, end in spans[1:]:
-        busy += max(end - max(begin, reached), 0.0)
+    last = max(end for _, end in spans)
+    first = reached = spans[0][0] + (last - spans[0][0]) * UNCOUNTED_SHARE
+    idle = largest = 0.0
+    for begin, end in spans:
+        gap = max(begin - reached, 0.0)
+        idle, largest = idle + gap, max(largest, gap)
         reached = max(reached, end)
-    return busy / (reached - first) if reached > first else None
+    whole = last - first
+    share = (whole - idle) / whole if whole > 0 else None
+    return {"busy_share": share, "largest_gap_us": largest}

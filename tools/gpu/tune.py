@@ -2,7 +2,8 @@
 
 For decode and for prefill, and for each head size, all candidates run on a few cases. The candidate
 with the best times over all cases is proposed, with its speedup over the current entry. A candidate
-that does not fit the device, or whose results differ, is left out.
+that does not fit the device, or whose results differ, is left out. A run that was out of time goes
+on with the next head size.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import itertools
 import math
 import multiprocessing
 import os
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -21,7 +23,7 @@ import torch
 
 from gpu.attention_case import AttentionCase, AttentionSizes
 from gpu.clock import synchronize
-from gpu.figures import Figures
+from gpu.figures import OUT_OF_TIME, Figures
 from gpu.settings import Settings, settings_for
 from shmllm_kernels.gpu.configs import MAX_SPLITS, AttentionConfig, device_key, next_power_of_two
 
@@ -33,19 +35,19 @@ STAGES = (3, 5, 7)
 
 TOLERANCE = 3e-2
 WORKERS = 8
-RESERVE_S = 20.0
+RESERVE_S = 90.0  # the time of one job
 DEFAULT_S = 600.0
 
 
 def run(settings: Settings, figures: Figures) -> None:
     ends = time.monotonic() + float(os.environ.get("GPU_CHECK_SECONDS", DEFAULT_S)) - RESERVE_S
+    results: dict[str, Any] = figures.get("entries") or {}
     jobs = [(kind, dim) for dim in head_dims(settings) for kind in ("decode", "prefill")]
+    jobs = [(kind, dim) for kind, dim in jobs if f"{kind} {dim}" not in results]
     compile_all(settings, jobs)
-    results: dict[str, Any] = {}
     for kind, dim in jobs:
         if time.monotonic() > ends:
-            figures.put("not_done", f"{kind} {dim} and all after it")
-            break
+            sys.exit(OUT_OF_TIME)
         results[f"{kind} {dim}"] = tune(settings, kind, dim)
         figures.put("entries", results)
         figures.put("python", as_python(results, device_key(torch.device(settings.device))))

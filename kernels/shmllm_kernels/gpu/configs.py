@@ -2,7 +2,7 @@
 
 There is no autotuning: it can run neither in Triton's interpreter nor during the capture of a
 graph. The entries are estimates from the sizes of shared memory and register files, to be replaced
-by measured ones (`tools/gpu_check --tune`).
+by measured ones (`tools/gpu_check --only tune`).
 """
 
 from __future__ import annotations

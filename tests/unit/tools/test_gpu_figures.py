@@ -30,7 +30,7 @@ def log(batch: int, steps: int, period_us: int, waited_us: int) -> np.ndarray:
 
 
 def test_a_steps_time_ends_when_the_next_step_begins():
-    found = decode_figures(log(8, 20, 500, 450), 8, prompt=100, overlaps=False)
+    found = decode_figures(log(8, 20, 500, 450), 8, prompt=100)
     assert found["num_steps"] == 20 - 1 - SKIPPED
     assert found["step_us"] == found["p99_us"] == 500
     assert found["tokens_per_s"] == pytest.approx(16_000)
@@ -40,38 +40,17 @@ def test_a_steps_time_ends_when_the_next_step_begins():
 def test_the_context_includes_the_generated_tokens():
     # Step i after the prefill attends to the prompt and i + 1 tokens. The last step is not counted.
     steps = 20
-    found = decode_figures(log(8, steps, 500, 450), 8, prompt=100, overlaps=False)
+    found = decode_figures(log(8, steps, 500, 450), 8, prompt=100)
     assert found["context"] == 100 + np.mean(np.arange(SKIPPED, steps - 1) + 1)
-
-
-def test_without_overlap_all_host_time_is_unhidden():
-    found = decode_figures(log(8, 20, 500, 450), 8, 100, overlaps=False)
-    assert found["unhidden_us"] == HOST_US
-    assert found["unhidden_share"] == pytest.approx(HOST_US / 500)
-
-
-@pytest.mark.parametrize(("waited_us", "unhidden_us"), [(450, 0), (0, HOST_US)])
-def test_overlapped_host_time_is_hidden_if_the_host_waited_for_the_device(waited_us, unhidden_us):
-    found = decode_figures(log(8, 20, 500, waited_us), 8, 100, overlaps=True)
-    assert found["unhidden_us"] == unhidden_us
-    assert found["unhidden_by"] == "phases"
-
-
-def test_the_devices_own_time_takes_precedence():
-    steps = log(8, 20, 500, 450)
-    steps[:, StepField.DEVICE_NS] = 430_000
-    found = decode_figures(steps, 8, 100, overlaps=True)
-    assert found["unhidden_us"] == 70
-    assert found["unhidden_by"] == "device"
 
 
 def test_steps_of_another_batch_size_are_not_counted():
     steps = log(8, 20, 500, 450)
     steps[11, [StepField.NUM_REQUESTS, StepField.NUM_TOKENS, StepField.NUM_SAMPLED]] = 7
     steps[12:, StepField.BEGAN_NS] += 10**9
-    found = decode_figures(steps, 8, 100, overlaps=False)
+    found = decode_figures(steps, 8, 100)
     assert found["step_us"] == found["p99_us"] == 500
-    assert decode_figures(steps, 9, 100, overlaps=False) == {"num_steps": 0}
+    assert decode_figures(steps, 9, 100) == {"num_steps": 0}
 
 
 def event(name: str, ts: float, dur: float, kind: str = "kernel") -> dict[str, object]:
@@ -91,13 +70,28 @@ def test_kernel_times_are_summed_by_name_and_overlapping_time_counts_once(tmp_pa
         json.dump({"traceEvents": events}, file)
     found = kernel_table(read_events(path), num_steps=2)
     assert found["us_per_step"] == 45
-    assert found["busy_share"] == pytest.approx(0.7)
+    # Of the last three quarters, 25 to 100, nothing ran from 50 to 80.
+    assert found["busy_share"] == pytest.approx(0.6)
+    assert found["largest_gap_us"] == 30
     assert [(row["name"], row["us_per_step"]) for row in found["kernels"]] == [
         ("gemm", 30),
         ("copy", 15),
     ]
     assert found["kernels"][0]["calls_per_step"] == 1
     assert found["kernels"][0]["share"] == pytest.approx(60 / 90)
+
+
+def test_a_device_that_waits_for_the_host_between_steps_is_not_busy():
+    # A step's first event is reached at once if the device is idle, and hides these 100 us.
+    events = [event("step", 1000 * number, 900) for number in range(40)]
+    found = kernel_table(events, num_steps=40)
+    assert found["busy_share"] == pytest.approx(0.9, abs=0.01)
+    assert found["largest_gap_us"] == 100
+
+
+def test_the_beginning_of_a_profile_does_not_count():
+    events = [event("step", 0, 1), *(event("step", ts, 10) for ts in range(1000, 5000, 10))]
+    assert kernel_table(events, num_steps=1)["busy_share"] == pytest.approx(1.0)
 
 
 def test_a_trace_without_kernels_is_an_empty_table():

@@ -38,6 +38,8 @@ def test_config_json_describes_the_same_model_here_and_in_transformers(size, tmp
     create_model(ModelConfig.from_directory(directory), torch.bfloat16, allocate)
     with torch.device("meta"):
         theirs = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(directory))
+    names = {name: tuple(weight.shape) for name, weight in theirs.named_parameters()}
+    assert names == shape.weights()
     assert counted == theirs.num_parameters() == shape.num_parameters
     assert ModelConfig.from_directory(directory).eos_token_ids == ()
 

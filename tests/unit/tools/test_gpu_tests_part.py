@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Sequence
+
 import pytest
-from gpu.tests_part import parallel_options, read_report, run_pytest
+from gpu.tests_part import ROOT, SHARDS, parallel_options, read_report, run_pytest
 
 TESTS = """
 import time
@@ -56,4 +60,20 @@ def test_without_a_report_all_counts_are_zero(tmp_path):
 
 def test_with_few_cores_one_process_runs_the_tests():
     assert parallel_options(3) == []
-    assert parallel_options(16)[-1] == "8"
+    assert parallel_options(16)[-1] == "12"
+
+
+@pytest.mark.slow
+@pytest.mark.process
+def test_each_gpu_test_is_in_exactly_one_shard():
+    every = collected(["tests/gpu"])
+    shards = [collected(shard.arguments) for shard in SHARDS.values()]
+    assert len(every) > 400
+    assert sorted(test for shard in shards for test in shard) == sorted(every)
+
+
+def collected(arguments: Sequence[str]) -> list[str]:
+    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-m", "gpu", *arguments]
+    done = subprocess.run([*command, "-n", "0"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    return [line for line in done.stdout.splitlines() if "::" in line]
