@@ -7,11 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.process
 
@@ -70,7 +70,6 @@ if name == "goes on" and not earlier:
     sys.exit(75)
 if name == "is killed" and not earlier:
     os.kill(os.getppid(), 9)
-    time.sleep(600)
 print("done")
 """
 
@@ -252,22 +251,37 @@ def test_wheels_from_nowhere_are_a_usage_error(tmp_path):
     assert "no folder" in done.stderr
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_the_part_that_runs(tmp_path, number, code):
-    command = [sys.executable, str(TOOLS / "gpu_check"), "--rehearse", "--out", str(tmp_path)]
+def rehearse_first(out: Path) -> tuple[subprocess.Popen[str], int]:
+    """Starts a rehearsal; returns its process, and the pid of its first part's process."""
+    command = [sys.executable, str(TOOLS / "gpu_check"), "--rehearse", "--out", str(out)]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     assert process.stdout is not None
     assert "first: a minute" in process.stdout.readline()
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    while not (found := children.read_text().split()):
-        time.sleep(0.01)
+    wait_until(lambda: children.read_text().split(), "a part's process")
+    return process, int(children.read_text())
+
+
+def has_ended(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
+)
+def test_a_signal_ends_the_part_that_runs(tmp_path, number, code):
+    process, part = rehearse_first(tmp_path)
     os.kill(process.pid, number)
     _, said = process.communicate(timeout=60)
     assert process.returncode == code
-    assert said.strip() == f"gpu_check: stopped; the completed parts are in {tmp_path}"
-    assert not any(Path(f"/proc/{pid}").exists() for pid in found)
+    if number != signal.SIGKILL:
+        assert said.strip() == f"gpu_check: stopped; the completed parts are in {tmp_path}"
+    wait_until(lambda: has_ended(part), "the end of the part's process")
     parts = json.loads((tmp_path / "gpu-check.json").read_text())["parts"]
     assert {name: part["status"] for name, part in parts.items()} == {"first": "running"}
 

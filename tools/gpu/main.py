@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import os
 import signal
 import sys
 import tempfile
@@ -30,6 +31,7 @@ from typing import TextIO
 from gpu import wheels
 from gpu.figures import Figures
 from gpu.parts import PARTS, Part, select
+from gpu.running import PARENT
 from gpu.session import Session
 
 BEGAN = time.monotonic()
@@ -107,8 +109,7 @@ def run_parts(given: argparse.Namespace, log: TextIO, site: Path) -> int:
 
 def run_here(part: Part, rehearsal: bool, figures: Path) -> None:
     """Runs a part in this process. The last line of an exception becomes the part's error."""
-    # Two parts would share the device if this process outlived the one that started it.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    end_with_parent()
     from gpu.settings import settings_for
 
     if rehearsal and part.interpreted:
@@ -118,6 +119,14 @@ def run_here(part: Part, rehearsal: bool, figures: Path) -> None:
     module, _, function = part.target.partition(":")
     run = getattr(import_module(f"gpu.{module}"), function)
     run(settings_for(rehearsal), Figures(figures), *part.arguments)
+
+
+def end_with_parent() -> None:
+    """Lets this process end with the one that started it, also if that is killed: two parts would
+    share the device otherwise."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.environ.get(PARENT, "") not in ("", str(os.getppid())):
+        sys.exit("gpu_check has ended")
 
 
 def list_parts(chosen: list[Part]) -> None:

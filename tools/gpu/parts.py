@@ -89,7 +89,7 @@ PARTS = (
         ("8b", "1b"),
         leaves_files=True,
     ),
-    _engine("8b", 200),
+    _engine("8b", 240),
     _engine("1b", 150),
     *(
         Part(f"tests-{name}", "tests_part:run", 240, f"pytest: {shard.what}", (name,), code=TESTS)

@@ -27,6 +27,8 @@ GRACE_S = 5.0
 LAST_LINES = 12
 SHOWN_LINES = 30
 LINE_CHARACTERS = 200
+PARENT = "GPU_CHECK_PID"
+"""The environment variable with the pid of the process that runs the parts."""
 
 
 class Runner:
@@ -80,6 +82,7 @@ class Runner:
         write_json(self._figures, dict(earlier or {}))
         with tempfile.TemporaryDirectory(prefix="gpu-check-") as directory:
             own = {"TMPDIR": directory, "GPU_CHECK_SECONDS": f"{budget_s:.1f}"}
+            own[PARENT] = str(os.getpid())
             status, error, text = self._supervise(part, Path(directory), {**environment, **own})
             figures = read_figures(self._figures)
         self._figures.unlink()
