@@ -271,19 +271,30 @@ def has_ended(pid: int) -> bool:
         return True
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
-)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_the_part_that_runs(tmp_path, number, code):
     process, part = rehearse_first(tmp_path)
     os.kill(process.pid, number)
     _, said = process.communicate(timeout=60)
     assert process.returncode == code
-    if number != signal.SIGKILL:
-        assert said.strip() == f"gpu_check: stopped; the completed parts are in {tmp_path}"
-    wait_until(lambda: has_ended(part), "the end of the part's process")
+    assert said.strip() == f"gpu_check: stopped; the completed parts are in {tmp_path}"
+    assert has_ended(part)
     parts = json.loads((tmp_path / "gpu-check.json").read_text())["parts"]
     assert {name: part["status"] for name, part in parts.items()} == {"first": "running"}
+
+
+def test_the_part_that_runs_ends_with_a_process_that_is_killed(tmp_path):
+    process, part = rehearse_first(tmp_path)
+    figures = tmp_path / "gpu-check.running.json"
+    wait_until(lambda: "reached" in figures.read_text(), "the part's first step")
+    os.kill(part, signal.SIGSTOP)  # so that it does not end by itself
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate(timeout=60)
+    try:
+        wait_until(lambda: has_ended(part), "the end of the part's process")
+    finally:
+        if not has_ended(part):
+            os.kill(part, signal.SIGKILL)
 
 
 @pytest.mark.slow
