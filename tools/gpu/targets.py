@@ -18,6 +18,7 @@ IDLE = 0.03
 START_S = 20.0
 SLEEP_S = 1.0
 TRANSFORMERS = 10.0
+FIRST_S = 60.0
 GRADED = tuple(DECODE_ONE)
 
 
@@ -57,8 +58,14 @@ class Target:
 
 def targets(parts: Parts, derived: dict[str, Any], settings: Settings) -> list[Target]:
     """Returns all targets, including those whose figure was not measured."""
-    found = [*_tests(parts), *_shares(derived, settings), *_times(parts, settings)]
+    found = [_first(parts), *_tests(parts), *_shares(derived, settings), *_times(parts, settings)]
     return [*found, *_comparisons(derived, settings)]
+
+
+def _first(parts: Parts) -> Target:
+    first = parts.get("first", {})
+    seconds = first["seconds"] if first.get("status") == "ok" else None
+    return Target("the first part, s", FIRST_S, seconds, at_most=True)
 
 
 def _tests(parts: Parts) -> Iterator[Target]:

@@ -89,6 +89,9 @@ def test_targets_are_reached_missed_or_unknown(parts):
     assert found["Llama-3.1-8B: times transformers' generate at batch 64"].ok is False
     assert found["Llama-3.2-1B: decode at batch 1, of the copy roofline"].ok is None
     assert found["GPU tests that fail"].ok is False
+    assert found["the first part, s"].ok is None
+    assert by_name(parts | {"first": part() | {"seconds": 59.0}})["the first part, s"].ok is True
+    assert by_name(parts | {"first": part() | {"seconds": 61.0}})["the first part, s"].ok is False
 
 
 def test_the_profile_decides_whether_the_device_is_idle(parts):
