@@ -63,7 +63,7 @@ MOST_FAILURES = 40
 
 def run(settings: Settings, figures: Figures, shard: str) -> None:
     if find_spec("llvmlite") is None:
-        sys.exit("llvmlite is missing, which the tests need: --fetch-wheels DIR --wheel llvmlite")
+        sys.exit("llvmlite is missing, which the tests need for the CPU's engine")
     budget_s = float(os.environ.get("GPU_CHECK_SECONDS", DEFAULT_S)) - RESERVE_S
     options = parallel_options(len(os.sched_getaffinity(0))) if SHARDS[shard].is_parallel else []
     result = run_pytest([*SHARDS[shard].arguments, *options], max(budget_s, 1.0))
