@@ -11,9 +11,6 @@ does not exist, corrupts the process instead of returning an error.
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import mmap
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -24,6 +21,7 @@ import torch
 
 from shmllm.errors import EngineStartError
 from shmllm.worker.arena import BumpAllocator, Contents
+from shmllm.worker.gpu.host_copy import HostCopy
 
 CHUNK_BYTES = 64 * 2**20
 MIB = 2**20
@@ -52,9 +50,7 @@ class _Chunk:
 class CudaArena:
     """Device memory for tensors. The tensors do not keep the arena alive, so it must outlive them.
 
-    `release(keep=True)` copies the contents to pinned host memory. The arena maps and registers
-    that memory itself, since torch's pinned allocator rounds sizes up to powers of two and keeps
-    freed memory.
+    `release(keep=True)` copies the contents to pinned host memory.
 
     Args:
         num_bytes: the size of all tensors that `allocate` can return, in total.
@@ -80,7 +76,7 @@ class CudaArena:
         self._device = device
         self._driver = driver or _import_driver(device)
         self._allocator = BumpAllocator(num_bytes)
-        self._kept: _HostCopy | None = None
+        self._kept: HostCopy | None = None
         self._property, self._access = self._describe_memory()
         granularity = self._granularity()
         size = _round_up(max(num_bytes, 1), granularity)
@@ -117,7 +113,7 @@ class CudaArena:
             with self._current():
                 self._call("cuCtxSynchronize")  # kernels may still use it
                 if keep:
-                    self._kept = _HostCopy(self._call, self._address, self.num_bytes)
+                    self._kept = HostCopy(self._call, self._address, self.num_bytes)
                 self._unmap_all()
             self.contents = Contents.KEPT if keep else Contents.LOST
         elif self.contents is Contents.KEPT and not keep:
@@ -231,32 +227,6 @@ class CudaArena:
         if self._device.type == "cuda":
             return torch.cuda.device(self._device)
         return contextlib.nullcontext()
-
-
-class _HostCopy:
-    """A copy of device memory in pinned host memory."""
-
-    def __init__(self, call: Callable[..., Any], address: int, num_bytes: int) -> None:
-        self._call = call
-        self._num_bytes = num_bytes
-        try:
-            self._pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        except OSError as problem:
-            raise MemoryError(
-                f"no {num_bytes / MIB:,.0f} MiB of host memory to keep the contents in"
-            ) from problem
-        self._anchor = (ctypes.c_char * num_bytes).from_buffer(self._pages)
-        self._address = ctypes.addressof(self._anchor)
-        self._call("cuMemHostRegister", self._address, num_bytes, 0)
-        self._call("cuMemcpyDtoH", self._address, address, num_bytes)
-
-    def copy_back(self, address: int) -> None:
-        self._call("cuMemcpyHtoD", address, self._address, self._num_bytes)
-
-    def close(self) -> None:
-        self._call("cuMemHostUnregister", self._address)
-        del self._anchor
-        self._pages.close()
 
 
 def _round_up(number: int, multiple: int) -> int:
