@@ -95,7 +95,7 @@ class DryDevice:
     """A `Device` that executes nothing."""
 
     torch_device = CUDA
-    name = "a dry run"
+    name = uuid = "a dry run"
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.zeros(shape, dtype=dtype)
