@@ -95,15 +95,16 @@ class MappedMemory:
 
     Args:
         handle: the `ExportedMemory.handle`.
-        num_bytes: the size. The driver does not tell it, so the exporting process is trusted.
+        num_bytes: the size; the memory behind the handle may be larger.
         driver: the driver of the GPU.
 
     Attributes:
         tensor: (num_bytes,) uint8, the memory, which must not be used after `close`.
 
     Raises:
-        DeviceMemoryError: the text is no handle, or the driver refuses it: the memory was freed,
-            is on a GPU out of reach or of this process, or a container forbids the access.
+        DeviceMemoryError: the text is no handle, the memory is smaller, or the driver refuses the
+            handle: the memory was freed, is on a GPU out of reach or of this process, or a
+            container forbids the access.
     """
 
     def __init__(self, handle: str, num_bytes: int, driver: _Driver) -> None:
@@ -112,6 +113,12 @@ class MappedMemory:
             driver.call("cuIpcOpenMemHandle", driver.handle(handle), _LAZY_PEER_ACCESS)
         )
         try:
+            # An access behind the end would end every later call of CUDA in this process.
+            size = driver.bytes_at(self._address)
+            if num_bytes > size:
+                raise DeviceMemoryError(
+                    f"the memory of the handle has {size:,} bytes, not {num_bytes:,}"
+                )
             self.tensor = driver.tensor_at(self._address, num_bytes)
         except BaseException:
             self.close()
@@ -185,7 +192,7 @@ class _Driver:
             raise DeviceMemoryError("the package cuda-bindings is missing") from problem
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """Call a function of the driver. Returns its value, or None if it has none.
+        """Call a function of the driver. Returns its value; a list if it has none or several.
 
         Raises:
             DeviceMemoryError: the function returned an error.
@@ -197,7 +204,7 @@ class _Driver:
             raise DeviceMemoryError(f"{name} failed: {str(problem).splitlines()[0]}") from problem
         if result != self._bindings.CUresult.CUDA_SUCCESS:
             raise DeviceMemoryError(f"{name} failed: {getattr(result, 'name', result)}")
-        return values[0] if values else None
+        return values[0] if len(values) == 1 else values
 
     def allocate(self, num_bytes: int) -> Any:
         """Allocate memory, if need be after torch has given back what it keeps without use."""
@@ -219,6 +226,11 @@ class _Driver:
         handle = self._bindings.CUipcMemHandle()
         ctypes.memmove(handle.getPtr(), content, HANDLE_BYTES)
         return handle
+
+    def bytes_at(self, address: int) -> int:
+        """The number of bytes from an address to the end of its allocation."""
+        base, size = self.call("cuMemGetAddressRange", address)
+        return int(base) + int(size) - address
 
     def tensor_at(self, address: int, num_bytes: int) -> Any:
         """A tensor (num_bytes,) uint8 over memory that it does not own."""

@@ -26,6 +26,8 @@ from support.waiting import PATIENCE_S, wait_until
 import shmllm
 from shmllm import LLM, RequestError, SamplingParams
 from shmllm.errors import CallOrderError
+from shmllm.ipc.device_memory import CudaSharing
+from shmllm.wire.messages import Method
 
 OPTIONS: dict[str, Any] = {
     "device": "cuda",
@@ -139,6 +141,19 @@ def test_a_wrong_update_changes_nothing_and_leaves_no_memory(llm: LLM) -> None:
             llm.update_weights({**new, "model.norm.weight": wrong.cuda()})
         assert tokens(llm) == before
     assert torch.cuda.mem_get_info()[0] >= free - 2**22
+
+
+def test_memory_smaller_than_announced_is_refused_and_ends_nothing(llm: LLM) -> None:
+    weights = weights_of(llm)
+    call, memory = llm._dispatcher.call, CudaSharing().export(2**21, torch.device("cuda", 0))
+    llm.start_weight_update()
+    for size in (2**21 + 1, 2**24):
+        with pytest.raises(RequestError, match=f"has 2,097,152 bytes, not {size:,}"):
+            call(Method.LEND_MEMORY, {"handle": memory.handle, "num_bytes": size})
+    call(Method.LEND_MEMORY, {"handle": memory.handle, "num_bytes": 2**21})
+    llm.abandon_weight_update()
+    memory.close()
+    llm.update_weights(on_gpu(weights))
 
 
 @pytest.mark.parametrize("level", [1, 2])

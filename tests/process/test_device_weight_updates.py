@@ -286,7 +286,8 @@ def test_wrong_pieces_and_calls_end_nothing(llm: LLM) -> None:
     for handle in ("", "no handle", 5, None, ["x"], "/dev/null"):
         with pytest.raises((RequestError, CallError)):
             call(Method.LEND_MEMORY, {**lent, "handle": handle})
-    for argument in (None, [], {"handle": memory.handle}, {**lent, "num_bytes": -1}):
+    sizes = [{**lent, "num_bytes": size} for size in (-1, 0, 1.5, 2**22, 2**29, True)]
+    for argument in (None, [], {"handle": memory.handle}, *sizes):
         with pytest.raises((RequestError, CallError)):
             call(Method.LEND_MEMORY, argument)
     call(Method.LEND_MEMORY, lent)

@@ -281,6 +281,10 @@ class FakeDriver:
         self._opened.pop(address).drop(self)
         return (Code.CUDA_SUCCESS,)
 
+    def cuMemGetAddressRange(self, address: int) -> tuple[Code, int, int]:
+        allocation = (self._allocations | self._opened)[address]
+        return Code.CUDA_SUCCESS, allocation.address, allocation.size
+
     def _require_accessible(self, address: int, size: int) -> None:
         while size > 0:
             require(address in self._accessible, "memory is there")

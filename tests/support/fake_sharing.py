@@ -107,6 +107,8 @@ class FakeMapped:
         try:
             if f"/{os.getpid()}/" in handle:
                 raise DeviceMemoryError("a handle cannot be opened in the process that made it")
+            if os.fstat(fd).st_size < num_bytes:
+                raise DeviceMemoryError(f"the memory of {handle} is smaller")
             protection = mmap.PROT_READ | mmap.PROT_WRITE
             address = _libc().mmap(None, num_bytes, protection, mmap.MAP_SHARED, fd, 0)
         finally:

@@ -72,6 +72,26 @@ def test_a_handle_is_refused_in_its_own_process_and_after_the_end_of_its_memory(
         engine.open(exported.handle, SIZE, HOST)
 
 
+def test_a_size_beyond_the_end_of_the_memory_is_refused(gpu):
+    trainer, engine = map(CudaSharing, gpu)
+    exported = trainer.export(SIZE, HOST)
+    engine.open(exported.handle, 2 * 2**21, HOST).close()
+    with pytest.raises(DeviceMemoryError, match="has 4,194,304 bytes, not 4,194,305"):
+        engine.open(exported.handle, 2 * 2**21 + 1, HOST)
+    assert gpu[1].is_clean
+    exported.close()
+
+
+def test_memory_whose_size_is_unknown_is_unmapped(gpu):
+    trainer, engine = gpu
+    exported = CudaSharing(trainer).export(SIZE, HOST)
+    engine.fail = "cuMemGetAddressRange"
+    with pytest.raises(DeviceMemoryError, match="cuMemGetAddressRange failed"):
+        CudaSharing(engine).open(exported.handle, SIZE, HOST)
+    assert engine.is_clean
+    exported.close()
+
+
 @pytest.mark.parametrize("text", ["", "xy", "00" * 63, "00" * 65, None, 5, ["00"]])
 def test_a_text_that_is_no_handle_is_refused(gpu, text):
     with pytest.raises(DeviceMemoryError, match="not a handle of 64 bytes"):
@@ -212,7 +232,10 @@ def test_torch_gives_back_what_it_does_not_use_before_memory_is_refused(gpu, log
     ]
 
 
-IN_DRIVER = "cuMemAlloc cuMemFree cuIpcGetMemHandle cuIpcOpenMemHandle cuIpcCloseMemHandle"
+IN_DRIVER = (
+    "cuMemAlloc cuMemFree cuMemGetAddressRange "
+    "cuIpcGetMemHandle cuIpcOpenMemHandle cuIpcCloseMemHandle"
+)
 
 
 def test_the_real_bindings_have_what_is_called():
