@@ -104,12 +104,14 @@ class WeightUpdates:
             num_bytes: the size of the memory.
 
         Raises:
-            RequestError: the size is not valid, or the memory cannot be mapped. The update
-                continues.
+            RequestError: the model is not on a GPU, the size is not valid, or the memory cannot
+                be mapped. The update continues.
             CallOrderError: this front end has no update in progress.
         """
         self._staged_by(client)
         self._give_back()
+        if not self.sharing.uuid(self._device):
+            raise RequestError(f"the engine computes on {self._device} and shares no memory of it")
         if type(num_bytes) is not int or not 0 < num_bytes <= DEVICE_BUCKET_BYTES:
             raise RequestError(f"a bucket has 1 to {DEVICE_BUCKET_BYTES:,} bytes, got {num_bytes}")
         try:

@@ -628,6 +628,7 @@ class LLM:
     def close(self) -> None:
         """End the engine process. Idempotent; also called at exit and on garbage collection."""
         self._dispatcher.close()
+        self._weight_push.close()
 
     shutdown = close
 

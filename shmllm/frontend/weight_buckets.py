@@ -59,8 +59,8 @@ class HostBuckets:
 class DeviceBuckets:
     """Buckets in memory of a GPU that the front end lends to the engine for one update.
 
-    All buckets have the same memory. `send` returns when the engine has copied a bucket, so the
-    memory can be filled again.
+    All buckets have the same memory, which `lend` has to show to the engine first. `send` returns
+    when the engine has copied a bucket, so the memory can be filled again.
 
     Args:
         dispatcher: the front end's connection to the engine, which has an update in progress.
@@ -73,7 +73,6 @@ class DeviceBuckets:
 
     Raises:
         DeviceMemoryError: the memory cannot be allocated or exported.
-        RequestError: the engine cannot map it. The update continues.
     """
 
     def __init__(
@@ -82,15 +81,14 @@ class DeviceBuckets:
         self._dispatcher = dispatcher
         self._sharing = sharing
         self._device = device
-        size = device_bucket_bytes(num_bytes)
-        self._memory = sharing.export(size, device)
-        try:
-            lent = {"handle": self._memory.handle, "num_bytes": size}
-            dispatcher.call(Method.LEND_MEMORY, lent)
-        except BaseException:
-            self._memory.close()
-            raise
+        self._size = device_bucket_bytes(num_bytes)
+        self._memory = sharing.export(self._size, device)
         self.packer = Packer(self)
+
+    def lend(self) -> None:
+        """Let the engine map the memory. Raises RequestError if it cannot; the update continues."""
+        lent = {"handle": self._memory.handle, "num_bytes": self._size}
+        self._dispatcher.call(Method.LEND_MEMORY, lent)
 
     def open(self) -> Bucket:
         return Bucket(self._memory.tensor)

@@ -57,6 +57,7 @@ class WeightPush:
         self._device: DeviceBuckets | None = None
         self._may_share = bool(info.device_uuid)
         self._has_reported = False
+        self._is_sending = False
         self.is_open = False
 
     def start(self) -> None:
@@ -88,7 +89,8 @@ class WeightPush:
         `WeightUpdates.finish` documents the options and the errors.
         """
         self._check_open()
-        return set(self._end(Method.FINISH_WEIGHTS, options))
+        with self._abandoning():
+            return set(self._end(Method.FINISH_WEIGHTS, options))
 
     def abandon(self) -> None:
         """End the update without changing the model's weights."""
@@ -102,7 +104,14 @@ class WeightPush:
         self.start()
         with self._abandoning():
             self._send(weights, _num_bytes(weights, self._info.weight_bytes))
-            return self.finish(**options)
+        return self.finish(**options)
+
+    def close(self) -> None:
+        """Free the memory on the GPU, after the connection to the engine has ended. If another
+        thread sends weights, it gets an error and frees the memory itself, when its copies are
+        done. Idempotent."""
+        if not self._is_sending:
+            self._close_device()
 
     def _end(self, method: Method, options: Mapping[str, object] | None = None) -> Any:
         """Call the method that ends the update, and free the memory on the GPU when the engine has
@@ -136,6 +145,7 @@ class WeightPush:
     def _send(self, weights: NamedTensors, num_bytes: int) -> None:
         """Send tensors. The memory on the GPU gets `num_bytes` bytes, if so many make sense."""
         host = Packer(HostBuckets(self._dispatcher))
+        self._is_sending = True
         try:
             for name, tensor in _pairs(weights):
                 packer = self._device_packer(tensor, num_bytes)
@@ -149,6 +159,8 @@ class WeightPush:
         except BaseException:
             host.discard()
             raise
+        finally:
+            self._is_sending = False
 
     def _device_packer(self, tensor: Any, num_bytes: int) -> Packer | None:
         """The packer for a tensor on the engine's GPU; None if it goes through the host's memory,
@@ -165,7 +177,9 @@ class WeightPush:
                 self._device = DeviceBuckets(
                     self._dispatcher, self._sharing, tensor.device, num_bytes
                 )
+                self._device.lend()
             except (DeviceMemoryError, RequestError, CallError) as problem:
+                self._close_device()
                 self._may_share = False  # in this update; the next one tries again
                 self._report(str(problem))
                 return None

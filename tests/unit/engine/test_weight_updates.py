@@ -380,5 +380,5 @@ def test_calls_about_lent_memory_need_an_update_and_memory(weights):
 
 def test_an_engine_on_a_cpu_maps_no_memory(weights):
     weights.start(ME)
-    with pytest.raises(RequestError):
+    with pytest.raises(RequestError, match="computes on cpu and shares no memory"):
         weights.lend(ME, "00" * 64, 64)

@@ -11,7 +11,13 @@ import torch
 from support.fake_sharing import UUID, FakeSharing
 from support.fakes import info
 
-from shmllm.errors import CallError, CallOrderError, EngineDeadError, RequestError
+from shmllm.errors import (
+    CallError,
+    CallOrderError,
+    EngineDeadError,
+    RequestError,
+    ShmLLMError,
+)
 from shmllm.frontend.weight_push import WeightPush
 from shmllm.wire.messages import Method
 from shmllm.wire.weight_bucket import as_pieces, pieces_of
@@ -301,7 +307,8 @@ def test_an_error_frees_the_memory_after_the_engine_has_answered(
 def test_memory_that_the_engine_may_still_read_is_not_freed(dispatcher, gpu_push, sharing):
     gpu_push.start()
     gpu_push.add([("a", torch.ones(1))])
-    dispatcher.refuse[Method.FINISH_WEIGHTS] = KeyboardInterrupt()
+    ends = (Method.FINISH_WEIGHTS, Method.ABANDON_WEIGHTS)
+    dispatcher.refuse.update(dict.fromkeys(ends, KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
         gpu_push.finish()
     assert not sharing.exported[0].is_freed
@@ -310,6 +317,52 @@ def test_memory_that_the_engine_may_still_read_is_not_freed(dispatcher, gpu_push
     assert sharing.exported[0].is_freed
     gpu_push.add([("a", torch.ones(1))])
     assert methods(dispatcher).count("LEND_MEMORY") == 2
+
+
+@pytest.mark.parametrize("method", [Method.LEND_MEMORY, Method.STAGE_LENT, Method.FINISH_WEIGHTS])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), TypeError("no JSON")])
+def test_an_interrupted_call_ends_the_update_before_the_memory_is_freed(
+    dispatcher, gpu_push, sharing, method, error
+):
+    dispatcher.refuse[method] = error
+    call = dispatcher.call
+
+    def check(method, argument=None):
+        assert not any(memory.is_freed for memory in sharing.exported)
+        return call(method, argument)
+
+    dispatcher.call = check
+    gpu_push.start()
+    with pytest.raises(type(error)):  # noqa: PT012
+        gpu_push.add([("a", torch.ones(1))])
+        gpu_push.add([("a", torch.ones(1))])
+        gpu_push.finish()
+    assert methods(dispatcher)[-1] == "ABANDON_WEIGHTS"
+    assert sharing.exported[0].is_freed
+    assert not gpu_push.is_open
+
+
+def test_closing_frees_the_memory_of_an_update_that_never_ended(gpu_push, sharing):
+    gpu_push.start()
+    gpu_push.add([("a", torch.ones(1))])
+    gpu_push.close()
+    gpu_push.close()
+    assert sharing.log.count("free") == 1
+
+
+def test_closing_while_weights_are_sent_leaves_the_memory_to_the_sender(
+    dispatcher, gpu_push, sharing
+):
+    def weights():
+        yield "a", torch.ones(1)
+        gpu_push.close()  # by another thread
+        assert not sharing.exported[0].is_freed
+        dispatcher.refuse.update(dict.fromkeys(Method, ShmLLMError("this LLM is closed")))
+        yield "b", torch.ones(1)
+
+    with pytest.raises(ShmLLMError, match="closed"):
+        gpu_push.update(weights())
+    assert sharing.log.count("free") == 1
 
 
 def test_a_tensor_on_the_gpu_that_cannot_be_sent_is_refused(dispatcher, gpu_push, sharing):
