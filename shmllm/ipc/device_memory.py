@@ -166,7 +166,7 @@ class LocalMemory:
             with torch.inference_mode(False):
                 self.tensor: Any = torch.empty(num_bytes, dtype=torch.uint8, device=device)
         except torch.OutOfMemoryError as problem:
-            raise DeviceMemoryError(str(problem).splitlines()[0]) from problem
+            raise DeviceMemoryError(_first_line(problem)) from problem
         self.handle = str(id(self))
 
     def close(self) -> None:
@@ -201,7 +201,7 @@ class _Driver:
             with self._context():
                 result, *values = getattr(self._bindings, name)(*arguments)
         except RuntimeError as problem:  # from torch, or from the bindings: there is no driver
-            raise DeviceMemoryError(f"{name} failed: {str(problem).splitlines()[0]}") from problem
+            raise DeviceMemoryError(f"{name} failed: {_first_line(problem)}") from problem
         if result != self._bindings.CUresult.CUDA_SUCCESS:
             raise DeviceMemoryError(f"{name} failed: {getattr(result, 'name', result)}")
         return values[0] if len(values) == 1 else values
@@ -250,6 +250,10 @@ class _Driver:
             # The first call of the runtime makes the context current in this thread.
             cuda.current_stream().synchronize()
             yield
+
+
+def _first_line(problem: Exception) -> str:
+    return str(problem).partition("\n")[0] or type(problem).__name__
 
 
 def _cuda() -> Any:

@@ -149,6 +149,15 @@ def test_an_exception_of_the_bindings_is_an_error_of_sharing(gpu):
         CudaSharing(gpu[0]).export(SIZE, HOST)
 
 
+def test_an_exception_without_a_text_is_an_error_of_sharing(gpu):
+    def fail(size):
+        raise RuntimeError
+
+    gpu[0].cuMemAlloc = fail
+    with pytest.raises(DeviceMemoryError, match="cuMemAlloc failed: RuntimeError"):
+        CudaSharing(gpu[0]).export(SIZE, HOST)
+
+
 def test_a_cpu_is_no_gpu():
     assert CudaSharing().uuid(HOST) == LocalSharing().uuid(HOST) == ""
 
