@@ -57,6 +57,7 @@ class WeightUpdates:
         self._client: int | None = None
         self._staged: Any = None
         self._lent: DeviceMemory | None = None
+        self._has_reported = False
         self.sharing: DeviceSharing = CudaSharing()
         self.version: Version = FIRST_VERSION
         self._taken_version: Version = FIRST_VERSION
@@ -110,12 +111,14 @@ class WeightUpdates:
         """
         self._staged_by(client)
         self._give_back()
-        if not self.sharing.uuid(self._device):
-            raise RequestError(f"the engine computes on {self._device} and shares no memory of it")
+        weight, *_ = next(iter(self._model().named_weights().values()))
+        device = weight.device
+        if not self.sharing.uuid(device):
+            raise RequestError(f"the engine computes on {device} and shares no memory of it")
         if type(num_bytes) is not int or not 0 < num_bytes <= DEVICE_BUCKET_BYTES:
             raise RequestError(f"a bucket has 1 to {DEVICE_BUCKET_BYTES:,} bytes, got {num_bytes}")
         try:
-            self._lent = self.sharing.open(handle, num_bytes, self._device)
+            self._lent = self.sharing.open(handle, num_bytes, device)
         except DeviceMemoryError as problem:
             raise RequestError(str(problem)) from problem
 
@@ -137,7 +140,13 @@ class WeightUpdates:
         try:
             self._put(as_pieces(pieces, len(memory)), memory)
         finally:
-            self.sharing.synchronize(self._device)
+            self.sharing.synchronize(memory.device)
+        if self._staged.uses_host and not self._has_reported:
+            self._has_reported = True
+            logger.warning(
+                "new weights wait in the host's memory, which takes seconds: too little memory of "
+                "the GPU is free (docs/rl.md says how much an update needs)"
+            )
 
     def _put(self, pieces: Iterable[Piece], bucket: Any) -> None:
         """Stage pieces of a bucket, a torch tensor (bytes,) uint8."""
@@ -222,12 +231,6 @@ class WeightUpdates:
             return None
         self._taken_version = self.version
         return self.version
-
-    @property
-    def _device(self) -> Any:
-        """The torch.device of the model's weights."""
-        weight, *_ = next(iter(self._model().named_weights().values()))
-        return weight.device
 
     def _give_back(self) -> None:
         """End the mapping of lent memory, if there is one. This must not end the engine when a

@@ -129,6 +129,11 @@ class StagedWeights:
         if problem is not None:
             self._problems[name] = problem
 
+    @property
+    def uses_host(self) -> bool:
+        """Whether a weight waits in the host's memory."""
+        return self._host is not None
+
     def check(self) -> None:
         """Raises RequestError, which names the tensors, if any had problems."""
         refuse(self._problems)

@@ -406,3 +406,10 @@ def test_two_front_ends_cannot_update_at_once(tmp_path: Path) -> None:
         assert second.log[-1] == "free"
         assert trainer.get_weight_version() == "second"
         assert mappings(trainer) == 0
+        other.start_weight_update()
+        other.update_weights(half_of(weights))
+        assert mappings(trainer) == 1
+        other.close()
+        assert second.log[-1] == "free"
+        wait_until(lambda: mappings(trainer) == 0, "the mapping ends")
+        trainer.update_weights(weights)

@@ -315,6 +315,19 @@ def test_lent_memory_is_read_and_given_back_at_the_end(core, lent):
     assert log[3:] == ["unmap"]
 
 
+def test_weights_of_the_gpu_that_wait_in_host_memory_are_reported_once(lent, caplog):
+    weights, _ = lent
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            weights.stage_lent(ME, [A])
+        weights.finish(ME)
+        weights.start(ME)
+        weights.lend(ME, weights.sharing.exported[0].handle, 128)
+        weights.stage_lent(ME, [A])
+    (record,) = caplog.records
+    assert "wait in the host's memory" in record.message
+
+
 @pytest.mark.parametrize("end", ["abandon", "forget_client", "refused", "again"])
 def test_every_end_gives_lent_memory_back(core, lent, end):
     weights, log = lent

@@ -162,7 +162,7 @@ def test_a_gpu_with_enough_memory_keeps_new_weights_itself(model, monkeypatch, f
     staged = StagedWeights(model, lambda device: free)
     for name in NAMES:
         put(staged, name)
-    assert (staged._host is None) is on_gpu
+    assert staged.uses_host is not on_gpu
     staged.check_complete(())
     staged.copy_into_place()
     assert_new(model)
