@@ -1,4 +1,4 @@
-"""Runs all GPU checks, tests and benchmarks, in commands of at most ten minutes; see CONTRIBUTING.md.
+"""Runs all GPU checks, tests and benchmarks, in commands of at most ten minutes (CONTRIBUTING.md).
 
     tools/gpu_check --fetch-wheels DIR         on a machine with a network: download wheels
     tools/gpu_check --wheels DIR --out DIR     on the machine with the GPU, until all is done
