@@ -110,12 +110,9 @@ def bears_name(segment):
         return False
 
 def claim(ending):
-    # The judge's descriptor is opened first: a dying process closes the lowest first, and
-    # so lets go of the judge's lock before it loses the name.
     judge = os.open(directory / "judge", os.O_RDWR)
     segment = Segment.create(SegmentKind.CONTROL, directory=str(directory))
     segment.take_ownership()
-    assert judge < segment._owner_fd
     if not registry.publish(segment, path):
         seen["refused"] += 1
         segment.close()
@@ -131,10 +128,11 @@ def claim(ending):
             seen["lost its name"] += 1
             break
         os.sched_yield()
+    # The judge's lock ends before the name is free. A dying process would end both in any order.
+    os.close(judge)
     if ending == "killed":
         os.write(report, json.dumps(seen).encode())
         os.kill(os.getpid(), signal.SIGKILL)
-    os.close(judge)
     if ending == "withdraws":
         registry.withdraw(segment, path)
     segment.close()

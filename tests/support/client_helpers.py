@@ -17,11 +17,13 @@ def needs(*packages: str) -> pytest.MarkDecorator:
 
 
 def ray_environment(directory: Path) -> dict[str, str]:
-    """For a Ray that puts no token into the home directory and reports no usage."""
+    """For a Ray that puts no token into the home directory, reports no usage, and gives its actors
+    as much of a busy machine as other programs have."""
     token = directory / "token"
     token.write_text(secrets.token_hex(16))
     return {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token),
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",
     }
