@@ -275,7 +275,7 @@ def test_weights_that_cannot_be_kept_stay_awake(model_and_owners, monkeypatch):
     def refuse(*_arguments):
         raise MemoryError("no 12 MiB of host memory")
 
-    monkeypatch.setattr("shmllm.worker.gpu.arena._HostCopy", refuse)
+    monkeypatch.setattr("shmllm.worker.gpu.arena.HostCopy", refuse)
     with pytest.raises(RequestError, match="weights cannot be kept: no 12 MiB of host memory"):
         owners.release(SleepState.WEIGHTS, keep=True)
     assert not model.is_asleep
