@@ -14,6 +14,7 @@ Memory that has not been written holds NaN, or -77 in integers.
 from __future__ import annotations
 
 import contextlib
+import gc
 import time
 import warnings
 import weakref
@@ -295,6 +296,8 @@ class FakeGpu:
         """Allocate a device tensor with the sizes and strides of a meta tensor. Raises
         OutOfMemoryError."""
         num_bytes = _span(like) * like.dtype.itemsize
+        if num_bytes > self.free_bytes():
+            gc.collect()  # Triton's interpreter leaves cycles with the arguments of each launch
         if num_bytes > self.free_bytes():
             raise torch.OutOfMemoryError(f"{num_bytes:,} of {self.free_bytes():,} bytes")
         if self._graph is not None:
