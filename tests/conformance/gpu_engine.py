@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from support.model_helpers import reference_model, save
+from support.variants import slow
 
 from shmllm.config.engine import (
     CacheConfig,
@@ -204,7 +205,7 @@ class EngineConformance:
         [
             ("FULL_AND_PIECEWISE", True),
             *(
-                pytest.param(mode, overlaps, marks=pytest.mark.slow)
+                slow(mode, overlaps)
                 for mode, overlaps in (
                     ("FULL_AND_PIECEWISE", False),
                     ("NONE", False),
@@ -283,6 +284,7 @@ class EngineConformance:
         found = [np.concatenate([p.logprobs for p in part]) for part in (mine, theirs)]
         assert found[0] == pytest.approx(found[1], abs=1e-4)
 
+    @pytest.mark.slow
     def test_the_cache_gets_what_the_largest_step_leaves(
         self, model: Any, gpu_device: Device
     ) -> None:
@@ -326,7 +328,7 @@ class EngineConformance:
         engine.run()
         assert engine.tokens[1] == expected(other, PROMPTS[1], 4) != wanted
 
-    @pytest.mark.parametrize("level", [0, 2])
+    @pytest.mark.parametrize("level", [slow(0), 2])
     def test_new_weights_come_through_memory_of_the_device(
         self, model: Any, gpu_device: Device, level: int
     ) -> None:

@@ -15,6 +15,7 @@ import pytest
 import torch
 from support.gpu_steps import GpuSteps, Prepared
 from support.model_helpers import reference_logits, reference_model, save
+from support.variants import slow
 
 from shmllm.config.graphs import CudaGraphMode
 
@@ -105,7 +106,7 @@ def take_first(in_flight: list[Any], known: dict[int, list[int]]) -> None:
 
 
 class ProgramConformance:
-    @pytest.mark.parametrize("name", ["llama", "mistral", "qwen3"])
+    @pytest.mark.parametrize("name", [*map(slow, ("llama", "mistral")), "qwen3"])
     def test_the_logits_equal_those_of_transformers(self, gpu_device, models, name) -> None:
         reference, directory = models(name)
         steps = GpuSteps(gpu_device, directory)

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 from support.kernel_helpers import poisoned
+from support.variants import slow
 
 from shmllm_kernels.gpu import noise, sampling, sampling_scratch
 from shmllm_kernels.gpu.logits_processors import add_biases, count_tokens
@@ -230,7 +231,7 @@ class SamplingConformance:
         _gumbel_of_bits[(1,)](out, torch.tensor(bits, device=device), SIZE=len(bits))
         torch.testing.assert_close(out.cpu(), want, atol=2e-6, rtol=2e-6)
 
-    @pytest.mark.parametrize("vocab_size", [1, 5, 256, 1000])
+    @pytest.mark.parametrize("vocab_size", [1, slow(5), slow(256), 1000])
     def test_a_batch_of_mixed_parameters(self, draw, vocab_size):
         logits = draw.normal(len(PARAMETERS), vocab_size, scale=3.0)
         Step(draw, logits, *PARAMETERS.values()).check()
@@ -240,7 +241,7 @@ class SamplingConformance:
         chosen = [PARAMETERS[name] for name in ("greedy", "drawn", "top_k", "top_p")]
         Step(draw, logits, *chosen).check()
 
-    @pytest.mark.parametrize("spread", [0.01, 0.5])
+    @pytest.mark.parametrize("spread", [0.01, slow(0.5)])
     def test_more_candidates_than_a_short_list_holds(self, draw, spread):
         names = ["top_k", "top_p", "nearly all", "min_p", "all"]
         step = Step(
@@ -252,7 +253,7 @@ class SamplingConformance:
         step.check()
         assert (step.scratch.num_candidates == -1).any()
 
-    @pytest.mark.parametrize("step_size", [0.0, 0.01])
+    @pytest.mark.parametrize("step_size", [0.0, slow(0.01)])
     def test_searched_thresholds(self, draw, short_lists, step_size):
         logits = draw.normal(len(SEARCHED), 700, scale=0.2)
         if step_size:  # many entries are equal, as in half precision

@@ -10,7 +10,6 @@ import transformers
 from support.reference_models import (
     VARIANTS,
     ReferenceModel,
-    greedy_tokens,
     make_model,
     make_prompts,
 )
@@ -27,4 +26,4 @@ def reference(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Referenc
         directory = tmp_path_factory.mktemp(request.param)
         model = make_model(request.param, directory)
     prompts = make_prompts(model.config.vocab_size)
-    return ReferenceModel(directory, prompts, [greedy_tokens(model, p) for p in prompts])
+    return ReferenceModel(model, directory, prompts)

@@ -17,6 +17,7 @@ import torch
 from support.determinism import make_requests
 from support.engines import assert_idle, run_a_little, slow_steps
 from support.reference_models import make_model
+from support.variants import slow
 from support.waiting import PATIENCE_S, wait_until
 
 from shmllm import (
@@ -307,7 +308,7 @@ def test_weights_that_change_in_the_middle(tmp_path: Path) -> None:
         assert halve_weights_after(pair.plain, so_far) == (so_far, overlapped)
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+@pytest.mark.parametrize("policy", ["fcfs", slow("priority")])
 def test_preempted_requests(policy: str) -> None:
     options = {"kv_cache_memory_bytes": 90 * 2**14, "max_model_len": 256}
     prompts = [random_ids(seed, 1 + 7 * seed) for seed in range(14)]

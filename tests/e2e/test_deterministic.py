@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from support.determinism import ask, ask_one_by_one, ask_shuffled, make_requests
-from support.reference_models import VARIANTS, make_model
+from support.reference_models import KINDS, make_model
+from support.variants import slow
 
 from shmllm import LLM, EngineStartError
 
@@ -17,10 +18,7 @@ SHAPE: dict[str, Any] = {"intermediate_size": 1376, "max_position_embeddings": 1
 contexts of several key tiles."""
 
 
-# Norms of queries and keys, and a window. Biases and tied weights, which add nothing that sums,
-# take as long again: `tools/test -m slow tests/e2e`.
-QUICK = ("qwen3", "mistral")
-KINDS = [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in VARIANTS]
+DTYPES = ["float32", "bfloat16", slow("float16")]
 NAMES = ("model.layers.0.mlp.down_proj.weight", "model.layers.3.self_attn.q_proj.weight")
 
 
@@ -31,7 +29,7 @@ def directory(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Path:
     return path
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16", "float16"])
+@pytest.fixture(scope="module", params=DTYPES)
 def start(request: pytest.FixtureRequest, directory: Path) -> Any:
     def start_engine(**options: Any) -> LLM:
         settings = {"dtype": request.param, "num_threads": 2, "kv_cache_memory_bytes": 2**26}

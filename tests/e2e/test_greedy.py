@@ -41,13 +41,18 @@ def bytes_per_block(llm: LLM) -> int:
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_equals_transformers(reference: ReferenceModel, setting: str) -> None:
     with LLM(str(reference.directory), **SETTINGS[setting]) as llm:
-        assert tokens_of(llm, reference.prompts) == reference.greedy
+        reference.assert_greedy(tokens_of(llm, reference.prompts))
 
 
 @pytest.mark.parametrize("reference", ["llama", "tiny"], indirect=True)
 def test_an_engine_process_equals_transformers(reference: ReferenceModel) -> None:
     with LLM(str(reference.directory), dtype="float32") as llm:
-        assert tokens_of(llm, reference.prompts) == reference.greedy
+        tokens = tokens_of(llm, reference.prompts)
+    reference.assert_greedy(tokens)
+    some = range(0, len(tokens), 4)
+    assert [tokens[i] for i in some] == [
+        greedy_tokens(reference.model, reference.prompts[i]) for i in some
+    ]
 
 
 def test_equals_transformers_with_preemption(reference: ReferenceModel) -> None:
@@ -56,7 +61,7 @@ def test_equals_transformers_with_preemption(reference: ReferenceModel) -> None:
         room_for_two = 2 * (400 // 16 + 1) * bytes_per_block(probe)
     options |= {"kv_cache_memory_bytes": room_for_two}
     with LLM(str(reference.directory), **options) as llm:
-        assert tokens_of(llm, reference.prompts) == reference.greedy
+        reference.assert_greedy(tokens_of(llm, reference.prompts))
         assert llm.get_metrics()["preemptions"] > 0
 
 

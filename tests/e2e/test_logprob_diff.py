@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 from support.programs import environment
-from support.reference_models import VARIANTS, make_model
+from support.reference_models import KINDS, make_model
 
 TOOL = Path(__file__).resolve().parents[2] / "tools" / "logprob_diff.py"
 BOUNDS = {"float32": 1e-5, "bfloat16": 0.012}
@@ -28,7 +28,7 @@ def tool() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("kind", VARIANTS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_log_probabilities_equal_the_trainers(tool: ModuleType, kind: str, tmp_path: Path) -> None:
     make_model(kind, tmp_path)
     for dtype, bound in BOUNDS.items():

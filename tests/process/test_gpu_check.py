@@ -226,6 +226,7 @@ def test_an_unknown_part_is_a_usage_error():
     assert "no part 'nothing'; the parts are first" in done.stderr
 
 
+@pytest.mark.slow
 def test_an_engine_and_transformers_are_rehearsed_on_the_same_weights(tmp_path):
     parts = ("engine-1b", "transformers-1b")
     only = [word for part in parts for word in ("--only", part)]

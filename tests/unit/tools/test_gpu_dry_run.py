@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 TOOLS = str(Path(__file__).resolve().parents[3] / "tools")
 # A dry run changes its process for good.

@@ -9,6 +9,7 @@ import pytest
 import torch
 from conformance.attention_kernels import AttentionConformance, Case, Launch
 from conformance.attention_tiles import AttentionTilesConformance
+from support.variants import slow
 from triton.runtime.interpreter import interpreter_builder
 
 
@@ -20,7 +21,7 @@ class TestAttentionTiles(AttentionTilesConformance):
     """In float32 the tiles are small, and interpreting them takes minutes."""
 
     @pytest.fixture(
-        params=[torch.float16, pytest.param(torch.float32, marks=pytest.mark.slow)],
+        params=[torch.float16, slow(torch.float32)],
         ids=["f16", "f32"],
     )
     def dtype(self, request: pytest.FixtureRequest) -> torch.dtype:

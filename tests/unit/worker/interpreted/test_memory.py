@@ -54,7 +54,8 @@ def add(engine: Engine, number: int, grammar: str = "", **options: Any) -> None:
     assert engine.core.add(0, request) is None
 
 
-@pytest.mark.parametrize("max_logprobs", [20, pytest.param(-1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("max_logprobs", [20, -1])
 def test_no_request_needs_memory_that_the_cache_has(directory: Path, max_logprobs: int) -> None:
     config = make_config(directory, mode="NONE", overlaps=False, num_seqs=NUM_ROWS)
     config = replace(

@@ -8,6 +8,7 @@ import pytest
 from conformance.gpu_engine import PROMPTS, VOCAB, Engine, make_config, model
 from support.fake_gpu import FakeGpu
 from support.kernel_variants import seen_variants
+from support.variants import slow
 
 __all__ = ["model"]
 
@@ -25,7 +26,7 @@ OPTIONS: list[dict[str, Any]] = [
     [
         ("FULL_AND_PIECEWISE", 3),
         *(
-            pytest.param(mode, num_seqs, marks=pytest.mark.slow)
+            slow(mode, num_seqs)
             for mode in ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY")
             for num_seqs in (3, 8)
         ),
