@@ -7,13 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import engine_processes
 from support.programs import environment, python, result_of, run_source
-from support.waiting import PATIENCE_S
+from support.waiting import PATIENCE_S, join_all
 
 from shmllm import LLM, SamplingParams
 from shmllm.client.launch import (
@@ -67,28 +68,9 @@ def tokens_of(llm: LLM) -> list[int]:
     return llm.generate(PROMPT, params, use_tqdm=False)[0].outputs[0].token_ids
 
 
+@pytest.mark.slow
 def test_from_standard_input(expected: list[int]) -> None:
     assert result_of(python("-", input=PROGRAM.encode())) == expected
-
-
-def test_from_a_thread_that_ends_before_the_engine_is_used(expected: list[int]) -> None:
-    source = f"""
-import json, threading, time
-from shmllm import LLM, SamplingParams
-made, results = [], []
-def start():
-    made.append(LLM())
-def use():
-    params = SamplingParams(temperature=0, max_tokens=6)
-    results.append(made[0].generate({PROMPT!r}, params, use_tqdm=False)[0].outputs[0].token_ids)
-for work in (start, use):
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    time.sleep(0.5)
-print(json.dumps(results[0]))
-"""
-    assert result_of(run_source(source)) == expected
 
 
 def write_hostile(directory: Path, *names: str) -> None:
@@ -97,6 +79,7 @@ def write_hostile(directory: Path, *names: str) -> None:
         (directory / f"{name}.py").write_text("raise SystemExit('the wrong module')\n")
 
 
+@pytest.mark.slow
 def test_from_a_directory_whose_files_are_named_like_modules(
     tmp_path: Path, expected: list[int]
 ) -> None:
@@ -109,7 +92,7 @@ def test_from_a_directory_whose_files_are_named_like_modules(
     assert result_of(python(str(script), cwd=here)) == expected
 
 
-@pytest.mark.parametrize("way", ["script", "-c"])
+@pytest.mark.parametrize("way", ["script", pytest.param("-c", marks=pytest.mark.slow)])
 def test_beside_files_named_like_modules_that_only_the_engine_needs(
     tmp_path: Path, expected: list[int], way: str
 ) -> None:
@@ -122,11 +105,13 @@ def test_beside_files_named_like_modules_that_only_the_engine_needs(
     assert result_of(python(*arguments, cwd=tmp_path)) == expected
 
 
+@pytest.mark.slow
 def test_with_ignored_child_signals(expected: list[int]) -> None:
     source = "import signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\n" + PROGRAM
     assert result_of(run_source(source + "llm.close()\n")) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", ["<&-", "2>&-", "<&- 2>&-"])
 def test_with_closed_standard_streams(closed: str, expected: list[int]) -> None:
     """The segments then get the descriptors 0 and 2, which a child's streams need."""
@@ -179,12 +164,33 @@ def test_the_engine_has_a_session_and_a_directory_of_its_own(report: dict[str, A
     assert report["directory"] == "/"
 
 
-def test_two_at_once(expected: list[int]) -> None:
-    with LLM(max_model_len=128) as first, LLM(max_model_len=128) as second:
+@pytest.fixture
+def graces(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds that engines are given to end by themselves, in the order they are ended in."""
+    given: list[float] = []
+    stop = ChildEngineHandle.stop
+
+    def recorded(engine: ChildEngineHandle, grace_s: float) -> None:
+        given.append(grace_s)
+        stop(engine, grace_s)
+
+    monkeypatch.setattr(ChildEngineHandle, "stop", recorded)
+    return given
+
+
+def test_two_at_once_one_of_them_from_a_thread_that_has_ended(
+    expected: list[int], graces: list[float]
+) -> None:
+    started: list[LLM] = []
+    thread = threading.Thread(target=lambda: started.append(LLM(max_model_len=128)))
+    thread.start()
+    join_all([thread])
+    with started[0] as first, LLM(max_model_len=128) as second:
         assert first._client.pid != second._client.pid
         assert tokens_of(first) == tokens_of(second) == expected
-        first.close()
-        assert tokens_of(second) == expected
+        second.close()
+        assert set(graces) == {CLOSE_GRACE_S}
+        assert tokens_of(first) == expected
 
 
 def test_without_a_process(expected: list[int]) -> None:
@@ -194,6 +200,7 @@ def test_without_a_process(expected: list[int]) -> None:
         assert tokens_of(llm) == expected
 
 
+@pytest.mark.slow
 def test_a_signal_for_the_front_ends_process_group_does_not_reach_the_engine(
     expected: list[int],
 ) -> None:
@@ -208,22 +215,12 @@ def test_a_signal_for_the_front_ends_process_group_does_not_reach_the_engine(
     assert result_of(run_source(source)) == expected
 
 
-def test_an_engine_that_still_starts_is_ended_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_still_starts_is_ended_at_once(graces: list[float]) -> None:
     """A starting engine may not answer for seconds, like this stopped one; Ctrl-C must not wait."""
-    graces: list[float] = []
-    stop = ChildEngineHandle.stop
-
-    def recorded(engine: ChildEngineHandle, grace_s: float) -> None:
-        graces.append(grace_s)
-        stop(engine, 0)
-
-    monkeypatch.setattr(ChildEngineHandle, "stop", recorded)
     starting = PrivateEngineClient(make_engine_config("tiny"))
     os.kill(starting.pid, signal.SIGSTOP)
     starting.close()
-    with LLM(num_threads=1) as llm:
-        assert llm.health() == "ready"
-    assert graces[:2] == [0, CLOSE_GRACE_S]
+    assert graces[0] == 0
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,21 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from conftest import engine_processes, our_files
-from support.engines import named_engine, run_a_little, slow_steps
+from support.engines import (
+    assert_idle,
+    assert_unused,
+    named_engine,
+    run_a_little,
+    slow_steps,
+    stats_of,
+)
 from support.programs import CLI, kill, python, read_line, start_source
 from support.reference_models import MAX_TOKENS, greedy_tokens, make_model, make_prompts
 from support.waiting import PATIENCE_S, join_all, wait_until, wait_until_async
@@ -26,6 +34,36 @@ GREEDY = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
 SHORT = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 ONE_TOKEN = SamplingParams(temperature=0, max_tokens=1)
 MIB = 2**20
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[LLM]:
+    """An engine in a process of its own."""
+    with LLM(kv_cache_memory_bytes=2**27, num_threads=1) as llm:
+        yield llm
+
+
+@pytest.fixture
+def llm(engine: LLM) -> Iterator[LLM]:
+    """The engine of the module, which the test must leave idle and awake."""
+    yield engine
+    assert_idle(engine)
+
+
+@pytest.fixture(scope="module")
+def named(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    """A named engine: its name and its log."""
+    directory = tmp_path_factory.mktemp("engine")
+    with named_engine(directory, allow_callables=True) as (name, _):
+        yield name, directory / "engine.log"
+
+
+@pytest.fixture
+def name(named: tuple[str, Path]) -> Iterator[str]:
+    """The named engine of the module, which the test must leave unused and awake."""
+    yield named[0]
+    assert_unused(named[0])
+    assert not stats_of(named[0])["asleep"]
 
 
 def tokens_of(llm: LLM, params: SamplingParams = SHORT) -> list[int]:
@@ -50,7 +88,8 @@ def test_the_calls_of_a_trainer_in_their_order(tmp_path: Path) -> None:
             parameter.mul_(1.3)
     prompts = [{"prompt_token_ids": prompt} for prompt in make_prompts(4096)[:6]]
     params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
-    with LLM(str(tmp_path), kv_cache_memory_bytes=2**26, enable_sleep_mode=True) as llm:
+    options: dict[str, Any] = {"kv_cache_memory_bytes": 2**26, "enable_sleep_mode": True}
+    with LLM(str(tmp_path), multiprocess=False, **options) as llm:
         llm.sleep(level=2)
         for step in range(4):
             model = models[step % 2]
@@ -75,13 +114,14 @@ def test_a_sleeping_engine_returns_its_memory(tmp_path: Path) -> None:
         tmp_path,
         hidden_size=1024,
         intermediate_size=4096,
-        num_key_value_heads=4,
+        num_attention_heads=16,
+        num_key_value_heads=16,
         head_dim=64,
     )
     options: dict[str, Any] = {"load_format": "dummy", "kv_cache_memory_bytes": 2**27}
     with LLM(str(tmp_path), enable_prefix_caching=False, **options) as llm:
         pid = llm._client.pid  # type: ignore[attr-defined]
-        prompts = [{"prompt_token_ids": prompt} for prompt in make_prompts(4096, 200)[:20]]
+        prompts = [{"prompt_token_ids": prompt} for prompt in make_prompts(4096, 200)[8:10]]
         expected = llm.generate(prompts, SHORT, use_tqdm=False)
         first_rss = rss_bytes(pid)
         for level in (1, 2):
@@ -113,35 +153,35 @@ def cycle(llm: LLM, level: int) -> tuple[list[int], SleepReport]:
     return tokens_of(llm), report
 
 
-def run_cycles(num_cycles: int) -> None:
+def run_cycles(llm: LLM, num_cycles: int) -> None:
     """Weights, KV cache and workspaces take the same memory after each cycle. All else grows by
     less than one copy of the weights, although each cycle copies them."""
-    with LLM(kv_cache_memory_bytes=2**27, num_threads=1) as llm:
-        expected = tokens_of(llm)
-        for level in (1, 2):
-            tokens, first = cycle(llm, level)
+    expected = tokens_of(llm)
+    for level in (1, 2):
+        tokens, first = cycle(llm, level)
+        assert tokens == expected
+        for _ in range(num_cycles - 1):
+            tokens, report = cycle(llm, level)
             assert tokens == expected
-            for _ in range(num_cycles - 1):
-                tokens, report = cycle(llm, level)
-                assert tokens == expected
-                for now, then in ((report.before, first.before), (report.after, first.after)):
-                    assert now.weights == then.weights
-                    assert now.kv_cache == then.kv_cache
-                    assert now.workspaces == then.workspaces
-                    assert now.rest < then.rest + llm.facts.weight_bytes
+            for now, then in ((report.before, first.before), (report.after, first.after)):
+                assert now.weights == then.weights
+                assert now.kv_cache == then.kv_cache
+                assert now.workspaces == then.workspaces
+                assert now.rest < then.rest + llm.facts.weight_bytes
 
 
-def test_cycles_leave_tokens_and_memory_as_they_were() -> None:
-    run_cycles(6)
+def test_cycles_leave_tokens_and_memory_as_they_were(llm: LLM) -> None:
+    run_cycles(llm, 6)
 
 
 @pytest.mark.slow
-def test_a_hundred_cycles_leave_tokens_and_memory_as_they_were() -> None:
-    run_cycles(100)
+def test_a_hundred_cycles_leave_tokens_and_memory_as_they_were(llm: LLM) -> None:
+    run_cycles(llm, 100)
 
 
-def test_two_engines_take_turns_to_sleep() -> None:
-    with LLM(kv_cache_memory_bytes=2**26) as one, LLM(kv_cache_memory_bytes=2**26) as other:
+def test_two_engines_take_turns_to_sleep(llm: LLM, name: str) -> None:
+    with LLM.attach(name) as attached:
+        one, other = llm, attached
         expected = tokens_of(one)
         other.sleep(2)
         for _ in range(5):
@@ -152,12 +192,14 @@ def test_two_engines_take_turns_to_sleep() -> None:
             with pytest.raises(EnginePausedError):
                 tokens_of(one)
             one, other = other, one
+        other.wake_up()
+        other.collective_rpc("reload_weights")
 
 
 def test_a_sleeping_named_engine_outlives_the_front_end_that_put_it_to_sleep(
-    tmp_path: Path,
+    name: str, named: tuple[str, Path]
 ) -> None:
-    with named_engine(tmp_path, allow_callables=True) as (name, _), LLM.attach(name) as llm:
+    with LLM.attach(name) as llm:
         expected = tokens_of(llm)
         with LLM.attach(name) as other, slow_steps(llm):
             llm.enqueue(PROMPT, GREEDY)
@@ -168,7 +210,7 @@ def test_a_sleeping_named_engine_outlives_the_front_end_that_put_it_to_sleep(
         with LLM.attach(name) as other:
             assert other.wake_up()
         assert tokens_of(llm) == expected
-    assert "freed" in (tmp_path / "engine.log").read_text()
+    assert "freed" in named[1].read_text()
 
 
 def is_refused(llm: LLM) -> bool:
@@ -180,10 +222,8 @@ def is_refused(llm: LLM) -> bool:
     return False
 
 
-def test_a_front_end_that_dies_while_it_waits_for_sleep_leaves_the_engine_awake(
-    tmp_path: Path,
-) -> None:
-    with named_engine(tmp_path) as (name, _), LLM.attach(name) as llm:
+def test_a_front_end_that_dies_while_it_waits_for_sleep_leaves_the_engine_awake(name: str) -> None:
+    with LLM.attach(name) as llm:
         waiting = start_source(
             f"""
             from shmllm import LLM, SamplingParams
@@ -193,7 +233,6 @@ def test_a_front_end_that_dies_while_it_waits_for_sleep_leaves_the_engine_awake(
             llm.sleep(mode="wait")
             """
         )
-
         try:
             wait_until(lambda: is_refused(llm), "the engine refuses new requests")
         finally:
@@ -202,29 +241,29 @@ def test_a_front_end_that_dies_while_it_waits_for_sleep_leaves_the_engine_awake(
         assert not llm.is_sleeping()
 
 
-def test_an_interrupted_wait_to_sleep_takes_requests_again() -> None:
-    with LLM(kv_cache_memory_bytes=2**26, num_threads=1) as llm:
-        expected = tokens_of(llm)
-        main = threading.main_thread().ident
-        assert main is not None
+def test_an_interrupted_wait_to_sleep_takes_requests_again(llm: LLM) -> None:
+    expected = tokens_of(llm)
+    main = threading.main_thread().ident
+    assert main is not None
 
-        def interrupt() -> None:
-            wait_until(lambda: is_refused(llm), "the engine refuses new requests")
-            signal.pthread_kill(main, signal.SIGINT)
+    def interrupt() -> None:
+        wait_until(lambda: is_refused(llm), "the engine refuses new requests")
+        signal.pthread_kill(main, signal.SIGINT)
 
-        with slow_steps(llm):
-            llm.enqueue([PROMPT] * 4, GREEDY)
-            run_a_little(llm)
-            thread = threading.Thread(target=interrupt)
-            thread.start()
-            with pytest.raises(KeyboardInterrupt):
-                llm.sleep(mode="wait")
-            join_all([thread])
-        assert not llm.is_sleeping()
-        assert tokens_of(llm) == expected
+    with slow_steps(llm):
+        llm.enqueue([PROMPT] * 4, GREEDY)
+        run_a_little(llm)
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            llm.sleep(mode="wait")
+        join_all([thread])
+    assert not llm.is_sleeping()
+    assert tokens_of(llm) == expected
 
 
 def test_a_front_end_killed_while_its_engine_sleeps_leaves_nothing() -> None:
+    before = engine_processes()
     program = start_source(
         """
         import time
@@ -236,14 +275,14 @@ def test_a_front_end_killed_while_its_engine_sleeps_leaves_nothing() -> None:
         """
     )
     assert read_line(program) == b"asleep\n"
-    assert engine_processes()
+    assert engine_processes() > before
     kill(program)
-    wait_until(lambda: not engine_processes(), "the engine ends")
+    wait_until(lambda: engine_processes() == before, "the engine ends")
 
 
-def test_coroutines_sleep_and_wake() -> None:
+def test_coroutines_sleep_and_wake(name: str) -> None:
     async def run() -> None:
-        async with AsyncLLM(kv_cache_memory_bytes=2**26, num_threads=1) as llm:
+        async with AsyncLLM.attach(name) as llm:
 
             async def tokens() -> list[int]:
                 async for output in llm.generate(PROMPT, GREEDY):
@@ -277,35 +316,34 @@ def test_coroutines_sleep_and_wake() -> None:
     asyncio.run(asyncio.wait_for(run(), 2 * PATIENCE_S))
 
 
-def test_the_commands_for_named_engines(tmp_path: Path) -> None:
+def test_the_commands_for_named_engines(name: str) -> None:
     def run(*arguments: str) -> tuple[int, str]:
         done = python("-c", CLI, *arguments)
         return done.returncode, (done.stdout + done.stderr).decode()
 
-    with named_engine(tmp_path) as (name, _):
-        code, text = run("engine", "sleep", name, "--level", "2")
-        assert code == 0
-        assert [line.split()[0] for line in text.splitlines()[:7]] == [
-            *("MiB", "weights", "kv_cache", "graphs", "workspaces", "rest", "all")
-        ]
-        assert "asleep: weights, kv_cache, scheduling; 46 weights are missing" in text
-        code, text = run("engine", "ls")
-        assert f"{name}" in text
-        assert "asleep" in text
-        code, text = run("engine", "sleep", name)
-        assert (code, "asleep already" in text) == (0, True)
-        code, text = run("engine", "wake", name, "--tag", "weights")
-        assert code == 0
-        assert "asleep: kv_cache, scheduling" in text
-        code, text = run("engine", "wake", name, "--tag", "nonsense")
-        assert code == 2
-        code, text = run("engine", "wake", name)
-        assert (code, "46 weights are missing" in text) == (1, True)
-        code, text = run("generate", "--attach", name, "x")
-        assert "missing" in text
-        with LLM.attach(name) as llm:
-            llm.collective_rpc("reload_weights")
-        code, text = run("engine", "wake", name)
-        assert code == 0
-        code, text = run("generate", "--attach", name, "--max-tokens", "2", "x")
-        assert code == 0
+    code, text = run("engine", "sleep", name, "--level", "2")
+    assert code == 0
+    assert [line.split()[0] for line in text.splitlines()[:7]] == [
+        *("MiB", "weights", "kv_cache", "graphs", "workspaces", "rest", "all")
+    ]
+    assert "asleep: weights, kv_cache, scheduling; 46 weights are missing" in text
+    code, text = run("engine", "ls")
+    assert f"{name}" in text
+    assert "asleep" in text
+    code, text = run("engine", "sleep", name)
+    assert (code, "asleep already" in text) == (0, True)
+    code, text = run("engine", "wake", name, "--tag", "weights")
+    assert code == 0
+    assert "asleep: kv_cache, scheduling" in text
+    code, text = run("engine", "wake", name, "--tag", "nonsense")
+    assert code == 2
+    code, text = run("engine", "wake", name)
+    assert (code, "46 weights are missing" in text) == (1, True)
+    code, text = run("generate", "--attach", name, "x")
+    assert "missing" in text
+    with LLM.attach(name) as llm:
+        llm.collective_rpc("reload_weights")
+    code, text = run("engine", "wake", name)
+    assert code == 0
+    code, text = run("generate", "--attach", name, "--max-tokens", "2", "x")
+    assert code == 0
