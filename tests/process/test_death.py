@@ -19,7 +19,7 @@ import pytest
 from support.programs import is_running, kill, read_line, result_of, run_source, start_source
 from support.waiting import PATIENCE_S, holds_within
 
-from shmllm import LLM, EngineDeadError, EngineStartError, SamplingParams
+from shmllm import LLM, EngineStartError
 from shmllm.frontend.model_files import resolve_model
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
@@ -30,7 +30,7 @@ DEATH_IS_REPORTED_WITHIN_S = 2.0
 ORPHAN_IS_GONE_WITHIN_S = 5.0
 
 ENGINE_DIES = """
-import json, os, signal, sys, threading, time
+import itertools, json, os, signal, sys, threading, time
 from shmllm import LLM, EngineDeadError, SamplingParams
 from shmllm.wire.messages import RecordKind
 
@@ -76,7 +76,7 @@ def deaths_of(source: str) -> dict[str, Any]:
     return dict(result_of(run_source(ENGINE_DIES + source)))
 
 
-@pytest.mark.parametrize("when", ["generating", "idle"])
+@pytest.mark.parametrize("when", ["generating", pytest.param("idle", marks=pytest.mark.slow)])
 def test_a_killed_engine_is_reported_to_everyone_who_asks(when: str) -> None:
     found = deaths_of(f"print(json.dumps(report(LLM(), signal.SIGKILL, {when!r})))")
     first, *later = found["deaths"]
@@ -116,31 +116,84 @@ print(json.dumps({"deaths": [death(llm), death(llm)]}))
         assert "Traceback" not in one["message"]
 
 
-def test_closing_in_one_thread_ends_a_generation_in_another() -> None:
-    found = result_of(
-        run_source(
-            ENGINE_DIES
-            + """
+INTERRUPTED_AND_CLOSED = """
+signal.signal(signal.SIGINT, signal.default_int_handler)
 llm = LLM()
-outcome = []
-def generate():
+params = SamplingParams(temperature=0, max_tokens=4)
+def answer():
+    return llm.generate("import os", params, use_tqdm=False)[0].outputs[0].token_ids
+def has_generated(num_tokens):
+    wanted = llm.get_metrics()["generated_tokens"] + num_tokens
+    while llm.get_metrics()["generated_tokens"] < wanted:
+        time.sleep(0.001)
+
+before = answer()
+def interrupt():
+    has_generated(20)
+    os.kill(os.getpid(), signal.SIGINT)
+threading.Thread(target=interrupt, daemon=True).start()
+try:
+    while True:
+        llm.generate(["x"] * 8, LONG, use_tqdm=False)
+except KeyboardInterrupt:
+    interrupted = {"same": answer() == before, "left": len(llm.front_end.outputs._states)}
+
+def outcome(work):
     try:
-        while True:
-            llm.generate("x", LONG, use_tqdm=False)
+        work()
     except Exception as error:
-        outcome.append([base.__name__ for base in type(error).__mro__])
-thread = threading.Thread(target=generate, daemon=True)
-thread.start()
-while llm.get_metrics()["generated_tokens"] < 5:
-    time.sleep(0.001)
+        return [[base.__name__ for base in type(error).__mro__], str(error)]
+
+def generate():
+    while True:
+        llm.generate("x", LONG, use_tqdm=False)
+
+def stream():
+    for _ in llm.stream(itertools.repeat("x"), LONG):
+        pass
+
+closed = {}
+threads = []
+for work in (generate, stream):
+    def run(work=work):
+        closed[work.__name__] = outcome(work)
+    threads.append(threading.Thread(target=run, daemon=True))
+    threads[-1].start()
+has_generated(5)
 llm.close()
-thread.join(20)
-print(json.dumps(outcome))
+for thread in threads:
+    thread.join(20)
+closed["later"] = outcome(answer)
+print(json.dumps({"interrupted": interrupted, "closed": closed}))
 """
-        )
-    )
-    assert len(found) == 1
-    assert "ShmLLMError" in found[0]
+
+
+@pytest.fixture(scope="module")
+def interrupted_and_closed() -> dict[str, Any]:
+    """What a front end reports whose generation was interrupted, and that then was closed while
+    one of its threads generated and another one read a stream."""
+    return dict(result_of(run_source(ENGINE_DIES + INTERRUPTED_AND_CLOSED)))
+
+
+def test_an_interrupted_generation_leaves_a_working_engine(
+    interrupted_and_closed: dict[str, Any],
+) -> None:
+    assert interrupted_and_closed["interrupted"] == {"same": True, "left": 0}
+
+
+@pytest.mark.parametrize("use", ["generate", "stream"])
+def test_closing_in_one_thread_ends_what_runs_in_others(
+    interrupted_and_closed: dict[str, Any], use: str
+) -> None:
+    names, text = interrupted_and_closed["closed"][use]
+    assert "ShmLLMError" in names
+    assert "closed" in text
+
+
+def test_a_closed_llm_says_so(interrupted_and_closed: dict[str, Any]) -> None:
+    names, text = interrupted_and_closed["closed"]["later"]
+    assert "closed" in text
+    assert "EngineDeadError" not in names
 
 
 FRONT_END_DIES = """
@@ -201,7 +254,9 @@ def front_ends() -> Iterator[list[subprocess.Popen[bytes]]]:
         kill(process)
 
 
-@pytest.mark.parametrize("moment", ["stopped_reading", "with_a_forked_child"])
+@pytest.mark.parametrize(
+    "moment", [pytest.param("stopped_reading", marks=pytest.mark.slow), "with_a_forked_child"]
+)
 def test_an_engine_ends_after_its_front_end_died(
     moment: str, front_ends: list[subprocess.Popen[bytes]]
 ) -> None:
@@ -221,33 +276,6 @@ def test_an_engine_ends_after_its_front_end_died_during_the_load(
     kill_and_watch(front_ends[0], engine)
 
 
-def test_an_interrupted_generation_leaves_a_working_engine() -> None:
-    found = result_of(
-        run_source(
-            ENGINE_DIES
-            + """
-signal.signal(signal.SIGINT, signal.default_int_handler)
-llm = LLM()
-params = SamplingParams(temperature=0, max_tokens=4)
-def answer():
-    return llm.generate("import os", params, use_tqdm=False)[0].outputs[0].token_ids
-before = answer()
-def interrupt():
-    while llm.get_metrics()["generated_tokens"] < 20:
-        time.sleep(0.001)
-    os.kill(os.getpid(), signal.SIGINT)
-threading.Thread(target=interrupt, daemon=True).start()
-try:
-    while True:
-        llm.generate(["x"] * 8, LONG, use_tqdm=False)
-except KeyboardInterrupt:
-    print(json.dumps({"same": answer() == before, "left": len(llm.front_end.outputs._states)}))
-"""
-        )
-    )
-    assert found == {"same": True, "left": 0}
-
-
 def test_a_garbage_collected_llm_ends_its_engine() -> None:
     llm = LLM(max_model_len=64)
     pid = llm._client.pid
@@ -256,7 +284,7 @@ def test_a_garbage_collected_llm_ends_its_engine() -> None:
     assert not is_running(pid)
 
 
-@pytest.mark.parametrize("ending", ["", "raise ValueError"])
+@pytest.mark.parametrize("ending", [pytest.param("", marks=pytest.mark.slow), "raise ValueError"])
 def test_an_llm_left_open_ends_its_engine_at_exit(ending: str) -> None:
     done = run_source(
         f"from shmllm import LLM\nllm = LLM()\nprint(llm._client.pid, flush=True)\n{ending}"
@@ -315,11 +343,3 @@ except EngineStartError as error:
     print(error)
 """)
     assert b"SIGKILL" in done.stdout, done.stderr.decode()
-
-
-def test_a_closed_llm_says_so() -> None:
-    llm = LLM(max_model_len=64)
-    llm.close()
-    with pytest.raises(Exception, match="closed") as caught:
-        llm.generate("x", SamplingParams(max_tokens=1))
-    assert not isinstance(caught.value, EngineDeadError)

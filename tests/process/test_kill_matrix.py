@@ -4,8 +4,8 @@ The front end is a program of its own that says when it has reached the stage; t
 sends the signal from outside. Whatever died, soon nothing of it runs, and a front end that
 outlives its engine raises the right exception with the cause.
 
-By default a subset runs that has every signal, every stage and both victims in it; all
-combinations are marked `slow`.
+By default a subset runs that has every signal and both victims in it, at the start, with full
+rings, in a step and at rest; all other combinations are marked `slow`.
 """
 
 from __future__ import annotations
@@ -189,19 +189,10 @@ SIGNALS: dict[str, tuple[signal.Signals, ...]] = {
 }
 BY_DEFAULT = {
     ("engine", "TERM", "handshake"),
-    ("engine", "KILL", "load"),
-    ("engine", "SEGV", "idle"),
     ("engine", "STOP+KILL", "parked"),
-    ("engine", "INT", "prefill"),
     ("engine", "KILL", "requests_full_with_news"),
-    ("engine", "TERM", "outputs_full"),
-    ("engine", "STOP+KILL", "shutdown"),
     ("front end", "SEGV", "handshake"),
-    ("front end", "KILL", "parked"),
     ("front end", "INT", "decode"),
-    ("front end", "STOP+KILL", "prefill"),
-    ("front end", "KILL", "requests_full"),
-    ("front end", "INT", "shutdown"),
 }
 CELLS = [
     pytest.param(*cell, marks=() if cell in BY_DEFAULT else pytest.mark.slow, id="-".join(cell))
@@ -317,8 +308,8 @@ def check_survivor(found: dict[str, Any], stage: str, number: signal.Signals) ->
         )
 
 
-def test_the_default_cells_have_every_signal_stage_and_victim() -> None:
+def test_the_default_cells_have_every_signal_and_victim() -> None:
     victims, ways, stages = zip(*BY_DEFAULT, strict=True)
     assert set(victims) == {"engine", "front end"}
     assert set(ways) == set(SIGNALS)
-    assert set(stages) == set(STAGES)
+    assert set(stages) < set(STAGES)

@@ -13,8 +13,8 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
-from support.engines import assert_idle, is_idle, slow_steps
-from support.programs import python, result_of, run_source
+from support.engines import assert_idle, is_idle, named_engine, slow_steps
+from support.programs import python
 from support.waiting import PATIENCE_S, holds_within, join_all, wait_until_async
 
 from shmllm import LLM, AsyncLLM, EngineDeadError, RequestOutput, SamplingParams
@@ -35,15 +35,23 @@ def delta(max_tokens: int) -> SamplingParams:
 
 
 @pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
-    with LLM(max_num_seqs=8, kv_cache_memory_bytes=KV_BYTES) as llm:
+def name(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The engine of streams and coroutines."""
+    directory = tmp_path_factory.mktemp("engine")
+    with named_engine(directory, max_num_seqs=8, allow_callables=True) as (name, _):
+        yield name
+
+
+@pytest.fixture(scope="module")
+def llm(name: str) -> Iterator[LLM]:
+    with LLM.attach(name) as llm:
         yield llm
 
 
 @pytest.fixture(scope="module")
-def coroutines() -> Iterator[AsyncLLM]:
-    """An engine that each test uses in an event loop of its own."""
-    llm = AsyncLLM(max_num_seqs=8, kv_cache_memory_bytes=KV_BYTES)
+def coroutines(name: str) -> Iterator[AsyncLLM]:
+    """A front end that each test uses in an event loop of its own."""
+    llm = AsyncLLM.attach(name)
     try:
         yield llm
     finally:
@@ -121,22 +129,6 @@ def test_streams_in_threads_and_a_batch_in_the_loop_of_one(llm: LLM) -> None:
         assert output.outputs[0].token_ids == expected[output.prompt_index][1]
     join_all(threads)
     assert found == [[tokens for _, tokens in expected]] * 3
-
-
-def test_closing_in_another_thread_ends_a_stream() -> None:
-    source = """
-import itertools, json, threading, time
-from shmllm import LLM, SamplingParams, ShmLLMError
-llm = LLM(kv_cache_memory_bytes=2**27)
-params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
-threading.Timer(0.5, llm.close).start()
-try:
-    for _ in llm.stream(itertools.repeat("x"), params):
-        pass
-except ShmLLMError as error:
-    print(json.dumps(str(error)))
-"""
-    assert "closed" in result_of(run_source(source))
 
 
 def test_a_killed_engine_ends_a_stream() -> None:
@@ -246,10 +238,13 @@ def test_a_killed_engine_reaches_every_consumer(doomed: AsyncLLM) -> None:
             assert isinstance(result, EngineDeadError)
             assert result.signal == signal.SIGKILL
         assert doomed.errored
+        with pytest.raises(EngineDeadError):
+            await last(doomed.generate("x", params(1)))
 
     run(main())
 
 
+@pytest.mark.slow
 def test_an_engine_killed_while_idle_is_reported(doomed: AsyncLLM) -> None:
     run(last(doomed.generate("x", params(1))))
     os.kill(doomed._llm._client.pid, signal.SIGKILL)  # type: ignore[attr-defined]
@@ -292,7 +287,15 @@ ENDINGS = {
 }
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize(
+    "ending",
+    [
+        pytest.param("nothing", marks=pytest.mark.slow),
+        pytest.param("exit", marks=pytest.mark.slow),
+        "exception",
+        "collected",
+    ],
+)
 def test_a_program_ends_with_requests_under_way_and_no_shutdown(ending: str) -> None:
     source = f"""
 import asyncio, gc, json, sys, threading
