@@ -256,7 +256,7 @@ def start_error(model: Path, **options: Any) -> str:
 
 def test_an_unknown_architecture_is_answered_with_those_we_have(model: Path) -> None:
     (model / "config.json").write_text(json.dumps(CONFIG | {"architectures": ["PerceptronLM"]}))
-    message = start_error(model)
+    message = start_error(model, multiprocess=False)
     assert "'PerceptronLM'" in message
     for known in ARCHITECTURES:
         assert known in message
@@ -320,7 +320,7 @@ def test_a_damaged_tokenizer_is_named(model: Path) -> None:
 
 def test_too_little_memory_for_one_sequence_has_both_numbers(llm: LLM) -> None:
     smallest = 2 * bytes_per_block(llm)
-    message = start_error(BUNDLED, kv_cache_memory_bytes=1)
+    message = start_error(BUNDLED, kv_cache_memory_bytes=1, multiprocess=False)
     assert "kv_cache_memory_bytes is 1 and" in message
     assert f"{smallest:,}" in message
     with LLM(kv_cache_memory_bytes=smallest, multiprocess=False) as smallest_llm:

@@ -137,11 +137,18 @@ SERIAL = {"TOKENIZERS_PARALLELISM": "false"}
 PARALLEL = {"PYTHONWARNINGS": "ignore:This process (pid=:DeprecationWarning"}
 """The tokenizers library starts its thread pool. Python 3.12 and later warn of a fork beside
 threads, whichever they are; only that warning may be missed on stderr."""
-USES = pytest.mark.parametrize(
-    ("engine", "variables"),
-    [("named", SERIAL), ("private", PARALLEL)],
-    ids=["named", "private"],
-)
+NAMED, PRIVATE = ("named", SERIAL), ("private", PARALLEL)
+
+
+def uses(*default: tuple[str, dict[str, str]]) -> pytest.MarkDecorator:
+    """Engines and variables: `default` ones, and the others marked `slow`."""
+    return pytest.mark.parametrize(
+        ("engine", "variables"),
+        [
+            pytest.param(*each, id=each[0], marks=() if each in default else pytest.mark.slow)
+            for each in (NAMED, PRIVATE)
+        ],
+    )
 
 
 def run_program(
@@ -157,7 +164,7 @@ def run_program(
     return dict(found)
 
 
-@USES
+@uses(PRIVATE)
 def test_the_parent_works_after_its_children_ended(
     engine: str, variables: dict[str, str], name: str, tmp_path: Path
 ) -> None:
@@ -168,15 +175,15 @@ def test_the_parent_works_after_its_children_ended(
         assert_unused(name)
 
 
-@USES
+@uses(NAMED)
 def test_an_inherited_llm_says_why_it_cannot_be_used(
     engine: str, variables: dict[str, str], name: str, tmp_path: Path
 ) -> None:
     where = name if engine == "named" else ""
     found = run_program(tmp_path, where, "closes", INHERITING, variables)
-    for uses in (uses for each in found.values() for uses in each["in child"]):
+    for tried in (tried for each in found.values() for tried in each["in child"]):
         for use in ("generate", "chat", "reset_prefix_cache"):
-            kind, text = uses[use]
+            kind, text = tried[use]
             assert kind == "ShmLLMError", (use, kind, text)
             assert "forked process" in text
             assert "after the fork" in text

@@ -21,10 +21,11 @@ def tokens(outputs: list[Any]) -> list[list[int]]:
 
 @pytest.mark.parametrize("multiprocess", [True, False])
 def test_the_lowest_value_ends_first_with_the_tokens_of_other_orders(multiprocess: bool) -> None:
-    options = OPTIONS | {"multiprocess": multiprocess}
-    with LLM(**options) as llm:
+    with LLM(multiprocess=False, **OPTIONS) as llm:
         alone = tokens(llm.generate(PROMPTS, GREEDY, use_tqdm=False))
-    with LLM(**options, max_num_seqs=1, scheduling_policy="priority") as llm:
+    with LLM(
+        multiprocess=multiprocess, **OPTIONS, max_num_seqs=1, scheduling_policy="priority"
+    ) as llm:
         assert llm.facts.scheduling_policy == "priority"
         priorities = [3, 1, 2] * 4
         # A long one first, so that all wait when the next is chosen.

@@ -60,7 +60,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[bytes]:
     return python("-c", CLI, *arguments)
 
 
-@pytest.mark.parametrize("detach", [True, False])
+@pytest.mark.parametrize("detach", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_named_engine_is_shown_by_a_process_that_ends_with_it(
     tmp_path: Path, port: int, detach: bool
 ) -> None:

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.programs import CLI, Completed, environment, result_of
@@ -94,7 +95,7 @@ def test_the_error_names_needed_and_free_bytes(size: str, kind: SegmentKind, fre
     assert "/dev/shm" in message
 
 
-@pytest.mark.parametrize("size", ["4k", "64k"])
+@pytest.mark.parametrize("size", [pytest.param("4k", marks=pytest.mark.slow), "64k"])
 def test_the_command_says_it_in_one_line(size: str) -> None:
     done = on_shm_of(size, CLI, "generate", "import os")
     assert done.returncode == 2
@@ -103,14 +104,6 @@ def test_the_command_says_it_in_one_line(size: str) -> None:
     assert line.startswith("shmllm: shared memory is full")
     needed, free = numbers_of(line)
     assert needed > free
-
-
-def test_a_request_that_needs_a_tensor_slot_fails_alone() -> None:
-    before, refused, after = result_of(on_shm_of("2m", GENERATE))
-    needed, free = numbers_of(refused)
-    assert needed >= 2**20 > free
-    assert before == after
-    assert len(after) == 4
 
 
 def test_eight_megabytes_are_enough() -> None:
@@ -179,23 +172,42 @@ def test_64_megabytes_hold_an_engine_and_all_of_its_front_ends(tmp_path: Path) -
     assert message.count("\n") == 1
 
 
-LOGPROBS = """
-import json
-from shmllm import LLM, SamplingParams
+WITHOUT_SLOTS = (
+    GENERATE.partition("try:\n    with LLM()")[0]
+    + """
 plain = SamplingParams(temperature=0, max_tokens=4)
 whole = SamplingParams(temperature=0, max_tokens=4, logprobs=-1, prompt_logprobs=-1)
 with LLM(max_logprobs=-1) as llm:
     def run(params):
         outputs = llm.generate(["import os"] * len(params), params, use_tqdm=False)
         return [(o.error, o.outputs[0].finish_reason, o.outputs[0].token_ids) for o in outputs]
-    print(json.dumps([run([plain]), run([plain] + [whole] * 60), run([plain])]))
+    print(json.dumps({
+        "requests": [answer(), answer("x" * 2**20), answer()],
+        "outputs": [run([plain]), run([plain] + [whole] * 60), run([plain])],
+    }))
 """
+)
 
 
-def test_logprobs_without_room_end_their_requests_and_no_others() -> None:
+@pytest.fixture(scope="module")
+def without_slots() -> dict[str, Any]:
+    """What a program gets where shared memory has no room for a slot of either direction."""
+    return dict(result_of(on_shm_of("2m", WITHOUT_SLOTS)))
+
+
+def test_a_request_that_needs_a_tensor_slot_fails_alone(without_slots: dict[str, Any]) -> None:
+    before, refused, after = without_slots["requests"]
+    needed, free = numbers_of(refused)
+    assert needed >= 2**20 > free
+    assert before == after
+    assert len(after) == 4
+
+
+def test_logprobs_without_room_end_their_requests_and_no_others(
+    without_slots: dict[str, Any],
+) -> None:
     """60 rows of 4,096 alternatives are 2 MB, which lie in a slot of the output direction."""
-    done = on_shm_of("2m", LOGPROBS)
-    before, mixed, after = result_of(done)
+    before, mixed, after = without_slots["outputs"]
     assert before == after == mixed[:1]
     for error, reason, _ in mixed[1:]:
         assert reason == "error"
