@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from shmllm.frontend import front_end
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((REPOSITORY / "examples").glob("*.py"))
 DOCUMENTS = ["README.md", "docs/clients.md", "docs/ipc.md", "docs/structured-outputs.md"]
+Run = Callable[[str], str]
 TIMEOUT_S = 120
 MOST_LINES = 59
 
@@ -36,26 +42,55 @@ def run(program: Path, directory: Path) -> str:
     return done.stdout
 
 
-def run_example(name: str, directory: Path) -> str:
-    return run(REPOSITORY / "examples" / name, directory)
+@pytest.fixture(
+    params=[False, pytest.param(True, marks=pytest.mark.slow)], ids=["same process", "process"]
+)
+def run_program(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> Callable[[Path], str]:
+    """As `run`. By default a program and its engine are in this process, which has imported torch
+    already."""
+    start = front_end.start_engine
+
+    def start_here(config: Any, multiprocess: bool, startup_timeout: float) -> Any:
+        return start(config, False, startup_timeout)
+
+    def run_here(program: Path) -> str:
+        monkeypatch.setattr(front_end, "start_engine", start_here)
+        monkeypatch.setattr(sys, "argv", [str(program)])
+        monkeypatch.chdir(tmp_path)
+        runpy.run_path(str(program), run_name="__main__")
+        out: str = capfd.readouterr().out
+        assert out.strip()
+        return out
+
+    return (lambda program: run(program, tmp_path)) if request.param else run_here
+
+
+@pytest.fixture
+def run_example(run_program: Callable[[Path], str]) -> Run:
+    return lambda name: run_program(REPOSITORY / "examples" / name)
 
 
 def test_basic_completes_every_prompt(tmp_path: Path) -> None:
-    out = run_example("basic.py", tmp_path)
+    out = run(REPOSITORY / "examples" / "basic.py", tmp_path)
     assert out.count("===") == 3
     assert "def fibonacci(n):" in out
     assert not list(tmp_path.iterdir())
 
 
-def test_chat_hits_the_prefix_cache(tmp_path: Path) -> None:
-    cached = re.findall(r"\((\d+) of \d+ tokens cached\)", run_example("chat.py", tmp_path))
+def test_chat_hits_the_prefix_cache(run_example: Run) -> None:
+    cached = re.findall(r"\((\d+) of \d+ tokens cached\)", run_example("chat.py"))
     first, second = map(int, cached)
     assert first == 0
     assert second > 0
 
 
-def test_prefix_caching_reports_hits(tmp_path: Path) -> None:
-    out = run_example("prefix_caching.py", tmp_path)
+def test_prefix_caching_reports_hits(run_example: Run) -> None:
+    out = run_example("prefix_caching.py")
     first, again, other_ending, other_salt, after_reset = map(int, re.findall(r": (\d+)", out))
     assert first == other_salt == after_reset == 0
     assert again > 0
@@ -63,16 +98,16 @@ def test_prefix_caching_reports_hits(tmp_path: Path) -> None:
     assert other_ending >= again
 
 
-def test_sampling_does_not_depend_on_the_batch(tmp_path: Path) -> None:
-    out = run_example("sampling.py", tmp_path)
+def test_sampling_does_not_depend_on_the_batch(run_example: Run) -> None:
+    out = run_example("sampling.py")
     assert out.rstrip().endswith("same tokens alone and in the batch: True")
     texts = re.findall(r"^seed \d: (.*)$", out, re.MULTILINE)
     assert len(texts) == 6
     assert len(set(texts)) > 1
 
 
-def test_batch_file_writes_a_line_for_each(tmp_path: Path) -> None:
-    run_example("batch_file.py", tmp_path)
+def test_batch_file_writes_a_line_for_each(tmp_path: Path, run_example: Run) -> None:
+    run_example("batch_file.py")
     prompts, completions = (
         [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
         for name in ("prompts.jsonl", "completions.jsonl")
@@ -82,8 +117,8 @@ def test_batch_file_writes_a_line_for_each(tmp_path: Path) -> None:
     assert all(c["finish_reason"] in ("stop", "length") for c in completions)
 
 
-def test_streaming_shows_failures_order_and_pieces(tmp_path: Path) -> None:
-    out = run_example("streaming.py", tmp_path)
+def test_streaming_shows_failures_order_and_pieces(run_example: Run) -> None:
+    out = run_example("streaming.py")
     failed = re.findall(r"failed: prompt (\d+) is empty", out)
     assert sorted(map(int, failed)) == [0, 50, 100, 150]
     assert "'error': 4" in out
@@ -91,16 +126,16 @@ def test_streaming_shows_failures_order_and_pieces(tmp_path: Path) -> None:
     assert len(out.partition("Token by token:\n")[2].strip()) > 20
 
 
-def test_async_llm_cancels_aborts_and_pauses(tmp_path: Path) -> None:
-    out = run_example("async_llm.py", tmp_path)
+def test_async_llm_cancels_aborts_and_pauses(run_example: Run) -> None:
+    out = run_example("async_llm.py")
     assert out.count("===") == 3
     assert "ended by: abort" in out
     assert "done while paused: False" in out
     assert int(re.findall(r"characters after resuming: (\d+)", out)[0]) > 0
 
 
-def test_structured_outputs_match(tmp_path: Path) -> None:
-    out = run_example("structured_outputs.py", tmp_path)
+def test_structured_outputs_match(run_example: Run) -> None:
+    out = run_example("structured_outputs.py")
     person, date, choice, total, age, refusal = out.splitlines()
     assert all(line.endswith(" stop") for line in (person, date, choice, total))
     assert json.loads(person.removeprefix("json").removesuffix("stop"))["age"] == int(age)
@@ -109,8 +144,8 @@ def test_structured_outputs_match(tmp_path: Path) -> None:
     assert "uniqueItems" in refusal
 
 
-def test_embed_ranks_by_similarity(tmp_path: Path) -> None:
-    out = run_example("embed.py", tmp_path)
+def test_embed_ranks_by_similarity(run_example: Run) -> None:
+    out = run_example("embed.py")
     assert out.count("256 components") == 3
     scores = [float(score) for score in re.findall(r"^(\d\.\d+)  ", out, re.MULTILINE)]
     assert scores == sorted(scores, reverse=True)
@@ -118,8 +153,8 @@ def test_embed_ranks_by_similarity(tmp_path: Path) -> None:
     assert out.rstrip().endswith("import unittest")
 
 
-def test_beam_search_finds_what_greedy_does_not(tmp_path: Path) -> None:
-    out = run_example("beam_search.py", tmp_path)
+def test_beam_search_finds_what_greedy_does_not(run_example: Run) -> None:
+    out = run_example("beam_search.py")
     scores = [float(score) for score in re.findall(r"^ *(-\d+\.\d+) ", out, re.MULTILINE)]
     *beams, greedy = scores
     assert len(beams) == 4
@@ -127,8 +162,8 @@ def test_beam_search_finds_what_greedy_does_not(tmp_path: Path) -> None:
     assert beams[0] >= greedy
 
 
-def test_load_weights_changes_the_model_and_back(tmp_path: Path) -> None:
-    out = run_example("load_weights.py", tmp_path)
+def test_load_weights_changes_the_model_and_back(run_example: Run) -> None:
+    out = run_example("load_weights.py")
     shown = dict(re.findall(r"^version (.*?): (.*)$", out, re.MULTILINE))
     assert list(shown) == ["0", "1", "as loaded"]
     assert shown["0"] == shown["as loaded"] != shown["1"]
@@ -143,7 +178,7 @@ def test_every_example_is_tested_here() -> None:
     source = "".join(file.read_text(encoding="utf-8") for file in files)
     assert EXAMPLES
     for path in EXAMPLES:
-        assert f'run_example("{path.name}"' in source
+        assert re.search(rf'(run_example\(|"examples" / )"{path.name}"', source)
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
@@ -152,14 +187,16 @@ def test_examples_are_short(path: Path) -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_python_in_the_documents_runs(document: str, tmp_path: Path) -> None:
+def test_python_in_the_documents_runs(
+    document: str, tmp_path: Path, run_program: Callable[[Path], str]
+) -> None:
     text = (REPOSITORY / document).read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     assert blocks
     for number, block in enumerate(blocks):
         program = tmp_path / f"block_{number}.py"
         program.write_text(block, encoding="utf-8")
-        run(program, tmp_path)
+        run_program(program)
 
 
 def test_links_in_the_documents_lead_somewhere() -> None:
