@@ -32,7 +32,6 @@ from shmllm import LLM, RequestOutput, SamplingParams
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
 GREEDY = ("--temperature", "0", "--max-tokens", "8")
-ENDLESS = ("--ignore-eos", "--max-tokens", "200")
 SLOW = ("--ignore-eos", "--max-tokens", "100", "--num-threads", "1", "--max-num-seqs", "4")
 Shmllm = Callable[..., Completed]
 MESSAGES = [{"role": "user", "content": "Reverse a list."}]
@@ -232,18 +231,14 @@ def test_a_bad_row_becomes_a_record_and_the_others_are_done(
 
 
 def test_bytes_that_are_not_utf8_are_a_bad_row(shmllm: Shmllm, tmp_path: Path) -> None:
+    """It is the only one, and is a record, too."""
     path = tmp_path / "in.jsonl"
-    path.write_bytes(b'{"prompt": "\xff"}\n{"prompt": "x"}\n')
-    done = shmllm("-i", path, *GREEDY, "--ordered")
+    path.write_bytes(b'{"prompt": "\xff"}\n')
+    done = shmllm("-i", path)
     assert done.returncode == 1
-    bad, good = records(done.stdout)
-    assert bad == {"line": 1, "error": "not UTF-8: invalid start byte at byte 13"}
-    assert good["line"] == 2
-
-
-def test_only_bad_rows_are_records_too(shmllm: Shmllm, tmp_path: Path, target: Path) -> None:
-    assert shmllm("-i", write(tmp_path / "in.jsonl", ["x"]), "-o", target).returncode == 1
-    assert by_line(target)[1]["error"].startswith("not JSON")
+    assert records(done.stdout) == [
+        {"line": 1, "error": "not UTF-8: invalid start byte at byte 13"},
+    ]
 
 
 REFUSED: dict[str, tuple[list[str], str]] = {
@@ -259,7 +254,17 @@ REFUSED: dict[str, tuple[list[str], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
+REFUSED_ELSEWHERE = ("missing input", "missing folder", "parameters", "no model")
+"""What test_cli.py has by default."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in REFUSED_ELSEWHERE else ())
+        for name in REFUSED
+    ],
+)
 def test_a_refused_job_prints_one_line_and_changes_no_file(
     shmllm: Shmllm, name: str, tmp_path: Path
 ) -> None:
@@ -407,7 +412,10 @@ def many(tmp_path: Path) -> Path:
     return write(tmp_path / "many.jsonl", [{"prompt": f"x{i} =", "id": i} for i in range(200)])
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)],
+)
 def test_a_signal_keeps_finished_rows_and_says_how_to_continue(
     many: Path, target: Path, number: signal.Signals, code: int
 ) -> None:
@@ -459,7 +467,7 @@ def test_a_killed_engine_ends_with_3_and_keeps_its_rows(many: Path, target: Path
 
 
 def test_a_closed_pipe_ends_the_command_without_an_error(many: Path, engine: str) -> None:
-    process = start("-i", many, "--attach", engine, *ENDLESS)
+    process = start("-i", many, "--attach", engine, *GREEDY, cli=SLOW_CLI)
     assert read_line(process)
     assert process.stdout is not None
     process.stdout.close()
