@@ -15,7 +15,14 @@ from typing import Any
 
 import pytest
 import torch
-from support.engines import assert_idle, named_engine, run_a_little, slow_steps, tensor_bytes
+from support.engines import (
+    assert_idle,
+    assert_unused,
+    named_engine,
+    run_a_little,
+    slow_steps,
+    tensor_bytes,
+)
 from support.programs import environment, read_line
 from support.reference_models import greedy_tokens, make_model
 from support.waiting import PATIENCE_S, wait_until
@@ -80,15 +87,30 @@ def llm(request: pytest.FixtureRequest, apart: LLM) -> Iterator[LLM]:
         yield llm
 
 
-@pytest.mark.parametrize(
-    ("kind", "multiprocess"), [("llama", False), ("qwen2", True), ("qwen3", False)]
-)
-def test_new_weights_make_it_the_new_model(tmp_path: Path, kind: str, multiprocess: bool) -> None:
+@pytest.fixture(scope="module")
+def named(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with named_engine(tmp_path_factory.mktemp("engine"), allow_callables=True) as (name, _):
+        yield name
+
+
+@pytest.fixture
+def name(named: str) -> Iterator[str]:
+    """A named engine, which the test must leave unused and with the weights it had."""
+    with LLM.attach(named) as llm:
+        before = tokens(llm)
+    yield named
+    assert_unused(named)
+    with LLM.attach(named) as llm:
+        assert tokens(llm) == before
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+def test_new_weights_make_it_the_new_model(tmp_path: Path, kind: str) -> None:
     """The embeddings of qwen2 are tied, and all have their projections fused."""
     make_model(kind, tmp_path / "model")
     new = disturbed(make_model(kind, tmp_path / "new"))
     new.save_pretrained(tmp_path / "new")
-    with LLM(str(tmp_path / "model"), multiprocess=multiprocess, **OPTIONS) as llm:
+    with LLM(str(tmp_path / "model"), multiprocess=False, **OPTIONS) as llm:
         tokens(llm)
         llm.update_weights(new.named_parameters())
         (output,) = llm.generate(PROMPT, GREEDY, use_tqdm=False)
@@ -105,7 +127,8 @@ def test_new_weights_make_it_the_new_model(tmp_path: Path, kind: str, multiproce
 def test_a_bfloat16_model_takes_float32(tmp_path: Path) -> None:
     make_model("llama", tmp_path / "model")
     new = disturbed(make_model("llama", tmp_path / "new"))
-    with LLM(str(tmp_path / "model"), dtype="bfloat16", **OPTIONS) as llm:
+    options = OPTIONS | {"dtype": "bfloat16", "multiprocess": False}
+    with LLM(str(tmp_path / "model"), **options) as llm:
         llm.update_weights({name: p.detach() for name, p in new.named_parameters()})
         for name, weight in weights_of(llm).items():
             assert torch.equal(weight, new.get_parameter(name).bfloat16())
@@ -189,9 +212,10 @@ def test_requests_continue_over_an_update_and_report_both_versions(apart: LLM) -
     assert output.outputs[0].token_ids[:16] == alone
 
 
-def test_requests_end_with_the_update_if_asked() -> None:
+def test_requests_end_with_the_update_if_asked(name: str) -> None:
     async def main() -> None:
-        llm = AsyncLLM(**OPTIONS)
+        llm = AsyncLLM.attach(name)
+        first = await llm.get_weight_version()
         params = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
         weights = weights_of(llm._llm)
         outputs: list[Any] = []
@@ -209,7 +233,7 @@ def test_requests_end_with_the_update_if_asked() -> None:
         await task
         last = outputs[-1]
         assert last.outputs[0].finish_reason == "abort"
-        assert spans(last) == [(0, 0, len(last.outputs[0].token_ids))]
+        assert spans(last) == [(first, 0, len(last.outputs[0].token_ids))]
         assert await llm.get_weight_version() == 7
         await llm.start_weight_update()
         await llm.update_weights(weights)
@@ -220,12 +244,8 @@ def test_requests_end_with_the_update_if_asked() -> None:
     asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
 
 
-def test_one_update_at_a_time_and_versions_reach_every_front_end(tmp_path: Path) -> None:
-    with (
-        named_engine(tmp_path) as (name, _),
-        LLM.attach(name) as trainer,
-        LLM.attach(name) as reader,
-    ):
+def test_one_update_at_a_time_and_versions_reach_every_front_end(name: str) -> None:
+    with LLM.attach(name) as trainer, LLM.attach(name) as reader:
         weights = weights_of(trainer)
         trainer.start_weight_update()
         for call in (reader.start_weight_update, lambda: reader.update_weights(weights)):
@@ -285,32 +305,40 @@ for _ in range(10**6):
 """
 
 
-def test_a_trainer_killed_in_the_middle_leaves_the_old_weights(tmp_path: Path) -> None:
-    with named_engine(tmp_path, allow_callables=True) as (name, _), LLM.attach(name) as llm:
-        before = tokens(llm)
+@pytest.mark.parametrize(
+    "where",
+    [
+        pytest.param("started", marks=pytest.mark.slow),
+        "generator",
+        pytest.param("sent", marks=pytest.mark.slow),
+        "asked",
+        pytest.param("outside", marks=pytest.mark.slow),
+    ],
+)
+def test_a_trainer_killed_in_the_middle_leaves_the_old_weights(name: str, where: str) -> None:
+    with LLM.attach(name) as llm:
+        before = llm.get_weight_version(), tokens(llm)
         held = tensor_bytes(llm)
-        for where in ("started", "generator", "sent", "asked", "outside"):
-            trainer = subprocess.Popen(
-                [sys.executable, "-c", TRAINER, name, where],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env=environment(),
-            )
-            assert trainer.stdin is not None
-            with trainer:
-                assert read_line(trainer) == b"ready\n"
-                trainer.stdin.write(b"go\n")
-                trainer.stdin.flush()
-                if where == "outside":
-                    time.sleep(0.2)
-                    trainer.send_signal(signal.SIGKILL)
-                assert trainer.wait(PATIENCE_S) == -signal.SIGKILL
-            wait_until(lambda: _can_start(llm), f"the update is dropped ({where})")
-            assert (llm.get_weight_version(), tokens(llm)) == (0, before), where
-            assert tensor_bytes(llm) == held, where
-        weights = weights_of(llm)
-        llm.update_weights({n: w * 0.5 for n, w in weights.items()})
-        assert llm.get_weight_version() == 1
+        trainer = subprocess.Popen(
+            [sys.executable, "-c", TRAINER, name, where],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment(),
+        )
+        assert trainer.stdin is not None
+        with trainer:
+            assert read_line(trainer) == b"ready\n"
+            trainer.stdin.write(b"go\n")
+            trainer.stdin.flush()
+            if where == "outside":
+                time.sleep(0.2)
+                trainer.send_signal(signal.SIGKILL)
+            assert trainer.wait(PATIENCE_S) == -signal.SIGKILL
+        wait_until(lambda: _can_start(llm), "the update is dropped")
+        assert (llm.get_weight_version(), tokens(llm)) == before
+        assert tensor_bytes(llm) == held
+        llm.update_weights(weights_of(llm), version="next")
+        assert llm.get_weight_version() == "next"
 
 
 def shared_bytes() -> int:
