@@ -39,7 +39,7 @@ pytestmark = pytest.mark.process
 
 POLICY = WaitPolicy.for_machine("balanced", len(os.sched_getaffinity(0)), 1)
 MIB = 1024 * 1024
-NUM_TENSORS = 400
+NUM_TENSORS = 200
 MAY_NOT_MOUNT = 77
 TENSOR = 1
 CRC = struct.Struct("<I")

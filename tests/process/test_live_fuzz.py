@@ -447,7 +447,14 @@ def test_the_engine_does_not_trust_its_own_words_in_the_segment(name: str) -> No
         front_end.client.close()
 
 
-@pytest.mark.parametrize("consumed", [2**63, 8, 2**64 - 16])
+@pytest.mark.parametrize(
+    "consumed",
+    [
+        pytest.param(2**63, marks=pytest.mark.slow),
+        8,
+        pytest.param(2**64 - 16, marks=pytest.mark.slow),
+    ],
+)
 def test_a_damaged_cursor_of_the_output_ring_cuts_off_its_owner_only(
     name: str, consumed: int
 ) -> None:

@@ -84,6 +84,8 @@ def tokens(llm: LLM, text: str = "import os\n") -> list[int]:
     return llm.generate(text, GREEDY, use_tqdm=False)[0].outputs[0].token_ids
 
 
+DEATHS = {(signal.SIGKILL, "busy"), (signal.SIGTERM, "idle")}
+"""Those of front ends that are tried by default."""
 ATTACH_AND_HANG = """
 import sys, time
 from shmllm import LLM, SamplingParams
@@ -142,8 +144,14 @@ def test_thirty_two_front_ends_attach_and_another_is_refused(running: str) -> No
     wait_until(lambda: engine_record(running)["clients"] == 0, "the engine is without clients")
 
 
-@pytest.mark.parametrize("mode", ["idle", "busy"])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("number", "mode"),
+    [
+        pytest.param(number, mode, marks=() if (number, mode) in DEATHS else pytest.mark.slow)
+        for number in (signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM)
+        for mode in ("idle", "busy")
+    ],
+)
 def test_a_dead_front_end_leaves_nothing_and_disturbs_no_other(
     running: str, mode: str, number: int
 ) -> None:
@@ -229,7 +237,9 @@ def test_stop_can_drain(name: str) -> None:
         assert stopper.wait(PATIENCE_S) == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGINT]
+)
 def test_a_signal_ends_the_engine_and_its_name(name: str, number: int) -> None:
     os.kill(int(engine_record(name)["pid"]), number)  # type: ignore[call-overload]
     wait_until(lambda: not registry.control_path(name).exists(), "its name is free")

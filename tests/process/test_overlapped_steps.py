@@ -85,10 +85,12 @@ def test_a_failed_step_leaves_an_engine_in_the_callers_process_usable(
         assert_idle(llm)
 
 
-def test_a_killed_front_end_does_not_disturb_another(
+def test_one_front_end_is_killed_and_the_engine_stopped_in_the_requests_of_another(
     tmp_path: Path, expected: list[list[int]]
 ) -> None:
-    with named_engine(tmp_path, async_scheduling=True, max_num_seqs=4) as (name, _):
+    """A stopped engine still uses the result of the step that runs."""
+    options: dict[str, Any] = {"async_scheduling": True, "allow_callables": True, "max_num_seqs": 4}
+    with named_engine(tmp_path, **options) as (name, pid):
         with LLM.attach(name) as llm:
             assert llm.facts.async_scheduling
             other = start_source(FLOOD, name)
@@ -97,23 +99,17 @@ def test_a_killed_front_end_does_not_disturb_another(
             kill(other)
             assert tokens(llm) == expected
         assert_unused(name)
-
-
-def test_an_engine_that_is_stopped_uses_the_result_of_the_running_step(
-    tmp_path: Path, expected: list[list[int]]
-) -> None:
-    options = {"async_scheduling": True, "allow_callables": True}
-    with named_engine(tmp_path, **options) as (name, pid), LLM.attach(name) as llm:
-        with slow_steps(llm):
-            llm.enqueue(PROMPTS, GREEDY)
-            run_a_little(llm)
-            os.kill(pid, signal.SIGTERM)
-        outputs = [o.outputs[0] for o in llm.wait_for_completion(use_tqdm=False)]
-        for output, whole in zip(outputs, expected, strict=True):
-            assert output.finish_reason == "abort"
-            assert output.token_ids == whole[: len(output.token_ids)]
-        wait_until(lambda: not is_running(pid), "the engine ends")
-        assert (tmp_path / "engine.log").read_text().count("Traceback") == 0
+        with LLM.attach(name) as llm:
+            with slow_steps(llm):
+                llm.enqueue(PROMPTS, GREEDY)
+                run_a_little(llm)
+                os.kill(pid, signal.SIGTERM)
+            outputs = [o.outputs[0] for o in llm.wait_for_completion(use_tqdm=False)]
+            for output, whole in zip(outputs, expected, strict=True):
+                assert output.finish_reason == "abort"
+                assert output.token_ids == whole[: len(output.token_ids)]
+            wait_until(lambda: not is_running(pid), "the engine ends")
+            assert (tmp_path / "engine.log").read_text().count("Traceback") == 0
 
 
 def test_the_command_line_starts_and_traces_one(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -17,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from support.engines import assert_idle, named_engine
+from support.programs import run_source
 from support.reference_models import greedy_tokens, make_model
 from support.waiting import join_all
 
@@ -114,7 +114,7 @@ def test_new_weights_make_it_the_new_model(tmp_path: Path) -> None:
         for parameter in new.parameters():
             parameter.copy_(torch.randn_like(parameter) * parameter.std() + parameter.mean())
     prompt = [5, 7, 11, 13] * 9
-    with LLM(str(tmp_path / "old"), **OPTIONS) as llm:
+    with LLM(str(tmp_path / "old"), multiprocess=False, **OPTIONS) as llm:
         assert tokens(llm, prompt) == greedy_tokens(old, prompt, 16)
         model = llm.llm_engine.model_executor.driver_worker.model_runner.model
         written = model.load_weights(new.named_parameters())
@@ -209,21 +209,6 @@ def test_a_named_engine_takes_methods_and_no_functions(tmp_path: Path) -> None:
         assert tokens(llm)
 
 
-def test_a_named_engine_started_with_it_takes_functions_of_all(tmp_path: Path) -> None:
-    with named_engine(tmp_path, allow_callables=True) as (name, pid):
-        results: list[int] = []
-
-        def ask() -> None:
-            with LLM.attach(name) as llm:
-                results.extend(llm.collective_rpc(lambda worker: os.getpid()))
-
-        threads = [threading.Thread(target=ask) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        join_all(threads)
-        assert results == [pid] * 3
-
-
 def test_a_profile_names_the_models_kernels(
     llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,17 +226,30 @@ def test_a_profile_names_the_models_kernels(
     assert {"attend", "embed"} <= set(names)
 
 
-def test_no_torch_is_imported_for_a_method(tmp_path: Path) -> None:
-    source = (
-        "import sys\nfrom shmllm import LLM\n"
-        "llm = LLM(kv_cache_memory_bytes=2**26)\n"
-        "print(llm.collective_rpc('check_health'), llm.llm_engine.model_config.max_model_len)\n"
-        "print(llm.collective_rpc(lambda w: w.model.config.num_layers))\n"
-        "assert 'torch' not in sys.modules and 'transformers' not in sys.modules\n"
-        "llm.close()\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", source], cwd=tmp_path, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["[None]", "1024", "[4]"]
+WITHOUT_TORCH = """
+import sys
+from shmllm import LLM
+with LLM.attach(sys.argv[1]) as llm:
+    print(llm.collective_rpc("check_health"), llm.llm_engine.model_config.max_model_len)
+    print(llm.collective_rpc(lambda worker: worker.model.config.num_layers))
+    assert "torch" not in sys.modules and "transformers" not in sys.modules
+"""
+
+
+def test_a_named_engine_started_with_it_takes_functions_of_all(tmp_path: Path) -> None:
+    """Also those of a front end that has not imported torch."""
+    with named_engine(tmp_path, allow_callables=True) as (name, pid):
+        results: list[int] = []
+
+        def ask() -> None:
+            with LLM.attach(name) as llm:
+                results.extend(llm.collective_rpc(lambda worker: os.getpid()))
+
+        threads = [threading.Thread(target=ask) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        join_all(threads)
+        assert results == [pid] * 3
+        done = run_source(WITHOUT_TORCH, name)
+        assert done.returncode == 0, done.stderr.decode()
+        assert done.stdout.split() == [b"[None]", b"1024", b"[4]"]
