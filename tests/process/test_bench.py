@@ -9,12 +9,13 @@ import signal
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import engine_processes
-from support.engines import named_engine
+from support.engines import assert_unused, named_engine
 from support.programs import CLI, environment, python
 from support.waiting import PATIENCE_S, holds_within
 
@@ -74,12 +75,25 @@ def test_latency(tmp_path: Path) -> None:
     ElementTree.fromstring(plot.read_text())
 
 
-def test_throughput(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with named_engine(tmp_path_factory.mktemp("engine")) as (name, _):
+        yield name
+
+
+@pytest.fixture
+def attached(engine: str) -> Iterator[tuple[str, ...]]:
+    """Options for a short run on the engine of the module, which it must leave unused."""
+    yield "--attach", engine, *QUICK[: -len(SMALL)]
+    assert_unused(engine)
+
+
+def test_throughput(tmp_path: Path, attached: tuple[str, ...]) -> None:
     plot = tmp_path / "throughput.svg"
     record, shown = bench(
         *("throughput", "--num-prompts", "1", "--num-prompts", "4", "--num-iters", "2", "--n", "2"),
         *("--temperature", "0.5", "--prefix-len", "16", "--disable-detokenize"),
-        *("--plot", str(plot), *QUICK),
+        *("--plot", str(plot), *attached),
     )
     assert [found["num_prompts"] for found in record["results"]] == [1, 4]
     for found in record["results"]:
@@ -90,25 +104,24 @@ def test_throughput(tmp_path: Path) -> None:
     assert "4 requests" in texts
 
 
-def test_throughput_of_prompts_from_a_file(tmp_path: Path) -> None:
+def test_throughput_of_prompts_from_a_file(tmp_path: Path, attached: tuple[str, ...]) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "import os"}\n\n{"prompt": "def f"}\n')
     given = ("--dataset-name", "custom", "--dataset-path", str(prompts))
-    record, _ = bench("throughput", "--num-prompts", "3", "--num-iters", "1", *given, *QUICK)
+    record, _ = bench("throughput", "--num-prompts", "3", "--num-iters", "1", *given, *attached)
     check_figures(record["results"][0], 3, 6)
 
 
-def test_a_running_engine_can_be_measured(tmp_path: Path) -> None:
-    with named_engine(tmp_path) as (name, _):
-        quick = QUICK[: -len(SMALL)]
-        record, _ = bench("latency", "--attach", name, "--num-iters", "1", *quick)
-    assert record["engine"] == {"attach": name}
+def test_a_running_engine_can_be_measured(engine: str, attached: tuple[str, ...]) -> None:
+    record, _ = bench("latency", "--num-iters", "1", *attached)
+    assert record["engine"] == {"attach": engine}
     check_figures(record, 8, 6)
 
 
-def test_startup(tmp_path: Path) -> None:
+@pytest.mark.parametrize("warm", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_startup(tmp_path: Path, warm: int) -> None:
     plot, target = tmp_path / "startup.svg", tmp_path / "startup.json"
-    counts = ("--num-iters-cold", "1", "--num-iters-warmup", "0", "--num-iters-warm", "1")
+    counts = ("--num-iters-cold", "1", "--num-iters-warmup", "0", "--num-iters-warm", str(warm))
     attach = ("--num-iters-attach", "2")
     done = python(
         *("-c", CLI, "bench", "startup", *counts, *attach, *SMALL),
@@ -117,12 +130,14 @@ def test_startup(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr.decode()
     record = json.loads(target.read_text())
-    assert [len(found["iterations"]) for found in record["results"].values()] == [1, 1, 2]
+    counted = {kind: len(found["iterations"]) for kind, found in record["results"].items()}
+    wanted = {"cold": 1, "warm": warm, "attach": 2}
+    assert counted == {kind: times for kind, times in wanted.items() if times}
     for kind, found in record["results"].items():
         for stages, total in zip(found["iterations"], record[f"{kind}_startup_times"], strict=True):
             assert min(stages.values()) > 0
             assert sum(stages.values()) == pytest.approx(total)
-    assert "import torch" in record["results"]["warm"]["stages_s"]
+    assert "import torch" in record["results"]["cold"]["stages_s"]
     assert "import torch" not in record["results"]["attach"]["stages_s"]
     for words in ("engine's interpreter", "first token", "attach"):
         assert words in done.stdout.decode()
@@ -148,7 +163,10 @@ def test_wrong_usage_is_explained(arguments: list[str], message: str) -> None:
     "arguments",
     [
         ["latency", "--num-iters", "100000", "--num-iters-warmup", "0", *SMALL],
-        ["startup", "--num-iters-cold", "0", "--num-iters-warm", "100000", *SMALL],
+        pytest.param(
+            ["startup", "--num-iters-cold", "0", "--num-iters-warm", "100000", *SMALL],
+            marks=pytest.mark.slow,
+        ),
         ["startup", *NO_STARTS, "--num-iters-attach", "100000", *SMALL],
     ],
     ids=["latency", "startup", "attach"],
