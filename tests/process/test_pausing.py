@@ -20,10 +20,34 @@ GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
 SHORT = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["process", "same process"])
-def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
-    with LLM(multiprocess=request.param, kv_cache_memory_bytes=2**27, num_threads=1) as llm:
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with named_engine(tmp_path_factory.mktemp("engine"), allow_callables=True) as (name, _):
+        yield name
+
+
+@pytest.fixture
+def name(engine: str) -> Iterator[str]:
+    yield engine
+    assert_unused(engine)
+
+
+@pytest.fixture
+def attached(name: str) -> Iterator[LLM]:
+    with LLM.attach(name) as llm:
         yield llm
+
+
+@pytest.fixture(scope="module")
+def local() -> Iterator[LLM]:
+    with LLM(multiprocess=False, kv_cache_memory_bytes=2**27, num_threads=1) as llm:
+        yield llm
+
+
+@pytest.fixture(params=["attached", "local"], ids=["process", "same process"])
+def llm(request: pytest.FixtureRequest, engine: str) -> LLM:
+    llm: LLM = request.getfixturevalue(request.param)
+    return llm
 
 
 def tokens_of(llm: LLM) -> list[int]:
@@ -105,18 +129,6 @@ def test_an_unknown_mode_is_an_error_and_pauses_nothing(llm: LLM) -> None:
     with pytest.raises(RequestError, match="one of 'abort', 'wait', 'keep', got 'stop'"):
         llm.pause_generation("stop")  # type: ignore[arg-type]
     assert not llm.is_paused()
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with named_engine(tmp_path_factory.mktemp("engine"), allow_callables=True) as (name, _):
-        yield name
-
-
-@pytest.fixture
-def name(engine: str) -> Iterator[str]:
-    yield engine
-    assert_unused(engine)
 
 
 def test_a_pause_reaches_requests_of_another_thread(name: str) -> None:
