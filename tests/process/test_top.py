@@ -211,7 +211,13 @@ def test_an_idle_engine_has_figures_too(engine: tuple[str, int]) -> None:
     assert found["clients"] == []
 
 
-@pytest.mark.parametrize("arguments", [[], ["--once"]], ids=["no terminal", "asked for"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param([], id="no terminal"),
+        pytest.param(["--once"], id="asked for", marks=pytest.mark.slow),
+    ],
+)
 def test_text_where_there_is_no_terminal(at_work: str, arguments: list[str]) -> None:
     done = python("-c", CLI, "top", at_work, "--interval", "0.3", *arguments)
     assert done.returncode == 0, done.stderr.decode()
@@ -280,7 +286,11 @@ def test_an_engine_is_chosen_from_the_list(at_work: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"]
+    ("number", "code"),
+    [
+        pytest.param(signal.SIGINT, 0, id="SIGINT", marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, 143, id="SIGTERM"),
+    ],
 )
 def test_a_signal_ends_it_with_the_terminal_as_it_was(
     engine: tuple[str, int], number: signal.Signals, code: int
