@@ -54,7 +54,7 @@ class _ControlWords:
         self._marks = Numbers(buffer, layout.CONTROL_MARKS_OFFSET, len(Mark))
         self._last_words_size = Word(buffer, layout.CONTROL_LAST_WORDS_SIZE_OFFSET)
         self._hello = WordTable(buffer, layout.CONTROL_HELLO_OFFSET, layout.NUM_CLIENTS)
-        self._accepted = WordTable(buffer, layout.CONTROL_ACCEPTED_OFFSET, layout.NUM_CLIENTS)
+        self._accepted = WordTable(buffer, layout.CONTROL_ANSWER_OFFSET, layout.NUM_CLIENTS)
         begin = layout.CONTROL_LAST_WORDS_OFFSET
         self._text = buffer[begin : begin + layout.LAST_WORDS_BYTES]
         begin = layout.CONTROL_DEVICE_OFFSET

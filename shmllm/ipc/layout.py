@@ -32,17 +32,32 @@ CONTROL segment: one per engine; all of its front ends read it.
     | 0x0098 | CONTROL_MARKS            | engine    | 3 words, indexed by Mark       |
     | 0x0100 | CONTROL_HEARTBEAT        | engine    | CLOCK_MONOTONIC, ns            |
     | 0x0180 | CONTROL_PARKED           | engine    | Parked                         |
-    | 0x0200 | CONTROL_DOORBELL         | libc      | posted by clients              |
     | 0x1000 | CONTROL_STATS            | engine    | 512 words, indexed by Stat     |
     | 0x2000 | CONTROL_LAST_WORDS_SIZE  | engine    | bytes of text that are valid   |
     | 0x2080 | CONTROL_LAST_WORDS       | engine    | 16 KiB UTF-8, cause of death   |
     | 0x6100 | CONTROL_DEVICE           | engine    | 128 bytes UTF-8, NUL-padded    |
+    | 0x6200 | CONTROL_ANSWER           | engine    | word k: that nonce + Answer    |
     | 0x7000 | CONTROL_HELLO            | client k  | word k: nonce of that client   |
-    | 0x7100 | CONTROL_ACCEPTED         | engine    | word k: that nonce, or Refusal |
+    | 0x7100 | CONTROL_DOORBELL         | libc      | posted by clients              |
     | 0x8000 | CONTROL_HISTOGRAMS       | engine    | 8 of 256 words, by Histogram   |
     | 0xc000 | CONTROL_STEP_COUNT       | engine    | number of logged steps         |
+    | 0xd000 | CONTROL_STOP             | operator  | 0, or 1 + drain time in ms     |
     | 0x10000 | CONTROL_STEP_RECORDS    | engine    | 1,024 records of 128 bytes     |
-    | 0x30000 | CONTROL_END             |           |                                |
+    | 0x30000 | CONTROL_ERRORS          | engine    | 64 entries of 512 bytes        |
+    | 0x38000 | CONTROL_END             |           |                                |
+    +--------+--------------------------+-----------+--------------------------------+
+
+Access by role: a front end maps the segment read-only, and the page CONTROL_HELLO to 0x8000 a second
+time, writable. Only `shmllm engine stop`, the operator, maps the page of CONTROL_STOP writable.
+
+Entry of the error log, relative to CONTROL_ERRORS plus index * 0x200. Times are ns since 1970:
+
+    +--------+--------------------------+-----------+--------------------------------+
+    | +0x000 | ERROR_COUNT              | engine    | 0: free; stored last           |
+    | +0x008 | ERROR_FIRST              | engine    | time of the first occurrence   |
+    | +0x010 | ERROR_LAST               | engine    | time of the last occurrence    |
+    | +0x018 | ERROR_TEXT_SIZE          | engine    | bytes of text that are valid   |
+    | +0x020 | ERROR_TEXT               | engine    | 480 bytes UTF-8                |
     +--------+--------------------------+-----------+--------------------------------+
 
 Histogram, relative to CONTROL_HISTOGRAMS plus index * 0x800 (`histogram.py` has the bounds):
@@ -61,6 +76,7 @@ only, until a slot is used. The large slots, which are almost the whole size, co
     +-------------+----------------------+----------+--------------------------------+
     | 0x000000000 | HEADER               | creator  | see above                      |
     | 0x000000080 | CLIENT_STATE         | client   | ClientState                    |
+    | 0x000000088 | CLIENT_HEARTBEAT     | client   | CLOCK_MONOTONIC, ns            |
     | 0x000000100 | CLIENT_PARKED        | client   | Parked                         |
     | 0x000000180 | CLIENT_DOORBELL      | libc     | posted by the engine           |
     | 0x000000200 | REQUEST_PUBLISHED    | client   | position                       |
@@ -91,6 +107,8 @@ differ:
     +--------+--------------------------+-----------+--------------------------------+
     | +0x000 | SLOT_PUBLISHED           | writer    | number of publications         |
     | +0x008 | SLOT_PAYLOAD             | writer    | bytes of the last publication  |
+    | +0x010 | SLOT_CLAIMED_AT          | writer    | CLOCK_MONOTONIC, ns; 0: free   |
+    | +0x018 | SLOT_PUBLISHED_AT        | writer    | CLOCK_MONOTONIC, ns            |
     | +0x080 | SLOT_RELEASED            | reader    | number of releases             |
     +--------+--------------------------+-----------+--------------------------------+
 
@@ -121,7 +139,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 MAGIC = int.from_bytes(b"shmllm01", "little")
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 
 WORD_BYTES = 8
 LINE_BYTES = 128
@@ -192,17 +210,19 @@ CONTROL_ENGINE_PID_NS_OFFSET = 0x0090
 CONTROL_MARKS_OFFSET = 0x0098
 CONTROL_HEARTBEAT_OFFSET = 0x0100
 CONTROL_PARKED_OFFSET = 0x0180
-CONTROL_DOORBELL_OFFSET = 0x0200
 CONTROL_STATS_OFFSET = 0x1000
 CONTROL_LAST_WORDS_SIZE_OFFSET = 0x2000
 CONTROL_LAST_WORDS_OFFSET = 0x2080
 CONTROL_DEVICE_OFFSET = 0x6100
+CONTROL_ANSWER_OFFSET = 0x6200
 CONTROL_HELLO_OFFSET = 0x7000
-CONTROL_ACCEPTED_OFFSET = 0x7100
+CONTROL_DOORBELL_OFFSET = 0x7100
 CONTROL_HISTOGRAMS_OFFSET = 0x8000
 CONTROL_STEP_COUNT_OFFSET = 0xC000
+CONTROL_STOP_OFFSET = 0xD000
 CONTROL_STEP_RECORDS_OFFSET = 0x10000
-CONTROL_END_OFFSET = 0x30000
+CONTROL_ERRORS_OFFSET = 0x30000
+CONTROL_END_OFFSET = 0x38000
 NUM_CLIENTS = 32
 NUM_STAT_WORDS = 512
 LAST_WORDS_BYTES = 16 * 1024
@@ -214,8 +234,17 @@ HISTOGRAM_WORDS = 256
 HISTOGRAM_BUCKETS = 255
 NUM_STEP_RECORDS = 1024
 STEP_RECORD_BYTES = 128
+NUM_ERRORS = 64
+ERROR_COUNT_OFFSET = 0x000
+ERROR_FIRST_OFFSET = 0x008
+ERROR_LAST_OFFSET = 0x010
+ERROR_TEXT_SIZE_OFFSET = 0x018
+ERROR_TEXT_OFFSET = 0x020
+ERROR_ENTRY_BYTES = 512
+ERROR_TEXT_BYTES = 480
 
 CLIENT_STATE_OFFSET = 0x0080
+CLIENT_HEARTBEAT_OFFSET = 0x0088
 CLIENT_PARKED_OFFSET = 0x0100
 CLIENT_DOORBELL_OFFSET = 0x0180
 REQUEST_PUBLISHED_OFFSET = 0x0200
@@ -241,6 +270,8 @@ CLIENT_END_OFFSET = 0x204905000
 
 SLOT_PUBLISHED_OFFSET = 0x000
 SLOT_PAYLOAD_OFFSET = 0x008
+SLOT_CLAIMED_AT_OFFSET = 0x010
+SLOT_PUBLISHED_AT_OFFSET = 0x018
 SLOT_RELEASED_OFFSET = 0x080
 SLOT_ENTRY_BYTES = 0x100
 NUM_SMALL_SLOTS = 16

@@ -55,6 +55,7 @@ def test_every_field_names_its_writer() -> None:
         "client",
         "client k",
         "libc",
+        "operator",
         "both",
         "writer",
         "reader",
@@ -69,6 +70,22 @@ def test_every_field_names_its_writer() -> None:
 def test_hot_words_have_lines_of_their_own(kind: SegmentKind) -> None:
     lines = [getattr(layout, f"{name}_OFFSET") // layout.LINE_BYTES for name in WORDS[kind]]
     assert len(set(lines)) == len(lines)
+
+
+def test_pages_that_others_may_write_hold_nothing_of_the_engine() -> None:
+    in_control = {
+        (name, offset, writer)
+        for name, offset, writer in ROWS
+        if name.startswith("CONTROL_") and not name.endswith("_END")
+    }
+    for page, theirs in (
+        (layout.CONTROL_HELLO_OFFSET, {"client k", "libc"}),
+        (layout.CONTROL_STOP_OFFSET, {"operator"}),
+    ):
+        assert page % layout.PAGE_BYTES == 0
+        on_page = {w for _, o, w in in_control if page <= o < page + layout.PAGE_BYTES}
+        assert on_page == theirs
+        assert not any(w in theirs for _, o, w in in_control if o // 4096 != page // 4096)
 
 
 def test_statistics_words_are_numbered_without_gaps() -> None:
@@ -95,15 +112,21 @@ def test_fields_do_not_overlap() -> None:
     assert (
         layout.CONTROL_LAST_WORDS_OFFSET + layout.LAST_WORDS_BYTES <= layout.CONTROL_DEVICE_OFFSET
     )
-    assert layout.CONTROL_DEVICE_OFFSET + layout.DEVICE_BYTES <= layout.CONTROL_HELLO_OFFSET
-    assert layout.CONTROL_HELLO_OFFSET + table <= layout.CONTROL_ACCEPTED_OFFSET
+    assert layout.CONTROL_DEVICE_OFFSET + layout.DEVICE_BYTES <= layout.CONTROL_ANSWER_OFFSET
+    assert layout.CONTROL_ANSWER_OFFSET + table <= layout.CONTROL_HELLO_OFFSET
+    assert layout.CONTROL_HELLO_OFFSET + table <= layout.CONTROL_DOORBELL_OFFSET
+    assert (
+        layout.CONTROL_DOORBELL_OFFSET + layout.DOORBELL_BYTES <= layout.CONTROL_HISTOGRAMS_OFFSET
+    )
     histogram = layout.HISTOGRAM_WORDS * layout.WORD_BYTES
-    assert layout.CONTROL_ACCEPTED_OFFSET + table <= layout.CONTROL_HISTOGRAMS_OFFSET
     assert layout.CONTROL_HISTOGRAMS_OFFSET + layout.NUM_HISTOGRAMS * histogram == (
         layout.CONTROL_STEP_COUNT_OFFSET
     )
     records = layout.NUM_STEP_RECORDS * layout.STEP_RECORD_BYTES
-    assert layout.CONTROL_STEP_RECORDS_OFFSET + records == layout.CONTROL_END_OFFSET
+    assert layout.CONTROL_STEP_RECORDS_OFFSET + records == layout.CONTROL_ERRORS_OFFSET
+    errors = layout.NUM_ERRORS * layout.ERROR_ENTRY_BYTES
+    assert layout.CONTROL_ERRORS_OFFSET + errors == layout.CONTROL_END_OFFSET
+    assert layout.ERROR_TEXT_OFFSET + layout.ERROR_TEXT_BYTES == layout.ERROR_ENTRY_BYTES
     assert len(StepField) * layout.WORD_BYTES <= layout.STEP_RECORD_BYTES
     assert max(Histogram) < layout.NUM_HISTOGRAMS
     slots = layout.NUM_SLOTS * layout.SLOT_ENTRY_BYTES
