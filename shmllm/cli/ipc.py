@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -171,7 +170,7 @@ def contents(segment: Segment, num_records: int) -> dict[str, Any]:
         for end, counted in (("writer", state.writer), ("reader", state.reader)):
             found[f"{name} {end}"] = ", ".join(
                 f"{key.removeprefix('num_').replace('_', ' ')} {value}"
-                for key, value in asdict(counted).items()
+                for key, value in counted._asdict().items()
                 if value or key == "num_messages"
             )
         found[f"{name} records"] = [

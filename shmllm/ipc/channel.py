@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import NoReturn
 
 from shmllm.errors import IpcTimeoutError, SegmentError
@@ -212,7 +211,7 @@ class ClientChannel(_Channel):
         """Copy this end's counters to shared memory; each park does this as well."""
         self._request_stats.store(self.requests.statistics())
         outputs = self.outputs.statistics()
-        self._output_stats.store(replace(outputs, times_parked=self._waiter.times_parked))
+        self._output_stats.store(outputs._replace(times_parked=self._waiter.times_parked))
 
     @property
     def engine_state(self) -> EngineState:

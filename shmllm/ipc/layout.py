@@ -47,8 +47,8 @@ CONTROL segment: one per engine; all of its front ends read it.
     | 0x38000 | CONTROL_END             |           |                                |
     +--------+--------------------------+-----------+--------------------------------+
 
-Access by role: a front end maps the segment read-only, and the page CONTROL_HELLO to 0x8000 a second
-time, writable. Only `shmllm engine stop`, the operator, maps the page of CONTROL_STOP writable.
+Access by role: a front end maps the segment read-only, and the page from CONTROL_HELLO to 0x8000 a
+second time, writable. Only `shmllm engine stop`, the operator, maps CONTROL_STOP's page writable.
 
 Entry of the error log, relative to CONTROL_ERRORS plus index * 0x200. Times are ns since 1970:
 

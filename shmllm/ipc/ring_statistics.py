@@ -6,13 +6,12 @@ an engine also does that ten times a second.
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+from typing import NamedTuple
 
-from shmllm.ipc.words import WordTable
+from shmllm.ipc.words import Numbers
 
 
-@dataclass(frozen=True, slots=True)
-class RingStatistics:
+class RingStatistics(NamedTuple):
     """The counters of one end of a ring since its creation.
 
     Attributes:
@@ -31,9 +30,6 @@ class RingStatistics:
     times_parked: int = 0
 
 
-NUM_WORDS = 5
-
-
 class StatisticsLine:
     """The line of a client segment with the counters of one end; only one process writes it.
 
@@ -42,13 +38,17 @@ class StatisticsLine:
         offset: the byte offset of the line.
     """
 
-    __slots__ = ("_words",)
+    __slots__ = ("_stored", "_words")
 
     def __init__(self, buffer: memoryview, offset: int) -> None:
-        self._words = WordTable(buffer, offset, NUM_WORDS)
+        self._words = Numbers(buffer, offset, len(RingStatistics._fields))
+        self._stored = RingStatistics(0, 0)
 
     def store(self, statistics: RingStatistics) -> None:
-        for index, value in enumerate(astuple(statistics)):
+        if statistics == self._stored:
+            return
+        self._stored = statistics
+        for index, value in enumerate(statistics):
             self._words.store(index, value)
 
     def load(self) -> RingStatistics:

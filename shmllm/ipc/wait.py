@@ -20,6 +20,10 @@ from shmllm.ipc.words import PlainWord, fence
 _now_ns = time.perf_counter_ns
 _sched_yield = os.sched_yield
 _NO_PRIORITY = os.sched_param(0)
+_OTHERS_RAN_NS = 200_000
+"""A `sched_yield` that takes longer gave the core to a thread that had work."""
+_FIRST_PAUSE_NS = 100_000_000
+_LONGEST_PAUSE_NS = 3_200_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +127,8 @@ class Waiter:
         "_doorbell",
         "_on_park",
         "_parked",
+        "_pause_ns",
+        "_paused_until_ns",
         "_policy",
         "_spin_ns",
         "_yield_ns",
@@ -140,6 +146,8 @@ class Waiter:
         self._doorbell = doorbell
         self._on_park = on_park
         self.times_parked = 0
+        self._pause_ns = _FIRST_PAUSE_NS
+        self._paused_until_ns = 0
         self.set_policy(policy)
 
     def set_policy(self, policy: WaitPolicy) -> None:
@@ -181,16 +189,34 @@ class Waiter:
     def _poll(self, ready: Callable[[], bool]) -> bool:
         if not (self._spin_ns or self._yield_ns):
             return False
-        spin_end_ns = _now_ns() + self._spin_ns
-        while _now_ns() < spin_end_ns:
+        now_ns = _now_ns()
+        if now_ns < self._paused_until_ns:
+            return False
+        spin_end_ns = now_ns + self._spin_ns
+        while (now_ns := _now_ns()) < spin_end_ns:
             if ready():
                 return True
         yield_end_ns = spin_end_ns + self._yield_ns
-        while _now_ns() < yield_end_ns:
+        while now_ns < yield_end_ns:
             _sched_yield()
+            began_ns, now_ns = now_ns, _now_ns()
+            if now_ns - began_ns > _OTHERS_RAN_NS:
+                self._pause_polling(now_ns)
+                return ready()
             if ready():
+                self._pause_ns = _FIRST_PAUSE_NS
                 return True
         return False
+
+    def _pause_polling(self, now_ns: int) -> None:
+        """Park without polling for a while, because this core has other work.
+
+        A `sched_yield` then lasts whole time slices of the others, and the peer may need this core,
+        while the wake-up from a park preempts them. Each time that polling finds the core busy
+        again, the pause doubles.
+        """
+        self._paused_until_ns = now_ns + self._pause_ns
+        self._pause_ns = min(2 * self._pause_ns, _LONGEST_PAUSE_NS)
 
     def _park(self, ready: Callable[[], bool], cap_s: float, reason: Parked) -> bool:
         if cap_s <= 0:

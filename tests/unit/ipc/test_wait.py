@@ -123,7 +123,7 @@ def test_spinning_comes_before_yielding_before_parking(
     Waiter(scene, scene, WaitPolicy(30, 30, 0.1, 0.25)).wait(scene.ready)
     steps = scene.calls
     assert steps.index("yield") == 3
-    assert steps.count("yield") == 2
+    assert steps.count("yield") == 3
     assert max(i for i, step in enumerate(steps) if step == "yield") < steps.index("parked=1")
 
 
@@ -246,3 +246,71 @@ def test_sched_batch_is_for_front_ends_without_a_core_of_their_own(
 ) -> None:
     assert WaitPolicy.for_machine(name, threads, cores=2).uses_sched_batch == uses_sched_batch
     assert not WaitPolicy.named(name).uses_sched_batch
+
+
+class Clock:
+    """A clock that moves 1 us at each look, and more at each `sched_yield`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_ns = 0
+        self.yield_ns = 1_000
+        self.num_yields = 0
+        monkeypatch.setattr(module, "_now_ns", self.look)
+        monkeypatch.setattr(module, "_sched_yield", self.sched_yield)
+
+    def look(self) -> int:
+        self.now_ns += 1_000
+        return self.now_ns
+
+    def sched_yield(self) -> None:
+        self.num_yields += 1
+        self.now_ns += self.yield_ns
+
+
+def test_polling_pauses_while_the_core_has_other_work(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    waiter = Waiter(scene, scene, WaitPolicy.named("latency"))  # type: ignore[arg-type]
+    waiter.wait(scene.ready)
+    assert clock.num_yields > 100  # alone on its core: it polls for 2 ms
+    clock.yield_ns = 4_000_000
+    pauses = []
+    clock.num_yields = 0
+    waiter.wait(scene.ready)
+    assert clock.num_yields == 1, "it parks after the first yield that others used"
+    for pause in range(8):
+        began_ns = clock.now_ns
+        while clock.num_yields == pause + 1:
+            clock.now_ns += 10_000_000
+            waiter.wait(scene.ready)
+        pauses.append(round((clock.now_ns - began_ns) / 1e8))
+    assert pauses == sorted(pauses)
+    assert pauses[0] < pauses[2] < pauses[-1] <= 33
+    clock.yield_ns = 1_000
+    clock.now_ns += 4_000_000_000
+    clock.num_yields = 0
+    waiter.wait(scene.ready)
+    assert clock.num_yields > 100, "the core is free again"
+
+
+def test_a_poll_that_succeeds_makes_the_next_pause_short(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    waiter = Waiter(scene, scene, WaitPolicy.named("latency"))  # type: ignore[arg-type]
+    lengths = []
+    for succeeds in (False, True):
+        clock.now_ns += 4_000_000_000
+        for _ in range(6):
+            clock.yield_ns = 4_000_000
+            waiter.wait(scene.ready)
+            clock.now_ns += 4_000_000_000
+        if succeeds:
+            clock.yield_ns = 1_000
+            scene.answers = [False] * 50 + [True]
+            assert waiter.wait(scene.ready)
+        clock.yield_ns = 4_000_000
+        waiter.wait(scene.ready)
+        lengths.append(waiter._paused_until_ns - clock.now_ns)
+    assert lengths[1] < lengths[0] / 10
