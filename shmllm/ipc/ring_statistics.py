@@ -38,18 +38,13 @@ class StatisticsLine:
         offset: the byte offset of the line.
     """
 
-    __slots__ = ("_stored", "_words")
+    __slots__ = ("_words",)
 
     def __init__(self, buffer: memoryview, offset: int) -> None:
         self._words = Numbers(buffer, offset, len(RingStatistics._fields))
-        self._stored = RingStatistics(0, 0)
 
     def store(self, statistics: RingStatistics) -> None:
-        if statistics == self._stored:
-            return
-        self._stored = statistics
-        for index, value in enumerate(statistics):
-            self._words.store(index, value)
+        self._words.store_all(statistics)
 
     def load(self) -> RingStatistics:
         return RingStatistics(*self._words.load_all())

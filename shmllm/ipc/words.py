@@ -16,7 +16,7 @@ from __future__ import annotations
 import ctypes
 import platform
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from shmllm.errors import SegmentError
 from shmllm.ipc.layout import WORD_BYTES
@@ -162,6 +162,12 @@ class Numbers:
 
     def store(self, index: int, value: int) -> None:
         self._view[index] = value
+
+    def store_all(self, values: Iterable[int]) -> None:
+        """Store the first words, one after the other."""
+        view = self._view
+        for index, value in enumerate(values):
+            view[index] = value
 
     def add(self, index: int, amount: int) -> None:
         """Add to a word. Only the writing process may call this."""
