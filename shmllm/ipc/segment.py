@@ -20,18 +20,28 @@ import os
 import secrets
 import struct
 import weakref
-from collections.abc import Iterator
 
-from shmllm.errors import NoSpaceError, ProtocolMismatchError, SegmentError
-from shmllm.ipc import layout
-from shmllm.ipc.doorbell import initialise_doorbell, remove_doorbell
-from shmllm.ipc.layout import SegmentKind
+from shmllm.errors import SegmentError
+from shmllm.ipc import bus_guard, layout
+from shmllm.ipc.doorbell import choose_kind, initialise_doorbell, remove_doorbell
+from shmllm.ipc.layout import DoorbellKind, SegmentKind
+from shmllm.ipc.segment_file import (
+    NO_SPACE,
+    allocate,
+    check_file,
+    check_header,
+    no_space,
+    resize,
+)
 from shmllm.ipc.words import Word
 
-_NO_SPACE = (errno.ENOSPC, errno.EFBIG, errno.ENOMEM, errno.EDQUOT)
 _FLOCK = struct.Struct("hhqqi4x")
 OWNER_BYTE = 0
 SWEEPER_BYTE = 1
+LOST = (
+    "was truncated, or has a hole and its file system is full; what this process read there since "
+    "are zeros"
+)
 _live: weakref.WeakSet[Segment] = weakref.WeakSet()
 
 
@@ -50,6 +60,7 @@ class Segment:
         self._buffer = memoryview(mapping)
         self._created = created
         self._owner_fd: int | None = None
+        self._guard = bus_guard.guard(mapping)
         self._pid = os.getpid()
         self._closed = False
         self.is_usable = True
@@ -72,13 +83,16 @@ class Segment:
                 os.open(directory, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
             )
         except OSError as error:
+            if error.errno in NO_SPACE:
+                space = os.statvfs(directory)
+                raise no_space(layout.ALLOCATED_BYTES[kind], directory, space, error) from error
             raise SegmentError(
                 f"cannot create a shared memory segment in {directory}: {error.strerror}; it has "
                 "to be a writable tmpfs"
             ) from error
         try:
-            _allocate(fd, 0, layout.ALLOCATED_BYTES[kind])
-            _resize(fd, layout.TOTAL_BYTES[kind])
+            allocate(fd, 0, layout.ALLOCATED_BYTES[kind])
+            resize(fd, layout.TOTAL_BYTES[kind])
             segment = cls(fd, kind, _map(fd, layout.TOTAL_BYTES[kind]), created=True)
         except OSError as error:
             os.close(fd)
@@ -104,7 +118,8 @@ class Segment:
 
         Raises:
             ProtocolMismatchError: the file is no initialised segment of this kind and version.
-            SegmentError: the file cannot be mapped, or belongs to another user.
+            SegmentError: the file cannot be mapped, has holes where it needs memory, or belongs
+                to another user.
         """
         try:
             status = os.fstat(fd)
@@ -113,16 +128,12 @@ class Segment:
                     f"the segment belongs to user {status.st_uid}, this process is user "
                     f"{os.geteuid()}"
                 )
-            _check_size(status.st_size, kind)
+            check_file(fd, status, kind)
+            check_header(fd, kind)
             mapping = _map(fd, layout.TOTAL_BYTES[kind])
             os.set_inheritable(fd, False)
         except OSError as error:
             raise SegmentError(f"cannot attach descriptor {fd}: {error.strerror}") from error
-        try:
-            _check_header(mapping, kind)
-        except BaseException:
-            mapping.close()
-            raise
         return cls(fd, kind, mapping, created=False)
 
     @property
@@ -152,6 +163,22 @@ class Segment:
         """Inode of the pid namespace in which `creator_pid` is valid."""
         return Word(self.buffer, layout.CREATOR_PID_NAMESPACE_OFFSET).load()
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the mapping lost its file, because that was truncated, or had a hole when its
+        file system was full. Then the mapping contains zeros, which no other process sees. Always
+        False in a process without the handler of `bus_guard`, which SIGBUS ends instead."""
+        return self._guard is not None and self._guard.is_lost
+
+    def check_intact(self, what: str) -> None:
+        """Raise SegmentError if the mapping lost its file. A reader calls this after it has read.
+
+        Args:
+            what: the subject of the message: the segment's path or owner.
+        """
+        if self.is_lost:
+            raise SegmentError(f"{what} {LOST}")
+
     def check_usable(self) -> None:
         """Raise SegmentError if the segment is closed or belongs to the parent process."""
         if self._closed:
@@ -164,7 +191,7 @@ class Segment:
 
     def allocate(self, offset: int, nbytes: int) -> None:
         """Allocate the pages of [offset, offset + nbytes), or raise NoSpaceError."""
-        _allocate(self.fd, offset, nbytes)
+        allocate(self.fd, offset, nbytes)
 
     def discard(self, offset: int, nbytes: int) -> None:
         """Free the pages of [offset, offset + nbytes); both numbers are multiples of the page
@@ -173,7 +200,7 @@ class Segment:
         The range stays mapped in every process. A later access gets new pages of zeros.
         """
         self.check_usable()
-        if self._mapping is not None:
+        if self._mapping is not None and not self.is_lost:
             self._mapping.madvise(mmap.MADV_REMOVE, offset, nbytes)
 
     def take_ownership(self) -> None:
@@ -212,10 +239,13 @@ class Segment:
         """
         if self._closed:
             return
-        if self._created and os.getpid() == self._pid:
+        is_creator = self._created and os.getpid() == self._pid
+        # A `sem_t` ends with the file. The file may be truncated, so it is not read without need.
+        if is_creator and choose_kind() is DoorbellKind.NAMED:
             remove_doorbell(self._doorbell_area())
         self._closed = True
         self.is_usable = False
+        self._guard = None
         self._drop_owner_fd()
         self._unmap()
         os.close(self._fd)
@@ -308,60 +338,3 @@ def _map(fd: int, size: int) -> mmap.mmap:
     # until its core dump is written.
     mapping.madvise(mmap.MADV_DONTDUMP)
     return mapping
-
-
-def _allocate(fd: int, offset: int, nbytes: int) -> None:
-    with _explained_space_errors(fd, nbytes):
-        os.posix_fallocate(fd, offset, nbytes)
-
-
-def _resize(fd: int, nbytes: int) -> None:
-    with _explained_space_errors(fd, nbytes):
-        os.ftruncate(fd, nbytes)
-
-
-@contextlib.contextmanager
-def _explained_space_errors(fd: int, nbytes: int) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in _NO_SPACE:
-            raise SegmentError(f"cannot allocate shared memory: {error.strerror}") from error
-        status = os.fstatvfs(fd)
-        free = status.f_bavail * status.f_frsize
-        raise NoSpaceError(
-            f"shared memory is full: {nbytes} bytes needed, {free} bytes free "
-            f"({error.strerror}). Remove stale files from /dev/shm, enlarge it (docker: "
-            "--shm-size, Kubernetes: an emptyDir with medium Memory), or raise the file size "
-            "limit (ulimit -f)"
-        ) from error
-
-
-def _check_size(size: int, kind: SegmentKind) -> None:
-    if size != layout.TOTAL_BYTES[kind]:
-        raise ProtocolMismatchError(
-            f"a {kind.name} segment has {layout.TOTAL_BYTES[kind]} bytes in this version, this "
-            f"file has {size}: front end and engine are of different versions, or it is no segment"
-        )
-
-
-def _check_header(mapping: mmap.mmap, kind: SegmentKind) -> None:
-    # SYNC POINT: segment initialised. Load the version first: the creator stored it last.
-    with memoryview(mapping) as view, view[: layout.PAGE_BYTES].cast("Q") as words:
-        version, magic, stored_kind = (
-            words[offset // layout.WORD_BYTES]
-            for offset in (layout.VERSION_OFFSET, layout.MAGIC_OFFSET, layout.KIND_OFFSET)
-        )
-    if magic != layout.MAGIC:
-        raise ProtocolMismatchError(
-            f"no shmllm segment: magic {magic:#x}, expected {layout.MAGIC:#x}"
-        )
-    if version != layout.PROTOCOL_VERSION:
-        raise ProtocolMismatchError(
-            f"the segment speaks version {version}, this process version "
-            f"{layout.PROTOCOL_VERSION}: run front end and engine from the same installation"
-        )
-    if stored_kind != kind:
-        raise ProtocolMismatchError(
-            f"the segment is of kind {stored_kind}, expected {kind.value} ({kind.name})"
-        )

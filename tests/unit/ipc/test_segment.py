@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import re
 from collections.abc import Callable
@@ -77,7 +78,7 @@ def _overwrite(offset: int, value: int) -> Callable[[Segment], None]:
         ),
         (_overwrite(layout.VERSION_OFFSET, 0), "speaks version 0"),
         (_overwrite(layout.KIND_OFFSET, 2), r"kind 2, expected 1 \(CONTROL\)"),
-        (lambda segment: os.ftruncate(segment.fd, 4096), "this file has 4096"),
+        (lambda segment: os.ftruncate(segment.fd, 4096), "this file has 4096.* /dev/shm/"),
     ],
 )
 def test_a_damaged_header_is_refused(
@@ -90,6 +91,22 @@ def test_a_damaged_header_is_refused(
             Segment.attach(fd, SegmentKind.CONTROL)
     finally:
         os.close(fd)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_with_a_hole_is_refused_before_it_is_mapped(
+    kind: SegmentKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Segment.create(kind) as segment:
+        segment.discard(2 * layout.PAGE_BYTES, layout.PAGE_BYTES)
+        monkeypatch.delattr(mmap, "mmap")
+        with pytest.raises(SegmentError, match=r"/dev/shm/.* has holes: .*at least"):
+            Segment.attach(segment.fd, kind)
+
+
+def test_the_creator_of_a_truncated_segment_can_close_it(control: Segment) -> None:
+    os.ftruncate(control.fd, 0)
+    control.close()
 
 
 def test_a_segment_of_the_other_kind_is_refused(control: Segment) -> None:
@@ -113,6 +130,15 @@ def test_another_users_segment_is_refused(
 def test_a_missing_directory_is_explained(tmp_path: Path) -> None:
     with pytest.raises(SegmentError, match="tmpfs"):
         Segment.create(SegmentKind.CONTROL, directory=str(tmp_path / "absent"))
+
+
+def test_a_file_system_without_room_for_a_file_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "open", full)
+    with pytest.raises(NoSpaceError, match=r"bytes free in /dev/shm \(No space.*ipc gc"):
+        Segment.create(SegmentKind.CONTROL)
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EFBIG])
