@@ -22,6 +22,9 @@ DEFAULT_RECORDS = 8
 @click.group()
 def ipc() -> None:
     """List and inspect shared memory segments, and remove those of dead processes."""
+    from shmllm.ipc import bus_guard
+
+    bus_guard.install()
 
 
 @ipc.command("ls")
@@ -77,7 +80,9 @@ def inspect(name: str, records: int) -> None:
     if entry is None:
         raise SegmentError(f"no segment {name!r}; see: shmllm ipc ls")
     with open_segment(entry) as segment:
-        for key, value in contents(segment, records).items():
+        found = contents(segment, records)
+        segment.check_intact(str(entry.path))
+        for key, value in found.items():
             if isinstance(value, list):
                 click.echo(f"{key}:")
                 for item in value:
@@ -132,6 +137,7 @@ def describe(entry: NamedSegment) -> dict[str, Any]:
                 ):
                     state = peek(segment.buffer, layout, 0)
                     record[key] = f"{100 * state.used_bytes / layout.capacity_bytes:.0f}%"
+            segment.check_intact(str(entry.path))
     except (IpcError, OSError) as error:
         record["owner"] = f"unreadable ({error})"
     return record

@@ -44,7 +44,10 @@ def top(name: str | None, interval: float, once: bool, as_json: bool) -> int:
     """
     from rich.console import Console
 
+    from shmllm.ipc import bus_guard
+
     os.nice(NICENESS)  # engines have priority
+    bus_guard.install()
     engines = _wanted(name)
     console = Console()
     try:

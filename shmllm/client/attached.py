@@ -26,7 +26,8 @@ _REFUSALS = {
     Refusal.NOT_CONNECTED: "the engine ended the connection",
     Refusal.TOO_SLOW: "the engine disconnected this front end: it did not read its outputs in time",
     Refusal.BROKEN_PROTOCOL: "the engine disconnected this front end: it sent invalid messages",
-    Refusal.NOT_USABLE: "the engine could not open this front end's segment",
+    Refusal.NOT_USABLE: "the engine could not open this front end's segment, or the segment was "
+    "truncated, or it has holes while shared memory is full",
 }
 
 

@@ -19,7 +19,7 @@ from shmllm.engine import garbage
 from shmllm.engine.process import EXIT_FAILED_START, EngineProcess
 from shmllm.engine.session import Session
 from shmllm.errors import SegmentError, ShmLLMError
-from shmllm.ipc import registry
+from shmllm.ipc import bus_guard, registry
 from shmllm.ipc.layout import SegmentKind
 from shmllm.ipc.segment import Segment
 
@@ -58,6 +58,7 @@ def main() -> int:
     """Run the engine that the command line describes. Returns the exit code."""
     if sys.stderr is not None:
         faulthandler.enable()
+    bus_guard.install()
     garbage.disable()
     mode, *arguments = sys.argv[1:]
     try:

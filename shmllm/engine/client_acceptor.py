@@ -8,6 +8,7 @@ last, opens the segment of each changed place, and answers with the same nonce o
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,9 +21,12 @@ from shmllm.ipc.layout import NUM_CLIENTS, Refusal, SegmentKind
 from shmllm.ipc.liveness import open_pidfd
 from shmllm.ipc.segment import Segment
 
+logger = logging.getLogger(__name__)
+
 REFUSALS = {
     SessionEnd.TOO_SLOW: Refusal.TOO_SLOW,
     SessionEnd.BROKEN_PROTOCOL: Refusal.BROKEN_PROTOCOL,
+    SessionEnd.LOST_MEMORY: Refusal.NOT_USABLE,
 }
 
 
@@ -99,8 +103,11 @@ class ClientAcceptor:
         """Dismiss the front ends that closed, died, or do not read their outputs."""
         ended = [(s, end) for s in self.sessions.values() if (end := s.ended()) is not None]
         for session, end in ended:
-            if session.protocol_error is not None and self._path is None:
-                raise session.protocol_error  # a private engine has no other front end
+            error = session.error
+            if error is not None and self._path is None:
+                raise error  # a private engine has no other front end
+            if end is SessionEnd.LOST_MEMORY:
+                logger.warning("disconnected a front end: %s", error)
             self.dismiss(session, REFUSALS.get(end, Refusal.NOT_CONNECTED))
 
     def _has_new_hello(self) -> bool:

@@ -247,10 +247,11 @@ class EngineProcess:
         now = time.monotonic()
         if now < self._next_liveness and not self._acceptor.has_leaving():
             return
+        self._control.check_intact("the segment of this engine")
         if self._path is None:
             for session in self._sessions.values():
-                if session.protocol_error is not None:
-                    raise session.protocol_error
+                if (error := session.error) is not None:
+                    raise error
         self._next_liveness = now + LIVENESS_PERIOD_S
         self._reporter.parked(self._waiter.times_parked)
         for session in self._sessions.values():

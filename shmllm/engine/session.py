@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from enum import Enum, auto
 from typing import Any
 
-from shmllm.errors import NoSpaceError, ProtocolMismatchError
+from shmllm.errors import IpcError, NoSpaceError, ProtocolMismatchError, SegmentError
 from shmllm.ipc.channel import CoreChannel
 from shmllm.ipc.liveness import wait_for_end
-from shmllm.ipc.segment import Segment
+from shmllm.ipc.segment import LOST, Segment
 from shmllm.ipc.slots import SlotRef
 from shmllm.ipc.tensors import TensorReader, TensorRef
 from shmllm.outputs.columns import OutputColumns
@@ -41,12 +41,14 @@ class SessionEnd(Enum):
     DIED             the front end's process ended
     TOO_SLOW         its output ring stayed full for too long
     BROKEN_PROTOCOL  it wrote invalid bytes into its segment
+    LOST_MEMORY      its segment's file was truncated, or has a hole and /dev/shm is full
     """
 
     CLOSED = auto()
     DIED = auto()
     TOO_SLOW = auto()
     BROKEN_PROTOCOL = auto()
+    LOST_MEMORY = auto()
 
 
 class Session:
@@ -88,6 +90,14 @@ class Session:
     def pid(self) -> int:
         """The pid of the front end in its own pid namespace."""
         return self._segment.creator_pid
+
+    @property
+    def error(self) -> IpcError | None:
+        """The error, if the segment lost its file, or if the front end wrote invalid bytes into it.
+        The zeros in a lost segment may be invalid bytes too, but then the loss is the cause."""
+        if self._segment.is_lost:
+            return SegmentError(f"the segment of front end {self.place} {LOST}")
+        return self.protocol_error
 
     @property
     def is_stuck(self) -> bool:
@@ -253,6 +263,8 @@ class Session:
 
     def ended(self) -> SessionEnd | None:
         """Why the session has to end; None if it continues. Makes a system call."""
+        if self._segment.is_lost:
+            return SessionEnd.LOST_MEMORY
         if self.protocol_error is not None:
             return SessionEnd.BROKEN_PROTOCOL
         if self.is_closing:

@@ -17,7 +17,6 @@ from pathlib import Path
 
 from shmllm.errors import IpcError
 from shmllm.ipc import layout, registry
-from shmllm.ipc.control import ControlView
 from shmllm.ipc.layout import SegmentKind
 from shmllm.ipc.segment import Segment
 
@@ -153,25 +152,34 @@ def _segments_of(process: Path) -> list[tuple[Path, int]]:
 def _kind_of(path: Path) -> int | None:
     """The kind of the segment at a path; None if the file is no segment of this version. OSError
     if it does not exist."""
-    with open(path, "rb", buffering=0) as file:
-        header = file.read(layout.CREATOR_PID_NAMESPACE_OFFSET)
-    magic, version, kind = (
-        int.from_bytes(header[offset : offset + layout.WORD_BYTES], "little")
-        for offset in (layout.MAGIC_OFFSET, layout.VERSION_OFFSET, layout.KIND_OFFSET)
+    magic, version, kind = _words_at(
+        path, layout.MAGIC_OFFSET, layout.VERSION_OFFSET, layout.KIND_OFFSET
     )
     is_ours = (magic, version) == (layout.MAGIC, layout.PROTOCOL_VERSION)
     return kind if is_ours else None
 
 
+def _words_at(path: Path, *offsets: int) -> list[int]:
+    """Words of the file at a path; 0 behind its end. OSError if it does not exist.
+
+    The file may belong to any program, and may be truncated at any time. So it is not mapped.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        words = [os.pread(fd, layout.WORD_BYTES, offset) for offset in offsets]
+    finally:
+        os.close(fd)
+    return [int.from_bytes(word, "little") for word in words]
+
+
 def _is_engine_of(path: Path, process: Path) -> bool:
     """Whether the control segment at `path` names `process` as its engine process."""
     try:
-        with open_segment(path, SegmentKind.CONTROL) as control:
-            view = ControlView(control)
-            pid, namespace = view.engine_pid, view.engine_pid_namespace
-            view.close()
+        pid, namespace = _words_at(
+            path, layout.CONTROL_ENGINE_PID_OFFSET, layout.CONTROL_ENGINE_PID_NS_OFFSET
+        )
         return pid == _own_pid(process) and namespace == (process / "ns" / "pid").stat().st_ino
-    except (IpcError, OSError):
+    except OSError:
         return False
 
 

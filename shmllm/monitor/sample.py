@@ -23,7 +23,7 @@ from shmllm.ipc.layout import (
     SegmentKind,
 )
 from shmllm.ipc.ring_state import peek
-from shmllm.ipc.segment import Segment, pid_namespace
+from shmllm.ipc.segment import LOST, Segment, pid_namespace
 from shmllm.ipc.stats import Histogram, Mark
 from shmllm.ipc.step_log import StepLogReader
 from shmllm.ipc.words import Word
@@ -92,8 +92,8 @@ class Watch:
 
     @property
     def is_over(self) -> bool:
-        """Whether the engine has ended."""
-        return not self._control.is_owned()
+        """Whether the engine has ended, or its segment lost its file."""
+        return self._control.is_lost or not self._control.is_owned()
 
     def sample(self) -> Sample:
         """A sample of the engine now; an engine that has ended still gives its last values."""
@@ -124,7 +124,7 @@ class Watch:
 
     def last_words(self) -> str:
         """The cause of the engine's death, or "" if the engine could not store one."""
-        return self._view.last_words()
+        return f"its segment {LOST}" if self._control.is_lost else self._view.last_words()
 
     def close(self) -> None:
         for segment, _ in self._clients.values():
@@ -139,7 +139,8 @@ class Watch:
         for path in self.engine.client_paths():
             with contextlib.suppress(OSError):
                 found[identity_of(path)] = path
-        for identity in self._clients.keys() - found.keys():
+        lost = {identity for identity, (client, _) in self._clients.items() if client.is_lost}
+        for identity in (self._clients.keys() - found.keys()) | lost:
             self._clients.pop(identity)[0].close()
         for identity in found.keys() - self._clients.keys():
             with contextlib.suppress(IpcError):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.programs import CLI, Completed, environment, result_of
+from support.programs import CLI, Completed, environment_of_test_files, result_of
 from support.waiting import PATIENCE_S
 
 from shmllm.ipc import layout
@@ -64,7 +64,7 @@ def on_shm_of(size: str, source: str, *arguments: str) -> Completed:
         ],
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        env=environment(),
+        env=environment_of_test_files(),
         timeout=PATIENCE_S,
         check=False,
     )
@@ -213,3 +213,73 @@ def test_logprobs_without_room_end_their_requests_and_no_others(
         assert reason == "error"
         assert "no room for its log-probabilities" in error
         assert numbers_of(error)[0] > numbers_of(error)[1]
+
+
+HOLE = """
+import json, os, struct, subprocess, sys
+from shmllm import LLM, EngineDeadError, NoSpaceError, SamplingParams
+from shmllm.ipc import layout
+from shmllm.ipc.words import Word
+from shmllm.wire.messages import RecordKind
+from support.waiting import wait_until
+SLOT = layout.NUM_SMALL_SLOTS + layout.NUM_MEDIUM_SLOTS
+shmllm = [sys.executable, "-c", "from shmllm.cli.main import main; main()"]
+options = ["--kv-cache-memory-bytes", str(2**26), "--num-threads", "1", "--log", sys.argv[1]]
+subprocess.run([*shmllm, "engine", "start", "hole", "--detach", *options], check=True)
+def tokens(llm, prompt="import os"):
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    return llm.generate(prompt, params, use_tqdm=False)[0].outputs[0].token_ids
+def refused(function, *arguments):
+    try:
+        function(*arguments)
+    except (EngineDeadError, NoSpaceError) as error:
+        return [type(error).__name__, str(error)]
+def publish_a_hole(llm):
+    memory = llm._client._channel._client.buffer
+    table = layout.REQUEST_SLOT_TABLE_OFFSET + SLOT * layout.SLOT_ENTRY_BYTES
+    for offset, value in ((layout.SLOT_PAYLOAD_OFFSET, 2**30), (layout.SLOT_PUBLISHED_OFFSET, 1)):
+        word = Word(memory, table + offset)
+        word.store(value)
+        word.close()
+    reference = struct.pack("<IIII", RecordKind.ABORT, SLOT, 0, 4096)
+    llm._client._send(RecordKind.IN_SLOT, [reference])
+    wait_until(llm._client._check_accepted, "the engine disconnects it")
+try:
+    with LLM.attach("hole") as other, LLM.attach("hole") as faulty:
+        before = tokens(other)
+        with open("/dev/shm/filler", "wb", buffering=0) as filler:
+            try:
+                while filler.write(bytes(4096)):
+                    pass
+            except OSError:
+                pass
+        found = {
+            "faulty": refused(publish_a_hole, faulty),
+            "attach": refused(LLM.attach, "hole"),
+            "private": refused(LLM),
+            "slot": refused(tokens, other, {"prompt": "import os", "cache_salt": "x" * 2**20}),
+            "ls": subprocess.run([*shmllm, "ipc", "ls"], capture_output=True, text=True).stdout,
+            "same": [tokens(other) == before],
+        }
+        os.unlink("/dev/shm/filler")
+        with LLM.attach("hole") as late:
+            found["same"].append(tokens(late) == before)
+finally:
+    subprocess.run([*shmllm, "engine", "stop", "hole"], check=True)
+print(json.dumps(found))
+"""
+
+
+def test_a_hole_in_full_memory_disconnects_the_front_end_that_published_it(tmp_path: Path) -> None:
+    found = result_of(on_shm_of("64m", HOLE, str(tmp_path / "engine.log")))
+    assert found["same"] == [True, True]
+    kind, reason = found["faulty"]
+    assert kind == "EngineDeadError"
+    assert "has holes while shared memory is full" in reason
+    assert "has a hole and its file system is full" in (tmp_path / "engine.log").read_text()
+    for where in ("attach", "private", "slot"):
+        kind, message = found[where]
+        assert kind == "NoSpaceError"
+        assert " in /dev/shm (" in message
+        assert numbers_of(message)[0] > numbers_of(message)[1]
+    assert found["ls"].count("alive") == 3
