@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 
 from shmllm.ipc import layout
+from shmllm.ipc.error_log import ErrorLogWriter, LoggedError, read_errors
 from shmllm.ipc.histogram import Durations, HistogramWriter, read_histogram
 from shmllm.ipc.layout import EngineState, Refusal
 from shmllm.ipc.segment import Segment, pid_namespace
@@ -86,12 +87,16 @@ class ControlPage(_ControlWords):
 
     Args:
         control: the engine's control segment.
+
+    Attributes:
+        errors: the writer of the error log.
     """
 
-    __slots__ = ()
+    __slots__ = ("errors",)
 
     def __init__(self, control: Segment) -> None:
         super().__init__(control)
+        self.errors = ErrorLogWriter(self._buffer)
         self._pid_ns.store(pid_namespace())
         self._pid.store(os.getpid())
 
@@ -208,6 +213,10 @@ class ControlView(_ControlWords):
         # SYNC POINT: last words
         size = min(self._last_words_size.load(), layout.LAST_WORDS_BYTES)
         return bytes(self._text[:size]).decode("utf-8", errors="replace")
+
+    def errors(self) -> list[LoggedError]:
+        """The distinct errors that the engine has recorded, the latest one last."""
+        return read_errors(self._buffer)
 
     @property
     def engine_pid_namespace(self) -> int:

@@ -25,5 +25,6 @@ def test_every_label_marks_a_store_and_a_load() -> None:
         "client hello",
         "client accepted",
         "step logged",
+        "error logged",
     }
     assert min(counts.values()) >= 2, counts
