@@ -5,17 +5,24 @@ nor how a reference to it is sent. Each slot has two words that only grow: the w
 publications of the slot, the reader its releases. If the counts are equal, the slot is free. If
 they differ by one, the slot is published and the reader holds it. A slot is address space;
 `slot_pages` owns the memory in it.
+
+For observers (`slot_state`), the writer also stores the times at which it claimed and published a
+slot. The time of a claim is 0 again when the claim ends, with or without a publication. The time of
+the last publication stays.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from typing import NamedTuple
 
 from shmllm.errors import MessageTooLargeError, ProtocolMismatchError, SegmentError
 from shmllm.ipc.layout import (
+    SLOT_CLAIMED_AT_OFFSET,
     SLOT_ENTRY_BYTES,
     SLOT_PAYLOAD_OFFSET,
+    SLOT_PUBLISHED_AT_OFFSET,
     SLOT_PUBLISHED_OFFSET,
     SLOT_RELEASED_OFFSET,
     SlotLayout,
@@ -142,7 +149,7 @@ class SlotWriter(_SlotEnd):
         discard: a function (offset in the segment, bytes) that frees allocated pages.
     """
 
-    __slots__ = ("_claimed", "_excess", "_pages", "_sizes")
+    __slots__ = ("_claimed", "_claimed_at", "_excess", "_pages", "_published_at", "_sizes")
 
     def __init__(
         self,
@@ -152,6 +159,9 @@ class SlotWriter(_SlotEnd):
         discard: ChangePages,
     ) -> None:
         super().__init__(buffer, layout)
+        entries = [layout.table_offset + i * SLOT_ENTRY_BYTES for i in range(self.num_slots)]
+        self._claimed_at = [Word(buffer, entry + SLOT_CLAIMED_AT_OFFSET) for entry in entries]
+        self._published_at = [Word(buffer, entry + SLOT_PUBLISHED_AT_OFFSET) for entry in entries]
         self._pages = SlotPages(self._places, allocate, discard)
         self._claimed: set[int] = set()
         self._excess: set[int] = set()
@@ -211,6 +221,7 @@ class SlotWriter(_SlotEnd):
         if index is None:
             return None
         self._claimed.add(index)
+        self._claimed_at[index].store(time.monotonic_ns())
         try:
             if self._excess:
                 self.reclaim()
@@ -269,14 +280,21 @@ class SlotWriter(_SlotEnd):
         index = ref.slot
         self._end_claim(index)
         self._payload[index].store(ref.nbytes)
+        self._published_at[index].store(time.monotonic_ns())
         word = self._published[index]
         # SYNC POINT: slot published. After the last store to the payload.
         word.store(word.load() + 1)
 
     def _end_claim(self, index: int) -> None:
         self._claimed.remove(index)
+        self._claimed_at[index].store(0)
         if self._pages.has_excess(index):
             self._excess.add(index)
+
+    def close(self) -> None:
+        super().close()
+        for word in (*self._claimed_at, *self._published_at):
+            word.close()
 
 
 class SlotReader(_SlotEnd):
