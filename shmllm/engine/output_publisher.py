@@ -63,4 +63,4 @@ class OutputPublisher:
     def send_version(self, session: Session, version: int | str) -> None:
         """Publish the version of the weights that compute all later outputs."""
         record = codec.encode_weight_version(WeightVersion(version))
-        self.send(session, RecordKind.WEIGHT_VERSION, record)
+        self.send(session, RecordKind.WEIGHT_VERSION, record, is_urgent=False)

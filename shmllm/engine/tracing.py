@@ -72,7 +72,8 @@ class EngineTracing:
         client = session.place, channel.nonce, session.pid
         recorder.add(Type.EVENT, Event.JOINED, now_ns, now_ns, *client)
         if self._is_named:
-            session.send(RecordKind.TRACE, encode_trace(Trace(self._directory)))
+            record = encode_trace(Trace(self._directory))
+            session.send(RecordKind.TRACE, record, is_urgent=False)
 
     def left(self, place: int) -> None:
         """The engine dismissed the front end in this place."""

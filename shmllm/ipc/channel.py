@@ -16,6 +16,7 @@ from shmllm.ipc import layout
 from shmllm.ipc.control import ControlPage, ControlView
 from shmllm.ipc.core_waiter import CoreWaiter
 from shmllm.ipc.doorbell import open_doorbell_at
+from shmllm.ipc.error_log import LoggedError
 from shmllm.ipc.layout import ClientState, EngineState, Parked
 from shmllm.ipc.ring import BytesLike, Handler, RingReader, RingWriter
 from shmllm.ipc.ring_statistics import StatisticsLine
@@ -95,11 +96,12 @@ class ClientChannel(_Channel):
         self.output_slots = SlotReader(memory, layout.OUTPUT_SLOT_LAYOUT)
         self._control = ControlView(control)
         self._state = Word(memory, layout.CLIENT_STATE_OFFSET)
+        self._heartbeat = Word(memory, layout.CLIENT_HEARTBEAT_OFFSET)
         self._parked = Word(memory, layout.CLIENT_PARKED_OFFSET)
         self._doorbell = open_doorbell_at(memory, layout.CLIENT_DOORBELL_OFFSET)
         self._request_stats = StatisticsLine(memory, layout.REQUEST_WRITER_STATS_OFFSET)
         self._output_stats = StatisticsLine(memory, layout.OUTPUT_READER_STATS_OFFSET)
-        self._waiter = Waiter(self._parked, self._doorbell, policy, self.publish_statistics)
+        self._waiter = Waiter(self._parked, self._doorbell, policy, self._before_park)
         self._core_parked = Word(shared, layout.CONTROL_PARKED_OFFSET)
         self._core_doorbell = open_doorbell_at(shared, layout.CONTROL_DOORBELL_OFFSET)
 
@@ -207,6 +209,17 @@ class ClientChannel(_Channel):
         """Use another wait policy from now on."""
         self._waiter.set_policy(policy)
 
+    def beat(self) -> None:
+        """Store the current time as the heartbeat of this front end; each park does this as well.
+        `client_state` tells from it whether a front end that has unread outputs hangs."""
+        if self._is_closed or not self._client.is_usable:
+            self._raise_unusable()
+        self._heartbeat.store(time.monotonic_ns())
+
+    def _before_park(self) -> None:
+        self.beat()
+        self.publish_statistics()
+
     def publish_statistics(self) -> None:
         """Copy this end's counters to shared memory; each park does this as well."""
         self._request_stats.store(self.requests.statistics())
@@ -233,6 +246,10 @@ class ClientChannel(_Channel):
     def last_words(self) -> str:
         """The cause of the engine's death, or "" if the engine could not store one."""
         return self._control.last_words()
+
+    def engine_errors(self) -> list[LoggedError]:
+        """The distinct errors that the engine has recorded, the latest one last."""
+        return self._control.errors()
 
     def say_hello(self, place: int, nonce: int) -> None:
         """Ask a named engine to accept this front end in the place that it claimed."""
@@ -267,6 +284,7 @@ class ClientChannel(_Channel):
             self._request_stats,
             self._output_stats,
             self._state,
+            self._heartbeat,
             self._urgent,
             self._parked,
             self._core_parked,
