@@ -14,6 +14,7 @@ from shmllm.config.info import EngineInfo
 from shmllm.errors import EngineDeadError, EngineStartError, SegmentError
 from shmllm.ipc import registry
 from shmllm.ipc.channel import ClientChannel, ControlView
+from shmllm.ipc.error_log import reason_for
 from shmllm.ipc.layout import EngineState, Refusal, SegmentKind
 from shmllm.ipc.liveness import open_pidfd, wait_for_end
 from shmllm.ipc.segment import Segment
@@ -91,6 +92,7 @@ class AttachedEngineClient(ChannelEngineClient):
             channel = ClientChannel(control, client, WaitPolicy.named("idle"))
             undo.callback(channel.close)
             self._nonce = client.nonce
+            self._attached_ns = time.time_ns()
             super().__init__(channel, engine)
             segments = (control, client)
             self._finalizer = weakref.finalize(
@@ -113,7 +115,11 @@ class AttachedEngineClient(ChannelEngineClient):
             while (ready := self._receive_startup()) is None:
                 answer = self._view.accepted(self._place)
                 if answer == Refusal.NOT_USABLE:
-                    raise EngineStartError(f"engine {self._name!r}: {_REFUSALS[Refusal(answer)]}")
+                    reason = self._logged_reason()
+                    raise EngineStartError(
+                        f"engine {self._name!r}: {_REFUSALS[Refusal(answer)]}"
+                        + (f": {reason}" if reason else "")
+                    )
                 if time.monotonic() >= deadline:
                     raise EngineStartError(
                         f"engine {self._name!r} did not answer in {ACCEPT_TIMEOUT_S:g} s; "
@@ -157,7 +163,14 @@ class AttachedEngineClient(ChannelEngineClient):
         answer = self._view.accepted(self._place)
         if answer != self._nonce and hasattr(self, "info"):
             is_known = answer in list(Refusal)
-            raise EngineDeadError(_REFUSALS[Refusal(answer) if is_known else Refusal.NOT_CONNECTED])
+            message = _REFUSALS[Refusal(answer) if is_known else Refusal.NOT_CONNECTED]
+            if reason := self._logged_reason():
+                message = f"the engine disconnected this front end: {reason}"
+            raise EngineDeadError(message)
+
+    def _logged_reason(self) -> str:
+        """Why the engine cut off or refused this front end; "" if its error log does not say."""
+        return reason_for(self._view.errors(), os.getpid(), self._place, self._attached_ns)
 
 
 def _check_ready(name: str, view: ControlView) -> None:

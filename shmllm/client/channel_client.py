@@ -28,6 +28,7 @@ from shmllm.errors import (
 )
 from shmllm.ipc.channel import ClientChannel
 from shmllm.ipc.device_memory import CudaSharing
+from shmllm.ipc.error_log import LoggedError
 from shmllm.ipc.slots import Slot, SlotRef
 from shmllm.ipc.tensors import TensorWriter
 from shmllm.ipc.wait import WaitPolicy
@@ -109,6 +110,7 @@ class ChannelEngineClient:
             self._send(RecordKind.ABORT, codec.encode_abort(Abort(part)))
 
     def poll(self, timeout_s: float, *, urgent_only: bool = False) -> list[EngineOutput]:
+        self._channel.beat()
         self._drain()
         if (
             not self._inbox
@@ -181,7 +183,11 @@ class ChannelEngineClient:
             return "dead"
         return self._channel.describe_engine()
 
+    def errors(self) -> list[LoggedError]:
+        return self._channel.engine_errors()
+
     def _send(self, kind: RecordKind, parts: codec.Parts) -> None:
+        self._channel.beat()
         size = sum(map(len, parts))
         if size > self._channel.requests.max_payload_bytes:
             kind, parts = RecordKind.IN_SLOT, self._put_in_slot(kind, parts, size)

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from shmllm.config.engine import Progress
 from shmllm.config.info import EngineInfo
+from shmllm.ipc.error_log import LoggedError as LoggedError
 from shmllm.outputs.columns import Embeddings, OutputColumns
 from shmllm.outputs.logprobs import PromptLogprobs
 from shmllm.params.request import EngineCoreRequest
@@ -182,6 +183,9 @@ class EngineClient(Protocol):
 
     def health(self) -> str:
         """The engine's state in words, such as "ready", "stalled 7 s in step 12" or "dead"."""
+
+    def errors(self) -> list[LoggedError]:
+        """The distinct errors that the engine process has recorded, the latest one last."""
 
     def stop(self) -> None:
         """Begin to close the connection: calls that wait in other threads raise an error.

@@ -94,6 +94,10 @@ _METHODS: dict[Method, Callable[[EngineCore, int, Any], Any]] = {
 }
 
 
+_FAILURES_TO_RECORD = (Method.CHECK_WEIGHTS, Method.FINISH_WEIGHTS, Method.STAGE_LENT)
+"""The methods whose refusals belong into the error log: the weights that were sent are lost."""
+
+
 def run_method(core: EngineCore, client: int, method: Method, argument: Any) -> Any:
     """Run a method for the front end `client`, between two steps.
 
@@ -124,3 +128,21 @@ def reply_with(number: int, work: Callable[[], str]) -> Reply:
         kind = type(problem).__name__
         trace = "" if is_expected else traceback.format_exc()
         return Reply(number, False, json.dumps([kind, str(problem), trace]))
+
+
+def failure_of(reply: Reply, method: Method | None = None) -> str:
+    """What failed in a call, in one line, for the error log.
+
+    Args:
+        reply: the reply to the call.
+        method: the method; None for a call of the worker.
+
+    Returns:
+        "" if the call succeeded or was refused, which concerns its caller only.
+    """
+    if reply.ok:
+        return ""
+    kind, message, trace = json.loads(reply.json)
+    if not trace and method not in _FAILURES_TO_RECORD:
+        return ""
+    return f"{method.name if method else 'a call of the worker'} failed: {kind}: {message}"

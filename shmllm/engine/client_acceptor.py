@@ -8,20 +8,17 @@ last, opens the segment of each changed place, and answers with the same nonce o
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from shmllm.engine.session import Session, SessionEnd
 from shmllm.errors import IpcError
-from shmllm.ipc import registry
+from shmllm.ipc import error_log, registry
 from shmllm.ipc.control import ControlPage
 from shmllm.ipc.layout import NUM_CLIENTS, Refusal, SegmentKind
 from shmllm.ipc.liveness import open_pidfd
 from shmllm.ipc.segment import Segment
-
-logger = logging.getLogger(__name__)
 
 REFUSALS = {
     SessionEnd.TOO_SLOW: Refusal.TOO_SLOW,
@@ -80,10 +77,11 @@ class ClientAcceptor:
                 continue
             self._last_hellos[place] = nonce
             if place in self.sessions:  # the last front end died and another took its place
-                self.dismiss(self.sessions[place], Refusal.NOT_CONNECTED)
+                self._dismiss_ended(self.sessions[place], SessionEnd.DIED)
             try:
                 session = self._open(place, nonce)
-            except IpcError:
+            except IpcError as error:
+                self._page.errors.record(error_log.refused(place, str(error)))
                 self._page.refuse(place, Refusal.NOT_USABLE)
                 continue
             self.sessions[place] = session
@@ -106,9 +104,12 @@ class ClientAcceptor:
             error = session.error
             if error is not None and self._path is None:
                 raise error  # a private engine has no other front end
-            if end is SessionEnd.LOST_MEMORY:
-                logger.warning("disconnected a front end: %s", error)
-            self.dismiss(session, REFUSALS.get(end, Refusal.NOT_CONNECTED))
+            self._dismiss_ended(session, end)
+
+    def _dismiss_ended(self, session: Session, end: SessionEnd) -> None:
+        if reason := session.reason_of(end):
+            self._page.errors.record(error_log.cut_off(session.pid, session.place, reason))
+        self.dismiss(session, REFUSALS.get(end, Refusal.NOT_CONNECTED))
 
     def _has_new_hello(self) -> bool:
         return self._path is not None and self._page.hellos() != self._last_hellos
@@ -128,5 +129,6 @@ class ClientAcceptor:
             if pidfd is not None:
                 undo.callback(os.close, pidfd)
             session = Session(place, self._control, segment, pidfd, self._timeout_s)
+            session.on_error = self._page.errors.record
             undo.pop_all()
         return session

@@ -29,6 +29,7 @@ from shmllm.engine.tracer import EngineTracer
 from shmllm.engine.worker import Worker
 from shmllm.errors import CallError, ShmLLMError
 from shmllm.ipc.device_memory import LocalSharing
+from shmllm.ipc.error_log import LoggedError
 from shmllm.params.request import EngineCoreRequest
 from shmllm.tracing.layout import Event, Type
 from shmllm.tracing.recorder import Recorder
@@ -163,6 +164,9 @@ class LocalEngineClient:
 
     def health(self) -> str:
         return "ready"
+
+    def errors(self) -> list[LoggedError]:
+        return []  # all errors go to the caller, who is the only one
 
     def stop(self) -> None:
         """Do nothing: only `poll` runs steps."""

@@ -20,7 +20,7 @@ from types import FrameType
 
 from shmllm.config.engine import ClientConfig, EngineConfig
 from shmllm.engine import garbage
-from shmllm.engine.calls import reply_to
+from shmllm.engine.calls import failure_of, reply_to
 from shmllm.engine.client_acceptor import ClientAcceptor
 from shmllm.engine.core import EngineCore
 from shmllm.engine.output_publisher import OutputPublisher
@@ -31,6 +31,7 @@ from shmllm.engine.tracing import EngineTracing
 from shmllm.errors import ProtocolMismatchError, ShmLLMError
 from shmllm.ipc import registry
 from shmllm.ipc.channel import ControlPage, CoreWaiter
+from shmllm.ipc.error_log import front_end
 from shmllm.ipc.layout import EngineState
 from shmllm.ipc.segment import Segment
 from shmllm.ipc.wait import WaitPolicy
@@ -46,6 +47,7 @@ from shmllm.wire.messages import (
     PromptEmbeds,
     RecordKind,
     Rejected,
+    Reply,
     Shutdown,
     Text,
     Weights,
@@ -113,6 +115,7 @@ class EngineProcess:
             not start. The traceback of an exception is in the last words on the control page.
         """
         self._sessions[session.place] = session
+        session.on_error = self._page.errors.record
         self._tracing.joined(session)
         try:
             session.send(RecordKind.HELLO, codec.encode_hello(Hello(PROTOCOL_VERSION, os.getpid())))
@@ -339,17 +342,17 @@ class EngineProcess:
                 self._publisher.publish(session.place, columns)
             case Call(method=Method.TRACE):
                 reply = self._tracing.reply_to(message)
-                self._publisher.send(session, RecordKind.REPLY, codec.encode_reply(reply))
+                self._reply(session, reply, message.method)
             case Call() if core is not None:
                 reply = reply_to(core, session.place, message)
                 self._reporter.write_state(core)
                 self._publisher.publish_call_effects(core)
-                self._publisher.send(session, RecordKind.REPLY, codec.encode_reply(reply))
+                self._reply(session, reply, message.method)
             case Work() if core is not None and self._rpc_server is not None:
                 reply = self._rpc_server.reply_to(session.channel, message)
                 self._reporter.write_state(core)
                 self._publisher.publish_call_effects(core)
-                self._publisher.send(session, RecordKind.REPLY, codec.encode_reply(reply))
+                self._reply(session, reply)
             case Weights() if core is not None:
                 with session.slot_memory(message.slot) as bucket:
                     pieces = pieces_of(message.json, len(bucket))
@@ -359,6 +362,11 @@ class EngineProcess:
                 self._phase = Phase.DRAINING if message.drain_s > 0 else Phase.STOPPING
             case _:
                 raise ProtocolMismatchError(f"{RecordKind(kind).name} cannot be handled now")
+
+    def _reply(self, session: Session, reply: Reply, method: Method | None = None) -> None:
+        if failure := failure_of(reply, method):
+            self._page.errors.record(f"{front_end(session.pid, session.place)}: {failure}")
+        self._publisher.send(session, RecordKind.REPLY, codec.encode_reply(reply))
 
     def _add(self, core: EngineCore, session: Session, request: EngineCoreRequest) -> None:
         request.embeds = session.take_embeds(request.number)

@@ -14,6 +14,7 @@ from typing import Any
 
 from shmllm.errors import IpcError, NoSpaceError, ProtocolMismatchError, SegmentError
 from shmllm.ipc.channel import CoreChannel
+from shmllm.ipc.error_log import front_end
 from shmllm.ipc.liveness import wait_for_end
 from shmllm.ipc.segment import LOST, Segment
 from shmllm.ipc.slots import SlotRef
@@ -64,6 +65,7 @@ class Session:
 
     Attributes:
         protocol_error: the error, if the front end wrote invalid bytes into its segment.
+        on_error: called with the text of an error that ends no session.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class Session:
         self._stuck_since = 0.0
         self._free_bytes = 0
         self.protocol_error: ProtocolMismatchError | None = None
+        self.on_error: Callable[[str], None] = _ignore_error
         self._backlog: deque[tuple[RecordKind, Parts]] = deque()
         self._tensors = TensorReader(self.channel.slots)
         self._embeds: tuple[int, Any] | None = None
@@ -232,6 +235,8 @@ class Session:
         try:
             slot = self.channel.output_slots.claim(sum(map(len, parts)))
         except NoSpaceError as error:
+            name = front_end(self.pid, self.place)
+            self.on_error(f"outputs for {name} found no room: {error}")
             self._backlog.popleft()
             self._backlog.extendleft(reversed(list(_replacements(kind, parts, error))))
             return True
@@ -280,6 +285,20 @@ class Session:
             return SessionEnd.TOO_SLOW if stuck_s > self._timeout_s else None
         return None
 
+    def reason_of(self, end: SessionEnd) -> str:
+        """What the front end did wrong, in words; "" if it only closed its connection."""
+        match end:
+            case SessionEnd.CLOSED:
+                return ""
+            case SessionEnd.DIED:
+                return "it ended without closing its connection"
+            case SessionEnd.TOO_SLOW:
+                return "it did not read its outputs in time"
+            case SessionEnd.BROKEN_PROTOCOL:
+                return f"it sent invalid messages: {self.protocol_error}"
+            case SessionEnd.LOST_MEMORY:
+                return f"its memory is lost: {self.error}"
+
     def maintain(self) -> None:
         """Publish the channel's statistics, and free the pages that large outputs needed."""
         self.channel.publish_statistics()
@@ -291,6 +310,10 @@ class Session:
         self._segment.close()
         if self._pidfd is not None:
             os.close(self._pidfd)
+
+
+def _ignore_error(text: str) -> None:
+    """The default of `on_error`."""
 
 
 def _replacements(

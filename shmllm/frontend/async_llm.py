@@ -12,6 +12,7 @@ import weakref
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
+from shmllm.client.protocol import LoggedError
 from shmllm.errors import EngineDeadError, RequestError
 from shmllm.frontend import pooling
 from shmllm.frontend.engine_options import takes_llm_options
@@ -271,6 +272,10 @@ class AsyncLLM:
     def get_metrics(self) -> dict[str, int]:
         """See `LLM.get_metrics`."""
         return self._llm.get_metrics()
+
+    def engine_errors(self) -> list[LoggedError]:
+        """See `LLM.engine_errors`."""
+        return self._llm.engine_errors()
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The sampling parameters that `generate` uses without `sampling_params`."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from shmllm.client.protocol import StartProgress
+from shmllm.client.protocol import LoggedError, StartProgress
 from shmllm.errors import CallOrderError, RequestError, ShmLLMError
 from shmllm.frontend import pooling
 from shmllm.frontend.beam_search import BeamSearch
@@ -610,6 +610,17 @@ class LLM:
         """The engine's state in words: "ready", "stalled 7 s in step 12", "dead"."""
         self._dispatcher.check_open()
         return self._client.health()
+
+    def engine_errors(self) -> list[LoggedError]:
+        """The engine's log of distinct errors, the latest one last, read from shared memory.
+
+        It contains the errors that do not end the engine: front ends that were cut off or refused,
+        calls and updates of weights that failed, and outputs that found no room. Each has a `text`,
+        a `count`, and the times `first_ns` and `last_ns` (ns since 1970). An engine in the caller's
+        own process has no log, because its caller gets every error.
+        """
+        self._dispatcher.check_open()
+        return self._client.errors()
 
     def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False

@@ -51,6 +51,24 @@ def test_a_refusal_is_a_request_error(core, monkeypatch):
         call(core)
 
 
+def test_failures_are_described_for_the_error_log_and_refusals_are_not(core, monkeypatch):
+    def raising(error):
+        def work():
+            raise error
+
+        return calls.reply_with(1, work)
+
+    refusal, failure = RequestError("not now"), ZeroDivisionError("by zero")
+    assert calls.failure_of(calls.reply_with(1, lambda: "null"), Method.PAUSE) == ""
+    assert calls.failure_of(raising(refusal), Method.PAUSE) == ""
+    assert calls.failure_of(raising(refusal)) == ""
+    text = "failed: ZeroDivisionError: by zero"
+    assert calls.failure_of(raising(failure), Method.PAUSE) == f"PAUSE {text}"
+    assert calls.failure_of(raising(failure)) == f"a call of the worker {text}"
+    lost = calls.failure_of(raising(refusal), Method.FINISH_WEIGHTS)
+    assert lost == "FINISH_WEIGHTS failed: RequestError: not now"
+
+
 def test_an_exception_is_returned_with_its_type_and_traceback(core, monkeypatch):
     def fail(core, place, argument):
         raise ZeroDivisionError("by zero")

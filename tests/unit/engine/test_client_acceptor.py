@@ -8,19 +8,22 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from shmllm.engine import client_acceptor
 from shmllm.engine.client_acceptor import ClientAcceptor
 from shmllm.engine.session import Session, SessionEnd
+from shmllm.errors import NoSpaceError
 from shmllm.ipc import layout, registry
 from shmllm.ipc.channel import ClientChannel, ControlPage, ControlView
 from shmllm.ipc.layout import DoorbellKind, Refusal, SegmentKind
 from shmllm.ipc.segment import Segment
 from shmllm.ipc.wait import WaitPolicy
 from shmllm.ipc.words import Word
-from shmllm.wire.messages import RecordKind
+from shmllm.wire.codec import decode, encode_reply
+from shmllm.wire.messages import RecordKind, Reply
 
 TIMEOUT_S = 30.0
 
@@ -296,6 +299,61 @@ def test_dismissal_reports_the_reason_and_keeps_the_file_of_a_live_front_end(
     assert engine.acceptor.sessions == {}
     assert front_end.path.exists(), "only the name of a dead front end is removed"
     assert not engine.acceptor.has_pending(), "its old hello is not a new one"
+
+
+def test_each_front_end_that_is_cut_off_is_recorded_with_its_reason(
+    engine: Engine, no_pidfd: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def recorded() -> str:
+        """The text of the latest error; the number of its front end is that of this process."""
+        return engine.view.errors()[-1].text.removeprefix(f"front end {os.getpid()} ")
+
+    closed, _ = engine.attach()
+    closed.channel.set_closing()
+    assert engine.dismiss_ended() == [0]
+    assert engine.view.errors() == []
+
+    broken, session = engine.attach()
+    broken.channel.try_send(4711, b"nonsense")
+    session.take(lambda _, kind, record: decode(kind, record), 0)
+    assert engine.dismiss_ended() == [1]
+    reason = "it sent invalid messages: "
+    assert recorded().startswith(f"in place 1 was cut off: {reason}")
+    assert recorded().endswith(str(session.protocol_error))
+
+    dead, _ = engine.attach()
+    dead.die()
+    assert engine.dismiss_ended() == [2]
+    assert recorded() == "in place 2 was cut off: it ended without closing its connection"
+
+    _, session = engine.attach()
+    fill(session)
+    began = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: began + TIMEOUT_S + 1)
+    (place,) = engine.dismiss_ended()
+    assert recorded() == f"in place {place} was cut off: it did not read its outputs in time"
+
+
+def test_a_refused_front_end_is_recorded_with_its_reason(engine: Engine) -> None:
+    engine.view.say_hello(5, 2**62)
+    assert list(engine.acceptor.accept_new()) == []
+    (error,) = engine.view.errors()
+    assert error.text.startswith("a front end in place 5 was refused: the client in place 5")
+    assert "not running" in error.text
+
+
+def test_outputs_without_room_are_recorded(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    front_end, session = engine.attach()
+
+    def full(nbytes: int) -> None:
+        raise NoSpaceError(f"shared memory is full: {nbytes} bytes needed")
+
+    monkeypatch.setattr(session.channel, "output_slots", SimpleNamespace(claim=full))
+    session.send(RecordKind.REPLY, encode_reply(Reply(1, True, "x" * 300_000)))
+    (error,) = engine.view.errors()
+    name = f"front end {os.getpid()} in place {front_end.place}"
+    assert error.text.startswith(f"outputs for {name} found no room: shared memory is full")
+    monkeypatch.undo()
 
 
 def test_an_invalid_state_word_ends_that_session_only(engine: Engine) -> None:
