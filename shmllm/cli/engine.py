@@ -117,7 +117,52 @@ def list_engines(as_json: bool) -> None:
         *("name", "pid", "state", "device", "clients"),
         *("running", "waiting", "kv_used", "tokens"),
     )
-    print_records(columns, records)
+    print_records(columns, [r | {"clients": _clients(r)} for r in records])
+
+
+@engine.command()
+@click.argument("name")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
+def errors(name: str, as_json: bool) -> None:
+    """List the distinct errors that the engine called NAME has recorded, the latest one last.
+
+    These are errors that do not end the engine: front ends that it cut off or refused, failed calls
+    and weight updates, outputs that found no room. Errors whose texts differ in numbers only are
+    counted as one. The engine may be dead, as long as its segment exists.
+    """
+    from contextlib import closing
+    from dataclasses import asdict
+
+    from shmllm.cli.ipc import local_time
+    from shmllm.errors import SegmentError
+    from shmllm.ipc import registry
+    from shmllm.ipc.control import ControlView
+    from shmllm.ipc.layout import SegmentKind
+    from shmllm.monitor.find import open_segment
+
+    path = registry.control_path(name)
+    if not path.exists():
+        raise SegmentError(f"no engine {name!r} runs or has died here; see: shmllm engine ls")
+    with (
+        open_segment(path, SegmentKind.CONTROL) as control,
+        closing(ControlView(control)) as view,
+    ):
+        found = view.errors()
+    if as_json:
+        click.echo(json.dumps([asdict(error) for error in found], indent=2))
+    elif found:
+        rows = [
+            {
+                "last": local_time(error.last_ns),
+                "first": local_time(error.first_ns),
+                "count": error.count,
+                "text": error.text,
+            }
+            for error in found
+        ]
+        print_records(("last", "first", "count", "text"), rows)
+    else:
+        click.echo(f"engine {name!r} has recorded no error", err=True)
 
 
 @engine.command()
@@ -219,7 +264,29 @@ def _describe_all() -> Iterator[dict[str, Any]]:
                 view.close()
         except IpcError as error:
             record = {"state": "dead" if "is dead" in str(error) else str(error)}
-        yield {"name": entry.engine, "clients": len(places), **record}
+        states = [_state_of(place.path) for place in places]
+        yield {"name": entry.engine, "clients": len(places), "client_states": states, **record}
+
+
+def _state_of(client: Path) -> str:
+    """The state of the front end whose segment is at this path."""
+    from shmllm.errors import IpcError
+    from shmllm.ipc import registry
+    from shmllm.ipc.client_state import client_state
+    from shmllm.ipc.layout import SegmentKind
+
+    try:
+        with registry.attach(client, SegmentKind.CLIENT, "it") as segment:
+            return client_state(segment)
+    except IpcError:
+        return "dead"
+
+
+def _clients(record: dict[str, Any]) -> str:
+    """The number of front ends, and of those that are neither idle nor active."""
+    kinds = [state.split()[0] for state in record["client_states"]]
+    ill = [f"{kinds.count(kind)} {kind}" for kind in ("hung", "stopped", "dead") if kind in kinds]
+    return f"{record['clients']} ({', '.join(ill)})" if ill else str(record["clients"])
 
 
 def _describe(view: ControlView) -> dict[str, Any]:

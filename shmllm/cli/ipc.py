@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from shmllm.cli.listing import print_records
 if TYPE_CHECKING:
     from shmllm.ipc.registry import NamedSegment
     from shmllm.ipc.segment import Segment
+    from shmllm.ipc.slot_state import LoanedSlot
 
 DEFAULT_RECORDS = 8
 
@@ -30,14 +32,19 @@ def ipc() -> None:
 @ipc.command("ls")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
 def list_segments(as_json: bool) -> None:
-    """List named segments with their owner, size, age and ring usage."""
+    """List named segments with their owner, size and age, and the state of each front end: idle,
+    active, hung or stopped, with the usage of its rings and its number of loaned slots."""
     from shmllm.ipc import registry
 
     records = [describe(entry) for entry in registry.names()]
     if as_json:
         click.echo(json.dumps(records, indent=2))
     elif records:
-        print_records(("name", "owner", "pid", "bytes", "age", "requests", "outputs"), records)
+        columns = (
+            *("name", "owner", "pid", "bytes", "age"),
+            *("state", "requests", "outputs", "slots"),
+        )
+        print_records(columns, records)
     else:
         click.echo("no named segment exists; private engines create none", err=True)
 
@@ -68,8 +75,10 @@ def gc(yes: bool) -> None:
     "--records", default=DEFAULT_RECORDS, show_default=True, help="Latest records to show per ring."
 )
 def inspect(name: str, records: int) -> None:
-    """Show cursors, counters and the latest records of segment NAME.
+    """Show the contents of segment NAME.
 
+    For an engine: its state, statistics, errors and last words. For a front end (NAME.PLACE): its
+    state, the slots that are not free, and cursors, counters and the latest records of its rings.
     The owner may be dead. Records that were already read are shown until they are overwritten.
     """
     from shmllm.errors import SegmentError
@@ -80,7 +89,7 @@ def inspect(name: str, records: int) -> None:
     if entry is None:
         raise SegmentError(f"no segment {name!r}; see: shmllm ipc ls")
     with open_segment(entry) as segment:
-        found = contents(segment, records)
+        found = contents(segment, records, engine_pid(entry))
         segment.check_intact(str(entry.path))
         for key, value in found.items():
             if isinstance(value, list):
@@ -120,6 +129,7 @@ def is_owned(path: Path) -> bool:
 def describe(entry: NamedSegment) -> dict[str, Any]:
     """One row of `ls`."""
     from shmllm.errors import IpcError
+    from shmllm.ipc.client_state import client_state
     from shmllm.ipc.layout import OUTPUT_RING_LAYOUT, REQUEST_RING_LAYOUT, SegmentKind
     from shmllm.ipc.ring_state import peek
 
@@ -135,16 +145,57 @@ def describe(entry: NamedSegment) -> dict[str, Any]:
                     ("requests", REQUEST_RING_LAYOUT),
                     ("outputs", OUTPUT_RING_LAYOUT),
                 ):
-                    state = peek(segment.buffer, layout, 0)
-                    record[key] = f"{100 * state.used_bytes / layout.capacity_bytes:.0f}%"
+                    ring = peek(segment.buffer, layout, 0)
+                    record[key] = f"{100 * ring.used_bytes / layout.capacity_bytes:.0f}%"
+                record["slots"] = len(loans(segment))
+                if owned:
+                    record["state"] = client_state(segment)
             segment.check_intact(str(entry.path))
     except (IpcError, OSError) as error:
         record["owner"] = f"unreadable ({error})"
     return record
 
 
-def contents(segment: Segment, num_records: int) -> dict[str, Any]:
-    """The values that `inspect` shows, by label; a list is shown as one line per item."""
+def loans(segment: Segment) -> list[tuple[str, LoanedSlot]]:
+    """(direction, slot) of each slot of a front end's segment that is not free."""
+    from shmllm.ipc.layout import OUTPUT_SLOT_LAYOUT, REQUEST_SLOT_LAYOUT
+    from shmllm.ipc.slot_state import loaned_slots
+
+    layouts = {"request": REQUEST_SLOT_LAYOUT, "output": OUTPUT_SLOT_LAYOUT}
+    return [
+        (direction, slot)
+        for direction, layout in layouts.items()
+        for slot in loaned_slots(segment.buffer, layout)
+    ]
+
+
+def engine_pid(entry: NamedSegment) -> int:
+    """The pid of the engine to which a segment belongs, in its own pid namespace; 0 if the
+    engine's segment is gone."""
+    from shmllm.errors import IpcError
+    from shmllm.ipc import registry
+    from shmllm.ipc.control import ControlView
+
+    path = registry.control_path(entry.engine, entry.path.parent)
+    try:
+        with (
+            open_segment(registry.NamedSegment(path, entry.engine, None)) as control,
+            closing(ControlView(control)) as view,
+        ):
+            return view.engine_pid
+    except (IpcError, OSError):
+        return 0
+
+
+def contents(segment: Segment, num_records: int, engine: int) -> dict[str, Any]:
+    """The values that `inspect` shows, by label; a list is shown as one line per item.
+
+    Args:
+        segment: the segment.
+        num_records: the largest number of records to show per ring.
+        engine: the pid of its engine; 0 if it is not known.
+    """
+    from shmllm.ipc.client_state import client_state
     from shmllm.ipc.control import ControlView
     from shmllm.ipc.layout import (
         OUTPUT_RING_LAYOUT,
@@ -164,9 +215,19 @@ def contents(segment: Segment, num_records: int) -> dict[str, Any]:
         found |= {"state": view.engine_state.name, "heartbeat": _since(view.heartbeat_ns)}
         found["device"] = view.device() or "not known yet"
         found |= view.stats()
+        found["errors"] = [
+            f"{local_time(e.last_ns)}, {e.count} times: {e.text}" for e in view.errors()
+        ] or "none"
         found["last words"] = view.last_words().splitlines() or "none"
         view.close()
         return found
+    if segment.is_owned():
+        found["state"] = client_state(segment)
+    ends = f"front end {segment.creator_pid}", f"engine {engine or 'of unknown pid'}"
+    writers = {"request": ends, "output": ends[::-1]}
+    found["loaned slots"] = [
+        _loan(direction, slot, *writers[direction]) for direction, slot in loans(segment)
+    ] or "none"
     for name, layout in (("requests", REQUEST_RING_LAYOUT), ("outputs", OUTPUT_RING_LAYOUT)):
         state = peek(segment.buffer, layout, num_records)
         found[f"{name} published"] = state.published
@@ -185,6 +246,21 @@ def contents(segment: Segment, num_records: int) -> dict[str, Any]:
             for r in state.records
         ]
     return found
+
+
+def _loan(direction: str, slot: LoanedSlot, writer: str, reader: str) -> str:
+    """A line about a slot that is not free."""
+    if slot.is_published:
+        kind, size, holder = "published, not released", f"{slot.nbytes} bytes", reader
+    else:
+        kind, size, holder = "claimed", f"up to {slot.nbytes} bytes", writer
+    since_s = max(0.0, (time.monotonic_ns() - slot.since_ns) / 1e9)
+    return f"{direction} slot {slot.index}: {kind}, {size}, held by {holder} for {since_s:.1f} s"
+
+
+def local_time(time_ns: int) -> str:
+    """A time in ns since 1970 as local date and time."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_ns / 1e9))
 
 
 def _age(created: float) -> str:

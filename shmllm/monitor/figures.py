@@ -6,6 +6,7 @@ they are shown, nor how samples are taken.
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict
 from typing import Any
 
@@ -54,7 +55,18 @@ def figures(engine: FoundEngine, now: Sample, before: Sample | None) -> Figures:
         **{f"{h.name.lower()}_ms": _latencies(h, now, before) for h in Histogram},
         "phases_us": _phases(now, before),
         "clients": [asdict(client) for client in now.clients],
+        "errors": sum(error.count for error in now.errors),
+        "last_error": _last_error(now),
     }
+
+
+def _last_error(now: Sample) -> dict[str, Any] | None:
+    """The error that occurred last, and its age at the time of the call."""
+    if not now.errors:
+        return None
+    error = now.errors[-1]
+    age_s = max(0.0, (time.time_ns() - error.last_ns) / 1e9)
+    return {"text": error.text, "count": error.count, "age_s": age_s}
 
 
 def latencies_ms(durations: Durations) -> dict[str, float | None]:

@@ -13,7 +13,9 @@ from pathlib import Path
 
 from shmllm.errors import IpcError
 from shmllm.ipc import layout
+from shmllm.ipc.client_state import client_state
 from shmllm.ipc.control import ControlView
+from shmllm.ipc.error_log import LoggedError
 from shmllm.ipc.histogram import Durations
 from shmllm.ipc.layout import (
     OUTPUT_RING_LAYOUT,
@@ -42,6 +44,7 @@ class ClientSample:
         requests_used: the unread share of its request ring, 0 to 1.
         outputs_used: the unread share of its output ring, 0 to 1.
         is_parked: whether it is parked or about to park.
+        state: whether it is idle, active, hung or stopped; see `client_state`.
     """
 
     pid: int
@@ -49,6 +52,7 @@ class ClientSample:
     requests_used: float
     outputs_used: float
     is_parked: bool
+    state: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,7 @@ class Sample:
         stats: the statistics, by the lower-case name of the Stat.
         durations: the histograms since the engine's start.
         clients: the samples of its front ends.
+        errors: the distinct errors that it has recorded, the latest one last.
     """
 
     time_ns: int
@@ -72,6 +77,7 @@ class Sample:
     stats: dict[str, int]
     durations: dict[Histogram, Durations]
     clients: tuple[ClientSample, ...]
+    errors: tuple[LoggedError, ...]
 
 
 class Watch:
@@ -108,6 +114,7 @@ class Watch:
             view.stats(),
             view.all_durations(),
             tuple(_sample_client(*client) for client in self._clients.values()),
+            tuple(view.errors()),
         )
 
     def durations(self) -> dict[Histogram, Durations]:
@@ -156,6 +163,7 @@ def _sample_client(segment: Segment, command: str) -> ClientSample:
         _used(segment, REQUEST_RING_LAYOUT),
         _used(segment, OUTPUT_RING_LAYOUT),
         parked.load() != Parked.NO,
+        client_state(segment),
     )
     parked.close()
     return sample

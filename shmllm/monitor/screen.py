@@ -92,6 +92,8 @@ def engine_screen(
         _anatomy(figures),
         _clients(figures["clients"]),
     ]
+    if figures["last_error"]:
+        parts.append(_last_error(figures["last_error"]))
     if footer:
         parts.append(Text(footer, style="dim"))
     return Group(*parts)
@@ -196,6 +198,16 @@ def _age(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
+def _last_error(error: Mapping[str, Any]) -> Text:
+    return Text.assemble(
+        ("last error ", "dim"),
+        f"{_age(error['age_s'])} ago: ",
+        (error["text"], "red"),
+        no_wrap=True,
+        overflow="ellipsis",
+    )
+
+
 def _overview(figures: Figures, history: Sequence[float]) -> RenderableType:
     hits = figures["prefix_hit_rate"]
     used = figures["kv_used"] or 0.0
@@ -267,6 +279,13 @@ def _anatomy(figures: Figures) -> RenderableType:
     return Panel(Group(bar, Columns(legend, padding=(0, 2))), border_style="dim")
 
 
+def _client_state(client: Mapping[str, Any]) -> Text:
+    state = client["state"]
+    if state == "active":
+        return Text("sleeps" if client["is_parked"] else "awake")
+    return Text(state, style="dim" if state == "idle" else "bold red")
+
+
 def _clients(clients: Sequence[Mapping[str, Any]]) -> RenderableType:
     table = Table(expand=True, box=None, header_style="dim", pad_edge=False)
     table.add_column("client", justify="right", no_wrap=True)
@@ -279,7 +298,7 @@ def _clients(clients: Sequence[Mapping[str, Any]]) -> RenderableType:
             str(client["pid"]),
             f"{_gauge(client['requests_used'])} {percent(client['requests_used'])}",
             f"{_gauge(client['outputs_used'])} {percent(client['outputs_used'])}",
-            "sleeps" if client["is_parked"] else "awake",
+            _client_state(client),
             Text(client["command"]),
         )
     body: RenderableType = table if clients else Text("no client", style="dim")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from shmllm.ipc import layout
+from shmllm.ipc.error_log import LoggedError
 from shmllm.ipc.histogram import Durations, bucket_of
 from shmllm.ipc.stats import PHASES, Histogram, Stat
 from shmllm.monitor.figures import figures
@@ -32,9 +34,9 @@ def durations(*values_ns: int) -> Durations:
 
 def sample(time_s: float = 0.0, **stats: int) -> Sample:
     values = {stat.name.lower(): 0 for stat in Stat} | {"kv_blocks_total": 100} | stats
-    client = ClientSample(88, "python [bold]train.py[/bold]", 0.25, 0.0, True)
+    client = ClientSample(88, "python [bold]train.py[/bold]", 0.25, 0.0, True, "active")
     none = {histogram: durations() for histogram in Histogram}
-    return Sample(int(time_s * 1e9), "ready", "cpu", 75.0, values, none, (client,))
+    return Sample(int(time_s * 1e9), "ready", "cpu", 75.0, values, none, (client,), ())
 
 
 def test_rates_are_computed_over_the_interval() -> None:
@@ -133,6 +135,34 @@ def test_a_screen_shows_the_figures() -> None:
         assert words in text
     assert "python [bold]train.py[/bold]" in text  # a command is not read as markup
     assert "no engine" in "\n".join(shown(list_screen([], None), 80))
+
+
+def test_the_latest_error_is_shown_in_one_line_with_its_age() -> None:
+    assert (BUSY["errors"], BUSY["last_error"]) == (0, None)
+    assert "last error" not in "\n".join(shown(engine_screen(BUSY, [], "main"), 120))
+    now_ns = time.time_ns()
+    errors = (
+        LoggedError("one", 3, now_ns - 900 * 10**9, now_ns - 800 * 10**9),
+        LoggedError("two [bold]x[/bold] " + "y" * 200, 4, 0, now_ns - 90 * 10**9),
+    )
+    found = figures(ENGINE, replace(sample(), errors=errors), None)
+    assert found["errors"] == 7
+    assert found["last_error"]["count"] == 4
+    assert found["last_error"]["age_s"] == pytest.approx(90, abs=60)
+    lines = shown(engine_screen(found, [], "main", "q quit"), 80)
+    (line,) = (line for line in lines if "last error" in line)
+    assert "min ago: two [bold]x[/bold] yyy" in line
+    assert len(line) <= 80
+
+
+@pytest.mark.parametrize(
+    ("state", "word"),
+    [("active", "sleeps"), ("idle", "idle"), ("hung 7 s", "hung 7 s"), ("stopped", "stopped")],
+)
+def test_a_screen_shows_the_state_of_each_front_end(state: str, word: str) -> None:
+    client = BUSY["clients"][0] | {"state": state}
+    lines = shown(engine_screen(BUSY | {"clients": [client]}, [], "main"), 120)
+    assert any("88" in line and word in line for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,7 @@ def test_a_sample_contains_the_front_ends(control: Segment) -> None:
         assert client.pid == os.getpid()
         assert "pytest" in client.command or "python" in client.command
         assert (client.requests_used, client.outputs_used, client.is_parked) == (0, 0, False)
+        assert client.state == "idle"
     watch.close()
 
 
