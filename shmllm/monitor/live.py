@@ -59,13 +59,13 @@ class LiveScreen:
             size = self._console.size
             while True:
                 live.update(self._render(), refresh=True)
-                keys: list[Key] = []
-                # A change of the terminal's size does not end `select`, so the loop polls it.
-                while not keys and size == self._console.size:
+                # A change of the terminal's size does not end `select`, so the loop polls it. It
+                # reads the keys at least once: an update may take longer than the interval.
+                while True:
                     left_s = next_update - time.monotonic()
-                    if left_s <= 0:
-                        break
                     keys = self._keyboard.wait(min(left_s, SIZE_CHECK_PERIOD_S))
+                    if keys or left_s <= 0 or size != self._console.size:
+                        break
                 size = self._console.size
                 if Key.QUIT in keys:
                     return ""
