@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from shmllm.ipc import layout
 from shmllm.ipc.stats import StepField
-from shmllm.ipc.words import Word
+from shmllm.ipc.words import CountWord
 
 _RECORD = struct.Struct(f"<{len(StepField)}Q")
 _WORDS_PER_RECORD = layout.STEP_RECORD_BYTES // layout.WORD_BYTES
@@ -50,7 +50,7 @@ class StepLogWriter:
     def __init__(self, buffer: memoryview) -> None:
         begin = layout.CONTROL_STEP_RECORDS_OFFSET
         self._data = buffer[begin : begin + _DATA_BYTES]
-        self._count = Word(buffer, layout.CONTROL_STEP_COUNT_OFFSET)
+        self._count = CountWord(buffer, layout.CONTROL_STEP_COUNT_OFFSET)
         self._next = self._count.load()
 
     def add(self, values: Sequence[int]) -> None:
@@ -62,7 +62,7 @@ class StepLogWriter:
         place = self._next % layout.NUM_STEP_RECORDS
         _RECORD.pack_into(self._data, place * layout.STEP_RECORD_BYTES, *values)
         self._next += 1
-        # SYNC POINT: step logged. The count is stored after the record.
+        # SYNC POINT: step logged. The count is stored after this record and before the next.
         self._count.store(self._next)
 
     def close(self) -> None:
@@ -83,7 +83,7 @@ class StepLogReader:
     def __init__(self, buffer: memoryview) -> None:
         begin = layout.CONTROL_STEP_RECORDS_OFFSET
         self._data = buffer[begin : begin + _DATA_BYTES]
-        self._count = Word(buffer, layout.CONTROL_STEP_COUNT_OFFSET)
+        self._count = CountWord(buffer, layout.CONTROL_STEP_COUNT_OFFSET)
 
     @property
     def count(self) -> int:
@@ -99,7 +99,8 @@ class StepLogReader:
         # SYNC POINT: step logged
         end = self._count.load()
         data = bytes(self._data)
-        # The writer may be overwriting the oldest record, so that record is left out.
+        # SYNC POINT: step logged. A byte of a newer record in `data` means a newer count here. The
+        # writer may be overwriting the oldest record, so that record is left out.
         first = max(since, self._count.load() + 1 - layout.NUM_STEP_RECORDS)
         records = np.frombuffer(data, "<i8").reshape(-1, _WORDS_PER_RECORD)[:, : len(StepField)]
         places = np.arange(first, max(end, first)) % layout.NUM_STEP_RECORDS

@@ -8,7 +8,8 @@ other process can read the zero.
 
 x86-64 keeps loads in order and stores in order, so plain loads and stores are enough to publish
 and to consume. Other machines (aarch64) reorder both; there, a fence precedes every store and
-follows every load. Only x86-64 has been tested; the code for aarch64 follows its manual.
+follows every load. The section "Memory order" of docs/ipc.md says, for each word, which fences its
+protocol needs and what they rest on.
 """
 
 from __future__ import annotations
@@ -67,7 +68,29 @@ class FencedWord(PlainWord):
         self._view[0] = value
 
 
+class TwiceFencedWord(FencedWord):
+    """One shared u64 for a machine that reorders, with a fence on both sides of each access."""
+
+    __slots__ = ()
+
+    def load(self) -> int:
+        fence()
+        return super().load()
+
+    def store(self, value: int) -> None:
+        super().store(value)
+        fence()
+
+
 Word: type[PlainWord] = PlainWord if IS_STORE_ORDERED else FencedWord
+
+CountWord: type[PlainWord] = PlainWord if IS_STORE_ORDERED else TwiceFencedWord
+"""A word that counts records which its writer overwrites without asking the reader.
+
+The reader copies records and then loads the count again to learn which of them were overwritten
+meanwhile. So the copy must end before that load, and the writer's store of the count must be
+visible before its stores to the next record.
+"""
 
 
 def _make_fence() -> Callable[[], None]:

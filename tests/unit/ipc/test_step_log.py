@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import struct
 import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from shmllm.ipc import layout
+from shmllm.ipc import layout, step_log, words
 from shmllm.ipc.stats import StepField
 from shmllm.ipc.step_log import StepLogReader, StepLogWriter
 
@@ -78,3 +82,53 @@ def test_a_second_writer_continues_after_the_first(memory: memoryview) -> None:
     StepLogWriter(memory).add(record(0))
     StepLogWriter(memory).add(record(1))
     assert StepLogReader(memory).read().fields.tolist() == [record(0), record(1)]
+
+
+class TestOnAMachineThatReorders:
+    """The order of fences, copies and accesses to the count. tools/model/step_log.pml refutes the
+    log without any one of these fences."""
+
+    @pytest.fixture
+    def events(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        events: list[str] = []
+
+        def reported(event: str, function: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any) -> Any:
+                events.append(event)
+                return function(*args)
+
+            return call
+
+        class CountWord(words.TwiceFencedWord):
+            def __init__(self, view: memoryview, offset: int) -> None:
+                super().__init__(view, offset)
+                word = self._view
+
+                class View:
+                    __getitem__ = staticmethod(reported("load", word.__getitem__))
+                    __setitem__ = staticmethod(reported("store", word.__setitem__))
+
+                self._view = View()  # type: ignore[assignment]
+
+        fields = struct.Struct(f"<{len(StepField)}Q")
+        record = SimpleNamespace(pack_into=reported("record", fields.pack_into))
+        monkeypatch.setattr(step_log, "CountWord", CountWord)
+        monkeypatch.setattr(step_log, "_RECORD", record)
+        monkeypatch.setattr(step_log, "bytes", reported("copy", bytes), raising=False)
+        monkeypatch.setattr(words, "fence", lambda: events.append("fence"))
+        return events
+
+    def test_the_count_is_stored_between_two_records(
+        self, memory: memoryview, events: list[str]
+    ) -> None:
+        writer = StepLogWriter(memory)
+        events.clear()
+        for number in range(2):
+            writer.add(record(number))
+        assert " ".join(events).startswith("record fence store fence record fence store")
+
+    def test_the_copy_lies_between_two_loads_of_the_count(
+        self, memory: memoryview, events: list[str]
+    ) -> None:
+        StepLogReader(memory).read()
+        assert "load fence copy fence load" in " ".join(events)

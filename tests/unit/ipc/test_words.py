@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 
 from shmllm.ipc import words
-from shmllm.ipc.words import FencedWord, PlainWord
+from shmllm.ipc.words import FencedWord, PlainWord, TwiceFencedWord
 
 
-@pytest.fixture(params=[PlainWord, FencedWord])
+@pytest.fixture(params=[PlainWord, FencedWord, TwiceFencedWord])
 def word_type(request: pytest.FixtureRequest) -> type[PlainWord]:
     return request.param
 
@@ -44,6 +44,17 @@ def test_a_fenced_word_fences_before_a_store_and_after_a_load(
     assert seen == [0]
     word.load()
     assert seen == [0, 7]
+
+
+def test_a_count_is_fenced_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = bytearray(8)
+    seen: list[int] = []
+    monkeypatch.setattr(words, "fence", lambda: seen.append(memory[0]))
+    word = TwiceFencedWord(memoryview(memory), 0)
+    word.store(7)
+    assert seen == [0, 7]
+    word.load()
+    assert seen == [0, 7, 7, 7]
 
 
 def test_a_signal_handler_may_call_fence_during_a_fence() -> None:
