@@ -335,7 +335,9 @@ class CoreChannel(_Channel):
                 is at least half full, every output does that.
 
         Returns:
-            False if the output ring has no room; then nothing has changed.
+            False if the output ring has no room; then its records are the same as before. They
+            all count as urgent from then on, because only the front end can make room. (Padding
+            can fill a ring in which less than half of the bytes are in use.)
 
         Raises:
             MessageTooLargeError: the message does not fit even into an empty ring.
@@ -343,16 +345,15 @@ class CoreChannel(_Channel):
         """
         if self._is_closed or not self._client.is_usable:
             self._raise_unusable()
-        if not self._try_write(kind, *parts):
-            return False
-        if is_urgent or self.outputs.is_half_full:
+        is_written = self._try_write(kind, *parts)
+        if is_urgent or not is_written or self.outputs.is_half_full:
             # SYNC POINT: record published. The record is published before this word, so a
             # reader that sees the word finds the record.
             self._urgent.store(self.outputs.position)
             wake_if_parked(self._parked, self._doorbell)
         else:
             wake_if_parked_for_any(self._parked, self._doorbell)
-        return True
+        return is_written
 
     def drain(self, handler: Handler, limit: int = 0) -> int:
         """Handle the unread requests; see `RingReader.drain`."""

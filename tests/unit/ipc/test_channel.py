@@ -116,6 +116,26 @@ def test_every_output_is_urgent_once_the_ring_is_half_full(
     assert not front._doorbell.try_wait()
 
 
+def test_outputs_count_as_urgent_when_the_ring_refuses_the_next_one(
+    front: ClientChannel, core: CoreChannel, client: Segment
+) -> None:
+    """Padding fills a ring before half of it is in use: the last free bytes are too few, and the
+    record does not fit before the unread one."""
+    assert core.try_send(1, bytes(200_000), is_urgent=False)
+    _take(front)
+    assert core.try_send(2, bytes(200_000), is_urgent=False)
+    assert not core.outputs.is_half_full
+    Word(client.buffer, layout.CLIENT_PARKED_OFFSET).store(Parked.FOR_URGENT)
+    assert not front._has_urgent()
+    assert not core.try_send(3, bytes(230_000), is_urgent=False)
+    assert front._has_urgent()
+    assert front._doorbell.try_wait()
+    assert [kind for kind, _ in _take(front)] == [2]
+    assert core.try_send(3, is_urgent=False)
+    assert not front._has_urgent()
+    assert not front._doorbell.try_wait()
+
+
 def test_a_wait_for_urgent_outputs(front: ClientChannel, core: CoreChannel) -> None:
     """An output that is not urgent counts only at the end of the wait. An urgent one ends the wait
     at once, even if it came before the wait and another output follows it."""
