@@ -15,7 +15,12 @@ LIMIT_S = 600
 pytestmark = [pytest.mark.slow, pytest.mark.process]
 
 
-@pytest.mark.parametrize("model", ["ring", "duplex", "ownership", "slots"])
+MODELS = sorted(
+    path.stem for path in CHECK.parent.glob("*.pml") if path.stem not in ("tso", "weak")
+)
+
+
+@pytest.mark.parametrize("model", MODELS)
 def test_correct_models_pass_and_broken_ones_fail(model: str) -> None:
     missing = [program for program in ("spin", "gcc") if shutil.which(program) is None]
     if missing:

@@ -10,7 +10,8 @@
  * Invariants
  *   I1  A slot is not claimed while the reader has a view of it or may yet get one (in the writer).
  *   I2  Each view shows the payload that its reference was published with, whole, at its
- *       first read and at its last (`view`, `release`).
+ *       first read and at its last (`view`, `release`). The size that the reader checks a
+ *       reference against belongs to the same publication, at both times (`check`, `release`).
  *   I3  A received reference names a published slot, so SlotReader._check raises no error for a
  *       correct peer; and published - released is 0 or 1 for both ends (`check`).
  *   I4  A reader that ends has read each payload once. No process hangs (invalid end states).
@@ -28,9 +29,10 @@
 #define RELEASED(slot)  (2 + (slot))
 #define PAYLOAD_A(slot) (4 + (slot))
 #define PAYLOAD_B(slot) (6 + (slot))
-#define RECORD_PUBLISHED 8
-#define RECORD(position) (9 + (position))
-#define WORDS (9 + MESSAGES)
+#define SIZE(slot)      (8 + (slot))
+#define RECORD_PUBLISHED 10
+#define RECORD(position) (11 + (position))
+#define WORDS (11 + MESSAGES)
 
 #include "tso.pml"
 
@@ -65,12 +67,18 @@ proctype writer(byte me)
 				STORE(RECORD_PUBLISHED, position + 1);
 #endif
 				STORE(PAYLOAD_B(slot), position + 1);
+#ifndef SIZE_LAST
+				STORE(SIZE(slot), position + 1);
+#endif
 				/* SYNC POINT: slot published */
 				published[slot]++;
 				STORE(PUBLISHED(slot), published[slot]);
 #ifndef PUBLISH_FIRST
 				STORE(RECORD(position), slot);
 				STORE(RECORD_PUBLISHED, position + 1);
+#endif
+#ifdef SIZE_LAST
+				STORE(SIZE(slot), position + 1);
 #endif
 				atomic { position++; slot = 0 }
 			:: atomic { !LOOKS_FREE -> slot = 0 }
@@ -92,6 +100,8 @@ proctype reader(byte me)
 		:: position < MESSAGES && LOAD(RECORD_PUBLISHED) > position ->
 			slot = LOAD(RECORD(position));
 check:			atomic { assert(LOAD(PUBLISHED(slot)) - released[slot] == 1) };
+			/* SlotReader._check: the bytes of this publication */
+			atomic { assert(LOAD(SIZE(slot)) == position + 1) };
 			value = LOAD(PAYLOAD_A(slot));
 view:			atomic {
 				assert(value == position + 1);
@@ -108,7 +118,8 @@ release:
 			atomic { STORE(RELEASED(slot), released[slot]); is_lent[slot] = false };
 #endif
 			value = LOAD(PAYLOAD_B(slot));
-			atomic { assert(value == held[slot]); value = 0; held[slot] = 0 };
+			atomic { assert(value == held[slot]); value = 0 };
+			atomic { assert(LOAD(SIZE(slot)) == held[slot]); held[slot] = 0 };
 			/* SYNC POINT: slot released */
 #ifndef RELEASE_FIRST
 			released[slot]++;

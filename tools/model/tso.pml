@@ -29,10 +29,10 @@ byte bell[2];
 
 /* kill -9 at any point. `dead` is the pidfd: the kernel sets it after all stores of the process
  * have become visible. */
-bool kill[2];
+bool killed[2];
 bool dead[2];
 
-#define DIES_IF_KILLED unless { atomic { kill[me] -> skip }; FENCE; dead[me] = true }
+#define DIES_IF_KILLED unless { atomic { killed[me] -> skip }; FENCE; dead[me] = true }
 
 proctype flusher(byte me)
 {
@@ -45,8 +45,8 @@ end:	do
 proctype killer()
 {
 	if
-	:: kill[0] = true
-	:: kill[1] = true
+	:: killed[0] = true
+	:: killed[1] = true
 	:: skip
 	fi
 }
