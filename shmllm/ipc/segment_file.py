@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from shmllm.errors import NoSpaceError, ProtocolMismatchError, SegmentError
 from shmllm.ipc import layout
 from shmllm.ipc.layout import SegmentKind
+from shmllm.ipc.words import fence
 
 NO_SPACE = (errno.ENOSPC, errno.EFBIG, errno.ENOMEM, errno.EDQUOT)
 """The errors of a file system that is full."""
@@ -94,10 +95,9 @@ def check_header(fd: int, kind: SegmentKind) -> None:
     """Raise ProtocolMismatchError unless the file is an initialised segment of this kind."""
     # `pread` of a truncated file or of a hole gives no SIGBUS.
     # SYNC POINT: segment initialised. Load the version first: the creator stored it last.
-    version, magic, stored_kind = (
-        int.from_bytes(os.pread(fd, layout.WORD_BYTES, offset), "little")
-        for offset in (layout.VERSION_OFFSET, layout.MAGIC_OFFSET, layout.KIND_OFFSET)
-    )
+    version = _word_at(fd, layout.VERSION_OFFSET)
+    fence()
+    magic, stored_kind = _word_at(fd, layout.MAGIC_OFFSET), _word_at(fd, layout.KIND_OFFSET)
     if magic != layout.MAGIC:
         raise ProtocolMismatchError(
             f"no shmllm segment: magic {magic:#x}, expected {layout.MAGIC:#x}"
@@ -111,3 +111,7 @@ def check_header(fd: int, kind: SegmentKind) -> None:
         raise ProtocolMismatchError(
             f"the segment is of kind {stored_kind}, expected {kind.value} ({kind.name})"
         )
+
+
+def _word_at(fd: int, offset: int) -> int:
+    return int.from_bytes(os.pread(fd, layout.WORD_BYTES, offset), "little")
