@@ -11,6 +11,7 @@ import functools
 import hashlib
 import inspect
 import os
+import stat
 import tempfile
 import threading
 import warnings
@@ -129,15 +130,29 @@ def _key(entries: Sequence[Entry]) -> str:
 
 
 def _read(path: Path) -> bytes | None:
-    """Returns the code in a cache file, or None if the file is damaged or another user owns it."""
+    """Returns the code in a cache file, or None if the file is damaged, has code for another key,
+    or is one that another user owns or may write.
+
+    These checks protect a cache in a directory that other users may write: they can delete and
+    rename the files there.
+    """
     try:
-        with path.open("rb") as file:
-            owner, content = os.fstat(file.fileno()).st_uid, file.read()
+        # A pipe under this name would block open(2) without O_NONBLOCK.
+        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                return None
+            if status.st_uid not in (0, os.getuid()):
+                return None
+            content = file.read()
     except OSError:
         return None
     code = content[_HASH_BYTES:]
-    is_whole = hashlib.sha256(code).digest() == content[:_HASH_BYTES]
-    return code if is_whole and owner in (0, os.getuid()) else None
+    return code if _checksum(path.name, code) == content[:_HASH_BYTES] else None
+
+
+def _checksum(key: str, code: bytes) -> bytes:
+    return hashlib.sha256(key.encode() + code).digest()
 
 
 def _write(path: Path, code: bytes) -> None:
@@ -149,7 +164,7 @@ def _write(path: Path, code: bytes) -> None:
         descriptor, unfinished = tempfile.mkstemp(dir=path.parent)
         try:
             with open(descriptor, "wb") as file:
-                file.write(hashlib.sha256(code).digest() + code)
+                file.write(_checksum(path.name, code) + code)
             os.replace(unfinished, path)
         except OSError:
             os.unlink(unfinished)

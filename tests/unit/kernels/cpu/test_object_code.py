@@ -96,6 +96,35 @@ def test_a_damaged_file_is_compiled_again(home: Path, damage) -> None:
     assert path.read_bytes() == whole
 
 
+def test_code_for_another_key_is_compiled_again(home: Path) -> None:
+    """Another user may rename files if the cache is in a directory of theirs."""
+    assert runs(_write, 5)
+    assert runs(_write, 6)
+    one, other = cached_files(home)
+    one.rename(home / "one")
+    other.rename(one)
+    (home / "one").rename(other)
+    assert runs(_write, 5)
+    assert runs(_write, 6)
+
+
+def test_code_that_others_may_write_is_compiled_again(home: Path) -> None:
+    assert runs(_write, 5)
+    (path,) = cached_files(home)
+    path.chmod(0o620)
+    assert runs(_write, 5)
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_pipe_in_the_cache_blocks_nobody(home: Path) -> None:
+    assert runs(_write, 5)
+    (path,) = cached_files(home)
+    path.unlink()
+    os.mkfifo(path)
+    assert runs(_write, 5)
+    assert path.is_file()
+
+
 def test_code_that_another_user_owns_is_not_run(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
