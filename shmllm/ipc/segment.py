@@ -259,7 +259,8 @@ class Segment:
     def _initialise(self) -> None:
         buffer = self._buffer
         nonce = secrets.randbits(62) + 2**62
-        initialise_doorbell(self._doorbell_area(), f"/shmllm-{self.kind.value}-{nonce:016x}")
+        # No other user can take a name with 128 random bits before this process does.
+        initialise_doorbell(self._doorbell_area(), f"/shmllm-{secrets.token_hex(16)}")
         fields = {
             layout.KIND_OFFSET: self.kind,
             layout.SIZE_OFFSET: layout.TOTAL_BYTES[self.kind],

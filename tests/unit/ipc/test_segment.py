@@ -212,3 +212,21 @@ def test_creation_that_fails_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(module, "initialise_doorbell", fail)
     with pytest.raises(SegmentError, match="no doorbell"):
         Segment.create(SegmentKind.CLIENT)
+
+
+def test_the_name_of_a_doorbell_cannot_be_guessed(
+    nothing_left_behind: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = []
+    really_initialise = module.initialise_doorbell
+
+    def initialise(area: memoryview, name: str) -> None:
+        names.append(name)
+        really_initialise(area, name)
+
+    monkeypatch.setattr(module, "initialise_doorbell", initialise)
+    for _ in range(2):
+        with Segment.create(SegmentKind.CONTROL) as control:
+            assert f"{control.nonce:x}" not in names[-1]
+    assert len(set(names)) == 2
+    assert all(re.fullmatch("/shmllm-[0-9a-f]{32}", name) for name in names)
