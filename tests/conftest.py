@@ -21,7 +21,9 @@ import pytest
 
 from shmllm import LLM
 from shmllm.client.launch import SPIN_COUNT, WAITING_VARIABLES
+from shmllm.ipc.folder import find
 from shmllm.ipc.layout import CREATOR_PID_OFFSET
+from shmllm.ipc.registry import SHM_DIRECTORY
 
 # libgomp reads it when torch is loaded, which no import above does. The compute threads of this
 # process, of transformers and of engines in the caller's process, would otherwise spin for
@@ -72,7 +74,6 @@ gc.disable()  # until all tests are collected: most objects that imports create 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ENGINE_MODULE = "shmllm.engine"
-OUR_FILES = "shmllm."
 MARK = "SHMLLM_TEST_SESSION"
 os.environ[MARK] = uuid.uuid4().hex  # engines of this session inherit it
 LEAK_GRACE_S = 5.0
@@ -145,14 +146,16 @@ def engine_processes() -> set[int]:
 
 
 def our_files() -> set[str]:
-    """Names of shmllm's files in /dev/shm that no process of another session created."""
-    names = (name for name in os.listdir("/dev/shm") if name.startswith(OUR_FILES))
-    return {name for name in names if not _is_of_another_session(Path("/dev/shm", name))}
+    """Files of shmllm, relative to /dev/shm, that no process of another session created."""
+    paths = [path for folder in find(SHM_DIRECTORY) for path in folder.iterdir()]
+    return {
+        str(path.relative_to(SHM_DIRECTORY)) for path in paths if not _is_of_another_session(path)
+    }
 
 
 def _is_of_another_session(path: Path) -> bool:
     try:
-        with path.open("rb") as file:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
             file.seek(CREATOR_PID_OFFSET)
             pid = int.from_bytes(file.read(8), "little")
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")

@@ -119,7 +119,6 @@ def _named_engine(engine: dict[str, Any]) -> Iterator[str]:
     from shmllm.ipc.layout import EngineState
 
     name = f"bench-startup-{os.getpid()}"
-    path = registry.control_path(name)
     command = named_engine_command(name, make_engine_config(**engine))
     with contextlib.ExitStack() as undo:
         with uninterrupted():
@@ -131,7 +130,7 @@ def _named_engine(engine: dict[str, Any]) -> Iterator[str]:
                 start_new_session=True,
             )
             undo.callback(_end, process)
-        while engine_state(path, process.pid) is not EngineState.READY:
+        while engine_state(registry.control_path(name), process.pid) is not EngineState.READY:
             if process.poll() is not None:
                 raise EngineStartError(f"the engine ended with exit code {process.returncode}")
             time.sleep(POLL_S)

@@ -48,7 +48,8 @@ engine.add_command(wake)
 @click.option(
     "--log",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Log file of a detached engine.  [default: shmllm-NAME.log in the temporary directory]",
+    help="Log file of a detached engine.  [default: shmllm-UID/NAME.log in the temporary "
+    "directory]",
 )
 @click.option(
     "--startup-timeout",
@@ -74,12 +75,13 @@ def start(
     shmllm engine start main -m ./my-model --detach
     shmllm generate --attach main "def fibonacci(n):"
     """
+    from shmllm.cli.engine_log import open_log
     from shmllm.client.launch import engine_environment, named_engine_command
     from shmllm.frontend.engine_options import make_engine_config
     from shmllm.ipc import registry
 
     check_metrics_port(metrics_port)
-    path = registry.control_path(name)
+    registry.control_path(name)  # refuses an invalid name before anything uses it
     config = make_engine_config(**take_engine_options(options))
     command = named_engine_command(name, config)
     if not detach:
@@ -87,8 +89,8 @@ def start(
         os.chdir("/")
         _show_metrics(name, os.getpid(), metrics_port, None)
         os.execve(command[0], command, engine_environment())
-    target = log or _default_log(name)
-    with open(target, "ab") as file:
+    target, output = (log, open(log, "ab")) if log else open_log(name)  # noqa: SIM115
+    with output as file:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -99,7 +101,7 @@ def start(
             start_new_session=True,
         )
         _show_metrics(name, process.pid, metrics_port, file)
-    return _wait_until_ready(name, path, process, target, startup_timeout)
+    return _wait_until_ready(name, process, target, startup_timeout)
 
 
 @engine.command("ls")
@@ -211,15 +213,10 @@ def _show_metrics(name: str, pid: int, port: int | None, output: IO[bytes] | Non
         helper.returncode = 0  # avoids Popen's warning: that process outlives this one
 
 
-def _default_log(name: str) -> Path:
-    import tempfile
-
-    return Path(tempfile.gettempdir()) / f"shmllm-{name}.log"
-
-
 def _wait_until_ready(
-    name: str, path: Path, process: subprocess.Popen[bytes], log: Path, timeout_s: float
+    name: str, process: subprocess.Popen[bytes], log: Path, timeout_s: float
 ) -> int:
+    from shmllm.ipc import registry
     from shmllm.ipc.layout import EngineState
 
     status = Status()
@@ -231,7 +228,7 @@ def _wait_until_ready(
             lines = log.read_text(errors="replace").strip().splitlines()
             click.echo(lines[-1] if lines else f"shmllm: exit code {code}", err=True)
             return 2
-        state = engine_state(path, process.pid)
+        state = engine_state(registry.control_path(name), process.pid)
         if state is EngineState.READY:
             status.clear()
             click.echo(f"engine {name!r} is ready: pid {process.pid}, log {log}", err=True)

@@ -6,7 +6,6 @@ import json
 import os
 import time
 from contextlib import closing
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -53,17 +52,25 @@ def list_segments(as_json: bool) -> None:
 @click.option("--yes", is_flag=True, help="Remove them; without it, only list them.")
 def gc(yes: bool) -> None:
     """Remove segments whose owner is dead. Segments with a living owner stay."""
+    from shmllm.errors import SegmentError
     from shmllm.ipc import registry
 
-    dead = [entry for entry in registry.names() if not is_owned(entry.path)]
-    for entry in dead:
+    num_dead = 0
+    for path in (entry.path for entry in registry.names()):
+        try:
+            if registry.is_owned(path):
+                continue
+        except SegmentError as error:
+            click.echo(f"kept {error}", err=True)
+            continue
+        num_dead += 1
         if not yes:
-            click.echo(f"would remove {entry.path}")
-        elif registry.sweep(entry.path):
-            click.echo(f"removed {entry.path}")
+            click.echo(f"would remove {path}")
+        elif registry.sweep(path):
+            click.echo(f"removed {path}")
         else:
-            click.echo(f"kept {entry.path}: a process owns it now", err=True)
-    if not dead:
+            click.echo(f"kept {path}: a process uses it now", err=True)
+    if not num_dead:
         click.echo("nothing to remove", err=True)
     elif not yes:
         click.echo("nothing was removed; to remove them: shmllm ipc gc --yes", err=True)
@@ -84,8 +91,7 @@ def inspect(name: str, records: int) -> None:
     from shmllm.errors import SegmentError
     from shmllm.ipc import registry
 
-    name = name.removeprefix(registry.PREFIX)
-    entry = next((e for e in registry.names() if e.path.name == registry.PREFIX + name), None)
+    entry = next((e for e in registry.names() if e.path.name == name), None)
     if entry is None:
         raise SegmentError(f"no segment {name!r}; see: shmllm ipc ls")
     with open_segment(entry) as segment:
@@ -102,28 +108,15 @@ def inspect(name: str, records: int) -> None:
 
 def open_segment(entry: NamedSegment) -> Segment:
     """Maps a segment, with or without a living owner."""
+    from shmllm.ipc import registry
     from shmllm.ipc.segment import Segment
 
-    fd = os.open(entry.path, os.O_RDWR | os.O_CLOEXEC)
+    fd = registry.open_name(entry.path)
     try:
         return Segment.attach(fd, entry.kind)
     except BaseException:
         os.close(fd)
         raise
-
-
-def is_owned(path: Path) -> bool:
-    """Whether a living process owns the segment at `path`."""
-    from shmllm.ipc.segment import is_locked
-
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        return is_locked(fd)
-    finally:
-        os.close(fd)
 
 
 def describe(entry: NamedSegment) -> dict[str, Any]:

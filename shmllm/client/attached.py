@@ -62,7 +62,7 @@ class AttachedEngineClient(ChannelEngineClient):
     """
     Args:
         name: the name of the engine.
-        directory: the directory of the named segments.
+        directory: the directory of the named segments; None for this user's folders.
 
     Raises:
         SegmentError: the engine does not exist, still starts, has died, belongs to another user,
@@ -71,7 +71,7 @@ class AttachedEngineClient(ChannelEngineClient):
         NoSpaceError: there is no room for this front end's segment.
     """
 
-    def __init__(self, name: str, directory: Path = registry.SHM_DIRECTORY) -> None:
+    def __init__(self, name: str, directory: Path | None = None) -> None:
         self._name = name
         self._owner_pid = os.getpid()
         path = registry.control_path(name, directory)
@@ -83,11 +83,11 @@ class AttachedEngineClient(ChannelEngineClient):
             _check_ready(name, self._view)
             engine = NamedEngineHandle(control, self._view)
             undo.callback(engine.close)
-            client = Segment.create(SegmentKind.CLIENT, directory=str(directory))
+            client = Segment.create(SegmentKind.CLIENT, directory=str(path.parent))
             undo.callback(client.close)
             client.take_ownership()
-            self._place = registry.claim_place(client, name, directory)
-            client_path = registry.client_path(name, self._place, directory)
+            self._place = registry.claim_place(client, name, path.parent)
+            client_path = registry.client_path(name, self._place, path.parent)
             undo.callback(registry.withdraw, client, client_path)
             channel = ClientChannel(control, client, WaitPolicy.named("idle"))
             undo.callback(channel.close)

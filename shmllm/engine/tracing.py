@@ -18,7 +18,6 @@ from shmllm.engine.core import EngineCore
 from shmllm.engine.session import Session
 from shmllm.engine.tracer import EngineTracer
 from shmllm.errors import RequestError
-from shmllm.ipc.registry import PREFIX
 from shmllm.tracing.layout import Direction, Event, Slice, Type
 from shmllm.tracing.process import recorder_in, recorder_of_environment
 from shmllm.tracing.recorder import Recorder
@@ -42,7 +41,7 @@ class EngineTracing:
     def __init__(self, sessions: Mapping[int, Session], path: Path | None) -> None:
         self._sessions = sessions
         self._is_named = path is not None
-        self._role = "engine" if path is None else f"engine {path.name.removeprefix(PREFIX)}"
+        self._role = "engine" if path is None else f"engine {path.name}"
         self._began_ns = perf_counter_ns()
         self._recorder: Recorder | None = None
         self._directory = ""

@@ -1,33 +1,45 @@
-"""Names of segments in /dev/shm.
+"""Names of segments in the folder of this user in /dev/shm.
 
-    /dev/shm/shmllm.NAME      the control segment of engine NAME
-    /dev/shm/shmllm.NAME.k    the segment of its client (front end) in place k
+    /dev/shm/shmllm-UID/NAME      the control segment of engine NAME
+    /dev/shm/shmllm-UID/NAME.k    the segment of its client (front end) in place k
 
-This module publishes segments under names, attaches to named segments, and removes names. A
-process links a segment only after it has locked and initialised it, so every process that opens
-a name finds a locked and initialised segment. A name is removed by its owner, or by a sweeper
-that found the owner's lock free and holds the sweepers' lock. Both remove it only while it still
-leads to the same file. Therefore the name of a live owner is never removed, and a name never has
-two owners.
+This module publishes segments under names, attaches to named segments, and removes names. No other
+user can enter the folder (`folder.py`). A process links a segment only after it has locked and
+initialised it, so every process that opens a name finds a locked and initialised segment. A name
+is removed by its owner, or by a sweeper that found the owner's lock free and holds the sweepers'
+lock. Both remove it only while it still leads to the same file. Therefore the name of a live owner
+is never removed, and a name never has two owners.
+
+A user has several folders if another user took the name of the first one for a while. Then all of
+them count: a name that exists is used where it is, and `publish` refuses a name that has a live
+owner in another folder. The clients of an engine use the folder of the engine.
+
+Functions that accept a directory use only that directory, which must have the mode 0700. None
+stands for the folders of this user in /dev/shm.
 """
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import re
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from shmllm.errors import SegmentError
+from shmllm.ipc import folder
 from shmllm.ipc.layout import NUM_CLIENTS, SegmentKind
 from shmllm.ipc.segment import SWEEPER_BYTE, Segment, is_locked, write_lock
 
 SHM_DIRECTORY = Path("/dev/shm")
-PREFIX = "shmllm."
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_PATTERN = re.compile(rf"{re.escape(PREFIX)}([A-Za-z0-9_-]{{1,64}})(?:\.(\d+))?")
+_ENTRY = re.compile(r"([A-Za-z0-9_-]{1,64})(?:\.(\d+))?")
+_LOCK_TRIES = 100
+_LOCK_PAUSE_S = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,32 +61,39 @@ class NamedSegment:
         return SegmentKind.CONTROL if self.place is None else SegmentKind.CLIENT
 
 
-def control_path(name: str, directory: Path = SHM_DIRECTORY) -> Path:
-    """The path of the control segment of engine `name`.
+def control_path(name: str, directory: Path | None = None) -> Path:
+    """The path of the control segment of engine `name`: where the name has a live owner, else
+    where it exists, else in the first folder of this user, which is created if it is missing.
 
     Raises:
-        SegmentError: `name` is not valid as a name of an engine.
+        SegmentError: `name` is not valid as a name of an engine, or the folder cannot be created.
     """
     if not _NAME.fullmatch(name):
         raise SegmentError(
             f"an engine's name has 1 to 64 letters, digits, '-' and '_', got {name!r}"
         )
-    return directory / f"{PREFIX}{name}"
+    if directory is not None:
+        return directory / name
+    paths = [path for path in _everywhere(name) if os.path.lexists(path)]
+    live = (path for path in paths if _is_live(path))
+    return next(live, None) or next(iter(paths), None) or folder.make(SHM_DIRECTORY) / name
 
 
-def client_path(name: str, place: int, directory: Path = SHM_DIRECTORY) -> Path:
+def client_path(name: str, place: int, directory: Path | None = None) -> Path:
     """The path of the segment of the client in `place` at engine `name`."""
-    return directory / f"{control_path(name).name}.{place}"
+    path = control_path(name, directory)
+    return path.with_name(f"{path.name}.{place}")
 
 
-def names(directory: Path = SHM_DIRECTORY) -> list[NamedSegment]:
-    """All names of shmllm segments in the directory, sorted; their owners may be dead."""
+def names(directory: Path | None = None) -> list[NamedSegment]:
+    """All names of segments, sorted; their owners may be dead."""
     found = []
-    for entry in sorted(os.listdir(directory)):
-        match = _PATTERN.fullmatch(entry)
-        if match:
-            place = None if match[2] is None else int(match[2])
-            found.append(NamedSegment(directory / entry, match[1], place))
+    for each in _directories(directory):
+        with suppress(FileNotFoundError):
+            for entry in folder.list_names(each):
+                if match := _ENTRY.fullmatch(entry):
+                    place = None if match[2] is None else int(match[2])
+                    found.append(NamedSegment(each / entry, match[1], place))
     return found
 
 
@@ -83,25 +102,65 @@ def publish(segment: Segment, path: Path) -> bool:
     remove it first.
 
     Returns:
-        False if the name belongs to a live segment.
+        False if the name belongs to a live segment. The kernel may refuse to link the segment
+        again after that.
+
+    Raises:
+        SegmentError: the folder does not exist, or other users may use it.
     """
-    while True:
-        try:
-            _link(segment, path)
-            return True
-        except FileExistsError:
-            if not sweep(path):
-                return False
-        except OSError as error:
-            raise SegmentError(f"cannot link {path}: {error.strerror}") from error
+    if not _publish_in_folder(segment, path):
+        return False
+    # Two processes may link the name in two folders at once. Each looks after it has linked, so
+    # at least one of them finds the other.
+    if path.parent in _directories() and any(
+        _is_live(other) for other in _everywhere(path.name) if other != path
+    ):
+        withdraw(segment, path)
+        return False
+    return True
 
 
-def _link(segment: Segment, path: Path) -> None:
+def _publish_in_folder(segment: Segment, path: Path) -> bool:
+    while not _try_link(segment, path):
+        if not sweep(path):
+            return False
+    return True
+
+
+def _directories(directory: Path | None = None) -> list[Path]:
+    return folder.find(SHM_DIRECTORY) if directory is None else [directory]
+
+
+def _everywhere(entry: str) -> list[Path]:
+    return [each / entry for each in _directories()]
+
+
+def _is_live(path: Path) -> bool:
+    try:
+        return is_owned(path)
+    except SegmentError:
+        return False
+
+
+def _try_link(segment: Segment, path: Path) -> bool:
+    """Link the segment; False if the name exists."""
     # Python calls linkat(2) only with a directory descriptor, and only linkat can follow the
     # symbolic link in /proc/self/fd to the unnamed file.
-    descriptors = os.open("/proc/self/fd", os.O_RDONLY | os.O_DIRECTORY)
+    descriptors = os.open("/proc/self/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.link(str(segment.fd), path, src_dir_fd=descriptors, follow_symlinks=True)
+        with folder.opened(path.parent) as directory:
+            os.link(
+                str(segment.fd),
+                path.name,
+                src_dir_fd=descriptors,
+                dst_dir_fd=directory,
+                follow_symlinks=True,
+            )
+        return True
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise SegmentError(f"cannot link {path}: {error.strerror}") from error
     finally:
         os.close(descriptors)
 
@@ -109,11 +168,15 @@ def _link(segment: Segment, path: Path) -> None:
 def withdraw(segment: Segment, path: Path) -> None:
     """Remove the name of a segment that this process owns. While the owner holds its lock, no
     other process removes the name, so the check and the removal need no further lock."""
-    try:
-        if os.path.samestat(os.fstat(segment.fd), os.stat(path)):
-            os.unlink(path)
-    except FileNotFoundError:
-        pass
+    with suppress(FileNotFoundError, SegmentError):
+        _unlink_if_same(segment.fd, path)
+
+
+def _unlink_if_same(fd: int, path: Path) -> None:
+    with folder.opened(path.parent) as directory:
+        status = os.stat(path.name, dir_fd=directory, follow_symlinks=False)
+        if os.path.samestat(os.fstat(fd), status):
+            os.unlink(path.name, dir_fd=directory)
 
 
 def sweep(path: Path) -> bool:
@@ -124,25 +187,78 @@ def sweep(path: Path) -> bool:
     sweeper locked the owner byte, the dead segment would look alive during that time.
 
     Returns:
-        Whether the name is free now.
+        Whether the name is free now. It is not free if it leads to something that is no file of
+        this user, or if another sweeper is stopped while it removes the name.
     """
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        with _opened(path) as fd:
+            if is_locked(fd) or not _lock_for_sweep(fd):
+                return False
+            _unlink_if_same(fd, path)
     except FileNotFoundError:
         return True
-    except OSError:
-        return False  # a symbolic link, a directory or another user's file
+    except (SegmentError, OSError):
+        return False
+    return True
+
+
+def _lock_for_sweep(fd: int) -> bool:
+    """Lock out other sweepers; False if one holds the lock for long, which takes microseconds."""
+    for _ in range(_LOCK_TRIES):
+        try:
+            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, write_lock(SWEEPER_BYTE))
+            return True
+        except (BlockingIOError, PermissionError):
+            time.sleep(_LOCK_PAUSE_S)
+    return False
+
+
+def is_owned(path: Path) -> bool:
+    """Whether a living process owns the segment under a name; False if the name is free.
+
+    Raises:
+        SegmentError: the name leads to something that is no file of this user.
+    """
     try:
-        if is_locked(fd):
-            return False
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLKW, write_lock(SWEEPER_BYTE))
-        if os.path.samestat(os.fstat(fd), os.stat(path)):
-            os.unlink(path)
+        with _opened(path) as fd:
+            return is_locked(fd)
     except FileNotFoundError:
-        pass
+        return False
+
+
+def open_name(path: Path) -> int:
+    """Open the file under a name for reading and writing. The caller closes the descriptor.
+
+    Raises:
+        FileNotFoundError: the name is free.
+        SegmentError: the name leads to something that is no file of this user, or other users may
+            use the folder.
+    """
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    with folder.opened(path.parent) as directory:
+        try:
+            fd = os.open(path.name, flags, dir_fd=directory)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise SegmentError(f"{path} is no segment of this user: {error.strerror}") from error
+    status = os.fstat(fd)
+    if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
+        return fd
+    os.close(fd)
+    raise SegmentError(
+        f"{path} is no segment of this user: it belongs to user {status.st_uid}, this process is "
+        f"user {os.geteuid()}, and its mode is {stat.filemode(status.st_mode)}"
+    )
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    fd = open_name(path)
+    try:
+        yield fd
     finally:
         os.close(fd)
-    return True
 
 
 def attach(path: Path, kind: SegmentKind, what: str) -> Segment:
@@ -158,17 +274,11 @@ def attach(path: Path, kind: SegmentKind, what: str) -> Segment:
         ProtocolMismatchError: the segment has another kind or version.
     """
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = open_name(path)
     except FileNotFoundError:
         raise SegmentError(f"{what} is not running: there is no {path}") from None
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.EISDIR):
-            raise SegmentError(f"{what}: {path} is no segment but a link or directory") from error
-        owner = os.lstat(path).st_uid
-        raise SegmentError(
-            f"{what} belongs to user {owner} and this process is user {os.geteuid()}: "
-            f"{error.strerror}"
-        ) from error
+    except SegmentError as error:
+        raise SegmentError(f"cannot attach to {what}: {error}") from error
     try:
         segment = Segment.attach(fd, kind)
     except BaseException:
@@ -182,7 +292,7 @@ def attach(path: Path, kind: SegmentKind, what: str) -> Segment:
     return segment
 
 
-def claim_place(segment: Segment, name: str, directory: Path = SHM_DIRECTORY) -> int:
+def claim_place(segment: Segment, name: str, directory: Path | None = None) -> int:
     """Link a client's segment under the first free place of an engine. Two clients cannot get
     the same place, because the kernel lets only one of them link the name.
 
@@ -192,7 +302,8 @@ def claim_place(segment: Segment, name: str, directory: Path = SHM_DIRECTORY) ->
     Raises:
         SegmentError: all places are taken.
     """
+    control = control_path(name, directory)
     for place in range(NUM_CLIENTS):
-        if publish(segment, client_path(name, place, directory)):
+        if _publish_in_folder(segment, client_path(name, place, control.parent)):
             return place
     raise SegmentError(f"engine {name!r} has {NUM_CLIENTS} clients, which is the most it takes")

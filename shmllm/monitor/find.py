@@ -1,7 +1,8 @@
 """Finds the running engines of this user on this machine, including private ones.
 
 This module opens an engine's segments from another process. A named engine has a name in
-/dev/shm; a private engine is reachable only through the file descriptors of its process in /proc.
+this user's folder; a private engine is reachable only through the file descriptors of its process
+in /proc.
 It sends the engine nothing. Of the contents of a segment, it reads only the header and the
 engine's pid.
 """
@@ -16,14 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shmllm.errors import IpcError
-from shmllm.ipc import layout, registry
+from shmllm.ipc import folder, layout, registry
 from shmllm.ipc.layout import SegmentKind
 from shmllm.ipc.segment import Segment
 
 PROC = Path("/proc")
 # The targets of /proc/PID/fd/N for a segment that the process opened by its name, and for one that
 # it created without a name (even if the segment got a name later).
-_LINK = re.compile(rf".*/(?:{re.escape(registry.PREFIX)}[\w.-]+|#\d+)(?: \(deleted\))?")
+_LINK = re.compile(rf".*/(?:{folder.NAME_PATTERN}/[\w.-]+|#\d+)(?: \(deleted\))?")
 
 
 Identity = tuple[int, int]
@@ -84,7 +85,7 @@ def open_segment(path: Path, kind: SegmentKind) -> Segment:
         IpcError: the path does not exist, or the segment has another version.
     """
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise IpcError(f"cannot open {path}: {error.strerror}") from error
     try:
@@ -94,8 +95,13 @@ def open_segment(path: Path, kind: SegmentKind) -> Segment:
         raise
 
 
-def find_engines(proc: Path = PROC, directory: Path = registry.SHM_DIRECTORY) -> list[FoundEngine]:
-    """All engines that this user may read: the named ones by name, then the private ones by pid."""
+def find_engines(proc: Path = PROC, directory: Path | None = None) -> list[FoundEngine]:
+    """All engines that this user may read: the named ones by name, then the private ones by pid.
+
+    Args:
+        proc: the directory of the processes.
+        directory: the directory of the names; None for this user's folders.
+    """
     named = dict(_named_engines(directory))
     found = dict(named)
     for path, pid in _engine_processes(proc):
@@ -191,7 +197,7 @@ def _own_pid(process: Path) -> int:
     return int(process.name)
 
 
-def _named_engines(directory: Path) -> Iterator[tuple[Identity, FoundEngine]]:
+def _named_engines(directory: Path | None) -> Iterator[tuple[Identity, FoundEngine]]:
     """The engines with a name in the directory and a living owner."""
     for entry in registry.names(directory):
         if entry.place is not None:

@@ -186,7 +186,7 @@ def test_a_killed_engine_is_reported_and_can_be_started_again(name: str) -> None
     with pytest.raises(SegmentError, match="is dead"):
         LLM.attach(name)
     assert engine_record(name)["state"] == "dead"
-    assert f"would remove /dev/shm/shmllm.{name}" in run("ipc", "gc").stdout
+    assert f"would remove {registry.control_path(name)}" in run("ipc", "gc").stdout
     assert registry.control_path(name).exists()
     assert run("engine", "start", name, "--detach").returncode == 0
     with LLM.attach(name) as llm:
@@ -290,6 +290,6 @@ def test_inspect_shows_state_and_records(running: str) -> None:
         assert "position 0: READY" in shown
         assert "bytes, read" in shown, "what was read is still there to be seen"
         assert "outputs writer: messages" in shown
-        assert f"shmllm.{running}.0" in run("ipc", "ls").stdout
+        assert f"{running}.0" in run("ipc", "ls").stdout
     finally:
         kill(client)

@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -444,4 +443,4 @@ def test_a_private_engine_accepts_no_front_end() -> None:
 
 
 def test_the_name_of_a_client_segment_is_beside_the_engines(engine: Engine) -> None:
-    assert engine.acceptor._client_path(4) == Path(f"/dev/shm/shmllm.{engine.name}.4")
+    assert engine.acceptor._client_path(4) == registry.client_path(engine.name, 4)

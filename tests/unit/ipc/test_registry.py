@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from support.other_user import shared_directory
 
 from shmllm.errors import ProtocolMismatchError, SegmentError
-from shmllm.ipc import layout, registry
+from shmllm.ipc import folder, layout, registry
 from shmllm.ipc.layout import NUM_CLIENTS, SegmentKind
 from shmllm.ipc.registry import NamedSegment
-from shmllm.ipc.segment import Segment
+from shmllm.ipc.segment import SWEEPER_BYTE, Segment, write_lock
 from shmllm.ipc.words import PlainWord
 
 WHAT = "engine 'e'"
@@ -47,8 +50,9 @@ def same_file(segment: Segment, path: Path) -> bool:
 
 @pytest.mark.parametrize("name", ["a", "Z-9_", "x" * 64])
 def test_a_name_becomes_a_path(name: str) -> None:
-    assert registry.control_path(name) == Path(f"/dev/shm/shmllm.{name}")
-    assert registry.client_path(name, 7) == Path(f"/dev/shm/shmllm.{name}.7")
+    folder = Path("/dev/shm", f"shmllm-{os.geteuid()}")
+    assert registry.control_path(name) == folder / name
+    assert registry.client_path(name, 7) == folder / f"{name}.7"
 
 
 @pytest.mark.parametrize("name", ["", "x" * 65, "a.b", "a/b", "..", "a b", "ä", "a\n", "a\0"])
@@ -59,16 +63,16 @@ def test_other_names_are_refused(name: str) -> None:
 
 
 def test_names_lists_only_names_of_segments(tmp_path: Path) -> None:
-    ours = ["shmllm.b", "shmllm.a.31", "shmllm.a", "shmllm.a.2"]
-    strangers = ["shmllm", "shmllm.", "shmllm.a.b", "shmllm.a.1.2", "shmllm.a.", "xshmllm.a", "a"]
+    ours = ["b", "a.31", "a", "a.2"]
+    strangers = ["a.b", "a.1.2", "a.", ".a", "..a", "a b", "a.1 ", "x" * 65]
     for entry in [*ours, *strangers]:
         (tmp_path / entry).touch()
     found = registry.names(tmp_path)
     assert found == [
-        NamedSegment(tmp_path / "shmllm.a", "a", None),
-        NamedSegment(tmp_path / "shmllm.a.2", "a", 2),
-        NamedSegment(tmp_path / "shmllm.a.31", "a", 31),
-        NamedSegment(tmp_path / "shmllm.b", "b", None),
+        NamedSegment(tmp_path / "a", "a", None),
+        NamedSegment(tmp_path / "a.2", "a", 2),
+        NamedSegment(tmp_path / "a.31", "a", 31),
+        NamedSegment(tmp_path / "b", "b", None),
     ]
     assert [entry.kind for entry in found[:2]] == [SegmentKind.CONTROL, SegmentKind.CLIENT]
 
@@ -156,7 +160,7 @@ def test_withdraw_removes_only_the_segment_s_own_name(
 
 def test_a_missing_directory_is_a_clear_error(control: Segment, tmp_path: Path) -> None:
     with pytest.raises(SegmentError, match=r"cannot link .*No such file"):
-        registry.publish(control, tmp_path / "absent" / "shmllm.x")
+        registry.publish(control, tmp_path / "absent" / "x")
 
 
 def test_a_segment_of_another_file_system_cannot_get_the_name(
@@ -165,11 +169,11 @@ def test_a_segment_of_another_file_system_cannot_get_the_name(
     if os.stat(tmp_path).st_dev == os.stat("/dev/shm").st_dev:
         pytest.skip("temporary files lie in /dev/shm")
     with pytest.raises(SegmentError, match="cannot link"):
-        registry.publish(control, tmp_path / "shmllm.x")
+        registry.publish(control, tmp_path / "x")
 
 
 def test_clients_take_the_first_free_place_until_all_are_taken(client: Segment, path: Path) -> None:
-    name = path.name.removeprefix(registry.PREFIX)
+    name = path.name
     client.take_ownership()
     places = [registry.client_path(name, place) for place in range(NUM_CLIENTS)]
     try:
@@ -219,7 +223,7 @@ def test_attaching_to_another_user_s_segment(
     assert registry.publish(control, path)
     owner = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
-    with pytest.raises(SegmentError, match=f"user {owner}, this process is user {owner + 1}"):
+    with pytest.raises(SegmentError, match=f"user {owner} and this process is user {owner + 1}"):
         registry.attach(path, SegmentKind.CONTROL, WHAT)
 
 
@@ -234,7 +238,7 @@ def test_attaching_to_a_file_that_may_not_be_opened(
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", refuse)
         assert not registry.sweep(path)
-        with pytest.raises(SegmentError, match="belongs to user"):
+        with pytest.raises(SegmentError, match="Permission denied"):
             registry.attach(path, SegmentKind.CONTROL, WHAT)
 
 
@@ -268,3 +272,158 @@ def test_a_link_or_a_directory_under_the_name_is_a_name_in_use(
         assert not registry.sweep(path)
     finally:
         path.rmdir()
+
+
+def odd_files(directory: Path) -> list[Path]:
+    """A pipe, a directory, a link to a file and a link to nothing, each under a valid name."""
+    pipe, directory_, link, dangling = (directory / name for name in "pdln")
+    os.mkfifo(pipe)
+    directory_.mkdir()
+    (directory / "target!").touch()
+    link.symlink_to("target!")
+    dangling.symlink_to("nothing")
+    return [pipe, directory_, link, dangling]
+
+
+def test_what_is_no_file_of_ours_is_a_name_in_use(control: Segment, tmp_path: Path) -> None:
+    control.take_ownership()
+    for path in odd_files(tmp_path):
+        assert not registry.sweep(path)
+        assert not registry.publish(control, path)
+        with pytest.raises(SegmentError, match=f"{path} is no segment of this user"):
+            registry.is_owned(path)
+        with pytest.raises(SegmentError, match=f"attach to {WHAT}: {path} is no segment"):
+            registry.attach(path, SegmentKind.CONTROL, WHAT)
+        registry.withdraw(control, path)
+        assert os.path.lexists(path)
+
+
+def test_a_sweep_does_not_wait_for_another_sweeper_for_ever(
+    control: Segment, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave_dead(path)
+    monkeypatch.setattr(registry, "_LOCK_PAUSE_S", 0)
+    with path.open("rb+") as stopped_sweeper:
+        fcntl.fcntl(stopped_sweeper, fcntl.F_OFD_SETLK, write_lock(SWEEPER_BYTE))
+        assert not registry.sweep(path)
+        assert not registry.publish(control, path)
+        assert path.exists()
+    assert registry.sweep(path)
+
+
+def test_a_name_in_a_folder_that_disappears_is_free(control: Segment, tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "x"
+    assert registry.sweep(path)
+    assert not registry.is_owned(path)
+    registry.withdraw(control, path)
+    with pytest.raises(SegmentError, match=f"not running: there is no {path}"):
+        registry.attach(path, SegmentKind.CONTROL, WHAT)
+    assert registry.names(path.parent) == []
+
+
+def test_no_name_is_used_in_a_directory_that_others_may_use(
+    control: Segment, tmp_path: Path
+) -> None:
+    tmp_path.chmod(0o755)
+    path = tmp_path / "x"
+    control.take_ownership()
+    assert not registry.sweep(path)
+    for use in (
+        lambda: registry.publish(control, path),
+        lambda: registry.attach(path, SegmentKind.CONTROL, WHAT),
+        lambda: registry.names(tmp_path),
+    ):
+        with pytest.raises(SegmentError, match="other users may use the folder"):
+            use()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def two_folders(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, Path]]:
+    """Both folders belong to this user, in a directory that stands for /dev/shm."""
+    with shared_directory() as root:
+        monkeypatch.setattr(registry, "SHM_DIRECTORY", root)
+        first = folder.first_path(root)
+        second = first.with_name(f"{first.name}.{'a' * 16}")
+        second.mkdir(0o700)
+        first.mkdir(0o700)
+        yield first, second
+
+
+def test_an_operation_stays_in_the_folder_that_was_checked(
+    control: Segment, two_folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another folder comes under the path after the check."""
+    really_open = folder.opened
+    other, path = two_folders
+    moved = path.with_name("moved")
+
+    @contextmanager
+    def swap(path: Path) -> Iterator[int]:
+        with really_open(path) as descriptor:
+            if not moved.exists():
+                path.rename(moved)
+                other.rename(path)
+            yield descriptor
+        if moved.exists():
+            path.rename(other)
+            moved.rename(path)
+
+    monkeypatch.setattr(folder, "opened", swap)
+    assert registry._try_link(control, path / "x")
+    assert same_file(control, path / "x")
+    os.close(registry.open_name(path / "x"))
+    registry.withdraw(control, path / "x")
+    assert list(path.iterdir()) == list(other.iterdir()) == []
+
+
+def test_a_name_is_found_in_each_folder(
+    control: Segment, two_folders: tuple[Path, Path], client: Segment
+) -> None:
+    first, second = two_folders
+    control.take_ownership()
+    client.take_ownership()
+    assert registry.control_path("x") == first / "x"
+    assert registry.publish(control, second / "x")
+    assert registry.control_path("x") == second / "x"
+    assert registry.claim_place(client, "x") == 0
+    assert registry.client_path("x", 0) == second / "x.0"
+    assert [entry.path for entry in registry.names()] == [second / "x", second / "x.0"]
+
+
+def test_a_live_name_counts_before_a_dead_one(
+    control: Segment, two_folders: tuple[Path, Path]
+) -> None:
+    first, second = two_folders
+    control.take_ownership()
+    assert registry.publish(control, second / "x")
+    with Segment.create(SegmentKind.CONTROL) as dead:
+        assert registry.publish(dead, first / "y")
+        os.link(first / "y", first / "x")
+    assert registry.control_path("x") == second / "x"
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_name_has_one_owner_in_all_folders(
+    control: Segment, two_folders: tuple[Path, Path], second: Segment, order: int
+) -> None:
+    here, there = two_folders[::order]
+    control.take_ownership()
+    assert registry.publish(control, here / "x")
+    assert not registry.publish(second, there / "x")
+    assert not (there / "x").exists()
+    assert same_file(control, here / "x")
+    registry.withdraw(control, here / "x")
+    with Segment.create(SegmentKind.CONTROL) as third:
+        assert registry.publish(third, there / "x")
+
+
+def test_a_dead_name_in_one_folder_keeps_nobody_from_the_other(
+    control: Segment, two_folders: tuple[Path, Path]
+) -> None:
+    first, second = two_folders
+    leave_dead(second / "x")
+    os.mkfifo(second / "y")
+    control.take_ownership()
+    assert registry.publish(control, first / "x")
+    assert registry.publish(control, first / "y")
