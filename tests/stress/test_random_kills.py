@@ -1,8 +1,9 @@
-"""Hundreds of kills at random times, and thousands of owners that contend for one name.
+"""Hundreds of kills at random times, and thousands of owners that contend for one name, in one
+folder and in two folders of one user.
 
 SHMLLM_RANDOM_KILLS sets how many kills (300), SHMLLM_NAME_ROUNDS how many rounds for a name
 (10,000), SHMLLM_TEST_SEED repeats a run. 300 kills take about nine minutes on two cores,
-10,000 rounds about ten seconds.
+10,000 rounds less than a minute, in one folder as in two.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from pathlib import Path
 import pytest
 from support.programs import is_running, kill, read_line, start_source
 from support.waiting import PATIENCE_S, holds_within
+
+from shmllm.ipc import folder
 
 pytestmark = [pytest.mark.stress, pytest.mark.usefixtures("no_leaks")]
 
@@ -94,16 +97,18 @@ CONTEST = """
 import fcntl, json, os, random, signal, sys, time
 from collections import Counter
 from pathlib import Path
-from shmllm.ipc import registry
+from shmllm.errors import SegmentError
+from shmllm.ipc import folder, registry
 from shmllm.ipc.layout import SegmentKind
 from shmllm.ipc.segment import Segment
 
 role, directory, rounds, seed = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
-path = registry.control_path("contested", directory)
+registry.SHM_DIRECTORY = directory
+folders = folder.find(directory)
 rng = random.Random(seed)
 seen = Counter()
 
-def bears_name(segment):
+def bears_name(segment, path):
     try:
         return os.path.samestat(os.fstat(segment.fd), os.stat(path))
     except FileNotFoundError:
@@ -111,6 +116,7 @@ def bears_name(segment):
 
 def claim(ending):
     judge = os.open(directory / "judge", os.O_RDWR)
+    path = rng.choice(folders) / "contested"
     segment = Segment.create(SegmentKind.CONTROL, directory=str(directory))
     segment.take_ownership()
     if not registry.publish(segment, path):
@@ -124,7 +130,7 @@ def claim(ending):
     except BlockingIOError:
         seen["second owner"] += 1
     for _ in range(rng.randrange(20)):
-        if not bears_name(segment):
+        if not bears_name(segment, path):
             seen["lost its name"] += 1
             break
         os.sched_yield()
@@ -158,21 +164,31 @@ else:
     while not (directory / "over").exists():
         for _ in range(20):
             time.sleep(0.0001)
-            seen["free" if registry.sweep(path) else "live"] += 1
+            path = registry.control_path("contested")
+            if role == "sweeper":
+                seen["free" if registry.sweep(path) else "live"] += 1
+                continue
+            try:
+                registry.attach(path, SegmentKind.CONTROL, "it").close()
+                seen["attached"] += 1
+            except SegmentError as error:
+                seen["dead" if "is dead" in str(error) else "absent"] += 1
+                assert "is dead" in str(error) or "is not running" in str(error), error
 print(json.dumps(seen))
 """
 
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
-    """A directory in shared memory that only this test uses."""
+    """A directory in shared memory that only this test uses, with one folder of this user."""
     with tempfile.TemporaryDirectory(prefix="test-names-", dir="/dev/shm") as name:
         (Path(name) / "judge").touch()
+        folder.make(Path(name))
         yield Path(name)
 
 
 def contest(directory: Path, preface: str = "", num_rounds: int = NUM_ROUNDS) -> Counter[str]:
-    """Run claimants and sweepers of one name; return the events that they counted."""
+    """Run claimants, sweepers and front ends of one name; return the events that they counted."""
 
     def start(role: str, index: int) -> subprocess.Popen[bytes]:
         rounds = -(-num_rounds // NUM_CLAIMANTS)
@@ -182,6 +198,7 @@ def contest(directory: Path, preface: str = "", num_rounds: int = NUM_ROUNDS) ->
     seen: Counter[str] = Counter()
     claimants = [start("claimant", index) for index in range(NUM_CLAIMANTS)]
     sweepers = [start("sweeper", index) for index in range(NUM_SWEEPERS)]
+    sweepers.append(start("front end", NUM_SWEEPERS))
     try:
         for process in claimants + sweepers:
             if process is sweepers[0]:
@@ -196,16 +213,32 @@ def contest(directory: Path, preface: str = "", num_rounds: int = NUM_ROUNDS) ->
     return seen
 
 
-def test_a_name_never_has_two_owners_and_never_loses_a_living_one(directory: Path) -> None:
+@pytest.mark.parametrize("num_folders", [1, 2])
+def test_a_name_never_has_two_owners_and_never_loses_a_living_one(
+    directory: Path, num_folders: int
+) -> None:
     faulthandler.cancel_dump_traceback_later()  # this may take minutes
+    if num_folders == 2:
+        first = folder.first_path(directory)
+        first.with_name(f"{first.name}.{'f' * 16}").mkdir(0o700)
     print(f"seed {SEED}, {NUM_ROUNDS} rounds")
     seen = contest(directory)
     print(dict(seen))
     assert seen["second owner"] == 0
     assert seen["lost its name"] == 0
     assert seen["owner"] + seen["refused"] >= NUM_ROUNDS
-    for event in ("owner", "refused", "killed", "free", "live"):
+    for event in ("owner", "refused", "killed", "free", "live", "attached", "dead", "absent"):
         assert seen[event] > 0, f"{event} never happened, so this showed nothing"
+
+
+def test_the_contest_notices_a_publish_that_looks_into_one_folder_only(directory: Path) -> None:
+    first = folder.first_path(directory)
+    first.with_name(f"{first.name}.{'f' * 16}").mkdir(0o700)
+    careless = """
+from shmllm.ipc import registry
+registry.publish = registry._publish_in_folder
+"""
+    assert contest(directory, careless, num_rounds=600)["second owner"] > 0
 
 
 def test_the_contest_notices_a_sweep_that_does_not_take_the_lock(directory: Path) -> None:
