@@ -75,17 +75,18 @@ class SemDoorbell:
         area: the doorbell's bytes in a segment, as in the diagram in `layout`.
     """
 
-    __slots__ = ("_address", "_export")
+    __slots__ = ("_reference",)
 
     def __init__(self, area: memoryview) -> None:
-        export = ctypes.c_char.from_buffer(area, DOORBELL_SEM_OFFSET)
-        self._export: ctypes.c_char | None = export
-        self._address: ctypes.c_void_p | None = ctypes.c_void_p(ctypes.addressof(export))
+        # A pointer that keeps its target, and so the mapping of the segment. A thread that waits
+        # has a reference to it, so `close` in another thread, or at the end of the interpreter,
+        # does not unmap the memory that libc is going to read.
+        self._reference: Any = ctypes.byref(ctypes.c_char.from_buffer(area, DOORBELL_SEM_OFFSET))
 
-    def _semaphore(self) -> ctypes.c_void_p:
-        if self._address is None:
+    def _semaphore(self) -> Any:
+        if self._reference is None:
             raise SegmentError("this doorbell is closed")
-        return self._address
+        return self._reference
 
     def initialise(self) -> None:
         """Initialise the semaphore. Only the creator of the segment calls this, before any other
@@ -120,8 +121,7 @@ class SemDoorbell:
             pass
 
     def close(self) -> None:
-        self._address = None
-        self._export = None
+        self._reference = None
 
 
 def _load_posix_ipc() -> Any:

@@ -15,8 +15,8 @@ protocol needs and what they rest on.
 from __future__ import annotations
 
 import ctypes
+import io
 import platform
-import threading
 from collections.abc import Callable, Iterable
 
 from shmllm.errors import SegmentError
@@ -93,7 +93,7 @@ visible before its stores to the next record.
 """
 
 
-def _make_fence() -> Callable[[], None]:
+def _make_fence() -> Callable[[], object]:
     if IS_STORE_ORDERED:
         return _fence_by_lock
     try:
@@ -108,20 +108,15 @@ def _make_fence() -> Callable[[], None]:
     return lambda: thread_fence(_SEQUENTIALLY_CONSISTENT)
 
 
-_lock = threading.RLock()
-_acquire = _lock.acquire
-_release = _lock.release
+# Each `peek` of a BufferedReader takes and frees the reader's lock, and reads nothing if its buffer
+# is full. On x86-64 both execute a locked instruction, which drains the store buffer. The lock is
+# never held between two instructions of Python: an exception of a signal handler cannot leave it
+# locked, the handler may itself fence, and a forked child finds it free.
+_fence_by_lock = io.BufferedReader(io.BytesIO(b"x")).peek
+_fence_by_lock()
 
 
-def _fence_by_lock() -> None:
-    """Acquire and release a free lock. On x86-64 that executes a locked instruction, which drains
-    the store buffer. The lock is re-entrant, because a signal handler that calls this may run
-    between the two calls."""
-    _acquire()
-    _release()
-
-
-fence: Callable[[], None] = _make_fence()
+fence: Callable[[], object] = _make_fence()
 """A full memory barrier: all stores before it become visible before any load after it.
 
 Both sides of a doorbell need the barrier. A reader stores `parked` and then loads the ring's

@@ -1,6 +1,14 @@
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import threading
+import time
+from types import FrameType
+
 import pytest
+from support.waiting import PATIENCE_S
 
 from shmllm.ipc import words
 from shmllm.ipc.words import FencedWord, PlainWord, TwiceFencedWord
@@ -57,9 +65,58 @@ def test_a_count_is_fenced_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> Non
     assert seen == [0, 7, 7, 7]
 
 
-def test_a_signal_handler_may_call_fence_during_a_fence() -> None:
-    assert words._lock.acquire(blocking=False)
+class Interrupted(Exception):
+    pass
+
+
+def test_exceptions_of_signal_handlers_leave_the_fence_usable() -> None:
+    fence = words._fence_by_lock
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        fence()
+        raise Interrupted
+
+    before = signal.signal(signal.SIGVTALRM, handler)
+    num = 0
     try:
-        words.fence()
+        until = time.monotonic() + 0.3
+        while time.monotonic() < until:
+            with contextlib.suppress(Interrupted):
+                signal.setitimer(signal.ITIMER_VIRTUAL, 1e-6)
+                for _ in range(100_000):
+                    fence()
+            num += 1
     finally:
-        words._lock.release()
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+    assert num
+    other = threading.Thread(target=fence, daemon=True)
+    other.start()
+    other.join(PATIENCE_S)
+    assert not other.is_alive()
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_child_forked_beside_a_fence_can_fence() -> None:
+    fence = words._fence_by_lock
+    is_over = threading.Event()
+
+    def fence_on() -> None:
+        while not is_over.is_set():
+            for _ in range(100):
+                fence()
+
+    thread = threading.Thread(target=fence_on)
+    thread.start()
+    try:
+        for _ in range(20):
+            child = os.fork()
+            if not child:
+                signal.signal(signal.SIGALRM, signal.SIG_DFL)
+                signal.setitimer(signal.ITIMER_REAL, PATIENCE_S)
+                fence()
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+    finally:
+        is_over.set()
+        thread.join()
