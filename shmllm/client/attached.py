@@ -147,9 +147,6 @@ class AttachedEngineClient(ChannelEngineClient):
         if self._finalizer.alive and os.getpid() == self._owner_pid:
             self._channel.set_closing()
 
-    def close(self) -> None:
-        self._finalizer()
-
     def _check_alive(self, call: int | None = None) -> None:
         super()._check_alive(call)
         if not self._has_unread(call):
@@ -191,11 +188,14 @@ def _detach(
     segments: tuple[Segment, Segment],
     client_path: Path,
 ) -> None:
+    """Close the connection. A second call goes on where an exception ended the first one."""
     if os.getpid() != owner_pid:
         return
     control, client = segments
-    channel.set_closing()
-    registry.withdraw(client, client_path)
+    if not channel.is_closed:
+        channel.set_closing()
+    if client.is_usable:
+        registry.withdraw(client, client_path)
     channel.close()
     view.close()
     engine.close()

@@ -3,6 +3,9 @@
 This module owns the exchange of messages over a channel: it sends requests, receives events, and
 notices the engine's death within one park of the wait policy. It must not know how the engine was
 started; its subclasses in `private` and `attached` do.
+
+An exception of a signal handler may end any method. Slots, replies and events are then as before
+the method, or as after it.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import logging
 import os
 import signal
 import time
-from collections import deque
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -73,15 +76,18 @@ class ChannelEngineClient:
     """
 
     info: EngineInfo
+    _finalizer: weakref.finalize[..., Any]
 
     def __init__(self, channel: ClientChannel, engine: EngineHandle) -> None:
         self._channel = channel
         self._engine = engine
-        self._inbox: deque[EngineOutput] = deque()
+        self._inbox: list[EngineOutput] = []
+        self._letters: list[Reply | Trace | Hello | Text | Failed] = []
         self._startup: Hello | Text | Failed | None = None
-        self._replies: dict[int, Reply] = {}
-        self._timed_out: set[int] = set()
-        self._next_call = 0
+        self._replies: dict[int, Reply | None] = {}
+        self._bucket: Slot | None = None
+        self._bucket_publications = 0
+        self._num_calls = 0
         self._stall_reported = False
         self.sharing: DeviceSharing = CudaSharing()
         self.connection = channel.nonce
@@ -94,14 +100,16 @@ class ChannelEngineClient:
 
     def add(self, request: EngineCoreRequest) -> None:
         if request.embeds is not None:
-            slots = TensorWriter(self._channel.slots)
-            ref = slots.put(request.embeds, deadline=None, on_full=self._make_room).encode()
-            message = PromptEmbeds(request.number, ref)
-            self._send(RecordKind.PROMPT_EMBEDS, codec.encode_prompt_embeds(message))
+            self._transmit(RecordKind.PROMPT_EMBEDS, lambda: self._embeds_parts(request))
         if isinstance(request.params, Pooling):
             self._send(RecordKind.POOL, codec.encode_pool(request))
         else:
             self._send(RecordKind.ADD, codec.encode_add(request))
+
+    def _embeds_parts(self, request: EngineCoreRequest) -> codec.Parts:
+        slots = TensorWriter(self._channel.slots)
+        ref = slots.put(request.embeds, deadline=None, on_full=self._make_room).encode()
+        return codec.encode_prompt_embeds(PromptEmbeds(request.number, ref))
 
     def abort(self, numbers: Sequence[int]) -> None:
         most = self._channel.requests.max_payload_bytes // 8
@@ -120,54 +128,107 @@ class ChannelEngineClient:
             self._check_alive()
             self._report_stall()
         self._drain()
-        events = list(self._inbox)
-        self._inbox.clear()
-        return events
+        return self._inbox
 
     def wake(self) -> None:
         self._channel.wake()
 
     def call(self, method: Method, argument: Any = None) -> Any:
-        number = self._next_call_number()
-        message = Call(number, method, json.dumps(argument))
-        self._send(RecordKind.CALL, codec.encode_call(message))
-        reply = self._await_reply(number, time.monotonic() + CALL_TIMEOUT_S)
-        if reply is None:
-            raise EngineDeadError(f"no answer to {method.name} in {CALL_TIMEOUT_S:.0f} s")
-        return _content(reply)
+        number = self._next_number(has_slot=False)
+        try:
+            self._replies[number] = None
+            message = Call(number, method, json.dumps(argument))
+            self._send(RecordKind.CALL, codec.encode_call(message))
+            reply = self._await_reply(number, time.monotonic() + CALL_TIMEOUT_S)
+            if reply is None:
+                raise EngineDeadError(f"no answer to {method.name} in {CALL_TIMEOUT_S:.0f} s")
+            content = _content(reply)
+            self._end_call(number)
+            return content
+        except BaseException:
+            self._end_call(number)
+            raise
 
     def run_on_worker(self, call: RpcCall, timeout_s: float | None = None) -> Any:
-        number = self._next_call_number()
+        number = self._next_number(has_slot=True)
+        try:
+            self._replies[number] = None
+            self._transmit(RecordKind.WORK, lambda: self._work_parts(number, call))
+            deadline = None if timeout_s is None else time.monotonic() + timeout_s
+            reply = self._await_reply(number, deadline)
+            if reply is None:
+                raise IpcTimeoutError(f"the worker did not answer in {timeout_s:g} s")
+            result = unpack_result(self._channel, call, _content(reply))
+            self._end_call(number)
+            return result
+        except BaseException:
+            self._end_call(number)
+            raise
+
+    def _work_parts(self, number: int, call: RpcCall) -> codec.Parts:
         text = pack_call(self._channel, call, self._wait_for_slot)
-        self._send(RecordKind.WORK, codec.encode_work(Work(number, text)))
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        reply = self._await_reply(number, deadline)
-        if reply is None:
-            self._timed_out.add(number)
-            raise IpcTimeoutError(f"the worker did not answer in {timeout_s:g} s")
-        return unpack_result(self._channel, call, _content(reply))
+        return codec.encode_work(Work(number, text))
 
     def claim_bucket(self) -> Slot:
-        return self._claim_slot(BUCKET_BYTES)
+        self.discard_bucket()
+        self._channel.slots.begin_message()
+        try:
+            self._bucket = slot = self._claim_slot(BUCKET_BYTES)
+            self._bucket_publications = self._channel.slots.num_publications(slot.index)
+            return slot
+        except BaseException:
+            self._bucket = None
+            self._channel.slots.take_back()
+            raise
 
     def send_bucket(self, bucket: BucketMemory, pieces: str) -> None:
         assert isinstance(bucket, Slot)
-        message = Weights(bucket.publish(), pieces)
-        self._send(RecordKind.WEIGHTS, codec.encode_weights(message))
+        before = self._channel.requests.position
+        try:
+            message = Weights(bucket.publish(), pieces)
+            self._send(RecordKind.WEIGHTS, codec.encode_weights(message))
+            self._bucket = None
+        except BaseException:
+            if self._channel.requests.position == before:
+                self.discard_bucket()
+            self._bucket = None
+            raise
 
-    def _next_call_number(self) -> int:
-        self._next_call += 1
-        return self._next_call
+    def discard_bucket(self) -> None:
+        bucket = self._bucket
+        if bucket is not None:
+            self._channel.slots.take_back_one(bucket.index, self._bucket_publications)
+            self._bucket = None
+
+    def _next_number(self, has_slot: bool) -> int:
+        """A number for a call. An odd one says that the content of its reply may name a slot."""
+        self._num_calls += 1
+        return 2 * self._num_calls + has_slot
 
     def _await_reply(self, number: int, deadline: float | None) -> Reply | None:
         """Wait for a reply until a deadline on `time.monotonic()`, or without limit."""
-        while number not in self._replies:
+        while (reply := self._replies[number]) is None:
             if not self._channel.wait(deadline):
                 self._check_alive(number)
                 if deadline is not None and time.monotonic() >= deadline:
                     return None
             self._drain()
-        return self._replies.pop(number)
+        return reply
+
+    def _end_call(self, number: int) -> None:
+        """Forget a call and release the slot of its result. A reply that comes later is dropped.
+        Idempotent."""
+        reply = self._replies.get(number)
+        if reply is not None:
+            self._release_result(reply)
+        # No call may come between the release and this statement.
+        if number in self._replies:
+            del self._replies[number]
+
+    def _release_result(self, reply: Reply) -> None:
+        """Release the slot of a result; the release is the last action."""
+        if reply.ok and reply.number % 2:
+            release_result(self._channel, json.loads(reply.json))
 
     def trace(self, recorder: Recorder | None) -> None:
         if recorder is None:
@@ -177,6 +238,15 @@ class ChannelEngineClient:
 
     def stats(self) -> dict[str, int]:
         return self._channel.stats()
+
+    def close(self) -> None:
+        # The finalizer forgets its function before it calls it, so an exception would leave the
+        # connection half closed for ever.
+        alive = self._finalizer.peek()
+        if alive is not None:
+            _, shut_down, arguments, _ = alive
+            shut_down(*arguments)
+            self._finalizer.detach()
 
     def health(self) -> str:
         if self._engine.wait(0):
@@ -188,10 +258,35 @@ class ChannelEngineClient:
 
     def _send(self, kind: RecordKind, parts: codec.Parts) -> None:
         self._channel.beat()
+        if sum(map(len, parts)) > self._channel.requests.max_payload_bytes:
+            self._transmit(kind, lambda: parts)
+        else:
+            self._channel.send(kind, *parts, on_full=self._make_room, deadline=None)
+
+    def _send_parts(self, kind: RecordKind, parts: codec.Parts) -> None:
+        """Send a record, through a slot if it is large. `_transmit` calls this."""
         size = sum(map(len, parts))
         if size > self._channel.requests.max_payload_bytes:
             kind, parts = RecordKind.IN_SLOT, self._put_in_slot(kind, parts, size)
         self._channel.send(kind, *parts, on_full=self._make_room, deadline=None)
+
+    def _transmit(self, kind: RecordKind, put: Callable[[], codec.Parts]) -> None:
+        """Send a record that names slots.
+
+        Args:
+            kind: the kind of the record.
+            put: fills and publishes the slots, and returns the record. If an exception comes
+                before the record is sent, nobody else knows of the slots, and they are free
+                again.
+        """
+        slots, before = self._channel.slots, self._channel.requests.position
+        slots.begin_message()
+        try:
+            self._send_parts(kind, put())
+        except BaseException:
+            if self._channel.requests.position == before:
+                slots.take_back()
+            raise
 
     def _put_in_slot(self, kind: RecordKind, parts: codec.Parts, size: int) -> codec.Parts:
         slot = self._claim_slot(size)
@@ -220,36 +315,42 @@ class ChannelEngineClient:
             self._raise_death()
 
     def _drain(self) -> None:
-        self._channel.drain(self._handle)
+        self._channel.receive(self._decode)
+        while self._letters:
+            self._read(self._letters[0])
+            # No call may come between the last action of `_read` and this statement.
+            del self._letters[0]
 
-    def _handle(self, kind: int, record: memoryview) -> None:
+    def _decode(self, kind: int, record: memoryview) -> tuple[Any, Callable[[Any], object], Any]:
+        """The message in a record, the function that adds it to its inbox, and the slot in which
+        it lies, if it does. Changes nothing."""
+        ref = None
         if kind == RecordKind.IN_SLOT:
             inner_kind, place = codec.decode_in_slot(record)
             ref = SlotRef(*place)
             with self._channel.output_slots.view(ref) as view:
-                self._handle(inner_kind, view)
-            self._channel.output_slots.release(ref)
-            return
-        message = codec.decode(kind, record)
+                message = codec.decode(inner_kind, view)
+        else:
+            message = codec.decode(kind, record)
         match message:
             case OutputColumns() | PromptLogprobs() | Embeddings() | Rejected() | WeightVersion():
-                self._inbox.append(message)
-            case Reply():
-                self._take_reply(message)
-            case Trace():
-                self.on_trace(message.directory)
-            case Hello() | Text() | Failed():
-                self._startup = message
-            case _:
-                raise ProtocolMismatchError(f"the engine sent {type(message).__name__}")
+                return message, self._inbox.append, ref
+            case Reply() | Trace() | Hello() | Text() | Failed():
+                return message, self._letters.append, ref
+        raise ProtocolMismatchError(f"the engine sent {type(message).__name__}")
 
-    def _take_reply(self, reply: Reply) -> None:
-        if reply.number not in self._timed_out:
-            self._replies[reply.number] = reply
-            return
-        self._timed_out.remove(reply.number)
-        if reply.ok:
-            release_result(self._channel, json.loads(reply.json))
+    def _read(self, letter: Reply | Trace | Hello | Text | Failed) -> None:
+        """Handle a message that is no event. After an exception it is handled again."""
+        match letter:
+            case Trace():
+                self.on_trace(letter.directory)
+            case Reply():
+                if letter.number in self._replies:
+                    self._replies[letter.number] = letter
+                else:  # its caller has given up
+                    self._release_result(letter)
+            case _:
+                self._startup = letter
 
     def _report_stall(self) -> None:
         """Log a warning if the engine has stalled, once for each stall."""
@@ -288,7 +389,7 @@ class ChannelEngineClient:
 
     def _has_unread(self, call: int | None) -> bool:
         if call is not None:
-            return call in self._replies
+            return self._replies.get(call) is not None
         return bool(self._inbox) or self._startup is not None
 
     def _raise_death(self) -> NoReturn:

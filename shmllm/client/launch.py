@@ -131,5 +131,5 @@ class ChildEngineHandle:
                 break
             signal.pidfd_send_signal(self._pidfd, number)
         self._process.wait()
-        os.close(self._pidfd)
-        self._pidfd = -1
+        pidfd, self._pidfd = self._pidfd, -1
+        os.close(pidfd)

@@ -88,9 +88,6 @@ class PrivateEngineClient(ChannelEngineClient):
         if self._finalizer.alive:
             _end_engine(self._owner_pid, self._channel, self._process)
 
-    def close(self) -> None:
-        self._finalizer()
-
     def _handshake(self, progress: StartProgress) -> Text:
         deadline = time.monotonic() + self._startup_timeout_s
         hello = self._wait_startup(deadline, NO_PROGRESS)
@@ -134,9 +131,11 @@ def _end_engine(owner_pid: int, channel: ClientChannel, engine: ChildEngineHandl
 def _shut_down(
     owner_pid: int, channel: ClientChannel, engine: ChildEngineHandle, segments: Sequence[Segment]
 ) -> None:
+    """Close the connection. A second call goes on where an exception ended the first one."""
     if os.getpid() != owner_pid:
         return
-    _end_engine(owner_pid, channel, engine)
+    if not channel.is_closed:
+        _end_engine(owner_pid, channel, engine)
     channel.close()
     for segment in segments:
         segment.close()

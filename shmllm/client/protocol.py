@@ -49,9 +49,6 @@ class BucketMemory(Protocol):
 
     buffer: memoryview
 
-    def abort(self) -> None:
-        """Give the memory back without sending it."""
-
 
 class DeviceMemory(Protocol):
     """One end of memory on a GPU that a front end and its engine share.
@@ -126,6 +123,9 @@ class EngineClient(Protocol):
     def poll(self, timeout_s: float, *, urgent_only: bool = False) -> list[EngineOutput]:
         """Return new events in order.
 
+        The caller removes from the list what it has processed. The next call returns the rest
+        again, before newer events, so that no event is lost if an exception ends the caller.
+
         Args:
             timeout_s: how many seconds to wait for the first event. The method may return
                 earlier, without events.
@@ -167,7 +167,10 @@ class EngineClient(Protocol):
 
     def claim_bucket(self) -> BucketMemory:
         """Return BUCKET_BYTES of memory for new weights, as soon as some is free. The caller has
-        to pass it to `send_bucket` or to call its `abort`."""
+        to pass it to `send_bucket` or to call `discard_bucket`, before it claims another one."""
+
+    def discard_bucket(self) -> None:
+        """Give the memory of `claim_bucket` back, unless `send_bucket` has sent it. Idempotent."""
 
     def send_bucket(self, bucket: BucketMemory, pieces: str) -> None:
         """Send a bucket of new weights, for this front end's update in progress. The engine does

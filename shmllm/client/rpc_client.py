@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shmllm.ipc.channel import ClientChannel
-from shmllm.ipc.packed import PackedRef, as_torch, try_put_all, view_all
+from shmllm.ipc.packed import PackedRef, arrays_in, as_torch, try_put_all
 from shmllm.wire.rpc import RpcCall, decode_result, encode_call
 from shmllm.wire.values import is_torch_tensor, tensor_kinds
 
@@ -37,7 +37,7 @@ def pack_call(channel: ClientChannel, call: RpcCall, wait: Callable[[], None]) -
 
 
 def unpack_result(channel: ClientChannel, call: RpcCall, content: dict[str, Any]) -> Any:
-    """The result in a reply's content.
+    """The result in a reply's content. The caller releases its slot; see `release_result`.
 
     Raises:
         CallError: the result cannot be loaded in this process.
@@ -45,18 +45,18 @@ def unpack_result(channel: ClientChannel, call: RpcCall, content: dict[str, Any]
     if content["tensors"] is None:
         return decode_result(content["tree"], [], call)
     ref = PackedRef.from_json(content["tensors"])
-    with view_all(channel.output_slots, ref) as arrays:
-        tensors: list[Any] = []
-        kinds = tensor_kinds(content["tree"], len(arrays))
-        for kind, array, packed in zip(kinds, arrays, ref.tensors, strict=True):
-            if kind == "tensor":
-                tensors.append(as_torch(array, packed.dtype).clone())
-            else:
-                tensors.append(array.tobytes() if kind == "bytes" else array.copy())
+    arrays = arrays_in(channel.output_slots, ref)
+    tensors: list[Any] = []
+    kinds = tensor_kinds(content["tree"], len(arrays))
+    for kind, array, packed in zip(kinds, arrays, ref.tensors, strict=True):
+        if kind == "tensor":
+            tensors.append(as_torch(array, packed.dtype).clone())
+        else:
+            tensors.append(array.tobytes() if kind == "bytes" else array.copy())
     return decode_result(content["tree"], tensors, call)
 
 
 def release_result(channel: ClientChannel, content: dict[str, Any]) -> None:
-    """Release the slot of a result for which no caller waits any more."""
+    """Release the slot of a result, if it has one. The release is the last action."""
     if content["tensors"] is not None:
         channel.output_slots.release(PackedRef.from_json(content["tensors"]).slot)

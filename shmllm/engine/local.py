@@ -47,9 +47,6 @@ class _Bucket:
     def __init__(self) -> None:
         self.buffer = memoryview(bytearray(BUCKET_BYTES))
 
-    def abort(self) -> None:
-        """Do nothing: Python frees the memory with the last reference."""
-
 
 class LocalEngineClient:
     """An `EngineClient` for an engine in the caller's own process.
@@ -96,7 +93,7 @@ class LocalEngineClient:
         self._events.append(self._core.abort(CLIENT, numbers))
 
     def poll(self, timeout_s: float, *, urgent_only: bool = False) -> list[EngineOutput]:
-        events, self._events = self._events, []
+        events = self._events
         if timeout_s > 0:
             for columns in self._core.step().values():
                 columns.time_ns = monotonic_ns()
@@ -134,6 +131,9 @@ class LocalEngineClient:
 
     def claim_bucket(self) -> BucketMemory:
         return _Bucket()
+
+    def discard_bucket(self) -> None:
+        """Do nothing: Python frees the memory with the last reference."""
 
     def send_bucket(self, bucket: BucketMemory, pieces: str) -> None:
         parts = pieces_of(pieces, len(bucket.buffer))

@@ -304,7 +304,11 @@ class AsyncLLM:
     def shutdown(self) -> None:
         """End the engine, or disconnect from a named one. Waiting callers get an error.
         Idempotent."""
-        self._finalizer()
+        # As in `ChannelEngineClient.close`.
+        alive = self._finalizer.peek()
+        if alive is not None:
+            _shut_down(*alive[2])
+            self._finalizer.detach()
 
     close = shutdown
 

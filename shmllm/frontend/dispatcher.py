@@ -5,21 +5,29 @@ polls the engine and routes the results of all groups. So several groups can be 
 several threads or in nested loops of one thread. One thread at a time uses the engine client; a
 thread that wants to send wakes the thread that polls.
 
+An exception of a signal handler may end any method, also while it waits. Then the request of an
+interrupted `submit` was never sent, or is aborted; the turn is free, and events that were not
+processed are processed later. Such an exception comes at a call, at the beginning of a function
+or at the end of a loop's turn, so the comments here say where no call may come in between. Handlers
+run in the main thread only. Therefore another thread applies events to requests that go on after an
+exception in this one.
+
 This module must not know who the callers are, nor how requests are checked or text is decoded.
 """
 
 from __future__ import annotations
 
-import contextlib
+import _thread
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Container, Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, TypeVar
 
 from shmllm.client.protocol import BucketMemory, EngineClient, EngineOutput
-from shmllm.errors import EngineDeadError, ShmLLMError
+from shmllm.errors import ShmLLMError
 from shmllm.frontend.input_processor import PreparedRequest
 from shmllm.frontend.request_state import RequestState
 from shmllm.wire.messages import Method
@@ -27,12 +35,24 @@ from shmllm.wire.rpc import RpcCall
 
 logger = logging.getLogger(__name__)
 
+Result = TypeVar("Result")
+
 POLL_S = 1.0
 """The time for which callers usually wait in one `collect`, in seconds."""
 DISCARD_S = 0.05
 """The time for which `discard_group` waits for the lock, in seconds."""
+PAUSE_S = 0.001
+"""The time between two looks whether the lock is free, in seconds."""
 CLOSE_S = 2.0
-"""The time for which `close` waits for the lock, and for a thread that polls, in seconds."""
+"""The time for which `close` waits for other threads that use the client, in seconds."""
+RECHECK_S = 0.1
+"""The longest time for which a thread waits for another one before it looks again, in seconds: an
+exception may have ended the other thread before it woke this one."""
+COURTESY_S = 0.01
+"""The time for which a thread that wants to poll lets threads that send go first, in seconds."""
+ROUTE_S = 1.0
+"""The time for which an interrupted thread waits for the thread that routes its events, in
+seconds."""
 
 
 class Outputs(Protocol):
@@ -47,19 +67,24 @@ class Outputs(Protocol):
         request_id: str | None = None,
     ) -> list[RequestState]: ...
     def discard(self, numbers: Iterable[int]) -> list[int]: ...
+    def discard_all_but(self, numbers: Container[int]) -> None: ...
     def process(self, events: Iterable[EngineOutput]) -> tuple[list[RequestState], list[int]]: ...
 
 
 class RequestGroup:
     """The requests of one caller.
 
+    Args:
+        is_kept: the caller goes on with the group after an exception. Other callers discard it.
+
     Attributes:
         num_open: the number of requests whose end the caller has not collected.
     """
 
-    __slots__ = ("_changed", "_num_ended", "_running", "num_open")
+    __slots__ = ("_changed", "_num_ended", "_running", "is_kept", "num_open")
 
-    def __init__(self) -> None:
+    def __init__(self, is_kept: bool = False) -> None:
+        self.is_kept = is_kept
         self.num_open = 0
         self._running: dict[int, RequestState] = {}
         self._changed: dict[int, RequestState] = {}
@@ -67,7 +92,8 @@ class RequestGroup:
 
     def _take(self) -> list[RequestState]:
         changed = list(self._changed.values())
-        self._changed.clear()
+        # No call may come between these statements.
+        self._changed = {}
         self.num_open -= self._num_ended
         self._num_ended = 0
         return changed
@@ -90,13 +116,14 @@ class Dispatcher:
         self._groups: dict[int, RequestGroup] = {}
         self._urgent: set[int] = set()
         self._discarded: deque[RequestGroup] = deque()
-        # No thread holds the lock while it waits for the engine: `_is_polling` marks that time.
-        # The lock is not reentrant: the garbage collector may close a generator at any point of
-        # a thread, and the generator's `discard_group` must not enter a section that this
-        # thread holds.
-        self._lock = threading.Condition(threading.Lock())
-        self._is_polling = False
-        self._num_senders = 0
+        # No thread holds the lock while it waits for another thread or, in `collect`, for the
+        # engine: `_poller` is the id of the thread that polls. The lock is not reentrant: the
+        # garbage collector may close a generator at any point of a thread, and the generator's
+        # `discard_group` must not enter a section that this thread holds.
+        self._lock = threading.Lock()
+        self._poller: int | None = None
+        self._senders: list[threading.Lock] = []
+        self._waiters: list[threading.Lock] = []
         self._is_closed = False
 
     def check_open(self) -> None:
@@ -131,17 +158,35 @@ class Dispatcher:
             ShmLLMError: the dispatcher is closed.
             EngineDeadError: the engine process ended.
         """
-        with self._sending():
+        return self._send(
+            lambda: self._submit(group, request, index, streaming, time_tokens, request_id)
+        )
+
+    def _submit(
+        self,
+        group: RequestGroup,
+        request: PreparedRequest,
+        index: int,
+        streaming: bool,
+        time_tokens: bool,
+        request_id: str | None,
+    ) -> list[RequestState]:
+        states: list[RequestState] = []
+        try:
             states = self.outputs.add_all(request, index, streaming, time_tokens, request_id)
             for state in states:
                 self._groups[state.number] = group
                 group._running[state.number] = state
                 if state.text_is_urgent:
                     self._urgent.add(state.number)
-            group.num_open += 1
             for state in states:
                 self._client.add(state.request.message(state.number))
+            group.num_open += 1
             return states
+        except BaseException:
+            self._forget(group, [state.number for state in states])
+            self.outputs.discard_all_but(self._groups)
+            raise
 
     def collect(self, group: RequestGroup, timeout_s: float) -> list[RequestState]:
         """Wait until a state of the group has changed, and return the changed states.
@@ -162,48 +207,74 @@ class Dispatcher:
             EngineDeadError: the engine process ended.
         """
         deadline = time.monotonic() + timeout_s
-        with self._lock:
-            self.check_open()
-            while self._is_polling or self._num_senders:
-                left_s = deadline - time.monotonic()
-                if group._changed or left_s <= 0:
-                    return group._take()
-                self._lock.wait(left_s)
-            if group._changed:
-                return group._take()
-            self._abort_discarded()
-            self._is_polling = True
-        events: Sequence[EngineOutput] = ()
+        me = threading.get_ident()
+        self._check_not_nested(me)
         try:
+            if not self._begin_poll(group, deadline, me):
+                return group._take()
             left_s = max(0.0, deadline - time.monotonic())
             events = self._client.poll(left_s, urgent_only=not self._urgent)
-        except EngineDeadError:
-            self.check_open()  # ended by `close` in another thread
-            raise
-        finally:
             with self._lock:
-                # In the same section as `_is_polling`: the events of the next poll, in another
+                # In the same section as `_poller`: the events of the next poll, in another
                 # thread, are newer and must be processed after these.
-                self._is_polling = False
-                self._lock.notify_all()
-                self._route(events)
-        with self._lock:
-            return group._take()
+                self._route(group, events)
+                self._end_poll()
+                return group._take()
+        except BaseException as error:
+            if self._poller == me:
+                with self._lock:
+                    self._end_poll()
+            if isinstance(error, Exception):
+                self.check_open()  # ended by `close` in another thread
+            raise
+
+    def _begin_poll(self, group: RequestGroup, deadline: float, me: int) -> bool:
+        """Wait until this thread may poll, and mark it as the poller. Returns False if a state of
+        the group changes before that, or at the deadline."""
+        while True:
+            waiter = threading.Lock()
+            waiter.acquire()
+            with self._lock:
+                self.check_open()
+                left_s = deadline - time.monotonic()
+                is_free = self._poller is None and not self._senders
+                if group._changed or (left_s <= 0 and not is_free):
+                    return False
+                if is_free:
+                    self._abort_discarded()
+                    self._poller = me
+                    return True
+                is_polled = self._poller is not None
+                self._waiters.append(waiter)
+            pause_s = min(RECHECK_S if is_polled else COURTESY_S, left_s)
+            if not waiter.acquire(timeout=pause_s) and not is_polled:
+                # Those that still wait append themselves again; the others were interrupted.
+                with self._lock:
+                    self._senders.clear()
+
+    def _end_poll(self) -> None:
+        """Give the turn back. The caller holds the lock."""
+        self._poller = None
+        self._wake_waiters()
+
+    def _wake_waiters(self) -> None:
+        for waiters in (self._senders, self._waiters):
+            for waiter in waiters:
+                if waiter.locked():
+                    waiter.release()
+        self._waiters.clear()
 
     def pump(self, timeout_s: float) -> None:
         """Poll the engine and route the results to the groups, without a group of its own."""
         self.collect(RequestGroup(), timeout_s)
 
-    @contextlib.contextmanager
-    def reading(self) -> Iterator[None]:
+    def reading(self) -> AbstractContextManager[Any]:
         """A context in which no other thread changes the states of requests."""
-        with self._lock:
-            yield
+        return self._lock
 
     def abort(self, numbers: Sequence[int]) -> None:
         """Abort requests. Each one that has not ended gets a last output with "abort"."""
-        with self._sending():
-            self._client.abort(numbers)
+        self._send(lambda: self._client.abort(numbers))
 
     def discard(self, group: RequestGroup, states: Sequence[RequestState]) -> None:
         """Abort one unfinished request of the group and drop its outputs.
@@ -212,11 +283,28 @@ class Dispatcher:
             group: the group of the request.
             states: the states of all of its completions.
         """
-        with self._sending():
-            group.num_open -= 1
-            for state in states:
-                group._changed.pop(state.number, None)
-            self._forget(group, [s.number for s in states if s.number in group._running])
+        self._send(lambda: self._discard(group, states))
+
+    def _discard(self, group: RequestGroup, states: Sequence[RequestState]) -> None:
+        for state in states:
+            group._changed.pop(state.number, None)
+        self._forget(group, [s.number for s in states if s.number in group._running])
+        group.num_open -= 1
+
+    def discard_from(self, group: RequestGroup, index: int) -> None:
+        """Abort the requests of the group from an index on, and drop their outputs."""
+
+        def discard() -> None:
+            states = {**group._running, **group._changed}
+            numbers = [number for number, state in states.items() if state.index >= index]
+            self._forget(group, numbers)
+            for number in numbers:
+                group._changed.pop(number, None)
+            group._num_ended = sum(s.ends_request for s in group._changed.values())
+            indexes = {s.index for s in group._running.values()}
+            group.num_open = group._num_ended + len(indexes)
+
+        self._send(discard)
 
     def discard_group(self, group: RequestGroup) -> None:
         """Abort the unfinished requests of the group and drop their outputs.
@@ -227,68 +315,128 @@ class Dispatcher:
         if not group._running:
             return
         self._discarded.append(group)
-        if self._lock.acquire(timeout=DISCARD_S):
-            try:
-                if self._is_polling:
-                    self._client.wake()
-                else:
-                    self._abort_discarded()
-            finally:
-                self._lock.release()
+        deadline = time.monotonic() + DISCARD_S
+        while self._lock.locked():  # perhaps by this thread
+            if time.monotonic() >= deadline:
+                return
+            time.sleep(PAUSE_S)
+        with self._lock:
+            if self._poller is None:
+                self._abort_discarded()
+                return
+        self._client.wake()
 
     def call(self, method: Method, argument: Any = None) -> Any:
         """Call a method of the engine and wait for the result; see `EngineClient.call`."""
-        with self._sending():
-            return self._client.call(method, argument)
+        return self._send(lambda: self._client.call(method, argument))
 
     def run_on_worker(self, call: RpcCall, timeout_s: float | None = None) -> Any:
         """See `EngineClient.run_on_worker`. Other threads wait for the result, too."""
-        with self._sending():
-            return self._client.run_on_worker(call, timeout_s)
+        return self._send(lambda: self._client.run_on_worker(call, timeout_s))
 
     def claim_bucket(self) -> BucketMemory:
         """See `EngineClient.claim_bucket`. Other threads wait until the bucket is claimed."""
-        with self._sending():
-            return self._client.claim_bucket()
+        return self._send(lambda: self._client.claim_bucket())
+
+    def discard_bucket(self) -> None:
+        """See `EngineClient.discard_bucket`."""
+        self._send(lambda: self._client.discard_bucket())
 
     def send_bucket(self, bucket: BucketMemory, pieces: str) -> None:
         """See `EngineClient.send_bucket`."""
-        with self._sending():
-            self._client.send_bucket(bucket, pieces)
+        self._send(lambda: self._client.send_bucket(bucket, pieces))
 
     def close(self) -> None:
         """End a private engine, or disconnect from a named one. A thread that polls gets a
-        ShmLLMError."""
+        ShmLLMError. Idempotent; a second call goes on where an exception ended the first one."""
         self._is_closed = True
         self._client.stop()
-        # A signal handler may run this while its own thread holds the lock: do not wait forever.
-        is_mine = self._lock.acquire(timeout=CLOSE_S)
+        # This only waits until no other thread uses the client; it takes no lock, because a signal
+        # handler may run it while its own thread holds the lock.
+        me = threading.get_ident()
+        deadline = time.monotonic() + CLOSE_S
+        while self._lock.locked() or self._poller not in (None, me):
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(PAUSE_S)
+        self._client.close()
+
+    def _send(self, function: Callable[[], Result]) -> Result:
+        """Call a function while this thread alone uses the client, and return its result."""
+        self._check_not_nested(threading.get_ident())
+        waiter = threading.Lock()
+        waiter.acquire()
         try:
-            if is_mine:  # the client must not unmap memory that another thread reads
-                self._lock.wait_for(lambda: not self._is_polling, CLOSE_S)
-            self._client.close()
-        finally:
-            if is_mine:
-                self._lock.release()
+            while True:
+                self.check_open()
+                with self._lock:
+                    if waiter in self._senders:
+                        self._senders.remove(waiter)
+                    if self._poller is None:
+                        return self._run_alone(function)
+                    self._senders.append(waiter)
+                self._client.wake()
+                waiter.acquire(timeout=RECHECK_S)
+        except BaseException as error:
+            if waiter in self._senders:
+                with self._lock:
+                    self._senders.remove(waiter)
+            if isinstance(error, Exception):
+                self.check_open()  # ended by `close` in another thread
+            raise
 
-    @contextlib.contextmanager
-    def _sending(self) -> Iterator[None]:
-        """A context in which this thread alone uses the client."""
-        with self._lock:
-            self.check_open()
-            self._num_senders += 1
+    def _run_alone(self, function: Callable[[], Result]) -> Result:
+        self.check_open()
+        self._abort_discarded()
+        result = function()
+        self._wake_waiters()
+        return result
+
+    def _check_not_nested(self, me: int) -> None:
+        if self._poller == me:
+            raise ShmLLMError(
+                "a signal handler cannot use the LLM while its own thread waits in it; raise an "
+                "exception there, and use the LLM after it"
+            )
+
+    def _route(self, group: RequestGroup, events: list[EngineOutput]) -> None:
+        """Apply events to the requests of all groups.
+
+        If an exception ends this in the middle, the states are in disorder. That matters only for
+        requests that their caller does not discard then: those of other groups, and of groups
+        that are kept. Another thread applies their events, which no signal handler interrupts.
+        """
+        if not events:
+            return
+        goes_on = group.is_kept or len(self._groups) != len(group._running)
+        if not goes_on or threading.current_thread() is not threading.main_thread():
+            self._apply(events)
+            return
+        errors: list[BaseException] = []
+        is_done = threading.Lock()
+        is_done.acquire()
+
+        def apply() -> None:
             try:
-                while self._is_polling:
-                    self._client.wake()
-                    self._lock.wait()
-                self._abort_discarded()
-                yield
+                self._apply(events)
+            except BaseException as error:
+                errors.append(error)
             finally:
-                self._num_senders -= 1
-                self._lock.notify_all()
+                is_done.release()
 
-    def _route(self, events: Iterable[EngineOutput]) -> None:
+        try:
+            _thread.start_new_thread(apply, ())
+            is_done.acquire()
+        except BaseException:
+            is_done.acquire(timeout=ROUTE_S)  # this thread holds the lock until the other is done
+            raise
+        if errors:
+            raise errors[0]
+
+    def _apply(self, events: list[EngineOutput]) -> None:
         changed, to_abort = self.outputs.process(events)
+        if to_abort:  # while their groups still know them, and would abort them after an exception
+            self._client.abort(to_abort)
         groups = self._groups
         for state in changed:
             number = state.number
@@ -298,21 +446,25 @@ class Dispatcher:
                 del groups[number], group._running[number]
                 self._urgent.discard(number)
                 group._num_ended += state.ends_request
-        if to_abort:
-            self._client.abort(to_abort)
+        events.clear()
 
     def _abort_discarded(self) -> None:
         while self._discarded:
-            group = self._discarded.popleft()
-            group._changed.clear()
+            group = self._discarded[0]
             self._forget(group, list(group._running))
+            group._changed = {}
+            self._discarded.popleft()
 
     def _forget(self, group: RequestGroup, numbers: list[int]) -> None:
-        self.outputs.discard(numbers)
-        for number in numbers:
-            del self._groups[number], group._running[number]
-        self._urgent.difference_update(numbers)
+        """Abort requests and drop their outputs. Idempotent: an exception may end it."""
+        if not numbers:
+            return
         try:
             self._client.abort(numbers)
         except ShmLLMError:
             logger.debug("the engine process ended before its requests could be aborted")
+        self.outputs.discard(numbers)
+        self._urgent.difference_update(numbers)
+        for number in numbers:
+            self._groups.pop(number, None)
+            group._running.pop(number, None)

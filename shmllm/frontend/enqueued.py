@@ -19,16 +19,24 @@ class Enqueued:
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
-        self._group = RequestGroup()
+        self._group = RequestGroup(is_kept=True)
         self._states: list[RequestState] = []
 
     def add(self, requests: Sequence[PreparedRequest]) -> list[str]:
         """Queue requests after the earlier ones. Returns their request ids."""
-        first = len(self._states)
-        for request in requests:
-            states = self._dispatcher.submit(self._group, request, len(self._states))
-            self._states.append(states[0])
-        return [state.parent.request_id for state in self._states[first:]]
+        before = self._states
+        added: list[RequestState] = []
+        try:
+            for request in requests:
+                states = self._dispatcher.submit(self._group, request, len(before) + len(added))
+                added.append(states[0])
+            names = [state.parent.request_id for state in added]
+            self._states = before + added
+            return names
+        except BaseException:
+            self._states = before
+            self._dispatcher.discard_from(self._group, len(before))
+            raise
 
     def wait(self, show_progress: bool) -> list[RequestOutput]:
         """Wait for all requests and return their outputs. After an interrupt, it can be called

@@ -6,8 +6,9 @@ requests through them. It must not know which caller waits for results, or how.
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -160,7 +161,7 @@ class FrontEnd:
         *,
         streaming: bool = False,
         time_tokens: bool = False,
-    ) -> Iterator[list[RequestState]]:
+    ) -> Generator[list[RequestState], None, None]:
         """Run requests, and yield the states that changed after every poll.
 
         If the caller leaves the iterator early, also by an exception, the requests that still run
@@ -189,19 +190,25 @@ class FrontEnd:
         Raises:
             EnginePausedError: the engine takes no requests now.
         """
-        outputs = {s.index: s.output() for s in self.run_each(requests, show_progress)}
+        # An exception here would leave the generator to the garbage collector, and the requests
+        # running until then.
+        with contextlib.closing(self.run_each(requests, show_progress)) as ended:
+            outputs = {state.index: state.output() for state in ended}
         return [outputs[index] for index in sorted(outputs)]
 
     def run_each(
         self, requests: list[PreparedRequest], show_progress: bool
-    ) -> Iterator[RequestState]:
+    ) -> Generator[RequestState, None, None]:
         """Run requests, and yield the last state of each when it ends.
 
         Raises:
             EnginePausedError: the engine takes no requests now.
         """
-        with BatchProgress(len(requests), show_progress and bool(requests)) as progress:
-            for changed in self.serve(requests):
+        with (
+            BatchProgress(len(requests), show_progress and bool(requests)) as progress,
+            contextlib.closing(self.serve(requests)) as served,
+        ):
+            for changed in served:
                 progress.update(changed)
                 for state in changed:
                     if state.is_retryable:

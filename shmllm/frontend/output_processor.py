@@ -7,7 +7,7 @@ once, at the end of the request.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from itertools import groupby
 from typing import Any, Protocol
 
@@ -98,6 +98,11 @@ class OutputProcessor:
             Those of the numbers that belonged to unfinished requests.
         """
         return [number for number in numbers if self._states.pop(number, None) is not None]
+
+    def discard_all_but(self, numbers: Container[int]) -> None:
+        """Forget all requests but these."""
+        for number in [each for each in self._states if each not in numbers]:
+            del self._states[number]
 
     def process(self, events: Iterable[EngineOutput]) -> tuple[list[RequestState], list[int]]:
         """Apply events in order.

@@ -107,10 +107,7 @@ class PollThread:
         self._check_alive()
         with self._start:
             if self._thread is None and not self._is_stopping:
-                thread = threading.Thread(target=self._run, name="shmllm", daemon=True)
-                thread.start()
-                # After `start`, so that a thread that is not alive is one that has ended.
-                self._thread = thread
+                threading.Thread(target=self._run, name="shmllm", daemon=True).start()
         self._wake_up(command)
         self._check_alive()  # the thread may have ended without executing this command
 
@@ -125,6 +122,12 @@ class PollThread:
         self._front_end.client.wake()
 
     def _run(self) -> None:
+        # The thread itself does this: an exception may end the caller of its `start`, and then the
+        # next command starts another one.
+        with self._start:
+            if self._thread is not None:
+                return
+            self._thread = threading.current_thread()
         try:
             while not self._is_stopping:
                 self._work()

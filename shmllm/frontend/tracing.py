@@ -8,7 +8,7 @@ are evaluated.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, Protocol
@@ -99,6 +99,9 @@ class TracedOutputs:
         for number in known:
             self._record_event(Event.DISCARDED, perf_counter_ns(), number)
         return known
+
+    def discard_all_but(self, numbers: Container[int]) -> None:
+        self.outputs.discard_all_but(numbers)
 
     def process(self, events: Iterable[EngineOutput]) -> tuple[list[RequestState], list[int]]:
         events = list(events)

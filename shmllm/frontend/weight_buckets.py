@@ -7,9 +7,11 @@ no torch.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, Protocol
 
 from shmllm.client.protocol import BucketMemory, DeviceSharing
+from shmllm.errors import ShmLLMError
 from shmllm.frontend.dispatcher import Dispatcher
 from shmllm.wire.messages import Method
 from shmllm.wire.weight_bucket import Bucket, Source, device_bucket_bytes
@@ -51,9 +53,9 @@ class HostBuckets:
         self._dispatcher.send_bucket(lease, bucket.to_json())
 
     def discard(self) -> None:
-        lease, self._lease = self._lease, None
-        if lease is not None:
-            lease.abort()
+        self._lease = None
+        with contextlib.suppress(ShmLLMError):
+            self._dispatcher.discard_bucket()
 
 
 class DeviceBuckets:

@@ -66,10 +66,17 @@ class WeightPush:
         Raises:
             CallOrderError: an update has been started already, here or by another front end.
         """
-        self._dispatcher.call(Method.START_WEIGHTS)
-        self.is_open = True
-        self._close_device()  # it is left if an exception interrupted the end of an update
-        self._may_share = bool(self._info.device_uuid)
+        try:
+            self._dispatcher.call(Method.START_WEIGHTS)
+            self._close_device()  # it is left if an exception interrupted the end of an update
+            self._may_share = bool(self._info.device_uuid)
+            self.is_open = True
+        except ShmLLMError:
+            raise
+        except BaseException:  # the engine may have begun the update
+            if not self.is_open and not self._is_sending:
+                self._abandon_after_error()
+            raise
 
     def add(self, weights: NamedTensors) -> None:
         """Send a part of the weights of the update that `start` began.
@@ -79,9 +86,12 @@ class WeightPush:
             RequestError: tensors are invalid. The update has ended and changed nothing.
         """
         self._check_open()
-        with self._abandoning():
+        try:
             self._send(weights, self._info.weight_bytes)
             self._dispatcher.call(Method.CHECK_WEIGHTS)
+        except BaseException:
+            self._abandon_after_error()
+            raise
 
     def finish(self, **options: Any) -> set[str]:
         """Replace the model's weights by those that were sent. Returns their names.
@@ -89,8 +99,11 @@ class WeightPush:
         `WeightUpdates.finish` documents the options and the errors.
         """
         self._check_open()
-        with self._abandoning():
+        try:
             return set(self._end(Method.FINISH_WEIGHTS, options))
+        except BaseException:
+            self._abandon_after_error()
+            raise
 
     def abandon(self) -> None:
         """End the update without changing the model's weights."""
@@ -102,9 +115,12 @@ class WeightPush:
         `WeightUpdates.finish` documents the options and the errors.
         """
         self.start()
-        with self._abandoning():
+        try:
             self._send(weights, _num_bytes(weights, self._info.weight_bytes))
-        return self.finish(**options)
+            return set(self._end(Method.FINISH_WEIGHTS, options))
+        except BaseException:
+            self._abandon_after_error()
+            raise
 
     def close(self) -> None:
         """Free the memory on the GPU, after the connection to the engine has ended. If another
@@ -132,15 +148,9 @@ class WeightPush:
                 "the update has ended with an error"
             )
 
-    @contextlib.contextmanager
-    def _abandoning(self) -> Iterator[None]:
-        """A context whose exceptions end the update."""
-        try:
-            yield
-        except BaseException:
-            with contextlib.suppress(ShmLLMError):
-                self.abandon()
-            raise
+    def _abandon_after_error(self) -> None:
+        with contextlib.suppress(ShmLLMError):
+            self.abandon()
 
     def _send(self, weights: NamedTensors, num_bytes: int) -> None:
         """Send tensors. The memory on the GPU gets `num_bytes` bytes, if so many make sense."""

@@ -18,7 +18,7 @@ from shmllm.ipc.core_waiter import CoreWaiter
 from shmllm.ipc.doorbell import open_doorbell_at
 from shmllm.ipc.error_log import LoggedError
 from shmllm.ipc.layout import ClientState, EngineState, Parked
-from shmllm.ipc.ring import BytesLike, Handler, RingReader, RingWriter
+from shmllm.ipc.ring import BytesLike, Decode, Handler, RingReader, RingWriter
 from shmllm.ipc.ring_statistics import StatisticsLine
 from shmllm.ipc.segment import Segment
 from shmllm.ipc.slots import SlotReader, SlotWriter
@@ -30,7 +30,12 @@ from shmllm.ipc.wait import (
     wake_if_parked_for_any,
     wake_if_parked_for_room,
 )
-from shmllm.ipc.watching import RecordWatcher, watched_draining, watched_writing
+from shmllm.ipc.watching import (
+    RecordWatcher,
+    watched_draining,
+    watched_receiving,
+    watched_writing,
+)
 from shmllm.ipc.words import Word
 
 __all__ = ["ClientChannel", "ControlPage", "ControlView", "CoreChannel", "CoreWaiter"]
@@ -42,7 +47,7 @@ NON_URGENT_DELAY_S = 0.01
 class _Channel:
     """The base of both ends: it refuses the use of a closed segment and supports a watcher."""
 
-    __slots__ = ("_client", "_drain", "_is_closed", "_reader", "_try_write", "_writer")
+    __slots__ = ("_client", "_drain", "_is_closed", "_reader", "_receive", "_try_write", "_writer")
 
     def __init__(self, client: Segment, writer: RingWriter, reader: RingReader) -> None:
         self._client = client
@@ -60,9 +65,11 @@ class _Channel:
         """Report each record to `watcher` from now on; None ends the reports."""
         self._try_write: Callable[..., bool] = self._writer.try_write
         self._drain: Callable[..., int] = self._reader.drain
+        self._receive: Callable[..., int] = self._reader.receive
         if watcher is not None:
             self._try_write = watched_writing(self._writer, watcher)
             self._drain = watched_draining(self._reader, watcher)
+            self._receive = watched_receiving(self._reader, watcher)
 
     def _raise_unusable(self) -> NoReturn:
         self._client.check_usable()
@@ -168,6 +175,26 @@ class ClientChannel(_Channel):
         if num_handled:
             wake_if_parked_for_room(self._core_parked, self._core_doorbell)
         return num_handled
+
+    def receive(self, decode: Decode) -> int:
+        """Read each unread output exactly once, also if exceptions of signal handlers end this
+        call; see `RingReader.receive`.
+
+        Args:
+            decode: as there. The third value that it returns is the SlotRef from which it took
+                the message, or None. This method releases that slot.
+        """
+        if self._is_closed or not self._client.is_usable:
+            self._raise_unusable()
+        num_bytes = self._receive(decode, self.output_slots.release)
+        if num_bytes:
+            wake_if_parked_for_room(self._core_parked, self._core_doorbell)
+        return num_bytes
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._is_closed
 
     def wait(self, deadline_s: float | None = None, *, urgent_only: bool = False) -> bool:
         """Wait until the output ring has an unread record.

@@ -139,6 +139,12 @@ def view_all(slots: SlotReader, ref: PackedRef) -> Iterator[list[NDArray[Any]]]:
         slots.release(ref.slot)
 
 
+def arrays_in(slots: SlotReader, ref: PackedRef) -> list[NDArray[Any]]:
+    """As `view_all`, but the caller releases the slot."""
+    memory = slots.writable_view(ref.slot)
+    return [_array(memory, tensor) for tensor in ref.tensors]
+
+
 def _array(memory: memoryview, tensor: PackedTensor) -> NDArray[Any]:
     part = memory[tensor.offset : tensor.offset + tensor.nbytes]
     return np.frombuffer(part, DTYPES[tensor.dtype].numpy).reshape(tensor.shape)

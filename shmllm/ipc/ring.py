@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 BytesLike: TypeAlias = "bytes | bytearray | memoryview | NDArray[Any]"
 Handler: TypeAlias = Callable[[int, memoryview], None]
+Decode: TypeAlias = "Callable[[int, memoryview], tuple[Any, Callable[[Any], object], Any]]"
 
 _pack_header = RECORD_HEADER.pack_into
 _unpack_header = RECORD_HEADER.unpack_from
@@ -232,7 +233,14 @@ class RingReader(_RingEnd):
         consumed: the word with the reader's cursor, which this end stores.
     """
 
-    __slots__ = ("_draining", "_load_published", "_num_bytes", "_num_messages", "_store_consumed")
+    __slots__ = (
+        "_draining",
+        "_is_behind",
+        "_load_published",
+        "_num_bytes",
+        "_num_messages",
+        "_store_consumed",
+    )
 
     def __init__(self, data: memoryview, published: PlainWord, consumed: PlainWord) -> None:
         super().__init__(data.toreadonly(), published, consumed, consumed.load())
@@ -240,6 +248,7 @@ class RingReader(_RingEnd):
         self._store_consumed = consumed.store
         self._num_messages = self._num_bytes = 0
         self._draining = False
+        self._is_behind = False
 
     @classmethod
     def over(cls, buffer: memoryview, layout: RingLayout) -> RingReader:
@@ -289,6 +298,63 @@ class RingReader(_RingEnd):
             self._store_consumed(self._position)
         return self._num_messages - num_before
 
+    def receive(self, decode: Decode, release: Callable[[Any], None]) -> int:
+        """Read the unread records, oldest first, each exactly once, also if exceptions of signal
+        handlers end this call.
+
+        Such an exception comes at a call, at the beginning of a function or at the end of a
+        loop's turn, but not between two plain statements. So a record is either unread, and
+        `decode` gets it again, or in its inbox. A record for which `decode` itself raises a
+        ProtocolMismatchError is skipped.
+
+        Args:
+            decode: gets (kind, payload) as the handler of `drain` does, and changes nothing.
+                Returns the message, the inbox's function that adds it, written in C, and what
+                `release` has to get, or None.
+            release: frees what a message was decoded from; its last action is the one that
+                cannot be repeated.
+
+        Returns:
+            The number of bytes that were read.
+        """
+        # SYNC POINT: record published. Header and payload are read only after this load.
+        published = self._load_published()
+        begin = self._position
+        if published == begin and not self._is_behind:
+            return 0
+        self._used_bytes(published, begin)
+        self._is_behind = True
+        try:
+            while self._position != published:
+                self._receive_one(decode, release, published)
+        finally:
+            # SYNC POINT: record consumed. After the last read of the bytes that this frees. If an
+            # exception prevents this store, the next call repeats it.
+            self._store_consumed(self._position)
+        self._is_behind = False
+        return self._position - begin
+
+    def _receive_one(self, decode: Decode, release: Callable[[Any], None], published: int) -> None:
+        length, kind, begin, end = self._header(published)
+        if kind == PADDING_KIND:
+            self._position = end
+            return
+        view = self._data[begin : begin + length]
+        try:
+            message, add, source = decode(kind, view)
+        except ProtocolMismatchError:
+            self._position = end
+            raise
+        finally:
+            view.release()
+        if source is not None:
+            release(source)
+        # No call may come between the end of `release` and that of `add`.
+        self._num_messages += 1
+        self._num_bytes += length
+        self._position = end
+        add(message)
+
     def _handle_one(self, handler: Handler, published: int) -> None:
         position = self._position
         data = self._data
@@ -313,6 +379,21 @@ class RingReader(_RingEnd):
             handler(kind, view)
         finally:
             view.release()
+
+    def _header(self, published: int) -> tuple[int, int, int, int]:
+        """(length, kind, index of the payload, position of the end) of the next record."""
+        position = self._position
+        index = position & self._mask
+        length, kind, flags, sequence = _unpack_header(self._data, index)
+        span = (length + _ROUND_UP) & _ALIGNED
+        if (
+            sequence != position
+            or flags
+            or span > published - position
+            or span > self._capacity - index
+        ):
+            raise self._not_a_record(length, kind, sequence)
+        return length, kind, index + RECORD_HEADER_BYTES, position + span
 
     def statistics(self) -> RingStatistics:
         """The counters since the creation of this object."""

@@ -237,9 +237,7 @@ class Segment:
         garbage-collected. In a forked child this affects only the child's descriptors and
         mapping.
         """
-        if self._closed:
-            return
-        is_creator = self._created and os.getpid() == self._pid
+        is_creator = not self._closed and self._created and os.getpid() == self._pid
         # A `sem_t` ends with the file. The file may be truncated, so it is not read without need.
         if is_creator and choose_kind() is DoorbellKind.NAMED:
             remove_doorbell(self._doorbell_area())
@@ -248,7 +246,9 @@ class Segment:
         self._guard = None
         self._drop_owner_fd()
         self._unmap()
-        os.close(self._fd)
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
 
     def __enter__(self) -> Segment:
         return self

@@ -92,6 +92,9 @@ class SlotPages:
             if not make_room():
                 raise
             self._allocate(begin + have, want - have)
+        except BaseException:  # of a signal handler: some of the pages may be allocated
+            self._discard(begin + have, want - have)
+            raise
         self.sizes[index] = want
 
     def shrink(self, index: int, nbytes: int) -> int:
@@ -99,8 +102,10 @@ class SlotPages:
         excess = self.sizes[index] - nbytes
         if excess <= 0:
             return 0
-        self._discard(self._places[index].begin + nbytes, excess)
+        # A size that is too small costs memory after an exception; one that is too large would let
+        # the next payload be written to pages that do not exist, which ends the process (SIGBUS).
         self.sizes[index] = nbytes
+        self._discard(self._places[index].begin + nbytes, excess)
         return excess
 
     def trim(self, index: int) -> int:

@@ -149,7 +149,15 @@ class SlotWriter(_SlotEnd):
         discard: a function (offset in the segment, bytes) that frees allocated pages.
     """
 
-    __slots__ = ("_claimed", "_claimed_at", "_excess", "_pages", "_published_at", "_sizes")
+    __slots__ = (
+        "_claimed",
+        "_claimed_at",
+        "_excess",
+        "_pages",
+        "_published_at",
+        "_sizes",
+        "_unsent",
+    )
 
     def __init__(
         self,
@@ -165,6 +173,7 @@ class SlotWriter(_SlotEnd):
         self._pages = SlotPages(self._places, allocate, discard)
         self._claimed: set[int] = set()
         self._excess: set[int] = set()
+        self._unsent: dict[int, int] = {}
         self._sizes: list[tuple[int, list[range]]] = []
         first = 0
         for each in layout.classes:
@@ -220,17 +229,42 @@ class SlotWriter(_SlotEnd):
         index = self._choose(nbytes)
         if index is None:
             return None
-        self._claimed.add(index)
-        self._claimed_at[index].store(time.monotonic_ns())
         try:
+            self._unsent[index] = self._published[index].load()
+            self._claimed.add(index)
+            self._claimed_at[index].store(time.monotonic_ns())
             if self._excess:
                 self.reclaim()
             self._pages.grow(index, nbytes, make_room=self.discard_unused)
+            begin = self._places[index].begin
+            return Slot(self, index, self._memory[begin : begin + nbytes])
         except BaseException:
             self._end_claim(index)
             raise
-        begin = self._places[index].begin
-        return Slot(self, index, self._memory[begin : begin + nbytes])
+
+    def begin_message(self) -> None:
+        """Forget which slots were claimed before; see `take_back`."""
+        self._unsent.clear()
+
+    def take_back(self) -> None:
+        """Free the slots that were claimed since the last `begin_message`, published or not.
+
+        The caller calls this after an exception, if the reader has got no reference to them.
+        """
+        for index in list(self._unsent):
+            self.take_back_one(index, self._unsent[index])
+        self._unsent.clear()
+
+    def num_publications(self, index: int) -> int:
+        """How often a slot was published, for `take_back_one`."""
+        return self._published[index].load()
+
+    def take_back_one(self, index: int, num_publications: int) -> None:
+        """Free a slot that was claimed when it had been published `num_publications` times. The
+        reader must not have got a reference to it since. Idempotent."""
+        self._end_claim(index)
+        if self._published[index].load() != num_publications:
+            self._published[index].store(num_publications)
 
     def reclaim(self) -> int:
         """Free the pages that free slots may not keep; returns the number of freed bytes.
@@ -239,9 +273,11 @@ class SlotWriter(_SlotEnd):
         large payload stay allocated until the next `claim`. The call takes about half a second
         for each GiB.
         """
-        done = [index for index in self._excess if self._is_free(index)]
-        self._excess.difference_update(done)
-        return sum(map(self._pages.trim, done))
+        freed = 0
+        for index in [index for index in self._excess if self._is_free(index)]:
+            freed += self._pages.trim(index)
+            self._excess.discard(index)  # after `trim`, which an exception may have ended
+        return freed
 
     def discard_unused(self) -> int:
         """Free the pages of all free slots; returns the number of freed bytes."""
@@ -286,7 +322,7 @@ class SlotWriter(_SlotEnd):
         word.store(word.load() + 1)
 
     def _end_claim(self, index: int) -> None:
-        self._claimed.remove(index)
+        self._claimed.discard(index)
         self._claimed_at[index].store(0)
         if self._pages.has_excess(index):
             self._excess.add(index)

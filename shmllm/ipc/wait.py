@@ -97,13 +97,14 @@ def sleep_under_sched_batch(sleep: Callable[[float], bool], timeout_s: float) ->
     policy, and the caller's code before and after it runs as usual. (A niced thread would also
     delay the other threads of its process that wait for the GIL.)
     """
+    is_usual = False
     try:
-        is_usual = os.sched_getscheduler(0) == os.SCHED_OTHER
-        if is_usual:
-            os.sched_setscheduler(0, os.SCHED_BATCH, _NO_PRIORITY)
-    except OSError:  # a sandbox forbids the call
-        is_usual = False
-    try:
+        try:
+            is_usual = os.sched_getscheduler(0) == os.SCHED_OTHER
+            if is_usual:
+                os.sched_setscheduler(0, os.SCHED_BATCH, _NO_PRIORITY)
+        except OSError:  # a sandbox forbids the call
+            is_usual = False
         return sleep(timeout_s)
     finally:
         if is_usual:

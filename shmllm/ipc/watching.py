@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from time import perf_counter_ns
-from typing import Protocol
+from typing import Any, Protocol
 
-from shmllm.ipc.ring import BytesLike, Handler, RingReader, RingWriter
+from shmllm.ipc.ring import BytesLike, Decode, Handler, RingReader, RingWriter, record_span
 
 
 class RecordWatcher(Protocol):
@@ -53,6 +53,24 @@ def watched_draining(reader: RingReader, watcher: RecordWatcher) -> Callable[[Ha
         return reader.drain(handle, limit)
 
     return drain
+
+
+def watched_receiving(
+    reader: RingReader, watcher: RecordWatcher
+) -> Callable[[Decode, Callable[[Any], None]], int]:
+    """A function like `reader.receive` that reports each decoded record."""
+
+    def receive(decode: Decode, release: Callable[[Any], None]) -> int:
+        def watched(kind: int, payload: memoryview) -> Any:
+            began_ns = perf_counter_ns()
+            decoded = decode(kind, payload)
+            end = reader.position + record_span(len(payload))
+            watcher.received(kind, end, len(payload), began_ns)
+            return decoded
+
+        return reader.receive(watched, release)
+
+    return receive
 
 
 def _num_bytes(part: BytesLike) -> int:

@@ -332,6 +332,7 @@ class FakeEngineClient:
         self.error: BaseException | None = None
         self.steps_left: int | None = None
         self.is_closed = False
+        self._events: list[Any] = []
         self._pending: list[OutputColumns] = []
 
     def wait_ready(self, on_progress: object = None) -> EngineInfo:
@@ -359,7 +360,8 @@ class FakeEngineClient:
     def poll(self, timeout_s: float, *, urgent_only: bool = False) -> list[Any]:
         if self.error is not None:
             raise self.error
-        events: list[Any] = [*self.rejected, *self._pending]
+        events = self._events  # what the caller has not processed is still there
+        events += [*self.rejected, *self._pending]
         self.rejected, self._pending = [], []
         for _ in range(self.steps_per_poll):
             if self.left and self.steps_left != 0:

@@ -197,7 +197,7 @@ class SlowLock:
         return self._lock.__enter__()
 
     def __exit__(self, *details):
-        has_polled = not self._dispatcher._is_polling
+        has_polled = self._dispatcher._poller is None
         self._lock.__exit__(*details)
         if has_polled:
             time.sleep(0.002)

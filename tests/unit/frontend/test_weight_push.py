@@ -28,10 +28,8 @@ SIZE = 128
 class Lease:
     def __init__(self):
         self.buffer = memoryview(bytearray(SIZE))
+        self.is_sent = False
         self.is_aborted = False
-
-    def abort(self):
-        self.is_aborted = True
 
 
 class FakeDispatcher:
@@ -64,7 +62,12 @@ class FakeDispatcher:
         self.leases.append(Lease())
         return self.leases[-1]
 
+    def discard_bucket(self):
+        if self.leases and not self.leases[-1].is_sent:
+            self.leases[-1].is_aborted = True
+
     def send_bucket(self, bucket, text):
+        bucket.is_sent = True
         pieces = pieces_of(text, SIZE)
         self.sent.append([piece.name for piece in pieces])
         self.take(pieces, bucket.buffer)
