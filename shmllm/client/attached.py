@@ -54,8 +54,8 @@ class NamedEngineHandle:
 
     def close(self) -> None:
         if self._pidfd is not None:
-            os.close(self._pidfd)
-            self._pidfd = None
+            pidfd, self._pidfd = self._pidfd, None
+            os.close(pidfd)
 
 
 class AttachedEngineClient(ChannelEngineClient):
@@ -144,7 +144,7 @@ class AttachedEngineClient(ChannelEngineClient):
         return self._engine.wait(timeout_s)
 
     def stop(self) -> None:
-        if self._finalizer.alive and os.getpid() == self._owner_pid:
+        if not self._channel.is_closed and os.getpid() == self._owner_pid:
             self._channel.set_closing()
 
     def _check_alive(self, call: int | None = None) -> None:

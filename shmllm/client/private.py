@@ -85,7 +85,7 @@ class PrivateEngineClient(ChannelEngineClient):
             raise
 
     def stop(self) -> None:
-        if self._finalizer.alive:
+        if not self._channel.is_closed:
             _end_engine(self._owner_pid, self._channel, self._process)
 
     def _handshake(self, progress: StartProgress) -> Text:

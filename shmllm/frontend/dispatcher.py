@@ -222,8 +222,7 @@ class Dispatcher:
                 return group._take()
         except BaseException as error:
             if self._poller == me:
-                with self._lock:
-                    self._end_poll()
+                self._end_poll()
             if isinstance(error, Exception):
                 self.check_open()  # ended by `close` in another thread
             raise
@@ -253,7 +252,7 @@ class Dispatcher:
                     self._senders.clear()
 
     def _end_poll(self) -> None:
-        """Give the turn back. The caller holds the lock."""
+        """Give the turn back."""
         self._poller = None
         self._wake_waiters()
 
@@ -379,8 +378,7 @@ class Dispatcher:
                 waiter.acquire(timeout=RECHECK_S)
         except BaseException as error:
             if waiter in self._senders:
-                with self._lock:
-                    self._senders.remove(waiter)
+                self._senders.remove(waiter)
             if isinstance(error, Exception):
                 self.check_open()  # ended by `close` in another thread
             raise
