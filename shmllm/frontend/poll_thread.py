@@ -107,7 +107,10 @@ class PollThread:
         self._check_alive()
         with self._start:
             if self._thread is None and not self._is_stopping:
-                threading.Thread(target=self._run, name="shmllm", daemon=True).start()
+                thread = threading.Thread(target=self._run, name="shmllm", daemon=True)
+                thread.start()
+                # After `start`, so that a thread that is not alive is one that has ended.
+                self._thread = thread
         self._wake_up(command)
         self._check_alive()  # the thread may have ended without executing this command
 
@@ -122,12 +125,12 @@ class PollThread:
         self._front_end.client.wake()
 
     def _run(self) -> None:
-        # The thread itself does this: an exception may end the caller of its `start`, and then the
-        # next command starts another one.
+        # An exception may end the caller of `start` before it stores the thread, and then the next
+        # command may start another one.
         with self._start:
-            if self._thread is not None:
-                return
-            self._thread = threading.current_thread()
+            self._thread = self._thread or threading.current_thread()
+        if self._thread is not threading.current_thread():
+            return
         try:
             while not self._is_stopping:
                 self._work()
