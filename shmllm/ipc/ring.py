@@ -39,6 +39,8 @@ _pack_header = RECORD_HEADER.pack_into
 _unpack_header = RECORD_HEADER.unpack_from
 _ROUND_UP = RECORD_HEADER_BYTES + RECORD_ALIGNMENT - 1
 _ALIGNED = ~(RECORD_ALIGNMENT - 1)
+# No ring lives to see position 2**63, and beyond 2**64 a cursor could not be stored.
+_IMPOSSIBLE_BITS = (RECORD_ALIGNMENT - 1) | 1 << 63
 
 
 class _RingEnd:
@@ -66,7 +68,7 @@ class _RingEnd:
 
     def _used_bytes(self, published: int, consumed: int) -> int:
         used = published - consumed
-        if not 0 <= used <= self._capacity or (published | consumed) % RECORD_ALIGNMENT:
+        if not 0 <= used <= self._capacity or (published | consumed) & _IMPOSSIBLE_BITS:
             raise ProtocolMismatchError(
                 f"ring cursors make no sense: published {published}, consumed {consumed}, "
                 f"capacity {self._capacity}; the peer speaks another version or memory is damaged"
@@ -124,8 +126,15 @@ class RingWriter(_RingEnd):
     def free_bytes(self) -> int:
         """The free bytes of the ring now; headers and padding count as used."""
         # SYNC POINT: record consumed. The writer may reuse bytes only after this load.
-        self._seen_consumed = self._load_consumed()
-        return self._capacity - self._used_bytes(self._position, self._seen_consumed)
+        consumed = self._load_consumed()
+        used = self._used_bytes(self._position, consumed)
+        self._seen_consumed = consumed
+        return self._capacity - used
+
+    @property
+    def consumed_position(self) -> int:
+        """The reader's cursor, unchecked: a value to compare with an earlier one."""
+        return self._load_consumed()
 
     @property
     def is_half_full(self) -> bool:

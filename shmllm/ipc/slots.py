@@ -30,6 +30,9 @@ from shmllm.ipc.layout import (
 from shmllm.ipc.slot_pages import ChangePages, SlotPages, slot_places
 from shmllm.ipc.words import PlainWord, Word
 
+# A count that came so far could soon not be stored any more.
+_IMPOSSIBLE_COUNT = 1 << 63
+
 
 class SlotRef(NamedTuple):
     """The place of a payload: three integers, which fit into a record of a ring.
@@ -78,8 +81,9 @@ class _SlotEnd:
 
     def _is_published(self, index: int) -> bool:
         # SYNC POINT: slot published, slot released
-        num_held = self._published[index].load() - self._released[index].load()
-        if num_held not in (0, 1):
+        published = self._published[index].load()
+        num_held = published - self._released[index].load()
+        if num_held not in (0, 1) or published >= _IMPOSSIBLE_COUNT:
             raise ProtocolMismatchError(
                 f"slot {index} counts {self._published[index].load()} publications and "
                 f"{self._released[index].load()} releases; memory is damaged"

@@ -111,6 +111,19 @@ def test_a_capacity_that_is_no_power_of_two_is_refused(capacity: int) -> None:
         Ring(capacity)
 
 
+def test_a_damaged_cursor_is_refused_at_each_write() -> None:
+    """The writer must not keep it, or its next record would replace unread ones."""
+    ring = Ring()
+    while ring.writer.try_write(1, b"x" * 40):
+        pass
+    before = bytes(ring.memory)
+    ring.consumed.store(2**63 - 16)
+    for _ in range(2):
+        with pytest.raises(ProtocolMismatchError, match="make no sense"):
+            ring.writer.try_write(1, b"x" * 40)
+    assert bytes(ring.memory) == before
+
+
 class RecordingWord(PlainWord):
     """Keeps a copy of the ring's memory at each store."""
 
