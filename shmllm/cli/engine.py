@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import click
 from shmllm.cli.engine_sleep import sleep, wake
 from shmllm.cli.listing import print_records
 from shmllm.cli.metrics import check_metrics_port, metrics_command
-from shmllm.cli.named import attached_client, engine_state
+from shmllm.cli.named import engine_state
 from shmllm.cli.options import (
     Status,
     engine_options,
@@ -178,22 +179,49 @@ def errors(name: str, as_json: bool) -> None:
 )
 @click.option(
     "--timeout",
+    type=click.FloatRange(min=0),
     default=30.0,
     show_default=True,
-    help="Seconds to wait for the engine's end after --drain.",
+    metavar="SECONDS",
+    help="Kill the engine if it has not ended SECONDS after --drain.",
 )
 def stop(name: str, drain: float, timeout: float) -> int:
-    """Stop the engine called NAME."""
-    with attached_client(name) as client:
-        client.shut_engine_down(drain)
-        if client.wait_gone(drain + timeout):
-            return 0
-    click.echo(
-        f"shmllm: engine {name!r} still runs after {drain + timeout:g} s; kill {client.pid} ends "
-        "it at once",
-        err=True,
-    )
-    return 1
+    """Stop the engine called NAME, whatever it does.
+
+    An engine that loads a model or computes a long step ends after that. One that does not end in
+    time is killed.
+    """
+    from shmllm.client.stopping import StopResult, stop_engine
+
+    status = Status()
+    try:
+        result, pid = stop_engine(
+            name,
+            drain,
+            timeout,
+            lambda left_s: status.show(
+                f"stopping engine {name!r}; it is killed in {math.ceil(left_s)} s"
+            ),
+        )
+    finally:
+        status.clear()
+    waited = f"did not end in {drain + timeout:g} s"
+    match result:
+        case StopResult.KILLED:
+            click.echo(f"engine {name!r} {waited} and was killed", err=True)
+        case StopResult.UNREACHABLE:
+            click.echo(
+                f"shmllm: engine {name!r} {waited}. It runs in another pid namespace, perhaps in "
+                f"another container, as pid {pid} there: kill it from there",
+                err=True,
+            )
+        case StopResult.UNKILLABLE:
+            click.echo(
+                f"shmllm: engine {name!r} {waited}. Process {pid} was killed, but hangs in the "
+                "kernel: look for a broken device or driver (dmesg)",
+                err=True,
+            )
+    return 0 if result in (StopResult.ENDED, StopResult.KILLED) else 1
 
 
 def _show_metrics(name: str, pid: int, port: int | None, output: IO[bytes] | None) -> None:

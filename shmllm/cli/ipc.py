@@ -109,11 +109,12 @@ def inspect(name: str, records: int) -> None:
 def open_segment(entry: NamedSegment) -> Segment:
     """Maps a segment, with or without a living owner."""
     from shmllm.ipc import registry
+    from shmllm.ipc.access import Access
     from shmllm.ipc.segment import Segment
 
-    fd = registry.open_name(entry.path)
+    fd = registry.open_name(entry.path, Access.READER)
     try:
-        return Segment.attach(fd, entry.kind)
+        return Segment.attach(fd, entry.kind, Access.READER)
     except BaseException:
         os.close(fd)
         raise

@@ -4,30 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import time
 import weakref
 from pathlib import Path
+from typing import NoReturn
 
 from shmllm.client.channel_client import ChannelEngineClient
 from shmllm.client.protocol import NO_PROGRESS, StartProgress
 from shmllm.config.info import EngineInfo
 from shmllm.errors import EngineDeadError, EngineStartError, SegmentError
 from shmllm.ipc import registry
+from shmllm.ipc.access import Access
 from shmllm.ipc.channel import ClientChannel, ControlView
 from shmllm.ipc.error_log import reason_for
-from shmllm.ipc.layout import EngineState, Refusal, SegmentKind
+from shmllm.ipc.layout import Answer, EngineState, SegmentKind
 from shmllm.ipc.liveness import open_pidfd, wait_for_end
 from shmllm.ipc.segment import Segment
 from shmllm.ipc.wait import WaitPolicy
-from shmllm.wire import codec
-from shmllm.wire.messages import Failed, RecordKind, Shutdown, Text
+from shmllm.wire.messages import Failed, Text
 
 ACCEPT_TIMEOUT_S = 5.0
-_REFUSALS = {
-    Refusal.NOT_CONNECTED: "the engine ended the connection",
-    Refusal.TOO_SLOW: "the engine disconnected this front end: it did not read its outputs in time",
-    Refusal.BROKEN_PROTOCOL: "the engine disconnected this front end: it sent invalid messages",
-    Refusal.NOT_USABLE: "the engine could not open this front end's segment, or the segment was "
+_STOPPED = "engine {!r} was stopped by `shmllm engine stop`"
+_ANSWERS = {
+    Answer.NOT_CONNECTED: "the engine ended the connection",
+    Answer.TOO_SLOW: "the engine disconnected this front end: it did not read its outputs in time",
+    Answer.BROKEN_PROTOCOL: "the engine disconnected this front end: it sent invalid messages",
+    Answer.NOT_USABLE: "the engine could not open this front end's segment, or the segment was "
     "truncated, or it has holes while shared memory is full",
 }
 
@@ -49,8 +52,20 @@ class NamedEngineHandle:
             return True
         return not self._control.is_owned()
 
+    @property
+    def can_kill(self) -> bool:
+        """Whether the process is in this pid namespace. `wait` returns at once if it is not."""
+        return self._pidfd is not None
+
     def exit_status(self) -> tuple[int | None, int | None]:
         return None, None
+
+    def kill(self) -> None:
+        """Kill the process, if `can_kill`. It is the engine, because the ownership lock was seen
+        held after its pidfd was opened: an earlier `wait` returned False."""
+        if self._pidfd is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def close(self) -> None:
         if self._pidfd is not None:
@@ -76,7 +91,9 @@ class AttachedEngineClient(ChannelEngineClient):
         self._owner_pid = os.getpid()
         path = registry.control_path(name, directory)
         with contextlib.ExitStack() as undo:
-            control = registry.attach(path, SegmentKind.CONTROL, f"engine {name!r}")
+            control = registry.attach(
+                path, SegmentKind.CONTROL, f"engine {name!r}", Access.FRONT_END
+            )
             undo.callback(control.close)
             self._view = ControlView(control)
             undo.callback(self._view.close)
@@ -113,11 +130,12 @@ class AttachedEngineClient(ChannelEngineClient):
             self._channel.say_hello(self._place, self._nonce)
             deadline = time.monotonic() + ACCEPT_TIMEOUT_S
             while (ready := self._receive_startup()) is None:
-                answer = self._view.accepted(self._place)
-                if answer == Refusal.NOT_USABLE:
+                self._channel.repeat_hello(self._place, self._nonce)
+                answer = self._view.answer(self._place, self._nonce)
+                if answer not in (None, Answer.ACCEPTED):
                     reason = self._logged_reason()
                     raise EngineStartError(
-                        f"engine {self._name!r}: {_REFUSALS[Refusal(answer)]}"
+                        f"engine {self._name!r}: {_ANSWERS[answer]}"
                         + (f": {reason}" if reason else "")
                     )
                 if time.monotonic() >= deadline:
@@ -135,14 +153,6 @@ class AttachedEngineClient(ChannelEngineClient):
             self.close()
             raise
 
-    def shut_engine_down(self, drain_s: float) -> None:
-        """Ask the engine to end, after at most `drain_s` seconds for its unfinished requests."""
-        self._send(RecordKind.SHUTDOWN, codec.encode_shutdown(Shutdown(drain_s)))
-
-    def wait_gone(self, timeout_s: float) -> bool:
-        """Wait at most `timeout_s` seconds for the engine's end. Returns whether it has ended."""
-        return self._engine.wait(timeout_s)
-
     def stop(self) -> None:
         if not self._channel.is_closed and os.getpid() == self._owner_pid:
             self._channel.set_closing()
@@ -157,10 +167,10 @@ class AttachedEngineClient(ChannelEngineClient):
         self._check_accepted()
 
     def _check_accepted(self) -> None:
-        answer = self._view.accepted(self._place)
-        if answer != self._nonce and hasattr(self, "info"):
-            is_known = answer in list(Refusal)
-            message = _REFUSALS[Refusal(answer) if is_known else Refusal.NOT_CONNECTED]
+        answer = self._view.answer(self._place, self._nonce)
+        # Any other value ends the connection: the engine may have refused somebody else since.
+        if answer is not Answer.ACCEPTED and hasattr(self, "info"):
+            message = _ANSWERS[answer or Answer.NOT_CONNECTED]
             if reason := self._logged_reason():
                 message = f"the engine disconnected this front end: {reason}"
             raise EngineDeadError(message)
@@ -169,11 +179,18 @@ class AttachedEngineClient(ChannelEngineClient):
         """Why the engine cut off or refused this front end; "" if its error log does not say."""
         return reason_for(self._view.errors(), os.getpid(), self._place, self._attached_ns)
 
+    def _raise_death(self) -> NoReturn:
+        if self._view.is_stop_requested:
+            raise EngineDeadError(_STOPPED.format(self._name))
+        super()._raise_death()
+
 
 def _check_ready(name: str, view: ControlView) -> None:
     state = view.engine_state
     if state is EngineState.STARTING:
         raise SegmentError(f"engine {name!r} is still starting; see: shmllm engine ls")
+    if view.is_stop_requested:
+        raise SegmentError(f"engine {name!r} is being stopped by `shmllm engine stop`")
     if state is not EngineState.READY:
         lines = view.last_words().strip().splitlines()
         cause = f": {lines[-1]}" if lines else ""

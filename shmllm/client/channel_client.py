@@ -64,8 +64,6 @@ from shmllm.wire.weight_bucket import BUCKET_BYTES
 
 logger = logging.getLogger(__name__)
 
-CALL_TIMEOUT_S = 60.0
-
 
 class ChannelEngineClient:
     """An `EngineClient` for an engine in another process.
@@ -139,9 +137,8 @@ class ChannelEngineClient:
             self._replies[number] = None
             message = Call(number, method, json.dumps(argument))
             self._send(RecordKind.CALL, codec.encode_call(message))
-            reply = self._await_reply(number, time.monotonic() + CALL_TIMEOUT_S)
-            if reply is None:
-                raise EngineDeadError(f"no answer to {method.name} in {CALL_TIMEOUT_S:.0f} s")
+            reply = self._await_reply(number, None)
+            assert reply is not None  # an engine that lives may take any time
             content = _content(reply)
             self._end_call(number)
             return content
@@ -210,6 +207,7 @@ class ChannelEngineClient:
         while (reply := self._replies[number]) is None:
             if not self._channel.wait(deadline):
                 self._check_alive(number)
+                self._report_stall()
                 if deadline is not None and time.monotonic() >= deadline:
                     return None
             self._drain()

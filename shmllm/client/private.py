@@ -14,6 +14,7 @@ from shmllm.client.protocol import NO_PROGRESS, StartProgress
 from shmllm.config.engine import EngineConfig
 from shmllm.config.info import EngineInfo
 from shmllm.errors import EngineDeadError, EngineStartError
+from shmllm.ipc.access import Access
 from shmllm.ipc.channel import ClientChannel
 from shmllm.ipc.layout import EngineState, SegmentKind
 from shmllm.ipc.segment import Segment
@@ -49,6 +50,7 @@ class PrivateEngineClient(ChannelEngineClient):
         with contextlib.ExitStack() as undo:
             control = Segment.create(SegmentKind.CONTROL, directory=shm_directory)
             undo.callback(control.close)
+            control.restrict(Access.FRONT_END)
             client = Segment.create(SegmentKind.CLIENT, directory=shm_directory)
             undo.callback(client.close)
             client.take_ownership()

@@ -74,6 +74,9 @@ class Pauses:
         """End the pause of an owner. Returns whether it had one."""
         return self._pauses.pop(owner, None) is not None
 
+    def __contains__(self, owner: Hashable) -> bool:
+        return owner in self._pauses
+
     def __bool__(self) -> bool:
         return bool(self._pauses)
 

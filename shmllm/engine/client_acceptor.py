@@ -2,7 +2,10 @@
 
 To attach, a front end names its segment after a free place, writes its nonce into that place's
 hello word and rings the engine's doorbell. The engine compares the hello words with the ones it saw
-last, opens the segment of each changed place, and answers with the same nonce or with a refusal.
+last, opens the segment of each changed place, and answers that nonce.
+
+Every front end can write every hello word. So the engine believes a hello only if the segment in
+that place has the same nonce, and it never ends a session because of a hello alone.
 """
 
 from __future__ import annotations
@@ -15,15 +18,16 @@ from pathlib import Path
 from shmllm.engine.session import Session, SessionEnd
 from shmllm.errors import IpcError
 from shmllm.ipc import error_log, registry
+from shmllm.ipc.access import Access
 from shmllm.ipc.control import ControlPage
-from shmllm.ipc.layout import NUM_CLIENTS, Refusal, SegmentKind
+from shmllm.ipc.layout import NUM_CLIENTS, Answer, SegmentKind
 from shmllm.ipc.liveness import open_pidfd
 from shmllm.ipc.segment import Segment
 
-REFUSALS = {
-    SessionEnd.TOO_SLOW: Refusal.TOO_SLOW,
-    SessionEnd.BROKEN_PROTOCOL: Refusal.BROKEN_PROTOCOL,
-    SessionEnd.LOST_MEMORY: Refusal.NOT_USABLE,
+ANSWERS = {
+    SessionEnd.TOO_SLOW: Answer.TOO_SLOW,
+    SessionEnd.BROKEN_PROTOCOL: Answer.BROKEN_PROTOCOL,
+    SessionEnd.LOST_MEMORY: Answer.NOT_USABLE,
 }
 
 
@@ -34,10 +38,11 @@ class ClientAcceptor:
         page: the control page in that segment.
         path: the path of the segment's name; None for a private engine, which accepts no more
             front ends.
-        timeout_s: how many seconds a front end's output ring may stay full before the engine
-            dismisses the front end.
+        timeout_s: how many seconds a front end's output ring may stay full, or a front end that
+            holds up others may be stopped, before the engine dismisses the front end.
         on_dismissed: called with the place of a dismissed front end, before another front end can
             take it: the new front end must not receive outputs of the old one's requests.
+        holds_up_others: tells whether other front ends wait for the one in a place.
 
     Attributes:
         sessions: the sessions by place. The acceptor adds and removes them.
@@ -50,13 +55,16 @@ class ClientAcceptor:
         path: Path | None,
         timeout_s: float,
         on_dismissed: Callable[[int], None],
+        holds_up_others: Callable[[int], bool],
     ) -> None:
         self._control = control
         self._page = page
         self._path = path
         self._timeout_s = timeout_s
         self._on_dismissed = on_dismissed
+        self._holds_up_others = holds_up_others
         self._last_hellos = [0] * NUM_CLIENTS
+        self._last_served = [0] * NUM_CLIENTS
         self.sessions: dict[int, Session] = {}
 
     def has_pending(self) -> bool:
@@ -76,21 +84,28 @@ class ClientAcceptor:
             if nonce == self._last_hellos[place]:
                 continue
             self._last_hellos[place] = nonce
-            if place in self.sessions:  # the last front end died and another took its place
-                self._dismiss_ended(self.sessions[place], SessionEnd.DIED)
+            if nonce == self._last_served[place]:
+                continue  # a wrong store repeats the hello of a session, which may have ended
+            if (last := self.sessions.get(place)) is not None:
+                if (end := self._ended(last)) is None:
+                    continue  # no front end can take the place of one that lives
+                self._dismiss_ended(last, end)
             try:
                 session = self._open(place, nonce)
             except IpcError as error:
                 self._page.errors.record(error_log.refused(place, str(error)))
-                self._page.refuse(place, Refusal.NOT_USABLE)
+                self._page.answer(place, nonce, Answer.NOT_USABLE)
+                continue
+            if session is None:
                 continue
             self.sessions[place] = session
-            self._page.accept(place, nonce)
+            self._last_served[place] = nonce
+            self._page.answer(place, nonce, Answer.ACCEPTED)
             yield session
 
-    def dismiss(self, session: Session, refusal: Refusal) -> None:
+    def dismiss(self, session: Session, answer: Answer) -> None:
         """End a session. Another front end can then take its place."""
-        self._page.refuse(session.place, refusal)
+        self._page.answer(session.place, session.nonce, answer)
         del self.sessions[session.place]
         session.close()
         self._on_dismissed(session.place)
@@ -99,7 +114,7 @@ class ClientAcceptor:
 
     def dismiss_ended(self) -> None:
         """Dismiss the front ends that closed, died, or do not read their outputs."""
-        ended = [(s, end) for s in self.sessions.values() if (end := s.ended()) is not None]
+        ended = [(s, end) for s in self.sessions.values() if (end := self._ended(s)) is not None]
         for session, end in ended:
             error = session.error
             if error is not None and self._path is None:
@@ -109,7 +124,10 @@ class ClientAcceptor:
     def _dismiss_ended(self, session: Session, end: SessionEnd) -> None:
         if reason := session.reason_of(end):
             self._page.errors.record(error_log.cut_off(session.pid, session.place, reason))
-        self.dismiss(session, REFUSALS.get(end, Refusal.NOT_CONNECTED))
+        self.dismiss(session, ANSWERS.get(end, Answer.NOT_CONNECTED))
+
+    def _ended(self, session: Session) -> SessionEnd | None:
+        return session.ended(self._holds_up_others(session.place))
 
     def _has_new_hello(self) -> bool:
         return self._path is not None and self._page.hellos() != self._last_hellos
@@ -118,13 +136,15 @@ class ClientAcceptor:
         assert self._path is not None
         return self._path.with_name(f"{self._path.name}.{place}")
 
-    def _open(self, place: int, nonce: int) -> Session:
-        path = self._client_path(place)
-        segment = registry.attach(path, SegmentKind.CLIENT, f"the client in place {place}")
+    def _open(self, place: int, nonce: int) -> Session | None:
+        """The session with the front end in a place; None if that one did not say this hello.
+        Raises IpcError if its segment cannot be used."""
+        what = f"the client in place {place}"
+        segment = registry.attach(self._client_path(place), SegmentKind.CLIENT, what, Access.ALL)
         with contextlib.ExitStack() as undo:
             undo.callback(segment.close)
             if segment.nonce != nonce:
-                raise IpcError("another front end took this place")
+                return None
             pidfd = open_pidfd(segment.creator_pid, segment.creator_pid_namespace)
             if pidfd is not None:
                 undo.callback(os.close, pidfd)

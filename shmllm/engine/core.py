@@ -278,6 +278,11 @@ class EngineCore:
         self.weights.abandon(client)
         self.scheduler.abort_client(client)
 
+    def holds_up_others(self, client: int) -> bool:
+        """Whether other front ends wait until this one ends its pause, its wait for a sleep or its
+        update of the weights."""
+        return client in self.pauses or self.sleeper.drains(client) or self.weights.updates(client)
+
     def abort_all(self) -> None:
         """End all requests now. Their last rows are in `take_outputs`."""
         for client, numbers in self.scheduler.unfinished().items():

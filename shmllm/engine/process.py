@@ -48,7 +48,6 @@ from shmllm.wire.messages import (
     RecordKind,
     Rejected,
     Reply,
-    Shutdown,
     Text,
     Weights,
     Work,
@@ -63,7 +62,7 @@ STALL_DUMP_AFTER_S = 5.0
 
 class Phase(Enum):
     """
-    RUNNING   -> DRAINING   a SHUTDOWN message allows time to drain; no new requests
+    RUNNING   -> DRAINING   an operator stops the engine with time to drain; no new requests
     RUNNING   -> STOPPING   a first signal, or the private engine's front end has ended
     DRAINING  -> STOPPING   all requests have ended, or the time is over
     STOPPING                running requests are aborted and the process ends
@@ -91,13 +90,19 @@ class EngineProcess:
         self._page = ControlPage(control)
         self._waiter = CoreWaiter(control)
         self._acceptor = ClientAcceptor(
-            control, self._page, path, (client or ClientConfig()).timeout_s, self._forget_client
+            control,
+            self._page,
+            path,
+            (client or ClientConfig()).timeout_s,
+            self._forget_client,
+            self._holds_up_others,
         )
         self._sessions: dict[int, Session] = self._acceptor.sessions
         self._tracing = EngineTracing(self._sessions, path)
         self._publisher = OutputPublisher(self._sessions)
         self._next_liveness = 0.0
         self._phase = Phase.RUNNING
+        self._stop_request: float | None = None
         self._drain_deadline = 0.0
         self._reporter = Reporter(self._page)
         self._init: Text | None = None
@@ -169,7 +174,7 @@ class EngineProcess:
 
     def _await_init(self) -> None:
         while self._init is None and self._phase is Phase.RUNNING:
-            self._update_sessions()
+            self._tend_sessions()
             self._take_requests()
             if self._init is None:
                 self._waiter.wait(self._has_work, busy=True)
@@ -199,14 +204,16 @@ class EngineProcess:
 
     def _report_loading(self, done: int, total: int) -> None:
         self._reporter.loading(done, total)
-        self._update_sessions_while_loading()
+        self._exit_if_unwanted()
 
     def _report_capturing(self, done: int, total: int) -> None:
         self._reporter.capturing(done, total)
-        self._update_sessions_while_loading()
+        self._exit_if_unwanted()
 
-    def _update_sessions_while_loading(self) -> None:
-        self._update_sessions()
+    def _exit_if_unwanted(self) -> None:
+        """End a process that still loads, if an operator, a signal or its front end's end asks for
+        that. Front ends that already ask to attach wait until the engine is ready."""
+        self._tend_sessions()
         if self._phase is not Phase.RUNNING:
             raise SystemExit(0)
 
@@ -217,7 +224,8 @@ class EngineProcess:
             self._page.beat()
             if self._dumps_stalls:
                 faulthandler.dump_traceback_later(STALL_DUMP_AFTER_S)
-            self._update_sessions()
+            self._accept_sessions()
+            self._tend_sessions()
             self._take_requests()
             if core.has_unfinished and self._step(core):
                 continue
@@ -240,12 +248,16 @@ class EngineProcess:
             or self._acceptor.has_pending()
         )
 
-    def _update_sessions(self) -> None:
-        """Accept new front ends at once, and dismiss ended ones within the liveness period."""
+    def _accept_sessions(self) -> None:
         for session in self._acceptor.accept_new():
             self._tracing.joined(session)
             self._send_ready(session)
             self._share_rows()
+
+    def _tend_sessions(self) -> None:
+        """Obey the operator, publish what waits for room, and dismiss front ends that have ended
+        within the liveness period."""
+        self._obey_operator()
         self._flush_stuck_sessions()
         now = time.monotonic()
         if now < self._next_liveness and not self._acceptor.has_leaving():
@@ -264,6 +276,21 @@ class EngineProcess:
             self._phase = Phase.STOPPING
         if self._phase is Phase.DRAINING and now >= self._drain_deadline:
             self._phase = Phase.STOPPING
+
+    def _obey_operator(self) -> None:
+        """Stop if `shmllm engine stop` asks for it. A later request can shorten the drain."""
+        drain_s = self._page.stop_request()
+        if drain_s == self._stop_request or self._phase is Phase.STOPPING:
+            return
+        self._stop_request = drain_s
+        if drain_s is not None:
+            self._drain_deadline = time.monotonic() + drain_s
+            self._phase = Phase.DRAINING if drain_s > 0 else Phase.STOPPING
+
+    def _holds_up_others(self, place: int) -> bool:
+        return (
+            self._core is not None and len(self._sessions) > 1 and self._core.holds_up_others(place)
+        )
 
     def _flush_stuck_sessions(self) -> None:
         for session in self._sessions.values():
@@ -357,9 +384,6 @@ class EngineProcess:
                 with session.slot_memory(message.slot) as bucket:
                     pieces = pieces_of(message.json, len(bucket))
                     core.weights.stage(session.place, pieces, bucket)
-            case Shutdown():
-                self._drain_deadline = time.monotonic() + message.drain_s
-                self._phase = Phase.DRAINING if message.drain_s > 0 else Phase.STOPPING
             case _:
                 raise ProtocolMismatchError(f"{RecordKind(kind).name} cannot be handled now")
 

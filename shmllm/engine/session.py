@@ -10,12 +10,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from enum import Enum, auto
-from typing import Any
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec
 
 from shmllm.errors import IpcError, NoSpaceError, ProtocolMismatchError, SegmentError
 from shmllm.ipc.channel import CoreChannel
 from shmllm.ipc.error_log import front_end
-from shmllm.ipc.liveness import wait_for_end
+from shmllm.ipc.liveness import is_stopped, wait_for_end
 from shmllm.ipc.segment import LOST, Segment
 from shmllm.ipc.slots import SlotRef
 from shmllm.ipc.tensors import TensorReader, TensorRef
@@ -35,12 +36,34 @@ from shmllm.wire.messages import PromptEmbeds, RecordKind, Rejected, Reply
 RECORDS_PER_TURN = 64
 WATCH_PERIOD_S = 0.25
 
+_P = ParamSpec("_P")
+
+
+def _ends_session(
+    method: Callable[Concatenate[Session, _P], None],
+) -> Callable[Concatenate[Session, _P], None]:
+    """Make invalid words in the front end's segment end this session, instead of the engine.
+
+    Each public method of `Session` that uses those words in a way that can fail has this
+    decorator.
+    """
+
+    @wraps(method)
+    def guarded(self: Session, /, *args: _P.args, **kwargs: _P.kwargs) -> None:
+        try:
+            method(self, *args, **kwargs)
+        except ProtocolMismatchError as error:
+            self.protocol_error = error
+
+    return guarded
+
 
 class SessionEnd(Enum):
     """
     CLOSED           the front end closed its connection
-    DIED             the front end's process ended
-    TOO_SLOW         its output ring stayed full for too long
+    DIED             the front end's process ended, or gave up its segment by a call of exec
+    TOO_SLOW         its output ring stayed full for too long, or a signal stopped it for too long
+                     while other front ends waited for it
     BROKEN_PROTOCOL  it wrote invalid bytes into its segment
     LOST_MEMORY      its segment's file was truncated, or has a hole and /dev/shm is full
     """
@@ -59,11 +82,14 @@ class Session:
         control: the engine's segment.
         segment: the front end's segment; the session closes it.
         pidfd: the pidfd of the front end's process; the session closes it. None if the process is
-            in another pid namespace: the session then checks the segment's ownership lock.
-        timeout_s: how many seconds the output ring may stay full before the front end counts as
-            too slow. None means without limit, for an engine with a single front end.
+            in another pid namespace: the session then checks only the segment's ownership lock.
+        timeout_s: how many seconds the output ring may stay full, or the process stopped, before
+            the front end counts as too slow. None means without limit, for an engine with a
+            single front end.
 
     Attributes:
+        nonce: the nonce of the front end's segment.
+        pid: the pid of the front end in its own pid namespace.
         protocol_error: the error, if the front end wrote invalid bytes into its segment.
         on_error: called with the text of an error that ends no session.
     """
@@ -77,22 +103,20 @@ class Session:
         timeout_s: float | None,
     ) -> None:
         self.place = place
+        self.nonce = segment.nonce
+        self.pid = segment.creator_pid
         self.channel = CoreChannel(control, segment)
         self._segment = segment
         self._pidfd = pidfd
         self._timeout_s = timeout_s
         self._stuck_since = 0.0
-        self._free_bytes = 0
+        self._stopped_since: float | None = None
+        self._seen_consumed = 0
         self.protocol_error: ProtocolMismatchError | None = None
         self.on_error: Callable[[str], None] = _ignore_error
         self._backlog: deque[tuple[RecordKind, Parts]] = deque()
         self._tensors = TensorReader(self.channel.slots)
         self._embeds: tuple[int, Any] | None = None
-
-    @property
-    def pid(self) -> int:
-        """The pid of the front end in its own pid namespace."""
-        return self._segment.creator_pid
 
     @property
     def error(self) -> IpcError | None:
@@ -118,6 +142,7 @@ class Session:
         these records would have no room."""
         return not self._backlog and self.channel.has_requests()
 
+    @_ends_session
     def take(self, handler: Callable[[Session, int, memoryview], None], limit: int) -> None:
         """Read the front end's records.
 
@@ -136,11 +161,9 @@ class Session:
                 handle(inner_kind, view)
             self.channel.slots.release(ref)
 
-        try:
-            self.channel.drain(handle, limit)
-        except ProtocolMismatchError as error:
-            self.protocol_error = error
+        self.channel.drain(handle, limit)
 
+    @_ends_session
     def send(self, kind: RecordKind, parts: Parts, is_urgent: bool = True) -> None:
         """Publish a record now, or after the waiting records as soon as the ring has room.
 
@@ -150,7 +173,7 @@ class Session:
             is_urgent: wake a front end that waits for urgent records only.
         """
         if not self._backlog:
-            if self._fits_ring(parts) and self._publish(kind, parts, is_urgent):
+            if self._fits_ring(parts) and self.channel.try_send(kind, *parts, is_urgent=is_urgent):
                 return
             self._stuck_since = time.monotonic()
         self._backlog.append((kind, parts))
@@ -191,39 +214,27 @@ class Session:
         return self.has_room_again() if self.is_stuck else self.has_requests()
 
     def has_room_again(self) -> bool:
-        """Whether the front end has read outputs since the last one found no room."""
-        try:
-            return self.channel.outputs.free_bytes > self._free_bytes
-        except ProtocolMismatchError as error:
-            self.protocol_error = error
-            return True
+        """Whether the front end has read outputs since the last one found no room, or has damaged
+        its cursor, which `flush` finds then."""
+        return self.channel.outputs.consumed_position != self._seen_consumed
 
+    @_ends_session
     def flush(self) -> None:
         """Publish waiting outputs as long as there is room."""
-        try:
-            while self._backlog:
-                kind, parts = self._backlog[0]
-                self._free_bytes = self.channel.outputs.free_bytes
-                if not self._fits_ring(parts):
-                    if not self._move_to_slot(kind, parts):
-                        return
-                    continue
-                if not self.channel.try_send(kind, *parts):
+        while self._backlog:
+            kind, parts = self._backlog[0]
+            self._seen_consumed = self.channel.outputs.consumed_position
+            if not self._fits_ring(parts):
+                if not self._move_to_slot(kind, parts):
                     return
-                self._backlog.popleft()
-                self._stuck_since = time.monotonic()
-        except ProtocolMismatchError as error:
-            self.protocol_error = error
+                continue
+            if not self.channel.try_send(kind, *parts):
+                return
+            self._backlog.popleft()
+            self._stuck_since = time.monotonic()
 
     def _fits_ring(self, parts: Parts) -> bool:
         return sum(map(len, parts)) <= self.channel.outputs.max_payload_bytes
-
-    def _publish(self, kind: RecordKind, parts: Parts, is_urgent: bool) -> bool:
-        try:
-            return self.channel.try_send(kind, *parts, is_urgent=is_urgent)
-        except ProtocolMismatchError as error:
-            self.protocol_error = error
-            return False
 
     def _move_to_slot(self, kind: RecordKind, parts: Parts) -> bool:
         """Move the first waiting record, which is too large for the ring, into an output slot.
@@ -256,33 +267,39 @@ class Session:
         is_over = threading.Event()
 
         def wait() -> None:
-            while self._pidfd is not None and not wait_for_end(self._pidfd, WATCH_PERIOD_S):
-                if is_over.is_set():
-                    return
-            if not is_over.is_set():
-                os._exit(0)
+            while not is_over.wait(WATCH_PERIOD_S):
+                if self._is_gone():
+                    os._exit(0)
 
         threading.Thread(target=wait, daemon=True).start()
         yield
         is_over.set()
 
-    def ended(self) -> SessionEnd | None:
-        """Why the session has to end; None if it continues. Makes a system call."""
+    def ended(self, holds_up_others: bool = False) -> SessionEnd | None:
+        """Why the session has to end; None if it continues. Makes system calls.
+
+        Args:
+            holds_up_others: other front ends wait until this one ends a pause or an update of the
+                weights. It may take any time for that, but it must not be stopped.
+        """
         if self._segment.is_lost:
             return SessionEnd.LOST_MEMORY
         if self.protocol_error is not None:
             return SessionEnd.BROKEN_PROTOCOL
         if self.is_closing:
             return SessionEnd.CLOSED
-        if self._pidfd is not None:
-            has_died = wait_for_end(self._pidfd, 0)
-        else:
-            has_died = not self._segment.is_owned()
-        if has_died:
+        if self._is_gone():
             return SessionEnd.DIED
-        if self._backlog and self._timeout_s is not None:
-            stuck_s = time.monotonic() - self._stuck_since
-            return SessionEnd.TOO_SLOW if stuck_s > self._timeout_s else None
+        now = time.monotonic()
+        if not holds_up_others or self._pidfd is None or not is_stopped(self.pid):
+            self._stopped_since = None
+        elif self._stopped_since is None:
+            self._stopped_since = now
+        if self._timeout_s is not None:
+            since = [self._stuck_since] if self._backlog else []
+            since += [self._stopped_since] if self._stopped_since is not None else []
+            if since and now - min(since) > self._timeout_s:
+                return SessionEnd.TOO_SLOW
         return None
 
     def reason_of(self, end: SessionEnd) -> str:
@@ -292,13 +309,22 @@ class Session:
                 return ""
             case SessionEnd.DIED:
                 return "it ended without closing its connection"
-            case SessionEnd.TOO_SLOW:
+            case SessionEnd.TOO_SLOW if self._backlog:
                 return "it did not read its outputs in time"
+            case SessionEnd.TOO_SLOW:
+                return "a signal stopped it while other front ends waited for it"
             case SessionEnd.BROKEN_PROTOCOL:
                 return f"it sent invalid messages: {self.protocol_error}"
             case SessionEnd.LOST_MEMORY:
                 return f"its memory is lost: {self.error}"
 
+    def _is_gone(self) -> bool:
+        """Whether the process has ended or called exec. exec keeps the process, but drops the lock;
+        a parent that is slow to reap keeps neither."""
+        has_ended = self._pidfd is not None and wait_for_end(self._pidfd, 0)
+        return has_ended or not self._segment.is_owned()
+
+    @_ends_session
     def maintain(self) -> None:
         """Publish the channel's statistics, and free the pages that large outputs needed."""
         self.channel.publish_statistics()

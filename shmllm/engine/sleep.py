@@ -304,6 +304,10 @@ class Sleeper:
         self._states.drain(client)
         return self._num_unfinished
 
+    def drains(self, client: int) -> bool:
+        """Whether `drain` of this front end refuses new requests."""
+        return (OWNER, client) in self._pauses
+
     def stop_draining(self, client: int) -> None:
         """End the refusal of new requests that this front end's `drain` began."""
         self._states.stop_draining(client)

@@ -212,6 +212,10 @@ class WeightUpdates:
         self.version = self._next_version() if version is None else version
         return names
 
+    def updates(self, client: int) -> bool:
+        """Whether this front end has an update in progress."""
+        return self._staged is not None and client == self._client
+
     def abandon(self, client: int) -> None:
         """End a front end's update, if it has one. Drop the staged weights and end the mapping of
         the lent memory."""

@@ -14,8 +14,8 @@ from typing import NoReturn
 from shmllm.errors import IpcTimeoutError, SegmentError
 from shmllm.ipc import layout
 from shmllm.ipc.control import ControlPage, ControlView
-from shmllm.ipc.core_waiter import CoreWaiter
-from shmllm.ipc.doorbell import open_doorbell_at
+from shmllm.ipc.core_waiter import CoreWaiter, core_doorbell
+from shmllm.ipc.doorbell import open_doorbell
 from shmllm.ipc.error_log import LoggedError
 from shmllm.ipc.layout import ClientState, EngineState, Parked
 from shmllm.ipc.ring import BytesLike, Decode, Handler, RingReader, RingWriter
@@ -92,7 +92,7 @@ class ClientChannel(_Channel):
     """
 
     def __init__(self, control: Segment, client: Segment, policy: WaitPolicy) -> None:
-        memory, shared = client.buffer, control.buffer
+        memory = client.buffer
         self.requests = RingWriter.over(memory, layout.REQUEST_RING_LAYOUT)
         self.outputs = RingReader.over(memory, layout.OUTPUT_RING_LAYOUT)
         super().__init__(client, self.requests, self.outputs)
@@ -105,12 +105,14 @@ class ClientChannel(_Channel):
         self._state = Word(memory, layout.CLIENT_STATE_OFFSET)
         self._heartbeat = Word(memory, layout.CLIENT_HEARTBEAT_OFFSET)
         self._parked = Word(memory, layout.CLIENT_PARKED_OFFSET)
-        self._doorbell = open_doorbell_at(memory, layout.CLIENT_DOORBELL_OFFSET)
+        self._doorbell = open_doorbell(
+            client.part(layout.CLIENT_DOORBELL_OFFSET, layout.DOORBELL_BYTES)
+        )
         self._request_stats = StatisticsLine(memory, layout.REQUEST_WRITER_STATS_OFFSET)
         self._output_stats = StatisticsLine(memory, layout.OUTPUT_READER_STATS_OFFSET)
         self._waiter = Waiter(self._parked, self._doorbell, policy, self._before_park)
-        self._core_parked = Word(shared, layout.CONTROL_PARKED_OFFSET)
-        self._core_doorbell = open_doorbell_at(shared, layout.CONTROL_DOORBELL_OFFSET)
+        self._core_parked = Word(control.buffer, layout.CONTROL_PARKED_OFFSET)
+        self._core_doorbell = core_doorbell(control)
 
     def try_send(self, kind: int, *parts: BytesLike) -> bool:
         """Publish a request and wake the engine if it sleeps.
@@ -284,6 +286,11 @@ class ClientChannel(_Channel):
         self._control.say_hello(place, nonce)
         wake_if_parked(self._core_parked, self._core_doorbell)
 
+    def repeat_hello(self, place: int, nonce: int) -> None:
+        """Say hello again if a faulty front end has overwritten the word."""
+        if self._control.hello(place) != nonce:
+            self.say_hello(place, nonce)
+
     def wake(self) -> None:
         """Wake the thread of this process that waits on this channel; if none waits, the next
         park ends at once."""
@@ -350,7 +357,9 @@ class CoreChannel(_Channel):
         self._output_stats = StatisticsLine(memory, layout.OUTPUT_WRITER_STATS_OFFSET)
         self._state = Word(memory, layout.CLIENT_STATE_OFFSET)
         self._parked = Word(memory, layout.CLIENT_PARKED_OFFSET)
-        self._doorbell = open_doorbell_at(memory, layout.CLIENT_DOORBELL_OFFSET)
+        self._doorbell = open_doorbell(
+            client.part(layout.CLIENT_DOORBELL_OFFSET, layout.DOORBELL_BYTES)
+        )
 
     def try_send(self, kind: int, *parts: BytesLike, is_urgent: bool = True) -> bool:
         """Publish an output and wake the front end if it sleeps.

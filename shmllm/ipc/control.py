@@ -1,8 +1,9 @@
 """The contents of the control segment, in which an engine publishes facts about itself.
 
-The segment holds the engine's state, heartbeat, statistics, device and last words, and the table
-in which front ends ask to be accepted. The engine process uses `ControlPage`, every other process
-`ControlView`. This module must not know what a reader does with the values.
+The segment holds the engine's state, heartbeat, statistics, device and last words, the table in
+which front ends ask to be accepted, and the word with which an operator stops the engine. The
+engine process uses `ControlPage`, every other process `ControlView`. This module must not know what
+a reader does with the values.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ from collections.abc import Callable
 from shmllm.ipc import layout
 from shmllm.ipc.error_log import ErrorLogWriter, LoggedError, read_errors
 from shmllm.ipc.histogram import Durations, HistogramWriter, read_histogram
-from shmllm.ipc.layout import EngineState, Refusal
+from shmllm.ipc.layout import NONCE_STEP, Answer, EngineState
 from shmllm.ipc.segment import Segment, pid_namespace
 from shmllm.ipc.stats import Histogram, Mark, Stat
 from shmllm.ipc.step_log import StepLogReader, StepLogWriter
 from shmllm.ipc.words import Numbers, PlainWord, Word, WordTable
 
 STALLED_AFTER_S = 5.0
+_LONGEST_DRAIN_MS = 2**53
+_ANSWERS = frozenset(Answer)
 STAT_NAMES = tuple(stat.name.lower() for stat in Stat)
 
 
@@ -31,7 +34,7 @@ def histogram_offset(histogram: Histogram) -> int:
 
 class _ControlWords:
     __slots__ = (
-        "_accepted",
+        "_answers",
         "_buffer",
         "_device",
         "_heartbeat",
@@ -42,6 +45,7 @@ class _ControlWords:
         "_pid_ns",
         "_state",
         "_stats",
+        "_stop",
         "_text",
     )
 
@@ -54,8 +58,10 @@ class _ControlWords:
         self._stats = Numbers(buffer, layout.CONTROL_STATS_OFFSET, len(Stat))
         self._marks = Numbers(buffer, layout.CONTROL_MARKS_OFFSET, len(Mark))
         self._last_words_size = Word(buffer, layout.CONTROL_LAST_WORDS_SIZE_OFFSET)
-        self._hello = WordTable(buffer, layout.CONTROL_HELLO_OFFSET, layout.NUM_CLIENTS)
-        self._accepted = WordTable(buffer, layout.CONTROL_ANSWER_OFFSET, layout.NUM_CLIENTS)
+        self._answers = WordTable(buffer, layout.CONTROL_ANSWER_OFFSET, layout.NUM_CLIENTS)
+        hellos = control.part(layout.CONTROL_HELLO_OFFSET, layout.NUM_CLIENTS * layout.WORD_BYTES)
+        self._hello = WordTable(hellos, 0, layout.NUM_CLIENTS)
+        self._stop = Word(control.part(layout.CONTROL_STOP_OFFSET, layout.WORD_BYTES), 0)
         begin = layout.CONTROL_LAST_WORDS_OFFSET
         self._text = buffer[begin : begin + layout.LAST_WORDS_BYTES]
         begin = layout.CONTROL_DEVICE_OFFSET
@@ -73,7 +79,8 @@ class _ControlWords:
             self._heartbeat,
             self._last_words_size,
             self._hello,
-            self._accepted,
+            self._answers,
+            self._stop,
             self._stats,
             self._marks,
         )
@@ -128,15 +135,18 @@ class ControlPage(_ControlWords):
         # SYNC POINT: client hello
         return self._hello.load_all()
 
-    def accept(self, place: int, nonce: int) -> None:
-        """Tell the front end in `place`, which sent `nonce`, that the engine accepted it."""
+    def answer(self, place: int, nonce: int, answer: Answer) -> None:
+        """Tell the front end in `place` whether the engine accepted it, or why it did not or
+        disconnected it. The front end with another nonce does not believe the answer."""
         # SYNC POINT: client accepted
-        self._accepted.store(place, nonce)
+        self._answers.store(place, nonce - nonce % NONCE_STEP + answer)
 
-    def refuse(self, place: int, refusal: Refusal) -> None:
-        """Tell the front end in `place` why the engine did not accept it or disconnected it."""
-        # SYNC POINT: client accepted
-        self._accepted.store(place, refusal)
+    def stop_request(self) -> float | None:
+        """The seconds that an operator gives unfinished requests to end, if an operator asked the
+        engine to stop; None otherwise."""
+        # SYNC POINT: stop requested
+        value = self._stop.load()
+        return (value - 1) / 1000 if value else None
 
     def histogram(self, histogram: Histogram) -> HistogramWriter:
         """The writer of one histogram; the caller closes it."""
@@ -157,7 +167,10 @@ class ControlPage(_ControlWords):
 
 
 class ControlView(_ControlWords):
-    """The reader of a control segment. A front end also writes its own word of the hello table.
+    """The reader of a control segment.
+
+    A front end also writes its own word of the hello table, and an operator the stop word; each
+    must have mapped the segment with its `Access`.
 
     Args:
         control: the control segment of an engine.
@@ -229,10 +242,27 @@ class ControlView(_ControlWords):
         # SYNC POINT: client hello. The front end names its segment before this store.
         self._hello.store(place, nonce)
 
-    def accepted(self, place: int) -> int:
-        """The engine's answer for `place`: the nonce of an accepted front end, or a Refusal."""
+    def hello(self, place: int) -> int:
+        """The nonce that was last stored for `place`."""
+        return self._hello.load(place)
+
+    def answer(self, place: int, nonce: int) -> Answer | None:
+        """The engine's answer for the front end in `place` with this nonce; None if the last
+        answer there was for another front end."""
         # SYNC POINT: client accepted
-        return self._accepted.load(place)
+        value = self._answers.load(place) - nonce
+        return Answer(value) if value in _ANSWERS else None
+
+    def request_stop(self, drain_s: float) -> None:
+        """Ask the engine to take no new requests, and to end when its requests have ended or
+        `drain_s` seconds have passed. The caller then posts the engine's doorbell."""
+        # SYNC POINT: stop requested
+        self._stop.store(1 + min(round(drain_s * 1000), _LONGEST_DRAIN_MS))
+
+    @property
+    def is_stop_requested(self) -> bool:
+        """Whether an operator asked the engine to stop."""
+        return self._stop.load() != 0
 
     def describe(self) -> str:
         """The engine's state in words. An engine that is READY but had no heartbeat for

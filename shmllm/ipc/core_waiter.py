@@ -9,11 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from shmllm.ipc import layout
-from shmllm.ipc.doorbell import open_doorbell_at
+from shmllm.ipc.doorbell import Doorbell, open_shared_doorbell
 from shmllm.ipc.layout import Parked
 from shmllm.ipc.segment import Segment
 from shmllm.ipc.wait import Waiter, WaitPolicy
 from shmllm.ipc.words import Word
+
+
+def core_doorbell(control: Segment) -> Doorbell:
+    """The doorbell of the engine with this control segment; the caller closes it."""
+    area = control.part(layout.CONTROL_DOORBELL_OFFSET, layout.DOORBELL_BYTES)
+    return open_shared_doorbell(area)
 
 
 class CoreWaiter:
@@ -28,9 +34,8 @@ class CoreWaiter:
 
     def __init__(self, control: Segment, policy: WaitPolicy | None = None) -> None:
         policy = policy or WaitPolicy.named("balanced")
-        memory = control.buffer
-        self._parked = Word(memory, layout.CONTROL_PARKED_OFFSET)
-        self._doorbell = open_doorbell_at(memory, layout.CONTROL_DOORBELL_OFFSET)
+        self._parked = Word(control.buffer, layout.CONTROL_PARKED_OFFSET)
+        self._doorbell = core_doorbell(control)
         self._waiter = Waiter(self._parked, self._doorbell, policy)
 
     def wait(self, ready: Callable[[], bool], busy: bool, for_room: bool = False) -> bool:

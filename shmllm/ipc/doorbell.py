@@ -12,6 +12,8 @@ import contextlib
 import ctypes
 import errno
 import os
+import re
+import sys
 import time
 from typing import Any, Protocol
 
@@ -22,12 +24,15 @@ from shmllm.ipc.layout import (
     DOORBELL_NAME_BYTES,
     DOORBELL_NAME_OFFSET,
     DOORBELL_SEM_OFFSET,
+    WORD_BYTES,
     DoorbellKind,
 )
 from shmllm.ipc.words import Word
 
+MAX_DRAINED_POSTS = 64
 _NAMED_POLL_MIN_S = 0.00005
 _NAMED_POLL_MAX_S = 0.001
+_NAME = re.compile(rb"/shmllm-[A-Za-z0-9-]+")
 
 
 class Doorbell(Protocol):
@@ -48,7 +53,7 @@ class Doorbell(Protocol):
         """
 
     def drain(self) -> None:
-        """Take all remaining posts."""
+        """Take the remaining posts. Only the waiter may call this."""
 
     def close(self) -> None:
         """Release the memory; idempotent."""
@@ -68,20 +73,41 @@ _sem_trywait = _quick.sem_trywait
 _sem_clockwait = _blocking.sem_clockwait if HAS_CLOCKWAIT else None
 
 
+def _new_semaphore() -> bytes:
+    """The bytes of a process-shared `sem_t` that has no post and no waiter."""
+    memory = ctypes.create_string_buffer(DOORBELL_NAME_OFFSET - DOORBELL_SEM_OFFSET)
+    if _sem_init(memory, 1, 0) != 0:
+        raise SegmentError("sem_init refused a process-shared semaphore")
+    return memory.raw
+
+
+# glibc keeps the posts and the waiters in the first word. The second word never changes, and holds
+# flags for the kernel's futex call.
+_NEW_SEMAPHORE = _new_semaphore()
+_FLAGS_OFFSET = DOORBELL_SEM_OFFSET + WORD_BYTES
+_FLAGS = int.from_bytes(_NEW_SEMAPHORE[WORD_BYTES : 2 * WORD_BYTES], sys.byteorder)
+
+
 class SemDoorbell:
     """A `sem_t` inside a segment; its waits use the monotonic clock.
+
+    A faulty process can write anything into it. libc trusts the flags: a damaged word makes
+    `sem_post` sleep for ever or abort the process. So each call checks the flags first. A poster
+    leaves a damaged semaphore alone, and the waiter, of which there is only one, makes it new.
+    Either costs a post, which any wait survives.
 
     Args:
         area: the doorbell's bytes in a segment, as in the diagram in `layout`.
     """
 
-    __slots__ = ("_reference",)
+    __slots__ = ("_flags", "_reference")
 
     def __init__(self, area: memoryview) -> None:
         # A pointer that keeps its target, and so the mapping of the segment. A thread that waits
         # has a reference to it, so `close` in another thread, or at the end of the interpreter,
         # does not unmap the memory that libc is going to read.
         self._reference: Any = ctypes.byref(ctypes.c_char.from_buffer(area, DOORBELL_SEM_OFFSET))
+        self._flags = Word(area, _FLAGS_OFFSET)
 
     def _semaphore(self) -> Any:
         if self._reference is None:
@@ -89,14 +115,15 @@ class SemDoorbell:
         return self._reference
 
     def initialise(self) -> None:
-        """Initialise the semaphore. Only the creator of the segment calls this, before any other
-        process can open the segment."""
-        if _sem_init(self._semaphore(), 1, 0) != 0:
-            raise SegmentError("sem_init refused a process-shared semaphore")
+        """Make the semaphore new. Only the creator of the segment calls this, before any other
+        process can open the segment, and later the waiter, while it does not wait."""
+        ctypes.memmove(self._semaphore(), _NEW_SEMAPHORE, len(_NEW_SEMAPHORE))
 
     def post(self) -> None:
         # sem_post fails only if the count is at its maximum, and then a post is pending anyway.
-        _sem_post(self._semaphore())
+        semaphore = self._semaphore()
+        if self._flags.load() == _FLAGS:
+            _sem_post(semaphore)
 
     def try_wait(self) -> bool:
         return bool(_sem_trywait(self._semaphore()) == 0)
@@ -104,6 +131,8 @@ class SemDoorbell:
     def wait(self, timeout_s: float) -> bool:
         assert _sem_clockwait is not None
         semaphore = self._semaphore()
+        if self._flags.load() != _FLAGS:
+            self.initialise()
         deadline_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC) + int(timeout_s * 1e9)
         deadline = ctypes.byref(_Timespec(*divmod(deadline_ns, 1_000_000_000)))
         # Each iteration lets Python run the handler of the signal that interrupted the wait.
@@ -117,11 +146,14 @@ class SemDoorbell:
 
     def drain(self) -> None:
         semaphore = self._semaphore()
-        while _sem_trywait(semaphore) == 0:
-            pass
+        for _ in range(MAX_DRAINED_POSTS):
+            if _sem_trywait(semaphore) != 0:
+                return
+        self.initialise()  # so many posts are a damaged count, or not worth taking one by one
 
     def close(self) -> None:
         self._reference = None
+        self._flags.close()
 
 
 def _load_posix_ipc() -> Any:
@@ -154,8 +186,8 @@ class NamedDoorbell:
         self._no_post = (posix_ipc.BusyError, posix_ipc.SignalError)
         try:
             self._semaphore: Any = posix_ipc.Semaphore(name)
-        except (posix_ipc.ExistentialError, OSError) as error:
-            raise SegmentError(f"cannot open the doorbell {name}: {error}") from error
+        except (posix_ipc.Error, OSError, ValueError) as error:
+            raise SegmentError(f"cannot open the doorbell {name!r}: {error}") from error
 
     @staticmethod
     def make(name: str) -> None:
@@ -195,8 +227,9 @@ class NamedDoorbell:
         return True
 
     def drain(self) -> None:
-        while self.try_wait():
-            pass
+        for _ in range(MAX_DRAINED_POSTS):
+            if not self.try_wait():
+                return
 
     def close(self) -> None:
         if self._semaphore is not None:
@@ -235,31 +268,34 @@ def open_doorbell(area: memoryview) -> Doorbell:
     """Open the doorbell that the creator of the segment made in `area`.
 
     Raises:
-        ProtocolMismatchError: `area` does not hold a kind of doorbell that this libc supports.
+        ProtocolMismatchError: `area` does not hold the kind of doorbell that this machine uses,
+            or no valid name.
+        SegmentError: the named semaphore cannot be opened.
     """
     kind = Word(area, DOORBELL_KIND_OFFSET).load()
-    if kind == DoorbellKind.SEM and HAS_CLOCKWAIT:
+    if kind != choose_kind():
+        raise ProtocolMismatchError(f"doorbell of kind {kind} cannot be used with this libc")
+    return open_shared_doorbell(area)
+
+
+def open_shared_doorbell(area: memoryview) -> Doorbell:
+    """Open the doorbell in `area` without a look at its kind. All front ends may write the memory
+    of an engine's doorbell, and one that damages the kind must not keep the others out."""
+    if choose_kind() is DoorbellKind.SEM:
         return SemDoorbell(area)
-    if kind == DoorbellKind.NAMED:
-        return NamedDoorbell(_stored_name(area))
-    raise ProtocolMismatchError(f"doorbell of kind {kind} cannot be used with this libc")
-
-
-def open_doorbell_at(buffer: memoryview, offset: int) -> Doorbell:
-    """Open the doorbell at a byte offset of a segment."""
-    return open_doorbell(buffer[offset : offset + DOORBELL_BYTES])
+    return NamedDoorbell(_stored_name(area))
 
 
 def remove_doorbell(area: memoryview) -> None:
     """Unlink the semaphore of a named doorbell. Only the creator of the segment calls this."""
-    if Word(area, DOORBELL_KIND_OFFSET).load() == DoorbellKind.NAMED:
+    if choose_kind() is DoorbellKind.NAMED:
         posix_ipc = _load_posix_ipc()
-        with contextlib.suppress(posix_ipc.ExistentialError):
+        with contextlib.suppress(posix_ipc.Error, OSError, ProtocolMismatchError):
             posix_ipc.unlink_semaphore(_stored_name(area))
 
 
 def _stored_name(area: memoryview) -> str:
     name = bytes(area[DOORBELL_NAME_OFFSET:DOORBELL_BYTES]).rstrip(b"\0")
-    if not name.isascii():
+    if not _NAME.fullmatch(name):
         raise ProtocolMismatchError(f"{name!r} is no name of a doorbell; memory is damaged")
     return name.decode("ascii")

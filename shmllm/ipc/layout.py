@@ -17,7 +17,7 @@ just before it):
     | 0x0008 | VERSION                  | creator   | PROTOCOL_VERSION               |
     | 0x0010 | KIND                     | creator   | SegmentKind                    |
     | 0x0018 | SIZE                     | creator   | length of the file in bytes    |
-    | 0x0020 | NONCE                    | creator   | random, identifies the segment |
+    | 0x0020 | NONCE                    | creator   | random multiple of NONCE_STEP  |
     | 0x0028 | CREATOR_PID              | creator   | in its own pid namespace       |
     | 0x0030 | CREATOR_PID_NAMESPACE    | creator   | inode of /proc/self/ns/pid     |
     +--------+--------------------------+-----------+--------------------------------+
@@ -179,13 +179,15 @@ class Parked(IntEnum):
     FOR_URGENT = 3
 
 
-class Refusal(IntEnum):
-    """Values of a CONTROL_ACCEPTED word that are no nonce; every nonce is larger."""
+class Answer(IntEnum):
+    """What the engine says to the front end whose nonce is in the same CONTROL_ANSWER word.
+    Nonces are multiples of NONCE_STEP, so every value is less than that."""
 
-    NOT_CONNECTED = 0
-    TOO_SLOW = 1
-    BROKEN_PROTOCOL = 2
-    NOT_USABLE = 3
+    ACCEPTED = 0
+    NOT_CONNECTED = 1
+    TOO_SLOW = 2
+    BROKEN_PROTOCOL = 3
+    NOT_USABLE = 4
 
 
 class DoorbellKind(IntEnum):
@@ -224,6 +226,7 @@ CONTROL_STEP_RECORDS_OFFSET = 0x10000
 CONTROL_ERRORS_OFFSET = 0x30000
 CONTROL_END_OFFSET = 0x38000
 NUM_CLIENTS = 32
+NONCE_STEP = 8
 NUM_STAT_WORDS = 512
 LAST_WORDS_BYTES = 16 * 1024
 DEVICE_BYTES = 128

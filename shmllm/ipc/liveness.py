@@ -1,4 +1,4 @@
-"""Checks with pidfds whether a process is alive.
+"""Checks whether a process is alive, with pidfds, and whether it is stopped.
 
 A pidfd always refers to the process that it was opened for, while the kernel may give the pid of an
 ended process to another one.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import select
+from pathlib import Path
 
 from shmllm.ipc.segment import pid_namespace
 
@@ -49,3 +50,13 @@ def wait_for_end(pidfd: int, timeout_s: float) -> bool:
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(max(timeout_s, 0) * 1000))
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal (SIGSTOP, Ctrl-Z) or a debugger has stopped a process of this pid
+    namespace. False if it does not exist."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] in "Tt"

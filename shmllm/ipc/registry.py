@@ -32,6 +32,7 @@ from pathlib import Path
 
 from shmllm.errors import SegmentError
 from shmllm.ipc import folder
+from shmllm.ipc.access import Access
 from shmllm.ipc.layout import NUM_CLIENTS, SegmentKind
 from shmllm.ipc.segment import SWEEPER_BYTE, Segment, is_locked, write_lock
 
@@ -226,18 +227,17 @@ def is_owned(path: Path) -> bool:
         return False
 
 
-def open_name(path: Path) -> int:
-    """Open the file under a name for reading and writing. The caller closes the descriptor.
+def open_name(path: Path, access: Access = Access.ALL) -> int:
+    """Open the file under a name, to map it with this access. The caller closes the descriptor.
 
     Raises:
         FileNotFoundError: the name is free.
         SegmentError: the name leads to something that is no file of this user, or other users may
             use the folder.
     """
-    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     with folder.opened(path.parent) as directory:
         try:
-            fd = os.open(path.name, flags, dir_fd=directory)
+            fd = os.open(path.name, access.open_flags, dir_fd=directory)
         except FileNotFoundError:
             raise
         except OSError as error:
@@ -261,26 +261,27 @@ def _opened(path: Path) -> Iterator[int]:
         os.close(fd)
 
 
-def attach(path: Path, kind: SegmentKind, what: str) -> Segment:
+def attach(path: Path, kind: SegmentKind, what: str, access: Access = Access.READER) -> Segment:
     """Map a named segment of this user.
 
     Args:
         path: the path of the segment.
         kind: the expected kind.
         what: the subject of error messages, for example "engine 'x'".
+        access: the part that this process may write.
 
     Raises:
         SegmentError: the segment does not exist, belongs to another user, or its owner is dead.
         ProtocolMismatchError: the segment has another kind or version.
     """
     try:
-        fd = open_name(path)
+        fd = open_name(path, access)
     except FileNotFoundError:
         raise SegmentError(f"{what} is not running: there is no {path}") from None
     except SegmentError as error:
         raise SegmentError(f"cannot attach to {what}: {error}") from error
     try:
-        segment = Segment.attach(fd, kind)
+        segment = Segment.attach(fd, kind, access)
     except BaseException:
         os.close(fd)
         raise

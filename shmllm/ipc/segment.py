@@ -23,6 +23,7 @@ import weakref
 
 from shmllm.errors import SegmentError
 from shmllm.ipc import bus_guard, layout
+from shmllm.ipc.access import Access, WritablePage, map_file, map_pages
 from shmllm.ipc.doorbell import choose_kind, initialise_doorbell, remove_doorbell
 from shmllm.ipc.layout import DoorbellKind, SegmentKind
 from shmllm.ipc.segment_file import (
@@ -58,6 +59,7 @@ class Segment:
         self._fd = fd
         self._mapping: mmap.mmap | None = mapping
         self._buffer = memoryview(mapping)
+        self._pages: list[WritablePage] = []
         self._created = created
         self._owner_fd: int | None = None
         self._guard = bus_guard.guard(mapping)
@@ -93,7 +95,7 @@ class Segment:
         try:
             allocate(fd, 0, layout.ALLOCATED_BYTES[kind])
             resize(fd, layout.TOTAL_BYTES[kind])
-            segment = cls(fd, kind, _map(fd, layout.TOTAL_BYTES[kind]), created=True)
+            segment = cls(fd, kind, map_file(fd, layout.TOTAL_BYTES[kind]), created=True)
         except OSError as error:
             os.close(fd)
             raise SegmentError(f"cannot map a new segment: {error.strerror}") from error
@@ -108,13 +110,14 @@ class Segment:
         return segment
 
     @classmethod
-    def attach(cls, fd: int, kind: SegmentKind) -> Segment:
+    def attach(cls, fd: int, kind: SegmentKind, access: Access = Access.ALL) -> Segment:
         """Map a segment that another process created.
 
         Args:
             fd: the descriptor of the file, inherited or opened. After success the segment owns
                 the descriptor and closes it.
             kind: the expected kind of the segment.
+            access: the part that this process may write.
 
         Raises:
             ProtocolMismatchError: the file is no initialised segment of this kind and version.
@@ -130,11 +133,30 @@ class Segment:
                 )
             check_file(fd, status, kind)
             check_header(fd, kind)
-            mapping = _map(fd, layout.TOTAL_BYTES[kind])
+            pages = map_pages(fd, access)
+            mapping = map_file(fd, layout.TOTAL_BYTES[kind], access)
             os.set_inheritable(fd, False)
         except OSError as error:
             raise SegmentError(f"cannot attach descriptor {fd}: {error.strerror}") from error
-        return cls(fd, kind, mapping, created=False)
+        segment = cls(fd, kind, mapping, created=False)
+        segment._pages = pages
+        return segment
+
+    def restrict(self, access: Access) -> None:
+        """Give up the right to write more than the pages of `access`. No view of the segment may
+        exist. The descriptor stays writable, for a child process.
+
+        Raises:
+            SegmentError: the segment cannot be mapped again.
+        """
+        try:
+            pages = map_pages(self.fd, access)
+            mapping = map_file(self.fd, layout.TOTAL_BYTES[self.kind], access)
+        except OSError as error:
+            raise SegmentError(f"cannot map a segment again: {error.strerror}") from error
+        self._unmap()
+        self._mapping, self._buffer, self._pages = mapping, memoryview(mapping), pages
+        self._guard = bus_guard.guard(mapping)
 
     @property
     def fd(self) -> int:
@@ -144,9 +166,17 @@ class Segment:
 
     @property
     def buffer(self) -> memoryview:
-        """All bytes of the segment, writable."""
+        """All bytes of the segment; writable if this process has `Access.ALL`."""
         self.check_usable()
         return self._buffer
+
+    def part(self, offset: int, nbytes: int) -> memoryview:
+        """The bytes [offset, offset + nbytes), writable if this process may write them."""
+        self.check_usable()
+        for page in self._pages:
+            if (found := page.part(offset, nbytes)) is not None:
+                return found
+        return self._buffer[offset : offset + nbytes]
 
     @property
     def nonce(self) -> int:
@@ -258,7 +288,7 @@ class Segment:
 
     def _initialise(self) -> None:
         buffer = self._buffer
-        nonce = secrets.randbits(62) + 2**62
+        nonce = secrets.randbits(59) * layout.NONCE_STEP + 2**62
         # No other user can take a name with 128 random bits before this process does.
         initialise_doorbell(self._doorbell_area(), f"/shmllm-{secrets.token_hex(16)}")
         fields = {
@@ -289,6 +319,10 @@ class Segment:
         # Arrays and views over the memory may still exist. The last of them unmaps it, so this
         # object must not keep a reference to the mapping.
         mapping, self._mapping = self._mapping, None
+        pages, self._pages = self._pages, []
+        for page in pages:
+            with contextlib.suppress(BufferError):
+                page.close()
         with contextlib.suppress(BufferError):
             self._buffer.release()
             if mapping is not None:
@@ -333,9 +367,3 @@ def write_lock(byte: int) -> bytes:
     return _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
 
 
-def _map(fd: int, size: int) -> mmap.mmap:
-    mapping = mmap.mmap(fd, size)
-    # A core dump must not contain shared memory: the kernel delays the end of a crashed process
-    # until its core dump is written.
-    mapping.madvise(mmap.MADV_DONTDUMP)
-    return mapping

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from shmllm.errors import IpcError
 from shmllm.ipc import folder, layout, registry
+from shmllm.ipc.access import Access
 from shmllm.ipc.layout import SegmentKind
 from shmllm.ipc.segment import Segment
 
@@ -85,11 +86,12 @@ def open_segment(path: Path, kind: SegmentKind) -> Segment:
         IpcError: the path does not exist, or the segment has another version.
     """
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+        # The path may be a link in /proc.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise IpcError(f"cannot open {path}: {error.strerror}") from error
     try:
-        return Segment.attach(fd, kind)
+        return Segment.attach(fd, kind, Access.READER)
     except BaseException:
         os.close(fd)
         raise

@@ -17,7 +17,6 @@ of the sections, and the last one ends exactly at the end of the record. Integer
     REPLY                       number i64, ok u32 | JSON text
     WEIGHTS                     slot u32, offset u64, bytes u64 | JSON text
     WEIGHT_VERSION              length u32 | JSON text
-    SHUTDOWN                    seconds f64
     IN_SLOT                     kind u32, slot u32, offset u32, bytes u32: where a large record is
 
 Encoders return a tuple of byte strings; the ring writes them one after the other without joining
@@ -43,7 +42,6 @@ from shmllm.wire.messages import (
     RecordKind,
     Rejected,
     Reply,
-    Shutdown,
     Text,
     Trace,
     Weights,
@@ -77,7 +75,6 @@ __all__ = [
     "encode_prompt_logprobs",
     "encode_rejected",
     "encode_reply",
-    "encode_shutdown",
     "encode_step",
     "encode_text",
     "encode_trace",
@@ -92,7 +89,6 @@ NUMBER = Struct("<q")
 IN_SLOT = Struct("<IIII")
 REJECTED = Struct("<qI")
 CALL = Struct("<qI")
-SHUTDOWN = Struct("<d")
 WEIGHTS = Struct("<IQQ")
 
 
@@ -140,10 +136,6 @@ def encode_weight_version(message: WeightVersion) -> Parts:
 
 def encode_prompt_embeds(message: PromptEmbeds) -> Parts:
     return (NUMBER.pack(message.number), message.ref)
-
-
-def encode_shutdown(message: Shutdown) -> Parts:
-    return (SHUTDOWN.pack(message.drain_s),)
 
 
 def encode_reply(message: Reply) -> Parts:
@@ -222,13 +214,6 @@ def _decode_prompt_embeds(record: memoryview) -> PromptEmbeds:
     return PromptEmbeds(NUMBER.unpack_from(record)[0], bytes(record[NUMBER.size :]))
 
 
-def _decode_shutdown(record: memoryview) -> Shutdown:
-    (drain_s,) = SHUTDOWN.unpack(record)
-    if not 0 <= drain_s < float("inf"):
-        raise ProtocolMismatchError(f"SHUTDOWN cannot drain for {drain_s} seconds")
-    return Shutdown(drain_s)
-
-
 def _decode_reply(record: memoryview) -> Reply:
     number, ok = CALL.unpack_from(record)
     return Reply(number, bool(ok), Sections(record, CALL.size).rest())
@@ -246,7 +231,6 @@ _DECODERS: dict[int, Callable[[memoryview], Message]] = {
     RecordKind.REJECTED: _decode_rejected,
     RecordKind.CALL: _decode_call,
     RecordKind.REPLY: _decode_reply,
-    RecordKind.SHUTDOWN: _decode_shutdown,
     RecordKind.WORK: _decode_work,
     RecordKind.WEIGHTS: _decode_weights,
     RecordKind.WEIGHT_VERSION: _decode_weight_version,

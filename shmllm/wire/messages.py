@@ -1,7 +1,7 @@
 """The messages between a front end and an engine, as plain dataclasses.
 
     front end -> engine    INIT   PROMPT_EMBEDS   ADD   POOL   ABORT   CALL   WORK
-                           WEIGHTS   SHUTDOWN   IN_SLOT
+                           WEIGHTS   IN_SLOT
     engine -> front end    HELLO  READY  FAILED  OUTPUTS  PROMPT_LOGPROBS  EMBEDDINGS
                            REJECTED  REPLY  TRACE  WEIGHT_VERSION  IN_SLOT
 
@@ -29,7 +29,7 @@ from shmllm.outputs.columns import Embeddings, OutputColumns
 from shmllm.outputs.logprobs import PromptLogprobs
 from shmllm.params.request import EngineCoreRequest
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 
 
 class RecordKind(IntEnum):
@@ -46,7 +46,6 @@ class RecordKind(IntEnum):
     CALL = 9
     REPLY = 10
     IN_SLOT = 11
-    SHUTDOWN = 12
     PROMPT_LOGPROBS = 13
     WORK = 20
     POOL = 21
@@ -177,14 +176,6 @@ class WeightVersion:
 
 
 @dataclass(slots=True)
-class Shutdown:
-    """The engine must take no new requests, and end when its requests have ended or `drain_s`
-    seconds have passed."""
-
-    drain_s: float
-
-
-@dataclass(slots=True)
 class Trace:
     """The engine records a trace, and asks its front end to record in this directory too."""
 
@@ -217,7 +208,6 @@ Message = (
     | Rejected
     | Call
     | Reply
-    | Shutdown
     | Trace
     | Work
     | Weights

@@ -16,8 +16,9 @@ from shmllm.engine.client_acceptor import ClientAcceptor
 from shmllm.engine.session import Session, SessionEnd
 from shmllm.errors import NoSpaceError
 from shmllm.ipc import layout, registry
+from shmllm.ipc.access import Access
 from shmllm.ipc.channel import ClientChannel, ControlPage, ControlView
-from shmllm.ipc.layout import DoorbellKind, Refusal, SegmentKind
+from shmllm.ipc.layout import Answer, DoorbellKind, SegmentKind
 from shmllm.ipc.segment import Segment
 from shmllm.ipc.wait import WaitPolicy
 from shmllm.ipc.words import Word
@@ -49,8 +50,8 @@ class FrontEnd:
         self.channel.say_hello(self.place, self.nonce if nonce is None else nonce)
 
     @property
-    def answer(self) -> int:
-        return self._view.accepted(self.place)
+    def answer(self) -> Answer | None:
+        return self._view.answer(self.place, self.nonce)
 
     def store(self, offset: int, value: int) -> None:
         word = Word(self.segment.buffer, offset)
@@ -73,8 +74,14 @@ class Engine:
         self.view = ControlView(self.control)
         self.dismissed: list[int] = []
         path = registry.control_path(self.name)
+        self.holding: set[int] = set()
         self.acceptor = ClientAcceptor(
-            self.control, self.page, path, TIMEOUT_S, self.dismissed.append
+            self.control,
+            self.page,
+            path,
+            TIMEOUT_S,
+            self.dismissed.append,
+            self.holding.__contains__,
         )
         self.front_ends: list[FrontEnd] = []
 
@@ -145,7 +152,7 @@ def test_a_front_end_that_says_hello_is_accepted_once(engine: Engine) -> None:
     assert engine.acceptor.has_pending()
     (session,) = engine.acceptor.accept_new()
     assert session.place == front_end.place
-    assert front_end.answer == front_end.nonce
+    assert front_end.answer is Answer.ACCEPTED
     assert engine.acceptor.sessions == {front_end.place: session}
     assert not engine.acceptor.has_pending()
     assert list(engine.acceptor.accept_new()) == []
@@ -166,14 +173,15 @@ def test_several_front_ends_are_accepted_at_once(engine: Engine) -> None:
     for front_end in reversed(front_ends):
         front_end.say_hello()
     assert [session.place for session in engine.acceptor.accept_new()] == [0, 1, 2, 3]
-    assert [front_end.answer for front_end in front_ends] == [v.nonce for v in front_ends]
+    assert {front_end.answer for front_end in front_ends} == {Answer.ACCEPTED}
 
 
-def test_a_nonce_of_another_segment_is_refused(engine: Engine) -> None:
+@pytest.mark.parametrize("change", [1, 8, -8])
+def test_a_hello_with_the_nonce_of_no_segment_is_not_answered(engine: Engine, change: int) -> None:
     front_end = engine.front_end()
-    front_end.say_hello(front_end.nonce + 1)
+    front_end.say_hello(front_end.nonce + change)
     assert list(engine.acceptor.accept_new()) == []
-    assert front_end.answer == Refusal.NOT_USABLE
+    assert front_end.answer is None
     assert engine.acceptor.sessions == {}
     front_end.say_hello()
     assert len(list(engine.acceptor.accept_new())) == 1, "the right nonce is accepted afterwards"
@@ -184,7 +192,7 @@ def test_a_hello_without_a_segment_is_refused(engine: Engine) -> None:
     front_end.path.unlink()
     front_end.say_hello()
     assert list(engine.acceptor.accept_new()) == []
-    assert front_end.answer == Refusal.NOT_USABLE
+    assert front_end.answer is Answer.NOT_USABLE
 
 
 def test_a_hello_of_a_dead_front_end_is_refused(engine: Engine) -> None:
@@ -192,7 +200,7 @@ def test_a_hello_of_a_dead_front_end_is_refused(engine: Engine) -> None:
     front_end.say_hello()
     front_end.die()
     assert list(engine.acceptor.accept_new()) == []
-    assert engine.view.accepted(front_end.place) == Refusal.NOT_USABLE
+    assert front_end.answer is Answer.NOT_USABLE
 
 
 def damaged_name(front_end: FrontEnd) -> None:
@@ -224,7 +232,7 @@ def test_a_damaged_segment_is_refused_and_closed(
     num_descriptors = len(os.listdir("/proc/self/fd"))
     front_end.say_hello()
     assert list(engine.acceptor.accept_new()) == []
-    assert front_end.answer == Refusal.NOT_USABLE
+    assert front_end.answer is Answer.NOT_USABLE
     assert len(os.listdir("/proc/self/fd")) == num_descriptors
     front_end.store(layout.CLIENT_DOORBELL_OFFSET, DoorbellKind.SEM)
 
@@ -236,6 +244,7 @@ def test_an_invalid_pid_makes_the_session_check_the_lock(engine: Engine, pid: in
     front_end.say_hello()
     (session,) = engine.acceptor.accept_new()
     assert session.ended() is None
+    assert session.pid == pid
     front_end.die()
     assert session.ended() is SessionEnd.DIED
 
@@ -256,7 +265,7 @@ def test_a_front_end_can_take_the_place_of_a_dead_one_at_once(engine: Engine) ->
     assert session is not old
     assert engine.acceptor.sessions == {first.place: session}
     assert engine.dismissed == [first.place], "the requests of the dead front end have to end"
-    assert second.answer == second.nonce
+    assert second.answer is Answer.ACCEPTED
     assert second.path.exists()
     assert second.channel.try_send(RecordKind.CALL, b"mine")
     assert session.channel.has_requests()
@@ -270,7 +279,7 @@ def test_a_closing_front_end_is_pending_and_ends_its_session(engine: Engine) -> 
     assert session.ended() is SessionEnd.CLOSED
     front_end.die()
     assert engine.dismiss_ended() == [0]
-    assert engine.view.accepted(0) == Refusal.NOT_CONNECTED
+    assert front_end.answer is Answer.NOT_CONNECTED
     assert engine.acceptor.sessions == {}
     assert not front_end.path.exists(), "the acceptor removed its name"
 
@@ -282,19 +291,19 @@ def test_a_dead_front_end_is_found_by_its_lock(engine: Engine, no_pidfd: None) -
     front_end.die()
     assert session.ended() is SessionEnd.DIED
     assert engine.dismiss_ended() == [front_end.place]
-    assert engine.view.accepted(front_end.place) == Refusal.NOT_CONNECTED
+    assert front_end.answer is Answer.NOT_CONNECTED
     assert engine.acceptor.sessions == {other.place: other_session}
-    assert other.answer == other.nonce
+    assert other.answer is Answer.ACCEPTED
 
 
-@pytest.mark.parametrize("refusal", [Refusal.BROKEN_PROTOCOL, Refusal.TOO_SLOW])
+@pytest.mark.parametrize("answer", [Answer.BROKEN_PROTOCOL, Answer.TOO_SLOW])
 def test_dismissal_reports_the_reason_and_keeps_the_file_of_a_live_front_end(
-    engine: Engine, refusal: Refusal
+    engine: Engine, answer: Answer
 ) -> None:
     front_end, session = engine.attach()
-    engine.acceptor.dismiss(session, refusal)
+    engine.acceptor.dismiss(session, answer)
     assert engine.dismissed == [front_end.place]
-    assert front_end.answer == refusal
+    assert front_end.answer is answer
     assert engine.acceptor.sessions == {}
     assert front_end.path.exists(), "only the name of a dead front end is removed"
     assert not engine.acceptor.has_pending(), "its old hello is not a new one"
@@ -361,7 +370,7 @@ def test_an_invalid_state_word_ends_that_session_only(engine: Engine) -> None:
     bad.store(layout.CLIENT_STATE_OFFSET, 4711)
     engine.acceptor.has_pending()
     assert engine.dismiss_ended() == [bad.place]
-    assert good.answer == good.nonce
+    assert good.answer is Answer.ACCEPTED
 
 
 def test_outputs_without_room_wait_in_order(engine: Engine) -> None:
@@ -396,8 +405,8 @@ def test_a_front_end_that_does_not_read_is_dismissed_after_the_timeout(
     monkeypatch.setattr(time, "monotonic", lambda: began + TIMEOUT_S + 1)
     assert session.ended() is SessionEnd.TOO_SLOW
     assert engine.dismiss_ended() == [front_end.place]
-    assert front_end.answer == Refusal.TOO_SLOW
-    assert reader.answer == reader.nonce
+    assert front_end.answer is Answer.TOO_SLOW
+    assert reader.answer is Answer.ACCEPTED
     assert engine.acceptor.sessions == {reader.place: other}
 
 
@@ -422,7 +431,7 @@ def test_a_session_without_a_timeout_never_counts_as_too_slow(
     engine: Engine, no_pidfd: None
 ) -> None:
     front_end = engine.front_end()
-    segment = registry.attach(front_end.path, SegmentKind.CLIENT, "x")
+    segment = registry.attach(front_end.path, SegmentKind.CLIENT, "x", Access.ALL)
     session = Session(0, engine.control, segment, None, timeout_s=None)
     engine.acceptor.sessions[0] = session
     fill(session)
@@ -433,14 +442,127 @@ def test_a_session_without_a_timeout_never_counts_as_too_slow(
 def test_a_private_engine_accepts_no_front_end() -> None:
     with Segment.create(SegmentKind.CONTROL) as control:
         page, view = ControlPage(control), ControlView(control)
-        acceptor = ClientAcceptor(control, page, None, TIMEOUT_S, lambda place: None)
+        acceptor = ClientAcceptor(
+            control, page, None, TIMEOUT_S, lambda place: None, lambda place: False
+        )
         view.say_hello(3, 2**62)
         assert not acceptor.has_pending()
         assert list(acceptor.accept_new()) == []
-        assert view.accepted(3) == 0
+        assert view.answer(3, 2**62) is None
         page.close()
         view.close()
 
 
 def test_the_name_of_a_client_segment_is_beside_the_engines(engine: Engine) -> None:
     assert engine.acceptor._client_path(4) == registry.client_path(engine.name, 4)
+
+
+
+@pytest.mark.parametrize("nonce", [1, 8, 2**62, 2**64 - 1])
+def test_a_hello_that_nobody_sent_leaves_a_live_front_end_alone(engine: Engine, nonce: int) -> None:
+    victim, session = engine.attach()
+    for word in (nonce, victim.nonce, 0):
+        engine.view.say_hello(victim.place, word)
+        assert list(engine.acceptor.accept_new()) == []
+    assert engine.dismissed == []
+    assert engine.acceptor.sessions == {victim.place: session}
+    assert victim.answer is Answer.ACCEPTED
+    assert session.ended() is None
+
+
+def test_a_hello_that_nobody_sent_does_not_hide_why_a_front_end_was_dismissed(
+    engine: Engine,
+) -> None:
+    victim, session = engine.attach()
+    engine.acceptor.dismiss(session, Answer.TOO_SLOW)
+    engine.view.say_hello(victim.place, 8)
+    assert list(engine.acceptor.accept_new()) == []
+    assert victim.answer is Answer.TOO_SLOW
+
+
+def test_an_answer_is_not_for_the_next_front_end_in_that_place(engine: Engine) -> None:
+    """A front end dies before it is accepted, and the next one must not get its refusal."""
+    first = engine.front_end()
+    first.say_hello()
+    first.die()
+    second = engine.front_end(place=first.place)
+    assert list(engine.acceptor.accept_new()) == []
+    assert second.answer is None
+    second.say_hello()
+    assert len(list(engine.acceptor.accept_new())) == 1
+    assert second.answer is Answer.ACCEPTED
+
+
+def test_a_front_end_that_lives_but_lost_its_lock_is_gone(engine: Engine) -> None:
+    """exec keeps the process and drops the lock."""
+    front_end, session = engine.attach()
+    assert session.ended() is None
+    front_end.segment._drop_owner_fd()
+    assert session.ended() is SessionEnd.DIED
+    assert engine.dismiss_ended() == [front_end.place]
+
+
+def test_a_damaged_release_of_an_output_slot_ends_that_session_only(engine: Engine) -> None:
+    bad, session = engine.attach()
+    good, _ = engine.attach()
+    session.send(RecordKind.REPLY, (bytes(33 * 2**20),))  # in a large slot, with excess pages
+    table = layout.OUTPUT_SLOT_TABLE_OFFSET
+    last = layout.NUM_SLOTS - 1
+    for index in (last - 1, last):
+        entry = table + index * layout.SLOT_ENTRY_BYTES
+        bad.store(entry + layout.SLOT_RELEASED_OFFSET, 7)
+    assert session.channel.output_slots.has_excess
+    session.maintain()
+    assert session.ended() is SessionEnd.BROKEN_PROTOCOL
+    assert engine.dismiss_ended() == [bad.place]
+    assert good.answer is Answer.ACCEPTED
+
+
+LIMIT = 2**64 - layout.RECORD_ALIGNMENT
+
+
+def test_cursors_that_could_soon_not_be_stored_are_refused(engine: Engine) -> None:
+    front_end = engine.front_end()
+    front_end.store(layout.OUTPUT_PUBLISHED_OFFSET, LIMIT)
+    front_end.store(layout.OUTPUT_CONSUMED_OFFSET, LIMIT)
+    front_end.say_hello()
+    assert list(engine.acceptor.accept_new()) == []
+    assert front_end.answer is Answer.NOT_USABLE
+
+
+def test_slot_counts_that_can_no_longer_be_stored_end_the_session(engine: Engine) -> None:
+    front_end, session = engine.attach()
+    for index in range(layout.NUM_SLOTS):
+        entry = layout.OUTPUT_SLOT_TABLE_OFFSET + index * layout.SLOT_ENTRY_BYTES
+        front_end.store(entry + layout.SLOT_PUBLISHED_OFFSET, 2**64 - 1)
+        front_end.store(entry + layout.SLOT_RELEASED_OFFSET, 2**64 - 1)
+    session.send(RecordKind.REPLY, (bytes(2**19),))
+    assert session.ended() is SessionEnd.BROKEN_PROTOCOL
+
+
+@pytest.mark.parametrize("holds_up_others", [True, False])
+def test_a_stopped_front_end_is_too_slow_only_if_others_wait_for_it(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, holds_up_others: bool
+) -> None:
+    front_end, _ = engine.attach()
+    monkeypatch.setattr("shmllm.engine.session.is_stopped", lambda pid: pid == os.getpid())
+    if holds_up_others:
+        engine.holding.add(front_end.place)
+    assert engine.dismiss_ended() == []
+    began = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: began + TIMEOUT_S + 1)
+    assert engine.dismiss_ended() == ([front_end.place] if holds_up_others else [])
+    assert front_end.answer is (Answer.TOO_SLOW if holds_up_others else Answer.ACCEPTED)
+
+
+def test_a_front_end_that_continues_is_not_too_slow(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    front_end, _ = engine.attach()
+    engine.holding.add(front_end.place)
+    stopped = [True, False, True]
+    monkeypatch.setattr("shmllm.engine.session.is_stopped", lambda pid: stopped.pop())
+    began = time.monotonic()
+    for passed_s in (0, TIMEOUT_S, TIMEOUT_S + 1):
+        monkeypatch.setattr(time, "monotonic", lambda now=began + passed_s: now)
+        assert engine.dismiss_ended() == []

@@ -26,5 +26,6 @@ def test_every_label_marks_a_store_and_a_load() -> None:
         "client accepted",
         "step logged",
         "error logged",
+        "stop requested",
     }
     assert min(counts.values()) >= 2, counts

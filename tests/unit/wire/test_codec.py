@@ -30,7 +30,6 @@ from shmllm.wire.messages import (
     RecordKind,
     Rejected,
     Reply,
-    Shutdown,
     Text,
     Trace,
     Weights,
@@ -217,10 +216,6 @@ MESSAGES = {
         codec.encode_weight_version,
         st.builds(WeightVersion, int64 | text),
     ),
-    RecordKind.SHUTDOWN: (
-        codec.encode_shutdown,
-        st.builds(Shutdown, st.floats(0, allow_infinity=False, allow_nan=False)),
-    ),
     RecordKind.TRACE: (codec.encode_trace, st.builds(Trace, text)),
     RecordKind.REPLY: (codec.encode_reply, st.builds(Reply, int64, st.booleans(), text)),
 }
@@ -393,12 +388,6 @@ def test_equal_parameters_are_decoded_once():
 def test_numbers_of_alternatives_are_limited_to_31_bits(name, value):
     record = record_of(RecordKind.ADD, EngineCoreRequest(1, [5], SamplingParams(**{name: value})))
     assert getattr(decode(RecordKind.ADD, record).params, name) == 2**31 - 1
-
-
-@pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
-def test_a_shutdown_without_an_end_is_refused(seconds):
-    with pytest.raises(ProtocolMismatchError, match="SHUTDOWN cannot drain"):
-        decode(RecordKind.SHUTDOWN, struct.pack("<d", seconds))
 
 
 def test_announced_sections_beyond_the_record_are_refused_without_being_read():
