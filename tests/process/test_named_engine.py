@@ -7,10 +7,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from support.programs import kill as end
 from support.waiting import PATIENCE_S, wait_until
 
 from shmllm import LLM, EngineDeadError, SamplingParams, SegmentError
+from shmllm.client import channel_client
 from shmllm.ipc import registry
 from shmllm.ipc.layout import NUM_CLIENTS, SegmentKind
 from shmllm.ipc.segment import Segment
@@ -207,6 +210,23 @@ def test_a_second_engine_of_that_name_is_refused(running: str) -> None:
     result = run("engine", "start", running, "--detach")
     assert result.returncode == 2
     assert f"engine {running!r} is already running" in result.stderr
+
+
+def test_a_call_waits_as_long_as_the_engine_lives(
+    running: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An hour passes for the front end while the engine is stopped for a moment."""
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() * 10_000)
+    monkeypatch.setattr(channel_client, "time", clock)
+    with LLM.attach(running) as llm:
+        pid = llm._client.pid
+        continued = threading.Timer(0.4, os.kill, (pid, signal.SIGCONT))
+        os.kill(pid, signal.SIGSTOP)
+        continued.start()
+        try:
+            assert llm.reset_prefix_cache() in (True, False)
+        finally:
+            continued.join()
 
 
 def test_stop_aborts_what_runs(name: str) -> None:

@@ -17,7 +17,9 @@ from support.programs import kill, read_line, result_of, run_source, start_sourc
 from support.waiting import PATIENCE_S, wait_until
 
 from shmllm import LLM, SamplingParams
+from shmllm.errors import CallOrderError
 from shmllm.ipc import registry
+from shmllm.wire.messages import Method
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
@@ -143,3 +145,70 @@ def test_a_front_end_that_wakes_up_in_time_has_lost_nothing(
         found = go_on(client)
         assert found == {"error": None, "tokens": {str(i): whole for i in range(4)}}
         assert tokens(other) == expected
+
+
+# It stops while the engine does what others do not want to last.
+HOLDS = """
+import os, signal, sys
+from shmllm import LLM
+from shmllm.wire.messages import Method
+llm = LLM.attach(sys.argv[1])
+match sys.argv[2]:
+    case "pause":
+        llm.pause_generation("keep")
+    case "weights":
+        llm._client.call(Method.START_WEIGHTS)
+    case "sleep":
+        llm.sleep(1)
+print("holds", flush=True)
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+@pytest.fixture(scope="module")
+def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with named_engine(tmp_path_factory.mktemp("impatient"), client_timeout=0.5) as (name, _):
+        yield name
+
+
+@pytest.fixture
+def holder(impatient: str, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The engine, for which a front end does something and then stops."""
+    client = start_source(HOLDS, impatient, request.param)
+    try:
+        assert read_line(client) == b"holds\n"
+        stat = Path(f"/proc/{client.pid}/stat")
+        wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "it stops")
+        yield impatient
+    finally:
+        kill(client)
+    # The engine removes only names of the dead, and this one was dismissed alive.
+    wait_until(lambda: registry.sweep(registry.client_path(impatient, 0)), "its place is free")
+
+
+@pytest.mark.parametrize("holder", ["pause"], indirect=True)
+def test_a_stopped_front_end_does_not_pause_the_others_for_ever(holder: str) -> None:
+    with LLM.attach(holder) as other:
+        assert len(tokens(other)) == len(PROMPTS)
+
+
+@pytest.mark.parametrize("holder", ["weights"], indirect=True)
+def test_a_stopped_front_end_does_not_keep_the_others_from_new_weights(holder: str) -> None:
+    with LLM.attach(holder) as other:
+
+        def starts() -> bool:
+            try:
+                other._client.call(Method.START_WEIGHTS)
+            except CallOrderError:
+                return False
+            return True
+
+        wait_until(starts, "the update of the stopped front end ends")
+        other._client.call(Method.ABANDON_WEIGHTS)
+
+
+@pytest.mark.parametrize("holder", ["sleep"], indirect=True)
+def test_another_front_end_wakes_what_a_stopped_one_put_to_sleep(holder: str) -> None:
+    with LLM.attach(holder) as other:
+        other.wake_up()
+        assert len(tokens(other)) == len(PROMPTS)
