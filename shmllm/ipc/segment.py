@@ -365,5 +365,3 @@ def is_locked(fd: int) -> bool:
 def write_lock(byte: int) -> bytes:
     """A `struct flock` for a write lock on one byte of a file, for the F_OFD commands."""
     return _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
-
-

@@ -457,7 +457,6 @@ def test_the_name_of_a_client_segment_is_beside_the_engines(engine: Engine) -> N
     assert engine.acceptor._client_path(4) == registry.client_path(engine.name, 4)
 
 
-
 @pytest.mark.parametrize("nonce", [1, 8, 2**62, 2**64 - 1])
 def test_a_hello_that_nobody_sent_leaves_a_live_front_end_alone(engine: Engine, nonce: int) -> None:
     victim, session = engine.attach()
