@@ -34,6 +34,9 @@ from shmllm.wire.codec import (
 from shmllm.wire.messages import PromptEmbeds, RecordKind, Rejected, Reply
 
 RECORDS_PER_TURN = 64
+LARGEST_IN_SLOT = {RecordKind.ADD: 2**26, RecordKind.POOL: 2**26, RecordKind.ABORT: 0}
+"""The most bytes of a record in a slot. Decoding takes time in which no other front end is served.
+A front end sends no prompt of more tokens than a model has positions, and splits an ABORT."""
 WATCH_PERIOD_S = 0.25
 
 _P = ParamSpec("_P")
@@ -157,6 +160,10 @@ class Session:
                 return
             inner_kind, place = decode_in_slot(record)
             ref = SlotRef(*place)
+            if ref.nbytes > LARGEST_IN_SLOT.get(inner_kind, ref.nbytes):
+                raise ProtocolMismatchError(
+                    f"{RecordKind(inner_kind).name} of {ref.nbytes} bytes would hold up the engine"
+                )
             with self.channel.slots.view(ref) as view:
                 handle(inner_kind, view)
             self.channel.slots.release(ref)

@@ -22,7 +22,7 @@ from shmllm.ipc.layout import Answer, DoorbellKind, SegmentKind
 from shmllm.ipc.segment import Segment
 from shmllm.ipc.wait import WaitPolicy
 from shmllm.ipc.words import Word
-from shmllm.wire.codec import decode, encode_reply
+from shmllm.wire.codec import decode, encode_in_slot, encode_reply
 from shmllm.wire.messages import RecordKind, Reply
 
 TIMEOUT_S = 30.0
@@ -565,3 +565,45 @@ def test_a_front_end_that_continues_is_not_too_slow(
     for passed_s in (0, TIMEOUT_S, TIMEOUT_S + 1):
         monkeypatch.setattr(time, "monotonic", lambda now=began + passed_s: now)
         assert engine.dismiss_ended() == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "nbytes"),
+    [(RecordKind.ABORT, 8), (RecordKind.ADD, 2**26 + 1), (RecordKind.POOL, 2**27)],
+)
+def test_a_record_in_a_slot_that_would_hold_up_the_engine_ends_the_session(
+    engine: Engine, kind: RecordKind, nbytes: int
+) -> None:
+    front_end, session = engine.attach()
+    slot = front_end.channel.slots.claim(nbytes)
+    assert slot is not None
+    parts = encode_in_slot(kind, slot.publish())
+    assert front_end.channel.try_send(RecordKind.IN_SLOT, *parts)
+    taken: list[int] = []
+    session.take(lambda session, kind, record: taken.append(kind), 0)
+    assert not taken
+    assert session.ended() is SessionEnd.BROKEN_PROTOCOL
+    assert f"{kind.name} of {nbytes} bytes" in str(session.error)
+    assert engine.dismiss_ended() == [front_end.place]
+
+
+def test_two_wrong_hellos_do_not_bring_a_dismissed_front_end_back(engine: Engine) -> None:
+    """Its requests are gone, and its segment may still be under its name."""
+    victim, session = engine.attach()
+    segment = victim.segment
+    engine.acceptor.dismiss(session, Answer.TOO_SLOW)
+    assert registry.publish(segment, victim.path) or victim.path.exists()
+    for nonce in (8, victim.nonce):
+        engine.view.say_hello(victim.place, nonce)
+        assert list(engine.acceptor.accept_new()) == []
+    assert victim.answer is Answer.TOO_SLOW
+
+
+def test_a_front_end_whose_hello_was_overwritten_says_it_again(engine: Engine) -> None:
+    front_end = engine.front_end()
+    front_end.say_hello()
+    engine.view.say_hello(front_end.place, 8)
+    assert list(engine.acceptor.accept_new()) == []
+    front_end.channel.repeat_hello(front_end.place, front_end.nonce)
+    assert len(list(engine.acceptor.accept_new())) == 1
+    assert front_end.answer is Answer.ACCEPTED
