@@ -16,7 +16,9 @@ from typing import Any
 
 from shmllm.bench.loads import Parts
 from shmllm.bench.transports import Decode, FdHandle, Transport
-from shmllm.ipc.channel import ClientChannel, CoreChannel, CoreWaiter
+from shmllm.ipc.client_channel import ClientChannel
+from shmllm.ipc.core_channel import CoreChannel
+from shmllm.ipc.core_waiter import CoreWaiter
 from shmllm.ipc.layout import SegmentKind
 from shmllm.ipc.segment import Segment
 from shmllm.ipc.slots import SlotReader, SlotRef, SlotWriter

@@ -16,7 +16,8 @@ from shmllm.config.info import EngineInfo
 from shmllm.errors import EngineDeadError, EngineStartError, SegmentError
 from shmllm.ipc import registry
 from shmllm.ipc.access import Access
-from shmllm.ipc.channel import ClientChannel, ControlView
+from shmllm.ipc.client_channel import ClientChannel
+from shmllm.ipc.control import ControlView
 from shmllm.ipc.error_log import reason_for
 from shmllm.ipc.layout import Answer, EngineState, SegmentKind
 from shmllm.ipc.liveness import open_pidfd, wait_for_end

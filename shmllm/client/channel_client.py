@@ -13,23 +13,16 @@ from __future__ import annotations
 import json
 import logging
 import os
-import signal
 import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from shmllm.client.protocol import BucketMemory, DeviceSharing, EngineHandle, EngineOutput
-from shmllm.client.rpc_client import pack_call, release_result, unpack_result
+from shmllm.client.protocol import BucketMemory, DeviceSharing, EngineHandle, EngineOutput, death_of
+from shmllm.client.rpc_client import content_of, pack_call, release_result, unpack_result
 from shmllm.config.info import EngineInfo
-from shmllm.errors import (
-    REFUSALS,
-    CallError,
-    EngineDeadError,
-    IpcTimeoutError,
-    ProtocolMismatchError,
-)
-from shmllm.ipc.channel import ClientChannel
+from shmllm.errors import IpcTimeoutError, ProtocolMismatchError
+from shmllm.ipc.client_channel import ClientChannel
 from shmllm.ipc.device_memory import CudaSharing
 from shmllm.ipc.error_log import LoggedError
 from shmllm.ipc.slots import Slot, SlotRef
@@ -139,7 +132,7 @@ class ChannelEngineClient:
             self._send(RecordKind.CALL, codec.encode_call(message))
             reply = self._await_reply(number, None)
             assert reply is not None  # an engine that lives may take any time
-            content = _content(reply)
+            content = content_of(reply)
             self._end_call(number)
             return content
         except BaseException:
@@ -155,7 +148,7 @@ class ChannelEngineClient:
             reply = self._await_reply(number, deadline)
             if reply is None:
                 raise IpcTimeoutError(f"the worker did not answer in {timeout_s:g} s")
-            result = unpack_result(self._channel, call, _content(reply))
+            result = unpack_result(self._channel, call, content_of(reply))
             self._end_call(number)
             return result
         except BaseException:
@@ -392,31 +385,8 @@ class ChannelEngineClient:
 
     def _raise_death(self) -> NoReturn:
         """Raise EngineDeadError with the known cause."""
-        exit_code, number = self._engine.exit_status()
-        if number is not None:
-            cause = f"killed by {signal.Signals(number).name}"
-        elif exit_code is not None:
-            cause = f"exit code {exit_code}"
-        else:
-            cause = "its exit status is lost"
-        raise EngineDeadError(
-            f"engine process {self._engine.pid} died ({cause})",
-            exit_code=exit_code,
-            signal=number,
-            remote_traceback=self._channel.last_words(),
-        )
+        raise death_of(self._engine, self._channel.last_words())
 
 
 def _ignore_trace(directory: str) -> None:
     """The default of `on_trace`."""
-
-
-def _content(reply: Reply) -> Any:
-    """The result in a reply. Raises the error of a failed call."""
-    content = json.loads(reply.json)
-    if reply.ok:
-        return content
-    kind, message, trace = content
-    if kind in REFUSALS:
-        raise REFUSALS[kind](message)
-    raise CallError(f"{kind}: {message}", trace)

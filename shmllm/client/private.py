@@ -15,7 +15,7 @@ from shmllm.config.engine import EngineConfig
 from shmllm.config.info import EngineInfo
 from shmllm.errors import EngineDeadError, EngineStartError
 from shmllm.ipc.access import Access
-from shmllm.ipc.channel import ClientChannel
+from shmllm.ipc.client_channel import ClientChannel
 from shmllm.ipc.layout import EngineState, SegmentKind
 from shmllm.ipc.segment import Segment
 from shmllm.ipc.stats import Stat

@@ -6,12 +6,14 @@ must not know in which process the engine runs.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from shmllm.config.engine import Progress
 from shmllm.config.info import EngineInfo
+from shmllm.errors import EngineDeadError
 from shmllm.ipc.error_log import LoggedError as LoggedError
 from shmllm.outputs.columns import Embeddings, OutputColumns
 from shmllm.outputs.logprobs import PromptLogprobs
@@ -208,3 +210,25 @@ class EngineHandle(Protocol):
 
     def exit_status(self) -> tuple[int | None, int | None]:
         """The (exit code, signal) of the ended process; None for each one that is unknown."""
+
+
+def death_of(engine: EngineHandle, last_words: str) -> EngineDeadError:
+    """The error that says how an engine process ended.
+
+    Args:
+        engine: the handle of the ended process.
+        last_words: what the engine wrote as the cause; "" if it could not.
+    """
+    exit_code, number = engine.exit_status()
+    if number is not None:
+        cause = f"killed by {signal.Signals(number).name}"
+    elif exit_code is not None:
+        cause = f"exit code {exit_code}"
+    else:
+        cause = "its exit status is lost"
+    return EngineDeadError(
+        f"engine process {engine.pid} died ({cause})",
+        exit_code=exit_code,
+        signal=number,
+        remote_traceback=last_words,
+    )

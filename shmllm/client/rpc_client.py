@@ -10,8 +10,10 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from shmllm.ipc.channel import ClientChannel
+from shmllm.errors import REFUSALS, CallError
+from shmllm.ipc.client_channel import ClientChannel
 from shmllm.ipc.packed import PackedRef, arrays_in, as_torch, try_put_all
+from shmllm.wire.messages import Reply
 from shmllm.wire.rpc import RpcCall, decode_result, encode_call
 from shmllm.wire.values import is_torch_tensor, tensor_kinds
 
@@ -60,3 +62,14 @@ def release_result(channel: ClientChannel, content: dict[str, Any]) -> None:
     """Release the slot of a result, if it has one. The release is the last action."""
     if content["tensors"] is not None:
         channel.output_slots.release(PackedRef.from_json(content["tensors"]).slot)
+
+
+def content_of(reply: Reply) -> Any:
+    """The result in a reply. Raises the error of a failed call."""
+    content = json.loads(reply.json)
+    if reply.ok:
+        return content
+    kind, message, trace = content
+    if kind in REFUSALS:
+        raise REFUSALS[kind](message)
+    raise CallError(f"{kind}: {message}", trace)

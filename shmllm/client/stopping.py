@@ -18,7 +18,7 @@ from shmllm.client.attached import NamedEngineHandle
 from shmllm.errors import SegmentError
 from shmllm.ipc import registry
 from shmllm.ipc.access import Access
-from shmllm.ipc.channel import ControlView
+from shmllm.ipc.control import ControlView
 from shmllm.ipc.core_waiter import core_doorbell
 from shmllm.ipc.layout import SegmentKind
 from shmllm.ipc.segment import Segment

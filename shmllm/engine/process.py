@@ -30,7 +30,8 @@ from shmllm.engine.session import RECORDS_PER_TURN, Session
 from shmllm.engine.tracing import EngineTracing
 from shmllm.errors import ProtocolMismatchError, ShmLLMError
 from shmllm.ipc import registry
-from shmllm.ipc.channel import ControlPage, CoreWaiter
+from shmllm.ipc.control import ControlPage
+from shmllm.ipc.core_waiter import CoreWaiter
 from shmllm.ipc.error_log import front_end
 from shmllm.ipc.layout import EngineState
 from shmllm.ipc.segment import Segment
@@ -263,10 +264,6 @@ class EngineProcess:
         if now < self._next_liveness and not self._acceptor.has_leaving():
             return
         self._control.check_intact("the segment of this engine")
-        if self._path is None:
-            for session in self._sessions.values():
-                if (error := session.error) is not None:
-                    raise error
         self._next_liveness = now + LIVENESS_PERIOD_S
         self._reporter.parked(self._waiter.times_parked)
         for session in self._sessions.values():

@@ -16,7 +16,7 @@ from shmllm.engine.calls import reply_with
 from shmllm.engine.core import EngineCore
 from shmllm.engine.worker import Worker
 from shmllm.errors import NoSpaceError
-from shmllm.ipc.channel import CoreChannel
+from shmllm.ipc.core_channel import CoreChannel
 from shmllm.ipc.packed import PackedRef, as_torch, try_put_all, view_all
 from shmllm.wire.messages import Reply, Work
 from shmllm.wire.rpc import decode_call, encode_result

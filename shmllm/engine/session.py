@@ -14,7 +14,7 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec
 
 from shmllm.errors import IpcError, NoSpaceError, ProtocolMismatchError, SegmentError
-from shmllm.ipc.channel import CoreChannel
+from shmllm.ipc.core_channel import CoreChannel
 from shmllm.ipc.error_log import front_end
 from shmllm.ipc.liveness import is_stopped, wait_for_end
 from shmllm.ipc.segment import LOST, Segment
@@ -34,7 +34,11 @@ from shmllm.wire.codec import (
 from shmllm.wire.messages import PromptEmbeds, RecordKind, Rejected, Reply
 
 RECORDS_PER_TURN = 64
-LARGEST_IN_SLOT = {RecordKind.ADD: 2**26, RecordKind.POOL: 2**26, RecordKind.ABORT: 0}
+LARGEST_IN_SLOT: dict[int, int] = {
+    RecordKind.ADD: 2**26,
+    RecordKind.POOL: 2**26,
+    RecordKind.ABORT: 0,
+}
 """The most bytes of a record in a slot. Decoding takes time in which no other front end is served.
 A front end sends no prompt of more tokens than a model has positions, and splits an ABORT."""
 WATCH_PERIOD_S = 0.25

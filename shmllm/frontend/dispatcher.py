@@ -8,28 +8,27 @@ thread that wants to send wakes the thread that polls.
 An exception of a signal handler may end any method, also while it waits. Then the request of an
 interrupted `submit` was never sent, or is aborted; the turn is free, and events that were not
 processed are processed later. Such an exception comes at a call, at the beginning of a function
-or at the end of a loop's turn, so the comments here say where no call may come in between. Handlers
-run in the main thread only. Therefore another thread applies events to requests that go on after an
-exception in this one.
+or at the end of a loop's turn, so the comments here say where no call may come in between.
 
 This module must not know who the callers are, nor how requests are checked or text is decoded.
 """
 
 from __future__ import annotations
 
-import _thread
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from shmllm.client.protocol import BucketMemory, EngineClient, EngineOutput
 from shmllm.errors import ShmLLMError
 from shmllm.frontend.input_processor import PreparedRequest
+from shmllm.frontend.request_group import Outputs, RequestGroup
 from shmllm.frontend.request_state import RequestState
+from shmllm.frontend.uninterrupted import call_uninterrupted
 from shmllm.wire.messages import Method
 from shmllm.wire.rpc import RpcCall
 
@@ -50,53 +49,6 @@ RECHECK_S = 0.1
 exception may have ended the other thread before it woke this one."""
 COURTESY_S = 0.01
 """The time for which a thread that wants to poll lets threads that send go first, in seconds."""
-ROUTE_S = 1.0
-"""The time for which an interrupted thread waits for the thread that routes its events, in
-seconds."""
-
-
-class Outputs(Protocol):
-    """The methods of OutputProcessor that the dispatcher uses."""
-
-    def add_all(
-        self,
-        request: PreparedRequest,
-        index: int,
-        streaming: bool,
-        time_tokens: bool = False,
-        request_id: str | None = None,
-    ) -> list[RequestState]: ...
-    def discard(self, numbers: Iterable[int]) -> list[int]: ...
-    def discard_all_but(self, numbers: Container[int]) -> None: ...
-    def process(self, events: Iterable[EngineOutput]) -> tuple[list[RequestState], list[int]]: ...
-
-
-class RequestGroup:
-    """The requests of one caller.
-
-    Args:
-        is_kept: the caller goes on with the group after an exception. Other callers discard it.
-
-    Attributes:
-        num_open: the number of requests whose end the caller has not collected.
-    """
-
-    __slots__ = ("_changed", "_num_ended", "_running", "is_kept", "num_open")
-
-    def __init__(self, is_kept: bool = False) -> None:
-        self.is_kept = is_kept
-        self.num_open = 0
-        self._running: dict[int, RequestState] = {}
-        self._changed: dict[int, RequestState] = {}
-        self._num_ended = 0
-
-    def _take(self) -> list[RequestState]:
-        changed = list(self._changed.values())
-        # No call may come between these statements.
-        self._changed = {}
-        self.num_open -= self._num_ended
-        self._num_ended = 0
-        return changed
 
 
 class Dispatcher:
@@ -406,30 +358,10 @@ class Dispatcher:
         """
         if not events:
             return
-        goes_on = group.is_kept or len(self._groups) != len(group._running)
-        if not goes_on or threading.current_thread() is not threading.main_thread():
+        if group.is_kept or len(self._groups) != len(group._running):
+            call_uninterrupted(lambda: self._apply(events))
+        else:
             self._apply(events)
-            return
-        errors: list[BaseException] = []
-        is_done = threading.Lock()
-        is_done.acquire()
-
-        def apply() -> None:
-            try:
-                self._apply(events)
-            except BaseException as error:
-                errors.append(error)
-            finally:
-                is_done.release()
-
-        try:
-            _thread.start_new_thread(apply, ())
-            is_done.acquire()
-        except BaseException:
-            is_done.acquire(timeout=ROUTE_S)  # this thread holds the lock until the other is done
-            raise
-        if errors:
-            raise errors[0]
 
     def _apply(self, events: list[EngineOutput]) -> None:
         changed, to_abort = self.outputs.process(events)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shmllm.frontend.dispatcher import POLL_S, Dispatcher, RequestGroup
+from shmllm.frontend.dispatcher import POLL_S, Dispatcher
 from shmllm.frontend.input_processor import PreparedRequest
 from shmllm.frontend.progress import BatchProgress
+from shmllm.frontend.request_group import RequestGroup
 from shmllm.frontend.request_state import RequestState
 from shmllm.outputs.request import RequestOutput
 

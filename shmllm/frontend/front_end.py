@@ -16,7 +16,7 @@ from shmllm.client.private import PrivateEngineClient
 from shmllm.client.protocol import EngineClient, StartProgress
 from shmllm.config.engine import EngineConfig
 from shmllm.errors import RequestError
-from shmllm.frontend.dispatcher import POLL_S, Dispatcher, RequestGroup
+from shmllm.frontend.dispatcher import POLL_S, Dispatcher
 from shmllm.frontend.engine_options import read_model_defaults
 from shmllm.frontend.input_processor import (
     InputProcessor,
@@ -28,6 +28,7 @@ from shmllm.frontend.input_processor import (
 )
 from shmllm.frontend.output_processor import OutputProcessor
 from shmllm.frontend.progress import BatchProgress
+from shmllm.frontend.request_group import RequestGroup
 from shmllm.frontend.request_state import RequestState
 from shmllm.frontend.text.tokenizer import Tokenizer
 from shmllm.frontend.tracing import FrontEndTracing, Inputs

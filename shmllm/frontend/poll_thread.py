@@ -16,9 +16,10 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from shmllm.errors import RequestError, ShmLLMError
-from shmllm.frontend.dispatcher import POLL_S, RequestGroup
+from shmllm.frontend.dispatcher import POLL_S
 from shmllm.frontend.front_end import FrontEnd
 from shmllm.frontend.input_processor import PreparedRequest
+from shmllm.frontend.request_group import RequestGroup
 from shmllm.frontend.request_output_queue import RequestOutputQueue
 from shmllm.frontend.request_state import RequestState
 from shmllm.params.sampling import RequestOutputKind

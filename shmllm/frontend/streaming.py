@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from shmllm.errors import RequestError
-from shmllm.frontend.dispatcher import POLL_S, Dispatcher, RequestGroup
+from shmllm.frontend.dispatcher import POLL_S, Dispatcher
 from shmllm.frontend.front_end import FrontEnd
 from shmllm.frontend.input_processor import PreparedRequest, Prompt, as_list
 from shmllm.frontend.output_processor import next_outputs
+from shmllm.frontend.request_group import RequestGroup
 from shmllm.frontend.request_state import RequestState
 from shmllm.outputs.request import CompletionOutput, RequestOutput
 from shmllm.params.sampling import RequestOutputKind, SamplingParams

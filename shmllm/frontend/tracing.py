@@ -14,8 +14,9 @@ from time import perf_counter_ns
 from typing import Any, Protocol
 
 from shmllm.client.protocol import EngineClient, EngineOutput
-from shmllm.frontend.dispatcher import Dispatcher, Outputs
+from shmllm.frontend.dispatcher import Dispatcher
 from shmllm.frontend.input_processor import PreparedRequest, Prompt
+from shmllm.frontend.request_group import Outputs
 from shmllm.frontend.request_state import RequestState
 from shmllm.params.sampling import SamplingParams
 from shmllm.tracing.layout import REASONS, Event, Slice, Type

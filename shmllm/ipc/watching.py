@@ -10,7 +10,8 @@ from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Any, Protocol
 
-from shmllm.ipc.ring import BytesLike, Decode, Handler, RingReader, RingWriter, record_span
+from shmllm.ipc.ring import BytesLike, RingWriter, record_span
+from shmllm.ipc.ring_reader import Decode, Handler, RingReader
 
 
 class RecordWatcher(Protocol):

@@ -21,7 +21,7 @@ from shmllm.client import attached
 from shmllm.client.attached import AttachedEngineClient
 from shmllm.frontend.engine_options import make_engine_config
 from shmllm.ipc import layout, registry
-from shmllm.ipc.channel import ControlPage
+from shmllm.ipc.control import ControlPage
 from shmllm.ipc.layout import NUM_CLIENTS, Answer, EngineState, SegmentKind
 from shmllm.ipc.segment import Segment
 from shmllm.ipc.words import Word

@@ -20,7 +20,10 @@ from support.waiting import PATIENCE_S, wait_until
 
 from shmllm.errors import SegmentError
 from shmllm.ipc import layout
-from shmllm.ipc.channel import ClientChannel, ControlPage, ControlView, CoreChannel, CoreWaiter
+from shmllm.ipc.client_channel import ClientChannel
+from shmllm.ipc.control import ControlPage, ControlView
+from shmllm.ipc.core_channel import CoreChannel
+from shmllm.ipc.core_waiter import CoreWaiter
 from shmllm.ipc.layout import EngineState, SegmentKind
 from shmllm.ipc.segment import Segment
 from shmllm.ipc.slots import SlotRef

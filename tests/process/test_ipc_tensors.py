@@ -28,7 +28,9 @@ from support.waiting import PATIENCE_S
 
 from shmllm.errors import IpcTimeoutError, NoSpaceError
 from shmllm.ipc import layout
-from shmllm.ipc.channel import ClientChannel, CoreChannel, CoreWaiter
+from shmllm.ipc.client_channel import ClientChannel
+from shmllm.ipc.core_channel import CoreChannel
+from shmllm.ipc.core_waiter import CoreWaiter
 from shmllm.ipc.layout import SegmentKind
 from shmllm.ipc.segment import Segment
 from shmllm.ipc.tensor_ref import DTYPES, REF_BYTES

@@ -19,7 +19,9 @@ import pytest
 from support.programs import environment_of_test_files
 from support.waiting import PATIENCE_S
 
-from shmllm.ipc.channel import ClientChannel, CoreChannel, CoreWaiter
+from shmllm.ipc.client_channel import ClientChannel
+from shmllm.ipc.core_channel import CoreChannel
+from shmllm.ipc.core_waiter import CoreWaiter
 from shmllm.ipc.doorbell import Doorbell
 from shmllm.ipc.layout import SegmentKind
 from shmllm.ipc.segment import Segment

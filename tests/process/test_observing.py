@@ -19,8 +19,10 @@ from support.waiting import wait_until
 
 from shmllm import LLM, CallError, EngineDeadError, SamplingParams
 from shmllm.ipc import registry
-from shmllm.ipc.channel import ClientChannel, ControlPage, CoreChannel
+from shmllm.ipc.client_channel import ClientChannel
 from shmllm.ipc.client_state import HUNG_AFTER_S, client_state
+from shmllm.ipc.control import ControlPage
+from shmllm.ipc.core_channel import CoreChannel
 from shmllm.ipc.layout import EngineState, SegmentKind
 from shmllm.ipc.segment import Segment
 from shmllm.ipc.wait import WaitPolicy

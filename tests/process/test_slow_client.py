@@ -31,7 +31,7 @@ PROMPTS = ("import os\n", "def main():\n", "x = ")
 SLOW = """
 import json, os, signal, sys, time
 from shmllm import LLM, EngineDeadError, SamplingParams
-from shmllm.frontend.dispatcher import RequestGroup
+from shmllm.frontend.request_group import RequestGroup
 from shmllm.wire import codec
 from shmllm.params.request import EngineCoreRequest
 from shmllm.wire.messages import RecordKind

@@ -28,7 +28,9 @@ import pytest
 from support.programs import environment_of_test_files, kill, read_line
 from support.waiting import PATIENCE_S
 
-from shmllm.ipc.channel import ClientChannel, CoreChannel, CoreWaiter
+from shmllm.ipc.client_channel import ClientChannel
+from shmllm.ipc.core_channel import CoreChannel
+from shmllm.ipc.core_waiter import CoreWaiter
 from shmllm.ipc.layout import RECORD_HEADER_BYTES, RING_BYTES, SegmentKind
 from shmllm.ipc.segment import Segment
 from shmllm.ipc.wait import WaitPolicy

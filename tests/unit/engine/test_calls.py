@@ -7,7 +7,7 @@ import json
 import pytest
 from support.fakes import FakeRunner, info
 
-from shmllm.client import channel_client as client
+from shmllm.client.rpc_client import content_of
 from shmllm.config.engine import EngineConfig, LoadConfig, SchedulerConfig
 from shmllm.engine import calls
 from shmllm.engine.core import EngineCore
@@ -26,7 +26,7 @@ def core():
 def call(core, text="null"):
     reply = calls.reply_to(core, PLACE, Call(5, Method.RESET_PREFIX_CACHE, text))
     assert reply.number == 5
-    return client._content(reply)
+    return content_of(reply)
 
 
 def replace_method(monkeypatch, function):

@@ -17,7 +17,8 @@ from shmllm.engine.session import Session, SessionEnd
 from shmllm.errors import NoSpaceError
 from shmllm.ipc import layout, registry
 from shmllm.ipc.access import Access
-from shmllm.ipc.channel import ClientChannel, ControlPage, ControlView
+from shmllm.ipc.client_channel import ClientChannel
+from shmllm.ipc.control import ControlPage, ControlView
 from shmllm.ipc.layout import Answer, DoorbellKind, SegmentKind
 from shmllm.ipc.segment import Segment
 from shmllm.ipc.wait import WaitPolicy

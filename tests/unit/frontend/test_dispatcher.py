@@ -9,9 +9,10 @@ import pytest
 from support.fakes import FakeEngineClient
 
 from shmllm.errors import EngineDeadError, ShmLLMError
-from shmllm.frontend.dispatcher import Dispatcher, RequestGroup
+from shmllm.frontend.dispatcher import Dispatcher
 from shmllm.frontend.input_processor import PreparedRequest
 from shmllm.frontend.output_processor import OutputProcessor
+from shmllm.frontend.request_group import RequestGroup
 from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import SamplingParams
 

@@ -8,12 +8,14 @@ import pytest
 from support.fakes import FakeEngineClient
 from support.interrupting import Moment, raising_handler
 
-from shmllm.frontend.dispatcher import Dispatcher, RequestGroup
+from shmllm.frontend.dispatcher import Dispatcher
 from shmllm.frontend.input_processor import PreparedRequest
 from shmllm.frontend.output_processor import OutputProcessor
+from shmllm.frontend.request_group import RequestGroup
 from shmllm.ipc import layout
 from shmllm.ipc.layout import SegmentKind
-from shmllm.ipc.ring import RingReader, RingWriter
+from shmllm.ipc.ring import RingWriter
+from shmllm.ipc.ring_reader import RingReader
 from shmllm.ipc.segment import Segment
 from shmllm.ipc.slots import SlotReader, SlotWriter
 from shmllm.params.request import EngineCoreRequest

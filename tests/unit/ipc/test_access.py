@@ -9,7 +9,8 @@ import pytest
 
 from shmllm.ipc import layout
 from shmllm.ipc.access import Access
-from shmllm.ipc.channel import ClientChannel, ControlPage, ControlView
+from shmllm.ipc.client_channel import ClientChannel
+from shmllm.ipc.control import ControlPage, ControlView
 from shmllm.ipc.layout import Answer, SegmentKind
 from shmllm.ipc.segment import Segment
 from shmllm.ipc.wait import WaitPolicy

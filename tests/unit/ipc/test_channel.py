@@ -8,13 +8,10 @@ import pytest
 
 from shmllm.errors import IpcTimeoutError, SegmentError
 from shmllm.ipc import doorbell, layout
-from shmllm.ipc.channel import (
-    ClientChannel,
-    ControlPage,
-    ControlView,
-    CoreChannel,
-    CoreWaiter,
-)
+from shmllm.ipc.client_channel import ClientChannel
+from shmllm.ipc.control import ControlPage, ControlView
+from shmllm.ipc.core_channel import CoreChannel
+from shmllm.ipc.core_waiter import CoreWaiter
 from shmllm.ipc.layout import EngineState, Parked, SegmentKind
 from shmllm.ipc.segment import Segment
 from shmllm.ipc.stats import Stat

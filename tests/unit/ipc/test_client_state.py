@@ -9,8 +9,9 @@ import pytest
 
 from shmllm.errors import SegmentError
 from shmllm.ipc import layout
-from shmllm.ipc.channel import ClientChannel, CoreChannel
+from shmllm.ipc.client_channel import ClientChannel
 from shmllm.ipc.client_state import ACTIVE_FOR_S, HUNG_AFTER_S, client_state
+from shmllm.ipc.core_channel import CoreChannel
 from shmllm.ipc.segment import Segment
 from shmllm.ipc.wait import WaitPolicy
 from shmllm.ipc.words import Word

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from shmllm.errors import MessageTooLargeError, ProtocolMismatchError
 from shmllm.ipc.layout import PADDING_KIND, RECORD_HEADER
-from shmllm.ipc.ring import RingReader, RingWriter
+from shmllm.ipc.ring import RingWriter
+from shmllm.ipc.ring_reader import RingReader
 from shmllm.ipc.words import PlainWord
 
 CAPACITY = 256

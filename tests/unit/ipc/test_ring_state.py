@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import pytest
 
 from shmllm.ipc import layout
-from shmllm.ipc.channel import ClientChannel, CoreChannel
+from shmllm.ipc.client_channel import ClientChannel
+from shmllm.ipc.core_channel import CoreChannel
 from shmllm.ipc.layout import OUTPUT_RING_LAYOUT, REQUEST_RING_LAYOUT, RING_BYTES, SegmentKind
 from shmllm.ipc.ring import record_span
 from shmllm.ipc.ring_state import RecordHeader, peek
