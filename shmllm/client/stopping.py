@@ -46,7 +46,7 @@ def stop_engine(
     drain_s: float,
     timeout_s: float,
     on_wait: Callable[[float], None],
-    directory: Path = registry.SHM_DIRECTORY,
+    directory: Path | None = None,
 ) -> tuple[StopResult, int]:
     """End a named engine and remove its names.
 
@@ -55,7 +55,7 @@ def stop_engine(
         drain_s: how many seconds its requests may take to end.
         timeout_s: how many seconds after `drain_s` the engine may take to end by itself.
         on_wait: called every WAIT_S seconds during that time with the seconds that are left.
-        directory: the directory of the named segments.
+        directory: the directory of the named segments; None for this user's folders.
 
     Returns:
         (the result, the engine's pid in its own pid namespace)
