@@ -22,6 +22,8 @@ from shmllm.ipc.words import Word, fence
 READ_ATTEMPTS = 1000
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+")
 _ELLIPSIS = "..."
+_MOST_CHARACTERS = 16 * layout.ERROR_TEXT_BYTES
+"""Those of a text that `record` looks at: a faulty front end can cause a text of any length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,7 @@ class ErrorLogWriter:
 
     def record(self, text: str) -> None:
         """Count an error. A text above 480 bytes of UTF-8 loses its end."""
-        text = _one_line(text)
+        text = _one_line(text[:_MOST_CHARACTERS])
         kind = _NUMBER.sub("#", text)[: layout.ERROR_TEXT_BYTES]
         # Different for each occurrence, which the reader relies on.
         self._last_ns = max(time.time_ns(), self._last_ns + 1)

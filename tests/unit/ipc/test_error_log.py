@@ -122,6 +122,25 @@ def test_a_long_text_loses_its_end_between_two_characters(
     assert layout.ERROR_TEXT_BYTES - 4 < len(text.encode()) <= layout.ERROR_TEXT_BYTES
 
 
+def test_only_the_beginning_of_a_huge_text_is_looked_at(
+    memory: memoryview, writer: ErrorLogWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at: list[int] = []
+    one_line = error_log._one_line
+
+    def observed(text: str) -> str:
+        looked_at.append(len(text))
+        return one_line(text)
+
+    monkeypatch.setattr(error_log, "_one_line", observed)
+    for number in (1, 2):
+        writer.record(f"{number} " + "7, " * 10**6)
+    assert max(looked_at) < 10_000
+    (error,) = read_errors(memory)
+    assert error.count == 2
+    assert error.text.endswith("...")
+
+
 def test_a_text_becomes_one_line_that_changes_no_terminal(
     memory: memoryview, writer: ErrorLogWriter
 ) -> None:
