@@ -5,7 +5,8 @@
                | prompt ids i32[], salt, grammar
 
 The bytes from PARAMS to the last bad word are equal for most requests of a batch, so equal byte
-strings are decoded once. Only the sampling fields that the engine acts on are transmitted.
+strings are decoded once, except large ones. Only the sampling fields that the engine acts on are
+transmitted.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ HAS_PROMPT_LOGPROBS = 16
 SKIP_PREFIX_CACHE = 32
 MAX_INT = 2**31 - 1
 MAX_UINT = 2**32 - 1
+LARGEST_KEPT = 2**14
+"""The most bytes of parameters whose decoded form is kept for the next request. A faulty front end
+can send parameters of many MiB, and no two requests of it need to have the same."""
 _NO_DETECTION = RepetitionDetectionParams()
 
 
@@ -108,7 +112,9 @@ def decode_add(record: memoryview) -> EngineCoreRequest:
         record
     )
     sections = Sections(record, ADD_HEADER.size)
-    params, bad_words = _decode_params(sections.take_bytes(params_bytes))
+    run = sections.take_bytes(params_bytes)
+    decode_params = _decode_params if len(run) <= LARGEST_KEPT else _decode_params.__wrapped__
+    params, bad_words = decode_params(run)
     prompt = array("i", sections.take_bytes(4 * num_tokens))
     salt = sections.text(salt_bytes) if salt_bytes else ""
     grammar = sections.text(grammar_bytes) if grammar_bytes else ""

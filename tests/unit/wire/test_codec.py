@@ -383,6 +383,16 @@ def test_equal_parameters_are_decoded_once():
     assert first is second
 
 
+def test_large_parameters_are_not_kept():
+    kept = add._decode_params.cache_info().currsize
+    for number in range(3):
+        params = SamplingParams(stop_token_ids=[number] * 10_000)
+        request = EngineCoreRequest(number, [5], params)
+        decoded = decode(RecordKind.ADD, record_of(RecordKind.ADD, request))
+        assert decoded.params == params
+    assert add._decode_params.cache_info().currsize == kept
+
+
 @pytest.mark.parametrize("value", [2**31, 2**40])
 @pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
 def test_numbers_of_alternatives_are_limited_to_31_bits(name, value):
