@@ -570,7 +570,13 @@ def test_a_front_end_that_continues_is_not_too_slow(
 
 @pytest.mark.parametrize(
     ("kind", "nbytes"),
-    [(RecordKind.ABORT, 8), (RecordKind.ADD, 2**26 + 1), (RecordKind.POOL, 2**27)],
+    [
+        (RecordKind.ABORT, 8),
+        (RecordKind.ADD, 2**26 + 1),
+        (RecordKind.POOL, 2**27),
+        (RecordKind.CALL, 2**24 + 1),
+        (RecordKind.WEIGHTS, 2**25),
+    ],
 )
 def test_a_record_in_a_slot_that_would_hold_up_the_engine_ends_the_session(
     engine: Engine, kind: RecordKind, nbytes: int
