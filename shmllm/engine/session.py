@@ -346,6 +346,7 @@ class Session:
             self.channel.output_slots.reclaim()
 
     def close(self) -> None:
+        self._embeds = None  # the garbage collector may take long to find this object
         self.channel.close()
         self._segment.close()
         if self._pidfd is not None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import os
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from shmllm.engine import client_acceptor
@@ -21,10 +23,11 @@ from shmllm.ipc.client_channel import ClientChannel
 from shmllm.ipc.control import ControlPage, ControlView
 from shmllm.ipc.layout import Answer, DoorbellKind, SegmentKind
 from shmllm.ipc.segment import Segment
+from shmllm.ipc.tensors import TensorWriter
 from shmllm.ipc.wait import WaitPolicy
 from shmllm.ipc.words import Word
 from shmllm.wire.codec import decode, encode_in_slot, encode_reply
-from shmllm.wire.messages import RecordKind, Reply
+from shmllm.wire.messages import PromptEmbeds, RecordKind, Reply
 
 TIMEOUT_S = 30.0
 
@@ -592,6 +595,17 @@ def test_a_record_in_a_slot_that_would_hold_up_the_engine_ends_the_session(
     assert session.ended() is SessionEnd.BROKEN_PROTOCOL
     assert f"{kind.name} of {nbytes} bytes" in str(session.error)
     assert engine.dismiss_ended() == [front_end.place]
+
+
+def test_embeddings_without_a_request_end_with_the_session(engine: Engine) -> None:
+    front_end, session = engine.attach()
+    writer = TensorWriter(front_end.channel.slots)
+    ref = writer.try_put(np.zeros((2, 3), np.float32))
+    assert ref is not None
+    session.keep_embeds(PromptEmbeds(1, ref.encode()))
+    kept = weakref.ref(session._embeds[1])  # type: ignore[index]
+    engine.acceptor.dismiss(session, Answer.NOT_CONNECTED)
+    assert kept() is None
 
 
 def test_two_wrong_hellos_do_not_bring_a_dismissed_front_end_back(engine: Engine) -> None:
