@@ -174,7 +174,10 @@ class Dispatcher:
                 return group._take()
         except BaseException as error:
             if self._poller == me:
-                self._end_poll()
+                # Before any call, where a second exception may end this: nobody else gives the
+                # turn back.
+                self._poller = None
+                self._wake_waiters()
             if isinstance(error, Exception):
                 self.check_open()  # ended by `close` in another thread
             raise

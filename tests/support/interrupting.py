@@ -68,10 +68,16 @@ class Moment:
 
 
 @contextmanager
-def raising_handler() -> Iterator[None]:
-    """A context in which SIGNAL raises Interrupted."""
+def raising_handler(is_twice: bool = False) -> Iterator[None]:
+    """A context in which SIGNAL raises Interrupted.
+
+    Args:
+        is_twice: a second signal arrives as soon as the handler of the first one has raised.
+    """
+    arrivals = map(_thread.interrupt_main, (SIGNAL,) if is_twice else ())
 
     def interrupt(number: int, frame: FrameType | None) -> None:
+        _ = [*arrivals]
         raise Interrupted
 
     before = signal.signal(SIGNAL, interrupt)
