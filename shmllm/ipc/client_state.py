@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
-from pathlib import Path
 
 from shmllm.ipc import layout
 from shmllm.ipc.layout import OUTPUT_RING_LAYOUT, REQUEST_RING_LAYOUT
+from shmllm.ipc.liveness import is_stopped
 from shmllm.ipc.ring_state import peek
 from shmllm.ipc.segment import Segment, pid_namespace
 from shmllm.ipc.words import Word
@@ -53,8 +53,4 @@ def _is_stopped(client: Segment) -> bool:
     """Whether the front end's process is stopped. False if its pid has no meaning here."""
     if client.creator_pid_namespace != pid_namespace():
         return False
-    try:
-        status = Path(f"/proc/{client.creator_pid}/stat").read_bytes()
-    except OSError:  # it has ended
-        return False
-    return status.rpartition(b")")[2].split()[0] == b"T"
+    return is_stopped(client.creator_pid)
