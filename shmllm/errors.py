@@ -1,4 +1,4 @@
-"""All exception classes of shmllm.
+"""All exception classes of shmllm, and the nearest name for their messages.
 
     ShmLLMError
     ├── RequestError (ValueError)     the request is invalid; the engine keeps running
@@ -20,6 +20,25 @@ and says what the user can do.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_COMPARED_CHARACTERS = 100
+
+
+def nearest(name: str, choices: Iterable[str]) -> str | None:
+    """The choice that is most similar to an unknown name; None if there is no choice.
+
+    Only the beginning of the name is compared: an engine compares names that a faulty front end
+    sends, and a name of 20 MB would take half a minute.
+    """
+    import difflib
+
+    near = difflib.get_close_matches(name[:_COMPARED_CHARACTERS], list(choices), n=1, cutoff=0.0)
+    return near[0] if near else None
 
 
 class ShmLLMError(Exception):

@@ -6,11 +6,10 @@ not supported is an error. Fields that only concern OpenAI's service are ignored
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
 from shmllm.batch.rows import JsonObject
-from shmllm.errors import RequestError
+from shmllm.errors import RequestError, nearest
 
 # (prompt, sampling parameters, options of the chat template)
 Request = tuple[Any, JsonObject, JsonObject]
@@ -128,7 +127,7 @@ def _single(prompt: object) -> object:
 def _check_names(body: JsonObject, known: set[str]) -> None:
     for name, value in body.items():
         if name not in known:
-            (near,) = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.0)
+            near = nearest(name, sorted(known))
             raise RequestError(f"'body' has an unknown field {name!r}; the nearest is {near!r}")
         if name in _FIXED and value != _FIXED[name]:
             raise RequestError(f"{name!r} can only be {_FIXED[name]!r} in a batch, got {value!r}")

@@ -8,6 +8,9 @@ from typing import Any
 
 from shmllm.config.engine import SchedulingPolicy, WaitPolicyName
 
+MAX_ELEMENT_BYTES = 8
+"""The size of a float64, the largest dtype of embeddings."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
@@ -56,6 +59,11 @@ class EngineInfo:
     def processor(self) -> str:
         """The name of the GPU, or the number of CPU threads, for display."""
         return f"{self.num_threads} threads" if self.device == "cpu" else self.device
+
+    @property
+    def max_embeds_bytes(self) -> int:
+        """The most bytes of a prompt that is given as embeddings, whatever their dtype."""
+        return self.max_model_len * self.hidden_size * MAX_ELEMENT_BYTES
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

@@ -357,7 +357,7 @@ class EngineProcess:
             case Text() if core is None:
                 self._init = message
             case PromptEmbeds() if core is not None:
-                session.keep_embeds(message)
+                session.keep_embeds(message, core.info.max_embeds_bytes)
             case EngineCoreRequest() if core is not None:
                 self._add(core, session, message)
             case Abort() if core is not None:

@@ -194,14 +194,18 @@ class Session:
         if len(self._backlog) == 1:
             self.flush()
 
-    def keep_embeds(self, message: PromptEmbeds) -> None:
+    def keep_embeds(self, message: PromptEmbeds, max_bytes: int) -> None:
         """Copy a prompt's embeddings from their slot, for the request that follows.
 
         Raises:
-            ProtocolMismatchError: the reference is not a valid tensor reference.
+            ProtocolMismatchError: the reference is not a valid tensor reference, or the tensor has
+                more than `max_bytes` bytes.
         """
+        ref = TensorRef.decode(message.ref)
+        if ref.slot.nbytes > max_bytes:
+            raise ProtocolMismatchError(f"PROMPT_EMBEDS of {ref.slot.nbytes} bytes fit no prompt")
         try:
-            with self._tensors.view(TensorRef.decode(message.ref)) as view:
+            with self._tensors.view(ref) as view:
                 self._embeds = message.number, view.torch().clone()
         except (TypeError, ValueError, RuntimeError) as problem:  # from torch
             raise ProtocolMismatchError(f"PROMPT_EMBEDS: {problem}") from problem

@@ -6,14 +6,13 @@ calls are transmitted.
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from shmllm.engine.core import EngineCore
-from shmllm.errors import RequestError
+from shmllm.errors import RequestError, nearest
 from shmllm.wire.rpc import RpcCall
 
 
@@ -89,8 +88,8 @@ class Worker:
         """
         weights = self.model.named_weights()
         if name not in weights:
-            near = difflib.get_close_matches(name, weights, n=1, cutoff=0.0)
-            hint = f"; the nearest name is {near[0]}" if near else ""
+            near = nearest(name, weights)
+            hint = f"; the nearest name is {near}" if near else ""
             raise RequestError(f"the model has no weight {name!r}{hint}")
         self.model.check_awake()
         return weights[name][0].clone()
@@ -176,10 +175,9 @@ class Worker:
 
     def _method(self, name: str) -> Callable[..., Any]:
         if name not in METHODS:
-            near = difflib.get_close_matches(name, METHODS, n=1, cutoff=0.0)[0]
             raise RequestError(
-                f"the worker has no method {name!r}; the nearest is {near!r}. All: "
-                f"{', '.join(METHODS)}"
+                f"the worker has no method {name!r}; the nearest is {nearest(name, METHODS)!r}. "
+                f"All: {', '.join(METHODS)}"
             )
         method: Callable[..., Any] = getattr(self, name)
         return method

@@ -6,13 +6,12 @@ afterwards.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from shmllm.errors import RequestError
+from shmllm.errors import RequestError, nearest
 from shmllm.models.layers import NamedWeights
 
 MAX_LISTED_PROBLEMS = 8
@@ -69,8 +68,8 @@ def find_problem(
 ) -> str | None:
     """Returns why a tensor of this shape and dtype cannot be the weight ``name``, or None."""
     if name not in destinations:
-        near = difflib.get_close_matches(name, destinations, n=1, cutoff=0.0)
-        hint = f"; the nearest name is {near[0]}" if near else ""
+        near = nearest(name, destinations)
+        hint = f"; the nearest name is {near}" if near else ""
         return f"the model has no weight {name!r}{hint}"
     expected = list(destinations[name][0].shape)
     if list(shape) != expected:

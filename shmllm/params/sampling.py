@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
@@ -21,6 +22,11 @@ from shmllm.params.unknown_options import reject_unknown_options
 logger = logging.getLogger(__name__)
 
 LOWEST_TEMPERATURE = 1e-2
+
+_SHORT = reprlib.Repr()
+"""Shows values in messages. A list of a million entries would take seconds and megabytes."""
+_SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxset = _SHORT.maxfrozenset = _SHORT.maxdict = 20
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 200
 
 TokenSequences = tuple[tuple[int, ...], ...]
 """Token sequences that the output must not contain; `bad_words` as token ids."""
@@ -252,7 +258,8 @@ class SamplingParams(_Fields):
 
     def _require(self, name: str, valid: bool, allowed: str) -> None:
         if not valid:
-            raise RequestError(f"{name} must be {allowed}, got {getattr(self, name)!r}")
+            got = _SHORT.repr(getattr(self, name))
+            raise RequestError(f"{name} must be {allowed}, got {got}")
 
     def _check(self, names: Iterable[str]) -> None:
         """Check the fields `names`. The constructor passes only the given ones: checking the

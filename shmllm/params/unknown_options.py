@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
+
+from shmllm.errors import nearest
 
 
 def reject_unknown_options(callee: str, given: Iterable[str], known: Iterable[str]) -> None:
@@ -21,6 +22,6 @@ def reject_unknown_options(callee: str, given: Iterable[str], known: Iterable[st
     choices = sorted(known)
     for name in given:
         if name not in choices:
-            near = difflib.get_close_matches(name, choices, n=1, cutoff=0.0)
-            hint = f"; the nearest option is {near[0]!r}" if near else ""
+            near = nearest(name, choices)
+            hint = f"; the nearest option is {near!r}" if near else ""
             raise TypeError(f"{callee}() got an unknown option {name!r}{hint}")

@@ -65,3 +65,9 @@ def test_a_death_survives_the_way_to_another_process():
 def test_a_failed_start_survives_the_way_to_another_process():
     failure = pickle.loads(pickle.dumps(errors.EngineStartError("x", "trace")))
     assert str(failure) == "x\ntrace"
+
+
+def test_the_nearest_name_of_a_long_one_is_found_at_once() -> None:
+    """difflib would compare all characters, for minutes."""
+    assert errors.nearest("tempratur" + "e" * 20_000_000, ["top_p", "temperature"]) == "temperature"
+    assert errors.nearest("x", []) is None

@@ -6,11 +6,10 @@ each subschema; llguidance checks the values. The module must not know requests.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from shmllm.errors import RequestError
+from shmllm.errors import RequestError, nearest
 
 MAX_SUBSCHEMAS = 5_000
 """llguidance recurses once per schema in a chain of references; 10,000 crash the process."""
@@ -83,8 +82,7 @@ def _refusal(path: str, keyword: object) -> str:
     where = f" at {path}" if path else ""
     if keyword in _UNSUPPORTED:
         return f"has the keyword {keyword!r}{where}, which cannot be enforced; remove it"
-    near = difflib.get_close_matches(str(keyword), sorted(_KNOWN), n=1, cutoff=0.0)
     return (
         f"has the keyword {keyword!r}{where}, which JSON Schema does not have; the nearest is "
-        f"{near[0]!r}"
+        f"{nearest(str(keyword), sorted(_KNOWN))!r}"
     )

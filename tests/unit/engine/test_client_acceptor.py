@@ -16,7 +16,7 @@ import pytest
 from shmllm.engine import client_acceptor
 from shmllm.engine.client_acceptor import ClientAcceptor
 from shmllm.engine.session import Session, SessionEnd
-from shmllm.errors import NoSpaceError
+from shmllm.errors import NoSpaceError, ProtocolMismatchError
 from shmllm.ipc import layout, registry
 from shmllm.ipc.access import Access
 from shmllm.ipc.client_channel import ClientChannel
@@ -602,7 +602,7 @@ def test_embeddings_without_a_request_end_with_the_session(engine: Engine) -> No
     writer = TensorWriter(front_end.channel.slots)
     ref = writer.try_put(np.zeros((2, 3), np.float32))
     assert ref is not None
-    session.keep_embeds(PromptEmbeds(1, ref.encode()))
+    session.keep_embeds(PromptEmbeds(1, ref.encode()), max_bytes=24)
     kept = weakref.ref(session._embeds[1])  # type: ignore[index]
     engine.acceptor.dismiss(session, Answer.NOT_CONNECTED)
     assert kept() is None
@@ -628,3 +628,15 @@ def test_a_front_end_whose_hello_was_overwritten_says_it_again(engine: Engine) -
     front_end.channel.repeat_hello(front_end.place, front_end.nonce)
     assert len(list(engine.acceptor.accept_new())) == 1
     assert front_end.answer is Answer.ACCEPTED
+
+
+def test_embeddings_larger_than_any_prompt_are_not_copied(engine: Engine) -> None:
+    front_end, session = engine.attach()
+    tensor = np.ones((4, 8), np.float32)
+    ref = TensorWriter(front_end.channel.slots).try_put(tensor)
+    assert ref is not None
+    with pytest.raises(ProtocolMismatchError, match="PROMPT_EMBEDS of 128 bytes fit no prompt"):
+        session.keep_embeds(PromptEmbeds(1, ref.encode()), max_bytes=127)
+    assert session.take_embeds(1) is None
+    session.keep_embeds(PromptEmbeds(1, ref.encode()), max_bytes=128)
+    assert session.take_embeds(1).shape == (4, 8)

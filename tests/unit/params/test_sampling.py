@@ -354,3 +354,9 @@ def test_check_does_not_treat_a_string_assigned_to_stop_as_a_list_of_letters():
 def test_a_misspelt_attribute_is_refused():
     with pytest.raises(AttributeError):
         SamplingParams().temprature = 1
+
+
+def test_a_message_shows_the_beginning_of_a_long_list() -> None:
+    with pytest.raises(RequestError, match="stop_token_ids") as caught:
+        SamplingParams(stop_token_ids=[-1] * 1_000_000)
+    assert len(str(caught.value)) < 500
