@@ -200,7 +200,7 @@ def _wait(client: AttachedEngineClient, until_ns: int) -> EngineDeadError | None
     try:
         with interruptible():
             while (left_s := (until_ns - time.monotonic_ns()) / 1e9) > 0:
-                client.poll(min(left_s, POLL_S))
+                client.poll(min(left_s, POLL_S)).clear()
     except Interrupted:
         click.echo("ended early; writing what was recorded", err=True)
     except EngineDeadError as death:

@@ -91,7 +91,7 @@ def idle():
 def parked():
     say_when(lambda: channel._parked.load() and channel._core_parked.load())
     while True:
-        llm._client.poll(1.0)
+        llm._client.poll(1.0).clear()
 
 def prefill():
     # One prompt at a time, in small chunks, of which only the last one yields a token.

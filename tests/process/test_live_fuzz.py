@@ -103,7 +103,7 @@ class RawFrontEnd:
             time.sleep(0.0002)
         with pytest.raises(EngineDeadError, match=CUT_OFF):  # noqa: PT012
             while time.monotonic() < deadline:  # outputs from before come first
-                self.client.poll(0.0005)
+                self.client.poll(0.0005).clear()
         self.client.close()
 
     def check_served(self) -> None:
@@ -289,7 +289,7 @@ def fuzz(name: str, num_records: int) -> None:
             elif num_written % 5 == 0:
                 front_end.write(RecordKind.ABORT, fuzzer.abort_all())
                 front_end.check_served()
-                front_end.client.poll(0)
+                front_end.client.poll(0).clear()
         front_end.check_served()
         front_end.client.close()
         assert greedy(other) == expected

@@ -72,8 +72,8 @@ class Engine(NamedTuple):
         return self.other.generate("import os\n", GREEDY, use_tqdm=False)[0].outputs[0].token_ids
 
     def num_lost(self) -> int:
-        """How often the log names the loss of a segment."""
-        return self.log.read_text().count(LOST)
+        """How often the engine's error log names the loss of a segment."""
+        return sum(error.count for error in self.other.engine_errors() if LOST in error.text)
 
 
 @pytest.fixture(scope="module")
@@ -217,7 +217,7 @@ def test_a_private_engine_ends_with_the_reason() -> None:
 
 def test_an_engine_ends_with_the_reason_if_its_own_segment_is_truncated(tmp_path: Path) -> None:
     with named_engine(tmp_path) as (name, pid):
-        os.truncate(f"/dev/shm/shmllm.{name}", 0)
+        os.truncate(registry.control_path(name), 0)
         assert holds_within(lambda: not is_running(pid), PATIENCE_S)
         log = (tmp_path / "engine.log").read_text()
         assert f"SegmentError: the segment of this engine {LOST}" in log
@@ -266,10 +266,13 @@ print(json.dumps(found))
 
 def test_the_tools_name_a_segment_that_is_truncated_before_or_while_they_read() -> None:
     control, before, watched, client, before_client = result_of(run_source(TOOLS))
-    for message, path in ((control, "shmllm.lost"), (client, "shmllm.lost.3")):
-        assert message == f"/dev/shm/{path} {LOST}"
+    for message, path in (
+        (control, registry.control_path("lost")),
+        (client, registry.client_path("lost", 3)),
+    ):
+        assert message == f"{path} {LOST}"
     for message in (before, before_client):
         assert message.startswith("unreadable (a C")
         assert "was truncated" in message
-        assert "/dev/shm/shmllm.lost" in message
+        assert str(registry.control_path("lost")) in message
     assert watched == [True, f"its segment {LOST}"]

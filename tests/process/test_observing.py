@@ -44,7 +44,7 @@ if sys.argv[2] != "hung":
         pass
 print(client._place, flush=True)
 while sys.argv[2] == "active":
-    client.poll(0.05)
+    client.poll(0.05).clear()
 time.sleep(600)
 """
 
@@ -149,7 +149,7 @@ def test_loaned_slots_are_shown_with_their_holder_and_age(own: OwnEngine) -> Non
         f"output slot 16: published, not released, 300000 bytes, held by front end {me} for N s",
     ]
     own.core.slots.release(ref)
-    assert row_of("ipc", "ls", f"shmllm.{name}")["slots"] == 1
+    assert row_of("ipc", "ls", name)["slots"] == 1
 
 
 def row_of(group: str, command: str, name: str) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def use(client):
     )
     end = time.monotonic() + 0.03
     while time.monotonic() < end:
-        client.poll(0.01)
+        client.poll(0.01).clear()
 
 def go_wrong(where, offset, value):
     client = AttachedEngineClient(name)
