@@ -58,9 +58,9 @@ def unpack_result(channel: ClientChannel, call: RpcCall, content: dict[str, Any]
     return decode_result(content["tree"], tensors, call)
 
 
-def release_result(channel: ClientChannel, content: dict[str, Any]) -> None:
-    """Release the slot of a result, if it has one. The release is the last action."""
-    if content["tensors"] is not None:
+def release_result(channel: ClientChannel, content: Any) -> None:
+    """Release the slot of a reply's content, if it has one. The release is the last action."""
+    if isinstance(content, dict) and content.get("tensors") is not None:
         channel.output_slots.release(PackedRef.from_json(content["tensors"]).slot)
 
 

@@ -247,7 +247,7 @@ for kind, path in (
             watch = Watch(FoundEngine("lost", 0, path, identity_of(path))) if not found else None
             with open_segment(entry) as opened:
                 os.truncate(path, 0)
-                contents(opened, 8)
+                contents(opened, 8, 0)
                 try:
                     opened.check_intact(str(path))
                 except IpcError as error:

@@ -17,8 +17,9 @@ from support.engines import assert_unused, named_engine
 from support.programs import CLI, Completed, kill, python, read_line, start_source
 from support.waiting import wait_until
 
-from shmllm import LLM, CallError, EngineDeadError, SamplingParams
-from shmllm.ipc import registry
+from shmllm import LLM, CallError, EngineDeadError, EngineStartError, SamplingParams
+from shmllm.client.attached import AttachedEngineClient
+from shmllm.ipc import layout, registry
 from shmllm.ipc.client_channel import ClientChannel
 from shmllm.ipc.client_state import HUNG_AFTER_S, client_state
 from shmllm.ipc.control import ControlPage
@@ -26,6 +27,7 @@ from shmllm.ipc.core_channel import CoreChannel
 from shmllm.ipc.layout import EngineState, SegmentKind
 from shmllm.ipc.segment import Segment
 from shmllm.ipc.wait import WaitPolicy
+from shmllm.ipc.words import Word
 from shmllm.monitor.find import open_segment
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
@@ -189,12 +191,13 @@ def test_a_front_end_that_is_cut_off_learns_the_reason_and_the_others_too(name: 
         assert "last error" in output_of("top", name, "--once", "--interval", "0.1")
 
 
-def test_a_front_end_that_is_refused_learns_the_reason(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Segment, "nonce", property(lambda segment: 2**62 + 1))
-    with pytest.raises(Exception, match=r"could not open .*: another front end took this place"):
-        LLM.attach(name)
+def test_a_front_end_that_is_refused_learns_the_reason(name: str) -> None:
+    client = AttachedEngineClient(name)
+    kind = Word(client._channel._client.buffer, layout.CLIENT_DOORBELL_OFFSET)
+    kind.store(77)
+    kind.close()
+    with pytest.raises(EngineStartError, match=r"could not open .*: .*doorbell of kind 77"):
+        client.wait_ready()
 
 
 def test_an_engine_in_this_process_has_no_log() -> None:

@@ -241,7 +241,7 @@ def publish_a_hole(llm):
         word = Word(memory, table + offset)
         word.store(value)
         word.close()
-    reference = struct.pack("<IIII", RecordKind.ABORT, SLOT, 0, 4096)
+    reference = struct.pack("<IIII", RecordKind.CALL, SLOT, 0, 4096)
     llm._client._send(RecordKind.IN_SLOT, [reference])
     wait_until(llm._client._check_accepted, "the engine disconnects it")
 try:
@@ -275,7 +275,7 @@ def test_a_hole_in_full_memory_disconnects_the_front_end_that_published_it(tmp_p
     assert found["same"] == [True, True]
     kind, reason = found["faulty"]
     assert kind == "EngineDeadError"
-    assert "has holes while shared memory is full" in reason
+    assert "has a hole and its file system is full" in reason
     assert "has a hole and its file system is full" in (tmp_path / "engine.log").read_text()
     for where in ("attach", "private", "slot"):
         kind, message = found[where]
