@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from shmllm.compat import vllm
 from shmllm.frontend import front_end
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
@@ -62,7 +63,10 @@ def run_program(
         monkeypatch.setattr(front_end, "start_engine", start_here)
         monkeypatch.setattr(sys, "argv", [str(program)])
         monkeypatch.chdir(tmp_path)
-        runpy.run_path(str(program), run_name="__main__")
+        try:
+            runpy.run_path(str(program), run_name="__main__")
+        finally:
+            vllm.uninstall()  # a program may call its `install`
         out: str = capfd.readouterr().out
         assert out.strip()
         return out

@@ -22,7 +22,6 @@ def generation(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     for name in ("trl", "trl.generation"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, MODULE, module)
-    monkeypatch.delitem(sys.modules, "vllm", raising=False)  # of an earlier test of this process
     yield module
     trl.uninstall()
 
