@@ -14,7 +14,7 @@ import signal
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -77,6 +77,18 @@ ENGINE_MODULE = "shmllm.engine"
 MARK = "SHMLLM_TEST_SESSION"
 os.environ[MARK] = uuid.uuid4().hex  # engines of this session inherit it
 LEAK_GRACE_S = 5.0
+
+
+_FOLDERS_BEFORE = find(SHM_DIRECTORY)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Remove the folder of names that this session made; the workers of pytest-xdist have ended."""
+    if not hasattr(config, "workerinput"):
+        for folder in find(SHM_DIRECTORY):
+            if folder not in _FOLDERS_BEFORE:
+                with suppress(OSError):  # an engine that is not of this session uses it now
+                    folder.rmdir()
 
 
 @pytest.hookimpl(trylast=True)

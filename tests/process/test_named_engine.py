@@ -181,7 +181,9 @@ def test_a_flood_does_not_hold_up_another_front_end(running: str) -> None:
         end(flood)
 
 
-def test_a_killed_engine_is_reported_and_can_be_started_again(name: str) -> None:
+def test_a_killed_engine_is_reported_and_can_be_started_again(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with LLM.attach(name) as llm:
         os.kill(int(engine_record(name)["pid"]), signal.SIGKILL)  # type: ignore[call-overload]
         with pytest.raises(EngineDeadError, match="died"):
@@ -191,6 +193,7 @@ def test_a_killed_engine_is_reported_and_can_be_started_again(name: str) -> None
     assert engine_record(name)["state"] == "dead"
     assert f"would remove {registry.control_path(name)}" in run("ipc", "gc").stdout
     assert registry.control_path(name).exists()
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # for its log
     assert run("engine", "start", name, "--detach").returncode == 0
     with LLM.attach(name) as llm:
         assert len(tokens(llm)) == 8
@@ -206,7 +209,10 @@ def test_gc_removes_only_the_dead(running: str) -> None:
     assert registry.control_path(running).exists()
 
 
-def test_a_second_engine_of_that_name_is_refused(running: str) -> None:
+def test_a_second_engine_of_that_name_is_refused(
+    running: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # for its log
     result = run("engine", "start", running, "--detach")
     assert result.returncode == 2
     assert f"engine {running!r} is already running" in result.stderr
