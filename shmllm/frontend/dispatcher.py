@@ -170,12 +170,12 @@ class Dispatcher:
                 # In the same section as `_poller`: the events of the next poll, in another
                 # thread, are newer and must be processed after these.
                 self._route(group, events)
-                self._end_poll()
+                self._poller = None
+                self._wake_waiters()
                 return group._take()
         except BaseException as error:
             if self._poller == me:
-                # Before any call, where a second exception may end this: nobody else gives the
-                # turn back.
+                # Before any call, where a second exception may end this.
                 self._poller = None
                 self._wake_waiters()
             if isinstance(error, Exception):
@@ -205,11 +205,6 @@ class Dispatcher:
                 # Those that still wait append themselves again; the others were interrupted.
                 with self._lock:
                     self._senders.clear()
-
-    def _end_poll(self) -> None:
-        """Give the turn back."""
-        self._poller = None
-        self._wake_waiters()
 
     def _wake_waiters(self) -> None:
         for waiters in (self._senders, self._waiters):

@@ -12,24 +12,54 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from shmllm.errors import SegmentError
+from shmllm.ipc.doorbell import Doorbell
 from shmllm.ipc.ring import RingWriter
-from shmllm.ipc.ring_reader import RingReader
+from shmllm.ipc.ring_reader import Handler, RingReader
 from shmllm.ipc.segment import Segment
+from shmllm.ipc.wait import wake_if_parked_for_room
 from shmllm.ipc.watching import (
     RecordWatcher,
     watched_draining,
     watched_receiving,
     watched_writing,
 )
+from shmllm.ipc.words import PlainWord
 
 
 class ChannelEnd:
-    """The base of both ends: it refuses the use of a closed segment and supports a watcher."""
+    """The base of both ends: it refuses the use of a closed segment and supports a watcher.
 
-    __slots__ = ("_client", "_drain", "_is_closed", "_reader", "_receive", "_try_write", "_writer")
+    Args:
+        client: the front end's segment.
+        writer: this end's ring.
+        reader: the peer's ring.
+        peer_parked: the word that tells whether the peer waits.
+        peer_doorbell: the doorbell that wakes the peer.
+    """
 
-    def __init__(self, client: Segment, writer: RingWriter, reader: RingReader) -> None:
+    __slots__ = (
+        "_client",
+        "_drain",
+        "_is_closed",
+        "_peer_doorbell",
+        "_peer_parked",
+        "_reader",
+        "_receive",
+        "_try_write",
+        "_writer",
+    )
+
+    def __init__(
+        self,
+        client: Segment,
+        writer: RingWriter,
+        reader: RingReader,
+        peer_parked: PlainWord,
+        peer_doorbell: Doorbell,
+    ) -> None:
         self._client = client
+        self._peer_parked = peer_parked
+        self._peer_doorbell = peer_doorbell
         self._is_closed = False
         self._writer = writer
         self._reader = reader
@@ -49,6 +79,15 @@ class ChannelEnd:
             self._try_write = watched_writing(self._writer, watcher)
             self._drain = watched_draining(self._reader, watcher)
             self._receive = watched_receiving(self._reader, watcher)
+
+    def drain(self, handler: Handler, limit: int = 0) -> int:
+        """Handle the unread records; see `RingReader.drain`."""
+        if self._is_closed or not self._client.is_usable:
+            self._raise_unusable()
+        num_handled = self._drain(handler, limit)
+        if num_handled:
+            wake_if_parked_for_room(self._peer_parked, self._peer_doorbell)
+        return num_handled
 
     def _raise_unusable(self) -> NoReturn:
         self._client.check_usable()

@@ -14,7 +14,7 @@ from shmllm.ipc.doorbell import open_doorbell
 from shmllm.ipc.error_log import LoggedError
 from shmllm.ipc.layout import ClientState, EngineState, Parked
 from shmllm.ipc.ring import BytesLike, RingWriter
-from shmllm.ipc.ring_reader import Decode, Handler, RingReader
+from shmllm.ipc.ring_reader import Decode, RingReader
 from shmllm.ipc.ring_statistics import StatisticsLine
 from shmllm.ipc.segment import Segment
 from shmllm.ipc.slots import SlotReader, SlotWriter
@@ -45,7 +45,8 @@ class ClientChannel(ChannelEnd):
         memory = client.buffer
         self.requests = RingWriter.over(memory, layout.REQUEST_RING_LAYOUT)
         self.outputs = RingReader.over(memory, layout.OUTPUT_RING_LAYOUT)
-        super().__init__(client, self.requests, self.outputs)
+        core_parked = Word(control.buffer, layout.CONTROL_PARKED_OFFSET)
+        super().__init__(client, self.requests, self.outputs, core_parked, core_doorbell(control))
         self._has_data = self.outputs.has_data
         self._urgent = Word(memory, layout.OUTPUT_URGENT_OFFSET)
         self._last_urgent_wait_was_empty = False
@@ -61,8 +62,6 @@ class ClientChannel(ChannelEnd):
         self._request_stats = StatisticsLine(memory, layout.REQUEST_WRITER_STATS_OFFSET)
         self._output_stats = StatisticsLine(memory, layout.OUTPUT_READER_STATS_OFFSET)
         self._waiter = Waiter(self._parked, self._doorbell, policy, self._before_park)
-        self._core_parked = Word(control.buffer, layout.CONTROL_PARKED_OFFSET)
-        self._core_doorbell = core_doorbell(control)
 
     def try_send(self, kind: int, *parts: BytesLike) -> bool:
         """Publish a request and wake the engine if it sleeps.
@@ -82,7 +81,7 @@ class ClientChannel(ChannelEnd):
             self._raise_unusable()
         if not self._try_write(kind, *parts):
             return False
-        wake_if_parked(self._core_parked, self._core_doorbell)
+        wake_if_parked(self._peer_parked, self._peer_doorbell)
         return True
 
     def send(
@@ -119,15 +118,6 @@ class ClientChannel(ChannelEnd):
                 reason=Parked.FOR_ROOM,
             )
 
-    def drain(self, handler: Handler, limit: int = 0) -> int:
-        """Handle the unread outputs; see `RingReader.drain`."""
-        if self._is_closed or not self._client.is_usable:
-            self._raise_unusable()
-        num_handled = self._drain(handler, limit)
-        if num_handled:
-            wake_if_parked_for_room(self._core_parked, self._core_doorbell)
-        return num_handled
-
     def receive(self, decode: Decode) -> int:
         """Read each unread output exactly once, also if exceptions of signal handlers end this
         call; see `RingReader.receive`.
@@ -140,7 +130,7 @@ class ClientChannel(ChannelEnd):
             self._raise_unusable()
         num_bytes = self._receive(decode, self.output_slots.release)
         if num_bytes:
-            wake_if_parked_for_room(self._core_parked, self._core_doorbell)
+            wake_if_parked_for_room(self._peer_parked, self._peer_doorbell)
         return num_bytes
 
     @property
@@ -234,7 +224,7 @@ class ClientChannel(ChannelEnd):
         """Ask a named engine to accept this front end in the place that it claimed."""
         self._client.check_usable()
         self._control.say_hello(place, nonce)
-        wake_if_parked(self._core_parked, self._core_doorbell)
+        wake_if_parked(self._peer_parked, self._peer_doorbell)
 
     def repeat_hello(self, place: int, nonce: int) -> None:
         """Say hello again if a faulty front end has overwritten the word."""
@@ -252,7 +242,7 @@ class ClientChannel(ChannelEnd):
         if self._is_closed or not self._client.is_usable:
             self._raise_unusable()
         self._state.store(ClientState.CLOSING)
-        wake_if_parked(self._core_parked, self._core_doorbell)
+        wake_if_parked(self._peer_parked, self._peer_doorbell)
 
     def close(self) -> None:
         """Release the views of both segments, which the caller closes itself; idempotent."""
@@ -271,8 +261,8 @@ class ClientChannel(ChannelEnd):
             self._heartbeat,
             self._urgent,
             self._parked,
-            self._core_parked,
+            self._peer_parked,
             self._doorbell,
-            self._core_doorbell,
+            self._peer_doorbell,
         ):
             part.close()

@@ -7,11 +7,11 @@ from shmllm.ipc.channel import ChannelEnd
 from shmllm.ipc.doorbell import open_doorbell
 from shmllm.ipc.layout import ClientState
 from shmllm.ipc.ring import BytesLike, RingWriter
-from shmllm.ipc.ring_reader import Handler, RingReader
+from shmllm.ipc.ring_reader import RingReader
 from shmllm.ipc.ring_statistics import StatisticsLine
 from shmllm.ipc.segment import Segment
 from shmllm.ipc.slots import SlotReader, SlotWriter
-from shmllm.ipc.wait import wake_if_parked, wake_if_parked_for_any, wake_if_parked_for_room
+from shmllm.ipc.wait import wake_if_parked, wake_if_parked_for_any
 from shmllm.ipc.words import Word
 
 
@@ -34,7 +34,14 @@ class CoreChannel(ChannelEnd):
         memory = client.buffer
         self.requests = RingReader.over(memory, layout.REQUEST_RING_LAYOUT)
         self.outputs = RingWriter.over(memory, layout.OUTPUT_RING_LAYOUT)
-        super().__init__(client, self.outputs, self.requests)
+        doorbell = client.part(layout.CLIENT_DOORBELL_OFFSET, layout.DOORBELL_BYTES)
+        super().__init__(
+            client,
+            self.outputs,
+            self.requests,
+            Word(memory, layout.CLIENT_PARKED_OFFSET),
+            open_doorbell(doorbell),
+        )
         self.slots = SlotReader(memory, layout.REQUEST_SLOT_LAYOUT)
         self.output_slots = SlotWriter(
             memory, layout.OUTPUT_SLOT_LAYOUT, client.allocate, client.discard
@@ -43,10 +50,6 @@ class CoreChannel(ChannelEnd):
         self._request_stats = StatisticsLine(memory, layout.REQUEST_READER_STATS_OFFSET)
         self._output_stats = StatisticsLine(memory, layout.OUTPUT_WRITER_STATS_OFFSET)
         self._state = Word(memory, layout.CLIENT_STATE_OFFSET)
-        self._parked = Word(memory, layout.CLIENT_PARKED_OFFSET)
-        self._doorbell = open_doorbell(
-            client.part(layout.CLIENT_DOORBELL_OFFSET, layout.DOORBELL_BYTES)
-        )
 
     def try_send(self, kind: int, *parts: BytesLike, is_urgent: bool = True) -> bool:
         """Publish an output and wake the front end if it sleeps.
@@ -73,19 +76,10 @@ class CoreChannel(ChannelEnd):
             # SYNC POINT: record published. The record is published before this word, so a
             # reader that sees the word finds the record.
             self._urgent.store(self.outputs.position)
-            wake_if_parked(self._parked, self._doorbell)
+            wake_if_parked(self._peer_parked, self._peer_doorbell)
         else:
-            wake_if_parked_for_any(self._parked, self._doorbell)
+            wake_if_parked_for_any(self._peer_parked, self._peer_doorbell)
         return is_written
-
-    def drain(self, handler: Handler, limit: int = 0) -> int:
-        """Handle the unread requests; see `RingReader.drain`."""
-        if self._is_closed or not self._client.is_usable:
-            self._raise_unusable()
-        num_handled = self._drain(handler, limit)
-        if num_handled:
-            wake_if_parked_for_room(self._parked, self._doorbell)
-        return num_handled
 
     def has_requests(self) -> bool:
         """Whether the request ring has an unread record."""
@@ -114,7 +108,7 @@ class CoreChannel(ChannelEnd):
             self._output_stats,
             self._state,
             self._urgent,
-            self._parked,
-            self._doorbell,
+            self._peer_parked,
+            self._peer_doorbell,
         ):
             part.close()

@@ -85,11 +85,11 @@ def outlive():
     llm.generate("x", LONG, use_tqdm=False)
 
 def idle():
-    say_when(lambda: channel._core_parked.load())
+    say_when(lambda: channel._peer_parked.load())
     outlive()
 
 def parked():
-    say_when(lambda: channel._parked.load() and channel._core_parked.load())
+    say_when(lambda: channel._parked.load() and channel._peer_parked.load())
     while True:
         llm._client.poll(1.0).clear()
 

@@ -148,7 +148,7 @@ def test_records_behind_the_new_end_of_the_file(engine: Engine, size: int) -> No
         assert position > 2 * layout.PAGE_BYTES
         os.ftruncate(fd_of(llm), size)
         published.store(position + 64)
-        llm._client._channel._core_doorbell.post()
+        llm._client._channel._peer_doorbell.post()
         check_refused(llm)
         published.close()
 

@@ -86,7 +86,7 @@ def echo(control_fd: int, client_fd: int, seed: int) -> None:
     control.take_ownership()
     channel = CoreChannel(control, Segment.attach(client_fd, SegmentKind.CLIENT))
     waiter = CoreWaiter(control, POLICY)
-    bell = channel._doorbell = Forgetful(channel._doorbell, seed)
+    bell = channel._peer_doorbell = Forgetful(channel._peer_doorbell, seed)
     receipts = Receipts()
     is_over = False
 
@@ -148,7 +148,7 @@ def test_withheld_posts_lose_no_message_and_delay_none_beyond_the_longest_wait()
     with Segment.create(SegmentKind.CONTROL) as control, Segment.create(SegmentKind.CLIENT) as own:
         own.take_ownership()
         channel = ClientChannel(control, own, POLICY)
-        bell = channel._core_doorbell = Forgetful(channel._core_doorbell, SEED + 1)
+        bell = channel._peer_doorbell = Forgetful(channel._peer_doorbell, SEED + 1)
         fds = (control.fd, own.fd)
         peer = subprocess.Popen(
             [sys.executable, __file__, *map(str, fds), str(SEED + 2)],
