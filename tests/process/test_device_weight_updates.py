@@ -8,8 +8,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ import pytest
 import torch
 from support.engines import assert_idle, named_engine, tensor_bytes
 from support.fake_sharing import UUID, FakeSharing, num_mappings, share_memory
-from support.programs import environment_of_test_files, read_line
+from support.programs import environment_of_test_files, start_at_go
 from support.waiting import PATIENCE_S, wait_until
 
 from shmllm import LLM, RequestError, SamplingParams
@@ -357,17 +355,8 @@ def test_a_trainer_killed_in_the_middle_leaves_no_mapping_and_the_old_weights(
     ):
         before, held = tokens(llm), tensor_bytes(llm)
         for where in ("lent", "generator", "sent", "asked", "outside"):
-            trainer = subprocess.Popen(
-                [sys.executable, "-c", TRAINER, name, where],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env=environment_of_test_files(),
-            )
-            assert trainer.stdin is not None
-            with trainer:
-                assert read_line(trainer) == b"ready\n"
-                trainer.stdin.write(b"go\n")
-                trainer.stdin.flush()
+            env = environment_of_test_files()
+            with start_at_go(TRAINER, name, where, env=env) as trainer:
                 if where == "outside":
                     wait_until(lambda: mappings(llm) == 1, "the engine maps the memory")
                     trainer.send_signal(signal.SIGKILL)

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import random
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -17,7 +15,7 @@ import pytest
 from conftest import engine_processes
 from support.interrupted_llm import MODULES, InterruptedLLM
 from support.interrupting import SIGNAL, Interrupted, Moment, raising_handler
-from support.programs import environment
+from support.programs import python
 from support.waiting import PATIENCE_S, holds_within
 
 from shmllm import LLM, SamplingParams
@@ -129,13 +127,6 @@ def test_the_interpreter_ends_while_threads_generate() -> None:
     before = engine_processes()
     for _ in range(NUM_EXITS):
         after_s = rng.uniform(0, 0.3)
-        done = subprocess.run(
-            [sys.executable, "-c", GENERATING.format(after_s=after_s)],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            env=environment(),
-            timeout=PATIENCE_S,
-            check=False,
-        )
+        done = python("-c", GENERATING.format(after_s=after_s))
         assert done.returncode == 0, (after_s, done.returncode, done.stderr.decode())
         assert holds_within(lambda: engine_processes() == before, PATIENCE_S)

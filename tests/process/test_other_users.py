@@ -83,18 +83,24 @@ while os.getppid() == parent and not os.path.exists(sys.argv[2]):
 print(taken, flush=True)
 """
 
-# Tries each way to reach files; prints the successful ones.
-REACH = """
-done = []
+# The beginning of the programs that try much and collect what succeeds.
+ATTEMPT = """
+gained = set()
 def attempt(what, function, *arguments):
     try:
         function(*arguments)
-        done.append(what)
+        gained.add(what)
     except OSError:
         pass
 def lock(path):
     fd = os.open(path, os.O_RDWR)
     fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 2, 0))
+"""
+
+# Tries each way to reach files; prints the successful ones.
+REACH = (
+    ATTEMPT
+    + """
 libc = ctypes.CDLL(None, use_errno=True)
 def link(path):
     if libc.linkat(-100, path.encode(), -100, (path + "-linked").encode(), 0):
@@ -110,8 +116,9 @@ for path in sys.argv[1:]:
     attempt(f"rmdir {path}", os.rmdir, path)
     attempt(f"rename {path}", os.rename, path, path + "-moved")
     attempt(f"create in {path}", os.mkdir, os.path.join(path, "x"))
-print(json.dumps(done))
+print(json.dumps(sorted(gained)))
 """
+)
 
 
 @pytest.fixture(scope="session")
@@ -355,19 +362,11 @@ def test_processes_that_make_the_folder_at_once_get_the_same(root: Path) -> None
 
 
 # Does what it can to the engine's files and names, until it is told to end.
-ATTACK = """
+ATTACK = (
+    ATTEMPT
+    + """
 root, mine, name, over = sys.argv[1:]
 print("began", flush=True)
-gained = set()
-def attempt(what, function, *arguments):
-    try:
-        function(*arguments)
-        gained.add(what)
-    except OSError:
-        pass
-def lock(path):
-    fd = os.open(path, os.O_RDWR)
-    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 2, 0))
 turn, parent = 0, os.getppid()
 while not os.path.exists(over) and os.getppid() == parent:
     turn += 1
@@ -383,6 +382,7 @@ while not os.path.exists(over) and os.getppid() == parent:
         attempt("", os.mkfifo, f"{mine}.{turn:016x}", 0o666)
 print(json.dumps(sorted(gained - {""})))
 """
+)
 
 
 def test_an_engine_serves_beside_another_user_who_tries_everything(

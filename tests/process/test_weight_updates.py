@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -23,7 +21,7 @@ from support.engines import (
     slow_steps,
     tensor_bytes,
 )
-from support.programs import environment, read_line
+from support.programs import environment, start_at_go
 from support.reference_models import greedy_tokens, make_model
 from support.waiting import PATIENCE_S, wait_until
 
@@ -319,17 +317,7 @@ def test_a_trainer_killed_in_the_middle_leaves_the_old_weights(name: str, where:
     with LLM.attach(name) as llm:
         before = llm.get_weight_version(), tokens(llm)
         held = tensor_bytes(llm)
-        trainer = subprocess.Popen(
-            [sys.executable, "-c", TRAINER, name, where],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment(),
-        )
-        assert trainer.stdin is not None
-        with trainer:
-            assert read_line(trainer) == b"ready\n"
-            trainer.stdin.write(b"go\n")
-            trainer.stdin.flush()
+        with start_at_go(TRAINER, name, where, env=environment()) as trainer:
             if where == "outside":
                 time.sleep(0.2)
                 trainer.send_signal(signal.SIGKILL)

@@ -13,8 +13,6 @@ import itertools
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -26,7 +24,7 @@ from conftest import engine_processes
 from support.engines import named_engine
 from support.interrupted_llm import MODULES, InterruptedLLM
 from support.interrupting import Interrupted, Moment, raising_handler
-from support.programs import environment
+from support.programs import python
 from support.waiting import PATIENCE_S, holds_within
 
 from shmllm import LLM
@@ -153,13 +151,6 @@ def test_the_interpreter_ends_at_random_moments() -> None:
     before = engine_processes()
     for number in range(NUM_EXITS):
         after_s = rng.uniform(0, 0.5)
-        done = subprocess.run(
-            [sys.executable, "-c", GENERATING.format(after_s=after_s)],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            env=environment(),
-            timeout=2 * PATIENCE_S,
-            check=False,
-        )
+        done = python("-c", GENERATING.format(after_s=after_s), timeout=2 * PATIENCE_S)
         assert done.returncode == 0, (number, after_s, done.returncode, done.stderr.decode())
         assert holds_within(lambda: engine_processes() == before, PATIENCE_S)

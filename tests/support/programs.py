@@ -91,6 +91,27 @@ def start_source(source: str, *arguments: str, **options: Any) -> subprocess.Pop
     )
 
 
+def start_at_go(source: str, *arguments: str, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start a source text that prints "ready" and then waits for a line, and send that line.
+
+    Args:
+        source: the source text.
+        arguments: its arguments.
+        env: the whole environment of the process.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-c", source, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=env,
+    )
+    assert process.stdin is not None
+    assert read_line(process) == b"ready\n"
+    process.stdin.write(b"go\n")
+    process.stdin.flush()
+    return process
+
+
 @contextmanager
 def watched(process: subprocess.Popen[Any]) -> Iterator[None]:
     """Kills the process if the block takes longer than PATIENCE_S, so that reading its pipes
