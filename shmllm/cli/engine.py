@@ -35,6 +35,9 @@ POLL_S = 0.05
 @click.group()
 def engine() -> None:
     """Start, list, stop and suspend named engines, which outlive their front ends."""
+    from shmllm.ipc import bus_guard
+
+    bus_guard.install()
 
 
 engine.add_command(sleep)

@@ -93,7 +93,7 @@ class ClientAcceptor:
             try:
                 session = self._open(place, nonce)
             except IpcError as error:
-                self._page.errors.record(error_log.refused(place, str(error)))
+                self._page.errors.record(error_log.refused(place, str(error)), place)
                 self._page.answer(place, nonce, Answer.NOT_USABLE)
                 continue
             if session is None:
@@ -123,7 +123,8 @@ class ClientAcceptor:
 
     def _dismiss_ended(self, session: Session, end: SessionEnd) -> None:
         if reason := session.reason_of(end):
-            self._page.errors.record(error_log.cut_off(session.pid, session.place, reason))
+            text = error_log.cut_off(session.pid, session.place, reason)
+            self._page.errors.record(text, session.place)
         self.dismiss(session, ANSWERS.get(end, Answer.NOT_CONNECTED))
 
     def _ended(self, session: Session) -> SessionEnd | None:

@@ -26,7 +26,7 @@ from shmllm.engine.core import EngineCore
 from shmllm.engine.output_publisher import OutputPublisher
 from shmllm.engine.reporter import Reporter
 from shmllm.engine.rpc_server import RpcServer
-from shmllm.engine.session import RECORDS_PER_TURN, Session
+from shmllm.engine.session import Session
 from shmllm.engine.tracing import EngineTracing
 from shmllm.errors import ProtocolMismatchError, ShmLLMError
 from shmllm.ipc import registry
@@ -319,9 +319,9 @@ class EngineProcess:
         if not senders:
             return
         began_ns = time.perf_counter_ns()
-        limit = RECORDS_PER_TURN if len(self._sessions) > 1 else 0
+        in_turns = len(self._sessions) > 1
         for session in senders:
-            session.take(self._handle, limit)
+            session.take(self._handle, in_turns)
         ended_ns = time.perf_counter_ns()
         self._reporter.drain_ns += ended_ns - began_ns
         self._tracing.observer.drained(began_ns, ended_ns)
@@ -386,7 +386,8 @@ class EngineProcess:
 
     def _reply(self, session: Session, reply: Reply, method: Method | None = None) -> None:
         if failure := failure_of(reply, method):
-            self._page.errors.record(f"{front_end(session.pid, session.place)}: {failure}")
+            text = f"{front_end(session.pid, session.place)}: {failure}"
+            self._page.errors.record(text, session.place)
         self._publisher.send(session, RecordKind.REPLY, codec.encode_reply(reply))
 
     def _add(self, core: EngineCore, session: Session, request: EngineCoreRequest) -> None:

@@ -34,6 +34,8 @@ from shmllm.wire.codec import (
 from shmllm.wire.messages import PromptEmbeds, RecordKind, Rejected, Reply
 
 RECORDS_PER_TURN = 64
+TURN_S = 0.01
+"""A turn of one front end, if there are others: whichever of the two ends first."""
 LARGEST_IN_SLOT: dict[int, int] = {
     RecordKind.ADD: 2**26,
     RecordKind.POOL: 2**26,
@@ -101,7 +103,7 @@ class Session:
         nonce: the nonce of the front end's segment.
         pid: the pid of the front end in its own pid namespace.
         protocol_error: the error, if the front end wrote invalid bytes into its segment.
-        on_error: called with the text of an error that ends no session.
+        on_error: called with (text, place) for an error that ends no session.
     """
 
     def __init__(
@@ -123,7 +125,7 @@ class Session:
         self._stopped_since: float | None = None
         self._seen_consumed = 0
         self.protocol_error: ProtocolMismatchError | None = None
-        self.on_error: Callable[[str], None] = _ignore_error
+        self.on_error: Callable[[str, int], None] = _ignore_error
         self._backlog: deque[tuple[RecordKind, Parts]] = deque()
         self._tensors = TensorReader(self.channel.slots)
         self._embeds: tuple[int, Any] | None = None
@@ -153,12 +155,13 @@ class Session:
         return not self._backlog and self.channel.has_requests()
 
     @_ends_session
-    def take(self, handler: Callable[[Session, int, memoryview], None], limit: int) -> None:
+    def take(self, handler: Callable[[Session, int, memoryview], None], in_turns: bool) -> None:
         """Read the front end's records.
 
         Args:
             handler: called with (session, kind, record) for each record.
-            limit: the largest number of records; 0 means all.
+            in_turns: stop after `RECORDS_PER_TURN` records, or after the record with which
+                `TURN_S` have passed; else read all.
         """
 
         def handle(kind: int, record: memoryview) -> None:
@@ -175,7 +178,13 @@ class Session:
                 handle(inner_kind, view)
             self.channel.slots.release(ref)
 
-        self.channel.drain(handle, limit)
+        if not in_turns:
+            self.channel.drain(handle)
+            return
+        end = time.monotonic() + TURN_S
+        for _ in range(RECORDS_PER_TURN):
+            if not self.channel.drain(handle, limit=1) or time.monotonic() > end:
+                return
 
     @_ends_session
     def send(self, kind: RecordKind, parts: Parts, is_urgent: bool = True) -> None:
@@ -265,7 +274,7 @@ class Session:
             slot = self.channel.output_slots.claim(sum(map(len, parts)))
         except NoSpaceError as error:
             name = front_end(self.pid, self.place)
-            self.on_error(f"outputs for {name} found no room: {error}")
+            self.on_error(f"outputs for {name} found no room: {error}", self.place)
             self._backlog.popleft()
             self._backlog.extendleft(reversed(list(_replacements(kind, parts, error))))
             return True
@@ -357,7 +366,7 @@ class Session:
             os.close(self._pidfd)
 
 
-def _ignore_error(text: str) -> None:
+def _ignore_error(text: str, place: int) -> None:
     """The default of `on_error`."""
 
 

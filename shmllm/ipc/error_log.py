@@ -6,15 +6,17 @@ It must not know what an engine does after an error.
 
 Two errors are the same if their texts differ in numbers only: a front end that fails in every new
 connection fills one entry and not the log. The entry shows the text of the last occurrence. When
-all entries are taken, a new error replaces the one that has not occurred for the longest time.
+all entries are taken, a new error replaces one of the place that has most of them: the one that has
+not occurred for the longest time. So a front end that causes many errors hides only its own.
 """
 
 from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shmllm.ipc import layout
 from shmllm.ipc.words import Word, fence
@@ -66,6 +68,15 @@ class _Entry:
             word.close()
 
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What the writer remembers of an entry."""
+
+    index: int
+    count: int
+    first_ns: int
+
+
 class ErrorLogWriter:
     """Writes the error log of a new control segment; only the engine process creates one.
 
@@ -78,27 +89,33 @@ class ErrorLogWriter:
     def __init__(self, buffer: memoryview) -> None:
         self._buffer = buffer
         self._last_ns = 0
-        # (index, count, first_ns) of each entry by the kind of its text, the latest entry last.
-        self._known: dict[str, tuple[int, int, int]] = {}
+        # The entries by the place and the kind of their texts, the latest entry last.
+        self._known: dict[tuple[int | None, str], _Known] = {}
 
-    def record(self, text: str) -> None:
-        """Count an error. A text above 480 bytes of UTF-8 loses its end."""
+    def record(self, text: str, place: int | None = None) -> None:
+        """Count an error.
+
+        Args:
+            text: what happened; it loses its end above 480 bytes of UTF-8.
+            place: the place of the front end that caused it; None if none did.
+        """
         text = _one_line(text[:_MOST_CHARACTERS])
-        kind = _NUMBER.sub("#", text)[: layout.ERROR_TEXT_BYTES]
+        kind = place, _NUMBER.sub("#", text)[: layout.ERROR_TEXT_BYTES]
         # Different for each occurrence, which the reader relies on.
         self._last_ns = max(time.time_ns(), self._last_ns + 1)
         if kind in self._known:
-            index, count, first_ns = self._known.pop(kind)
+            known = self._known.pop(kind)
         else:
-            index, count, first_ns = self._free_index(), 0, self._last_ns
-        self._known[kind] = index, count + 1, first_ns
-        self._write(index, _cut(text), count + 1, first_ns)
+            known = _Known(self._free_index(), 0, self._last_ns)
+        self._known[kind] = known = replace(known, count=known.count + 1)
+        self._write(known.index, _cut(text), known.count, known.first_ns)
 
     def _free_index(self) -> int:
         if len(self._known) < layout.NUM_ERRORS:
             return len(self._known)
-        oldest = next(iter(self._known))
-        return self._known.pop(oldest)[0]
+        [(most, _)] = Counter(place for place, _ in self._known).most_common(1)
+        oldest = next(kind for kind in self._known if kind[0] == most)
+        return self._known.pop(oldest).index
 
     def _write(self, index: int, text: bytes, count: int, first_ns: int) -> None:
         with _Entry(self._buffer, index) as entry:

@@ -276,3 +276,31 @@ def test_the_tools_name_a_segment_that_is_truncated_before_or_while_they_read() 
         assert "was truncated" in message
         assert str(registry.control_path("lost")) in message
     assert watched == [True, f"its segment {LOST}"]
+
+
+ERRORS = """
+import os, sys
+from shmllm.cli.engine import engine
+from shmllm.ipc import registry
+from shmllm.ipc.control import ControlView
+from shmllm.ipc.layout import SegmentKind
+from shmllm.ipc.segment import Segment
+path = registry.control_path("lost")
+read = ControlView.errors
+def truncate_and_read(view):
+    os.truncate(path, 0)
+    return read(view)
+ControlView.errors = truncate_and_read
+with Segment.create(SegmentKind.CONTROL) as segment:
+    segment.take_ownership()
+    assert registry.publish(segment, path)
+    try:
+        engine(["errors", "lost"], standalone_mode=False)
+    finally:
+        registry.withdraw(segment, path)
+print("null")
+"""
+
+
+def test_engine_errors_survives_a_truncation_while_it_reads() -> None:
+    assert result_of(run_source(ERRORS)) is None

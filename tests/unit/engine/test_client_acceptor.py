@@ -327,7 +327,7 @@ def test_each_front_end_that_is_cut_off_is_recorded_with_its_reason(
 
     broken, session = engine.attach()
     broken.channel.try_send(4711, b"nonsense")
-    session.take(lambda _, kind, record: decode(kind, record), 0)
+    session.take(lambda _, kind, record: decode(kind, record), in_turns=False)
     assert engine.dismiss_ended() == [1]
     reason = "it sent invalid messages: "
     assert recorded().startswith(f"in place 1 was cut off: {reason}")
@@ -590,11 +590,30 @@ def test_a_record_in_a_slot_that_would_hold_up_the_engine_ends_the_session(
     parts = encode_in_slot(kind, slot.publish())
     assert front_end.channel.try_send(RecordKind.IN_SLOT, *parts)
     taken: list[int] = []
-    session.take(lambda session, kind, record: taken.append(kind), 0)
+    session.take(lambda session, kind, record: taken.append(kind), in_turns=False)
     assert not taken
     assert session.ended() is SessionEnd.BROKEN_PROTOCOL
     assert f"{kind.name} of {nbytes} bytes" in str(session.error)
     assert engine.dismiss_ended() == [front_end.place]
+
+
+def test_a_turn_ends_after_64_records_or_10_ms(engine: Engine) -> None:
+    front_end, session = engine.attach()
+    for _ in range(100):
+        assert front_end.channel.try_send(RecordKind.ABORT, b"")
+    taken: list[int] = []
+
+    def take_slowly(_: Session, kind: int, record: memoryview) -> None:
+        taken.append(kind)
+        time.sleep(0.006)
+
+    session.take(take_slowly, in_turns=True)
+    assert len(taken) in (1, 2)
+    before = len(taken)
+    session.take(lambda _, kind, record: taken.append(kind), in_turns=True)
+    assert len(taken) - before <= 64
+    session.take(take_slowly, in_turns=False)
+    assert len(taken) == 100
 
 
 def test_embeddings_without_a_request_end_with_the_session(engine: Engine) -> None:

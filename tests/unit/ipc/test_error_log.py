@@ -99,6 +99,19 @@ def test_a_full_log_replaces_the_error_that_has_not_occurred_for_the_longest_tim
     assert {error.count for error in read_errors(memory) if error.text != names[0]} == {1}
 
 
+def test_many_errors_of_one_place_hide_no_error_of_another(
+    memory: memoryview, writer: ErrorLogWriter
+) -> None:
+    writer.record("of the engine")
+    for place in (3, 5):
+        writer.record("of a place", place)
+    for number in range(3 * layout.NUM_ERRORS):
+        writer.record(word_name(number), 5)
+    assert texts(memory)[:2] == ["of the engine", "of a place"]
+    assert len(texts(memory)) == layout.NUM_ERRORS
+    assert texts(memory)[-1] == word_name(3 * layout.NUM_ERRORS - 1)
+
+
 def test_times_of_two_errors_differ_also_when_the_clock_stands_still(
     memory: memoryview, writer: ErrorLogWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
