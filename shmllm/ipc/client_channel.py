@@ -24,6 +24,8 @@ from shmllm.ipc.words import Word
 
 NON_URGENT_DELAY_S = 0.01
 """A front end that waits for an urgent output checks for other outputs this often, in seconds."""
+STATISTICS_PERIOD_NS = 10_000_000
+"""The shortest time between two parks that publish statistics, which takes longer than a park."""
 
 
 class ClientChannel(ChannelEnd):
@@ -61,6 +63,7 @@ class ClientChannel(ChannelEnd):
         )
         self._request_stats = StatisticsLine(memory, layout.REQUEST_WRITER_STATS_OFFSET)
         self._output_stats = StatisticsLine(memory, layout.OUTPUT_READER_STATS_OFFSET)
+        self._published_ns = 0
         self._waiter = Waiter(self._parked, self._doorbell, policy, self._before_park)
 
     def try_send(self, kind: int, *parts: BytesLike) -> bool:
@@ -187,10 +190,14 @@ class ClientChannel(ChannelEnd):
 
     def _before_park(self) -> None:
         self.beat()
-        self.publish_statistics()
+        now_ns = time.monotonic_ns()
+        if now_ns - self._published_ns > STATISTICS_PERIOD_NS:
+            self._published_ns = now_ns
+            self.publish_statistics()
 
     def publish_statistics(self) -> None:
-        """Copy this end's counters to shared memory; each park does this as well."""
+        """Copy this end's counters to shared memory; a park does this as well, if the last one
+        that did was more than `STATISTICS_PERIOD_NS` ago."""
         self._request_stats.store(self.requests.statistics())
         outputs = self.outputs.statistics()
         self._output_stats.store(outputs._replace(times_parked=self._waiter.times_parked))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
 
 from shmllm.ipc import layout
-from shmllm.ipc.client_channel import ClientChannel
+from shmllm.ipc.client_channel import STATISTICS_PERIOD_NS, ClientChannel
 from shmllm.ipc.core_channel import CoreChannel
 from shmllm.ipc.layout import OUTPUT_RING_LAYOUT, REQUEST_RING_LAYOUT, RING_BYTES, SegmentKind
 from shmllm.ipc.ring import record_span
@@ -122,3 +123,14 @@ def test_the_front_end_publishes_its_counters_before_it_parks(pair: Pair) -> Non
     shown = peek(pair.memory, REQUEST_RING_LAYOUT, 0).writer
     assert shown.num_messages == 1
     assert peek(pair.memory, OUTPUT_RING_LAYOUT, 0).reader.times_parked == 1
+
+
+def test_parks_soon_after_each_other_publish_the_counters_once(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = []
+    for passed_ns in (0, STATISTICS_PERIOD_NS, STATISTICS_PERIOD_NS + 1):
+        monkeypatch.setattr(time, "monotonic_ns", lambda now=2**40 + passed_ns: now)
+        assert not pair.front._waiter.wait(lambda: False, 0.001)
+        shown.append(peek(pair.memory, OUTPUT_RING_LAYOUT, 0).reader.times_parked)
+    assert shown == [1, 1, 3]
