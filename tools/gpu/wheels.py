@@ -17,12 +17,13 @@ ROOT = Path(__file__).resolve().parents[2]
 PREINSTALLED = frozenset(
     {
         *("torch", "triton", "transformers", "numpy", "tokenizers", "safetensors"),
-        *("huggingface-hub", "jinja2", "llvmlite"),
+        *("huggingface-hub", "jinja2", "llvmlite", "gguf", "prompt-toolkit"),
     }
 )
 """Requirements that are not downloaded unless they are named: torch and transformers bring most of
 them, and their versions depend on each other and on the driver. llvmlite, which only the tests
-need, for the CPU's engine, is too large beside the others."""
+need, for the CPU's engine, is too large beside the others. The last two, for GGUF files and chats,
+are imported by no test there."""
 CARRIED = (
     *("markdown-it-py", "mdurl", "pygments"),  # of rich
     *("pytest", "iniconfig", "pluggy", "packaging", "pytest-xdist", "execnet"),
