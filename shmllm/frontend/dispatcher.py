@@ -125,12 +125,12 @@ class Dispatcher:
     ) -> list[RequestState]:
         states: list[RequestState] = []
         try:
+            # No loop here ends with an `if`; see `FrontEnd.serve`.
             states = self.outputs.add_all(request, index, streaming, time_tokens, request_id)
             for state in states:
                 self._groups[state.number] = group
                 group._running[state.number] = state
-                if state.text_is_urgent:
-                    self._urgent.add(state.number)
+            self._urgent.update(state.number for state in states if state.text_is_urgent)
             for state in states:
                 self._client.add(state.request.message(state.number))
             group.num_open += 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -174,16 +174,27 @@ class FrontEnd:
             time_tokens: fill `state.token_times`.
         """
         group = RequestGroup()
-        submit, collect = self.dispatcher.submit, self.dispatcher.collect
         try:
-            for index, request in enumerate(requests):
-                submit(group, request, index, streaming=streaming, time_tokens=time_tokens)
-                if index % REQUESTS_PER_POLL == REQUESTS_PER_POLL - 1:
-                    yield collect(group, 0)
-            while group.num_open:
-                yield collect(group, POLL_S)
+            # No loop stands here: from CPython 3.12 on, the jump back to a loop's beginning, where
+            # a signal handler may raise, can lie outside the `try`.
+            yield from self._polls(group, requests, streaming, time_tokens)
         finally:
             self.dispatcher.discard_group(group)
+
+    def _polls(
+        self,
+        group: RequestGroup,
+        requests: Iterable[PreparedRequest],
+        streaming: bool,
+        time_tokens: bool,
+    ) -> Generator[list[RequestState], None, None]:
+        submit, collect = self.dispatcher.submit, self.dispatcher.collect
+        for index, request in enumerate(requests):
+            submit(group, request, index, streaming=streaming, time_tokens=time_tokens)
+            if index % REQUESTS_PER_POLL == REQUESTS_PER_POLL - 1:
+                yield collect(group, 0)
+        while group.num_open:
+            yield collect(group, POLL_S)
 
     def run(self, requests: list[PreparedRequest], show_progress: bool) -> list[RequestOutput]:
         """Run requests. Returns their outputs, in their order, when all have ended.
@@ -209,13 +220,17 @@ class FrontEnd:
             BatchProgress(len(requests), show_progress and bool(requests)) as progress,
             contextlib.closing(self.serve(requests)) as served,
         ):
-            for changed in served:
-                progress.update(changed)
-                for state in changed:
-                    if state.is_retryable:
-                        state.raise_error()
-                    if state.ends_request:
-                        yield state
+            yield from _ended(served, progress)
+
+
+def _ended(served: Iterable[list[RequestState]], progress: BatchProgress) -> Iterator[RequestState]:
+    for changed in served:
+        progress.update(changed)
+        for state in changed:
+            if state.is_retryable:
+                state.raise_error()
+            if state.ends_request:
+                yield state
 
 
 def start_engine(config: EngineConfig, multiprocess: bool, startup_timeout: float) -> Any:

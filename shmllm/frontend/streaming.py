@@ -231,14 +231,18 @@ class Stream:
 
     def run(self) -> Iterator[RequestOutput]:
         """Yield the results. Closing the generator aborts the unfinished requests."""
-        group, source = self._group, self._source
         try:
-            while group.num_open or not source.is_exhausted:
-                yield from self._outputs(self._submit_some())
-                is_full = source.is_exhausted or self._room() <= 0
-                yield from self._outputs(self._collect(POLL_S if is_full else 0.0))
+            # No loop stands here; see `FrontEnd.serve`.
+            yield from self._polls()
         finally:
-            self._dispatcher.discard_group(group)
+            self._dispatcher.discard_group(self._group)
+
+    def _polls(self) -> Iterator[RequestOutput]:
+        group, source = self._group, self._source
+        while group.num_open or not source.is_exhausted:
+            yield from self._outputs(self._submit_some())
+            is_full = source.is_exhausted or self._room() <= 0
+            yield from self._outputs(self._collect(POLL_S if is_full else 0.0))
 
     def _room(self) -> int:
         """How many more prompts may be read now."""
@@ -309,10 +313,13 @@ class Stream:
 
     def _outputs(self, items: list[Item]) -> list[RequestOutput]:
         with self._dispatcher.reading():
-            for item in items:
-                if self._raises:
-                    item.raise_error(f"prompt {item.index}")
+            self._raise_first_error(items)
             return next_outputs(self._order.put(items))
+
+    def _raise_first_error(self, items: list[Item]) -> None:
+        if self._raises:
+            for item in items:
+                item.raise_error(f"prompt {item.index}")
 
 
 def stream(

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import ast
+import dis
 import itertools
+import sys
+import types
+from pathlib import Path
 
 import pytest
 from support.fakes import FakeEngineClient
 from support.interrupting import Interrupted, Moment, raising_handler
 
+from shmllm.frontend import dispatcher, front_end, streaming
 from shmllm.frontend.dispatcher import Dispatcher
 from shmllm.frontend.input_processor import PreparedRequest
 from shmllm.frontend.output_processor import OutputProcessor
@@ -95,6 +101,37 @@ def test_the_dispatcher_is_free_after_an_interrupt_at_any_line(
         assert parts.engine.left == {}
 
     assert interrupt_everywhere(Parts, call, check, is_twice) > 100
+
+
+def protected_lines(source):
+    """The lines inside the statements `try` and `with`."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Try | ast.With):
+            yield from range(node.body[0].lineno, node.body[-1].end_lineno + 1)
+
+
+def uncovered_jumps(code, lines):
+    """(function, line) of each jump back on one of the lines that no handler covers."""
+    covered = [range(each.start, each.end) for each in dis.Bytecode(code).exception_entries]
+    for instruction in dis.get_instructions(code) if "<genexpr>" not in code.co_name else ():
+        if (
+            instruction.opname == "JUMP_BACKWARD"
+            and instruction.positions.lineno in lines
+            and not any(instruction.offset in each for each in covered)
+        ):
+            yield code.co_qualname, instruction.positions.lineno
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from uncovered_jumps(constant, lines)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="Python 3.11 covers all jumps")
+@pytest.mark.parametrize("module", [dispatcher, front_end, streaming], ids=lambda m: m.__name__)
+def test_no_handler_of_a_signal_can_raise_between_a_loop_and_the_try_around_it(module):
+    """At such a jump, CPython may run a handler whose exception then skips the `finally`."""
+    source = Path(module.__file__).read_text()
+    found = uncovered_jumps(compile(source, "", "exec"), {*protected_lines(source)})
+    assert not [*found]
 
 
 def test_each_record_is_received_once_after_an_interrupt_at_any_line():

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 from gpu.tests_part import ROOT, SHARDS, parallel_options, read_report, run_pytest
+from support.waiting import PATIENCE_S
 
 TESTS = """
 import time
@@ -43,7 +44,10 @@ class TestLast:
 def test_counts_and_failures_are_reported_also_if_the_time_is_over(tmp_path, seconds):
     path = tmp_path / "test_all.py"
     path.write_text(TESTS.replace("SECONDS", str(seconds)))
-    found = run_pytest([str(path)], 60.0 if seconds == 0 else 3.0)
+    for limit_s in (3.0, 15.0, 75.0):  # the start of pytest alone may take longer on a busy machine
+        found = run_pytest([str(path)], PATIENCE_S if seconds == 0 else limit_s)
+        if found["failures"]:
+            break
     assert found["finished"] is (seconds == 0)
     assert (found["failed"], found["skipped"]) == (2, 1)
     assert found["passed"] == (2 if seconds == 0 else 1)
