@@ -42,6 +42,7 @@ RULES = {
     "shmllm.errors": Rule(),
     "shmllm.config": Rule("errors"),
     "shmllm.params": Rule("errors outputs"),
+    "shmllm.formats": Rule("errors"),
     "shmllm.outputs": Rule(packages="numpy", lazy_packages="torch"),
     "shmllm.tracing": Rule(),
     "shmllm.ipc": Rule("errors", packages="numpy posix_ipc", lazy_packages="cuda torch"),

@@ -1,0 +1,75 @@
+"""What lies in the model directory that is made from a GGUF file, for its maker and its readers.
+
+The weights stay in the GGUF file: the directory has a link to it and the file's identity. A reader
+compares the identity, because weights of another model under the same path would go unnoticed if
+their shapes are equal.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from shmllm.errors import EngineStartError
+
+LINK = "model.gguf"
+IDENTITY = "gguf_source.json"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """The identity of a GGUF file.
+
+    Attributes:
+        path: the path without links.
+        size: in bytes.
+        mtime_ns: the time of the last change.
+    """
+
+    path: str
+    size: int
+    mtime_ns: int
+
+    @classmethod
+    def of(cls, path: Path) -> SourceFile:
+        """Looks at a file.
+
+        Raises:
+            EngineStartError: the file does not exist or cannot be looked at.
+        """
+        real = os.path.realpath(path)
+        try:
+            status = os.stat(real)
+        except OSError as error:
+            raise EngineStartError(
+                f"cannot read the weights in {real}: {error.strerror or error}; give the model "
+                "again with the file's present path"
+            ) from None
+        return cls(real, status.st_size, status.st_mtime_ns)
+
+    def as_json(self) -> str:
+        """The content of the file IDENTITY."""
+        return json.dumps(asdict(self), indent=2)
+
+
+def check_source(directory: Path) -> None:
+    """Checks that the GGUF file is the one that a directory was made from. A directory that was
+    not made from a GGUF file passes.
+
+    Raises:
+        EngineStartError: the file is gone or has changed.
+    """
+    try:
+        stored = json.loads((directory / IDENTITY).read_text(encoding="utf-8"))
+        made_from = SourceFile(**stored)
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, TypeError) as error:
+        raise EngineStartError(f"cannot read {directory / IDENTITY}: {error}") from None
+    if SourceFile.of(Path(made_from.path)) != made_from:
+        raise EngineStartError(
+            f"{made_from.path} has changed since this engine's model directory was made from it; "
+            "start again with this file as the model"
+        )

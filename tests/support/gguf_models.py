@@ -1,0 +1,167 @@
+"""Small GGUF files, written by the `gguf` package as llama.cpp's conversion writes them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from transformers import PreTrainedModel
+
+from shmllm.frontend.model_files import resolve_model
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+ARCHITECTURES = {
+    "llama": gguf.MODEL_ARCH.LLAMA,
+    "mistral": gguf.MODEL_ARCH.LLAMA,
+    "qwen2": gguf.MODEL_ARCH.QWEN2,
+    "qwen3": gguf.MODEL_ARCH.QWEN3,
+}
+KINDS = {each.name: each for each in gguf.GGMLQuantizationType}
+PYTHON_QUANTIZES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "BF16", "F16", "F32")
+K_QUANTS = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Change = Callable[[gguf.GGUFWriter], object]
+
+
+def write(path: Path, architecture: str, fill: Change) -> Path:
+    """Write a file whose metadata and tensors `fill` adds."""
+    writer = gguf.GGUFWriter(path, architecture)
+    fill(writer)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def quantized(values: Array, kind: str, seed: int = 0) -> Array:
+    """The stored bytes of a tensor: its values rounded, or random K-quants, which `gguf` cannot
+    make, with small finite scales."""
+    number = KINDS[kind]
+    if kind in PYTHON_QUANTIZES:
+        return gguf.quants.quantize(values, number)
+    shape = gguf.quants.quant_shape_to_byte_shape(values.shape, number)
+    num_elements, num_bytes = gguf.GGML_QUANT_SIZES[number]
+    blocks = (*shape[:-1], values.shape[-1] // num_elements, num_bytes)
+    stored = np.random.default_rng(seed).integers(0, 256, blocks, dtype=np.uint8)
+    scale = np.frombuffer(np.float16(2.0**-8).tobytes(), np.uint8)
+    for begin in _SCALES[kind]:
+        stored[..., begin : begin + 2] = scale
+    return stored.reshape(shape)
+
+
+_SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+"""Where the float16 numbers of a block lie."""
+
+
+def write_model(
+    path: Path,
+    model: PreTrainedModel,
+    change: Change | None = None,
+    *,
+    kind: str = "F32",
+    kinds: Mapping[str, str] | None = None,
+    factors: Array | None = None,
+) -> Path:
+    """Write a model of transformers, with the vocabulary of the bundled model.
+
+    Args:
+        path: the file.
+        model: a Llama, Mistral, Qwen 2 or Qwen 3.
+        change: adds further metadata.
+        kind: the type of the matrices; all others are F32, as llama.cpp does it.
+        kinds: other types by the names of a Hugging Face checkpoint.
+        factors: the tensor rope_freqs.weight.
+    """
+    family = model.config.model_type
+    names = gguf.get_tensor_name_map(ARCHITECTURES[family], model.config.num_hidden_layers)
+
+    def fill(writer: gguf.GGUFWriter) -> None:
+        add_sizes(writer, model.config)
+        add_bundled_vocabulary(writer, model.config.vocab_size)
+        if change is not None:
+            change(writer)
+        if factors is not None:
+            writer.add_tensor("rope_freqs.weight", factors.astype(np.float32))
+        for name, tensor in model.state_dict().items():
+            if name == "lm_head.weight" and model.config.tie_word_embeddings:
+                continue
+            values = tensor.float().numpy()
+            if writer.arch == "llama":
+                values = permuted(values, name, model.config)
+            chosen = (kinds or {}).get(name, kind if values.ndim == 2 else "F32")
+            stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+            assert stored is not None, name
+            writer.add_tensor(stored, quantized(values, chosen), raw_dtype=KINDS[chosen])
+
+    return write(path, gguf.MODEL_ARCH_NAMES[ARCHITECTURES[family]], fill)
+
+
+def permuted(values: Array, name: str, config: Any) -> Array:
+    """The rows of queries and keys in llama.cpp's order: neighbours are rotated together."""
+    if "q_proj" in name:
+        heads = config.num_attention_heads
+    elif "k_proj" in name:
+        heads = config.num_key_value_heads
+    else:
+        return values
+    halves = values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:])
+    return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(values.shape))
+
+
+def add_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
+    """Add the metadata that each model has."""
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    head_dim = getattr(config, "head_dim", None)
+    if head_dim:
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+
+
+def add_vocabulary(
+    writer: gguf.GGUFWriter,
+    tokens: Sequence[str],
+    kinds: Sequence[int],
+    *,
+    merges: Sequence[str] | None = None,
+    scores: Sequence[float] | None = None,
+    pre: str | None = None,
+) -> None:
+    """Add a vocabulary with merges, or one of SentencePiece with scores."""
+    writer.add_tokenizer_model("gpt2" if scores is None else "llama")
+    if pre is not None:
+        writer.add_tokenizer_pre(pre)
+    writer.add_token_list(list(tokens))
+    writer.add_token_types(list(kinds))
+    if merges is not None:
+        writer.add_token_merges(list(merges))
+    if scores is not None:
+        writer.add_token_scores(list(scores))
+
+
+def add_bundled_vocabulary(
+    writer: gguf.GGUFWriter, vocab_size: int = 4096, pre: str = "gpt-2"
+) -> None:
+    """Add the bundled model's vocabulary, cut to a size."""
+    directory = resolve_model("tiny")
+    model = json.loads((directory / "tokenizer.json").read_text())["model"]
+    settings = json.loads((directory / "tokenizer_config.json").read_text())
+    tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)[:vocab_size]
+    known = set(tokens)
+    merges = [" ".join(pair) for pair in model["merges"] if {*pair, "".join(pair)} <= known]
+    kinds = [CONTROL if token_id < 3 else NORMAL for token_id in range(len(tokens))]
+    add_vocabulary(writer, tokens, kinds, merges=merges or ["a b"], pre=pre)
+    writer.add_eos_token_id(0)
+    writer.add_chat_template(settings["chat_template"])
