@@ -48,7 +48,11 @@ RULES = {
     "shmllm.ipc": Rule("errors", packages="numpy posix_ipc", lazy_packages="cuda torch"),
     "shmllm.wire": Rule("errors ipc outputs params", packages="numpy", lazy_packages="cloudpickle"),
     "shmllm.core": Rule("config errors outputs params"),
-    "shmllm.models": Rule("errors shmllm_kernels", packages="torch safetensors numpy"),
+    "shmllm.models": Rule(
+        "errors formats shmllm_kernels",
+        packages="torch safetensors numpy",
+        lazy_packages="gguf",
+    ),
     "shmllm.worker": Rule(
         "config core errors models outputs params shmllm_kernels",
         packages="torch numpy",

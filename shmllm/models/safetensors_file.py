@@ -1,0 +1,90 @@
+"""Reads safetensors files: one file, or shards with an index."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from shmllm.errors import EngineStartError
+from shmllm.models.fields import Fields, read_json_object
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+_libc = ctypes.CDLL(None)
+
+
+class SafetensorsFile:
+    """One file; see `checkpoint.CheckpointFile`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.num_bytes = 0
+        self.num_bytes_read = 0
+        self._file: Any = None
+
+    def __enter__(self) -> Self:
+        try:
+            self._file = safe_open(self.path, framework="pt", device="cpu")
+            self.num_bytes, self.num_bytes_read = self.path.stat().st_size, 0
+        except OSError as error:
+            raise EngineStartError(f"cannot read {self.path}: {error}") from None
+        except SafetensorError as error:
+            raise EngineStartError(
+                f"{self.path} is damaged or not a safetensors file ({error}); copy or download "
+                "it again"
+            ) from None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file = None
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        file = self._file
+        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+
+    @contextmanager
+    def tensor(self, name: str) -> Iterator[Tensor]:
+        tensor = self._file.get_tensor(name)
+        yield tensor
+        self.num_bytes_read += tensor.nbytes
+        _release_pages(tensor)
+
+
+def find_safetensors(directory: Path) -> list[SafetensorsFile]:
+    """The files of a checkpoint in a directory; none if it has no safetensors files.
+
+    Raises:
+        EngineStartError: the index is damaged, or a file that it lists is missing.
+    """
+    single, index = directory / SINGLE_FILE, directory / INDEX_FILE
+    if single.is_file():
+        return [SafetensorsFile(single)]
+    if not index.is_file():
+        return []
+    fields = Fields(read_json_object(index), str(index))
+    names = fields.table("weight_map").values()
+    if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
+        raise fields.error("'weight_map' must map tensor names to file names")
+    files = [directory / name for name in sorted(set(names))]
+    for file in files:
+        if not file.is_file():
+            raise EngineStartError(f"missing shard {file}, which {INDEX_FILE} lists")
+    return [SafetensorsFile(file) for file in files]
+
+
+def _release_pages(tensor: Tensor) -> None:
+    """Releases the pages of a tensor in a mapped file, which is not read again."""
+    # Only the pages that contain nothing else: safetensors may return a copy in ordinary memory.
+    page = mmap.PAGESIZE
+    begin = -(-tensor.data_ptr() // page) * page
+    end = (tensor.data_ptr() + tensor.nbytes) // page * page
+    if end > begin:
+        address, size = ctypes.c_void_p(begin), ctypes.c_size_t(end - begin)
+        _libc.madvise(address, size, mmap.MADV_DONTNEED)
