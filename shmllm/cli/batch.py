@@ -21,8 +21,9 @@ from shmllm.batch.parquet import write_parquet
 from shmllm.batch.resume import DoneLines
 from shmllm.batch.rows import JsonObject, Row
 from shmllm.batch.sources import STANDARD_STREAM
+from shmllm.cli.outcome import EXIT_ENGINE_ENDED, EXIT_FAILED, WHY_ABORTED
 from shmllm.cli.plan import GeneratePlan
-from shmllm.cli.sampling import DEFAULTS
+from shmllm.cli.sampling import completed
 from shmllm.cli.session import CommandSession
 
 if TYPE_CHECKING:
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from shmllm.outputs.request import RequestOutput
     from shmllm.params.sampling import SamplingParams
 
-EXIT_FAILED_ROWS = 1
-EXIT_ENGINE_DIED = 3
 NO_PROMPT = "the input holds no prompt"
 
 
@@ -93,7 +92,7 @@ class Batch:
         """Makes the output writable, and removes an incomplete record at its end."""
         self._file.begin(self._done.num_bytes)
 
-    def run(self, rows: Iterator[Row], llm: LLM, sampling: JsonObject) -> int:
+    def run(self, rows: Iterator[Row], llm: LLM, sampling: JsonObject, priority: int | None) -> int:
         """Runs rows; returns the number of rows that the engine aborted."""
         from shmllm.frontend.progress import BatchProgress
 
@@ -102,12 +101,12 @@ class Batch:
             job = BatchJob(
                 self._plan.form,
                 self._file,
-                Preparation(llm, sampling),
+                Preparation(llm, sampling, self._plan.chat_template),
                 ordered=ordered,
                 on_result=progress.finish,
             )
             try:
-                job.run(rows, lambda requests: stream(llm, requests, ordered))
+                job.run(rows, lambda requests: stream(llm, requests, ordered, priority))
             finally:
                 self._num_written += job.tally.num_written
                 self._num_failed += job.tally.num_failed
@@ -123,7 +122,7 @@ class Batch:
             return 0
         counts = f"{self._num_failed:,} of {self._num_written:,}"
         click.echo(f"shmllm: {counts} rows failed; see `error` in their records", err=True)
-        return EXIT_FAILED_ROWS
+        return EXIT_FAILED
 
     def report_interruption(self) -> None:
         """Tells the user how many records exist, and how to continue the job."""
@@ -151,15 +150,15 @@ def run_batch(plan: GeneratePlan, sampling: JsonObject, session: CommandSession)
             session.describe_engine(llm)
             batch.begin()
             try:
-                num_lost = batch.run(rows, llm, sampling)
+                num_lost = batch.run(rows, llm, sampling, session.priority)
             except BaseException:
                 batch.report_interruption()
                 raise
         if not num_lost:
             return batch.finish()
-        click.echo(f"shmllm: the engine was stopped; it aborted {num_lost:,} rows", err=True)
+        click.echo(f"shmllm: {WHY_ABORTED}; {num_lost:,} rows have no record", err=True)
         batch.report_interruption()
-        return EXIT_ENGINE_DIED
+        return EXIT_ENGINE_ENDED
 
 
 class Preparation:
@@ -168,24 +167,27 @@ class Preparation:
     Args:
         llm: the engine's front end; it has the chat template and the model's defaults.
         sampling: the sampling parameters from the command line.
+        chat_template: the source of the chat template; None for the model's.
     """
 
-    def __init__(self, llm: LLM, sampling: JsonObject) -> None:
+    def __init__(self, llm: LLM, sampling: JsonObject, chat_template: str | None) -> None:
         self._llm = llm
         self._given = llm.model_defaults | sampling
-        self._common = make_params(DEFAULTS | self._given, {})
+        self._common = make_params(completed(self._given), {})
+        self._template = {} if chat_template is None else {"chat_template": chat_template}
 
     def __call__(self, row: Row) -> Request:
         prompt = row.prompt
         if isinstance(prompt, list):
-            prompt = dict(self._llm.front_end.chat_prompt(prompt, **row.template))
+            prompt = dict(self._llm.front_end.chat_prompt(prompt, **self._template, **row.template))
         if not row.sampling and not row.defaults:
             return prompt, self._common
-        return prompt, make_params(DEFAULTS | row.defaults | self._given, row.sampling)
+        defaults = completed(row.defaults, self._given, row.sampling)
+        return prompt, make_params(defaults, row.sampling)
 
 
 def stream(
-    llm: LLM, requests: Iterator[Request], ordered: bool
+    llm: LLM, requests: Iterator[Request], ordered: bool, priority: int | None
 ) -> Iterator[tuple[int, RequestOutput]]:
     """Runs requests with `LLM.stream`, which takes prompts and parameters separately."""
     params: deque[SamplingParams] = deque()
@@ -196,7 +198,8 @@ def stream(
             yield prompt
 
     aligned = iter(params.popleft, None)
-    for output in llm.stream(prompts(), aligned, ordered=ordered, on_error="yield"):
+    outputs = llm.stream(prompts(), aligned, ordered=ordered, on_error="yield", priority=priority)
+    for output in outputs:
         place = output.prompt_index
         if output.error is not None:
             output.error = output.error.replace(f"prompt {place} ", "the prompt ", 1)

@@ -12,8 +12,8 @@ import click
 
 from shmllm.cli.interrupts import interruptible
 from shmllm.cli.options import engine_options, metrics_port_option, take_engine_options
-from shmllm.cli.prompts import as_chat, read_prompts
-from shmllm.cli.sampling import DEFAULTS, take_sampling
+from shmllm.cli.prompts import as_chat, chat_template_option, read_prompts
+from shmllm.cli.sampling import sampling_options, take_sampling, text_sampling_options
 from shmllm.cli.session import CommandSession
 
 EPILOG = """\b
@@ -49,36 +49,11 @@ Exit codes: 0 done, 1 some rows failed, 2 usage or environment, 3 the engine die
 
 @click.command(epilog=EPILOG)
 @click.argument("prompts", nargs=-1, metavar="[PROMPT]...")
-@click.option(
-    "--max-tokens", type=int, help=f"Tokens per completion.  [default: {DEFAULTS['max_tokens']}]"
-)
-@click.option(
-    "--temperature",
-    type=float,
-    help="Sampling temperature; 0 is greedy.  [default: the model's, else 0]",
-)
-@click.option(
-    "--top-p",
-    type=float,
-    help="Sample from the tokens with this total probability.  [default: the model's, else 1]",
-)
-@click.option(
-    "--top-k",
-    type=int,
-    help="Sample from this many most likely tokens.  [default: the model's, else all]",
-)
-@click.option(
-    "--min-p",
-    type=float,
-    help="Drop tokens below this part of the highest probability.  [default: the model's, else 0]",
-)
-@click.option("--seed", type=int, help="Seed, for repeatable sampling.  [default: none]")
-@click.option("--stop", multiple=True, help="End before this text. May be given several times.")
-@click.option(
-    "--ignore-eos", is_flag=True, default=None, help="Continue after the end-of-sequence token."
-)
+@sampling_options
+@text_sampling_options
 @click.option("--chat", is_flag=True, help="Treat each prompt as a user message of a chat.")
 @click.option("--system", help="System message; implies --chat.")
+@chat_template_option
 @click.option("--echo", is_flag=True, help="Write the prompt before its completion.")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object per line.")
 @click.option(
@@ -99,11 +74,14 @@ Exit codes: 0 done, 1 some rows failed, 2 usage or environment, 3 the engine die
 @click.option("--resume", is_flag=True, help="Continue an interrupted run.")
 @click.option("--overwrite", is_flag=True, help="Replace the records of an earlier run.")
 @click.option("--token-ids", is_flag=True, help="Add the output's token ids to the records.")
-@click.option(
-    "--logprobs", type=int, help="Add the logprobs of this many alternatives to the records."
-)
 @click.option("--openai-batch", is_flag=True, help="Read and write OpenAI's batch files.")
 @click.option("--attach", metavar="NAME", help="Use a running engine (shmllm engine start NAME).")
+@click.option(
+    "--priority",
+    type=click.IntRange(-(2**31), 2**31 - 1),
+    metavar="N",
+    help="Run before requests of higher numbers; needs --scheduling-policy priority.",
+)
 @metrics_port_option
 @engine_options
 def generate(prompts: tuple[str, ...], **options: Any) -> int:
@@ -124,8 +102,11 @@ def run(prompts: tuple[str, ...], options: dict[str, Any]) -> int:
     if prompts and source is not None:
         raise click.UsageError("give prompts as arguments or with --input, not both")
     engine = take_engine_options(options)
-    session = CommandSession(options["attach"], engine, options["metrics_port"])
+    session = CommandSession(
+        options["attach"], engine, options["metrics_port"], options["priority"]
+    )
     sampling = take_sampling(options)
+    options["chat"] |= options["system"] is not None or options["chat_template"] is not None
     found = None if source is None else look_at(source)
 
     with quiet_closed_pipe():
@@ -138,9 +119,10 @@ def run(prompts: tuple[str, ...], options: dict[str, Any]) -> int:
         from shmllm.cli.text import run_text
 
         inputs = read_prompts(prompts, None if found is None else found.lines)
-        if options["chat"] or options["system"] is not None:
+        if options["chat"]:
             inputs = [as_chat(item, options["system"]) for item in inputs]
-        return run_text(inputs, sampling, target, options["echo"], session)
+        template = options["chat_template"]
+        return run_text(inputs, sampling, target, options["echo"], session, template)
     return 0
 
 

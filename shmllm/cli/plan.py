@@ -56,6 +56,7 @@ class GeneratePlan:
         target: the output that the user named.
         mode: what to do with existing records.
         ordered: whether records are written in the order of the rows.
+        chat_template: the source of the chat template; None for the model's.
     """
 
     rows: Rows
@@ -63,6 +64,7 @@ class GeneratePlan:
     target: str
     mode: Mode
     ordered: bool
+    chat_template: str | None = None
 
     @property
     def is_parquet(self) -> bool:
@@ -93,7 +95,7 @@ def wants_records(found: Input | None, options: dict[str, Any]) -> bool:
     """Whether the output is records: the input holds rows, or an option asks for records."""
     if found is not None and found.kind is not SourceKind.TEXT:
         return True
-    asked = any(options[name] for name in _RECORD_OPTIONS) or options["logprobs"] is not None
+    asked = any(options[name] for name in _RECORD_OPTIONS)
     return asked or (options["target"] or "").endswith((".jsonl", PARQUET))
 
 
@@ -121,14 +123,15 @@ def make_plan(found: Input | None, prompts: list[str], options: dict[str, Any]) 
             # A parquet file is created only when its job has ended, so no rows are missing.
             raise RequestError(f"{target} exists and is complete; --overwrite replaces it")
     is_text = isinstance(rows, TextRows | PromptRows)
-    return GeneratePlan(rows, form, target, mode, options["ordered"] or is_text)
+    ordered = options["ordered"] or is_text
+    return GeneratePlan(rows, form, target, mode, ordered, options["chat_template"])
 
 
 def _make_format(options: dict[str, Any], is_table: bool) -> Format:
     names = ("echo", "token_ids", "chat", "system")
     if not options["openai_batch"]:
         return NativeFormat(**{n: options[n] for n in names}, texts_are_json=is_table)
-    for name in names:
+    for name in ("echo", "token_ids", "system", "chat_template", "chat"):
         if options[name]:
             flag = "--" + name.replace("_", "-")
             raise click.UsageError(f"{flag} cannot be used with --openai-batch, whose rows set it")

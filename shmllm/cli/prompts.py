@@ -8,10 +8,36 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from shmllm.cli.sampling import read_text
+
 if TYPE_CHECKING:
     from shmllm.batch.sources import LineInput
 
 Messages = list[dict[str, Any]]
+
+
+def _read_template(context: click.Context, param: click.Parameter, path: str | None) -> str | None:
+    """The template in the file at `path`, which is syntactically correct."""
+    if path is None:
+        return None
+    from jinja2 import TemplateError
+
+    from shmllm.frontend.text.template_environment import compile_template
+
+    source = read_text(path, param, context)
+    try:
+        compile_template(source)
+    except TemplateError as error:
+        raise click.BadParameter(f"{path}: {error}", context, param) from error
+    return source
+
+
+chat_template_option = click.option(
+    "--chat-template",
+    metavar="FILE",
+    callback=_read_template,
+    help="Chat template in place of the model's; implies --chat.",
+)
 
 
 @dataclass(frozen=True, slots=True)

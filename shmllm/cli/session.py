@@ -22,19 +22,40 @@ class CommandSession:
         attach: name of a running engine; None starts one.
         engine: options of `LLM`.
         metrics_port: where statistics are served while the command runs; None for nowhere.
+        priority: the priority of the command's requests; None for an engine without priorities.
     """
 
     attach: str | None
     engine: dict[str, Any]
     metrics_port: int | None = None
+    priority: int | None = None
 
     def open(self) -> LLM:
-        """Start an engine, or attach to the named one."""
+        """Start an engine, or attach to the named one.
+
+        Raises:
+            click.UsageError: an option does not fit the engine.
+        """
         check_metrics_port(self.metrics_port)
-        llm = _start(self.engine) if self.attach is None else _attach_to(self.attach, self.engine)
+        if self.attach is None:
+            self._check_policy(self.engine["scheduling_policy"])
+            llm = _start(self.engine)
+        else:
+            llm = _attach_to(self.attach, self.engine)
+            try:
+                self._check_policy(llm.facts.scheduling_policy)
+            except click.UsageError:
+                llm.close()
+                raise
         if self.metrics_port is not None:
             self._serve_metrics(llm, self.metrics_port)
         return llm
+
+    def _check_policy(self, policy: str) -> None:
+        if self.priority and policy != "priority":
+            raise click.UsageError(
+                "--priority needs an engine that was started with --scheduling-policy priority"
+            )
 
     def _serve_metrics(self, llm: LLM, port: int) -> None:
         from shmllm.monitor.find import engine_of_this_process

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from shmllm.cli.outcome import TextOutcome
 from shmllm.cli.prompts import InputPrompt
-from shmllm.cli.sampling import DEFAULTS
+from shmllm.cli.sampling import completed
 from shmllm.cli.session import CommandSession
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from shmllm.frontend.input_processor import PreparedRequest
     from shmllm.frontend.llm import LLM
-    from shmllm.frontend.request_state import RequestState
+    from shmllm.outputs.logprobs import Logprob
+    from shmllm.outputs.request import CompletionOutput, RequestOutput
 
 SEPARATOR = "---"
 
@@ -24,6 +29,7 @@ def run_text(
     target: str | None,
     echo: bool,
     session: CommandSession,
+    chat_template: str | None = None,
 ) -> int:
     """Completes prompts and returns the exit code.
 
@@ -33,14 +39,25 @@ def run_text(
         target: the file to write to; None or "-" is stdout.
         echo: whether to write the prompts too.
         session: starts the engine or attaches to it.
+        chat_template: the source of the chat template; None for the model's.
     """
+    from shmllm.frontend.input_processor import set_priorities
+    from shmllm.params.sampling import SamplingParams
+
     with session.open() as llm:
-        requests = prepare(llm, inputs, sampling)
+        params = SamplingParams(**completed(llm.model_defaults, sampling))
+        prompts: list[Any] = [as_prompt(llm, item, chat_template) for item in inputs]
+        names = [item.origin for item in inputs]
+        requests = llm.front_end.prepare(prompts, params, names)
+        set_priorities(requests, session.priority, llm.facts)
+        outcome = TextOutcome(params, llm.facts.max_model_len)
         with open_target(target) as out:
             session.describe_engine(llm)
-            if len(requests) == 1:
-                return stream(llm, requests[0], out, echo)
-            return batch(llm, requests, out, echo)
+            if len(requests) == params.n == 1:
+                stream(llm, requests[0], out, echo, outcome)
+            else:
+                batch(llm, requests, out, echo, outcome)
+        return outcome.report()
 
 
 def open_target(target: str | None) -> Any:
@@ -50,72 +67,103 @@ def open_target(target: str | None) -> Any:
     return open(target, "w", encoding="utf-8")
 
 
-def prepare(llm: LLM, inputs: list[InputPrompt], sampling: dict[str, Any]) -> list[PreparedRequest]:
-    """Checks and tokenizes the prompts; the model's defaults apply to parameters not given."""
-    from shmllm.params.sampling import SamplingParams
-
-    params = SamplingParams(**(DEFAULTS | llm.model_defaults | sampling))
-    prompts: list[Any] = [as_prompt(llm, item) for item in inputs]
-    return llm.front_end.prepare(prompts, params, [item.origin for item in inputs])
-
-
-def as_prompt(llm: LLM, item: InputPrompt) -> Any:
-    """The prompt for the engine; the model's chat template turns messages into one."""
+def as_prompt(llm: LLM, item: InputPrompt, chat_template: str | None) -> Any:
+    """The prompt for the engine; the chat template turns messages into one."""
     from shmllm.errors import RequestError
 
     if not isinstance(item.content, list):
         return item.content
     try:
-        return llm.front_end.chat_prompt(item.content)
+        return llm.front_end.chat_prompt(item.content, chat_template=chat_template)
     except RequestError as error:
         raise RequestError(f"{item.origin}: {error}") from error
 
 
-def stream(llm: LLM, request: PreparedRequest, out: TextIO, echo: bool) -> int:
-    """Writes the text of one request as it is generated; returns the exit code."""
+def stream(
+    llm: LLM, request: PreparedRequest, out: TextIO, echo: bool, outcome: TextOutcome
+) -> None:
+    """Writes the text of one request as it is generated."""
     if echo:
         out.write(request.prompt or "")
-    text, error = "", None
+    text = ""
+    output: RequestOutput | None = None
     for changed in llm.front_end.serve([request], streaming=True):
         for state in changed:
             delta = state.text.take_delta()
-            error = state.error
             if delta:
                 text = delta
                 out.write(delta)
                 out.flush()
+            if state.ends_request:
+                output = state.output()
     if not text.endswith("\n"):
         out.write("\n")
-    if error:
-        click.echo(f"shmllm: {error}", err=True)
-    return 1 if error else 0
+    assert output is not None
+    write_logprobs(output.outputs[0], out)
+    out.flush()
+    if output.error is not None:
+        click.echo(f"shmllm: {output.error}", err=True)
+    outcome.add(output)
 
 
-def batch(llm: LLM, requests: list[PreparedRequest], out: TextIO, echo: bool) -> int:
-    """Writes the texts of a batch in the order of the prompts; returns the exit code.
+def batch(
+    llm: LLM, requests: list[PreparedRequest], out: TextIO, echo: bool, outcome: TextOutcome
+) -> None:
+    """Writes the texts of a batch in the order of the prompts.
 
-    Each text is written as soon as it and all texts before it are complete.
+    The texts of a prompt are written as soon as they and all texts before them are complete.
     """
     from shmllm.frontend.progress import BatchProgress
 
-    waiting: dict[int, RequestState] = {}
-    num_written = num_failed = 0
+    waiting: dict[int, RequestOutput] = {}
+    num_written = 0
     with BatchProgress(len(requests), enabled=True) as progress:
         for changed in llm.front_end.serve(requests):
             progress.update(changed)
-            waiting |= {state.index: state for state in changed if state.finish_reason}
+            waiting |= {state.index: state.output() for state in changed if state.ends_request}
             while num_written in waiting:
-                state = waiting.pop(num_written)
-                num_failed += state.error is not None
-                write_text(state, out, echo, is_first=num_written == 0)
+                output = waiting.pop(num_written)
+                if num_written:
+                    out.write(f"{SEPARATOR}\n")
+                write_texts(output, out, echo)
+                outcome.add(output)
                 num_written += 1
-    if num_failed:
-        click.echo(f"shmllm: {num_failed} of {len(requests)} requests failed", err=True)
-    return 1 if num_failed else 0
+    out.flush()
 
 
-def write_text(state: RequestState, out: TextIO, echo: bool, is_first: bool) -> None:
-    """Writes one completion, after a separator line if it is not the first."""
-    prompt = state.request.prompt or "" if echo else ""
-    text = f"error: {state.error}" if state.error else prompt + state.text.text
-    out.write(("" if is_first else f"{SEPARATOR}\n") + text.rstrip("\n") + "\n")
+def write_texts(output: RequestOutput, out: TextIO, echo: bool) -> None:
+    """Writes the completions of a prompt, each after a line with its number if there are several.
+
+    A request that failed has its error in place of them.
+    """
+    if output.error is not None:
+        out.write(f"error: {output.error}\n")
+        return
+    prompt = (output.prompt or "") if echo else ""
+    for one in output.outputs:
+        if len(output.outputs) > 1:
+            out.write(f"[{one.index + 1} of {len(output.outputs)}]\n")
+        out.write((prompt + one.text).rstrip("\n") + "\n")
+        write_logprobs(one, out)
+
+
+def write_logprobs(completion: CompletionOutput, out: TextIO) -> None:
+    """Writes a table of the log-probabilities, one token a line, if they were asked for."""
+    if completion.logprobs is not None and completion.token_ids:
+        out.write("\n" + logprob_table(completion.logprobs))
+
+
+def logprob_table(positions: Iterable[Mapping[int, Logprob]]) -> str:
+    """A line for each position: the token, its log-probability, and the alternatives."""
+    rows = [("token", "logprob", "alternatives")]
+    for position in positions:
+        chosen, *others = position.values()
+        shown = "  ".join(f"{_quoted(one)} {one.logprob:.3f}" for one in others)
+        rows.append((_quoted(chosen), f"{chosen.logprob:.3f}", shown))
+    width = max(len(row[0]) for row in rows)
+    return "".join(f"{t:<{width}}  {p:>8}  {others}".rstrip() + "\n" for t, p, others in rows)
+
+
+def _quoted(entry: Logprob) -> str:
+    """The text of a token on one line, in quotation marks."""
+    return json.dumps(entry.decoded_token or "", ensure_ascii=False)

@@ -205,15 +205,26 @@ def set_priorities(
     if len(values) != len(requests):
         raise RequestError(f"{len(requests)} prompts and {len(values)} priorities")
     for request, value in zip(requests, values, strict=True):
-        if type(value) is not int or not -(2**31) <= value < 2**31:
-            raise RequestError(f"priority must be a 32-bit whole number, got {value!r}")
-        if value and info.scheduling_policy != "priority":
-            raise RequestError(
-                f"priority {value} has no effect: this engine schedules first come, first "
-                "served; start it with scheduling_policy='priority'"
-            )
+        check_priority(value, info)
         request.submitted.priority = value
     return requests
+
+
+def check_priority(priority: int | None, info: EngineInfo) -> None:
+    """Check the priority of a request; None is no priority.
+
+    Raises:
+        RequestError: it is not a 32-bit whole number, or the engine does not schedule by priority.
+    """
+    if priority is None:
+        return
+    if type(priority) is not int or not -(2**31) <= priority < 2**31:
+        raise RequestError(f"priority must be a 32-bit whole number, got {priority!r}")
+    if priority and info.scheduling_policy != "priority":
+        raise RequestError(
+            f"priority {priority} has no effect: this engine schedules first come, first "
+            "served; start it with scheduling_policy='priority'"
+        )
 
 
 class InputProcessor:

@@ -152,6 +152,7 @@ class LLM:
         max_in_flight: int | None = None,
         on_error: OnError = "raise",
         output_kind: RequestOutputKind | None = None,
+        priority: int | None = None,
     ) -> Iterator[RequestOutput]:
         """Complete any number of prompts, and yield each result as soon as it is complete.
 
@@ -171,6 +172,7 @@ class LLM:
             output_kind: what the outputs contain: FINAL_ONLY yields the complete result once;
                 DELTA yields new tokens as they arrive; CUMULATIVE yields all tokens so far. None
                 means DELTA if the parameters ask for it, else FINAL_ONLY.
+            priority: of all prompts, as for `generate`.
 
         Yields:
             Outputs; `prompt_index` is the index of the prompt. An output before the last one of
@@ -188,6 +190,7 @@ class LLM:
             max_in_flight=max_in_flight,
             on_error=on_error,
             output_kind=output_kind,
+            priority=priority,
         )
 
     def enqueue(

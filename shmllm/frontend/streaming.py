@@ -18,7 +18,13 @@ from typing import Any, Literal, get_args
 from shmllm.errors import RequestError
 from shmllm.frontend.dispatcher import POLL_S, Dispatcher
 from shmllm.frontend.front_end import FrontEnd
-from shmllm.frontend.input_processor import PreparedRequest, Prompt, as_list
+from shmllm.frontend.input_processor import (
+    PreparedRequest,
+    Prompt,
+    as_list,
+    check_priority,
+    set_priorities,
+)
 from shmllm.frontend.output_processor import next_outputs
 from shmllm.frontend.request_group import RequestGroup
 from shmllm.frontend.request_state import RequestState
@@ -331,6 +337,7 @@ def stream(
     max_in_flight: int | None,
     on_error: OnError,
     output_kind: RequestOutputKind | None,
+    priority: int | None,
 ) -> Iterator[RequestOutput]:
     """The generator of `LLM.stream`. Checks its arguments immediately, not at the first result."""
     front_end.dispatcher.check_open()
@@ -342,9 +349,14 @@ def stream(
         raise RequestError(f"on_error is 'raise' or 'yield', got {on_error!r}")
     if output_kind is not None and not isinstance(output_kind, RequestOutputKind):
         raise RequestError(f"output_kind is a RequestOutputKind, got {output_kind!r}")
+    check_priority(priority, front_end.info)
+
+    def prepare(*arguments: Any) -> list[PreparedRequest]:
+        return set_priorities(front_end.inputs.prepare(*arguments), priority, front_end.info)
+
     return Stream(
         front_end.dispatcher,
-        front_end.inputs.prepare,
+        prepare,
         PromptSource(prompts, sampling_params, front_end.default_sampling_params()),
         max_in_flight=max_in_flight,
         ordered=ordered,

@@ -24,6 +24,7 @@ from support.programs import (
     python,
     watched,
 )
+from support.variants import slow
 from support.waiting import PATIENCE_S, holds_within
 
 from shmllm import LLM, RequestOutput, SamplingParams
@@ -164,6 +165,68 @@ def test_chat_with_a_system_message(llm: LLM, generate: Generate) -> None:
     assert found == ended(str(with_system["prompt"]) + text_of(llm, with_system))
     found = generate("--chat", "--echo", *GREEDY, input=b"Reverse a list.")
     assert found == ended(str(without["prompt"]) + text_of(llm, without))
+
+
+def test_several_completions_are_shown_apart(llm: LLM, generate: Generate) -> None:
+    sampled = {"temperature": 1, "seed": 3, "n": 2, "max_tokens": 8}
+    found = generate(PROMPT, "import os", "-n", "2", "--seed", "3", "--max-tokens", "8")
+    shown = []
+    for output in outputs_of(llm, [PROMPT, "import os"], **sampled):
+        texts = [one.text.rstrip("\n") for one in output.outputs]
+        assert texts[0] != texts[1]
+        shown.append("".join(f"[{i} of 2]\n{text}\n" for i, text in enumerate(texts, 1)))
+    assert found == "---\n".join(shown)
+
+
+def test_logprobs_are_a_table_below_the_text(llm: LLM, generate: Generate) -> None:
+    (output,) = outputs_of(llm, [PROMPT], logprobs=2)
+    (completion,) = output.outputs
+    found = generate(PROMPT, "--logprobs", "2", *GREEDY)
+    assert found.startswith(ended(completion.text) + "\ntoken ")
+    lines = found[len(ended(completion.text)) :].splitlines()[2:]
+    for line, position in zip(lines, completion.logprobs, strict=True):
+        chosen, *others = (
+            rf"{re.escape(json.dumps(e.decoded_token))} +{e.logprob:.3f}" for e in position.values()
+        )
+        assert re.fullmatch("  ".join([chosen, *others]), line)
+
+
+def test_a_chat_template_of_a_file(llm: LLM, generate: Generate, tmp_path: Path) -> None:
+    path = write(tmp_path, "template", b"{% for m in messages %}<{{ m.content }}>{% endfor %}def")
+    found = generate("a", "--chat-template", path, "--echo", *GREEDY)
+    assert found == ended("<a>def" + text_of(llm, "<a>def"))
+    (record,) = records(generate("a", "--chat-template", path, "--json", *GREEDY))
+    assert record["text"] == text_of(llm, "<a>def")
+
+
+def test_a_constraint_of_the_command_line_holds(generate: Generate) -> None:
+    assert generate("x", "--choice", "red", "--choice", "green", *GREEDY) in ("red\n", "green\n")
+
+
+def test_a_priority_needs_an_engine_with_priorities(attached: tuple[str, str]) -> None:
+    done = shmllm("generate", "x", "--priority", "1", *attached)
+    assert done.returncode == 2
+    assert b"--scheduling-policy priority" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((PROMPT, *GREEDY), "the text was cut off after 8 tokens; a larger --max-tokens"),
+        ((PROMPT, PROMPT, *GREEDY), "2 of 2 texts were cut off after 8 tokens"),
+        ((PROMPT, "--max-tokens", "2000", "--ignore-eos"), "cut off by max_model_len, 1,024"),
+        slow((PROMPT, "--json", *GREEDY), ""),
+        slow(("x", "--choice", "red", *GREEDY), ""),
+    ],
+)
+def test_a_text_that_ended_by_a_limit_says_so(
+    arguments: tuple[str, ...], message: str, attached: tuple[str, str]
+) -> None:
+    done = shmllm("generate", *arguments, *attached)
+    assert done.returncode == 0
+    lines = [line for line in done.stderr.decode().splitlines() if line.startswith("shmllm: ")]
+    assert len(lines) == bool(message)
+    assert message in "".join(lines)
 
 
 def test_echo_writes_utf8_in_the_locale_of_cron_jobs(llm: LLM, generate: Generate) -> None:

@@ -18,11 +18,11 @@ NONE = {
     "overwrite": False,
     "token_ids": False,
     "openai_batch": False,
-    "logprobs": None,
     "target": None,
     "echo": False,
     "chat": False,
     "system": None,
+    "chat_template": None,
 }
 
 
@@ -52,7 +52,6 @@ def plan(found, **options):
         ({"as_json": True}, True),
         ({"resume": True}, True),
         ({"ordered": True}, True),
-        ({"logprobs": 0}, True),
         ({"token_ids": True}, True),
     ],
     ids=str,

@@ -95,6 +95,16 @@ def test_no_prompts_have_no_outputs(make_llm):
     assert list(llm.stream(iter(()), ONE)) == list(llm.stream([], ONE)) == []
 
 
+def test_all_prompts_have_the_priority(make_llm, monkeypatch):
+    llm, engine = make_llm(scheduling_policy="priority")
+    priorities, add = [], engine.add
+    monkeypatch.setattr(
+        engine, "add", lambda request: (priorities.append(request.priority), add(request))
+    )
+    assert len(list(llm.stream([[5]] * 3, ONE, priority=-4))) == 3
+    assert priorities == [-4] * 3
+
+
 def leave_by_break(stream):
     for _ in stream:
         break
@@ -183,6 +193,8 @@ def test_a_request_that_the_engine_refuses_is_treated_like_a_bad_prompt(make_llm
         ([[5]] * 2, [ONE], {}, "2 prompts and 1 sampling_params"),
         ([[5]], ONE, {"max_in_flight": 0}, "max_in_flight must be a whole number from 1, got 0"),
         ([[5]], ONE, {"on_error": "skip"}, "on_error is 'raise' or 'yield', got 'skip'"),
+        ([[5]], ONE, {"priority": 1}, "priority 1 has no effect"),
+        ([[5]], ONE, {"priority": 1.5}, "priority must be a 32-bit whole number"),
     ],
 )
 def test_wrong_arguments_raise_immediately(make_llm, prompts, params, options, message):
