@@ -10,12 +10,14 @@ import asyncio
 import itertools
 import weakref
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Self, TypeVar
 
 from shmllm.client.protocol import LoggedError
 from shmllm.errors import EngineDeadError, RequestError
 from shmllm.frontend import pooling
 from shmllm.frontend.engine_options import takes_llm_options
+from shmllm.frontend.front_end import Messages
 from shmllm.frontend.input_processor import PreparedRequest, Prompt, set_priorities
 from shmllm.frontend.llm import LLM
 from shmllm.frontend.pausing import PauseMode, fall_asleep, next_or_value, pause, resume
@@ -72,7 +74,7 @@ class AsyncLLM:
         self.facts = llm.facts
         self._finalizer = weakref.finalize(self, _shut_down, self._poll_thread, llm)
 
-    async def generate(
+    def generate(
         self,
         prompt: Prompt,
         sampling_params: SamplingParams | None = None,
@@ -100,26 +102,44 @@ class AsyncLLM:
             RequestError: the prompt, a parameter or the `request_id` is wrong.
             EngineDeadError: the engine died.
         """
-        while self._resumed is not None:
-            await self._resumed.wait()
-        queue = RequestOutputQueue()
-        name = self._register(request_id, queue)
-        params = sampling_params or self.get_default_sampling_params()
-        is_finished = False
-        try:
-            self._poll_thread.submit(queue, lambda: self._prepare(prompt, params, priority), name)
-            while not is_finished:
-                output = await queue.take(self._dispatcher.reading())
-                if output is None:
-                    continue
-                is_finished = output.finished
-                if is_finished:
-                    del self._queues[name]
-                yield output
-        finally:
-            if self._queues.get(name) is queue:
-                del self._queues[name]
-                self._drop(queue)
+        return self._outputs(partial(self._prepare, prompt, sampling_params, priority), request_id)
+
+    def chat(
+        self,
+        messages: Messages,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Generate the next message of a conversation, as `generate` completes a prompt.
+
+        Args:
+            messages: one conversation, a list of {"role": ..., "content": ...}.
+            sampling_params, request_id, priority: as for `generate`.
+            add_generation_prompt, continue_final_message, chat_template, tools,
+                chat_template_kwargs: as for `LLM.chat`.
+
+        Yields, raises: as `generate`.
+        """
+        options = {
+            "add_generation_prompt": add_generation_prompt and not continue_final_message,
+            "continue_final_message": continue_final_message,
+            "chat_template": chat_template,
+            "tools": tools,
+            **(chat_template_kwargs or {}),
+        }
+
+        def prepare() -> PreparedRequest:
+            prompt = self._llm.front_end.chat_prompt(messages, **options)
+            return self._prepare(prompt, sampling_params, priority)
+
+        return self._outputs(prepare, request_id)
 
     async def encode(
         self,
@@ -318,8 +338,32 @@ class AsyncLLM:
     async def __aexit__(self, *_: object) -> None:
         self.shutdown()
 
+    async def _outputs(
+        self, prepare: Callable[[], PreparedRequest], request_id: str | None
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Run the request that `prepare` makes; see `generate`."""
+        while self._resumed is not None:
+            await self._resumed.wait()
+        queue = RequestOutputQueue()
+        name = self._register(request_id, queue)
+        is_finished = False
+        try:
+            self._poll_thread.submit(queue, prepare, name)
+            while not is_finished:
+                output = await queue.take(self._dispatcher.reading())
+                if output is None:
+                    continue
+                is_finished = output.finished
+                if is_finished:
+                    del self._queues[name]
+                yield output
+        finally:
+            if self._queues.get(name) is queue:
+                del self._queues[name]
+                self._drop(queue)
+
     def _prepare(
-        self, prompt: Prompt, params: SamplingParams, priority: int | None
+        self, prompt: Prompt, params: SamplingParams | None, priority: int | None
     ) -> PreparedRequest:
         front_end = self._llm.front_end
         prepared = front_end.prepare([prompt], params)

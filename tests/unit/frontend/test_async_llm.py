@@ -114,6 +114,59 @@ def test_final_only_yields_one_output(make_llm):
     assert [len(output.outputs) for output in outputs] == [2]
 
 
+CONVERSATION = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"chat_template": "{{ messages[0].content }}{{ x }}", "chat_template_kwargs": {"x": "y"}},
+        {"continue_final_message": True},
+        {"add_generation_prompt": False, "tools": [{"type": "function"}]},
+    ],
+    ids=lambda options: ",".join(options),
+)
+def test_a_conversation_becomes_the_prompt_that_it_is_for_llm(make_llm, options):
+    llm, _ = make_llm()
+
+    async def main():
+        return [o async for o in llm.chat(CONVERSATION, params(5, DELTA), "a", **options)]
+
+    outputs = run(main())
+    (expected,) = llm._llm.chat(CONVERSATION, params(5), use_tqdm=False, **options)
+    assert {output.request_id for output in outputs} == {"a"}
+    for output in outputs:
+        assert output.prompt == expected.prompt
+        assert output.prompt_token_ids == expected.prompt_token_ids
+    assert sum(len(output.outputs[0].token_ids) for output in outputs) == 5
+    assert outputs[-1].finished
+
+
+def test_leaving_a_conversation_ends_its_request(make_llm):
+    llm, engine = make_llm()
+    engine.steps_left = 1
+
+    async def main():
+        async with aclosing(llm.chat(CONVERSATION, params(50, DELTA))) as outputs:
+            await anext(outputs)
+        await until(lambda: engine.aborted)
+
+    run(main())
+
+
+def test_messages_that_are_none_are_refused(make_llm):
+    llm, _ = make_llm()
+
+    async def main():
+        with pytest.raises(RequestError, match="no role"):
+            await anext(llm.chat([{"content": "a"}]))
+        with pytest.raises(RequestError, match="messages must be a list"):
+            await anext(llm.chat("a"))
+
+    run(main())
+
+
 @pytest.mark.parametrize("kind", [DELTA, CUMULATIVE])
 def test_a_slow_consumer_gets_one_output_with_all_new_tokens(make_llm, kind):
     llm, engine = make_llm()
