@@ -10,15 +10,17 @@ import click
 from shmllm.cli.named import attached_client
 
 if TYPE_CHECKING:
+    from shmllm.client.attached import AttachedEngineClient
     from shmllm.outputs.sleep_report import SleepReport
 
 POLL_S = 0.05
 EPILOG = """\b
 Examples:
   shmllm engine sleep main                     frees keys and values
-  shmllm engine sleep main --level 2           frees weights too; they must be loaded again
-  shmllm engine wake main
+  shmllm engine sleep main --level 2           discards the weights, too
+  shmllm engine wake main                      loads them again, if they were discarded
   shmllm engine wake main --tag weights
+  shmllm engine wake main --no-reload          a program is going to write the weights
 """
 
 
@@ -29,7 +31,7 @@ Examples:
     type=click.IntRange(0, 2),
     default=1,
     show_default=True,
-    help="0 stops scheduling, 1 also frees keys and values, 2 also frees the weights.",
+    help="0 stops scheduling, 1 also frees keys and values, 2 also discards the weights.",
 )
 @click.option(
     "--mode",
@@ -50,6 +52,9 @@ def sleep(name: str, level: int, mode: str) -> int:
             while (report := next_or_value(steps)) is None:
                 time.sleep(POLL_S)
         _show(report)
+    if report.num_missing:
+        hint = f"`shmllm engine wake {name}` loads the weights again from the model's files"
+        click.echo(hint, err=True)
     return 0
 
 
@@ -62,17 +67,40 @@ def sleep(name: str, level: int, mode: str) -> int:
     type=click.Choice(["weights", "kv_cache", "scheduling"]),
     help="Wake only this part. May be given several times.  [default: all]",
 )
-def wake(name: str, tags: tuple[str, ...]) -> int:
+@click.option(
+    "--no-reload",
+    is_flag=True,
+    help="Leave discarded weights missing: a program is going to write them.",
+)
+def wake(name: str, tags: tuple[str, ...], no_reload: bool) -> int:
     """Restore the memory of the engine called NAME.
 
-    The exit code is 1 while weights are missing.
+    Weights that sleep at level 2 discarded are loaded again as at the start: from the model's
+    files, or the same random weights. Updates of the weights are lost.
+
+    The exit code is 1 if the engine is not asleep, but weights are missing.
     """
     from shmllm.frontend.pausing import wake_up
 
     with attached_client(name) as client:
         report = wake_up(client.call, tags or None)
         _show(report)
-    return int(bool(report.num_missing) and not report.asleep)
+        is_missing = bool(report.num_missing) and "weights" not in report.asleep
+        if is_missing and not no_reload:
+            _reload(client)
+            is_missing = False
+    return int(is_missing and not report.asleep)
+
+
+def _reload(client: AttachedEngineClient) -> None:
+    """Load the weights again, and say which ones."""
+    from shmllm.wire.messages import Method
+    from shmllm.wire.rpc import RpcCall
+
+    before = client.call(Method.GET_WEIGHT_VERSION)
+    loaded = client.run_on_worker(RpcCall("reload_weights"))
+    version = client.call(Method.GET_WEIGHT_VERSION)
+    click.echo(f"loaded {loaded} as version {version}, in place of version {before}", err=True)
 
 
 def _show(report: SleepReport) -> None:

@@ -203,7 +203,8 @@ class SleepStateMachine:
     def _missing_message(self) -> str:
         return (
             f"{self._memory.num_missing:,} weights are missing since sleep(level=2): write them "
-            'with load_weights, update_weights or collective_rpc("reload_weights")'
+            'with load_weights, update_weights or collective_rpc("reload_weights"), or run '
+            "`shmllm engine wake` on a named engine"
         )
 
     def _update_pause(self) -> None:

@@ -110,10 +110,15 @@ class Worker:
         written = self.model.load_weights((name, _as_tensor(value)) for name, value in weights)
         return sorted(written)
 
-    def reload_weights(self, directory: str | None = None) -> None:
+    def reload_weights(self, directory: str | None = None) -> str:
         """Read the weights again, from the model's directory or from another directory. An engine
-        with random weights (load_format="dummy") creates the same weights again."""
-        self.model_runner.reload_weights(directory)
+        with random weights (load_format="dummy") creates the same weights again.
+
+        Returns:
+            What was read or created, in words.
+        """
+        loaded: str = self.model_runner.reload_weights(directory)
+        return loaded
 
     def reset_prefix_cache(self) -> bool:
         """Forget every cached prefix.

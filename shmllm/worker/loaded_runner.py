@@ -85,9 +85,9 @@ class LoadedRunner(ABC):
         """The model; its weights may be replaced between two steps."""
         return self._loaded.model
 
-    def reload_weights(self, directory: str | None) -> None:
+    def reload_weights(self, directory: str | None) -> str:
         """See `LoadedModel.reload`."""
-        self._loaded.reload(directory)
+        return self._loaded.reload(directory)
 
     def check_embeds(self, embeds: torch.Tensor, length: int) -> torch.Tensor:
         """Convert a prompt's embeddings to the model's dtype.

@@ -47,8 +47,11 @@ class LoadedModel:
     def dtype(self) -> torch.dtype:
         return self.model.dtype
 
-    def reload(self, directory: str | None) -> None:
+    def reload(self, directory: str | None) -> str:
         """Load the weights again, from where they were loaded first or from another directory.
+
+        Returns:
+            What was loaded, in words.
 
         Raises:
             RequestError: the weights are asleep.
@@ -60,6 +63,9 @@ class LoadedModel:
         else:
             load_weights(self.model, Path(directory))
         self.model.weights_changed(self.model.named_weights())
+        if directory is None and self._load.load_format == "dummy":
+            return f"random weights of seed {self._load.seed} (load_format dummy)"
+        return f"the weights in {directory or self._load.directory}"
 
 
 def load_model(

@@ -316,34 +316,67 @@ def test_coroutines_sleep_and_wake(name: str) -> None:
     asyncio.run(asyncio.wait_for(run(), 2 * PATIENCE_S))
 
 
-def test_the_commands_for_named_engines(name: str) -> None:
-    def run(*arguments: str) -> tuple[int, str]:
-        done = python("-c", CLI, *arguments)
-        return done.returncode, (done.stdout + done.stderr).decode()
+def run(*arguments: str) -> tuple[int, str]:
+    done = python("-c", CLI, *arguments)
+    return done.returncode, (done.stdout + done.stderr).decode()
 
+
+def test_the_commands_for_named_engines(name: str) -> None:
     code, text = run("engine", "sleep", name, "--level", "2")
     assert code == 0
     assert [line.split()[0] for line in text.splitlines()[:7]] == [
         *("MiB", "weights", "kv_cache", "graphs", "workspaces", "rest", "all")
     ]
     assert "asleep: weights, kv_cache, scheduling; 46 weights are missing" in text
+    assert f"`shmllm engine wake {name}` loads the weights again" in text
     code, text = run("engine", "ls")
     assert f"{name}" in text
     assert "asleep" in text
     code, text = run("engine", "sleep", name)
     assert (code, "asleep already" in text) == (0, True)
-    code, text = run("engine", "wake", name, "--tag", "weights")
+    code, text = run("engine", "wake", name, "--tag", "weights", "--no-reload")
     assert code == 0
     assert "asleep: kv_cache, scheduling" in text
+    assert "loaded" not in text
     code, text = run("engine", "wake", name, "--tag", "nonsense")
     assert code == 2
-    code, text = run("engine", "wake", name)
+    code, text = run("engine", "wake", name, "--no-reload")
     assert (code, "46 weights are missing" in text) == (1, True)
     code, text = run("generate", "--attach", name, "x")
     assert "missing" in text
-    with LLM.attach(name) as llm:
-        llm.collective_rpc("reload_weights")
+    assert "`shmllm engine wake`" in text
     code, text = run("engine", "wake", name)
-    assert code == 0
+    assert (code, "loaded the weights in " in text) == (0, True)
+    code, text = run("engine", "wake", name)
+    assert (code, "loaded" in text) == (0, False)
     code, text = run("generate", "--attach", name, "--max-tokens", "2", "x")
     assert code == 0
+
+
+def test_waking_after_level_2_loads_the_weights_of_the_start_and_says_so(name: str) -> None:
+    with LLM.attach(name) as llm:
+        expected = tokens_of(llm)
+        embedding = "model.embed_tokens.weight"
+        (weight,) = llm.collective_rpc("get_weight", args=(embedding,))
+        llm.update_weights({embedding: torch.zeros_like(torch.as_tensor(weight))}, version="mine")
+        assert tokens_of(llm) != expected
+        assert run("engine", "sleep", name, "--level", "2")[0] == 0
+        code, text = run("engine", "wake", name, "--tag", "kv_cache")
+        assert (code, "loaded" in text) == (0, False)
+        code, text = run("engine", "wake", name)
+        directory = llm.facts.model_directory
+        version = llm.get_weight_version()
+        assert code == 0
+        assert f"loaded the weights in {directory} as version {version}, " in text
+        assert "in place of version mine" in text
+        assert tokens_of(llm) == expected
+
+
+@pytest.mark.slow
+def test_random_weights_are_made_again_and_not_said_to_be_the_models(tmp_path: Path) -> None:
+    with named_engine(tmp_path, load_format="dummy", seed=3) as (name, _), LLM.attach(name) as llm:
+        expected = tokens_of(llm)
+        assert run("engine", "sleep", name, "--level", "2")[0] == 0
+        code, text = run("engine", "wake", name)
+        assert (code, "loaded random weights of seed 3 (load_format dummy)" in text) == (0, True)
+        assert tokens_of(llm) == expected
