@@ -17,10 +17,13 @@ from typing import Any
 
 from shmllm.batch.rows import Format, JsonObject, Row, encode
 from shmllm.errors import RequestError
+from shmllm.extras import install_command
 
 ROWS_AT_ONCE = 1024
 # A null in one of these columns means that the row does not have the field.
 _OPTIONAL = ("id", "prompt", "messages", "prompt_token_ids", "cache_salt", "sampling_params")
+# A null inside of these means the same.
+_NESTED = ("messages", "sampling_params", "structured_outputs")
 
 
 def journal_of(path: str) -> str:
@@ -96,13 +99,13 @@ def _load(name: str) -> Any:
         import_module("pyarrow")
         return import_module(name)
     except ImportError as error:
-        raise RequestError("parquet files need pyarrow: pip install 'shmllm[parquet]'") from error
+        raise RequestError(f"parquet files need pyarrow: {install_command('parquet')}") from error
 
 
 def _present(fields: JsonObject) -> JsonObject:
     """The fields of a row without the nulls that stand for absent values."""
     present = {k: v for k, v in fields.items() if v is not None or k not in _OPTIONAL}
-    for name in ("sampling_params", "messages"):
+    for name in _NESTED:
         if name in present:
             present[name] = _without_nulls(present[name])
     return present

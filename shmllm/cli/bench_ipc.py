@@ -14,6 +14,7 @@ from shmllm.cli.bench_output import (
     output_options,
     progress,
 )
+from shmllm.extras import install_command
 
 if TYPE_CHECKING:
     from shmllm.bench.measure import Comparison
@@ -78,7 +79,7 @@ def ipc(
     Each variant runs in two processes, in turns with the other variants. In a round trip the sender
     builds, encodes and sends a message, and the receiver decodes it and sends eight bytes back.
     The variants are shm-latency, shm-balanced, shm-idle, zmq, zmq-nocopy, pipe, queue, faster-fifo
-    and iceoryx2. Variants whose package is missing are skipped: pip install 'shmllm[bench]'.
+    and iceoryx2. Variants whose package is missing are skipped.
     """
     from shmllm.bench.cases import CASES, select
     from shmllm.bench.measure import Comparison, Effort
@@ -91,6 +92,8 @@ def ipc(
         raise click.UsageError(str(error)) from error
     for line in skipped:
         click.echo(line, err=True)
+    if skipped:
+        click.echo(f"all variants run after: {install_command('bench')}", err=True)
     if not available:
         raise click.UsageError("no package of these variants is installed")
     if quick:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shmllm.cli.named import attach_control
+from shmllm.extras import install_command
 from shmllm.ipc.stats import PHASES, Histogram
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ def check_metrics_port(port: int | None) -> None:
         import_module("prometheus_client")
     except ImportError:
         raise click.UsageError(
-            "--metrics-port needs prometheus_client: pip install 'shmllm[metrics]'"
+            f"--metrics-port needs prometheus_client: {install_command('metrics')}"
         ) from None
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -20,14 +20,13 @@ def _read_template(context: click.Context, param: click.Parameter, path: str | N
     """The template in the file at `path`, which is syntactically correct."""
     if path is None:
         return None
-    from jinja2 import TemplateError
-
-    from shmllm.frontend.text.template_environment import compile_template
+    from shmllm.errors import RequestError
+    from shmllm.frontend.text.chat_template import check_template
 
     source = read_text(path, param, context)
     try:
-        compile_template(source)
-    except TemplateError as error:
+        check_template(source)
+    except RequestError as error:
         raise click.BadParameter(f"{path}: {error}", context, param) from error
     return source
 

@@ -28,7 +28,7 @@ PARAMS = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
 @pytest.fixture
 def port() -> int:
     """A port that was free a moment ago."""
-    pytest.importorskip("prometheus_client", reason="needs shmllm[metrics]")
+    pytest.importorskip("prometheus_client", reason="needs the extra metrics")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -161,5 +161,5 @@ def test_without_prometheus_client_the_error_says_what_to_install(command: list[
     without = f"import sys; sys.modules['prometheus_client'] = None; {CLI}"
     done = python("-c", without, *command, "--metrics-port", "9400")
     assert done.returncode == 2
-    assert b"pip install 'shmllm[metrics]'" in done.stderr
+    assert b"needs prometheus_client: pip install 'prometheus-client>=" in done.stderr
     assert b"Traceback" not in done.stderr

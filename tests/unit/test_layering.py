@@ -40,6 +40,7 @@ RULES = {
     "shmllm": Rule("version", lazy="errors frontend outputs params"),
     "shmllm.version": Rule(),
     "shmllm.errors": Rule(),
+    "shmllm.extras": Rule(),
     "shmllm.config": Rule("errors"),
     "shmllm.params": Rule("errors outputs"),
     "shmllm.formats": Rule("errors"),
@@ -72,13 +73,14 @@ RULES = {
         lazy_packages="huggingface_hub llguidance rich torch transformers",
     ),
     "shmllm.monitor": Rule("errors ipc", packages="rich"),
-    "shmllm.batch": Rule("errors outputs params", lazy_packages="pyarrow"),
+    "shmllm.batch": Rule("errors extras outputs params", lazy_packages="pyarrow"),
     "shmllm.bench": Rule(
         "errors frontend ipc monitor outputs params version wire",
         packages="click faster_fifo faster_fifo_reduction iceoryx2 msgspec numpy rich zmq",
     ),
     "shmllm.cli": Rule(
-        "batch bench client config errors frontend ipc monitor outputs params tracing version wire",
+        "batch bench client config errors extras frontend ipc monitor outputs params tracing "
+        "version wire",
         packages="click",
         lazy_packages="numpy prometheus_client rich",
     ),

@@ -93,6 +93,18 @@ def select_template(templates: Mapping[str, str], wanted: str | None, *, has_too
     )
 
 
+def check_template(source: str) -> None:
+    """Check the syntax of a template.
+
+    Raises:
+        RequestError: it does not compile.
+    """
+    try:
+        compile_template(source)
+    except Exception as error:
+        raise RequestError(f"no Jinja template: {one_line(error)}") from error
+
+
 def render_chat(
     template: str,
     messages: Sequence[Mapping[str, Any]],

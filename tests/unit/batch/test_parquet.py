@@ -128,10 +128,10 @@ def test_a_failure_leaves_no_incomplete_file(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["journal"]
 
 
-def test_the_error_without_pyarrow_names_the_extra(monkeypatch):
+def test_the_error_without_pyarrow_says_what_to_install(monkeypatch):
     def missing(name):
         raise ImportError(name)
 
     monkeypatch.setattr(parquet, "import_module", missing)
-    with pytest.raises(RequestError, match=r"pip install 'shmllm\[parquet\]'"):
+    with pytest.raises(RequestError, match="need pyarrow: pip install 'pyarrow>="):
         parquet.require_pyarrow()
