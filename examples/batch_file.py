@@ -3,8 +3,8 @@
     python batch_file.py [INPUT [OUTPUT]]
 
 A line of the input holds `prompt`, and optionally `max_tokens` and `id`. Without INPUT, the program
-first writes prompts.jsonl to the current directory. `shmllm generate -i INPUT -o OUTPUT` does the
-same and can also resume an interrupted run.
+first writes prompts.jsonl to the current directory. `shmllm generate -i INPUT -o OUTPUT` generates
+the same texts and can also resume an interrupted run.
 """
 
 import json
@@ -23,7 +23,7 @@ if len(sys.argv) == 1:
 
 
 def params_of(row):
-    return SamplingParams(temperature=0, max_tokens=row.get("max_tokens", 64))
+    return SamplingParams(temperature=0, max_tokens=row.get("max_tokens", 128))
 
 
 num_done = num_tokens = 0

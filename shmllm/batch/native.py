@@ -1,6 +1,7 @@
 """shmllm's own batch format.
 
-A row holds `prompt`, `messages` or `prompt_token_ids`, and a record holds `text`.
+A row holds `prompt`, `messages` or `prompt_token_ids`, and a record holds `text`. A field with the
+name of a sampling parameter is one, as in the requests of vLLM's and OpenAI's servers.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from shmllm.batch.parameters import SAMPLING_FIELDS
 from shmllm.batch.rows import JsonObject, Messages, Row
 from shmllm.errors import RequestError
 from shmllm.outputs.request import CompletionOutput, RequestOutput
@@ -29,6 +31,20 @@ RESULT_FIELDS = {
     "outputs",
 }
 RENAMED_PREFIX = "input_"
+_OTHER_NAMES = {
+    "best_of": "n",
+    "guided_choice": "structured_outputs",
+    "guided_grammar": "structured_outputs",
+    "guided_json": "structured_outputs",
+    "guided_regex": "structured_outputs",
+    "max_completion_tokens": "max_tokens",
+    "max_new_tokens": "max_tokens",
+    "response_format": "structured_outputs",
+    "stop_sequences": "stop",
+    "top_logprobs": "logprobs",
+}
+"""Names that sampling parameters have elsewhere. To carry them would be to ignore them."""
+_OBJECTS = ("logit_bias", "repetition_detection", "structured_outputs")
 _CONTENT: dict[str, type] = {"prompt": str, "messages": list, "prompt_token_ids": list}
 _KINDS: dict[type, str] = {str: "a string", list: "a list", dict: "an object"}
 
@@ -66,7 +82,7 @@ class NativeFormat:
         row.carried = _carried(fields)
         try:
             row.prompt = self._prompt(fields)
-            row.sampling = self._typed(fields, "sampling_params", dict, {})
+            row.sampling = self._sampling(fields)
         except RequestError as error:
             row.error = str(error)
         return row
@@ -126,6 +142,20 @@ class NativeFormat:
             return [*self._opening, *values["messages"]]
         return self._as_chat(values["prompt"] if list(values) == ["prompt"] else values)
 
+    def _sampling(self, fields: Mapping[str, Any]) -> JsonObject:
+        """The sampling parameters, in `sampling_params` or beside it; null there is no value."""
+        sampling: JsonObject = dict(self._typed(fields, "sampling_params", dict, {}))
+        for name, value in fields.items():
+            if name in _OTHER_NAMES and value is not None:
+                raise RequestError(f"{name!r} is {_OTHER_NAMES[name]!r} here")
+            if not _is_sampling(name, value) or value is None:
+                continue
+            if name in sampling:
+                raise RequestError(f"{name!r} is also in 'sampling_params'; give one")
+            is_object = self._texts_are_json and name in _OBJECTS
+            sampling[name] = self._typed(fields, name, dict) if is_object else value
+        return sampling
+
     def _as_chat(self, prompt: str | dict[str, Any]) -> Any:
         if not self._chat:
             return prompt
@@ -163,6 +193,12 @@ class NativeFormat:
         }
 
 
+def _is_sampling(name: str, value: object) -> bool:
+    """Whether a field is a sampling parameter. Lists of log-probabilities are results of an
+    earlier job."""
+    return name in SAMPLING_FIELDS and not (name in RESULT_FIELDS and isinstance(value, list))
+
+
 def _carried(fields: Mapping[str, Any]) -> JsonObject:
     """The fields that the format does not use, to be copied to the record.
 
@@ -170,7 +206,7 @@ def _carried(fields: Mapping[str, Any]) -> JsonObject:
     """
     carried = {}
     for name, value in fields.items():
-        if name in INPUT_FIELDS:
+        if name in INPUT_FIELDS or _is_sampling(name, value):
             continue
         new_name = name
         while new_name in RESULT_FIELDS or (new_name != name and new_name in fields):

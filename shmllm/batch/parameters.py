@@ -8,6 +8,9 @@ from shmllm.batch.rows import JsonObject
 from shmllm.errors import RequestError
 from shmllm.params.sampling import SamplingParams
 
+SAMPLING_FIELDS = frozenset(SamplingParams.__struct_fields__)
+"""The names of all sampling parameters."""
+
 # A batch file has one record per row, with the complete text, so these have no meaning.
 _NOT_FOR_FILES = ("output_kind", "stream_interval")
 

@@ -91,6 +91,30 @@ def text_of(llm: LLM, prompt: Any, **options: Any) -> str:
     return output_of(llm, prompt, **options).outputs[0].text
 
 
+def test_sampling_parameters_beside_the_prompt(
+    shmllm: Shmllm, llm: LLM, tmp_path: Path, target: Path
+) -> None:
+    """The rows that examples/batch_file.py writes, and what a row cannot say."""
+    names = ("first", "last", "count")
+    rows: list[Any] = [
+        {"id": i, "prompt": f"def {name}(items):", "max_tokens": 4 * (i + 1)}
+        for i, name in enumerate(names)
+    ]
+    several = {"prompt": "import", "n": 2, "seed": 3, "logprobs": 0}
+    wrong = {"prompt": "x", "temperature": 9}
+    source = write(tmp_path / "in.jsonl", [*rows, several, wrong])
+    done = shmllm("-i", source, "-o", target)
+    assert done.returncode == 1
+    found = by_line(target)
+    for line, row in enumerate(rows, 1):
+        assert found[line]["text"] == text_of(llm, row["prompt"], max_tokens=row["max_tokens"])
+        assert "max_tokens" not in found[line]
+    expected = output_of(llm, "import", n=2, seed=3, temperature=1, max_tokens=128)
+    assert [one["text"] for one in found[4]["outputs"]] == [one.text for one in expected.outputs]
+    assert len(found[4]["logprobs"]) == len(expected.outputs[0].token_ids)
+    assert found[5]["error"] == "temperature must be a number from 0 to 2, got 9"
+
+
 def test_rows_of_every_kind(shmllm: Shmllm, llm: LLM, tmp_path: Path, target: Path) -> None:
     source = write(
         tmp_path / "in.jsonl",

@@ -11,6 +11,7 @@ from support.batch_helpers import answer
 from shmllm.batch.native import NativeFormat
 from shmllm.batch.rows import Row
 from shmllm.outputs.request import CompletionOutput
+from shmllm.params.sampling import SamplingParams
 
 USER = {"role": "user", "content": "hi"}
 SYSTEM = {"role": "system", "content": "be brief"}
@@ -86,7 +87,7 @@ def test_token_ids_and_salt_cannot_be_used_with_chat(fields):
 
 
 def test_a_record_has_id_result_and_copied_fields_in_this_order():
-    found = row({"id": "x", "prompt": "abc", "split": "train", "n": None})
+    found = row({"id": "x", "prompt": "abc", "split": "train", "m": None})
     record = NativeFormat().record(found, answer("abc", num_cached_tokens=2))
     assert list(record.items()) == [
         ("id", "x"),
@@ -97,7 +98,7 @@ def test_a_record_has_id_result_and_copied_fields_in_this_order():
         ("num_output_tokens", 3),
         ("num_cached_tokens", 2),
         ("split", "train"),
-        ("n", None),
+        ("m", None),
     ]
 
 
@@ -127,6 +128,49 @@ def test_the_output_of_a_job_can_be_the_input_of_the_next():
     assert second["text"] == "ed"
     assert second["input_text"] == "cba"
     assert second["k"] == 1
+
+
+def test_sampling_parameters_may_stand_beside_the_prompt():
+    found = row(
+        {"prompt": "a", "max_tokens": 3, "stop": "x", "seed": None, "temprature": 1}
+        | {"sampling_params": {"top_k": 4}}
+    )
+    assert found.error is None
+    assert found.sampling == {"top_k": 4, "max_tokens": 3, "stop": "x"}
+    assert found.carried == {"temprature": 1}
+
+
+@pytest.mark.parametrize("name", SamplingParams.__struct_fields__)
+def test_every_sampling_parameter_is_one_and_is_not_copied(name):
+    found = row({"prompt": "a", name: 1})
+    assert found.sampling == {name: 1}
+    assert found.carried == {}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"n": 2, "sampling_params": {"n": 2}}, "'n' is also in 'sampling_params'; give one"),
+        ({"max_new_tokens": 9}, "'max_new_tokens' is 'max_tokens' here"),
+        ({"guided_json": {}}, "'guided_json' is 'structured_outputs' here"),
+    ],
+)
+def test_a_parameter_given_twice_or_under_another_name_is_refused(fields, message):
+    assert row({"prompt": "a"} | fields).error == message
+
+
+def test_log_probabilities_of_an_earlier_job_are_not_a_parameter():
+    found = row({"prompt": "a", "logprobs": [[{"token_id": 1}]], "prompt_logprobs": [None]})
+    assert found.sampling == {}
+    assert set(found.carried) == {"input_logprobs", "input_prompt_logprobs"}
+
+
+def test_a_table_may_hold_objects_as_json():
+    fields = {"prompt": "a", "logit_bias": '{"5": 1}', "structured_outputs": {"regex": "a"}}
+    found = row(fields, texts_are_json=True)
+    assert found.sampling == {"logit_bias": {"5": 1}, "structured_outputs": {"regex": "a"}}
+    broken = row({"prompt": "a", "logit_bias": "{"}, texts_are_json=True)
+    assert "'logit_bias' is not JSON" in (broken.error or "")
 
 
 def test_options_add_prompt_and_token_ids():
