@@ -15,6 +15,7 @@ from shmllm.cli.options import engine_options, metrics_port_option, take_engine_
 from shmllm.cli.prompts import as_chat, chat_template_option, read_prompts
 from shmllm.cli.sampling import sampling_options, take_sampling, text_sampling_options
 from shmllm.cli.session import CommandSession
+from shmllm.cli.streams import check_stdout
 
 EPILOG = """\b
 Examples:
@@ -22,6 +23,8 @@ Examples:
   shmllm generate "import os" "import sys" --max-tokens 32
   echo "class Stack:" | shmllm generate --stop "class"
   shmllm generate -m ./my-model --chat --system "Be brief." "Why is the sky blue?"
+  shmllm generate "import os" -n 3 --temperature 0.8
+  shmllm generate "A date: " --regex "[0-9]{4}-[0-9]{2}-[0-9]{2}"
   shmllm generate -i in.jsonl -o out.jsonl
   shmllm generate -i in.jsonl -o out.jsonl --resume
   shmllm generate -i prompts.txt -o completions.jsonl
@@ -31,19 +34,21 @@ Examples:
 \b
 Files of JSON lines (or .parquet, or either compressed as .gz):
   A line of the input holds `prompt`, `messages` or `prompt_token_ids`, and may hold
-  `id`, `sampling_params` (an object) and `cache_salt`. Other fields are copied to the
+  `id`, `cache_salt` and sampling parameters, such as `max_tokens`, by themselves or in
+  the object `sampling_params`; they override options. Other fields are copied to the
   output.
   A line of the output holds `id` if the input has one, `line` (from 1), `text`,
   `finish_reason`, `num_prompt_tokens`, `num_output_tokens`, `num_cached_tokens`, or
   instead of these `error`; then the other fields. Each line is written as soon as its
   request has finished.
-  An invalid line becomes a record with `error`; the other lines still run.
+  An invalid line becomes a record with `error`; the other lines still run. A line whose
+  request the engine aborted gets no record, and the exit code is 3.
   --resume adds the missing records after an interrupted run; it does not repeat lines
   whose record has an `error`.
 
 \b
-Exit codes: 0 done, 1 some rows failed, 2 usage or environment, 3 the engine died,
-130 interrupted, 143 terminated.
+Exit codes: 0 done, 1 some rows failed, 2 usage or environment, 3 the engine died or
+aborted requests, 130 interrupted, 143 terminated.
 """
 
 
@@ -107,6 +112,8 @@ def run(prompts: tuple[str, ...], options: dict[str, Any]) -> int:
     )
     sampling = take_sampling(options)
     options["chat"] |= options["system"] is not None or options["chat_template"] is not None
+    if target in (None, "-"):
+        check_stdout()
     found = None if source is None else look_at(source)
 
     with quiet_closed_pipe():

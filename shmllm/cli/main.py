@@ -1,11 +1,12 @@
 """The `shmllm` command: its subcommands, and the exit code and message of each kind of error.
 
-Exit codes: 0 done, 1 some requests failed, 2 usage or environment, 3 the engine died,
-130 interrupted, 143 terminated.
+Exit codes: 0 done, 1 some requests failed, 2 usage or environment, 3 the engine died or aborted
+requests, 130 interrupted, 143 terminated.
 """
 
 from __future__ import annotations
 
+import errno
 import sys
 
 import click
@@ -15,13 +16,12 @@ from shmllm.cli.engine import engine
 from shmllm.cli.generate import generate
 from shmllm.cli.interrupts import EXIT_INTERRUPTED, Interrupted
 from shmllm.cli.ipc import ipc
+from shmllm.cli.outcome import EXIT_ENGINE_ENDED, EXIT_FAILED, EXIT_USAGE
+from shmllm.cli.streams import drop_unwritten, replace_closed_streams
 from shmllm.cli.top import top
 from shmllm.cli.trace import trace
 from shmllm.errors import EngineDeadError, ShmLLMError
 from shmllm.version import __version__
-
-EXIT_USAGE = 2
-EXIT_ENGINE_DIED = 3
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -46,24 +46,42 @@ cli.add_command(trace)
 
 def main() -> None:
     """Runs the `shmllm` command and exits with its exit code."""
-    debug = "--debug" in sys.argv[1:2]
+    replace_closed_streams()
+    try:
+        code = _run(debug="--debug" in sys.argv[1:2])
+    finally:
+        drop_unwritten()
+    sys.exit(code)
+
+
+def _run(debug: bool) -> int:
+    """Runs the command; returns its exit code.
+
+    Args:
+        debug: whether exceptions leave this function.
+    """
     try:
         status = cli.main(prog_name="shmllm", standalone_mode=False)
+        sys.stdout.flush()
     except click.ClickException as error:
         error.show()
-        sys.exit(EXIT_USAGE)
+        return EXIT_USAGE
     except (KeyboardInterrupt, click.exceptions.Abort) as error:
         click.echo("interrupted", err=True)
         cause = error.__cause__ if isinstance(error, click.exceptions.Abort) else error
-        sys.exit(cause.exit_code if isinstance(cause, Interrupted) else EXIT_INTERRUPTED)
+        return cause.exit_code if isinstance(cause, Interrupted) else EXIT_INTERRUPTED
+    except BrokenPipeError:
+        return EXIT_FAILED
     except (ShmLLMError, OSError, TypeError) as error:
         if debug or (isinstance(error, TypeError) and "unknown option" not in str(error)):
             raise
         click.echo(f"shmllm: {_one_line(error)}", err=True)
-        sys.exit(EXIT_ENGINE_DIED if isinstance(error, EngineDeadError) else EXIT_USAGE)
-    sys.exit(status if isinstance(status, int) else 0)
+        return EXIT_ENGINE_ENDED if isinstance(error, EngineDeadError) else EXIT_USAGE
+    return status if isinstance(status, int) else 0
 
 
 def _one_line(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.errno == errno.EBADF:
+        return "standard output is closed"
     text = str(error.args[0]) if error.args and isinstance(error, ShmLLMError) else str(error)
     return " ".join(text.split())
