@@ -25,6 +25,7 @@ from shmllm.cli.outcome import EXIT_ENGINE_ENDED, EXIT_FAILED, WHY_ABORTED
 from shmllm.cli.plan import GeneratePlan
 from shmllm.cli.sampling import completed
 from shmllm.cli.session import CommandSession
+from shmllm.errors import EnginePausedError
 
 if TYPE_CHECKING:
     from shmllm.frontend.llm import LLM
@@ -156,7 +157,8 @@ def run_batch(plan: GeneratePlan, sampling: JsonObject, session: CommandSession)
                 raise
         if not num_lost:
             return batch.finish()
-        click.echo(f"shmllm: {WHY_ABORTED}; {num_lost:,} rows have no record", err=True)
+        rows_have = "1 row has" if num_lost == 1 else f"{num_lost:,} rows have"
+        click.echo(f"shmllm: {WHY_ABORTED}; {rows_have} no record", err=True)
         batch.report_interruption()
         return EXIT_ENGINE_ENDED
 
@@ -189,7 +191,11 @@ class Preparation:
 def stream(
     llm: LLM, requests: Iterator[Request], ordered: bool, priority: int | None
 ) -> Iterator[tuple[int, RequestOutput]]:
-    """Runs requests with `LLM.stream`, which takes prompts and parameters separately."""
+    """Runs requests with `LLM.stream`, which takes prompts and parameters separately.
+
+    Raises:
+        EnginePausedError: the engine takes no requests now. No row is to blame.
+    """
     params: deque[SamplingParams] = deque()
 
     def prompts() -> Iterator[Any]:
@@ -200,6 +206,8 @@ def stream(
     aligned = iter(params.popleft, None)
     outputs = llm.stream(prompts(), aligned, ordered=ordered, on_error="yield", priority=priority)
     for output in outputs:
+        if output.is_retryable:
+            raise EnginePausedError(output.error or "the engine is paused")
         place = output.prompt_index
         if output.error is not None:
             output.error = output.error.replace(f"prompt {place} ", "the prompt ", 1)

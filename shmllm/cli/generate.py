@@ -47,8 +47,8 @@ Files of JSON lines (or .parquet, or either compressed as .gz):
   whose record has an `error`.
 
 \b
-Exit codes: 0 done, 1 some rows failed, 2 usage or environment, 3 the engine died or
-aborted requests, 130 interrupted, 143 terminated.
+Exit codes: 0 done, 1 some rows failed, 2 usage or environment, 3 the engine died, or
+aborted or refused requests, 130 interrupted, 143 terminated.
 """
 
 

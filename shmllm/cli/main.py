@@ -1,7 +1,7 @@
 """The `shmllm` command: its subcommands, and the exit code and message of each kind of error.
 
-Exit codes: 0 done, 1 some requests failed, 2 usage or environment, 3 the engine died or aborted
-requests, 130 interrupted, 143 terminated.
+Exit codes: 0 done, 1 some requests failed, 2 usage or environment, 3 the engine died, or aborted or
+refused requests, 130 interrupted, 143 terminated.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from shmllm.cli.outcome import EXIT_ENGINE_ENDED, EXIT_FAILED, EXIT_USAGE
 from shmllm.cli.streams import drop_unwritten, replace_closed_streams
 from shmllm.cli.top import top
 from shmllm.cli.trace import trace
-from shmllm.errors import EngineDeadError, ShmLLMError
+from shmllm.errors import EngineDeadError, EnginePausedError, ShmLLMError
 from shmllm.version import __version__
 
 
@@ -76,7 +76,8 @@ def _run(debug: bool) -> int:
         if debug or (isinstance(error, TypeError) and "unknown option" not in str(error)):
             raise
         click.echo(f"shmllm: {_one_line(error)}", err=True)
-        return EXIT_ENGINE_ENDED if isinstance(error, EngineDeadError) else EXIT_USAGE
+        has_engine = not isinstance(error, EngineDeadError | EnginePausedError)
+        return EXIT_USAGE if has_engine else EXIT_ENGINE_ENDED
     return status if isinstance(status, int) else 0
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_ENGINE_ENDED = 3
-"""The engine died, or it ended requests before their ends."""
+"""The engine died, or it ended requests before their ends, or takes none."""
 
 ABORTED = "abort"
 WHY_ABORTED = "the engine was stopped, paused or put to sleep and aborted requests"

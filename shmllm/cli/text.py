@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -89,6 +90,8 @@ def stream(
     output: RequestOutput | None = None
     for changed in llm.front_end.serve([request], streaming=True):
         for state in changed:
+            if state.is_retryable:
+                state.raise_error()
             delta = state.text.take_delta()
             if delta:
                 text = delta
@@ -113,14 +116,11 @@ def batch(
 
     The texts of a prompt are written as soon as they and all texts before them are complete.
     """
-    from shmllm.frontend.progress import BatchProgress
-
     waiting: dict[int, RequestOutput] = {}
     num_written = 0
-    with BatchProgress(len(requests), enabled=True) as progress:
-        for changed in llm.front_end.serve(requests):
-            progress.update(changed)
-            waiting |= {state.index: state.output() for state in changed if state.ends_request}
+    with contextlib.closing(llm.front_end.run_each(requests, True)) as ended:
+        for state in ended:
+            waiting[state.index] = state.output()
             while num_written in waiting:
                 output = waiting.pop(num_written)
                 if num_written:

@@ -346,4 +346,5 @@ class RequestState:
             metrics=self.metrics,
             error=next((state.error for state in states if state.error is not None), None),
             prompt_index=self.index,
+            is_retryable=any(state.is_retryable for state in states),
         )

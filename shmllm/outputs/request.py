@@ -119,6 +119,8 @@ class RequestOutput:
         error: the error message, if a completion has finish_reason "error".
         prompt_index: the position of the prompt among those given to `generate`, `stream` or
             `enqueue`.
+        is_retryable: whether `error` says that the engine was paused or asleep, so that the same
+            request can be sent again.
 
     The fields from `lora_request` on are always None. They exist for programs that were written
     for vLLM.
@@ -134,6 +136,7 @@ class RequestOutput:
     metrics: RequestMetrics | None = field(default=None, repr=False)
     error: str | None = None
     prompt_index: int = 0
+    is_retryable: bool = False
     lora_request: None = field(default=None, repr=False)
     encoder_prompt: None = field(default=None, repr=False)
     encoder_prompt_token_ids: None = field(default=None, repr=False)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 
 import pytest
+from support import fakes
 
 from shmllm.errors import EngineDeadError, RequestError, ShmLLMError
 from shmllm.params.sampling import RequestOutputKind, SamplingParams
+from shmllm.wire.messages import Rejected
 
 ONE = SamplingParams(max_tokens=1)
 BAD = [999]
@@ -93,6 +96,16 @@ def test_a_single_prompt_is_one_prompt(make_llm, prompts):
 def test_no_prompts_have_no_outputs(make_llm):
     llm, _ = make_llm()
     assert list(llm.stream(iter(()), ONE)) == list(llm.stream([], ONE)) == []
+
+
+def test_an_output_says_whether_the_request_can_be_sent_again(make_llm, monkeypatch):
+    llm, engine = make_llm()
+    engine.refuse = {1, 3}
+    outputs = list(llm.stream([[5]] * 2, ONE, on_error="yield", ordered=True))
+    assert [output.is_retryable for output in outputs] == [False, False]
+    monkeypatch.setattr(fakes, "Rejected", partial(Rejected, is_retryable=True))
+    outputs = list(llm.stream([[5]] * 2, ONE, on_error="yield", ordered=True))
+    assert [output.is_retryable for output in outputs] == [False, True]
 
 
 def test_all_prompts_have_the_priority(make_llm, monkeypatch):
