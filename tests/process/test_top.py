@@ -2,120 +2,41 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import pty
-import select
 import signal
-import struct
-import subprocess
-import sys
-import termios
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.engines import named_engine
-from support.programs import CLI, environment, python
-from support.waiting import PATIENCE_S, join_all
+from support.programs import CLI, python
+from support.terminals import Terminal, opened_terminal
+from support.waiting import join_all
 
 from shmllm import LLM, SamplingParams
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
-pyte = pytest.importorskip("pyte")
 
 LEAVES_THE_SCREEN = b"\x1b[?1049l"
 
 
-class Terminal:
-    """A program in a pseudo-terminal, and what it shows there."""
-
-    def __init__(self, *arguments: str, columns: int = 110, lines: int = 36) -> None:
-        self._master, slave = pty.openpty()
-        self.screen = pyte.Screen(columns, lines)
-        self._stream = pyte.ByteStream(self.screen)
-        self.output = b""
-        self.resize(columns, lines)
-        self._mode = termios.tcgetattr(self._master)
-        variables = environment({"TERM": "xterm-256color"})
-        del variables["COLUMNS"]
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", CLI, "top", *arguments],
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            env=variables,
-            start_new_session=True,
-        )
-        os.close(slave)
-
-    def resize(self, columns: int, lines: int) -> None:
-        fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
-        self.screen.resize(lines, columns)
-
-    def type(self, keys: bytes) -> None:
-        os.write(self._master, keys)
-
-    def text(self) -> str:
-        return "\n".join(self.screen.display)
-
-    def marked_line(self) -> str:
-        """The line that is shown in reverse video."""
-        for y, line in enumerate(self.screen.display):
-            if self.screen.buffer[y][0].reverse:
-                return str(line)
-        return ""
-
-    def shows(self, condition: Callable[[str], bool], limit_s: float = PATIENCE_S) -> bool:
-        """Whether the text on the screen fulfils a condition in time."""
-        deadline = time.monotonic() + limit_s
-        while not condition(self.text()):
-            if time.monotonic() >= deadline:
-                return False
-            self._read()
-        return True
-
-    def ends(self) -> int:
-        """Read the screen to its end; return the exit code."""
-        deadline = time.monotonic() + PATIENCE_S
-        while self.process.poll() is None and time.monotonic() < deadline:
-            self._read()
-        code = self.process.wait(0)
-        while self._read():
-            pass
-        assert LEAVES_THE_SCREEN in self.output
-        assert termios.tcgetattr(self._master) == self._mode
-        return code
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait(PATIENCE_S)
-        os.close(self._master)
-
-    def _read(self) -> bool:
-        if not select.select([self._master], [], [], 0.1)[0]:
-            return False
-        try:
-            data = os.read(self._master, 65536)
-        except OSError:  # EIO: nobody has the other end open
-            return False
-        self.output += data
-        self._stream.feed(data)
-        return bool(data)
-
-
 @contextmanager
 def terminal(*arguments: str, **size: int) -> Iterator[Terminal]:
-    opened = Terminal(*arguments, **size)
-    try:
-        yield opened
-    finally:
-        opened.close()
+    """`shmllm top` in a terminal."""
+    with opened_terminal("top", *arguments, **({"columns": 110, "lines": 36} | size)) as seen:
+        yield seen
+
+
+def ends(seen: Terminal) -> int:
+    """Its exit code, with the terminal as it was before."""
+    code = seen.ends()
+    assert LEAVES_THE_SCREEN in seen.output
+    return code
 
 
 @contextmanager
@@ -250,7 +171,7 @@ def test_one_engine_is_shown_live_until_q(at_work: str) -> None:
         before = seen.text()
         assert seen.shows(lambda text: text != before), "it does not live"
         seen.type(b"q")
-        assert seen.ends() == 0
+        assert ends(seen) == 0
 
 
 def test_the_screen_follows_the_terminals_size(at_work: str) -> None:
@@ -264,7 +185,7 @@ def test_the_screen_follows_the_terminals_size(at_work: str) -> None:
         seen.resize(120, 40)
         assert seen.shows(lambda text: "╮" in text.splitlines()[1][119:120]), seen.text()
         seen.type(b"q")
-        assert seen.ends() == 0
+        assert ends(seen) == 0
 
 
 def test_an_engine_is_chosen_from_the_list(at_work: str) -> None:
@@ -282,7 +203,7 @@ def test_an_engine_is_chosen_from_the_list(at_work: str) -> None:
         seen.type(b"b")
         assert seen.shows(lambda text: "used by" in text)
         seen.type(b"\x1b[B\x1b[A+-q")
-        assert seen.ends() == 0
+        assert ends(seen) == 0
 
 
 @pytest.mark.parametrize(
@@ -298,12 +219,12 @@ def test_a_signal_ends_it_with_the_terminal_as_it_was(
     with terminal(engine[0]) as seen:
         assert seen.shows(lambda text: "running" in text)
         seen.process.send_signal(number)
-        assert seen.ends() == code
+        assert ends(seen) == code
 
 
 def test_an_engine_that_ends_while_watched(tmp_path: Path) -> None:
     with named_engine(tmp_path) as (name, pid), terminal(name, "--interval", "0.1") as seen:
         assert seen.shows(lambda text: "running" in text)
         os.kill(pid, signal.SIGTERM)
-        assert seen.ends() == 0
+        assert ends(seen) == 0
         assert f"engine {name} has ended".encode() in seen.output
