@@ -93,7 +93,8 @@ def generate(prompts: tuple[str, ...], **options: Any) -> int:
     """Complete PROMPTs with a model.
 
     A single prompt is streamed; several prompts run as one batch with a progress bar. Text goes to
-    stdout, everything else to stderr. Without PROMPT and --input, the prompt is read from stdin.
+    stdout, everything else to stderr. Without PROMPT and --input, the prompt is read from stdin;
+    with --chat or --system on a terminal, `shmllm chat` begins.
     """
     with interruptible():
         return run(prompts, options)
@@ -115,6 +116,13 @@ def run(prompts: tuple[str, ...], options: dict[str, Any]) -> int:
     if target in (None, "-"):
         check_stdout()
     found = None if source is None else look_at(source)
+    if not prompts and _asks_for_chat(options, sampling):
+        from shmllm.cli.chat.command import is_interactive, run_chat
+        from shmllm.cli.chat.conversation import Conversation
+
+        if is_interactive():
+            opening = Conversation.with_system(options["system"])
+            return run_chat(session, sampling, opening, options["chat_template"])
 
     with quiet_closed_pipe():
         if wants_records(found, options):
@@ -131,6 +139,15 @@ def run(prompts: tuple[str, ...], options: dict[str, Any]) -> int:
         template = options["chat_template"]
         return run_text(inputs, sampling, target, options["echo"], session, template)
     return 0
+
+
+def _asks_for_chat(options: dict[str, Any], sampling: dict[str, Any]) -> bool:
+    """Whether the options are for a chat, and none is for something that a chat does not have."""
+    from shmllm.cli.plan import wants_records
+
+    has_files = options["source"] is not None or options["target"] is not None
+    has_others = sampling.keys() & {"n", "logprobs"} or options["priority"] is not None
+    return options["chat"] and not (has_files or has_others or wants_records(None, options))
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ import sys
 import click
 
 from shmllm.cli.bench import bench
+from shmllm.cli.chat.command import chat
 from shmllm.cli.engine import engine
 from shmllm.cli.generate import generate
 from shmllm.cli.interrupts import EXIT_INTERRUPTED, Interrupted
@@ -32,11 +33,14 @@ def cli(debug: bool) -> None:
 
     \b
     shmllm generate "def fibonacci(n):"
+    shmllm chat
     shmllm generate --help
     """
 
 
 cli.add_command(generate)
+cli.add_command(chat)
+cli.add_command(chat, "run")
 cli.add_command(bench)
 cli.add_command(engine)
 cli.add_command(ipc)

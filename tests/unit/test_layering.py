@@ -81,7 +81,7 @@ RULES = {
     "shmllm.cli": Rule(
         "batch bench client config errors extras frontend ipc monitor outputs params tracing "
         "version wire",
-        packages="click",
+        packages="click prompt_toolkit",
         lazy_packages="numpy prometheus_client rich",
     ),
     "shmllm.compat": Rule("errors frontend outputs params", lazy_packages="torch transformers trl"),

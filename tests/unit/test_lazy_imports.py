@@ -12,7 +12,14 @@ from support.programs import result_of, run_source
 import shmllm
 
 HEAVY = {"torch", "transformers", "triton"}
-UNNEEDED_AT_FIRST = HEAVY | {"numpy", "tokenizers", "jinja2", "rich", "huggingface_hub"}
+UNNEEDED_AT_FIRST = HEAVY | {
+    "numpy",
+    "tokenizers",
+    "jinja2",
+    "rich",
+    "huggingface_hub",
+    "prompt_toolkit",
+}
 
 REPORT = """
 import json, sys
@@ -54,7 +61,9 @@ def test_importing_the_package_imports_next_to_nothing() -> None:
     assert not found & UNNEEDED_AT_FIRST
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["generate", "--help"], ["--version"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["generate", "--help"], ["chat", "--help"], ["--version"]]
+)
 def test_help_imports_next_to_nothing(arguments: list[str]) -> None:
     source = QUIET_HELP if "--help" in arguments else QUIET_HELP.replace("Usage: ", "")
     found = imported_by(source, *arguments)
@@ -71,7 +80,10 @@ def test_the_public_classes_import_nothing_heavy() -> None:
 @pytest.mark.parametrize(
     ("module", "forbidden"),
     [
-        ("shmllm.frontend.llm", HEAVY | {"jinja2", "llguidance", "rich", "huggingface_hub"}),
+        (
+            "shmllm.frontend.llm",
+            HEAVY | {"jinja2", "llguidance", "rich", "huggingface_hub", "prompt_toolkit"},
+        ),
         ("shmllm.frontend.llm", {"shmllm.engine", "shmllm.client.attached", "shmllm.core"}),
         ("shmllm.client.attached", HEAVY | {"shmllm.engine", "shmllm.frontend", "cloudpickle"}),
         ("shmllm.wire.rpc", HEAVY | {"cloudpickle"}),

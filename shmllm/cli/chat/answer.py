@@ -1,0 +1,197 @@
+"""Answers: asks the engine for the next message of a conversation, and what can be said of it.
+
+This module must not know where messages come from, nor how an answer is shown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from shmllm.cli.chat.conversation import Conversation, Message
+from shmllm.cli.chat.stopping import AnswerStopped, StopKey
+from shmllm.cli.sampling import DEFAULTS
+from shmllm.errors import RequestError
+
+if TYPE_CHECKING:
+    from shmllm.frontend.input_processor import PreparedRequest, TokensPrompt
+    from shmllm.frontend.llm import LLM
+    from shmllm.frontend.request_state import RequestState
+
+MAX_TOKENS = 512
+STOPPED = "stopped"
+"""The `end` of an answer that Ctrl-C ended."""
+ABORTED = "abort"
+"""The finish reason of an answer that the engine ended, because it was paused for example."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """
+    Attributes:
+        text: what was written, perhaps not all that the model would have.
+        end: the finish reason, or STOPPED.
+        num_tokens: the tokens of the answer.
+        num_prompt_tokens: the tokens of the whole conversation before it.
+        num_cached_tokens: those of them that were prefix-cache hits.
+        first_token_s: seconds until the first token; None without one.
+        tokens_per_s: the rate after the first token; None with less than two tokens.
+        limit: `max_tokens` of the request.
+    """
+
+    text: str
+    end: str
+    num_tokens: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    first_token_s: float | None = None
+    tokens_per_s: float | None = None
+    limit: int | None = None
+
+    @property
+    def is_one(self) -> bool:
+        """Whether it is something that a conversation can go on with. The model may have answered
+        with nothing; what was stopped before the first token is no answer."""
+        return bool(self.text) or self.end in ("stop", "length")
+
+    def figures(self) -> str:
+        """Counts and times, as one line."""
+        parts = [f"{self.num_tokens:,} token{'s' * (self.num_tokens != 1)}"]
+        if self.tokens_per_s is not None:
+            parts.append(f"{self.tokens_per_s:,.1f} tokens/s")
+        if self.first_token_s is not None:
+            parts.append(f"first after {self.first_token_s:,.2f} s")
+            parts.append(
+                f"{self.num_cached_tokens:,} of {self.num_prompt_tokens:,} prompt tokens cached"
+            )
+        return ", ".join(parts)
+
+    def remark(self) -> str:
+        """Why it ended before the model wanted to, as one line; "" if it did not."""
+        match self.end:
+            case "length" if self.limit is not None and self.num_tokens >= self.limit:
+                return f"cut off after {self.limit:,} tokens: --max-tokens sets how many"
+            case "length":
+                used = self.num_prompt_tokens + self.num_tokens
+                return (
+                    f"cut off: the {used:,} tokens of context are full; /reset begins a new "
+                    "conversation"
+                )
+            case "abort":
+                return "cut off: the engine was paused, put to sleep or stopped"
+            case "stopped" if self.text:
+                return "stopped; the answer so far stays in the conversation"
+            case "stopped":
+                return "stopped before the answer began; the conversation is as it was"
+        return ""
+
+
+class Answerer:
+    """Asks one engine.
+
+    Args:
+        llm: the engine.
+        sampling: the sampling parameters of the command line.
+        stop: ends an answer.
+        template: the source of a chat template; None takes the model's.
+    """
+
+    def __init__(
+        self, llm: LLM, sampling: dict[str, Any], stop: StopKey, template: str | None = None
+    ) -> None:
+        self._llm = llm
+        self._template = template
+        self._sampling = DEFAULTS | {"max_tokens": MAX_TOKENS} | llm.model_defaults | sampling
+        self._stop = stop
+
+    def check_template(self) -> None:
+        """Check that there is a chat template which takes a message of a user.
+
+        Raises:
+            RequestError: there is none, or it does not.
+        """
+        try:
+            self._prompt([{"role": "user", "content": "?"}])
+        except RequestError as error:
+            cause = str(error).partition(";")[0]
+            raise RequestError(
+                f"{cause}; give one with --chat-template FILE, or complete texts with: "
+                'shmllm generate "TEXT"'
+            ) from error
+
+    def __call__(
+        self, conversation: Conversation, show: Callable[[str], object], attempt: int = 0
+    ) -> Answer:
+        """Answer the last message of a conversation.
+
+        Args:
+            conversation: ends with the user's message.
+            show: called with each piece of text as it arrives.
+            attempt: how often this message was answered before; another one has another seed.
+
+        Raises:
+            RequestError: the engine does not take the conversation.
+            EngineDeadError: the engine died.
+        """
+        pieces: list[str] = []
+        states: list[RequestState] = []
+        request: PreparedRequest | None = None
+        try:
+            self._stop.armed = True
+            request = self._prepare(conversation, attempt)
+            with contextlib.closing(self._llm.front_end.serve([request], streaming=True)) as served:
+                for changed in served:
+                    for state in changed:
+                        states = [state]
+                        pieces.append(state.text.take_delta())
+                        show(pieces[-1])
+            self._stop.armed = False
+        except AnswerStopped:
+            show("\n")  # the terminal shows the key at the end of the line
+        finally:
+            self._stop.armed = False
+        return _answer("".join(pieces), request, states)
+
+    def _prepare(self, conversation: Conversation, attempt: int) -> PreparedRequest:
+        from shmllm.params.sampling import SamplingParams
+
+        prompt = self._prompt(conversation.messages)
+        num_tokens, most = len(prompt["prompt_token_ids"]), self._llm.facts.max_model_len
+        if num_tokens >= most:
+            raise RequestError(
+                f"the conversation would have {num_tokens:,} tokens with this message, and the "
+                f"engine takes {most - 1:,} (max_model_len is {most:,}): shorten the message, or "
+                "begin a new conversation with /reset; /save FILE keeps this one"
+            )
+        sampling = dict(self._sampling)
+        if sampling.get("seed") is not None:
+            sampling["seed"] += attempt
+        return self._llm.front_end.prepare([prompt], SamplingParams(**sampling))[0]
+
+    def _prompt(self, messages: Sequence[Message]) -> TokensPrompt:
+        return self._llm.front_end.chat_prompt(messages, chat_template=self._template)
+
+
+def _answer(text: str, request: PreparedRequest | None, states: list[RequestState]) -> Answer:
+    """What the last states of the request say of its answer; none came if it was stopped before
+    its first token."""
+    if request is None or not states:
+        return Answer(text, STOPPED)
+    [state] = states
+    if state.error is not None:
+        raise RequestError(state.error)
+    num_tokens, metrics = len(state.token_ids), state.metrics
+    first, last = metrics.first_token_time, metrics.last_token_time
+    took_s = 0.0 if first is None or last is None else last - first
+    return Answer(
+        text,
+        state.finish_reason or STOPPED,
+        num_tokens,
+        len(request.prompt_token_ids),
+        state.num_cached_tokens,
+        metrics.first_token_latency,
+        (num_tokens - 1) / took_s if took_s > 0 else None,
+        request.params.max_tokens,
+    )

@@ -1,0 +1,104 @@
+"""A conversation: its messages, and the files that hold one.
+
+A Conversation never changes: each step gives a new one, so whatever fails leaves the old one as it
+was. This module must not know how messages are read, answered or shown.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Self
+
+from shmllm.errors import RequestError
+
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """
+    Attributes:
+        messages: dicts with `role` and `content`, the oldest first; a system message comes first.
+    """
+
+    messages: tuple[Message, ...] = ()
+
+    @classmethod
+    def with_system(cls, system: str | None) -> Self:
+        """An empty conversation with this system message; None for none."""
+        return cls().under(system or "")
+
+    @property
+    def num_messages(self) -> int:
+        """The number of messages besides the system message."""
+        return len(self.messages) - len(self._system())
+
+    def under(self, system: str) -> Self:
+        """The same conversation with this system message; without one if the text is empty."""
+        first = [{"role": "system", "content": system}] if system else []
+        return self._of([*first, *self.messages[len(self._system()) :]])
+
+    def begun_again(self) -> Self:
+        """A new conversation with the same system message."""
+        return self._of(self._system())
+
+    def asked(self, text: str) -> Self:
+        """The conversation with the user's next message."""
+        return self._of([*self.messages, {"role": "user", "content": text}])
+
+    def answered(self, text: str) -> Self:
+        """The conversation with the answer to its last message."""
+        return self._of([*self.messages, {"role": "assistant", "content": text}])
+
+    def unanswered(self) -> Self:
+        """The conversation up to the user's last message.
+
+        Raises:
+            RequestError: there is none, or something else than an answer follows it.
+        """
+        kept = list(self.messages)
+        if kept and kept[-1]["role"] == "assistant":
+            kept.pop()
+        if not kept or kept[-1]["role"] != "user":
+            raise RequestError("no message to answer again")
+        return self._of(kept)
+
+    def to_json(self) -> str:
+        """One line with the object {"messages": [...]}: a row of a batch file, too."""
+        return json.dumps({"messages": self.messages}, ensure_ascii=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, name: str) -> Self:
+        """Read what `to_json` wrote, or a list of messages.
+
+        Args:
+            text: the JSON text.
+            name: what errors call it.
+
+        Raises:
+            RequestError: the text is something else.
+        """
+        try:
+            value = json.loads(text)
+        except ValueError as error:
+            raise RequestError(f"{name} is not JSON: {error}") from error
+        messages = value.get("messages") if isinstance(value, dict) else value
+        if not isinstance(messages, list) or not all(map(_is_message, messages)):
+            raise RequestError(
+                f'{name} must hold {{"messages": [...]}}, each a dict with role and content'
+            )
+        return cls(tuple(messages))
+
+    def _system(self) -> tuple[Message, ...]:
+        return self.messages[:1] if self.messages and self.messages[0]["role"] == "system" else ()
+
+    def _of(self, messages: Iterable[Message]) -> Self:
+        return type(self)(tuple(messages))
+
+
+def _is_message(value: object) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(value.get(key), str) for key in ("role", "content")
+    )
