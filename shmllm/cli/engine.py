@@ -8,9 +8,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import click
 
@@ -25,9 +25,6 @@ from shmllm.cli.options import (
     named_engine_options,
     take_engine_options,
 )
-
-if TYPE_CHECKING:
-    from shmllm.ipc.control import ControlView
 
 POLL_S = 0.05
 
@@ -89,7 +86,9 @@ def start(
     config = make_engine_config(**take_engine_options(options))
     command = named_engine_command(name, config)
     if not detach:
-        click.echo(f"engine {name!r} runs in the foreground; Ctrl-C ends it", err=True)
+        click.echo(
+            f"starting engine {name!r} with {config.load.model_name}; Ctrl-C ends it", err=True
+        )
         os.chdir("/")
         _show_metrics(name, os.getpid(), metrics_port, None)
         os.execve(command[0], command, engine_environment())
@@ -105,25 +104,28 @@ def start(
             start_new_session=True,
         )
         _show_metrics(name, process.pid, metrics_port, file)
-    return _wait_until_ready(name, process, target, startup_timeout)
+    return _wait_until_ready(name, config.load.model_name, process, target, startup_timeout)
 
 
 @engine.command("ls")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
 def list_engines(as_json: bool) -> None:
-    """List named engines with their state, device, clients, requests and KV cache usage."""
-    records = list(_describe_all())
+    """List named engines with their model, state, device, clients, requests and KV cache usage.
+
+    The JSON records are those of `shmllm top --json`, without the figures of an interval.
+    """
+    from shmllm.monitor.find import named_engines
+    from shmllm.monitor.record import record_of
+
+    records = [record_of(engine) for engine in named_engines()]
     if as_json:
         click.echo(json.dumps(records, indent=2))
         return
     if not records:
         click.echo("no named engine; start one with: shmllm engine start NAME", err=True)
         return
-    columns = (
-        *("name", "pid", "state", "device", "clients"),
-        *("running", "waiting", "kv_used", "tokens"),
-    )
-    print_records(columns, [r | {"clients": _clients(r)} for r in records])
+    rows = [_row(record) for record in records]
+    print_records(tuple(rows[0]), rows, shrinking=("name", "model", "state", "device"))
 
 
 @engine.command()
@@ -245,7 +247,7 @@ def _show_metrics(name: str, pid: int, port: int | None, output: IO[bytes] | Non
 
 
 def _wait_until_ready(
-    name: str, process: subprocess.Popen[bytes], log: Path, timeout_s: float
+    name: str, model: str, process: subprocess.Popen[bytes], log: Path, timeout_s: float
 ) -> int:
     from shmllm.ipc import registry
     from shmllm.ipc.layout import EngineState
@@ -262,10 +264,12 @@ def _wait_until_ready(
         state = engine_state(registry.control_path(name), process.pid)
         if state is EngineState.READY:
             status.clear()
-            click.echo(f"engine {name!r} is ready: pid {process.pid}, log {log}", err=True)
+            click.echo(
+                f"engine {name!r} is ready with {model}: pid {process.pid}, log {log}", err=True
+            )
             process.returncode = 0  # avoids Popen's warning: that process outlives this one
             return 0
-        status.show(f"starting engine {name!r}")
+        status.show(f"starting engine {name!r} with {model}")
         time.sleep(POLL_S)
     process.kill()
     process.wait()
@@ -274,64 +278,24 @@ def _wait_until_ready(
     return 2
 
 
-def _describe_all() -> Iterator[dict[str, Any]]:
-    from shmllm.errors import IpcError
-    from shmllm.ipc import registry
-    from shmllm.ipc.control import ControlView
-    from shmllm.ipc.layout import SegmentKind
-
-    named = registry.names()
-    for entry in named:
-        if entry.place is not None:
-            continue
-        places = [e for e in named if e.engine == entry.engine and e.place is not None]
-        try:
-            with registry.attach(entry.path, SegmentKind.CONTROL, "it") as control:
-                view = ControlView(control)
-                record = _describe(view)
-                view.close()
-        except IpcError as error:
-            record = {"state": "dead" if "is dead" in str(error) else str(error)}
-        states = [_state_of(place.path) for place in places]
-        yield {"name": entry.engine, "clients": len(places), "client_states": states, **record}
-
-
-def _state_of(client: Path) -> str:
-    """The state of the front end whose segment is at this path."""
-    from shmllm.errors import IpcError
-    from shmllm.ipc import registry
-    from shmllm.ipc.client_state import client_state
-    from shmllm.ipc.layout import SegmentKind
-
-    try:
-        with registry.attach(client, SegmentKind.CLIENT, "it") as segment:
-            return client_state(segment)
-    except IpcError:
-        return "dead"
-
-
-def _clients(record: dict[str, Any]) -> str:
-    """The number of front ends, and of those that are neither idle nor active."""
-    kinds = [state.split()[0] for state in record["client_states"]]
-    ill = [f"{kinds.count(kind)} {kind}" for kind in ("hung", "stopped", "dead") if kind in kinds]
-    return f"{record['clients']} ({', '.join(ill)})" if ill else str(record["clients"])
-
-
-def _describe(view: ControlView) -> dict[str, Any]:
-    from shmllm.ipc.stats import Stat
-    from shmllm.outputs.sleep_report import SleepState
-
-    asleep = SleepState(view.stat(Stat.ASLEEP))
-    state = view.describe()
-    if state == "ready" and asleep:
-        state = "asleep" if asleep.tags else "weights missing"
-    used, total = view.stat(Stat.KV_BLOCKS_USED), view.stat(Stat.KV_BLOCKS_TOTAL)
+def _row(record: dict[str, Any]) -> dict[str, Any]:
+    """A line of `ls` about an engine, from its record."""
+    used = record["kv_used"]
     return {
-        "pid": view.engine_pid,
-        "state": state,
-        "device": view.device() or "-",
-        "running": view.stat(Stat.RUNNING),
-        "waiting": view.stat(Stat.WAITING),
-        "kv_used": f"{100 * used / total:.0f}%" if total else "-",
-        "tokens": view.stat(Stat.GENERATED_TOKENS),
+        "name": record["name"],
+        "model": record["model"],
+        "state": record["state"],
+        "device": record["device"],
+        "clients": _clients(record["clients"]),
+        "run": record["running"],
+        "wait": record["waiting"],
+        "KV": None if used is None else f"{100 * used:.0f}%",
+        "tokens": record["generated_tokens"],
     }
+
+
+def _clients(clients: Sequence[Mapping[str, Any]]) -> str:
+    """The number of front ends, and of those that are neither idle nor active."""
+    kinds = [client["state"].split()[0] for client in clients]
+    ill = [f"{kinds.count(kind)} {kind}" for kind in ("hung", "stopped", "dead") if kind in kinds]
+    return f"{len(clients)} ({', '.join(ill)})" if ill else str(len(clients))

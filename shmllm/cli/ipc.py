@@ -207,6 +207,7 @@ def contents(segment: Segment, num_records: int, engine: int) -> dict[str, Any]:
     if segment.kind is SegmentKind.CONTROL:
         view = ControlView(segment)
         found |= {"state": view.engine_state.name, "heartbeat": _since(view.heartbeat_ns)}
+        found["model"] = view.model() or "not known yet"
         found["device"] = view.device() or "not known yet"
         found |= view.stats()
         found["errors"] = [

@@ -30,7 +30,7 @@ NICENESS = 10
     help="Seconds between two updates; figures cover this interval.",
 )
 @click.option("--once", is_flag=True, help="Print the figures of one interval, and exit.")
-@click.option("--json", "as_json", is_flag=True, help="With --once: print one object per engine.")
+@click.option("--json", "as_json", is_flag=True, help="With --once: print a JSON list of engines.")
 def top(name: str | None, interval: float, once: bool, as_json: bool) -> int:
     """Show all engines of this user, or the one called NAME (a name or a pid).
 
@@ -40,7 +40,7 @@ def top(name: str | None, interval: float, once: bool, as_json: bool) -> int:
     \b
     shmllm top
     shmllm top main --interval 0.2
-    shmllm top --once --json | jq .generated_tokens_per_s
+    shmllm top --once --json | jq '.[].generated_tokens_per_s'
     """
     from rich.console import Console
 
@@ -105,8 +105,7 @@ def _print_once(
     for track in tracks:
         track.update()
     if as_json:
-        for track in tracks:
-            click.echo(json.dumps(track.figures))
+        click.echo(json.dumps([track.figures for track in tracks], indent=2))
     elif is_one:
         [track] = tracks
         console.print(engine_screen(track.figures, track.history, track.engine.title))

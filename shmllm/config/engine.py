@@ -111,6 +111,7 @@ class LoadConfig(Section):
         directory: the model's directory.
         tokenizer_directory: the directory of the tokenizer for which grammars are compiled; None
             means the model's directory.
+        model_name: what people call the model, for display; "" if nobody said.
     """
 
     directory: str
@@ -148,6 +149,7 @@ class LoadConfig(Section):
         "A request's numbers have the same bits whatever runs beside it; always so on a CPU.",
         Flag(),
     )
+    model_name: str = ""
 
 
 @dataclass(frozen=True, slots=True)

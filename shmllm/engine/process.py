@@ -185,7 +185,7 @@ class EngineProcess:
         from shmllm.worker.make_runner import make_runner
 
         garbage.freeze_imports()
-        self._reporter.imported()
+        self._reporter.imported(config.load.model_name)
         self._tracing.loading()
         try:
             runner = make_runner(config, self._report_loading, self._report_capturing)
@@ -200,7 +200,6 @@ class EngineProcess:
         self._waiter.set_policy(WaitPolicy.named(config.client.wait_policy))
         garbage.enable()
         self._reporter.ready(core)
-        self._page.set_state(EngineState.READY)
         return None
 
     def _report_loading(self, done: int, total: int) -> None:

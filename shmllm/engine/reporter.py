@@ -7,12 +7,17 @@ programs read them.
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Mapping
 
 from shmllm.engine.core import EngineCore, StepTimings
 from shmllm.ipc.control import ControlPage
+from shmllm.ipc.layout import EngineState
 from shmllm.ipc.stats import Histogram, Mark, Stat
 from shmllm.outputs.columns import OutputColumns
+
+logger = logging.getLogger(__name__)
 
 STATE_PERIOD_NS = 5_000_000
 
@@ -38,8 +43,9 @@ class Reporter:
         self._written_ns = self._written_changes = 0
         self.drain_ns = self.publish_ns = 0
 
-    def imported(self) -> None:
-        """The runner's modules are imported; the engine loads the model next."""
+    def imported(self, model: str) -> None:
+        """The runner's modules are imported; the engine loads the model of that name next."""
+        self._page.set_model(model)
         self._page.mark(Mark.IMPORTED)
 
     def loading(self, done: int, total: int) -> None:
@@ -55,11 +61,13 @@ class Reporter:
         self._page.beat()
 
     def ready(self, core: EngineCore) -> None:
-        """The engine core is loaded."""
+        """The engine core is loaded, and the engine accepts front ends."""
         self._page.set_stat(Stat.KV_BLOCKS_TOTAL, core.info.num_blocks)
         self._page.set_device(core.info.device)
         self._page.mark(Mark.READY)
         self._page.beat()
+        self._page.set_state(EngineState.READY)
+        logger.info("the engine is ready on %s, pid %d", core.info.device, os.getpid())
 
     def parked(self, times: int) -> None:
         """The engine process has parked this many times since its start."""

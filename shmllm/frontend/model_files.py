@@ -85,6 +85,12 @@ def resolve_model(name: str, *, revision: str | None = None) -> Path:
     return _fetch(name, revision)
 
 
+def model_title(name: str) -> str:
+    """The name of a model for display: of a path its last part, otherwise the name itself."""
+    path = os.path.expanduser(name)
+    return os.path.basename(os.path.abspath(path)) if os.path.exists(path) else name
+
+
 def _local_directory(name: str) -> Path | None:
     path = Path(os.path.expanduser(name))
     try:

@@ -1,7 +1,7 @@
 """The contents of the control segment, in which an engine publishes facts about itself.
 
-The segment holds the engine's state, heartbeat, statistics, device and last words, the table in
-which front ends ask to be accepted, and the word with which an operator stops the engine. The
+The segment holds the engine's state, heartbeat, statistics, model, device and last words, the table
+in which front ends ask to be accepted, and the word with which an operator stops the engine. The
 engine process uses `ControlPage`, every other process `ControlView`. This module must not know what
 a reader does with the values.
 """
@@ -41,6 +41,7 @@ class _ControlWords:
         "_hello",
         "_last_words_size",
         "_marks",
+        "_model",
         "_pid",
         "_pid_ns",
         "_state",
@@ -65,12 +66,15 @@ class _ControlWords:
         begin = layout.CONTROL_LAST_WORDS_OFFSET
         self._text = buffer[begin : begin + layout.LAST_WORDS_BYTES]
         begin = layout.CONTROL_DEVICE_OFFSET
-        self._device = buffer[begin : begin + layout.DEVICE_BYTES]
+        self._device = buffer[begin : begin + layout.NAME_BYTES]
+        begin = layout.CONTROL_MODEL_OFFSET
+        self._model = buffer[begin : begin + layout.NAME_BYTES]
 
     def close(self) -> None:
         """Release the views of the segment, which the caller closes itself; idempotent."""
         self._text.release()
         self._device.release()
+        self._model.release()
         self._buffer.release()
         words: tuple[PlainWord | WordTable | Numbers, ...] = (
             self._state,
@@ -123,8 +127,12 @@ class ControlPage(_ControlWords):
     def set_device(self, name: str) -> None:
         """Publish the name of the device that runs the model. The engine calls this once, before
         it is READY. A name above 128 bytes loses its end."""
-        encoded = name.encode("utf-8", errors="replace")[: layout.DEVICE_BYTES]
-        self._device[: len(encoded)] = encoded
+        _store_name(self._device, name)
+
+    def set_model(self, name: str) -> None:
+        """Publish the name of the model. The engine calls this once, before it loads the model. A
+        name above 128 bytes loses its end."""
+        _store_name(self._model, name)
 
     def mark(self, mark: Mark) -> None:
         """Store the current time as the time of this event of the engine's start."""
@@ -219,7 +227,11 @@ class ControlView(_ControlWords):
 
     def device(self) -> str:
         """The name of the device that runs the model; "" until the engine is ready."""
-        return bytes(self._device).rstrip(b"\0").decode("utf-8", errors="replace")
+        return _load_name(self._device)
+
+    def model(self) -> str:
+        """The name of the model; "" until the engine has its configuration."""
+        return _load_name(self._model)
 
     def last_words(self) -> str:
         """The cause of the engine's death, or "" if the engine could not store one."""
@@ -272,3 +284,12 @@ class ControlView(_ControlWords):
         if state is EngineState.READY and silent_s >= STALLED_AFTER_S:
             return f"stalled {silent_s:.0f} s in step {self.stat(Stat.STEPS)}"
         return state.name.lower().replace("_", " ")
+
+
+def _store_name(field: memoryview, name: str) -> None:
+    encoded = name.encode("utf-8", errors="replace")[: len(field)]
+    field[: len(encoded)] = encoded
+
+
+def _load_name(field: memoryview) -> str:
+    return bytes(field).rstrip(b"\0").decode("utf-8", errors="replace")

@@ -3,9 +3,8 @@
 This module holds numbers and no behaviour. No other module may contain an offset. All integers
 are little-endian. A *word* is an aligned u64 that only one process writes during its whole life.
 The creator writes its fields before the segment becomes valid, and nobody writes them again.
-Every other word begins as zero, because a new file consists of zero bytes, so no process has to
-initialise a word for another one. Doorbells are the only exception to the rule of one writer:
-libc changes them from both sides with atomic instructions.
+Every other word begins as zero, as a new file does, so no process initialises a word for another.
+Only doorbells have two writers: libc changes them from both sides with atomic instructions.
 
 Header, the first line of every segment (the creator stores the version last, and the magic number
 just before it):
@@ -36,6 +35,7 @@ CONTROL segment: one per engine; all of its front ends read it.
     | 0x2000 | CONTROL_LAST_WORDS_SIZE  | engine    | bytes of text that are valid   |
     | 0x2080 | CONTROL_LAST_WORDS       | engine    | 16 KiB UTF-8, cause of death   |
     | 0x6100 | CONTROL_DEVICE           | engine    | 128 bytes UTF-8, NUL-padded    |
+    | 0x6180 | CONTROL_MODEL            | engine    | 128 bytes UTF-8, NUL-padded    |
     | 0x6200 | CONTROL_ANSWER           | engine    | word k: that nonce + Answer    |
     | 0x7000 | CONTROL_HELLO            | client k  | word k: nonce of that client   |
     | 0x7100 | CONTROL_DOORBELL         | libc      | posted by clients              |
@@ -69,9 +69,9 @@ Histogram, relative to CONTROL_HISTOGRAMS plus index * 0x800 (`histogram.py` has
 
 Step record: words in the order of StepField.
 
-CLIENT segment: one per front end, which the diagrams call client. Its creation allocates the
-memory before REQUEST_SMALL_SLOTS. The file has a hole from there on, which costs address space
-only, until a slot is used. The large slots, which are almost the whole size, come last.
+CLIENT segment: one per front end, which the diagrams call client. Its creation allocates the memory
+before REQUEST_SMALL_SLOTS. From there on the file has a hole, which costs address space only, until
+a slot is used. The large slots, which are almost the whole size, come last.
 
     +-------------+----------------------+----------+--------------------------------+
     | 0x000000000 | HEADER               | creator  | see above                      |
@@ -120,8 +120,7 @@ Doorbell, relative to its offset:
     | +0x040 | DOORBELL_NAME            | creator   | 64 bytes, NUL-padded           |
     +--------+--------------------------+-----------+--------------------------------+
 
-Record in a ring, aligned to 16 bytes. A record never wraps: if it does not fit before the end of
-the ring, a PADDING record fills the bytes up to the end.
+Record in a ring, aligned to 16 bytes. It never wraps: PADDING fills an end that is too short.
 
     +--------+--------------------------+-----------+--------------------------------+
     | +0x000 | payload length           | u32       | without header and alignment   |
@@ -139,7 +138,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 MAGIC = int.from_bytes(b"shmllm01", "little")
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 
 WORD_BYTES = 8
 LINE_BYTES = 128
@@ -216,6 +215,7 @@ CONTROL_STATS_OFFSET = 0x1000
 CONTROL_LAST_WORDS_SIZE_OFFSET = 0x2000
 CONTROL_LAST_WORDS_OFFSET = 0x2080
 CONTROL_DEVICE_OFFSET = 0x6100
+CONTROL_MODEL_OFFSET = 0x6180
 CONTROL_ANSWER_OFFSET = 0x6200
 CONTROL_HELLO_OFFSET = 0x7000
 CONTROL_DOORBELL_OFFSET = 0x7100
@@ -229,7 +229,7 @@ NUM_CLIENTS = 32
 NONCE_STEP = 8
 NUM_STAT_WORDS = 512
 LAST_WORDS_BYTES = 16 * 1024
-DEVICE_BYTES = 128
+NAME_BYTES = 128
 NUM_HISTOGRAMS = 8
 HISTOGRAM_COUNTS_OFFSET = 0x000
 HISTOGRAM_SUM_OFFSET = 0x7F8

@@ -7,6 +7,7 @@ they are shown, nor how samples are taken.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -14,14 +15,18 @@ from shmllm.ipc.histogram import Durations
 from shmllm.ipc.stats import PHASES, Histogram
 from shmllm.monitor.find import FoundEngine
 from shmllm.monitor.sample import Sample
+from shmllm.outputs.sleep_report import SleepState
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 Figures = dict[str, Any]
 
+_COUNTS = ("running", "waiting", "requests_finished", "generated_tokens", "preemptions")
+
 
 def figures(engine: FoundEngine, now: Sample, before: Sample | None) -> Figures:
-    """The figures of an engine, as `shmllm top --json` prints them (docs/top.md).
+    """The figures of an engine, as `shmllm top --json` and `engine ls --json` print them
+    (docs/top.md).
 
     Args:
         engine: the engine.
@@ -33,14 +38,15 @@ def figures(engine: FoundEngine, now: Sample, before: Sample | None) -> Figures:
     interval_s = (now.time_ns - before.time_ns) / 1e9 if before else None
     return {
         "name": engine.name,
-        "pid": engine.pid,
-        "state": now.state,
+        "pid": engine.pid or None,
+        "state": now.state if now.state != "ready" else _activity(stats),
+        "model": now.model or None,
         "device": now.device or None,
         "paused": bool(stats["paused"]),
-        "asleep": bool(stats.get("asleep")),
+        "asleep": bool(SleepState(stats["asleep"]).tags),
         "uptime_s": now.uptime_s,
         "interval_s": interval_s,
-        **{key: stats[key] for key in ("running", "waiting", "requests_finished", "preemptions")},
+        **{key: stats[key] for key in _COUNTS},
         "kv_blocks_used": stats["kv_blocks_used"],
         "kv_blocks_total": stats["kv_blocks_total"],
         "kv_used": _share(stats["kv_blocks_used"], stats["kv_blocks_total"]),
@@ -58,6 +64,13 @@ def figures(engine: FoundEngine, now: Sample, before: Sample | None) -> Figures:
         "errors": sum(error.count for error in now.errors),
         "last_error": _last_error(now),
     }
+
+
+def _activity(stats: Mapping[str, int]) -> str:
+    """The state of an engine that is ready: "ready", "paused", "asleep" or "weights missing"."""
+    if asleep := SleepState(stats["asleep"]):
+        return "asleep" if asleep.tags else "weights missing"
+    return "paused" if stats["paused"] else "ready"
 
 
 def _last_error(now: Sample) -> dict[str, Any] | None:

@@ -113,6 +113,19 @@ def find_engines(proc: Path = PROC, directory: Path | None = None) -> list[Found
     return sorted(found.values(), key=lambda e: (e.name is None, e.name or "", e.pid))
 
 
+def named_engines() -> list[FoundEngine]:
+    """The engines with a name, by name, and dead ones whose segment is left."""
+    running = {engine.identity: engine for engine in find_engines()}
+    found = []
+    for entry in registry.names():
+        if entry.place is None:
+            with contextlib.suppress(OSError):
+                identity = identity_of(entry.path)
+                dead = FoundEngine(entry.engine, 0, entry.path, identity)
+                found.append(running.get(identity, dead))
+    return sorted(found, key=lambda engine: engine.title)
+
+
 def choose(engines: list[FoundEngine], title: str) -> FoundEngine | None:
     """The engine with this name or pid; None if it is not in the list."""
     return next((e for e in engines if title in (e.name, str(e.pid))), None)

@@ -44,7 +44,7 @@ class ClientSample:
         requests_used: the unread share of its request ring, 0 to 1.
         outputs_used: the unread share of its output ring, 0 to 1.
         is_parked: whether it is parked or about to park.
-        state: whether it is idle, active, hung or stopped; see `client_state`.
+        state: whether it is idle, active, hung or stopped (see `client_state`), or dead.
     """
 
     pid: int
@@ -62,6 +62,7 @@ class Sample:
     Attributes:
         time_ns: the time of the sample, on `time.monotonic_ns()`.
         state: the engine's state in words.
+        model: the name of the model; "" until the engine has its configuration.
         device: the name of the device that runs the model; "" until the engine is ready.
         uptime_s: the time since the start of the engine process; 0 if it is not known.
         stats: the statistics, by the lower-case name of the Stat.
@@ -72,6 +73,7 @@ class Sample:
 
     time_ns: int
     state: str
+    model: str
     device: str
     uptime_s: float
     stats: dict[str, int]
@@ -108,7 +110,8 @@ class Watch:
         started_ns = view.mark_ns(Mark.STARTED)
         return Sample(
             now_ns,
-            "ended" if self.is_over else view.describe(),
+            "dead" if self.is_over else view.describe(),
+            view.model(),
             view.device(),
             (now_ns - started_ns) / 1e9 if started_ns else 0.0,
             view.stats(),
@@ -163,7 +166,7 @@ def _sample_client(segment: Segment, command: str) -> ClientSample:
         _used(segment, REQUEST_RING_LAYOUT),
         _used(segment, OUTPUT_RING_LAYOUT),
         parked.load() != Parked.NO,
-        client_state(segment),
+        client_state(segment) if segment.is_owned() else "dead",
     )
     parked.close()
     return sample

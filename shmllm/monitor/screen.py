@@ -28,11 +28,13 @@ PHASE_COLOURS = dict(
         strict=True,
     )
 )
+STATE_COLOURS = {"ready": "green"} | dict.fromkeys(("paused", "starting", "asleep"), "yellow")
 LATENCIES = {"ttft_ms": "TTFT", "itl_ms": "ITL", "step_ms": "step"}
 QUANTILES = ("p50", "p90", "p99")
 STEPS = "▁▂▃▄▅▆▇█"
 BAR_WIDTH = 12
 WIDE_COLUMNS = 90
+WIDE_LIST_COLUMNS = 120
 
 
 class StackedBar:
@@ -60,18 +62,22 @@ class ByWidth:
     """Shows one of two versions, depending on the width.
 
     Args:
-        wide: the version for WIDE_COLUMNS columns or more.
+        wide: the version for `columns` columns or more.
         narrow: the version for fewer columns.
+        columns: the width from which the wide version fits.
     """
 
-    def __init__(self, wide: RenderableType, narrow: RenderableType) -> None:
+    def __init__(
+        self, wide: RenderableType, narrow: RenderableType, columns: int = WIDE_COLUMNS
+    ) -> None:
         self._wide = wide
         self._narrow = narrow
+        self._columns = columns
 
     def __rich_console__(
         self, console: Console, options: ConsoleOptions
     ) -> Iterator[RenderableType]:
-        yield self._wide if options.max_width >= WIDE_COLUMNS else self._narrow
+        yield self._wide if options.max_width >= self._columns else self._narrow
 
 
 def engine_screen(
@@ -109,29 +115,53 @@ def list_screen(
         selected: the index of the highlighted line; None for no highlight.
         footer: the help line for keys.
     """
+    listed = list(engines)
+    wide, narrow = (_list_table(listed, selected, is_wide) for is_wide in (True, False))
+    body: RenderableType = Text("no engine of this user runs")
+    if listed:
+        body = ByWidth(wide, narrow, WIDE_LIST_COLUMNS)
+    return Group(Text("shmllm top", style="bold"), Text(), body, Text(), Text(footer, style="dim"))
+
+
+def _list_table(
+    engines: Sequence[tuple[str, Figures]], selected: int | None, is_wide: bool
+) -> Table:
+    """The lines of `list_screen`. Only names lose their ends where columns are missing."""
     table = Table(expand=True, box=None, header_style="bold", pad_edge=False)
-    table.add_column("engine", no_wrap=True)
-    table.add_column("state", no_wrap=True)
-    for name in ("tokens/s", "running", "waiting", "KV", "TTFT p50", "ITL p50", "clients"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("used by", no_wrap=True, overflow="ellipsis", ratio=1)
+    for name in ("engine", "model"):
+        table.add_column(name, ratio=None if is_wide else 1)
+    table.add_column("state")
+    for name in ("tokens/s", "run", "wait", "KV", "TTFT p50", "ITL p50"):
+        table.add_column(
+            name if is_wide else name.removesuffix(" p50"), justify="right", no_wrap=True
+        )
+    if is_wide:
+        table.add_column("clients", justify="right", no_wrap=True)
+        table.add_column("used by", no_wrap=True, overflow="ellipsis", ratio=1)
     for index, (title, figures) in enumerate(engines):
-        clients = figures["clients"]
-        table.add_row(
-            title if figures["name"] else f"{title} (private)",
-            _state(figures),
+        cells: list[str | Text] = [
+            _name(title if figures["name"] else f"{title} (private)"),
+            _name(figures["model"] or "-"),
+            _name(_state(figures)),
             number(figures["generated_tokens_per_s"]),
             number(figures["running"]),
             number(figures["waiting"]),
             percent(figures["kv_used"]),
             milliseconds(_recent(figures["ttft_ms"])["p50"]),
             milliseconds(_recent(figures["itl_ms"])["p50"]),
-            str(len(clients)),
-            Text(clients[0]["command"] if clients else ""),
-            style="reverse" if index == selected else "",
-        )
-    body: RenderableType = table if table.row_count else Text("no engine of this user runs")
-    return Group(Text("shmllm top", style="bold"), Text(), body, Text(), Text(footer, style="dim"))
+        ]
+        if is_wide:
+            clients = figures["clients"]
+            cells += [str(len(clients)), Text(clients[0]["command"] if clients else "")]
+        table.add_row(*cells, style="reverse" if index == selected else "")
+    return table
+
+
+def _name(name: str | Text) -> Text:
+    """A cell of one line, whose end an ellipsis replaces where the column is too narrow."""
+    text = Text(name) if isinstance(name, str) else name
+    text.no_wrap, text.overflow = True, "ellipsis"
+    return text
 
 
 def number(value: float | None) -> str:
@@ -166,13 +196,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 def _state(figures: Figures) -> Text:
     state = figures["state"]
-    if state == "ready":
-        state = "asleep" if figures["asleep"] else "paused" if figures["paused"] else state
-    if state == "ready":
-        style = "green"
-    else:
-        style = "yellow" if state in ("paused", "starting", "asleep") else "bold red"
-    return Text(state, style=style)
+    return Text(state, style=STATE_COLOURS.get(state, "bold red"))
 
 
 def _heading(figures: Figures, title: str) -> Text:
@@ -183,7 +207,8 @@ def _heading(figures: Figures, title: str) -> Text:
         (title, "bold cyan"),
         f"  {kind}pid {figures['pid'] or 'not seen from here'}, ",
         _state(figures),
-        f", on {figures['device']}" if figures["device"] else "",
+        f", {figures['model']}" if figures["model"] else "",
+        f" on {figures['device']}" if figures["device"] else "",
         f", up {_age(figures['uptime_s'])}" if figures["uptime_s"] else "",
         f"   over the last {over:.2g} s" if over else "",
         no_wrap=True,

@@ -47,9 +47,13 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def engine_record(name: str) -> dict[str, object]:
+def engine_record(name: str) -> dict[str, Any]:
     records = json.loads(run("engine", "ls", "--json").stdout)
     return next(record for record in records if record["name"] == name)
+
+
+def num_clients(name: str) -> int:
+    return len(engine_record(name)["clients"])
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +76,7 @@ def name(tmp_path: Path) -> Iterator[str]:
     log = tmp_path / "engine.log"
     started = run("engine", "start", name, "--detach", "--log", str(log), *OPTIONS)
     assert started.returncode == 0, started.stderr + log.read_text()
-    pid = int(engine_record(name)["pid"])  # type: ignore[call-overload]
+    pid = int(engine_record(name)["pid"])
     yield name
     if registry.control_path(name).exists():
         run("engine", "stop", name)
@@ -122,9 +126,9 @@ def kill(client: subprocess.Popen[Any], number: int = signal.SIGKILL) -> None:
 def test_front_ends_come_and_go_while_the_engine_stays(running: str) -> None:
     with LLM.attach(running) as first, LLM.attach(running) as second:
         assert tokens(first) == tokens(second)
-        assert engine_record(running)["clients"] == 2
+        assert num_clients(running) == 2
         assert engine_record(running)["device"] == "cpu"
-    wait_until(lambda: engine_record(running)["clients"] == 0, "the engine is without clients")
+    wait_until(lambda: num_clients(running) == 0, "the engine is without clients")
     with LLM.attach(running) as third:
         assert len(tokens(third)) == 8
 
@@ -144,7 +148,7 @@ def test_thirty_two_front_ends_attach_and_another_is_refused(running: str) -> No
         assert len({tuple(tokens(client)) for client in clients}) == 1
         with pytest.raises(SegmentError, match=f"has {NUM_CLIENTS} clients"):
             LLM.attach(running)
-    wait_until(lambda: engine_record(running)["clients"] == 0, "the engine is without clients")
+    wait_until(lambda: num_clients(running) == 0, "the engine is without clients")
 
 
 @pytest.mark.parametrize(
@@ -185,7 +189,7 @@ def test_a_killed_engine_is_reported_and_can_be_started_again(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with LLM.attach(name) as llm:
-        os.kill(int(engine_record(name)["pid"]), signal.SIGKILL)  # type: ignore[call-overload]
+        os.kill(int(engine_record(name)["pid"]), signal.SIGKILL)
         with pytest.raises(EngineDeadError, match="died"):
             llm.generate("x", LONG, use_tqdm=False)
     with pytest.raises(SegmentError, match="is dead"):
@@ -216,6 +220,28 @@ def test_a_second_engine_of_that_name_is_refused(
     result = run("engine", "start", running, "--detach")
     assert result.returncode == 2
     assert f"engine {running!r} is already running" in result.stderr
+
+
+def test_in_the_foreground_the_model_is_named_and_a_line_says_when_it_is_ready() -> None:
+    name = f"test-{os.getpid()}-front"
+    process = subprocess.Popen(
+        [*CLI, "engine", "start", name, *OPTIONS],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment(),
+        text=True,
+    )
+    try:
+        assert read_line(process) == f"starting engine {name!r} with tiny; Ctrl-C ends it\n"
+        assert f"the engine is ready on cpu, pid {process.pid}" in read_line(process)
+        with LLM.attach(name) as llm:
+            assert llm.health() == "ready"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE_S) == 0
+    finally:
+        end(process)
+        registry.sweep(registry.control_path(name))
 
 
 def test_a_call_waits_as_long_as_the_engine_lives(
@@ -267,7 +293,7 @@ def test_stop_can_drain(name: str) -> None:
     "number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGINT]
 )
 def test_a_signal_ends_the_engine_and_its_name(name: str, number: int) -> None:
-    os.kill(int(engine_record(name)["pid"]), number)  # type: ignore[call-overload]
+    os.kill(int(engine_record(name)["pid"]), number)
     wait_until(lambda: not registry.control_path(name).exists(), "its name is free")
 
 

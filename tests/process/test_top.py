@@ -1,4 +1,4 @@
-"""`shmllm top` in a pseudo-terminal that the test reads and types into."""
+"""`shmllm top` and `engine ls` in a pseudo-terminal that the test reads and types into."""
 
 from __future__ import annotations
 
@@ -16,9 +16,13 @@ import pytest
 from support.engines import named_engine
 from support.programs import CLI, python
 from support.terminals import Terminal, opened_terminal
-from support.waiting import join_all
+from support.waiting import PATIENCE_S, join_all
 
 from shmllm import LLM, SamplingParams
+from shmllm.ipc import registry
+from shmllm.ipc.control import ControlPage
+from shmllm.ipc.layout import SegmentKind
+from shmllm.ipc.segment import Segment
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
@@ -27,13 +31,13 @@ LEAVES_THE_SCREEN = b"\x1b[?1049l"
 
 @contextmanager
 def terminal(*arguments: str, **size: int) -> Iterator[Terminal]:
-    """`shmllm top` in a terminal."""
-    with opened_terminal("top", *arguments, **({"columns": 110, "lines": 36} | size)) as seen:
+    """A command of shmllm in a terminal."""
+    with opened_terminal(*arguments, **({"columns": 110, "lines": 36} | size)) as seen:
         yield seen
 
 
 def ends(seen: Terminal) -> int:
-    """Its exit code, with the terminal as it was before."""
+    """The exit code of `top`, with the terminal as it was before."""
     code = seen.ends()
     assert LEAVES_THE_SCREEN in seen.output
     return code
@@ -75,13 +79,13 @@ def at_work(engine: tuple[str, int]) -> Iterator[str]:
 def once(*arguments: str) -> list[dict[str, Any]]:
     done = python("-c", CLI, "top", "--once", "--json", "--interval", "0.5", *arguments)
     assert done.returncode == 0, done.stderr.decode()
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    found: list[dict[str, Any]] = json.loads(done.stdout)
+    return found
 
 
 def check_working(found: dict[str, Any]) -> None:
     """Check the figures of an engine that generates for this process."""
-    assert found["state"] == "ready"
-    assert found["device"] == "cpu"
+    assert (found["state"], found["model"], found["device"]) == ("ready", "tiny", "cpu")
     assert found["generated_tokens_per_s"] > 0
     assert found["prompt_tokens_per_s"] > 0
     assert 0 <= found["kv_used"] <= 1
@@ -165,7 +169,7 @@ def test_no_engine_is_one_line() -> None:
 
 
 def test_one_engine_is_shown_live_until_q(at_work: str) -> None:
-    with terminal(at_work, "--interval", "0.2") as seen:
+    with terminal("top", at_work, "--interval", "0.2") as seen:
         assert seen.shows(lambda text: "execute" in text and at_work in text), seen.text()
         assert seen.shows(lambda text: "TTFT" in text and "client" in text)
         before = seen.text()
@@ -175,7 +179,7 @@ def test_one_engine_is_shown_live_until_q(at_work: str) -> None:
 
 
 def test_the_screen_follows_the_terminals_size(at_work: str) -> None:
-    with terminal(at_work, "--interval", "0.2", columns=160, lines=40) as seen:
+    with terminal("top", at_work, "--interval", "0.2", columns=160, lines=40) as seen:
         assert seen.shows(lambda text: "execute" in text)
         assert max(len(line.rstrip()) for line in seen.screen.display) == 160
         seen.resize(70, 20)
@@ -189,8 +193,8 @@ def test_the_screen_follows_the_terminals_size(at_work: str) -> None:
 
 
 def test_an_engine_is_chosen_from_the_list(at_work: str) -> None:
-    with terminal("--interval", "0.2", lines=50) as seen:
-        assert seen.shows(lambda text: at_work in text and "used by" in text), seen.text()
+    with terminal("top", "--interval", "0.2", lines=50) as seen:
+        assert seen.shows(lambda text: at_work in text and "choose" in text), seen.text()
         # Engines of other tests come and go meanwhile; the mark stays at its engine.
         for _ in range(50):
             marked = seen.marked_line()
@@ -201,9 +205,50 @@ def test_an_engine_is_chosen_from_the_list(at_work: str) -> None:
         seen.type(b"\r")
         assert seen.shows(lambda text: "execute" in text and at_work in text), seen.text()
         seen.type(b"b")
-        assert seen.shows(lambda text: "used by" in text)
+        assert seen.shows(lambda text: "choose" in text)
         seen.type(b"\x1b[B\x1b[A+-q")
         assert ends(seen) == 0
+
+
+def test_the_list_fits_in_80_columns_with_the_name_of_the_model(at_work: str) -> None:
+    with terminal("top", "--interval", "0.2", columns=80, lines=24) as seen:
+        assert seen.shows(lambda text: at_work in text and "choose" in text), seen.text()
+        heading = next(line for line in seen.screen.display if line.startswith("engine"))
+        assert heading.split()[:3] == ["engine", "model", "state"]
+        assert "ITL" in heading
+        line = next(line for line in seen.screen.display if at_work in line)
+        assert line.split()[:3] == [at_work, "tiny", "ready"]
+        assert "…" not in heading + line
+        seen.type(b"q")
+        assert ends(seen) == 0
+
+
+def test_engine_ls_fits_in_80_columns_and_only_names_are_shortened(
+    engine: tuple[str, int],
+) -> None:
+    with Segment.create(SegmentKind.CONTROL) as dead:
+        page = ControlPage(dead)
+        page.set_model("HuggingFaceTB/" + "SmolLM2-135M-Instruct" * 3)
+        left = registry.control_path(f"{engine[0]}-that-has-died")
+        assert registry.publish(dead, left)
+        page.close()
+    try:
+        with terminal("engine", "ls", columns=80, lines=24) as seen:
+            assert seen.shows(lambda text: "dead" in text and engine[0] in text), seen.text()
+            assert seen.process.wait(PATIENCE_S) == 0
+            lines = [line.rstrip() for line in seen.screen.display if line.strip()]
+        heading, alive, died = lines  # none is continued in another line
+        assert heading.split() == [
+            *("name", "model", "state", "device", "clients", "run", "wait", "KV", "tokens")
+        ]
+        assert alive.split()[1:4] == ["tiny", "ready", "cpu"]
+        assert died.split()[2] == "dead"
+        assert "…" in died
+        whole = python("-c", CLI, "engine", "ls").stdout.decode()
+        assert left.name in whole
+        assert "…" not in whole
+    finally:
+        registry.sweep(left)
 
 
 @pytest.mark.parametrize(
@@ -216,14 +261,14 @@ def test_an_engine_is_chosen_from_the_list(at_work: str) -> None:
 def test_a_signal_ends_it_with_the_terminal_as_it_was(
     engine: tuple[str, int], number: signal.Signals, code: int
 ) -> None:
-    with terminal(engine[0]) as seen:
+    with terminal("top", engine[0]) as seen:
         assert seen.shows(lambda text: "running" in text)
         seen.process.send_signal(number)
         assert ends(seen) == code
 
 
 def test_an_engine_that_ends_while_watched(tmp_path: Path) -> None:
-    with named_engine(tmp_path) as (name, pid), terminal(name, "--interval", "0.1") as seen:
+    with named_engine(tmp_path) as (name, pid), terminal("top", name, "--interval", "0.1") as seen:
         assert seen.shows(lambda text: "running" in text)
         os.kill(pid, signal.SIGTERM)
         assert ends(seen) == 0

@@ -72,7 +72,7 @@ RULES = {
         packages="jinja2 numpy tokenizers",
         lazy_packages="huggingface_hub llguidance rich torch transformers",
     ),
-    "shmllm.monitor": Rule("errors ipc", packages="rich"),
+    "shmllm.monitor": Rule("errors ipc outputs", packages="rich"),
     "shmllm.batch": Rule("errors extras outputs params", lazy_packages="pyarrow"),
     "shmllm.bench": Rule(
         "errors frontend ipc monitor outputs params version wire",

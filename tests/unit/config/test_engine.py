@@ -62,7 +62,7 @@ def test_the_error_for_an_invalid_value_has_the_option_and_the_value(make, words
 
 
 FULL = EngineConfig(
-    LoadConfig("/models/größe", "bfloat16", "dummy", 7, 512, "/tokenizers/größe", "int8", True),
+    LoadConfig("/größe", "bfloat16", "dummy", 7, 512, "/tokenizers/größe", "int8", True, "größe"),
     CacheConfig(32, 12345, False, 0.5),
     SchedulerConfig(3, 99, "priority", False),
     graphs=GraphConfig("FULL", (1, 2, 8), 8, True),

@@ -12,7 +12,7 @@ from shmllm.engine.core import StepTimings
 from shmllm.engine.reporter import Reporter
 from shmllm.ipc.control import ControlPage, ControlView
 from shmllm.ipc.histogram import bucket_of
-from shmllm.ipc.layout import SegmentKind
+from shmllm.ipc.layout import EngineState, SegmentKind
 from shmllm.ipc.segment import Segment
 from shmllm.ipc.stats import Histogram, Mark, Stat, StepField
 from shmllm.outputs.columns import OutputColumns
@@ -92,10 +92,11 @@ def test_the_marks_of_the_start_are_in_order(control: Segment, view: ControlView
     assert [view.mark_ns(mark) for mark in Mark] == [0, 0, 0]
     began = monotonic_ns()
     reporter = Reporter(ControlPage(control))
-    reporter.imported()
+    reporter.imported("small")
     assert view.mark_ns(Mark.READY) == 0
+    assert (view.model(), view.engine_state) == ("small", EngineState.STARTING)
     reporter.ready(SimpleNamespace(info=SimpleNamespace(num_blocks=3, device="a card")))
-    assert view.device() == "a card"
+    assert (view.device(), view.engine_state) == ("a card", EngineState.READY)
     moments = [began, *[view.mark_ns(mark) for mark in Mark], monotonic_ns()]
     assert moments == sorted(moments)
 

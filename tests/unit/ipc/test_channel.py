@@ -336,10 +336,12 @@ class TestControlPage:
     @pytest.mark.parametrize(
         ("name", "shown"), [("NVIDIA H200", "NVIDIA H200"), ("x" * 200, "x" * 128), ("", "")]
     )
-    def test_the_device_name(self, control: Segment, name: str, shown: str) -> None:
+    def test_the_names_of_device_and_model(self, control: Segment, name: str, shown: str) -> None:
         page, view = ControlPage(control), ControlView(control)
         page.set_device(name)
-        assert view.device() == shown
+        assert (view.device(), view.model()) == (shown, "")
+        page.set_model(name)
+        assert (view.device(), view.model()) == (shown, shown)
         assert view.last_words() == ""
         page.close()
         view.close()

@@ -112,7 +112,8 @@ def test_fields_do_not_overlap() -> None:
     assert (
         layout.CONTROL_LAST_WORDS_OFFSET + layout.LAST_WORDS_BYTES <= layout.CONTROL_DEVICE_OFFSET
     )
-    assert layout.CONTROL_DEVICE_OFFSET + layout.DEVICE_BYTES <= layout.CONTROL_ANSWER_OFFSET
+    assert layout.CONTROL_DEVICE_OFFSET + layout.NAME_BYTES <= layout.CONTROL_MODEL_OFFSET
+    assert layout.CONTROL_MODEL_OFFSET + layout.NAME_BYTES <= layout.CONTROL_ANSWER_OFFSET
     assert layout.CONTROL_ANSWER_OFFSET + table <= layout.CONTROL_HELLO_OFFSET
     assert layout.CONTROL_HELLO_OFFSET + table <= layout.CONTROL_DOORBELL_OFFSET
     assert (

@@ -36,7 +36,7 @@ def sample(time_s: float = 0.0, **stats: int) -> Sample:
     values = {stat.name.lower(): 0 for stat in Stat} | {"kv_blocks_total": 100} | stats
     client = ClientSample(88, "python [bold]train.py[/bold]", 0.25, 0.0, True, "active")
     none = {histogram: durations() for histogram in Histogram}
-    return Sample(int(time_s * 1e9), "ready", "cpu", 75.0, values, none, (client,), ())
+    return Sample(int(time_s * 1e9), "ready", "small", "cpu", 75.0, values, none, (client,), ())
 
 
 def test_rates_are_computed_over_the_interval() -> None:
@@ -126,7 +126,7 @@ def test_a_screen_shows_the_figures() -> None:
         "main",
         "pid 77",
         "ready",
-        "on cpu",
+        "small on cpu",
         "up 1.2 min",
         "running     3",
         "execute 900 us (90 %)",
@@ -167,14 +167,40 @@ def test_a_screen_shows_the_state_of_each_front_end(state: str, word: str) -> No
 
 @pytest.mark.parametrize(
     ("changes", "state"),
-    [({"paused": True}, "paused"), ({"asleep": True, "paused": True}, "asleep"), ({}, "ready")],
+    [
+        ({}, "ready"),
+        ({"paused": 1}, "paused"),
+        ({"asleep": 3, "paused": 1}, "asleep"),
+        ({"asleep": 8}, "weights missing"),
+    ],
 )
-def test_the_state_shows_whether_the_engine_is_paused_or_asleep(
-    changes: dict[str, bool], state: str
+def test_the_state_says_whether_the_engine_is_paused_or_asleep(
+    changes: dict[str, int], state: str
 ) -> None:
-    assert f", {state}" in shown(engine_screen(BUSY | changes, [], "main"), 100)[0]
-    ended = BUSY | changes | {"state": "ended"}
-    assert ", ended" in shown(engine_screen(ended, [], "main"), 100)[0]
+    found = figures(ENGINE, sample(**changes), None)
+    assert found["state"] == state
+    assert found["asleep"] == (state == "asleep")
+    assert f", {state}" in shown(engine_screen(found, [], "main"), 100)[0]
+    dead = replace(sample(**changes), state="dead")
+    assert figures(ENGINE, dead, None)["state"] == "dead"
+
+
+def test_at_80_columns_a_list_keeps_its_figures_and_shortens_names() -> None:
+    long = BUSY | {"model": "HuggingFaceTB/SmolLM2-135M-Instruct", "running": 123, "kv_used": 1.0}
+    lines = shown(list_screen([("the-engine-of-somebody", long), ("main", BUSY)], None), 80)
+    heading, first, second = lines[2:5]
+    assert heading.split() == [
+        *("engine", "model", "state", "tokens/s", "run", "wait", "KV", "TTFT", "ITL")
+    ]
+    assert first.startswith("the-engin")
+    assert "HuggingFa" in first
+    assert "123" in first
+    assert "100.0 %" in first
+    assert second.split()[:3] == ["main", "small", "ready"]
+    assert "…" not in second
+    wide = "\n".join(shown(list_screen([("main", BUSY)], None), 130))
+    assert "used by" in wide
+    assert "train.py" in wide
 
 
 def test_a_stacked_bar_fills_its_width_in_proportion() -> None:

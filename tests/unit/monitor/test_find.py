@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,8 @@ from shmllm.ipc.control import ControlPage
 from shmllm.ipc.layout import EngineState, SegmentKind
 from shmllm.ipc.segment import Segment
 from shmllm.ipc.stats import Stat
-from shmllm.monitor.find import FoundEngine, choose, find_engines
+from shmllm.monitor.find import FoundEngine, choose, find_engines, named_engines
+from shmllm.monitor.record import record_of
 from shmllm.monitor.sample import Watch
 
 NAME = f"found-{os.getpid()}"
@@ -28,6 +30,7 @@ def control() -> Iterator[Segment]:
         page = ControlPage(control)
         page.set_state(EngineState.READY)
         page.beat()
+        page.set_model("small")
         page.set_stat(Stat.RUNNING, 3)
         yield control
 
@@ -79,6 +82,41 @@ def test_a_named_engine_is_found_without_its_process(control: Segment, tmp_path:
         registry.withdraw(control, path)
 
 
+def test_a_record_has_all_figures_whether_the_engine_runs_is_dead_or_cannot_be_read(
+    control: Segment, tmp_path: Path
+) -> None:
+    found = own_engine()
+    assert found is not None
+    unreadable = FoundEngine("gone", 0, tmp_path / "gone", (0, 0))
+    with Segment.create(SegmentKind.CONTROL) as unowned:
+        dead = FoundEngine("left", 0, Path(f"/proc/self/fd/{unowned.fd}"), (0, 0))
+        records = [record_of(engine) for engine in (found, dead, unreadable)]
+    first, second, third = records
+    assert first.keys() == second.keys() == third.keys()
+    assert (first["state"], first["model"], first["running"]) == ("ready", "small", 3)
+    assert (second["state"], second["pid"]) == ("dead", None)
+    assert third["state"].startswith("cannot open")
+    assert (third["name"], third["running"], third["clients"]) == ("gone", None, [])
+    json.dumps(records)
+
+
+def test_named_engines_include_dead_ones(control: Segment, tmp_path: Path) -> None:
+    path = registry.control_path(NAME)
+    assert registry.publish(control, path)
+    try:
+        assert choose(named_engines(), NAME) == own_engine()
+        with Segment.create(SegmentKind.CONTROL) as dead:
+            left = registry.control_path(f"{NAME}-dead")
+            assert registry.publish(dead, left)
+            assert choose(find_engines(), left.name) is None
+            listed = choose(named_engines(), left.name)
+            assert listed is not None
+            assert record_of(listed)["state"] == "dead"
+    finally:
+        registry.withdraw(control, path)
+        registry.sweep(registry.control_path(f"{NAME}-dead"))
+
+
 def test_no_engine_is_found_in_empty_directories(tmp_path: Path) -> None:
     assert find_engines(proc=tmp_path, directory=tmp_path) == []
 
@@ -93,7 +131,9 @@ def test_a_sample_contains_the_front_ends(control: Segment) -> None:
     assert found is not None
     watch = Watch(found)
     assert watch.sample().clients == ()
-    with Segment.create(SegmentKind.CLIENT):
+    with Segment.create(SegmentKind.CLIENT) as segment:
+        assert [client.state for client in watch.sample().clients] == ["dead"]
+        segment.take_ownership()
         (client,) = watch.sample().clients
         assert client.pid == os.getpid()
         assert "pytest" in client.command or "python" in client.command
@@ -112,7 +152,7 @@ def test_a_sample_changes_no_byte_of_the_segments(control: Segment) -> None:
         watch.close()
         assert (bytes(control.buffer), bytes(client.buffer[: 2**20])) == before
     assert sample.stats["running"] == 3
-    assert sample.state == "ready"
+    assert (sample.state, sample.model) == ("ready", "small")
 
 
 def test_an_engine_that_has_ended_is_reported_as_ended(control: Segment) -> None:
@@ -122,5 +162,5 @@ def test_an_engine_that_has_ended_is_reported_as_ended(control: Segment) -> None
     assert not watch.is_over
     control.close()
     assert watch.is_over
-    assert watch.sample().state == "ended"
+    assert watch.sample().state == "dead"
     watch.close()
