@@ -1,10 +1,11 @@
-"""The TypeError for an unknown keyword argument, which names the most similar known one."""
+"""The TypeError for an unknown keyword argument, which names what to use instead."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from shmllm.errors import nearest
+from shmllm.params.replaced_names import REPLACED_NAMES
 
 
 def reject_unknown_options(callee: str, given: Iterable[str], known: Iterable[str]) -> None:
@@ -16,12 +17,15 @@ def reject_unknown_options(callee: str, given: Iterable[str], known: Iterable[st
         known: the names of the keyword arguments that `callee` accepts.
 
     Raises:
-        TypeError: `given` contains an unknown name. The message contains that name and the
-            most similar known one.
+        TypeError: `given` contains an unknown name. The message contains that name, and what
+            replaced it or the most similar known one.
     """
     choices = sorted(known)
     for name in given:
         if name not in choices:
-            near = nearest(name, choices)
-            hint = f"; the nearest option is {near!r}" if near else ""
+            if instead := REPLACED_NAMES.get(name):
+                hint = f"; {instead}"
+            else:
+                near = nearest(name, choices)
+                hint = f"; the nearest option is {near!r}" if near else ""
             raise TypeError(f"{callee}() got an unknown option {name!r}{hint}")

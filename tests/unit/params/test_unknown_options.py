@@ -1,9 +1,13 @@
-"""The error for an unknown option names the most similar known one."""
+"""The error for an unknown option names what replaced it, or the most similar known one."""
 
 from __future__ import annotations
 
 import pytest
 
+from shmllm import LLM
+from shmllm.config.engine import OPTIONS
+from shmllm.params.replaced_names import REPLACED_NAMES
+from shmllm.params.sampling import SamplingParams
 from shmllm.params.unknown_options import reject_unknown_options
 
 KNOWN = ["temperature", "top_p", "max_tokens", "stop"]
@@ -42,3 +46,32 @@ def test_without_known_options_there_is_no_suggestion():
 
 def test_known_names_may_be_a_generator():
     reject_unknown_options("f", ["stop", "top_p"], (name for name in KNOWN))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("best_of", "use n, and choose"),
+        ("guided_json", "use structured_outputs=StructuredOutputsParams(json=...)"),
+        ("use_beam_search", "use LLM.beam_search"),
+        ("logits_processors", "use logit_bias"),
+    ],
+)
+def test_an_old_name_of_vllm_says_what_replaced_it(old, new):
+    with pytest.raises(TypeError) as caught:
+        SamplingParams(**{old: 1})
+    assert f"unknown option {old!r}; {new}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("max_seq_len_to_capture", "use compilation_config"), ("rope_scaling", "change config.json")],
+)
+def test_so_does_an_old_option_of_an_engine(old, new):
+    with pytest.raises(TypeError, match=rf"LLM\(\) got an unknown option '{old}'; {new}"):
+        LLM(**{old: 1})
+
+
+def test_no_option_that_is_known_counts_as_replaced():
+    known = {*SamplingParams.__struct_fields__, *(each.name for each in OPTIONS)}
+    assert not known & REPLACED_NAMES.keys()
