@@ -277,7 +277,8 @@ def attach(path: Path, kind: SegmentKind, what: str, access: Access = Access.REA
     try:
         fd = open_name(path, access)
     except FileNotFoundError:
-        raise SegmentError(f"{what} is not running: there is no {path}") from None
+        others = _running_beside(path) if kind is SegmentKind.CONTROL else ""
+        raise SegmentError(f"{what} is not running: there is no {path}{others}") from None
     except SegmentError as error:
         raise SegmentError(f"cannot attach to {what}: {error}") from error
     try:
@@ -291,6 +292,15 @@ def attach(path: Path, kind: SegmentKind, what: str, access: Access = Access.REA
             f"{what} is dead, only its segment {path} is left; remove it with: shmllm ipc gc"
         )
     return segment
+
+
+def _running_beside(path: Path) -> str:
+    """The end of a message about an absent engine: the running ones, or how to start one."""
+    found = names(None if path.parent in _directories() else path.parent)
+    running = [each.engine for each in found if each.place is None and _is_live(each.path)]
+    if running:
+        return f"; running: {', '.join(running)}"
+    return "; no named engine runs; start one with: shmllm engine start NAME"
 
 
 def claim_place(segment: Segment, name: str, directory: Path | None = None) -> int:

@@ -195,6 +195,25 @@ def test_attaching_to_an_absent_name(path: Path) -> None:
         registry.attach(path, SegmentKind.CONTROL, WHAT)
 
 
+def test_attaching_to_an_absent_engine_lists_those_that_run(
+    second: Segment, path: Path, tmp_path: Path
+) -> None:
+    absent, dead = path.with_name(f"{path.name}-absent"), path.with_name(f"{path.name}-dead")
+    leave_dead(dead)
+    assert registry.publish(second, path)
+    try:
+        with pytest.raises(SegmentError, match=rf"{absent}; running: .*{path.name}\b") as caught:
+            registry.attach(absent, SegmentKind.CONTROL, WHAT)
+        assert dead.name not in str(caught.value)
+        with pytest.raises(SegmentError, match="no named engine runs; start one with: shmllm"):
+            registry.attach(tmp_path / "absent", SegmentKind.CONTROL, WHAT)
+        client = path.with_name(f"{absent.name}.1")
+        with pytest.raises(SegmentError, match=f"there is no {client}$"):
+            registry.attach(client, SegmentKind.CLIENT, "it")
+    finally:
+        dead.unlink()
+
+
 def test_attaching_to_a_segment_whose_owner_is_dead(control: Segment, path: Path) -> None:
     leave_dead(path)
     with pytest.raises(SegmentError, match=r"engine 'e' is dead.*shmllm ipc gc"):
