@@ -134,9 +134,9 @@ class SleepReport:
         """The state of the engine after the call, in words."""
         words = f"asleep: {', '.join(self.asleep)}" if self.asleep else "awake"
         if self.num_missing:
-            words += f"; {self.num_missing} weights are missing"
+            words += f"; {self.num_missing} {_are(self.num_missing, 'weight')} missing"
         if self.num_kept:
-            words += f"; {self.num_kept} requests are kept"
+            words += f"; {self.num_kept} {_are(self.num_kept, 'request')} kept"
         return words
 
     def table(self) -> str:
@@ -149,3 +149,7 @@ class SleepReport:
 
 def _mib(num_bytes: int) -> str:
     return f"{num_bytes / MIB:,.1f}"
+
+
+def _are(number: int, noun: str) -> str:
+    return f"{noun} is" if number == 1 else f"{noun}s are"

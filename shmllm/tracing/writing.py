@@ -67,14 +67,20 @@ def summary(timeline: Timeline, path: Path, num_events: int) -> Iterator[str]:
     num_steps = sum(map(len, timeline.steps.values()))
     span_s = (timeline.end_ns - timeline.begin_ns) / 1e9
     yield (
-        f"{path}: {num_events:,} events of {len(timeline.recordings)} processes in "
-        f"{span_s:.2f} s; {num_steps:,} steps, {len(timeline.requests):,} requests"
+        f"{path}: {_counted(num_events, 'event')} of "
+        f"{_counted(len(timeline.recordings), 'process', 'processes')} in {span_s:.2f} s; "
+        f"{_counted(num_steps, 'step')}, {_counted(len(timeline.requests), 'request')}"
         f"{_endings(timeline)}"
     )
     if num_steps:
         yield from _phase_table(timeline)
     yield from _warnings(timeline)
     yield HOW_TO_OPEN
+
+
+def _counted(number: int, singular: str, plural: str = "") -> str:
+    """A number with its noun: "1 step", "2 steps"."""
+    return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
 
 
 def _endings(timeline: Timeline) -> str:

@@ -143,6 +143,8 @@ def test_the_summary_names_dropped_records(tmp_path: Path) -> None:
     timeline = make_timeline([recording], 0, {})
     lines = list(summary(timeline, tmp_path, write_timeline(timeline, tmp_path / "x", {})))
     assert any("5 records found no room" in line for line in lines)
+    assert "of 1 process in" in lines[0]
+    assert "0 steps, 0 requests" in lines[0]
     assert load(tmp_path / "x").about["dropped_records"] == 5
 
 
