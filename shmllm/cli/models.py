@@ -1,0 +1,91 @@
+"""`shmllm models`: lists the models on this machine, or describes one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from shmllm.cli.listing import print_records
+
+if TYPE_CHECKING:
+    from shmllm.frontend.model_catalog import ModelRecord
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
+def models(name: str | None, as_json: bool) -> None:
+    """List the models on this machine, what each is, and whether it runs here.
+
+    These are the bundled models, those of installed packages, and those in the cache of the Hugging
+    Face hub. With NAME (one of these, a model directory or a GGUF file), describe that one. The
+    command reads headers, no weights, and uses no network.
+
+    \b
+    shmllm models
+    shmllm models ./my-model
+    shmllm models --json | jq '.[] | select(.problem == null).name'
+    """
+    from shmllm.frontend.model_listing import describe_model, list_models
+
+    found = list_models() if name is None else [describe_model(name)]
+    if as_json:
+        click.echo(json.dumps([asdict(each) for each in found], indent=2))
+    elif name is None:
+        _print_list(found)
+    else:
+        _print_one(found[0])
+
+
+def _print_list(found: list[ModelRecord]) -> None:
+    rows = [
+        {
+            "name": each.name,
+            "architecture": each.architecture,
+            "format": each.format,
+            "parameters": _count(each.parameters),
+            "size": _size(each.size_bytes),
+            "runs here": "no" if each.problem else "yes",
+        }
+        for each in found
+    ]
+    print_records(tuple(rows[0]), rows, shrinking=("name", "architecture"))
+    unfit = [each for each in found if each.problem]
+    if unfit:
+        click.echo()
+    for each in unfit:
+        click.echo(f"{each.name}: {_reason(each)}")
+
+
+def _print_one(found: ModelRecord) -> None:
+    lines = {
+        "name": found.name,
+        "path": found.path,
+        "format": found.format,
+        "architecture": found.architecture,
+        "parameters": _count(found.parameters),
+        "size": _size(found.size_bytes),
+        "runs here": f"no: {_reason(found)}" if found.problem else "yes",
+    }
+    for label, value in lines.items():
+        if value is not None:
+            click.echo(f"{label:<14}{value}")
+
+
+def _reason(found: ModelRecord) -> str:
+    return "; ".join(filter(None, (found.problem, found.remedy)))
+
+
+def _count(parameters: int | None) -> str | None:
+    if parameters is None:
+        return None
+    return f"{parameters / 1e9:,.2f} B" if parameters >= 1e9 else f"{parameters / 1e6:,.1f} M"
+
+
+def _size(num_bytes: int | None) -> str | None:
+    from shmllm.frontend.model_catalog import gibibytes
+
+    return None if num_bytes is None else gibibytes(num_bytes)

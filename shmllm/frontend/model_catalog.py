@@ -1,0 +1,297 @@
+"""Says what is in a model directory or file: format, architecture, and whether it runs here.
+
+`shmllm models` and the errors of a start come from this module, so they agree. It reads headers and
+small JSON files, never weights. It must not know how a name leads to a directory.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from shmllm.config.host import available_memory_bytes
+from shmllm.errors import EngineStartError
+from shmllm.formats.gguf_directory import IDENTITY
+from shmllm.frontend.model_files import one_line, read_json_object
+
+CONFIG, ADAPTER = "config.json", "adapter_config.json"
+PICKLES = ("*.bin", "*.pt", "*.pth")
+FLOAT32_BYTES = 4
+_LENGTH = struct.Struct("<Q")
+_MOST_HEADER_BYTES = 100_000_000
+"""The limit of the safetensors library."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What is in a model directory or file.
+
+    Attributes:
+        path: the directory or file.
+        format: "safetensors", "GGUF", "pickle" or "adapter"; "" if there is no model.
+        architecture: the name in config.json or in the GGUF file; "" if there is none.
+        problem: why no engine can compute the model; "" if one can.
+        remedy: what the user can do about the problem.
+    """
+
+    path: Path
+    format: str
+    architecture: str = ""
+    problem: str = ""
+    remedy: str = ""
+
+    @property
+    def error(self) -> EngineStartError:
+        """The error of an engine that should load this; the caller raises it."""
+        return EngineStartError(
+            "; ".join(filter(None, (f"{self.path}: {self.problem}", self.remedy)))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRecord:
+    """A model as `shmllm models` shows it; None where a value is not known.
+
+    Attributes:
+        name: the name for `-m`.
+        source: "bundled", "package", "hub" or "local".
+        parameters: the number of elements of all tensors in its files.
+        size_bytes: the space that its files take on disk.
+        problem: why it does not run here; None if it does.
+        remedy: what the user can do about the problem.
+    """
+
+    name: str
+    source: str
+    path: str | None = None
+    format: str | None = None
+    architecture: str | None = None
+    parameters: int | None = None
+    size_bytes: int | None = None
+    problem: str | None = None
+    remedy: str | None = None
+
+
+def contents_of(path: Path) -> Contents:
+    """What is in a directory, or in a GGUF file. Damaged files are described as a problem."""
+    if path.is_file():
+        return _gguf_contents(path)
+    has_weights = any(path.glob("*.safetensors"))
+    if (path / ADAPTER).is_file() and not has_own_weights(path):
+        return _adapter_contents(path)
+    files = sorted(path.glob("*.gguf"))
+    if files and not has_weights:
+        if len(files) == 1:
+            return _gguf_contents(files[0])
+        names = ", ".join(file.name for file in files)
+        return Contents(path, "GGUF", "", f"{len(files)} GGUF files ({names})", "give one of them")
+    if not (path / CONFIG).is_file():
+        looked = f"looked for {path / CONFIG}, *.safetensors and *.gguf"
+        return Contents(path, "", "", f"no model: {looked}", "give the directory that has them")
+    return _transformers_contents(path, has_weights)
+
+
+def has_own_weights(directory: Path) -> bool:
+    """Whether a directory with an adapter has the weights of a whole model, too."""
+    return (directory / CONFIG).is_file() and any(directory.glob("model*.safetensors"))
+
+
+def check_model(directory: Path, *, needs_weights: bool) -> None:
+    """Raise EngineStartError, which says what is there and what can be done, if no engine can load
+    a directory. Other problems, such as damaged weights, are found by the engine.
+
+    Args:
+        directory: the model's directory.
+        needs_weights: False if the engine makes random weights.
+    """
+    if (directory / IDENTITY).is_file():
+        return  # it was made from a GGUF file, after these checks
+    found = contents_of(directory)
+    if found.problem and (needs_weights or found.format != "pickle"):
+        raise found.error
+
+
+def record_of_model(
+    name: str, source: str, path: Path, size_bytes: int | None = None
+) -> ModelRecord:
+    """Describe a model on this machine.
+
+    Args:
+        name: its name for the user.
+        source: as in ModelRecord.
+        path: its directory or file.
+        size_bytes: the space on disk, if it is known already.
+    """
+    found = contents_of(path)
+    parameters = None
+    try:
+        parameters = num_parameters(path)
+        problem, remedy = found.problem, found.remedy
+        if not problem:
+            problem, remedy = _lack(path, found.format, parameters)
+    except EngineStartError as error:
+        problem, remedy = one_line(error), ""
+    return ModelRecord(
+        name,
+        source,
+        str(path),
+        found.format or None,
+        found.architecture or None,
+        parameters,
+        _size_of(path) if size_bytes is None else size_bytes,
+        problem or None,
+        remedy or None,
+    )
+
+
+def num_parameters(path: Path) -> int | None:
+    """The number of elements of all tensors, from the headers of the files; None if there are none.
+
+    Raises:
+        EngineStartError: a file is damaged.
+    """
+    files = sorted(path.glob("*.safetensors")) if path.is_dir() else []
+    if files:
+        return sum(map(_elements_of_safetensors, files))
+    files = sorted(path.glob("*.gguf")) if path.is_dir() else [path]
+    if not files:
+        return None
+    from shmllm.formats.gguf import read_header
+
+    return sum(prod(each.shape) for each in read_header(files[0]).tensors.values())
+
+
+def _elements_of_safetensors(path: Path) -> int:
+    try:
+        with open(path, "rb") as file:
+            (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
+            if length > _MOST_HEADER_BYTES:
+                raise ValueError(f"its header has {length:,} bytes")
+            header = json.loads(file.read(length))
+        return sum(
+            prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__"
+        )
+    except (OSError, ValueError, struct.error, KeyError, TypeError, AttributeError) as error:
+        raise EngineStartError(
+            f"{path} is damaged or not a safetensors file ({one_line(error)}); copy or download it "
+            "again"
+        ) from None
+
+
+def _adapter_contents(path: Path) -> Contents:
+    try:
+        config = read_json_object(path / ADAPTER)
+    except EngineStartError as error:
+        return Contents(path, "adapter", "", one_line(error))
+    kind = config.get("peft_type") or "LoRA"
+    base = config.get("base_model_name_or_path") or "another model"
+    return Contents(
+        path,
+        "adapter",
+        "",
+        f"a {kind} adapter for {base}, not a whole model",
+        "merge both with peft: merge_and_unload(), then save_pretrained()",
+    )
+
+
+def _gguf_contents(path: Path) -> Contents:
+    from shmllm.formats.gguf import read_header
+    from shmllm.frontend.gguf.config import model_config
+
+    try:
+        header = read_header(path)
+    except EngineStartError as error:
+        return Contents(path, "GGUF", "", _without(path, error))
+    try:
+        model_config(header)
+    except EngineStartError as error:
+        return Contents(path, "GGUF", header.architecture, _without(path, error))
+    return Contents(path, "GGUF", header.architecture)
+
+
+def _transformers_contents(path: Path, has_weights: bool) -> Contents:
+    from shmllm.models.config import ModelConfig
+
+    config_path = path / CONFIG
+    architecture = ""
+    try:
+        config = read_json_object(config_path)
+        names = config.get("architectures")
+        if isinstance(names, list) and names and isinstance(names[0], str):
+            architecture = names[0]
+        if quantization := config.get("quantization_config"):
+            return _quantized_contents(path, architecture, quantization)
+        ModelConfig.from_directory(path)
+    except EngineStartError as error:
+        return Contents(config_path, "safetensors", architecture, _without(config_path, error))
+    if not has_weights and (pickle := _first(path, PICKLES)) is not None:
+        return Contents(
+            path,
+            "pickle",
+            architecture,
+            f"its weights are a pickle ({pickle.name}), which may run any code and is not read",
+            "load it with transformers and save it again with save_pretrained()",
+        )
+    return Contents(path, "safetensors", architecture)
+
+
+def _quantized_contents(path: Path, architecture: str, config: Any) -> Contents:
+    method, bits = "an unknown method", None
+    if isinstance(config, Mapping):
+        method = str(config.get("quant_method") or method)
+        bits = config.get("bits")
+    width = f" to {bits} bits" if isinstance(bits, int) else ""
+    return Contents(
+        path,
+        "safetensors",
+        architecture,
+        f"quantized with {method}{width}, which is not supported",
+        "take the model that it was made from; --quantization int8 rounds that while it loads",
+    )
+
+
+def _lack(path: Path, format: str, parameters: int | None) -> tuple[str, str]:
+    """What a model that an engine can compute lacks here, and what to do: ("", "") if nothing."""
+    from shmllm.frontend.text.tokenizer_backend import FALLBACK_FILES, FAST_FILE
+
+    if parameters is None:
+        return "no weights", "copy or download model.safetensors, too"
+    if format == "safetensors" and not any(
+        (path / name).is_file() for name in (FAST_FILE, *FALLBACK_FILES)
+    ):
+        return "no tokenizer", f"copy {FAST_FILE} from the model that it was made from"
+    needed, free = parameters * FLOAT32_BYTES, available_memory_bytes()
+    if needed > free and not glob.glob("/dev/nvidia[0-9]*"):
+        return (
+            f"its weights need {gibibytes(needed)} as float32, and {gibibytes(free)} are free",
+            "--quantization int8 needs a quarter of that",
+        )
+    return "", ""
+
+
+def gibibytes(num_bytes: int) -> str:
+    """A size with a suitable unit."""
+    if num_bytes < 2**30:
+        return f"{num_bytes / 2**20:,.0f} MiB"
+    return f"{num_bytes / 2**30:,.1f} GiB"
+
+
+def _size_of(path: Path) -> int:
+    files = [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()]
+    return sum(each.stat().st_size for each in files)
+
+
+def _first(directory: Path, patterns: tuple[str, ...]) -> Path | None:
+    found = [path for pattern in patterns for path in directory.glob(pattern)]
+    return min(found, default=None)
+
+
+def _without(path: Path, error: EngineStartError) -> str:
+    """The text of an error about a path, without the path at its beginning."""
+    return one_line(error).removeprefix(f"{path}:").removeprefix(str(path)).strip()
