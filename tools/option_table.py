@@ -1,4 +1,4 @@
-"""Writes the table of options in README.md from the one in `shmllm.config.engine`.
+"""Writes the table of options in docs/python.md from the one in `shmllm.config.engine`.
 
 python tools/option_table.py            rewrites the table
 python tools/option_table.py --check    exits with 1 if it is out of date
@@ -12,7 +12,7 @@ from pathlib import Path
 from shmllm.config.engine import OPTIONS
 from shmllm.config.options import Option
 
-README = Path(__file__).resolve().parents[1] / "README.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "python.md"
 HEADER = "| option of `LLM` | default | meaning |\n|---|---|---|\n"
 
 
@@ -23,10 +23,10 @@ def row(option: Option) -> str:
 
 
 def updated(text: str) -> str:
-    """The README with a new table."""
+    """The page with a new table."""
     before, header, rest = text.partition(HEADER)
     if not header:
-        raise SystemExit(f"{README.name} has no table that begins with:\n{HEADER}")
+        raise SystemExit(f"{PAGE.name} has no table that begins with:\n{HEADER}")
     lines = rest.splitlines(keepends=True)
     after = next(i for i, line in enumerate(lines) if not line.startswith("|"))
     table = "".join(row(each) for each in OPTIONS if each.in_llm)
@@ -34,13 +34,15 @@ def updated(text: str) -> str:
 
 
 def main() -> int:
-    text = README.read_text(encoding="utf-8")
+    text = PAGE.read_text(encoding="utf-8")
     new = updated(text)
     if "--check" in sys.argv[1:]:
         if new != text:
-            print("README.md is out of date: run python tools/option_table.py", file=sys.stderr)
+            print(
+                "docs/python.md is out of date: run python tools/option_table.py", file=sys.stderr
+            )
         return int(new != text)
-    README.write_text(new, encoding="utf-8")
+    PAGE.write_text(new, encoding="utf-8")
     return 0
 
 

@@ -48,7 +48,9 @@ UNLIMITED_LOGPROBS = -1
 class FrontEndConfig(Section):
     """The options that the front end reads and does not send to the engine as they are."""
 
-    model: str = option("tiny", "Bundled name, Hugging Face model directory, or hub id.", Free())
+    model: str = option(
+        "tiny", "Bundled name, Hugging Face model directory, GGUF file, or hub id.", Free()
+    )
     tokenizer: str | None = option(
         None,
         "Directory or hub id of another tokenizer.",

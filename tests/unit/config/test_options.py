@@ -1,4 +1,4 @@
-"""The kinds of options, and the table in the README, which is made from OPTIONS."""
+"""The kinds of options, and the table in docs/python.md, which is made from OPTIONS."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_option_names_and_flags_are_unique_and_help_is_a_sentence():
         assert each.help.endswith("."), each.name
 
 
-def test_the_table_in_the_readme_is_up_to_date():
+def test_the_table_in_the_documentation_is_up_to_date():
     command = [sys.executable, str(REPOSITORY / "tools" / "option_table.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
