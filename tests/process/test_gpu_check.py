@@ -16,6 +16,7 @@ from support.waiting import wait_until
 pytestmark = pytest.mark.process
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
+EXIT_INCOMPLETE = 3
 
 # Collects all children of its process, and so must not run in pytest's.
 RUN_PARTS = """
@@ -300,7 +301,10 @@ def test_the_part_that_runs_ends_with_a_process_that_is_killed(tmp_path):
 
 @pytest.mark.slow
 def test_the_rehearsal_takes_every_part(tmp_path):
-    done = check("--rehearse", "--out", str(tmp_path), timeout=1800)
+    for _ in range(3):  # a slow machine leaves the longest part to the next command
+        done = check("--rehearse", "--out", str(tmp_path), timeout=1800)
+        if done.returncode != EXIT_INCOMPLETE:
+            break
     assert done.returncode == 0, done.stdout + done.stderr
     record = json.loads((tmp_path / "gpu-check.json").read_text())
     assert record["rehearsal"] is True
