@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import tokenizers
@@ -11,6 +12,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from shmllm import LLM
 from shmllm.frontend import front_end
+from shmllm.frontend.model_files import bundled_model
 from shmllm.frontend.text.tokenizer import Tokenizer
 from shmllm.frontend.text.tokenizer_backend import FastBackend
 
@@ -130,6 +132,9 @@ def byte_level_model(tmp_path_factory):
         "chat_template": "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}",
     }
     (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    # Enough for a front end to start an engine, which the tests replace.
+    shutil.copy(bundled_model("tiny") / "config.json", directory)
+    (directory / "model.safetensors").touch()
     return directory
 
 
