@@ -22,6 +22,8 @@ _sched_yield = os.sched_yield
 _NO_PRIORITY = os.sched_param(0)
 _OTHERS_RAN_NS = 200_000
 """A `sched_yield` that takes longer gave the core to a thread that had work."""
+_RECENTLY_NS = 50_000_000
+"""Others that run once in this time are housekeeping, and no reason to pause."""
 _FIRST_PAUSE_NS = 100_000_000
 _LONGEST_PAUSE_NS = 3_200_000_000
 
@@ -127,6 +129,7 @@ class Waiter:
     __slots__ = (
         "_doorbell",
         "_on_park",
+        "_others_ran_ns",
         "_parked",
         "_pause_ns",
         "_paused_until_ns",
@@ -148,7 +151,7 @@ class Waiter:
         self._on_park = on_park
         self.times_parked = 0
         self._pause_ns = _FIRST_PAUSE_NS
-        self._paused_until_ns = 0
+        self._paused_until_ns = self._others_ran_ns = -_RECENTLY_NS
         self.set_policy(policy)
 
     def set_policy(self, policy: WaitPolicy) -> None:
@@ -202,22 +205,25 @@ class Waiter:
             _sched_yield()
             began_ns, now_ns = now_ns, _now_ns()
             if now_ns - began_ns > _OTHERS_RAN_NS:
-                self._pause_polling(now_ns)
+                self._others_ran(now_ns)
                 return ready()
             if ready():
                 self._pause_ns = _FIRST_PAUSE_NS
                 return True
         return False
 
-    def _pause_polling(self, now_ns: int) -> None:
-        """Park without polling for a while, because this core has other work.
+    def _others_ran(self, now_ns: int) -> None:
+        """Park without polling for a while if this core has other work: if others ran twice.
 
         A `sched_yield` then lasts whole time slices of the others, and the peer may need this core,
         while the wake-up from a park preempts them. Each time that polling finds the core busy
-        again, the pause doubles.
+        again, the pause doubles; once is enough for that right after a pause.
         """
-        self._paused_until_ns = now_ns + self._pause_ns
-        self._pause_ns = min(2 * self._pause_ns, _LONGEST_PAUSE_NS)
+        is_busy = now_ns - max(self._others_ran_ns, self._paused_until_ns) < _RECENTLY_NS
+        self._others_ran_ns = now_ns
+        if is_busy:
+            self._paused_until_ns = now_ns + self._pause_ns
+            self._pause_ns = min(2 * self._pause_ns, _LONGEST_PAUSE_NS)
 
     def _park(self, ready: Callable[[], bool], cap_s: float, reason: Parked) -> bool:
         if cap_s <= 0:
