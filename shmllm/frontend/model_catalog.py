@@ -18,7 +18,7 @@ from typing import Any
 from shmllm.config.host import available_memory_bytes
 from shmllm.errors import EngineStartError
 from shmllm.formats.gguf_directory import IDENTITY
-from shmllm.frontend.model_files import one_line, read_json_object
+from shmllm.frontend.model_files import gguf_files, one_line, read_json_object
 
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
 PICKLES = ("*.bin", "*.pt", "*.pth")
@@ -82,19 +82,18 @@ def contents_of(path: Path) -> Contents:
     """What is in a directory, or in a GGUF file. Damaged files are described as a problem."""
     if path.is_file():
         return _gguf_contents(path)
-    has_weights = any(path.glob("*.safetensors"))
     if (path / ADAPTER).is_file() and not has_own_weights(path):
         return _adapter_contents(path)
-    files = sorted(path.glob("*.gguf"))
-    if files and not has_weights:
-        if len(files) == 1:
-            return _gguf_contents(files[0])
+    files = gguf_files(path)
+    if len(files) == 1:
+        return _gguf_contents(files[0])
+    if files:
         names = ", ".join(file.name for file in files)
         return Contents(path, "GGUF", "", f"{len(files)} GGUF files ({names})", "give one of them")
     if not (path / CONFIG).is_file():
         looked = f"looked for {path / CONFIG}, *.safetensors and *.gguf"
         return Contents(path, "", "", f"no model: {looked}", "give the directory that has them")
-    return _transformers_contents(path, has_weights)
+    return _transformers_contents(path)
 
 
 def has_own_weights(directory: Path) -> bool:
@@ -159,7 +158,7 @@ def num_parameters(path: Path) -> int | None:
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else []
     if files:
         return sum(map(_elements_of_safetensors, files))
-    files = sorted(path.glob("*.gguf")) if path.is_dir() else [path]
+    files = gguf_files(path) if path.is_dir() else [path]
     if not files:
         return None
     from shmllm.formats.gguf import read_header
@@ -215,7 +214,7 @@ def _gguf_contents(path: Path) -> Contents:
     return Contents(path, "GGUF", header.architecture)
 
 
-def _transformers_contents(path: Path, has_weights: bool) -> Contents:
+def _transformers_contents(path: Path) -> Contents:
     from shmllm.models.config import ModelConfig
 
     config_path = path / CONFIG
@@ -230,6 +229,7 @@ def _transformers_contents(path: Path, has_weights: bool) -> Contents:
         ModelConfig.from_directory(path)
     except EngineStartError as error:
         return Contents(config_path, "safetensors", architecture, _without(config_path, error))
+    has_weights = any(path.glob("*.safetensors"))
     if not has_weights and (pickle := _first(path, PICKLES)) is not None:
         return Contents(
             path,

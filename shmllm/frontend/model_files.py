@@ -117,8 +117,8 @@ def _local_directory(name: str) -> Path | None:
 
 def _in_directory(directory: Path) -> Path:
     """The directory itself, or the one made from the GGUF file that is the only model in it."""
-    found = sorted(directory.glob("*.gguf"))
-    if not found or any(directory.glob("*.safetensors")):
+    found = gguf_files(directory)
+    if not found:
         return directory
     if len(found) > 1:
         names = ", ".join(path.name for path in found)
@@ -126,6 +126,11 @@ def _in_directory(directory: Path) -> Path:
             f"{directory} has {len(found)} GGUF files ({names}); give one of them as the model"
         )
     return _made_from_gguf(found[0])
+
+
+def gguf_files(directory: Path) -> list[Path]:
+    """The GGUF files of a directory, sorted; none if it has safetensors files."""
+    return [] if any(directory.glob("*.safetensors")) else sorted(directory.glob("*.gguf"))
 
 
 def _is_gguf(path: Path) -> bool:
