@@ -66,7 +66,7 @@ def read_prompts(prompts: tuple[str, ...], lines: LineInput | None = None) -> li
         found = _read_lines(lines)
     elif prompts:
         found = [InputPrompt(p, f"prompt {i + 1}") for i, p in enumerate(prompts)]
-    elif sys.stdin is not None and not sys.stdin.isatty():
+    elif not sys.stdin.isatty():
         found = [InputPrompt(sys.stdin.read(), "standard input")]
     else:
         raise click.UsageError('no prompt; try: shmllm generate "def fibonacci(n):"')

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from support.engines import assert_unused, is_idle, named_engine, slow_steps
+from support.engines import attached, is_idle, named_engine, slow_steps
 from support.programs import CLI, environment
 from support.terminals import Terminal, opened_terminal
 from support.waiting import PATIENCE_S, join_all, wait_until
@@ -43,10 +43,8 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def llm(engine: str) -> Iterator[LLM]:
-    """The test's own access to the engine, which the test must leave idle."""
-    with LLM.attach(engine) as llm:
+    with attached(engine) as llm:
         yield llm
-    assert_unused(engine)
 
 
 @contextmanager

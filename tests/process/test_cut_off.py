@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support.engines import assert_unused, named_engine, slow_steps
+from support.engines import attached, named_engine, slow_steps
 from support.programs import CLI, ELSEWHERE, environment, kill, python
 from support.variants import slow
 from support.waiting import PATIENCE_S, wait_until
@@ -33,9 +33,8 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def llm(engine: str) -> Iterator[LLM]:
-    with LLM.attach(engine) as llm:
+    with attached(engine) as llm:
         yield llm
-    assert_unused(engine)
 
 
 @contextmanager

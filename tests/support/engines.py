@@ -43,6 +43,14 @@ def is_ready(name: str) -> bool:
 
 
 @contextmanager
+def attached(name: str) -> Iterator[LLM]:
+    """A front end of a running engine, which the block must leave idle."""
+    with LLM.attach(name) as llm:
+        yield llm
+    assert_unused(name)
+
+
+@contextmanager
 def named_engine(directory: Path, preface: str = "", **options: Any) -> Iterator[tuple[str, int]]:
     """A running engine: its name and pid.
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from shmllm.cli.chat.conversation import Conversation, Message
 from shmllm.cli.chat.stopping import AnswerStopped, StopKey
-from shmllm.cli.sampling import DEFAULTS
+from shmllm.cli.sampling import completed
 from shmllm.errors import RequestError
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 MAX_TOKENS = 512
 STOPPED = "stopped"
 """The `end` of an answer that Ctrl-C ended."""
-ABORTED = "abort"
-"""The finish reason of an answer that the engine ended, because it was paused for example."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +101,7 @@ class Answerer:
     ) -> None:
         self._llm = llm
         self._template = template
-        self._sampling = DEFAULTS | {"max_tokens": MAX_TOKENS} | llm.model_defaults | sampling
+        self._sampling = completed({"max_tokens": MAX_TOKENS}, llm.model_defaults, sampling)
         self._stop = stop
 
     def check_template(self) -> None:

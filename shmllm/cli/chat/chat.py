@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
-from shmllm.cli.chat.answer import ABORTED, STOPPED, Answer
+from shmllm.cli.chat.answer import STOPPED, Answer
 from shmllm.cli.chat.commands import MARK, Command, help_lines, parse
 from shmllm.cli.chat.conversation import Conversation
 from shmllm.cli.chat.screen import Screen
+from shmllm.cli.outcome import ABORTED
 from shmllm.errors import RequestError
 
 
