@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from shmllm.errors import EngineStartError
 from shmllm.formats.gguf import GgufHeader
+from shmllm.frontend.gguf.metadata import Metadata
 from shmllm.frontend.gguf.rope import rope_fields
 
 Json = dict[str, Any]
@@ -34,47 +34,6 @@ _SAMPLING = {
     "min_p": "min_p",
     "penalty_repeat": "repetition_penalty",
 }
-
-
-class Metadata:
-    """The metadata under an architecture's prefix, with checked types."""
-
-    def __init__(self, header: GgufHeader) -> None:
-        self.header = header
-        self._prefix = header.architecture
-
-    def find(self, name: str) -> Any:
-        """The value of PREFIX.name, or None."""
-        return self.header.metadata.get(f"{self._prefix}.{name}")
-
-    def whole(self, name: str, default: int | None = None) -> int:
-        """A positive whole number, one for all layers."""
-        value = self._found(name, default)
-        if isinstance(value, list) and len(set(value)) == 1:
-            value = value[0]
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self._error(name, "one positive whole number for all layers", value)
-        return value
-
-    def number(self, name: str, default: float | None = None) -> float:
-        """A positive number."""
-        value = self._found(name, default)
-        if not isinstance(value, (int, float)) or not 0 < value < float("inf"):
-            raise self._error(name, "a positive number", value)
-        return float(value)
-
-    def _found(self, name: str, default: float | None) -> Any:
-        value = self.find(name)
-        return default if value is None else value
-
-    def _error(self, name: str, wanted: str, value: Any) -> EngineStartError:
-        found = "nothing" if value is None else _short(value)
-        return self.header.error(f"{self._prefix}.{name} must be {wanted}, found {found}")
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) < 60 else text[:57] + "..."
 
 
 def model_config(header: GgufHeader) -> Json:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol
+from typing import Any
 
-from shmllm.formats.gguf import GgufHeader
+from shmllm.frontend.gguf.metadata import Metadata
 
 FACTORS = "rope_freqs.weight"
 """The tensor by which the frequencies of Llama 3.1 and later are divided, one for each pair."""
@@ -13,16 +13,6 @@ FACTORS = "rope_freqs.weight"
 _LLAMA3_LENGTH = 8192
 _LOW, _HIGH = 1.0, 4.0
 _TOLERANCE = 1e-4
-
-
-class Metadata(Protocol):
-    """The part of `config.Metadata` that this module uses."""
-
-    header: GgufHeader
-
-    def find(self, name: str) -> Any: ...
-    def whole(self, name: str, default: int | None = None) -> int: ...
-    def number(self, name: str, default: float | None = None) -> float: ...
 
 
 def rope_fields(known: Metadata, head_dim: int, length: int) -> dict[str, Any]:
