@@ -9,6 +9,7 @@ park and never loses a record.
 from __future__ import annotations
 
 import os
+import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -21,9 +22,7 @@ _now_ns = time.perf_counter_ns
 _sched_yield = os.sched_yield
 _NO_PRIORITY = os.sched_param(0)
 _OTHERS_RAN_NS = 200_000
-"""A `sched_yield` that takes longer gave the core to a thread that had work."""
-_RECENTLY_NS = 50_000_000
-"""Others that run once in this time are housekeeping, and no reason to pause."""
+"""A `sched_yield` that takes longer may have given the core to a thread that had work."""
 _FIRST_PAUSE_NS = 100_000_000
 _LONGEST_PAUSE_NS = 3_200_000_000
 
@@ -113,6 +112,20 @@ def sleep_under_sched_batch(sleep: Callable[[float], bool], timeout_s: float) ->
             os.sched_setscheduler(0, os.SCHED_OTHER, _NO_PRIORITY)
 
 
+def _others_want_this_core() -> bool:
+    """Whether a `sched_yield` hands this core to another thread for long.
+
+    A long yield alone shows less: a hypervisor that took the core, or one short task. In both cases
+    the next yield is short, or this thread was not switched out.
+    """
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
+    began_ns = _now_ns()
+    _sched_yield()
+    if _now_ns() - began_ns <= _OTHERS_RAN_NS:
+        return False
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw > before
+
+
 class Waiter:
     """The waiting side of a doorbell; each process has one for each doorbell that it waits on.
 
@@ -129,7 +142,6 @@ class Waiter:
     __slots__ = (
         "_doorbell",
         "_on_park",
-        "_others_ran_ns",
         "_parked",
         "_pause_ns",
         "_paused_until_ns",
@@ -151,7 +163,7 @@ class Waiter:
         self._on_park = on_park
         self.times_parked = 0
         self._pause_ns = _FIRST_PAUSE_NS
-        self._paused_until_ns = self._others_ran_ns = -_RECENTLY_NS
+        self._paused_until_ns = 0
         self.set_policy(policy)
 
     def set_policy(self, policy: WaitPolicy) -> None:
@@ -204,26 +216,23 @@ class Waiter:
         while now_ns < yield_end_ns:
             _sched_yield()
             began_ns, now_ns = now_ns, _now_ns()
-            if now_ns - began_ns > _OTHERS_RAN_NS:
-                self._others_ran(now_ns)
+            if now_ns - began_ns > _OTHERS_RAN_NS and _others_want_this_core():
+                self._pause_polling()
                 return ready()
             if ready():
                 self._pause_ns = _FIRST_PAUSE_NS
                 return True
         return False
 
-    def _others_ran(self, now_ns: int) -> None:
-        """Park without polling for a while if this core has other work: if others ran twice.
+    def _pause_polling(self) -> None:
+        """Park without polling for a while, because this core has other work.
 
         A `sched_yield` then lasts whole time slices of the others, and the peer may need this core,
-        while the wake-up from a park preempts them. Each time that polling finds the core busy
-        again, the pause doubles; once is enough for that right after a pause.
+        while the wake-up from a park preempts them. The pause doubles each time, until polling
+        succeeds.
         """
-        is_busy = now_ns - max(self._others_ran_ns, self._paused_until_ns) < _RECENTLY_NS
-        self._others_ran_ns = now_ns
-        if is_busy:
-            self._paused_until_ns = now_ns + self._pause_ns
-            self._pause_ns = min(2 * self._pause_ns, _LONGEST_PAUSE_NS)
+        self._paused_until_ns = _now_ns() + self._pause_ns
+        self._pause_ns = min(2 * self._pause_ns, _LONGEST_PAUSE_NS)
 
     def _park(self, ready: Callable[[], bool], cap_s: float, reason: Parked) -> bool:
         if cap_s <= 0:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -248,15 +250,24 @@ def test_sched_batch_is_for_front_ends_without_a_core_of_their_own(
     assert not WaitPolicy.named(name).uses_sched_batch
 
 
-class Clock:
-    """A clock that moves 1 us at each look, and more at each `sched_yield`."""
+class Core:
+    """A clock that moves 1 us at each look and more at each `sched_yield`, and a count of switches.
+
+    Attributes:
+        yields_ns: how long the next yields take; the last one counts for all that follow.
+        switches: whether a long yield is a switch to another thread, and not time that a hypervisor
+            took.
+        num_yields: the number of yields so far.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_ns = 0
-        self.yield_ns = 1_000
-        self.num_yields = 0
+        self.yields_ns = [1_000]
+        self.switches = True
+        self.num_yields = self.num_switches = 0
         monkeypatch.setattr(module, "_now_ns", self.look)
         monkeypatch.setattr(module, "_sched_yield", self.sched_yield)
+        monkeypatch.setattr(module.resource, "getrusage", self.usage)
 
     def look(self) -> int:
         self.now_ns += 1_000
@@ -264,70 +275,79 @@ class Clock:
 
     def sched_yield(self) -> None:
         self.num_yields += 1
-        self.now_ns += self.yield_ns
+        yield_ns = self.yields_ns.pop(0) if len(self.yields_ns) > 1 else self.yields_ns[0]
+        self.now_ns += yield_ns
+        self.num_switches += self.switches and yield_ns > 100_000
+
+    def usage(self, who: int) -> SimpleNamespace:
+        assert who == resource.RUSAGE_THREAD
+        return SimpleNamespace(ru_nivcsw=self.num_switches)
+
+
+@pytest.fixture
+def core(monkeypatch: pytest.MonkeyPatch) -> Core:
+    return Core(monkeypatch)
+
+
+@pytest.fixture
+def waiter(scene: Scene) -> Waiter:
+    return Waiter(scene, scene, WaitPolicy.named("latency"))  # type: ignore[arg-type]
 
 
 def test_polling_pauses_while_the_core_has_other_work(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
+    scene: Scene, core: Core, waiter: Waiter
 ) -> None:
-    clock = Clock(monkeypatch)
-    waiter = Waiter(scene, scene, WaitPolicy.named("latency"))  # type: ignore[arg-type]
     waiter.wait(scene.ready)
-    assert clock.num_yields > 100  # alone on its core: it polls for 2 ms
-    clock.yield_ns = 4_000_000
-    pauses = []
-    clock.num_yields = 0
-    for num_yields in (1, 2, 2):
+    assert core.num_yields > 100  # alone on its core: it polls for 2 ms
+    core.yields_ns = [4_000_000]
+    core.num_yields = 0
+    for _ in range(3):
         waiter.wait(scene.ready)
-        assert clock.num_yields == num_yields, "it parks at once after two yields that others used"
+        assert core.num_yields == 2, "it parks at once after two yields that others used"
+    pauses = []
     for pause in range(8):
-        began_ns = clock.now_ns
-        while clock.num_yields == pause + 2:
-            clock.now_ns += 10_000_000
+        began_ns = core.now_ns
+        while core.num_yields == 2 * pause + 2:
+            core.now_ns += 10_000_000
             waiter.wait(scene.ready)
-        pauses.append(round((clock.now_ns - began_ns) / 1e8))
+        pauses.append(round((core.now_ns - began_ns) / 1e8))
     assert pauses == sorted(pauses)
     assert pauses[0] < pauses[2] < pauses[-1] <= 33
-    clock.yield_ns = 1_000
-    clock.now_ns += 4_000_000_000
-    clock.num_yields = 0
+    core.yields_ns = [1_000]
+    core.now_ns += 4_000_000_000
+    core.num_yields = 0
     waiter.wait(scene.ready)
-    assert clock.num_yields > 100, "the core is free again"
+    assert core.num_yields > 100, "the core is free again"
 
 
-def test_others_that_run_once_in_a_while_end_no_polling(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_hypervisor", [False, True])
+def test_a_short_task_or_a_hypervisor_ends_no_polling(
+    scene: Scene, core: Core, waiter: Waiter, is_hypervisor: bool
 ) -> None:
-    clock = Clock(monkeypatch)
-    waiter = Waiter(scene, scene, WaitPolicy.named("latency"))  # type: ignore[arg-type]
+    core.switches = not is_hypervisor
     for _ in range(10):
-        clock.now_ns += 60_000_000
-        clock.yield_ns = 4_000_000
+        core.num_yields = 0
+        core.yields_ns = [4_000_000] * (1 + is_hypervisor) + [1_000]
         waiter.wait(scene.ready)
-        clock.yield_ns = 1_000
-        clock.num_yields = 0
         waiter.wait(scene.ready)
-        assert clock.num_yields > 100
+        assert core.num_yields > 100
 
 
 def test_a_poll_that_succeeds_makes_the_next_pause_short(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
+    scene: Scene, core: Core, waiter: Waiter
 ) -> None:
-    clock = Clock(monkeypatch)
-    waiter = Waiter(scene, scene, WaitPolicy.named("latency"))  # type: ignore[arg-type]
     lengths = []
     for succeeds in (False, True):
-        clock.now_ns += 4_000_000_000
+        core.now_ns += 4_000_000_000
+        core.yields_ns = [4_000_000]
         for _ in range(6):
-            clock.yield_ns = 4_000_000
             waiter.wait(scene.ready)
-            clock.now_ns = max(clock.now_ns, waiter._paused_until_ns)
+            core.now_ns = max(core.now_ns, waiter._paused_until_ns)
         if succeeds:
-            clock.yield_ns = 1_000
+            core.yields_ns = [1_000]
             scene.answers = [False] * 50 + [True]
             assert waiter.wait(scene.ready)
-        clock.yield_ns = 4_000_000
-        for _ in range(2):
-            waiter.wait(scene.ready)
-        lengths.append(waiter._paused_until_ns - clock.now_ns)
+        core.yields_ns = [4_000_000]
+        waiter.wait(scene.ready)
+        lengths.append(waiter._paused_until_ns - core.now_ns)
     assert lengths[1] < lengths[0] / 10
