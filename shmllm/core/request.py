@@ -111,6 +111,9 @@ class Request:
         self.stop_ids = frozenset(params.stop_token_ids) | (
             frozenset() if params.ignore_eos else frozenset(eos_token_ids)
         )
+        if params.trace_decode_token_ids is not None:
+            self.max_tokens = min(self.max_tokens, len(params.trace_decode_token_ids))
+            self.stop_ids = frozenset()
         self.cache_salt = submitted.cache_salt
         self.priority = submitted.priority
         self.arrival = 0

@@ -97,7 +97,7 @@ def attach_logprobs(
     }
     chosen: dict[int, tuple[list[int], list[int]]] = {}
     sampled = (plan.requests[index] for index in plan.samples)
-    asking = (request for request in sampled if request.params.logprobs is not None)
+    asking = (request for request in sampled if request.params.num_logprobs is not None)
     for position, request in enumerate(asking):
         row = rows.get(request.client, {}).get(request.number)
         if row is not None:

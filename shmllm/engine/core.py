@@ -206,16 +206,25 @@ class EngineCore:
         is_generating = isinstance(request.params, SamplingParams)
         if not 0 < len(ids) <= longest - is_generating:  # one token of room for the output
             return f"a prompt of {len(ids):,} tokens does not fit max_model_len {longest:,}"
-        array = np.asarray(ids)
-        if not 0 <= array.min() <= array.max() < self.info.vocab_size:
+        if not self._knows(ids):
             return f"a token id lies outside the vocabulary of {self.info.vocab_size:,}"
         if isinstance(request.params, SamplingParams):
-            return self._refuse_logprobs(request.params)
+            return self._refuse_params(request.params)
         return None
 
-    def _refuse_logprobs(self, params: SamplingParams) -> str | None:
-        wanted = max(params.logprobs or 0, params.prompt_logprobs or 0)
-        if -1 in (params.logprobs, params.prompt_logprobs):
+    def _knows(self, token_ids: Sequence[int]) -> bool:
+        array = np.asarray(token_ids)
+        return bool(0 <= array.min() <= array.max() < self.info.vocab_size)
+
+    def _refuse_params(self, params: SamplingParams) -> str | None:
+        for name in ("logprob_token_ids", "trace_decode_token_ids"):
+            token_ids = getattr(params, name)
+            if token_ids is not None and not self._knows(token_ids):
+                return f"{name} has an id outside the vocabulary of {self.info.vocab_size:,}"
+        of_outputs = params.logprobs if params.logprob_token_ids is None else None
+        asked = (of_outputs, params.prompt_logprobs)
+        wanted = max(number or 0 for number in asked)
+        if -1 in asked:
             wanted = self.info.vocab_size
         if wanted > self.info.max_logprobs:
             return f"{wanted:,} logprobs exceed max_logprobs {self.info.max_logprobs:,}"

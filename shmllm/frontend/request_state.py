@@ -16,6 +16,7 @@ from shmllm.frontend.text.token_texts import TokenTexts
 from shmllm.frontend.text.tokenizer import Tokenizer
 from shmllm.frontend.weight_versions import VersionStarts, add_version, version_spans
 from shmllm.outputs.columns import FinishReason
+from shmllm.outputs.flat_logprobs import FlatLogprobs
 from shmllm.outputs.logprob_lists import LogprobsList, LogprobStore
 from shmllm.outputs.request import CompletionOutput, RequestMetrics, RequestOutput
 from shmllm.params.sampling import RequestOutputKind
@@ -136,7 +137,11 @@ class RequestState:
         self.token_ids: list[int] = []
         self.token_times: list[float] | None = None
         self.eos_stop_ids: frozenset[int] = frozenset()
-        self.logprobs = None if params.logprobs is None else LogprobStore()
+        self.logprobs = (
+            None
+            if params.num_logprobs is None
+            else LogprobStore(is_ranked=params.logprob_token_ids is None)
+        )
         self.prompt_logprobs = None if params.prompt_logprobs is None else LogprobStore()
         self.num_decoded = 0
         self.num_emitted = 0
@@ -311,7 +316,7 @@ class RequestState:
             texts = self.token_texts if self.request.params.detokenize else None
             prompt = self.request.prompt_token_ids
             entries = LogprobsList(self.token_ids, self.logprobs, texts, prompt)
-            completion.logprobs = entries[begin:] if begin else entries
+            completion.logprobs = self._in_asked_form(entries[begin:] if begin else entries)
             completion.cumulative_logprob = self.logprobs.total
         return completion
 
@@ -323,16 +328,22 @@ class RequestState:
         """The decoded text, without creating `text` if it does not exist yet."""
         return "" if self._text is None else self._text.text
 
-    def _prompt_logprobs_list(self) -> LogprobsList | None:
+    def _in_asked_form(self, entries: LogprobsList) -> LogprobsList | FlatLogprobs:
+        return FlatLogprobs.of(entries) if self.request.params.flat_logprobs else entries
+
+    def _prompt_logprobs_list(self) -> LogprobsList | FlatLogprobs | None:
         first = self._siblings()[0]
         if first.prompt_logprobs is None:
             return None
         texts = first.token_texts if first.request.params.detokenize else None
         prompt = first.request.prompt_token_ids
-        return LogprobsList(prompt[1:], first.prompt_logprobs, texts, prompt[:1], True)
+        entries = LogprobsList(prompt[1:], first.prompt_logprobs, texts, prompt[:1], True)
+        return self._in_asked_form(entries)
 
     def _make_output(
-        self, completions: list[CompletionOutput], prompt_logprobs: LogprobsList | None
+        self,
+        completions: list[CompletionOutput],
+        prompt_logprobs: LogprobsList | FlatLogprobs | None,
     ) -> RequestOutput:
         states = self._siblings()
         return RequestOutput(

@@ -55,7 +55,10 @@ class SamplingChecks:
         self._require_known("stop_token_ids", params.stop_token_ids)
         self._require_known("allowed_token_ids", params.allowed_token_ids or ())
         self._require_known("logit_bias", params.logit_bias or ())
-        self._require_few("logprobs", params.logprobs)
+        self._require_known("logprob_token_ids", params.logprob_token_ids or ())
+        self._require_known("trace_decode_token_ids", params.trace_decode_token_ids or ())
+        if params.logprob_token_ids is None:
+            self._require_few("logprobs", params.logprobs)
         self._require_few("prompt_logprobs", params.prompt_logprobs)
         return EncodedConstraints(
             self._bad_words(params.bad_words) if params.bad_words else (),

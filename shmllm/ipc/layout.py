@@ -138,7 +138,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 MAGIC = int.from_bytes(b"shmllm01", "little")
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 
 WORD_BYTES = 8
 LINE_BYTES = 128

@@ -24,18 +24,23 @@ MAX_CONTEXT = 4
 class LogprobStore:
     """Log-probabilities of the tokens of one request, as arrays in the order of the tokens.
 
+    Args:
+        is_ranked: whether the alternatives are the most likely tokens, in this order; otherwise
+            they are those of `SamplingParams.logprob_token_ids`, and their ranks are not known.
+
     Attributes:
         k: the number of alternatives, which all T tokens share.
         total: the sum of the log-probabilities of the tokens themselves.
         logprobs: (T,) float32, the log-probability of each token.
         ranks: (T,) int32, the rank of each token; 1 is the most likely token.
-        top_ids: (T * k,) int32, the ids of the alternatives of each token, most likely first.
+        top_ids: (T * k,) int32, the ids of the alternatives of each token.
         top_logprobs: (T * k,) float32, the log-probabilities of `top_ids`.
     """
 
-    __slots__ = ("k", "logprobs", "ranks", "top_ids", "top_logprobs", "total")
+    __slots__ = ("is_ranked", "k", "logprobs", "ranks", "top_ids", "top_logprobs", "total")
 
-    def __init__(self) -> None:
+    def __init__(self, is_ranked: bool = True) -> None:
+        self.is_ranked = is_ranked
         self.k = 0
         self.total = 0.0
         self.logprobs = array("f")
@@ -50,7 +55,7 @@ class LogprobStore:
 class LogprobsList(Sequence[Position | None]):
     """A sequence with one dict from token ids to `Logprob` per token.
 
-    The dict of a token contains the token itself first, then the most likely alternatives. The
+    The dict of a token contains the token itself first, then the alternatives. The
     sequence equals a list of the same entries, and pickle and deepcopy convert it to a list.
 
     Args:
@@ -137,7 +142,8 @@ class LogprobsList(Sequence[Position | None]):
             token = store.top_ids[offset]
             if token not in entry:
                 logprob = store.top_logprobs[offset]
-                entry[token] = Logprob(logprob, rank, self._text(position, token))
+                known_rank = rank if store.is_ranked else None
+                entry[token] = Logprob(logprob, known_rank, self._text(position, token))
         return entry
 
     def _text(self, position: int, token: int) -> str | None:

@@ -72,7 +72,8 @@ class CompletionOutput:
         cumulative_logprob: the sum of the log-probabilities of the generated tokens; None
             unless the parameters have `logprobs`.
         logprobs: a LogprobsList, which is a sequence with one dict from token ids to Logprob
-            per token of `token_ids`; None unless the parameters have `logprobs`.
+            per token of `token_ids`, or FlatLogprobs with `flat_logprobs`; None unless the
+            parameters have `logprobs` or `logprob_token_ids`.
         finish_reason: "stop", "length", "repetition", "abort" or "error"; None while the
             request runs.
         stop_reason: the stop string or the stop token id that ended the output;

@@ -13,6 +13,7 @@ from typing import Any
 
 MAX_N = 16_384
 MAX_BAD_WORDS = 1_000
+MAX_SCORED_IDS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,15 @@ RANGES = {
     "min_tokens": _whole_number(0, "a whole number of at least 0"),
     "logprobs": _COUNT,
     "prompt_logprobs": _COUNT,
+    "logprob_token_ids": _or_none(
+        Range(lambda value: _TOKEN_IDS.allows(value) and 0 < len(value) <= MAX_SCORED_IDS, ""),
+        f"None or a list of 1 to {MAX_SCORED_IDS} token ids",
+    ),
+    "flat_logprobs": _FLAG,
+    "trace_decode_token_ids": _or_none(
+        Range(lambda value: _TOKEN_IDS.allows(value) and len(value) > 0, ""),
+        "None or a non-empty list of token ids, which are non-negative integers",
+    ),
     "detokenize": _FLAG,
     "skip_special_tokens": _FLAG,
     "spaces_between_special_tokens": _FLAG,

@@ -99,6 +99,8 @@ class _Fields:
     min_tokens: int = 0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None
+    flat_logprobs: bool = False
     detokenize: bool = True
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
@@ -111,6 +113,7 @@ class _Fields:
     repetition_detection: RepetitionDetectionParams | None = None
     skip_reading_prefix_cache: bool | None = None
     extra_args: dict[str, Any] | None = None
+    trace_decode_token_ids: list[int] | None = None
 
 
 _NAMES = tuple(f.name for f in fields(_Fields))
@@ -154,6 +157,10 @@ class SamplingParams(_Fields):
             only; -1 returns those of the whole vocabulary; None (the default) returns none.
             The engine's `max_logprobs` is the upper limit.
         prompt_logprobs: the same for each prompt token except the first.
+        logprob_token_ids: the token ids whose log-probabilities are returned for each output
+            token instead of those of the most likely tokens; at least 1, at most 128. Their
+            `Logprob.rank` is None. If `logprobs` is given as well, it must be their number.
+        flat_logprobs: return log-probabilities as `FlatLogprobs`.
         detokenize: False leaves `text` empty.
         skip_special_tokens: leave special tokens out of `text`.
         spaces_between_special_tokens: accepted, without effect: current tokenizers add no
@@ -173,6 +180,9 @@ class SamplingParams(_Fields):
         skip_reading_prefix_cache: compute the whole prompt, without prefix-cache hits. None
             means False. With `prompt_logprobs`, the whole prompt is always computed.
         extra_args: a dict that the engine ignores; for data of the calling program.
+        trace_decode_token_ids: the tokens of the output, which are not sampled: to compute the
+            log-probabilities of a known output, step by step. The output ends with the last of
+            them, or after `max_tokens`. Penalties, biases and bans have no effect.
 
     Raises:
         RequestError: a field is out of its range. The message contains the field, its value
@@ -201,6 +211,14 @@ class SamplingParams(_Fields):
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """The number of alternatives whose log-probabilities are returned for each output token;
+        -1 for the whole vocabulary, None if no log-probabilities are returned."""
+        if self.logprobs is None and self.logprob_token_ids is not None:
+            return len(self.logprob_token_ids)
+        return self.logprobs
 
     @property
     def has_penalties(self) -> bool:
@@ -275,8 +293,19 @@ class SamplingParams(_Fields):
             self._require("min_tokens", False, f"at most max_tokens ({limit})")
         if self.stop and not self.detokenize:
             self._require("stop", False, "empty when detokenize is False")
+        if self.logprob_token_ids is not None and self.num_logprobs != len(self.logprob_token_ids):
+            count = len(self.logprob_token_ids)
+            self._require("logprobs", False, f"None or the number of logprob_token_ids ({count})")
+        if self.trace_decode_token_ids is not None:
+            self._check_trace()
         if self.n > 1 and self.temperature == 0:
             self._require("n", False, "1 when temperature is 0, since all would be the same")
+
+    def _check_trace(self) -> None:
+        why = "with trace_decode_token_ids"
+        self._require("n", self.n == 1, f"1 {why}")
+        self._require("structured_outputs", self.structured_outputs is None, f"None {why}")
+        self._require("stop", not self.stop, f"empty {why}")
 
     def _check_object(self, name: str) -> None:
         kind: type = _OBJECTS[name]

@@ -1,10 +1,10 @@
 """ADD: encodes and decodes a request that generates tokens.
 
     ADD_HEADER | PARAMS, stop ids i32[], bias ids i32[], biases f64[], allowed ids i32[],
-                 bad word lengths u32[], bad word ids i32[]
+                 bad word lengths u32[], bad word ids i32[], scored ids i32[], trace ids i32[]
                | prompt ids i32[], salt, grammar
 
-The bytes from PARAMS to the last bad word are equal for most requests of a batch, so equal byte
+The bytes from PARAMS to the last trace id are equal for most requests of a batch, so equal byte
 strings are decoded once, except large ones. Only the sampling fields that the engine acts on are
 transmitted.
 """
@@ -24,8 +24,8 @@ from shmllm.wire.sections import Parts, Sections, column
 ADD_HEADER = Struct("<qiIIII")
 # seed, temperature, top_p, min_p, presence, frequency, repetition, top_k, max_tokens,
 # min_tokens, flags, logprobs, prompt_logprobs, repetition detection (longest, shortest,
-# count), stop ids, biases, allowed ids, bad words, ids of bad words
-PARAMS = Struct("<qddddddiIIIiiIIIIIIII")
+# count), stop ids, biases, allowed ids, bad words, ids of bad words, scored ids, trace ids
+PARAMS = Struct("<qddddddiIIIiiIIIIIIIIII")
 
 HAS_SEED = 1
 IGNORE_EOS = 2
@@ -50,13 +50,16 @@ def encode_add(request: EngineCoreRequest) -> Parts:
     bad_words = request.bad_words
     fixed = _encode_params(params, len(bias), len(allowed), bad_words)
     sections = column("i", params.stop_token_ids)
-    if bias or allowed or bad_words:
+    scored, trace = params.logprob_token_ids or (), params.trace_decode_token_ids or ()
+    if bias or allowed or bad_words or scored or trace:
         sections += (
             column("i", list(bias))
             + column("d", list(bias.values()))
             + column("i", allowed)
             + column("I", [len(word) for word in bad_words])
             + column("i", [token for word in bad_words for token in word])
+            + column("i", scored)
+            + column("i", trace)
         )
     header = ADD_HEADER.pack(
         request.number,
@@ -104,6 +107,8 @@ def _encode_params(
         num_allowed,
         len(bad_words),
         sum(map(len, bad_words)),
+        len(params.logprob_token_ids or ()),
+        len(params.trace_decode_token_ids or ()),
     )
 
 
@@ -145,6 +150,8 @@ def _decode_params(run: bytes) -> tuple[SamplingParams, TokenSequences]:
         num_allowed,
         num_bad_words,
         num_bad_word_ids,
+        num_scored,
+        num_traced,
     ) = PARAMS.unpack_from(run)
     sections = Sections(run, PARAMS.size)
     stop_ids = sections.take("i", num_stop_ids)
@@ -152,6 +159,7 @@ def _decode_params(run: bytes) -> tuple[SamplingParams, TokenSequences]:
     allowed = sections.take("i", num_allowed)
     lengths = sections.take("I", num_bad_words)
     bad_words = _cut(lengths, sections.take("i", num_bad_word_ids))
+    scored, trace = sections.take("i", num_scored), sections.take("i", num_traced)
     sections.end()
     params = SamplingParams(
         presence_penalty=presence_penalty,
@@ -167,10 +175,12 @@ def _decode_params(run: bytes) -> tuple[SamplingParams, TokenSequences]:
         min_tokens=min_tokens,
         logprobs=logprobs if flags & HAS_LOGPROBS else None,
         prompt_logprobs=prompt_logprobs if flags & HAS_PROMPT_LOGPROBS else None,
+        logprob_token_ids=scored or None,
         logit_bias=dict(zip(biased, biases, strict=True)) or None,
         allowed_token_ids=allowed or None,
         repetition_detection=RepetitionDetectionParams(*detection) if any(detection) else None,
         skip_reading_prefix_cache=True if flags & SKIP_PREFIX_CACHE else None,
+        trace_decode_token_ids=trace or None,
     )
     # The constructor reads -1 as None, but a child of a request with n > 1 may have that seed.
     params.seed = seed if flags & HAS_SEED else None

@@ -21,6 +21,9 @@ from shmllm.worker.arrays import IntArray, LongArray
 from shmllm.worker.logits_processors import LogitsState, needs_logits_processors
 
 NO_ROWS: LongArray = np.zeros(0, np.int64)
+Alternatives = int | LongArray
+"""The alternatives to a row's own token whose log-probabilities it asks for: the number of most
+likely tokens, -1 for the whole vocabulary, or the token ids of `logprob_token_ids`."""
 SAMPLED_FOR_ROW = -2
 """The token id `SAMPLED_FOR_ROW - row` stands for the token that was sampled last for `row`."""
 
@@ -104,7 +107,7 @@ class InputBatch:
         top_k: (num_rows,) int32.
         seeds: (num_rows,) uint64.
         logits_states: by row, the state of the logits processors; most rows need none.
-        logprobs: by row, the number of alternatives, for rows that ask for log-probabilities.
+        logprobs: by row, the alternatives, for rows that ask for log-probabilities.
     """
 
     def __init__(
@@ -133,7 +136,7 @@ class InputBatch:
         self._ones = np.ones(num_rows, np.int64)
         self._indices = np.arange(num_rows)
         self.logits_states: dict[int, LogitsState] = {}
-        self.logprobs: dict[int, int] = {}
+        self.logprobs: dict[int, Alternatives] = {}
         self._inputs: StepInputs | None = None
         self._sampled: LongArray = NO_ROWS
 
@@ -160,7 +163,9 @@ class InputBatch:
         if needs_logits_processors(params, request):
             self.logits_states[row] = LogitsState(request, self._vocab_size)
         self.logprobs.pop(row, None)
-        if params.logprobs is not None:
+        if params.logprob_token_ids is not None:
+            self.logprobs[row] = np.array(params.logprob_token_ids, np.int64)
+        elif params.logprobs is not None:
             self.logprobs[row] = params.logprobs
 
     def is_filtered(self, rows: LongArray) -> npt.NDArray[np.bool_]:

@@ -17,6 +17,9 @@ from shmllm.core.plan import NewRequest
 from shmllm.params.sampling import SamplingParams, TokenSequences
 from shmllm.worker.arrays import FloatArray, IntArray, LongArray
 
+FORCING_BIAS = 1e30
+"""The number that makes a logit the only one with a probability, and stays finite when it is
+divided by the lowest temperature."""
 _NO_IDS = np.zeros(0, np.int64)
 
 
@@ -105,23 +108,25 @@ class LogitsState:
 
     Attributes:
         allowed: int64 ids of `allowed_token_ids`; empty if every token is allowed.
-        biased, biases: int64 token ids of `logit_bias`, and float32 biases.
         has_penalties: whether the request has a penalty.
         penalties: the repetition, frequency and presence penalty.
         counts: the tokens that penalties count; None before the first call of `count`.
     """
 
     def __init__(self, request: NewRequest, vocab_size: int) -> None:
-        params = request.params
+        params, forbidden, bad_words = request.params, request.forbidden_ids, request.bad_words
+        self._trace = np.array(params.trace_decode_token_ids or (), np.int64)
+        if self._trace.size:  # nothing else chooses the tokens
+            params, forbidden, bad_words = SamplingParams(), (), ()
         self._num_prompt_tokens = request.num_prompt_tokens
         self._min_position = request.min_position
-        self._forbidden = _inside(request.forbidden_ids, vocab_size)
-        known = tuple(word for word in request.bad_words if word[-1] < vocab_size)
+        self._forbidden = _inside(forbidden, vocab_size)
+        known = tuple(word for word in bad_words if word[-1] < vocab_size)
         self._bad_words = BadWords(known) if known else None
         self.allowed = _inside(params.allowed_token_ids or (), vocab_size)
         bias = params.logit_bias or {}
-        self.biased = _inside(bias, vocab_size)
-        self.biases = np.array([bias[token] for token in self.biased.tolist()], np.float32)
+        self._biased = _inside(bias, vocab_size)
+        self._biases = np.array([bias[token] for token in self._biased.tolist()], np.float32)
         self.has_penalties = params.has_penalties
         self.penalties = (
             params.repetition_penalty,
@@ -131,18 +136,19 @@ class LogitsState:
         self.counts: RequestTokenCounts | None = None
 
     @property
-    def may_ban(self) -> bool:
-        """Whether tokens may be banned, now or at a later position."""
-        return self._bad_words is not None or self._forbidden.size > 0
+    def may_change_entries(self) -> bool:
+        """Whether tokens may be banned or biased, now or at a later position."""
+        sizes = self._forbidden.size + self._biased.size + self._trace.size
+        return self._bad_words is not None or sizes > 0
 
     @property
     def needs_output(self) -> bool:
         """Whether the banned tokens depend on the output's tokens, not only on their number."""
         return self._bad_words is not None and self._bad_words.needs_output
 
-    def banned_until(self, position: int) -> int:
-        """Return the next position at which other tokens may be banned than at this one."""
-        if self.needs_output:
+    def unchanged_until(self, position: int) -> int:
+        """Return the next position at which other tokens may be banned or biased than at this."""
+        if self.needs_output or self._trace.size:
             return position + 1
         if self._forbidden.size and position < self._min_position:
             return self._min_position
@@ -156,6 +162,18 @@ class LogitsState:
             return banned
         output = token_ids[self._num_prompt_tokens :]
         return np.concatenate([banned, self._bad_words.banned(output)])
+
+    def biases(self, num_tokens: int) -> tuple[LongArray, FloatArray]:
+        """Return the token ids, int64, and the numbers to add to their logits, float32.
+
+        Args:
+            num_tokens: the number of tokens so far, prompt and output.
+        """
+        if not self._trace.size:
+            return self._biased, self._biases
+        # A step that is submitted ahead may sample once more than the trace has tokens.
+        at = min(num_tokens - self._num_prompt_tokens, len(self._trace) - 1)
+        return self._trace[at : at + 1], np.full(1, FORCING_BIAS, np.float32)
 
     def count(self, token_ids: IntArray) -> None:
         """Count the tokens of `token_ids`, prompt and output, that the last call did not have."""
@@ -174,6 +192,7 @@ def needs_logits_processors(params: SamplingParams, request: NewRequest) -> bool
     return bool(
         params.allowed_token_ids
         or params.logit_bias
+        or params.trace_decode_token_ids
         or request.bad_words
         or request.forbidden_ids
         or params.has_penalties
@@ -201,12 +220,10 @@ def apply_logits_processors(
     entries = _flatten([index for index, _ in states], banned, size)
     if entries.numel():
         flat[entries] = -torch.inf
-    biased = [(index, state) for index, state in states if state.biased.size]
-    if biased:
-        entries = _flatten(
-            [index for index, _ in biased], [state.biased for _, state in biased], size
-        )
-        flat[entries] += torch.from_numpy(np.concatenate([state.biases for _, state in biased]))
+    biases = [state.biases(len(ids)) for (_, state), ids in zip(states, token_ids, strict=True)]
+    entries = _flatten([index for index, _ in states], [biased for biased, _ in biases], size)
+    if entries.numel():
+        flat[entries] += torch.from_numpy(np.concatenate([added for _, added in biases]))
     for (_, state), ids in zip(states, token_ids, strict=True):
         state.count(ids)
     _penalise(flat, [(index, state) for index, state in states if state.counts is not None], size)

@@ -13,6 +13,7 @@ import torch
 
 from shmllm.outputs.logprobs import TokenLogprobs
 from shmllm.worker.arrays import FloatArray, IntArray
+from shmllm.worker.batch import Alternatives
 
 WORKSPACE_BYTES = 2**27
 _COPIES = 3
@@ -24,23 +25,27 @@ ALL = -1
 
 
 def score_tokens(
-    logits: torch.Tensor, token_ids: torch.Tensor, ks: Sequence[int], normalise: bool
+    logits: torch.Tensor, token_ids: torch.Tensor, asked: Sequence[Alternatives], normalise: bool
 ) -> TokenLogprobs:
-    """Score one token in each row of logits, and find the row's best alternatives.
+    """Score one token in each row of logits, and its alternatives.
 
     Args:
         logits: (N, V) float32.
         token_ids: (N,) int64, the token to score in each row.
-        ks: the number of alternatives of each row; ALL for the whole vocabulary.
+        asked: the alternatives of each row.
         normalise: whether scores are log-probabilities; else they are the logits.
     """
-    size = logits.shape[1]
-    ks = [size if k == ALL else min(k, size) for k in ks]
+    ks = [num_alternatives(each, logits.shape[1]) for each in asked]
     scores = logits.log_softmax(dim=1) if normalise else logits
     chosen = scores.gather(1, token_ids[:, None])
     # numpy compares and counts several times as fast as torch here.
     better = np.count_nonzero(scores.numpy() > chosen.numpy(), axis=1)
     top_ids, top_scores = _best(scores, ks)
+    ends = np.cumsum(ks).tolist()
+    for row, each in enumerate(asked):
+        if not isinstance(each, int):
+            own = slice(ends[row] - ks[row], ends[row])
+            top_ids[own], top_scores[own] = each, scores[row, torch.from_numpy(each)].numpy()
     return TokenLogprobs(
         ks,
         chosen[:, 0].numpy().copy(),
@@ -48,6 +53,13 @@ def score_tokens(
         top_ids,
         top_scores,
     )
+
+
+def num_alternatives(asked: Alternatives, vocab_size: int) -> int:
+    """Return the number of alternatives that a row asks for."""
+    if not isinstance(asked, int):
+        return len(asked)
+    return vocab_size if asked == ALL else min(asked, vocab_size)
 
 
 def score_in_pieces(

@@ -48,6 +48,14 @@ PROCESSORS: dict[str, dict[str, Any]] = {
     "min_tokens": {"min_tokens": 6},
     "bad words": {"bad_words": [[4], [9]]},
     "longer bad words": {"bad_words": [[4], [9, 17], [17, 9, 30], [600, 2], [8, 40]]},
+    "trace": {
+        "trace_decode_token_ids": [7, 299, 0, 7, 31, 5, 2, 64, 9],
+        "allowed_token_ids": [1],
+        "logit_bias": {3: 100},
+        "repetition_penalty": 1.7,
+        "min_tokens": 6,
+        "bad_words": [[7]],
+    },
     "everything": {
         "allowed_token_ids": [*range(0, 300, 2), 9, 5],
         "logit_bias": {10: 2.0, 30: -1.0, 9: 5.5},
@@ -336,6 +344,22 @@ class SamplerConformance:
             got, _ = pair.step(rows, logits=logits, masks=masks, is_repeat=step > 0)
             assert got.token_ids.tolist() == want.tolist()
 
+    @pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs"])
+    def test_a_trace_is_followed_whatever_the_temperature(self, gpu_device, mode):
+        pair, trace = Pair(gpu_device, mode), [17, 17, 299, 0]
+        # Processed, all other tokens have the same score.
+        options = {"trace_decode_token_ids": trace, "logprobs": 2 * mode.startswith("raw")}
+        pair.add(*(new_request(row, **each, **options) for row, each in enumerate(DRAWN)))
+        rows = list(range(len(DRAWN)))
+        for step, token in enumerate([*trace, trace[-1]]):
+            logits = pair.noise(len(rows))
+            got, want = pair.step(rows, logits=logits, is_repeat=step > 0)
+            assert got.token_ids.tolist() == want.token_ids.tolist() == [token] * len(rows)
+            assert_same_scores(got.logprobs, want.logprobs)
+            if mode.startswith("raw"):
+                expected = logits.double().log_softmax(dim=1)[:, token].numpy()
+                assert got.logprobs.logprobs == pytest.approx(expected, abs=1e-5)
+
     def test_a_preempted_request_continues_as_before(self, gpu_device):
         """The request is resumed in another row, and its former row has none of its state."""
         options = {**PROCESSORS["everything"], "min_tokens": 9}
@@ -493,6 +517,32 @@ class SamplerConformance:
         got, want = pair.step([2, 1], logits=noise(2))
         assert_same_scores(got.logprobs, want.logprobs)
         assert pair.step([1])[0].logprobs is None
+
+    @pytest.mark.parametrize("mode", MODES)
+    def test_logprobs_of_given_tokens(self, gpu_device, mode):
+        pair = Pair(gpu_device, mode)
+        asked = {3: [299], 0: [5, 0, 5], 6: list(range(100))}
+        pair.add(
+            *(new_request(row, logprob_token_ids=ids) for row, ids in asked.items()),
+            new_request(1, logprobs=20),
+            new_request(2),
+        )
+        for rows in ([3, 2, 1, 0, 6], [0], [6, 3]):
+            logits = pair.noise(len(rows))
+            got, want = pair.step(rows, logits=logits)
+            assert_same_scores(got.logprobs, want.logprobs)
+            scores, end = logits.double(), 0
+            if mode.endswith("logprobs"):
+                scores = scores.log_softmax(dim=1)
+            for index, row in enumerate(rows):
+                if row in (1, 2):
+                    end += 20 * (row == 1)
+                    continue
+                begin, end = end, end + len(asked[row])
+                assert got.logprobs.top_ids[begin:end].tolist() == asked[row]
+                found = got.logprobs.top_logprobs[begin:end]
+                assert found == pytest.approx(scores[index, asked[row]].numpy(), abs=1e-5)
+            assert end == len(got.logprobs.top_ids)
 
     @pytest.mark.parametrize("mode", MODES)
     def test_logprobs_of_drawn_rows(self, gpu_device, mode):

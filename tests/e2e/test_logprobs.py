@@ -11,7 +11,8 @@ import torch
 from support.reference_models import make_model, make_prompts
 from support.variants import slow
 
-from shmllm import LLM, Logprob, SamplingParams
+from shmllm import LLM, Logprob, RequestError, SamplingParams
+from shmllm.outputs.flat_logprobs import FlatLogprobs
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
@@ -160,9 +161,49 @@ def test_log_probabilities_of_the_whole_vocabulary(reference: Reference) -> None
         check_entry(first, expected[len(output.prompt_token_ids) - 1], token_ids[0], size)
 
 
-def test_a_bound_on_alternatives_names_both_numbers(reference: Reference) -> None:
-    from shmllm import RequestError
+def test_given_tokens_a_known_output_and_flat_lists(reference: Reference) -> None:
+    """A trace is what greedy sampling would not give; its log-probabilities are transformers'."""
+    asked, trace = [4000, 0, 17], [9, 9, 4095, 0, 1, 2, 3, 5]
+    with LLM(str(reference.directory), dtype="float32") as llm:
+        eos = llm.llm_engine.model_config.hf_config.eos_token_id
+        trace[3] = eos if isinstance(eos, int) else 0
+        outputs = ask(
+            llm,
+            reference,
+            logprob_token_ids=asked,
+            trace_decode_token_ids=trace,
+            max_tokens=None,
+            ignore_eos=False,
+            bad_words=["a"],
+            temperature=1.5,
+            flat_logprobs=True,
+            prompt_logprobs=1,
+        )
+        [cut] = ask(llm, reference, trace_decode_token_ids=trace, max_tokens=3)[:1]
+        with pytest.raises(RequestError, match="trace_decode_token_ids has 4096; the vocabulary"):
+            ask(llm, reference, trace_decode_token_ids=[4096])
+        with pytest.raises(RequestError, match="logprob_token_ids has 5000; the vocabulary"):
+            ask(llm, reference, logprob_token_ids=[5000])
+    assert cut.outputs[0].token_ids == trace[:3]
+    for output in outputs:
+        prompt, completion = output.prompt_token_ids, output.outputs[0]
+        assert completion.token_ids == trace
+        assert completion.finish_reason == "length"
+        flat = completion.logprobs
+        assert isinstance(flat, FlatLogprobs)
+        assert isinstance(output.prompt_logprobs, FlatLogprobs)
+        assert (len(flat), len(output.prompt_logprobs)) == (len(trace), len(prompt))
+        assert output.prompt_logprobs[0] == {}
+        expected = reference.logprobs(prompt + trace)[len(prompt) - 1 : -1]
+        for index, token in enumerate(trace):
+            begin, end = flat.start_indices[index], flat.end_indices[index]
+            assert flat.token_ids[begin:end] == list(dict.fromkeys([token, *asked]))
+            wanted = expected[index, flat.token_ids[begin:end]]
+            assert flat.logprobs[begin:end] == pytest.approx(wanted.tolist(), abs=TOLERANCE)
+            assert flat.ranks[begin + 1 : end] == [None] * (end - begin - 1)
 
+
+def test_a_bound_on_alternatives_names_both_numbers(reference: Reference) -> None:
     with LLM(str(reference.directory), max_logprobs=3, **LOCAL) as llm:
         for options in ({"logprobs": 4}, {"prompt_logprobs": 4}):
             with pytest.raises(RequestError, match=r"=4 asks for 4 tokens.* max_logprobs is 3"):

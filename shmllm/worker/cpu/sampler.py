@@ -18,7 +18,7 @@ import torch
 from shmllm.config.engine import LogprobsMode
 from shmllm.outputs.logprobs import TokenLogprobs
 from shmllm.worker.arrays import LongArray
-from shmllm.worker.batch import InputBatch, SamplerOutput
+from shmllm.worker.batch import Alternatives, InputBatch, SamplerOutput
 from shmllm.worker.cpu.filters import keep_top_k_top_p
 from shmllm.worker.cpu.noise import gumbel_noise, gumbel_noise_at
 from shmllm.worker.logits_processors import apply_logits_processors
@@ -83,21 +83,21 @@ class CpuSampler:
                 logits[torch.from_numpy(drawn)] = processed
         return SamplerOutput(tokens, self._score(reported, tokens, scored) if scored else None)
 
-    def _rows_to_score(self, rows: LongArray) -> list[tuple[int, int]]:
-        """Return (index, number of alternatives) of the rows that ask for log-probabilities."""
+    def _rows_to_score(self, rows: LongArray) -> list[tuple[int, Alternatives]]:
+        """Return (index, alternatives) of the rows that ask for log-probabilities."""
         wanted = self._batch.logprobs
         if not wanted:
             return []
         return [(index, wanted[row]) for index, row in enumerate(rows.tolist()) if row in wanted]
 
     def _score(
-        self, logits: torch.Tensor, tokens: LongArray, scored: list[tuple[int, int]]
+        self, logits: torch.Tensor, tokens: LongArray, scored: list[tuple[int, Alternatives]]
     ) -> TokenLogprobs:
         token_ids = torch.from_numpy(tokens)
         if len(scored) < len(tokens):
             indices = torch.tensor([index for index, _ in scored])
             logits, token_ids = logits[indices], token_ids[indices]
-        return score_tokens(logits, token_ids, [k for _, k in scored], self._normalises)
+        return score_tokens(logits, token_ids, [asked for _, asked in scored], self._normalises)
 
     def _process(self, logits: torch.Tensor, rows: LongArray) -> torch.Tensor:
         """Apply temperature, min_p, top_k and top_p; overwrites `logits`."""

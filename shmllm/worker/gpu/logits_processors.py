@@ -102,8 +102,8 @@ class GpuTokenMasks:
 
 
 class LogitBiases:
-    """The numbers that are added to single logits: biases, and minus infinity for tokens that bad
-    words and min_tokens ban.
+    """The numbers that are added to single logits: biases, also those that force the tokens of a
+    trace, and minus infinity for tokens that bad words and min_tokens ban.
 
     The list on the device is rebuilt only when it differs from that of the step before.
 
@@ -132,15 +132,16 @@ class LogitBiases:
             return self._last
         rows, positions = inputs.sample_rows[chosen].tolist(), inputs.sample_positions[chosen]
         states = [self._batch.logits_states[row] for row in rows]
-        banned, num_unchanged = [], sys.maxsize
+        banned, biases, num_unchanged = [], [], sys.maxsize
         for row, state, position in zip(rows, states, positions.tolist(), strict=True):
             banned.append(state.banned(self._batch.token_ids[row, :position]))
-            num_unchanged = min(num_unchanged, state.banned_until(position) - position - 1)
-        ids = banned + [state.biased for state in states]
+            biases.append(state.biases(position))
+            num_unchanged = min(num_unchanged, state.unchanged_until(position) - position - 1)
+        ids = banned + [biased for biased, _ in biases]
         lengths = [len(own) for own in ids]
         indices = np.repeat(np.tile(chosen, 2), lengths).astype(np.int32)
         minus_inf = np.full(sum(lengths[: len(states)]), -np.inf, np.float32)
-        values = np.concatenate([minus_inf, *(state.biases for state in states)])
+        values = np.concatenate([minus_inf, *(added for _, added in biases)])
         self._num_unchanged = num_unchanged
         self._last = None
         if len(indices):

@@ -222,8 +222,8 @@ class GpuSampler:
 
     def _select_scored(self, rows: LongArray, indices: LongArray, is_repeat: bool) -> ScoredRows:
         if not is_repeat or self._scored is None:
-            num_alternatives = [self._batch.logprobs[row] for row in rows[indices].tolist()]
-            self._scored = self.scorer.select(indices, num_alternatives)
+            asked = [self._batch.logprobs[row] for row in rows[indices].tolist()]
+            self._scored = self.scorer.select(indices, asked)
         return self._scored
 
     def _biased(self, logits: Tensor, biases: Biases) -> Tensor:
@@ -248,5 +248,5 @@ def _features_of(state: LogitsState | None, is_scored: bool) -> int:
     if state is not None:
         features |= PENALISED if state.has_penalties else 0
         features |= MASKED if state.allowed.size else 0
-        features |= BIASED if state.may_ban or state.biased.size else 0
+        features |= BIASED if state.may_change_entries else 0
     return features

@@ -1,9 +1,9 @@
 """Computes log-probabilities of sampled tokens and of prompts on the device.
 
-This module owns the tables that go to the host: the ranks and scores of the tokens, and their best
-alternatives. A kernel finds up to MAX_ALTERNATIVES alternatives; the logits of rows that ask for
-more are sorted. The logits of a prompt's tokens are computed piece by piece: those of a whole
-prompt would not fit into memory.
+This module owns the tables that go to the host: the ranks and scores of the tokens, and their
+alternatives. A kernel finds up to MAX_ALTERNATIVES most likely tokens; the logits of rows that ask
+for more are sorted, and those of rows that ask for certain tokens are looked up. The logits of a
+prompt's tokens are computed piece by piece: those of a whole prompt would not fit into memory.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from torch import Tensor
 from shmllm.core.plan import PromptScores
 from shmllm.outputs.logprobs import TokenLogprobs
 from shmllm.worker.arrays import IntArray, LongArray
-from shmllm.worker.batch import InputBatch, StepInputs
+from shmllm.worker.batch import Alternatives, InputBatch, StepInputs
 from shmllm.worker.gpu.transfers import Array, PendingArrays, Transfers
-from shmllm.worker.scoring import ALL, WORKSPACE_BYTES, joined
+from shmllm.worker.scoring import WORKSPACE_BYTES, joined, num_alternatives
 from shmllm_kernels.gpu.configs import next_power_of_two
 from shmllm_kernels.gpu.sampling import SamplingScratch
 from shmllm_kernels.gpu.scoring import MAX_ALTERNATIVES, Scores, score
@@ -40,7 +40,8 @@ class ScoredRows:
         ks: the number of alternatives of each row.
         found: (A,) int32, how many alternatives the kernel finds: all, or 0 if they are too many.
         width: the width of the kernel's tables of alternatives.
-        sorts: (index among the A, number of alternatives) of the rows that are sorted.
+        lists: (index among the A, number of alternatives, their ids) of the rows whose alternatives
+            the kernel does not find. The ids are int64 on the device; None: the row is sorted.
         on_device: `indices`, int64, and `found`, int32, on the device.
     """
 
@@ -48,7 +49,7 @@ class ScoredRows:
     ks: list[int]
     found: IntArray
     width: int
-    sorts: list[tuple[int, int]]
+    lists: list[tuple[int, int, Tensor | None]]
     on_device: tuple[Tensor, Tensor]
 
 
@@ -72,20 +73,27 @@ class Scorer:
         at_once = WORKSPACE_BYTES // (8 * self._vocab_size) // ROWS_ALIGNED * ROWS_ALIGNED
         self.rows_at_once = min(max(at_once, ROWS_ALIGNED), num_rows)
 
-    def select(self, indices: LongArray, ks: Sequence[int]) -> ScoredRows:
+    def select(self, indices: LongArray, asked: Sequence[Alternatives]) -> ScoredRows:
         """Copy to the device which rows ask for log-probabilities.
 
         Args:
             indices: (A,) int64, the indices of these rows among the logits.
-            ks: the number of alternatives of each; ALL for the whole vocabulary.
+            asked: the alternatives of each.
         """
-        size = self._vocab_size
-        ks = [size if k == ALL else min(k, size) for k in ks]
-        found = np.array([k if k <= MAX_ALTERNATIVES else 0 for k in ks], np.int32)
+        ks = [num_alternatives(each, self._vocab_size) for each in asked]
+        is_found = [
+            isinstance(each, int) and k <= MAX_ALTERNATIVES
+            for each, k in zip(asked, ks, strict=True)
+        ]
+        found = np.array(ks, np.int32) * np.array(is_found, np.int32)
         width = max(next_power_of_two(int(found.max())), ROWS_ALIGNED)
-        sorts = [(place, k) for place, k in enumerate(ks) if k > MAX_ALTERNATIVES]
+        lists = [
+            (place, k, None if isinstance(each, int) else self._transfers.send(each)[0])
+            for place, (each, k) in enumerate(zip(asked, ks, strict=True))
+            if not is_found[place]
+        ]
         where, on_device = self._transfers.send(indices, found)
-        return ScoredRows(indices, ks, found, width, sorts, (where, on_device))
+        return ScoredRows(indices, ks, found, width, lists, (where, on_device))
 
     def score(self, logits: Tensor, tokens: Tensor, scored: ScoredRows) -> list[Tensor]:
         """Score the tokens of the selected rows.
@@ -109,7 +117,7 @@ class Scorer:
             own_tokens = tokens[part] if is_whole else tokens.index_select(0, indices[part])
             out = self._tables(flat, scored, part)
             score(out, own.float(), own_tokens, found[part], self._scratch, self._normalises)
-        return [flat, *self._sort(logits, scored)]
+        return [flat, *self._look_up(logits, scored)]
 
     def run_largest(self, logits: Tensor, num_rows: int, k: int) -> None:
         """Score as many rows as a step can ask for, to measure the memory.
@@ -127,28 +135,28 @@ class Scorer:
         own, best = (part_of[part].view(torch.float32) for part_of in (scores, top))
         return Scores(tokens=own, ranks=ranks[part], top=best, top_ids=ids[part])
 
-    def _sort(self, logits: Tensor, scored: ScoredRows) -> list[Tensor]:
-        """Return the ids and scores of each row that is sorted, row after row."""
-        sorted_rows = []
-        for place, k in scored.sorts:
+    def _look_up(self, logits: Tensor, scored: ScoredRows) -> list[Tensor]:
+        """Return the ids and scores of each of `scored.lists`, row after row."""
+        found = []
+        for place, k, asked in scored.lists:
             row = logits[int(scored.indices[place])].float()
-            ids = row.sort(descending=True, stable=True).indices[:k]
+            ids = row.sort(descending=True, stable=True).indices[:k] if asked is None else asked
             scores = row.log_softmax(0) if self._normalises else row
-            sorted_rows += [ids.int(), scores.gather(0, ids)]
-        return sorted_rows
+            found += [ids.int(), scores.gather(0, ids)]
+        return found
 
 
-def unpack(scored: ScoredRows, flat: IntArray, *sorted_rows: Array) -> TokenLogprobs:
+def unpack(scored: ScoredRows, flat: IntArray, *lists: Array) -> TokenLogprobs:
     """Convert the arrays of `Scorer.score`, copied to the host, to log-probabilities."""
     ranks, scores, ids, top = _cut(flat, len(scored.ks), scored.width)
     top = top.view(np.float32)
     is_wanted = np.arange(scored.width) < scored.found[:, None]
-    if not sorted_rows:
+    if not lists:
         best = ids[is_wanted], top[is_wanted]
     else:
         parts = [(i[w], t[w]) for i, t, w in zip(ids, top, is_wanted, strict=True)]
-        for number, (place, _) in enumerate(scored.sorts):
-            parts[place] = sorted_rows[2 * number], sorted_rows[2 * number + 1]
+        for number, (place, _, _) in enumerate(scored.lists):
+            parts[place] = lists[2 * number], lists[2 * number + 1]
         best = np.concatenate([i for i, _ in parts]), np.concatenate([t for _, t in parts])
     return TokenLogprobs(list(scored.ks), scores.view(np.float32), ranks, *best)
 

@@ -259,6 +259,8 @@ def full():
         "bad_words": ["x"],
         "logprobs": 2,
         "prompt_logprobs": 0,
+        "logprob_token_ids": [5, 0],
+        "flat_logprobs": True,
         "detokenize": True,
         "spaces_between_special_tokens": False,
         "output_kind": RequestOutputKind.DELTA,
@@ -269,6 +271,7 @@ def full():
         "repetition_detection": RepetitionDetectionParams(4, 1, 3),
         "skip_reading_prefix_cache": True,
         "extra_args": {"mine": 1},
+        "trace_decode_token_ids": None,
     }
 
 

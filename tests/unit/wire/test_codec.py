@@ -74,6 +74,7 @@ def ints(count):
 @st.composite
 def params(draw):
     max_tokens = draw(st.none() | st.integers(1, 2**32 - 1))
+    scored = draw(st.none() | st.lists(token_id, min_size=1, max_size=4))
     return SamplingParams(
         temperature=draw(st.just(0.0) | st.floats(0.01, 2)),
         top_p=draw(st.floats(0, 1, exclude_min=True)),
@@ -87,8 +88,10 @@ def params(draw):
         presence_penalty=draw(st.floats(-2, 2)),
         frequency_penalty=draw(st.floats(-2, 2)),
         repetition_penalty=draw(st.just(1.0) | positive),
-        logprobs=draw(alternatives),
+        logprobs=draw(alternatives if scored is None else st.sampled_from([None, len(scored)])),
         prompt_logprobs=draw(alternatives),
+        logprob_token_ids=scored,
+        trace_decode_token_ids=draw(st.none() | st.lists(token_id, min_size=1, max_size=4)),
         logit_bias=draw(
             st.none()
             | st.dictionaries(
