@@ -19,6 +19,7 @@ from shmllm.config.options import (
     DType,
     Flag,
     Free,
+    ModelLength,
     Number,
     OneOf,
     Option,
@@ -58,6 +59,12 @@ class FrontEndConfig(Section):
         default_text="the model's",
     )
     revision: str | None = option(None, "Branch, tag or commit on the hub.", Free())
+    skip_tokenizer_init: bool = option(
+        False,
+        "Load no tokenizer: prompts are token ids, and outputs have no text.",
+        Flag(),
+        flag="",
+    )
     generation_config: str = option(
         "auto",
         'Where sampling defaults come from: "auto" reads the model\'s generation_config.json, '
@@ -137,7 +144,7 @@ class LoadConfig(Section):
     max_model_len: int | None = option(
         None,
         "Most tokens of a prompt and its output together; smaller if the KV cache holds less.",
-        Whole(optional=True),
+        ModelLength(),
         default_text="the model's",
     )
     tokenizer_directory: str | None = None
@@ -173,6 +180,21 @@ class CacheConfig(Section):
     gpu_memory_utilization: float = option(
         0.92, "Part of a GPU's memory that the engine uses in all.", Number(1)
     )
+    num_blocks: int | None = option(
+        None,
+        "Number of KV blocks, one of which holds no request's tokens.",
+        Whole(2, optional=True),
+        name="num_gpu_blocks_override",
+        default_text="what kv_cache_memory_bytes holds",
+    )
+
+    def given_bytes(self, bytes_per_block: int) -> int | None:
+        """The size of the cache in bytes, if the options say it; a number of blocks counts first.
+
+        Args:
+            bytes_per_block: the keys and values of a block, in all layers.
+        """
+        return self.memory_bytes if self.num_blocks is None else self.num_blocks * bytes_per_block
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +216,11 @@ class SchedulerConfig(Section):
         "Plan a step while the previous one runs.",
         Flag(optional=True),
         default_text="on a GPU only",
+    )
+    long_prefill_token_threshold: int = option(
+        0,
+        "Most prompt tokens of one request in a step, so that short prompts pass; 0 sets no bound.",
+        Whole(0),
     )
 
 

@@ -105,6 +105,17 @@ class Whole:
 
 
 @dataclass(frozen=True)
+class ModelLength(Whole):
+    """A number of tokens. None, -1 and "auto" mean the model's length, or less if the KV cache
+    holds less."""
+
+    optional: bool = True
+
+    def parse(self, name: str, value: Any) -> Any:
+        return super().parse(name, None if value in (-1, "auto") else value)
+
+
+@dataclass(frozen=True)
 class Bytes:
     """A number of bytes, or text with a unit: 512M and 1GiB count in powers of 1,024, 1GB counts
     in powers of 1,000. None is valid, too."""

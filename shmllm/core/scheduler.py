@@ -76,6 +76,7 @@ class Scheduler:
 
     def __init__(self, config: SchedulerConfig, kv_cache: KVCacheManager) -> None:
         self._budget = config.max_num_batched_tokens
+        self._longest_chunk = config.long_prefill_token_threshold or self._budget
         # With more rows than tokens in the budget, the last rows would starve.
         num_rows = min(config.max_num_seqs, config.max_num_batched_tokens)
         self._free_rows = list(range(num_rows - 1, -1, -1))
@@ -296,7 +297,8 @@ class Scheduler:
             if request.client in self._waiting.paused:
                 continue
             start = request.num_computed_tokens
-            count = min(request.num_uncomputed_tokens, self._budget - plan.num_tokens)
+            budget = min(self._budget - plan.num_tokens, self._longest_chunk)
+            count = min(request.num_uncomputed_tokens, budget)
             if not count:
                 continue
             appended = self._kv_cache.extend(request, start + count)
@@ -320,7 +322,8 @@ class Scheduler:
                 break
             hit = self._kv_cache.longest_hit(request)
             num_hit = len(hit) * self._kv_cache.block_size
-            count = min(request.num_tokens - num_hit, self._budget - plan.num_tokens)
+            budget = min(self._budget - plan.num_tokens, self._longest_chunk)
+            count = min(request.num_tokens - num_hit, budget)
             if not self._kv_cache.admit(request, hit, num_hit + count):
                 break
             self._waiting.pop(request)

@@ -56,7 +56,6 @@ ONLY_VALUES: dict[str, OnlyValues] = {
     "kv_cache_dtype": OnlyValues(("auto",), "keys and values have the model's dtype"),
     "cpu_offload_gb": OnlyValues((0,), "weights are never offloaded"),
     "tokenizer_mode": OnlyValues(("auto", "hf"), "tokenizer.json is used"),
-    "skip_tokenizer_init": OnlyValues((False,), "text needs the tokenizer; it loads in 0.03 s"),
     "tokenizer_revision": OnlyValues((None,), "`revision` applies to the tokenizer, too"),
     "code_revision": OnlyValues((None,), "no code is downloaded"),
     "hf_token": OnlyValues((None,), "set HF_TOKEN in the environment"),

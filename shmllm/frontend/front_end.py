@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from shmllm.client.private import PrivateEngineClient
 from shmllm.client.protocol import EngineClient, StartProgress
-from shmllm.config.engine import EngineConfig
+from shmllm.config.engine import EngineConfig, FrontEndConfig
 from shmllm.errors import RequestError
 from shmllm.frontend.dispatcher import POLL_S, Dispatcher
 from shmllm.frontend.engine_options import read_model_defaults
@@ -31,6 +31,7 @@ from shmllm.frontend.progress import BatchProgress
 from shmllm.frontend.request_group import RequestGroup
 from shmllm.frontend.request_state import RequestState
 from shmllm.frontend.text.tokenizer import Tokenizer
+from shmllm.frontend.text.tokenizer_backend import NoBackend
 from shmllm.frontend.tracing import FrontEndTracing, Inputs
 from shmllm.outputs.request import RequestOutput
 from shmllm.params.sampling import SamplingParams
@@ -79,22 +80,19 @@ class FrontEnd:
             logger.warning("%s", warning)
 
     @classmethod
-    def start(
-        cls,
-        config: EngineConfig,
-        generation_config: str,
-        multiprocess: bool,
-        startup_timeout: float,
-        progress: StartProgress,
-    ) -> Self:
-        """Start an engine and connect to it; see `LLM` for the arguments."""
+    def start(cls, options: FrontEndConfig, config: EngineConfig, progress: StartProgress) -> Self:
+        """Start an engine and connect to it."""
         directory = Path(config.load.directory)
         tokenizer_directory = Path(config.load.tokenizer_directory or directory)
-        defaults = read_model_defaults(directory, generation_config)
-        client = start_engine(config, multiprocess, startup_timeout)
+        defaults = read_model_defaults(directory, options.generation_config)
+        client = start_engine(config, options.multiprocess, options.startup_timeout)
         tracing = FrontEndTracing(client)
         try:
-            tokenizer = Tokenizer.from_directory(tokenizer_directory)  # the engine starts meanwhile
+            # The engine starts meanwhile.
+            if options.skip_tokenizer_init:
+                tokenizer = Tokenizer(NoBackend())
+            else:
+                tokenizer = Tokenizer.from_directory(tokenizer_directory)
             tracing.record_slice(Slice.LOAD_TOKENIZER)
             client.wait_ready(progress)
             tracing.record_slice(Slice.START_ENGINE)

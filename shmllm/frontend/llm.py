@@ -86,15 +86,7 @@ class LLM:
         self.pooler_config = PoolerConfig.make(front_end.pooler_config)
         self.profile_directory = read_profiler_config(front_end.profiler_config)
         progress = StartProgress(front_end.on_load_progress, front_end.on_capture_progress)
-        self._use(
-            FrontEnd.start(
-                engine,
-                front_end.generation_config,
-                front_end.multiprocess,
-                front_end.startup_timeout,
-                progress,
-            )
-        )
+        self._use(FrontEnd.start(front_end, engine, progress))
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> Self:
@@ -595,7 +587,12 @@ class LLM:
         return self._client.pid
 
     def get_tokenizer(self) -> Any:
-        """The transformers tokenizer of the model. The engine itself does not use it."""
+        """The transformers tokenizer of the model. The engine itself does not use it.
+
+        Raises:
+            RequestError: the engine was started with `skip_tokenizer_init`.
+        """
+        self.front_end.tokenizer.check_exists()
         from transformers import AutoTokenizer
 
         return AutoTokenizer.from_pretrained(self.front_end.tokenizer_directory)

@@ -60,6 +60,8 @@ class SamplingChecks:
         if params.logprob_token_ids is None:
             self._require_few("logprobs", params.logprobs)
         self._require_few("prompt_logprobs", params.prompt_logprobs)
+        if params.stop or params.structured_outputs:
+            self._tokenizer.check_exists()
         return EncodedConstraints(
             self._bad_words(params.bad_words) if params.bad_words else (),
             self._grammar(params.structured_outputs) if params.structured_outputs else "",

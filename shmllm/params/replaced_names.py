@@ -36,7 +36,6 @@ REPLACED_NAMES = {
     "num_lookahead_slots": _SPECULATION,
     "rope_scaling": _OVERRIDES,
     "rope_theta": _OVERRIDES,
-    "num_gpu_blocks_override": "use kv_cache_memory_bytes",
     "disable_async_output_proc": "use async_scheduling",
     "num_scheduler_steps": "use async_scheduling",
     "use_v2_block_manager": "there is one block manager",

@@ -14,7 +14,7 @@ from support.reference_models import (
     make_prompts,
 )
 
-from shmllm import LLM, SamplingParams
+from shmllm import LLM, RequestError, SamplingParams, StructuredOutputsParams
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
@@ -24,6 +24,7 @@ LOCAL: dict[str, Any] = {"dtype": "float32", "multiprocess": False}
 SETTINGS: dict[str, dict[str, Any]] = {
     "default": LOCAL,
     "token-budget-16": LOCAL | {"max_num_batched_tokens": 16},
+    "chunks-of-5": LOCAL | {"long_prefill_token_threshold": 5},
     "no-prefix-caching": LOCAL | {"enable_prefix_caching": False},
     "one-at-a-time": LOCAL | {"max_num_seqs": 1},
 }
@@ -63,6 +64,42 @@ def test_equals_transformers_with_preemption(reference: ReferenceModel) -> None:
     with LLM(str(reference.directory), **options) as llm:
         reference.assert_greedy(tokens_of(llm, reference.prompts))
         assert llm.get_metrics()["preemptions"] > 0
+
+
+def test_preemption_with_a_given_number_of_blocks(tmp_path: Path) -> None:
+    model = make_model("llama", tmp_path)
+    prompts = make_prompts(model.config.vocab_size, longest=40)[:8]
+    options = LOCAL | {"max_model_len": 80, "num_gpu_blocks_override": 8}
+    with LLM(str(tmp_path), **options) as llm:
+        assert llm.facts.num_blocks == 7
+        assert tokens_of(llm, prompts) == [greedy_tokens(model, prompt) for prompt in prompts]
+        assert llm.get_metrics()["preemptions"] > 0
+
+
+def test_without_a_tokenizer(tmp_path: Path) -> None:
+    """Token ids are computed as ever; what needs text is an error, and the engine goes on."""
+    model = make_model("llama", tmp_path)
+    prompts = make_prompts(model.config.vocab_size, longest=40)[:3]
+    (tmp_path / "tokenizer.json").unlink(missing_ok=True)
+    with LLM(str(tmp_path), skip_tokenizer_init=True, **LOCAL) as llm:
+        for call in (
+            lambda: llm.generate("text"),
+            lambda: llm.chat([{"role": "user", "content": "text"}]),
+            lambda: llm.generate([prompts[0]], SamplingParams(stop="x")),
+            lambda: llm.generate([prompts[0]], SamplingParams(bad_words=["x"])),
+            lambda: llm.generate(
+                [prompts[0]],
+                SamplingParams(structured_outputs=StructuredOutputsParams(regex="a")),
+            ),
+            llm.get_tokenizer,
+        ):
+            with pytest.raises(RequestError, match="started with skip_tokenizer_init: pass"):
+                call()
+        assert tokens_of(llm, prompts) == [greedy_tokens(model, prompt) for prompt in prompts]
+        params = SamplingParams(temperature=0, max_tokens=3, logprobs=1)
+        [output] = llm.generate({"prompt_token_ids": prompts[0]}, params, use_tqdm=False)
+        assert output.outputs[0].text == ""
+        assert output.outputs[0].logprobs[0]
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -13,7 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from shmllm.errors import RequestError
-from shmllm.frontend.text.tokenizer_backend import FAST_FILE, TokenizerBackend, load_backend
+from shmllm.frontend.text.tokenizer_backend import (
+    FAST_FILE,
+    NoBackend,
+    TokenizerBackend,
+    load_backend,
+)
 
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -105,6 +110,11 @@ class Tokenizer:
         backend, special_tokens = load_backend(path)
         return cls(backend, special_tokens=special_tokens, directory=path)
 
+    def check_exists(self) -> None:
+        """Raise RequestError if `skip_tokenizer_init` left the tokenizer out."""
+        if isinstance(self._backend, NoBackend):
+            self._backend.encode("", False)
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The token ids of a text, without truncation or padding.
 
@@ -177,6 +187,7 @@ class Tokenizer:
         Raises:
             RequestError: the messages are malformed, no template exists, or it fails.
         """
+        self.check_exists()
         from shmllm.frontend.text.chat_template import load_templates, render_chat, select_template
 
         if self._chat_templates is None:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import tokenizers
 
-from shmllm.errors import EngineStartError
+from shmllm.errors import EngineStartError, RequestError
 from shmllm.frontend.model_files import one_line, read_json_object
 
 FAST_FILE = "tokenizer.json"
@@ -109,6 +109,28 @@ class TransformersBackend:
             return None
         token: str = self._tokenizer.convert_ids_to_tokens(token_id)
         return token
+
+
+class NoBackend:
+    """Stands in for a tokenizer with `skip_tokenizer_init`: there is no text."""
+
+    byte_level = False
+    special_ids: frozenset[int] = frozenset()
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        raise RequestError(
+            "this needs the tokenizer, and the engine was started with skip_tokenizer_init: "
+            "pass token ids, or start it without that option"
+        )
+
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+        return [self.encode(text, add_special_tokens) for text in texts]
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        return ""
+
+    def id_to_token(self, token_id: int) -> str | None:
+        return None
 
 
 def load_backend(directory: Path) -> tuple[TokenizerBackend, dict[str, str]]:

@@ -41,7 +41,7 @@ class HostMemory:
     def size_cache(
         self, config: CacheConfig, bytes_per_block: int, max_model_len: int
     ) -> CacheSize:
-        """Compute the size of the KV cache: kv_cache_memory_bytes, or by default the smaller of
+        """Compute the size of the KV cache: what the options say, or by default the smaller of
         2 GiB and a quarter of the free memory.
 
         Args:
@@ -52,7 +52,7 @@ class HostMemory:
         Raises:
             EngineStartError: see `fit_kv_cache`.
         """
-        num_bytes = config.memory_bytes
+        num_bytes = config.given_bytes(bytes_per_block)
         if num_bytes is None:
             share = self.free_bytes() // DEFAULT_KV_CACHE_FRACTION
             num_bytes = min(DEFAULT_KV_CACHE_BYTES, share)

@@ -102,8 +102,8 @@ class DeviceMemory:
         """Compute the size of the KV cache from the memory that the largest step leaves.
 
         Args:
-            config: the configuration of the cache. If it has a number of bytes, the cache gets
-                these, and no step is run.
+            config: the configuration of the cache. If it says the size, the cache gets that, and
+                no step is run.
             bytes_per_block: the keys and values of a block, in all layers.
             max_model_len: the configured length, in tokens.
             weights: the arena of the weights.
@@ -115,10 +115,9 @@ class DeviceMemory:
         Raises:
             EngineStartError: see `fit_kv_cache`; the message has all the numbers.
         """
-        if config.memory_bytes is not None:
-            return fit_kv_cache(
-                config.memory_bytes, config.block_size, bytes_per_block, max_model_len
-            )
+        given = config.given_bytes(bytes_per_block)
+        if given is not None:
+            return fit_kv_cache(given, config.block_size, bytes_per_block, max_model_len)
         use = self._measure(config.gpu_memory_utilization, weights, graph_bytes, profile)
         logger.info("memory: %s", use)
         origin = (

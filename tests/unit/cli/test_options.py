@@ -37,6 +37,8 @@ GIVEN: dict[str, tuple[list[str], Any]] = {
     "gpu_memory_utilization": (["--gpu-memory-utilization", "0.5"], 0.5),
     "max_num_seqs": (["--max-num-seqs", "7"], 7),
     "max_num_batched_tokens": (["--max-num-batched-tokens", "99"], 99),
+    "long_prefill_token_threshold": (["--long-prefill-token-threshold", "9"], 9),
+    "num_gpu_blocks_override": (["--num-gpu-blocks-override", "64"], 64),
     "scheduling_policy": (["--scheduling-policy", "priority"], "priority"),
     "async_scheduling": (["--async-scheduling"], True),
     "wait_policy": (["--wait-policy", "idle"], "idle"),

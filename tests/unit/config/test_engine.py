@@ -47,6 +47,9 @@ from shmllm.errors import EngineStartError
         (lambda: CacheConfig(gpu_memory_utilization=1.01), "at most 1, got 1.01"),
         (lambda: CacheConfig(gpu_memory_utilization="0.5"), "gpu_memory_utilization .* got '0.5'"),
         (lambda: SchedulerConfig(async_scheduling="yes"), "async_scheduling must be .* got 'yes'"),
+        (lambda: SchedulerConfig(long_prefill_token_threshold=-1), "threshold must be .* got -1"),
+        (lambda: CacheConfig(num_blocks=1), "num_gpu_blocks_override must be .* got 1"),
+        (lambda: LoadConfig("m", max_model_len=-2), "max_model_len must be .* got -2"),
         (lambda: SchedulerConfig(async_scheduling=1), "async_scheduling must be .* got 1"),
         (lambda: GraphConfig("SOME"), "cudagraph_mode 'SOME' is not one of NONE, PIECEWISE, FULL"),
         (lambda: GraphConfig(capture_sizes=(1, 0)), r"capture_sizes must be .* got \[1, 0\]"),
@@ -63,8 +66,8 @@ def test_the_error_for_an_invalid_value_has_the_option_and_the_value(make, words
 
 FULL = EngineConfig(
     LoadConfig("/größe", "bfloat16", "dummy", 7, 512, "/tokenizers/größe", "int8", True, "größe"),
-    CacheConfig(32, 12345, False, 0.5),
-    SchedulerConfig(3, 99, "priority", False),
+    CacheConfig(32, 12345, False, 0.5, 40),
+    SchedulerConfig(3, 99, "priority", False, 7),
     graphs=GraphConfig("FULL", (1, 2, 8), 8, True),
     num_threads=2,
     device="cuda:1",
@@ -81,6 +84,17 @@ def test_every_field_of_the_full_configuration_differs_from_its_default():
     full = dataclasses.asdict(FULL)
     for part in ("load", "cache", "scheduler", "graphs"):
         assert not [name for name in full[part] if full[part][name] == default[part][name]]
+
+
+@pytest.mark.parametrize("given", [None, -1, "auto"])
+def test_the_length_of_the_model_has_three_names(given):
+    assert LoadConfig("m", max_model_len=given).max_model_len is None
+
+
+def test_a_number_of_blocks_counts_before_a_number_of_bytes():
+    assert CacheConfig().given_bytes(100) is None
+    assert CacheConfig(memory_bytes=950).given_bytes(100) == 950
+    assert CacheConfig(memory_bytes=950, num_blocks=4).given_bytes(100) == 400
 
 
 def test_a_configuration_from_json_is_checked():

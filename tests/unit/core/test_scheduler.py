@@ -23,12 +23,21 @@ class Bench:
     """A scheduler with a fake runner. It records the outputs of each request."""
 
     def __init__(
-        self, *, num_blocks=32, block_size=4, num_seqs=8, budget=64, caching=True, max_model_len=64
+        self,
+        *,
+        num_blocks=32,
+        block_size=4,
+        num_seqs=8,
+        budget=64,
+        caching=True,
+        max_model_len=64,
+        longest_chunk=0,
     ):
         self.budget = budget
         self.max_model_len = max_model_len
         self.manager = KVCacheManager(num_blocks + 1, block_size, caching)
-        self.scheduler = Scheduler(SchedulerConfig(num_seqs, budget), self.manager)
+        config = SchedulerConfig(num_seqs, budget, long_prefill_token_threshold=longest_chunk)
+        self.scheduler = Scheduler(config, self.manager)
         self.runner = FakeRunner(info(num_blocks=num_blocks, block_size=block_size))
         self.requests = {}
         self.tokens = {}
@@ -109,6 +118,17 @@ def columns(plan):
 
 def sampled(plan):
     return [plan.requests[index].number for index in plan.samples]
+
+
+def test_a_long_prompt_leaves_room_in_each_step():
+    bench = Bench(budget=20, longest_chunk=6)
+    bench.add(1, 30, max_tokens=1)
+    bench.add(2, 5, max_tokens=2)
+    counts = [
+        dict(zip([r.number for r in plan.requests], plan.counts, strict=True))
+        for plan in (bench.step() for _ in range(5))
+    ]
+    assert counts == [{1: 6, 2: 5}, {1: 6, 2: 1}, {1: 6}, {1: 6}, {1: 6}]
 
 
 def test_a_prompt_that_fits_is_computed_in_one_step():
