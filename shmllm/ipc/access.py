@@ -16,6 +16,8 @@ from shmllm.ipc.layout import CONTROL_HELLO_OFFSET, CONTROL_STOP_OFFSET, PAGE_BY
 class Access(Enum):
     """The role of a process; the value holds the offsets of the pages that it may write.
 
+    The values are sets: Python 3.11.2 replaces an empty tuple.
+
     ALL          the creator and the engine, which write the whole segment
     READER       tools; they write nothing
     FRONT_END    hello words and doorbell of a control segment
@@ -23,9 +25,9 @@ class Access(Enum):
     """
 
     ALL = None
-    READER = ()
-    FRONT_END = (CONTROL_HELLO_OFFSET,)
-    OPERATOR = (CONTROL_HELLO_OFFSET, CONTROL_STOP_OFFSET)
+    READER = frozenset[int]()
+    FRONT_END = frozenset({CONTROL_HELLO_OFFSET})
+    OPERATOR = frozenset({CONTROL_HELLO_OFFSET, CONTROL_STOP_OFFSET})
 
     @property
     def open_flags(self) -> int:
@@ -86,4 +88,4 @@ def map_file(fd: int, size: int, access: Access = Access.ALL) -> mmap.mmap:
 
 def map_pages(fd: int, access: Access) -> list[WritablePage]:
     """Map the pages that a role writes, besides `map_file`. Raises OSError."""
-    return [WritablePage(fd, offset) for offset in access.value or ()]
+    return [WritablePage(fd, offset) for offset in sorted(access.value or ())]

@@ -230,8 +230,9 @@ def test_attaching_to_another_kind(client: Segment, path: Path) -> None:
 def test_attaching_to_another_version(control: Segment, path: Path) -> None:
     control.take_ownership()
     assert registry.publish(control, path)
-    PlainWord(control.buffer, layout.VERSION_OFFSET).store(7)
-    with pytest.raises(ProtocolMismatchError, match="speaks version 7"):
+    other = layout.PROTOCOL_VERSION + 1
+    PlainWord(control.buffer, layout.VERSION_OFFSET).store(other)
+    with pytest.raises(ProtocolMismatchError, match=f"speaks version {other}"):
         registry.attach(path, SegmentKind.CONTROL, WHAT)
 
 

@@ -73,8 +73,8 @@ def _overwrite(offset: int, value: int) -> Callable[[Segment], None]:
     [
         (_overwrite(layout.MAGIC_OFFSET, 0), "no shmllm segment"),
         (
-            _overwrite(layout.VERSION_OFFSET, 7),
-            f"speaks version 7, this process version {layout.PROTOCOL_VERSION}",
+            _overwrite(layout.VERSION_OFFSET, layout.PROTOCOL_VERSION + 1),
+            f"speaks version {layout.PROTOCOL_VERSION + 1}, this process version",
         ),
         (_overwrite(layout.VERSION_OFFSET, 0), "speaks version 0"),
         (_overwrite(layout.KIND_OFFSET, 2), r"kind 2, expected 1 \(CONTROL\)"),
