@@ -134,6 +134,8 @@ def test_the_command_is_installed_under_its_name() -> None:
     done = shmllm("--version")
     assert re.fullmatch(r"shmllm, version \d+\.\d+\.\d+\S*\n", done.stdout.decode())
     assert b"Examples:" in shmllm("generate", "--help").stdout
+    module = [sys.executable, "-P", "-m", "shmllm", "--version"]
+    assert subprocess.run(module, capture_output=True, check=True).stdout == done.stdout
 
 
 def test_a_stop_string_ends_the_text_before_it(llm: LLM, generate: Generate) -> None:

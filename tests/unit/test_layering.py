@@ -38,6 +38,7 @@ class Rule:
 RULES = {
     # The root has only the public names, which type checkers see and which load on first use.
     "shmllm": Rule("version", lazy="errors frontend outputs params"),
+    "shmllm.__main__": Rule("cli"),
     "shmllm.version": Rule(),
     "shmllm.errors": Rule(),
     "shmllm.extras": Rule(),
