@@ -1,7 +1,7 @@
 """Renders conversations as prompt texts, with a model's Jinja chat template.
 
-This module finds the templates of a model, checks messages and tools, and renders a template. It
-imports jinja2, so import it only for a chat. It must not know how texts are tokenized.
+This module finds the templates of a model and renders one; `chat_messages` checks messages and
+tools. It imports jinja2, so import it only for a chat. It must not know how texts are tokenized.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 
 from shmllm.errors import EngineStartError, RequestError
 from shmllm.frontend.model_files import one_line, read_json_object
+from shmllm.frontend.text.chat_messages import checked_messages, checked_tools, json_copy
 from shmllm.frontend.text.template_environment import compile_template
 
 # This mark is appended to the text that the model continues, and located in the rendered prompt.
 # The space at its end shows whether the template strips the message.
 _CONTINUE_MARK = "\ue000continue-from-here\ue000 "
-_REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 # Matches templates that distinguish a list of content parts from a string, or iterate over parts.
 _READS_PARTS = re.compile(
     r"\bcontent['\"\]]*\s+is\s+(not\s+)?(string|iterable|sequence|mapping)\b"
@@ -132,13 +132,13 @@ def render_chat(
             "continue_final_message=True needs add_generation_prompt=False: a prompt either goes "
             "on with the last message or opens a new one"
         )
-    conversation = _checked_messages(messages, keep_parts=bool(_READS_PARTS.search(template)))
+    conversation = checked_messages(messages, keep_parts=bool(_READS_PARTS.search(template)))
     final_text = _mark_final_text(conversation) if continue_final_message else ""
     context = {
         "documents": None,
-        **{name: _plain(value, name) for name, value in variables.items()},
+        **{name: json_copy(value, name) for name, value in variables.items()},
         "messages": conversation,
-        "tools": _checked_tools(tools),
+        "tools": checked_tools(tools),
         "add_generation_prompt": add_generation_prompt,
     }
     try:
@@ -148,86 +148,6 @@ def render_chat(
             f"the chat template failed ({type(error).__name__}): {one_line(error)}"
         ) from error
     return _cut_at_mark(prompt, final_text) if continue_final_message else prompt
-
-
-def _checked_messages(messages: object, *, keep_parts: bool) -> list[dict[str, Any]]:
-    if not isinstance(messages, (list, tuple)):
-        raise RequestError(
-            f"messages must be a list of dicts with role and content, got {type(messages).__name__}"
-        )
-    if not messages:
-        raise RequestError("messages is empty; a chat needs at least one message")
-    return [
-        _checked_message(message, f"messages[{position}]", keep_parts)
-        for position, message in enumerate(messages)
-    ]
-
-
-def _checked_message(message: object, where: str, keep_parts: bool) -> dict[str, Any]:
-    if not isinstance(message, Mapping):
-        raise RequestError(
-            f"{where} must be a dict with role and content, got {type(message).__name__}"
-        )
-    present = {key: value for key, value in message.items() if value is not None}
-    plain: dict[str, Any] = _plain(present, where)
-    if not isinstance(plain.get("role"), str):
-        raise RequestError(f"{where} has no role; give a str such as 'user'")
-    if "content" in plain:
-        plain["content"] = _checked_content(plain["content"], f"{where}.content", keep_parts)
-    elif not plain.get("tool_calls"):
-        raise RequestError(f"{where} has no content; give a str or a list of text parts")
-    reasoning = next((plain[name] for name in _REASONING_FIELDS if name in plain), None)
-    if reasoning is not None:
-        # Templates read one of two names; callers use one of three.
-        plain = {"thinking": reasoning, **plain, "reasoning_content": reasoning}
-    return plain
-
-
-def _checked_content(content: object, where: str, keep_parts: bool) -> object:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, (list, tuple)):
-        raise RequestError(
-            f"{where} must be a str or a list of text parts, got {type(content).__name__}"
-        )
-    for position, part in enumerate(content):
-        if (
-            not isinstance(part, dict)
-            or part.get("type") != "text"
-            or not isinstance(part.get("text"), str)
-        ):
-            raise RequestError(
-                f'{where}[{position}] must be {{"type": "text", "text": ...}}; other kinds of '
-                "content are not supported"
-            )
-    return content if keep_parts else "\n".join(part["text"] for part in content)
-
-
-def _checked_tools(tools: object) -> list[Any] | None:
-    if tools is None:
-        return None
-    if not isinstance(tools, (list, tuple)) or not all(isinstance(t, Mapping) for t in tools):
-        raise RequestError("tools must be a list of dicts, each a tool's JSON schema")
-    return [_plain(tool, f"tools[{position}]") for position, tool in enumerate(tools)]
-
-
-def _plain(value: object, where: str) -> Any:
-    """A copy that consists of JSON types, so that a template cannot call the caller's methods."""
-    if value is None or type(value) in (str, int, float, bool):
-        return value
-    if isinstance(value, str):
-        return str.__str__(value)
-    if isinstance(value, int):
-        return int.__int__(value)
-    if isinstance(value, float):
-        return float.__float__(value)
-    if isinstance(value, Mapping):
-        return {_plain(key, where): _plain(item, where) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item, where) for item in value]
-    raise RequestError(
-        f"{where} holds a {type(value).__name__}; a chat template takes only what JSON can hold"
-    )
 
 
 def _mark_final_text(conversation: list[dict[str, Any]]) -> str:

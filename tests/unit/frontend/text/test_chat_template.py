@@ -185,6 +185,60 @@ def test_values_are_converted_to_json_types(ours):
     assert ours.apply_chat_template(messages, chat_template=template) == "user[1]"
 
 
+SHOWS_ALL = "{{ messages | tojson }}"
+
+
+def shown(tokenizer, *messages):
+    """The messages as a template sees them."""
+    return json.loads(tokenizer.apply_chat_template(messages, chat_template=SHOWS_ALL))
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ('{"city": "Bern", "days": [1, 2]}', {"city": "Bern", "days": [1, 2]}),
+        ({"city": "Bern"}, {"city": "Bern"}),
+        ("", {}),
+        (None, {}),
+        ("{", {}),
+        ("[" * 100_000, {}),
+        ("[1]", {}),
+        ("3", {}),
+        ([1], {}),
+    ],
+)
+def test_arguments_of_tool_calls_are_dicts(ours, given, expected):
+    function = {"name": "weather", "arguments": given}
+    calls = [{"id": "a", "type": "function", "function": function}]
+    (message,) = shown(ours, {"role": "assistant", "content": "", "tool_calls": calls})
+    assert message["tool_calls"][0]["function"] == {"name": "weather", "arguments": expected}
+    assert function["arguments"] == given
+
+
+def test_tool_calls_without_arguments_or_calls(ours):
+    call = {"type": "function", "function": {"name": "stop"}}
+    with_call, without = shown(
+        ours,
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "assistant", "content": "x", "tool_calls": []},
+    )
+    assert with_call["tool_calls"][0]["function"] == {"name": "stop", "arguments": {}}
+    assert without == {"role": "assistant", "content": "x"}
+
+
+def test_arguments_that_are_no_json_object_are_reported(ours, caplog):
+    calls = [{"function": {"name": "f", "arguments": "{"}}]
+    shown(ours, {"role": "assistant", "tool_calls": calls})
+    assert "messages[0].tool_calls has arguments that are no JSON object" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content", "thinking"])
+def test_only_messages_of_the_assistant_have_reasoning(ours, name):
+    user, assistant = shown(ours, {**USER, name: "hm"}, {**REPLY, name: "hm"})
+    assert user == USER
+    assert assistant == REPLY | dict.fromkeys(("reasoning", "reasoning_content", "thinking"), "hm")
+
+
 def test_strftime_now(ours, theirs):
     both(
         ours,
@@ -211,6 +265,8 @@ def test_strftime_now(ours, theirs):
         ([{"role": "user", "content": [{"type": "image_url"}]}], r"content\[0\] must be"),
         ([{"role": "user", "content": [{"type": "text"}]}], r"content\[0\] must be"),
         ([{"role": "user", "content": "x", "f": object()}], "holds a object; .* JSON"),
+        ([{**REPLY, "tool_calls": ["x"]}], r"tool_calls\[0\] must be .*\"function\""),
+        ([{**REPLY, "tool_calls": [{"function": 3}]}], r"tool_calls\[0\] must be"),
         ([REPLY], "roles must alternate, got assistant as 1"),
     ],
 )

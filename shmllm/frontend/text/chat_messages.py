@@ -1,0 +1,143 @@
+"""Checks the messages and the tools of a conversation, and copies them for a chat template.
+
+This module gives templates what they expect of each kind of message: texts, parsed arguments of
+tool calls, and reasoning under all of its names. It must not know templates.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from shmllm.errors import RequestError
+
+logger = logging.getLogger(__name__)
+
+_REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+"""Templates read one of these names, and callers use one of them."""
+
+
+def checked_messages(messages: object, *, keep_parts: bool) -> list[dict[str, Any]]:
+    """Copies of the messages of a conversation, for a template.
+
+    Args:
+        messages: dicts with `role` and `content`. Fields that are None count as missing.
+        keep_parts: keep contents that are lists of text parts; otherwise they become one text.
+
+    Raises:
+        RequestError: a message is malformed.
+    """
+    if not isinstance(messages, (list, tuple)):
+        raise RequestError(
+            f"messages must be a list of dicts with role and content, got {type(messages).__name__}"
+        )
+    if not messages:
+        raise RequestError("messages is empty; a chat needs at least one message")
+    return [
+        _checked_message(message, f"messages[{position}]", keep_parts)
+        for position, message in enumerate(messages)
+    ]
+
+
+def _checked_message(message: object, where: str, keep_parts: bool) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise RequestError(
+            f"{where} must be a dict with role and content, got {type(message).__name__}"
+        )
+    present = {key: value for key, value in message.items() if value is not None}
+    copied: dict[str, Any] = json_copy(present, where)
+    if not isinstance(copied.get("role"), str):
+        raise RequestError(f"{where} has no role; give a str such as 'user'")
+    if "content" in copied:
+        copied["content"] = _checked_content(copied["content"], f"{where}.content", keep_parts)
+    elif not copied.get("tool_calls"):
+        raise RequestError(f"{where} has no content; give a str or a list of text parts")
+    reasoning = [copied.pop(name) for name in _REASONING_FIELDS if name in copied]
+    if copied["role"] == "assistant":
+        if reasoning:
+            copied |= dict.fromkeys(_REASONING_FIELDS, reasoning[0])
+        _parse_tool_calls(copied, where)
+    return copied
+
+
+def _parse_tool_calls(message: dict[str, Any], where: str) -> None:
+    """Give the tool calls of an assistant's message arguments that are dicts, in place, and remove
+    an empty list of calls.
+
+    Arguments that are no JSON object become {}: an error would end a conversation for a mistake
+    that the model made in an earlier turn.
+    """
+    calls = message.get("tool_calls")
+    if calls is not None and not calls:
+        del message["tool_calls"]
+    for position, call in enumerate(calls if isinstance(calls, list) else ()):
+        function = call.get("function", call) if isinstance(call, dict) else None
+        if not isinstance(function, dict):
+            raise RequestError(
+                f'{where}.tool_calls[{position}] must be {{"type": "function", "function": '
+                '{"name": ..., "arguments": ...}}'
+            )
+        function["arguments"] = _arguments(function.get("arguments"), f"{where}.tool_calls")
+
+
+def _arguments(given: Any, where: str) -> dict[str, Any]:
+    if not given:
+        return {}
+    try:
+        parsed = json.loads(given) if isinstance(given, str) else given
+    except (ValueError, RecursionError):
+        parsed = None
+    if isinstance(parsed, dict):
+        return parsed
+    logger.warning("%s has arguments that are no JSON object; the template gets {}", where)
+    return {}
+
+
+def _checked_content(content: object, where: str, keep_parts: bool) -> object:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, (list, tuple)):
+        raise RequestError(
+            f"{where} must be a str or a list of text parts, got {type(content).__name__}"
+        )
+    for position, part in enumerate(content):
+        if (
+            not isinstance(part, dict)
+            or part.get("type") != "text"
+            or not isinstance(part.get("text"), str)
+        ):
+            raise RequestError(
+                f'{where}[{position}] must be {{"type": "text", "text": ...}}; other kinds of '
+                "content are not supported"
+            )
+    return content if keep_parts else "\n".join(part["text"] for part in content)
+
+
+def checked_tools(tools: object) -> list[Any] | None:
+    """Copies of the JSON schemas of tools. Raises RequestError."""
+    if tools is None:
+        return None
+    if not isinstance(tools, (list, tuple)) or not all(isinstance(t, Mapping) for t in tools):
+        raise RequestError("tools must be a list of dicts, each a tool's JSON schema")
+    return [json_copy(tool, f"tools[{position}]") for position, tool in enumerate(tools)]
+
+
+def json_copy(value: object, where: str) -> Any:
+    """A copy that consists of JSON types, so that a template cannot call the caller's methods."""
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int.__int__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    if isinstance(value, Mapping):
+        return {json_copy(key, where): json_copy(item, where) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [json_copy(item, where) for item in value]
+    raise RequestError(
+        f"{where} holds a {type(value).__name__}; a chat template takes only what JSON can hold"
+    )
