@@ -28,11 +28,11 @@ class StopStringChecker:
     """Finds the stop string that is complete first.
 
     The result does not depend on the division of the text into pieces. The match is the
-    occurrence with the earliest end, and the longest of those with the same end. So the text
-    before the match contains no stop string.
+    occurrence with the earliest end, and of several with the same end the one that comes first in
+    the list, as in vLLM.
 
     Args:
-        stop: the stop strings.
+        stop: the stop strings, in the order of precedence.
         include_stop: whether the text to keep includes the stop string.
 
     Attributes:
@@ -87,16 +87,15 @@ class StopStringChecker:
         return self.match
 
     def _search(self, window: str) -> None:
-        found: tuple[int, int, str] | None = None
+        first: str | None = None
+        first_end = len(window) + 1
         for stop in self._stops:
             start = window.find(stop, max(0, len(self._tail) - len(stop) + 1))
-            if start >= 0:
-                candidate = (start + len(stop), start, stop)
-                found = candidate if found is None else min(found, candidate)
-        if found is not None:
-            end, start, stop = found
-            kept = end if self._include_stop else start
-            self.match = StopMatch(stop, self._num_seen - len(self._tail) + kept)
+            if 0 <= start < first_end - len(stop):
+                first, first_end = stop, start + len(stop)
+        if first is not None:
+            kept = first_end if self._include_stop else first_end - len(first)
+            self.match = StopMatch(first, self._num_seen - len(self._tail) + kept)
 
     def _count_held(self) -> int:
         # If the text to keep includes the stop string, no character is ever removed.
