@@ -2,8 +2,41 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from functools import cache, wraps
+from typing import Any, TypeVar
+
+Class = TypeVar("Class", bound=type)
+
+logger = logging.getLogger(__name__)
+
+
+def ignore_unknown_options(cls: Class) -> Class:
+    """Makes the constructor of a dataclass ignore keyword arguments that it does not know, with one
+    warning in the log. Programs written for another version of vLLM construct outputs, too."""
+    names = {each.name for each in fields(cls)}
+    construct: Callable[..., None] = vars(cls)["__init__"]
+
+    @wraps(construct)
+    def __init__(self: Any, *args: Any, **options: Any) -> None:
+        try:
+            construct(self, *args, **options)
+        except TypeError:
+            known = {name: value for name, value in options.items() if name in names}
+            if len(known) == len(options):
+                raise
+            _warn(cls.__name__, ", ".join(name for name in options if name not in names))
+            construct(self, *args, **known)
+
+    type.__setattr__(cls, "__init__", __init__)
+    return cls
+
+
+@cache
+def _warn(name: str, unknown: str) -> None:
+    logger.warning("%s: ignores the unknown arguments %s", name, unknown)
 
 
 @dataclass(slots=True)
@@ -99,6 +132,7 @@ class CompletionOutput:
         return self.finish_reason is not None
 
 
+@ignore_unknown_options
 @dataclass(slots=True)
 class RequestOutput:
     """The result of one request: the completions of one prompt.

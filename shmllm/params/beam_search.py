@@ -10,7 +10,7 @@ from shmllm.params.ranges import RANGES, Range, is_int, is_number
 _FLAG = Range(lambda value: isinstance(value, bool), "True or False")
 _COUNT = Range(lambda value: is_int(value) and value >= 1, "a whole number of at least 1")
 _RANGES = {
-    "beam_width": _COUNT,
+    "beam_width": RANGES["n"],
     "max_tokens": _COUNT,
     "ignore_eos": _FLAG,
     "temperature": RANGES["temperature"],
@@ -26,7 +26,7 @@ class BeamSearchParams:
 
     Args:
         beam_width: the number of sequences that each step keeps and that the search returns;
-            at least 1. The engine's `max_logprobs` must be at least `2 * beam_width`.
+            1 to 16384. The engine's `max_logprobs` must be at least `2 * beam_width`.
         max_tokens: the largest number of tokens to generate; at least 1.
         ignore_eos: continue sequences after an end-of-sequence token.
         temperature: from 0 to 2. At 0, each sequence is extended by its `2 * beam_width` most

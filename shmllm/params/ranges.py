@@ -64,6 +64,23 @@ def _is_options(value: object) -> bool:
     return isinstance(value, Mapping) and all(isinstance(name, str) for name in value)
 
 
+def _has_64_bit_integers(value: object) -> bool:
+    """Whether every integer within nested dicts, lists and tuples has 64 bits, with or without a
+    sign."""
+    waiting: list[Any] = [value]
+    seen: set[int] = set()
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, int) and not -(2**63) <= value < 2**64:
+            return False
+        if isinstance(value, Mapping | list | tuple) and id(value) not in seen:
+            seen.add(id(value))
+            waiting += value
+            if isinstance(value, Mapping):
+                waiting += value.values()
+    return True
+
+
 def _number(low: float, high: float) -> Range:
     description = f"a number from {low:g} to {high:g}"
     return Range(lambda value: is_number(value) and low <= value <= high, description)
@@ -131,5 +148,8 @@ RANGES = {
         "None or a non-empty list of token ids",
     ),
     "skip_reading_prefix_cache": _or_none(_FLAG, "None, True or False"),
-    "extra_args": _or_none(Range(_is_options, ""), "None or a dict with str keys"),
+    "extra_args": _or_none(
+        Range(lambda value: _is_options(value) and _has_64_bit_integers(value), ""),
+        "None or a dict with str keys, and extra_args integers from -2**63 to 2**64 - 1",
+    ),
 }

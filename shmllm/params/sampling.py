@@ -142,9 +142,9 @@ class SamplingParams(_Fields):
         seed: a 64-bit seed that makes the tokens of this request reproducible, independent of
             the other requests in the batch; None or -1 uses the engine's seed.
         stop: a string or a list of strings. The output ends before the first of them that the
-            text contains.
-        stop_token_ids: token ids that end the output. `token_ids` contains the one that ended
-            it; `text` does not.
+            text contains; of several that end together, before the first in the list.
+        stop_token_ids: token ids that end the output, without repetitions. `token_ids` contains
+            the one that ended it; `text` does not.
         bad_words: strings that the output must not contain. The engine forbids their usual
             tokenizations, at the beginning of a text and after a space.
         ignore_eos: continue after the model's end-of-sequence token.
@@ -179,7 +179,8 @@ class SamplingParams(_Fields):
             "repetition": a RepetitionDetectionParams or a dict of its fields.
         skip_reading_prefix_cache: compute the whole prompt, without prefix-cache hits. None
             means False. With `prompt_logprobs`, the whole prompt is always computed.
-        extra_args: a dict that the engine ignores; for data of the calling program.
+        extra_args: a dict that the engine ignores; for data of the calling program. Its integers
+            have at most 64 bits.
         trace_decode_token_ids: the tokens of the output, which are not sampled: to compute the
             log-probabilities of a known output, step by step. The output ends with the last of
             them, or after `max_tokens`. Penalties, biases and bans have no effect.
@@ -254,7 +255,8 @@ class SamplingParams(_Fields):
             if name in given:
                 value = given[name]
                 is_text = isinstance(value, str) and name != "stop_token_ids"
-                setattr(self, name, [value] if is_text else [] if value is None else value)
+                value = [value] if is_text else [] if value is None else value
+                setattr(self, name, value if name == "stop" else _distinct(value))
         for name in ("logprobs", "prompt_logprobs"):
             if given.get(name) is True:
                 setattr(self, name, 1)
@@ -319,6 +321,15 @@ _OBJECTS = {
     "structured_outputs": StructuredOutputsParams,
     "repetition_detection": RepetitionDetectionParams,
 }
+
+
+def _distinct(given: Any) -> Any:
+    """A list without the repetitions of its values; everything else is returned unchanged, for the
+    range check to refuse."""
+    try:
+        return list(dict.fromkeys(given)) if isinstance(given, list | tuple) else given
+    except TypeError:
+        return given
 
 
 def _bias_by_id(given: Any) -> Any:

@@ -157,7 +157,8 @@ def test_bad_searches_are_refused_and_the_engine_lives() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"beam_width": 0}, "beam_width must be a whole number of at least 1, got 0"),
+        ({"beam_width": 0}, "beam_width must be a whole number from 1 to 16384, got 0"),
+        ({"beam_width": 16_385}, "from 1 to 16384, got 16385"),
         ({"beam_width": 1.5}, "beam_width"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": None}, "max_tokens"),
