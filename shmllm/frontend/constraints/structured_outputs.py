@@ -18,6 +18,7 @@ from shmllm.config.engine import GRAMMAR_STEP_ITEMS
 from shmllm.errors import RequestError
 from shmllm.frontend.constraints.ebnf import to_lark
 from shmllm.frontend.constraints.json_schema import check_schema, forbid_additional_properties
+from shmllm.frontend.constraints.pattern_properties import remove_covered_patterns
 from shmllm.frontend.constraints.regex import to_library
 from shmllm.params.structured_outputs import StructuredOutputsParams
 
@@ -54,7 +55,7 @@ def grammar_of(params: StructuredOutputsParams) -> str:
     if is_json:
         return _checked("json", f"start: %json {_schema_text(params)}")
     if params.regex is not None:
-        return _checked("regex", _regex_lark(_text("regex", params.regex)))
+        return _checked("regex", _regex_lark(_text("regex", params.regex, may_be_empty=True)))
     if params.choice is not None:
         return _checked("choice", _choice_lark(params.choice))
     return _checked("grammar", to_lark(_text("grammar", params.grammar)))
@@ -82,9 +83,10 @@ def _check_blanks(params: StructuredOutputsParams, is_json: bool) -> None:
     _checked("whitespace_pattern", _regex_lark(pattern))
 
 
-def _text(name: str, value: object) -> str:
-    if not isinstance(value, str) or not value:
-        raise RequestError(f"structured_outputs.{name} must be a non-empty str, got {value!r:.80}")
+def _text(name: str, value: object, *, may_be_empty: bool = False) -> str:
+    if not isinstance(value, str) or not (value or may_be_empty):
+        kind = "str" if may_be_empty else "non-empty str"
+        raise RequestError(f"structured_outputs.{name} must be a {kind}, got {value!r:.80}")
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -121,6 +123,7 @@ def _schema_text(params: StructuredOutputsParams) -> str:
     check_schema(schema)
     if params.disable_additional_properties:
         forbid_additional_properties(schema)
+    remove_covered_patterns(schema, _can_begin, json.dumps)
     schema["x-guidance"] = _blanks(params)
     return json.dumps(schema)
 
@@ -144,6 +147,25 @@ def _schema_object(given: Any) -> dict[str, Any]:
             f"model class), got {given!r:.80}"
         )
     return schema
+
+
+@lru_cache(maxsize=MAX_CHECKED)
+def _can_begin(pattern: str, excluded: tuple[str, ...], text: str) -> bool:
+    """See `pattern_properties.CanBegin`. True if the pattern is invalid, which `_checked` finds."""
+    _library()
+    from llguidance import LLMatcher
+
+    schema = {
+        "type": "object",
+        "properties": dict.fromkeys(excluded, False),
+        "patternProperties": {pattern: {}},
+        "additionalProperties": False,
+        "x-guidance": {"whitespace_flexible": False},
+    }
+    grammar = f"{HEADER}start: %json {json.dumps(schema)}"
+    matcher = LLMatcher(_byte_tokenizer(), grammar, log_level=0)
+    num_bytes = len(text.encode())
+    return matcher.is_error() or matcher.try_consume_tokens(list(text.encode())) == num_bytes
 
 
 @lru_cache(maxsize=MAX_CHECKED)

@@ -98,6 +98,23 @@ CASES: dict[str, tuple[StructuredOutputsParams, Callable[[str], Any]]] = {
         ),
         lambda text: json.loads(text) in [1, "two", {"three": [3]}],
     ),
+    "json with a pattern that only matches a property": (
+        StructuredOutputsParams(
+            json={
+                "type": "object",
+                "properties": {"score": {"type": "integer", "multipleOf": 5}, "a b": {}},
+                "patternProperties": {
+                    "^score$": {"minimum": 0},
+                    "^a.b$": False,
+                    "^(a b|score)$": {"maximum": 10},
+                },
+                "required": ["score"],
+                "additionalProperties": False,
+            },
+            disable_any_whitespace=True,
+        ),
+        lambda text: json.loads(text) in [{"score": n} for n in (0, 5, 10)],
+    ),
     "json object": (
         StructuredOutputsParams(json_object=True, whitespace_pattern=" ?"),
         lambda text: isinstance(json.loads(text), dict),
@@ -216,6 +233,12 @@ def test_the_end_is_allowed_exactly_where_the_grammar_accepts(compiler: GrammarC
     assert EOS not in mask_of(compiler, constraint)
     assert constraint.take(id_of("a")) is FinishReason.NONE
     assert EOS in mask_of(compiler, constraint)
+    assert constraint.take(EOS) is FinishReason.STOP
+
+
+def test_an_empty_expression_allows_only_the_end(compiler: GrammarCompiler) -> None:
+    constraint = begin(compiler, regex="")
+    assert mask_of(compiler, constraint) == {EOS}
     assert constraint.take(EOS) is FinishReason.STOP
 
 

@@ -84,8 +84,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"regex": "a", "disable_any_whitespace": True}, "are for json and json_object"),
     # regular expressions
-    ({"regex": ""}, "structured_outputs.regex must be a non-empty str, got ''"),
-    ({"regex": 3}, "structured_outputs.regex must be a non-empty str, got 3"),
+    ({"regex": 3}, "structured_outputs.regex must be a str, got 3"),
     ({"regex": "("}, "structured_outputs.regex: unclosed group"),
     ({"regex": "x{3,2}"}, "structured_outputs.regex: invalid repetition count range"),
     ({"regex": "(?=a)b"}, "structured_outputs.regex: look-around"),
@@ -203,6 +202,36 @@ def test_disable_additional_properties_closes_objects() -> None:
     assert schema["properties"]["c"] == {"additionalProperties": True}
     assert schema["$defs"]["d"]["additionalProperties"] is False
     assert "additionalProperties" not in given
+
+
+def test_a_pattern_that_only_matches_properties_becomes_part_of_them() -> None:
+    inner = {
+        "properties": {"a": {"type": "null"}, "ab": True, 'c"d': {}},
+        "patternProperties": {"^ab?$": {"title": "x"}, '^"': {}, "^b": {}, '^c"d$': {"enum": [1]}},
+    }
+    schema = schema_in(grammar_of(StructuredOutputsParams(json={"items": inner})))["items"]
+    assert schema["patternProperties"] == {'^"': {}, "^b": {}}
+    assert schema["properties"] == {
+        "a": {"allOf": [{"type": "null"}, {"title": "x"}]},
+        "ab": {"allOf": [True, {"title": "x"}]},
+        'c"d': {"allOf": [{}, {"enum": [1]}]},
+    }
+    closed = {"properties": {"a": {}}, "patternProperties": {"^a$": {}}}
+    assert "patternProperties" not in schema_in(grammar_of(StructuredOutputsParams(json=closed)))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"a": {}}, "patternProperties": {"(": {}}},
+        {"properties": {"a": {}}, "patternProperties": []},
+        {"properties": [], "patternProperties": {"a": {}}},
+        {"properties": {"a": 3}, "patternProperties": {"^a$": {}}},
+    ],
+)
+def test_wrong_patterns_are_found(schema: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match=r"structured_outputs\.json: "):
+        grammar_of(StructuredOutputsParams(json=schema))
 
 
 def test_the_schema_contains_the_whitespace_option() -> None:
