@@ -1,7 +1,7 @@
 """Translates vLLM's options into the options of `LLM`.
 
-This module handles None for vLLM's default, and other spellings of values. `LLM` decides which
-options exist and handles those that shmllm does not have.
+This module handles None for vLLM's default, other spellings of values, and configuration objects.
+`LLM` decides which options exist and handles those that shmllm does not have.
 """
 
 from __future__ import annotations
@@ -9,25 +9,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-DTYPES = {"half": "float16", "float": "float32"}
+from shmllm.compat.vllm_config import Settings
 
-# Clients pass these even if they use no adapters, so they are ignored.
-_LORA_OPTIONS = {"max_lora_rank", "max_loras", "max_cpu_loras", "lora_dtype"}
+DTYPES = {"half": "float16", "float": "float32"}
+_SPELLINGS = {"generation_config": {"vllm": "shmllm"}, "load_format": {"hf": "auto"}}
 
 
 def translate(options: Mapping[str, Any]) -> dict[str, Any]:
     """Translates options of vLLM's `LLM` or `EngineArgs`."""
-    ours = {
-        name: value
-        for name, value in options.items()
-        if value is not None and name not in _LORA_OPTIONS
-    }
+    ours = {name: _plain(value) for name, value in options.items() if value is not None}
+    ours = {name: value for name, value in ours.items() if value is not None}
     if "model" in ours:
         ours["model"] = str(ours["model"])
     if "dtype" in ours:
         # A torch.dtype is written torch.float16.
         dtype = str(ours["dtype"]).removeprefix("torch.")
         ours["dtype"] = DTYPES.get(dtype, dtype)
-    if ours.get("generation_config") == "vllm":
-        ours["generation_config"] = "shmllm"
+    for name, spellings in _SPELLINGS.items():
+        value = ours.get(name)
+        if isinstance(value, str) and value in spellings:
+            ours[name] = spellings[value]
     return ours
+
+
+def _plain(value: Any) -> Any:
+    """A configuration object as a dict, and None for one that sets nothing."""
+    return (dict(vars(value)) or None) if isinstance(value, Settings) else value

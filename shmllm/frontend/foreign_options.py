@@ -1,8 +1,8 @@
 """vLLM's options that shmllm does not implement, and how `LLM` treats each of them.
 
 An option in ONLY_VALUES must have a value that describes what this engine does anyway; any other
-value is an error. An option in NO_EFFECT is ignored; a value other than vLLM's default causes a
-warning in the log. An option in neither table is unknown.
+value is an error. An option in NO_EFFECT is ignored; a value other than None and vLLM's default
+causes a warning in the log. An option in neither table is unknown.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ class NoEffect(NamedTuple):
 
 _ONE = "the engine is one process"
 _TEXT = "there are no image, audio or video models"
+_NO_LORA = "there is no LoRA yet"
+_KERNELS = "each device has its own kernels"
 
 ONLY_VALUES: dict[str, OnlyValues] = {
     "tensor_parallel_size": OnlyValues((1,), _ONE),
@@ -63,10 +65,9 @@ ONLY_VALUES: dict[str, OnlyValues] = {
     "override_generation_config": OnlyValues((None, {}), "pass SamplingParams instead"),
     "config_format": OnlyValues(("auto", "hf"), "config.json is read"),
     "model_impl": OnlyValues(("auto", "vllm"), "shmllm has its own model implementations"),
-    "enable_lora": OnlyValues((False,), "there is no LoRA yet"),
+    "enable_lora": OnlyValues((False,), _NO_LORA),
     "speculative_config": OnlyValues((None,), "there is no speculative decoding yet"),
     "enable_sleep_mode": OnlyValues((False, True), "an engine can always be put to sleep"),
-    "enable_chunked_prefill": OnlyValues((None, True), "long prompts are always chunked"),
     "disable_sliding_window": OnlyValues((False,), "the model's sliding windows are always used"),
     "logits_processors": OnlyValues((None, []), "only those of SamplingParams exist"),
     "worker_cls": OnlyValues(("auto",), "pass a function to collective_rpc instead"),
@@ -78,6 +79,23 @@ ONLY_VALUES: dict[str, OnlyValues] = {
 }
 
 NO_EFFECT: dict[str, NoEffect] = {
+    "enable_chunked_prefill": NoEffect(
+        True, "long prompts are always chunked; results are the same"
+    ),
+    "disable_hybrid_kv_cache_manager": NoEffect(None, "all layers have blocks of one size"),
+    "prefix_caching_hash_algo": NoEffect("sha256", "there is one hash"),
+    "enable_trace_replay": NoEffect(False, "trace_decode_token_ids need no option"),
+    "max_lora_rank": NoEffect(16, _NO_LORA),
+    "max_loras": NoEffect(1, _NO_LORA),
+    "max_cpu_loras": NoEffect(None, _NO_LORA),
+    "lora_dtype": NoEffect("auto", _NO_LORA),
+    "fully_sharded_loras": NoEffect(False, _NO_LORA),
+    "attention_backend": NoEffect(None, _KERNELS),
+    "attention_config": NoEffect(None, _KERNELS),
+    "kernel_config": NoEffect(None, _KERNELS),
+    "moe_backend": NoEffect("auto", _KERNELS),
+    "linear_backend": NoEffect("auto", _KERNELS),
+    "enable_flashinfer_autotune": NoEffect(None, _KERNELS),
     "swap_space": NoEffect(4, "preempted requests are recomputed"),
     "optimization_level": NoEffect(None, "nothing is compiled"),
     "disable_custom_all_reduce": NoEffect(False, _ONE),
@@ -89,6 +107,10 @@ NO_EFFECT: dict[str, NoEffect] = {
     "structured_outputs_config": NoEffect(None, "the backend is always llguidance"),
     "guided_decoding_backend": NoEffect("auto", "the backend is always llguidance"),
     "served_model_name": NoEffect(None, "there is no server"),
+    "reasoning_parser": NoEffect("", "there is no server"),
+    "enable_mm_embeds": NoEffect(False, _TEXT),
+    "mm_processor_cache_gb": NoEffect(4, _TEXT),
+    "language_model_only": NoEffect(False, _TEXT),
     "allowed_local_media_path": NoEffect("", _TEXT),
     "allowed_media_domains": NoEffect(None, _TEXT),
     "download_dir": NoEffect(None, "the hub's cache is used; set HF_HOME to move it"),
@@ -122,7 +144,7 @@ def check_foreign_options(callee: str, given: Mapping[str, Any]) -> dict[str, An
                 raise EngineStartError(f"{name} can only be {values}: {reason}; got {value!r}")
         elif name in NO_EFFECT:
             default, reason = NO_EFFECT[name]
-            if value != default:
+            if value is not None and value != default:
                 logger.warning("%s: %s=%r has no effect: %s", callee, name, value, reason)
         else:
             unknown[name] = value

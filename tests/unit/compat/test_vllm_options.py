@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 
 import shmllm
-from shmllm.compat import vllm_options
+from shmllm.compat.vllm_config import AttentionConfig, CompilationConfig, KernelConfig
 from shmllm.compat.vllm_engine_args import AsyncEngineArgs, EngineArgs
 from shmllm.compat.vllm_options import translate
+from shmllm.config.graphs import CudaGraphMode
 from shmllm.errors import EngineStartError
+from shmllm.frontend.engine_options import make_engine_config
+from shmllm.frontend.foreign_options import check_foreign_options
 
 
 def test_common_options_are_unchanged() -> None:
@@ -32,16 +35,16 @@ def test_options_that_are_none_are_removed() -> None:
         ({"dtype": "torch.bfloat16"}, {"dtype": "bfloat16"}),
         ({"generation_config": "vllm"}, {"generation_config": "shmllm"}),
         ({"model": Path("/a/model")}, {"model": "/a/model"}),
-        ({"max_lora_rank": 16, "enable_lora": False}, {"enable_lora": False}),
+        ({"load_format": "hf"}, {"load_format": "auto"}),
+        (
+            {"attention_config": AttentionConfig(backend="X")},
+            {"attention_config": {"backend": "X"}},
+        ),
+        ({"kernel_config": KernelConfig()}, {}),
     ],
 )
 def test_other_spellings_are_translated(given: dict[str, Any], ours: dict[str, Any]) -> None:
     assert translate(given) == ours
-
-
-def test_no_option_of_llm_is_ignored() -> None:
-    ours = inspect.signature(shmllm.LLM.__init__).parameters.keys()
-    assert not ours & vllm_options._LORA_OPTIONS
 
 
 def test_options_that_shmllm_does_not_have_are_passed_on() -> None:
@@ -74,3 +77,24 @@ def test_an_unknown_option_is_named() -> None:
 def test_an_impossible_value_ends_the_start() -> None:
     with pytest.raises(EngineStartError, match="tensor_parallel_size"):
         shmllm.LLM.from_engine_args(EngineArgs(tensor_parallel_size=2))
+
+
+def test_options_that_clients_always_pass_have_no_effect(caplog: pytest.LogCaptureFixture) -> None:
+    """lm-eval passes `max_lora_rank`, with shmllm's own class as well."""
+    given = {"max_lora_rank": 16, "enable_chunked_prefill": None, "attention_config": None}
+    assert check_foreign_options("LLM", given) == {}
+    assert caplog.text == ""
+    assert check_foreign_options("LLM", {"enable_chunked_prefill": False}) == {}
+    assert "long prompts are always chunked" in caplog.text
+
+
+def test_the_settings_of_graphs_reach_the_engine() -> None:
+    mode = CompilationConfig(cudagraph_mode=CudaGraphMode.FULL_DECODE_ONLY, mode=3)
+    given = translate({"compilation_config": mode})
+    assert make_engine_config("tiny", **given).graphs.mode == "FULL_DECODE_ONLY"
+
+
+def test_settings_have_defaults_and_can_be_compared() -> None:
+    assert AttentionConfig().backend is None
+    assert AttentionConfig(backend="X") == AttentionConfig(backend="X") != AttentionConfig()
+    assert repr(KernelConfig(moe_backend="Y")) == "KernelConfig(moe_backend='Y')"

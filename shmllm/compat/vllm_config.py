@@ -1,0 +1,67 @@
+"""`vllm.config`: the classes that group vLLM's options, for programs that write them.
+
+An object holds the settings that the program gave; `translate` passes them to `LLM` as a dict. The
+table in `frontend.foreign_options` says which of them have an effect.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Settings:
+    """Settings by name. The class attributes are vLLM's defaults of those that programs read."""
+
+    def __init__(self, **settings: Any) -> None:
+        vars(self).update(settings)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and vars(other) == vars(self)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        given = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+        return f"{type(self).__name__}({given})"
+
+
+class AttentionConfig(Settings):
+    """Accepted without effect: each device has one implementation of attention."""
+
+    backend = None
+    flash_attn_version = None
+
+
+class KernelConfig(Settings):
+    """Accepted without effect: each device has its own kernels."""
+
+    enable_jit_warmup = True
+    moe_backend = "auto"
+    linear_backend = "auto"
+
+
+class StructuredOutputsConfig(Settings):
+    """The defaults of structured outputs. The backend is always llguidance."""
+
+    backend = "auto"
+    disable_fallback = False
+    disable_any_whitespace = False
+    disable_additional_properties = False
+    reasoning_parser = ""
+    enable_in_reasoning = False
+
+
+class CompilationConfig(Settings):
+    """The settings of CUDA graphs; those of compilers have no effect."""
+
+    mode = None
+    cudagraph_mode = None
+    cudagraph_capture_sizes = None
+    max_cudagraph_capture_size = None
+
+
+class ProfilerConfig(Settings):
+    """The settings of `LLM.start_profile`."""
+
+    profiler = None
+    torch_profiler_dir = ""
