@@ -1,11 +1,13 @@
 """Names of vLLM that clients import although shmllm does not support them; their use raises.
 
-They are the names for LoRA adapters and for TRL's server mode.
+`vllm_modules.UNUSABLE` lists them with the nearest things. `ModelRegistry` can only be read.
 """
 
 from __future__ import annotations
 
 from typing import Any, NoReturn
+
+from shmllm.compat.vllm_modules import UNUSABLE
 
 
 class _Absent:
@@ -17,6 +19,33 @@ class _Absent:
 
 class LoRARequest(_Absent):
     """Not supported: shmllm has no LoRA adapters."""
+
+
+class ClassificationOutput(_Absent):
+    """Not supported: shmllm has no classifiers."""
+
+
+class ClassificationRequestOutput(_Absent):
+    """Not supported: shmllm has no classifiers."""
+
+
+class ModelRegistry:
+    """The architectures that shmllm has. No others can be registered."""
+
+    @staticmethod
+    def get_supported_archs() -> frozenset[str]:
+        """The names of the architectures in config.json."""
+        from shmllm.models.registry import ARCHITECTURES
+
+        return frozenset(ARCHITECTURES)
+
+    @staticmethod
+    def register_model(model_arch: str, model_cls: Any) -> NoReturn:
+        """Not supported: an engine runs shmllm's own models only."""
+        raise NotImplementedError(
+            f"shmllm cannot run {model_arch} of the caller: write a model into shmllm/models, and "
+            "add a line to its registry.py"
+        )
 
 
 def get_ip() -> NoReturn:
@@ -35,4 +64,6 @@ def packed_nccl_broadcast_producer(*arguments: Any, **options: Any) -> NoReturn:
 
 
 def _refuse(name: str) -> NoReturn:
-    raise NotImplementedError(f"vllm's {name} has no counterpart in shmllm")
+    raise NotImplementedError(
+        f"vllm's {name} has no counterpart in shmllm; the nearest thing is: {UNUSABLE[name]}"
+    )

@@ -21,6 +21,19 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True)
+class CacheConfig:
+    """The KV cache.
+
+    Attributes:
+        block_size: the number of tokens per block.
+        enable_prefix_caching: whether requests reuse the blocks of equal prefixes.
+    """
+
+    block_size: int
+    enable_prefix_caching: bool
+
+
+@dataclass(frozen=True)
 class ParallelConfig:
     """The degrees of parallelism, which are all 1."""
 
@@ -50,6 +63,7 @@ class VllmConfig:
 
     model_config: ModelConfig
     scheduler_config: SchedulerConfig
+    cache_config: CacheConfig
     parallel_config: ParallelConfig = field(default_factory=ParallelConfig)
 
 
@@ -61,7 +75,11 @@ class EngineArgs(shmllm.frontend.engine_args.EngineArgs):
 
     def create_engine_config(self, *arguments: Any) -> VllmConfig:
         """The configuration of an engine with these options. It starts no engine."""
-        return VllmConfig(self.create_model_config(), SchedulerConfig(self.max_num_seqs))
+        return VllmConfig(
+            self.create_model_config(),
+            SchedulerConfig(self.max_num_seqs),
+            CacheConfig(self.block_size, self.enable_prefix_caching),
+        )
 
     def create_model_config(self) -> ModelConfig:
         """The model's part of the configuration."""

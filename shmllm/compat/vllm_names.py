@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import shmllm.frontend.async_llm
 import shmllm.frontend.llm
+from shmllm.compat.vllm_metrics import Metric, as_metrics
 from shmllm.compat.vllm_options import translate
 from shmllm.errors import RequestError
 from shmllm.outputs.pooling import PoolingOutput, PoolingRequestOutput
@@ -50,6 +51,10 @@ class LLM(shmllm.frontend.llm.LLM):
     ) -> list[RequestOutput]:
         given = known({"lora_request": lora_request, **options})
         return super().chat(messages, sampling_params, use_tqdm=bool(use_tqdm), **given)
+
+    def get_metrics(self) -> list[Metric]:  # type: ignore[override]
+        """The engine's counters and gauges that vLLM has, too."""
+        return as_metrics(super().get_metrics(), self.facts.model_directory)
 
 
 class AsyncLLM(shmllm.frontend.async_llm.AsyncLLM):

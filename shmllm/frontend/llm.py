@@ -520,7 +520,7 @@ class LLM:
 
     def is_paused(self) -> bool:
         """Whether a front end has paused the engine, or the engine sleeps."""
-        return bool(self.get_metrics()["paused"])
+        return bool(self._stats()["paused"])
 
     def sleep(self, level: int = 1, mode: PauseMode = "abort") -> SleepReport:
         """Release memory of the engine until `wake_up`.
@@ -568,7 +568,7 @@ class LLM:
 
     def is_sleeping(self) -> bool:
         """Whether a part of the engine sleeps, read from shared memory."""
-        return is_asleep(self.get_metrics())
+        return is_asleep(self._stats())
 
     @property
     def llm_engine(self) -> EngineView:
@@ -603,8 +603,7 @@ class LLM:
 
     def get_metrics(self) -> dict[str, int]:
         """The engine's counters and gauges, read from shared memory."""
-        self._dispatcher.check_open()
-        return self._client.stats()
+        return self._stats()
 
     def health(self) -> str:
         """The engine's state in words: "ready", "stalled 7 s in step 12", "dead"."""
@@ -670,6 +669,10 @@ class LLM:
         )
         self.facts = front_end.info
         self.model_defaults = front_end.model_defaults
+
+    def _stats(self) -> dict[str, int]:
+        self._dispatcher.check_open()
+        return self._client.stats()
 
     def _run_on_worker(self, call: RpcCall, timeout_s: float | None = None) -> Any:
         """Make one call to the engine's worker and return its result."""

@@ -98,3 +98,17 @@ def test_the_tokenizer_and_its_template(llm: Any) -> None:
     assert template == tokenizer.chat_template
     tokenizer.chat_template = None
     assert resolve_chat_template(tokenizer, None, None, model_config=model_config) is None
+
+
+def test_metrics_are_objects_with_the_names_of_vllm(llm: Any) -> None:
+    from vllm.v1.metrics.reader import Counter, Gauge
+
+    before = {metric.name: metric for metric in llm.get_metrics()}
+    llm.generate(PROMPTS, shmllm.SamplingParams(max_tokens=3, ignore_eos=True), use_tqdm=False)
+    after = {metric.name: metric for metric in llm.get_metrics()}
+    name = "vllm:generation_tokens"
+    assert isinstance(after[name], Counter)
+    assert after[name].value - before[name].value == 6
+    assert isinstance(after["vllm:num_requests_running"], Gauge)
+    assert not llm.is_sleeping()
+    assert not llm.is_paused()

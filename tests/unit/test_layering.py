@@ -85,7 +85,11 @@ RULES = {
         packages="click prompt_toolkit",
         lazy_packages="numpy prometheus_client rich",
     ),
-    "shmllm.compat": Rule("errors frontend outputs params", lazy_packages="torch transformers trl"),
+    "shmllm.compat": Rule(
+        "errors frontend outputs params",
+        lazy="models",
+        lazy_packages="torch transformers trl",
+    ),
     "shmllm_kernels": Rule(),
     "shmllm_kernels.cpu": Rule(packages="llvmlite numpy"),
     "shmllm_kernels.reference": Rule(packages="torch numpy"),

@@ -12,11 +12,14 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 from packaging.version import Version
 from support.programs import python, result_of, run_source
 
 import shmllm
+from shmllm.compat import __main__ as compat_main
 from shmllm.compat import vllm as shim
+from shmllm.compat.vllm_modules import ABSENT, MODULES, UNUSABLE, describe_absent
 from shmllm.errors import RequestError, ShmLLMError
 
 
@@ -73,11 +76,11 @@ def test_names_are_those_of_shmllm() -> None:
 
 
 @pytest.mark.usefixtures("installed")
-@pytest.mark.parametrize("module", sorted(shim._MODULES))
+@pytest.mark.parametrize("module", sorted(MODULES))
 def test_every_name_of_every_module_exists(module: str) -> None:
     found = importlib.import_module(module)
-    assert found.__all__
-    for name in found.__all__:
+    assert found.__all__ or module == "vllm.version"
+    for name in MODULES[module].split():
         assert getattr(found, name) is not None
 
 
@@ -92,16 +95,83 @@ def test_the_version_is_found_in_the_metadata() -> None:
 
 
 @pytest.mark.usefixtures("installed")
-def test_missing_names_raise_an_error_with_the_name() -> None:
+@pytest.mark.parametrize(
+    ("source", "advice"),
+    [
+        ("import vllm.worker", "nearest thing is: LLM.collective_rpc"),
+        ("import vllm.entrypoints.openai.api_server", "nearest thing is: there is no server"),
+        ("from vllm.entrypoints.openai.protocol import X", "nearest thing is: there is no server"),
+        ("from vllm.sampling_params import GuidedDecodingParams", "is: StructuredOutputsParams"),
+        ("from vllm import GuidedDecodingParams", "is: StructuredOutputsParams"),
+        ("from vllm import SamplingParam", "nearest name is vllm.SamplingParams"),
+        ("from vllm import BeamSearchParams", "name is vllm.sampling_params.BeamSearchParams"),
+        ("import vllm; vllm.Nonsense", "nothing here corresponds to it"),
+        ("import vllm.platforms as p; p.current_platform.fp8_dtype()", "current_platform.fp8"),
+    ],
+)
+def test_an_absent_name_comes_with_the_nearest_thing(source: str, advice: str) -> None:
+    with pytest.raises((ImportError, AttributeError)) as caught:
+        exec(source)
+    assert advice in str(caught.value)
+    assert "python -m shmllm.compat" in str(caught.value)
+
+
+@pytest.mark.usefixtures("installed")
+def test_programs_can_ask_whether_a_name_exists() -> None:
+    vllm = importlib.import_module("vllm")
+    assert not hasattr(vllm, "worker")
     with pytest.raises(ModuleNotFoundError, match=r"vllm\.worker"):
         importlib.import_module("vllm.worker")
-    with pytest.raises(ImportError, match="ModelRegistry"):
-        exec("from vllm import ModelRegistry")
+    with pytest.raises(ImportError):
+        exec("from vllm.sampling_params import GuidedDecodingParams")
+
+
+def test_no_existing_name_is_listed_as_absent() -> None:
+    assert not set(ABSENT) & shim.ALL_MODULES
+    assert not set(ABSENT) & {f"{m}.{n}" for m, names in MODULES.items() for n in names.split()}
+    assert "vllm.lora.request.LoRARequest" in describe_absent("vllm.LoRARequest")
+
+
+@pytest.mark.usefixtures("installed")
+def test_unusable_names_can_be_imported() -> None:
     vllm = importlib.import_module("vllm")
-    with pytest.raises(AttributeError, match="ModelRegistry"):
-        _ = vllm.ModelRegistry
-    with pytest.raises(NotImplementedError, match="LoRARequest"):
+    with pytest.raises(NotImplementedError, match=r"LoRARequest .* merge the adapter"):
         vllm.lora.request.LoRARequest("name", 1, "path")
+    assert "LlamaForCausalLM" in vllm.ModelRegistry.get_supported_archs()
+    with pytest.raises(NotImplementedError, match="shmllm/models"):
+        vllm.ModelRegistry.register_model("Own", object)
+
+
+@pytest.mark.usefixtures("installed")
+def test_versions_can_be_compared() -> None:
+    vllm = importlib.import_module("vllm")
+    assert vllm.__version_tuple__[:3] == (0, 33, 0)
+    assert vllm.version.__version__ == vllm.__version__
+
+
+@pytest.mark.usefixtures("installed")
+def test_the_platform_is_the_device_that_torch_finds() -> None:
+    platform = importlib.import_module("vllm.platforms").current_platform
+    has_gpu = torch.cuda.is_available()
+    assert (platform.is_cuda(), platform.is_cpu()) == (has_gpu, not has_gpu)
+    assert not any((platform.is_rocm(), platform.is_xpu(), platform.is_tpu()))
+    assert platform.device_type == ("cuda" if has_gpu else "cpu")
+    assert (platform.get_device_capability() is not None) == has_gpu
+    assert platform.has_device_capability((99, 0)) is False
+    assert platform.device_count() == torch.cuda.device_count()
+
+
+def test_metrics_have_the_names_of_vllm() -> None:
+    metrics = importlib.import_module("shmllm.compat.vllm_metrics")
+    values = dict.fromkeys([*metrics.GAUGES.values(), *metrics.COUNTERS.values()], 3)
+    values |= {"kv_blocks_used": 1, "kv_blocks_total": 4, "step_ns": 5}
+    found = {each.name: each for each in metrics.as_metrics(values, "tiny")}
+    labels = {"model_name": "tiny", "engine": "0"}
+    assert found["vllm:num_requests_running"] == metrics.Gauge(
+        "vllm:num_requests_running", labels, 3.0
+    )
+    assert found["vllm:generation_tokens"] == metrics.Counter("vllm:generation_tokens", labels, 3)
+    assert found["vllm:kv_cache_usage_perc"].value == 0.25
 
 
 def test_a_real_vllm_is_not_shadowed(real_vllm: Path) -> None:
@@ -184,3 +254,32 @@ def test_a_program_beside_a_real_vllm_is_not_run(tmp_path: Path, real_vllm: Path
     assert done.stdout == b""
     assert str(real_vllm) in done.stderr.decode()
     assert "Traceback" not in done.stderr.decode()
+
+
+def test_without_a_module_it_says_what_exists(capsys: pytest.CaptureFixture[str]) -> None:
+    for argument in ([], ["--help"]):
+        sys_argv = ["shmllm.compat", *argument]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", sys_argv)
+            compat_main.main()
+        out = capsys.readouterr().out
+        assert "usage: python -m shmllm.compat MODULE" in out
+        for name in (*UNUSABLE, *ABSENT, "vllm.inputs", "SamplingParams"):
+            assert name in out
+        assert max(map(len, out.splitlines())) <= 80
+    assert not is_importable()
+
+
+def test_a_reader_that_has_read_enough_is_no_error() -> None:
+    done = run_source(
+        """
+        import json, subprocess, sys
+        process = subprocess.Popen(
+            [sys.executable, "-m", "shmllm.compat"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        process.stdout.close()
+        errors = process.stderr.read().decode()
+        print(json.dumps([process.wait(), errors]))
+        """
+    )
+    assert result_of(done) == [0, ""]

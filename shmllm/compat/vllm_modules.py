@@ -1,0 +1,194 @@
+"""The modules and names of vLLM that `import vllm` finds, and what stands nearest to the others.
+
+This module is the one list of them: the finder, the errors about absent names and `python -m
+shmllm.compat` read it. It imports none of the names.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from shmllm.errors import nearest
+
+VERSION = "0.33.0+shmllm"
+"""The version of vLLM whose offline API this package provides; clients compare it."""
+
+_SIMILAR = 0.7
+
+
+def _at(home: str, names: str) -> dict[str, str]:
+    return dict.fromkeys(names.split(), home)
+
+
+UNUSABLE = {
+    "ClassificationOutput": "LLM.embed; there are no classifiers",
+    "ClassificationRequestOutput": "LLM.embed; there are no classifiers",
+    "LoRARequest": "merge the adapter into the model's weights",
+    "get_ip": "shmllm opens no ports",
+    "trainer_init": "LLM.update_weights takes the tensors themselves",
+    "packed_nccl_broadcast_producer": "LLM.update_weights takes the tensors themselves",
+}
+"""Names that clients import whether or not they use them, and the nearest things."""
+
+_OUTPUTS = (
+    "CompletionOutput RequestOutput PoolingOutput PoolingRequestOutput EmbeddingOutput "
+    "EmbeddingRequestOutput ScoringOutput ScoringRequestOutput"
+)
+_CLASSES = "ClassificationOutput ClassificationRequestOutput"
+_SETTINGS = "AttentionConfig CompilationConfig KernelConfig ProfilerConfig StructuredOutputsConfig"
+_CONFIGS = "CacheConfig ModelConfig ParallelConfig SchedulerConfig VllmConfig"
+_METRICS = "Counter Gauge Histogram Metric Vector"
+
+HOMES = {
+    **_at("shmllm", f"SamplingParams RequestOutputKind StructuredOutputsParams {_OUTPUTS}"),
+    **_at("shmllm", "PoolingParams PoolerConfig TextPrompt TokensPrompt EmbedsPrompt Logprob"),
+    **_at("shmllm", "EngineDeadError BeamSearchParams RepetitionDetectionParams"),
+    "PromptType": "shmllm.frontend.input_processor:Prompt",
+    "VLLMClientError": "shmllm:RequestError",
+    "VLLMValidationError": "shmllm:RequestError",
+    "VLLMError": "shmllm:ShmLLMError",
+    **_at("shmllm.compat.vllm_names", "LLM AsyncLLM get_tokenizer"),
+    **_at("shmllm.compat.vllm_names", "resolve_chat_template RayPrometheusStatLogger"),
+    **_at("shmllm.compat.vllm_engine_args", f"EngineArgs AsyncEngineArgs {_CONFIGS}"),
+    **_at("shmllm.compat.vllm_config", _SETTINGS),
+    "CUDAGraphMode": "shmllm.config.graphs:CudaGraphMode",
+    **_at("shmllm.compat.vllm_metrics", _METRICS),
+    **_at("shmllm.compat.vllm_platforms", "current_platform"),
+    **_at("shmllm.compat.vllm_version", "__version__ __version_tuple__"),
+    **dict.fromkeys(UNUSABLE, "shmllm.compat.vllm_absent"),
+    "ModelRegistry": "shmllm.compat.vllm_absent",
+    "AsyncLLMEngine": "shmllm.compat.vllm_names:AsyncLLM",
+    "init_logger": "logging:getLogger",
+}
+"""The module that defines each name, as "module", or "module:name" if the names differ."""
+
+MODULES = {
+    "vllm": "LLM SamplingParams PoolingParams TextPrompt TokensPrompt PromptType EngineArgs "
+    f"AsyncEngineArgs AsyncLLMEngine ModelRegistry {_OUTPUTS} {_CLASSES} "
+    "__version__ __version_tuple__",
+    "vllm.config": f"PoolerConfig {_SETTINGS} {_CONFIGS} CUDAGraphMode",
+    "vllm.config.compilation": "CompilationConfig CUDAGraphMode",
+    "vllm.distributed.weight_transfer.nccl_common": "trainer_init",
+    "vllm.distributed.weight_transfer.packed_tensor": "packed_nccl_broadcast_producer",
+    "vllm.engine.arg_utils": "EngineArgs AsyncEngineArgs",
+    "vllm.engine.async_llm_engine": "AsyncLLMEngine",
+    "vllm.entrypoints.llm": "LLM",
+    "vllm.exceptions": "VLLMError VLLMClientError VLLMValidationError",
+    "vllm.inputs": "TextPrompt TokensPrompt EmbedsPrompt PromptType",
+    "vllm.inputs.llm": "TextPrompt TokensPrompt EmbedsPrompt PromptType",
+    "vllm.logger": "init_logger",
+    "vllm.logprobs": "Logprob",
+    "vllm.lora.request": "LoRARequest",
+    "vllm.model_executor.models": "ModelRegistry",
+    "vllm.outputs": f"{_OUTPUTS} {_CLASSES}",
+    "vllm.platforms": "current_platform",
+    "vllm.pooling_params": "PoolingParams",
+    "vllm.renderers.hf": "resolve_chat_template",
+    "vllm.sampling_params": "SamplingParams StructuredOutputsParams RequestOutputKind "
+    "BeamSearchParams RepetitionDetectionParams",
+    "vllm.tokenizers": "get_tokenizer",
+    "vllm.utils.network_utils": "get_ip",
+    "vllm.v1.engine.async_llm": "AsyncLLM",
+    "vllm.v1.engine.exceptions": "EngineDeadError",
+    "vllm.v1.metrics.ray_wrappers": "RayPrometheusStatLogger",
+    "vllm.v1.metrics.reader": _METRICS,
+    "vllm.version": "__version__ __version_tuple__",
+}
+"""The names of each module, separated by spaces."""
+
+_NO_SERVER = "there is no server; put shmllm.AsyncLLM behind your own"
+_NO_MEDIA = "there are no image, audio or video models"
+_ONE_PROCESS = "the engine is one process"
+
+ABSENT = {
+    "vllm.assets": _NO_MEDIA,
+    "vllm.attention": "each device has its own attention; `attention_config` is accepted",
+    "vllm.benchmarks": "`shmllm bench` measures generation and startup",
+    "vllm.compilation": "nothing is compiled; `compilation_config` sets CUDA graphs",
+    "vllm.distributed.parallel_state": _ONE_PROCESS,
+    "vllm.entrypoints.chat_utils": "a message is a dict with `role` and `content`",
+    "vllm.entrypoints.openai": _NO_SERVER,
+    "vllm.entrypoints.pooling": "LLM.encode, embed and score",
+    "vllm.envs": "the options of LLM; no environment variables of vLLM are read",
+    "vllm.forward_context": "LLM.collective_rpc and LLM.apply_model run code in the engine",
+    "vllm.initialize_ray_cluster": _ONE_PROCESS,
+    "vllm.model_executor.layers": "LLM.apply_model gives the model, whose class is shmllm's own",
+    "vllm.model_executor.model_loader": "LLM.update_weights replaces weights",
+    "vllm.multimodal": _NO_MEDIA,
+    "vllm.outputs.RequestError": '`finish_reason` "error" and `error` of an output of LLM.stream',
+    "vllm.plugins": "shmllm loads no plugins",
+    "vllm.reasoning": "split `outputs[0].text` at the model's end of thinking",
+    "vllm.sampling_params.GuidedDecodingParams": "StructuredOutputsParams",
+    "vllm.tool_parsers": "parse `outputs[0].text`, or force a form with StructuredOutputsParams",
+    "vllm.transformers_utils": "transformers.AutoConfig and AutoTokenizer",
+    "vllm.usage": "no usage is reported",
+    "vllm.v1.core": "the one scheduler has no interface; LLM.get_metrics shows its state",
+    "vllm.v1.executor": _ONE_PROCESS,
+    "vllm.v1.worker": "LLM.collective_rpc(function), whose first argument is the worker",
+    "vllm.worker": "LLM.collective_rpc(function), whose first argument is the worker",
+}
+"""Modules and names that do not exist, and the nearest thing that shmllm has."""
+
+
+class Found(NamedTuple):
+    """A name of a module.
+
+    Attributes:
+        home: the module that defines it.
+        name: the name there.
+    """
+
+    home: str
+    name: str
+
+
+def _with_parents() -> set[str]:
+    parts = (name.split(".") for name in MODULES)
+    return {".".join(p[: i + 1]) for p in parts for i in range(len(p))}
+
+
+ALL_MODULES = _with_parents()
+"""The names of all modules, with those packages that have no names of their own."""
+
+
+def names_of(module: str) -> list[str]:
+    """The names of a module."""
+    return MODULES.get(module, "").split()
+
+
+def find_name(module: str, name: str) -> Found | None:
+    """Where the name of a module is defined; None if the module does not have it."""
+    if name not in names_of(module):
+        return None
+    home, _, other_name = HOMES[name].partition(":")
+    return Found(home, other_name or name)
+
+
+def describe_absent(full_name: str) -> str:
+    """An error message for a module or name that does not exist, with the nearest thing."""
+    return (
+        f"shmllm's replacement for vLLM has no {full_name}; {_advice(full_name)}. "
+        "`python -m shmllm.compat` lists what exists"
+    )
+
+
+def _advice(full_name: str) -> str:
+    found = next((text for name, text in ABSENT.items() if _is_within(full_name, name)), None)
+    if found is not None:
+        return f"the nearest thing is: {found}"
+    name = full_name.rpartition(".")[2]
+    other = next((text for each, text in ABSENT.items() if each.endswith(f".{name}")), None)
+    if other is not None:
+        return f"the nearest thing is: {other}"
+    owners = [module for module in MODULES if name in names_of(module)]
+    if owners:
+        return f"the nearest name is {owners[0]}.{name}"
+    near = nearest(name, HOMES, _SIMILAR)
+    if near is not None:
+        owner = next(module for module in MODULES if near in names_of(module))
+        return f"the nearest name is {owner}.{near}"
+    return "nothing here corresponds to it"
+
+
+def _is_within(full_name: str, package: str) -> bool:
+    return full_name == package or full_name.startswith(f"{package}.")
