@@ -165,7 +165,9 @@ class LoadConfig(Section):
 class CacheConfig(Section):
     """The paged KV cache."""
 
-    block_size: int = option(16, "Tokens per KV block: 8, 16, 32 or 64.", OneOf((8, 16, 32, 64)))
+    block_size: int = option(
+        16, "Tokens per KV block: 8, 16, 32, 64 or 128.", OneOf((8, 16, 32, 64, 128))
+    )
     memory_bytes: int | None = option(
         None,
         "Bytes for keys and values, as a number or as text such as 512M or 1GiB.",

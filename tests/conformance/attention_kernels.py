@@ -145,7 +145,7 @@ class AttentionConformance:
     def test_head_sizes(self, draw, dtype, dim):
         Launch(draw, dtype, Case(((1, 19), (4, 9)), dim=dim)).check()
 
-    @pytest.mark.parametrize("block_size", [8, 16, 32, 64])
+    @pytest.mark.parametrize("block_size", [8, 16, 32, 64, 128])
     @pytest.mark.parametrize("tile", [16, 32])
     def test_block_sizes_and_tiles(self, draw, dtype, block_size, tile):
         config = replace(SMALL, tile=tile)

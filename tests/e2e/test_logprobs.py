@@ -84,7 +84,7 @@ def ask(llm: LLM, reference: Reference, **options: Any) -> list[Any]:
 LOCAL: dict[str, Any] = {"dtype": "float32", "multiprocess": False}
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {"dtype": "float32"},
-    "chunked": LOCAL | {"max_num_batched_tokens": 24, "max_num_seqs": 4},
+    "chunked": LOCAL | {"max_num_batched_tokens": 24, "max_num_seqs": 4, "block_size": 128},
     "no cache": LOCAL | {"enable_prefix_caching": False},
     "small blocks": LOCAL | {"block_size": 8, "max_num_seqs": 3},
 }

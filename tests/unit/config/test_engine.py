@@ -27,7 +27,7 @@ from shmllm.errors import EngineStartError
         (lambda: LoadConfig("m", max_model_len=1.5), "max_model_len must be .* got 1.5"),
         (
             lambda: CacheConfig(block_size=12),
-            r"block_size must be one of \(8, 16, 32, 64\), got 12",
+            r"block_size must be one of \(8, 16, 32, 64, 128\), got 12",
         ),
         (lambda: CacheConfig(memory_bytes=0), "kv_cache_memory_bytes must be .* got 0"),
         (lambda: CacheConfig(memory_bytes="1X"), "kv_cache_memory_bytes must be .* got '1X'"),

@@ -154,7 +154,7 @@ def check(layer: Layer, request: Request) -> None:
     torch.testing.assert_close(request.out.double(), layer.expected(request), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("block_size", [8, 16, 32, 64])
+@pytest.mark.parametrize("block_size", [8, 16, 32, 64, 128])
 @pytest.mark.parametrize("head_dim", [16, 20, 64, 80, 128])
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(4, 2), (9, 3), (8, 8), (8, 1)])
 def test_prefill_and_decode(num_heads, num_kv_heads, head_dim, block_size):
