@@ -276,8 +276,18 @@ class Dispatcher:
         self._client.wake()
 
     def call(self, method: Method, argument: Any = None) -> Any:
-        """Call a method of the engine and wait for the result; see `EngineClient.call`."""
-        return self._send(lambda: self._client.call(method, argument))
+        """Call a method of the engine and wait for the result; see `EngineClient.call`.
+
+        The outputs that the engine published before its answer have reached their groups when
+        this returns: after a pause, nothing arrives any more.
+        """
+
+        def call() -> Any:
+            answer = self._client.call(method, argument)
+            self._route(RequestGroup(), self._client.poll(0.0))
+            return answer
+
+        return self._send(call)
 
     def run_on_worker(self, call: RpcCall, timeout_s: float | None = None) -> Any:
         """See `EngineClient.run_on_worker`. Other threads wait for the result, too."""

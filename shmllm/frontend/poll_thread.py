@@ -81,12 +81,15 @@ class PollThread:
         self._put(lambda: self._discard(output_queue))
 
     def call(self, function: Callable[[], Result]) -> Future[Result]:
-        """Run a function in the thread. The future gets its result or its exception."""
+        """Run a function in the thread. The future gets its result or its exception, after the
+        consumers of all outputs that have arrived until then were woken."""
         future: Future[Result] = Future()
 
         def run() -> None:
             try:
-                future.set_result(function())
+                result = function()
+                self._deliver(self._dispatcher.collect(self._group, 0))
+                future.set_result(result)
             except Exception as error:
                 future.set_exception(error)
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Iterator
 
 import pytest
 from support.engines import assert_unused, named_engine, run_a_little, slow_steps
-from support.waiting import join_all, wait_until
+from support.waiting import PATIENCE_S, join_all, wait_until
 
-from shmllm import LLM, EnginePausedError, RequestError, SamplingParams
+from shmllm import LLM, AsyncLLM, EnginePausedError, RequestError, SamplingParams
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
@@ -165,3 +166,28 @@ def test_a_pause_aborts_the_requests_of_other_front_ends(name: str) -> None:
             run_a_little(llm)
             other.pause_generation("abort")
         assert llm.wait_for_completion(use_tqdm=False)[0].outputs[0].finish_reason == "abort"
+
+
+def test_no_output_reaches_a_coroutine_after_a_pause(name: str) -> None:
+    async def main() -> None:
+        sizes: list[int] = []
+        async with AsyncLLM.attach(name) as llm:
+
+            async def consume() -> None:
+                async for output in llm.generate(PROMPT, GREEDY):
+                    sizes.append(len(output.outputs[0].token_ids))
+
+            task = asyncio.create_task(consume())
+            for _ in range(10):
+                before = len(sizes)
+                while len(sizes) == before and not task.done():
+                    await asyncio.sleep(0.001)
+                await llm.pause_generation(mode="keep")
+                before = len(sizes)
+                await asyncio.sleep(0.02)
+                assert len(sizes) == before
+                await llm.resume_generation()
+            await task
+            assert sizes[-1] == NUM_TOKENS
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))

@@ -470,6 +470,39 @@ def test_requests_wait_for_the_end_of_a_pause_with_wait(make_llm):
     ]
 
 
+def test_no_output_arrives_after_a_pause(make_llm, monkeypatch):
+    llm, engine = make_llm()
+    call = engine.call
+
+    def end_the_step_in_flight(method, argument=None):
+        if method is Method.PAUSE:
+            engine._events.append(engine._step())
+            engine.steps_left = 0
+        return call(method, argument)
+
+    monkeypatch.setattr(engine, "call", end_the_step_in_flight)
+    outputs = []
+
+    async def consume():
+        async for output in llm.generate([5], params(1_000_000, DELTA)):
+            outputs.append(output)
+
+    async def main():
+        task = asyncio.create_task(consume())
+        for _ in range(20):
+            seen = len(outputs)
+            await until(lambda seen=seen: len(outputs) > seen)
+            await llm.pause_generation(mode="keep")
+            seen = len(outputs)
+            await asyncio.sleep(0.002)
+            assert len(outputs) == seen
+            engine.steps_left = None
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    run(main())
+
+
 def test_calls_do_not_wait_for_requests(make_llm):
     llm, engine = make_llm()
     engine.steps_left = 1
