@@ -23,7 +23,8 @@ class Constraint(Protocol):
         """Advance by one sampled token.
 
         Returns:
-            NONE if the output continues, STOP if the grammar allows no further token, ERROR if
-            the request cannot continue; `error` then says why.
+            NONE if the output continues, STOP if the grammar allows no further token but those
+            that end an output, ERROR if the request cannot continue; `error` then says why. An
+            end-of-sequence token may follow a STOP, which then is the result again.
         """
         ...

@@ -9,6 +9,7 @@ compute it before its value is known here.
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Sequence
 from enum import Enum, auto
@@ -70,6 +71,7 @@ class Request:
         "client",
         "constraint",
         "embeds",
+        "end_ids",
         "max_tokens",
         "next_prompt_logprob",
         "num_cached_blocks",
@@ -108,8 +110,9 @@ class Request:
         self.seed = seed
         room = max_model_len - self.num_prompt_tokens
         self.max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+        self.end_ids = frozenset(eos_token_ids)
         self.stop_ids = frozenset(params.stop_token_ids) | (
-            frozenset() if params.ignore_eos else frozenset(eos_token_ids)
+            frozenset() if params.ignore_eos else self.end_ids
         )
         if params.trace_decode_token_ids is not None:
             self.max_tokens = min(self.max_tokens, len(params.trace_decode_token_ids))
@@ -175,7 +178,8 @@ class Request:
         self.token_ids.append(token_id)
         if self.constraint is not None:
             finish = self.constraint.take(token_id)
-            if finish:
+            is_complete = finish is FinishReason.STOP and token_id not in self.end_ids
+            if finish and not (is_complete and self._can_end()):
                 return finish
         num_output = len(self.token_ids) - self.num_prompt_tokens
         if token_id in self.stop_ids and num_output > self.params.min_tokens:
@@ -188,6 +192,17 @@ class Request:
             if ends_in_repetition(tail[-num_output:], detection):
                 return FinishReason.REPETITION
         return FinishReason.NONE
+
+    def _can_end(self) -> bool:
+        """Whether an end-of-sequence token may be sampled next. If so, an output that its grammar
+        completes ends with one, as other outputs do."""
+        params = self.params
+        found = set(self.end_ids).difference(word[-1] for word in self.bad_words)
+        if params.allowed_token_ids is not None:
+            found.intersection_update(params.allowed_token_ids)
+        biases = params.logit_bias or {}
+        is_possible = any(biases.get(token, 0.0) > -math.inf for token in found)
+        return is_possible and self.num_output_tokens >= params.min_tokens
 
     def __repr__(self) -> str:
         return (

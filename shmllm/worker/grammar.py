@@ -44,7 +44,8 @@ class GrammarMatcher:
         """Advance by one sampled token.
 
         Returns:
-            STOP if no token may follow, ERROR if the output cannot go on (see `error`), else NONE.
+            STOP if no token but the end may follow, ERROR if the output cannot go on (see `error`),
+            else NONE.
         """
         matcher = self.matcher
         is_consumed = matcher.consume_token(token_id)

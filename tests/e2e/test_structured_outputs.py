@@ -109,6 +109,8 @@ def test_other_options_do_not_change_how_it_ends(llm: LLM, options: dict[str, An
     (output,) = run(llm, ["Is it?"], params)
     assert output.outputs[0].finish_reason == "stop"
     assert output.outputs[0].text in (("yes", "no") if params.detokenize else ("",))
+    assert output.outputs[0].token_ids[-1] in llm.facts.eos_token_ids
+    assert len(output.outputs[0].token_ids) > 1
 
 
 def test_a_complete_match_ends_the_output_before_min_tokens(llm: LLM) -> None:
@@ -117,6 +119,7 @@ def test_a_complete_match_ends_the_output_before_min_tokens(llm: LLM) -> None:
     )
     (output,) = run(llm, ["x"], params)
     assert (output.outputs[0].text, output.outputs[0].finish_reason) == ("a", "stop")
+    assert output.outputs[0].token_ids[-1] not in llm.facts.eos_token_ids
 
 
 def test_before_min_tokens_a_longer_match_is_continued(llm: LLM) -> None:

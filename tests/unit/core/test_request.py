@@ -7,6 +7,7 @@ from array import array
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.fakes import FakeConstraint
 
 from shmllm.core.request import Request, RequestStatus, ends_in_repetition
 from shmllm.outputs.columns import FinishReason
@@ -65,6 +66,51 @@ def test_the_first_min_tokens_tokens_cannot_stop(min_tokens):
 
 def test_min_tokens_does_not_lengthen_the_output():
     assert finishes(make_request(min_tokens=2, max_tokens=2), [7, 7]) == [None, "length"]
+
+
+INF = float("inf")
+
+
+def constrained(length, *, bad_words=(), **options):
+    submitted = EngineCoreRequest(1, [1], SamplingParams(**options), bad_words=bad_words)
+    request = Request(0, submitted, seed=0, max_model_len=100, eos_token_ids=EOS)
+    request.constraint = FakeConstraint(length)
+    return request
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"ignore_eos": True},
+        {"min_tokens": 2},
+        {"allowed_token_ids": [20, 8]},
+        {"logit_bias": {7: -INF, 8: -50}},
+        {"bad_words": ((9, 7), (20,))},
+    ],
+)
+def test_a_complete_match_continues_up_to_an_end_token(options):
+    request = constrained(2, **options)
+    assert finishes(request, [20, 21]) == [None, None]
+    request.constraint = FakeConstraint(1)  # llguidance's takes an end token after it stopped
+    assert finishes(request, [8]) == ["stop"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"min_tokens": 3},
+        {"allowed_token_ids": [20, 21]},
+        {"logit_bias": {7: -INF, 8: -INF}},
+        {"bad_words": ((7,), (9, 8))},
+    ],
+)
+def test_a_complete_match_ends_the_output_where_no_end_token_is_possible(options):
+    assert finishes(constrained(2, **options), [20, 21]) == [None, "stop"]
+
+
+def test_a_complete_match_without_room_for_an_end_token_ends_by_its_length():
+    assert finishes(constrained(2, max_tokens=2), [20, 21]) == [None, "length"]
 
 
 def test_prompt_tokens_never_stop():
