@@ -21,7 +21,7 @@ and says what the user can do.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -47,7 +47,17 @@ class ShmLLMError(Exception):
 
 
 class RequestError(ShmLLMError, ValueError):
-    """The request is invalid. Nothing was queued, and the engine keeps running."""
+    """The request is invalid. Nothing was queued, and the engine keeps running.
+
+    Attributes:
+        parameter: the name of the parameter that is wrong; None if it is not one of them.
+        value: its value, or None.
+    """
+
+    def __init__(self, *message: object, parameter: str | None = None, value: Any = None) -> None:
+        super().__init__(*message)
+        self.parameter = parameter
+        self.value = value
 
 
 class EnginePausedError(RequestError):

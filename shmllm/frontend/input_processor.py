@@ -302,19 +302,28 @@ class InputProcessor:
 
     def _check_token_ids(self, name: str, ids: list[int], min_room: int) -> None:
         if not ids:
-            raise RequestError(f"{name} is empty: the model needs at least one token")
+            raise RequestError(
+                f"{name} is empty: the model needs at least one token, so the decoder prompt "
+                "cannot be empty"
+            )
         most = self._info.max_model_len
         if len(ids) > most - min_room:
             raise RequestError(
-                f"{name} has {len(ids):,} tokens; max_model_len is {most:,} tokens of prompt and "
-                f"output together, so a prompt may have at most {most - min_room:,}"
+                f"{name} has {len(ids):,} tokens; max_model_len is {most:,}, so a prompt may have "
+                f"at most {most - min_room:,}: the maximum context length is {most} tokens of "
+                "prompt and output together. Please reduce the length of the prompt",
+                parameter="input_tokens",
+                value=len(ids),
             )
         vocab_size = self._info.vocab_size
         low, high = min(ids), max(ids)
         if low < 0 or high >= vocab_size:
+            wrong = low if low < 0 else high
             raise RequestError(
-                f"{name} has token id {low if low < 0 else high}; the vocabulary has ids from 0 "
-                f"to {vocab_size - 1}"
+                f"{name} has token id {wrong}; the vocabulary has ids from 0 to {vocab_size - 1}, "
+                "so it is out of vocabulary",
+                parameter="prompt_token_ids",
+                value=wrong,
             )
 
 

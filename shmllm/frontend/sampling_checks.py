@@ -71,7 +71,10 @@ class SamplingChecks:
         highest = max(token_ids, default=0)
         if highest >= self._vocab_size:
             raise RequestError(
-                f"{name} has {highest}; the vocabulary has ids from 0 to {self._vocab_size - 1}"
+                f"{name} has {highest}; the vocabulary has ids from 0 to {self._vocab_size - 1}, "
+                "so it is out of vocabulary",
+                parameter=name,
+                value=highest,
             )
 
     def _require_few(self, name: str, count: int | None) -> None:
@@ -81,7 +84,9 @@ class SamplingChecks:
         if wanted > self._max_logprobs:
             raise RequestError(
                 f"{name}={count} asks for {wanted:,} tokens at each position; the engine's "
-                f"max_logprobs is {self._max_logprobs:,}: start it with a larger one, or with -1"
+                f"max_logprobs is {self._max_logprobs:,}: start it with a larger one, or with -1",
+                parameter=name,
+                value=count,
             )
 
     def _bad_words(self, words: Iterable[str]) -> TokenSequences:

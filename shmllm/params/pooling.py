@@ -105,7 +105,9 @@ class PoolingParams:
 
     def _require(self, name: str, valid: bool, allowed: str) -> None:
         if not valid:
-            raise RequestError(f"{name} must be {allowed}, got {getattr(self, name)!r}")
+            value = getattr(self, name)
+            message = f"{name} must be {allowed}, got {value!r}"
+            raise RequestError(message, parameter=name, value=value)
 
 
 @dataclass(frozen=True, slots=True)

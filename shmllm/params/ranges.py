@@ -124,7 +124,7 @@ RANGES = {
     "include_stop_str_in_output": _FLAG,
     "ignore_eos": _FLAG,
     "max_tokens": _or_none(_whole_number(1, ""), "None or a whole number of at least 1"),
-    "min_tokens": _whole_number(0, "a whole number of at least 0"),
+    "min_tokens": _whole_number(0, "greater than or equal to 0 and a whole number"),
     "logprobs": _COUNT,
     "prompt_logprobs": _COUNT,
     "logprob_token_ids": _or_none(

@@ -278,8 +278,9 @@ class SamplingParams(_Fields):
 
     def _require(self, name: str, valid: bool, allowed: str) -> None:
         if not valid:
-            got = _SHORT.repr(getattr(self, name))
-            raise RequestError(f"{name} must be {allowed}, got {got}")
+            value = getattr(self, name)
+            message = f"{name} must be {allowed}, got {_SHORT.repr(value)}"
+            raise RequestError(message, parameter=name, value=value)
 
     def _check(self, names: Iterable[str]) -> None:
         """Check the fields `names`. The constructor passes only the given ones: checking the
@@ -292,7 +293,7 @@ class SamplingParams(_Fields):
                 self._check_object(name)
         limit = self.max_tokens
         if limit is not None and self.min_tokens > limit:
-            self._require("min_tokens", False, f"at most max_tokens ({limit})")
+            self._require("min_tokens", False, f"less than or equal to max_tokens ({limit})")
         if self.stop and not self.detokenize:
             self._require("stop", False, "empty when detokenize is False")
         if self.logprob_token_ids is not None and self.num_logprobs != len(self.logprob_token_ids):

@@ -98,7 +98,7 @@ BAD_PROMPTS = [
     ([1.0], "got list"),
     ([True], "got list"),
     (["a", "b"], "got list"),
-    ([], "is empty: the model needs at least one token"),
+    ([], "is empty: .* the decoder prompt cannot be empty"),
     ((), "is empty"),
     ("", "is empty"),
     ({"prompt": ""}, "is empty"),
@@ -114,11 +114,11 @@ BAD_PROMPTS = [
     ({"prompt_token_ids": [1.5]}, "'prompt_token_ids' must be a list of whole numbers"),
     ({"prompt_token_ids": 5}, "'prompt_token_ids' must be a list of whole numbers"),
     ({"prompt": "a", "cache_salt": 5}, "'cache_salt' must be a str, got int"),
-    ([5] * 32, "has 32 tokens; max_model_len is 32 .* so a prompt may have at most 31"),
+    ([5] * 32, "has 32 tokens; max_model_len is 32, so a prompt may have at most 31"),
     ([5] * 1234, "has 1,234 tokens"),
-    ("x" * 4000, r"has \d,\d+ tokens; max_model_len is 32"),
+    ("x" * 4000, r"maximum context length is 32 tokens .* Please reduce the length"),
     ([5, 600], "has token id 600; the vocabulary has ids from 0 to 599"),
-    ([5, -1], "has token id -1; the vocabulary has ids from 0 to 599"),
+    ([5, -1], "token id -1; the vocabulary has ids from 0 to 599, so it is out of vocabulary"),
     ([-1, 600], "has token id -1"),
     ([2**40], "has token id 1099511627776"),
     ("lone \ud800 surrogate", "lone surrogate"),
@@ -135,6 +135,12 @@ def test_the_error_for_a_bad_prompt_says_what_is_wrong(processor, prompt, words)
 def test_the_error_for_a_bad_prompt_in_a_batch_names_it(processor, prompt, words):
     with pytest.raises(RequestError, match=f"line 7.*{words}"):
         prepare(processor, [1], prompt, "good", names=["line 2", "line 7", "line 9"])
+
+
+def test_an_error_has_the_parameter_and_its_value(processor):
+    with pytest.raises(RequestError) as caught:
+        prepare(processor, [5] * 33)
+    assert (caught.value.parameter, caught.value.value) == ("input_tokens", 33)
 
 
 @pytest.mark.parametrize(

@@ -38,9 +38,9 @@ NAN, INF = float("nan"), float("inf")
         ({"seed": -(2**63) - 1}, "seed must be "),
         ({"max_tokens": 0}, "max_tokens must be None or a whole number of at least 1, got 0"),
         ({"max_tokens": 2.0}, "max_tokens must be .* got 2.0"),
-        ({"min_tokens": -1}, "min_tokens must be a whole number of at least 0, got -1"),
-        ({"min_tokens": 17}, r"min_tokens must be at most max_tokens \(16\), got 17"),
-        ({"min_tokens": 3, "max_tokens": 2}, r"at most max_tokens \(2\), got 3"),
+        ({"min_tokens": -1}, "min_tokens must be greater than or equal to 0 and .*, got -1"),
+        ({"min_tokens": 17}, r"min_tokens must be less than or equal to max_tokens \(16\), got 17"),
+        ({"min_tokens": 3, "max_tokens": 2}, r"equal to max_tokens \(2\), got 3"),
         ({"stop": ""}, "stop must be a non-empty string or a list of them, got "),
         ({"stop": ["a", ""]}, "stop must be .* got "),
         ({"stop": [b"a"]}, "stop must be "),
@@ -371,3 +371,11 @@ def test_a_message_shows_the_beginning_of_a_long_list() -> None:
     with pytest.raises(RequestError, match="stop_token_ids") as caught:
         SamplingParams(stop_token_ids=[-1] * 1_000_000)
     assert len(str(caught.value)) < 500
+
+
+def test_an_error_has_the_parameter_and_its_value():
+    with pytest.raises(RequestError) as caught:
+        SamplingParams(top_p=7)
+    assert (caught.value.parameter, caught.value.value) == ("top_p", 7)
+    copied = pickle.loads(pickle.dumps(caught.value))
+    assert (str(copied), copied.parameter) == (str(caught.value), "top_p")
