@@ -53,6 +53,7 @@ class EngineInfo:
     device_uuid: str = ""
     async_scheduling: bool = False
     graphs: str = ""
+    enable_prefix_caching: bool = True
     warnings: tuple[str, ...] = ()
 
     @property

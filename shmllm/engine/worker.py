@@ -41,6 +41,10 @@ class Worker:
     def model(self) -> Any:
         return self.model_runner.model
 
+    def get_model(self) -> Any:
+        """The model, as the method of vLLM's worker returns it."""
+        return self.model
+
     @property
     def device(self) -> Any:
         weight, *_ = next(iter(self.model.named_weights().values()))

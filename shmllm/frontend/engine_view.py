@@ -49,6 +49,8 @@ class EngineHost(Protocol):
 
     def is_sleeping(self) -> bool: ...
 
+    def _num_unfinished(self) -> int: ...
+
 
 class ModelConfigView:
     """The configuration of the model.
@@ -96,6 +98,11 @@ class ModelConfigView:
     def get_hidden_size(self) -> int:
         return int(self.hf_config.hidden_size)
 
+    @property
+    def embedding_size(self) -> int:
+        """The number of components of an embedding without `dimensions`."""
+        return self._host.facts.hidden_size
+
     def get_diff_sampling_param(self) -> dict[str, Any]:
         """The sampling defaults in the model's generation_config.json."""
         return dict(self._host.model_defaults)
@@ -115,11 +122,13 @@ class CacheConfigView:
     Attributes:
         block_size: the number of tokens per block.
         num_gpu_blocks: the number of blocks, on a CPU as well.
+        enable_prefix_caching: whether requests reuse the blocks of equal prefixes.
         num_cpu_blocks: always 0.
     """
 
     block_size: int
     num_gpu_blocks: int
+    enable_prefix_caching: bool
     num_cpu_blocks: int = 0
 
 
@@ -214,7 +223,7 @@ class EngineView:
         info = host.facts
         self.vllm_config = VllmConfigView(
             ModelConfigView(host),
-            CacheConfigView(info.block_size, info.num_blocks),
+            CacheConfigView(info.block_size, info.num_blocks, info.enable_prefix_caching),
             SchedulerConfigView(info.max_num_seqs, info.max_model_len),
         )
         self.model_config = self.vllm_config.model_config
@@ -229,6 +238,7 @@ class EngineView:
         self.sleep = host.sleep
         self.wake_up = host.wake_up
         self.is_sleeping = host.is_sleeping
+        self.get_num_unfinished_requests = host._num_unfinished
 
     @property
     def tokenizer(self) -> Any:

@@ -23,6 +23,11 @@ class Enqueued:
         self._group = RequestGroup(is_kept=True)
         self._states: list[RequestState] = []
 
+    @property
+    def num_open(self) -> int:
+        """How many of the requests have not ended yet."""
+        return self._group.num_open
+
     def add(self, requests: Sequence[PreparedRequest]) -> list[str]:
         """Queue requests after the earlier ones. Returns their request ids."""
         before = self._states

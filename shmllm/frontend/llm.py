@@ -670,6 +670,10 @@ class LLM:
         self.facts = front_end.info
         self.model_defaults = front_end.model_defaults
 
+    def _num_unfinished(self) -> int:
+        """How many queued requests have not ended, for `llm_engine`."""
+        return self._enqueued.num_open
+
     def _stats(self) -> dict[str, int]:
         self._dispatcher.check_open()
         return self._client.stats()

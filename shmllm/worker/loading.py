@@ -150,6 +150,7 @@ def make_info(
         device_uuid=device_uuid,
         async_scheduling=async_scheduling,
         graphs=graphs,
+        enable_prefix_caching=config.cache.enable_prefix_caching,
         warnings=(*((size.warning,) if size.warning else ()), *warnings),
     )
 

@@ -16,7 +16,13 @@ class Host:
 
     def __init__(self):
         directory = str(resolve_model("tiny"))
-        self.facts = info(model_directory=directory, max_model_len=77, dtype="bfloat16")
+        self.facts = info(
+            model_directory=directory,
+            max_model_len=77,
+            dtype="bfloat16",
+            hidden_size=256,
+            enable_prefix_caching=False,
+        )
         self.model_defaults = {"top_k": 5}
 
     def get_tokenizer(self):
@@ -43,6 +49,9 @@ class Host:
     def is_sleeping(self):
         return True
 
+    def _num_unfinished(self):
+        return 3
+
 
 def test_the_attributes_that_programs_for_vllm_read():
     engine = EngineView(Host())
@@ -56,6 +65,9 @@ def test_the_attributes_that_programs_for_vllm_read():
     assert config.get_hidden_size() == config.hf_config.hidden_size == written["hidden_size"]
     assert engine.vllm_config.model_config is config
     assert engine.cache_config.block_size == 4
+    assert not engine.vllm_config.cache_config.enable_prefix_caching
+    assert config.embedding_size == written["hidden_size"]
+    assert engine.get_num_unfinished_requests() == 3
     assert engine.scheduler_config.max_num_seqs == 8
     assert engine.parallel_config.world_size == 1
     assert engine.get_tokenizer() == engine.tokenizer == "tokenizer"

@@ -24,6 +24,15 @@ def test_outputs_are_in_the_order_of_enqueueing_with_the_returned_ids(make_llm):
     assert [len(output.outputs[0].token_ids) for output in outputs] == [3, 1, 2, 1]
 
 
+def test_the_engine_view_counts_the_queued_requests(make_llm):
+    llm, _ = make_llm()
+    assert llm.llm_engine.get_num_unfinished_requests() == 0
+    llm.enqueue([[5]] * 3)
+    assert llm.llm_engine.get_num_unfinished_requests() == 3
+    llm.wait_for_completion(use_tqdm=False)
+    assert llm.llm_engine.get_num_unfinished_requests() == 0
+
+
 def test_outputs_are_returned_only_once(make_llm):
     llm, _ = make_llm()
     llm.enqueue([[5]] * 3)
