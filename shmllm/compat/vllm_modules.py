@@ -51,6 +51,7 @@ HOMES = {
     **_at("shmllm.compat.vllm_names", "resolve_chat_template RayPrometheusStatLogger"),
     **_at("shmllm.compat.vllm_engine_args", f"EngineArgs AsyncEngineArgs {_CONFIGS}"),
     **_at("shmllm.compat.vllm_config", _SETTINGS),
+    "LLMEngine": "shmllm.compat.vllm_engine",
     "CUDAGraphMode": "shmllm.config.graphs:CudaGraphMode",
     **_at("shmllm.compat.vllm_metrics", _METRICS),
     **_at("shmllm.compat.vllm_platforms", "current_platform"),
@@ -64,7 +65,7 @@ HOMES = {
 
 MODULES = {
     "vllm": "LLM SamplingParams PoolingParams TextPrompt TokensPrompt PromptType EngineArgs "
-    f"AsyncEngineArgs AsyncLLMEngine ModelRegistry {_OUTPUTS} {_CLASSES} "
+    f"AsyncEngineArgs AsyncLLMEngine LLMEngine ModelRegistry {_OUTPUTS} {_CLASSES} "
     "__version__ __version_tuple__",
     "vllm.config": f"PoolerConfig {_SETTINGS} {_CONFIGS} CUDAGraphMode",
     "vllm.config.compilation": "CompilationConfig CUDAGraphMode",
@@ -72,6 +73,7 @@ MODULES = {
     "vllm.distributed.weight_transfer.packed_tensor": "packed_nccl_broadcast_producer",
     "vllm.engine.arg_utils": "EngineArgs AsyncEngineArgs",
     "vllm.engine.async_llm_engine": "AsyncLLMEngine",
+    "vllm.engine.llm_engine": "LLMEngine",
     "vllm.entrypoints.llm": "LLM",
     "vllm.exceptions": "VLLMError VLLMClientError VLLMValidationError",
     "vllm.inputs": "TextPrompt TokensPrompt EmbedsPrompt PromptType",
@@ -90,6 +92,7 @@ MODULES = {
     "vllm.utils.network_utils": "get_ip",
     "vllm.v1.engine.async_llm": "AsyncLLM",
     "vllm.v1.engine.exceptions": "EngineDeadError",
+    "vllm.v1.engine.llm_engine": "LLMEngine",
     "vllm.v1.metrics.ray_wrappers": "RayPrometheusStatLogger",
     "vllm.v1.metrics.reader": _METRICS,
     "vllm.version": "__version__ __version_tuple__",

@@ -14,8 +14,13 @@ import shmllm.frontend.async_llm
 import shmllm.frontend.llm
 from shmllm.compat.vllm_metrics import Metric, as_metrics
 from shmllm.compat.vllm_options import translate
+from shmllm.compat.vllm_tokenization import tokenize
 from shmllm.errors import RequestError
-from shmllm.outputs.pooling import PoolingOutput, PoolingRequestOutput
+from shmllm.outputs.pooling import (
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+)
 from shmllm.outputs.request import RequestOutput
 
 logger = logging.getLogger(__name__)
@@ -35,11 +40,32 @@ class LLM(shmllm.frontend.llm.LLM):
         super().__init__(**translate({"model": model, **options}))
 
     def generate(
-        self, prompts: Any, sampling_params: Any = None, *, use_tqdm: Any = True, **options: Any
+        self,
+        prompts: Any,
+        sampling_params: Any = None,
+        *,
+        use_tqdm: Any = True,
+        tokenization_kwargs: Any = None,
+        priority: Any = None,
+        **options: Any,
     ) -> list[RequestOutput]:
-        return super().generate(
-            without_nones(prompts), sampling_params, use_tqdm=bool(use_tqdm), **known(options)
-        )
+        prepared = self.prepare_prompts(prompts, tokenization_kwargs)
+        given = known(options | {"priority": self.usable_priority(priority)})
+        return super().generate(prepared, sampling_params, use_tqdm=bool(use_tqdm), **given)
+
+    def enqueue(
+        self,
+        prompts: Any,
+        sampling_params: Any = None,
+        *,
+        use_tqdm: Any = True,
+        tokenization_kwargs: Any = None,
+        priority: Any = None,
+        **options: Any,
+    ) -> list[str]:
+        prepared = self.prepare_prompts(prompts, tokenization_kwargs)
+        given = known(options | {"priority": self.usable_priority(priority)})
+        return super().enqueue(prepared, sampling_params, use_tqdm=bool(use_tqdm), **given)
 
     def chat(
         self,
@@ -47,10 +73,61 @@ class LLM(shmllm.frontend.llm.LLM):
         sampling_params: Any = None,
         use_tqdm: Any = True,
         lora_request: Any = None,
+        *,
+        priority: Any = None,
+        chat_template_content_format: Any = "auto",
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> list[RequestOutput]:
-        given = known({"lora_request": lora_request, **options})
-        return super().chat(messages, sampling_params, use_tqdm=bool(use_tqdm), **given)
+        priority = self.usable_priority(priority)
+        given = known({"lora_request": lora_request, "priority": priority, **options})
+        variables = dict(chat_template_kwargs or {})
+        variables["chat_template_content_format"] = chat_template_content_format
+        return super().chat(
+            messages,
+            sampling_params,
+            use_tqdm=bool(use_tqdm),
+            chat_template_kwargs=variables,
+            **given,
+        )
+
+    def encode(
+        self,
+        prompts: Any,
+        pooling_params: Any = None,
+        *,
+        use_tqdm: Any = True,
+        tokenization_kwargs: Any = None,
+        **options: Any,
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        prepared = self.prepare_prompts(prompts, tokenization_kwargs, min_room=0)
+        return super().encode(prepared, pooling_params, use_tqdm=bool(use_tqdm), **known(options))
+
+    def embed(
+        self,
+        prompts: Any,
+        *,
+        use_tqdm: Any = True,
+        tokenization_kwargs: Any = None,
+        **options: Any,
+    ) -> list[EmbeddingRequestOutput]:
+        prepared = self.prepare_prompts(prompts, tokenization_kwargs, min_room=0)
+        return super().embed(prepared, use_tqdm=bool(use_tqdm), **known(options))
+
+    def prepare_prompts(self, prompts: Any, tokenization_kwargs: Any, min_room: int = 1) -> Any:
+        given = without_nones(prompts)
+        return tokenize(self.front_end, given, tokenization_kwargs, min_room=min_room)
+
+    def usable_priority(self, priority: Any) -> Any:
+        """The priorities, or zeros with a warning if the engine does not schedule by them."""
+        values = list(priority) if isinstance(priority, list | tuple) else [priority]
+        if self.facts.scheduling_policy == "priority" or not any(values):
+            return priority
+        logger.warning(
+            "priority has no effect: this engine schedules first come, first served; start it "
+            "with scheduling_policy='priority'"
+        )
+        return [0] * len(values) if isinstance(priority, list | tuple) else 0
 
     def get_metrics(self) -> list[Metric]:  # type: ignore[override]
         """The engine's counters and gauges that vLLM has, too."""

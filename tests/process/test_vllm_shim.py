@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from support.waiting import PATIENCE_S
 
 import shmllm
 from shmllm.compat import vllm as shim
@@ -112,3 +114,92 @@ def test_metrics_are_objects_with_the_names_of_vllm(llm: Any) -> None:
     assert isinstance(after["vllm:num_requests_running"], Gauge)
     assert not llm.is_sleeping()
     assert not llm.is_paused()
+
+
+def test_prompts_are_cut(llm: Any) -> None:
+    def tokens(outputs: list[Any]) -> list[int]:
+        return list(outputs[0].prompt_token_ids)
+
+    def cut(**kwargs: Any) -> list[int]:
+        return tokens(llm.generate(PROMPTS[1], tokenization_kwargs=kwargs, use_tqdm=False))
+
+    whole = llm.get_tokenizer().encode(PROMPTS[1])
+    assert tokens(llm.generate(PROMPTS[1], use_tqdm=False)) == whole
+    assert cut(truncate_prompt_tokens=2) == whole[-2:]
+    assert cut(truncate_prompt_tokens=2, truncation_side="right") == whole[:2]
+    assert cut(truncate_prompt_tokens=-1, add_special_tokens=False) == whole
+    long = {"prompt_token_ids": [5] * 3000}
+    most = llm.model_config.max_model_len
+    given = {"truncate_prompt_tokens": -1}
+    assert len(tokens(llm.embed(long, tokenization_kwargs=given, use_tqdm=False))) == most
+    outputs = llm.embed(PROMPTS[1], tokenization_kwargs={"truncate_prompt_tokens": 2})
+    assert tokens(outputs) == whole[:2]
+    with pytest.raises(RequestError, match=f"a whole number up to {most - 1}") as caught:
+        cut(truncate_prompt_tokens=most)
+    assert caught.value.parameter == "truncate_prompt_tokens"
+    with pytest.raises(TypeError, match="truncate_prompt_tokens"):
+        cut(truncate_prompt_token=2)
+
+
+def test_a_priority_without_effect_is_a_warning(llm: Any, caplog: pytest.LogCaptureFixture) -> None:
+    params = shmllm.SamplingParams(max_tokens=1)
+    assert len(llm.generate(PROMPTS, params, priority=[0, 3], use_tqdm=False)) == 2
+    assert "priority has no effect" in caplog.text
+    with pytest.raises(RequestError, match="2 prompts and 1 priorities"):
+        llm.generate(PROMPTS, params, priority=[3])
+    caplog.clear()
+    assert len(llm.chat([{"role": "user", "content": "x"}], params, priority=1)) == 1
+    assert "priority has no effect" in caplog.text
+    with pytest.raises(RequestError, match="has no effect"):
+        shmllm.LLM.generate(llm, PROMPTS, params, priority=3)
+
+
+def test_contents_have_the_format_that_the_caller_chose(llm: Any) -> None:
+    template = "{{ messages[0].content }}"
+
+    def prompt(content: Any, chosen: str) -> str:
+        messages = [{"role": "user", "content": content}]
+        outputs = llm.chat(
+            messages,
+            shmllm.SamplingParams(max_tokens=1),
+            chat_template=template,
+            chat_template_content_format=chosen,
+        )
+        return str(outputs[0].prompt)
+
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert prompt(parts, "auto") == prompt(parts, "string") == "a\nb"
+    assert prompt(parts, "openai") == str(parts)
+    assert prompt("a", "openai") == str(parts[:1])
+    with pytest.raises(RequestError, match="auto, string or openai, got 'other'"):
+        prompt("a", "other")
+
+
+def test_an_engine_is_stepped(llm: Any) -> None:
+    from vllm import LLMEngine, SamplingParams
+
+    engine = LLMEngine(llm)
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    expected = texts(llm.generate(PROMPTS, params, use_tqdm=False))
+    for name, text in zip(("a", "b"), PROMPTS, strict=True):
+        assert engine.add_request(name, text, params) == name
+    engine.add_request("c", PROMPTS[0], SamplingParams(max_tokens=1000, ignore_eos=True))
+    with pytest.raises(RequestError, match="'a' is in use"):
+        engine.add_request("a", PROMPTS[0], params)
+    assert engine.get_num_unfinished_requests() == 3
+    engine.abort_request(["c", "unknown"])
+    ended, lengths = {}, []
+    deadline = time.monotonic() + PATIENCE_S
+    while engine.has_unfinished_requests():
+        assert time.monotonic() < deadline
+        for output in engine.step():
+            lengths.append(len(output.outputs[0].token_ids))
+            if output.finished:
+                ended[output.request_id] = output.outputs[0].text
+    assert ended == dict(zip(("a", "b"), expected, strict=True))
+    assert max(lengths) == 8
+    assert engine.step() == []
+    assert engine.vllm_config.model_config.max_model_len == llm.model_config.max_model_len
+    assert {metric.name for metric in engine.get_metrics()} > {"vllm:num_preemptions"}
+    with pytest.raises(AttributeError):
+        _ = engine.no_such_thing

@@ -112,6 +112,7 @@ def render_chat(
     add_generation_prompt: bool,
     continue_final_message: bool,
     tools: Sequence[Mapping[str, Any]] | None,
+    content_format: str = "auto",
     variables: Mapping[str, Any],
 ) -> str:
     """Render one conversation.
@@ -122,6 +123,8 @@ def render_chat(
         add_generation_prompt: a variable of the template.
         continue_final_message: end the prompt directly after the text of the last message.
         tools: JSON schemas of tools, a variable of the template.
+        content_format: "string" joins text parts, "openai" makes every content a list of parts,
+            and "auto" keeps lists if the template reads them.
         variables: special tokens and further variables of the template, by name.
 
     Raises:
@@ -132,7 +135,7 @@ def render_chat(
             "continue_final_message=True needs add_generation_prompt=False: a prompt either goes "
             "on with the last message or opens a new one"
         )
-    conversation = checked_messages(messages, keep_parts=bool(_READS_PARTS.search(template)))
+    conversation = _with_contents(messages, content_format, template)
     final_text = _mark_final_text(conversation) if continue_final_message else ""
     context = {
         "documents": None,
@@ -148,6 +151,20 @@ def render_chat(
             f"the chat template failed ({type(error).__name__}): {one_line(error)}"
         ) from error
     return _cut_at_mark(prompt, final_text) if continue_final_message else prompt
+
+
+def _with_contents(messages: object, content_format: str, template: str) -> list[dict[str, Any]]:
+    """The checked messages, whose contents have the format."""
+    if content_format not in ("auto", "string", "openai"):
+        raise RequestError(
+            f"chat_template_content_format must be auto, string or openai, got {content_format!r}"
+        )
+    reads_parts = content_format == "auto" and bool(_READS_PARTS.search(template))
+    conversation = checked_messages(messages, keep_parts=reads_parts or content_format == "openai")
+    for message in conversation:
+        if content_format == "openai" and isinstance(message.get("content"), str):
+            message["content"] = [{"type": "text", "text": message["content"]}]
+    return conversation
 
 
 def _mark_final_text(conversation: list[dict[str, Any]]) -> str:

@@ -167,6 +167,7 @@ class Tokenizer:
         continue_final_message: bool = False,
         chat_template: str | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_content_format: str = "auto",
         **kwargs: Any,
     ) -> str:
         """Render a conversation as a prompt text, with the model's chat template.
@@ -182,6 +183,8 @@ class Tokenizer:
             chat_template: the source of a template, or the name of one of the model's
                 templates; None uses the model's default.
             tools: the JSON schemas of tools.
+            chat_template_content_format: the form in which the template gets contents: "string",
+                "openai" for lists of parts, or "auto" for lists if the template reads them.
             **kwargs: further variables of the template.
 
         Raises:
@@ -198,6 +201,7 @@ class Tokenizer:
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             tools=tools,
+            content_format=chat_template_content_format,
             variables=self.special_tokens | kwargs,
         )
 

@@ -1,0 +1,94 @@
+"""`tokenization_kwargs`: tokenizes and cuts prompts before an LLM gets them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from shmllm.errors import RequestError
+from shmllm.frontend.front_end import FrontEnd
+from shmllm.frontend.input_processor import as_list
+from shmllm.params.unknown_options import reject_unknown_options
+
+Side = Literal["left", "right"]
+
+
+@dataclass(frozen=True)
+class TokenizationKwargs:
+    """The known keys of `tokenization_kwargs`.
+
+    Attributes:
+        truncate_prompt_tokens: how many tokens of a prompt remain; -1 means as many as fit, None
+            all of them.
+        truncation_side: the side that is cut.
+        add_special_tokens: whether text gets the tokenizer's special tokens.
+    """
+
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Side = "left"
+    add_special_tokens: bool = True
+
+    def cut(self, token_ids: list[int], most: int) -> list[int]:
+        """The tokens that remain, of which at most `most` fit.
+
+        Raises:
+            RequestError: more tokens are to remain than fit.
+        """
+        kept = self.truncate_prompt_tokens
+        if kept is None:
+            return token_ids
+        if type(kept) is not int or not -1 <= kept <= most:
+            raise RequestError(
+                f"truncate_prompt_tokens must be -1 or a whole number up to {most}, got {kept!r}",
+                parameter="truncate_prompt_tokens",
+                value=kept,
+            )
+        kept = most if kept == -1 else kept
+        is_left = self.truncation_side == "left"
+        return token_ids[max(len(token_ids) - kept, 0) :] if is_left else token_ids[:kept]
+
+
+def tokenize(
+    front_end: FrontEnd, prompts: Any, given: Mapping[str, Any] | None, *, min_room: int
+) -> Any:
+    """Prompts as token ids, according to `tokenization_kwargs`; unchanged without them.
+
+    Args:
+        front_end: has the tokenizer and the engine's limits.
+        prompts: one prompt or several, as for `LLM.generate`.
+        given: the `tokenization_kwargs`.
+        min_room: tokens that have to be left for the output; without any, the end of a prompt is
+            cut by default, else its beginning.
+
+    Raises:
+        RequestError: a value is not allowed, or a prompt consists of embeddings.
+        TypeError: an unknown key; names the nearest known one.
+    """
+    if not given:
+        return prompts
+    reject_unknown_options("tokenization_kwargs", given, TokenizationKwargs.__dataclass_fields__)
+    values = {name: value for name, value in given.items() if value is not None}
+    wanted = TokenizationKwargs(**{"truncation_side": "left" if min_room else "right"} | values)
+    if wanted.truncation_side not in ("left", "right"):
+        side = wanted.truncation_side
+        raise RequestError(f"truncation_side must be 'left' or 'right', got {side!r}")
+    most = front_end.info.max_model_len - min_room
+    return [_tokenize_one(front_end, prompt, wanted, most) for prompt in as_list(prompts)]
+
+
+def _tokenize_one(front_end: FrontEnd, prompt: Any, wanted: TokenizationKwargs, most: int) -> Any:
+    fields = dict(prompt) if isinstance(prompt, Mapping) else {}
+    if fields.get("prompt_embeds") is not None:
+        raise RequestError("tokenization_kwargs are for text and token ids, not for prompt_embeds")
+    text = fields.get("prompt") if fields else prompt
+    ids = fields.get("prompt_token_ids") if fields else None
+    if not isinstance(text, str):
+        ids = prompt if not fields else ids
+    elif ids is None:
+        add = wanted.add_special_tokens
+        ids = front_end.tokenizer.encode(text, add_special_tokens=add)
+    if not isinstance(ids, list | tuple):
+        return prompt  # no valid prompt; the LLM says what is wrong with it
+    cut = {"prompt_token_ids": wanted.cut(list(ids), most)}
+    return fields | cut | ({"prompt": text} if isinstance(text, str) else {})
