@@ -19,7 +19,7 @@ from shmllm.cli.interrupts import EXIT_INTERRUPTED, Interrupted
 from shmllm.cli.ipc import ipc
 from shmllm.cli.models import models
 from shmllm.cli.outcome import EXIT_ENGINE_ENDED, EXIT_FAILED, EXIT_USAGE
-from shmllm.cli.streams import drop_unwritten, replace_closed_streams
+from shmllm.cli.streams import drop_unwritten, replace_streams
 from shmllm.cli.top import top
 from shmllm.cli.trace import trace
 from shmllm.errors import EngineDeadError, EnginePausedError, ShmLLMError
@@ -52,7 +52,7 @@ cli.add_command(trace)
 
 def main() -> None:
     """Runs the `shmllm` command and exits with its exit code."""
-    replace_closed_streams()
+    replace_streams()
     try:
         code = _run(debug="--debug" in sys.argv[1:2])
     finally:
@@ -90,5 +90,7 @@ def _run(debug: bool) -> int:
 def _one_line(error: BaseException) -> str:
     if isinstance(error, OSError) and error.errno == errno.EBADF:
         return "standard output is closed"
+    if isinstance(error, OSError) and error.strerror:
+        return ": ".join(filter(None, (error.filename and str(error.filename), error.strerror)))
     text = str(error.args[0]) if error.args and isinstance(error, ShmLLMError) else str(error)
     return " ".join(text.split())

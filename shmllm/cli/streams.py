@@ -1,18 +1,34 @@
-"""The standard streams of a command, which its caller may have closed (`>&-`)."""
+"""The standard streams of a command, which may be closed (`>&-`) or full."""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
+from typing import Any
 
 # (descriptor, flags): stdin is empty, writing to stdout fails with EBADF, and stderr takes all.
 _REPLACEMENTS = ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY))
 
 
-def replace_closed_streams() -> None:
-    """Open a file in place of each closed stream: otherwise, the next file that the process opens
-    would get its number, and what is written to the stream would go into that file."""
+class _BestEffort(io.FileIO):
+    """Drops what cannot be written."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError:
+            return memoryview(data).nbytes
+
+
+def replace_streams() -> None:
+    """Open a file in place of each closed stream, and make stderr take all.
+
+    Without it, the next file that the process opens would get the number of a closed stream, and
+    what is written to the stream would go into that file. A remark that cannot be written, because
+    a disk is full or a pipe's reader has ended, must not end a command that writes a result.
+    """
     for number, flags in _REPLACEMENTS:
         try:
             os.fstat(number)
@@ -22,13 +38,19 @@ def replace_closed_streams() -> None:
         sys.stdin = os.fdopen(0, closefd=False)
     if sys.stdout is None:
         sys.stdout = os.fdopen(1, "w", closefd=False)
-    if sys.stderr is None:
-        sys.stderr = os.fdopen(2, "w", closefd=False)
+    encoding = sys.stderr.encoding if sys.stderr else "utf-8"
+    remarks = io.BufferedWriter(_BestEffort(2, "w", closefd=False))
+    sys.stderr = io.TextIOWrapper(remarks, encoding, "backslashreplace", line_buffering=True)
 
 
 def check_stdout() -> None:
     """Raise OSError if stdout was closed."""
     os.write(1, b"")
+
+
+def is_on_screen() -> bool:
+    """Whether stdout and stderr are terminals: what is drawn on one would be in the other's way."""
+    return os.isatty(1) and os.isatty(2)
 
 
 def drop_unwritten() -> None:

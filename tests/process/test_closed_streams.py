@@ -40,6 +40,7 @@ def shmllm(redirections: str, *arguments: str) -> Completed:
         ("<&-", ["generate", "-i", "-", "--json"], 2, "the input holds no prompt"),
         ("<&- >&- 2>&-", ["generate", "--help"], 2, ""),
         ("2>&-", ["generate", "--nonsense"], 2, ""),
+        ("2>/dev/full", ["generate", "--nonsense"], 2, ""),
         (">/dev/full", ["--version"], 2, FULL),
         slow("<&-", ["generate"], 2, "standard input is empty"),
         slow("2>&-", ["--version"], 0, ""),
@@ -57,6 +58,11 @@ def test_one_line_says_what_is_wrong(
     assert done.returncode == code, lines
     assert len([line for line in lines if line and not line.startswith("Try ")]) == bool(message)
     assert message in "".join(lines)
+
+
+def test_a_full_stderr_does_not_cost_the_answer() -> None:
+    done = shmllm("2>/dev/full", "generate", "x", "y", "--choice", "red")
+    assert (done.returncode, done.stdout) == (0, b"red\n---\nred\n")
 
 
 def test_a_command_that_needs_no_stream_runs_without_them(tmp_path: Path) -> None:
