@@ -63,8 +63,8 @@ class Rows(Protocol):
 
     def __iter__(self) -> Iterator[Row]: ...
 
-    def count(self) -> tuple[int, int]:
-        """The number of rows and the number of lines."""
+    def count(self) -> tuple[int | None, int]:
+        """The number of rows and the number of lines; (None, 0) for a pipe."""
         ...
 
 

@@ -57,8 +57,11 @@ class LineInput:
             if line.strip():
                 yield number, line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
 
-    def count(self) -> tuple[int, int]:
-        """The number of lines that are not blank, and the number of all lines."""
+    def count(self) -> tuple[int | None, int]:
+        """The number of lines that are not blank, and the number of all lines; (None, 0) for a
+        pipe, which can be read only once."""
+        if not self.is_file:
+            return None, 0
         num_used = num_lines = 0
         for line in self._lines():
             num_lines += 1

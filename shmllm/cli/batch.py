@@ -25,6 +25,7 @@ from shmllm.cli.outcome import EXIT_ENGINE_ENDED, EXIT_FAILED, WHY_ABORTED
 from shmllm.cli.plan import GeneratePlan
 from shmllm.cli.sampling import completed
 from shmllm.cli.session import CommandSession
+from shmllm.cli.streams import is_on_screen
 from shmllm.errors import EnginePausedError
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class Batch:
             click.UsageError: the input has no rows.
             RequestError: another job writes to the output, or its content does not fit the plan.
         """
-        num_rows, num_lines = plan.rows.count() if plan.rows.is_file else (None, 0)
+        num_rows, num_lines = plan.rows.count()
         if num_rows == 0:
             raise click.UsageError(NO_PROMPT)
         file = RecordFile(plan.path, plan.mode)
@@ -98,7 +99,10 @@ class Batch:
         from shmllm.frontend.progress import BatchProgress
 
         ordered = self._plan.ordered
-        with BatchProgress(self._num_rows, True, num_done=self._done.num_done) as progress:
+        is_live = not (self._plan.target == STANDARD_STREAM and is_on_screen())
+        with BatchProgress(
+            self._num_rows, True, num_done=self._done.num_done, is_live=is_live
+        ) as progress:
             job = BatchJob(
                 self._plan.form,
                 self._file,

@@ -12,6 +12,7 @@ from shmllm.cli.outcome import TextOutcome
 from shmllm.cli.prompts import InputPrompt
 from shmllm.cli.sampling import completed
 from shmllm.cli.session import CommandSession
+from shmllm.cli.streams import is_on_screen
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -116,11 +117,18 @@ def batch(
 
     The texts of a prompt are written as soon as they and all texts before them are complete.
     """
+    from shmllm.frontend.progress import BatchProgress
+
     waiting: dict[int, RequestOutput] = {}
     num_written = 0
-    with contextlib.closing(llm.front_end.run_each(requests, True)) as ended:
+    is_live = not (out.isatty() and is_on_screen())
+    with (
+        BatchProgress(len(requests), True, is_live=is_live) as progress,
+        contextlib.closing(llm.front_end.run_each(requests, False)) as ended,
+    ):
         for state in ended:
             waiting[state.index] = state.output()
+            progress.finish(waiting[state.index])
             while num_written in waiting:
                 output = waiting.pop(num_written)
                 if num_written:

@@ -22,9 +22,12 @@ class BatchProgress:
         total: the number of requests; None if it is unknown.
         enabled: False shows nothing.
         num_done: the number of requests that were finished before.
+        is_live: False writes only the final line, for a terminal to which results go, too.
     """
 
-    def __init__(self, total: int | None, enabled: bool, *, num_done: int = 0) -> None:
+    def __init__(
+        self, total: int | None, enabled: bool, *, num_done: int = 0, is_live: bool = True
+    ) -> None:
         self._tokens = self._prompt_tokens = self._cached_tokens = 0
         self._done = num_done
         self._counted: dict[int, int] = {}
@@ -47,7 +50,7 @@ class BatchProgress:
                 MofNCompleteColumn(),
                 TextColumn("{task.fields[rates]}"),
                 TimeRemainingColumn(),
-                console=Console(stderr=True),
+                console=Console(stderr=True, force_terminal=None if is_live else False),
             )
             self._task = self._bar.add_task("", total=total, completed=num_done, rates="")
 

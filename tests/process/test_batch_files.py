@@ -25,6 +25,8 @@ from support.programs import (
     start_source,
     watched,
 )
+from support.terminals import opened_terminal
+from support.variants import slow
 from support.waiting import PATIENCE_S, holds_within
 
 from shmllm import LLM, RequestOutput, SamplingParams
@@ -89,6 +91,12 @@ def output_of(llm: LLM, prompt: Any, **options: Any) -> RequestOutput:
 
 def text_of(llm: LLM, prompt: Any, **options: Any) -> str:
     return output_of(llm, prompt, **options).outputs[0].text
+
+
+def test_the_progress_of_prompts_as_arguments_has_a_total(shmllm: Shmllm) -> None:
+    done = shmllm("import os", "import sys", "--json", *GREEDY)
+    assert len(records(done.stdout)) == 2
+    assert b" 2/2 " in done.stderr
 
 
 def test_sampling_parameters_beside_the_prompt(
@@ -527,3 +535,14 @@ def test_a_full_disk_is_one_line(shmllm: Shmllm, tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "No space left on device" in done.stderr.decode().splitlines()[-1]
     assert "Traceback" not in done.stderr.decode()
+
+
+@pytest.mark.parametrize("options", [(), slow(("--json",))])
+def test_results_on_a_terminal_have_no_bar_among_them(
+    options: tuple[str, ...], engine: str
+) -> None:
+    prompts = ("import os", "import sys")
+    with opened_terminal("generate", *prompts, *options, *GREEDY, "--attach", engine) as terminal:
+        assert terminal.ends() == 0
+    assert terminal.output.count(b"generating") == 1
+    assert b"2/2" in terminal.output.partition(b"generating")[2]

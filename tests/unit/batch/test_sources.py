@@ -42,6 +42,14 @@ def test_rows_have_the_numbers_of_their_lines(lines):
     assert [(row.line, row.prompt) for row in rows] == [(2, "a"), (4, "b")]
 
 
+def test_a_pipe_is_not_counted(tmp_path):
+    os.mkfifo(tmp_path / "in")
+    threading.Thread(target=(tmp_path / "in").write_bytes, args=(CONTENT,)).start()
+    lines = LineInput(str(tmp_path / "in"))
+    assert lines.count() == (None, 0)
+    assert len(list(lines)) == 2
+
+
 def test_a_file_can_be_counted_and_read_twice(tmp_path):
     path = tmp_path / "in.jsonl"
     path.write_bytes(CONTENT)
