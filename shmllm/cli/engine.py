@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -15,6 +16,7 @@ from typing import IO, Any
 import click
 
 from shmllm.cli.engine_sleep import sleep, wake
+from shmllm.cli.interrupts import interruptible, uninterrupted
 from shmllm.cli.listing import print_records
 from shmllm.cli.metrics import check_metrics_port, metrics_command
 from shmllm.cli.named import engine_state
@@ -27,6 +29,8 @@ from shmllm.cli.options import (
 )
 
 POLL_S = 0.05
+ENDING_S = 1.0
+"""The time for an engine to end by itself; an interrupted command waits 1.5 s in all."""
 
 
 @click.group()
@@ -93,18 +97,24 @@ def start(
         _show_metrics(name, os.getpid(), metrics_port, None)
         os.execve(command[0], command, engine_environment())
     target, output = (log, open(log, "ab")) if log else open_log(name)  # noqa: SIM115
-    with output as file:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
-            cwd="/",
-            env=engine_environment(),
-            start_new_session=True,
-        )
-        _show_metrics(name, process.pid, metrics_port, file)
-    return _wait_until_ready(name, config.load.model_name, process, target, startup_timeout)
+    with interruptible(), contextlib.ExitStack() as unless_ready:
+        with output as file, uninterrupted():
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                cwd="/",
+                env=engine_environment(),
+                start_new_session=True,
+            )
+            unless_ready.callback(_end, process)
+            _show_metrics(name, process.pid, metrics_port, file)
+        model = config.load.model_name
+        code = _wait_until_ready(name, model, process, target, startup_timeout)
+        if code == 0:
+            unless_ready.pop_all()
+        return code
 
 
 @engine.command("ls")
@@ -271,11 +281,19 @@ def _wait_until_ready(
             return 0
         status.show(f"starting engine {name!r} with {model}")
         time.sleep(POLL_S)
-    process.kill()
-    process.wait()
     status.clear()
     click.echo(f"shmllm: engine {name!r} was not ready after {timeout_s:g} s; see {log}", err=True)
     return 2
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ends an engine that is not ready; one that loads removes its segment."""
+    process.terminate()
+    try:
+        process.wait(ENDING_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _row(record: dict[str, Any]) -> dict[str, Any]:

@@ -3,72 +3,24 @@
     python -m shmllm.engine --private CONTROL_FD CLIENT_FD FRONT_END_PIDFD
     python -m shmllm.engine --named NAME CONFIG_JSON
 
-A private engine serves the front end that started it, through inherited descriptors, and ends with
-it. A named engine serves any number of front ends of the same user until it is stopped.
+This module imports little, so that Ctrl-C in the terminal of a named engine ends it without a
+traceback from the first moment; `EngineProcess` takes the signal later.
 """
 
 from __future__ import annotations
 
-import faulthandler
-import logging
-import os
+import signal
 import sys
-
-from shmllm.config.engine import EngineConfig
-from shmllm.engine import garbage
-from shmllm.engine.process import EXIT_FAILED_START, EngineProcess
-from shmllm.engine.session import Session
-from shmllm.errors import SegmentError, ShmLLMError
-from shmllm.ipc import bus_guard, registry
-from shmllm.ipc.layout import SegmentKind
-from shmllm.ipc.segment import Segment
-
-
-def _run_private(control_fd: int, client_fd: int, front_end_pidfd: int) -> int:
-    control = Segment.attach(control_fd, SegmentKind.CONTROL)
-    client = Segment.attach(client_fd, SegmentKind.CLIENT)
-    os.set_inheritable(front_end_pidfd, False)
-    session = Session(0, control, client, front_end_pidfd, timeout_s=None)
-    return EngineProcess(control, path=None).run_private(session)
-
-
-def _run_named(name: str, config: EngineConfig) -> int:
-    _log_to_stderr()
-    path = registry.control_path(name)
-    control = Segment.create(SegmentKind.CONTROL)
-    engine = EngineProcess(control, path, config.client)
-    if not registry.publish(control, path):
-        raise SegmentError(f"engine {name!r} is already running; stop it, or take another name")
-    return engine.run_named(config)
-
-
-def _log_to_stderr() -> None:
-    """Show the messages of shmllm's loggers on stderr, which is a named engine's log.
-
-    A private engine shares its front end's stderr and reports everything in its replies.
-    """
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s"))
-    logger = logging.getLogger("shmllm")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
 
 
 def main() -> int:
     """Run the engine that the command line describes. Returns the exit code."""
-    if sys.stderr is not None:
-        faulthandler.enable()
-    bus_guard.install()
-    garbage.disable()
-    mode, *arguments = sys.argv[1:]
-    try:
-        if mode == "--private":
-            return _run_private(*map(int, arguments))
-        return _run_named(arguments[0], EngineConfig.from_json(arguments[1]))
-    except ShmLLMError as error:
-        print(f"shmllm: {error}", file=sys.stderr)
-        return EXIT_FAILED_START
+    from shmllm.engine.program import run
+
+    return run(sys.argv[1:])
 
 
 if __name__ == "__main__":
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(main())

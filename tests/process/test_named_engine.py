@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 from support.engines import assert_unused, named_engine, slow_steps
-from support.programs import environment, read_line, start_source
+from support.programs import children, environment, is_running, read_line, start_source
 from support.programs import kill as end
-from support.waiting import PATIENCE_S, wait_until
+from support.waiting import PATIENCE_S, holds_within, wait_until
 
 from shmllm import LLM, EngineDeadError, SamplingParams, SegmentError
 from shmllm.client import channel_client
@@ -242,6 +242,26 @@ def test_in_the_foreground_the_model_is_named_and_a_line_says_when_it_is_ready()
     finally:
         end(process)
         registry.sweep(registry.control_path(name))
+
+
+def test_an_interrupted_start_leaves_no_engine() -> None:
+    process = subprocess.Popen(
+        [*CLI, "engine", "start", "interrupted", "--detach", *OPTIONS],
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env=environment(),
+        text=True,
+    )
+    try:
+        assert holds_within(lambda: bool(children(process.pid)), PATIENCE_S)
+        (engine,) = children(process.pid)
+        process.send_signal(signal.SIGINT)
+        _, message = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 130
+        assert message.strip() == "interrupted"
+        assert holds_within(lambda: not is_running(engine), PATIENCE_S)
+    finally:
+        end(process)
 
 
 def test_a_call_waits_as_long_as_the_engine_lives(
