@@ -279,7 +279,10 @@ class EngineConfig(Section):
     logprobs: LogprobsConfig = LogprobsConfig()
     graphs: GraphConfig = field(default_factory=GraphConfig)
     num_threads: int | None = option(
-        None, "Compute threads.", Whole(optional=True), default_text="the usable cores"
+        None,
+        "Compute threads.",
+        Whole(maximum=4096, optional=True),
+        default_text="the usable cores",
     )
     device: str = option(
         "auto", '"cpu", "cuda", "cuda:1"; auto is a GPU if the engine finds one.', Device()

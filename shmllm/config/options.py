@@ -25,6 +25,7 @@ _UNIT_BYTES = {
     for power, letter in enumerate("KMGT", 1)
     for unit, base in ((letter, 1024), (f"{letter}IB", 1024), (f"{letter}B", 1000))
 }
+_MOST_BYTES = 2**63 - 1
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.IGNORECASE)
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 _DTYPE_SYNONYMS = {"half": "float16", "float": "float32"}
@@ -85,22 +86,24 @@ class Whole:
 
     Attributes:
         minimum: the smallest valid number.
-        maximum: the largest valid number; None means any.
+        maximum: the largest valid number.
         optional: None is valid, too.
         words: the valid values in words, for messages.
     """
 
     minimum: int = 1
-    maximum: int | None = None
+    maximum: int = 2**31 - 1
     optional: bool = False
     words: str = ""
 
     def parse(self, name: str, value: Any) -> Any:
         if value is None and self.optional:
             return None
-        if _is_whole(value) and self.minimum <= value <= (self.maximum or value):
+        if _is_whole(value) and self.minimum <= value <= self.maximum:
             return value
-        words = self.words or f"a whole number of at least {self.minimum}"
+        is_large = _is_whole(value) and value > self.maximum
+        bound = f"at most {self.maximum:,}" if is_large else f"at least {self.minimum}"
+        words = self.words or f"a whole number of {bound}"
         raise EngineStartError(f"{name} must be {words}, got {value!r}")
 
 
@@ -125,13 +128,13 @@ class Bytes:
             return None
         if isinstance(value, str):
             size = parse_bytes(value)
-            if size is not None and size >= 1:
+            if size is not None and 1 <= size <= _MOST_BYTES:
                 return size
-        elif _is_whole(value) and value >= 1:
+        elif _is_whole(value) and 1 <= value <= _MOST_BYTES:
             return value
         raise EngineStartError(
-            f"{name} must be a number of bytes of at least 1, or text such as '512M' or '1GiB', "
-            f"got {value!r}"
+            f"{name} must be a number of bytes of at least 1 and below 2**63, or text such as "
+            f"'512M' or '1GiB', got {value!r}"
         )
 
 

@@ -30,6 +30,8 @@ from shmllm.errors import EngineStartError
             r"block_size must be one of \(8, 16, 32, 64, 128\), got 12",
         ),
         (lambda: CacheConfig(memory_bytes=0), "kv_cache_memory_bytes must be .* got 0"),
+        (lambda: CacheConfig(memory_bytes=2**63), r"below 2\*\*63, .* got 9223372036854775808"),
+        (lambda: SchedulerConfig(max_num_seqs=2**31), "at most 2,147,483,647, got 2147483648"),
         (lambda: CacheConfig(memory_bytes="1X"), "kv_cache_memory_bytes must be .* got '1X'"),
         (lambda: SchedulerConfig(max_num_seqs=0), "max_num_seqs must be .* got 0"),
         (lambda: SchedulerConfig(max_num_seqs=True), "max_num_seqs must be .* got True"),
