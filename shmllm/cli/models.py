@@ -45,7 +45,7 @@ def _print_list(found: list[ModelRecord]) -> None:
         {
             "name": each.name,
             "architecture": each.architecture,
-            "format": each.format,
+            "format": _format(each),
             "parameters": _count(each.parameters),
             "size": _size(each.size_bytes),
             "runs here": "no" if each.problem else "yes",
@@ -64,7 +64,7 @@ def _print_one(found: ModelRecord) -> None:
     lines = {
         "name": found.name,
         "path": found.path,
-        "format": found.format,
+        "format": _format(found),
         "architecture": found.architecture,
         "parameters": _count(found.parameters),
         "size": _size(found.size_bytes),
@@ -73,6 +73,10 @@ def _print_one(found: ModelRecord) -> None:
     for label, value in lines.items():
         if value is not None:
             click.echo(f"{label:<14}{value}")
+
+
+def _format(found: ModelRecord) -> str | None:
+    return " ".join(filter(None, (found.format, found.quantization))) or None
 
 
 def _reason(found: ModelRecord) -> str:

@@ -38,6 +38,7 @@ class Contents:
         architecture: the name in config.json or in the GGUF file; "" if there is none.
         problem: why no engine can compute the model; "" if one can.
         remedy: what the user can do about the problem.
+        quantization: how a GGUF file stores the weights, such as "Q4_1"; "" for other formats.
     """
 
     path: Path
@@ -45,6 +46,7 @@ class Contents:
     architecture: str = ""
     problem: str = ""
     remedy: str = ""
+    quantization: str = ""
 
     @property
     def error(self) -> EngineStartError:
@@ -61,6 +63,7 @@ class ModelRecord:
     Attributes:
         name: the name for `-m`.
         source: "bundled", "package", "hub" or "local".
+        quantization: how a GGUF file stores the weights, such as "Q4_1" or "Q4_K_M".
         parameters: the number of elements of all tensors in its files.
         size_bytes: the space that its files take on disk.
         problem: why it does not run here; None if it does.
@@ -72,6 +75,7 @@ class ModelRecord:
     path: str | None = None
     format: str | None = None
     architecture: str | None = None
+    quantization: str | None = None
     parameters: int | None = None
     size_bytes: int | None = None
     problem: str | None = None
@@ -142,6 +146,7 @@ def record_of_model(
         str(path),
         found.format or None,
         found.architecture or None,
+        found.quantization or None,
         parameters,
         _size_of(path) if size_bytes is None else size_bytes,
         problem or None,
@@ -200,18 +205,22 @@ def _adapter_contents(path: Path) -> Contents:
 
 
 def _gguf_contents(path: Path) -> Contents:
-    from shmllm.formats.gguf import read_header
+    from shmllm.formats.gguf import is_gguf, read_header
     from shmllm.frontend.gguf.config import model_config
+    from shmllm.frontend.gguf.metadata import quantization_of
 
     try:
         header = read_header(path)
     except EngineStartError as error:
-        return Contents(path, "GGUF", "", _without(path, error))
+        return Contents(path, "GGUF" if is_gguf(path) else "", "", _without(path, error))
+    problem = ""
     try:
         model_config(header)
     except EngineStartError as error:
-        return Contents(path, "GGUF", header.architecture, _without(path, error))
-    return Contents(path, "GGUF", header.architecture)
+        problem = _without(path, error)
+    return Contents(
+        path, "GGUF", header.architecture, problem, quantization=quantization_of(header)
+    )
 
 
 def _transformers_contents(path: Path) -> Contents:

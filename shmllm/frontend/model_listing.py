@@ -42,7 +42,7 @@ def describe_model(name: str) -> ModelRecord:
         EngineStartError: there is no such model on this machine.
     """
     path = Path(os.path.expanduser(name))
-    if path.exists():
+    if name and path.exists():
         return record_of_model(name, "local", path)
     if name in BUNDLED_MODELS:
         return record_of_model(name, "bundled", bundled_model(name))

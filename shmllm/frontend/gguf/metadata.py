@@ -1,11 +1,31 @@
-"""Checked access to the metadata of a GGUF file that describe its architecture."""
+"""Checked access to the metadata of a GGUF file that describe its architecture and its types."""
 
 from __future__ import annotations
 
+from collections import Counter
+from math import prod
 from typing import Any
 
 from shmllm.errors import EngineStartError
 from shmllm.formats.gguf import GgufHeader
+
+_MIXTURES = {
+    11: "Q3_K_S", 12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S",
+    17: "Q5_K_M", 21: "Q2_K_S",
+}  # fmt: skip
+"""The values of `general.file_type` that stand for several types of tensors."""
+
+
+def quantization_of(header: GgufHeader) -> str:
+    """How the weights are stored: llama.cpp's name of a mixture, such as Q4_K_M, or the type of
+    most elements, such as Q4_1 or BF16."""
+    number = header.metadata.get("general.file_type")
+    if isinstance(number, int) and number in _MIXTURES:
+        return _MIXTURES[number]
+    counts: Counter[str] = Counter()
+    for each in header.tensors.values():
+        counts[each.type_name] += prod(each.shape)
+    return max(counts, key=counts.__getitem__, default="")
 
 
 class Metadata:

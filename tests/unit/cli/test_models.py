@@ -76,6 +76,8 @@ def test_one_model_is_described(name: str) -> None:
 def test_an_unknown_model_is_answered_with_the_nearest() -> None:
     with pytest.raises(EngineStartError, match=r"no model 'tinny' .*mean 'tiny'"):
         run("tinny")
+    with pytest.raises(EngineStartError, match=r"no model '' on this machine"):
+        run("")
 
 
 def test_an_empty_cache_and_none_at_all_are_no_error(cache: Path) -> None:

@@ -8,7 +8,9 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from support.gguf_models import KINDS, quantized, write
 
 from shmllm.errors import EngineStartError
 from shmllm.frontend import model_catalog
@@ -152,6 +154,28 @@ def test_a_damaged_gguf_file_is_described_as_one(tmp_path: Path) -> None:
     assert found.problem
     with pytest.raises(EngineStartError, match=r"model.gguf"):
         check_model(tmp_path, needs_weights=True)
+
+
+@pytest.mark.parametrize(("number", "name"), [(None, "Q4_1"), (15, "Q4_K_M"), (3, "Q4_1")])
+def test_the_quantization_of_a_gguf_file_is_shown(
+    number: int | None, name: str, tmp_path: Path
+) -> None:
+    def fill(writer: Any) -> None:
+        if number is not None:
+            writer.add_file_type(number)
+        for tensor, kind, rows in (("a", "Q4_1", 4), ("b", "Q8_0", 3), ("c", "F32", 2)):
+            values = quantized(np.zeros((rows, 32), np.float32), kind)
+            writer.add_tensor(tensor, values, raw_dtype=KINDS[kind])
+
+    found = record_of_model("m", "local", write(tmp_path / "m.gguf", "llama", fill))
+    assert (found.format, found.quantization) == ("GGUF", name)
+
+
+def test_a_file_of_another_kind_is_not_called_gguf(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("no model")
+    found = record_of_model("notes.txt", "local", tmp_path / "notes.txt")
+    assert found.format is None
+    assert "not a GGUF file" in (found.problem or "")
 
 
 def test_the_error_comes_before_an_engine_starts(model: Path) -> None:
