@@ -59,7 +59,22 @@ def _plot_path(_: click.Context, __: click.Parameter, value: Path | None) -> Pat
 
     if value is not None and value.suffix not in SUFFIXES:
         raise click.BadParameter(f"the name has to end in {' or '.join(SUFFIXES)}")
+    if value is not None:
+        _check_folder(value)
     return value
+
+
+def _json_file(_: click.Context, __: click.Parameter, value: Any) -> Any:
+    if value is not None and value.name != STDOUT:
+        _check_folder(Path(value.name))
+    return value
+
+
+def _check_folder(file: Path) -> None:
+    """Raises click.BadParameter before the measurement if the file cannot be created after it."""
+    folder = file.absolute().parent
+    if not os.access(folder, os.W_OK):
+        raise click.BadParameter(f"{folder} is no directory that can be written")
 
 
 _plot_option = click.option(
@@ -74,6 +89,7 @@ _json_option = click.option(
     "--output-json",
     "json_file",
     type=click.File("w", encoding="utf-8", lazy=True),
+    callback=_json_file,
     help="Write all figures as JSON; - is stdout, and the tables then go to stderr.",
 )
 
