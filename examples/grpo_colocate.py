@@ -2,14 +2,18 @@
 
 Trainer and engine share the machine: while one works, the other sleeps. Each step generates with
 the trainer's current weights. The program writes grpo.html with the reward and the engine's memory.
-It needs `pip install '.[rl]'`.
 """
 
+import sys
+
+try:
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+except ImportError as error:
+    sys.exit(f"grpo_colocate.py needs the extra 'rl': pip install trl peft ({error})")
 import torch
-from datasets import Dataset
 from rich.progress import Progress
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback
-from trl import GRPOConfig, GRPOTrainer
 
 from shmllm.bench.engine_watch import EngineWatch
 from shmllm.bench.timeline import Panel, write_timeline

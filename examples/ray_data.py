@@ -2,15 +2,18 @@
 
     python ray_data.py [INPUT.jsonl [OUTPUT_DIRECTORY]]
 
-It needs `pip install 'ray[data]'`. It runs on the cluster at RAY_ADDRESS, or on a local Ray if the
-variable is not set. A line of the input holds `prompt`; its other fields are copied to the output.
+It runs on the cluster at RAY_ADDRESS, or on a local Ray if the variable is not set. A line of the
+input holds `prompt`; its other fields are copied to the output.
 """
 
 import os
 import sys
 from typing import Any
 
-import ray
+try:
+    import ray
+except ImportError as error:
+    sys.exit(f"ray_data.py needs Ray: pip install 'ray[data]' ({error})")
 
 from shmllm import LLM, EngineDeadError, SamplingParams
 

@@ -1,13 +1,16 @@
 """Use Ray's processor for vLLM with engines of shmllm.
 
-It needs `pip install 'ray[data]'`. Pass the directory of a chat model as an argument; the bundled
+Pass the directory of a chat model as an argument; the bundled
 model writes text that looks like Python.
 """
 
 import sys
 
-import ray
-from ray.data.llm import build_processor, vLLMEngineProcessorConfig
+try:
+    import ray
+    from ray.data.llm import build_processor, vLLMEngineProcessorConfig
+except ImportError as error:
+    sys.exit(f"ray_processor.py needs Ray: pip install 'ray[data]' ({error})")
 
 from shmllm.frontend.model_files import resolve_model
 

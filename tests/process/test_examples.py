@@ -26,7 +26,7 @@ DOCUMENTS = [
 ]
 Run = Callable[[str], str]
 TIMEOUT_S = 120
-MOST_LINES = {"openai_bridge.py": 80}
+MOST_LINES = {"openai_bridge.py": 80, "grpo_colocate.py": 62, "ray_data.py": 60}
 
 
 def run(program: Path, directory: Path) -> str:
@@ -178,6 +178,28 @@ def test_load_weights_changes_the_model_and_back(run_example: Run) -> None:
         r"refused: model.norm.weight has shape \[3\].* no weight 'model.norm.bias'", out
     )
     assert out.rstrip().endswith("same text as at the start: True")
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "command"),
+    [
+        ("grpo_colocate.py", "trl", "pip install trl peft"),
+        ("openai_bridge.py", "uvicorn", "pip install starlette uvicorn"),
+        ("ray_data.py", "ray", "pip install 'ray[data]'"),
+        ("ray_processor.py", "ray", "pip install 'ray[data]'"),
+    ],
+)
+def test_a_package_that_an_example_lacks_is_one_line_with_the_command(
+    name: str, module: str, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setattr(sys, "argv", [name])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(REPOSITORY / "examples" / name))
+    line = str(ended.value)
+    assert line.startswith(f"{name} needs ")
+    assert command in line
+    assert "\n" not in line
 
 
 def test_every_example_is_tested_here() -> None:
