@@ -85,6 +85,13 @@ class FrontEndConfig(Section):
         Free(),
         flag="",
     )
+    structured_outputs_config: Any = option(
+        None,
+        "Defaults of structured outputs: a dict with `disable_any_whitespace` and "
+        "`disable_additional_properties`.",
+        Free(),
+        flag="",
+    )
     profiler_config: dict[str, Any] | None = option(
         None,
         'Where profiles are written: {"torch_profiler_dir": ...}.',

@@ -104,7 +104,6 @@ NO_EFFECT: dict[str, NoEffect] = {
     "disable_cascade_attn": NoEffect(None, "there is no cascade attention"),
     "trust_remote_code": NoEffect(False, "no code of a model is ever run"),
     "enable_prompt_embeds": NoEffect(False, "prompt_embeds are always accepted"),
-    "structured_outputs_config": NoEffect(None, "the backend is always llguidance"),
     "guided_decoding_backend": NoEffect("auto", "the backend is always llguidance"),
     "served_model_name": NoEffect(None, "there is no server"),
     "reasoning_parser": NoEffect("", "there is no server"),

@@ -35,6 +35,7 @@ from shmllm.frontend.text.tokenizer_backend import NoBackend
 from shmllm.frontend.tracing import FrontEndTracing, Inputs
 from shmllm.outputs.request import RequestOutput
 from shmllm.params.sampling import SamplingParams
+from shmllm.params.structured_outputs import StructuredOutputsDefaults
 from shmllm.tracing.layout import Slice
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ class FrontEnd:
         tokenizer: the tokenizer loaded from it.
         model_defaults: the sampling options that come with the model.
         tracing: records traces of this front end; None creates it.
+        structured_outputs: the defaults of structured outputs.
 
     Attributes:
         info: what the engine reports about itself and the model.
@@ -64,13 +66,14 @@ class FrontEnd:
         tokenizer: Tokenizer,
         model_defaults: dict[str, Any],
         tracing: FrontEndTracing | None = None,
+        structured_outputs: StructuredOutputsDefaults | None = None,
     ) -> None:
         self.client = client
         self.info = client.info
         self.tokenizer_directory = tokenizer_directory
         self.tokenizer = tokenizer
         self.model_defaults = model_defaults
-        self.inputs: Inputs = InputProcessor(tokenizer, self.info)
+        self.inputs: Inputs = InputProcessor(tokenizer, self.info, structured_outputs)
         self.outputs = OutputProcessor(tokenizer, self.info.eos_token_ids)
         self.dispatcher = Dispatcher(client, self.outputs)
         self._tracing = tracing or FrontEndTracing(client)
@@ -85,6 +88,7 @@ class FrontEnd:
         directory = Path(config.load.directory)
         tokenizer_directory = Path(config.load.tokenizer_directory or directory)
         defaults = read_model_defaults(directory, options.generation_config)
+        structured_outputs = StructuredOutputsDefaults.make(options.structured_outputs_config)
         client = start_engine(config, options.multiprocess, options.startup_timeout)
         tracing = FrontEndTracing(client)
         try:
@@ -96,7 +100,9 @@ class FrontEnd:
             tracing.record_slice(Slice.LOAD_TOKENIZER)
             client.wait_ready(progress)
             tracing.record_slice(Slice.START_ENGINE)
-            return cls(client, tokenizer_directory, tokenizer, defaults, tracing)
+            return cls(
+                client, tokenizer_directory, tokenizer, defaults, tracing, structured_outputs
+            )
         except BaseException:
             client.close()
             raise

@@ -24,6 +24,7 @@ from shmllm.frontend.text.tokenizer import Tokenizer
 from shmllm.params.pooling import PoolingParams
 from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import SamplingParams
+from shmllm.params.structured_outputs import StructuredOutputsDefaults
 
 
 class TextPrompt(TypedDict, total=False):
@@ -231,13 +232,19 @@ class InputProcessor:
     """
     Args:
         tokenizer: turns text prompts into token ids.
-        facts: the limits of the engine.
+        info: the limits of the engine.
+        structured_outputs: the defaults of structured outputs.
     """
 
-    def __init__(self, tokenizer: Tokenizer, info: EngineInfo) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        info: EngineInfo,
+        structured_outputs: StructuredOutputsDefaults | None = None,
+    ) -> None:
         self._tokenizer = tokenizer
         self._info = info
-        self._checks = SamplingChecks(tokenizer, info)
+        self._checks = SamplingChecks(tokenizer, info, structured_outputs)
 
     def prepare(
         self,

@@ -15,7 +15,7 @@ from shmllm.frontend.constraints.structured_outputs import grammar_of
 from shmllm.frontend.text.tokenizer import Tokenizer
 from shmllm.frontend.text.tokenizer_backend import FAST_FILE
 from shmllm.params.sampling import SamplingParams, TokenSequences
-from shmllm.params.structured_outputs import StructuredOutputsParams
+from shmllm.params.structured_outputs import StructuredOutputsDefaults, StructuredOutputsParams
 
 WHOLE_VOCABULARY = -1
 
@@ -38,9 +38,16 @@ class SamplingChecks:
     Args:
         tokenizer: the tokenizer of the model.
         info: the engine's info, with its vocabulary size and `max_logprobs`.
+        structured_outputs: the defaults of structured outputs; None means that there are none.
     """
 
-    def __init__(self, tokenizer: Tokenizer, info: EngineInfo) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        info: EngineInfo,
+        structured_outputs: StructuredOutputsDefaults | None = None,
+    ) -> None:
+        self._structured_outputs = structured_outputs or StructuredOutputsDefaults()
         self._tokenizer = tokenizer
         self._vocab_size = info.vocab_size
         self._max_logprobs = info.max_logprobs
@@ -114,7 +121,7 @@ class SamplingChecks:
                 "save it with AutoTokenizer.from_pretrained(MODEL).save_pretrained(MODEL), if "
                 "transformers can"
             )
-        return grammar_of(params)
+        return grammar_of(self._structured_outputs.complete(params))
 
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from shmllm import LLM, AsyncEngineArgs, EngineArgs, EngineStartError
+from shmllm import LLM, AsyncEngineArgs, EngineArgs, EngineStartError, SamplingParams
 from shmllm.engine.worker import METHODS
 from shmllm.frontend.engine_options import make_engine_config, read_profiler_config
 from shmllm.frontend.foreign_options import NO_EFFECT, ONLY_VALUES, check_foreign_options
@@ -59,6 +59,28 @@ def test_an_unknown_option_names_the_nearest():
         EngineArgs(max_num_seq=4)
     with pytest.raises(TypeError, match=r"AsyncEngineArgs\(\) .*'max_num_seq'"):
         AsyncEngineArgs(max_num_seq=4)
+
+
+def test_an_llm_makes_json_as_its_structured_outputs_config_says():
+    schema = {"properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "type": "object"}
+    args = EngineArgs(
+        kv_cache_memory_bytes=2**26,
+        multiprocess=False,
+        structured_outputs_config={
+            "disable_any_whitespace": True,
+            "disable_additional_properties": True,
+        },
+    )
+    with LLM.from_engine_args(args) as llm:
+        blanks = [llm.front_end.tokenizer.encode(text)[0] for text in ("\n", " ", "\n    ")]
+        params = SamplingParams(
+            temperature=0,
+            max_tokens=40,
+            structured_outputs={"json": schema},
+            logit_bias=dict.fromkeys(blanks, 100.0),
+        )
+        output = llm.generate("x", params, use_tqdm=False)[0].outputs[0]
+        assert output.text in ('{"a":1}', '{"a":2}')
 
 
 def test_from_engine_args_constructs_an_llm(caplog):
