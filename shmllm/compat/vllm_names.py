@@ -214,10 +214,13 @@ def get_tokenizer(
     """Loads the transformers tokenizer of a model; `options` are passed to transformers."""
     from transformers import AutoTokenizer
 
-    from shmllm.frontend.model_files import resolve_model
+    from shmllm.frontend.model_files import loadable_name, resolve_model
 
-    directory = resolve_model(str(tokenizer_name), revision=revision)
-    return AutoTokenizer.from_pretrained(directory, **options)
+    name = str(tokenizer_name)
+    directory = resolve_model(name, revision=revision)
+    tokenizer = AutoTokenizer.from_pretrained(directory, **options)
+    tokenizer.name_or_path = loadable_name(name, directory)
+    return tokenizer
 
 
 def resolve_chat_template(

@@ -25,6 +25,7 @@ from shmllm.frontend.engine_view import EngineView
 from shmllm.frontend.enqueued import Enqueued
 from shmllm.frontend.front_end import FrontEnd, Messages
 from shmllm.frontend.input_processor import Params, Priority, Prompt, as_list, set_priorities
+from shmllm.frontend.model_files import loadable_name
 from shmllm.frontend.pausing import (
     PUMP_S,
     PauseMode,
@@ -85,6 +86,7 @@ class LLM:
         front_end, engine = read_llm_options("LLM", model, options)
         self.pooler_config = PoolerConfig.make(front_end.pooler_config)
         self.profile_directory = read_profiler_config(front_end.profiler_config)
+        self._tokenizer_name = str(front_end.tokenizer or front_end.model)
         progress = StartProgress(front_end.on_load_progress, front_end.on_capture_progress)
         self._use(FrontEnd.start(front_end, engine, progress))
 
@@ -105,6 +107,7 @@ class LLM:
         llm.pooler_config = PoolerConfig()
         llm.profile_directory = None
         llm._use(FrontEnd.attach(name, generation_config))
+        llm._tokenizer_name = llm.facts.model_directory
         return llm
 
     def generate(
@@ -589,13 +592,18 @@ class LLM:
     def get_tokenizer(self) -> Any:
         """The transformers tokenizer of the model. The engine itself does not use it.
 
+        Its `name_or_path` is the hub id if the model was given by one, otherwise its directory.
+
         Raises:
             RequestError: the engine was started with `skip_tokenizer_init`.
         """
         self.front_end.tokenizer.check_exists()
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(self.front_end.tokenizer_directory)
+        directory = self.front_end.tokenizer_directory
+        tokenizer = AutoTokenizer.from_pretrained(directory)
+        tokenizer.name_or_path = loadable_name(self._tokenizer_name, directory)
+        return tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The sampling parameters that `generate` uses without `sampling_params`."""

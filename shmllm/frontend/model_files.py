@@ -101,6 +101,19 @@ def resolve_model(name: str, *, revision: str | None = None) -> Path:
     return _fetch(name, revision)
 
 
+def loadable_name(name: str, directory: Path) -> str:
+    """What a model is called by programs that load it with transformers: its hub id if it has one,
+    otherwise its directory.
+
+    Args:
+        name: what `resolve_model` got.
+        directory: what it returned.
+    """
+    is_bundled = name in (*BUNDLED_MODELS, *PACKAGED_MODELS)
+    is_local = is_bundled or os.path.exists(os.path.expanduser(name))
+    return str(directory) if is_local else name
+
+
 def model_title(name: str) -> str:
     """The name of a model for display: of a path its last part, otherwise the name itself."""
     path = os.path.expanduser(name)
