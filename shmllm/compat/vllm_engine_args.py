@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+import argparse
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
 
 import shmllm.frontend.engine_args
+from shmllm.compat.vllm_cli_args import add_arguments
 from shmllm.compat.vllm_options import translate
 
 
@@ -72,6 +74,17 @@ class EngineArgs(shmllm.frontend.engine_args.EngineArgs):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**translate(options))
+
+    @classmethod
+    def add_cli_args(cls, parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        """Adds an argument for each option, and returns the parser."""
+        return add_arguments(parser, (each.name for each in fields(cls)))
+
+    @classmethod
+    def from_cli_args(cls, args: argparse.Namespace) -> Self:
+        """The options in the result of a parser that `add_cli_args` completed."""
+        names = (each.name for each in fields(cls))
+        return cls(**{name: getattr(args, name) for name in names if hasattr(args, name)})
 
     def create_engine_config(self, *arguments: Any) -> VllmConfig:
         """The configuration of an engine with these options. It starts no engine."""

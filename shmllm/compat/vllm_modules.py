@@ -13,7 +13,7 @@ from shmllm.errors import nearest
 VERSION = "0.33.0+shmllm"
 """The version of vLLM whose offline API this package provides; clients compare it."""
 
-_SIMILAR = 0.7
+_SIMILAR = 0.85
 
 
 def _at(home: str, names: str) -> dict[str, str]:
@@ -52,6 +52,9 @@ HOMES = {
     **_at("shmllm.compat.vllm_engine_args", f"EngineArgs AsyncEngineArgs {_CONFIGS}"),
     **_at("shmllm.compat.vllm_config", _SETTINGS),
     "LLMEngine": "shmllm.compat.vllm_engine",
+    "FlexibleArgumentParser": "shmllm.compat.vllm_cli_args",
+    "PoolingTask": "builtins:str",
+    "ProfilerAlreadyActiveError": "shmllm:RequestError",
     "CUDAGraphMode": "shmllm.config.graphs:CudaGraphMode",
     **_at("shmllm.compat.vllm_metrics", _METRICS),
     **_at("shmllm.compat.vllm_platforms", "current_platform"),
@@ -75,7 +78,7 @@ MODULES = {
     "vllm.engine.async_llm_engine": "AsyncLLMEngine",
     "vllm.engine.llm_engine": "LLMEngine",
     "vllm.entrypoints.llm": "LLM",
-    "vllm.exceptions": "VLLMError VLLMClientError VLLMValidationError",
+    "vllm.exceptions": "VLLMError VLLMClientError VLLMValidationError ProfilerAlreadyActiveError",
     "vllm.inputs": "TextPrompt TokensPrompt EmbedsPrompt PromptType",
     "vllm.inputs.llm": "TextPrompt TokensPrompt EmbedsPrompt PromptType",
     "vllm.logger": "init_logger",
@@ -88,7 +91,9 @@ MODULES = {
     "vllm.renderers.hf": "resolve_chat_template",
     "vllm.sampling_params": "SamplingParams StructuredOutputsParams RequestOutputKind "
     "BeamSearchParams RepetitionDetectionParams",
+    "vllm.tasks": "PoolingTask",
     "vllm.tokenizers": "get_tokenizer",
+    "vllm.utils.argparse_utils": "FlexibleArgumentParser",
     "vllm.utils.network_utils": "get_ip",
     "vllm.v1.engine.async_llm": "AsyncLLM",
     "vllm.v1.engine.exceptions": "EngineDeadError",

@@ -6,11 +6,16 @@ This module handles None for vLLM's default, other spellings of values, and conf
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 from shmllm.compat.vllm_config import Settings
 
+logger = logging.getLogger(__name__)
+
+LARGEST = 64
+_LARGE_BLOCKS = (128, 256)
 DTYPES = {"half": "float16", "float": "float32"}
 _SPELLINGS = {"generation_config": {"vllm": "shmllm"}, "load_format": {"hf": "auto"}}
 
@@ -25,6 +30,11 @@ def translate(options: Mapping[str, Any]) -> dict[str, Any]:
         # A torch.dtype is written torch.float16.
         dtype = str(ours["dtype"]).removeprefix("torch.")
         ours["dtype"] = DTYPES.get(dtype, dtype)
+    if ours.get("block_size") in _LARGE_BLOCKS:
+        logger.warning(
+            "block_size=%d becomes %d, the largest that shmllm has", ours["block_size"], LARGEST
+        )
+        ours["block_size"] = LARGEST
     for name, spellings in _SPELLINGS.items():
         value = ours.get(name)
         if isinstance(value, str) and value in spellings:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import shmllm
+from shmllm.compat import vllm_options
 from shmllm.compat.vllm_config import AttentionConfig, CompilationConfig, KernelConfig
 from shmllm.compat.vllm_engine_args import AsyncEngineArgs, EngineArgs
 from shmllm.compat.vllm_options import translate
@@ -78,6 +79,13 @@ def test_an_unknown_option_is_named() -> None:
 def test_an_impossible_value_ends_the_start() -> None:
     with pytest.raises(EngineStartError, match="tensor_parallel_size"):
         shmllm.LLM.from_engine_args(EngineArgs(tensor_parallel_size=2))
+
+
+def test_large_blocks_become_the_largest(caplog: pytest.LogCaptureFixture) -> None:
+    assert translate({"block_size": 128}) == {"block_size": 64}
+    assert "block_size=128 becomes 64" in caplog.text
+    assert make_engine_config("tiny", block_size=vllm_options.LARGEST)
+    assert translate({"block_size": 16}) == {"block_size": 16}
 
 
 def test_options_that_clients_always_pass_have_no_effect(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,103 @@
+"""The options of `EngineArgs` as command-line arguments, for programs with vLLM's arguments.
+
+This module makes one argument from each option of shmllm and of `frontend.foreign_options`; the
+classes of the configurations decide which values are valid.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
+from typing import Any
+
+from shmllm.frontend.engine_args import EngineArgs
+from shmllm.frontend.engine_options import LLM_OPTIONS
+
+_SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
+_COUNT = re.compile(r"(-?\d+(?:\.\d+)?)([kmgKMG]?)")
+_HELP = {each.name: each.help for each in LLM_OPTIONS}
+_TYPES = {each.name: each.annotation.removesuffix(" | None") for each in LLM_OPTIONS}
+_CALLBACKS = ("on_load_progress", "on_capture_progress")
+
+
+class FlexibleArgumentParser(argparse.ArgumentParser):
+    """An ArgumentParser whose options may be written with underscores as well as with dashes."""
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        import sys
+
+        given = sys.argv[1:] if args is None else args
+        return super().parse_known_args([_with_dashes(each) for each in given], namespace)
+
+
+def _with_dashes(argument: str) -> str:
+    name, equals, value = argument.partition("=")
+    return f"{name.replace('_', '-')}{equals}{value}" if name.startswith("--") else argument
+
+
+def add_arguments(
+    parser: argparse.ArgumentParser, options: Iterable[str]
+) -> argparse.ArgumentParser:
+    """Adds an argument for each of the options, and returns the parser."""
+    group = parser.add_argument_group("engine", "The options of LLM.")
+    defaults = {each.name: each.default for each in fields(EngineArgs)}
+    for name in options:
+        if name in _CALLBACKS:
+            continue
+        default = defaults[name]
+        how: dict[str, Any] = {"default": default, "help": _help_text(name)}
+        if _TYPES.get(name) == "bool" or isinstance(default, bool):
+            how["action"] = argparse.BooleanOptionalAction
+        else:
+            how["type"] = _converter(name, default)
+        group.add_argument(f"--{name.replace('_', '-')}", **how)
+    return parser
+
+
+def _help_text(name: str) -> str:
+    text = _HELP.get(name, "An option of vLLM; docs/vllm.md says which values are accepted.")
+    return text.replace("%", "%%")
+
+
+def _converter(name: str, default: Any) -> Callable[[str], Any]:
+    kind = _TYPES.get(name, type(default).__name__)
+    if name == "kv_cache_memory_bytes":
+        return str  # the option itself reads "512M"
+    converters: dict[str, Callable[[str], Any]] = {"int": count, "float": float, "str": str}
+    return converters.get(kind, json_or_text)
+
+
+def count(text: str) -> int:
+    """A whole number, also as "32k" (32,000), "32K" (32,768) or "auto" (-1).
+
+    Raises:
+        argparse.ArgumentTypeError: the text is no whole number.
+    """
+    if text == "auto":
+        return -1
+    found = _COUNT.fullmatch(text)
+    number = float(found[1]) * _SUFFIXES.get(found[2], 1) if found is not None else 0.5
+    if number != int(number):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number")
+    return int(number)
+
+
+def json_or_text(text: str) -> Any:
+    """JSON if the text begins like an object, a list or a number, None for "None", else the text.
+
+    Raises:
+        argparse.ArgumentTypeError: the text begins like an object or a list, but is no JSON.
+    """
+    if text == "None":
+        return None
+    try:
+        return json.loads(text)
+    except ValueError:
+        if text[:1] in ("{", "["):
+            raise argparse.ArgumentTypeError(f"{text!r} is no JSON") from None
+        return text
