@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from shmllm.frontend.engine_args import AsyncEngineArgs, EngineArgs
     from shmllm.frontend.input_processor import EmbedsPrompt, TextPrompt, TokensPrompt
     from shmllm.frontend.llm import LLM
+    from shmllm.frontend.prompt_chunks import PromptChunk
     from shmllm.outputs import (
         BeamSearchOutput,
         BeamSearchSequence,
@@ -61,6 +62,7 @@ _IN_FRONT_END = {
     "AsyncEngineArgs": "engine_args",
     "EngineArgs": "engine_args",
     "EmbedsPrompt": "input_processor",
+    "PromptChunk": "prompt_chunks",
     "TextPrompt": "input_processor",
     "TokensPrompt": "input_processor",
 }
@@ -93,6 +95,7 @@ __all__ = [
     "PoolingOutput",
     "PoolingParams",
     "PoolingRequestOutput",
+    "PromptChunk",
     "ProtocolMismatchError",
     "RepetitionDetectionParams",
     "RequestError",

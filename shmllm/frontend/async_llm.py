@@ -7,22 +7,22 @@ this module contains the part that runs in the event loop.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import weakref
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Self, TypeVar
 
 from shmllm.client.protocol import LoggedError
-from shmllm.errors import EngineDeadError, RequestError
+from shmllm.errors import EngineDeadError
 from shmllm.frontend import pooling
+from shmllm.frontend.async_requests import AsyncRequests
 from shmllm.frontend.engine_options import takes_llm_options
 from shmllm.frontend.front_end import Messages
 from shmllm.frontend.input_processor import PreparedRequest, Prompt, set_priorities
 from shmllm.frontend.llm import LLM
 from shmllm.frontend.pausing import PauseMode, fall_asleep, next_or_value, pause, resume
 from shmllm.frontend.poll_thread import PollThread
-from shmllm.frontend.request_output_queue import RequestOutputQueue
+from shmllm.frontend.prompt_chunks import PromptChunk, PromptChunks, prepare_chunk
 from shmllm.frontend.weight_push import NamedTensors, UpdateMode, Version
 from shmllm.outputs.pooling import PoolingOutput, PoolingRequestOutput
 from shmllm.outputs.request import RequestOutput
@@ -68,15 +68,13 @@ class AsyncLLM:
         self._llm = llm
         self._dispatcher = llm.front_end.dispatcher
         self._poll_thread = PollThread(llm.front_end)
-        self._queues: dict[str, RequestOutputQueue] = {}
-        self._ids = itertools.count()
-        self._resumed: asyncio.Event | None = None
+        self._requests = AsyncRequests(self._poll_thread, self._dispatcher)
         self.facts = llm.facts
         self._finalizer = weakref.finalize(self, _shut_down, self._poll_thread, llm)
 
     def generate(
         self,
-        prompt: Prompt,
+        prompt: Prompt | PromptChunks,
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         *,
@@ -86,8 +84,16 @@ class AsyncLLM:
 
         Leaving the iterator early, and cancelling the task that runs it, ends the request.
 
+        A prompt may arrive in chunks. The engine completes each chunk in turn, with all earlier
+        chunks and their completions, each without its last token, in front of it. Chunks that
+        arrive meanwhile wait. An output has the completion of its chunk alone; it has a
+        `finish_reason` at the end of the chunk, and is `finished` at the end of the last one if
+        the iterator of chunks has ended by then. Such a request has no `n` above 1, no stop strings
+        and no FINAL_ONLY.
+
         Args:
-            prompt: one prompt, as for `LLM.generate`.
+            prompt: one prompt, as for `LLM.generate`, or an asynchronous iterator of prompts or
+                PromptChunk objects, which are its chunks.
             sampling_params: None takes the defaults. Its `output_kind` decides what the outputs
                 contain.
             request_id: an id that is not in use; it is free again when the request has ended.
@@ -101,8 +107,18 @@ class AsyncLLM:
         Raises:
             RequestError: the prompt, a parameter or the `request_id` is wrong.
             EngineDeadError: the engine died.
+            Exception: whatever the iterator of chunks raised, which ends the request.
         """
-        return self._outputs(partial(self._prepare, prompt, sampling_params, priority), request_id)
+        # The generators keep this object alive through these functions.
+        if isinstance(prompt, AsyncIterator):
+
+            def prepare(chunk: Prompt | PromptChunk, before: list[int]) -> PreparedRequest:
+                one = partial(self._prepare, priority=priority)
+                return prepare_chunk(chunk, before, sampling_params, one)
+
+            return self._requests.run_chunks(prompt, prepare, request_id)
+        whole = partial(self._prepare, prompt, sampling_params, priority)
+        return self._requests.run(whole, request_id)
 
     def chat(
         self,
@@ -139,7 +155,7 @@ class AsyncLLM:
             prompt = self._llm.front_end.chat_prompt(messages, **options)
             return self._prepare(prompt, sampling_params, priority)
 
-        return self._outputs(prepare, request_id)
+        return self._requests.run(prepare, request_id)
 
     async def encode(
         self,
@@ -152,22 +168,8 @@ class AsyncLLM:
         Yields:
             The one output.
         """
-        while self._resumed is not None:
-            await self._resumed.wait()
-        queue = RequestOutputQueue()
-        name = self._register(request_id, queue)
-        try:
-            self._poll_thread.submit(
-                queue, lambda: self._prepare_pooling(prompt, pooling_params), name
-            )
-            while await queue.take(self._dispatcher.reading()) is None:
-                pass
-            del self._queues[name]
-            yield pooling.pooling_output(queue.states[0])
-        finally:
-            if self._queues.get(name) is queue:
-                del self._queues[name]
-                self._drop(queue)
+        prepare = partial(self._prepare_pooling, prompt, pooling_params)
+        yield pooling.pooling_output(await self._requests.run_to_end(prepare, request_id))
 
     async def collective_rpc(
         self,
@@ -182,17 +184,15 @@ class AsyncLLM:
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End requests. Each one that had not ended yields a last output with reason "abort" and
         its tokens so far; ids that are not in use are ignored."""
-        for name in [request_id] if isinstance(request_id, str) else request_id:
-            if (queue := self._queues.get(name)) is not None:
-                self._poll_thread.abort(queue)
+        self._requests.abort([request_id] if isinstance(request_id, str) else request_id)
 
     async def pause_generation(
         self, *, mode: PauseMode = "abort", clear_cache: bool = True
     ) -> None:
         """Pause the engine until `resume_generation`; see `LLM.pause_generation`. Calls of
         `generate` wait meanwhile."""
-        if mode == "wait" and self._resumed is None:
-            self._resumed = asyncio.Event()
+        if mode == "wait":
+            self._requests.hold()
         steps = pause(self._dispatcher, mode, clear_cache)
         while await self._call(lambda: next(steps, True)) is None:
             await asyncio.sleep(PAUSE_POLL_S)
@@ -201,9 +201,7 @@ class AsyncLLM:
         """End the pause. Returns whether the engine continues: another front end may have paused
         it as well."""
         goes_on = await self._call(lambda: resume(self._dispatcher))
-        if self._resumed is not None:
-            self._resumed.set()
-            self._resumed = None
+        self._requests.release()
         return goes_on
 
     async def is_paused(self) -> bool:
@@ -328,6 +326,7 @@ class AsyncLLM:
         alive = self._finalizer.peek()
         if alive is not None:
             _shut_down(*alive[2])
+            self._requests.close()
             self._finalizer.detach()
 
     close = shutdown
@@ -337,30 +336,6 @@ class AsyncLLM:
 
     async def __aexit__(self, *_: object) -> None:
         self.shutdown()
-
-    async def _outputs(
-        self, prepare: Callable[[], PreparedRequest], request_id: str | None
-    ) -> AsyncGenerator[RequestOutput, None]:
-        """Run the request that `prepare` makes; see `generate`."""
-        while self._resumed is not None:
-            await self._resumed.wait()
-        queue = RequestOutputQueue()
-        name = self._register(request_id, queue)
-        is_finished = False
-        try:
-            self._poll_thread.submit(queue, prepare, name)
-            while not is_finished:
-                output = await queue.take(self._dispatcher.reading())
-                if output is None:
-                    continue
-                is_finished = output.finished
-                if is_finished:
-                    del self._queues[name]
-                yield output
-        finally:
-            if self._queues.get(name) is queue:
-                del self._queues[name]
-                self._drop(queue)
 
     def _prepare(
         self, prompt: Prompt, params: SamplingParams | None, priority: int | None
@@ -372,20 +347,6 @@ class AsyncLLM:
     def _prepare_pooling(self, prompt: Prompt, params: PoolingParams | None) -> PreparedRequest:
         llm = self._llm
         return pooling.prepare(llm.front_end, [prompt], params, llm.pooler_config)[0]
-
-    def _register(self, request_id: str | None, queue: RequestOutputQueue) -> str:
-        if request_id is None:
-            request_id = next(
-                name for n in self._ids if (name := f"request-{n}") not in self._queues
-            )
-        if request_id in self._queues:
-            raise RequestError(f"request_id {request_id!r} is in use by a request that still runs")
-        self._queues[request_id] = queue
-        return request_id
-
-    def _drop(self, queue: RequestOutputQueue) -> None:
-        if self._poll_thread.error is None:
-            self._poll_thread.discard(queue)
 
     async def _call(self, function: Callable[[], Result]) -> Result:
         return await asyncio.wrap_future(self._poll_thread.call(function))

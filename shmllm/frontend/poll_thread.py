@@ -107,8 +107,19 @@ class PollThread:
             self._wake_up(lambda: None)
             thread.join(STOP_S)
 
+    def check_alive(self) -> None:
+        """Raise a copy of `error` if the thread has ended.
+
+        Raises:
+            ShmLLMError: the thread belongs to the process that forked this one.
+        """
+        if self.error is not None:
+            raise copy.copy(self.error)
+        if self._thread is not None and not self._thread.is_alive() and self.error is None:
+            raise ShmLLMError("this AsyncLLM belongs to the process that forked this one")
+
     def _put(self, command: Callable[[], None]) -> None:
-        self._check_alive()
+        self.check_alive()
         with self._start:
             if self._thread is None and not self._is_stopping:
                 thread = threading.Thread(target=self._run, name="shmllm", daemon=True)
@@ -116,13 +127,7 @@ class PollThread:
                 # After `start`, so that a thread that is not alive is one that has ended.
                 self._thread = thread
         self._wake_up(command)
-        self._check_alive()  # the thread may have ended without executing this command
-
-    def _check_alive(self) -> None:
-        if self.error is not None:
-            raise copy.copy(self.error)
-        if self._thread is not None and not self._thread.is_alive() and self.error is None:
-            raise ShmLLMError("this AsyncLLM belongs to the process that forked this one")
+        self.check_alive()  # the thread may have ended without executing this command
 
     def _wake_up(self, command: Callable[[], None]) -> None:
         self._commands.put(command)

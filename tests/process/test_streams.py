@@ -165,6 +165,29 @@ def test_coroutines_have_what_a_batch_has(llm: LLM, async_llm: AsyncLLM) -> None
     assert run(main()) == batch(llm, own)
 
 
+def test_chunks_have_the_tokens_of_whole_prompts(llm: LLM, async_llm: AsyncLLM) -> None:
+    async def chunks(prompts: list[str]) -> AsyncIterator[str]:
+        for prompt in prompts:
+            yield prompt
+
+    async def ends(prompts: list[str]) -> list[RequestOutput]:
+        arguments = chunks(prompts), params(9)
+        return [o async for o in async_llm.generate(*arguments) if o.outputs[0].finished()]
+
+    async def main() -> list[list[RequestOutput]]:
+        return await asyncio.gather(ends(PROMPTS[:3]), ends(PROMPTS[3:6]))
+
+    for first, second, third in run(main()):
+        assert [output.finished for output in (first, second, third)] == [False, False, True]
+        before = first.prompt_token_ids + first.outputs[0].token_ids[:-1]
+        assert second.prompt_token_ids[: len(before)] == before
+        for output in (first, second, third):
+            prompt = {"prompt_token_ids": output.prompt_token_ids}
+            (whole,) = llm.generate([prompt], params(9), use_tqdm=False)
+            assert output.outputs[0].token_ids == whole.outputs[0].token_ids
+            assert output.outputs[0].text == whole.outputs[0].text
+
+
 def test_cancelled_tasks_leave_an_idle_engine_and_the_others_alone(
     llm: LLM, async_llm: AsyncLLM
 ) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 
 import pytest
 import tokenizers
 from support.fakes import FakeEngineClient
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from shmllm import LLM
+from shmllm import LLM, AsyncLLM
 from shmllm.frontend import front_end
 from shmllm.frontend.model_files import bundled_model
 from shmllm.frontend.text.tokenizer import Tokenizer
@@ -148,3 +149,20 @@ def make_llm(monkeypatch, byte_level_model):
         return LLM(str(byte_level_model), generation_config="shmllm"), engine
 
     return make
+
+
+@pytest.fixture
+def make_async_llm(monkeypatch, byte_level_model):
+    """A function that returns an AsyncLLM and the FakeEngineClient that it uses."""
+    made = []
+
+    def make(steps_per_poll=1):
+        engine = FakeEngineClient(steps_per_poll)
+        monkeypatch.setattr(front_end, "start_engine", lambda *_: engine)
+        made.append(AsyncLLM(str(byte_level_model), generation_config="shmllm"))
+        return made[-1], engine
+
+    yield make
+    for llm in made:
+        llm.shutdown()
+    assert "shmllm" not in {thread.name for thread in threading.enumerate()}

@@ -8,11 +8,8 @@ import threading
 from contextlib import aclosing
 
 import pytest
-from support.fakes import FakeEngineClient
 
-from shmllm import AsyncLLM
 from shmllm.errors import EngineDeadError, RequestError, ShmLLMError
-from shmllm.frontend import front_end
 from shmllm.params.sampling import RequestOutputKind, SamplingParams
 from shmllm.wire.messages import Method
 
@@ -26,20 +23,8 @@ def params(max_tokens, kind=CUMULATIVE, **options):
 
 
 @pytest.fixture
-def make_llm(monkeypatch, byte_level_model):
-    """A function that returns an AsyncLLM and the FakeEngineClient that it uses."""
-    made = []
-
-    def make(steps_per_poll=1):
-        engine = FakeEngineClient(steps_per_poll)
-        monkeypatch.setattr(front_end, "start_engine", lambda *_: engine)
-        made.append(AsyncLLM(str(byte_level_model), generation_config="shmllm"))
-        return made[-1], engine
-
-    yield make
-    for llm in made:
-        llm.shutdown()
-    assert "shmllm" not in {thread.name for thread in threading.enumerate()}
+def make_llm(make_async_llm):
+    return make_async_llm
 
 
 def run(coroutine):

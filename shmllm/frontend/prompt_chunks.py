@@ -1,0 +1,145 @@
+"""Prompts that arrive in chunks: what a program yields, and the task that reads it.
+
+This module must not know how a chunk is completed; see `AsyncRequests.run_chunks`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+from shmllm.errors import RequestError
+from shmllm.frontend.input_processor import PreparedRequest, Prompt, TokensPrompt
+from shmllm.params.sampling import RequestOutputKind, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class PromptChunk:
+    """The next part of a prompt that arrives in chunks.
+
+    Attributes:
+        prompt: text or token ids, as for `AsyncLLM.generate`. Text is tokenized as a prompt of its
+            own, with the special tokens that a tokenizer adds in front of a prompt.
+        sampling_params: for the completion of this chunk; None takes those of the call.
+    """
+
+    prompt: Prompt
+    sampling_params: SamplingParams | None = None
+
+
+PromptChunks = AsyncIterator[Prompt | PromptChunk]
+PrepareOne = Callable[[Prompt, SamplingParams | None], PreparedRequest]
+
+
+def prepare_chunk(
+    chunk: Prompt | PromptChunk,
+    before: list[int],
+    params: SamplingParams | None,
+    prepare: PrepareOne,
+) -> PreparedRequest:
+    """Make the request that completes a chunk.
+
+    Args:
+        chunk: the chunk.
+        before: the tokens in front of it.
+        params: the parameters, unless the chunk has its own.
+        prepare: checks and tokenizes a prompt with its parameters.
+
+    Raises:
+        RequestError: the chunk or a parameter is wrong, or there are too many tokens by now.
+    """
+    given = chunk if isinstance(chunk, PromptChunk) else PromptChunk(chunk)
+    request = prepare(given.prompt, given.sampling_params or params)
+    _check(request)
+    if not before:
+        return request
+    whole: TokensPrompt = {
+        "prompt_token_ids": before + request.prompt_token_ids,
+        "cache_salt": request.submitted.cache_salt,
+    }
+    if request.prompt is not None:
+        whole["prompt"] = request.prompt
+    return prepare(whole, request.params)
+
+
+def _check(request: PreparedRequest) -> None:
+    params = request.params
+    faults = {
+        "n > 1": params.n > 1,
+        "output_kind FINAL_ONLY": params.output_kind is RequestOutputKind.FINAL_ONLY,
+        "stop strings": bool(params.stop),
+        "prompt_embeds": request.submitted.embeds is not None,
+    }
+    if fault := next((name for name, is_given in faults.items() if is_given), None):
+        raise RequestError(
+            f"Input streaming not currently supported with {fault}: pass the whole prompt at once, "
+            "or change the request"
+        )
+
+
+class ChunkReader:
+    """A task that reads the chunks of a prompt as fast as they come.
+
+    Args:
+        chunks: the chunks. An asynchronous generator gets a CancelledError when nobody wants its
+            chunks any more.
+        on_error: called when `chunks` raises; `next` and `raise_error` raise its exception.
+
+    Attributes:
+        is_aborted: whether `abort` was called.
+    """
+
+    def __init__(self, chunks: PromptChunks, on_error: Callable[[], None]) -> None:
+        self._waiting: deque[Prompt | PromptChunk] = deque()
+        self._on_error = on_error
+        self._has_news = asyncio.Event()
+        self._has_ended = False
+        self._error: Exception | None = None
+        self.is_aborted = False
+        self._task = asyncio.create_task(self._read(chunks))
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether `next` is known to return no further chunk."""
+        return self._has_ended and not self._waiting
+
+    async def next(self) -> Prompt | PromptChunk | None:
+        """Wait for the next chunk; None if there is none, or after `abort` and `close`."""
+        while not self._waiting and not self._has_ended:
+            self._has_news.clear()
+            await self._has_news.wait()
+        self.raise_error()
+        return self._waiting.popleft() if self._waiting else None
+
+    def raise_error(self) -> None:
+        """Raise the exception that ended `chunks`, if there is one."""
+        if self._error is not None:
+            raise self._error
+
+    def abort(self) -> None:
+        """Drop the chunks that nobody has taken, and read no more."""
+        self.is_aborted = True
+        self.close()
+
+    def close(self) -> None:
+        """The same, as the end of the reader. Idempotent."""
+        self._task.cancel()
+        self._waiting.clear()
+        self._end()
+
+    def _end(self) -> None:
+        self._has_ended = True
+        self._has_news.set()
+
+    async def _read(self, chunks: PromptChunks) -> None:
+        try:
+            async for chunk in chunks:
+                self._waiting.append(chunk)
+                self._has_news.set()
+        except Exception as error:
+            self._error = error
+            self._on_error()
+        finally:
+            self._end()
