@@ -181,6 +181,26 @@ class AsyncLLM:
         """See `LLM.collective_rpc`."""
         return await self._call(lambda: self._llm.collective_rpc(method, timeout, args, kwargs))
 
+    async def start_profile(
+        self,
+        profile_prefix: str | None = None,
+        *,
+        delay_iterations: int | None = None,
+        max_iterations: int | None = None,
+    ) -> str:
+        """See `LLM.start_profile`."""
+        start = partial(
+            self._llm.start_profile,
+            profile_prefix,
+            delay_iterations=delay_iterations,
+            max_iterations=max_iterations,
+        )
+        return await self._call(start)
+
+    async def stop_profile(self) -> str:
+        """See `LLM.stop_profile`."""
+        return await self._call(self._llm.stop_profile)
+
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End requests. Each one that had not ended yields a last output with reason "abort" and
         its tokens so far; ids that are not in use are ignored."""
@@ -205,8 +225,9 @@ class AsyncLLM:
         return goes_on
 
     async def is_paused(self) -> bool:
-        """Whether a front end has paused the engine, or the engine sleeps."""
-        return self._llm.is_paused()
+        """Whether a front end has paused the engine, or the engine sleeps. The calls of other
+        coroutines that came before this one have reached the engine."""
+        return await self._call(self._llm.is_paused)
 
     async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> SleepReport:
         """Release memory of the engine until `wake_up`; see `LLM.sleep`."""

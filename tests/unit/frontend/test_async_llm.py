@@ -485,6 +485,18 @@ def test_no_output_arrives_after_a_pause(make_llm, monkeypatch):
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
+
+def test_a_look_at_the_pause_comes_after_the_calls_before_it(make_llm, monkeypatch):
+    llm, engine = make_llm()
+    engine.answers = {Method.PAUSE: 0, Method.RESET_PREFIX_CACHE: True}
+    monkeypatch.setattr(llm._llm, "is_paused", lambda: bool(engine.calls))
+
+    async def main():
+        pausing = asyncio.create_task(llm.pause_generation())
+        looking = asyncio.create_task(llm.is_paused())
+        assert await looking
+        await pausing
+
     run(main())
 
 
