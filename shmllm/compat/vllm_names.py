@@ -1,16 +1,15 @@
-"""`LLM`, `AsyncLLM` and some functions with vLLM's arguments.
+"""`LLM` and some functions with vLLM's arguments; `vllm_async` has `AsyncLLM`.
 
-This module translates arguments and calls the classes of the same names in shmllm.
+This module translates arguments and calls the class of the same name in shmllm.
 `shmllm.compat.vllm` lists the module of each name.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-import shmllm.frontend.async_llm
 import shmllm.frontend.llm
 from shmllm.compat.vllm_metrics import Metric, as_metrics
 from shmllm.compat.vllm_options import translate
@@ -36,7 +35,7 @@ _NEUTRAL = {
 class LLM(shmllm.frontend.llm.LLM):
     """`shmllm.LLM` with vLLM's options and arguments."""
 
-    def __init__(self, model: str, **options: Any) -> None:
+    def __init__(self, model: str = "tiny", **options: Any) -> None:
         super().__init__(**translate({"model": model, **options}))
 
     def generate(
@@ -132,49 +131,6 @@ class LLM(shmllm.frontend.llm.LLM):
     def get_metrics(self) -> list[Metric]:  # type: ignore[override]
         """The engine's counters and gauges that vLLM has, too."""
         return as_metrics(super().get_metrics(), self.facts.model_directory)
-
-
-class AsyncLLM(shmllm.frontend.async_llm.AsyncLLM):
-    """`shmllm.AsyncLLM` with vLLM's options and arguments."""
-
-    def __init__(self, model: str, **options: Any) -> None:
-        super().__init__(**translate({"model": model, **options}))
-
-    @classmethod
-    def from_engine_args(
-        cls, engine_args: Any, *, stat_loggers: Any = None, **options: Any
-    ) -> Self:
-        """Starts an engine with these options. `stat_loggers` are ignored: use `get_metrics`."""
-        return cls(**engine_args.llm_options())
-
-    def generate(
-        self,
-        prompt: Any,
-        sampling_params: Any = None,
-        request_id: str | None = None,
-        **options: Any,
-    ) -> AsyncGenerator[RequestOutput, None]:
-        return super().generate(
-            without_nones(prompt), sampling_params, request_id, **known(options)
-        )
-
-    def encode(
-        self,
-        prompt: Any,
-        pooling_params: Any = None,
-        request_id: str | None = None,
-        lora_request: Any = None,
-        **options: Any,
-    ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
-        given = known({"lora_request": lora_request, **options})
-        return super().encode(without_nones(prompt), pooling_params, request_id, **given)
-
-    async def do_log_stats(self) -> None:
-        """Writes the counters to the log."""
-        logger.info("engine: %s", self.get_metrics())
-
-    def shutdown(self, timeout: float | None = None) -> None:
-        super().shutdown()
 
 
 def known(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def completed(actor: type, marks: Path, job: dict[str, Any]) -> Rows | str:
 def set_up_worker() -> None:
     """The shim, and a mark for each request of the processor's engine."""
     import_module("shmllm.compat.vllm").install()
-    engine = import_module("shmllm.compat.vllm_names").AsyncLLM
+    engine = import_module("shmllm.compat.vllm_async").AsyncLLM
     generate = engine.generate
 
     def marking(self: Any, *arguments: Any, **options: Any) -> Any:

@@ -485,6 +485,8 @@ def test_no_output_arrives_after_a_pause(make_llm, monkeypatch):
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
+    run(main())
+
 
 def test_a_look_at_the_pause_comes_after_the_calls_before_it(make_llm, monkeypatch):
     llm, engine = make_llm()
