@@ -108,7 +108,7 @@ def start(
                 env=engine_environment(),
                 start_new_session=True,
             )
-            unless_ready.callback(_end, process)
+            unless_ready.callback(_end, process, name)
             _show_metrics(name, process.pid, metrics_port, file)
         model = config.load.model_name
         code = _wait_until_ready(name, model, process, target, startup_timeout)
@@ -286,14 +286,17 @@ def _wait_until_ready(
     return 2
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends an engine that is not ready; one that loads removes its segment."""
+def _end(process: subprocess.Popen[bytes], name: str) -> None:
+    """Ends an engine that is not ready, and removes its segment if it does not do that in time."""
+    from shmllm.ipc import registry
+
     process.terminate()
     try:
         process.wait(ENDING_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+    registry.sweep(registry.control_path(name))
 
 
 def _row(record: dict[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ import pytest
 from support.engines import assert_unused, named_engine, slow_steps
 from support.programs import children, environment, is_running, read_line, start_source
 from support.programs import kill as end
+from support.variants import slow
 from support.waiting import PATIENCE_S, holds_within, wait_until
 
 from shmllm import LLM, EngineDeadError, SamplingParams, SegmentError
@@ -244,7 +245,8 @@ def test_in_the_foreground_the_model_is_named_and_a_line_says_when_it_is_ready()
         registry.sweep(registry.control_path(name))
 
 
-def test_an_interrupted_start_leaves_no_engine() -> None:
+@pytest.mark.parametrize("is_stuck", [True, slow(False)])
+def test_an_interrupted_start_leaves_no_engine(is_stuck: bool) -> None:
     process = subprocess.Popen(
         [*CLI, "engine", "start", "interrupted", "--detach", *OPTIONS],
         stdin=subprocess.DEVNULL,
@@ -255,6 +257,10 @@ def test_an_interrupted_start_leaves_no_engine() -> None:
     try:
         assert holds_within(lambda: bool(children(process.pid)), PATIENCE_S)
         (engine,) = children(process.pid)
+        if is_stuck:
+            path = registry.control_path("interrupted")
+            assert holds_within(path.exists, PATIENCE_S)
+            os.kill(engine, signal.SIGSTOP)
         process.send_signal(signal.SIGINT)
         _, message = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 130
