@@ -14,8 +14,7 @@ from shmllm.compat.vllm_config import Settings
 
 logger = logging.getLogger(__name__)
 
-LARGEST = 64
-_LARGE_BLOCKS = (128, 256)
+LARGEST = 128
 DTYPES = {"half": "float16", "float": "float32"}
 _SPELLINGS = {"generation_config": {"vllm": "shmllm"}, "load_format": {"hf": "auto"}}
 
@@ -30,7 +29,7 @@ def translate(options: Mapping[str, Any]) -> dict[str, Any]:
         # A torch.dtype is written torch.float16.
         dtype = str(ours["dtype"]).removeprefix("torch.")
         ours["dtype"] = DTYPES.get(dtype, dtype)
-    if ours.get("block_size") in _LARGE_BLOCKS:
+    if ours.get("block_size") == 2 * LARGEST:
         logger.warning(
             "block_size=%d becomes %d, the largest that shmllm has", ours["block_size"], LARGEST
         )

@@ -54,6 +54,7 @@ class EngineInfo:
     async_scheduling: bool = False
     graphs: str = ""
     enable_prefix_caching: bool = True
+    gpu_memory_utilization: float = 0.0
     warnings: tuple[str, ...] = ()
 
     @property

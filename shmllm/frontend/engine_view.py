@@ -49,6 +49,8 @@ class EngineHost(Protocol):
 
     def is_sleeping(self) -> bool: ...
 
+    def close(self) -> None: ...
+
     def _num_unfinished(self) -> int: ...
 
 
@@ -122,6 +124,7 @@ class CacheConfigView:
     Attributes:
         block_size: the number of tokens per block.
         num_gpu_blocks: the number of blocks, on a CPU as well.
+        gpu_memory_utilization: the option; it has no effect on a CPU.
         enable_prefix_caching: whether requests reuse the blocks of equal prefixes.
         num_cpu_blocks: always 0.
     """
@@ -129,6 +132,7 @@ class CacheConfigView:
     block_size: int
     num_gpu_blocks: int
     enable_prefix_caching: bool
+    gpu_memory_utilization: float
     num_cpu_blocks: int = 0
 
 
@@ -212,6 +216,17 @@ class VllmConfigView:
     speculative_config: None = None
 
 
+class EngineCoreView:
+    """The engine process of vLLM's attribute chain."""
+
+    def __init__(self, host: EngineHost) -> None:
+        self._host = host
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """End the engine process; `timeout` has no effect."""
+        self._host.close()
+
+
 class EngineView:
     """The view of an engine that `LLM.llm_engine` returns.
 
@@ -223,7 +238,12 @@ class EngineView:
         info = host.facts
         self.vllm_config = VllmConfigView(
             ModelConfigView(host),
-            CacheConfigView(info.block_size, info.num_blocks, info.enable_prefix_caching),
+            CacheConfigView(
+                info.block_size,
+                info.num_blocks,
+                info.enable_prefix_caching,
+                info.gpu_memory_utilization,
+            ),
             SchedulerConfigView(info.max_num_seqs, info.max_model_len),
         )
         self.model_config = self.vllm_config.model_config
@@ -231,6 +251,7 @@ class EngineView:
         self.scheduler_config = self.vllm_config.scheduler_config
         self.parallel_config = self.vllm_config.parallel_config
         self.model_executor = ExecutorView(host)
+        self.engine_core = EngineCoreView(host)
         self.get_tokenizer = host.get_tokenizer
         self.collective_rpc = host.collective_rpc
         self.apply_model = host.apply_model

@@ -151,6 +151,7 @@ def make_info(
         async_scheduling=async_scheduling,
         graphs=graphs,
         enable_prefix_caching=config.cache.enable_prefix_caching,
+        gpu_memory_utilization=config.cache.gpu_memory_utilization,
         warnings=(*((size.warning,) if size.warning else ()), *warnings),
     )
 

@@ -93,7 +93,7 @@ def test_without_a_tokenizer(tmp_path: Path) -> None:
             ),
             llm.get_tokenizer,
         ):
-            with pytest.raises(RequestError, match="started with skip_tokenizer_init: pass"):
+            with pytest.raises(RequestError, match="started with `skip_tokenizer_init=True`: pass"):
                 call()
         assert tokens_of(llm, prompts) == [greedy_tokens(model, prompt) for prompt in prompts]
         params = SamplingParams(temperature=0, max_tokens=3, logprobs=1)

@@ -119,7 +119,8 @@ class NoBackend:
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         raise RequestError(
-            "this needs the tokenizer, and the engine was started with skip_tokenizer_init: "
+            "this needs the tokenizer, and the engine was started with "
+            "`skip_tokenizer_init=True`: "
             "pass token ids, or start it without that option"
         )
 

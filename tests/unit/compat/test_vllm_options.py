@@ -82,8 +82,8 @@ def test_an_impossible_value_ends_the_start() -> None:
 
 
 def test_large_blocks_become_the_largest(caplog: pytest.LogCaptureFixture) -> None:
-    assert translate({"block_size": 128}) == {"block_size": 64}
-    assert "block_size=128 becomes 64" in caplog.text
+    assert translate({"block_size": 256}) == {"block_size": 128}
+    assert "block_size=256 becomes 128" in caplog.text
     assert make_engine_config("tiny", block_size=vllm_options.LARGEST)
     assert translate({"block_size": 16}) == {"block_size": 16}
 

@@ -22,6 +22,7 @@ class Host:
             dtype="bfloat16",
             hidden_size=256,
             enable_prefix_caching=False,
+            gpu_memory_utilization=0.5,
         )
         self.model_defaults = {"top_k": 5}
 
@@ -49,6 +50,9 @@ class Host:
     def is_sleeping(self):
         return True
 
+    def close(self):
+        self.is_closed = True
+
     def _num_unfinished(self):
         return 3
 
@@ -66,6 +70,7 @@ def test_the_attributes_that_programs_for_vllm_read():
     assert engine.vllm_config.model_config is config
     assert engine.cache_config.block_size == 4
     assert not engine.vllm_config.cache_config.enable_prefix_caching
+    assert engine.vllm_config.cache_config.gpu_memory_utilization == 0.5
     assert config.embedding_size == written["hidden_size"]
     assert engine.get_num_unfinished_requests() == 3
     assert engine.scheduler_config.max_num_seqs == 8
@@ -84,3 +89,9 @@ def test_load_weights_at_the_end_of_the_attribute_chain():
     model = EngineView(host).model_executor.driver_worker.model_runner.model
     assert model.load_weights([("a", torch.ones(2))]) == {"a"}
     assert model.load_weights(weights=[("b", torch.ones(2))]) == {"b"}
+
+
+def test_the_engine_core_ends_the_engine():
+    host = Host()
+    EngineView(host).engine_core.shutdown(timeout=5.0)
+    assert host.is_closed
