@@ -1,6 +1,6 @@
 """Runs the command line: `python -m shmllm` is the same as `shmllm`."""
 
-from shmllm.cli.main import main
+from shmllm.cli.entry import main
 
 if __name__ == "__main__":
     main()
