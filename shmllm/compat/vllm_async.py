@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import Any, Self
 
 import shmllm.frontend.async_llm
-from shmllm.compat.vllm_names import known, without_nones
+from shmllm.compat.vllm_names import known, usable_priority, without_nones
 from shmllm.compat.vllm_options import translate
 from shmllm.errors import RequestError
 from shmllm.frontend.async_requests import AsyncRequests
@@ -116,7 +116,8 @@ class AsyncLLM(shmllm.frontend.async_llm.AsyncLLM):
         request_id: str | None = None,
         **options: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
-        given = _of_one_engine(options)
+        priority = usable_priority(options.get("priority"), self._llm.facts)
+        given = _of_one_engine(options | {"priority": priority})
         return super().generate(without_nones(prompt), sampling_params, request_id, **given)
 
     def encode(

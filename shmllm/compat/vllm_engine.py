@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Any, Self
 
-from shmllm.compat.vllm_names import LLM, known
+from shmllm.compat.vllm_names import LLM, known, usable_priority
 from shmllm.errors import RequestError
 from shmllm.frontend.dispatcher import POLL_S
 from shmllm.frontend.input_processor import as_list, set_priorities
@@ -65,7 +65,7 @@ class LLMEngine:
         front_end = self.llm.front_end
         given = as_list(self.llm.prepare_prompts(prompt, tokenization_kwargs))
         prepared = front_end.prepare(given, params, [f"request {request_id!r}"])
-        priority = self.llm.usable_priority(priority)
+        priority = usable_priority(priority, self.llm.facts)
         request = set_priorities(prepared, priority, self.llm.facts)[0]
         streaming = params.output_kind is not RequestOutputKind.FINAL_ONLY
         self._states[request_id] = front_end.dispatcher.submit(

@@ -49,7 +49,7 @@ class LLM(shmllm.frontend.llm.LLM):
         **options: Any,
     ) -> list[RequestOutput]:
         prepared = self.prepare_prompts(prompts, tokenization_kwargs)
-        given = known(options | {"priority": self.usable_priority(priority)})
+        given = known(options | {"priority": usable_priority(priority, self.facts)})
         return super().generate(prepared, sampling_params, use_tqdm=bool(use_tqdm), **given)
 
     def enqueue(
@@ -63,7 +63,7 @@ class LLM(shmllm.frontend.llm.LLM):
         **options: Any,
     ) -> list[str]:
         prepared = self.prepare_prompts(prompts, tokenization_kwargs)
-        given = known(options | {"priority": self.usable_priority(priority)})
+        given = known(options | {"priority": usable_priority(priority, self.facts)})
         return super().enqueue(prepared, sampling_params, use_tqdm=bool(use_tqdm), **given)
 
     def chat(
@@ -78,7 +78,7 @@ class LLM(shmllm.frontend.llm.LLM):
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> list[RequestOutput]:
-        priority = self.usable_priority(priority)
+        priority = usable_priority(priority, self.facts)
         given = known({"lora_request": lora_request, "priority": priority, **options})
         variables = dict(chat_template_kwargs or {})
         variables["chat_template_content_format"] = chat_template_content_format
@@ -117,17 +117,6 @@ class LLM(shmllm.frontend.llm.LLM):
         given = without_nones(prompts)
         return tokenize(self.front_end, given, tokenization_kwargs, min_room=min_room)
 
-    def usable_priority(self, priority: Any) -> Any:
-        """The priorities, or zeros with a warning if the engine does not schedule by them."""
-        values = list(priority) if isinstance(priority, list | tuple) else [priority]
-        if self.facts.scheduling_policy == "priority" or not any(values):
-            return priority
-        logger.warning(
-            "priority has no effect: this engine schedules first come, first served; start it "
-            "with scheduling_policy='priority'"
-        )
-        return [0] * len(values) if isinstance(priority, list | tuple) else 0
-
     def get_metrics(self) -> list[Metric]:  # type: ignore[override]
         """The engine's counters and gauges that vLLM has, too."""
         return as_metrics(super().get_metrics(), self.facts.model_directory)
@@ -146,6 +135,18 @@ def known(options: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in options.items()
         if value is not None and value != _NEUTRAL.get(name)
     }
+
+
+def usable_priority(priority: Any, facts: Any) -> Any:
+    """The priorities, or zeros with a warning if the engine does not schedule by them."""
+    values = list(priority) if isinstance(priority, list | tuple) else [priority]
+    if facts.scheduling_policy == "priority" or not any(values):
+        return priority
+    logger.warning(
+        "priority has no effect: this engine schedules first come, first served; start it "
+        "with scheduling_policy='priority'"
+    )
+    return [0] * len(values) if isinstance(priority, list | tuple) else 0
 
 
 def without_nones(prompts: Any) -> Any:

@@ -141,3 +141,15 @@ def test_what_servers_read(llm: Any, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         run(llm.do_log_stats())
     assert "{'running': 3}" in caplog.text
+
+
+def test_a_priority_without_effect_is_a_warning(llm: Any, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async for _ in llm.generate([5], params(1), "a", priority=0):
+            pass
+        assert "priority" not in caplog.text
+        async for _ in llm.generate([5], params(1), "b", priority=3):
+            pass
+        assert "priority has no effect" in caplog.text
+
+    run(main())
