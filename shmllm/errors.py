@@ -21,7 +21,7 @@ and says what the user can do.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -54,7 +54,9 @@ class RequestError(ShmLLMError, ValueError):
         value: its value, or None.
     """
 
-    def __init__(self, *message: object, parameter: str | None = None, value: Any = None) -> None:
+    def __init__(
+        self, *message: object, parameter: str | None = None, value: object = None
+    ) -> None:
         super().__init__(*message)
         self.parameter = parameter
         self.value = value
