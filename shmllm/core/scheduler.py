@@ -68,8 +68,7 @@ class Scheduler:
         kv_cache: allocates and frees the requests' blocks.
 
     Attributes:
-        failures: requests that ended with an error and have not been reported yet. The caller
-            that reports them clears the list.
+        failures: requests that ended with an error; who reports them clears the list.
         observer: the scheduler calls it when a request is queued, admitted, preempted or ended.
         stats: counters.
     """
@@ -297,8 +296,8 @@ class Scheduler:
             if request.client in self._waiting.paused:
                 continue
             start = request.num_computed_tokens
-            budget = min(self._budget - plan.num_tokens, self._longest_chunk)
-            count = min(request.num_uncomputed_tokens, budget)
+            most = min(self._longest_chunk, self._budget - plan.num_tokens)
+            count = min(request.num_uncomputed_tokens, most)
             if not count:
                 continue
             appended = self._kv_cache.extend(request, start + count)
@@ -322,8 +321,8 @@ class Scheduler:
                 break
             hit = self._kv_cache.longest_hit(request)
             num_hit = len(hit) * self._kv_cache.block_size
-            budget = min(self._budget - plan.num_tokens, self._longest_chunk)
-            count = min(request.num_tokens - num_hit, budget)
+            most = min(self._longest_chunk, self._budget - plan.num_tokens)
+            count = min(request.num_tokens - num_hit, most)
             if not self._kv_cache.admit(request, hit, num_hit + count):
                 break
             self._waiting.pop(request)

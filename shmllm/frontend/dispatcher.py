@@ -23,14 +23,13 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
-from shmllm.client.protocol import BucketMemory, EngineClient, EngineOutput
+from shmllm.client.protocol import EngineClient, EngineOutput
 from shmllm.errors import ShmLLMError
 from shmllm.frontend.input_processor import PreparedRequest
 from shmllm.frontend.request_group import Outputs, RequestGroup
 from shmllm.frontend.request_state import RequestState
 from shmllm.frontend.uninterrupted import call_uninterrupted
 from shmllm.wire.messages import Method
-from shmllm.wire.rpc import RpcCall
 
 logger = logging.getLogger(__name__)
 
@@ -289,21 +288,9 @@ class Dispatcher:
 
         return self._send(call)
 
-    def run_on_worker(self, call: RpcCall, timeout_s: float | None = None) -> Any:
-        """See `EngineClient.run_on_worker`. Other threads wait for the result, too."""
-        return self._send(lambda: self._client.run_on_worker(call, timeout_s))
-
-    def claim_bucket(self) -> BucketMemory:
-        """See `EngineClient.claim_bucket`. Other threads wait until the bucket is claimed."""
-        return self._send(lambda: self._client.claim_bucket())
-
-    def discard_bucket(self) -> None:
-        """See `EngineClient.discard_bucket`."""
-        self._send(lambda: self._client.discard_bucket())
-
-    def send_bucket(self, bucket: BucketMemory, pieces: str) -> None:
-        """See `EngineClient.send_bucket`."""
-        self._send(lambda: self._client.send_bucket(bucket, pieces))
+    def use_client(self, function: Callable[[EngineClient], Result]) -> Result:
+        """Call a function with the engine's client, and return its result. Other threads wait."""
+        return self._send(lambda: function(self._client))
 
     def close(self) -> None:
         """End a private engine, or disconnect from a named one. A thread that polls gets a

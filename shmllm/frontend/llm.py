@@ -688,7 +688,7 @@ class LLM:
 
     def _run_on_worker(self, call: RpcCall, timeout_s: float | None = None) -> Any:
         """Make one call to the engine's worker and return its result."""
-        return self._dispatcher.run_on_worker(call, timeout_s)
+        return self._dispatcher.use_client(lambda client: client.run_on_worker(call, timeout_s))
 
     def _load_weights(self, weights: NamedTensors) -> set[str]:
         """Overwrite weights for the attribute chain of `llm_engine`."""

@@ -41,7 +41,7 @@ class HostBuckets:
         self._lease: BucketMemory | None = None
 
     def open(self) -> Bucket:
-        self._lease = self._dispatcher.claim_bucket()
+        self._lease = self._dispatcher.use_client(lambda client: client.claim_bucket())
         return Bucket(self._lease.buffer)
 
     def wait(self) -> None:
@@ -50,12 +50,13 @@ class HostBuckets:
     def send(self, bucket: Bucket) -> None:
         lease, self._lease = self._lease, None
         assert lease is not None, "a bucket is open"
-        self._dispatcher.send_bucket(lease, bucket.to_json())
+        pieces = bucket.to_json()
+        self._dispatcher.use_client(lambda client: client.send_bucket(lease, pieces))
 
     def discard(self) -> None:
         self._lease = None
         with contextlib.suppress(ShmLLMError):
-            self._dispatcher.discard_bucket()
+            self._dispatcher.use_client(lambda client: client.discard_bucket())
 
 
 class DeviceBuckets:
