@@ -217,10 +217,10 @@ def test_an_unknown_sampling_parameter_is_answered_with_the_nearest() -> None:
 
 BAD_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "dtype": ({"dtype": "float8"}, "dtype 'float8' is not one of auto, float32"),
-    "block size": ({"block_size": 12}, r"block_size must be one of \(8, .*, 64\), got 12"),
+    "block size": ({"block_size": 12}, r"block_size must be one of \(8, .*, 128\), got 12"),
     "sequences": ({"max_num_seqs": 0}, "max_num_seqs must be .*at least 1, got 0"),
     "budget": ({"max_num_batched_tokens": 0}, "max_num_batched_tokens must be .*got 0"),
-    "length": ({"max_model_len": -1}, "max_model_len must be .*got -1"),
+    "length": ({"max_model_len": -2}, "max_model_len must be .*got -2"),
     "load format": ({"load_format": "gguf"}, "load_format 'gguf' is not one of"),
     "threads": ({"num_threads": 0}, "num_threads must be .*got 0"),
     "longer than the model": (

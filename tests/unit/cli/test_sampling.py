@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 
 import click
 import pytest
@@ -128,17 +129,18 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_bad_value_is_one_line_and_exit_code_2_before_an_engine_starts(
-    name, tmp_path, monkeypatch, capsys
+    name, tmp_path, monkeypatch, capfd
 ):
     arguments, message = REFUSED[name]
     monkeypatch.chdir(tmp_path)
     (tmp_path / "TEMPLATE").write_text("{% for %}")
     monkeypatch.setattr(session, "_start", lambda engine: pytest.fail("an engine was started"))
     monkeypatch.setattr("sys.argv", ["shmllm", "generate", "x", *arguments])
+    monkeypatch.setattr("sys.stderr", sys.stderr)  # `main` replaces it
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
-    shown = capsys.readouterr()
+    shown = capfd.readouterr()
     assert shown.out == ""
     (line,) = (line for line in shown.err.splitlines() if not re.match(r"Usage|Try|$", line))
     assert re.search(message, line)
