@@ -13,6 +13,7 @@ from support.reference_models import (
     make_model,
     make_prompts,
 )
+from support.variants import slow
 
 from shmllm import LLM, RequestError, SamplingParams, StructuredOutputsParams
 
@@ -23,8 +24,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
 LOCAL: dict[str, Any] = {"dtype": "float32", "multiprocess": False}
 SETTINGS: dict[str, dict[str, Any]] = {
     "default": LOCAL,
-    "token-budget-16": LOCAL | {"max_num_batched_tokens": 16},
-    "chunks-of-5": LOCAL | {"long_prefill_token_threshold": 5},
+    "short-chunks": LOCAL | {"max_num_batched_tokens": 16, "long_prefill_token_threshold": 5},
     "no-prefix-caching": LOCAL | {"enable_prefix_caching": False},
     "one-at-a-time": LOCAL | {"max_num_seqs": 1},
 }
@@ -45,7 +45,7 @@ def test_equals_transformers(reference: ReferenceModel, setting: str) -> None:
         reference.assert_greedy(tokens_of(llm, reference.prompts))
 
 
-@pytest.mark.parametrize("reference", ["llama", "tiny"], indirect=True)
+@pytest.mark.parametrize("reference", ["llama", slow("tiny")], indirect=True)
 def test_an_engine_process_equals_transformers(reference: ReferenceModel) -> None:
     with LLM(str(reference.directory), dtype="float32") as llm:
         tokens = tokens_of(llm, reference.prompts)
