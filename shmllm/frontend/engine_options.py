@@ -35,7 +35,7 @@ def read_llm_options(
         callee: the name of the class that the user called, for messages.
         model: the model.
         options: the other keyword arguments: options of the table, and options of vLLM that have
-            no effect here.
+            no effect here. None stands for the default of each, as in vLLM.
 
     Raises:
         TypeError: an unknown option; names the nearest known one.
@@ -43,7 +43,8 @@ def read_llm_options(
     """
     own = check_foreign_options(callee, options)
     reject_unknown_options(callee, own, [*FOREIGN_NAMES, *(each.name for each in LLM_OPTIONS)])
-    return _make_configs({"model": model, **own})
+    given = {name: value for name, value in own.items() if value is not None}
+    return _make_configs({"model": model, **given})
 
 
 def make_engine_config(model: str = "tiny", **options: Any) -> EngineConfig:

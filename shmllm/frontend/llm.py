@@ -117,6 +117,7 @@ class LLM:
         *,
         use_tqdm: bool = True,
         priority: Priority = None,
+        lora_request: None = None,
     ) -> list[RequestOutput]:
         """Complete prompts as one batch.
 
@@ -127,6 +128,7 @@ class LLM:
             use_tqdm: show a progress bar on stderr.
             priority: one for all prompts or one for each; lower values run first. It needs an
                 engine with `scheduling_policy="priority"`.
+            lora_request: None, which programs written for vLLM pass: there is no LoRA.
 
         Returns:
             One output for each prompt, in their order.
@@ -135,6 +137,8 @@ class LLM:
             RequestError: a prompt or parameter is wrong; nothing was queued.
             EngineDeadError: the engine died.
         """
+        if lora_request is not None:
+            raise RequestError("shmllm has no LoRA: merge the adapter into the model's weights")
         requests = self.front_end.prepare(as_list(prompts), sampling_params)
         return self.front_end.run(set_priorities(requests, priority, self.facts), use_tqdm)
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from support.client_helpers import needs
 
+from shmllm import LLM, SamplingParams
 from shmllm.frontend.model_files import resolve_model
 
 pytestmark = [
@@ -65,6 +66,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "budget under the prompt": {"max_num_batched_tokens": 32},
     "one after the other": {"batch_size": 1, "max_num_seqs": 1},
 }
+
+
+OWN_CLASS = "shmllm.LLM without the replacement's"
 
 
 @dataclass
@@ -133,11 +137,19 @@ def test_the_tasks_tell_models_apart(reference: Answers) -> None:
     assert any(text.strip() for text in reference.texts)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_answers_are_those_of_transformers(variant: str, tasks: Path, reference: Answers) -> None:
+@pytest.mark.parametrize("variant", [*VARIANTS, OWN_CLASS])
+def test_answers_are_those_of_transformers(
+    variant: str, tasks: Path, reference: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lm_eval.models import vllm_causallms
     from lm_eval.models.vllm_causallms import VLLM
 
-    model = VLLM(pretrained=str(resolve_model("tiny")), dtype="float32", **VARIANTS[variant])
+    if variant == OWN_CLASS:
+        monkeypatch.setattr(vllm_causallms, "LLM", LLM)
+        monkeypatch.setattr(vllm_causallms, "SamplingParams", SamplingParams)
+    model = VLLM(
+        pretrained=str(resolve_model("tiny")), dtype="float32", **VARIANTS.get(variant, {})
+    )
     try:
         ours = evaluate(model, tasks)
     finally:

@@ -8,7 +8,12 @@ import pytest
 
 from shmllm.config.engine import EngineConfig
 from shmllm.errors import EngineStartError
-from shmllm.frontend.engine_options import make_engine_config, read_model_defaults
+from shmllm.frontend.engine_options import (
+    LLM_OPTIONS,
+    make_engine_config,
+    read_llm_options,
+    read_model_defaults,
+)
 from shmllm.params.sampling import SamplingParams
 
 
@@ -49,3 +54,9 @@ def test_logprobs_options_reach_the_engine():
 def test_invalid_logprobs_options_are_errors(options, words):
     with pytest.raises(EngineStartError, match=words):
         make_engine_config("tiny", **options)
+
+
+def test_none_stands_for_the_default_of_each_option():
+    nothing = dict.fromkeys(each.name for each in LLM_OPTIONS if each.name != "model")
+    assert read_llm_options("LLM", "tiny", nothing) == read_llm_options("LLM", "tiny", {})
+    assert read_llm_options("LLM", "tiny", {"seed": 3}) != read_llm_options("LLM", "tiny", {})
