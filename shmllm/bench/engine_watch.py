@@ -25,7 +25,7 @@ class Watched(Protocol):
     @property
     def engine_pid(self) -> int: ...
 
-    def get_metrics(self) -> dict[str, int]: ...
+    def is_sleeping(self) -> bool: ...
 
 
 class EngineWatch:
@@ -73,7 +73,7 @@ class EngineWatch:
         while not self._done.wait(self._period_s):
             try:
                 pages = int(self._statm.read_bytes().split()[1])
-                is_asleep = bool(self._llm.get_metrics().get("asleep"))
+                is_asleep = self._llm.is_sleeping()
             except (OSError, ShmLLMError):
                 return
             if pages == 0:  # the engine has ended, and its front end has not noticed yet

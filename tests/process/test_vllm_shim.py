@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.waiting import PATIENCE_S
+from support.waiting import PATIENCE_S, holds_within
 
 import shmllm
+from shmllm.bench.engine_watch import EngineWatch
 from shmllm.compat import vllm as shim
 from shmllm.errors import EngineStartError, RequestError
 
@@ -42,6 +43,12 @@ def llm() -> Iterator[Any]:
     yield llm
     llm.close()
     shim.uninstall()
+
+
+def test_the_watch_of_examples_samples_it(llm: Any) -> None:
+    with EngineWatch(llm, period_s=0.001) as watch:
+        assert holds_within(lambda: len(watch.memory) > 2, PATIENCE_S)
+    assert watch.asleep == []
 
 
 def texts(outputs: list[shmllm.RequestOutput]) -> list[str]:

@@ -21,8 +21,8 @@ class Engine:
     def __init__(self) -> None:
         self.is_asleep = False
 
-    def get_metrics(self) -> dict[str, int]:
-        return {"asleep": int(self.is_asleep)}
+    def is_sleeping(self) -> bool:
+        return self.is_asleep
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -66,7 +66,7 @@ def test_each_sleep_is_one_interval() -> None:
 
 def test_sampling_ends_when_the_engine_has_ended() -> None:
     class Dead(Engine):
-        def get_metrics(self) -> dict[str, int]:
+        def is_sleeping(self) -> bool:
             raise ProcessLookupError
 
     with EngineWatch(Dead(), 0.001) as watch:
