@@ -132,7 +132,7 @@ def test_no_shared_memory_of_the_host_is_used(
     llm: LLM, sharing: FakeSharing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = weights_of(llm)
-    monkeypatch.setattr(llm._dispatcher, "claim_bucket", None)
+    monkeypatch.setattr(llm._client, "claim_bucket", None)
     llm.update_weights(weights)
 
 
@@ -247,7 +247,7 @@ def test_an_engine_in_this_process_gets_the_memory_itself(monkeypatch: pytest.Mo
     with LLM(multiprocess=False, **OPTIONS) as llm:
         before, weights = tokens(llm), weights_of(llm)
         put_on_gpu(llm, llm._client.sharing)
-        monkeypatch.setattr(llm._dispatcher, "claim_bucket", None)  # no bucket in host memory
+        monkeypatch.setattr(llm._client, "claim_bucket", None)  # no bucket in host memory
         llm.update_weights(half_of(weights))
         found = weights_of(llm)
         assert all(torch.equal(found[name], weight * 0.5) for name, weight in weights.items())

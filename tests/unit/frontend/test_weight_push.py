@@ -58,6 +58,9 @@ class FakeDispatcher:
             self.take(as_pieces(json.loads(json.dumps(argument)), len(self.memory)), self.memory)
         return ["a"] if method is Method.FINISH_WEIGHTS else None
 
+    def use_client(self, function):
+        return function(self)
+
     def claim_bucket(self):
         self.leases.append(Lease())
         return self.leases[-1]
