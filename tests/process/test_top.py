@@ -223,20 +223,30 @@ def test_the_list_fits_in_80_columns_with_the_name_of_the_model(at_work: str) ->
         assert ends(seen) == 0
 
 
-def test_engine_ls_fits_in_80_columns_and_only_names_are_shortened(
-    engine: tuple[str, int],
-) -> None:
+def leave_dead_engine(path: Path) -> None:
     with Segment.create(SegmentKind.CONTROL) as dead:
         page = ControlPage(dead)
         page.set_model("HuggingFaceTB/" + "SmolLM2-135M-Instruct" * 3)
-        left = registry.control_path(f"{engine[0]}-that-has-died")
-        assert registry.publish(dead, left)
+        assert registry.publish(dead, path)
         page.close()
+
+
+def test_engine_ls_fits_in_80_columns_and_only_names_are_shortened(
+    engine: tuple[str, int],
+) -> None:
+    left = registry.control_path(f"{engine[0]}-that-has-died")
+    lines: list[str] = []
+    deadline = time.monotonic() + PATIENCE_S
     try:
-        with terminal("engine", "ls", columns=80, lines=24) as seen:
-            assert seen.shows(lambda text: "dead" in text and engine[0] in text), seen.text()
-            assert seen.process.wait(PATIENCE_S) == 0
-            lines = [line.rstrip() for line in seen.screen.display if line.strip()]
+        # Another test may remove dead names meanwhile.
+        while not any(line.startswith(f"{engine[0]}-") for line in lines):
+            assert time.monotonic() < deadline, lines
+            if not left.exists():
+                leave_dead_engine(left)
+            with terminal("engine", "ls", columns=80, lines=24) as seen:
+                assert seen.shows(lambda text: f"{engine[0]} " in text), seen.text()
+                assert seen.ends() == 0
+                lines = [line.rstrip() for line in seen.screen.display if line.strip()]
         heading, *others = lines  # other tests may run engines
         (alive,) = (line for line in others if line.startswith(f"{engine[0]} "))
         (died,) = (line for line in others if line.startswith(f"{engine[0]}-"))
@@ -248,7 +258,7 @@ def test_engine_ls_fits_in_80_columns_and_only_names_are_shortened(
         assert died.split()[2] == "dead"
         assert "…" in died
         whole = python("-c", CLI, "engine", "ls").stdout.decode()
-        assert left.name in whole
+        assert left.name in whole or not left.exists()
         assert "…" not in whole
     finally:
         registry.sweep(left)
