@@ -90,7 +90,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(params=SETTINGS)
+@pytest.fixture(params=["plain", "chunked", slow("no cache"), slow("small blocks")])
 def llm(request: pytest.FixtureRequest, reference: Reference) -> Iterator[LLM]:
     with LLM(str(reference.directory), **SETTINGS[request.param]) as engine:
         yield engine

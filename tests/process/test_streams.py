@@ -315,7 +315,7 @@ ENDINGS = {
     [
         pytest.param("nothing", marks=pytest.mark.slow),
         pytest.param("exit", marks=pytest.mark.slow),
-        "exception",
+        pytest.param("exception", marks=pytest.mark.slow),
         "collected",
     ],
 )
