@@ -14,7 +14,7 @@ import shmllm.frontend.llm
 from shmllm.compat.vllm_metrics import Metric, as_metrics
 from shmllm.compat.vllm_options import translate
 from shmllm.compat.vllm_tokenization import tokenize
-from shmllm.errors import RequestError
+from shmllm.frontend.input_processor import refuse_lora
 from shmllm.outputs.pooling import (
     EmbeddingRequestOutput,
     PoolingOutput,
@@ -39,31 +39,15 @@ class LLM(shmllm.frontend.llm.LLM):
         super().__init__(**translate({"model": model, **options}))
 
     def generate(
-        self,
-        prompts: Any,
-        sampling_params: Any = None,
-        *,
-        use_tqdm: Any = True,
-        tokenization_kwargs: Any = None,
-        priority: Any = None,
-        **options: Any,
+        self, prompts: Any, sampling_params: Any = None, *, use_tqdm: Any = True, **options: Any
     ) -> list[RequestOutput]:
-        prepared = self.prepare_prompts(prompts, tokenization_kwargs)
-        given = known(options | {"priority": usable_priority(priority, self.facts)})
+        prepared, given = self._translate_call(prompts, **options)
         return super().generate(prepared, sampling_params, use_tqdm=bool(use_tqdm), **given)
 
     def enqueue(
-        self,
-        prompts: Any,
-        sampling_params: Any = None,
-        *,
-        use_tqdm: Any = True,
-        tokenization_kwargs: Any = None,
-        priority: Any = None,
-        **options: Any,
+        self, prompts: Any, sampling_params: Any = None, *, use_tqdm: Any = True, **options: Any
     ) -> list[str]:
-        prepared = self.prepare_prompts(prompts, tokenization_kwargs)
-        given = known(options | {"priority": usable_priority(priority, self.facts)})
+        prepared, given = self._translate_call(prompts, **options)
         return super().enqueue(prepared, sampling_params, use_tqdm=bool(use_tqdm), **given)
 
     def chat(
@@ -113,6 +97,12 @@ class LLM(shmllm.frontend.llm.LLM):
         prepared = self.prepare_prompts(prompts, tokenization_kwargs, min_room=0)
         return super().embed(prepared, use_tqdm=bool(use_tqdm), **known(options))
 
+    def _translate_call(
+        self, prompts: Any, tokenization_kwargs: Any = None, priority: Any = None, **options: Any
+    ) -> tuple[Any, dict[str, Any]]:
+        prepared = self.prepare_prompts(prompts, tokenization_kwargs)
+        return prepared, known(options | {"priority": usable_priority(priority, self.facts)})
+
     def prepare_prompts(self, prompts: Any, tokenization_kwargs: Any, min_room: int = 1) -> Any:
         given = without_nones(prompts)
         return tokenize(self.front_end, given, tokenization_kwargs, min_room=min_room)
@@ -128,8 +118,7 @@ def known(options: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         RequestError: a `lora_request` is given.
     """
-    if options.get("lora_request"):
-        raise RequestError("shmllm has no LoRA: merge the adapter into the model's weights")
+    refuse_lora(options.get("lora_request") or None)
     return {
         name: value
         for name, value in options.items()

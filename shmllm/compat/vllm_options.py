@@ -21,8 +21,8 @@ _SPELLINGS = {"generation_config": {"vllm": "shmllm"}, "load_format": {"hf": "au
 
 def translate(options: Mapping[str, Any]) -> dict[str, Any]:
     """Translates options of vLLM's `LLM` or `EngineArgs`."""
-    ours = {name: _plain(value) for name, value in options.items() if value is not None}
-    ours = {name: value for name, value in ours.items() if value is not None}
+    plain = {name: _plain(value) for name, value in options.items()}
+    ours = {name: value for name, value in plain.items() if value is not None}
     if "model" in ours:
         ours["model"] = str(ours["model"])
     if "dtype" in ours:

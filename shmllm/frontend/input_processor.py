@@ -228,6 +228,12 @@ def check_priority(priority: int | None, info: EngineInfo) -> None:
         )
 
 
+def refuse_lora(lora_request: object) -> None:
+    """Raise RequestError unless `lora_request` is None."""
+    if lora_request is not None:
+        raise RequestError("shmllm has no LoRA: merge the adapter into the model's weights")
+
+
 class InputProcessor:
     """
     Args:

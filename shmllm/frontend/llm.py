@@ -24,7 +24,14 @@ from shmllm.frontend.engine_options import (
 from shmllm.frontend.engine_view import EngineView
 from shmllm.frontend.enqueued import Enqueued
 from shmllm.frontend.front_end import FrontEnd, Messages
-from shmllm.frontend.input_processor import Params, Priority, Prompt, as_list, set_priorities
+from shmllm.frontend.input_processor import (
+    Params,
+    Priority,
+    Prompt,
+    as_list,
+    refuse_lora,
+    set_priorities,
+)
 from shmllm.frontend.model_files import loadable_name
 from shmllm.frontend.pausing import (
     PUMP_S,
@@ -137,8 +144,7 @@ class LLM:
             RequestError: a prompt or parameter is wrong; nothing was queued.
             EngineDeadError: the engine died.
         """
-        if lora_request is not None:
-            raise RequestError("shmllm has no LoRA: merge the adapter into the model's weights")
+        refuse_lora(lora_request)
         requests = self.front_end.prepare(as_list(prompts), sampling_params)
         return self.front_end.run(set_priorities(requests, priority, self.facts), use_tqdm)
 
