@@ -196,6 +196,9 @@ class CacheConfig(Section):
         name="num_gpu_blocks_override",
         default_text="what kv_cache_memory_bytes holds",
     )
+    disable_hybrid_kv_cache_manager: bool = option(
+        False, "Keep the KV blocks behind the sliding windows of layers, too.", Flag()
+    )
 
     def given_bytes(self, bytes_per_block: int) -> int | None:
         """The size of the cache in bytes, if the options say it; a number of blocks counts first.

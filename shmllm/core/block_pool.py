@@ -13,14 +13,16 @@ PADDING_BLOCK_ID = 0
 
 
 class KVBlock:
-    """One KV block. `previous` and `following` belong to FreeBlockQueue."""
+    """One KV block. `previous` and `following` belong to FreeBlockQueue, `block_hash` and `group`
+    to PrefixCache."""
 
-    __slots__ = ("block_hash", "block_id", "following", "previous", "ref_count")
+    __slots__ = ("block_hash", "block_id", "following", "group", "previous", "ref_count")
 
     def __init__(self, block_id: int) -> None:
         self.block_id = block_id
         self.ref_count = 0
         self.block_hash: bytes | None = None
+        self.group = 0
         self.previous: KVBlock | None = None
         self.following: KVBlock | None = None
 
@@ -88,6 +90,11 @@ class BlockPool:
         self.blocks = [KVBlock(block_id) for block_id in range(num_blocks)]
         self._free = FreeBlockQueue(self.blocks[1:])
         self._on_reuse = on_reuse
+
+    @property
+    def padding(self) -> KVBlock:
+        """The block that takes the places of blocks that nobody reads."""
+        return self.blocks[PADDING_BLOCK_ID]
 
     @property
     def num_usable(self) -> int:

@@ -1,17 +1,36 @@
 """Allocates and frees the KV blocks of requests, and finds their prefix-cache hits.
 
-This module owns the block pool and the prefix cache. The block list of a running request only
-grows. The keys and values of position p are in block p // block_size of that list.
+This module owns the block pool and the prefix cache. A running request has a block table for each
+group of layers. All its tables have the same length, which only grows; blocks that the layers of a
+group no longer read go back to the pool.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from shmllm.core.block_pool import BlockPool, KVBlock
+from shmllm.core.block_table import BlockTable
+from shmllm.core.kv_groups import ONE_GROUP, KVGroup
 from shmllm.core.prefix_cache import PrefixCache, extend_block_hashes
 from shmllm.core.request import Request
 
 NO_MORE_BLOCKS = 2**62
 """A value of `Request.num_cached_blocks` that no number of full blocks exceeds."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixHit:
+    """The cached blocks of a request's longest known prefix.
+
+    Attributes:
+        num_blocks: the length of the prefix, in blocks.
+        tables: the block table of each group, with the blocks that its layers still read.
+    """
+
+    num_blocks: int
+    tables: list[BlockTable]
 
 
 class KVCacheManager:
@@ -20,30 +39,47 @@ class KVCacheManager:
         num_blocks: the number of blocks, including the padding block.
         block_size: the number of tokens in a block.
         enable_prefix_caching: whether requests reuse the blocks of equal prefixes.
+        groups: the groups of layers.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        enable_prefix_caching: bool,
+        groups: Sequence[KVGroup] = ONE_GROUP,
+    ) -> None:
         self.block_size = block_size
+        self.num_groups = len(groups)
         self.enable_prefix_caching = enable_prefix_caching
-        self.prefix_cache = PrefixCache()
+        self._rules = [group.rule for group in groups]
+        self._has_passed_blocks = any(rule.most_kept is not None for rule in self._rules)
+        self.prefix_cache = PrefixCache(self._rules, block_size)
         self.pool = BlockPool(num_blocks, on_reuse=self.prefix_cache.forget)
 
     @property
     def num_used_blocks(self) -> int:
         return self.pool.num_usable - self.pool.num_free
 
-    def longest_hit(self, request: Request) -> list[KVBlock]:
+    def longest_hit(self, request: Request) -> PrefixHit:
         """The cached blocks of the request's longest known prefix. The prefix excludes the
         request's last token, which must be computed because its logits choose the next token."""
-        if not self.enable_prefix_caching or not request.params.reads_prefix_cache:
-            return []
-        extend_block_hashes(
-            request.block_hashes, request.token_ids, self.block_size, request.cache_salt
-        )
-        max_blocks = (request.num_tokens - 1) // self.block_size
-        return self.prefix_cache.longest_hit(request.block_hashes, max_blocks)
+        length = 0
+        if self.enable_prefix_caching and request.params.reads_prefix_cache:
+            extend_block_hashes(
+                request.block_hashes, request.token_ids, self.block_size, request.cache_salt
+            )
+            most = (request.num_tokens - 1) // self.block_size
+            length = self.prefix_cache.longest_hit(request.block_hashes, most)
+        tables = [BlockTable() for _ in self._rules]
+        for group, table in enumerate(tables):
+            if length:
+                first, kept = self.prefix_cache.blocks(group, request.block_hashes, length)
+                table.blocks = [self.pool.padding] * first + kept
+                table.first_kept = first
+        return PrefixHit(length, tables)
 
-    def admit(self, request: Request, hit: list[KVBlock], num_tokens: int) -> bool:
+    def admit(self, request: Request, hit: PrefixHit, num_tokens: int) -> bool:
         """Give a request that has no blocks the blocks for its first `num_tokens` tokens.
 
         Args:
@@ -54,30 +90,51 @@ class KVCacheManager:
         Returns:
             False, without any change, if there are too few free blocks.
         """
-        assert not request.blocks
-        num_new = -(-num_tokens // self.block_size) - len(hit)
-        num_hit_in_queue = sum(block.ref_count == 0 for block in hit)
-        if num_new > self.pool.num_free - num_hit_in_queue:
+        assert not request.block_tables
+        num_new = -(-num_tokens // self.block_size) - hit.num_blocks
+        kept = [block for table in hit.tables for block in table.kept]
+        num_hit_in_queue = sum(block.ref_count == 0 for block in kept)
+        if num_new * self.num_groups > self.pool.num_free - num_hit_in_queue:
             return False
-        self.pool.touch(hit)  # before `allocate`, which could reuse the free blocks of the hit
-        request.blocks = hit + self.pool.allocate(num_new)
-        request.num_cached_blocks = len(hit)
+        self.pool.touch(kept)  # of all groups, before `allocate` could reuse a free one
+        request.block_tables = hit.tables
+        for table in hit.tables:
+            table.blocks += self.pool.allocate(num_new)
+        request.num_cached_blocks = hit.num_blocks
         return True
 
-    def extend(self, request: Request, num_tokens: int) -> list[KVBlock] | None:
-        """Append the blocks that the request's first `num_tokens` tokens still need.
+    def extend(self, request: Request, num_tokens: int) -> list[list[KVBlock]] | None:
+        """Append the blocks that the request's first `num_tokens` tokens still need, after freeing
+        those that no token from `num_computed_tokens` on reads.
+
+        Steps run in the order in which they are planned. A freed block may therefore be written in
+        the step that is being planned, or later, and read before that.
 
         Returns:
-            The appended blocks; None, without any change, if there are too few free blocks.
+            The appended blocks of each group, as many for each; [] if none are needed; None,
+            without appending any, if there are too few free blocks.
         """
-        num_new = -(-num_tokens // self.block_size) - len(request.blocks)
+        if self._has_passed_blocks:
+            self._release_passed(request)
+        tables = request.block_tables
+        num_new = -(-num_tokens // self.block_size) - len(tables[0].blocks)
         if num_new <= 0:
             return []
-        if num_new > self.pool.num_free:
+        if num_new * len(tables) > self.pool.num_free:
             return None
-        appended = self.pool.allocate(num_new)
-        request.blocks += appended
+        appended = [self.pool.allocate(num_new) for _ in tables]
+        for table, blocks in zip(tables, appended, strict=True):
+            table.blocks += blocks
         return appended
+
+    def _release_passed(self, request: Request) -> None:
+        for rule, table in zip(self._rules, request.block_tables, strict=True):
+            first = rule.first_kept(request.num_computed_tokens) // self.block_size
+            if first > table.first_kept:
+                passed = slice(table.first_kept, min(first, len(table.blocks)))
+                self.pool.release(table.blocks[passed])
+                table.blocks[passed] = [self.pool.padding] * (passed.stop - passed.start)
+                table.first_kept = passed.stop
 
     def register_full_blocks(self, request: Request) -> None:
         """Add the request's full blocks to the prefix cache.
@@ -95,15 +152,23 @@ class KVCacheManager:
         extend_block_hashes(
             request.block_hashes, request.token_ids, self.block_size, request.cache_salt
         )
-        for index in range(request.num_cached_blocks, num_full):
-            self.prefix_cache.register(request.blocks[index], request.block_hashes[index])
+        for group, table in enumerate(request.block_tables):
+            for index in range(max(request.num_cached_blocks, table.first_kept), num_full):
+                block_hash = request.block_hashes[index]
+                self.prefix_cache.register(table.blocks[index], block_hash, group)
         request.num_cached_blocks = num_full
 
     def release(self, request: Request) -> None:
         """Free all blocks of the request. The last block is reused first, so a prefix stays
         cached longer than its continuations."""
-        self.pool.release(reversed(request.blocks))
-        request.blocks = []
+        tables = request.block_tables
+        self.pool.release(
+            table.blocks[index]
+            for index in reversed(range(len(tables[0].blocks)))
+            for table in tables
+            if index >= table.first_kept
+        )
+        request.block_tables = []
         request.num_cached_blocks = 0
 
     def reset_prefix_cache(self) -> None:
@@ -118,4 +183,4 @@ class KVCacheManager:
         """Raise AssertionError if the pool and the prefix cache are inconsistent."""
         self.pool.check_integrity()
         hashed = sum(block.block_hash is not None for block in self.pool.blocks)
-        assert hashed == len(self.prefix_cache), "a cached block and the table disagree"
+        assert hashed == len(self.prefix_cache), "a cached block and the tables disagree"

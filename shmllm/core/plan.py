@@ -26,7 +26,7 @@ class NewRequest:
     Attributes:
         row: the request's row.
         token_ids: all tokens known so far, first the prompt, then the output.
-        block_ids: the request's block table.
+        block_ids: the request's block table in each group of layers.
         params: its sampling parameters.
         seed: the seed of its random draws. The draw of a token depends only on the seed and on
             the token's position.
@@ -39,7 +39,7 @@ class NewRequest:
 
     row: int
     token_ids: Sequence[int]
-    block_ids: list[int]
+    block_ids: list[list[int]]
     params: SamplingParams
     seed: int
     min_position: int
@@ -54,7 +54,7 @@ class NewRequest:
         return cls(
             row=request.row,
             token_ids=request.token_ids,
-            block_ids=[block.block_id for block in request.blocks],
+            block_ids=[table.block_ids for table in request.block_tables],
             params=request.params,
             seed=request.seed,
             min_position=request.num_prompt_tokens + request.params.min_tokens,
@@ -67,11 +67,12 @@ class NewRequest:
 
 @dataclass(slots=True)
 class BlockAppend:
-    """Blocks to append to the block table of a row, beginning at index `first`."""
+    """Blocks to append to the block tables of a row, beginning at index `first`: as many in each
+    group of layers."""
 
     row: int
     first: int
-    block_ids: list[int]
+    block_ids: list[list[int]]
 
 
 @dataclass(slots=True)
@@ -142,11 +143,12 @@ class StepPlan:
     num_tokens: int = 0
     is_repeat: bool = False
 
-    def append_blocks(self, request: Request, blocks: list[KVBlock] | None) -> None:
-        """Record blocks, if any, that were just appended to the request's list."""
+    def append_blocks(self, request: Request, blocks: list[list[KVBlock]] | None) -> None:
+        """Record the blocks of each group, if any, that were just appended to the request's
+        tables."""
         if blocks:
-            first = len(request.blocks) - len(blocks)
-            ids = [block.block_id for block in blocks]
+            first = len(request.block_tables[0].blocks) - len(blocks[0])
+            ids = [[block.block_id for block in appended] for appended in blocks]
             self.block_appends.append(BlockAppend(request.row, first, ids))
 
     def add_tokens(self, request: Request, count: int) -> None:

@@ -1,4 +1,4 @@
-"""The prefix cache: hashes of full KV blocks, and the table from hash to block.
+"""The prefix cache: hashes of full KV blocks, and the tables from hash to block.
 
 The hash of a block covers the hash of its parent block and its own token ids. Equal hashes
 therefore mean that all tokens from the first one on, and the cache salt, are equal; requests with
@@ -8,9 +8,11 @@ different salts share no block. This module must not know which blocks are free.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from hashlib import sha256
 
 from shmllm.core.block_pool import KVBlock
+from shmllm.core.kv_groups import KVRule
 
 
 def _root_hash(cache_salt: str) -> bytes:
@@ -33,40 +35,81 @@ def extend_block_hashes(
 
 
 class PrefixCache:
-    """The table from block hash to block.
+    """The tables from block hash to block, one for each group of layers.
 
     If two requests compute the same prefix at the same time, each fills its own blocks. The table
     keeps the block that was registered first.
+
+    Args:
+        rules: what the layers of each group keep.
+        block_size: the number of tokens in a block.
     """
 
-    def __init__(self) -> None:
-        self._blocks: dict[bytes, KVBlock] = {}
+    def __init__(self, rules: Sequence[KVRule], block_size: int) -> None:
+        self._rules = rules
+        self._block_size = block_size
+        self._blocks: list[dict[bytes, KVBlock]] = [{} for _ in rules]
 
     def __len__(self) -> int:
-        return len(self._blocks)
+        return sum(map(len, self._blocks))
 
-    def longest_hit(self, hashes: list[bytes], max_blocks: int) -> list[KVBlock]:
-        """The cached blocks of the longest known prefix, at most `max_blocks`."""
-        hit = []
-        for block_hash in hashes[:max_blocks]:
-            block = self._blocks.get(block_hash)
-            if block is None:
-                break
-            hit.append(block)
-        return hit
+    def longest_hit(self, hashes: Sequence[bytes], most: int) -> int:
+        """The number of blocks of the longest prefix, at most `most`, of which every group has all
+        blocks that its layers still read behind it.
 
-    def register(self, block: KVBlock, block_hash: bytes) -> None:
-        if block_hash not in self._blocks:
-            block.block_hash = block_hash
-            self._blocks[block_hash] = block
+        Each group shortens the prefix until all agree. This finds the longest one: a group never
+        passes over a prefix for which it has the blocks.
+        """
+        length, agreed, group = min(most, len(hashes)), 0, 0
+        while agreed < len(self._rules) and length:
+            shorter = self._longest_in(group, hashes, length)
+            agreed = agreed + 1 if shorter == length else 1
+            length = shorter
+            group = (group + 1) % len(self._rules)
+        return length
+
+    def blocks(self, group: int, hashes: Sequence[bytes], length: int) -> tuple[int, list[KVBlock]]:
+        """The blocks of one group for a prefix that `longest_hit` found.
+
+        Returns:
+            The index of the first block that the group's layers still read, and the blocks from
+            there to `length`.
+        """
+        first = self._first_kept(group, length)
+        table = self._blocks[group]
+        return first, [table[block_hash] for block_hash in hashes[first:length]]
+
+    def _first_kept(self, group: int, length: int) -> int:
+        return self._rules[group].first_kept(length * self._block_size) // self._block_size
+
+    def _longest_in(self, group: int, hashes: Sequence[bytes], most: int) -> int:
+        table = self._blocks[group]
+        if self._rules[group].most_kept is None:
+            for index in range(most):
+                if hashes[index] not in table:
+                    return index
+            return most
+        length = index = most
+        while index > self._first_kept(group, length):
+            index -= 1
+            if hashes[index] not in table:
+                length = index  # every longer prefix up to here reads this block, too
+        return length
+
+    def register(self, block: KVBlock, block_hash: bytes, group: int) -> None:
+        table = self._blocks[group]
+        if block_hash not in table:
+            block.block_hash, block.group = block_hash, group
+            table[block_hash] = block
 
     def forget(self, block: KVBlock) -> None:
         """Remove a block, because its contents will be overwritten."""
         assert block.block_hash is not None
-        del self._blocks[block.block_hash]
+        del self._blocks[block.group][block.block_hash]
         block.block_hash = None
 
     def clear(self) -> None:
-        for block in self._blocks.values():
-            block.block_hash = None
-        self._blocks.clear()
+        for table in self._blocks:
+            for block in table.values():
+                block.block_hash = None
+            table.clear()

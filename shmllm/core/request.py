@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from enum import Enum, auto
 from time import monotonic_ns
 
-from shmllm.core.block_pool import KVBlock
+from shmllm.core.block_table import BlockTable
 from shmllm.core.constraint import Constraint
 from shmllm.outputs.columns import FinishReason
 from shmllm.params.pooling import Pooling
@@ -59,14 +59,15 @@ class Request:
         scheduled_ns: when it was first admitted, in ns of CLOCK_MONOTONIC; 0 before that.
         num_cached_tokens: how many prompt tokens the prefix cache held when the request was first
             admitted; None before that.
-        num_cached_blocks: how many of its blocks were added to the prefix cache.
+        block_tables: its blocks in each group of layers; [] unless it is running.
+        num_cached_blocks: how many blocks of each table were added to the prefix cache.
     """
 
     __slots__ = (
         "arrival",
         "bad_words",
         "block_hashes",
-        "blocks",
+        "block_tables",
         "cache_salt",
         "client",
         "constraint",
@@ -131,7 +132,7 @@ class Request:
         self.queued_ns = monotonic_ns()
         self.scheduled_ns = 0
         self.num_cached_tokens: int | None = None
-        self.blocks: list[KVBlock] = []
+        self.block_tables: list[BlockTable] = []
         self.block_hashes: list[bytes] = []
         self.num_cached_blocks = 0
 

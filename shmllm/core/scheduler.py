@@ -23,8 +23,7 @@ from dataclasses import dataclass
 from time import monotonic_ns
 
 from shmllm.config.engine import SchedulerConfig
-from shmllm.core.block_pool import KVBlock
-from shmllm.core.kv_cache_manager import KVCacheManager
+from shmllm.core.kv_cache_manager import KVCacheManager, PrefixHit
 from shmllm.core.observer import NULL_OBSERVER, Observer
 from shmllm.core.plan import NewRequest, StepPlan, StepResult
 from shmllm.core.priority_queue import PriorityQueue, sort_key
@@ -320,7 +319,7 @@ class Scheduler:
             if request is None:
                 break
             hit = self._kv_cache.longest_hit(request)
-            num_hit = len(hit) * self._kv_cache.block_size
+            num_hit = hit.num_blocks * self._kv_cache.block_size
             most = min(self._longest_chunk, self._budget - plan.num_tokens)
             count = min(request.num_tokens - num_hit, most)
             if not self._kv_cache.admit(request, hit, num_hit + count):
@@ -332,12 +331,12 @@ class Scheduler:
     def _clients_with_enough_rows(self) -> Container[int]:
         return self._rows_held if len(self._free_rows) <= self._reserved_rows else ()
 
-    def _admit(self, plan: StepPlan, request: Request, hit: list[KVBlock]) -> None:
+    def _admit(self, plan: StepPlan, request: Request, hit: PrefixHit) -> None:
         self._end_steady()
         request.row = self._free_rows.pop()
         self._rows_held[request.client] += 1
         request.status = RequestStatus.RUNNING
-        request.num_computed_tokens = len(hit) * self._kv_cache.block_size
+        request.num_computed_tokens = hit.num_blocks * self._kv_cache.block_size
         if self._is_by_priority:
             insort(self._running, request, key=sort_key)
         else:

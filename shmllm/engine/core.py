@@ -111,6 +111,7 @@ class EngineCore:
             num_blocks=self.info.num_blocks + 1,
             block_size=self.info.block_size,
             enable_prefix_caching=config.cache.enable_prefix_caching,
+            groups=runner.kv_groups,
         )
         self.scheduler = Scheduler(config.scheduler, self._kv_cache)
         self.pauses = Pauses()

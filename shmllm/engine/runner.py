@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from shmllm.config.info import EngineInfo
 from shmllm.core.grammar_queue import CompiledGrammar
+from shmllm.core.kv_groups import KVGroup
 from shmllm.core.plan import StepPlan, StepResult
 from shmllm.engine.sleep import Memory
 
@@ -29,11 +30,13 @@ class Runner(Protocol):
 
     Attributes:
         info: the information that the engine reports to front ends.
+        kv_groups: the groups of layers, which have a block table each.
         overlaps: `submit` returns before the step has run, so that the core can prepare the next
             step meanwhile.
     """
 
     info: EngineInfo
+    kv_groups: tuple[KVGroup, ...]
     overlaps: bool
 
     @property

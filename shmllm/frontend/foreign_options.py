@@ -82,7 +82,6 @@ NO_EFFECT: dict[str, NoEffect] = {
     "enable_chunked_prefill": NoEffect(
         True, "long prompts are always chunked; results are the same"
     ),
-    "disable_hybrid_kv_cache_manager": NoEffect(None, "all layers have blocks of one size"),
     "prefix_caching_hash_algo": NoEffect("sha256", "there is one hash"),
     "enable_trace_replay": NoEffect(False, "trace_decode_token_ids need no option"),
     "max_lora_rank": NoEffect(16, _NO_LORA),

@@ -36,7 +36,8 @@ class StepInputs:
         token_ids: (T,) int64, token ids; SAMPLED_FOR_ROW - row for tokens that only the device
             knows.
         positions: (T,) int64, the position of each token in its request, from 0.
-        slot_mapping: (T,) int64, the slot of the KV cache for each token's key and value.
+        slot_mapping: (G, T) int64, the slot of the KV cache for each token's key and value in each
+            group of layers.
         rows: (S,) int64, the row of each request.
         first_tokens: (S,) int64, the index of each request's first token among the T.
         counts: (S,) int64, the number of tokens of each request in this step.
@@ -96,12 +97,13 @@ class InputBatch:
         max_model_len: the largest number of tokens of a request.
         block_size: tokens in a KV block.
         vocab_size: entries in a row of logits.
+        num_groups: the number G of groups of layers, which have a block table each.
         samples_ahead: whether the inputs of a step may be made before the tokens of the step
             before are appended.
 
     Attributes:
         token_ids: (num_rows, max_model_len + 1) int32, the tokens of each row's request.
-        block_table: (num_rows, blocks) int32, the block ids of each row's request.
+        block_tables: (G, num_rows, blocks) int32, the block ids of each row's request.
         temperature, top_p, min_p: (num_rows,) float32, sampling parameters; greedy rows have
             temperature 0.
         top_k: (num_rows,) int32.
@@ -116,6 +118,7 @@ class InputBatch:
         max_model_len: int,
         block_size: int,
         vocab_size: int,
+        num_groups: int = 1,
         *,
         samples_ahead: bool = False,
     ) -> None:
@@ -124,7 +127,7 @@ class InputBatch:
         max_blocks = -(-max_model_len // block_size)
         # One column more than max_model_len, for the token sampled at the last position.
         self.token_ids: IntArray = np.zeros((num_rows, max_model_len + 1), np.int32)
-        self.block_table: IntArray = np.zeros((num_rows, max_blocks), np.int32)
+        self.block_tables: IntArray = np.zeros((num_groups, num_rows, max_blocks), np.int32)
         self.temperature = np.zeros(num_rows, np.float32)
         self.top_k = np.zeros(num_rows, np.int32)
         self.top_p = np.ones(num_rows, np.float32)
@@ -145,13 +148,13 @@ class InputBatch:
         for request in plan.new_requests:
             self._add_request(request)
         for append in plan.block_appends:
-            end = append.first + len(append.block_ids)
-            self.block_table[append.row, append.first : end] = append.block_ids
+            end = append.first + len(append.block_ids[0])
+            self.block_tables[:, append.row, append.first : end] = append.block_ids
 
     def _add_request(self, request: NewRequest) -> None:
         row, params = request.row, request.params
         self.token_ids[row, : len(request.token_ids)] = request.token_ids
-        self.block_table[row, : len(request.block_ids)] = request.block_ids
+        self.block_tables[:, row, : len(request.block_ids[0])] = request.block_ids
         self._num_known[row] = len(request.token_ids)
         self._num_assigned[row] += 1
         self.temperature[row] = 0.0 if params.is_greedy else params.temperature
@@ -197,7 +200,7 @@ class InputBatch:
             inputs.slot_mapping += 1
 
     def _slots(self, rows: LongArray, positions: LongArray) -> LongArray:
-        blocks = self.block_table[rows, positions // self.block_size].astype(np.int64)
+        blocks = self.block_tables[:, rows, positions // self.block_size].astype(np.int64)
         return blocks * self.block_size + positions % self.block_size
 
     def _gather(self, plan: StepPlan) -> StepInputs:

@@ -18,6 +18,7 @@ import torch
 from shmllm.config.engine import EngineConfig
 from shmllm.config.info import EngineInfo
 from shmllm.core.constraint import Constraint
+from shmllm.core.kv_groups import KVGroup
 from shmllm.core.plan import StepPlan, StepResult
 from shmllm.models.decoder import DecoderModel
 from shmllm.worker.grammar import GrammarCompiler
@@ -51,6 +52,7 @@ class LoadedRunner(ABC):
 
     Attributes:
         info: what the engine reports about itself.
+        kv_groups: the groups of layers, which have a block table each.
         overlaps: whether `submit` returns before the step has run, so that the caller can
             prepare the next step meanwhile.
         memory: the memory that can be given back while the engine sleeps.
@@ -59,6 +61,7 @@ class LoadedRunner(ABC):
     """
 
     info: EngineInfo
+    kv_groups: tuple[KVGroup, ...]
     overlaps: bool
     memory: MemoryOwners
 

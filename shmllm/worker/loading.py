@@ -20,7 +20,7 @@ from shmllm.models.create import create_model
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.weights import load_dummy_weights, load_weights
 from shmllm.worker.arena import Arena, CountingAllocator
-from shmllm.worker.memory import CacheSize, MemoryPool, check_weights_fit
+from shmllm.worker.memory import CacheShape, CacheSize, MemoryPool, check_weights_fit
 
 Progress = Callable[[int, int], None]
 
@@ -109,7 +109,7 @@ def make_info(
     config: EngineConfig,
     loaded: LoadedModel,
     size: CacheSize,
-    bytes_per_block: int,
+    shape: CacheShape,
     *,
     num_threads: int,
     load_seconds: float,
@@ -132,7 +132,7 @@ def make_info(
         max_model_len=size.max_model_len,
         block_size=config.cache.block_size,
         num_blocks=size.num_blocks - 1,
-        kv_cache_bytes=size.num_blocks * bytes_per_block,
+        kv_cache_bytes=size.num_blocks * shape.bytes_per_block,
         weight_bytes=loaded.weights.num_bytes,
         max_num_seqs=config.scheduler.max_num_seqs,
         num_threads=num_threads,

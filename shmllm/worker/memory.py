@@ -6,9 +6,21 @@ fitting weights and KV blocks into it. `cpu.memory` and `gpu.memory` have the po
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
+from shmllm.config.engine import EngineConfig
+from shmllm.core.kv_groups import (
+    FullAttention,
+    KVGroup,
+    KVRule,
+    SlidingWindow,
+    buffers_per_block,
+    group_layers,
+    most_blocks,
+)
 from shmllm.errors import EngineStartError
 from shmllm.worker.arena import Arena
 
@@ -75,6 +87,68 @@ def check_weights_fit(weight_bytes: int, dtype: str, pool: MemoryPool) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheShape:
+    """The division of a model's KV cache, before its size is known.
+
+    Attributes:
+        groups: the groups of layers.
+        block_size: tokens in a block.
+        layer_bytes: the keys and values of a block in one layer.
+        max_step_tokens: the most tokens of one request that a step computes.
+    """
+
+    groups: tuple[KVGroup, ...]
+    block_size: int
+    layer_bytes: int
+    max_step_tokens: int
+
+    @classmethod
+    def of(cls, config: EngineConfig, windows: Sequence[int | None], layer_bytes: int) -> Self:
+        """
+        Args:
+            config: the engine's configuration.
+            windows: for each layer its sliding window in tokens, or None.
+            layer_bytes: the keys and values of a block in one layer.
+        """
+        keeps_all = config.cache.disable_hybrid_kv_cache_manager
+        rules: list[KVRule] = [
+            FullAttention() if window is None or keeps_all else SlidingWindow(window)
+            for window in windows
+        ]
+        scheduler = config.scheduler
+        longest = scheduler.long_prefill_token_threshold or scheduler.max_num_batched_tokens
+        return cls(group_layers(rules), config.cache.block_size, layer_bytes, longest)
+
+    @property
+    def num_buffers(self) -> int:
+        """The number of layers that a block has room for."""
+        return buffers_per_block(self.groups)
+
+    @property
+    def bytes_per_block(self) -> int:
+        return self.num_buffers * self.layer_bytes
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """For each layer the index of its group, and of its buffer in the blocks of the group."""
+        places = {
+            layer: (index, buffer)
+            for index, group in enumerate(self.groups)
+            for buffer, layer in enumerate(group.layers)
+        }
+        return [places[layer] for layer in range(len(places))]
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Return the most blocks that a request of `num_tokens` tokens holds at any time."""
+        return most_blocks(self.groups, num_tokens, self.max_step_tokens, self.block_size)
+
+    def longest_request(self, num_blocks: int, most: int) -> int:
+        """Return the length of the longest request, at most `most` tokens, that never holds more
+        than `num_blocks` blocks."""
+        return bisect_right(range(1, most + 1), num_blocks, key=self.blocks_for)
+
+
+@dataclass(frozen=True, slots=True)
 class CacheSize:
     """
     Attributes:
@@ -89,32 +163,34 @@ class CacheSize:
 
 
 def fit_kv_cache(
-    num_bytes: int, block_size: int, bytes_per_block: int, max_model_len: int, origin: str = ""
+    num_bytes: int, shape: CacheShape, max_model_len: int, origin: str = ""
 ) -> CacheSize:
     """Compute how many blocks fit into `num_bytes`, and reduce max_model_len if it must be.
 
     Args:
         num_bytes: the memory for the cache.
-        block_size: tokens in a block.
-        bytes_per_block: the keys and values of a block, in all layers.
+        shape: the division of the cache.
         max_model_len: the configured length, in tokens.
         origin: where `num_bytes` comes from and which options change it, for messages; empty if
             kv_cache_memory_bytes sets it.
 
     Raises:
-        EngineStartError: the smallest cache, one block beside the padding block, does not fit.
+        EngineStartError: the smallest cache, one block of tokens beside the padding block, does
+            not fit.
     """
-    needed_bytes = (-(-max_model_len // block_size) + 1) * bytes_per_block
+    block_size, bytes_per_block = shape.block_size, shape.bytes_per_block
+    needed_bytes = (shape.blocks_for(max_model_len) + 1) * bytes_per_block
+    fewest = shape.blocks_for(block_size) + 1
     num_blocks = num_bytes // bytes_per_block
-    capacity = (num_blocks - 1) * block_size
-    if capacity < block_size:
+    if num_blocks < fewest:
         limit = "what is left for the KV cache" if origin else "kv_cache_memory_bytes"
         raise EngineStartError(
             f"not enough memory for one sequence: {limit} is {max(num_bytes, 0):,} and the "
-            f"smallest cache, two blocks of {block_size} tokens, needs {2 * bytes_per_block:,}"
-            f"{origin}"
+            f"smallest cache, {fewest} blocks of {block_size} tokens, needs "
+            f"{fewest * bytes_per_block:,}{origin}"
         )
-    if capacity >= max_model_len:
+    capacity = shape.longest_request(num_blocks - 1, max_model_len)
+    if capacity == max_model_len:
         return CacheSize(num_blocks, max_model_len, None)
     advice = origin or f"; raise kv_cache_memory_bytes to {needed_bytes:,} for all of it"
     warning = (

@@ -35,6 +35,7 @@ class ProfiledRunner:
         self.runner = runner
         self.path = path
         self.info = runner.info
+        self.kv_groups = runner.kv_groups
         self.overlaps = runner.overlaps and runner.info.device != "cpu"
         self._delay = delay
         self._most = most

@@ -11,18 +11,30 @@ from shmllm.worker.batch import InputBatch
 from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor
 from shmllm.worker.gpu.inputs import GpuInputs
 
-ROWS, BLOCKS = 4, 8
+ROWS, BLOCKS, GROUPS = 4, 8, 2
+IN_SECOND = 50
+"""The number that is added to the ids of blocks in the second group of layers."""
 TOKENS = list(range(40, 60))
 
 
 def make(device, max_tokens: int = 16) -> tuple[GpuInputs, InputBatch]:
     last_tokens = torch.zeros(ROWS, dtype=torch.int64, device=device.torch_device)
-    inputs = GpuInputs(max_tokens, ROWS, BLOCKS, last_tokens, device)
-    return inputs, InputBatch(ROWS, 4 * BLOCKS, 4, 100)
+    inputs = GpuInputs(max_tokens, ROWS, BLOCKS, GROUPS, last_tokens, device)
+    return inputs, InputBatch(ROWS, 4 * BLOCKS, 4, 100, GROUPS)
 
 
 def new_request(row: int, block_ids: list[int]) -> NewRequest:
-    return NewRequest(row, TOKENS, block_ids, SamplingParams(), 0, 0, ())
+    return NewRequest(row, TOKENS, in_groups(block_ids), SamplingParams(), 0, 0, ())
+
+
+def in_groups(block_ids: list[int]) -> list[list[int]]:
+    return [block_ids, [block_id + IN_SECOND for block_id in block_ids]]
+
+
+def assert_tables(tables: torch.Tensor, rows: list[list[int]]) -> None:
+    """Check the first blocks of the first rows in both groups; 0 is a place without a block."""
+    want = torch.tensor([rows, [[block and block + IN_SECOND for block in row] for row in rows]])
+    assert torch.equal(tables[:, : len(rows), : len(rows[0])].cpu().long(), want)
 
 
 def send(inputs: GpuInputs, batch: InputBatch, plan: StepPlan, descriptor: BatchDescriptor) -> None:
@@ -41,7 +53,6 @@ class InputsConformance:
         expected = {
             "token_ids": [40, 41, 42, 43, 44, 43, -1, -1],
             "positions": [0, 1, 2, 3, 4, 3, 0, 0],
-            "slots": [28, 29, 30, 31, 32, 15, -1, -1],
             "query_starts": [0, 5, 6, 6],
             "context_lens": [5, 4, 0],
             "rows": [2, 0, 0],
@@ -51,7 +62,10 @@ class InputsConformance:
         }
         for name, want in expected.items():
             assert getattr(inputs.step, name).cpu()[: len(want)].tolist() == want, name
-        assert inputs.block_table.cpu()[:2, :2].tolist() == [[7, 8], [3, 0]]
+        slots = np.array([28, 29, 30, 31, 32, 15])
+        for group, more in enumerate((0, 4 * IN_SECOND)):
+            assert inputs.step.slots.cpu()[group, :8].tolist() == [*(slots + more), -1, -1]
+        assert_tables(inputs.block_tables, [[7, 8], [3, 0]])
         assert inputs.num_samples == 1
 
     def test_blocks_are_kept_by_row(self, gpu_device) -> None:
@@ -60,15 +74,18 @@ class InputsConformance:
         first.new_requests = [new_request(0, [3]), new_request(1, [9])]
         send(inputs, batch, first, BatchDescriptor(8, 2, False))
         second = StepPlan(2, rows=[1, 0], starts=[4, 4], counts=[1, 1], samples=[0, 1])
-        second.block_appends = [BlockAppend(1, 1, [5]), BlockAppend(0, 1, [6, 2])]
+        second.block_appends = [
+            BlockAppend(1, 1, in_groups([5])),
+            BlockAppend(0, 1, in_groups([6, 2])),
+        ]
         send(inputs, batch, second, BatchDescriptor(2, 2, True))
         gpu_device.synchronize()
-        assert inputs.block_table.cpu()[:2, :3].tolist() == [[9, 5, 0], [3, 6, 2]]
+        assert_tables(inputs.block_tables, [[9, 5, 0], [3, 6, 2]])
         again = StepPlan(3, rows=[0], starts=[0], counts=[2])
         again.new_requests = [new_request(0, [4])]
         send(inputs, batch, again, BatchDescriptor(2, 1, False))
         gpu_device.synchronize()
-        assert inputs.block_table.cpu()[0, 0] == 4
+        assert_tables(inputs.block_tables, [[4]])
 
     def test_many_changed_blocks_in_one_step(self, gpu_device) -> None:
         """The copy of the step before, which changes fewer blocks, is still pending."""
@@ -81,17 +98,18 @@ class InputsConformance:
                 plan.new_requests.append(new_request(row, block_ids[row].tolist()))
             send(inputs, batch, plan, BatchDescriptor(2, 2, True))
             if step:
-                seen.append((inputs.block_table.clone(), block_ids[[3, 1]]))
+                seen.append((inputs.block_tables.clone(), block_ids[[3, 1]]))
             if step % 2:
                 gpu_device.synchronize()
         for table, want in seen:
-            assert table.cpu()[:2].tolist() == want.tolist()
+            assert_tables(table, want.tolist())
 
     def test_an_idle_step_is_padding_that_gets_logits(self, gpu_device) -> None:
         inputs, _ = make(gpu_device)
         inputs.idle(BatchDescriptor(8, 3, False))
         gpu_device.synchronize()
         step = inputs.step
-        assert step.token_ids.cpu()[:8].tolist() == step.slots.cpu()[:8].tolist() == [-1] * 8
+        assert step.token_ids.cpu()[:8].tolist() == [-1] * 8
+        assert (step.slots.cpu()[:, :8] == -1).all()
         assert step.query_starts.cpu()[:4].tolist() == [0] * 4
         assert inputs.num_samples == 3

@@ -84,7 +84,7 @@ def new_request(row: int, output: Any = (), prompt: Any = PROMPT, **options: Any
     return NewRequest(
         row=row,
         token_ids=[*prompt, *output],
-        block_ids=[1],
+        block_ids=[[1]],
         params=params,
         seed=seed,
         min_position=len(prompt) + params.min_tokens,
@@ -117,7 +117,7 @@ class Request:
         old = self.new
         names = ("params", "seed", "min_position", "forbidden_ids", "num_prompt_tokens")
         kept = {name: getattr(old, name) for name in (*names, "bad_words")}
-        return NewRequest(row=old.row, token_ids=list(self.token_ids), block_ids=[1], **kept)
+        return NewRequest(row=old.row, token_ids=list(self.token_ids), block_ids=[[1]], **kept)
 
 
 class Pair:

@@ -164,30 +164,36 @@ class StepConformance:
         atol = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
         torch.testing.assert_close(query.cpu().double(), want, atol=atol, rtol=0)
 
+    @pytest.mark.parametrize("groups", [1, 3])
     @pytest.mark.parametrize(("sizes", "padded"), STEPS)
-    def test_unpack_step(self, draw, sizes, padded):
+    def test_unpack_step(self, draw, sizes, padded, groups):
         sizes, padded = StepSizes(*sizes), StepSizes(*padded)
         tokens, requests, samples = sizes
-        lengths = [tokens] * 3 + [requests] * 3 + [samples] * 3
+        lengths = [tokens] * (2 + groups) + [requests] * 3 + [samples] * 3
         given = [np.random.default_rng(i).integers(0, 2**31, n) for i, n in enumerate(lengths)]
         packed = torch.from_numpy(np.concatenate([*given, [77]])).to(draw.device)
-        ours, same = (self.used(padded, draw.device) for _ in range(2))
+        ours, same = (self.used(padded, draw.device, groups) for _ in range(2))
         unpack_step(ours, packed, sizes, padded)
         plain.unpack_step(same, packed[:-1], sizes, padded)
-        paddings = [-1, 0, -1, tokens, 0, 0, 0, -1, 0]
-        ends = [padded[i // 3] + (i == 3) for i in range(9)]
-        for name, numbers, padding, end in zip(
-            StepTensors.__slots__, given, paddings, ends, strict=True
+        paddings = [-1, 0, *[-1] * groups, tokens, 0, 0, 0, -1, 0]
+        ends = [padded[0]] * (2 + groups) + [padded[1] + 1, *padded[1:2] * 2, *padded[2:] * 3]
+        fields = zip(self.fields(ours), self.fields(same), strict=True)
+        for (found, equal), numbers, padding, end in zip(
+            fields, given, paddings, ends, strict=True
         ):
-            found = getattr(ours, name).tolist()
             want = [*numbers.tolist(), *[padding] * (end - len(numbers)), *[-77] * 3]
-            assert found == want, name
-            assert getattr(same, name).tolist() == want, name
+            assert found.tolist() == equal.tolist() == want
 
     @staticmethod
-    def used(padded, device):
+    def fields(step):
+        """Return the tensors in the order of the packed numbers."""
+        tensors = (getattr(step, name) for name in StepTensors.__slots__)
+        return [part for tensor in tensors for part in (tensor if tensor.dim() > 1 else [tensor])]
+
+    @staticmethod
+    def used(padded, device, groups):
         """Return larger tensors that contain the values of an earlier step."""
-        step = StepTensors.allocate(StepSizes(*(size + 3 for size in padded)), device)
+        step = StepTensors.allocate(StepSizes(*(size + 3 for size in padded)), device, groups)
         for name in StepTensors.__slots__:
             getattr(step, name).fill_(-77)
         return step

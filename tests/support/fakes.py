@@ -3,8 +3,9 @@
 FakeRunner executes plans on a simulated KV cache. A slot holds a fingerprint of the token
 written there and of the slot before it, found through the row's block table, as a real
 key depends on everything before it. The next token is a function of all slots of the
-context. So a wrong block table, a prefix hit on the wrong block, or a block that two
-requests write changes the tokens, and `expected_tokens` says what they should have been.
+context that each group of layers reads. So a wrong block table, a prefix hit on the wrong
+block, a block that was freed too early, or one that two requests write changes the tokens,
+and `expected_tokens` says what they should have been.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 
 from shmllm.config.info import EngineInfo
 from shmllm.core.grammar_queue import CompiledGrammar
+from shmllm.core.kv_groups import ONE_GROUP, KVGroup
 from shmllm.core.plan import PromptScores, StepPlan, StepResult
 from shmllm.core.request import RequestStatus
 from shmllm.errors import EngineDeadError, RequestError
@@ -49,6 +51,11 @@ def _read(context: Iterable[int], vocab_size: int) -> int:
     return (total >> 7) % vocab_size
 
 
+def _reads_last(group: KVGroup, position: int) -> bool:
+    """Whether a token reads the position before it."""
+    return group.rule.first_kept(position) < position
+
+
 def expected_tokens(
     prompt: Sequence[int],
     max_tokens: int,
@@ -56,14 +63,19 @@ def expected_tokens(
     stop_ids: Collection[int] = (),
     min_tokens: int = 0,
     vocab_size: int = VOCAB_SIZE,
+    groups: Sequence[KVGroup] = ONE_GROUP,
 ) -> list[int]:
     """What a request gets that runs alone, without blocks, chunks or a cache."""
     output: list[int] = []
+    context: list[int]
     while len(output) < max_tokens:
-        before, context = 0, []
-        for token_id in [*prompt, *output]:
-            before = _written(before, token_id)
-            context.append(before)
+        context = []
+        for group in groups:
+            written: list[int] = []
+            for position, token_id in enumerate([*prompt, *output]):
+                before = written[-1] if _reads_last(group, position) else 0
+                written.append(_written(before, token_id))
+            context += written[group.rule.first_kept(len(written) - 1) :]
         output.append(_read(context, vocab_size))
         if output[-1] in stop_ids and len(output) > min_tokens:
             break
@@ -196,8 +208,14 @@ class FakeRunner:
         most_under_way: steps that were submitted and not executed yet, at most.
     """
 
-    def __init__(self, engine_facts: EngineInfo, lag: Callable[[], int] | None = None) -> None:
+    def __init__(
+        self,
+        engine_facts: EngineInfo,
+        lag: Callable[[], int] | None = None,
+        groups: tuple[KVGroup, ...] = ONE_GROUP,
+    ) -> None:
         self.info = engine_facts
+        self.kv_groups = groups
         self.overlaps = lag is not None
         self.most_under_way = 0
         self._lag = lag or (lambda: 2)
@@ -205,7 +223,7 @@ class FakeRunner:
         self.plans: list[StepPlan] = []
         self.grammars: dict[str, CompiledGrammar] = {}
         self._tokens: dict[int, list[int]] = {}
-        self._block_tables: dict[int, list[int]] = {}
+        self._block_tables: dict[int, list[list[int]]] = {}
         self._slots: dict[int, int] = {}
         self.memory = FakeMemory(self._slots)
         self._asks: dict[int, int] = {}
@@ -268,32 +286,39 @@ class FakeRunner:
         ]
 
     def context(self, row: int, length: int) -> list[int]:
-        """The fingerprints that the row's first `length` positions are read from."""
-        return [self._slots[self._slot(row, position)] for position in range(length)]
+        """The fingerprints that each group's layers read at the last of `length` positions."""
+        return [
+            self._slots[self._slot(row, group, position)]
+            for group, of_group in enumerate(self.kv_groups)
+            for position in range(of_group.rule.first_kept(length - 1), length)
+        ]
 
     def _update(self, plan: StepPlan) -> None:
         for admission in plan.new_requests:
             self._tokens[admission.row] = list(admission.token_ids)
-            self._block_tables[admission.row] = list(admission.block_ids)
+            self._block_tables[admission.row] = [list(ids) for ids in admission.block_ids]
             self._asks.pop(admission.row, None)
             if admission.params.logprobs is not None:
                 self._asks[admission.row] = admission.params.logprobs
         for append in plan.block_appends:
-            table = self._block_tables[append.row]
-            assert append.first == len(table), "a block table has a gap or is overwritten"
-            table += append.block_ids
+            for table, ids in zip(self._block_tables[append.row], append.block_ids, strict=True):
+                assert append.first == len(table), "a block table has a gap or is overwritten"
+                table += ids
 
-    def _slot(self, row: int, position: int) -> int:
+    def _slot(self, row: int, group: int, position: int) -> int:
         size = self.info.block_size
-        block_id = self._block_tables[row][position // size]
+        block_id = self._block_tables[row][group][position // size]
         assert 0 < block_id <= self.info.num_blocks
         return block_id * size + position % size
 
     def _write(self, row: int, start: int, count: int) -> None:
-        for position in range(start, start + count):
-            before = self._slots[self._slot(row, position - 1)] if position else 0
-            token_id = self._tokens[row][position]
-            self._slots[self._slot(row, position)] = _written(before, token_id)
+        for group, of_group in enumerate(self.kv_groups):
+            for position in range(start, start + count):
+                before = 0
+                if _reads_last(of_group, position):
+                    before = self._slots[self._slot(row, group, position - 1)]
+                token_id = self._tokens[row][position]
+                self._slots[self._slot(row, group, position)] = _written(before, token_id)
 
     def _sample(self, plan: StepPlan, index: int) -> int:
         row, length = plan.rows[index], plan.starts[index] + plan.counts[index]

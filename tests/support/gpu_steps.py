@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from support.cache_shapes import grouped
 from torch import Tensor
 
 from shmllm.config.graphs import CudaGraphMode
@@ -81,20 +82,27 @@ class GpuSteps:
         self.tokens: dict[int, list[int]] = {}
         self.computed: dict[int, int] = {}
         self.last_tokens = torch.full((max_requests,), -99, dtype=torch.int64, device=where)
-        self.batch = InputBatch(max_requests, MAX_LENGTH, BLOCK_SIZE, config.vocab_size)
+        layout = GpuCacheLayout.of(config, BLOCK_SIZE, dtype)
+        shape = grouped(config.layer_windows, BLOCK_SIZE, layout.block_bytes)
+        num_groups = len(shape.groups)
+        self.batch = InputBatch(max_requests, MAX_LENGTH, BLOCK_SIZE, config.vocab_size, num_groups)
         max_blocks = MAX_LENGTH // BLOCK_SIZE
-        num_blocks = 1 + max_requests * max_blocks
+        num_blocks = 1 + max_requests * max_blocks * num_groups
         self._free = list(np.random.default_rng(5).permutation(np.arange(1, num_blocks)))
-        self._blocks: dict[int, list[int]] = {}
+        self._blocks: dict[int, list[list[int]]] = {}
+        self._num_groups = num_groups
         self._assigned: set[int] = set()
         self._step = 0
         self._last_decodes: list[int] = []
-        layout = GpuCacheLayout.of(config, BLOCK_SIZE, dtype)
-        arena = device.make_arena(layout.cache_bytes(config.num_layers, num_blocks), "the cache")
-        self.cache = GpuKVCache(layout, config.num_layers, num_blocks, arena)
-        for part in (part for layer in self.cache.layers for part in layer):
+        num_bytes = layout.cache_bytes(shape.num_buffers, num_blocks)
+        self.cache = GpuKVCache(
+            layout, shape, num_blocks, device.make_arena(num_bytes, "the cache")
+        )
+        for part in (part for _, *layer in self.cache.layers for part in layer):
             part.fill_(math.nan)
-        self.inputs = GpuInputs(max_tokens, max_requests, max_blocks, self.last_tokens, device)
+        self.inputs = GpuInputs(
+            max_tokens, max_requests, max_blocks, num_groups, self.last_tokens, device
+        )
         self.buffers = GpuBuffers(config, dtype, max_tokens, max_requests, device, deterministic)
         self.dispatcher = GraphDispatcher(
             CudaGraphMode.parse(mode), sizes, max_requests, max_tokens
@@ -110,7 +118,7 @@ class GpuSteps:
 
     def add(self, row: int, tokens: list[int]) -> None:
         """Add a request, whose first step assigns it to that row."""
-        self._free += self._blocks.pop(row, [])
+        self._free += [block for ids in self._blocks.pop(row, []) for block in ids]
         self._assigned.discard(row)
         self.tokens[row], self.computed[row] = list(tokens), 0
 
@@ -119,10 +127,11 @@ class GpuSteps:
         self._grow(row, length)
         self.computed[row] = length
         generator = torch.Generator().manual_seed(row)
-        for part in (part for layer in self.cache.layers for part in layer):
-            shape = (len(self._blocks[row]), *part.shape[1:])
+        for group, part in ((group, part) for group, *kv in self.cache.layers for part in kv):
+            blocks = self._blocks[row][group]
+            shape = (len(blocks), *part.shape[1:])
             numbers = torch.randn(shape, generator=generator).to(self.device.torch_device)
-            for block, content in zip(self._blocks[row], numbers, strict=True):
+            for block, content in zip(blocks, numbers, strict=True):
                 part[block].copy_(content)
 
     def prepare(self, work: dict[int, int], *, feeds_itself: bool = False) -> Prepared:
@@ -148,9 +157,9 @@ class GpuSteps:
         which are not sent give wrong results."""
         for name, value in WRONG_INPUTS.items():
             getattr(self.inputs.step, name).fill_(value)
-        self.inputs.step.slots.fill_(self._blocks[plan.rows[0]][0] * BLOCK_SIZE)
+        self.inputs.step.slots.fill_(self._blocks[plan.rows[0]][0][0] * BLOCK_SIZE)
         if not plan.is_repeat:
-            self.inputs.block_table.fill_(1)
+            self.inputs.block_tables.fill_(1)
 
     def _plan(self, work: dict[int, int]) -> StepPlan:
         self._step += 1
@@ -158,13 +167,14 @@ class GpuSteps:
         for row, count in work.items():
             start, tokens = self.computed[row], self.tokens[row]
             new = self._grow(row, start + count)
-            blocks = self._blocks[row]
+            blocks = [list(ids) for ids in self._blocks[row]]
             if row not in self._assigned:
                 self._assigned.add(row)
-                request = NewRequest(row, tokens, list(blocks), SamplingParams(), 0, 0, ())
+                request = NewRequest(row, tokens, blocks, SamplingParams(), 0, 0, ())
                 plan.new_requests.append(request)
-            elif new:
-                plan.block_appends.append(BlockAppend(row, len(blocks) - len(new), new))
+            elif new[0]:
+                first = len(blocks[0]) - len(new[0])
+                plan.block_appends.append(BlockAppend(row, first, new))
             if start + count == len(tokens):
                 plan.samples.append(len(plan.rows))
             plan.rows.append(row)
@@ -176,11 +186,13 @@ class GpuSteps:
         self._last_decodes = list(work) if is_decode else []
         return plan
 
-    def _grow(self, row: int, length: int) -> list[int]:
-        """Allocate blocks for so many tokens, and return the new ones."""
-        blocks = self._blocks.setdefault(row, [])
-        new = [int(self._free.pop()) for _ in range(-(-length // BLOCK_SIZE) - len(blocks))]
-        blocks += new
+    def _grow(self, row: int, length: int) -> list[list[int]]:
+        """Allocate blocks for so many tokens, and return the new ones of each group."""
+        blocks = self._blocks.setdefault(row, [[] for _ in range(self._num_groups)])
+        count = -(-length // BLOCK_SIZE) - len(blocks[0])
+        new = [[int(self._free.pop()) for _ in range(count)] for _ in blocks]
+        for ids, appended in zip(blocks, new, strict=True):
+            ids += appended
         return new
 
     def run(self, step: Prepared, mode: CudaGraphMode | None = None) -> tuple[Tensor, Tensor]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from support.cache_shapes import grouped
 from torch import Tensor
 from transformers import (
     AutoConfig,
@@ -92,13 +93,16 @@ def make_program(model: DecoderModel, num_tokens: int) -> tuple[CpuProgram, Inpu
     """What runs one sequence of at most that many tokens, in blocks from 1 on."""
     config = model.config
     num_blocks = -(-num_tokens // BLOCK_SIZE)
+    shape = grouped(config.layer_windows, BLOCK_SIZE)
+    num_groups = len(shape.groups)
+    num_all = num_groups * num_blocks + 1
     layout = CacheLayout(
         config.num_kv_heads, config.head_dim, BLOCK_SIZE, str(model.dtype).removeprefix("torch.")
     )
-    arena = HostArena(cache_bytes(layout, config.num_layers, num_blocks + 1), "the cache")
-    batch = InputBatch(1, num_blocks * BLOCK_SIZE, BLOCK_SIZE, config.vocab_size)
-    batch.block_table[0] = np.arange(1, num_blocks + 1)
-    cache = CpuKVCache(layout, config.num_layers, num_blocks + 1, arena)
+    arena = HostArena(cache_bytes(layout, shape, num_all), "the cache")
+    batch = InputBatch(1, num_blocks * BLOCK_SIZE, BLOCK_SIZE, config.vocab_size, num_groups)
+    batch.block_tables[:, 0] = np.arange(1, num_all).reshape(num_groups, num_blocks)
+    cache = CpuKVCache(layout, shape, num_all, arena)
     return CpuProgram(model, cache, batch, num_tokens, 1), batch
 
 

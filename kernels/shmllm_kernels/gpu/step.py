@@ -119,6 +119,7 @@ def _copy_padded(target_ptr, packed_ptr, index, count, end, padding):
 
 
 _SIZES = ["tokens", "requests", "samples", "padded_tokens", "padded_requests", "padded_samples"]
+_SIZES += ["slots_stride"]
 
 
 @triton.jit(do_not_specialize=_SIZES)
@@ -133,19 +134,24 @@ def _unpack_step(
     sample_tokens_ptr,
     sample_rows_ptr,
     sample_positions_ptr,
+    slots_stride,
     tokens,
     requests,
     samples,
     padded_tokens,
     padded_requests,
     padded_samples,
+    NUM_GROUPS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     _copy_padded(token_ids_ptr, packed_ptr, index, tokens, padded_tokens, -1)
     _copy_padded(positions_ptr, packed_ptr + tokens, index, tokens, padded_tokens, 0)
-    _copy_padded(slots_ptr, packed_ptr + 2 * tokens, index, tokens, padded_tokens, -1)
-    packed_ptr += 3 * tokens
+    packed_ptr += 2 * tokens
+    for _ in range(NUM_GROUPS):
+        _copy_padded(slots_ptr, packed_ptr, index, tokens, padded_tokens, -1)
+        slots_ptr += slots_stride
+        packed_ptr += tokens
     _copy_padded(query_starts_ptr, packed_ptr, index, requests, padded_requests + 1, tokens)
     _copy_padded(context_lens_ptr, packed_ptr + requests, index, requests, padded_requests, 0)
     _copy_padded(rows_ptr, packed_ptr + 2 * requests, index, requests, padded_requests, 0)
@@ -280,7 +286,9 @@ def unpack_step(step: StepTensors, packed: Tensor, sizes: StepSizes, padded: Ste
     """
     assert packed.dtype is torch.int64, "packed numbers are int64"
     assert packed.stride(0) == 1, "packed numbers must be contiguous"
-    assert packed.shape[0] >= 3 * sum(sizes), "packed is shorter than its parts"
+    num_groups = len(step.slots)
+    num_packed = 3 * sum(sizes) + (num_groups - 1) * sizes.num_tokens
+    assert packed.shape[0] >= num_packed, "packed is shorter than its parts"
     limits = len(step.token_ids), len(step.rows), len(step.sample_tokens)
     for name, size, end, limit in zip(StepSizes._fields, sizes, padded, limits, strict=True):
         assert 0 <= size <= end <= limit, f"{name}: {size} padded to {end}, of {limit}"
@@ -296,8 +304,10 @@ def unpack_step(step: StepTensors, packed: Tensor, sizes: StepSizes, padded: Ste
         step.sample_tokens,
         step.sample_rows,
         step.sample_positions,
+        step.slots.stride(0),
         *sizes,
         *padded,
+        NUM_GROUPS=num_groups,
         BLOCK=BLOCK,
     )
 

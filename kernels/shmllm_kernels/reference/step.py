@@ -24,7 +24,8 @@ class StepTensors:
     Attributes:
         token_ids: [tokens] int64, see `embed`. Padding: -1.
         positions: [tokens] int64. Padding: 0.
-        slots: [tokens] int64, the cache slot of each token. Padding: -1.
+        slots: [groups, tokens] int64, the cache slot of each token in each group of layers.
+            Padding: -1.
         query_starts: [requests + 1] int32, the index of each request's first token. Padding: the
             number of tokens, so that padded requests have no tokens.
         context_lens: [requests] int32, the number of each request's tokens so far. Padding: 0.
@@ -46,7 +47,9 @@ class StepTensors:
     sample_positions: Tensor
 
     @classmethod
-    def allocate(cls, sizes: StepSizes, device: torch.device | str) -> StepTensors:
+    def allocate(
+        cls, sizes: StepSizes, device: torch.device | str, num_groups: int = 1
+    ) -> StepTensors:
         """Allocates tensors for steps of up to these sizes, filled with padding."""
         tokens, requests, samples = sizes
 
@@ -56,7 +59,7 @@ class StepTensors:
         return cls(
             token_ids=full(tokens, -1),
             positions=full(tokens, 0),
-            slots=full(tokens, -1),
+            slots=torch.full((num_groups, tokens), -1, dtype=torch.int64, device=device),
             query_starts=full(requests + 1, 0, torch.int32),
             context_lens=full(requests, 0, torch.int32),
             rows=full(requests, 0),
@@ -118,17 +121,20 @@ def unpack_step(step: StepTensors, packed: Tensor, sizes: StepSizes, padded: Ste
 
     Args:
         step: the tensors that are written.
-        packed: int64: the token ids, positions and slots of all tokens; the first token, context
-            length and row of all requests; the token, row and position of all samples.
+        packed: int64: the token ids and positions of all tokens; their slots in each group; the
+            first token, context length and row of all requests; the token, row and position of all
+            samples.
         sizes: the numbers of tokens, requests and samples.
         padded: the sizes up to which ``step`` is written, at least ``sizes``; see `StepTensors`.
     """
     tokens, requests, samples = sizes
-    parts = torch.split(packed, [tokens] * 3 + [requests] * 3 + [samples] * 3)
+    num_groups = len(step.slots)
+    lengths = [tokens] * (2 + num_groups) + [requests] * 3 + [samples] * 3
+    parts = torch.split(packed, lengths)
     fields = (
         (step.token_ids, padded.num_tokens, -1),
         (step.positions, padded.num_tokens, 0),
-        (step.slots, padded.num_tokens, -1),
+        *((slots, padded.num_tokens, -1) for slots in step.slots),
         (step.query_starts, padded.num_requests + 1, tokens),
         (step.context_lens, padded.num_requests, 0),
         (step.rows, padded.num_requests, 0),

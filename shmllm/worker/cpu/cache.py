@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 
 from shmllm.worker.arena import ALIGNMENT_BYTES, Arena
+from shmllm.worker.memory import CacheShape
 from shmllm_kernels.cpu.cache_layout import CacheLayout
 
 
-def cache_bytes(layout: CacheLayout, num_layers: int, num_blocks: int) -> int:
+def cache_bytes(layout: CacheLayout, shape: CacheShape, num_blocks: int) -> int:
     """Return the size of the arena that a `CpuKVCache` needs."""
-    return num_layers * (num_blocks * layout.block_bytes + ALIGNMENT_BYTES)
+    return shape.num_buffers * (num_blocks * layout.block_bytes + ALIGNMENT_BYTES)
 
 
 class CpuKVCache:
@@ -19,16 +20,24 @@ class CpuKVCache:
 
     Args:
         layout: the layout of a block in one layer.
-        num_layers: the number of layers.
+        shape: the groups of layers.
         num_blocks: the number of blocks.
         arena: the arena to allocate them in.
 
     Attributes:
         layout: as given.
-        layers: one tensor for each layer, [num_blocks, block_bytes] uint8, zeroed.
+        num_groups: the number of groups of layers.
+        layers: for each layer the index of its group and its buffer, [num_blocks, block_bytes]
+            uint8, zeroed. One layer of each group uses the same buffer, in blocks of their own.
     """
 
-    def __init__(self, layout: CacheLayout, num_layers: int, num_blocks: int, arena: Arena) -> None:
+    def __init__(
+        self, layout: CacheLayout, shape: CacheShape, num_blocks: int, arena: Arena
+    ) -> None:
         self.layout = layout
-        shape = (num_blocks, layout.block_bytes)
-        self.layers: list[Tensor] = [arena.allocate(shape, torch.uint8) for _ in range(num_layers)]
+        self.num_groups = len(shape.groups)
+        size = (num_blocks, layout.block_bytes)
+        buffers = [arena.allocate(size, torch.uint8) for _ in range(shape.num_buffers)]
+        self.layers: list[tuple[int, Tensor]] = [
+            (group, buffers[buffer]) for group, buffer in shape.places
+        ]

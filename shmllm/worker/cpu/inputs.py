@@ -18,16 +18,20 @@ class CpuInputs:
         max_tokens: the largest number of tokens in a step.
         max_requests: the largest number of requests in a step.
         heads_per_kv: the number of query heads that share a key-value head.
+        num_groups: the number of groups of layers.
 
     Attributes:
-        token_ids, positions, slot_mapping: (max_tokens,) int64, as in `StepInputs`. A negative
-            token id means that the token's embedding is in the buffer already.
+        token_ids, positions: (max_tokens,) int64, as in `StepInputs`. A negative token id means
+            that the token's embedding is in the buffer already.
+        slot_mapping: (num_groups, max_tokens) int64, as in `StepInputs`.
         rows, first_tokens, counts, context_lens, sample_tokens: (max_requests,) int64, as in
             `StepInputs`.
         tiles: (max_requests + 1,) int64, see `count_tiles`.
     """
 
-    def __init__(self, max_tokens: int, max_requests: int, heads_per_kv: int) -> None:
+    def __init__(
+        self, max_tokens: int, max_requests: int, heads_per_kv: int, num_groups: int
+    ) -> None:
         self._heads_per_kv = heads_per_kv
         self._counts = np.zeros(len(COUNTS), np.int64)
 
@@ -35,7 +39,7 @@ class CpuInputs:
             return np.zeros(size, np.int64)
 
         self.token_ids, self.positions = zeros(max_tokens), zeros(max_tokens)
-        self.slot_mapping = zeros(max_tokens)
+        self.slot_mapping: LongArray = np.zeros((num_groups, max_tokens), np.int64)
         self.rows, self.first_tokens = zeros(max_requests), zeros(max_requests)
         self.counts, self.context_lens = zeros(max_requests), zeros(max_requests)
         self.sample_tokens = zeros(max_requests)
@@ -52,7 +56,7 @@ class CpuInputs:
         self._counts[:] = num_tokens, num_requests, num_samples
         self.token_ids[:num_tokens] = inputs.token_ids
         self.positions[:num_tokens] = inputs.positions
-        self.slot_mapping[:num_tokens] = inputs.slot_mapping
+        self.slot_mapping[:, :num_tokens] = inputs.slot_mapping
         self.rows[:num_requests] = inputs.rows
         self.first_tokens[:num_requests] = inputs.first_tokens
         self.counts[:num_requests] = inputs.counts

@@ -10,7 +10,7 @@ from shmllm.config.engine import CacheConfig
 from shmllm.config.host import available_memory_bytes
 from shmllm.worker.arena import Arena
 from shmllm.worker.cpu.arena import HostArena
-from shmllm.worker.memory import MIB, CacheSize, fit_kv_cache
+from shmllm.worker.memory import MIB, CacheShape, CacheSize, fit_kv_cache
 
 DEFAULT_KV_CACHE_BYTES = 2**31
 DEFAULT_KV_CACHE_FRACTION = 4
@@ -38,25 +38,23 @@ class HostMemory:
         if trim is not None:
             trim(0)
 
-    def size_cache(
-        self, config: CacheConfig, bytes_per_block: int, max_model_len: int
-    ) -> CacheSize:
+    def size_cache(self, config: CacheConfig, shape: CacheShape, max_model_len: int) -> CacheSize:
         """Compute the size of the KV cache: what the options say, or by default the smaller of
         2 GiB and a quarter of the free memory.
 
         Args:
             config: the configuration of the cache.
-            bytes_per_block: the keys and values of a block, in all layers.
+            shape: the division of the cache.
             max_model_len: the configured length, in tokens.
 
         Raises:
             EngineStartError: see `fit_kv_cache`.
         """
-        num_bytes = config.given_bytes(bytes_per_block)
+        num_bytes = config.given_bytes(shape.bytes_per_block)
         if num_bytes is None:
             share = self.free_bytes() // DEFAULT_KV_CACHE_FRACTION
             num_bytes = min(DEFAULT_KV_CACHE_BYTES, share)
-        return fit_kv_cache(num_bytes, config.block_size, bytes_per_block, max_model_len)
+        return fit_kv_cache(num_bytes, shape, max_model_len)
 
 
 def keep_freed_memory() -> None:

@@ -78,7 +78,7 @@ class CpuOps:
         buffers: the buffers for the results.
         inputs: the inputs that the kernels read.
         cache: the KV cache.
-        block_table: (rows, blocks) int32, the block ids of each row's request.
+        block_tables: (groups, rows, blocks) int32, the block ids of each row's request.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class CpuOps:
         buffers: CpuBuffers,
         inputs: CpuInputs,
         cache: CpuKVCache,
-        block_table: IntArray,
+        block_tables: IntArray,
     ) -> None:
         self._kernels = program
         self._config = config
@@ -96,15 +96,18 @@ class CpuOps:
         self._inputs = inputs
         self._cache = cache
         self._heads = head_words(cache.layout, config.num_heads)
-        self._requests = request_words(
-            inputs.first_tokens.ctypes.data,
-            inputs.counts.ctypes.data,
-            inputs.context_lens.ctypes.data,
-            inputs.rows.ctypes.data,
-            block_table.ctypes.data,
-            block_table.shape[1],
-            inputs.tiles.ctypes.data,
-        )
+        self._requests = [
+            request_words(
+                inputs.first_tokens.ctypes.data,
+                inputs.counts.ctypes.data,
+                inputs.context_lens.ctypes.data,
+                inputs.rows.ctypes.data,
+                block_table.ctypes.data,
+                block_table.shape[1],
+                inputs.tiles.ctypes.data,
+            )
+            for block_table in block_tables
+        ]
         size = scratch_bytes(cache.layout, config.num_heads)
         self._scratch = torch.empty((program.num_threads, size), dtype=torch.uint8)
         self._num_tokens = inputs.address_of("num_tokens")
@@ -139,18 +142,19 @@ class CpuOps:
 
     def attend(self, qkv: Tensor, attention: Attention) -> Tensor:
         out, inputs, buffers = self._buffers.attended, self._inputs, self._buffers
-        cache = self._cache.layers[attention.layer]
+        group, cache = self._cache.layers[attention.layer]
         window = self._config.layer_windows[attention.layer] or 0
         norms = [0 if norm is None else norm.data_ptr() for norm in attention.norms]
         source = [qkv.data_ptr(), 4 * qkv.shape[1]]
-        places = [buffers.cos.data_ptr(), buffers.sin.data_ptr(), inputs.slot_mapping.ctypes.data]
+        slots = inputs.slot_mapping[group].ctypes.data
+        places = [buffers.cos.data_ptr(), buffers.sin.data_ptr(), slots]
         self._record(
             "store_heads", STORE_HEADS[self._cache.layout.stored], self._heads.ctypes.data,
             *source, *places,
             cache.data_ptr(), *norms, word_of_float(attention.eps),
         )  # fmt: skip
         self._record(
-            "attend", ATTEND[self._cache.layout.stored], self._requests.ctypes.data,
+            "attend", ATTEND[self._cache.layout.stored], self._requests[group].ctypes.data,
             self._heads.ctypes.data, *source, out.data_ptr(), 4 * out.shape[1],
             cache.data_ptr(), window, self._scratch.data_ptr(), self._scratch.shape[1],
         )  # fmt: skip

@@ -41,13 +41,13 @@ class CpuProgram:
         num_threads: int,
     ) -> None:
         self.observe: Observe | None = None
-        max_requests = len(batch.block_table)
+        max_requests = batch.block_tables.shape[1]
         heads_per_kv = model.config.num_heads // model.config.num_kv_heads
-        self.inputs = CpuInputs(max_tokens, max_requests, heads_per_kv)
+        self.inputs = CpuInputs(max_tokens, max_requests, heads_per_kv, cache.num_groups)
         self.buffers = CpuBuffers(model.config, max_tokens, max_requests)
         self._kernels = KernelProgram(num_threads)
         self._ops = CpuOps(  # keeps the memory alive that its kernels read
-            self._kernels, model.config, self.buffers, self.inputs, cache, batch.block_table
+            self._kernels, model.config, self.buffers, self.inputs, cache, batch.block_tables
         )
         self._hidden = model.forward(self._ops)
         self._record_logits(model)

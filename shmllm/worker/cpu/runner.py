@@ -28,6 +28,7 @@ from shmllm.worker.cpu.program import CpuProgram
 from shmllm.worker.cpu.sampler import CpuSampler
 from shmllm.worker.loaded_runner import LoadedRunner, Observe
 from shmllm.worker.loading import Progress, load_model, make_info
+from shmllm.worker.memory import CacheShape
 from shmllm.worker.memory_owners import MemoryOwners
 from shmllm.worker.scoring import score_in_pieces
 from shmllm_kernels.cpu.cache_layout import CacheLayout
@@ -107,19 +108,22 @@ class CpuRunner(LoadedRunner):
         memory = HostMemory()
         loaded = load_model(config.load, memory, "float32", on_progress)
         super().__init__(config, loaded)
-        num_layers, block_size = loaded.config.num_layers, config.cache.block_size
+        block_size = config.cache.block_size
         layout = CacheLayout(
             loaded.config.num_kv_heads, loaded.config.head_dim, block_size, loaded.dtype_name
         )
-        bytes_per_block = num_layers * layout.block_bytes
-        size = memory.size_cache(config.cache, bytes_per_block, loaded.max_model_len)
-        kv_cache = HostArena(cache_bytes(layout, num_layers, size.num_blocks), "the KV cache")
+        shape = CacheShape.of(config, loaded.config.layer_windows, layout.block_bytes)
+        self.kv_groups = shape.groups
+        size = memory.size_cache(config.cache, shape, loaded.max_model_len)
+        kv_cache = HostArena(cache_bytes(layout, shape, size.num_blocks), "the KV cache")
         rows = config.scheduler.max_num_seqs
         self._vocab_size = loaded.config.vocab_size
-        self._batch = InputBatch(rows, size.max_model_len, block_size, self._vocab_size)
+        self._batch = InputBatch(
+            rows, size.max_model_len, block_size, self._vocab_size, len(shape.groups)
+        )
         self._program = CpuProgram(
             self.model,
-            CpuKVCache(layout, num_layers, size.num_blocks, kv_cache),
+            CpuKVCache(layout, shape, size.num_blocks, kv_cache),
             self._batch,
             config.scheduler.max_num_batched_tokens,
             num_threads,
@@ -134,7 +138,7 @@ class CpuRunner(LoadedRunner):
             config,
             loaded,
             size,
-            bytes_per_block,
+            shape,
             num_threads=num_threads,
             load_seconds=time.monotonic() - began,
             deterministic=True,

@@ -12,6 +12,7 @@ import torch
 
 from shmllm.models.config import ModelConfig
 from shmllm.worker.arena import Arena, padded_bytes
+from shmllm.worker.memory import CacheShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +45,9 @@ class GpuCacheLayout:
         """Return the shape of a layer's keys, which is that of its values, too."""
         return num_blocks, self.block_size, self.num_kv_heads, self.head_dim
 
-    def cache_bytes(self, num_layers: int, num_blocks: int) -> int:
+    def cache_bytes(self, num_buffers: int, num_blocks: int) -> int:
         """Return the size of the arena that a `GpuKVCache` needs."""
-        return 2 * num_layers * padded_bytes(self.shape(num_blocks), self.dtype)
+        return 2 * num_buffers * padded_bytes(self.shape(num_blocks), self.dtype)
 
 
 class GpuKVCache:
@@ -54,20 +55,24 @@ class GpuKVCache:
 
     Args:
         layout: the layout of the blocks in one layer.
-        num_layers: the number of layers.
+        shape: the groups of layers.
         num_blocks: the number of blocks.
         arena: the arena to allocate them in.
 
     Attributes:
         layout: as given.
-        layers: (keys, values) for each layer, zeroed; see `GpuCacheLayout.shape`.
+        layers: for each layer the index of its group, its keys and its values, zeroed; see
+            `GpuCacheLayout.shape`. One layer of each group uses the same tensors, in blocks of
+            their own.
     """
 
     def __init__(
-        self, layout: GpuCacheLayout, num_layers: int, num_blocks: int, arena: Arena
+        self, layout: GpuCacheLayout, shape: CacheShape, num_blocks: int, arena: Arena
     ) -> None:
         self.layout = layout
-        shape, dtype = layout.shape(num_blocks), layout.dtype
-        self.layers = [
-            (arena.allocate(shape, dtype), arena.allocate(shape, dtype)) for _ in range(num_layers)
+        size, dtype = layout.shape(num_blocks), layout.dtype
+        buffers = [
+            (arena.allocate(size, dtype), arena.allocate(size, dtype))
+            for _ in range(shape.num_buffers)
         ]
+        self.layers = [(group, *buffers[buffer]) for group, buffer in shape.places]

@@ -35,14 +35,16 @@ class GpuInputs:
     Args:
         max_tokens: the largest number of tokens in a step.
         max_requests: the largest number of requests in a step, and the number of rows.
-        max_blocks: the largest number of blocks of a request.
+        max_blocks: the largest number of blocks of a request in one group of layers.
+        num_groups: the number of groups of layers.
         last_tokens: (rows,) int64 on the device, the token sampled last for each row.
         device: the device.
 
     Attributes:
         step: the step's inputs, padded; see `StepTensors`.
         sample_rows, sample_positions: these tensors of `step`.
-        block_table: (max_requests, max_blocks) int32, in the order of the step's requests.
+        block_tables: (num_groups, max_requests, max_blocks) int32, in the order of the step's
+            requests.
         last_tokens: as given.
         num_samples: the number of the step's tokens that get logits.
     """
@@ -52,21 +54,24 @@ class GpuInputs:
         max_tokens: int,
         max_requests: int,
         max_blocks: int,
+        num_groups: int,
         last_tokens: Tensor,
         device: Device,
     ) -> None:
         where = device.torch_device
-        self.step = StepTensors.allocate(StepSizes(max_tokens, max_requests, max_requests), where)
+        self.step = StepTensors.allocate(
+            StepSizes(max_tokens, max_requests, max_requests), where, num_groups
+        )
         self.sample_rows = self.step.sample_rows
         self.sample_positions = self.step.sample_positions
         self.last_tokens = last_tokens
         self.num_samples = 0
-        table_shape = (max_requests, max_blocks)
-        self.block_table = torch.zeros(table_shape, dtype=torch.int32, device=where)
+        table_shape = (num_groups, max_requests, max_blocks)
+        self.block_tables = torch.zeros(table_shape, dtype=torch.int32, device=where)
         self._blocks_by_row = torch.zeros(table_shape, dtype=torch.int32, device=where)
         self._nothing = torch.zeros(1, dtype=torch.int64, device=where)
         self._transfers = Transfers(device)
-        size = (3 * max_tokens + 6 * max_requests) * torch.int64.itemsize
+        size = ((2 + num_groups) * max_tokens + 6 * max_requests) * torch.int64.itemsize
         self._staged = deque(
             torch.empty(size, dtype=torch.uint8, device=where) for _ in range(MAX_STEPS_IN_FLIGHT)
         )
@@ -82,13 +87,13 @@ class GpuInputs:
                 on the device yet.
         """
         packed = np.concatenate((
-            inputs.token_ids, inputs.positions, inputs.slot_mapping,
+            inputs.token_ids, inputs.positions, inputs.slot_mapping.ravel(),
             inputs.first_tokens, inputs.context_lens, inputs.rows,
             inputs.sample_tokens, inputs.sample_rows, inputs.sample_positions,
         ))  # fmt: skip
         self._staged.rotate()
         sent = self._transfers.send_ahead(self._staged[0], packed)
-        changes = _changed_blocks(plan, self._blocks_by_row.shape[1])
+        changes = _changed_blocks(plan, *self._blocks_by_row.shape)
         changed = self._transfers.send(*changes) if changes else []
         sizes = StepSizes(len(inputs.token_ids), len(inputs.rows), len(inputs.sample_tokens))
         self.num_samples = sizes.num_samples
@@ -97,8 +102,8 @@ class GpuInputs:
             self._blocks_by_row.view(-1).index_copy_(0, *changed)
         if changed or not plan.is_repeat:
             rows = self.step.rows[: sizes.num_requests]
-            table = self.block_table[: sizes.num_requests]
-            torch.index_select(self._blocks_by_row, 0, rows, out=table)
+            for blocks, table in zip(self._blocks_by_row, self.block_tables, strict=True):
+                torch.index_select(blocks, 0, rows, out=table[: sizes.num_requests])
 
     def idle(self, descriptor: BatchDescriptor) -> None:
         """Fill the inputs with a step of padding that gets logits, for warm-up and capture."""
@@ -106,15 +111,21 @@ class GpuInputs:
         unpack_step(self.step, self._nothing, StepSizes(0, 0, 0), _padded(descriptor))
 
 
-def _changed_blocks(plan: StepPlan, width: int) -> tuple[LongArray, IntArray] | tuple[()]:
-    """Return the indices of changed entries in the flat block table, whose rows have `width`
+def _changed_blocks(
+    plan: StepPlan, num_groups: int, num_rows: int, width: int
+) -> tuple[LongArray, IntArray] | tuple[()]:
+    """Return the indices of changed entries in the flat block tables, whose rows have `width`
     entries, and the block ids; () if there are none."""
     changes = [(request.row, 0, request.block_ids) for request in plan.new_requests]
     changes += [(append.row, append.first, append.block_ids) for append in plan.block_appends]
     if not changes:
         return ()
-    indices = [np.arange(len(ids)) + (row * width + first) for row, first, ids in changes]
-    block_ids = [np.array(ids, np.int32) for _, _, ids in changes]
+    tables = np.arange(num_groups)[:, None] * (num_rows * width)
+    indices = [
+        (tables + np.arange(len(ids[0])) + (row * width + first)).ravel()
+        for row, first, ids in changes
+    ]
+    block_ids = [np.array(ids, np.int32).ravel() for _, _, ids in changes]
     return np.concatenate(indices), np.concatenate(block_ids)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from shmllm.config.engine import CacheConfig
 from shmllm.worker.arena import Arena
 from shmllm.worker.gpu.device import Device
-from shmllm.worker.memory import MIB, CacheSize, fit_kv_cache
+from shmllm.worker.memory import MIB, CacheShape, CacheSize, fit_kv_cache
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class DeviceMemory:
     def size_cache(
         self,
         config: CacheConfig,
-        bytes_per_block: int,
+        shape: CacheShape,
         max_model_len: int,
         weights: Arena,
         graph_bytes: int,
@@ -104,7 +104,7 @@ class DeviceMemory:
         Args:
             config: the configuration of the cache. If it says the size, the cache gets that, and
                 no step is run.
-            bytes_per_block: the keys and values of a block, in all layers.
+            shape: the division of the cache.
             max_model_len: the configured length, in tokens.
             weights: the arena of the weights.
             graph_bytes: the estimate of `estimate_graph_bytes`.
@@ -115,17 +115,18 @@ class DeviceMemory:
         Raises:
             EngineStartError: see `fit_kv_cache`; the message has all the numbers.
         """
-        given = config.given_bytes(bytes_per_block)
+        given = config.given_bytes(shape.bytes_per_block)
         if given is not None:
-            return fit_kv_cache(given, config.block_size, bytes_per_block, max_model_len)
+            return fit_kv_cache(given, shape, max_model_len)
         use = self._measure(config.gpu_memory_utilization, weights, graph_bytes, profile)
         logger.info("memory: %s", use)
         origin = (
             f"; {use}; raise gpu_memory_utilization, or lower max_num_batched_tokens or "
             "max_num_seqs"
         )
-        size = fit_kv_cache(use.left, config.block_size, bytes_per_block, max_model_len, origin)
-        return replace(size, num_blocks=min(size.num_blocks, _most_blocks(config, max_model_len)))
+        size = fit_kv_cache(use.left, shape, max_model_len, origin)
+        most = max(MOST_BLOCKS, shape.blocks_for(max_model_len) + 1)
+        return replace(size, num_blocks=min(size.num_blocks, most))
 
     def _measure(
         self, fraction: float, weights: Arena, graph_bytes: int, profile: Callable[[], None]
@@ -153,10 +154,6 @@ def estimate_graph_bytes(num_graphs: int, num_layers: int) -> int:
         num_layers: the number of layers.
     """
     return GRAPHS_BYTES + num_graphs * num_layers * 12 * LAUNCH_BYTES if num_graphs else 0
-
-
-def _most_blocks(config: CacheConfig, max_model_len: int) -> int:
-    return max(MOST_BLOCKS, -(-max_model_len // config.block_size) + 1)
 
 
 def _mib(num_bytes: int) -> str:

@@ -120,9 +120,9 @@ class GpuOps:
         query = heads[:, :num_heads]  # rotated in place
         q_norm, k_norm = attention.norms
         norms = None if q_norm is None or k_norm is None else (q_norm, k_norm, attention.eps)
-        slots = self._inputs.step.slots[:num_tokens]
-        cache = self._cache.layers[attention.layer]
-        rope_and_write(query, *cache, heads, *self._angles(num_tokens), slots, norms)
+        group, keys, values = self._cache.layers[attention.layer]
+        slots = self._inputs.step.slots[group, :num_tokens]
+        rope_and_write(query, keys, values, heads, *self._angles(num_tokens), slots, norms)
         out = self._buffers.attended[:num_tokens]
         attended = out.view(num_tokens, num_heads, self._config.head_dim)
         self._launch_attention(partial(self._attend, attended, query, attention.layer))
@@ -147,11 +147,13 @@ class GpuOps:
     def _attend(self, out: Tensor, query: Tensor, layer: int) -> None:
         inputs, launch, num_reqs = self._inputs, self._attention, self._descriptor.num_reqs
         num_tokens = num_reqs if self._descriptor.uniform else len(query)
+        group, keys, values = self._cache.layers[layer]
         paged_attention(
             out[:num_tokens],
             query[:num_tokens],
-            *self._cache.layers[layer],
-            inputs.block_table[:num_reqs],
+            keys,
+            values,
+            inputs.block_tables[group, :num_reqs],
             inputs.step.query_starts[: num_reqs + 1],
             inputs.step.context_lens[:num_reqs],
             launch.config,

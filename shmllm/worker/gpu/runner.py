@@ -171,18 +171,19 @@ class GpuRunner(LoadedRunner):
         self.batch, self.inputs, self.sampler = resources.batch, resources.inputs, resources.sampler
         self._buffers = resources.buffers
         num_layers = loaded.config.num_layers
-        bytes_per_block = resources.layout.block_bytes * num_layers
+        shape = resources.shape
+        self.kv_groups = shape.groups
         size = memory.size_cache(
             config.cache,
-            bytes_per_block,
+            shape,
             loaded.max_model_len,
             loaded.weights,
             estimate_graph_bytes(len(self._dispatcher.captures()), num_layers),
             resources.run_largest,
         )
-        num_bytes = resources.layout.cache_bytes(num_layers, size.num_blocks)
+        num_bytes = resources.layout.cache_bytes(shape.num_buffers, size.num_blocks)
         kv_cache = memory.make_arena(num_bytes, "the KV cache")
-        cache = GpuKVCache(resources.layout, num_layers, size.num_blocks, kv_cache)
+        cache = GpuKVCache(resources.layout, shape, size.num_blocks, kv_cache)
         self._program = resources.make_program(cache, self._dispatcher)
         with torch.inference_mode():
             captured = self._program.capture(on_capture)
@@ -204,7 +205,7 @@ class GpuRunner(LoadedRunner):
             config,
             loaded,
             size,
-            bytes_per_block,
+            shape,
             num_threads=1,
             load_seconds=time.monotonic() - began,
             deterministic=False,

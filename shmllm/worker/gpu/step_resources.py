@@ -22,6 +22,7 @@ from shmllm.worker.gpu.plain_arena import PlainArena
 from shmllm.worker.gpu.program import GpuProgram
 from shmllm.worker.gpu.sampler import GpuSampler
 from shmllm.worker.loading import LoadedModel
+from shmllm.worker.memory import CacheShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,8 @@ class StepResources:
     Attributes:
         loaded: the loaded model.
         device: the device.
-        layout: the layout of the KV cache.
+        layout: the layout of the KV cache in one layer.
+        shape: the groups of layers of the KV cache.
         batch: the state of the running requests, on the host.
         sampler: the sampler, with the state of the running requests on the device.
         inputs: the inputs of a step.
@@ -42,6 +44,7 @@ class StepResources:
     loaded: LoadedModel
     device: Device
     layout: GpuCacheLayout
+    shape: CacheShape
     batch: InputBatch
     sampler: GpuSampler
     inputs: GpuInputs
@@ -54,16 +57,22 @@ class StepResources:
         model, max_model_len = loaded.config, loaded.max_model_len
         rows, tokens = config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens
         block_size = config.cache.block_size
-        batch = InputBatch(rows, max_model_len, block_size, model.vocab_size, samples_ahead=True)
+        layout = GpuCacheLayout.of(model, block_size, loaded.dtype)
+        shape = CacheShape.of(config, model.layer_windows, layout.block_bytes)
+        num_groups = len(shape.groups)
+        batch = InputBatch(
+            rows, max_model_len, block_size, model.vocab_size, num_groups, samples_ahead=True
+        )
         sampler = GpuSampler(batch, rows, model.vocab_size, device, config.logprobs.mode)
         max_blocks = -(-max_model_len // block_size)
         return cls(
             loaded,
             device,
-            GpuCacheLayout.of(model, block_size, loaded.dtype),
+            layout,
+            shape,
             batch,
             sampler,
-            GpuInputs(tokens, rows, max_blocks, sampler.last_tokens, device),
+            GpuInputs(tokens, rows, max_blocks, num_groups, sampler.last_tokens, device),
             GpuBuffers(model, loaded.dtype, tokens, rows, device, config.load.deterministic),
             config.logprobs.max_logprobs,
         )
@@ -83,14 +92,14 @@ class StepResources:
     def run_largest(self) -> None:
         """Compute and sample the largest step, with a KV cache of one block, and allocate what any
         request may make a step allocate: after this the KV cache gets all memory that is left."""
-        num_layers, tokens = self.loaded.config.num_layers, len(self.buffers.hidden)
-        size = self.layout.cache_bytes(num_layers, 1)
+        tokens = len(self.buffers.hidden)
+        size = self.layout.cache_bytes(self.shape.num_buffers, 1)
         arena = PlainArena(
             size, "a block of the KV cache", self.device.torch_device, "it is temporary"
         )
         rows = min(len(self.buffers.logits), tokens)
         program = self.make_program(
-            GpuKVCache(self.layout, num_layers, 1, arena),
+            GpuKVCache(self.layout, self.shape, 1, arena),
             GraphDispatcher(CudaGraphMode.NONE, None, rows, tokens),
         )
         largest = BatchDescriptor(tokens, rows, uniform=False)

@@ -30,21 +30,21 @@ def compute(manager, request):
     request.num_computed_tokens = request.num_tokens
     manager.register_full_blocks(request)
     manager.check_integrity()
-    return len(hit) * BLOCK_SIZE
+    return hit.num_blocks * BLOCK_SIZE
 
 
 def run(manager, tokens, salt=""):
     """Run a whole request. Returns the number of its cached tokens, and its block ids."""
     request = make_request(tokens, salt)
     cached = compute(manager, request)
-    block_ids = [block.block_id for block in request.blocks]
+    block_ids = [block.block_id for block in request.block_tables[0].blocks]
     manager.release(request)
     manager.check_integrity()
     return cached, block_ids
 
 
 def cached_tokens(manager, tokens, salt=""):
-    return len(manager.longest_hit(make_request(tokens, salt))) * BLOCK_SIZE
+    return manager.longest_hit(make_request(tokens, salt)).num_blocks * BLOCK_SIZE
 
 
 PROMPT = list(range(48))
@@ -120,7 +120,7 @@ def test_free_blocks_of_the_hit_do_not_count_as_free():
     compute(manager, holder)
     request = make_request(list(range(64)))
     hit = manager.longest_hit(request)
-    assert len(hit) == 2
+    assert hit.num_blocks == 2
     assert not manager.admit(request, hit, 64)
     assert manager.admit(request, hit, 48)
     manager.check_integrity()
@@ -133,7 +133,7 @@ def test_a_refused_admission_changes_nothing():
     request = make_request(list(range(80)))
     assert not manager.admit(request, manager.longest_hit(request), 80)
     assert [block.block_id for block in manager.pool._free] == before
-    assert request.blocks == []
+    assert request.block_tables == []
     assert manager.num_used_blocks == 0
 
 
@@ -143,7 +143,7 @@ def test_hit_blocks_in_use_are_shared_and_need_no_free_block():
     compute(manager, first)
     second = make_request([*range(48), 99])
     compute(manager, second)
-    assert second.blocks[:3] == first.blocks
+    assert second.block_tables[0].blocks[:3] == first.block_tables[0].blocks
     assert manager.num_used_blocks == 4
     manager.release(first)
     assert manager.num_used_blocks == 4
@@ -155,9 +155,9 @@ def test_the_second_of_two_equal_blocks_is_never_found():
     first, second = make_request(PROMPT), make_request(PROMPT)
     compute(manager, first)
     compute(manager, second)
-    assert second.blocks[2] is not first.blocks[2]
+    assert second.block_tables[0].blocks[2] is not first.block_tables[0].blocks[2]
     found = manager.longest_hit(make_request([*PROMPT, 1]))
-    assert found == first.blocks
+    assert found.tables[0].blocks == first.block_tables[0].blocks
 
 
 def test_a_prefix_can_be_cached_again_after_its_block_was_reused():
@@ -178,7 +178,7 @@ def test_a_prefix_can_be_cached_again_after_its_block_was_reused():
 def test_partly_computed_blocks_are_not_cached():
     manager = make_manager()
     request = make_request(PROMPT)
-    manager.admit(request, [], 48)
+    manager.admit(request, manager.longest_hit(request), 48)
     request.num_computed_tokens = 31
     manager.register_full_blocks(request)
     assert cached_tokens(manager, PROMPT) == 16
@@ -202,10 +202,10 @@ def test_extending_appends_only_the_missing_blocks(tokens, appended):
     manager = make_manager()
     request = make_request(list(range(20)))
     compute(manager, request)
-    before = list(request.blocks)
-    assert len(manager.extend(request, tokens)) == appended
-    assert request.blocks[:2] == before
-    assert len(request.blocks) == 2 + appended
+    before = list(request.block_tables[0].blocks)
+    assert sum(map(len, manager.extend(request, tokens))) == appended
+    assert request.block_tables[0].blocks[:2] == before
+    assert len(request.block_tables[0].blocks) == 2 + appended
 
 
 def test_a_refused_extension_changes_nothing():
@@ -213,7 +213,7 @@ def test_a_refused_extension_changes_nothing():
     request = make_request(list(range(20)))
     compute(manager, request)
     assert manager.extend(request, 65) is None
-    assert len(request.blocks) == 2
+    assert len(request.block_tables[0].blocks) == 2
     assert manager.pool.num_free == 1
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from array import array
+from collections import Counter
 
 import pytest
+from support.variants import slow
 
 from shmllm.core.block_pool import KVBlock
+from shmllm.core.kv_groups import ChunkedLocal, FullAttention, RecurrentState, SlidingWindow
 from shmllm.core.prefix_cache import PrefixCache, extend_block_hashes
 
 
@@ -59,28 +63,32 @@ def test_extending_keeps_existing_hashes():
 
 @pytest.fixture
 def filled():
-    hashes, cache = hashes_of(range(12)), PrefixCache()
+    hashes, cache = hashes_of(range(12)), PrefixCache([FullAttention()], 4)
     blocks = [KVBlock(i) for i in (1, 2, 3)]
     for block, block_hash in zip(blocks, hashes, strict=True):
-        cache.register(block, block_hash)
+        cache.register(block, block_hash, 0)
     return cache, blocks, hashes
+
+
+def hit(cache, hashes, most):
+    return cache.blocks(0, hashes, cache.longest_hit(hashes, most))[1]
 
 
 @pytest.mark.parametrize("most", [0, 1, 2, 3, 9])
 def test_a_hit_is_cut_at_the_limit(filled, most):
     cache, blocks, hashes = filled
-    assert cache.longest_hit(hashes, most) == blocks[:most]
+    assert hit(cache, hashes, most) == blocks[:most]
 
 
 def test_a_hit_ends_where_the_prefix_differs(filled):
     cache, blocks, _ = filled
-    assert cache.longest_hit(hashes_of([0, 1, 2, 3, 4, 5, 6, 99, 8, 9, 10, 11]), 3) == blocks[:1]
+    assert hit(cache, hashes_of([0, 1, 2, 3, 4, 5, 6, 99, 8, 9, 10, 11]), 3) == blocks[:1]
 
 
 def test_a_missing_block_ends_the_hit(filled):
     cache, blocks, hashes = filled
     cache.forget(blocks[1])
-    assert cache.longest_hit(hashes, 3) == blocks[:1]
+    assert hit(cache, hashes, 3) == blocks[:1]
 
 
 def test_a_forgotten_block_has_no_hash(filled):
@@ -93,14 +101,52 @@ def test_a_forgotten_block_has_no_hash(filled):
 def test_a_duplicate_is_not_registered(filled):
     cache, blocks, hashes = filled
     duplicate = KVBlock(9)
-    cache.register(duplicate, hashes[0])
+    cache.register(duplicate, hashes[0], 0)
     assert duplicate.block_hash is None
-    assert cache.longest_hit(hashes, 1) == blocks[:1]
+    assert hit(cache, hashes, 1) == blocks[:1]
 
 
 def test_clearing_forgets_every_block(filled):
     cache, blocks, hashes = filled
     cache.clear()
     assert len(cache) == 0
-    assert cache.longest_hit(hashes, 3) == []
+    assert hit(cache, hashes, 3) == []
     assert [block.block_hash for block in blocks] == [None] * 3
+
+
+def random_rule(rng):
+    kind = rng.randrange(4)
+    if kind == 0:
+        return FullAttention()
+    if kind == 1:
+        return SlidingWindow(rng.randrange(1, 40))
+    return ChunkedLocal(rng.choice([3, 4, 8, 16])) if kind == 2 else RecurrentState()
+
+
+def longest_by_definition(rules, registered, block_size, most):
+    """Try all lengths: a prefix is a hit if each group has every block with a position that a
+    token behind the prefix reads."""
+    for length in range(most, -1, -1):
+        read = [range(rule.first_kept(length * block_size), length * block_size) for rule in rules]
+        if all({p // block_size for p in read[g]} <= registered[g] for g in range(len(rules))):
+            return length
+    raise AssertionError("the empty prefix is always a hit")
+
+
+@pytest.mark.parametrize("states", [3_000, slow(100_000)])
+def test_a_hit_is_the_longest_by_definition(states):
+    rng = random.Random(20)
+    hashes = hashes_of(range(24 * 8), 8)
+    lengths = Counter()
+    for _ in range(states):
+        rules, size = [random_rule(rng) for _ in range(rng.randrange(1, 5))], rng.choice([1, 4, 8])
+        cache, most = PrefixCache(rules, size), rng.randrange(1, 25)
+        density = rng.choice([0.3, 0.7, 0.9, 0.98])
+        registered = [{i for i in range(24) if rng.random() < density} for _ in rules]
+        for group, indices in enumerate(registered):
+            for index in indices:
+                cache.register(KVBlock(0), hashes[index], group)
+        expected = longest_by_definition(rules, registered, size, most)
+        assert cache.longest_hit(hashes, most) == expected, (rules, size, registered, most)
+        lengths[expected] += 1
+    assert len(lengths) == 25, "the states do not vary"

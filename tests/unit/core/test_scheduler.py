@@ -10,7 +10,17 @@ from hypothesis import strategies as st
 from support.fakes import FakeRunner, expected_tokens, info
 
 from shmllm.config.engine import SchedulerConfig
+from shmllm.core.block_pool import PADDING_BLOCK_ID
 from shmllm.core.kv_cache_manager import KVCacheManager
+from shmllm.core.kv_groups import (
+    ONE_GROUP,
+    ChunkedLocal,
+    FullAttention,
+    KVGroup,
+    RecurrentState,
+    SlidingWindow,
+    most_blocks,
+)
 from shmllm.core.plan import StepResult
 from shmllm.core.request import Request, RequestStatus
 from shmllm.core.scheduler import Scheduler
@@ -32,13 +42,16 @@ class Bench:
         caching=True,
         max_model_len=64,
         longest_chunk=0,
+        groups=ONE_GROUP,
     ):
         self.budget = budget
         self.max_model_len = max_model_len
-        self.manager = KVCacheManager(num_blocks + 1, block_size, caching)
+        self.manager = KVCacheManager(num_blocks + 1, block_size, caching, groups)
         config = SchedulerConfig(num_seqs, budget, long_prefill_token_threshold=longest_chunk)
         self.scheduler = Scheduler(config, self.manager)
-        self.runner = FakeRunner(info(num_blocks=num_blocks, block_size=block_size))
+        self.runner = FakeRunner(info(num_blocks=num_blocks, block_size=block_size), groups=groups)
+        self.groups = groups
+        self.longest_chunk = longest_chunk or budget
         self.requests = {}
         self.tokens = {}
         self.ends = {}
@@ -107,6 +120,7 @@ class Bench:
             request.max_tokens,
             stop_ids=request.stop_ids,
             min_tokens=request.params.min_tokens,
+            groups=self.groups,
         )
 
 
@@ -262,7 +276,7 @@ def test_a_preempted_request_loses_its_blocks_and_its_row():
     bench = tight_bench()
     bench.step()
     preempted = bench.requests[0, 2]
-    assert preempted.blocks == []
+    assert preempted.block_tables == []
     assert (preempted.num_computed_tokens, preempted.num_preemptions) == (0, 1)
     assert bench.manager.num_used_blocks == 6
 
@@ -611,7 +625,9 @@ class CheckedBench(Bench):
         """Run a step. `aborted` is the key of a request to abort while the step runs."""
         computed = {key: r.num_computed_tokens for key, r in self.requests.items()}
         preemptions = {key: r.num_preemptions for key, r in self.requests.items()}
-        blocks = {key: list(r.blocks) for key, r in self.requests.items()}
+        tables = {
+            key: [table.block_ids for table in r.block_tables] for key, r in self.requests.items()
+        }
         plan = self.scheduler.schedule()
         self.scheduler.check_integrity()
         assert sum(plan.counts) == plan.num_tokens <= self.budget
@@ -628,17 +644,21 @@ class CheckedBench(Bench):
             assert request.num_preemptions == preemptions[key], "a preempted request is in the plan"
             assert count > 0
             assert start + count <= request.num_tokens
-            ids = [block.block_id for block in request.blocks]
+            ids = [table.block_ids for table in request.block_tables]
             if row in admitted:
                 assert admitted[row].block_ids == ids
                 assert start % self.manager.block_size == 0
             else:
                 assert start == computed[key], "positions have a gap"
-                new = request.blocks[len(blocks[key]) :]
-                assert request.blocks[: len(blocks[key])] == blocks[key]
-                given = appended[row].block_ids if row in appended else []
-                assert given == [block.block_id for block in new]
-            assert len(ids) * self.manager.block_size >= start + count
+                length = len(tables[key][0])
+                for table, before in zip(request.block_tables, tables[key], strict=True):
+                    begin = table.first_kept
+                    assert table.block_ids[begin:length] == before[begin:], "a block was replaced"
+                    assert set(table.block_ids[:begin]) <= {PADDING_BLOCK_ID}
+                given = appended[row].block_ids if row in appended else [[] for _ in ids]
+                assert given == [table[length:] for table in ids]
+            assert all(len(table) * self.manager.block_size >= start + count for table in ids)
+            self._check_kept(request, start, start + count)
         assert admitted.keys() | appended.keys() <= set(plan.rows)
         self._check_writes(plan)
         if plan.num_tokens:
@@ -649,21 +669,32 @@ class CheckedBench(Bench):
             self.scheduler.check_integrity()
         return plan
 
+    def _check_kept(self, request, start, end):
+        """Check that the request has what the step reads, and not more than the formula says."""
+        size = self.manager.block_size
+        for group, table in zip(self.groups, request.block_tables, strict=True):
+            assert table.first_kept <= group.rule.first_kept(start) // size
+            assert PADDING_BLOCK_ID not in (block.block_id for block in table.kept)
+        held = sum(len(table.kept) for table in request.block_tables)
+        assert held <= most_blocks(self.groups, end, self.longest_chunk, size)
+        assert held <= most_blocks(self.groups, end, max(end - start, size), size)
+
     def _check_writes(self, plan):
         """Check that no other running request reads a slot that this step writes."""
         size = self.manager.block_size
         written = []
         for request, start, count in zip(plan.requests, plan.starts, plan.counts, strict=True):
             written += [
-                (request.blocks[position // size].block_id, position % size)
+                (table.blocks[position // size].block_id, position % size)
                 for position in range(start, start + count)
+                for table in request.block_tables
             ]
         assert len(set(written)) == len(written), "two requests write one slot"
-        owners = Counter(
-            block.block_id for request in self.scheduler._running for block in request.blocks
-        )
-        for request in self.scheduler._running:
-            for index, block in enumerate(request.blocks):
+        running = self.scheduler._running
+        tables = [(request, table) for request in running for table in request.block_tables]
+        owners = Counter(block.block_id for _, table in tables for block in table.kept)
+        for request, table in tables:
+            for index, block in enumerate(table.kept, table.first_kept):
                 assert block.ref_count == owners[block.block_id]
                 if owners[block.block_id] > 1:
                     assert (index + 1) * size <= request.num_computed_tokens, "shares an open block"
@@ -723,9 +754,21 @@ def apply_operation(bench, kind, arguments):
         bench.scheduler.check_integrity()
 
 
-@settings(max_examples=250, deadline=None)
+rule = st.one_of(
+    st.just(FullAttention()),
+    st.builds(SlidingWindow, st.integers(1, 12)),
+    st.builds(ChunkedLocal, st.sampled_from([4, 8, 12])),
+    st.just(RecurrentState()),
+)
+GROUPS = st.one_of(
+    st.just(ONE_GROUP), st.lists(st.builds(KVGroup, rule), min_size=1, max_size=3).map(tuple)
+)
+
+
+@settings(max_examples=300, deadline=None)
 @given(
-    num_blocks=st.integers(4, 12),
+    groups=GROUPS,
+    num_blocks=st.integers(4, 24),
     block_size=st.sampled_from([1, 2, 4]),
     num_seqs=st.integers(1, 5),
     budget=st.integers(1, 20),
@@ -733,7 +776,7 @@ def apply_operation(bench, kind, arguments):
     operations=st.lists(operation, min_size=5, max_size=40),
 )
 def test_tokens_do_not_depend_on_the_schedule(
-    num_blocks, block_size, num_seqs, budget, caching, operations
+    groups, num_blocks, block_size, num_seqs, budget, caching, operations
 ):
     bench = CheckedBench(
         num_blocks=num_blocks,
@@ -741,7 +784,12 @@ def test_tokens_do_not_depend_on_the_schedule(
         num_seqs=num_seqs,
         budget=budget,
         caching=caching,
-        max_model_len=num_blocks * block_size,
+        max_model_len=max(
+            length
+            for length in range(num_blocks * block_size + 1)
+            if most_blocks(groups, length, budget, block_size) <= num_blocks
+        ),
+        groups=groups,
     )
     if bench.max_model_len < 2:
         return

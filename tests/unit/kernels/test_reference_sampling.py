@@ -87,7 +87,7 @@ def test_penalties_equal_those_of_the_cpus_sampler():
     generator = torch.Generator().manual_seed(3)
     prompt, output = [1, 2, 2, 30], [2, 5, 5, 5, 39]
     params = SamplingParams(repetition_penalty=1.4, frequency_penalty=0.3, presence_penalty=-0.8)
-    state = LogitsState(NewRequest(0, prompt, [1], params, 0, 0, (), num_prompt_tokens=4), 40)
+    state = LogitsState(NewRequest(0, prompt, [[1]], params, 0, 0, (), num_prompt_tokens=4), 40)
     logits = torch.randn(1, 40, generator=generator)
     columns = SamplingColumns.greedy(1, "cpu")
     columns.repetition.fill_(1.4)

@@ -21,7 +21,7 @@ def batch():
 
 def new_request(row, token_ids, block_ids, *, seed=0, min_position=0, forbidden_ids=(), **options):
     params = SamplingParams(**options)
-    return NewRequest(row, token_ids, block_ids, params, seed, min_position, forbidden_ids)
+    return NewRequest(row, token_ids, [block_ids], params, seed, min_position, forbidden_ids)
 
 
 def plan_of(*columns, samples=(), new_requests=(), appends=()):
@@ -59,7 +59,7 @@ def test_tokens_are_concatenated_in_the_order_of_the_plan(mixed):
 
 
 def test_slots_come_from_the_block_table(mixed):
-    assert mixed.slot_mapping.tolist() == [21, 24, 25, 26, 27, 8, 9]
+    assert mixed.slot_mapping[0].tolist() == [21, 24, 25, 26, 27, 8, 9]
 
 
 def test_requests_have_the_index_and_number_of_their_tokens(mixed):
@@ -92,7 +92,7 @@ def test_a_step_of_decodes_has_one_token_each(batch):
     inputs_of(batch, plan_of((0, 0, 5), (1, 0, 5), (2, 0, 5), new_requests=new_requests))
     inputs = inputs_of(batch, plan_of((2, 5, 1), (0, 5, 1), samples=[0, 1]))
     assert inputs.token_ids.tolist() == [12, 10]
-    assert inputs.slot_mapping.tolist() == [29, 21]
+    assert inputs.slot_mapping[0].tolist() == [29, 21]
     assert inputs.sample_tokens.tolist() == [0, 1]
 
 
@@ -127,9 +127,9 @@ def test_the_inputs_of_a_repeated_decode_equal_those_gathered_again(batch):
     for step in range(10):
         appends = []
         if (3 + step) % 4 == 0:
-            appends.append(BlockAppend(2, (3 + step) // 4, [10 + step]))
+            appends.append(BlockAppend(2, (3 + step) // 4, [[10 + step]]))
         if (5 + step) % 4 == 0:
-            appends.append(BlockAppend(0, (5 + step) // 4, [30 + step]))
+            appends.append(BlockAppend(0, (5 + step) // 4, [[30 + step]]))
         plan = plan_of((2, 3 + step, 1), (0, 5 + step, 1), samples=[0, 1])
         plan.block_appends = appends
         expected = inputs_of(other, plan)
@@ -143,8 +143,8 @@ def test_the_inputs_of_a_repeated_decode_equal_those_gathered_again(batch):
 
 def test_appended_blocks_follow_the_blocks_of_the_row(batch):
     inputs_of(batch, plan_of((0, 0, 4), new_requests=[new_request(0, [1] * 12, [3])]))
-    inputs = inputs_of(batch, plan_of((0, 4, 8), appends=[BlockAppend(0, 1, [9, 2])]))
-    assert inputs.slot_mapping.tolist() == [36, 37, 38, 39, 8, 9, 10, 11]
+    inputs = inputs_of(batch, plan_of((0, 4, 8), appends=[BlockAppend(0, 1, [[9, 2]])]))
+    assert inputs.slot_mapping[0].tolist() == [36, 37, 38, 39, 8, 9, 10, 11]
 
 
 def test_a_new_request_replaces_the_state_of_its_row(batch):
@@ -153,7 +153,7 @@ def test_a_new_request_replaces_the_state_of_its_row(batch):
     second = new_request(0, [2, 2], [6], temperature=0)
     inputs = inputs_of(batch, plan_of((0, 0, 2), new_requests=[second]))
     assert inputs.token_ids.tolist() == [2, 2]
-    assert inputs.slot_mapping.tolist() == [24, 25]
+    assert inputs.slot_mapping[0].tolist() == [24, 25]
     row = (batch.temperature[0], batch.top_k[0], batch.top_p[0], batch.min_p[0])
     assert row == (0, 0, 1, 0)
 

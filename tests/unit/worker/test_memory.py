@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from support.cache_shapes import one_group
 
 from shmllm.errors import EngineStartError
 from shmllm.worker.memory import check_weights_fit, fit_kv_cache
@@ -24,28 +25,28 @@ class Pool:
     [(8_000, 112), (8_999, 112), (7_999, 96), (2_000, 16)],
 )
 def test_max_model_len_fits_beside_the_padding_block(num_bytes, max_model_len):
-    size = fit_kv_cache(num_bytes, 16, 1000, 112)
+    size = fit_kv_cache(num_bytes, one_group(1000), 112)
     assert size.max_model_len == max_model_len
     assert (size.num_blocks - 1) * 16 >= size.max_model_len
     assert (size.warning is None) == (max_model_len == 112)
 
 
 def test_the_warning_of_a_shorter_limit_has_both_lengths_and_the_remedy():
-    size = fit_kv_cache(5 * MIB, 16, MIB, 2000)
+    size = fit_kv_cache(5 * MIB, one_group(MIB), 2000)
     assert size.max_model_len == 64
     assert "64 instead of 2,000" in size.warning
     assert "5 MiB" in size.warning
     needed = size.warning.split("kv_cache_memory_bytes to ")[1].split(" for all")[0]
-    cured = fit_kv_cache(int(needed.replace(",", "")), 16, MIB, 2000)
+    cured = fit_kv_cache(int(needed.replace(",", "")), one_group(MIB), 2000)
     assert cured.warning is None
-    less = fit_kv_cache(int(needed.replace(",", "")) - 1, 16, MIB, 2000)
+    less = fit_kv_cache(int(needed.replace(",", "")) - 1, one_group(MIB), 2000)
     assert less.max_model_len < 2000
 
 
 @pytest.mark.parametrize("num_bytes", [1, 999, 1_999])
 def test_no_room_for_one_block_is_an_error_with_both_numbers(num_bytes):
     with pytest.raises(EngineStartError, match=f"is {num_bytes:,} and .* needs 2,000"):
-        fit_kv_cache(num_bytes, 16, 1000, 64)
+        fit_kv_cache(num_bytes, one_group(1000), 64)
 
 
 def test_weights_that_fit_pass():

@@ -22,7 +22,7 @@ def copied(embeds, token_ids, *columns):
 
 
 def new_request(row, embeds=None):
-    return NewRequest(row, [0], [1], SamplingParams(), 0, 0, (), embeds=embeds)
+    return NewRequest(row, [0], [[1]], SamplingParams(), 0, 0, (), embeds=embeds)
 
 
 def inputs(*columns):

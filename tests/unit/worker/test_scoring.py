@@ -103,7 +103,7 @@ def sampler_of(mode, *options):
     plan = StepPlan(step=0)
     for row, each in enumerate(options):
         params = SamplingParams(**each)
-        plan.new_requests.append(NewRequest(row, [1], [1], params, row, 0, (), 1))
+        plan.new_requests.append(NewRequest(row, [1], [[1]], params, row, 0, (), 1))
     batch.update(plan)
     return CpuSampler(batch, mode)
 
@@ -161,7 +161,7 @@ def test_only_rows_that_ask_are_scored_and_in_their_order():
 def test_a_new_request_in_a_row_does_not_ask_for_logprobs():
     sampler = sampler_of("raw_logprobs", {"temperature": 0, "logprobs": 2})
     plan = StepPlan(step=1)
-    plan.new_requests.append(NewRequest(0, [1], [1], SamplingParams(temperature=0), 0, 0, (), 1))
+    plan.new_requests.append(NewRequest(0, [1], [[1]], SamplingParams(temperature=0), 0, 0, (), 1))
     sampler._batch.update(plan)
     assert sampler(logits_of(1), np.array([0]), np.array([1])).logprobs is None
 

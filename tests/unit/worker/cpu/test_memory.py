@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.cache_shapes import one_group
 
 from shmllm.config.engine import CacheConfig
 from shmllm.worker.cpu import memory
@@ -34,13 +35,13 @@ def free(monkeypatch):
 )
 def test_the_default_is_2_gib_or_a_quarter_of_the_free_memory(free, available, cache):
     free(available)
-    size = HostMemory().size_cache(CacheConfig(), 4096, 128)
+    size = HostMemory().size_cache(CacheConfig(), one_group(4096), 128)
     assert size == CacheSize(cache // 4096, 128, None)
 
 
 def test_a_configured_size_does_not_depend_on_the_free_memory(free):
     free(0)
-    size = HostMemory().size_cache(CacheConfig(16, 100_000), 1000, 64)
+    size = HostMemory().size_cache(CacheConfig(16, 100_000), one_group(1000), 64)
     assert size.num_blocks == 100
 
 

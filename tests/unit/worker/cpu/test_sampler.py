@@ -31,7 +31,7 @@ def make_sampler(*requests, vocab_size=VOCAB_SIZE):
         forbidden_ids = options.pop("forbidden_ids", ())
         params = SamplingParams(**options)
         plan.new_requests.append(
-            NewRequest(row, [1], [1], params, seed, min_position, forbidden_ids)
+            NewRequest(row, [1], [[1]], params, seed, min_position, forbidden_ids)
         )
     batch.update(plan)
     return CpuSampler(batch)

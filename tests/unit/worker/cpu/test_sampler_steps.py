@@ -62,7 +62,7 @@ def add_requests(batch, requests):
             NewRequest(
                 row=row,
                 token_ids=[*prompt, *output],
-                block_ids=[1],
+                block_ids=[[1]],
                 params=params,
                 seed=row,
                 min_position=len(prompt) + params.min_tokens,

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from support.cache_shapes import one_group
 from support.fake_cuda_driver import FakeDriver
 from support.model_helpers import our_logits, reference_model, save
 
@@ -90,7 +91,7 @@ class Engine:
     def size(self, config=None, max_model_len=16, graphs=40):
         return self.memory.size_cache(
             config or CacheConfig(gpu_memory_utilization=0.9),
-            BLOCK,
+            one_group(BLOCK),
             max_model_len,
             self.weights,
             graphs * MIB,

@@ -15,6 +15,7 @@ from conformance.gpu_program import (
     assert_equals_transformers,
     models,
 )
+from support.cache_shapes import one_group
 from support.fake_gpu import eager, lazy
 from support.gpu_steps import GpuSteps
 
@@ -110,12 +111,13 @@ def test_a_model_without_kernels_is_refused(models, changes, quantization, messa
 
 def test_the_cache_takes_the_bytes_that_its_layout_computes(gpu_device) -> None:
     layout = GpuCacheLayout(2, 20, 3, torch.float16)
-    num_bytes = layout.cache_bytes(num_layers=3, num_blocks=5)
-    cache = GpuKVCache(layout, 3, 5, gpu_device.make_arena(num_bytes, "the cache"))
-    sizes = {part.nbytes for layer in cache.layers for part in layer}
+    shape = one_group(layout.block_bytes, num_layers=3)
+    num_bytes = layout.cache_bytes(num_buffers=3, num_blocks=5)
+    cache = GpuKVCache(layout, shape, 5, gpu_device.make_arena(num_bytes, "the cache"))
+    sizes = {part.nbytes for _, *parts in cache.layers for part in parts}
     assert sizes == {5 * layout.block_bytes // 2}
     with pytest.raises(AssertionError, match="too small"):
-        GpuKVCache(layout, 3, 5, gpu_device.make_arena(num_bytes - 1, "the cache"))
+        GpuKVCache(layout, shape, 5, gpu_device.make_arena(num_bytes - 1, "the cache"))
 
 
 @pytest.mark.slow

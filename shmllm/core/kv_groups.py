@@ -1,0 +1,158 @@
+"""Groups of layers that keep the same positions of a request in the KV cache.
+
+Layers differ in what they still read of the past: all of it, a window, the current chunk, or a
+state. A group has a rule for that, and a block table of its own. All groups take their blocks from
+one pool: a block has one buffer for each layer of a group, and a block of any group has the same
+size, because the layers of a model are divided into groups of the same number (the last group of a
+rule may have fewer; its last buffers stay unused).
+
+This module owns the rules, the division into groups, and the formula for the blocks that a request
+may need. It must not know requests, blocks or a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+SIMILAR_COUNTS = 1.5
+"""If the most frequent rule has at most this many times the layers of the rarest, a group of each
+rule holds all its layers: padding then takes less memory than more groups would."""
+
+
+class KVRule(Protocol):
+    """What layers still read of a request's past. Rules are equal if they keep the same.
+
+    Attributes:
+        most_kept: the largest number of positions before a token that the rule keeps; None: all.
+    """
+
+    @property
+    def most_kept(self) -> int | None: ...
+
+    def first_kept(self, num_tokens: int) -> int:
+        """The first position that tokens from position `num_tokens` on still read. It never
+        decreases as `num_tokens` grows; `num_tokens` itself means that they read none before."""
+
+
+@dataclass(frozen=True, slots=True)
+class FullAttention:
+    """Every token reads all tokens before it."""
+
+    @property
+    def most_kept(self) -> int | None:
+        return None
+
+    def first_kept(self, num_tokens: int) -> int:
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class SlidingWindow:
+    """A token reads the last `window` positions, its own included."""
+
+    window: int
+
+    @property
+    def most_kept(self) -> int | None:
+        return self.window - 1
+
+    def first_kept(self, num_tokens: int) -> int:
+        return max(num_tokens - self.window + 1, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkedLocal:
+    """A token reads the positions of its own chunk; chunks have `size` positions."""
+
+    size: int
+
+    @property
+    def most_kept(self) -> int | None:
+        return self.size - 1
+
+    def first_kept(self, num_tokens: int) -> int:
+        return num_tokens // self.size * self.size
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentState:
+    """A token reads the state after the token before it, which is in that token's block."""
+
+    @property
+    def most_kept(self) -> int | None:
+        return 1
+
+    def first_kept(self, num_tokens: int) -> int:
+        return max(num_tokens - 1, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class KVGroup:
+    """Layers with one rule and one block table.
+
+    Attributes:
+        rule: what the layers keep.
+        layers: the indices of the layers. Layer `layers[i]` uses buffer i of each block.
+    """
+
+    rule: KVRule
+    layers: tuple[int, ...] = ()
+
+
+ONE_GROUP = (KVGroup(FullAttention()),)
+"""The groups of a cache that keeps all positions of all layers."""
+
+
+def group_layers(rules: Sequence[KVRule]) -> tuple[KVGroup, ...]:
+    """Divide layers into groups of at most the same number of layers.
+
+    That number is the number of layers with the rarest rule, so that only the last group of
+    another rule has unused buffers; or that of the most frequent rule if both are similar.
+
+    Args:
+        rules: the rule of each layer.
+
+    Returns:
+        The groups. Those that keep everything come first: they limit a prefix-cache hit most.
+    """
+    layers: dict[KVRule, list[int]] = {}
+    for layer, rule in sorted(enumerate(rules), key=lambda item: item[1].most_kept is not None):
+        layers.setdefault(rule, []).append(layer)
+    counts = [len(members) for members in layers.values()]
+    size = max(counts) if max(counts) <= SIMILAR_COUNTS * min(counts) else min(counts)
+    return tuple(
+        KVGroup(rule, tuple(members[begin : begin + size]))
+        for rule, members in layers.items()
+        for begin in range(0, len(members), size)
+    )
+
+
+def buffers_per_block(groups: Sequence[KVGroup]) -> int:
+    """The number of layers that a block has room for."""
+    return max(len(group.layers) for group in groups)
+
+
+def most_blocks(
+    groups: Sequence[KVGroup], num_tokens: int, max_step_tokens: int, block_size: int
+) -> int:
+    """The most blocks that a request of `num_tokens` tokens holds at any time.
+
+    A step that computes n tokens from position p on needs the blocks from `first_kept(p)` to
+    p + n, and at most one more because neither end is the beginning of a block.
+
+    Args:
+        groups: the groups of the cache.
+        num_tokens: the request's prompt and output together.
+        max_step_tokens: the most tokens of one request that a step computes.
+        block_size: the number of tokens in a block.
+    """
+    total = 0
+    for group in groups:
+        blocks = -(-num_tokens // block_size)
+        if group.rule.most_kept is not None:
+            span = group.rule.most_kept + max_step_tokens
+            blocks = min(blocks, -(-span // block_size) + 1)
+        total += blocks
+    return total

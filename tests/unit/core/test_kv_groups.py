@@ -1,0 +1,124 @@
+"""Groups of layers: what their rules keep, the division of layers, and the blocks of a request."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shmllm.core.kv_cache_manager import KVCacheManager
+from shmllm.core.kv_groups import (
+    ChunkedLocal,
+    FullAttention,
+    RecurrentState,
+    SlidingWindow,
+    buffers_per_block,
+    group_layers,
+    most_blocks,
+)
+from shmllm.core.request import Request
+from shmllm.params.request import EngineCoreRequest
+from shmllm.params.sampling import SamplingParams
+
+FULL = FullAttention()
+
+
+def read_by(rule, position):
+    """The positions before `position` that a token there reads, by the definition of each rule."""
+    before = range(position)
+    if isinstance(rule, SlidingWindow):
+        return [p for p in before if position - p < rule.window]
+    if isinstance(rule, ChunkedLocal):
+        return [p for p in before if p // rule.size == position // rule.size]
+    return list(before[-1:]) if isinstance(rule, RecurrentState) else list(before)
+
+
+RULES = [
+    FULL,
+    *map(SlidingWindow, (1, 2, 7, 16)),
+    *map(ChunkedLocal, (1, 4, 10)),
+    RecurrentState(),
+]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_rule_keeps_what_tokens_still_read(rule):
+    for length in range(50):
+        wanted = [p for later in range(length, 100) for p in read_by(rule, later) if p < length]
+        assert rule.first_kept(length) == min(wanted, default=length)
+        if rule.most_kept is not None:
+            assert length - rule.first_kept(length) <= rule.most_kept
+
+
+def counts(*rules):
+    return [(group.rule, len(group.layers)) for group in group_layers(rules)]
+
+
+def test_a_group_has_as_many_layers_as_the_rarest_rule():
+    window = SlidingWindow(1024)
+    gemma = [FULL if (layer + 1) % 6 == 0 else window for layer in range(62)]
+    assert counts(*gemma) == [(FULL, 10), *[(window, 10)] * 5, (window, 2)]
+    groups = group_layers(gemma)
+    assert sorted(layer for group in groups for layer in group.layers) == list(range(62))
+    assert all(gemma[layer] == group.rule for group in groups for layer in group.layers)
+    assert buffers_per_block(groups) == 10
+
+
+def test_rules_of_similar_numbers_have_one_group_each():
+    window = SlidingWindow(128)
+    assert counts(*[window, FULL] * 12) == [(FULL, 12), (window, 12)]
+    assert counts(*[window] * 3, FULL, FULL) == [(FULL, 2), (window, 3)]
+    assert counts(*[window] * 4, FULL, FULL) == [(FULL, 2), (window, 2), (window, 2)]
+    assert counts(window, window) == [(window, 2)]
+
+
+def blocks_held(groups, num_tokens, chunk, block_size):
+    """Compute a request in chunks, then token by token. Returns the most blocks that it held."""
+    num_blocks = 1 + len(groups) * -(-num_tokens // block_size)
+    manager = KVCacheManager(num_blocks, block_size, True, groups)
+    half = max(num_tokens // 2, 1)
+    params = SamplingParams(max_tokens=num_tokens - half + 1)
+    submitted = EngineCoreRequest(0, [1] * half, params)
+    request = Request(0, submitted, seed=0, max_model_len=num_tokens + 1)
+    assert manager.admit(request, manager.longest_hit(request), min(chunk, half))
+    request.num_computed_tokens = min(chunk, half)
+    most = manager.num_used_blocks
+    while request.num_computed_tokens < num_tokens:
+        start = request.num_computed_tokens
+        if start == request.num_tokens:
+            request.append(1)
+        end = min(start + chunk, request.num_tokens)
+        assert manager.extend(request, end) is not None
+        request.num_computed_tokens = end
+        manager.register_full_blocks(request)
+        most = max(most, manager.num_used_blocks)
+    manager.release(request)
+    manager.check_integrity()
+    assert manager.num_used_blocks == 0
+    return most
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    rules=st.lists(st.sampled_from(RULES), min_size=1, max_size=5),
+    num_tokens=st.integers(1, 120),
+    chunk=st.integers(1, 40),
+    block_size=st.sampled_from([1, 4, 8]),
+)
+def test_a_request_never_holds_more_than_the_formula_says(rules, num_tokens, chunk, block_size):
+    groups = group_layers(rules)
+    held = blocks_held(groups, num_tokens, chunk, block_size)
+    limit = most_blocks(groups, num_tokens, chunk, block_size)
+    assert held <= limit
+    assert limit <= len(groups) * -(-num_tokens // block_size)
+    assert limit <= most_blocks(groups, num_tokens + 1, chunk, block_size)
+
+
+def test_a_long_request_of_a_gemma_3_27b_needs_a_fifth_of_the_memory():
+    """62 layers, of which every sixth is full, and 131,072 tokens in chunks of 2,048."""
+    window = SlidingWindow(1024)
+    rules = [FULL if (layer + 1) % 6 == 0 else window for layer in range(62)]
+    groups = group_layers(rules)
+    held = blocks_held(groups, 131_072, 2048, 16) * buffers_per_block(groups)
+    of_one_group = 131_072 // 16 * 62
+    assert held * 5 < of_one_group
