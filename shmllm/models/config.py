@@ -1,60 +1,74 @@
-"""Reads and checks a model's config.json.
+"""The configuration of a model, read from its config.json.
 
-This module must not import torch: front ends import it too.
+This module owns what holds for a whole model of any family; `specs.py` has what holds for a layer,
+`readers.py` reads fields that families share. It must not import torch: front ends import it too.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from shmllm.errors import EngineStartError
 from shmllm.models.fields import Fields, read_json_object
-from shmllm.models.registry import ARCHITECTURES, Architecture, find_architecture
+from shmllm.models.registry import ARCHITECTURES, find_family
 from shmllm.models.rope_config import RopeConfig
+from shmllm.models.specs import LayerSpec, MLPSpec, NormSpec
 
-__all__ = ["DTYPES", "ModelConfig", "RopeConfig"]
+__all__ = ["DTYPES", "ModelConfig", "RopeConfig", "architecture_name", "text_fields"]
 
 DTYPES = ("float32", "float16", "bfloat16")
+
+_FALLBACKS = ("dtype", "torch_dtype", "eos_token_id", "tie_word_embeddings", "quantization_config")
+"""The fields of a text model that may be beside its ``text_config``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Sizes and options of one decoder-only model.
+    """What one decoder-only model consists of.
 
     Attributes:
+        architecture: the first name in config.json's ``architectures``.
+        layers: what each layer is. All have the same number of heads and the same head_dim.
+        norm: all norms of the model, those of queries and keys included.
         dtype: the dtype of the checkpoint: "float32", "float16" or "bfloat16"; None: config.json
             does not name one.
-        attention_bias: whether q, k and v have a bias.
-        mlp_bias: whether gate, up and down have a bias.
         eos_token_ids: the union of those in config.json and generation_config.json, in that
             order.
-        layer_windows: for each layer, the number of positions that a token attends to, its own
-            included; None: its own and all before it.
+        embedding_scale: the factor of the embeddings of tokens, which is rounded to the dtype of
+            the weights.
+        embeds_scale: the factor of embeddings that a prompt gives itself, rounded likewise.
+        num_learned_positions: the length of the table of position embeddings; 0: there is none.
+        residual_scale: the factor of what attention and MLP add to the residual stream.
+        logits_scale: the factor of the logits.
+        logits_cap: scaled logits become ``logits_cap * tanh(logit / logits_cap)``; None: they stay.
     """
 
     architecture: str
     vocab_size: int
     hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
     max_position_embeddings: int
-    rms_norm_eps: float = 1e-6
+    layers: tuple[LayerSpec, ...]
+    norm: NormSpec
     tie_word_embeddings: bool = False
-    attention_bias: bool = False
-    mlp_bias: bool = False
     dtype: str | None = None
     eos_token_ids: tuple[int, ...] = ()
-    layer_windows: tuple[int | None, ...] = ()
-    rope: RopeConfig = field(default_factory=RopeConfig)
+    embedding_scale: float = 1.0
+    embeds_scale: float = 1.0
+    num_learned_positions: int = 0
+    residual_scale: float = 1.0
+    logits_scale: float = 1.0
+    logits_cap: float | None = None
 
     def __post_init__(self) -> None:
-        if not self.layer_windows:
-            object.__setattr__(self, "layer_windows", (None,) * self.num_layers)
+        first = _heads(self.layers[0])
+        for index, layer in enumerate(self.layers):
+            if _heads(layer) != first:
+                raise EngineStartError(
+                    f"{self.architecture}: layers with different heads are not supported: layer 0 "
+                    f"has {_in_words(self.layers[0])}, layer {index} has {_in_words(layer)}"
+                )
 
     @classmethod
     def from_directory(cls, path: Path) -> ModelConfig:
@@ -68,35 +82,91 @@ class ModelConfig:
         config_path = path / "config.json"
         if not config_path.is_file():
             raise EngineStartError(f"no model in {path}: looked for {config_path}")
-        fields = Fields(read_json_object(config_path), str(config_path))
-        name = _architecture_name(fields)
-        architecture = find_architecture(name)
-        _reject_unsupported(fields)
-        num_heads = fields.integer("num_attention_heads")
-        num_kv_heads = _num_kv_heads(fields, architecture, num_heads)
-        num_layers = fields.integer("num_hidden_layers")
-        return cls(
-            architecture=name,
-            vocab_size=fields.integer("vocab_size"),
-            hidden_size=fields.integer("hidden_size"),
-            intermediate_size=fields.integer("intermediate_size"),
-            num_layers=num_layers,
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=_head_dim(fields, architecture, num_heads),
-            max_position_embeddings=_max_positions(fields, architecture),
-            rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
-            tie_word_embeddings=fields.flag("tie_word_embeddings", False),
-            attention_bias=_attention_bias(fields, architecture),
-            mlp_bias=architecture.mlp_bias and fields.flag("mlp_bias", False),
+        whole = Fields(read_json_object(config_path), str(config_path))
+        family = find_family(architecture_name(whole))
+        fields = text_fields(whole)
+        if fields.values.get("quantization_config"):
+            raise fields.error("quantized checkpoints are not supported")
+        config: ModelConfig = family.configure(fields)
+        return replace(
+            config,
             dtype=_dtype(fields),
             eos_token_ids=_eos_token_ids(fields, path / "generation_config.json"),
-            layer_windows=_layer_windows(fields, architecture, num_layers),
-            rope=RopeConfig.from_fields(fields, _max_positions(fields, architecture)),
         )
 
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
 
-def _architecture_name(fields: Fields) -> str:
+    @property
+    def num_heads(self) -> int:
+        """The number of query heads of each layer."""
+        return self.layers[0].attention.num_heads
+
+    @property
+    def num_kv_heads(self) -> int:
+        """The number of key heads of each layer, and of value heads."""
+        return self.layers[0].attention.num_kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        """The width of each head."""
+        return self.layers[0].attention.head_dim
+
+    @property
+    def layer_windows(self) -> tuple[int | None, ...]:
+        """The window of each layer's attention; see `AttentionSpec`."""
+        return tuple(layer.attention.window for layer in self.layers)
+
+    @property
+    def ropes(self) -> tuple[RopeConfig, ...]:
+        """The different rotations of the layers."""
+        ropes = (layer.attention.rope for layer in self.layers)
+        return tuple(dict.fromkeys(rope for rope in ropes if rope is not None))
+
+    @property
+    def linear_widths(self) -> tuple[int, ...]:
+        """The different widths of the outputs of the layers' projections, in ascending order."""
+        widths = {self.hidden_size}
+        for layer in self.layers:
+            widths.add(layer.attention.qkv_width)
+            widths |= {layer.mlp.up_width} if isinstance(layer.mlp, MLPSpec) else set()
+        return tuple(sorted(widths))
+
+    @property
+    def inner_widths(self) -> tuple[int, ...]:
+        """The different widths of the outputs of the MLPs' activations, in ascending order."""
+        mlps = (layer.mlp for layer in self.layers)
+        return tuple(sorted({mlp.inner for mlp in mlps if isinstance(mlp, MLPSpec)}))
+
+    def for_length(self, max_length: int) -> ModelConfig:
+        """Returns the configuration for requests of at most `max_length` tokens: the angles of
+        longrope depend on it."""
+
+        def changed(layer: LayerSpec) -> LayerSpec:
+            rope = layer.attention.rope
+            if rope is None or rope.type != "longrope":
+                return layer
+            attention = replace(layer.attention, rope=replace(rope, max_length=max_length))
+            return replace(layer, attention=attention)
+
+        return replace(self, layers=tuple(changed(layer) for layer in self.layers))
+
+
+def text_fields(fields: Fields) -> Fields:
+    """Returns the fields of the language model of a multimodal one, which has them in
+    ``text_config``; those of any other model as they are."""
+    nested = fields.table("text_config")
+    if not nested:
+        return fields
+    outer = {name: fields.values[name] for name in _FALLBACKS if name in fields.values}
+    inner = {name: value for name, value in nested.items() if value is not None}
+    name = {"architectures": fields.values.get("architectures")}
+    return Fields(outer | inner | name, f"{fields.where}: text_config")
+
+
+def architecture_name(fields: Fields) -> str:
+    """Returns the first of ``architectures``."""
     names = fields.values.get("architectures")
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         known = ", ".join(sorted(ARCHITECTURES))
@@ -104,50 +174,14 @@ def _architecture_name(fields: Fields) -> str:
     return names[0]
 
 
-def _reject_unsupported(fields: Fields) -> None:
-    activation = fields.text("hidden_act", "silu")
-    if activation not in ("silu", "swish"):
-        raise fields.error(f"hidden_act {activation!r} is not supported; supported: silu")
-    if fields.values.get("quantization_config"):
-        raise fields.error("quantized checkpoints are not supported")
+def _heads(layer: LayerSpec) -> tuple[int, int, int]:
+    attention = layer.attention
+    return attention.num_heads, attention.num_kv_heads, attention.head_dim
 
 
-def _num_kv_heads(fields: Fields, architecture: Architecture, num_heads: int) -> int:
-    if "num_key_value_heads" in fields.values:
-        num_kv_heads = fields.integer("num_key_value_heads", num_heads)
-    else:
-        num_kv_heads = architecture.num_kv_heads or num_heads
-    if num_heads % num_kv_heads:
-        raise fields.error(
-            f"num_attention_heads ({num_heads}) must be a multiple of "
-            f"num_key_value_heads ({num_kv_heads})"
-        )
-    return num_kv_heads
-
-
-def _head_dim(fields: Fields, architecture: Architecture, num_heads: int) -> int:
-    head_dim = fields.optional_integer("head_dim") or architecture.head_dim
-    if head_dim is None:
-        hidden_size = fields.integer("hidden_size")
-        if hidden_size % num_heads:
-            raise fields.error(
-                f"without 'head_dim', hidden_size ({hidden_size}) must be a multiple of "
-                f"num_attention_heads ({num_heads})"
-            )
-        head_dim = hidden_size // num_heads
-    if head_dim % 2:
-        raise fields.error(f"head_dim must be even for rotary embedding, not {head_dim}")
-    return head_dim
-
-
-def _max_positions(fields: Fields, architecture: Architecture) -> int:
-    return fields.integer("max_position_embeddings", architecture.max_position_embeddings)
-
-
-def _attention_bias(fields: Fields, architecture: Architecture) -> bool:
-    if architecture.attention_bias == "configured":
-        return fields.flag("attention_bias", False)
-    return architecture.attention_bias == "always"
+def _in_words(layer: LayerSpec) -> str:
+    num_heads, num_kv_heads, head_dim = _heads(layer)
+    return f"{num_heads} heads and {num_kv_heads} key-value heads with a head_dim of {head_dim}"
 
 
 def _dtype(fields: Fields) -> str | None:
@@ -172,37 +206,3 @@ def _eos_token_ids(fields: Fields, generation_path: Path) -> tuple[int, ...]:
             raise source.error(f"'eos_token_id' must be token ids, not {value!r}")
         token_ids += found
     return tuple(dict.fromkeys(token_ids))
-
-
-def _layer_windows(
-    fields: Fields, architecture: Architecture, num_layers: int
-) -> tuple[int | None, ...]:
-    if architecture.window == "none":
-        return (None,) * num_layers
-    default = None if "sliding_window" in fields.values else 4096
-    window = default or fields.optional_integer("sliding_window")
-    if architecture.window == "every_layer":
-        return (window,) * num_layers
-    if not fields.flag("use_sliding_window", False):
-        window = None
-    layer_types = fields.values.get("layer_types")
-    if layer_types is None:
-        first = fields.integer("max_window_layers", 28, minimum=0) if window else num_layers
-        return tuple(window if layer >= first else None for layer in range(num_layers))
-    return _windows_by_type(fields, layer_types, window, num_layers)
-
-
-def _windows_by_type(
-    fields: Fields, layer_types: Any, window: int | None, num_layers: int
-) -> tuple[int | None, ...]:
-    if not isinstance(layer_types, list) or len(layer_types) != num_layers:
-        raise fields.error(f"'layer_types' must list one type for each of {num_layers} layers")
-    if "sliding_attention" in layer_types and window is None:
-        raise fields.error("'layer_types' has sliding_attention but no sliding window is enabled")
-    windows = {"full_attention": None, "sliding_attention": window}
-    unknown = [name for name in layer_types if name not in windows]
-    if unknown:
-        raise fields.error(
-            f"layer type {unknown[0]!r} is not supported; supported: {', '.join(windows)}"
-        )
-    return tuple(windows[name] for name in layer_types)

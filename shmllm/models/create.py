@@ -1,15 +1,13 @@
-"""Creates a model of the architecture that its config.json names."""
+"""Creates a model from its configuration."""
 
 from __future__ import annotations
-
-from importlib import import_module
 
 import torch
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.layers import Allocator, Storage
-from shmllm.models.registry import find_architecture
+from shmllm.models.registry import find_family
 
 
 def create_model(
@@ -27,6 +25,6 @@ def create_model(
             meta tensors if the caller only needs their sizes.
         quantization: "int8" rounds the matrices of all matrix products to 8 bits.
     """
-    module, _, name = find_architecture(config.architecture).target.partition(":")
-    model_class: type[DecoderModel] = getattr(import_module(module), name)
-    return model_class(config, Storage(allocate, dtype, rounds=quantization == "int8"))
+    storage = Storage(allocate, dtype, rounds=quantization == "int8")
+    rename = getattr(find_family(config.architecture), "named_weights", None)
+    return DecoderModel(config, storage, rename)

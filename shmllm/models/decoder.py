@@ -1,31 +1,36 @@
-"""The decoder that all architectures share: pre-norm blocks of attention and gated MLP.
+"""The decoder that all families share: which operations, in which order.
 
 This module owns the order of operations and the names of weights. It must not know requests, nor
-how an operation is computed, which is the task of `ops.Ops`.
+families, whose configuration says what each layer is, nor how an operation is computed, which is
+the task of `ops.Ops`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import ClassVar
+from collections.abc import Callable, Iterable, Iterator
 
 from torch import Tensor
 
 from shmllm.errors import RequestError
 from shmllm.models.config import ModelConfig
-from shmllm.models.layers import MLP, Attention, NamedWeights, Storage, TokenEmbedding
-from shmllm.models.ops import Ops
+from shmllm.models.layers import MLP, Attention, NamedWeights, Norm, Storage, TokenEmbedding
+from shmllm.models.ops import LogitsOps, Ops
+from shmllm.models.specs import LayerSpec, MoESpec
 from shmllm.models.weight_update import update_weights
+
+Rename = Callable[[NamedWeights, ModelConfig], NamedWeights]
+"""Returns the destinations of a family's names, made from those of the default names."""
 
 
 class DecoderModel:
-    """Embedding, blocks, final norm and LM head. Each architecture is a subclass.
+    """Embedding, layers, final norm and LM head.
 
-    Architectures differ in their config and in the two class attributes.
+    Args:
+        config: the configuration.
+        storage: allocates the weights.
+        rename: the family's ``named_weights``; None: its names are the default ones.
 
     Attributes:
-        qk_norm: whether query and key heads are normalised before the rotary embedding.
-        output_bias: whether the attention's output projection has a bias if q, k and v have one.
         config: the configuration that the model was built from.
         dtype: the dtype of weights and activations.
         weights_version: the number of weight updates since the first load.
@@ -36,37 +41,35 @@ class DecoderModel:
             written then.
     """
 
-    qk_norm: ClassVar[bool] = False
-    output_bias: ClassVar[bool] = True
-
-    def __init__(self, config: ModelConfig, storage: Storage) -> None:
+    def __init__(self, config: ModelConfig, storage: Storage, rename: Rename | None = None) -> None:
         self.config = config
         self.dtype = storage.dtype
         self.weights_version = 0
         self.missing: set[str] = set()
         self.num_losses = 0
         self.is_asleep = False
-        hidden = config.hidden_size
-        tied = config.tie_word_embeddings
-        self.embedding = TokenEmbedding(config.vocab_size, hidden, tied, storage)
-        output_bias = self.output_bias and config.attention_bias
-        self.layers = [
-            DecoderLayer(config, layer, self.qk_norm, output_bias, storage)
-            for layer in range(config.num_layers)
-        ]
-        self.norm = storage.tensor(hidden)
+        self._rename = rename
+        self.embedding = TokenEmbedding(config, storage)
+        self.layers = [DecoderLayer(config, layer, storage) for layer in range(config.num_layers)]
+        self.norm = Norm(config.hidden_size, config.norm, storage)
 
     def forward(self, ops: Ops) -> Tensor:
-        """Runs one step's tokens through all blocks and the final norm.
+        """Runs one step's tokens through all layers and the final norm.
 
         Returns:
-            [tokens, hidden], the input of `embedding.head`.
+            [tokens, hidden], the input of `logits`.
         """
-        residual = ops.embed(self.embedding.table)
+        residual = ops.embed(self.embedding)
         x: Tensor | None = None
         for layer in self.layers:
             x = layer(ops, x, residual)
-        return ops.add_rms_norm(x, residual, self.norm, self.config.rms_norm_eps)
+        return ops.add_norm(x, residual, self.norm, self.config.residual_scale)
+
+    def logits(self, ops: LogitsOps, hidden: Tensor) -> Tensor:
+        """Computes the logits, [rows, vocab], of hidden states, [rows, hidden]."""
+        logits = ops.linear(hidden, self.embedding.head)
+        scale, cap = self.config.logits_scale, self.config.logits_cap
+        return logits if scale == 1 and cap is None else ops.scale_and_cap(logits, scale, cap)
 
     def weights_changed(self, names: Iterable[str]) -> None:
         """Records that weights were written. The writer calls this, between two steps.
@@ -111,51 +114,84 @@ class DecoderModel:
         weights = self.embedding.named_weights()
         for index, layer in enumerate(self.layers):
             weights |= layer.named_weights(f"model.layers.{index}")
-        weights["model.norm.weight"] = (self.norm,)
-        return weights
+        weights |= self.norm.named_weights("model.norm")
+        return weights if self._rename is None else self._rename(weights, self.config)
+
+    def norms(self) -> Iterator[Norm]:
+        """Yields all norms."""
+        for layer in self.layers:
+            yield from layer.norms.values()
+            yield from layer.attention.norms
+        yield self.norm
 
 
 class DecoderLayer:
-    """One block: attention and MLP, each after a norm fused with the residual addition."""
+    """One layer: attention and MLP, each with norms before or behind it, or both.
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        layer: int,
-        qk_norm: bool,
-        output_bias: bool,
-        storage: Storage,
-    ) -> None:
-        self.eps = config.rms_norm_eps
-        self.input_norm = storage.tensor(config.hidden_size)
-        self.attention = Attention(config, layer, qk_norm, output_bias, storage)
-        self.post_attention_norm = storage.tensor(config.hidden_size)
-        self.mlp = MLP(config, storage)
+    Attributes:
+        spec: what it consists of.
+        norms: its norms before and behind attention and MLP, by the name of the weight.
+        attention: its attention.
+        mlp: its MLP.
+    """
+
+    def __init__(self, config: ModelConfig, layer: int, storage: Storage) -> None:
+        self.spec: LayerSpec = config.layers[layer]
+        assert not isinstance(self.spec.mlp, MoESpec), "`check_features` refuses these"
+        names = self.spec.norms
+        self._residual_scale = config.residual_scale
+        self.norms: dict[str, Norm] = {}
+
+        def norm(name: str | None) -> Norm | None:
+            if name is None:
+                return None
+            self.norms[name] = Norm(config.hidden_size, config.norm, storage)
+            return self.norms[name]
+
+        self._before_attention = norm(names.before_attention)
+        self.attention = Attention(config, layer, storage)
+        self._after_attention = norm(names.after_attention)
+        self._before_mlp = norm(names.before_mlp)
+        self.mlp = MLP(config.hidden_size, self.spec.mlp, storage)
+        self._after_mlp = norm(names.after_mlp)
 
     def __call__(self, ops: Ops, x: Tensor | None, residual: Tensor) -> Tensor:
-        """Runs the block.
+        """Runs the layer.
 
         Args:
             ops: the operations of the device.
-            x: [tokens, hidden], the output of the previous block, which this block adds to
-                ``residual``; None in the first block.
+            x: [tokens, hidden], the output of the previous layer, which this layer adds to
+                ``residual``; None in the first layer.
             residual: [tokens, hidden], the residual stream, changed in place.
 
         Returns:
             [tokens, hidden], which the next norm adds to ``residual``.
         """
-        attention, mlp = self.attention, self.mlp
-        normed = ops.add_rms_norm(x, residual, self.input_norm, self.eps)
-        attended = ops.attend(ops.linear(normed, attention.qkv_proj), attention)
-        x = ops.linear(attended, attention.o_proj)
-        normed = ops.add_rms_norm(x, residual, self.post_attention_norm, self.eps)
-        activated = ops.silu_and_mul(ops.linear(normed, mlp.gate_up_proj))
-        return ops.linear(activated, mlp.down_proj)
+        scale = self._residual_scale
+        normed = ops.add_norm(x, residual, self._before_attention, scale)
+        x = self._attend(ops, normed)
+        if self.spec.parallel:
+            ops.add_norm(x, residual, None, scale)  # and the MLP reads what the attention read
+        else:
+            normed = ops.add_norm(x, residual, self._before_mlp, scale)
+        return self._run_mlp(ops, normed)
+
+    def _attend(self, ops: Ops, x: Tensor) -> Tensor:
+        attention = self.attention
+        attended = ops.attend(ops.linear(x, attention.qkv_proj), attention)
+        out = ops.linear(attended, attention.o_proj)
+        return out if self._after_attention is None else ops.norm(out, self._after_attention)
+
+    def _run_mlp(self, ops: Ops, x: Tensor) -> Tensor:
+        mlp = self.mlp
+        activated = ops.activate(ops.linear(x, mlp.gate_up_proj), mlp.spec)
+        out = ops.linear(activated, mlp.down_proj)
+        return out if self._after_mlp is None else ops.norm(out, self._after_mlp)
 
     def named_weights(self, prefix: str) -> NamedWeights:
         """Returns the destinations of names under ``prefix``, such as "model.layers.0"."""
         weights = self.attention.named_weights(f"{prefix}.self_attn")
         weights |= self.mlp.named_weights(f"{prefix}.mlp")
-        weights[f"{prefix}.input_layernorm.weight"] = (self.input_norm,)
-        weights[f"{prefix}.post_attention_layernorm.weight"] = (self.post_attention_norm,)
+        for name, norm in self.norms.items():
+            weights |= norm.named_weights(f"{prefix}.{name}")
         return weights

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.quantized import Int8Matrix
+from shmllm.models.specs import MLPSpec, NormSpec
 
 Allocator = Callable[[tuple[int, ...], torch.dtype], Tensor]
 """Returns a tensor of the given shape and dtype, whose contents are undefined."""
@@ -82,33 +83,54 @@ class Linear:
         return weights
 
 
+class Norm:
+    """A norm of rows.
+
+    Attributes:
+        weight: [width].
+        bias: [width] or None.
+        spec: what it computes.
+    """
+
+    def __init__(self, width: int, spec: NormSpec, storage: Storage) -> None:
+        self.spec = spec
+        self.weight = storage.tensor(width)
+        self.bias = storage.tensor(width) if spec.bias else None
+
+    def named_weights(self, name: str) -> NamedWeights:
+        """Returns the destinations of a norm's weight and bias, by the norm's name."""
+        weights: NamedWeights = {f"{name}.weight": (self.weight,)}
+        return weights if self.bias is None else weights | {f"{name}.bias": (self.bias,)}
+
+
 class Attention:
-    """The projections of one layer's attention, and the per-head norms of some architectures.
+    """The weights of one layer's attention.
 
     Attributes:
         layer: the index of the layer.
-        q_norm, k_norm: the weights of the norms, [head_dim], or None.
-        norms: q_norm and k_norm.
-        eps: the epsilon of these norms.
+        spec: what it computes.
+        q_norm, k_norm: the norms of queries and keys, over a head or over all of them, or None.
+        sinks: [num_heads], or None.
     """
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        layer: int,
-        qk_norm: bool,
-        output_bias: bool,
-        storage: Storage,
-    ) -> None:
+    def __init__(self, config: ModelConfig, layer: int, storage: Storage) -> None:
         self.layer = layer
-        self.eps = config.rms_norm_eps
-        heads = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
-        widths = [number * config.head_dim for number in heads]
-        self.qkv_proj = Linear(config.hidden_size, widths, config.attention_bias, storage)
-        self.o_proj = Linear(widths[0], [config.hidden_size], output_bias, storage)
-        self.q_norm = storage.tensor(config.head_dim) if qk_norm else None
-        self.k_norm = storage.tensor(config.head_dim) if qk_norm else None
-        self.norms = self.q_norm, self.k_norm
+        self.spec = spec = config.layers[layer].attention
+        widths = [spec.width, spec.kv_width, spec.kv_width]
+        self.qkv_proj = Linear(config.hidden_size, widths, spec.bias, storage)
+        self.o_proj = Linear(spec.width, [config.hidden_size], spec.output_bias, storage)
+        self.q_norm: Norm | None = None
+        self.k_norm: Norm | None = None
+        if spec.qk_norm is not None:
+            own = [spec.head_dim, spec.head_dim] if spec.qk_norm == "head" else widths[:2]
+            self.q_norm = Norm(own[0], config.norm, storage)
+            self.k_norm = Norm(own[1], config.norm, storage)
+        self.sinks = storage.tensor(spec.num_heads) if spec.sinks else None
+
+    @property
+    def norms(self) -> tuple[Norm, ...]:
+        """The norms of queries and keys; empty if there are none."""
+        return tuple(norm for norm in (self.q_norm, self.k_norm) if norm is not None)
 
     def named_weights(self, prefix: str) -> NamedWeights:
         """Returns the destinations of names under ``prefix``, such as
@@ -116,23 +138,32 @@ class Attention:
         projections = [f"{prefix}.{name}_proj" for name in "qkv"]
         weights = self.qkv_proj.named_weights(*projections)
         weights |= self.o_proj.named_weights(f"{prefix}.o_proj")
-        if self.q_norm is not None and self.k_norm is not None:
-            weights[f"{prefix}.q_norm.weight"] = (self.q_norm,)
-            weights[f"{prefix}.k_norm.weight"] = (self.k_norm,)
+        for name, norm in zip(("q_norm", "k_norm"), self.norms, strict=False):
+            weights |= norm.named_weights(f"{prefix}.{name}")
+        if self.sinks is not None:
+            weights[f"{prefix}.sinks"] = (self.sinks,)
         return weights
 
 
 class MLP:
-    """The weights of ``down(silu(gate(x)) * up(x))``, with gate and up fused."""
+    """The weights of a dense MLP.
 
-    def __init__(self, config: ModelConfig, storage: Storage) -> None:
-        hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-        self.gate_up_proj = Linear(hidden, [inner, inner], bias, storage)
-        self.down_proj = Linear(inner, [hidden], bias, storage)
+    Attributes:
+        spec: what it computes.
+        gate_up_proj: gate and up fused, or up alone.
+        down_proj: the projection of the activation's output.
+    """
+
+    def __init__(self, hidden_size: int, spec: MLPSpec, storage: Storage) -> None:
+        self.spec = spec
+        widths = [spec.inner, spec.inner] if spec.gated else [spec.inner]
+        self.gate_up_proj = Linear(hidden_size, widths, spec.bias, storage)
+        self.down_proj = Linear(spec.inner, [hidden_size], spec.bias, storage)
 
     def named_weights(self, prefix: str) -> NamedWeights:
         """Returns the destinations of names under ``prefix``, such as "model.layers.0.mlp"."""
-        weights = self.gate_up_proj.named_weights(f"{prefix}.gate_proj", f"{prefix}.up_proj")
+        names = ("gate_proj", "up_proj") if self.spec.gated else ("up_proj",)
+        weights = self.gate_up_proj.named_weights(*(f"{prefix}.{name}" for name in names))
         return weights | self.down_proj.named_weights(f"{prefix}.down_proj")
 
 
@@ -142,29 +173,40 @@ class TokenEmbedding:
     Attributes:
         table: [vocab, hidden].
         head: the projection of hidden states to logits.
+        positions: the table of position embeddings, [positions, hidden], or None.
+        scale: the factor of the tokens' embeddings, a number of the weights' dtype.
+        embeds_scale: the factor of embeddings that a prompt gives itself, likewise.
     """
 
-    def __init__(
-        self,
-        vocab_size: int,
-        hidden_size: int,
-        tied: bool,
-        storage: Storage,
-    ) -> None:
-        self.tied = tied
+    def __init__(self, config: ModelConfig, storage: Storage) -> None:
+        vocab_size, hidden_size = config.vocab_size, config.hidden_size
+        self.tied = config.tie_word_embeddings
         self.table = storage.tensor(vocab_size, hidden_size)
-        if tied and not storage.rounds:
-            storage = replace(storage, allocate=lambda shape, dtype: self.table)
-        self.head = Linear(hidden_size, [vocab_size], False, storage)
+        if self.tied and not storage.rounds:
+            head_storage = replace(storage, allocate=lambda shape, dtype: self.table)
+        else:
+            head_storage = storage
+        self.head = Linear(hidden_size, [vocab_size], False, head_storage)
+        length = config.num_learned_positions
+        self.positions = storage.tensor(length, hidden_size) if length else None
+        self.scale = _rounded(config.embedding_scale, storage.dtype)
+        self.embeds_scale = _rounded(config.embeds_scale, storage.dtype)
 
     def named_weights(self) -> NamedWeights:
-        """Returns the destinations of both matrices, [vocab, hidden].
+        """Returns the destinations of the matrices, each [rows, hidden].
 
-        A tied model has one name. In a quantized tied model that name has two destinations: the
-        table, and the rounded copy that the LM head multiplies with.
+        A tied model has one name for table and head. In a quantized tied model that name has two
+        destinations: the table, and the rounded copy that the LM head multiplies with.
         """
+        weights: NamedWeights = {"model.embed_tokens.weight": (self.table,)}
         if not self.tied:
-            table: NamedWeights = {"model.embed_tokens.weight": (self.table,)}
-            return table | self.head.named_weights("lm_head")
-        copies = () if self.head.weight is self.table else (self.head.weight,)
-        return {"model.embed_tokens.weight": (self.table, *copies)}
+            weights |= self.head.named_weights("lm_head")
+        elif self.head.weight is not self.table:
+            weights["model.embed_tokens.weight"] = (self.table, self.head.weight)
+        if self.positions is not None:
+            weights["model.embed_positions.weight"] = (self.positions,)
+        return weights
+
+
+def _rounded(number: float, dtype: torch.dtype) -> float:
+    return float(torch.tensor(number, dtype=dtype))

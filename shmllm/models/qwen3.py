@@ -1,11 +1,27 @@
-"""Qwen 3: no biases by default; query and key heads are normalised."""
+"""Qwen 3: no biases by default; query and key heads are normalised before the rotation."""
 
 from __future__ import annotations
 
-from shmllm.models.decoder import DecoderModel
+from dataclasses import replace
+
+from shmllm.models.config import ModelConfig
+from shmllm.models.fields import Fields
+from shmllm.models.qwen2 import qwen_windows
+from shmllm.models.readers import (
+    read_attention,
+    read_mlp,
+    read_model,
+    read_positions,
+    with_rope,
+    with_windows,
+)
+from shmllm.models.specs import LayerSpec
 
 
-class Qwen3ForCausalLM(DecoderModel):
-    """q_norm and k_norm act on each head, before the rotary embedding."""
-
-    qk_norm = True
+def configure(fields: Fields) -> ModelConfig:
+    positions = read_positions(fields, 32768)
+    bias = fields.flag("attention_bias", False)
+    attention = read_attention(fields, num_kv_heads=32, head_dim=128, bias=bias, output_bias=bias)
+    attention = replace(with_rope(attention, fields, positions), qk_norm="head")
+    layer = LayerSpec(attention=attention, mlp=read_mlp(fields))
+    return read_model(fields, with_windows(layer, qwen_windows(fields)), positions)

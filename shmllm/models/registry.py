@@ -1,82 +1,46 @@
-"""The table of architectures, with the default values that their config.json may omit.
+"""The table of architectures.
 
-This module must not import torch: `create.create_model` imports an architecture's class.
+This module must not import torch, nor a family before it is needed.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from importlib import import_module
+from types import ModuleType
 
 from shmllm.errors import EngineStartError
 
-WindowRule = Literal["none", "every_layer", "by_layer_type"]
-"""Which layers a sliding window applies to."""
-
-BiasRule = Literal["none", "always", "configured"]
-"""Whether q, k and v have a bias: never, always, or if the field ``attention_bias`` is true."""
-
-
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    """One architecture: its class, and transformers' defaults for fields that are absent.
-
-    Attributes:
-        target: "module:Class", a subclass of DecoderModel.
-        num_kv_heads: the default of ``num_key_value_heads``; None: num_heads.
-        head_dim: the default of ``head_dim``; None: hidden_size / num_heads.
-        max_position_embeddings: the default of that field.
-        window: which layers ``sliding_window`` applies to.
-        attention_bias: whether q, k and v have a bias.
-        mlp_bias: True if the field ``mlp_bias`` decides whether the MLP has biases; False if it
-            never has any.
-    """
-
-    target: str
-    num_kv_heads: int | None = None
-    head_dim: int | None = None
-    max_position_embeddings: int = 2048
-    window: WindowRule = "none"
-    attention_bias: BiasRule = "none"
-    mlp_bias: bool = False
-
-
-ARCHITECTURES: dict[str, Architecture] = {
-    "LlamaForCausalLM": Architecture(
-        "shmllm.models.llama:LlamaForCausalLM", attention_bias="configured", mlp_bias=True
-    ),
-    "MistralForCausalLM": Architecture(
-        "shmllm.models.mistral:MistralForCausalLM",
-        num_kv_heads=8,
-        max_position_embeddings=131072,
-        window="every_layer",
-    ),
-    "Qwen2ForCausalLM": Architecture(
-        "shmllm.models.qwen2:Qwen2ForCausalLM",
-        num_kv_heads=32,
-        max_position_embeddings=32768,
-        window="by_layer_type",
-        attention_bias="always",
-    ),
-    "Qwen3ForCausalLM": Architecture(
-        "shmllm.models.qwen3:Qwen3ForCausalLM",
-        num_kv_heads=32,
-        head_dim=128,
-        max_position_embeddings=32768,
-        window="by_layer_type",
-        attention_bias="configured",
-    ),
+ARCHITECTURES: dict[str, str] = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
 }
+"""For each name in a config.json's ``architectures``, the name of the family's module in this
+package."""
+
+NUM_NAMED = 3
+"""The number of known architectures that the error for an unknown one names."""
 
 
-def find_architecture(name: str) -> Architecture:
-    """Returns the entry of ``name``.
+def find_family(architecture: str) -> ModuleType:
+    """Returns the module of a family. It has ``configure(fields)``, which returns a `ModelConfig`,
+    and may have ``named_weights(weights, config)``; README.md describes both.
 
     Raises:
-        EngineStartError: the architecture is unknown; the message lists the known ones.
+        EngineStartError: the architecture is unknown; the message names the nearest known ones.
     """
-    try:
-        return ARCHITECTURES[name]
-    except KeyError:
-        known = ", ".join(sorted(ARCHITECTURES))
-        raise EngineStartError(f"unknown architecture {name!r}; supported: {known}") from None
+    if architecture not in ARCHITECTURES:
+        raise EngineStartError(_unknown(architecture))
+    return import_module(f"shmllm.models.{ARCHITECTURES[architecture]}")
+
+
+def _unknown(architecture: str) -> str:
+    import difflib
+
+    shown = architecture[:100]  # a comparison takes time that grows with both lengths
+    near = difflib.get_close_matches(shown, sorted(ARCHITECTURES), NUM_NAMED, 0.0)
+    return (
+        f"unknown architecture {shown!r}; the nearest of {len(ARCHITECTURES)} known ones: "
+        f"{', '.join(near)}; shmllm/models/README.md says how to add one"
+    )

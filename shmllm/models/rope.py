@@ -14,28 +14,46 @@ from torch import Tensor
 from shmllm.models.rope_config import RopeConfig
 
 
-def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
-    """Returns the angle per position of each rotated pair: [head_dim / 2] float32 on the CPU."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+def inverse_frequencies(rope: RopeConfig) -> Tensor:
+    """Returns the angle per position of each rotated pair: [rotary_dim / 2] float32 on the CPU."""
+    exponents = torch.arange(0, rope.rotary_dim, 2, dtype=torch.float32) / rope.rotary_dim
     wavelengths = rope.theta**exponents
     if rope.type == "linear":
         return 1.0 / wavelengths / rope.factor
     if rope.type == "llama3":
         return _llama3(rope, 1.0 / wavelengths)
     if rope.type == "yarn":
-        return _yarn(rope, head_dim, wavelengths)
+        return _yarn(rope, wavelengths)
+    if rope.type == "longrope":
+        return _longrope(rope, wavelengths)
     return 1.0 / wavelengths
 
 
 def attention_factor(rope: RopeConfig) -> float:
-    """Returns the factor of cos and sin: 1 except for yarn (Peng et al., 2023, eq. 15)."""
-    if rope.type != "yarn":
+    """Returns the factor of cos and sin: 1 except for yarn (Peng et al., 2023, eq. 15) and longrope
+    (Ding et al., 2024)."""
+    if rope.type not in ("yarn", "longrope"):
         return 1.0
     if rope.attention_factor is not None:
         return rope.attention_factor
+    if rope.type == "longrope":
+        if rope.factor <= 1:
+            return 1.0
+        return math.sqrt(1 + math.log(rope.factor) / math.log(rope.original_max_positions))
     if rope.mscale and rope.mscale_all_dim:
         return _mscale(rope.factor, rope.mscale) / _mscale(rope.factor, rope.mscale_all_dim)
     return _mscale(rope.factor, 1.0)
+
+
+def _longrope(rope: RopeConfig, wavelengths: Tensor) -> Tensor:
+    """Divides the frequency of each pair by a factor of its own.
+
+    The factors are the same for all requests of an engine: keys that were cached while a request
+    was short would have other angles than those that follow.
+    """
+    is_long = rope.max_length > rope.original_max_positions
+    factors = rope.long_factors if is_long else rope.short_factors
+    return 1.0 / (torch.tensor(factors, dtype=torch.float32) * wavelengths)
 
 
 def _mscale(factor: float, weight: float) -> float:
@@ -51,22 +69,22 @@ def _llama3(rope: RopeConfig, inv_freq: Tensor) -> Tensor:
     return (1 - kept) * inv_freq / rope.factor + kept * inv_freq
 
 
-def _yarn(rope: RopeConfig, head_dim: int, wavelengths: Tensor) -> Tensor:
+def _yarn(rope: RopeConfig, wavelengths: Tensor) -> Tensor:
     """Interpolates linearly over the dimensions, from the original frequencies to those divided by
     the factor ("NTK by parts", Peng et al., 2023)."""
-    low = _rotation_dim(rope, head_dim, rope.beta_fast)
-    high = _rotation_dim(rope, head_dim, rope.beta_slow)
+    low = _rotation_dim(rope, rope.beta_fast)
+    high = _rotation_dim(rope, rope.beta_slow)
     if rope.truncate:
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, head_dim - 1)
+    low, high = max(low, 0), min(high, rope.rotary_dim - 1)
     if low == high:
         high += 0.001
-    pairs = torch.arange(head_dim // 2, dtype=torch.float32)
+    pairs = torch.arange(rope.rotary_dim // 2, dtype=torch.float32)
     stretched = ((pairs - low) / (high - low)).clamp(0.0, 1.0)
     return stretched / (rope.factor * wavelengths) + (1 - stretched) / wavelengths
 
 
-def _rotation_dim(rope: RopeConfig, head_dim: int, rotations: float) -> float:
+def _rotation_dim(rope: RopeConfig, rotations: float) -> float:
     """Returns the dimension that rotates ``rotations`` times within the original context."""
     ratio = rope.original_max_positions / (rotations * 2 * math.pi)
-    return head_dim * math.log(ratio) / (2 * math.log(rope.theta))
+    return rope.rotary_dim * math.log(ratio) / (2 * math.log(rope.theta))

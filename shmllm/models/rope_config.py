@@ -5,18 +5,20 @@ This module must not import torch: front ends import it too.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from shmllm.models.fields import Fields
 
-RopeType = Literal["default", "linear", "llama3", "yarn"]
+RopeType = Literal["default", "linear", "llama3", "yarn", "longrope"]
 
 _TYPES: dict[str, RopeType] = {
     "default": "default",
     "linear": "linear",
     "llama3": "llama3",
     "yarn": "yarn",
+    "longrope": "longrope",
+    "su": "longrope",
 }
 
 
@@ -25,22 +27,31 @@ class RopeConfig:
     """The parameters of rotary position embedding. Names are those of transformers.
 
     Attributes:
+        rotary_dim: the number of elements at the beginning of each head that are rotated; even.
+        interleaved: whether neighbouring elements are rotated together, and not those of the two
+            halves.
         type: the method that extends the context length.
         theta: the base of the wavelengths.
-        factor: the ratio of the extended to the original context length; used by linear, llama3
-            and yarn.
-        original_max_positions: the original context length; used by llama3 and yarn.
+        factor: the ratio of the extended to the original context length; used by all types but
+            the default one.
+        original_max_positions: the original context length; used by llama3, yarn and longrope.
         low_freq_factor: used by llama3.
         high_freq_factor: used by llama3.
         beta_fast: used by yarn.
         beta_slow: used by yarn.
-        attention_factor: used by yarn to scale cos and sin. None: derived from ``factor``,
-            ``mscale`` and ``mscale_all_dim``.
+        attention_factor: used by yarn and longrope to scale cos and sin. None: derived from
+            ``factor``, and for yarn from ``mscale`` and ``mscale_all_dim``.
         mscale: used by yarn.
         mscale_all_dim: used by yarn.
         truncate: whether yarn rounds the correction range to whole dimensions.
+        short_factors: used by longrope: divide the frequencies while `max_length` is not above the
+            original context length, one number for each rotated pair.
+        long_factors: used by longrope: these divide the frequencies otherwise.
+        max_length: used by longrope: the largest number of tokens of a request.
     """
 
+    rotary_dim: int
+    interleaved: bool = False
     type: RopeType = "default"
     theta: float = 10000.0
     factor: float = 1.0
@@ -53,71 +64,101 @@ class RopeConfig:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+    max_length: int = 0
 
     @classmethod
-    def from_fields(cls, fields: Fields, max_positions: int) -> RopeConfig:
+    def from_fields(
+        cls,
+        fields: Fields,
+        max_positions: int,
+        head_dim: int,
+        *,
+        layer_type: str | None = None,
+        theta: float = 10000.0,
+        partial: float | None = None,
+        interleaved: bool = False,
+    ) -> RopeConfig:
         """Reads ``rope_parameters``, or ``rope_theta`` and ``rope_scaling`` of older files.
 
         Args:
             fields: the fields of config.json.
             max_positions: the default of ``original_max_position_embeddings``.
+            head_dim: the width of a head.
+            layer_type: the name of the parameters to read if they differ by type of layer.
+            theta: the default of ``rope_theta``.
+            partial: the default of ``partial_rotary_factor``; None: the family rotates whole heads.
+            interleaved: see the attribute; no field decides on it.
 
         Raises:
             EngineStartError: a field is malformed, or the rope type is not supported.
         """
-        rope = _rope_fields(fields)
+        rope = _rope_fields(fields, layer_type)
         rope_type = _rope_type(rope)
-        theta = rope.number("rope_theta", fields.number("rope_theta", 10000.0))
+        plain = cls(
+            rotary_dim=_rotary_dim(fields, rope, head_dim, partial),
+            interleaved=interleaved,
+            type=rope_type,
+            theta=rope.number("rope_theta", fields.number("rope_theta", theta)),
+        )
         if rope_type == "default":
-            return cls(theta=theta)
+            return plain
         if rope_type == "linear":
-            return cls(type="linear", theta=theta, factor=rope.number("factor"))
+            return replace(plain, factor=rope.number("factor"))
         original = fields.optional_integer("original_max_position_embeddings")
         if original is None:
             original = rope.integer("original_max_position_embeddings", max_positions)
+        plain = replace(plain, original_max_positions=original)
         if rope_type == "llama3":
-            return _llama3(rope, theta, original)
-        return _yarn(rope, theta, original, max_positions)
+            return _llama3(rope, plain)
+        if rope_type == "longrope":
+            return _longrope(rope, plain, max_positions)
+        return _yarn(rope, plain, max_positions)
 
 
-def _rope_fields(fields: Fields) -> Fields:
+def _rope_fields(fields: Fields, layer_type: str | None) -> Fields:
     name = "rope_scaling" if fields.table("rope_scaling") else "rope_parameters"
-    values = fields.table(name)
-    if any(isinstance(value, dict) for value in values.values()):
+    rope = Fields(fields.table(name), f"{fields.where}: {name}")
+    if not any(isinstance(value, dict) for value in rope.values.values()):
+        return rope
+    if layer_type is None:
         raise fields.error(f"{name!r} that differ by layer type are not supported")
-    partial: Any = values.get("partial_rotary_factor", fields.values.get("partial_rotary_factor"))
-    if partial not in (None, 1, 1.0):
-        raise fields.error(f"partial_rotary_factor {partial!r} is not supported; supported: 1.0")
-    return Fields(values, f"{fields.where}: {name}")
+    return Fields(rope.table(layer_type), f"{rope.where}: {layer_type}")
 
 
 def _rope_type(rope: Fields) -> RopeType:
     name = rope.text("rope_type", rope.text("type", "default"))
     if name not in _TYPES:
-        raise rope.error(f"rope type {name!r} is not supported; supported: {', '.join(_TYPES)}")
+        known = ", ".join(dict.fromkeys(_TYPES.values()))
+        raise rope.error(f"rope type {name!r} is not supported; supported: {known}")
     return _TYPES[name]
 
 
-def _llama3(rope: Fields, theta: float, original: int) -> RopeConfig:
+def _rotary_dim(fields: Fields, rope: Fields, head_dim: int, default: float | None) -> int:
+    name = "partial_rotary_factor"
+    partial = rope.number(name, fields.number(name, default or 1.0))
+    if default is None and partial != 1:
+        raise fields.error(f"{name} {partial:g} is not supported; supported: 1.0")
+    rotary_dim = int(head_dim * partial)
+    if partial > 1 or rotary_dim < 2 or rotary_dim % 2:
+        raise fields.error(
+            f"{name} {partial:g} of a head_dim of {head_dim} is not an even number of elements"
+        )
+    return rotary_dim
+
+
+def _llama3(rope: Fields, plain: RopeConfig) -> RopeConfig:
     low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
     if low >= high:
         raise rope.error(f"high_freq_factor ({high}) must exceed low_freq_factor ({low})")
-    return RopeConfig(
-        type="llama3",
-        theta=theta,
-        factor=rope.number("factor"),
-        original_max_positions=original,
-        low_freq_factor=low,
-        high_freq_factor=high,
-    )
+    return replace(plain, factor=rope.number("factor"), low_freq_factor=low, high_freq_factor=high)
 
 
-def _yarn(rope: Fields, theta: float, original: int, max_positions: int) -> RopeConfig:
-    return RopeConfig(
-        type="yarn",
-        theta=theta,
-        factor=rope.number("factor", max_positions / original),
-        original_max_positions=original,
+def _yarn(rope: Fields, plain: RopeConfig, max_positions: int) -> RopeConfig:
+    return replace(
+        plain,
+        factor=rope.number("factor", max_positions / plain.original_max_positions),
         beta_fast=rope.number("beta_fast", 32.0),
         beta_slow=rope.number("beta_slow", 1.0),
         attention_factor=rope.optional_number("attention_factor"),
@@ -125,3 +166,21 @@ def _yarn(rope: Fields, theta: float, original: int, max_positions: int) -> Rope
         mscale_all_dim=rope.optional_number("mscale_all_dim"),
         truncate=rope.flag("truncate", True),
     )
+
+
+def _longrope(rope: Fields, plain: RopeConfig, max_positions: int) -> RopeConfig:
+    return replace(
+        plain,
+        factor=rope.number("factor", max_positions / plain.original_max_positions),
+        attention_factor=rope.optional_number("attention_factor"),
+        short_factors=_pair_factors(rope, "short_factor", plain.rotary_dim // 2),
+        long_factors=_pair_factors(rope, "long_factor", plain.rotary_dim // 2),
+        max_length=max_positions,
+    )
+
+
+def _pair_factors(rope: Fields, name: str, num_pairs: int) -> tuple[float, ...]:
+    values: Any = rope.values.get(name)
+    if not isinstance(values, list) or len(values) != num_pairs:
+        raise rope.error(f"{name!r} must list a number for each of {num_pairs} rotated pairs")
+    return tuple(Fields({name: value}, rope.where).number(name) for value in values)

@@ -78,20 +78,22 @@ def _copy(file: CheckpointFile, name: str, views: Sequence[Matrix]) -> None:
 
 
 def load_dummy_weights(model: DecoderModel, seed: int = 0) -> None:
-    """Fills the norms' weights with ones, all others with small normally distributed numbers.
+    """Fills the norms' weights so that they multiply by one, all others with small normally
+    distributed numbers.
 
     Args:
         model: the model whose weights are overwritten.
         seed: the same seed gives the same weights on the same kind of device.
     """
     generators: dict[torch.device, torch.Generator] = {}
-    for name, views in model.named_weights().items():
+    ones = {norm.weight.data_ptr(): 1.0 - norm.spec.offset for norm in model.norms()}
+    for views in model.named_weights().values():
         first, *others = views
         if first.device not in generators:
             generators[first.device] = torch.Generator(first.device).manual_seed(seed)
         value = first if isinstance(first, Tensor) else torch.empty(first.shape, dtype=first.dtype)
-        if name.endswith("norm.weight"):
-            value.fill_(1.0)
+        if isinstance(first, Tensor) and first.data_ptr() in ones:
+            value.fill_(ones[first.data_ptr()])
         else:
             value.normal_(0.0, 0.02, generator=generators[first.device])
         for view in others if value is first else views:

@@ -72,8 +72,8 @@ def load_model(
     load: LoadConfig,
     pool: MemoryPool,
     auto_dtype: str | None,
+    check: Callable[[ModelConfig, LoadConfig], None],
     on_progress: Progress | None = None,
-    check: Callable[[DecoderModel], None] | None = None,
 ) -> LoadedModel:
     """Load a model into an arena of its own.
 
@@ -82,22 +82,22 @@ def load_model(
         pool: the memory that the weights go into.
         auto_dtype: the meaning of the dtype "auto"; None stands for the checkpoint's dtype, or
             bfloat16 if the checkpoint names none.
+        check: called before weights are read; raises EngineStartError if the device cannot run
+            that model.
         on_progress: called with (bytes read, bytes in all) while weights are read.
-        check: called with the model before it has weights; raises EngineStartError if the device
-            cannot run that model.
 
     Raises:
         EngineStartError: the model cannot be loaded, or its weights do not fit into the memory.
     """
     config = ModelConfig.from_directory(Path(load.directory))
     max_model_len = _configured_length(load, config)
+    config = config.for_length(max_model_len)
+    check(config, load)
     automatic = auto_dtype or config.dtype or "bfloat16"
     dtype_name = automatic if load.dtype == "auto" else load.dtype
     dtype: torch.dtype = getattr(torch, dtype_name)
     counter = CountingAllocator()
-    meta_model = create_model(config, dtype, counter.allocate, load.quantization)
-    if check is not None:
-        check(meta_model)
+    create_model(config, dtype, counter.allocate, load.quantization)
     check_weights_fit(counter.num_bytes, load.quantization or dtype_name, pool)
     weights = pool.make_arena(counter.num_bytes, "the weights")
     model = create_model(config, dtype, weights.allocate, load.quantization)

@@ -89,7 +89,7 @@ class StepConformance:
     @pytest.mark.parametrize(("tokens", "dim"), [(0, 16), (1, 128), (70, 16), (5, 80), (3, 256)])
     def test_rope_tables(self, draw, dtype, tokens, dim):
         positions = draw.integers(0, MAX_POSITION, tokens)
-        frequencies = inverse_frequencies(RopeConfig(), dim).to(draw.device)
+        frequencies = inverse_frequencies(RopeConfig(rotary_dim=dim)).to(draw.device)
         got = tables(frequencies, positions, 0.8, dtype)
         want = [torch.empty_like(got[0]) for _ in range(2)]
         plain.rope_tables(*want, positions, frequencies, 0.8)
@@ -151,12 +151,12 @@ class StepConformance:
         heads, cache = draw.normal(3, 4, 16, dtype=dtype), draw.normal(2, 1, 8, 1, 16, dtype=dtype)
         positions = draw.integers(0, 50, 3)
         cos, sin = tables(
-            inverse_frequencies(RopeConfig(), 16).to(draw.device), positions, 1, dtype
+            inverse_frequencies(RopeConfig(rotary_dim=16)).to(draw.device), positions, 1, dtype
         )
         query = poisoned(3, 2, 16, dtype=dtype, device=draw.device)
         slots = torch.full_like(positions, -1)
         rope_and_write(query, *cache, heads, cos, sin, slots)
-        angles = positions[:, None].cpu().double() * inverse_frequencies(RopeConfig(), 16)
+        angles = positions[:, None].cpu().double() * inverse_frequencies(RopeConfig(rotary_dim=16))
         turn = torch.polar(torch.ones_like(angles), angles)[:, None]
         x = heads[:, :2].cpu().double()
         turned = torch.complex(x[..., :8], x[..., 8:]) * turn

@@ -13,7 +13,6 @@ import pytest
 
 from shmllm import LLM, EngineStartError, RequestError, SamplingParams
 from shmllm.frontend.model_files import resolve_model
-from shmllm.models.registry import ARCHITECTURES
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
@@ -254,11 +253,11 @@ def start_error(model: Path, **options: Any) -> str:
     return str(caught.value)
 
 
-def test_an_unknown_architecture_is_answered_with_those_we_have(model: Path) -> None:
-    (model / "config.json").write_text(json.dumps(CONFIG | {"architectures": ["PerceptronLM"]}))
+def test_an_unknown_architecture_is_answered_with_the_nearest_that_we_have(model: Path) -> None:
+    (model / "config.json").write_text(json.dumps(CONFIG | {"architectures": ["Qwen9ForCausalLM"]}))
     message = start_error(model, multiprocess=False)
-    assert "'PerceptronLM'" in message
-    for known in ARCHITECTURES:
+    assert "'Qwen9ForCausalLM'" in message
+    for known in ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "shmllm/models/README.md"):
         assert known in message
 
 

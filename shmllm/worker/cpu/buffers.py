@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shmllm.models.config import ModelConfig
+from shmllm.models.config import ModelConfig, RopeConfig
 from shmllm.models.layers import Allocator
 from shmllm.worker.arena import CountingAllocator
 from shmllm.worker.cpu.arena import HostArena
@@ -28,10 +28,10 @@ class CpuBuffers:
 
     Attributes:
         hidden: [max_tokens, hidden], the residual stream.
-        normed: [max_tokens, hidden], outputs of RMS norms.
+        normed: [max_tokens, hidden], outputs of norms.
         attended: [max_tokens, num_heads * head_dim], outputs of attention.
-        activated: [max_tokens, inner], outputs of the MLP's activation.
-        cos, sin: [max_tokens, head_dim / 2], the rotary embedding of the tokens' positions.
+        angles: for each rotation, cosines and sines of the tokens' positions, [max_tokens,
+            rotary_dim / 2] each.
         sampled: [max_samples, hidden], the hidden states of the tokens that get logits.
         logits: [max_samples, vocab].
         scored: [SCORED_ROWS, hidden], hidden states of prompt tokens that are scored.
@@ -50,23 +50,28 @@ class CpuBuffers:
         def buffer(rows: int, width: int) -> Tensor:
             return allocate((rows, width), torch.float32)
 
-        hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
-        heads = config.num_heads
+        hidden, heads, dim = config.hidden_size, config.num_heads, config.head_dim
         self.hidden, self.normed = buffer(max_tokens, hidden), buffer(max_tokens, hidden)
-        self.attended, self.activated = buffer(max_tokens, heads * dim), buffer(max_tokens, inner)
-        self.cos, self.sin = buffer(max_tokens, dim // 2), buffer(max_tokens, dim // 2)
+        self.attended = buffer(max_tokens, heads * dim)
+        self._activated = {width: buffer(max_tokens, width) for width in config.inner_widths}
+        halves = {rope: rope.rotary_dim // 2 for rope in config.ropes}
+        self.angles: dict[RopeConfig, tuple[Tensor, Tensor]] = {
+            rope: (buffer(max_tokens, half), buffer(max_tokens, half))
+            for rope, half in halves.items()
+        }
         self.sampled, self.scored = buffer(max_samples, hidden), buffer(SCORED_ROWS, hidden)
         self.logits = buffer(max_samples, config.vocab_size)
         self.scored_logits = buffer(SCORED_ROWS, config.vocab_size)
-        qkv = (heads + 2 * config.num_kv_heads) * dim
-        self._products = {
-            width: buffer(max_tokens, width) for width in sorted({hidden, qkv, 2 * inner})
-        }
+        self._products = {width: buffer(max_tokens, width) for width in config.linear_widths}
 
     def product(self, width: int) -> Tensor:
         """Return the buffer [max_tokens, width] for the output of a linear layer. All layers of
         that width share it: a decoder has used one output before it computes the next."""
         return self._products[width]
+
+    def activated(self, width: int) -> Tensor:
+        """Return the buffer [max_tokens, width] for the output of an MLP's activation."""
+        return self._activated[width]
 
     @property
     def workspace_bytes(self) -> int:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shmllm.models.config import ModelConfig
-from shmllm.models.layers import Attention, Linear, Matrix
+from shmllm.models.config import ModelConfig, RopeConfig
+from shmllm.models.layers import Attention, Linear, Matrix, Norm, TokenEmbedding
 from shmllm.models.quantized import Int8Matrix
 from shmllm.models.rope import attention_factor, inverse_frequencies
+from shmllm.models.specs import MLPSpec
 from shmllm.worker.arrays import IntArray, LongArray
 from shmllm.worker.cpu.buffers import CpuBuffers
 from shmllm.worker.cpu.cache import CpuKVCache
@@ -23,6 +24,9 @@ from shmllm_kernels.cpu.cache_layout import head_words
 from shmllm_kernels.cpu.heads import STORE_HEADS
 from shmllm_kernels.cpu.products import MULTIPLY, MULTIPLY_INT8
 from shmllm_kernels.cpu.rows import ADD_RMS_NORM, EMBED, GATHER, ROPE_TABLES, SILU_AND_MUL
+
+_ACTIVATE = {("silu", True): ("silu_and_mul", SILU_AND_MUL)}
+"""The label and the kernel of each activation, gated or not."""
 
 
 def kind_of(weight: Matrix) -> str:
@@ -69,6 +73,28 @@ def record_gather(
     program.record(GATHER, [num_rows, *addresses, out.shape[1]], label="gather")
 
 
+class CpuLogitsOps:
+    """Records the operations of `models.ops.LogitsOps` in a kernel program.
+
+    Args:
+        program: the program to record in.
+        num_rows: the address of an int64, the number of rows to compute.
+        logits: [rows, vocab] float32, the result.
+    """
+
+    def __init__(self, program: KernelProgram, num_rows: int, logits: Tensor) -> None:
+        self._kernels = program
+        self._num_rows = num_rows
+        self._logits = logits
+
+    def linear(self, x: Tensor, linear: Linear) -> Tensor:
+        record_linear(self._kernels, self._num_rows, x, linear, self._logits)
+        return self._logits
+
+    def scale_and_cap(self, x: Tensor, scale: float, cap: float | None) -> Tensor:
+        raise AssertionError("`check_model` refuses these")
+
+
 class CpuOps:
     """Records the operations of `models.ops.Ops` in a kernel program.
 
@@ -111,29 +137,25 @@ class CpuOps:
         size = scratch_bytes(cache.layout, config.num_heads)
         self._scratch = torch.empty((program.num_threads, size), dtype=torch.uint8)
         self._num_tokens = inputs.address_of("num_tokens")
-        self._record_rope_tables()
+        for rope in config.ropes:
+            self._record_rope_tables(rope)
 
-    def embed(self, table: Tensor) -> Tensor:
-        out = self._buffers.hidden
+    def embed(self, embedding: TokenEmbedding) -> Tensor:
+        out, table = self._buffers.hidden, embedding.table
         operands = [self._inputs.token_ids.ctypes.data, table.data_ptr(), out.data_ptr()]
         self._record("embed", EMBED[kind_of(table)], *operands, table.shape[1])
         return out
 
-    def add_rms_norm(
-        self, x: Tensor | None, residual: Tensor, weight: Tensor, eps: float
+    def add_norm(
+        self, x: Tensor | None, residual: Tensor, norm: Norm | None, scale: float
     ) -> Tensor:
-        out = self._buffers.normed
-        addend = 0 if x is None else x.data_ptr()
-        addresses = [residual.data_ptr(), weight.data_ptr(), out.data_ptr()]
-        self._record(
-            "add_rms_norm",
-            ADD_RMS_NORM[kind_of(weight)],
-            addend,
-            *addresses,
-            out.shape[1],
-            word_of_float(eps),
-        )
-        return out
+        assert norm is not None, "`check_model` refuses these"
+        self._record_norm("add_rms_norm", x, residual, norm, self._buffers.normed)
+        return self._buffers.normed
+
+    def norm(self, x: Tensor, norm: Norm) -> Tensor:
+        self._record_norm("rms_norm", None, x, norm, x)
+        return x
 
     def linear(self, x: Tensor, linear: Linear) -> Tensor:
         out = self._buffers.product(linear.weight.shape[0])
@@ -144,14 +166,17 @@ class CpuOps:
         out, inputs, buffers = self._buffers.attended, self._inputs, self._buffers
         group, cache = self._cache.layers[attention.layer]
         window = self._config.layer_windows[attention.layer] or 0
-        norms = [0 if norm is None else norm.data_ptr() for norm in attention.norms]
+        rope = attention.spec.rope
+        assert rope is not None, "`check_model` refuses these"
+        norms = [norm.weight.data_ptr() for norm in attention.norms] or [0, 0]
+        eps = self._config.norm.eps
         source = [qkv.data_ptr(), 4 * qkv.shape[1]]
-        slots = inputs.slot_mapping[group].ctypes.data
-        places = [buffers.cos.data_ptr(), buffers.sin.data_ptr(), slots]
+        angles = [table.data_ptr() for table in buffers.angles[rope]]
+        places = [*angles, inputs.slot_mapping[group].ctypes.data]
         self._record(
             "store_heads", STORE_HEADS[self._cache.layout.stored], self._heads.ctypes.data,
             *source, *places,
-            cache.data_ptr(), *norms, word_of_float(attention.eps),
+            cache.data_ptr(), *norms, word_of_float(eps),
         )  # fmt: skip
         self._record(
             "attend", ATTEND[self._cache.layout.stored], self._requests[group].ctypes.data,
@@ -160,16 +185,24 @@ class CpuOps:
         )  # fmt: skip
         return out
 
-    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
-        out = self._buffers.activated
-        self._record("silu_and_mul", SILU_AND_MUL, gate_up.data_ptr(), out.data_ptr(), out.shape[1])
+    def activate(self, x: Tensor, mlp: MLPSpec) -> Tensor:
+        out = self._buffers.activated(mlp.inner)
+        label, kernel = _ACTIVATE[mlp.activation, mlp.gated]
+        self._record(label, kernel, x.data_ptr(), out.data_ptr(), out.shape[1])
         return out
 
-    def _record_rope_tables(self) -> None:
-        rope = self._config.rope
-        frequencies = inverse_frequencies(rope, self._config.head_dim)
+    def _record_norm(
+        self, label: str, x: Tensor | None, residual: Tensor, norm: Norm, out: Tensor
+    ) -> None:
+        addend = 0 if x is None else x.data_ptr()
+        addresses = [residual.data_ptr(), norm.weight.data_ptr(), out.data_ptr()]
+        operands = [addend, *addresses, out.shape[1], word_of_float(norm.spec.eps)]
+        self._record(label, ADD_RMS_NORM[kind_of(norm.weight)], *operands)
+
+    def _record_rope_tables(self, rope: RopeConfig) -> None:
+        frequencies = inverse_frequencies(rope)
         addresses = [self._inputs.positions.ctypes.data, frequencies.data_ptr()]
-        tables = [self._buffers.cos.data_ptr(), self._buffers.sin.data_ptr()]
+        tables = [table.data_ptr() for table in self._buffers.angles[rope]]
         scale = word_of_float(attention_factor(rope))
         operands = [*addresses, len(frequencies), *tables, scale]
         self._kernels.record(

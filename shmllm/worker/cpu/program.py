@@ -5,14 +5,25 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
+from shmllm.config.engine import LoadConfig
+from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
+from shmllm.models.features import Feature, check_features
 from shmllm.worker.batch import InputBatch, StepInputs
 from shmllm.worker.cpu.buffers import SCORED_ROWS, CpuBuffers
 from shmllm.worker.cpu.cache import CpuKVCache
 from shmllm.worker.cpu.inputs import CpuInputs
-from shmllm.worker.cpu.ops import CpuOps, record_gather, record_linear
+from shmllm.worker.cpu.ops import CpuLogitsOps, CpuOps, record_gather
 from shmllm.worker.loaded_runner import Observe
 from shmllm_kernels.cpu import KernelProgram
+
+UNSUPPORTED = frozenset(Feature)
+"""What the kernels cannot compute."""
+
+
+def check_model(config: ModelConfig, load: LoadConfig) -> None:
+    """Raise EngineStartError if there are no kernels for a model."""
+    check_features(config, "CPU", UNSUPPORTED)
 
 
 class CpuProgram:
@@ -55,13 +66,13 @@ class CpuProgram:
         self._scoring = KernelProgram(num_threads)
         rows, logits = self.buffers.scored, self.buffers.scored_logits
         num_scored = int(self._num_scored.ctypes.data)
-        record_linear(self._scoring, num_scored, rows, model.embedding.head, logits)
+        model.logits(CpuLogitsOps(self._scoring, num_scored, logits), rows)
 
     def _record_logits(self, model: DecoderModel) -> None:
         num_samples = self.inputs.address_of("num_samples")
         rows, logits = self.buffers.sampled, self.buffers.logits
         record_gather(self._kernels, num_samples, self.inputs.sample_tokens, self._hidden, rows)
-        record_linear(self._kernels, num_samples, rows, model.embedding.head, logits)
+        model.logits(CpuLogitsOps(self._kernels, num_samples, logits), rows)
 
     def run(self, inputs: StepInputs) -> tuple[Tensor, Tensor]:
         """Compute the step whose inputs are in `self.inputs`.

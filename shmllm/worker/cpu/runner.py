@@ -24,7 +24,7 @@ from shmllm.worker.batch import InputBatch, StepInputs
 from shmllm.worker.cpu.arena import HostArena
 from shmllm.worker.cpu.cache import CpuKVCache, cache_bytes
 from shmllm.worker.cpu.memory import HostMemory, keep_freed_memory
-from shmllm.worker.cpu.program import CpuProgram
+from shmllm.worker.cpu.program import CpuProgram, check_model
 from shmllm.worker.cpu.sampler import CpuSampler
 from shmllm.worker.loaded_runner import LoadedRunner, Observe
 from shmllm.worker.loading import Progress, load_model, make_info
@@ -106,7 +106,7 @@ class CpuRunner(LoadedRunner):
         keep_freed_memory()
         torch.set_num_threads(num_threads)
         memory = HostMemory()
-        loaded = load_model(config.load, memory, "float32", on_progress)
+        loaded = load_model(config.load, memory, "float32", check_model, on_progress)
         super().__init__(config, loaded)
         block_size = config.cache.block_size
         layout = CacheLayout(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shmllm.models.config import ModelConfig
+from shmllm.models.config import ModelConfig, RopeConfig
 from shmllm.models.layers import Allocator
 from shmllm.worker.arena import CountingAllocator
 from shmllm.worker.gpu.attention_launches import AttentionLaunches
@@ -28,10 +28,10 @@ class GpuBuffers:
         attention: chooses the launches of attention, for which there is scratch memory.
         arena: the arena of the buffers; no step needs contents that an earlier step left there.
         hidden: [max_tokens, hidden], the residual stream.
-        normed: [max_tokens, hidden], outputs of RMS norms.
+        normed: [max_tokens, hidden], outputs of norms.
         attended: [max_tokens, num_heads * head_dim], outputs of attention.
-        activated: [max_tokens, inner], outputs of the MLP's activation.
-        cos, sin: [max_tokens, head_dim], the rotary embedding of the tokens' positions.
+        angles: for each rotation, cosines and sines of the tokens' positions, [max_tokens,
+            rotary_dim] each.
         sampled: [max_requests, hidden], the hidden states of the tokens that get logits.
         logits: [max_requests, vocab].
     """
@@ -56,23 +56,23 @@ class GpuBuffers:
 
     def _allocate(self, allocate: Allocator, max_tokens: int, max_requests: int) -> None:
         config = self._config
-        hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
-        heads = config.num_heads
+        hidden, heads, dim = config.hidden_size, config.num_heads, config.head_dim
 
         def buffer(rows: int, width: int) -> Tensor:
             return allocate((rows, width), self._dtype)
 
         self.hidden, self.normed = buffer(max_tokens, hidden), buffer(max_tokens, hidden)
-        self.attended, self.activated = buffer(max_tokens, heads * dim), buffer(max_tokens, inner)
-        self.cos, self.sin = buffer(max_tokens, dim), buffer(max_tokens, dim)
+        self.attended = buffer(max_tokens, heads * dim)
+        self._activated = {width: buffer(max_tokens, width) for width in config.inner_widths}
+        self.angles: dict[RopeConfig, tuple[Tensor, Tensor]] = {
+            rope: (buffer(max_tokens, rope.rotary_dim), buffer(max_tokens, rope.rotary_dim))
+            for rope in config.ropes
+        }
         self.sampled, self.logits = (
             buffer(max_requests, hidden),
             buffer(max_requests, config.vocab_size),
         )
-        qkv = (heads + 2 * config.num_kv_heads) * dim
-        self._products = {
-            width: buffer(max_tokens, width) for width in sorted({hidden, qkv, 2 * inner})
-        }
+        self._products = {width: buffer(max_tokens, width) for width in config.linear_widths}
         self._part_sums = allocate((self._most_parts * heads * dim,), torch.float32)
         self._part_stats = allocate((self._most_parts * heads * 2,), torch.float32)
 
@@ -80,6 +80,10 @@ class GpuBuffers:
         """Return the buffer [max_tokens, width] for the output of a linear layer. All layers of
         that width share it: a decoder has used one output before it computes the next."""
         return self._products[width]
+
+    def activated(self, width: int) -> Tensor:
+        """Return the buffer [max_tokens, width] for the output of an MLP's activation."""
+        return self._activated[width]
 
     def scratch(self, num_tokens: int, num_splits: int) -> AttentionScratch | None:
         """Return the scratch memory of attention for a launch of `num_tokens` tokens; None if it

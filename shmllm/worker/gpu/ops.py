@@ -12,9 +12,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from shmllm.models.config import ModelConfig
-from shmllm.models.layers import Attention, Linear
+from shmllm.models.config import ModelConfig, RopeConfig
+from shmllm.models.layers import Attention, Linear, Norm, TokenEmbedding
 from shmllm.models.rope import attention_factor, inverse_frequencies
+from shmllm.models.specs import MLPSpec
 from shmllm.worker.gpu.buffers import GpuBuffers
 from shmllm.worker.gpu.cache import GpuKVCache
 from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor
@@ -25,6 +26,9 @@ from shmllm_kernels.gpu.attention import paged_attention
 from shmllm_kernels.gpu.norm import add_rms_norm, rms_norm
 from shmllm_kernels.gpu.rope_write import rope_and_write
 from shmllm_kernels.gpu.step import embed, gather_rows, rope_tables
+
+_ACTIVATE = {("silu", True): silu_and_mul}
+"""The launch of each activation, gated or not."""
 
 
 def call_now(call: Call) -> None:
@@ -40,6 +44,24 @@ def multiply(out: Tensor, x: Tensor, linear: Linear) -> None:
         torch.mm(x, weight.t(), out=out)
     else:
         torch.addmm(linear.bias, x, weight.t(), out=out)
+
+
+class GpuLogitsOps:
+    """Launches the operations of `models.ops.LogitsOps`.
+
+    Args:
+        logits: [rows, vocab], the result.
+    """
+
+    def __init__(self, logits: Tensor) -> None:
+        self._logits = logits
+
+    def linear(self, x: Tensor, linear: Linear) -> Tensor:
+        multiply(self._logits, x, linear)
+        return self._logits
+
+    def scale_and_cap(self, x: Tensor, scale: float, cap: float | None) -> Tensor:
+        raise AssertionError("`check_model` refuses these")
 
 
 class GpuOps:
@@ -62,13 +84,10 @@ class GpuOps:
         buffers: GpuBuffers,
         device: torch.device,
     ) -> None:
-        self._config = config
         self._cache = cache
         self._inputs = inputs
         self._buffers = buffers
-        self._frequencies = inverse_frequencies(config.rope, config.head_dim).to(device)
-        self._factor = attention_factor(config.rope)
-        self._scale = config.head_dim**-0.5
+        self._frequencies = {rope: inverse_frequencies(rope).to(device) for rope in config.ropes}
         self.begin(BatchDescriptor(1, 1, True), 1)
 
     def begin(
@@ -90,24 +109,29 @@ class GpuOps:
         self._launch_attention = launch_attention
         self._attention = self._buffers.attention.choose(descriptor, max_query_len)
 
-    def embed(self, table: Tensor) -> Tensor:
+    def embed(self, embedding: TokenEmbedding) -> Tensor:
         num_tokens, step = self._descriptor.num_tokens, self._inputs.step
         out = self._buffers.hidden[:num_tokens]
-        embed(out, table, step.token_ids[:num_tokens], self._inputs.last_tokens)
-        rope_tables(
-            *self._angles(num_tokens), step.positions[:num_tokens], self._frequencies, self._factor
-        )
+        embed(out, embedding.table, step.token_ids[:num_tokens], self._inputs.last_tokens)
+        for rope, frequencies in self._frequencies.items():
+            tables, positions = self._angles(rope, num_tokens), step.positions[:num_tokens]
+            rope_tables(*tables, positions, frequencies, attention_factor(rope))
         return out
 
-    def add_rms_norm(
-        self, x: Tensor | None, residual: Tensor, weight: Tensor, eps: float
+    def add_norm(
+        self, x: Tensor | None, residual: Tensor, norm: Norm | None, scale: float
     ) -> Tensor:
+        assert norm is not None, "`check_model` refuses these"
         out = self._buffers.normed[: len(residual)]
         if x is None:
-            rms_norm(out, residual, weight, eps)
+            rms_norm(out, residual, norm.weight, norm.spec.eps)
         else:
-            add_rms_norm(out, x, residual, weight, eps)
+            add_rms_norm(out, x, residual, norm.weight, norm.spec.eps)
         return out
+
+    def norm(self, x: Tensor, norm: Norm) -> Tensor:
+        rms_norm(x, x, norm.weight, norm.spec.eps)
+        return x
 
     def linear(self, x: Tensor, linear: Linear) -> Tensor:
         out = self._buffers.product(linear.weight.shape[0])[: len(x)]
@@ -115,22 +139,26 @@ class GpuOps:
         return out
 
     def attend(self, qkv: Tensor, attention: Attention) -> Tensor:
-        num_tokens, num_heads = len(qkv), self._config.num_heads
-        heads = qkv.view(num_tokens, -1, self._config.head_dim)
-        query = heads[:, :num_heads]  # rotated in place
-        q_norm, k_norm = attention.norms
-        norms = None if q_norm is None or k_norm is None else (q_norm, k_norm, attention.eps)
+        spec, num_tokens = attention.spec, len(qkv)
+        assert spec.rope is not None, "`check_model` refuses these"
+        heads = qkv.view(num_tokens, -1, spec.head_dim)
+        query = heads[:, : spec.num_heads]  # rotated in place
+        q_norm, k_norm = attention.q_norm, attention.k_norm
+        norms = None
+        if q_norm is not None and k_norm is not None:
+            norms = q_norm.weight, k_norm.weight, q_norm.spec.eps
         group, keys, values = self._cache.layers[attention.layer]
         slots = self._inputs.step.slots[group, :num_tokens]
-        rope_and_write(query, keys, values, heads, *self._angles(num_tokens), slots, norms)
+        angles = self._angles(spec.rope, num_tokens)
+        rope_and_write(query, keys, values, heads, *angles, slots, norms)
         out = self._buffers.attended[:num_tokens]
-        attended = out.view(num_tokens, num_heads, self._config.head_dim)
-        self._launch_attention(partial(self._attend, attended, query, attention.layer))
+        attended = out.view(num_tokens, spec.num_heads, spec.head_dim)
+        self._launch_attention(partial(self._attend, attended, query, attention))
         return out
 
-    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
-        out = self._buffers.activated[: len(gate_up)]
-        silu_and_mul(out, gate_up)
+    def activate(self, x: Tensor, mlp: MLPSpec) -> Tensor:
+        out = self._buffers.activated(mlp.inner)[: len(x)]
+        _ACTIVATE[mlp.activation, mlp.gated](out, x)
         return out
 
     def gather_samples(self, hidden: Tensor) -> Tensor:
@@ -141,13 +169,14 @@ class GpuOps:
         gather_rows(out, hidden, self._inputs.step.sample_tokens[:num_samples])
         return out
 
-    def _angles(self, num_tokens: int) -> tuple[Tensor, Tensor]:
-        return self._buffers.cos[:num_tokens], self._buffers.sin[:num_tokens]
+    def _angles(self, rope: RopeConfig, num_tokens: int) -> tuple[Tensor, Tensor]:
+        cos, sin = self._buffers.angles[rope]
+        return cos[:num_tokens], sin[:num_tokens]
 
-    def _attend(self, out: Tensor, query: Tensor, layer: int) -> None:
+    def _attend(self, out: Tensor, query: Tensor, attention: Attention) -> None:
         inputs, launch, num_reqs = self._inputs, self._attention, self._descriptor.num_reqs
         num_tokens = num_reqs if self._descriptor.uniform else len(query)
-        group, keys, values = self._cache.layers[layer]
+        group, keys, values = self._cache.layers[attention.layer]
         paged_attention(
             out[:num_tokens],
             query[:num_tokens],
@@ -157,8 +186,8 @@ class GpuOps:
             inputs.step.query_starts[: num_reqs + 1],
             inputs.step.context_lens[:num_reqs],
             launch.config,
-            self._scale,
-            window=self._config.layer_windows[layer],
+            attention.spec.scale,
+            window=attention.spec.window,
             num_splits=launch.num_splits,
             scratch=self._buffers.scratch(num_tokens, launch.num_splits),
             masks_all=launch.masks_all,

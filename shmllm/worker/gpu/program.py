@@ -12,16 +12,18 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from shmllm.config.engine import LoadConfig
 from shmllm.config.graphs import CudaGraphMode
 from shmllm.errors import EngineStartError
+from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
-from shmllm.models.quantized import Int8Matrix
+from shmllm.models.features import Feature, check_features
 from shmllm.worker.gpu.buffers import GpuBuffers
 from shmllm.worker.gpu.cache import GpuKVCache
 from shmllm.worker.gpu.device import Device
 from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor, GraphDispatcher
 from shmllm.worker.gpu.inputs import GpuInputs
-from shmllm.worker.gpu.ops import GpuOps, call_now, multiply
+from shmllm.worker.gpu.ops import GpuLogitsOps, GpuOps, call_now
 from shmllm.worker.gpu.piecewise_graph import PiecewiseGraph
 from shmllm_kernels.gpu.attention import MAX_HEAD_DIM
 
@@ -48,15 +50,20 @@ class CaptureReport:
         return f"{self.num_graphs:,} {graphs}, {self.seconds:.1f} s, {mib:,.0f} MiB"
 
 
-def check_model(model: DecoderModel) -> None:
-    """Raise EngineStartError if the GPU has no kernels for a model. The model may lack weights."""
-    if isinstance(model.embedding.head.weight, Int8Matrix):
+UNSUPPORTED = frozenset(Feature) - {Feature.ATTENTION_SCALE}
+"""What the kernels cannot compute."""
+
+
+def check_model(config: ModelConfig, load: LoadConfig) -> None:
+    """Raise EngineStartError if the GPU has no kernels for a model."""
+    if load.quantization == "int8":
         raise EngineStartError(
             "quantization='int8' is for the CPU: leave it out, or start with device='cpu'"
         )
-    if model.config.head_dim > MAX_HEAD_DIM:
+    check_features(config, "GPU", UNSUPPORTED)
+    if config.head_dim > MAX_HEAD_DIM:
         raise EngineStartError(
-            f"heads of {model.config.head_dim} elements are too large for the GPU's attention, "
+            f"heads of {config.head_dim} elements are too large for the GPU's attention, "
             f"which takes {MAX_HEAD_DIM}: start with device='cpu'"
         )
 
@@ -161,16 +168,12 @@ class GpuProgram:
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Compute the logits, [rows, vocab] float32, of some hidden states that `run` returned,
         [rows, hidden]."""
-        head = self._model.embedding.head
-        logits = hidden.new_empty(len(hidden), head.weight.shape[0])
-        multiply(logits, hidden, head)
-        return logits.float()
+        logits = hidden.new_empty(len(hidden), self._model.config.vocab_size)
+        return self._model.logits(GpuLogitsOps(logits), hidden).float()
 
     def _compute_sample_logits(self, hidden: Tensor) -> Tensor:
         rows = self._ops.gather_samples(hidden)
-        logits = self._buffers.logits[: len(rows)]
-        multiply(logits, rows, self._model.embedding.head)
-        return logits
+        return self._model.logits(GpuLogitsOps(self._buffers.logits[: len(rows)]), rows)
 
     def _try_capture(self, mode: CudaGraphMode, descriptor: BatchDescriptor) -> PiecewiseGraph:
         try:

@@ -164,7 +164,7 @@ class GpuRunner(LoadedRunner):
         self.device = device
         self.overlaps = config.scheduler.async_scheduling is not False
         memory = DeviceMemory(device)
-        loaded = load_model(config.load, memory, None, on_load, check_model)
+        loaded = load_model(config.load, memory, None, check_model, on_load)
         super().__init__(config, loaded)
         self._dispatcher = _make_dispatcher(config)
         resources = StepResources.allocate(config, loaded, device)

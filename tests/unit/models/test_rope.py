@@ -50,14 +50,15 @@ def build(parameters: dict[str, Any], head_dim: int) -> tuple[LlamaConfig, RopeC
         rope_parameters=dict(parameters),
     )
     fields = Fields({"rope_parameters": parameters}, "config.json")
-    return config, RopeConfig.from_fields(fields, 4096)
+    return config, RopeConfig.from_fields(fields, 4096, head_dim)
 
 
-def tables(rope: RopeConfig, head_dim: int, positions: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Returns cosines and sines as the engine computes them: [positions, head_dim / 2] each."""
-    frequencies, count = inverse_frequencies(rope, head_dim), np.array([len(positions)])
-    cos, sin = (torch.empty(len(positions), head_dim // 2) for _ in range(2))
-    inputs = [count.ctypes.data, positions.data_ptr(), frequencies.data_ptr(), head_dim // 2]
+def tables(rope: RopeConfig, positions: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Returns cosines and sines as the engine computes them: [positions, rotary_dim / 2] each."""
+    frequencies, count = inverse_frequencies(rope), np.array([len(positions)])
+    half = rope.rotary_dim // 2
+    cos, sin = (torch.empty(len(positions), half) for _ in range(2))
+    inputs = [count.ctypes.data, positions.data_ptr(), frequencies.data_ptr(), half]
     scale = word_of_float(attention_factor(rope))
     program = KernelProgram(1)
     program.record(ROPE_TABLES, [*inputs, cos.data_ptr(), sin.data_ptr(), scale])
@@ -71,7 +72,7 @@ def test_tables_equal_transformers(parameters: dict[str, Any], head_dim: int) ->
     config, rope = build(parameters, head_dim)
     positions = torch.tensor([0, 1, 2, 17, 1023, 1024, 4095])
     cos, sin = LlamaRotaryEmbedding(config)(torch.zeros(1), positions[None])
-    our_cos, our_sin = tables(rope, head_dim, positions)
+    our_cos, our_sin = tables(rope, positions)
     half = head_dim // 2
     # float32 represents an angle of 4,095 radians to 2e-4, which bounds the tables' precision.
     torch.testing.assert_close(our_cos, cos[0, :, half:], atol=6e-4, rtol=0)
@@ -82,7 +83,7 @@ def test_tables_equal_transformers(parameters: dict[str, Any], head_dim: int) ->
 def test_frequencies_equal_transformers(parameters: dict[str, Any]) -> None:
     config, rope = build(parameters, 64)
     frequencies, factor = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config)
-    torch.testing.assert_close(inverse_frequencies(rope, 64), frequencies, rtol=1e-6, atol=0)
+    torch.testing.assert_close(inverse_frequencies(rope), frequencies, rtol=1e-6, atol=0)
     assert attention_factor(rope) == pytest.approx(factor)
 
 
@@ -90,6 +91,6 @@ def test_old_and_new_fields_read_the_same() -> None:
     new = Fields({"rope_parameters": YARN | {"rope_theta": 5e5}}, "config.json")
     scaling = {"type" if name == "rope_type" else name: YARN[name] for name in YARN}
     old = Fields({"rope_theta": 5e5, "rope_scaling": scaling}, "config.json")
-    assert RopeConfig.from_fields(new, 4096) == RopeConfig.from_fields(old, 4096)
+    assert RopeConfig.from_fields(new, 4096, 64) == RopeConfig.from_fields(old, 4096, 64)
     expected = Qwen2Config(rope_theta=5e5, rope_scaling=dict(scaling), max_position_embeddings=4096)
-    assert expected.rope_parameters["rope_theta"] == RopeConfig.from_fields(old, 4096).theta
+    assert expected.rope_parameters["rope_theta"] == RopeConfig.from_fields(old, 4096, 64).theta

@@ -80,8 +80,8 @@ def test_it_says_what_the_checkpoint_says(
     reference = reference_model(family, **options, eos_token_id=0)
     expected = ModelConfig.from_directory(save(reference, tmp_path))
     found = configured(write_model(tmp_path / "m.gguf", reference, change), tmp_path)
-    assert abs(found.rms_norm_eps - expected.rms_norm_eps) < 1e-9
-    assert dataclasses.replace(found, rms_norm_eps=expected.rms_norm_eps) == expected
+    assert abs(found.norm.eps - expected.norm.eps) < 1e-9
+    assert dataclasses.replace(found, norm=expected.norm) == expected
 
 
 def llama3_factors(head_dim: int) -> Any:
@@ -104,7 +104,7 @@ def test_the_factors_of_llama_3_become_its_parameters(tmp_path: Path) -> None:
     factors = llama3_factors(64)
     assert 1 < sorted(set(factors.tolist()))[1] < 8
     file = write_model(tmp_path / "m.gguf", reference, factors=factors)
-    assert configured(file, tmp_path).rope == expected.rope
+    assert configured(file, tmp_path).ropes == expected.ropes
 
 
 @pytest.mark.parametrize("damage", [lambda f: f * 1.01, lambda f: f[:-1], lambda f: f[::-1]])

@@ -7,22 +7,27 @@ from dataclasses import replace
 import pytest
 import torch
 
-from shmllm.models.config import ModelConfig
+from shmllm.models import llama
+from shmllm.models.fields import Fields
 from shmllm.worker.gpu.attention_launches import DETERMINISTIC_SPLITS, AttentionLaunches
 from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor
 from shmllm_kernels.gpu import configs
 
 PROCESSORS = 132
-LLAMA_8B = ModelConfig(
-    architecture="LlamaForCausalLM",
-    vocab_size=128_256,
-    hidden_size=4096,
-    intermediate_size=14_336,
-    num_layers=32,
-    num_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-    max_position_embeddings=131_072,
+LLAMA_8B = llama.configure(
+    Fields(
+        {
+            "architectures": ["LlamaForCausalLM"],
+            "vocab_size": 128_256,
+            "hidden_size": 4096,
+            "intermediate_size": 14_336,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131_072,
+        },
+        "config.json",
+    )
 )
 MAX_TOKENS, MAX_REQUESTS = 4096, 256
 

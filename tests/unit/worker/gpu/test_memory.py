@@ -148,7 +148,7 @@ def test_the_error_of_a_cache_that_is_too_small_has_all_numbers():
         Engine(others=600).size()
     for words in (
         "what is left for the KV cache is 0 and",
-        f"two blocks of 16 tokens, needs {2 * BLOCK:,}",
+        f"2 blocks of 16 tokens, needs {2 * BLOCK:,}",
         "others have 600, weights 300, steps 160, graphs 40 (estimated); -100 MiB are left",
         "raise gpu_memory_utilization, or lower max_num_batched_tokens or max_num_seqs",
     ):

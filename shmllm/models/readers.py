@@ -1,0 +1,187 @@
+"""Reads the fields of config.json that families share.
+
+Each function checks its fields; a family puts the results together and changes what differs. This
+module must not import torch: front ends import it too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from shmllm.models.config import ModelConfig, architecture_name
+from shmllm.models.fields import Fields
+from shmllm.models.rope_config import RopeConfig
+from shmllm.models.specs import Activation, AttentionSpec, LayerSpec, MLPSpec, NormSpec
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+"""Types of layers, as in the field ``layer_types``."""
+
+_ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+
+
+def read_attention(
+    fields: Fields,
+    *,
+    num_kv_heads: int | None = None,
+    head_dim: int | None = None,
+    bias: bool = False,
+    output_bias: bool = False,
+) -> AttentionSpec:
+    """Returns an attention over all positions, without rotation.
+
+    Args:
+        fields: the fields of config.json.
+        num_kv_heads: the default of ``num_key_value_heads``; None: ``num_attention_heads``.
+        head_dim: the default of ``head_dim``; None: hidden_size / num_attention_heads.
+        bias: see `AttentionSpec`.
+        output_bias: see `AttentionSpec`.
+    """
+    num_heads = fields.integer("num_attention_heads")
+    width = _head_dim(fields, num_heads, head_dim)
+    return AttentionSpec(
+        num_heads=num_heads,
+        num_kv_heads=_num_kv_heads(fields, num_heads, num_kv_heads),
+        head_dim=width,
+        scale=width**-0.5,
+        bias=bias,
+        output_bias=output_bias,
+    )
+
+
+def with_rope(attention: AttentionSpec, fields: Fields, max_positions: int) -> AttentionSpec:
+    """Returns the attention with the rotation that is the same in all layers, of whole heads. Other
+    families call `RopeConfig.from_fields` themselves."""
+    rope = RopeConfig.from_fields(fields, max_positions, attention.head_dim)
+    return replace(attention, rope=rope)
+
+
+def read_activation(fields: Fields, name: str = "hidden_act", default: str = "silu") -> Activation:
+    """Returns the activation that the field `name` asks for."""
+    found = fields.text(name, default)
+    if found not in _ACTIVATIONS:
+        known = ", ".join(_ACTIVATIONS)
+        raise fields.error(f"{name} {found!r} is not supported; supported: {known}")
+    return _ACTIVATIONS[found]
+
+
+def read_mlp(fields: Fields, *, bias: bool = False) -> MLPSpec:
+    """Returns a gated MLP with the activation ``hidden_act``."""
+    inner, activation = fields.integer("intermediate_size"), read_activation(fields)
+    return MLPSpec(inner=inner, activation=activation, bias=bias)
+
+
+def read_norm(fields: Fields, name: str = "rms_norm_eps", default: float = 1e-6) -> NormSpec:
+    """Returns an RMSNorm whose eps is the field `name`."""
+    return NormSpec(eps=fields.number(name, default))
+
+
+def read_positions(fields: Fields, default: int) -> int:
+    """Returns ``max_position_embeddings``."""
+    return fields.integer("max_position_embeddings", default)
+
+
+def read_num_layers(fields: Fields) -> int:
+    """Returns ``num_hidden_layers``."""
+    return fields.integer("num_hidden_layers")
+
+
+def read_model(
+    fields: Fields, layers: Iterable[LayerSpec], max_positions: int, *, tied: bool = False
+) -> ModelConfig:
+    """Returns the configuration of a model with RMSNorms and plain embeddings and logits; families
+    change others with `dataclasses.replace`.
+
+    Args:
+        fields: the fields of config.json.
+        layers: its layers.
+        max_positions: the result of `read_positions`.
+        tied: the default of ``tie_word_embeddings``.
+    """
+    return ModelConfig(
+        architecture=architecture_name(fields),
+        vocab_size=fields.integer("vocab_size"),
+        hidden_size=fields.integer("hidden_size"),
+        max_position_embeddings=max_positions,
+        layers=tuple(layers),
+        norm=read_norm(fields),
+        tie_word_embeddings=fields.flag("tie_word_embeddings", tied),
+    )
+
+
+def read_window(fields: Fields, default: int | None) -> int | None:
+    """Returns ``sliding_window``, which null switches off.
+
+    Args:
+        fields: the fields of config.json.
+        default: its meaning where it is absent.
+    """
+    if "sliding_window" not in fields.values:
+        return default
+    return fields.optional_integer("sliding_window")
+
+
+def read_layer_types(fields: Fields, num_layers: int) -> tuple[str, ...] | None:
+    """Returns ``layer_types``, each FULL or SLIDING; None if the field is absent."""
+    types: Any = fields.values.get("layer_types")
+    if types is None:
+        return None
+    if not isinstance(types, list) or len(types) != num_layers:
+        raise fields.error(f"'layer_types' must list one type for each of {num_layers} layers")
+    unknown = [name for name in types if name not in (FULL, SLIDING)]
+    if unknown:
+        raise fields.error(
+            f"layer type {unknown[0]!r} is not supported; supported: {FULL}, {SLIDING}"
+        )
+    return tuple(types)
+
+
+def windows_by_type(
+    fields: Fields, types: Iterable[str], window: int | None
+) -> tuple[int | None, ...]:
+    """Returns the window of each layer: that of SLIDING layers, none for FULL ones."""
+    types = tuple(types)
+    if SLIDING in types and window is None:
+        raise fields.error(f"'layer_types' has {SLIDING} but no sliding window is enabled")
+    return tuple(window if name == SLIDING else None for name in types)
+
+
+def with_windows(layer: LayerSpec, windows: Iterable[int | None]) -> tuple[LayerSpec, ...]:
+    """Returns layers that differ in their windows alone."""
+    return tuple(
+        replace(layer, attention=replace(layer.attention, window=window)) for window in windows
+    )
+
+
+def _num_kv_heads(fields: Fields, num_heads: int, default: int | None) -> int:
+    if "num_key_value_heads" in fields.values:
+        default = num_heads  # the meaning of null
+    num_kv_heads = fields.integer("num_key_value_heads", default or num_heads)
+    if num_heads % num_kv_heads:
+        raise fields.error(
+            f"num_attention_heads ({num_heads}) must be a multiple of "
+            f"num_key_value_heads ({num_kv_heads})"
+        )
+    return num_kv_heads
+
+
+def _head_dim(fields: Fields, num_heads: int, default: int | None) -> int:
+    head_dim = fields.optional_integer("head_dim") or default
+    if head_dim is None:
+        hidden_size = fields.integer("hidden_size")
+        if hidden_size % num_heads:
+            raise fields.error(
+                f"without 'head_dim', hidden_size ({hidden_size}) must be a multiple of "
+                f"num_attention_heads ({num_heads})"
+            )
+        head_dim = hidden_size // num_heads
+    if head_dim % 2:
+        raise fields.error(f"head_dim must be even for rotary embedding, not {head_dim}")
+    return head_dim

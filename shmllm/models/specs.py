@@ -1,0 +1,174 @@
+"""What the layers of a decoder are: the values that decide which operations they consist of.
+
+A family's module makes them from config.json, `decoder.py` makes layers of them, and the operations
+of each device read them. This module must not import torch: front ends import it too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from shmllm.models.rope_config import RopeConfig
+
+NormKind = Literal["rms", "layer"]
+QKNorm = Literal["head", "row"]
+Activation = Literal["silu", "gelu", "gelu_tanh"]
+ExpertActivation = Literal["silu", "gpt_oss"]
+Scoring = Literal["softmax", "softmax_of_top"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NormSpec:
+    """A norm of rows.
+
+    Attributes:
+        kind: "rms": RMSNorm (Zhang and Sennrich, 2019); "layer": LayerNorm (Ba et al., 2016).
+        eps: added to the mean square, or to the variance.
+        offset: added to the weights of an RMSNorm, in float32.
+        bias: whether a LayerNorm has a bias.
+    """
+
+    kind: NormKind = "rms"
+    eps: float = 1e-6
+    offset: float = 0.0
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionSpec:
+    """The attention of one layer.
+
+    Attributes:
+        num_heads: the number of query heads, a multiple of `num_kv_heads`.
+        num_kv_heads: the number of key heads, and of value heads.
+        head_dim: the width of a head.
+        window: the number of positions that a token attends to, its own included; None: its own and
+            all before it.
+        rope: the rotation of queries and keys; None: they are not rotated.
+        scale: the factor of the scores.
+        soft_cap: scaled scores become ``soft_cap * tanh(score / soft_cap)``; None: they stay.
+        sinks: whether each head has a weight that joins the softmax's denominator.
+        qk_norm: which norm queries and keys have before the rotation: None, one over each "head",
+            or one over the "row" of all heads side by side.
+        bias: whether the projections to queries, keys and values have a bias.
+        output_bias: whether the output projection has a bias.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    window: int | None = None
+    rope: RopeConfig | None = None
+    scale: float
+    soft_cap: float | None = None
+    sinks: bool = False
+    qk_norm: QKNorm | None = None
+    bias: bool = False
+    output_bias: bool = False
+
+    @property
+    def width(self) -> int:
+        """The width of all query heads, and of the attention's output."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        """The width of all key heads, and of all value heads."""
+        return self.num_kv_heads * self.head_dim
+
+    @property
+    def qkv_width(self) -> int:
+        """The width of queries, keys and values side by side."""
+        return self.width + 2 * self.kv_width
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MLPSpec:
+    """A dense MLP.
+
+    Attributes:
+        inner: the width of the activation's output.
+        activation: "silu", "gelu" (with the error function) or "gelu_tanh".
+        gated: True: ``down(act(gate(x)) * up(x))``; False: ``down(act(up(x)))``.
+        bias: whether the projections have a bias.
+    """
+
+    inner: int
+    activation: Activation = "silu"
+    gated: bool = True
+    bias: bool = False
+
+    @property
+    def up_width(self) -> int:
+        """The width of the activation's input: of gate and up side by side, or of up."""
+        return 2 * self.inner if self.gated else self.inner
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoESpec:
+    """A mixture of experts, each a gated MLP.
+
+    Attributes:
+        num_experts: the number of experts.
+        top_k: the number of experts that a token goes to.
+        inner: the width of an expert's activation's output.
+        activation: "silu", or gpt-oss's clamped product.
+        scoring: "softmax" of all experts before the choice, or "softmax_of_top" of the chosen ones.
+        renormalize: whether the weights of the chosen experts are divided by their sum.
+        router_bias: whether the router has a bias.
+        bias: whether the experts' projections have a bias.
+        shared: an MLP that every token goes to as well; None: there is none.
+        shared_gate: whether the output of `shared` is multiplied by a sigmoid of its own gate.
+    """
+
+    num_experts: int
+    top_k: int
+    inner: int
+    activation: ExpertActivation = "silu"
+    scoring: Scoring = "softmax"
+    renormalize: bool = False
+    router_bias: bool = False
+    bias: bool = False
+    shared: MLPSpec | None = None
+    shared_gate: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerNorms:
+    """The norms of a layer. Each is the weight's name below the layer, such as "input_layernorm",
+    or None: the layer has no such norm.
+
+    Attributes:
+        before_attention: reads the residual stream; the attention reads its output.
+        after_attention: reads the attention's output, before that is added to the stream.
+        before_mlp: as `before_attention`; a parallel layer has none.
+        after_mlp: as `after_attention`.
+    """
+
+    before_attention: str | None = None
+    after_attention: str | None = None
+    before_mlp: str | None = None
+    after_mlp: str | None = None
+
+
+PRE_NORMS = LayerNorms(before_attention="input_layernorm", before_mlp="post_attention_layernorm")
+"""The norms of Llama and of most families, under their names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSpec:
+    """One layer.
+
+    Attributes:
+        attention: its attention.
+        mlp: its MLP or its experts.
+        norms: the norms before and behind both.
+        parallel: whether the MLP reads what the attention reads, and not its sum with the
+            attention's output.
+    """
+
+    attention: AttentionSpec
+    mlp: MLPSpec | MoESpec
+    norms: LayerNorms = PRE_NORMS
+    parallel: bool = False
