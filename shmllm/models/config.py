@@ -12,7 +12,7 @@ from typing import Any
 
 from shmllm.errors import EngineStartError
 from shmllm.models.fields import Fields, read_json_object
-from shmllm.models.registry import ARCHITECTURES, find_family
+from shmllm.models.registry import ARCHITECTURES, TEXT_MODELS, find_family
 from shmllm.models.rope_config import RopeConfig
 from shmllm.models.specs import LayerSpec, MLPSpec, NormSpec
 
@@ -20,8 +20,16 @@ __all__ = ["DTYPES", "ModelConfig", "RopeConfig", "architecture_name", "text_fie
 
 DTYPES = ("float32", "float16", "bfloat16")
 
-_FALLBACKS = ("dtype", "torch_dtype", "eos_token_id", "tie_word_embeddings", "quantization_config")
-"""The fields of a text model that may be beside its ``text_config``."""
+_OUTER_FIELDS = (
+    "architectures",
+    "dtype",
+    "torch_dtype",
+    "eos_token_id",
+    "tie_word_embeddings",
+    "quantization_config",
+)
+"""The fields that hold for a multimodal model's language model although they are beside its
+``text_config``, which may have them, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,14 +163,25 @@ class ModelConfig:
 
 def text_fields(fields: Fields) -> Fields:
     """Returns the fields of the language model of a multimodal one, which has them in
-    ``text_config``; those of any other model as they are."""
+    ``text_config``; those of any other model as they are.
+
+    Raises:
+        EngineStartError: the language model is of another type than those of the architecture.
+    """
     nested = fields.table("text_config")
     if not nested:
         return fields
-    outer = {name: fields.values[name] for name in _FALLBACKS if name in fields.values}
+    where, architecture = f"{fields.where}: text_config", architecture_name(fields)
+    found, expected = nested.get("model_type"), TEXT_MODELS.get(architecture)
+    if expected is not None and found not in (None, expected):
+        raise EngineStartError(
+            f"{where}: model_type {found!r} is not supported in {architecture}; supported: "
+            f"{expected}"
+        )
     inner = {name: value for name, value in nested.items() if value is not None}
-    name = {"architectures": fields.values.get("architectures")}
-    return Fields(outer | inner | name, f"{fields.where}: text_config")
+    outer = {name: fields.values.get(name) for name in _OUTER_FIELDS}
+    outer = {name: value for name, value in outer.items() if value is not None}
+    return Fields(inner | outer, where)
 
 
 def architecture_name(fields: Fields) -> str:

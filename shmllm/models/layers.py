@@ -48,6 +48,35 @@ class Storage:
         return self.tensor(rows, width)
 
 
+def joined(parts: Sequence[Matrix]) -> Matrix:
+    """Returns one view of consecutive rows of a fused matrix, or of a fused bias: the destination
+    of a checkpoint's tensor that has several projections in one.
+
+    Args:
+        parts: the views of the rows, in their order.
+    """
+    integers, scales, plain = [], [], []
+    for part in parts:
+        if isinstance(part, Int8Matrix):
+            integers.append(part.integers)
+            scales.append(part.scales)
+        else:
+            plain.append(part)
+    if not integers:
+        return _joined(plain)
+    assert not plain, "the parts belong to one matrix"
+    return Int8Matrix(_joined(integers), _joined(scales), parts[0].dtype)
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    first, end = parts[0], parts[0].storage_offset()
+    for part in parts:
+        assert part.storage_offset() == end, "the parts lie one after the other"
+        end += part.numel()
+    shape = (sum(len(part) for part in parts), *first.shape[1:])
+    return first.as_strided(shape, first.stride())
+
+
 class Linear:
     """One or several projections of the same input, fused into one product.
 

@@ -12,12 +12,21 @@ from shmllm.errors import EngineStartError
 
 ARCHITECTURES: dict[str, str] = {
     "LlamaForCausalLM": "llama",
+    "Mistral3ForConditionalGeneration": "mistral",
     "MistralForCausalLM": "mistral",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "Qwen3VLForConditionalGeneration": "qwen3_vl",
 }
 """For each name in a config.json's ``architectures``, the name of the family's module in this
 package."""
+
+TEXT_MODELS: dict[str, str] = {
+    "Mistral3ForConditionalGeneration": "mistral",
+    "Qwen3VLForConditionalGeneration": "qwen3_vl_text",
+}
+"""For each architecture of a multimodal model, the ``model_type`` that its ``text_config`` must
+have. Other language models in the same architecture are other families."""
 
 NUM_NAMED = 3
 """The number of known architectures that the error for an unknown one names."""

@@ -40,7 +40,8 @@ from torch import Tensor
 from shmllm.errors import RequestError
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.layers import Matrix, NamedWeights
-from shmllm.models.weight_update import find_problem, is_finite, is_ignored, not_finite, refuse
+from shmllm.models.weight_names import model_name
+from shmllm.models.weight_update import find_problem, is_finite, not_finite, refuse
 
 ALIGNMENT_BYTES = 64
 SPARE_BYTES = 2**30
@@ -117,9 +118,10 @@ class StagedWeights:
                 pieces must come in order; a piece with index 0 starts the tensor again.
             piece: [elements]; it is copied and converted to the model's dtype.
         """
-        tied = self._model.config.tie_word_embeddings
-        if is_ignored(name, tied) or name in self._problems:
+        known = model_name(name, self._model.config.tie_word_embeddings)
+        if known is None or known in self._problems:
             return
+        name = known
         problem = find_problem(self._destinations, name, shape, piece.dtype)
         if problem is None:
             try:

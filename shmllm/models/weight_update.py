@@ -13,10 +13,10 @@ from torch import Tensor
 
 from shmllm.errors import RequestError, nearest
 from shmllm.models.layers import NamedWeights
+from shmllm.models.weight_names import model_name
 
 MAX_LISTED_PROBLEMS = 8
 """The largest number of problems that one error message lists."""
-_IGNORED_SUFFIX = "rotary_emb.inv_freq"
 
 
 def update_weights(
@@ -25,7 +25,7 @@ def update_weights(
     """Copies tensors into a model in place, converted to its dtype.
 
     It checks all tensors first: an error leaves the model unchanged. It writes all copies that a
-    model keeps of a weight, and skips the names for which `is_ignored` is true.
+    model keeps of a weight, and skips the names for which `model_name` is None.
 
     Args:
         destinations: the model's `named_weights()`.
@@ -35,13 +35,14 @@ def update_weights(
         tied: whether the LM head shares the embedding table.
 
     Returns:
-        The names that were written.
+        The model's names of the weights that were written.
 
     Raises:
         RequestError: tensors have unknown names, wrong shapes, a dtype that is not floating, or
             values that are not finite. The message lists them.
     """
-    update = [(name, tensor) for name, tensor in named_tensors if not is_ignored(name, tied)]
+    known = ((model_name(name, tied), tensor) for name, tensor in named_tensors)
+    update = [(name, tensor) for name, tensor in known if name is not None]
     problems: dict[str, str] = {}
     for name, tensor in update:
         problem = find_problem(destinations, name, tensor.shape, tensor.dtype)
@@ -55,12 +56,6 @@ def update_weights(
             for view in destinations[name]:
                 view.copy_(tensor)
     return {name for name, _ in update}
-
-
-def is_ignored(name: str, tied: bool) -> bool:
-    """Whether a checkpoint may contain this tensor although the model does not keep it: the
-    frequencies of rotary embedding, and the LM head of a tied model."""
-    return name.endswith(_IGNORED_SUFFIX) or (tied and name == "lm_head.weight")
 
 
 def find_problem(

@@ -21,7 +21,7 @@ from shmllm.models.decoder import DecoderModel
 from shmllm.models.gguf_file import find_gguf
 from shmllm.models.layers import Matrix, NamedWeights
 from shmllm.models.safetensors_file import INDEX_FILE, SINGLE_FILE, find_safetensors
-from shmllm.models.weight_update import is_ignored
+from shmllm.models.weight_names import model_name
 
 Progress = Callable[[int, int], None]
 """Called with the number of bytes loaded so far and the total number of bytes."""
@@ -29,11 +29,17 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class _Shard:
-    """A file whose header was checked, and the names of the tensors that are read from it."""
+    """A file whose header was checked.
+
+    Attributes:
+        file: the file.
+        num_bytes: its size.
+        names: for each tensor that is read from it, the model's name and the name in the file.
+    """
 
     file: CheckpointFile
     num_bytes: int
-    names: tuple[str, ...]
+    names: dict[str, str]
 
 
 def load_weights(model: DecoderModel, directory: Path, on_progress: Progress | None = None) -> None:
@@ -60,9 +66,9 @@ def load_weights(model: DecoderModel, directory: Path, on_progress: Progress | N
     done = 0
     for shard in shards:
         with shard.file as file:
-            for name in shard.names:
-                _copy(file, name, destinations[name])
-                if on_progress is not None and name != shard.names[-1]:
+            for number, (name, stored) in enumerate(shard.names.items(), 1):
+                _copy(file, stored, destinations[name])
+                if on_progress is not None and number < len(shard.names):
                     on_progress(done + file.num_bytes_read, total)
         done += shard.num_bytes
         if on_progress is not None:
@@ -115,18 +121,19 @@ def _read_header(file: CheckpointFile, destinations: NamedWeights, tied: bool) -
     path = file.path
     with file:
         shapes = file.shapes()
-        names = [name for name in shapes if not is_ignored(name, tied)]
-        unknown = [name for name in names if name not in destinations]
+        known = ((model_name(stored, tied), stored) for stored in shapes)
+        names = {name: stored for name, stored in known if name is not None}
+        unknown = [stored for name, stored in names.items() if name not in destinations]
         if unknown:
             more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
             raise EngineStartError(f"{path} has a tensor the model lacks: {unknown[0]}{more}")
-        for name in names:
-            shape, expected = shapes[name], destinations[name][0].shape
-            if shape != tuple(expected):
+        for name, stored in names.items():
+            shape, expected = list(shapes[stored]), list(destinations[name][0].shape)
+            if shape != expected:
                 raise EngineStartError(
-                    f"{path}: {name} has shape {list(shape)}, the config asks for {list(expected)}"
+                    f"{path}: {stored} has shape {shape}, the config asks for {expected}"
                 )
-    return _Shard(file, file.num_bytes, tuple(names))
+    return _Shard(file, file.num_bytes, names)
 
 
 def _check_complete(destinations: NamedWeights, shards: list[_Shard], directory: Path) -> None:

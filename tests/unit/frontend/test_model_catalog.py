@@ -66,7 +66,7 @@ def test_damaged_weights_are_a_problem_of_the_record(model: Path, content: bytes
 
 
 PROBLEMS: dict[str, tuple[dict[str, Any], str, str]] = {
-    "unknown": ({"architectures": ["PerceptronLM"]}, "'PerceptronLM'; supported: Llama", ""),
+    "unknown": ({"architectures": ["PerceptronLM"]}, "'PerceptronLM'; the nearest of", ""),
     "gptq": (
         {"quantization_config": {"quant_method": "gptq", "bits": 4}},
         "quantized with gptq to 4 bits",
@@ -181,7 +181,7 @@ def test_a_file_of_another_kind_is_not_called_gguf(tmp_path: Path) -> None:
 def test_the_error_comes_before_an_engine_starts(model: Path) -> None:
     assert make_engine_config(str(model)).load.model_name == "model"
     change_config(model, architectures=["PerceptronLM"])
-    with pytest.raises(EngineStartError, match="'PerceptronLM'; supported"):
+    with pytest.raises(EngineStartError, match="'PerceptronLM'; the nearest"):
         make_engine_config(str(model))
 
 

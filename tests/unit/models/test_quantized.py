@@ -13,6 +13,7 @@ from shmllm.errors import RequestError
 from shmllm.models.config import ModelConfig
 from shmllm.models.create import create_model
 from shmllm.models.decoder import DecoderModel
+from shmllm.models.layers import joined
 from shmllm.models.quantized import ELEMENTS_AT_ONCE, LARGEST, Int8Matrix
 from shmllm.models.weight_staging import StagedWeights
 from shmllm.models.weights import load_weights
@@ -222,3 +223,23 @@ def test_loading_clones_of_all_weights_changes_no_bit(pair: tuple) -> None:
     before = bits(model)
     model.load_weights([(name, views[0].clone()) for name, views in model.named_weights().items()])
     assert not changed(model, before)
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_rows_of_one_matrix_join_to_one_destination(
+    quantization: str | None, tmp_path: Path
+) -> None:
+    """A checkpoint may have several projections in one tensor."""
+    model = load(save(reference_model("qwen2"), tmp_path), quantization=quantization)
+    weights, attention = model.named_weights(), model.layers[1].attention
+    names = [f"model.layers.1.self_attn.{name}_proj" for name in "qkv"]
+    whole = joined([weights[f"{name}.weight"][0] for name in names])
+    assert whole.shape == attention.qkv_proj.weight.shape
+    values = torch.randn(whole.shape, generator=torch.manual_seed(1))
+    whole.copy_(values)
+    for name, part in zip(names, whole.clone().split(attention.qkv_proj.out_features), strict=True):
+        assert torch.equal(weights[f"{name}.weight"][0].clone(), part)
+    bias = joined([weights[f"{name}.bias"][0] for name in names])
+    assert torch.equal(bias, attention.qkv_proj.bias)
+    with pytest.raises(AssertionError, match="one after the other"):
+        joined([weights[f"{name}.weight"][0] for name in reversed(names)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from transformers import LlamaConfig, Qwen2Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from shmllm.errors import EngineStartError
 from shmllm.models.fields import Fields
 from shmllm.models.rope import attention_factor, inverse_frequencies
 from shmllm.models.rope_config import RopeConfig
@@ -94,3 +96,66 @@ def test_old_and_new_fields_read_the_same() -> None:
     assert RopeConfig.from_fields(new, 4096, 64) == RopeConfig.from_fields(old, 4096, 64)
     expected = Qwen2Config(rope_theta=5e5, rope_scaling=dict(scaling), max_position_embeddings=4096)
     assert expected.rope_parameters["rope_theta"] == RopeConfig.from_fields(old, 4096, 64).theta
+
+
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0 + pair / 8 for pair in range(12)],
+    "long_factor": [2.0 + pair for pair in range(12)],
+    "original_max_position_embeddings": 1024,
+}
+
+
+@pytest.mark.parametrize("extra", [{}, {"factor": 8.0}, {"factor": 0.5}, {"attention_factor": 1.3}])
+@pytest.mark.parametrize(("length", "seq_len"), [(1024, 1024), (1025, 4096)])
+def test_longrope_has_the_table_of_the_longest_request(
+    extra: dict[str, float], length: int, seq_len: int
+) -> None:
+    parameters = LONGROPE | extra | {"partial_rotary_factor": 0.75}
+    config = LlamaConfig(
+        hidden_size=128,
+        num_attention_heads=4,
+        max_position_embeddings=4096,
+        rope_parameters=dict(parameters),
+    )
+    expected, factor = ROPE_INIT_FUNCTIONS["longrope"](config, seq_len=seq_len)
+    fields = Fields({"rope_parameters": parameters}, "config.json")
+    rope = RopeConfig.from_fields(fields, 4096, 32, partial=1.0)
+    assert (rope.rotary_dim, rope.max_length) == (24, 4096)
+    rope = replace(rope, max_length=length)
+    torch.testing.assert_close(inverse_frequencies(rope), expected, rtol=1e-6, atol=0)
+    assert attention_factor(rope) == pytest.approx(factor)
+
+
+@pytest.mark.parametrize("factors", [None, [1.0], [1.0] * 11 + [0.0], "all"])
+def test_longrope_needs_a_factor_for_each_pair(factors: Any) -> None:
+    fields = Fields({"rope_parameters": LONGROPE | {"long_factor": factors}}, "config.json")
+    with pytest.raises(EngineStartError, match="long_factor"):
+        RopeConfig.from_fields(fields, 4096, 24)
+
+
+def test_parameters_may_differ_by_layer_type() -> None:
+    nested = {
+        "full_attention": YARN | {"rope_theta": 1e6},
+        "sliding_attention": {"rope_theta": 7.0},
+    }
+    fields = Fields({"rope_parameters": nested}, "config.json")
+    full, sliding = (RopeConfig.from_fields(fields, 4096, 16, layer_type=name) for name in nested)
+    assert (full.type, full.theta) == ("yarn", 1e6)
+    assert sliding == RopeConfig(rotary_dim=16, theta=7.0)
+
+
+@pytest.mark.parametrize("partial", [0.5, 0.75])
+def test_a_part_of_each_head_is_rotated_only_where_a_family_does_that(partial: float) -> None:
+    fields = Fields({"partial_rotary_factor": partial}, "config.json")
+    assert RopeConfig.from_fields(fields, 64, 8, partial=1.0).rotary_dim == 8 * partial
+    assert RopeConfig.from_fields(Fields({}, ""), 64, 8, partial=partial).rotary_dim == 8 * partial
+    with pytest.raises(EngineStartError, match=r"partial_rotary_factor .* is not supported"):
+        RopeConfig.from_fields(fields, 64, 8)
+
+
+def test_a_rotated_part_must_be_pairs() -> None:
+    fields = Fields({"partial_rotary_factor": 0.4}, "config.json")
+    with pytest.raises(EngineStartError, match=r"partial_rotary_factor 0\.4 of a head_dim of 8"):
+        RopeConfig.from_fields(fields, 64, 8, partial=1.0)

@@ -19,11 +19,10 @@ from support.cache_shapes import one_group
 from support.fake_gpu import eager, lazy
 from support.gpu_steps import GpuSteps
 
+from shmllm.config.engine import LoadConfig
 from shmllm.config.graphs import CudaGraphMode
 from shmllm.errors import EngineStartError
-from shmllm.models.config import ModelConfig
-from shmllm.models.create import create_model
-from shmllm.worker.arena import CountingAllocator
+from shmllm.models.config import ModelConfig, RopeConfig
 from shmllm.worker.gpu import ops
 from shmllm.worker.gpu.cache import GpuCacheLayout, GpuKVCache
 from shmllm.worker.gpu.program import check_model
@@ -99,14 +98,22 @@ def test_a_failed_capture_is_a_start_error(gpu_device, models, monkeypatch) -> N
     ("changes", "quantization", "message"),
     [
         ({}, "int8", r"quantization='int8' is for the CPU: leave it out, or .* device='cpu'"),
-        ({"head_dim": 512}, None, r"heads of 512 elements .* device='cpu'"),
+        (
+            {"head_dim": 512, "rope": RopeConfig(rotary_dim=512)},
+            None,
+            r"heads of 512 elements .* device='cpu'",
+        ),
+        ({"sinks": True}, None, r"LlamaForCausalLM needs what the GPU .* yet: attention sinks"),
     ],
 )
 def test_a_model_without_kernels_is_refused(models, changes, quantization, message) -> None:
-    config = replace(ModelConfig.from_directory(models("llama")[1]), **changes)
-    model = create_model(config, torch.float32, CountingAllocator().allocate, quantization)
+    directory = models("llama")[1]
+    config = ModelConfig.from_directory(directory)
+    layer = config.layers[0]
+    layer = replace(layer, attention=replace(layer.attention, **changes))
+    load = LoadConfig(str(directory), quantization=quantization)
     with pytest.raises(EngineStartError, match=message):
-        check_model(model)
+        check_model(replace(config, layers=(layer,) * config.num_layers), load)
 
 
 def test_the_cache_takes_the_bytes_that_its_layout_computes(gpu_device) -> None:

@@ -1,0 +1,50 @@
+"""The names of tensors in checkpoints, as far as they do not depend on the family.
+
+The checkpoint of a multimodal model has the weights of its language model under a prefix, beside
+those of towers for images or sound, which are left out.
+"""
+
+from __future__ import annotations
+
+RENAMED_PREFIXES = {
+    "model.language_model.": "model.",
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+}
+"""What a prefix of a language model's weights stands for."""
+
+SKIPPED_PREFIXES = (
+    "mtp.",  # layers that predict several tokens
+    "model.visual.",
+    "visual.",
+    "model.vision_tower.",
+    "vision_tower.",
+    "model.multi_modal_projector.",
+    "multi_modal_projector.",
+    "model.audio_tower.",
+    "audio_tower.",
+)
+"""The prefixes of tensors that a language model does not have."""
+
+_SKIPPED_SUFFIX = "rotary_emb.inv_freq"
+
+
+def model_name(name: str, tied: bool) -> str | None:
+    """Returns the name under which a model knows a checkpoint's tensor.
+
+    Args:
+        name: the name in the checkpoint.
+        tied: whether the LM head shares the embedding table.
+
+    Returns:
+        The name in `DecoderModel.named_weights`, if the model has such a weight. None: a checkpoint
+        may contain the tensor although the model does not keep it: the frequencies of rotary
+        embedding, the LM head of a tied model, what is not part of a language model.
+    """
+    if name.startswith(SKIPPED_PREFIXES) or name.endswith(_SKIPPED_SUFFIX):
+        return None
+    for prefix, meaning in RENAMED_PREFIXES.items():
+        if name.startswith(prefix):
+            name = meaning + name.removeprefix(prefix)
+            break
+    return None if tied and name == "lm_head.weight" else name

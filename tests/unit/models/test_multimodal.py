@@ -1,0 +1,142 @@
+"""Multimodal checkpoints: their language model runs, and what else they have is left out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.model_helpers import (
+    SIZES,
+    assert_logits_close,
+    load,
+    our_logits,
+    reference_logits,
+    reference_model,
+    save,
+)
+
+from shmllm.errors import EngineStartError
+from shmllm.models.config import ModelConfig
+from shmllm.models.weight_names import model_name
+from shmllm.models.weight_staging import StagedWeights
+
+TOKENS = [3, 14, 15, 92, 65]
+QWEN3_VL = "qwen3", "Qwen3VLForConditionalGeneration", "qwen3_vl_text"
+MISTRAL3 = "mistral", "Mistral3ForConditionalGeneration", "mistral"
+NAMES = {
+    "new": (("model.", "model.language_model."), "model.visual.patch_embed.weight"),
+    "old": (("", "language_model."), "vision_tower.patch_conv.weight"),
+}
+"""The prefix of the language model's weights and its replacement, and another tensor."""
+
+
+def renamed(name: str, form: str) -> str:
+    (prefix, replacement), _ = NAMES[form]
+    return replacement + name.removeprefix(prefix) if name.startswith(prefix) else name
+
+
+def nest(directory: Path, architecture: str, model_type: str, form: str, **outer: Any) -> None:
+    """Makes a multimodal checkpoint of a language model's."""
+    text = json.loads((directory / "config.json").read_text())
+    kept = {name: text.pop(name) for name in ("dtype", "tie_word_embeddings")}
+    text |= {"model_type": model_type, "architectures": None}
+    whole = {"architectures": [architecture], "text_config": text, **kept, **outer}
+    (directory / "config.json").write_text(json.dumps(whole))
+    tensors = load_file(directory / "model.safetensors")
+    tensors = {renamed(name, form): tensor for name, tensor in tensors.items()}
+    tensors[NAMES[form][1]] = torch.full((2, 2), torch.nan)
+    tensors["mtp.layers.0.mlp.up_proj.weight"] = torch.full((2, 2), torch.nan)
+    save_file(tensors, directory / "model.safetensors")
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("form", NAMES)
+@pytest.mark.parametrize("family", [QWEN3_VL, MISTRAL3])
+def test_the_language_model_runs_alone(
+    family: tuple[str, str, str], form: str, tied: bool, tmp_path: Path
+) -> None:
+    text, architecture, model_type = family
+    save(reference_model(text, tie_word_embeddings=tied, eos_token_id=7), tmp_path)
+    plain = load(tmp_path)
+    nest(tmp_path, architecture, model_type, form)
+    model = load(tmp_path)
+    assert (model.config.architecture, model.config.eos_token_ids) == (architecture, (7,))
+    assert set(model.named_weights()) == set(plain.named_weights())
+    assert torch.equal(our_logits(model, TOKENS), our_logits(plain, TOKENS))
+
+
+def test_fields_beside_text_config_win(tmp_path: Path) -> None:
+    save(reference_model("mistral"), tmp_path)
+    nest(tmp_path, *MISTRAL3[1:], "old", eos_token_id=[8, 9], vocab_size=5, dtype="float16")
+    config = ModelConfig.from_directory(tmp_path)
+    assert (config.eos_token_ids[:2], config.dtype, config.vocab_size) == ((8, 9), "float16", 97)
+
+
+def test_another_language_model_in_a_known_architecture_is_refused(tmp_path: Path) -> None:
+    save(reference_model("mistral"), tmp_path)
+    nest(tmp_path, MISTRAL3[1], "ministral3", "old")
+    with pytest.raises(EngineStartError, match=r"text_config: model_type 'ministral3'.*: mistral$"):
+        ModelConfig.from_directory(tmp_path)
+
+
+def test_an_error_names_the_nested_object(tmp_path: Path) -> None:
+    save(reference_model("mistral"), tmp_path)
+    nest(tmp_path, *MISTRAL3[1:], "old")
+    whole = json.loads((tmp_path / "config.json").read_text())
+    del whole["text_config"]["hidden_size"]
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    with pytest.raises(EngineStartError, match=r"config.json: text_config: .*'hidden_size'"):
+        ModelConfig.from_directory(tmp_path)
+
+
+def test_updates_come_under_the_checkpoints_names(tmp_path: Path) -> None:
+    save(reference_model("qwen3"), tmp_path)
+    other = reference_model("qwen3", 2.0)
+    nest(tmp_path, *QWEN3_VL[1:], "new")
+    model = load(tmp_path)
+    update = {renamed(name, "new"): tensor for name, tensor in other.state_dict().items()}
+    update["model.visual.patch_embed.weight"] = torch.ones(2, 2)
+    norm = "model.norm.weight"
+    assert model.load_weights(
+        [("model.language_model.norm.weight", update.pop(renamed(norm, "new")))]
+    ) == {norm}
+    staged = StagedWeights(model)
+    for name, tensor in update.items():
+        staged.put(name, tensor.shape, 0, tensor.flatten())
+    staged.check_complete(set(model.named_weights()) - {norm})
+    staged.copy_into_place()
+    assert_logits_close(our_logits(model, TOKENS), reference_logits(other, TOKENS), 1e-4)
+
+
+def test_names_of_other_parts_are_known_and_others_stay() -> None:
+    assert model_name("vision_tower.ln.weight", False) is None
+    assert model_name("model.language_model.norm.weight", False) == "model.norm.weight"
+    assert model_name("language_model.lm_head.weight", False) == "lm_head.weight"
+    assert model_name("language_model.lm_head.weight", True) is None
+    assert model_name("my_vision_tower.weight", False) == "my_vision_tower.weight"
+
+
+@pytest.mark.parametrize("family", ["Qwen3VL", "Mistral3"])
+def test_logits_equal_transformers(family: str, tmp_path: Path) -> None:
+    import transformers
+
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+    text = SIZES | {"head_dim": 16, "rope_parameters": rope}
+    vision: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16}
+    if family == "Qwen3VL":
+        vision |= {"depth": 1, "num_heads": 2, "out_hidden_size": 48, "num_position_embeddings": 16}
+        vision |= {"deepstack_visual_indexes": [0]}
+    else:
+        text |= {"model_type": "mistral", "rope_parameters": {"rope_type": "default"}}
+        vision |= {"model_type": "pixtral", "num_hidden_layers": 1, "num_attention_heads": 2}
+        vision |= {"image_size": 28, "patch_size": 14}
+    make_config = getattr(transformers, f"{family}Config")
+    config = make_config(text_config=text, vision_config=vision, tie_word_embeddings=False)
+    reference = getattr(transformers, f"{family}ForConditionalGeneration")(config).eval()
+    save(reference, tmp_path)
+    ours = our_logits(load(tmp_path), TOKENS)
+    assert_logits_close(ours, reference_logits(reference, TOKENS), 1e-4)
