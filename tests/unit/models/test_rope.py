@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from support.model_helpers import load, our_logits, reference_model, save
 from transformers import LlamaConfig, Qwen2Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from shmllm.errors import EngineStartError
+from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
 from shmllm.models.rope import attention_factor, inverse_frequencies
 from shmllm.models.rope_config import RopeConfig
@@ -159,3 +162,39 @@ def test_a_rotated_part_must_be_pairs() -> None:
     fields = Fields({"partial_rotary_factor": 0.4}, "config.json")
     with pytest.raises(EngineStartError, match=r"partial_rotary_factor 0\.4 of a head_dim of 8"):
         RopeConfig.from_fields(fields, 64, 8, partial=1.0)
+
+
+def with_ropes(config: ModelConfig, *ropes: RopeConfig) -> ModelConfig:
+    layers = [
+        replace(layer, attention=replace(layer.attention, rope=rope))
+        for layer, rope in zip(config.layers, ropes, strict=True)
+    ]
+    return replace(config, layers=tuple(layers))
+
+
+def test_each_layer_has_the_tables_of_its_own_rotation(tmp_path: Path) -> None:
+    model = load(save(reference_model("llama", 4.0), tmp_path))
+    config, tokens = model.config, list(range(30))
+    (rope,) = config.ropes
+    same, other = replace(rope, truncate=False), replace(rope, theta=20.0)
+
+    def logits(*ropes: RopeConfig) -> torch.Tensor:
+        model.config = with_ropes(config, *ropes)
+        for layer, spec in zip(model.layers, model.config.layers, strict=True):
+            layer.attention.spec = spec.attention
+        return our_logits(model, tokens)
+
+    plain, mixed = logits(rope, rope, rope), logits(rope, other, rope)
+    assert torch.equal(logits(rope, same, rope), plain)
+    assert torch.equal(logits(same, other, rope), mixed)
+    assert not torch.allclose(mixed, plain, atol=1e-2)
+    assert not torch.allclose(logits(other, rope, other), mixed, atol=1e-2)
+
+
+def test_only_longrope_depends_on_the_length_of_requests(tmp_path: Path) -> None:
+    config = ModelConfig.from_directory(save(reference_model("llama"), tmp_path))
+    (rope,) = config.ropes
+    assert config.for_length(100) == config
+    long = replace(rope, type="longrope", max_length=4096)
+    found = with_ropes(config, rope, long, rope).for_length(100)
+    assert found == with_ropes(config, rope, replace(long, max_length=100), rope)
