@@ -40,22 +40,22 @@ def check_interpreted(folder: Path, name: str, markers: str) -> None:
         assert done.returncode in (0, NO_TESTS_COLLECTED), done.stdout + done.stderr
 
 
-def assert_nothing_is_collected_compiled(folder: Path) -> None:
-    """Check that pytest collects no test of the folder where Triton compiles."""
-    done = _pytest(folder, "--collect-only")
+def assert_nothing_is_collected_compiled(*folders: Path) -> None:
+    """Check that pytest collects no test of the folders where Triton compiles."""
+    done = _pytest(*map(str, folders), "--collect-only")
     assert done.returncode == NO_TESTS_COLLECTED, done.stdout
 
 
 @cache
 def _run_interpreted(folder: Path, markers: str) -> Completed:
-    return _pytest(folder, "-m", markers, TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
+    return _pytest(str(folder), "-m", markers, TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
 
 
-def _pytest(path: Path, *arguments: str, **variables: str) -> Completed:
+def _pytest(*arguments: str, **variables: str) -> Completed:
     command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0"]
     kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     return subprocess.run(
-        [*command, *arguments, str(path)],
+        [*command, *arguments],
         cwd=REPOSITORY,
         env=kept | variables,
         stdin=subprocess.DEVNULL,

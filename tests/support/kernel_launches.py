@@ -1,7 +1,7 @@
 """Compiles every launch of the Triton kernels for a GPU that the machine need not have.
 
-The command `python kernel_launches.py CAPABILITY PART` prints one JSON line for each kernel. PART
-is "rows" (all kernels but attention), "some-attention" or "all-attention". Compiling needs the
+The command `python kernel_launches.py CAPABILITY PART...` prints one JSON line for each kernel. A
+PART is "rows" (all kernels but attention), "some-attention" or "all-attention". Compiling needs the
 compute capability only. It finds errors that the interpreter cannot: types that change in a loop,
 registers that spill, shared memory that does not fit, arithmetic that became float64, and loops
 that wait for each load.
@@ -229,19 +229,19 @@ def attention(
 
 
 def main() -> None:
-    capability, wanted = int(sys.argv[1]), sys.argv[2]
+    capability, parts = int(sys.argv[1]), sys.argv[2:]
     facts: dict[str, Any] = {}
     compile_instead_of_launching(capability, facts)
     key = "sm90" if capability == 90 else "any"
-    if wanted == "rows":
+    if "rows" in parts:
         rows()
         step()
         sampler()
-    elif wanted == "some-attention":
+    if "some-attention" in parts:
         for shape, variant in ((SHAPES[0], SPLIT_DECODE), (SHAPES[0], PREFILL)):
             attention(facts, key, torch.bfloat16, shape, variant)
         attention(facts, key, torch.float16, SHAPES[1], WINDOW_DECODE)
-    else:
+    if "all-attention" in parts:
         for dtype in (torch.bfloat16, torch.float16):
             for shape, variant in itertools.product(SHAPES, VARIANTS):
                 attention(facts, key, dtype, shape, variant)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.interpreting import assert_nothing_is_collected_compiled, check_interpreted, files
+from support.interpreting import check_interpreted, files
 
 FOLDER = Path(__file__).parent / "triton"
 
@@ -19,7 +19,3 @@ def test_interpreted(name: str) -> None:
 @pytest.mark.parametrize("name", files(FOLDER))
 def test_slow_tests_interpreted(name: str) -> None:
     check_interpreted(FOLDER, name, "slow")
-
-
-def test_without_the_interpreter_no_test_is_collected() -> None:
-    assert_nothing_is_collected_compiled(FOLDER)

@@ -2,33 +2,39 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
-
-import pytest
 
 CPU_ONLY = {"llvmlite", "shmllm_kernels.cpu", "shmllm.worker.cpu"}
 GPU_ONLY = {"triton", "shmllm_kernels.gpu", "shmllm.worker.gpu"}
 
+PROGRAM = """
+import importlib, json, sys
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+    print(json.dumps(list(sys.modules)))
+"""
 
-def modules_after_importing(name: str) -> set[str]:
-    """The modules that a new process has loaded after it imports the module `name`."""
-    program = f"import sys, {name}; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+
+def modules_after_importing(*names: str) -> list[set[str]]:
+    """The modules that a new process has loaded after each of these imports, in this order."""
+    command = [sys.executable, "-c", PROGRAM, *names]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return set(done.stdout.split())
+    return [set(json.loads(line)) for line in done.stdout.splitlines()]
 
 
-@pytest.mark.parametrize(
-    ("name", "loaded", "not_loaded"),
-    [
-        ("shmllm.worker.make_runner", set(), CPU_ONLY | GPU_ONLY),
-        ("shmllm.worker.cpu.runner", CPU_ONLY, GPU_ONLY),
-        ("shmllm.worker.gpu.runner", GPU_ONLY, CPU_ONLY),
-    ],
-    ids=["make_runner", "cpu", "gpu"],
-)
-def test_a_runner_loads_no_module_of_the_other_device(name, loaded, not_loaded):
-    modules = modules_after_importing(name)
-    assert modules >= loaded
-    assert not modules & not_loaded
+def test_a_cpu_s_runner_loads_no_module_of_a_gpu_s():
+    before, modules = modules_after_importing(
+        "shmllm.worker.make_runner", "shmllm.worker.cpu.runner"
+    )
+    assert not before & (CPU_ONLY | GPU_ONLY)
+    assert modules >= CPU_ONLY
+    assert not modules & GPU_ONLY
+
+
+def test_a_gpu_s_runner_loads_no_module_of_a_cpu_s():
+    (modules,) = modules_after_importing("shmllm.worker.gpu.runner")
+    assert modules >= GPU_ONLY
+    assert not modules & CPU_ONLY

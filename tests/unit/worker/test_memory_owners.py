@@ -27,9 +27,10 @@ class Buffer:
         self.workspace_bytes = 0
 
 
-@pytest.fixture
-def directory(tmp_path):
-    return save(reference_model("qwen3", hidden_size=512, intermediate_size=2048), tmp_path)
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    model = reference_model("qwen3", hidden_size=512, intermediate_size=2048)
+    return save(model, tmp_path_factory.mktemp("qwen3"))
 
 
 @pytest.fixture(params=[None, "int8"])

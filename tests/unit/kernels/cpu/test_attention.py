@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from support.variants import diagonal
 
 from shmllm_kernels.cpu.attention import (
     ATTEND,
@@ -154,10 +155,12 @@ def check(layer: Layer, request: Request) -> None:
     torch.testing.assert_close(request.out.double(), layer.expected(request), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("block_size", [8, 16, 32, 64, 128])
-@pytest.mark.parametrize("head_dim", [16, 20, 64, 80, 128])
-@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(4, 2), (9, 3), (8, 8), (8, 1)])
-def test_prefill_and_decode(num_heads, num_kv_heads, head_dim, block_size):
+SHAPES = diagonal([(4, 2), (9, 3), (8, 8), (8, 1)], [16, 20, 64, 80, 128], [8, 16, 32, 64, 128])
+
+
+@pytest.mark.parametrize(("heads", "head_dim", "block_size"), SHAPES)
+def test_prefill_and_decode(heads, head_dim, block_size):
+    num_heads, num_kv_heads = heads
     layout = CacheLayout(num_kv_heads, head_dim, block_size, "float32")
     layer = Layer(num_heads, layout)
     lengths = [1, 15, 16, 17, 150, 300]
@@ -215,14 +218,14 @@ def test_long_context():
     check(layer, request)
 
 
-@pytest.mark.parametrize("stored", DTYPES)
-@pytest.mark.parametrize("window", [0, 50])
 @pytest.mark.parametrize(
-    ("num_heads", "block_size", "dim"), [(4, 16, 64), (6, 8, 20), (10, 32, 80)]
+    ("window", "shape", "stored"),
+    diagonal([0, 50], [(4, 16, 64), (6, 8, 20), (10, 32, 80)], list(DTYPES)),
 )
-def test_results_have_the_same_bits_in_any_batch(stored, window, num_heads, block_size, dim):
+def test_results_have_the_same_bits_in_any_batch(window, shape, stored):
     """Computes a request in one chunk, in several chunks beside other requests and token by token,
     with one thread and with two, and with NaN in unused cache slots."""
+    num_heads, block_size, dim = shape
     layout = CacheLayout(2, dim, block_size, stored)
     length = 290
 

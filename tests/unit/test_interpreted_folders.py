@@ -1,0 +1,13 @@
+"""The folders of tests for Triton's interpreter are empty for a process in which Triton compiles."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from support.interpreting import assert_nothing_is_collected_compiled
+
+UNIT = Path(__file__).parent
+
+
+def test_nothing_is_collected_where_triton_compiles() -> None:
+    assert_nothing_is_collected_compiled(UNIT / "kernels/triton", UNIT / "worker/interpreted")
