@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.determinism import ask, ask_one_by_one, ask_shuffled, make_requests
-from support.reference_models import KINDS, make_model
+from support.reference_models import QUICK, VARIANTS, make_model
 from support.variants import slow
 
 from shmllm import LLM, EngineStartError
@@ -18,21 +19,22 @@ SHAPE: dict[str, Any] = {"intermediate_size": 1376, "max_position_embeddings": 1
 contexts of several key tiles."""
 
 
-DTYPES = ["float32", "bfloat16", slow("float16")]
+DTYPES = ("float32", "bfloat16", "float16")
+QUICK_CASES = list(zip(DTYPES, QUICK, strict=False))
+CASES = [
+    case if case in QUICK_CASES else slow(case) for case in itertools.product(DTYPES, VARIANTS)
+]
 NAMES = ("model.layers.0.mlp.down_proj.weight", "model.layers.3.self_attn.q_proj.weight")
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def directory(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Path:
-    path: Path = tmp_path_factory.mktemp(request.param)
-    make_model(request.param, path, **SHAPE)
-    return path
+@pytest.fixture(scope="module", params=CASES, ids="-".join)
+def start(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Any:
+    dtype, kind = request.param
+    directory: Path = tmp_path_factory.mktemp(kind)
+    make_model(kind, directory, **SHAPE)
 
-
-@pytest.fixture(scope="module", params=DTYPES)
-def start(request: pytest.FixtureRequest, directory: Path) -> Any:
     def start_engine(**options: Any) -> LLM:
-        settings = {"dtype": request.param, "num_threads": 2, "kv_cache_memory_bytes": 2**26}
+        settings = {"dtype": dtype, "num_threads": 2, "kv_cache_memory_bytes": 2**26}
         settings |= {"multiprocess": False}
         return LLM(str(directory), **(settings | options))
 
@@ -90,15 +92,15 @@ def test_embeddings(pooling_type: str, requests: list[Any]) -> None:
 
 @pytest.mark.process
 @pytest.mark.usefixtures("no_leaks")
-def test_across_processes_and_numbers_of_threads() -> None:
+@pytest.mark.parametrize("num_threads", [2, slow(3)])
+def test_across_processes_and_numbers_of_threads(num_threads: int) -> None:
     """The bundled model with the default settings of an LLM."""
     requests = make_requests(4096, 16, seed=5)
     with LLM(deterministic=True, num_threads=1, multiprocess=False) as llm:
         assert llm.facts.deterministic
         alone = ask_one_by_one(llm, requests)
-    for num_threads in (2, 3):
-        with LLM(num_threads=num_threads) as llm:
-            assert ask(llm, requests) == alone
+    with LLM(num_threads=num_threads) as llm:
+        assert ask(llm, requests) == alone
 
 
 def test_after_sleep_and_an_update() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from support.reference_models import KINDS, make_model, make_prompts
+from support.reference_models import KINDS, make_model, make_prompts, with_kinds
 
 from shmllm import LLM, AsyncEngineArgs, AsyncLLM, PoolingParams, RequestError, SamplingParams
 
@@ -66,38 +66,37 @@ PARAMS = [
 ]
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize(("setting", "model"), with_kinds(SETTINGS), indirect=["model"])
 def test_vectors_equal_transformers(model: tuple[Any, Path], setting: str) -> None:
-    check_vectors(model, SETTINGS[setting])
+    options = SETTINGS[setting]
+    with LLM(str(model[1]), **options) as llm:
+        check_vectors(llm, model[0], options.get("enable_prefix_caching", True))
 
 
 @pytest.mark.parametrize("model", ["llama"], indirect=True)
-def test_vectors_of_an_engine_process_equal_transformers(model: tuple[Any, Path]) -> None:
-    check_vectors(model, {})
+def test_an_engine_process_equals_transformers(model: tuple[Any, Path]) -> None:
+    with LLM(str(model[1])) as llm:
+        check_vectors(llm, model[0])
+        check_embedded_prompts(llm, model[0])
 
 
-def check_vectors(model: tuple[Any, Path], options: dict[str, Any]) -> None:
-    reference, directory = model
+def check_vectors(llm: LLM, reference: Any, caching: bool = True) -> None:
     prompts = make_prompts(reference.config.vocab_size)
     prompts.append([3 + i % 4000 for i in range(512)])  # as long as the model takes
     params = [PARAMS[i % len(PARAMS)] for i in range(len(prompts))]
-    with LLM(str(directory), **options) as llm:
-        for _ in range(2):  # the second time, the last token's come from the prefix cache
-            outputs = llm.encode(prompts, params, use_tqdm=False)
-            for output, prompt, own in zip(outputs, prompts, params, strict=True):
-                assert output.prompt_token_ids == prompt
-                assert output.finished
-                assert output.error is None
-                assert worst(output.outputs.data, pooled(hidden_states(reference, prompt), own)) < (
-                    TOLERANCE
-                )
-        hits = [output.num_cached_tokens > 0 for output in outputs]
-        caching = options.get("enable_prefix_caching", True)
-        wanted = [
-            caching and own.pooling_type is None and len(prompt) > 16
-            for own, prompt in zip(params, prompts, strict=True)
-        ]
-        assert hits == wanted
+    for _ in range(2):  # the second time, the last token's come from the prefix cache
+        outputs = llm.encode(prompts, params, use_tqdm=False)
+        for output, prompt, own in zip(outputs, prompts, params, strict=True):
+            assert output.prompt_token_ids == prompt
+            assert output.finished
+            assert output.error is None
+            wanted = pooled(hidden_states(reference, prompt), own)
+            assert worst(output.outputs.data, wanted) < TOLERANCE
+    hits = [output.num_cached_tokens > 0 for output in outputs]
+    assert hits == [
+        caching and own.pooling_type is None and len(prompt) > 16
+        for own, prompt in zip(params, prompts, strict=True)
+    ]
 
 
 def test_vectors_and_tokens_of_one_batch_do_not_disturb_each_other(
@@ -143,7 +142,7 @@ def tiny() -> Iterator[LLM]:
         yield llm
 
 
-def test_coroutines_get_the_same_vectors_beside_tokens() -> None:
+def test_coroutines_get_the_same_vectors_beside_tokens(tiny: LLM) -> None:
     prompts = [[i, i + 1, i + 2] for i in range(5, 25)]
 
     async def run() -> tuple[list[Any], list[int], list[Any]]:
@@ -164,9 +163,8 @@ def test_coroutines_get_the_same_vectors_beside_tokens() -> None:
 
     vectors, tokens, healthy = asyncio.run(run())
     assert healthy == [None]
-    with LLM(kv_cache_memory_bytes=2**26) as llm:
-        wanted = llm.encode(prompts, use_tqdm=False)
-        assert llm.generate(prompts[0], GREEDY, use_tqdm=False)[0].outputs[0].token_ids == tokens
+    wanted = tiny.encode(prompts, use_tqdm=False)
+    assert tiny.generate(prompts[0], GREEDY, use_tqdm=False)[0].outputs[0].token_ids == tokens
     assert [vector.request_id for vector in vectors] == [f"e{i}" for i in range(5, 25)]
     for vector, other in zip(vectors, wanted, strict=True):
         assert worst(vector.outputs.data, other.outputs.data.double()) < TOLERANCE
@@ -225,20 +223,19 @@ def reference_tokens(model: Any, embeds: torch.Tensor, max_tokens: int) -> list[
     return output[0].tolist()
 
 
-@pytest.mark.parametrize("setting", ["default", "token-budget-16", "local"])
+@pytest.mark.parametrize(
+    ("setting", "model"),
+    with_kinds(["default", "token-budget-16", "local"]),
+    indirect=["model"],
+)
 def test_embedded_prompts_generate_as_transformers_does(
     model: tuple[Any, Path], setting: str
 ) -> None:
-    check_embedded_prompts(model, SETTINGS[setting])
+    with LLM(str(model[1]), **SETTINGS[setting]) as llm:
+        check_embedded_prompts(llm, model[0])
 
 
-@pytest.mark.parametrize("model", ["llama"], indirect=True)
-def test_embedded_prompts_of_an_engine_process(model: tuple[Any, Path]) -> None:
-    check_embedded_prompts(model, {})
-
-
-def check_embedded_prompts(model: tuple[Any, Path], options: dict[str, Any]) -> None:
-    reference, directory = model
+def check_embedded_prompts(llm: LLM, reference: Any) -> None:
     torch.manual_seed(5)
     table = reference.get_input_embeddings().weight.detach()
     scale = table.std()
@@ -249,20 +246,17 @@ def check_embedded_prompts(model: tuple[Any, Path], options: dict[str, Any]) -> 
     wanted = [reference_tokens(reference, each, 12) for each in soft]
     wanted += [reference_tokens(reference, table[torch.tensor(each)], 12) for each in ids]
     mixed = prompts + ids + [{"prompt_embeds": soft[3][None].numpy()}]
-    with LLM(str(directory), **options) as llm:
-        for _ in range(2):
-            outputs = llm.generate(mixed, GREEDY, use_tqdm=False)
-            tokens = [output.outputs[0].token_ids for output in outputs]
-            assert tokens[: len(wanted)] == wanted
-            assert tokens[len(wanted) : -1] == wanted[-2:]
-            assert tokens[-1] == wanted[3]
-        # Equal embeddings share blocks, others with the same placeholders do not.
-        assert [output.num_cached_tokens for output in outputs[:5]] == [0, 0, 0, 16, 48]
-        (vector,) = llm.encode(prompts[-1], use_tqdm=False)
-        assert (
-            worst(vector.outputs.data, pooled(hidden_states(reference, ids[1]), PoolingParams()))
-            < TOLERANCE
-        )
+    for _ in range(2):
+        outputs = llm.generate(mixed, GREEDY, use_tqdm=False)
+        tokens = [output.outputs[0].token_ids for output in outputs]
+        assert tokens[: len(wanted)] == wanted
+        assert tokens[len(wanted) : -1] == wanted[-2:]
+        assert tokens[-1] == wanted[3]
+    # Equal embeddings share blocks, others with the same placeholders do not.
+    assert [output.num_cached_tokens for output in outputs[:5]] == [0, 0, 0, 16, 48]
+    (vector,) = llm.encode(prompts[-1], use_tqdm=False)
+    expected = pooled(hidden_states(reference, ids[1]), PoolingParams())
+    assert worst(vector.outputs.data, expected) < TOLERANCE
 
 
 BAD_EMBEDS: list[tuple[Any, dict[str, Any], str]] = [

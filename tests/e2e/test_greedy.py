@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.reference_models import (
+    KINDS,
     MAX_TOKENS,
+    VARIANTS,
     ReferenceModel,
     greedy_tokens,
     make_model,
     make_prompts,
 )
-from support.variants import slow
+from support.variants import diagonal, slow
 
 from shmllm import LLM, RequestError, SamplingParams, StructuredOutputsParams
 
@@ -39,7 +42,14 @@ def bytes_per_block(llm: LLM) -> int:
     return llm.facts.kv_cache_bytes // (llm.facts.num_blocks + 1)
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
+VARIANTS_AND_SETTINGS = [
+    *itertools.product((*VARIANTS, "tiny"), ["default"]),
+    *diagonal(list(VARIANTS), [name for name in SETTINGS if name != "default"]),
+    *(slow("tiny", name) for name in SETTINGS if name != "default"),
+]
+
+
+@pytest.mark.parametrize(("reference", "setting"), VARIANTS_AND_SETTINGS, indirect=["reference"])
 def test_equals_transformers(reference: ReferenceModel, setting: str) -> None:
     with LLM(str(reference.directory), **SETTINGS[setting]) as llm:
         reference.assert_greedy(tokens_of(llm, reference.prompts))
@@ -56,6 +66,7 @@ def test_an_engine_process_equals_transformers(reference: ReferenceModel) -> Non
     ]
 
 
+@pytest.mark.parametrize("reference", [*KINDS, slow("tiny")], indirect=True)
 def test_equals_transformers_with_preemption(reference: ReferenceModel) -> None:
     options = LOCAL | {"max_model_len": 400}
     with LLM(str(reference.directory), **options) as probe:
@@ -102,8 +113,7 @@ def test_without_a_tokenizer(tmp_path: Path) -> None:
         assert output.outputs[0].logprobs[0]
 
 
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("max_shard_size", ["1GB", "200KB"])
+@pytest.mark.parametrize(("max_shard_size", "tied"), diagonal(["1GB", "200KB"], [False, True]))
 def test_loads_sharded_and_tied_checkpoints(
     tmp_path: Path, tied: bool, max_shard_size: str
 ) -> None:

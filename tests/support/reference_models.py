@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from support.variants import slow
+from support.variants import diagonal, slow
 
 from shmllm.frontend.model_files import resolve_model
 
@@ -41,6 +43,14 @@ QUICK = ("qwen3", "mistral")
 """The norms of queries and keys, and a window: the architectures that differ most."""
 KINDS = [kind if kind in QUICK else slow(kind) for kind in VARIANTS]
 """All architectures, as parameters of a test. Only those in QUICK are in the default suite."""
+
+
+def with_kinds(settings: Iterable[Any]) -> list[Any]:
+    """Each setting with each architecture, as parameters of a test. The default suite has each
+    setting once, with the architectures in QUICK in turn."""
+    values = list(settings)
+    others = [kind for kind in VARIANTS if kind not in QUICK]
+    return diagonal(values, QUICK) + [slow(*each) for each in itertools.product(values, others)]
 
 
 @dataclass

@@ -14,12 +14,13 @@ def slow(*values: Any) -> Any:
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
-def diagonal(first: Sequence[Any], second: Sequence[Any], third: Sequence[Any]) -> list[Any]:
-    """Return all combinations of three parameters. The default suite has one combination for each
-    pair of values of the first two; the third takes its values in turn."""
-    places = itertools.product(*(range(len(values)) for values in (first, second, third)))
-    combinations = itertools.product(first, second, third)
+def diagonal(*parameters: Sequence[Any]) -> list[Any]:
+    """Return all combinations of values of these parameters. The default suite has each combination
+    of all parameters but the last one, which takes its values in turn."""
+    last = len(parameters[-1])
+    places = itertools.product(*(range(len(values)) for values in parameters))
+    combinations = itertools.product(*parameters)
     return [
-        values if (i + j) % len(third) == k else slow(*values)
-        for (i, j, k), values in zip(places, combinations, strict=True)
+        values if sum(others) % last == place else slow(*values)
+        for (*others, place), values in zip(places, combinations, strict=True)
     ]
