@@ -110,6 +110,18 @@ def exp(x):
     return scaled if x >= np.float32(-87.0) else np.float32(0.0)
 
 
+@compiled
+def silu(x, slope):
+    """Returns x * sigmoid(slope * x), slope a float32."""
+    return x / (np.float32(1.0) + exp(min(-(slope * x), np.float32(88.0))))
+
+
+@compiled
+def sigmoid(x):
+    """Returns 1 / (1 + e**-x), at least 6e-39."""
+    return np.float32(1.0) / (np.float32(1.0) + exp(min(-x, np.float32(88.0))))
+
+
 def word_of_float(value: float) -> int:
     """Returns a number's float32 bits as an integer operand; `float_of_word` reverses it."""
     return int(np.float32(value).view(np.int32))

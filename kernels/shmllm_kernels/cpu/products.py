@@ -10,6 +10,8 @@ The tile's shape follows Goto and van de Geijn, "Anatomy of High-Performance Mat
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 from shmllm_kernels.cpu.kernel_program import Kernel
 from shmllm_kernels.cpu.language import compiled, compiled_noinline, emitted
 from shmllm_kernels.cpu.memory import floats, itemsize, number, word
@@ -34,23 +36,60 @@ PREFETCHED_ROWS = 2
 PREFETCHING_TILES = TILE_COLUMNS // PREFETCHED_ROWS
 """The first tiles prefetch the weights of the next columns, PREFETCHED_ROWS rows each."""
 
+IN_ORDER, LISTED = "in order", "listed"
+
+
+class Rows(NamedTuple):
+    """The rows of activations that a product reads, float32.
+
+    order: IN_ORDER: row i lies at `address + i * stride`; LISTED: row `indices[i]` does.
+    indices: the address of int64; unused if the rows are in order.
+    """
+
+    address: Any
+    stride: Any
+    indices: Any
+    order: str
+
+
+class Weights(NamedTuple):
+    """A matrix of weights.
+
+    address: [columns, k] of dtype `kind`, contiguous.
+    scale, bias: the addresses of [columns] float32 and [columns] of dtype `bias_kind`, or 0.
+    """
+
+    address: Any
+    k: Any
+    scale: Any
+    bias: Any
+    kind: str
+    bias_kind: str
+
 
 def _tile(num_rows: int, num_columns: int):
     """Returns an emitter of one tile of the product.
 
-    The emitter is tile(x, x_stride, weight, w_stride, k, out, out_stride, adds, ahead, kind):
-    strides are in bytes, k in elements; `adds`: whether to add to the values in `out`; `ahead`:
-    the address of weights to prefetch; `kind`: the dtype name of the weights.
+    The emitter is tile(x, x_stride, indices, row, weight, w_stride, k, out, out_stride, adds,
+    ahead, kind, order): strides are in bytes, k in elements; x, x_stride, indices, order: see
+    `Rows`; `row`: the first row; `adds`: whether to add to the values in `out`; `ahead`: the
+    address of weights to prefetch; `kind`: the dtype name of the weights.
     """
 
     @emitted
-    def tile(builder, x, x_stride, weight, w_stride, k, out, out_stride, adds, ahead, kind):
+    def tile(
+        builder, x, x_stride, indices, row, weight, w_stride, k, out, out_stride, adds, ahead,
+        kind, order,
+    ):  # fmt: skip
         num_bytes = STORED[kind][1]
         e = Emitter(builder)
         row_addresses = lambda base, stride, n: [  # noqa: E731
             e.at(base, builder.mul(stride, e.const(i))) for i in range(n)
         ]
-        xs = row_addresses(x, x_stride, num_rows)
+        places = [builder.add(row, e.const(i)) for i in range(num_rows)]
+        if order == LISTED:
+            places = [e.load_word(e.at(indices, builder.mul(i, e.const(8)))) for i in places]
+        xs = [e.at(x, builder.mul(x_stride, i)) for i in places]
         ws = row_addresses(weight, w_stride, num_columns)
         soon = row_addresses(ahead, w_stride, PREFETCHED_ROWS)
         whole = builder.and_(k, e.const(-LANES))
@@ -115,26 +154,53 @@ row_tile = _tile(1, TILE_COLUMNS)
 
 
 @compiled_noinline
-def _multiply_tiles(x, x_stride, w, w_stride, k, out, out_stride, num_rows, adds, kind):
+def _multiply_tiles(
+    x, x_stride, indices, w, w_stride, k, out, out_stride, num_rows, adds, kind, order
+):
     """Multiplies all rows with the columns of one tile, over a part of k."""
     ahead = w + TILE_COLUMNS * w_stride
     row = 0
     while row + TILE_ROWS <= num_rows:
-        x_at, out_at = x + row * x_stride, out + row * out_stride
-        tile(x_at, x_stride, w, w_stride, k, out_at, out_stride, adds, ahead, kind)
+        out_at = out + row * out_stride
+        tile(
+            x, x_stride, indices, row, w, w_stride, k, out_at, out_stride, adds, ahead, kind, order
+        )
         row += TILE_ROWS
         ahead = ahead + PREFETCHED_ROWS * w_stride if row < PREFETCHING_TILES * TILE_ROWS else w
     while row < num_rows:
-        x_at, out_at = x + row * x_stride, out + row * out_stride
-        row_tile(x_at, x_stride, w, w_stride, k, out_at, out_stride, adds, ahead, kind)
+        out_at = out + row * out_stride
+        row_tile(
+            x, x_stride, indices, row, w, w_stride, k, out_at, out_stride, adds, ahead, kind, order
+        )
         row += 1
 
 
 @compiled
-def _multiply_rows(
-    x, x_stride, weight, w_stride, k, out, out_stride, num_rows, columns, num_columns, kind
-):
-    """Multiplies some rows with one chunk of columns. `columns`: the first of these columns."""
+def _finish(out, out_stride, num_rows, columns, num_columns, weights):
+    """Computes ``out * scale + bias`` over a chunk of columns."""
+    for row in range(num_rows):
+        values = floats(out + row * out_stride + columns * 4)
+        if weights.scale != 0:
+            factors = floats(weights.scale + columns * 4)
+            for column in range(num_columns):
+                values[column] *= factors[column]
+        if weights.bias != 0:
+            for column in range(num_columns):
+                values[column] += number(weights.bias, columns + column, weights.bias_kind)
+
+
+@compiled
+def product(rows, num_rows, weights, columns, num_columns, out, out_stride):
+    """Multiplies some rows with one chunk of columns, at least TILE_COLUMNS.
+
+    Args:
+        rows: the `Rows`; the first `num_rows` are used.
+        weights: the `Weights`.
+        columns: the first column of the chunk.
+        out, out_stride: row i's products lie at ``out + i * out_stride + 4 * column``.
+    """
+    k, kind = weights.k, weights.kind
+    w_stride = k * itemsize(kind)
     parts = (k + DEPTH_AT_ONCE - 1) // DEPTH_AT_ONCE
     depth = ((k + parts - 1) // parts + LANES - 1) // LANES * LANES
     end = columns + num_columns
@@ -142,30 +208,20 @@ def _multiply_rows(
     while column < end:
         column = min(column, end - TILE_COLUMNS)  # the last tile overlaps the one before
         for begin in range(0, k, depth):
-            w = weight + column * w_stride + begin * itemsize(kind)
+            w = weights.address + column * w_stride + begin * itemsize(kind)
             _multiply_tiles(
-                x + 4 * begin, x_stride, w, w_stride, min(depth, k - begin),
-                out + 4 * column, out_stride, num_rows, begin, kind,
+                rows.address + 4 * begin, rows.stride, rows.indices, w, w_stride,
+                min(depth, k - begin), out + 4 * column, out_stride, num_rows, begin, kind,
+                rows.order,
             )  # fmt: skip
         column += TILE_COLUMNS
+    if weights.scale != 0 or weights.bias != 0:
+        _finish(out, out_stride, num_rows, columns, num_columns, weights)
 
 
 @compiled
-def _finish(out, out_stride, num_rows, columns, num_columns, scale, bias, bias_kind):
-    """Computes ``out * scale + bias`` over a chunk of columns; scale or bias may be 0 for none."""
-    for row in range(num_rows):
-        values = floats(out + row * out_stride + columns * 4)
-        if scale != 0:
-            factors = floats(scale + columns * 4)
-            for column in range(num_columns):
-                values[column] *= factors[column]
-        if bias != 0:
-            for column in range(num_columns):
-                values[column] += number(bias, columns + column, bias_kind)
-
-
-@compiled
-def _chunk_width(num_columns, num_threads):
+def chunk_width(num_columns, num_threads):
+    """Returns the number of columns in a piece of work; the last piece has the rest, too."""
     width = min(COLUMNS_AT_ONCE, num_columns // (CHUNKS_PER_THREAD * num_threads))
     return max(width // TILE_COLUMNS, 1) * TILE_COLUMNS
 
@@ -173,7 +229,7 @@ def _chunk_width(num_columns, num_threads):
 @compiled
 def _pieces(operands, piece, thread, num_threads):
     num_rows, num_columns = word(word(operands, 0), 0), word(operands, 6)
-    num_chunks = num_columns // _chunk_width(num_columns, num_threads)
+    num_chunks = num_columns // chunk_width(num_columns, num_threads)
     return (num_rows + ROWS_AT_ONCE - 1) // ROWS_AT_ONCE * num_chunks
 
 
@@ -185,20 +241,18 @@ def _multiply(operands, piece, thread, num_threads, kind, bias_kind):
     )  # fmt: skip
     weight, num_columns, k = word(operands, 5), word(operands, 6), word(operands, 7)
     scale, bias = word(operands, 8), word(operands, 9)
-    width = _chunk_width(num_columns, num_threads)
+    width = chunk_width(num_columns, num_threads)
     num_chunks = num_columns // width
     first_row = piece // num_chunks * ROWS_AT_ONCE
     rows = min(ROWS_AT_ONCE, num_rows - first_row)
     chunk = piece % num_chunks
     columns = chunk * width
-    chunk_width = num_columns - columns if chunk == num_chunks - 1 else width
-    x_rows, out_rows = x + first_row * x_stride, out + first_row * out_stride
-    _multiply_rows(
-        x_rows, x_stride, weight, k * itemsize(kind), k, out_rows, out_stride, rows,
-        columns, chunk_width, kind,
+    chunk_columns = num_columns - columns if chunk == num_chunks - 1 else width
+    product(
+        Rows(x + first_row * x_stride, x_stride, 0, IN_ORDER), rows,
+        Weights(weight, k, scale, bias, kind, bias_kind), columns, chunk_columns,
+        out + first_row * out_stride, out_stride,
     )  # fmt: skip
-    if scale != 0 or bias != 0:
-        _finish(out_rows, out_stride, rows, columns, chunk_width, scale, bias, bias_kind)
 
 
 MULTIPLY = {

@@ -12,7 +12,7 @@ import numpy as np
 
 from shmllm_kernels.cpu.kernel_program import Kernel
 from shmllm_kernels.cpu.language import compiled, compiled_with
-from shmllm_kernels.cpu.memory import exp, float_of_word, floats, itemsize, number, word
+from shmllm_kernels.cpu.memory import float_of_word, floats, itemsize, number, silu, word
 
 PIECES_PER_THREAD = 8
 
@@ -135,8 +135,7 @@ def _silu_and_mul(operands, piece, thread, num_threads):
         up = floats(source + row * width * 8 + width * 4)
         values = floats(out + row * width * 4)
         for i in range(width):
-            inverse = np.float32(1.0) + exp(min(-gate[i], np.float32(88.0)))
-            values[i] = gate[i] / inverse * up[i]
+            values[i] = silu(gate[i], np.float32(1.0)) * up[i]
 
 
 SILU_AND_MUL = Kernel(_pieces, _silu_and_mul)

@@ -1,0 +1,149 @@
+"""Products of tokens with the weights of their experts, one expert after the other.
+
+`routing.SORT` lays the pairs of a token and an expert out in blocks, each of one expert. A piece of
+work is a block and a chunk of columns: a step reads the weights of those experts that its tokens
+chose, once for every ROWS_AT_ONCE rows. The tiles are those of `products`: a pair's result has the
+bits that a product of its expert alone would give it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shmllm_kernels.cpu.kernel_program import Kernel
+from shmllm_kernels.cpu.language import compiled
+from shmllm_kernels.cpu.memory import floats, itemsize, silu, word
+from shmllm_kernels.cpu.products import (
+    COLUMNS_AT_ONCE,
+    IN_ORDER,
+    LISTED,
+    ROWS_AT_ONCE,
+    Rows,
+    Weights,
+    chunk_width,
+    product,
+)
+from shmllm_kernels.cpu.routing import BLOCK_WORDS
+
+SCRATCH_BYTES = 4 * ROWS_AT_ONCE * 2 * (2 * COLUMNS_AT_ONCE)
+"""The scratch memory of each thread: gate and up of a block's rows and of one chunk."""
+
+DTYPES = ("float32", "float16", "bfloat16")
+SILU, GPT_OSS = "silu", "gpt_oss"
+_LIMIT, _SLOPE = 7.0, 1.702  # of gpt-oss
+
+
+@compiled
+def _num_chunks(num_columns, num_threads):
+    return num_columns // chunk_width(num_columns, num_threads)
+
+
+@compiled
+def _pieces(operands, piece, thread, num_threads):
+    return word(word(operands, 0), 0) * _num_chunks(word(operands, 7), num_threads)
+
+
+@compiled
+def _block(operands, piece, num_threads):
+    """Returns the expert, the first pair and the number of pairs of a piece."""
+    index = piece // _num_chunks(word(operands, 7), num_threads)
+    block = word(operands, 1) + index * (8 * BLOCK_WORDS)
+    return word(block, 0), word(block, 1), word(block, 2)
+
+
+@compiled
+def _chunk(operands, piece, num_threads):
+    """Returns the first column and the number of columns of a piece."""
+    num_columns = word(operands, 7)
+    chunk = piece % _num_chunks(num_columns, num_threads)
+    is_last = chunk == _num_chunks(num_columns, num_threads) - 1
+    width = chunk_width(num_columns, num_threads)
+    return chunk * width, num_columns - chunk * width if is_last else width
+
+
+@compiled
+def _of_expert(operands, expert, num_columns, kind, bias_kind):
+    """Returns one expert's weights, [num_columns, k]."""
+    address, k, scale, bias = (
+        word(operands, 6), word(operands, 8), word(operands, 9), word(operands, 10),
+    )  # fmt: skip
+    first = expert * num_columns
+    scale = scale + first * 4 if scale != 0 else 0
+    bias = bias + first * itemsize(bias_kind) if bias != 0 else 0
+    return Weights(address + first * k * itemsize(kind), k, scale, bias, kind, bias_kind)
+
+
+@compiled
+def _activate(scratch, width, out, activation):
+    """Writes one row's activation. scratch: gate and up of `width` columns."""
+    gate, values = floats(scratch), floats(out)
+    if activation == SILU:
+        up = floats(scratch + 4 * width)
+        for i in range(width):
+            values[i] = silu(gate[i], np.float32(1.0)) * up[i]
+    else:
+        for i in range(width):
+            bounded = min(gate[2 * i], np.float32(_LIMIT))
+            linear = max(min(gate[2 * i + 1], np.float32(_LIMIT)), np.float32(-_LIMIT))
+            values[i] = silu(bounded, np.float32(_SLOPE)) * (linear + np.float32(1.0))
+
+
+@compiled
+def _gate_and_up(operands, piece, thread, num_threads, kind, bias_kind, activation):
+    expert, first, count = _block(operands, piece, num_threads)
+    column, width = _chunk(operands, piece, num_threads)
+    inner, out_stride = word(operands, 7), word(operands, 5)
+    rows = Rows(word(operands, 2), word(operands, 3), word(operands, 11) + 8 * first, LISTED)
+    weights = _of_expert(operands, expert, 2 * inner, kind, bias_kind)
+    scratch, stride = word(operands, 12) + thread * SCRATCH_BYTES, 8 * width
+    if activation == SILU:
+        up = inner + column
+        product(rows, count, weights, column, width, scratch - 4 * column, stride)
+        product(rows, count, weights, up, width, scratch + 4 * width - 4 * up, stride)
+    else:
+        product(rows, count, weights, 2 * column, 2 * width, scratch - 8 * column, stride)
+    out = word(operands, 4) + first * out_stride + 4 * column
+    for row in range(count):
+        _activate(scratch + row * stride, width, out + row * out_stride, activation)
+
+
+@compiled
+def _down(operands, piece, thread, num_threads, kind, bias_kind):
+    expert, first, count = _block(operands, piece, num_threads)
+    column, width = _chunk(operands, piece, num_threads)
+    x_stride, out_stride = word(operands, 3), word(operands, 5)
+    rows = Rows(word(operands, 2) + first * x_stride, x_stride, 0, IN_ORDER)
+    weights = _of_expert(operands, expert, word(operands, 7), kind, bias_kind)
+    out = word(operands, 4) + first * out_stride
+    product(rows, count, weights, column, width, out, out_stride)
+
+
+_PAIRS = [(kind, dtype) for dtype in DTYPES for kind in (dtype, "int8")]
+
+GATE_AND_UP = {
+    (*kinds, activation): Kernel(_pieces, _gate_and_up, *kinds, activation)
+    for kinds in _PAIRS
+    for activation in (SILU, GPT_OSS)
+}
+"""Kernels by the dtype names of weights and of bias, and the activation of gate and up.
+
+SILU: ``silu(gate) * up``, where the columns of gate precede those of up. GPT_OSS: ``(up + 1) * gate
+* sigmoid(1.702 * gate)`` with gate at most 7 and up from -7 to 7, where columns of gate and up
+alternate.
+
+Operands (addresses; strides in bytes; all but weights and bias float32 or int64):
+
+    0  the address of the number of blocks, 1  blocks: see `routing.SORT`
+    2  x [tokens, k], 3  its stride
+    4  out [pairs, inner], the activation, in the order of the sorted pairs, 5  its stride
+    6  weights [experts, 2 * inner, k] contiguous, 7  inner (at least TILE_COLUMNS), 8  k
+    9  scale [experts, 2 * inner] or 0, 10  bias [experts, 2 * inner] or 0
+    11 tokens: int64, the row of x of each sorted pair
+    12 scratch [threads, SCRATCH_BYTES]
+"""
+
+DOWN = {kinds: Kernel(_pieces, _down, *kinds) for kinds in _PAIRS}
+"""Kernels by the dtype names of weights and of bias. They have the operands 0 to 10 of GATE_AND_UP,
+with x [pairs, k] and out [pairs, columns] both in the order of the sorted pairs, weights [experts,
+columns, k], columns in place of inner, and scale and bias [experts, columns].
+"""

@@ -1,0 +1,159 @@
+"""CPU mixtures of experts: compared with float64, and equal to a loop over experts, bit by bit."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from shmllm_kernels.cpu.products import MULTIPLY, ROWS_AT_ONCE, TILE_COLUMNS
+from shmllm_kernels.cpu.rows import SILU_AND_MUL
+from shmllm_kernels.reference import moe
+from tests.support.moe_helpers import Experts, MoERun
+from tests.unit.kernels.cpu.test_products import multiply
+from tests.unit.kernels.cpu.test_rows import run as run_rows
+
+KINDS = ["float32", "float16", "bfloat16"]
+
+
+def random_routing(num_tokens: int, num_experts: int, top_k: int) -> tuple[Tensor, Tensor]:
+    ids = torch.rand(num_tokens, num_experts).argsort(-1)[:, :top_k].sort(-1).values
+    return ids, torch.rand(num_tokens, top_k)
+
+
+def compute(
+    x: Tensor,
+    experts: Experts,
+    ids: Tensor,
+    weights: Tensor,
+    num_threads: int = 2,
+    shared: Tensor | None = None,
+    gates: Tensor | None = None,
+) -> Tensor:
+    run = MoERun(len(experts.down), ids.shape[1], len(x), num_threads)
+    run.route_to(ids, weights)
+    return run.experts(x, experts, shared, gates)
+
+
+def expected(x: Tensor, experts: Experts, ids: Tensor, weights: Tensor) -> Tensor:
+    names = ("gate_up", "down", "gate_up_bias", "down_bias")
+    values = [experts.values(name) for name in names]
+    return moe.experts(x.double(), ids, weights.double(), *values, experts.activation)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("activation", ["silu", "gpt_oss"])
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(("hidden", "inner"), [(TILE_COLUMNS, TILE_COLUMNS), (70, 37), (64, 96)])
+def test_experts_equal_the_reference(
+    kind: str, activation: str, has_bias: bool, hidden: int, inner: int
+) -> None:
+    dtype = getattr(torch, kind)
+    experts = Experts.random(6, hidden, inner, dtype, activation, has_bias)
+    for num_tokens in (0, 1, 2, 25):
+        x = torch.randn(num_tokens, hidden) * 4
+        ids, weights = random_routing(num_tokens, 6, 3)
+        found = compute(x, experts, ids, weights)
+        torch.testing.assert_close(
+            found.double(), expected(x, experts, ids, weights), atol=2e-5, rtol=2e-5
+        )
+
+
+@pytest.mark.parametrize("activation", ["silu", "gpt_oss"])
+def test_integers_are_scaled_by_expert_and_column(activation: str) -> None:
+    def integers(*shape: int) -> Tensor:
+        return torch.randint(-127, 128, shape, dtype=torch.int8)
+
+    experts = Experts(
+        integers(5, 40, 33), integers(5, 33, 20),
+        torch.randn(5, 40).bfloat16(), torch.randn(5, 33).bfloat16(),
+        torch.rand(5, 40) / 300, torch.rand(5, 33) / 300, activation, torch.bfloat16,
+    )  # fmt: skip
+    x = torch.randn(17, 33)
+    ids, weights = random_routing(17, 5, 2)
+    found = compute(x, experts, ids, weights)
+    torch.testing.assert_close(
+        found.double(), expected(x, experts, ids, weights), atol=1e-5, rtol=1e-5
+    )
+
+
+def loop_over_experts(x: Tensor, experts: Experts, ids: Tensor, weights: Tensor) -> Tensor:
+    """Computes each expert by the kernels of a dense MLP, and adds in ascending order."""
+    kernel, inner = MULTIPLY[experts.kinds[0]], experts.down.shape[2]
+    out = torch.zeros_like(x)
+    for expert in range(len(experts.down)):
+        tokens, choices = torch.nonzero(ids == expert, as_tuple=True)
+        gate_up = multiply(kernel, x[tokens], experts.gate_up[expert])
+        activated = torch.empty(len(tokens), inner)
+        run_rows(SILU_AND_MUL, len(tokens), gate_up, activated, inner)
+        rows = multiply(kernel, activated, experts.down[expert])
+        out[tokens] += weights[tokens, choices, None] * rows
+    return out
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("num_experts", "top_k"), [(5, 1), (8, 2), (4, 4)])
+def test_groups_have_the_bits_of_a_loop_over_experts(
+    kind: str, num_experts: int, top_k: int
+) -> None:
+    """Includes experts without tokens, and depths that are summed in parts."""
+    for hidden, inner in ((48, 100), (1100, 20)):
+        experts = Experts.random(num_experts, hidden, inner, getattr(torch, kind))
+        for num_tokens in (1, 3, 40):
+            x = torch.randn(num_tokens, hidden)
+            ids, weights = random_routing(num_tokens, num_experts, top_k)
+            found = compute(x, experts, ids, weights)
+            assert torch.equal(found, loop_over_experts(x, experts, ids, weights))
+
+
+def test_one_expert_with_all_tokens_has_the_bits_of_the_loop() -> None:
+    experts = Experts.random(3, 32, 24)
+    x = torch.randn(2 * ROWS_AT_ONCE + 5, 32)
+    ids, weights = torch.full((len(x), 1), 1), torch.rand(len(x), 1)
+    found = compute(x, experts, ids, weights)
+    assert torch.equal(found, loop_over_experts(x, experts, ids, weights))
+
+
+@pytest.mark.parametrize("activation", ["silu", "gpt_oss"])
+def test_a_token_has_the_same_bits_alone_and_in_any_batch(activation: str) -> None:
+    experts = Experts.random(7, 61, 45, torch.bfloat16, activation, has_bias=True)
+    x = torch.randn(ROWS_AT_ONCE + 30, 61)
+    ids, weights = random_routing(len(x), 7, 3)
+    whole = compute(x, experts, ids, weights)
+    for num_threads in (1, 2, 3):
+        for size in (1, 2, 7, 60):
+            for begin in range(0, len(x), 5 * size):
+                rows = slice(begin, begin + size)
+                part = compute(x[rows].clone(), experts, ids[rows], weights[rows], num_threads)
+                assert torch.equal(part, whole[rows])
+
+
+@pytest.mark.parametrize("has_gate", [False, True])
+def test_a_shared_expert_is_added_after_the_others(has_gate: bool) -> None:
+    experts = Experts.random(4, 30, 16)
+    x, shared, gates = torch.randn(9, 30), torch.randn(9, 30), torch.randn(9) * 30
+    ids, weights = random_routing(9, 4, 2)
+    routed = compute(x, experts, ids, weights)
+    found = compute(x, experts, ids, weights, shared=shared, gates=gates if has_gate else None)
+    factor = gates.sigmoid()[:, None] if has_gate else 1.0
+    torch.testing.assert_close(found, routed + factor * shared, atol=1e-6, rtol=1e-6)
+    if not has_gate:
+        assert torch.equal(found, routed + shared)
+
+
+def test_nan_in_one_token_does_not_change_the_others() -> None:
+    experts, logits = Experts.random(6, 40, 32), torch.randn(12, 6)
+    x = torch.randn(12, 40)
+    results = []
+    for bad in (False, True):
+        if bad:
+            x[3], logits[3] = math.nan, math.nan
+        run = MoERun(6, 2, 12)
+        run.route(logits)
+        results.append(run.experts(x, experts))
+    clean, found = results
+    assert found[3].isnan().all()
+    keep = [token for token in range(12) if token != 3]
+    assert torch.equal(found[keep], clean[keep])
