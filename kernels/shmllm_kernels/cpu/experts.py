@@ -13,10 +13,9 @@ import numpy as np
 from shmllm_kernels.cpu.kernel_program import Kernel
 from shmllm_kernels.cpu.language import compiled
 from shmllm_kernels.cpu.memory import floats, itemsize, silu, word
+from shmllm_kernels.cpu.product_tiles import IN_ORDER, LISTED
 from shmllm_kernels.cpu.products import (
     COLUMNS_AT_ONCE,
-    IN_ORDER,
-    LISTED,
     ROWS_AT_ONCE,
     Rows,
     Weights,
@@ -136,7 +135,7 @@ Operands (addresses; strides in bytes; all but weights and bias float32 or int64
     0  the address of the number of blocks, 1  blocks: see `routing.SORT`
     2  x [tokens, k], 3  its stride
     4  out [pairs, inner], the activation, in the order of the sorted pairs, 5  its stride
-    6  weights [experts, 2 * inner, k] contiguous, 7  inner (at least TILE_COLUMNS), 8  k
+    6  weights [experts, 2 * inner, k] contiguous, 7  inner, 8  k
     9  scale [experts, 2 * inner] or 0, 10  bias [experts, 2 * inner] or 0
     11 tokens: int64, the row of x of each sorted pair
     12 scratch [threads, SCRATCH_BYTES]

@@ -4,8 +4,8 @@
 weights need no packed copy. Every element is summed in the same order, for any number of rows and
 in any tile: results do not depend on the batch, to the last bit.
 
-The tile's shape follows Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication"
-(2008): the accumulators fill the vector registers.
+`product_tiles` emits the code of a tile; this module owns the order of tiles, and what comes after
+a product.
 """
 
 from __future__ import annotations
@@ -13,13 +13,24 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from shmllm_kernels.cpu.kernel_program import Kernel
-from shmllm_kernels.cpu.language import compiled, compiled_noinline, emitted
+from shmllm_kernels.cpu.language import compiled, compiled_noinline
 from shmllm_kernels.cpu.memory import floats, itemsize, number, word
-from shmllm_kernels.cpu.simd import LANES, STORED, Emitter, Loop
+from shmllm_kernels.cpu.product_tiles import (
+    IN_ORDER,
+    PREFETCHED_ROWS,
+    TILE_COLUMNS,
+    TILE_ROWS,
+    column_tile,
+    row_tile,
+    tile,
+)
+from shmllm_kernels.cpu.simd import LANES
 
-TILE_ROWS, TILE_COLUMNS = {16: (4, 6), 8: (2, 4), 4: (6, 4)}[LANES]
 ROWS_AT_ONCE = 128
 """The number of rows of activations that stay in a core's L2 cache while weights stream through."""
+
+PREFETCHING_TILES = TILE_COLUMNS // PREFETCHED_ROWS
+"""The first tiles prefetch the weights of the next columns, PREFETCHED_ROWS rows each."""
 
 COLUMNS_AT_ONCE = 8 * TILE_COLUMNS
 """The largest number of columns in one piece of work."""
@@ -31,12 +42,6 @@ tile reads from all its rows then stays in the L1 cache. This decides the order 
 CHUNKS_PER_THREAD = 4
 """The smallest number of pieces for each thread, if there are enough columns: other threads then
 take the pieces that a preempted thread has not begun."""
-
-PREFETCHED_ROWS = 2
-PREFETCHING_TILES = TILE_COLUMNS // PREFETCHED_ROWS
-"""The first tiles prefetch the weights of the next columns, PREFETCHED_ROWS rows each."""
-
-IN_ORDER, LISTED = "in order", "listed"
 
 
 class Rows(NamedTuple):
@@ -67,92 +72,6 @@ class Weights(NamedTuple):
     bias_kind: str
 
 
-def _tile(num_rows: int, num_columns: int):
-    """Returns an emitter of one tile of the product.
-
-    The emitter is tile(x, x_stride, indices, row, weight, w_stride, k, out, out_stride, adds,
-    ahead, kind, order): strides are in bytes, k in elements; x, x_stride, indices, order: see
-    `Rows`; `row`: the first row; `adds`: whether to add to the values in `out`; `ahead`: the
-    address of weights to prefetch; `kind`: the dtype name of the weights.
-    """
-
-    @emitted
-    def tile(
-        builder, x, x_stride, indices, row, weight, w_stride, k, out, out_stride, adds, ahead,
-        kind, order,
-    ):  # fmt: skip
-        num_bytes = STORED[kind][1]
-        e = Emitter(builder)
-        row_addresses = lambda base, stride, n: [  # noqa: E731
-            e.at(base, builder.mul(stride, e.const(i))) for i in range(n)
-        ]
-        places = [builder.add(row, e.const(i)) for i in range(num_rows)]
-        if order == LISTED:
-            places = [e.load_word(e.at(indices, builder.mul(i, e.const(8)))) for i in places]
-        xs = [e.at(x, builder.mul(x_stride, i)) for i in places]
-        ws = row_addresses(weight, w_stride, num_columns)
-        soon = row_addresses(ahead, w_stride, PREFETCHED_ROWS)
-        whole = builder.and_(k, e.const(-LANES))
-
-        def step(sums, offset, load):
-            x_at = builder.mul(offset, e.const(4))
-            w_at = builder.mul(offset, e.const(num_bytes))
-            columns = [load(e.at(w, w_at), kind) for w in ws]
-            out = []
-            for i, row in enumerate(xs):
-                value = load(e.at(row, x_at), "float32")
-                out += [
-                    e.fma(value, column, sums[i * num_columns + j])
-                    for j, column in enumerate(columns)
-                ]
-            return out
-
-        sums = [e.zeros()] * (num_rows * num_columns)
-        before = builder.block
-        loop_block = builder.append_basic_block("whole")
-        tail_test = builder.append_basic_block("tail_test")
-        has_whole = builder.icmp_signed(">", whole, e.const(0))
-        builder.cbranch(has_whole, loop_block, tail_test)
-        builder.position_at_end(loop_block)
-        loop = Loop(e, e.const(0), whole, LANES)
-        loop.begin(sums)
-        for row in soon:
-            e.prefetch(e.at(row, builder.mul(loop.index, e.const(num_bytes))))
-        inner = step(loop.values, loop.index, e.load)
-        loop.end(inner)
-        after_loop = builder.block
-        builder.branch(tail_test)
-        builder.position_at_end(tail_test)
-        merged = [builder.phi(e.vector) for _ in sums]
-        for phi, zero, value in zip(merged, sums, inner, strict=True):
-            phi.add_incoming(zero, before)
-            phi.add_incoming(value, after_loop)
-        rest = builder.sub(k, whole)
-        tail = builder.append_basic_block("tail")
-        done = builder.append_basic_block("done")
-        builder.cbranch(builder.icmp_signed(">", rest, e.const(0)), tail, done)
-        builder.position_at_end(tail)
-        with_tail = step(merged, whole, lambda at, kind: e.load_first(at, rest, kind))
-        builder.branch(done)
-        builder.position_at_end(done)
-        final = [builder.phi(e.vector) for _ in sums]
-        for phi, value, other in zip(final, merged, with_tail, strict=True):
-            phi.add_incoming(value, tail_test)
-            phi.add_incoming(other, tail)
-        columns, adds = e.const(num_columns), builder.icmp_signed("!=", adds, e.const(0))
-        for i, totals in enumerate(e.sums(final, num_columns)):
-            row = e.at(out, builder.mul(out_stride, e.const(i)))
-            before = e.load_first(row, columns)
-            kept = builder.select(adds, before, e.zeros())
-            e.store_first(builder.fadd(kept, totals), row, num_columns)
-
-    return tile
-
-
-tile = _tile(TILE_ROWS, TILE_COLUMNS)
-row_tile = _tile(1, TILE_COLUMNS)
-
-
 @compiled_noinline
 def _multiply_tiles(
     x, x_stride, indices, w, w_stride, k, out, out_stride, num_rows, adds, kind, order
@@ -175,6 +94,18 @@ def _multiply_tiles(
         row += 1
 
 
+@compiled_noinline
+def _multiply_column(
+    x, x_stride, indices, w, w_stride, k, out, out_stride, num_rows, adds, kind, order
+):
+    """Multiplies all rows with one column, over a part of k."""
+    for row in range(num_rows):
+        column_tile(
+            x, x_stride, indices, row, w, w_stride, k, out + row * out_stride, out_stride, adds, w,
+            kind, order,
+        )  # fmt: skip
+
+
 @compiled
 def _finish(out, out_stride, num_rows, columns, num_columns, weights):
     """Computes ``out * scale + bias`` over a chunk of columns."""
@@ -190,15 +121,8 @@ def _finish(out, out_stride, num_rows, columns, num_columns, weights):
 
 
 @compiled
-def product(rows, num_rows, weights, columns, num_columns, out, out_stride):
-    """Multiplies some rows with one chunk of columns, at least TILE_COLUMNS.
-
-    Args:
-        rows: the `Rows`; the first `num_rows` are used.
-        weights: the `Weights`.
-        columns: the first column of the chunk.
-        out, out_stride: row i's products lie at ``out + i * out_stride + 4 * column``.
-    """
+def _product(rows, num_rows, weights, columns, num_columns, out, out_stride, multiply, width):
+    """Calls `multiply`, which computes a tile of `width` columns, for all tiles and parts of k."""
     k, kind = weights.k, weights.kind
     w_stride = k * itemsize(kind)
     parts = (k + DEPTH_AT_ONCE - 1) // DEPTH_AT_ONCE
@@ -206,15 +130,36 @@ def product(rows, num_rows, weights, columns, num_columns, out, out_stride):
     end = columns + num_columns
     column = columns
     while column < end:
-        column = min(column, end - TILE_COLUMNS)  # the last tile overlaps the one before
+        column = min(column, end - width)  # the last tile overlaps the one before
         for begin in range(0, k, depth):
             w = weights.address + column * w_stride + begin * itemsize(kind)
-            _multiply_tiles(
+            multiply(
                 rows.address + 4 * begin, rows.stride, rows.indices, w, w_stride,
                 min(depth, k - begin), out + 4 * column, out_stride, num_rows, begin, kind,
                 rows.order,
             )  # fmt: skip
-        column += TILE_COLUMNS
+        column += width
+
+
+@compiled
+def product(rows, num_rows, weights, columns, num_columns, out, out_stride):
+    """Multiplies some rows with one chunk of columns.
+
+    Args:
+        rows: the `Rows`; the first `num_rows` are used.
+        weights: the `Weights`.
+        columns: the first column of the chunk.
+        out, out_stride: row i's products lie at ``out + i * out_stride + 4 * column``.
+    """
+    if num_columns >= TILE_COLUMNS:
+        _product(
+            rows, num_rows, weights, columns, num_columns, out, out_stride, _multiply_tiles,
+            TILE_COLUMNS,
+        )  # fmt: skip
+    else:
+        _product(
+            rows, num_rows, weights, columns, num_columns, out, out_stride, _multiply_column, 1
+        )
     if weights.scale != 0 or weights.bias != 0:
         _finish(out, out_stride, num_rows, columns, num_columns, weights)
 
@@ -223,7 +168,7 @@ def product(rows, num_rows, weights, columns, num_columns, out, out_stride):
 def chunk_width(num_columns, num_threads):
     """Returns the number of columns in a piece of work; the last piece has the rest, too."""
     width = min(COLUMNS_AT_ONCE, num_columns // (CHUNKS_PER_THREAD * num_threads))
-    return max(width // TILE_COLUMNS, 1) * TILE_COLUMNS
+    return min(max(width // TILE_COLUMNS, 1) * TILE_COLUMNS, num_columns)
 
 
 @compiled
@@ -264,7 +209,7 @@ MULTIPLY = {
 and out are float32.
 
 Operands: address of the number of rows; x, its stride; out, its stride; weight [columns, k]
-contiguous, columns (at least TILE_COLUMNS), k; scale [columns] or 0; bias [columns] or 0.
+contiguous, columns, k; scale [columns] or 0; bias [columns] or 0.
 Tensors are given by their addresses, strides in bytes.
 
 2 * columns * k flops for each row; all weights are read once for every ROWS_AT_ONCE rows.

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from shmllm_kernels.cpu import Kernel, KernelProgram
-from shmllm_kernels.cpu.products import MULTIPLY, MULTIPLY_INT8, ROWS_AT_ONCE, TILE_COLUMNS
+from shmllm_kernels.cpu.product_tiles import TILE_COLUMNS
+from shmllm_kernels.cpu.products import MULTIPLY, MULTIPLY_INT8, ROWS_AT_ONCE
 
 KINDS = ["float32", "float16", "bfloat16"]
 
@@ -46,7 +47,9 @@ def assert_close(found: Tensor, x: Tensor, weight: Tensor, factors: Tensor | flo
 
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 16, ROWS_AT_ONCE + 3])
-@pytest.mark.parametrize(("columns", "k"), [(6, 16), (7, 5), (64, 33), (97, 48), (256, 100)])
+@pytest.mark.parametrize(
+    ("columns", "k"), [(1, 40), (6, 16), (7, 5), (64, 33), (97, 48), (256, 100)]
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_product_equals_float64(
     kind: str, columns: int, k: int, rows: int, num_threads: int
@@ -97,8 +100,9 @@ def test_a_row_has_the_same_bits_in_any_batch(kind: str, k: int) -> None:
 def test_a_column_has_the_same_bits_in_any_tile() -> None:
     weight, x = torch.randn(96, 200), torch.randn(5, 200)
     whole = multiply(MULTIPLY["float32"], x, weight)
-    part = multiply(MULTIPLY["float32"], x, weight[35:].clone())
-    assert torch.equal(part, whole[:, 35:])
+    for first in (35, 95, 94):
+        part = multiply(MULTIPLY["float32"], x, weight[first:].clone())
+        assert torch.equal(part, whole[:, first:])
 
 
 def test_nan_in_a_row_does_not_change_other_rows() -> None:

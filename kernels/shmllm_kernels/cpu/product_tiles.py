@@ -1,0 +1,104 @@
+"""The code of one tile of a matrix product: a few rows of activations times a few columns.
+
+The tile's shape follows Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication"
+(2008): the accumulators fill the vector registers. Tiles of every shape add in the same order.
+"""
+
+from __future__ import annotations
+
+from shmllm_kernels.cpu.language import emitted
+from shmllm_kernels.cpu.simd import LANES, STORED, Emitter, Loop
+
+TILE_ROWS, TILE_COLUMNS = {16: (4, 6), 8: (2, 4), 4: (6, 4)}[LANES]
+PREFETCHED_ROWS = 2
+"""The number of rows of weights that a tile prefetches."""
+
+IN_ORDER, LISTED = "in order", "listed"
+"""Where a row of activations lies; see `products.Rows`."""
+
+
+def _tile(num_rows: int, num_columns: int):
+    """Returns an emitter of one tile of the product.
+
+    The emitter is tile(x, x_stride, indices, row, weight, w_stride, k, out, out_stride, adds,
+    ahead, kind, order): strides are in bytes, k in elements; x, x_stride, indices, order: see
+    `products.Rows`; `row`: the first row; `adds`: whether to add to the values in `out`; `ahead`:
+    the address of weights to prefetch; `kind`: the dtype name of the weights.
+    """
+
+    @emitted
+    def tile(
+        builder, x, x_stride, indices, row, weight, w_stride, k, out, out_stride, adds, ahead,
+        kind, order,
+    ):  # fmt: skip
+        num_bytes = STORED[kind][1]
+        e = Emitter(builder)
+        row_addresses = lambda base, stride, n: [  # noqa: E731
+            e.at(base, builder.mul(stride, e.const(i))) for i in range(n)
+        ]
+        places = [builder.add(row, e.const(i)) for i in range(num_rows)]
+        if order == LISTED:
+            places = [e.load_word(e.at(indices, builder.mul(i, e.const(8)))) for i in places]
+        xs = [e.at(x, builder.mul(x_stride, i)) for i in places]
+        ws = row_addresses(weight, w_stride, num_columns)
+        soon = row_addresses(ahead, w_stride, PREFETCHED_ROWS)
+        whole = builder.and_(k, e.const(-LANES))
+
+        def step(sums, offset, load):
+            x_at = builder.mul(offset, e.const(4))
+            w_at = builder.mul(offset, e.const(num_bytes))
+            columns = [load(e.at(w, w_at), kind) for w in ws]
+            out = []
+            for i, row in enumerate(xs):
+                value = load(e.at(row, x_at), "float32")
+                out += [
+                    e.fma(value, column, sums[i * num_columns + j])
+                    for j, column in enumerate(columns)
+                ]
+            return out
+
+        sums = [e.zeros()] * (num_rows * num_columns)
+        before = builder.block
+        loop_block = builder.append_basic_block("whole")
+        tail_test = builder.append_basic_block("tail_test")
+        has_whole = builder.icmp_signed(">", whole, e.const(0))
+        builder.cbranch(has_whole, loop_block, tail_test)
+        builder.position_at_end(loop_block)
+        loop = Loop(e, e.const(0), whole, LANES)
+        loop.begin(sums)
+        for row in soon:
+            e.prefetch(e.at(row, builder.mul(loop.index, e.const(num_bytes))))
+        inner = step(loop.values, loop.index, e.load)
+        loop.end(inner)
+        after_loop = builder.block
+        builder.branch(tail_test)
+        builder.position_at_end(tail_test)
+        merged = [builder.phi(e.vector) for _ in sums]
+        for phi, zero, value in zip(merged, sums, inner, strict=True):
+            phi.add_incoming(zero, before)
+            phi.add_incoming(value, after_loop)
+        rest = builder.sub(k, whole)
+        tail = builder.append_basic_block("tail")
+        done = builder.append_basic_block("done")
+        builder.cbranch(builder.icmp_signed(">", rest, e.const(0)), tail, done)
+        builder.position_at_end(tail)
+        with_tail = step(merged, whole, lambda at, kind: e.load_first(at, rest, kind))
+        builder.branch(done)
+        builder.position_at_end(done)
+        final = [builder.phi(e.vector) for _ in sums]
+        for phi, value, other in zip(final, merged, with_tail, strict=True):
+            phi.add_incoming(value, tail_test)
+            phi.add_incoming(other, tail)
+        columns, adds = e.const(num_columns), builder.icmp_signed("!=", adds, e.const(0))
+        for i, totals in enumerate(e.sums(final, num_columns)):
+            row = e.at(out, builder.mul(out_stride, e.const(i)))
+            before = e.load_first(row, columns)
+            kept = builder.select(adds, before, e.zeros())
+            e.store_first(builder.fadd(kept, totals), row, num_columns)
+
+    return tile
+
+
+tile = _tile(TILE_ROWS, TILE_COLUMNS)
+row_tile = _tile(1, TILE_COLUMNS)
+column_tile = _tile(1, 1)
