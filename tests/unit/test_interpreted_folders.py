@@ -1,4 +1,4 @@
-"""The folders of tests for Triton's interpreter are empty for a process in which Triton compiles."""
+"""The folders of interpreted tests are empty for a process in which Triton compiles."""
 
 from __future__ import annotations
 
