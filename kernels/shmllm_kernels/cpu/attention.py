@@ -33,11 +33,13 @@ from shmllm_kernels.cpu.memory import (
     float_of_word,
     floats,
     itemsize,
+    number,
     word,
 )
 from shmllm_kernels.cpu.simd import LANES
 from shmllm_kernels.cpu.softmax import INITIAL_MAX_SCORE, total_weight
 
+LOG2_E = 1.4426950408889634
 ROWS_PER_TILE = 48
 """The largest number of query rows in a tile, which share a chunk of keys while it is in the L1 and
 L2 caches."""
@@ -160,14 +162,20 @@ def _fill(address, count, number):
 
 
 @compiled
-def _load_queries(scratch, rows, padded, tile, heads, qkv, qkv_stride):
+def _load_queries(scratch, rows, padded, tile, heads, qkv, qkv_stride, sinks, kind):
     """Initialises a tile's rows and copies its scaled queries, with the rows of each group side by
-    side."""
+    side. A sink is a score without a value: the row begins with it, and a weight of 1."""
     _fill(scratch.out, rows * padded, 0.0)
     _fill(scratch.weight_sums, rows * LANES, 0.0)
     _fill(scratch.max_scores, rows, INITIAL_MAX_SCORE)
     head_dim, scale = word(heads, at.HEAD_DIM), float_of_word(word(heads, at.SCALE))
     per_kv = word(heads, at.NUM_HEADS) // word(heads, at.NUM_KV_HEADS)
+    if sinks != 0:
+        max_scores, weight_sums = floats(scratch.max_scores), floats(scratch.weight_sums)
+        for i in range(rows):
+            sink = number(sinks, tile.kv_head * per_kv + i % per_kv, kind)
+            max_scores[i] = sink * np.float32(LOG2_E)
+            weight_sums[i * LANES] = np.float32(1.0)
     row = 0
     while row < rows:
         size = _group_size(rows - row)
@@ -197,7 +205,7 @@ def _store_output(scratch, rows, padded, tile, heads, out, out_stride):
 
 
 @compiled
-def _attend_chunk(scratch, rows, padded, tile, heads, window, first_vector, kind):
+def _attend_chunk(scratch, rows, padded, tile, heads, window, cap, first_vector, kind):
     """Updates every row of a tile with one chunk of keys."""
     per_kv = word(heads, at.NUM_HEADS) // word(heads, at.NUM_KV_HEADS)
     keys_per_vector, head_dim = word(heads, at.KEYS_PER_VECTOR), word(heads, at.HEAD_DIM)
@@ -205,7 +213,7 @@ def _attend_chunk(scratch, rows, padded, tile, heads, window, first_vector, kind
     chunk = KeyChunk(
         scratch.keys, scratch.values, first_key, first_key + KEY_VECTORS * keys_per_vector,
         keys_per_vector, word(heads, at.DIMENSION_BYTES), word(heads, at.VALUE_ROW_BYTES),
-        word(heads, at.KEY_BYTES), head_dim, padded, per_kv, window,
+        word(heads, at.KEY_BYTES), head_dim, padded, per_kv, window, cap,
     )  # fmt: skip
     row = 0
     while row < rows:
@@ -237,12 +245,14 @@ def _attend(operands, piece, thread, num_threads, kind):
     padded = word(heads, at.VALUE_ROW_BYTES) // itemsize(kind)
     address = word(operands, 9) + thread * word(operands, 10)
     scratch = _split_scratch(address, rows, word(heads, at.HEAD_DIM), padded)
-    _load_queries(scratch, rows, padded, tile, heads, word(operands, 3), word(operands, 4))
+    cap, sinks = float_of_word(word(operands, 11)), word(operands, 12)
+    qkv, qkv_stride = word(operands, 3), word(operands, 4)
+    _load_queries(scratch, rows, padded, tile, heads, qkv, qkv_stride, sinks, kind)
     keys_per_vector = word(heads, at.KEYS_PER_VECTOR)
     vector = tile.first_key // (KEY_VECTORS * keys_per_vector) * KEY_VECTORS
     while vector * keys_per_vector <= tile.last_key:
         find_key_chunk(scratch.keys, scratch.values, cache, heads, tile, vector, kind)
-        _attend_chunk(scratch, rows, padded, tile, heads, window, vector, kind)
+        _attend_chunk(scratch, rows, padded, tile, heads, window, cap, vector, kind)
         vector += KEY_VECTORS
     _store_output(scratch, rows, padded, tile, heads, word(operands, 5), word(operands, 6))
 
@@ -252,7 +262,8 @@ ATTEND = {
     "float16": Kernel(_pieces, _attend, "float16"),
     "bfloat16": Kernel(_pieces, _attend, "bfloat16"),
 }
-"""Kernels by the dtype name of the cache. Every token attends to its request's keys in the cache.
+"""Kernels by the dtype name of the cache and of the sinks. Every token attends to its
+request's keys in the cache.
 
 Operands (addresses, if not marked as numbers; strides in bytes):
 
@@ -267,6 +278,9 @@ Operands (addresses, if not marked as numbers; strides in bytes):
     8  window: the number of positions that a token attends to, its own included; 0: all (a number)
     9  scratch memory of the first thread
     10 its stride from thread to thread, at least `scratch_bytes` (a number)
+    11 cap: scaled scores become ``cap * tanh(score / cap)``; cap * log2(e), or 0 for none (a number
+       from `word_of_float`)
+    12 sinks: weights [num_heads], each the score of a key without a value, or 0 for none
 """
 
 

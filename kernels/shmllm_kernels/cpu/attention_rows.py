@@ -16,7 +16,7 @@ from shmllm_kernels.cpu.attention_tiles import (
 from shmllm_kernels.cpu.language import compiled
 from shmllm_kernels.cpu.memory import floats
 from shmllm_kernels.cpu.simd import LANES
-from shmllm_kernels.cpu.softmax import weigh
+from shmllm_kernels.cpu.softmax import cap_scores, weigh
 
 MAX_GROUP_ROWS = 6
 SCORES_BYTES = MAX_GROUP_ROWS * SCORES_STRIDE
@@ -52,6 +52,7 @@ class KeyChunk(NamedTuple):
     padded: int  # head_dim padded to whole vectors
     heads_per_kv: int
     window: int  # 0: unlimited
+    cap: float  # of scores, multiplied by log2(e); 0: none
 
 
 @compiled
@@ -93,6 +94,11 @@ def _make_weigh_rows(num_rows: int):
         """Turns the scores of the vectors from `first` to `end` into softmax weights."""
         key = chunk.first_key + first * chunk.keys_per_vector
         factors = floats(group.factors)
+        if chunk.cap > 0:
+            for i in range(num_rows):
+                cap_scores(
+                    group.scores + i * SCORES_STRIDE + 4 * LANES * first, end - first, chunk.cap
+                )
         for i in range(num_rows):
             position = group.first_position + (group.row + i) // chunk.heads_per_kv
             first_visible = _first_visible(position, chunk.window)

@@ -86,15 +86,19 @@ class CacheLayout:
         return min(LANES, self.block_size)
 
 
-def head_words(layout: CacheLayout, num_heads: int) -> NDArray[np.int64]:
+def head_words(
+    layout: CacheLayout, num_heads: int, scale: float | None = None
+) -> NDArray[np.int64]:
     """Returns the numbers that kernels need about the heads, in the order of the names below.
 
     Args:
         layout: the layout of the cache.
         num_heads: the number of query heads; a multiple of `layout.num_kv_heads`.
+        scale: the factor of the scores; None: head_dim**-0.5.
     """
     if num_heads % layout.num_kv_heads:
         raise ValueError(f"{num_heads} heads cannot share {layout.num_kv_heads} key-value heads")
+    scale = layout.head_dim**-0.5 if scale is None else scale
     vectors_per_block = layout.keys_shape[1] // LANES
     words = [
         layout.num_kv_heads,
@@ -108,7 +112,7 @@ def head_words(layout: CacheLayout, num_heads: int) -> NDArray[np.int64]:
         layout.keys_shape[1] * layout.itemsize,
         layout.values_shape[1] * layout.itemsize,
         num_heads,
-        word_of_float(layout.head_dim**-0.5 * math.log2(math.e)),
+        word_of_float(scale * math.log2(math.e)),
     ]
     return np.array(words, np.int64)
 
@@ -125,6 +129,6 @@ def head_words(layout: CacheLayout, num_heads: int) -> NDArray[np.int64]:
     DIMENSION_BYTES,  # from one dimension of the keys to the next
     VALUE_ROW_BYTES,  # from one value to the next
     NUM_HEADS,  # query heads
-    SCALE,  # the bits of the float32 head_dim**-0.5 * log2(e), the factor of queries
+    SCALE,  # the bits of the float32 scale * log2(e), the factor of queries
 ) = range(12)
 """The indices of the numbers that `head_words` returns."""

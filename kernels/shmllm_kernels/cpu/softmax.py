@@ -19,6 +19,9 @@ INITIAL_MAX_SCORE = -1e30
 _SMALLEST_POWER = -120.0
 _MASKED_POSITION = 1 << 30
 _DEGREE = 6
+_TANH_SERIES = 1.0, -1 / 3, 2 / 15, -17 / 315
+"""The coefficients of x, x**3, x**5 and x**7."""
+_SMALL_RATIO = 0.25
 
 
 def _round(e: Emitter, x: ir.Value) -> ir.Value:
@@ -122,6 +125,38 @@ def weigh(builder, scores, num_vectors, keys_per_vector, offset, span, max_score
 
     e.store(e.fma(e.load(weight_sums), factor, sums), weight_sums)
     return builder.extract_element(factor, ir.Constant(INT32, 0))
+
+
+@emitted
+def cap_scores(builder, scores, num_vectors, cap):
+    """Replaces scores by ``cap * tanh(score / cap)``, in place.
+
+    Args:
+        scores: address of `num_vectors` (at least one) vectors.
+        cap: a positive float32.
+    """
+    e = Emitter(builder)
+    number = lambda value: e.broadcast(ir.Constant(FLOAT, value))  # noqa: E731
+    caps, one = e.broadcast(cap), number(1.0)
+    loop = Loop(e, e.const(0), builder.mul(num_vectors, e.const(4 * LANES)), 4 * LANES)
+    loop.begin([])
+    address = e.at(scores, loop.index)
+    ratio = builder.fdiv(e.load(address), caps)
+    is_negative = builder.fcmp_ordered("<", ratio, e.zeros())
+    down = builder.select(is_negative, ratio, builder.fneg(ratio))
+    # tanh(-x) = (t - 1) / (t + 1) with t = e**(-2 x), for -x = `down`
+    power = power_of_two(e, builder.fmul(down, number(2 / math.log(2))))
+    tanh = builder.fdiv(builder.fsub(one, power), builder.fadd(one, power))
+    tanh = builder.select(is_negative, builder.fneg(tanh), tanh)
+    # Near 0 the difference loses digits: the Taylor polynomial does not.
+    square = builder.fmul(ratio, ratio)
+    series = number(_TANH_SERIES[-1])
+    for coefficient in reversed(_TANH_SERIES[:-1]):
+        series = e.fma(series, square, number(coefficient))
+    is_small = builder.fcmp_ordered("<", square, number(_SMALL_RATIO**2))
+    tanh = builder.select(is_small, builder.fmul(ratio, series), tanh)
+    e.store(builder.fmul(caps, tanh), address)
+    loop.end([])
 
 
 @emitted

@@ -19,7 +19,7 @@ from shmllm.worker.cpu.buffers import CpuBuffers
 from shmllm.worker.cpu.cache import CpuKVCache
 from shmllm.worker.cpu.inputs import CpuInputs
 from shmllm_kernels.cpu import Kernel, KernelProgram, word_of_float
-from shmllm_kernels.cpu.attention import ATTEND, request_words, scratch_bytes
+from shmllm_kernels.cpu.attention import ATTEND, LOG2_E, request_words, scratch_bytes
 from shmllm_kernels.cpu.cache_layout import head_words
 from shmllm_kernels.cpu.heads import STORE_HEADS
 from shmllm_kernels.cpu.products import MULTIPLY, MULTIPLY_INT8
@@ -121,7 +121,10 @@ class CpuOps:
         self._buffers = buffers
         self._inputs = inputs
         self._cache = cache
-        self._heads = head_words(cache.layout, config.num_heads)
+        self._heads = {
+            scale: head_words(cache.layout, config.num_heads, scale)
+            for scale in {layer.attention.scale for layer in config.layers}
+        }
         self._requests = [
             request_words(
                 inputs.first_tokens.ctypes.data,
@@ -170,18 +173,21 @@ class CpuOps:
         assert rope is not None, "`check_model` refuses these"
         norms = [norm.weight.data_ptr() for norm in attention.norms] or [0, 0]
         eps = self._config.norm.eps
+        heads = self._heads[attention.spec.scale].ctypes.data
         source = [qkv.data_ptr(), 4 * qkv.shape[1]]
         angles = [table.data_ptr() for table in buffers.angles[rope]]
         places = [*angles, inputs.slot_mapping[group].ctypes.data]
         self._record(
-            "store_heads", STORE_HEADS[self._cache.layout.stored], self._heads.ctypes.data,
+            "store_heads", STORE_HEADS[self._cache.layout.stored], heads,
             *source, *places,
             cache.data_ptr(), *norms, word_of_float(eps),
         )  # fmt: skip
         self._record(
             "attend", ATTEND[self._cache.layout.stored], self._requests[group].ctypes.data,
-            self._heads.ctypes.data, *source, out.data_ptr(), 4 * out.shape[1],
+            heads, *source, out.data_ptr(), 4 * out.shape[1],
             cache.data_ptr(), window, self._scratch.data_ptr(), self._scratch.shape[1],
+            word_of_float((attention.spec.soft_cap or 0.0) * LOG2_E),
+            0 if attention.sinks is None else attention.sinks.data_ptr(),
         )  # fmt: skip
         return out
 

@@ -17,7 +17,11 @@ from shmllm.worker.cpu.ops import CpuLogitsOps, CpuOps, record_gather
 from shmllm.worker.loaded_runner import Observe
 from shmllm_kernels.cpu import KernelProgram
 
-UNSUPPORTED = frozenset(Feature)
+UNSUPPORTED = frozenset(Feature) - {
+    Feature.ATTENTION_SCALE,
+    Feature.ATTENTION_CAP,
+    Feature.SINKS,
+}
 """What the kernels cannot compute."""
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
-from support.variants import diagonal
+from support.variants import diagonal, slow
 
 from shmllm_kernels.cpu.attention import (
     ATTEND,
@@ -45,9 +47,19 @@ class Layer:
     """One layer: a program that writes keys and values to the cache and computes attention."""
 
     def __init__(
-        self, num_heads: int, layout: CacheLayout, window: int = 0, normed: bool = False, seed=0
+        self,
+        num_heads: int,
+        layout: CacheLayout,
+        window: int = 0,
+        normed: bool = False,
+        seed=0,
+        scale: float | None = None,
+        cap: float = 0.0,
+        has_sinks: bool = False,
     ) -> None:
         self.layout, self.num_heads, self.window = layout, num_heads, window
+        self.scale, self.cap = scale, cap
+        self.sinks = (torch.arange(num_heads) - 2).to(DTYPES[layout.stored]) if has_sinks else None
         self.generator = np.random.default_rng(seed)
         num_blocks = MAX_BLOCKS + 50
         self.cache = np.zeros((num_blocks, layout.block_bytes), np.uint8)
@@ -72,7 +84,7 @@ class Layer:
     def _record(self) -> None:
         at = lambda array: array.ctypes.data  # noqa: E731
         columns = self.columns
-        heads = head_words(self.layout, self.num_heads)
+        heads = head_words(self.layout, self.num_heads, self.scale)
         addresses = [at(columns[name]) for name in ("first", "counts", "contexts", "rows")]
         requests = request_words(*addresses, at(self.table), MAX_BLOCKS, at(columns["tiles"]))
         per_thread = scratch_bytes(self.layout, self.num_heads)
@@ -89,7 +101,9 @@ class Layer:
         self.program.record(
             ATTEND[self.layout.stored],
             [at(self.step), at(requests), at(heads), at(qkv), qkv.strides[0], at(out),
-             out.strides[0], at(self.cache), self.window, at(scratch), per_thread],
+             out.strides[0], at(self.cache), self.window, at(scratch), per_thread,
+             word_of_float(self.cap * math.log2(math.e)),
+             0 if self.sinks is None else self.sinks.data_ptr()],
             [requests, scratch],
         )  # fmt: skip
 
@@ -144,10 +158,17 @@ class Layer:
         query, key = turned
         key, value = (part.to(DTYPES[layout.stored]).double() for part in (key, value))
         key, value = (part.repeat_interleave(self.num_heads // kv, 1) for part in (key, value))
-        scores = torch.einsum("qhd,khd->hqk", query, key) * dim**-0.5
+        scale = dim**-0.5 if self.scale is None else self.scale
+        scores = torch.einsum("qhd,khd->hqk", query, key) * scale
+        if self.cap:
+            scores = self.cap * torch.tanh(scores / self.cap)
         distance = torch.arange(length)[:, None] - torch.arange(length)
         seen = (distance >= 0) & (distance < (self.window or length))
-        weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+        scores = scores.masked_fill(~seen, -torch.inf)
+        if self.sinks is not None:
+            sinks = self.sinks.double()[:, None, None].expand(-1, length, 1)
+            scores = torch.cat([scores, sinks], -1)
+        weights = scores.softmax(-1)[..., :length]
         return torch.einsum("hqk,khd->qhd", weights, value).reshape(length, -1)
 
 
@@ -209,6 +230,32 @@ def test_dtypes_and_norms(stored):
         torch.testing.assert_close(request.out.double(), layer.expected(request), rtol=0, atol=2e-3)
 
 
+OPTIONS = {
+    "scaled": {"scale": 0.3},
+    "capped": {"scale": 1.0, "cap": 5.0},
+    "hardly-capped": {"cap": 1000.0},
+    "sinks": {"has_sinks": True},
+    "all": {"scale": 0.5, "cap": 3.0, "has_sinks": True, "window": 40},
+}
+
+
+@pytest.mark.parametrize("stored", ["float32", slow("bfloat16"), slow("float16")])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_scale_cap_and_sinks(options, stored):
+    layout = CacheLayout(2, 32, 16, stored)
+    layer = Layer(6, layout, **options)
+    requests = [Request(n, 6, layout, n) for n in (1, 5, 300, 130)]
+    layer.run([(request, max(len(request.qkv) - 1, 1)) for request in requests])
+    layer.run([(request, 1) for request in requests[1:]])
+    for request in requests:
+        if stored == "float32":
+            check(layer, request)
+        else:
+            torch.testing.assert_close(
+                request.out.double(), layer.expected(request), rtol=0, atol=2e-2
+            )
+
+
 def test_long_context():
     layout = CacheLayout(2, 64, 16, "float32")
     layer = Layer(4, layout)
@@ -219,10 +266,10 @@ def test_long_context():
 
 
 @pytest.mark.parametrize(
-    ("window", "shape", "stored"),
-    diagonal([0, 50], [(4, 16, 64), (6, 8, 20), (10, 32, 80)], list(DTYPES)),
+    ("options", "shape", "stored"),
+    diagonal([{}, OPTIONS["all"]], [(4, 16, 64), (6, 8, 20), (10, 32, 80)], list(DTYPES)),
 )
-def test_results_have_the_same_bits_in_any_batch(window, shape, stored):
+def test_results_have_the_same_bits_in_any_batch(options, shape, stored):
     """Computes a request in one chunk, in several chunks beside other requests and token by token,
     with one thread and with two, and with NaN in unused cache slots."""
     num_heads, block_size, dim = shape
@@ -230,7 +277,7 @@ def test_results_have_the_same_bits_in_any_batch(window, shape, stored):
     length = 290
 
     def computed(chunks, others, num_threads, poison=None):
-        layer = Layer(num_heads, layout, window, normed=True, seed=len(chunks))
+        layer = Layer(num_heads, layout, normed=True, seed=len(chunks), **options)
         if poison is not None:
             as_numbers = layer.cache.view(np.uint16 if layout.itemsize == 2 else np.uint32)
             as_numbers[:] = poison
