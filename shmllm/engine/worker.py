@@ -24,7 +24,8 @@ class Worker:
 
     Attributes:
         model_runner: the runner, which executes steps; `.model` is the loaded model.
-        model: the loaded model; it has `named_weights()`, `load_weights(...)`, `config`, `dtype`.
+        model: the loaded model; it has `named_weights()`, `destinations()`, `load_weights(...)`,
+            `config`, `dtype`.
         rank, local_rank: 0, because there is one worker.
         device: the torch.device of the model's weights.
     """
@@ -90,7 +91,7 @@ class Worker:
         Raises:
             RequestError: the model has no weight of this name, or the weights are asleep.
         """
-        weights = self.model.named_weights()
+        weights = self.model.destinations()
         if name not in weights:
             near = nearest(name, weights)
             hint = f"; the nearest name is {near}" if near else ""

@@ -14,7 +14,7 @@ from shmllm.errors import EngineStartError
 from shmllm.models.fields import Fields, read_json_object
 from shmllm.models.registry import ARCHITECTURES, TEXT_MODELS, find_family
 from shmllm.models.rope_config import RopeConfig
-from shmllm.models.specs import LayerSpec, MLPSpec, NormSpec
+from shmllm.models.specs import LayerSpec, MLPSpec, MoESpec, NormSpec
 
 __all__ = ["DTYPES", "ModelConfig", "RopeConfig", "architecture_name", "text_fields"]
 
@@ -138,14 +138,26 @@ class ModelConfig:
         widths = {self.hidden_size}
         for layer in self.layers:
             widths.add(layer.attention.qkv_width)
-            widths |= {layer.mlp.up_width} if isinstance(layer.mlp, MLPSpec) else set()
+        widths |= {mlp.up_width for mlp in self.dense_mlps}
         return tuple(sorted(widths))
 
     @property
     def inner_widths(self) -> tuple[int, ...]:
         """The different widths of the outputs of the MLPs' activations, in ascending order."""
+        return tuple(sorted({mlp.inner for mlp in self.dense_mlps}))
+
+    @property
+    def mixtures(self) -> tuple[MoESpec, ...]:
+        """The different mixtures of experts of the layers."""
         mlps = (layer.mlp for layer in self.layers)
-        return tuple(sorted({mlp.inner for mlp in mlps if isinstance(mlp, MLPSpec)}))
+        return tuple(dict.fromkeys(mlp for mlp in mlps if isinstance(mlp, MoESpec)))
+
+    @property
+    def dense_mlps(self) -> tuple[MLPSpec, ...]:
+        """The different dense MLPs of the layers, the shared experts included."""
+        dense = [layer.mlp for layer in self.layers if isinstance(layer.mlp, MLPSpec)]
+        dense += [moe.shared for moe in self.mixtures if moe.shared is not None]
+        return tuple(dict.fromkeys(dense))
 
     def for_length(self, max_length: int) -> ModelConfig:
         """Returns the configuration for requests of at most `max_length` tokens: the angles of

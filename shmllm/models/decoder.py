@@ -7,12 +7,15 @@ the task of `ops.Ops`.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
 
 from torch import Tensor
 
 from shmllm.errors import RequestError
 from shmllm.models.config import ModelConfig
+from shmllm.models.experts import MoE, addresses
 from shmllm.models.layers import MLP, Attention, NamedWeights, Norm, Storage, TokenEmbedding
 from shmllm.models.ops import LogitsOps, Ops
 from shmllm.models.specs import LayerSpec, MoESpec
@@ -75,9 +78,9 @@ class DecoderModel:
         """Records that weights were written. The writer calls this, between two steps.
 
         Args:
-            names: the names of the weights that were written.
+            names: the names under which weights were written.
         """
-        self.missing.difference_update(names)
+        self.missing.difference_update(self.written(names))
         self.weights_version += 1
 
     def check_awake(self) -> None:
@@ -98,7 +101,7 @@ class DecoderModel:
         """
         self.check_awake()
         tied = self.config.tie_word_embeddings
-        written = update_weights(self.named_weights(), named_tensors, tied)
+        written = update_weights(self.destinations(), named_tensors, tied)
         if written:
             self.weights_changed(written)
         return written
@@ -111,11 +114,49 @@ class DecoderModel:
             ``view.copy_(tensor)`` on each of a name's views loads or updates that weight,
             ``view.clone()`` reads it.
         """
+        return dict(self._named_weights)
+
+    @cached_property
+    def _named_weights(self) -> NamedWeights:
         weights = self.embedding.named_weights()
         for index, layer in enumerate(self.layers):
             weights |= layer.named_weights(f"model.layers.{index}")
         weights |= self.norm.named_weights("model.norm")
         return weights if self._rename is None else self._rename(weights, self.config)
+
+    @cached_property
+    def _destinations(self) -> NamedWeights:
+        weights: NamedWeights = {}
+        for index, layer in enumerate(self.layers):
+            weights |= layer.module_weights(f"model.layers.{index}")
+        return weights | self._named_weights
+
+    def destinations(self) -> NamedWeights:
+        """Returns `named_weights`, and the destinations of names that transformers' modules give
+        to the same weights, where these differ from those of checkpoints."""
+        return dict(self._destinations)
+
+    def written(self, names: Iterable[str]) -> set[str]:
+        """Returns which of `named_weights` are written by writing to these `destinations`."""
+        return set().union(*(self._covered.get(name, {name}) for name in names))
+
+    @cached_property
+    def _covered(self) -> dict[str, set[str]]:
+        """For each of `destinations` that is no name of a checkpoint, the names whose memory it
+        covers."""
+        spans = [
+            (addresses(views[0]), name)
+            for name, views in self._destinations.items()
+            if name not in self._named_weights
+        ]
+        spans.sort(key=lambda pair: pair[0].start)
+        covered: dict[str, set[str]] = {name: set() for _, name in spans}
+        for name, (view, *_) in self._named_weights.items() if spans else ():
+            begin = addresses(view).start
+            index = bisect_right(spans, begin, key=lambda pair: pair[0].start) - 1
+            if index >= 0 and begin in spans[index][0]:
+                covered[spans[index][1]].add(name)
+        return covered
 
     def norms(self) -> Iterator[Norm]:
         """Yields all norms."""
@@ -132,12 +173,11 @@ class DecoderLayer:
         spec: what it consists of.
         norms: its norms before and behind attention and MLP, by the name of the weight.
         attention: its attention.
-        mlp: its MLP.
+        mlp: its MLP or its experts.
     """
 
     def __init__(self, config: ModelConfig, layer: int, storage: Storage) -> None:
         self.spec: LayerSpec = config.layers[layer]
-        assert not isinstance(self.spec.mlp, MoESpec), "`check_features` refuses these"
         names = self.spec.norms
         self._residual_scale = config.residual_scale
         self.norms: dict[str, Norm] = {}
@@ -152,7 +192,11 @@ class DecoderLayer:
         self.attention = Attention(config, layer, storage)
         self._after_attention = norm(names.after_attention)
         self._before_mlp = norm(names.before_mlp)
-        self.mlp = MLP(config.hidden_size, self.spec.mlp, storage)
+        self.mlp: MLP | MoE = (
+            MoE(config.hidden_size, self.spec.mlp, storage)
+            if isinstance(self.spec.mlp, MoESpec)
+            else MLP(config.hidden_size, self.spec.mlp, storage)
+        )
         self._after_mlp = norm(names.after_mlp)
 
     def __call__(self, ops: Ops, x: Tensor | None, residual: Tensor) -> Tensor:
@@ -184,8 +228,7 @@ class DecoderLayer:
 
     def _run_mlp(self, ops: Ops, x: Tensor) -> Tensor:
         mlp = self.mlp
-        activated = ops.activate(ops.linear(x, mlp.gate_up_proj), mlp.spec)
-        out = ops.linear(activated, mlp.down_proj)
+        out = _run_experts(ops, x, mlp) if isinstance(mlp, MoE) else _run_dense(ops, x, mlp)
         return out if self._after_mlp is None else ops.norm(out, self._after_mlp)
 
     def named_weights(self, prefix: str) -> NamedWeights:
@@ -195,3 +238,19 @@ class DecoderLayer:
         for name, norm in self.norms.items():
             weights |= norm.named_weights(f"{prefix}.{name}")
         return weights
+
+    def module_weights(self, prefix: str) -> NamedWeights:
+        """Returns the destinations of the names that differ in transformers' modules."""
+        mlp = self.mlp
+        return mlp.module_weights(f"{prefix}.mlp") if isinstance(mlp, MoE) else {}
+
+
+def _run_dense(ops: Ops, x: Tensor, mlp: MLP) -> Tensor:
+    activated = ops.activate(ops.linear(x, mlp.gate_up_proj), mlp.spec)
+    return ops.linear(activated, mlp.down_proj)
+
+
+def _run_experts(ops: Ops, x: Tensor, moe: MoE) -> Tensor:
+    routing = ops.route(x, moe)
+    shared = None if moe.shared is None else _run_dense(ops, x, moe.shared)
+    return ops.experts(x, routing, moe, shared)

@@ -77,14 +77,11 @@ _OF_MLP: dict[Feature, Callable[[MLPSpec], bool]] = {
 def features_of(config: ModelConfig) -> list[Feature]:
     """Returns the features that a model uses, in the order of `Feature`."""
     layers = set(config.layers)
-    mlps = [layer.mlp for layer in layers]
-    dense = {mlp for mlp in mlps if isinstance(mlp, MLPSpec)}
-    dense |= {mlp.shared for mlp in mlps if isinstance(mlp, MoESpec) and mlp.shared is not None}
     found = {feature for feature, uses in _OF_MODEL.items() if uses(config)}
     found |= {feature for feature, uses in _OF_LAYER.items() if any(map(uses, layers))}
     attentions = {layer.attention for layer in layers}
     found |= {feature for feature, uses in _OF_ATTENTION.items() if any(map(uses, attentions))}
-    found |= {feature for feature, uses in _OF_MLP.items() if any(map(uses, dense))}
+    found |= {feature for feature, uses in _OF_MLP.items() if any(map(uses, config.dense_mlps))}
     return [feature for feature in Feature if feature in found]
 
 

@@ -41,11 +41,10 @@ class Storage:
         return self.allocate(shape, self.dtype)
 
     def matrix(self, *shape: int) -> Matrix:
-        """Allocates the [out, in] matrix of a matrix product."""
-        rows, width = shape
+        """Allocates the [out, in] matrix of a matrix product, or [..., out, in] several."""
         if self.rounds:
-            return Int8Matrix.make((rows, width), self.dtype, self.allocate)
-        return self.tensor(rows, width)
+            return Int8Matrix.make(shape, self.dtype, self.allocate)
+        return self.tensor(*shape)
 
 
 def joined(parts: Sequence[Matrix]) -> Matrix:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
+from shmllm.models.experts import MoE
 from shmllm.models.layers import Attention, Linear, Norm, TokenEmbedding
 from shmllm.models.specs import MLPSpec
 
@@ -23,6 +25,22 @@ class LogitsOps(LinearOps, Protocol):
     def scale_and_cap(self, x: Tensor, scale: float, cap: float | None) -> Tensor:
         """Multiplies ``x`` by the scale, in place, and, if there is a cap, replaces each product by
         ``cap * tanh(product / cap)``. Returns ``x``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """Which experts compute each token.
+
+    Attributes:
+        ids: [tokens, top_k], in ascending order.
+        weights: [tokens, top_k], the factors of their outputs.
+        shared_gates: [tokens], before the sigmoid that makes a factor of the shared expert's
+            output of them; None: the factor is 1.
+    """
+
+    ids: Tensor
+    weights: Tensor
+    shared_gates: Tensor | None
 
 
 class Ops(LinearOps, Protocol):
@@ -83,3 +101,26 @@ class Ops(LinearOps, Protocol):
     def activate(self, x: Tensor, mlp: MLPSpec) -> Tensor:
         """Applies the MLP's activation: [tokens, up_width] -> [tokens, inner]. If it is gated, the
         first half of ``x`` is the gate, and the result is ``act(gate) * up``."""
+
+    def route(self, x: Tensor, moe: MoE) -> Routing:
+        """Chooses the experts of each token of ``x`` [tokens, hidden].
+
+        They are those with the largest logits; of equal ones the lower expert. `MoESpec` says how
+        logits become weights. A token with a logit that is NaN has weights that are NaN.
+        """
+
+    def experts(self, x: Tensor, routing: Routing, moe: MoE, shared: Tensor | None) -> Tensor:
+        """Returns the weighted sum of each token's experts, and of the shared one.
+
+        A token's sum is added in ascending order of the experts, the shared one last: it does not
+        depend on the other tokens.
+
+        Args:
+            x: [tokens, hidden].
+            routing: the result of `route` for these tokens.
+            moe: the layer.
+            shared: the output of the shared expert, [tokens, hidden], or None.
+
+        Returns:
+            [tokens, hidden].
+        """

@@ -25,8 +25,8 @@ class Int8Matrix:
     but it is not a tensor. Writing the values that `clone` returned changes no bit of it.
 
     Args:
-        integers: [out, in] int8.
-        scales: [out] float32; ``integers * scales[:, None]`` are the rounded values.
+        integers: [out, in] int8; or [..., out, in], several matrices.
+        scales: [..., out] float32; ``integers * scales[..., None]`` are the rounded values.
         dtype: the dtype of the values that are written and read.
     """
 
@@ -38,13 +38,13 @@ class Int8Matrix:
     @classmethod
     def make(
         cls,
-        shape: tuple[int, int],
+        shape: tuple[int, ...],
         dtype: torch.dtype,
         allocate: Callable[[tuple[int, ...], torch.dtype], Tensor],
     ) -> Int8Matrix:
         """Allocates a matrix whose values are not set: one byte for each element and four for
         each output channel."""
-        return cls(allocate(shape, torch.int8), allocate(shape[:1], torch.float32), dtype)
+        return cls(allocate(shape, torch.int8), allocate(shape[:-1], torch.float32), dtype)
 
     @property
     def shape(self) -> torch.Size:
@@ -57,6 +57,10 @@ class Int8Matrix:
     def numel(self) -> int:
         return self.integers.numel()
 
+    def view(self, *shape: int) -> Int8Matrix:
+        """Returns a view of another shape whose rows are the same."""
+        return Int8Matrix(self.integers.view(shape), self.scales.view(shape[:-1]), self.dtype)
+
     def split_with_sizes(self, sizes: Sequence[int]) -> tuple[Int8Matrix, ...]:
         """Returns views of consecutive rows."""
         pairs = zip(
@@ -68,21 +72,25 @@ class Int8Matrix:
 
     @torch.no_grad()
     def copy_(self, values: Tensor, /) -> Int8Matrix:
-        """Rounds ``values`` [out, in] into this matrix's memory."""
+        """Rounds ``values`` [..., out, in] into this matrix's memory."""
         if values.shape != self.shape:
             raise ValueError(f"cannot write {list(values.shape)} to {list(self.shape)}")
-        num_rows = max(ELEMENTS_AT_ONCE // max(self.shape[1], 1), 1)
+        width = self.shape[-1]
+        source, integers, scales = (
+            values.reshape(-1, width), self.integers.view(-1, width), self.scales.view(-1),
+        )  # fmt: skip
+        num_rows = max(ELEMENTS_AT_ONCE // max(width, 1), 1)
         with _one_thread():
-            for begin in range(0, len(values), num_rows):
+            for begin in range(0, len(source), num_rows):
                 rows = slice(begin, begin + num_rows)
-                self._round(values[rows], self.integers[rows], self.scales[rows])
+                self._round(source[rows], integers[rows], scales[rows])
         return self
 
     @torch.no_grad()
     def clone(self) -> Tensor:
-        """Returns the rounded values as a new [out, in] tensor of `dtype`."""
+        """Returns the rounded values as a new [..., out, in] tensor of `dtype`."""
         values = torch.empty(self.shape, dtype=self.dtype, device=self.device)
-        return torch.mul(self.integers, self.scales[:, None], out=values)
+        return torch.mul(self.integers, self.scales[..., None], out=values)
 
     def _round(self, values: Tensor, integers: Tensor, scales: Tensor) -> None:
         # Round to the matrix's dtype first: otherwise writing the values that `clone` returned

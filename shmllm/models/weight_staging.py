@@ -100,7 +100,7 @@ class StagedWeights:
     ) -> None:
         self._model = model
         self._free = free
-        self._destinations = model.named_weights()
+        self._destinations = model.destinations()
         self._host: HostMemory | None = None
         self._places: dict[str, Tensor] = {}
         self._in_place: dict[str, int] = {}
@@ -151,9 +151,8 @@ class StagedWeights:
                 self._problems.setdefault(name, f"only a part of {name} arrived")
             elif self._was_touched(name):
                 self._problems.setdefault(name, _touched(name))
-        for name in sorted(required):
-            if name not in self._num_staged:
-                self._problems.setdefault(name, f"{name} is missing")
+        for name in sorted(set(required) - self._model.written(self._num_staged)):
+            self._problems.setdefault(name, f"{name} is missing")
         self.check()
 
     def copy_into_place(self) -> list[str]:
@@ -193,7 +192,7 @@ class StagedWeights:
         """Returns the memory in which a weight waits, [elements] in the weight's dtype."""
         views = self._destinations[name]
         view = views[0]
-        is_alone = name in self._model.missing and len(views) == 1
+        is_alone = self._is_missing(name) and len(views) == 1
         if is_alone and isinstance(view, Tensor) and view.is_contiguous():
             self._in_place[name] = self._model.num_losses
             return view.view(-1)
@@ -206,12 +205,17 @@ class StagedWeights:
             self._host = HostMemory(self._destinations)
         return self._host.place(name, view)
 
+    def _is_missing(self, name: str) -> bool:
+        return self._model.written([name]) <= self._model.missing
+
     def _was_touched(self, name: str) -> bool:
         """Whether a weight that waits where it belongs was written by another call meanwhile, has
         lost its memory, or is asleep: it must not be written then."""
         model = self._model
         return name in self._in_place and (
-            model.is_asleep or name not in model.missing or model.num_losses != self._in_place[name]
+            model.is_asleep
+            or not self._is_missing(name)
+            or model.num_losses != self._in_place[name]
         )
 
 

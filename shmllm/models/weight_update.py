@@ -28,7 +28,7 @@ def update_weights(
     model keeps of a weight, and skips the names for which `model_name` is None.
 
     Args:
-        destinations: the model's `named_weights()`.
+        destinations: the model's `destinations()`.
         named_tensors: names as in a Hugging Face checkpoint of the model, and tensors of the
             checkpoint's shape, of any floating dtype and on any device. Any of the names, in any
             order.

@@ -56,12 +56,12 @@ def load_weights(model: DecoderModel, directory: Path, on_progress: Progress | N
             wrong shape. The message is one line and names it.
     """
     directory = Path(directory)
-    destinations = model.named_weights()
+    destinations = model.destinations()
     shards = [
         _read_header(path, destinations, model.config.tie_word_embeddings)
         for path in _checkpoint_files(directory)
     ]
-    _check_complete(destinations, shards, directory)
+    _check_complete(model, shards, directory)
     total = sum(shard.num_bytes for shard in shards)
     done = 0
     for shard in shards:
@@ -136,9 +136,9 @@ def _read_header(file: CheckpointFile, destinations: NamedWeights, tied: bool) -
     return _Shard(file, file.num_bytes, names)
 
 
-def _check_complete(destinations: NamedWeights, shards: list[_Shard], directory: Path) -> None:
-    stored = {name for shard in shards for name in shard.names}
-    missing = [name for name in destinations if name not in stored]
+def _check_complete(model: DecoderModel, shards: list[_Shard], directory: Path) -> None:
+    stored = model.written(name for shard in shards for name in shard.names)
+    missing = [name for name in model.named_weights() if name not in stored]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise EngineStartError(f"the checkpoint in {directory} lacks {missing[0]}{more}")

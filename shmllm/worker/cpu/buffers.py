@@ -13,13 +13,14 @@ from shmllm.models.config import ModelConfig, RopeConfig
 from shmllm.models.layers import Allocator
 from shmllm.worker.arena import CountingAllocator
 from shmllm.worker.cpu.arena import HostArena
+from shmllm.worker.cpu.experts import ExpertBuffers
 
 SCORED_ROWS = 64
 """The number of rows whose logits are computed at a time for the log-probabilities of prompts."""
 
 
 class CpuBuffers:
-    """The buffers of a step, all float32.
+    """The buffers of a step, all float32 but some of `experts`.
 
     Args:
         config: the model's configuration.
@@ -32,6 +33,7 @@ class CpuBuffers:
         attended: [max_tokens, num_heads * head_dim], outputs of attention.
         angles: for each rotation, cosines and sines of the tokens' positions, [max_tokens,
             rotary_dim / 2] each.
+        experts: for each mixture of experts, its buffers.
         sampled: [max_samples, hidden], the hidden states of the tokens that get logits.
         logits: [max_samples, vocab].
         scored: [SCORED_ROWS, hidden], hidden states of prompt tokens that are scored.
@@ -62,6 +64,9 @@ class CpuBuffers:
         self.sampled, self.scored = buffer(max_samples, hidden), buffer(SCORED_ROWS, hidden)
         self.logits = buffer(max_samples, config.vocab_size)
         self.scored_logits = buffer(SCORED_ROWS, config.vocab_size)
+        self.experts = {
+            spec: ExpertBuffers(allocate, spec, hidden, max_tokens) for spec in config.mixtures
+        }
         self._products = {width: buffer(max_tokens, width) for width in config.linear_widths}
 
     def product(self, width: int) -> Tensor:

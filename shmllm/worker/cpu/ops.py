@@ -10,13 +10,16 @@ import torch
 from torch import Tensor
 
 from shmllm.models.config import ModelConfig, RopeConfig
+from shmllm.models.experts import MoE
 from shmllm.models.layers import Attention, Linear, Matrix, Norm, TokenEmbedding
+from shmllm.models.ops import Routing
 from shmllm.models.quantized import Int8Matrix
 from shmllm.models.rope import attention_factor, inverse_frequencies
 from shmllm.models.specs import MLPSpec
 from shmllm.worker.arrays import IntArray, LongArray
 from shmllm.worker.cpu.buffers import CpuBuffers
 from shmllm.worker.cpu.cache import CpuKVCache
+from shmllm.worker.cpu.experts import ExpertOps
 from shmllm.worker.cpu.inputs import CpuInputs
 from shmllm_kernels.cpu import Kernel, KernelProgram, word_of_float
 from shmllm_kernels.cpu.attention import ATTEND, LOG2_E, request_words, scratch_bytes
@@ -140,6 +143,7 @@ class CpuOps:
         size = scratch_bytes(cache.layout, config.num_heads)
         self._scratch = torch.empty((program.num_threads, size), dtype=torch.uint8)
         self._num_tokens = inputs.address_of("num_tokens")
+        self._experts = ExpertOps(program, self._num_tokens, buffers.experts)
         for rope in config.ropes:
             self._record_rope_tables(rope)
 
@@ -196,6 +200,14 @@ class CpuOps:
         label, kernel = _ACTIVATE[mlp.activation, mlp.gated]
         self._record(label, kernel, x.data_ptr(), out.data_ptr(), out.shape[1])
         return out
+
+    def route(self, x: Tensor, moe: MoE) -> Routing:
+        logits = self._experts.logits(moe.spec)
+        record_linear(self._kernels, self._num_tokens, x, moe.router, logits)
+        return self._experts.route(moe.spec)
+
+    def experts(self, x: Tensor, routing: Routing, moe: MoE, shared: Tensor | None) -> Tensor:
+        return self._experts.experts(x, routing, moe, shared)
 
     def _record_norm(
         self, label: str, x: Tensor | None, residual: Tensor, norm: Norm, out: Tensor

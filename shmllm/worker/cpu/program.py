@@ -21,6 +21,7 @@ UNSUPPORTED = frozenset(Feature) - {
     Feature.ATTENTION_SCALE,
     Feature.ATTENTION_CAP,
     Feature.SINKS,
+    Feature.EXPERTS,
 }
 """What the kernels cannot compute."""
 

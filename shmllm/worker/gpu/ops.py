@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from shmllm.models.config import ModelConfig, RopeConfig
+from shmllm.models.experts import MoE
 from shmllm.models.layers import Attention, Linear, Norm, TokenEmbedding
+from shmllm.models.ops import Routing
 from shmllm.models.rope import attention_factor, inverse_frequencies
 from shmllm.models.specs import MLPSpec
 from shmllm.worker.gpu.buffers import GpuBuffers
@@ -160,6 +162,12 @@ class GpuOps:
         out = self._buffers.activated(mlp.inner)[: len(x)]
         _ACTIVATE[mlp.activation, mlp.gated](out, x)
         return out
+
+    def route(self, x: Tensor, moe: MoE) -> Routing:
+        raise AssertionError("`check_model` refuses these")
+
+    def experts(self, x: Tensor, routing: Routing, moe: MoE, shared: Tensor | None) -> Tensor:
+        raise AssertionError("`check_model` refuses these")
 
     def gather_samples(self, hidden: Tensor) -> Tensor:
         """Gather the hidden states of the tokens that get logits, padded to the step's number of

@@ -43,6 +43,11 @@ class FakeModel:
     def named_weights(self):
         return self.weights
 
+    destinations = named_weights
+
+    def written(self, names):
+        return set(names)
+
     def weights_changed(self, names):
         self.missing -= set(names)
         self.weights_version += 1

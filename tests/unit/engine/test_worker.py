@@ -32,6 +32,8 @@ class FakeModel:
     def named_weights(self):
         return self.weights
 
+    destinations = named_weights
+
     def weights_changed(self, names):
         self.weights_version += 1
 

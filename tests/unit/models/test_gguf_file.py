@@ -215,7 +215,9 @@ def most():
 names = [f"model.layers.{index}.mlp.up_proj.weight" for index in range(8)]
 model = SimpleNamespace(
     config=SimpleNamespace(tie_word_embeddings=False),
-    named_weights=lambda: {name: (Sink(),) for name in names},
+    named_weights=lambda: names,
+    destinations=lambda: {name: (Sink(),) for name in names},
+    written=set,
 )
 gguf.quants.dequantize(np.zeros((1, 18), np.uint8), gguf.GGMLQuantizationType.Q4_0)
 open("/proc/self/clear_refs", "w").write("5")

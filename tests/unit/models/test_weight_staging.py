@@ -39,6 +39,11 @@ class Model:
     def named_weights(self):
         return {"a": (self.a,), "b": (self.b, self.b_too), "c": (self.c.t(),)}
 
+    destinations = named_weights
+
+    def written(self, names):
+        return set(names)
+
     def weights_changed(self, names):
         self.missing -= set(names)
         self.weights_version += 1

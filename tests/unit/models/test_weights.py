@@ -207,7 +207,9 @@ Sink().copy_(torch.zeros(2**17, dtype=torch.float16))
 names = [f"tensor.{index}" for index in range(16)]
 model = SimpleNamespace(
     config=SimpleNamespace(tie_word_embeddings=False),
-    named_weights=lambda: {name: (Sink(),) for name in names},
+    named_weights=lambda: names,
+    destinations=lambda: {name: (Sink(),) for name in names},
+    written=set,
 )
 open("/proc/self/clear_refs", "w").write("5")
 before = most()

@@ -1,0 +1,102 @@
+"""A mixture of experts as the owner of its weights. `ops.Ops` computes with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from shmllm.models.layers import MLP, Linear, Matrix, NamedWeights, Storage
+from shmllm.models.specs import MoESpec
+
+
+class ExpertLinear:
+    """The same projections of every expert.
+
+    Attributes:
+        weight: [experts, out, in].
+        bias: [experts, out] or None.
+    """
+
+    def __init__(
+        self, num_experts: int, in_features: int, out_features: int, bias: bool, storage: Storage
+    ) -> None:
+        self.weight = storage.matrix(num_experts, out_features, in_features)
+        self.bias = storage.tensor(num_experts, out_features) if bias else None
+
+    def named_weights(self, *names: str) -> NamedWeights:
+        """Returns views of each expert's projections, by their names.
+
+        Args:
+            names: the names of projections of equal widths, which lie side by side, with "{}" in
+                place of the expert's number.
+        """
+        num_experts, out_features, in_features = self.weight.shape
+        width = out_features // len(names)
+        every = [name.format(expert) for expert in range(num_experts) for name in names]
+        rows: Matrix = self.weight.view(-1, in_features)
+        parts: Sequence[Matrix] = rows.split_with_sizes([width] * len(every))
+        weights: NamedWeights = {
+            f"{name}.weight": (part,) for name, part in zip(every, parts, strict=True)
+        }
+        if self.bias is not None:
+            biases = self.bias.view(-1).split_with_sizes([width] * len(every))
+            weights |= {f"{name}.bias": (part,) for name, part in zip(every, biases, strict=True)}
+        return weights
+
+    def whole(self, name: str) -> NamedWeights:
+        """Returns the weight and bias of all experts, by the name of the weight."""
+        weights: NamedWeights = {name: (self.weight,)}
+        return weights if self.bias is None else weights | {f"{name}_bias": (self.bias,)}
+
+
+class MoE:
+    """The weights of a mixture of experts.
+
+    Attributes:
+        spec: what it computes.
+        router: the projection to a logit for each expert, followed by the gate of `shared` if
+            there is one. It is never quantized: a small error may choose other experts.
+        gate_up_proj: gate and up of each expert.
+        down_proj: the projection of the activation's output of each expert.
+        shared: the MLP that every token goes to, or None.
+    """
+
+    def __init__(self, hidden_size: int, spec: MoESpec, storage: Storage) -> None:
+        self.spec = spec
+        widths = [spec.num_experts, 1] if spec.shared_gate else [spec.num_experts]
+        exact = replace(storage, rounds=False)
+        self.router = Linear(hidden_size, widths, spec.router_bias, exact)
+        experts, inner, bias = spec.num_experts, spec.inner, spec.bias
+        self.gate_up_proj = ExpertLinear(experts, hidden_size, 2 * inner, bias, storage)
+        self.down_proj = ExpertLinear(experts, inner, hidden_size, bias, storage)
+        self.shared = None if spec.shared is None else MLP(hidden_size, spec.shared, storage)
+
+    def named_weights(self, prefix: str) -> NamedWeights:
+        """Returns the destinations of names under ``prefix``, such as "model.layers.0.mlp", with
+        a tensor for each expert, as in files."""
+        one = f"{prefix}.experts.{{}}"
+        weights = self._router_weights(prefix)
+        weights |= self.gate_up_proj.named_weights(f"{one}.gate_proj", f"{one}.up_proj")
+        weights |= self.down_proj.named_weights(f"{one}.down_proj")
+        if self.shared is not None:
+            weights |= self.shared.named_weights(f"{prefix}.shared_expert")
+        return weights
+
+    def module_weights(self, prefix: str) -> NamedWeights:
+        """Returns the destinations of the names that differ in transformers' modules, which have
+        the experts' weights in one tensor; trainers send these."""
+        weights = self._router_weights(prefix)
+        weights |= self.gate_up_proj.whole(f"{prefix}.experts.gate_up_proj")
+        return weights | self.down_proj.whole(f"{prefix}.experts.down_proj")
+
+    def _router_weights(self, prefix: str) -> NamedWeights:
+        names = ("gate", "shared_expert_gate") if self.spec.shared_gate else ("gate",)
+        return self.router.named_weights(*(f"{prefix}.{name}" for name in names))
+
+
+def addresses(view: Matrix) -> range:
+    """Returns the addresses of a view's memory, which must be contiguous."""
+    memory: Tensor = view if isinstance(view, Tensor) else view.integers
+    return range(memory.data_ptr(), memory.data_ptr() + memory.nbytes)

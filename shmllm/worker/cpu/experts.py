@@ -1,0 +1,149 @@
+"""The operations of a mixture of experts on a CPU, and the buffers between their kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from shmllm.models.experts import ExpertLinear, MoE
+from shmllm.models.layers import Allocator
+from shmllm.models.ops import Routing
+from shmllm.models.quantized import Int8Matrix
+from shmllm.models.specs import MoESpec
+from shmllm_kernels.cpu import KernelProgram
+from shmllm_kernels.cpu.experts import DOWN, GATE_AND_UP, SCRATCH_BYTES
+from shmllm_kernels.cpu.routing import BLOCK_WORDS, COMBINE, ROUTE, SORT, max_blocks
+
+
+class ExpertBuffers:
+    """The buffers of a mixture of experts. Its pairs are a token and one of its experts.
+
+    Args:
+        allocate: returns the memory of a tensor.
+        spec: the mixture.
+        hidden: the width of its input and output.
+        max_tokens: the largest number of tokens in a step.
+
+    Attributes:
+        logits: [max_tokens, experts] float32, the router's output; with a shared gate one more.
+        ids, weights, shared_gates: see `Routing`.
+        places: [max_tokens, top_k] int64, where each pair lies among the sorted ones.
+        tokens: [pairs] int64, the token of each sorted pair.
+        firsts: [experts] int64, scratch of the sorting.
+        blocks, num_blocks: see `routing.SORT`.
+        activated: [pairs, inner] float32, the output of the activation.
+        rows: [pairs, hidden] float32, the outputs of the experts.
+        out: [max_tokens, hidden] float32, their sums.
+    """
+
+    def __init__(self, allocate: Allocator, spec: MoESpec, hidden: int, max_tokens: int) -> None:
+        pairs, experts = max_tokens * spec.top_k, spec.num_experts
+
+        def floats(rows: int, width: int) -> Tensor:
+            return allocate((rows, width), torch.float32)
+
+        def words(*shape: int) -> Tensor:
+            return allocate(shape, torch.int64)
+
+        self.logits = floats(max_tokens, experts + int(spec.shared_gate))
+        self.ids, self.places = words(max_tokens, spec.top_k), words(max_tokens, spec.top_k)
+        self.weights = floats(max_tokens, spec.top_k)
+        self.tokens, self.firsts = words(pairs), words(experts)
+        self.blocks = words(max_blocks(max_tokens, spec.top_k, experts), BLOCK_WORDS)
+        self.num_blocks = words(1)
+        self.activated, self.rows = floats(pairs, spec.inner), floats(pairs, hidden)
+        self.out = floats(max_tokens, hidden)
+        self.shared_gates = self.logits[:, experts] if spec.shared_gate else None
+
+
+class ExpertOps:
+    """Records the operations of `models.ops.Ops` on experts in a kernel program.
+
+    Args:
+        program: the program to record in.
+        num_tokens: the address of an int64, the number of tokens to compute.
+        buffers: the buffers of each mixture.
+    """
+
+    def __init__(
+        self, program: KernelProgram, num_tokens: int, buffers: dict[MoESpec, ExpertBuffers]
+    ) -> None:
+        self._kernels = program
+        self._num_tokens = num_tokens
+        self._buffers = buffers
+        size = SCRATCH_BYTES if buffers else 0
+        self._scratch = torch.empty((program.num_threads, size), dtype=torch.uint8)
+
+    def logits(self, spec: MoESpec) -> Tensor:
+        """Return the buffer for the router's output."""
+        return self._buffers[spec].logits
+
+    def route(self, spec: MoESpec) -> Routing:
+        """Record the choice of experts by the logits in `logits`."""
+        buffers = self._buffers[spec]
+        source = [buffers.logits.data_ptr(), 4 * buffers.logits.shape[1]]
+        divides_by_all = spec.scoring == "softmax" and not spec.renormalize
+        numbers = [spec.num_experts, spec.top_k, int(divides_by_all)]
+        out = [buffers.ids.data_ptr(), buffers.weights.data_ptr()]
+        self._kernels.record(ROUTE, [self._num_tokens, *source, *numbers, *out], label="route")
+        return Routing(buffers.ids, buffers.weights, buffers.shared_gates)
+
+    def experts(self, x: Tensor, routing: Routing, moe: MoE, shared: Tensor | None) -> Tensor:
+        spec, buffers = moe.spec, self._buffers[moe.spec]
+        self._record_sort(routing, spec)
+        blocks = [buffers.num_blocks.data_ptr(), buffers.blocks.data_ptr()]
+        activated, rows = buffers.activated, buffers.rows
+        extra = [buffers.tokens.data_ptr(), self._scratch.data_ptr()]
+        operands = [*blocks, *_rows(x), *_rows(activated), *_weights(moe.gate_up_proj, spec.inner)]
+        kernel = GATE_AND_UP[*_kinds(moe.gate_up_proj), spec.activation]
+        self._kernels.record(kernel, [*operands, *extra], label=f"gate_and_up {_size(moe)}")
+        weights = _weights(moe.down_proj, rows.shape[1])
+        operands = [*blocks, *_rows(activated), *_rows(rows), *weights]
+        kernel = DOWN[_kinds(moe.down_proj)]
+        self._kernels.record(kernel, operands, label=f"down {_size(moe)}")
+        self._record_combine(routing, spec, shared)
+        return buffers.out
+
+    def _record_sort(self, routing: Routing, spec: MoESpec) -> None:
+        buffers = self._buffers[spec]
+        out = [buffers.tokens, buffers.places, buffers.blocks, buffers.num_blocks]
+        operands = [
+            self._num_tokens, routing.ids.data_ptr(), spec.num_experts, spec.top_k,
+            buffers.firsts.data_ptr(), *(tensor.data_ptr() for tensor in out),
+        ]  # fmt: skip
+        self._kernels.record(SORT, operands, label="sort")
+
+    def _record_combine(self, routing: Routing, spec: MoESpec, shared: Tensor | None) -> None:
+        buffers, gates = self._buffers[spec], routing.shared_gates
+        sources = [buffers.places, routing.weights, buffers.rows, buffers.out]
+        factors = [0, 0] if gates is None else [gates.data_ptr(), 4 * gates.stride(0)]
+        operands = [
+            self._num_tokens, spec.top_k, *(tensor.data_ptr() for tensor in sources),
+            buffers.out.shape[1], 0 if shared is None else shared.data_ptr(), *factors,
+        ]  # fmt: skip
+        self._kernels.record(COMBINE, operands, label="combine")
+
+
+def _rows(tensor: Tensor) -> Sequence[int]:
+    return tensor.data_ptr(), 4 * tensor.shape[1]
+
+
+def _kinds(linear: ExpertLinear) -> tuple[str, str]:
+    dtype = str(linear.weight.dtype).removeprefix("torch.")
+    return "int8" if isinstance(linear.weight, Int8Matrix) else dtype, dtype
+
+
+def _weights(linear: ExpertLinear, columns: int) -> Sequence[int]:
+    weight, scales = linear.weight, 0
+    if isinstance(weight, Int8Matrix):
+        numbers, scales = weight.integers, weight.scales.data_ptr()
+    else:
+        numbers = weight
+    bias = 0 if linear.bias is None else linear.bias.data_ptr()
+    return numbers.data_ptr(), columns, numbers.shape[2], scales, bias
+
+
+def _size(moe: MoE) -> str:
+    return f"{moe.spec.top_k}/{moe.spec.num_experts}x{moe.spec.inner}"
