@@ -13,7 +13,7 @@ from typing import Any
 from shmllm.models.config import ModelConfig, architecture_name
 from shmllm.models.fields import Fields
 from shmllm.models.rope_config import RopeConfig
-from shmllm.models.specs import Activation, AttentionSpec, LayerSpec, MLPSpec, NormSpec
+from shmllm.models.specs import Activation, AttentionSpec, LayerSpec, MLPSpec, MoESpec, NormSpec
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 """Types of layers, as in the field ``layer_types``."""
@@ -76,6 +76,26 @@ def read_mlp(fields: Fields, *, bias: bool = False) -> MLPSpec:
     """Returns a gated MLP with the activation ``hidden_act``."""
     inner, activation = fields.integer("intermediate_size"), read_activation(fields)
     return MLPSpec(inner=inner, activation=activation, bias=bias)
+
+
+def read_experts(fields: Fields, inner: int, *, num_experts: int, top_k: int) -> MoESpec:
+    """Returns experts without biases; those of a token are the first of the softmax of all.
+
+    Args:
+        fields: the fields of config.json.
+        inner: the width of an expert's activation's output.
+        num_experts: the default of ``num_experts``, or ``num_local_experts``.
+        top_k: the default of ``num_experts_per_tok``.
+    """
+    activation = read_activation(fields)
+    if activation != "silu":
+        raise fields.error(f"experts with hidden_act {activation!r} are not supported, only silu")
+    name = "num_experts" if "num_experts" in fields.values else "num_local_experts"
+    num_experts = fields.integer(name, num_experts)
+    top_k = fields.integer("num_experts_per_tok", top_k)
+    if top_k > num_experts:
+        raise fields.error(f"num_experts_per_tok ({top_k}) is more than {name} ({num_experts})")
+    return MoESpec(num_experts=num_experts, top_k=top_k, inner=inner)
 
 
 def read_norm(fields: Fields, name: str = "rms_norm_eps", default: float = 1e-6) -> NormSpec:

@@ -34,6 +34,8 @@ YARN_ROPE = ROPE | {
     "original_max_position_embeddings": 32,
 }
 
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama-tied": ("llama", {"tie_word_embeddings": True}),
@@ -49,6 +51,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("mistral", {"sliding_window": None}),
     "mistral-window": ("mistral", {"sliding_window": 7}),
     "mistral-head-dim": ("mistral", {"sliding_window": 16, "head_dim": 12}),
+    "mixtral": ("mixtral", {"num_local_experts": 5}),
+    "mixtral-all-experts": ("mixtral", {"num_local_experts": 3, "num_experts_per_tok": 3}),
+    "mixtral-window": ("mixtral", {"sliding_window": 7, "tie_word_embeddings": True}),
     "qwen2": ("qwen2", {}),
     "qwen2-tied": ("qwen2", {"tie_word_embeddings": True}),
     "qwen2-window": (
@@ -56,9 +61,27 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
     ),
     "qwen2-yarn": ("qwen2", {"rope_parameters": YARN_ROPE | {"rope_theta": 1e6}}),
+    "qwen2-moe": ("qwen2_moe", EXPERTS | {"shared_expert_intermediate_size": 36}),
+    "qwen2-moe-window": (
+        "qwen2_moe",
+        EXPERTS
+        | {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2}
+        | {"norm_topk_prob": True, "shared_expert_intermediate_size": 4, "qkv_bias": False},
+    ),
     "qwen3": ("qwen3", {}),
     "qwen3-tied": ("qwen3", {"tie_word_embeddings": True}),
     "qwen3-bias": ("qwen3", {"attention_bias": True}),
+    "qwen3-moe": ("qwen3_moe", EXPERTS),
+    "qwen3-moe-some-layers": (
+        "qwen3_moe",
+        EXPERTS
+        | {"norm_topk_prob": True, "head_dim": 16, "decoder_sparse_step": 2}
+        | {"mlp_only_layers": [1], "num_hidden_layers": 4, "attention_bias": True},
+    ),
+    "qwen3-moe-window": (
+        "qwen3_moe",
+        EXPERTS | {"use_sliding_window": True, "sliding_window": 9, "num_experts_per_tok": 6},
+    ),
     "qwen3-layer-types": (
         "qwen3",
         {
