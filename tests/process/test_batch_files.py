@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import commands
 from support.engines import named_engine
 from support.programs import (
     CLI,
@@ -20,7 +21,6 @@ from support.programs import (
     Completed,
     children,
     is_running,
-    python,
     read_line,
     start_source,
     watched,
@@ -52,7 +52,7 @@ def shmllm(engine: str) -> Shmllm:
 
     def run(*arguments: str | Path, **options: Any) -> Completed:
         where = () if "-m" in arguments else ("--attach", engine)
-        return python("-c", CLI, "generate", *map(str, arguments), *where, **options)
+        return commands.shmllm("generate", *map(str, arguments), *where, **options)
 
     return run
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.commands import shmllm
 from support.engines import assert_unused, named_engine
 from support.programs import (
     CLI,
     ELSEWHERE,
-    Completed,
     children,
     environment,
     is_running,
@@ -38,10 +38,6 @@ ENDLESS = ("--ignore-eos", "--max-tokens", "900")
 INTERRUPTIBLE = (
     "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); " + CLI
 )  # a shell's background jobs, and what they start, ignore SIGINT
-
-
-def shmllm(*arguments: str, **options: Any) -> Completed:
-    return python("-c", CLI, *arguments, **options)
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +91,7 @@ def ended(text: str) -> str:
 
 
 def test_one_prompt_is_text_on_stdout_and_the_rest_on_stderr(llm: LLM) -> None:
-    done = shmllm("generate", PROMPT, *GREEDY)
+    done = python("-c", CLI, "generate", PROMPT, *GREEDY)
     assert done.returncode == 0
     assert done.stdout.decode() == ended(text_of(llm, PROMPT))
     message = done.stderr.decode()
@@ -131,7 +127,7 @@ def test_standard_input_is_the_prompt_or_the_file(llm: LLM, generate: Generate) 
 
 
 def test_the_command_is_installed_under_its_name() -> None:
-    done = shmllm("--version")
+    done = python("-c", CLI, "--version")
     assert re.fullmatch(r"shmllm, version \d+\.\d+\.\d+\S*\n", done.stdout.decode())
     assert b"Examples:" in shmllm("generate", "--help").stdout
     module = [sys.executable, "-P", "-m", "shmllm", "--version"]
@@ -393,7 +389,7 @@ def test_bad_input_leaves_the_output_file_as_it_was(tmp_path: Path) -> None:
 
 
 def test_debug_shows_the_traceback() -> None:
-    done = shmllm("--debug", "generate", "-m", "no/such/model", "x")
+    done = python("-c", CLI, "--debug", "generate", "-m", "no/such/model", "x")
     assert done.returncode != 0
     assert b"Traceback" in done.stderr
     assert b"EngineStartError" in done.stderr

@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from support.commands import command
 from support.engines import attached, named_engine, slow_steps
-from support.programs import CLI, ELSEWHERE, environment, kill, python
+from support.programs import CLI, ELSEWHERE, environment, kill
 from support.variants import slow
 from support.waiting import PATIENCE_S, wait_until
 
@@ -104,7 +105,7 @@ def test_rows_that_the_engine_aborted_or_refused_run_again(
     assert len(lines) == 1
     assert "error" not in target.read_text()
     source.write_text(source.read_text().replace("200", "1"))
-    done = python("-c", CLI, "generate", *files, "--resume", "--attach", engine)
+    done = command("generate", *files, "--resume", "--attach", engine)
     assert done.returncode == 0
     assert len(target.read_text().splitlines()) == num_rows
 
@@ -115,7 +116,7 @@ def test_an_engine_that_sleeps_refuses_with_exit_code_3(
 ) -> None:
     llm.sleep(0)
     try:
-        done = python("-c", CLI, "generate", *arguments, "--attach", engine)
+        done = command("generate", *arguments, "--attach", engine)
     finally:
         llm.wake_up()
     (line,) = (x for x in done.stderr.decode().splitlines() if x.startswith("shmllm: "))

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 from conftest import ENGINE_MODULE
+from support.commands import command
 from support.engines import named_engine
-from support.programs import ELSEWHERE, environment, is_running, kill, python
+from support.programs import ELSEWHERE, environment, is_running, kill
 from support.waiting import PATIENCE_S, wait_until
 
 from shmllm import LLM, EngineDeadError, SamplingParams, SegmentError
@@ -40,7 +41,7 @@ EngineProcess._load = lambda *_: time.sleep(600)
 
 def stop(name: str, *options: str) -> tuple[int, str]:
     """The exit code of `shmllm engine stop`, and what it says."""
-    done = python("-c", CLI, "engine", "stop", name, *options)
+    done = command("engine", "stop", name, *options)
     assert not done.stdout
     return done.returncode, done.stderr.decode()
 

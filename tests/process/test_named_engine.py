@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.commands import command
 from support.engines import assert_unused, named_engine, slow_steps
 from support.programs import children, environment, is_running, read_line, start_source
 from support.programs import kill as end
@@ -37,8 +38,15 @@ LONG = SamplingParams(temperature=0, max_tokens=900, ignore_eos=True)
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    done = command(*arguments)
+    texts = done.stdout.decode(), done.stderr.decode()
+    return subprocess.CompletedProcess(done.args, done.returncode, *texts)
+
+
+def start(name: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run `shmllm engine start --detach` in a process of its own, which the engine outlives."""
     return subprocess.run(
-        [*CLI, *arguments],
+        [*CLI, "engine", "start", name, "--detach", *options],
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
@@ -75,7 +83,7 @@ def name(tmp_path: Path) -> Iterator[str]:
     """An engine of the test's own, which is stopped afterwards."""
     name = f"test-{os.getpid()}-{time.monotonic_ns() % 10**6}"
     log = tmp_path / "engine.log"
-    started = run("engine", "start", name, "--detach", "--log", str(log), *OPTIONS)
+    started = start(name, "--log", str(log), *OPTIONS)
     assert started.returncode == 0, started.stderr + log.read_text()
     pid = int(engine_record(name)["pid"])
     yield name
@@ -199,7 +207,7 @@ def test_a_killed_engine_is_reported_and_can_be_started_again(
     assert f"would remove {registry.control_path(name)}" in run("ipc", "gc").stdout
     assert registry.control_path(name).exists()
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # for its log
-    assert run("engine", "start", name, "--detach").returncode == 0
+    assert start(name).returncode == 0
     with LLM.attach(name) as llm:
         assert len(tokens(llm)) == 8
 
@@ -218,7 +226,7 @@ def test_a_second_engine_of_that_name_is_refused(
     running: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # for its log
-    result = run("engine", "start", running, "--detach")
+    result = start(running)
     assert result.returncode == 2
     assert f"engine {running!r} is already running" in result.stderr
 
@@ -343,7 +351,7 @@ def test_attaching_while_it_starts_says_so() -> None:
 
 def test_a_failed_start_says_why_and_leaves_nothing(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    result = run("engine", "start", "broken", "--detach", "--log", str(log), "-m", str(tmp_path))
+    result = start("broken", "--log", str(log), "-m", str(tmp_path))
     assert result.returncode == 2
     assert "config.json" in result.stderr
     assert not registry.control_path("broken").exists()

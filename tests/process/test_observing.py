@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.commands import command
 from support.engines import assert_unused, named_engine
-from support.programs import CLI, Completed, kill, python, read_line, start_source
+from support.programs import Completed, kill, read_line, start_source
 from support.waiting import wait_until
 
 from shmllm import LLM, CallError, EngineDeadError, EngineStartError, SamplingParams
@@ -52,7 +53,7 @@ time.sleep(600)
 
 
 def shmllm(*arguments: str) -> Completed:
-    return python("-c", CLI, *arguments)
+    return command(*arguments)
 
 
 def output_of(*arguments: str) -> str:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from support.commands import command
 from support.engines import is_ready
 from support.programs import CLI, environment, python
 from support.waiting import PATIENCE_S, holds_within
@@ -57,7 +58,7 @@ def sockets_of(pid: int) -> list[str]:
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[bytes]:
-    return python("-c", CLI, *arguments)
+    return command(*arguments)
 
 
 @pytest.mark.parametrize("detach", [True, pytest.param(False, marks=pytest.mark.slow)])

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import engine_processes, our_files
+from support.commands import command
 from support.engines import (
     assert_idle,
     assert_unused,
@@ -20,7 +21,7 @@ from support.engines import (
     slow_steps,
     stats_of,
 )
-from support.programs import CLI, kill, python, read_line, start_source
+from support.programs import kill, read_line, start_source
 from support.reference_models import MAX_TOKENS, greedy_tokens, make_model, make_prompts
 from support.waiting import PATIENCE_S, join_all, wait_until, wait_until_async
 
@@ -317,7 +318,7 @@ def test_coroutines_sleep_and_wake(name: str) -> None:
 
 
 def run(*arguments: str) -> tuple[int, str]:
-    done = python("-c", CLI, *arguments)
+    done = command(*arguments)
     return done.returncode, (done.stdout + done.stderr).decode()
 
 

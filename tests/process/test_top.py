@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.commands import command
 from support.engines import named_engine
 from support.programs import CLI, python
 from support.terminals import Terminal, opened_terminal
@@ -77,7 +78,7 @@ def at_work(engine: tuple[str, int]) -> Iterator[str]:
 
 
 def once(*arguments: str) -> list[dict[str, Any]]:
-    done = python("-c", CLI, "top", "--once", "--json", "--interval", "0.5", *arguments)
+    done = command("top", "--once", "--json", "--interval", "0.5", *arguments)
     assert done.returncode == 0, done.stderr.decode()
     found: list[dict[str, Any]] = json.loads(done.stdout)
     return found
@@ -121,7 +122,7 @@ def test_a_paused_or_sleeping_engine_is_shown_as_such(engine: tuple[str, int]) -
         llm.resume_generation()
         llm.sleep()
         assert once(name)[0]["asleep"]
-        done = python("-c", CLI, "top", name, "--interval", "0.1")
+        done = command("top", name, "--interval", "0.1")
         assert b"asleep" in done.stdout
         llm.wake_up()
         found = once(name)[0]
@@ -144,7 +145,7 @@ def test_an_idle_engine_has_figures_too(engine: tuple[str, int]) -> None:
     ],
 )
 def test_text_where_there_is_no_terminal(at_work: str, arguments: list[str]) -> None:
-    done = python("-c", CLI, "top", at_work, "--interval", "0.3", *arguments)
+    done = command("top", at_work, "--interval", "0.3", *arguments)
     assert done.returncode == 0, done.stderr.decode()
     text = done.stdout.decode()
     assert at_work in text
@@ -153,7 +154,7 @@ def test_text_where_there_is_no_terminal(at_work: str, arguments: list[str]) -> 
 
 
 def test_an_unknown_name_is_one_line(engine: tuple[str, int]) -> None:
-    done = python("-c", CLI, "top", "nobody")
+    done = command("top", "nobody")
     assert done.returncode == 2
     (line,) = done.stderr.decode().splitlines()
     assert "nobody" in line
@@ -257,7 +258,7 @@ def test_engine_ls_fits_in_80_columns_and_only_names_are_shortened(
         assert alive.split()[1:4] == ["tiny", "ready", "cpu"]
         assert died.split()[2] == "dead"
         assert "…" in died
-        whole = python("-c", CLI, "engine", "ls").stdout.decode()
+        whole = command("engine", "ls").stdout.decode()
         assert left.name in whole or not left.exists()
         assert "…" not in whole
     finally:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from support.commands import command
 from support.engines import assert_unused, named_engine
 from support.programs import (
     CLI,
@@ -216,13 +217,13 @@ def test_sigterm_goes_to_the_command(tmp_path: Path, running: tuple[str, int]) -
     "arguments", [[], ["--attach", "x", "--", "generate"], ["-o", "/nowhere/x", "--", "true"]]
 )
 def test_a_usage_error_is_one_line(arguments: list[str]) -> None:
-    done = python("-c", CLI, "trace", *arguments)
+    done = command("trace", *arguments)
     assert done.returncode == 2
     assert b"Traceback" not in done.stderr
 
 
 def test_an_engine_that_is_not_there(tmp_path: Path) -> None:
-    done = python("-c", CLI, "trace", "--attach", "nobody", "-o", str(tmp_path / "t.json"))
+    done = command("trace", "--attach", "nobody", "-o", str(tmp_path / "t.json"))
     assert done.returncode == 2
     assert b"engine 'nobody' is not running" in done.stderr
 

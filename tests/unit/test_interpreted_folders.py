@@ -1,4 +1,4 @@
-"""The folders of interpreted tests are empty for a process in which Triton compiles."""
+"""Folders of tests for Triton's interpreter have no test for a process in which it compiles."""
 
 from __future__ import annotations
 
