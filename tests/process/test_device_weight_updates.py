@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,8 @@ import pytest
 import torch
 from support.engines import assert_idle, named_engine, tensor_bytes
 from support.fake_sharing import UUID, FakeSharing, num_mappings, share_memory
-from support.programs import environment_of_test_files, start_at_go
-from support.waiting import PATIENCE_S, wait_until
+from support.programs import children, environment_of_test_files, kill, read_line, start_at_go
+from support.waiting import wait_until
 
 from shmllm import LLM, RequestError, SamplingParams
 from shmllm.errors import CallError, CallOrderError
@@ -310,40 +312,72 @@ import numpy, torch
 from support.fake_sharing import UUID, FakeSharing
 from shmllm import LLM
 from shmllm.frontend.weight_push import WeightPush
-name, where = sys.argv[1:]
-llm = LLM.attach(name)
-sharing = FakeSharing()
-llm._weight_push = WeightPush(
-    llm._dispatcher, dataclasses.replace(llm.facts, device_uuid=UUID), sharing)
-weights = {n: torch.ones(shape, dtype=getattr(torch, dtype))
-           for n, (dtype, shape) in llm.collective_rpc("list_weights")[0].items()}
 
 def kill():
     os.kill(os.getpid(), signal.SIGKILL)
 
-def halves():
-    for index, (n, weight) in enumerate(weights.items()):
-        if where == "generator" and index == len(weights) // 2:
-            kill()
-        yield n, weight * 0.5
+def train(where):
+    llm = LLM.attach(sys.argv[1])
+    sharing = FakeSharing()
+    llm._weight_push = WeightPush(
+        llm._dispatcher, dataclasses.replace(llm.facts, device_uuid=UUID), sharing)
+    weights = {n: torch.ones(shape, dtype=getattr(torch, dtype))
+               for n, (dtype, shape) in llm.collective_rpc("list_weights")[0].items()}
+
+    def halves():
+        for index, (n, weight) in enumerate(weights.items()):
+            if where == "generator" and index == len(weights) // 2:
+                kill()
+            yield n, weight * 0.5
+
+    llm.start_weight_update()
+    if where == "lent":
+        call = llm._dispatcher.call
+        memory = sharing.export(2**21, None)
+        call(15, {"handle": memory.handle, "num_bytes": 2**21})
+        kill()
+    llm.update_weights(halves())
+    if where == "sent":
+        kill()
+    if where == "asked":
+        import threading
+        threading.Timer(0.0, kill).start()
+    for _ in range(10**6):
+        llm.update_weights(halves())
 
 print("ready", flush=True)
 sys.stdin.readline()
-llm.start_weight_update()
-if where == "lent":
-    call = llm._dispatcher.call
-    memory = sharing.export(2**21, None)
-    call(15, {"handle": memory.handle, "num_bytes": 2**21})
-    kill()
-llm.update_weights(halves())
-if where == "sent":
-    kill()
-if where == "asked":
-    import threading
-    threading.Timer(0.0, kill).start()
-for _ in range(10**6):
-    llm.update_weights(halves())
+for line in sys.stdin:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            train(line.strip())
+        finally:
+            os._exit(1)
+    print(pid, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 """
+"""A child for each line that says where it is killed: only their parent imports torch."""
+
+
+@contextmanager
+def trainers(name: str) -> Iterator[Callable[[str], tuple[int, Callable[[], int]]]]:
+    """A function that starts a trainer of this engine, and returns its pid and what waits for its
+    exit code."""
+    parent = start_at_go(TRAINER, name, env=environment_of_test_files())
+
+    def start(where: str) -> tuple[int, Callable[[], int]]:
+        assert parent.stdin is not None
+        parent.stdin.write(f"{where}\n".encode())
+        parent.stdin.flush()
+        return int(read_line(parent)), lambda: int(read_line(parent))
+
+    try:
+        yield start
+    finally:
+        for pid in children(parent.pid):
+            os.kill(pid, signal.SIGKILL)
+        kill(parent)
 
 
 def test_a_trainer_killed_in_the_middle_leaves_no_mapping_and_the_old_weights(
@@ -352,15 +386,15 @@ def test_a_trainer_killed_in_the_middle_leaves_no_mapping_and_the_old_weights(
     with (
         named_engine(tmp_path, PREFACE, allow_callables=True) as (name, _),
         LLM.attach(name) as llm,
+        trainers(name) as start_trainer,
     ):
         before, held = tokens(llm), tensor_bytes(llm)
         for where in ("lent", "generator", "sent", "asked", "outside"):
-            env = environment_of_test_files()
-            with start_at_go(TRAINER, name, where, env=env) as trainer:
-                if where == "outside":
-                    wait_until(lambda: mappings(llm) == 1, "the engine maps the memory")
-                    trainer.send_signal(signal.SIGKILL)
-                assert trainer.wait(PATIENCE_S) == -signal.SIGKILL
+            pid, exit_code = start_trainer(where)
+            if where == "outside":
+                wait_until(lambda: mappings(llm) == 1, "the engine maps the memory")
+                os.kill(pid, signal.SIGKILL)
+            assert exit_code() == -signal.SIGKILL
             wait_until(lambda: mappings(llm) == 0, f"the mapping ends ({where})")
             assert (llm.get_weight_version(), tokens(llm)) == (0, before), where
             assert tensor_bytes(llm) == held, where
