@@ -45,9 +45,18 @@ class ExpertLinear:
             weights |= {f"{name}.bias": (part,) for name, part in zip(every, biases, strict=True)}
         return weights
 
-    def whole(self, name: str) -> NamedWeights:
-        """Returns the weight and bias of all experts, by the name of the weight."""
-        weights: NamedWeights = {name: (self.weight,)}
+    def whole(self, name: str, transposed: bool = False) -> NamedWeights:
+        """Returns the weight and bias of all experts, by the name of the weight.
+
+        Args:
+            name: the name.
+            transposed: whether the weight's shape is [experts, in, out].
+        """
+        weight = self.weight
+        if transposed:
+            assert isinstance(weight, Tensor), "`check_features` refuses these"
+            weight = weight.transpose(1, 2)
+        weights: NamedWeights = {name: (weight,)}
         return weights if self.bias is None else weights | {f"{name}_bias": (self.bias,)}
 
 
@@ -75,7 +84,9 @@ class MoE:
 
     def named_weights(self, prefix: str) -> NamedWeights:
         """Returns the destinations of names under ``prefix``, such as "model.layers.0.mlp", with
-        a tensor for each expert, as in files."""
+        a tensor for each expert, as in most files."""
+        if self.spec.transposed:
+            return self._router_weights(prefix) | self._whole(prefix)
         one = f"{prefix}.experts.{{}}"
         weights = self._router_weights(prefix)
         weights |= self.gate_up_proj.named_weights(f"{one}.gate_proj", f"{one}.up_proj")
@@ -87,9 +98,12 @@ class MoE:
     def module_weights(self, prefix: str) -> NamedWeights:
         """Returns the destinations of the names that differ in transformers' modules, which have
         the experts' weights in one tensor; trainers send these."""
-        weights = self._router_weights(prefix)
-        weights |= self.gate_up_proj.whole(f"{prefix}.experts.gate_up_proj")
-        return weights | self.down_proj.whole(f"{prefix}.experts.down_proj")
+        return self._router_weights(prefix) | self._whole(prefix)
+
+    def _whole(self, prefix: str) -> NamedWeights:
+        is_transposed = self.spec.transposed
+        weights = self.gate_up_proj.whole(f"{prefix}.experts.gate_up_proj", is_transposed)
+        return weights | self.down_proj.whole(f"{prefix}.experts.down_proj", is_transposed)
 
     def _router_weights(self, prefix: str) -> NamedWeights:
         names = ("gate", "shared_expert_gate") if self.spec.shared_gate else ("gate",)

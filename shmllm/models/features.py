@@ -36,6 +36,7 @@ class Feature(Enum):
     GELU_TANH = "the activation gelu_tanh"
     PLAIN_MLP = "an MLP without a gate"
     EXPERTS = "a mixture of experts"
+    TRANSPOSED_EXPERTS = "experts that checkpoints store transposed"
 
 
 _OF_MODEL: dict[Feature, Callable[[ModelConfig], bool]] = {
@@ -53,6 +54,9 @@ _OF_LAYER: dict[Feature, Callable[[LayerSpec], bool]] = {
     ),
     Feature.PARALLEL: lambda layer: layer.parallel,
     Feature.EXPERTS: lambda layer: isinstance(layer.mlp, MoESpec),
+    Feature.TRANSPOSED_EXPERTS: lambda layer: (
+        isinstance(layer.mlp, MoESpec) and layer.mlp.transposed
+    ),
 }
 _OF_ATTENTION: dict[Feature, Callable[[AttentionSpec], bool]] = {
     Feature.ATTENTION_SCALE: lambda attention: attention.scale != attention.head_dim**-0.5,
@@ -90,12 +94,11 @@ def check_features(config: ModelConfig, device: str, unsupported: Collection[Fea
 
     Args:
         config: the model's configuration.
-        device: the name of the kind of device: "CPU" or "GPU".
+        device: who computes: "the CPU", "the GPU" or a kind of quantization.
         unsupported: what it cannot compute.
     """
     lacking = [feature.value for feature in features_of(config) if feature in unsupported]
     if lacking:
         raise EngineStartError(
-            f"{config.architecture} needs what the {device} cannot compute yet: "
-            f"{'; '.join(lacking)}"
+            f"{config.architecture} needs what {device} cannot compute yet: {'; '.join(lacking)}"
         )

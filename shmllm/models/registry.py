@@ -11,6 +11,7 @@ from types import ModuleType
 from shmllm.errors import EngineStartError
 
 ARCHITECTURES: dict[str, str] = {
+    "GptOssForCausalLM": "gpt_oss",
     "LlamaForCausalLM": "llama",
     "Mistral3ForConditionalGeneration": "mistral",
     "MistralForCausalLM": "mistral",

@@ -118,6 +118,8 @@ class MoESpec:
         renormalize: whether the weights of the chosen experts are divided by their sum.
         router_bias: whether the router has a bias.
         bias: whether the experts' projections have a bias.
+        transposed: whether a checkpoint has the weights of all experts in one tensor,
+            [experts, in, out], and not a tensor [out, in] for each expert.
         shared: an MLP that every token goes to as well; None: there is none.
         shared_gate: whether the output of `shared` is multiplied by a sigmoid of its own gate.
     """
@@ -130,6 +132,7 @@ class MoESpec:
     renormalize: bool = False
     router_bias: bool = False
     bias: bool = False
+    transposed: bool = False
     shared: MLPSpec | None = None
     shared_gate: bool = False
 

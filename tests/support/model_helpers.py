@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    GptOssConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
@@ -44,6 +45,7 @@ SIZES = {
     "max_position_embeddings": 256,
 }
 CONFIGS: dict[str, type[PreTrainedConfig]] = {
+    "gpt_oss": GptOssConfig,
     "llama": LlamaConfig,
     "mistral": MistralConfig,
     "qwen2": Qwen2Config,

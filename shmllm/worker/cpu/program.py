@@ -22,13 +22,18 @@ UNSUPPORTED = frozenset(Feature) - {
     Feature.ATTENTION_CAP,
     Feature.SINKS,
     Feature.EXPERTS,
+    Feature.TRANSPOSED_EXPERTS,
 }
 """What the kernels cannot compute."""
+NOT_IN_INT8 = {Feature.TRANSPOSED_EXPERTS}
+"""What cannot be rounded to 8 bits while it is loaded."""
 
 
 def check_model(config: ModelConfig, load: LoadConfig) -> None:
     """Raise EngineStartError if there are no kernels for a model."""
-    check_features(config, "CPU", UNSUPPORTED)
+    check_features(config, "the CPU", UNSUPPORTED)
+    if load.quantization is not None:
+        check_features(config, f"quantization={load.quantization!r}", NOT_IN_INT8)
 
 
 class CpuProgram:

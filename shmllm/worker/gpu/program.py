@@ -60,7 +60,7 @@ def check_model(config: ModelConfig, load: LoadConfig) -> None:
         raise EngineStartError(
             "quantization='int8' is for the CPU: leave it out, or start with device='cpu'"
         )
-    check_features(config, "GPU", UNSUPPORTED)
+    check_features(config, "the GPU", UNSUPPORTED)
     if config.head_dim > MAX_HEAD_DIM:
         raise EngineStartError(
             f"heads of {config.head_dim} elements are too large for the GPU's attention, "

@@ -36,6 +36,8 @@ YARN_ROPE = ROPE | {
 
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 
+GPT_OSS = {"num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 9, "head_dim": 16}
+
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama-tied": ("llama", {"tie_word_embeddings": True}),
@@ -54,6 +56,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", {"num_local_experts": 5}),
     "mixtral-all-experts": ("mixtral", {"num_local_experts": 3, "num_experts_per_tok": 3}),
     "mixtral-window": ("mixtral", {"sliding_window": 7, "tie_word_embeddings": True}),
+    "gpt-oss": ("gpt_oss", GPT_OSS),
+    "gpt-oss-all-experts": (
+        "gpt_oss",
+        GPT_OSS | {"num_experts_per_tok": 6, "rope_parameters": YARN_ROPE | {"truncate": False}},
+    ),
     "qwen2": ("qwen2", {}),
     "qwen2-tied": ("qwen2", {"tie_word_embeddings": True}),
     "qwen2-window": (

@@ -62,7 +62,12 @@ USES = {
     Feature.GELU_TANH: of_layer(mlp=MLPSpec(inner=5, activation="gelu_tanh")),
     Feature.PLAIN_MLP: of_layer(mlp=MLPSpec(inner=5, gated=False)),
     Feature.EXPERTS: of_layer(mlp=MoESpec(num_experts=4, top_k=2, inner=5)),
+    Feature.TRANSPOSED_EXPERTS: of_layer(
+        mlp=MoESpec(num_experts=4, top_k=2, inner=5, transposed=True)
+    ),
 }
+IMPLIED = {Feature.TRANSPOSED_EXPERTS: [Feature.EXPERTS]}
+"""The features that another one needs."""
 
 
 def test_every_feature_has_a_case_and_the_first_families_use_none() -> None:
@@ -72,18 +77,18 @@ def test_every_feature_has_a_case_and_the_first_families_use_none() -> None:
 
 @pytest.mark.parametrize("feature", Feature)
 def test_a_feature_of_one_layer_is_found(feature: Feature) -> None:
-    assert features_of(USES[feature]) == [feature]
+    assert features_of(USES[feature]) == [*IMPLIED.get(feature, ()), feature]
 
 
 def test_a_device_refuses_what_it_lacks_by_name_and_nothing_else() -> None:
     config = replace(USES[Feature.SINKS], residual_scale=0.2)
     with pytest.raises(EngineStartError) as caught:
-        check_features(config, "GPU", frozenset(Feature))
+        check_features(config, "the GPU", frozenset(Feature))
     assert str(caught.value) == (
         "LlamaForCausalLM needs what the GPU cannot compute yet: a factor of the residual "
         "additions; attention sinks"
     )
-    check_features(config, "GPU", frozenset(Feature) - {Feature.SINKS, Feature.RESIDUAL_SCALE})
+    check_features(config, "the GPU", frozenset(Feature) - {Feature.SINKS, Feature.RESIDUAL_SCALE})
 
 
 @pytest.mark.parametrize("feature", sorted(cpu.UNSUPPORTED, key=lambda f: f.name))

@@ -1,0 +1,63 @@
+"""gpt-oss: attention with sinks, every other layer in a window, and experts in place of MLPs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from shmllm.models.config import ModelConfig
+from shmllm.models.fields import Fields
+from shmllm.models.readers import (
+    FULL,
+    SLIDING,
+    read_attention,
+    read_experts,
+    read_layer_types,
+    read_model,
+    read_norm,
+    read_num_layers,
+    read_positions,
+    read_window,
+    windows_by_type,
+    with_windows,
+)
+from shmllm.models.rope_config import RopeConfig
+from shmllm.models.specs import LayerSpec
+
+if TYPE_CHECKING:
+    from shmllm.models.layers import NamedWeights
+
+SWIGLU_LIMIT = 7.0
+"""The bound of gates and ups that the kernels know."""
+
+
+def configure(fields: Fields) -> ModelConfig:
+    positions = read_positions(fields, 131072)
+    bias = fields.flag("attention_bias", True)
+    attention = read_attention(fields, num_kv_heads=8, head_dim=64, bias=bias, output_bias=bias)
+    rope = RopeConfig.from_fields(fields, positions, attention.head_dim, theta=150000.0)
+    attention = replace(attention, rope=rope, sinks=True)
+    limit = fields.number("swiglu_limit", SWIGLU_LIMIT)
+    if limit != SWIGLU_LIMIT:
+        raise fields.error(f"swiglu_limit {limit:g} is not supported; supported: {SWIGLU_LIMIT:g}")
+    experts = read_experts(fields, fields.integer("intermediate_size"), num_experts=128, top_k=4)
+    experts = replace(
+        experts,
+        activation="gpt_oss",
+        scoring="softmax_of_top",
+        router_bias=True,
+        bias=True,
+        transposed=True,
+    )
+    num_layers = read_num_layers(fields)
+    types = read_layer_types(fields, num_layers)
+    if types is None:
+        types = tuple(FULL if layer % 2 else SLIDING for layer in range(num_layers))
+    windows = windows_by_type(fields, types, read_window(fields, 128))
+    layer = LayerSpec(attention=attention, mlp=experts)
+    model = read_model(fields, with_windows(layer, windows), positions)
+    return replace(model, norm=read_norm(fields, default=1e-5))
+
+
+def named_weights(weights: NamedWeights, config: ModelConfig) -> NamedWeights:
+    return {name.replace(".mlp.gate.", ".mlp.router."): views for name, views in weights.items()}
