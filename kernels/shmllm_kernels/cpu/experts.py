@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from shmllm_kernels.cpu.functions import silu
 from shmllm_kernels.cpu.kernel_program import Kernel
 from shmllm_kernels.cpu.language import compiled
-from shmllm_kernels.cpu.memory import floats, itemsize, silu, word
+from shmllm_kernels.cpu.memory import floats, itemsize, word
 from shmllm_kernels.cpu.product_tiles import IN_ORDER, LISTED
 from shmllm_kernels.cpu.products import (
     COLUMNS_AT_ONCE,

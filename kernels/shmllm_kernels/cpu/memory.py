@@ -88,40 +88,6 @@ def float_of_bits(builder, bits):
     return builder.bitcast(bits, FLOAT)
 
 
-@compiled
-def exp(x):
-    """Returns e**x for x at most 88, to 2 units in the last place; 0 below -87.
-
-    It computes 2**n * e**r with an integer n and |r| <= ln(2) / 2, and e**r by its Taylor
-    polynomial of degree 7. LLVM can vectorise this arithmetic, but not a call of expf.
-    """
-    bounded = max(x, np.float32(-87.0))
-    n = np.floor(bounded * np.float32(1.4426950408889634) + np.float32(0.5))
-    r = bounded - n * np.float32(0.693359375) + n * np.float32(2.12194440e-4)
-    y = np.float32(1 / 5040)
-    y = y * r + np.float32(1 / 720)
-    y = y * r + np.float32(1 / 120)
-    y = y * r + np.float32(1 / 24)
-    y = y * r + np.float32(1 / 6)
-    y = y * r + np.float32(0.5)
-    y = y * r + np.float32(1.0)
-    y = y * r + np.float32(1.0)
-    scaled = y * float_of_bits((np.int32(n) + np.int32(127)) << np.int32(23))
-    return scaled if x >= np.float32(-87.0) else np.float32(0.0)
-
-
-@compiled
-def silu(x, slope):
-    """Returns x * sigmoid(slope * x), slope a float32."""
-    return x / (np.float32(1.0) + exp(min(-(slope * x), np.float32(88.0))))
-
-
-@compiled
-def sigmoid(x):
-    """Returns 1 / (1 + e**-x), at least 6e-39."""
-    return np.float32(1.0) / (np.float32(1.0) + exp(min(-x, np.float32(88.0))))
-
-
 def word_of_float(value: float) -> int:
     """Returns a number's float32 bits as an integer operand; `float_of_word` reverses it."""
     return int(np.float32(value).view(np.int32))

@@ -11,9 +11,10 @@ import math
 
 import numpy as np
 
+from shmllm_kernels.cpu.functions import exp, sigmoid
 from shmllm_kernels.cpu.kernel_program import Kernel
 from shmllm_kernels.cpu.language import compiled
-from shmllm_kernels.cpu.memory import exp, floats, put_word, sigmoid, word
+from shmllm_kernels.cpu.memory import floats, put_word, word
 from shmllm_kernels.cpu.products import ROWS_AT_ONCE
 
 TOKENS_AT_ONCE = 8

@@ -1,4 +1,5 @@
-"""Kernels that compute each row of activations independently of the other rows.
+"""Kernels that compute each row of activations independently of the other rows: lookups and
+activations. `norms` has those of the residual stream.
 
 All activations are float32; weights and tables have the model's dtype. A row's result depends on
 that row alone: one thread computes it from beginning to end.
@@ -10,11 +11,14 @@ import math
 
 import numpy as np
 
+from shmllm_kernels.cpu.functions import gelu, gelu_tanh, silu, tanh
 from shmllm_kernels.cpu.kernel_program import Kernel
-from shmllm_kernels.cpu.language import compiled, compiled_with
-from shmllm_kernels.cpu.memory import float_of_word, floats, itemsize, number, silu, word
+from shmllm_kernels.cpu.language import compiled
+from shmllm_kernels.cpu.memory import float_of_word, floats, itemsize, number, word
 
 PIECES_PER_THREAD = 8
+NUMBERS_AT_ONCE = 4096
+"""The numbers in a piece of work, for a kernel that computes each number independently."""
 
 
 @compiled
@@ -24,14 +28,16 @@ def _rows_at_once(num_rows, num_threads):
 
 
 @compiled
-def _pieces(operands, piece, thread, num_threads):
+def count_pieces(operands, piece, thread, num_threads):
+    """Returns the number of pieces of a kernel whose first operand is the address of the number of
+    rows."""
     num_rows = word(word(operands, 0), 0)
     size = max(_rows_at_once(num_rows, num_threads), 1)
     return (num_rows + size - 1) // size
 
 
 @compiled
-def _range(operands, piece, num_threads):
+def rows_of_piece(operands, piece, num_threads):
     """Returns the bounds [begin, end) of a piece's rows."""
     num_rows = word(word(operands, 0), 0)
     size = _rows_at_once(num_rows, num_threads)
@@ -43,26 +49,36 @@ def _embed(operands, piece, thread, num_threads, kind):
     token_ids, table, out, width = (
         word(operands, 1), word(operands, 2), word(operands, 3), word(operands, 4),
     )  # fmt: skip
-    begin, end = _range(operands, piece, num_threads)
+    scale, embeds_scale = float_of_word(word(operands, 5)), float_of_word(word(operands, 6))
+    positions, position_table = word(operands, 7), word(operands, 8)
+    begin, end = rows_of_piece(operands, piece, num_threads)
     for row in range(begin, end):
-        token = word(token_ids, row)
+        token, values = word(token_ids, row), floats(out + row * width * 4)
         if token >= 0:
             source = table + token * width * itemsize(kind)
-            values = floats(out + row * width * 4)
             for i in range(width):
-                values[i] = number(source, i, kind)
+                values[i] = number(source, i, kind) * scale
+        else:
+            for i in range(width):
+                values[i] *= embeds_scale
+        if position_table != 0:
+            position = position_table + word(positions, row) * width * itemsize(kind)
+            for i in range(width):
+                values[i] += number(position, i, kind)
 
 
 EMBED = {
-    "float32": Kernel(_pieces, _embed, "float32"),
-    "float16": Kernel(_pieces, _embed, "float16"),
-    "bfloat16": Kernel(_pieces, _embed, "bfloat16"),
+    "float32": Kernel(count_pieces, _embed, "float32"),
+    "float16": Kernel(count_pieces, _embed, "float16"),
+    "bfloat16": Kernel(count_pieces, _embed, "bfloat16"),
 }
-"""Kernels by the dtype name of the table. ``out[row] = table[token_ids[row]]``; a row whose token
-id is negative stays unchanged.
+"""Kernels by the dtype name of the tables. ``out[row] = scale * table[token_ids[row]]``; a row
+whose token id is negative already has an embedding: ``out[row] *= embeds_scale``. Then ``out[row]
++= position_table[positions[row]]``.
 
 Operands: address of the number of rows; token_ids int64; table [vocabulary, width]; out
-[rows, width]; width.
+[rows, width]; width; scale and embeds_scale, numbers from `word_of_float`; positions int64;
+position_table [positions, width] or 0: the model has none.
 """
 
 
@@ -71,7 +87,7 @@ def _gather(operands, piece, thread, num_threads):
     indices, source, out, width = (
         word(operands, 1), word(operands, 2), word(operands, 3), word(operands, 4),
     )  # fmt: skip
-    begin, end = _range(operands, piece, num_threads)
+    begin, end = rows_of_piece(operands, piece, num_threads)
     for row in range(begin, end):
         values = floats(source + word(indices, row) * width * 4)
         target = floats(out + row * width * 4)
@@ -79,7 +95,7 @@ def _gather(operands, piece, thread, num_threads):
             target[i] = values[i]
 
 
-GATHER = Kernel(_pieces, _gather)
+GATHER = Kernel(count_pieces, _gather)
 """``out[row] = source[indices[row]]``.
 
 Operands: address of the number of rows; indices int64; source [any, width]; out [rows, width];
@@ -87,62 +103,65 @@ width.
 """
 
 
-@compiled_with("reassoc", "contract")
-def _mean_square(address, count):
-    values = floats(address)
-    total = np.float32(0.0)
-    for i in range(count):
-        total += values[i] * values[i]
-    return total / np.float32(count)
+@compiled
+def _activation(x, name):
+    return (
+        silu(x, np.float32(1.0)) if name == "silu" else gelu(x) if name == "gelu" else gelu_tanh(x)
+    )
 
 
 @compiled
-def _add_rms_norm(operands, piece, thread, num_threads, kind):
-    addend, residual, weight = word(operands, 1), word(operands, 2), word(operands, 3)
-    out, width, eps = word(operands, 4), word(operands, 5), float_of_word(word(operands, 6))
-    begin, end = _range(operands, piece, num_threads)
+def _activate(operands, piece, thread, num_threads, name, is_gated):
+    source, out, width = word(operands, 1), word(operands, 2), word(operands, 3)
+    begin, end = rows_of_piece(operands, piece, num_threads)
     for row in range(begin, end):
-        values = floats(residual + row * width * 4)
-        if addend != 0:
-            added = floats(addend + row * width * 4)
+        values = floats(out + row * width * 4)
+        if is_gated:
+            gate = floats(source + row * width * 8)
+            up = floats(source + row * width * 8 + width * 4)
             for i in range(width):
-                values[i] += added[i]
-        scale = np.float32(1.0) / np.sqrt(_mean_square(residual + row * width * 4, width) + eps)
-        normed = floats(out + row * width * 4)
-        for i in range(width):
-            normed[i] = values[i] * scale * number(weight, i, kind)
+                values[i] = _activation(gate[i], name) * up[i]
+        else:
+            numbers = floats(source + row * width * 4)
+            for i in range(width):
+                values[i] = _activation(numbers[i], name)
 
 
-ADD_RMS_NORM = {
-    "float32": Kernel(_pieces, _add_rms_norm, "float32"),
-    "float16": Kernel(_pieces, _add_rms_norm, "float16"),
-    "bfloat16": Kernel(_pieces, _add_rms_norm, "bfloat16"),
+ACTIVATE = {
+    (name, is_gated): Kernel(count_pieces, _activate, name, is_gated)
+    for name in ("silu", "gelu", "gelu_tanh")
+    for is_gated in (True, False)
 }
-"""Kernels by the dtype name of the weight. ``residual += x; out = residual / rms(residual) *
-weight``, with ``rms = sqrt(mean(residual**2) + eps)`` (Zhang and Sennrich, 2019).
+"""Kernels by the function's name and whether it is gated: ``f(gate) * up``, or ``f(x)``.
 
-Operands: address of the number of rows; x [rows, width] or 0; residual [rows, width]; weight
-[width]; out [rows, width]; width; eps, a number from `word_of_float`.
+Operands: address of the number of rows; gate and up side by side [rows, 2 * width], or x [rows,
+width]; out [rows, width]; width.
 """
 
 
 @compiled
-def _silu_and_mul(operands, piece, thread, num_threads):
-    source, out, width = word(operands, 1), word(operands, 2), word(operands, 3)
-    begin, end = _range(operands, piece, num_threads)
-    for row in range(begin, end):
-        gate = floats(source + row * width * 8)
-        up = floats(source + row * width * 8 + width * 4)
-        values = floats(out + row * width * 4)
-        for i in range(width):
-            values[i] = silu(gate[i], np.float32(1.0)) * up[i]
+def _count_parts(operands, piece, thread, num_threads):
+    return (word(word(operands, 0), 0) * word(operands, 2) + NUMBERS_AT_ONCE - 1) // NUMBERS_AT_ONCE
 
 
-SILU_AND_MUL = Kernel(_pieces, _silu_and_mul)
-"""SwiGLU's product, ``silu(gate) * up``.
+@compiled
+def _scale_and_cap(operands, piece, thread, num_threads):
+    values, count = floats(word(operands, 1)), word(word(operands, 0), 0) * word(operands, 2)
+    scale, cap = float_of_word(word(operands, 3)), float_of_word(word(operands, 4))
+    begin, end = piece * NUMBERS_AT_ONCE, min((piece + 1) * NUMBERS_AT_ONCE, count)
+    if cap == np.float32(0.0):
+        for i in range(begin, end):
+            values[i] *= scale
+    else:
+        for i in range(begin, end):
+            values[i] = cap * tanh(values[i] * scale / cap)
 
-Operands: address of the number of rows; gate and up side by side [rows, 2 * width]; out
-[rows, width]; width.
+
+SCALE_AND_CAP = Kernel(_count_parts, _scale_and_cap)
+"""``x *= scale``, and then ``x = cap * tanh(x / cap)`` if there is a cap, in place.
+
+Operands: address of the number of rows; x [rows, width]; width; scale, and cap or 0, numbers from
+`word_of_float`.
 """
 
 
@@ -151,7 +170,7 @@ def _rope_tables(operands, piece, thread, num_threads):
     positions, half = word(operands, 1), word(operands, 3)
     frequencies = floats(word(operands, 2))
     scale = float_of_word(word(operands, 6))
-    begin, end = _range(operands, piece, num_threads)
+    begin, end = rows_of_piece(operands, piece, num_threads)
     for row in range(begin, end):
         cos = floats(word(operands, 4) + row * half * 4)
         sin = floats(word(operands, 5) + row * half * 4)
@@ -162,7 +181,7 @@ def _rope_tables(operands, piece, thread, num_threads):
             sin[i] = np.float32(math.sin(angle)) * scale
 
 
-ROPE_TABLES = Kernel(_pieces, _rope_tables)
+ROPE_TABLES = Kernel(count_pieces, _rope_tables)
 """Cosines and sines of each row's position times each frequency (Su et al., 2021).
 
 Operands: address of the number of rows; positions int64; frequencies [half] float32; half; cos

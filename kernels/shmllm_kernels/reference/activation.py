@@ -1,9 +1,37 @@
-"""The gated activation of the decoder's MLP."""
+"""The activations of the decoder's MLP."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch.nn.functional as F
 from torch import Tensor
+
+_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+}
+
+
+def activate(x: Tensor, name: str, is_gated: bool) -> Tensor:
+    """Returns ``f(gate) * up``, or ``f(x)``.
+
+    Args:
+        x: [..., 2 * dim] if it is gated, the gate in the first half and up in the second; or [...,
+            dim].
+        name: "silu", "gelu" (with the error function) or "gelu_tanh".
+        is_gated: whether it is gated.
+
+    Returns:
+        [..., dim], in x's dtype.
+    """
+    function = _FUNCTIONS[name]
+    if not is_gated:
+        return function(x)
+    gate, up = x.chunk(2, -1)
+    return function(gate) * up
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:

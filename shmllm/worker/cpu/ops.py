@@ -25,16 +25,18 @@ from shmllm_kernels.cpu import Kernel, KernelProgram, word_of_float
 from shmllm_kernels.cpu.attention import ATTEND, LOG2_E, request_words, scratch_bytes
 from shmllm_kernels.cpu.cache_layout import head_words
 from shmllm_kernels.cpu.heads import STORE_HEADS
+from shmllm_kernels.cpu.norms import ADD, ADD_LAYER_NORM, ADD_RMS_NORM
 from shmllm_kernels.cpu.products import MULTIPLY, MULTIPLY_INT8
-from shmllm_kernels.cpu.rows import ADD_RMS_NORM, EMBED, GATHER, ROPE_TABLES, SILU_AND_MUL
-
-_ACTIVATE = {("silu", True): ("silu_and_mul", SILU_AND_MUL)}
-"""The label and the kernel of each activation, gated or not."""
+from shmllm_kernels.cpu.rows import ACTIVATE, EMBED, GATHER, ROPE_TABLES, SCALE_AND_CAP
 
 
 def kind_of(weight: Matrix) -> str:
     """Return the name of the weight's dtype, by which kernels are chosen."""
     return str(weight.dtype).removeprefix("torch.")
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
 
 
 def record_linear(
@@ -54,9 +56,8 @@ def record_linear(
         kernel, scales, numbers = MULTIPLY_INT8[kind], weight.scales.data_ptr(), weight.integers
     else:
         kernel, scales, numbers = MULTIPLY[kind], 0, weight
-    bias = 0 if linear.bias is None else linear.bias.data_ptr()
     rows = [x.data_ptr(), 4 * x.shape[1], out.data_ptr(), 4 * out.shape[1]]
-    operands = [num_rows, *rows, numbers.data_ptr(), *numbers.shape, scales, bias]
+    operands = [num_rows, *rows, numbers.data_ptr(), *numbers.shape, scales, _address(linear.bias)]
     program.record(kernel, operands, label=f"multiply {numbers.shape[0]}x{numbers.shape[1]}")
 
 
@@ -95,7 +96,10 @@ class CpuLogitsOps:
         return self._logits
 
     def scale_and_cap(self, x: Tensor, scale: float, cap: float | None) -> Tensor:
-        raise AssertionError("`check_model` refuses these")
+        numbers = [word_of_float(number) for number in (scale, cap or 0.0)]
+        operands = [self._num_rows, x.data_ptr(), x.shape[1], *numbers]
+        self._kernels.record(SCALE_AND_CAP, operands, label="scale_and_cap")
+        return x
 
 
 class CpuOps:
@@ -149,19 +153,27 @@ class CpuOps:
 
     def embed(self, embedding: TokenEmbedding) -> Tensor:
         out, table = self._buffers.hidden, embedding.table
-        operands = [self._inputs.token_ids.ctypes.data, table.data_ptr(), out.data_ptr()]
-        self._record("embed", EMBED[kind_of(table)], *operands, table.shape[1])
+        inputs, positions = self._inputs, embedding.positions
+        operands = [inputs.token_ids.ctypes.data, table.data_ptr(), out.data_ptr(), table.shape[1]]
+        scales = [word_of_float(embedding.scale), word_of_float(embedding.embeds_scale)]
+        learned = [inputs.positions.ctypes.data, _address(positions)]
+        self._record("embed", EMBED[kind_of(table)], *operands, *scales, *learned)
         return out
 
     def add_norm(
         self, x: Tensor | None, residual: Tensor, norm: Norm | None, scale: float
     ) -> Tensor:
-        assert norm is not None, "`check_model` refuses these"
-        self._record_norm("add_rms_norm", x, residual, norm, self._buffers.normed)
-        return self._buffers.normed
+        if norm is not None:
+            out = self._buffers.normed
+            self._record_norm(f"add_{norm.spec.kind}_norm", x, residual, norm, out, scale)
+            return out
+        if x is not None:
+            addresses = [x.data_ptr(), residual.data_ptr()]
+            self._record("add", ADD, *addresses, residual.shape[1], word_of_float(scale))
+        return residual
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
-        self._record_norm("rms_norm", None, x, norm, x)
+        self._record_norm(f"{norm.spec.kind}_norm", None, x, norm, x, 1.0)
         return x
 
     def linear(self, x: Tensor, linear: Linear) -> Tensor:
@@ -197,7 +209,8 @@ class CpuOps:
 
     def activate(self, x: Tensor, mlp: MLPSpec) -> Tensor:
         out = self._buffers.activated(mlp.inner)
-        label, kernel = _ACTIVATE[mlp.activation, mlp.gated]
+        label = f"{mlp.activation}_and_mul" if mlp.gated else mlp.activation
+        kernel = ACTIVATE[mlp.activation, mlp.gated]
         self._record(label, kernel, x.data_ptr(), out.data_ptr(), out.shape[1])
         return out
 
@@ -210,12 +223,15 @@ class CpuOps:
         return self._experts.experts(x, routing, moe, shared)
 
     def _record_norm(
-        self, label: str, x: Tensor | None, residual: Tensor, norm: Norm, out: Tensor
+        self, label: str, x: Tensor | None, residual: Tensor, norm: Norm, out: Tensor, scale: float
     ) -> None:
-        addend = 0 if x is None else x.data_ptr()
-        addresses = [residual.data_ptr(), norm.weight.data_ptr(), out.data_ptr()]
-        operands = [addend, *addresses, out.shape[1], word_of_float(norm.spec.eps)]
-        self._record(label, ADD_RMS_NORM[kind_of(norm.weight)], *operands)
+        addresses = [_address(x), residual.data_ptr(), norm.weight.data_ptr(), out.data_ptr()]
+        sizes = [out.shape[1], word_of_float(norm.spec.eps), word_of_float(scale)]
+        if norm.spec.kind == "rms":
+            kernels, last = ADD_RMS_NORM, word_of_float(norm.spec.offset)
+        else:
+            kernels, last = ADD_LAYER_NORM, _address(norm.bias)
+        self._record(label, kernels[kind_of(norm.weight)], *addresses, *sizes, last)
 
     def _record_rope_tables(self, rope: RopeConfig) -> None:
         frequencies = inverse_frequencies(rope)

@@ -17,12 +17,12 @@ from shmllm.worker.cpu.ops import CpuLogitsOps, CpuOps, record_gather
 from shmllm.worker.loaded_runner import Observe
 from shmllm_kernels.cpu import KernelProgram
 
-UNSUPPORTED = frozenset(Feature) - {
-    Feature.ATTENTION_SCALE,
-    Feature.ATTENTION_CAP,
-    Feature.SINKS,
-    Feature.EXPERTS,
-    Feature.TRANSPOSED_EXPERTS,
+UNSUPPORTED = {
+    Feature.NORM_OFFSET,
+    Feature.ROW_QK_NORM,
+    Feature.NO_ROPE,
+    Feature.PARTIAL_ROPE,
+    Feature.INTERLEAVED_ROPE,
 }
 """What the kernels cannot compute."""
 NOT_IN_INT8 = {Feature.TRANSPOSED_EXPERTS}

@@ -6,10 +6,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from transformers.activations import ACT2FN
+from transformers.models.cohere2.modeling_cohere2 import Cohere2LayerNorm
+from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
-from shmllm_kernels.reference.activation import silu_and_mul
-from shmllm_kernels.reference.norm import add_rms_norm, rms_norm
+from shmllm_kernels.reference.activation import activate, silu_and_mul
+from shmllm_kernels.reference.norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 from shmllm_kernels.reference.rope import apply_rope, rotate
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -75,6 +78,38 @@ def test_add_rms_norm_is_add_then_norm(dtype: torch.dtype) -> None:
     assert torch.equal(normed, rms_norm(total, weight, 1e-6))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_offset_of_the_weights_equals_transformers_gemma(dtype: torch.dtype) -> None:
+    x, weight = random(9, 32, dtype=dtype), random(32, dtype=dtype, seed=2) * 0.1
+    module = Gemma3RMSNorm(32, 1e-6).to(dtype)
+    with torch.no_grad():
+        module.weight.copy_(weight)
+        expected = module(x)
+    ours = rms_norm(x, weight, 1e-6, offset=1.0)
+    assert ours.dtype == dtype
+    torch.testing.assert_close(ours, expected)
+
+
+def test_a_factor_of_the_addition_applies_before_the_norm() -> None:
+    x, residual, weight, bias = random(9, 32), random(9, 32, seed=1), random(32), random(32, seed=4)
+    total = residual + 0.3 * x
+    normed = add_rms_norm(x, residual.clone(), weight, 1e-6, scale=0.3, offset=1.0)
+    torch.testing.assert_close(normed, rms_norm(total, weight + 1, 1e-6))
+    normed = add_layer_norm(x, residual, weight, bias, 1e-6, scale=0.3)
+    torch.testing.assert_close(residual, total)
+    torch.testing.assert_close(normed, F.layer_norm(total, (32,), weight, bias, 1e-6))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_layer_norm_without_bias_equals_transformers_cohere2(dtype: torch.dtype) -> None:
+    x, weight = random(9, 32, dtype=dtype), random(32, dtype=dtype, seed=2)
+    module = Cohere2LayerNorm(32, 1e-6).to(dtype)
+    with torch.no_grad():
+        module.weight.copy_(weight)
+        expected = module(x)
+    torch.testing.assert_close(layer_norm(x, weight, None, 1e-6), expected)
+
+
 def tables(tokens: int, dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Returns cos and sin in transformers' layout, [tokens, dim]."""
     angles = random(tokens, dim // 2, seed=3) * 3
@@ -116,6 +151,17 @@ def test_silu_and_mul(rows: int, dtype: torch.dtype) -> None:
     ours = silu_and_mul(gate_up)
     assert ours.is_contiguous()
     assert torch.equal(ours, F.silu(gate_up[:, :24]) * gate_up[:, 24:])
+
+
+@pytest.mark.parametrize(
+    ("name", "transformers_name"),
+    [("silu", "silu"), ("gelu", "gelu"), ("gelu_tanh", "gelu_pytorch_tanh")],
+)
+def test_activations_equal_transformers(name: str, transformers_name: str) -> None:
+    x, function = random(5, 48) * 4, ACT2FN[transformers_name]
+    assert torch.equal(activate(x, name, is_gated=False), function(x))
+    expected = function(x[:, :24]) * x[:, 24:]
+    assert torch.equal(activate(x, name, is_gated=True), expected)
 
 
 def test_operations_do_not_change_their_inputs() -> None:

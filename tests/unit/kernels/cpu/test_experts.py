@@ -6,15 +6,15 @@ import math
 
 import pytest
 import torch
+from support.cpu_kernels import run_kernel
 from torch import Tensor
 
 from shmllm_kernels.cpu.product_tiles import TILE_COLUMNS
 from shmllm_kernels.cpu.products import MULTIPLY, ROWS_AT_ONCE
-from shmllm_kernels.cpu.rows import SILU_AND_MUL
+from shmllm_kernels.cpu.rows import ACTIVATE
 from shmllm_kernels.reference import moe
 from tests.support.moe_helpers import Experts, MoERun
 from tests.unit.kernels.cpu.test_products import multiply
-from tests.unit.kernels.cpu.test_rows import run as run_rows
 
 KINDS = ["float32", "float16", "bfloat16"]
 
@@ -88,7 +88,7 @@ def loop_over_experts(x: Tensor, experts: Experts, ids: Tensor, weights: Tensor)
         tokens, choices = torch.nonzero(ids == expert, as_tuple=True)
         gate_up = multiply(kernel, x[tokens], experts.gate_up[expert])
         activated = torch.empty(len(tokens), inner)
-        run_rows(SILU_AND_MUL, len(tokens), gate_up, activated, inner)
+        run_kernel(ACTIVATE["silu", True], len(tokens), gate_up, activated, inner)
         rows = multiply(kernel, activated, experts.down[expert])
         out[tokens] += weights[tokens, choices, None] * rows
     return out

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import math
-
-import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
+from support.cpu_kernels import run_kernel
 from torch import Tensor
 
-from shmllm_kernels.cpu import Kernel, KernelProgram, word_of_float
-from shmllm_kernels.cpu.rows import ADD_RMS_NORM, EMBED, GATHER, ROPE_TABLES, SILU_AND_MUL
+from shmllm_kernels.cpu import word_of_float
+from shmllm_kernels.cpu.rows import (
+    ACTIVATE,
+    EMBED,
+    GATHER,
+    NUMBERS_AT_ONCE,
+    ROPE_TABLES,
+    SCALE_AND_CAP,
+)
+from shmllm_kernels.reference.activation import activate
 
 KINDS = ["float32", "float16", "bfloat16"]
 ROWS = [0, 1, 3, 40]
-
-
-def run(kernel: Kernel, rows: int, *operands: Tensor | int, num_threads: int = 2) -> None:
-    num_rows = np.array([rows])
-    numbers = [o.data_ptr() if isinstance(o, Tensor) else o for o in operands]
-    program = KernelProgram(num_threads)
-    program.record(kernel, [num_rows.ctypes.data, *numbers])
-    program.replay()
+ONE = word_of_float(1)
 
 
 @pytest.mark.parametrize("rows", ROWS)
@@ -32,48 +30,86 @@ def test_embeddings_are_looked_up_except_for_negative_ids(kind: str, rows: int) 
     ids = torch.randint(0, 50, (rows,))
     ids[::3] = -1
     out = torch.full((rows, 20), 7.0)
-    run(EMBED[kind], rows, ids, table, out, 20)
+    run_kernel(EMBED[kind], rows, ids, table, out, 20, ONE, ONE, 0, 0)
     expected = torch.where(ids[:, None] < 0, torch.tensor(7.0), table[ids].float())
     assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("embeds_scale", [1.0, 25.25])
+@pytest.mark.parametrize("kind", KINDS)
+def test_embeddings_are_scaled_and_get_those_of_positions(kind: str, embeds_scale: float) -> None:
+    dtype = getattr(torch, kind)
+    table, learned = torch.randn(50, 20).to(dtype), torch.randn(9, 20).to(dtype)
+    ids, positions = torch.randint(0, 50, (30,)), torch.randint(0, 9, (30,))
+    ids[::4] = -1
+    given = torch.randn(30, 20)
+    out = given.clone()
+    scales = word_of_float(25.25), word_of_float(embeds_scale)
+    run_kernel(EMBED[kind], 30, ids, table, out, 20, *scales, positions, learned)
+    tokens = table[ids].float() * 25.25
+    expected = torch.where(ids[:, None] < 0, given * embeds_scale, tokens)
+    assert torch.equal(out, expected + learned[positions].float())
 
 
 @pytest.mark.parametrize("rows", ROWS)
 def test_rows_are_gathered(rows: int) -> None:
     source, out = torch.randn(60, 24), torch.full((41, 24), -1.0)
     indices = torch.randint(0, 60, (rows,))
-    run(GATHER, rows, indices, source, out, 24)
+    run_kernel(GATHER, rows, indices, source, out, 24)
     assert torch.equal(out[:rows], source[indices])
     assert (out[rows:] == -1).all()
 
 
-@pytest.mark.parametrize("width", [5, 48, 1000])
-@pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("has_x", [False, True])
-def test_norms_equal_torchs(has_x: bool, kind: str, rows: int, width: int) -> None:
-    x, residual = torch.randn(rows, width), torch.randn(rows, width)
-    weight = torch.randn(width).to(getattr(torch, kind))
-    out = torch.full((rows, width), float("nan"))
-    total = residual + x if has_x else residual.clone()
-    run(
-        ADD_RMS_NORM[kind], rows, x if has_x else 0, residual, weight, out, width,
-        word_of_float(1e-5),
-    )  # fmt: skip
-    assert torch.equal(residual, total)
-    expected = F.rms_norm(total.double(), (width,), weight.double(), 1e-5)
-    torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5)
+def activated(name: str, is_gated: bool, x: Tensor, num_threads: int = 2) -> Tensor:
+    width = x.shape[1] // 2 if is_gated else x.shape[1]
+    out = torch.full((len(x), width), float("nan"))
+    run_kernel(ACTIVATE[name, is_gated], len(x), x, out, width, num_threads=num_threads)
+    return out
 
 
 @pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("width", [3, 80, 688])
-def test_the_gated_activation_equals_torchs(rows: int, width: int) -> None:
-    gate_up = torch.randn(rows, 2 * width) * 10
+@pytest.mark.parametrize("width", [6, 80, 1376])
+@pytest.mark.parametrize(("name", "is_gated"), ACTIVATE)
+def test_activations_equal_torchs(name: str, is_gated: bool, rows: int, width: int) -> None:
+    x = torch.randn(rows, width) * 10
     if rows:
-        gate_up[0, :3] = torch.tensor([-1e4, 1e4, 0.0])
-    out = torch.full((rows, width), float("nan"))
-    run(SILU_AND_MUL, rows, gate_up, out, width)
-    gate, up = gate_up.double().chunk(2, -1)
-    torch.testing.assert_close(out.double(), F.silu(gate) * up, atol=1e-6, rtol=2e-6)
+        x[0, :3] = torch.tensor([-1e4, 1e4, 0.0])
+    expected = activate(x.double(), name, is_gated)
+    torch.testing.assert_close(
+        activated(name, is_gated, x).double(), expected, atol=1e-6, rtol=2e-6
+    )
+
+
+@pytest.mark.parametrize(("name", "is_gated"), ACTIVATE)
+def test_a_row_is_activated_to_the_same_bits_in_any_batch(name: str, is_gated: bool) -> None:
+    x = torch.randn(33, 202)
+    alone = [activated(name, is_gated, row[None], num_threads=1) for row in x]
+    assert torch.equal(activated(name, is_gated, x), torch.cat(alone))
+
+
+def scaled(x: Tensor, scale: float, cap: float, num_threads: int = 2) -> Tensor:
+    out, numbers = x.clone(), (word_of_float(scale), word_of_float(cap))
+    run_kernel(SCALE_AND_CAP, len(x), out, x.shape[1], *numbers, num_threads=num_threads)
+    return out
+
+
+@pytest.mark.parametrize("cap", [0.0, 30.0])
+@pytest.mark.parametrize(("rows", "width"), [(0, 5), (1, 7), (3, 5000), (4, NUMBERS_AT_ONCE)])
+def test_logits_are_scaled_and_capped(rows: int, width: int, cap: float) -> None:
+    x = torch.randn(rows, width) * 300
+    expected = x.double() * 0.25
+    if cap:
+        expected = cap * torch.tanh(expected / cap)
+    torch.testing.assert_close(scaled(x, 0.25, cap).double(), expected, atol=1e-6, rtol=1e-6)
+
+
+def test_a_capped_row_has_the_same_bits_in_any_batch_and_keeps_a_nan() -> None:
+    x = torch.randn(9, 1000) * 30
+    x[4, 17] = torch.nan
+    alone = [scaled(row[None], 0.5, 10.0, num_threads=1) for row in x]
+    whole = scaled(x, 0.5, 10.0)
+    assert torch.equal(whole.nan_to_num(nan=99.0), torch.cat(alone).nan_to_num(nan=99.0))
+    assert whole.isnan().nonzero().tolist() == [[4, 17]]
 
 
 @pytest.mark.parametrize("scale", [1.0, 1.25])
@@ -81,22 +117,7 @@ def test_rope_tables_are_cosines_and_sines_of_float32_angles(scale: float) -> No
     positions = torch.tensor([0, 1, 17, 4095, 131071])
     frequencies = 1 / 10000.0 ** (torch.arange(0, 64, 2) / 64)
     cos, sin = torch.empty(5, 32), torch.empty(5, 32)
-    run(ROPE_TABLES, 5, positions, frequencies, 32, cos, sin, word_of_float(scale))
+    run_kernel(ROPE_TABLES, 5, positions, frequencies, 32, cos, sin, word_of_float(scale))
     angles = (positions[:, None].float() * frequencies).double()
     torch.testing.assert_close(cos.double(), angles.cos() * scale, atol=2e-7, rtol=0)
     torch.testing.assert_close(sin.double(), angles.sin() * scale, atol=2e-7, rtol=0)
-
-
-def test_a_row_has_the_same_bits_in_any_batch() -> None:
-    x, weight = torch.randn(33, 100), torch.randn(100)
-    whole, alone = torch.empty(33, 100), torch.empty(33, 100)
-    run(ADD_RMS_NORM["float32"], 33, 0, x.clone(), weight, whole, 100, word_of_float(1e-6))
-    for i in range(33):
-        row = x[i : i + 1].clone()
-        out = alone[i : i + 1]
-        run(
-            ADD_RMS_NORM["float32"], 1, 0, row, weight, out, 100, word_of_float(1e-6),
-            num_threads=1,
-        )  # fmt: skip
-    assert torch.equal(whole, alone)
-    assert math.isfinite(float(whole.sum()))
