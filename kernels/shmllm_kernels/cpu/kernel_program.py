@@ -44,7 +44,10 @@ class Kernel:
     """Two compiled functions: one counts the pieces of work, the other does one piece.
 
     Args:
-        pieces: (operands, 0, 0, num_threads) -> the number of pieces in this step.
+        pieces: (operands, 0, 0, num_threads) -> the number of pieces in this step. A thread that
+            was preempted may call it when others already run later kernels. So it may read what
+            earlier kernels wrote, but no later kernel of the program may write that again: the
+            thread would take pieces that do not exist, or wait for them for ever.
         run: (operands, piece, thread, num_threads, *constants); does one piece. Any thread may do
             any piece, in any order; `thread` counts from 0.
         constants: the last arguments of `run`, known when it is compiled.

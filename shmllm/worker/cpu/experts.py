@@ -32,7 +32,7 @@ class ExpertBuffers:
         places: [max_tokens, top_k] int64, where each pair lies among the sorted ones.
         tokens: [pairs] int64, the token of each sorted pair.
         firsts: [experts] int64, scratch of the sorting.
-        blocks, num_blocks: see `routing.SORT`.
+        blocks: see `routing.SORT`.
         activated: [pairs, inner] float32, the output of the activation.
         rows: [pairs, hidden] float32, the outputs of the experts.
         out: [max_tokens, hidden] float32, their sums.
@@ -52,7 +52,6 @@ class ExpertBuffers:
         self.weights = floats(max_tokens, spec.top_k)
         self.tokens, self.firsts = words(pairs), words(experts)
         self.blocks = words(max_blocks(max_tokens, spec.top_k, experts), BLOCK_WORDS)
-        self.num_blocks = words(1)
         self.activated, self.rows = floats(pairs, spec.inner), floats(pairs, hidden)
         self.out = floats(max_tokens, hidden)
         self.shared_gates = self.logits[:, experts] if spec.shared_gate else None
@@ -92,8 +91,11 @@ class ExpertOps:
 
     def experts(self, x: Tensor, routing: Routing, moe: MoE, shared: Tensor | None) -> Tensor:
         spec, buffers = moe.spec, self._buffers[moe.spec]
-        self._record_sort(routing, spec)
-        blocks = [buffers.num_blocks.data_ptr(), buffers.blocks.data_ptr()]
+        # Each layer has its own number: a thread that comes late to a kernel still counts its
+        # pieces when others have sorted the pairs of the next layer.
+        num_blocks = torch.zeros(1, dtype=torch.int64)
+        self._record_sort(routing, spec, num_blocks)
+        blocks = [num_blocks.data_ptr(), buffers.blocks.data_ptr()]
         activated, rows = buffers.activated, buffers.rows
         extra = [buffers.tokens.data_ptr(), self._scratch.data_ptr()]
         operands = [*blocks, *_rows(x), *_rows(activated), *_weights(moe.gate_up_proj, spec.inner)]
@@ -106,14 +108,14 @@ class ExpertOps:
         self._record_combine(routing, spec, shared)
         return buffers.out
 
-    def _record_sort(self, routing: Routing, spec: MoESpec) -> None:
+    def _record_sort(self, routing: Routing, spec: MoESpec, num_blocks: Tensor) -> None:
         buffers = self._buffers[spec]
-        out = [buffers.tokens, buffers.places, buffers.blocks, buffers.num_blocks]
+        out = [buffers.tokens, buffers.places, buffers.blocks, num_blocks]
         operands = [
             self._num_tokens, routing.ids.data_ptr(), spec.num_experts, spec.top_k,
             buffers.firsts.data_ptr(), *(tensor.data_ptr() for tensor in out),
         ]  # fmt: skip
-        self._kernels.record(SORT, operands, label="sort")
+        self._kernels.record(SORT, operands, keep=[num_blocks], label="sort")
 
     def _record_combine(self, routing: Routing, spec: MoESpec, shared: Tensor | None) -> None:
         buffers, gates = self._buffers[spec], routing.shared_gates
