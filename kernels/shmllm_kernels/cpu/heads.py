@@ -1,10 +1,12 @@
 """The kernel between the qkv projection and attention.
 
-It applies RMSNorm to each query and key head if the model has such norms, applies rotary embedding
-(`reference.rope` has the formula), and writes keys and values to the cache.
+It applies RMSNorm to query and key heads if the model has such norms, applies rotary embedding
+(`reference.rope` has the formulas) if the layer has one, and writes keys and values to the cache.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,6 +27,15 @@ TOKENS_AT_ONCE = 8
 """The largest number of tokens in one piece of work."""
 
 
+class Norm(NamedTuple):
+    """The norm of query heads, or of key heads."""
+
+    weight: int  # address, or 0
+    eps: float
+    offset: float
+    is_wide: int  # whether it is over all heads side by side
+
+
 @emitted
 def _sum_of_squares(builder, address, count):
     """Returns the sum of squares of `count` float32, at least one. The order of additions depends
@@ -40,22 +51,39 @@ def _sum_of_squares(builder, address, count):
 
 
 @compiled
-def _normalise(head, head_dim, weight, eps, kind):
-    values = floats(head)
-    mean = _sum_of_squares(head, head_dim) / np.float32(head_dim)
+def _normalise(row, width, weight, eps, offset, kind):
+    values = floats(row)
+    mean = _sum_of_squares(row, width) / np.float32(width)
     scale = np.float32(1.0) / np.sqrt(mean + eps)
-    for i in range(head_dim):
-        values[i] = values[i] * scale * number(weight, i, kind)
+    for i in range(width):
+        values[i] = values[i] * scale * (number(weight, i, kind) + offset)
 
 
 @compiled
-def _rotate(head, half, cos, sin):
-    low, high = floats(head), floats(head + 4 * half)
+def _normalise_heads(row, num_heads, head_dim, norm, kind):
+    """Normalises each head, or all heads side by side. row: address of the first."""
+    if norm.weight != 0:
+        count = num_heads * head_dim
+        width = count if norm.is_wide != 0 else head_dim
+        for first in range(0, count, width):
+            _normalise(row + 4 * first, width, norm.weight, norm.eps, norm.offset, kind)
+
+
+@compiled
+def _rotate(head, num_pairs, is_interleaved, cos, sin):
     cosines, sines = floats(cos), floats(sin)
-    for i in range(half):
-        a, b, c, s = low[i], high[i], cosines[i], sines[i]
-        low[i] = a * c - b * s
-        high[i] = b * c + a * s
+    if is_interleaved != 0:
+        pairs = floats(head)
+        for i in range(num_pairs):
+            a, b, c, s = pairs[2 * i], pairs[2 * i + 1], cosines[i], sines[i]
+            pairs[2 * i] = a * c - b * s
+            pairs[2 * i + 1] = b * c + a * s
+    else:
+        low, high = floats(head), floats(head + 4 * num_pairs)
+        for i in range(num_pairs):
+            a, b, c, s = low[i], high[i], cosines[i], sines[i]
+            low[i] = a * c - b * s
+            high[i] = b * c + a * s
 
 
 @compiled
@@ -90,26 +118,31 @@ def _pieces(operands, piece, thread, num_threads):
 
 
 @compiled
+def _norm(operands, weight):
+    eps, offset = float_of_word(word(operands, 10)), float_of_word(word(operands, 11))
+    return Norm(weight, eps, offset, word(operands, 12))
+
+
+@compiled
 def _store(operands, piece, thread, num_threads, kind):
     num_tokens, heads = word(word(operands, 0), 0), word(operands, 1)
     qkv, qkv_stride, cache = word(operands, 2), word(operands, 3), word(operands, 7)
-    q_norm, k_norm, eps = word(operands, 8), word(operands, 9), float_of_word(word(operands, 10))
+    q_norm, k_norm = _norm(operands, word(operands, 8)), _norm(operands, word(operands, 9))
+    num_pairs, is_interleaved = word(operands, 13), word(operands, 14)
     head_dim, num_kv_heads = word(heads, at.HEAD_DIM), word(heads, at.NUM_KV_HEADS)
     num_heads = word(heads, at.NUM_HEADS)
-    half = head_dim // 2
     chunk = _chunk(num_tokens, num_threads)
     for token in range(piece * chunk, min((piece + 1) * chunk, num_tokens)):
         row = qkv + token * qkv_stride
-        cos = word(operands, 4) + token * half * 4
-        sin = word(operands, 5) + token * half * 4
-        for index in range(num_heads + num_kv_heads):
-            head = row + 4 * index * head_dim
-            norm = q_norm if index < num_heads else k_norm
-            if norm != 0:
-                _normalise(head, head_dim, norm, eps, kind)
-            _rotate(head, half, cos, sin)
-        slot = word(word(operands, 6), token)
-        _store_token(heads, row + 4 * num_heads * head_dim, slot, cache, kind)
+        keys = row + 4 * num_heads * head_dim
+        _normalise_heads(row, num_heads, head_dim, q_norm, kind)
+        _normalise_heads(keys, num_kv_heads, head_dim, k_norm, kind)
+        if num_pairs > 0:
+            cos = word(operands, 4) + token * num_pairs * 4
+            sin = word(operands, 5) + token * num_pairs * 4
+            for index in range(num_heads + num_kv_heads):
+                _rotate(row + 4 * index * head_dim, num_pairs, is_interleaved, cos, sin)
+        _store_token(heads, keys, word(word(operands, 6), token), cache, kind)
 
 
 STORE_HEADS = {
@@ -126,9 +159,14 @@ Operands (addresses; strides in bytes):
     1  heads: words, see `cache_layout.head_words`
     2  qkv: float32 rows, all query heads, then key heads, then value heads
     3  the stride of qkv (a number)
-    4  cos, 5  sin: float32 [tokens, head_dim / 2], of the tokens' positions
+    4  cos, 5  sin: float32 [tokens, pairs], of the tokens' positions
     6  slots: int64 [tokens], block * block_size + offset
     7  the layer's cache, see `CacheLayout`
-    8  q_norm, 9  k_norm: weights [head_dim], or 0 if the model has none
-    10 eps of these norms, a number from `word_of_float`
+    8  q_norm, 9  k_norm: the norms' weights, or 0 if the model has none
+    10 eps of these norms, and 11 the offset of their weights, numbers from `word_of_float`
+    12 0: a norm is over one head, weights [head_dim]; 1: over all query heads or all key heads
+       side by side, weights [heads, head_dim] (a number)
+    13 pairs: the number of pairs that are rotated in each head, which are its first elements; 0:
+       none, and cos and sin are not read (a number)
+    14 0: element i belongs to element i + pairs; 1: element 2 i to element 2 i + 1 (a number)
 """

@@ -34,8 +34,8 @@ SPINS = 500
 """How often a waiting thread checks whether all pieces are done before it begins to yield its core
 to other threads: about 20 us."""
 
-_ROW_WORDS = 16  # two cache lines, so that the counters of two kernels never share one
-_TAKEN, _DONE = 14, 15  # the counters of pieces, after the operands
+_ROW_WORDS = 24  # three cache lines, so that the counters of two kernels never share one
+_TAKEN, _DONE = 22, 23  # the counters of pieces, after the operands
 MAX_OPERANDS = _TAKEN
 _STARTED_THREADS = 4  # the word of a program that counts the threads that have started
 

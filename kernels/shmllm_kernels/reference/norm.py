@@ -18,9 +18,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tens
     """Divides each row by its root mean square and scales it by ``weight + offset``.
 
     ``y = (weight + offset) * (x / sqrt(mean(x**2) + eps))`` over the last dimension (Zhang and
-    Sennrich, 2019). The statistics and the quotient are float32. Without an offset, the quotient is
-    rounded to x's dtype before the weight is applied, as in the training of the checkpoints; with
-    one, only the result is rounded.
+    Sennrich, 2019). The statistics and the quotient are float32, or x's float64. Without an
+    offset, the quotient is rounded to x's dtype before the weight is applied, as in the training of
+    the checkpoints; with one, only the result is rounded.
 
     Args:
         x: [..., dim], any floating dtype.
@@ -32,11 +32,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tens
         [..., dim] in x's dtype.
     """
     # mean square = |x|^2 / dim: the vector norm takes one pass, square and mean take two.
-    wide = x if x.dtype is torch.float32 else x.float()
+    wide = x if x.dtype in (torch.float32, torch.float64) else x.float()
     norm = torch.linalg.vector_norm(wide, 2, -1, True)
     scale = torch.addcmul(_epsilon(eps, x.device), norm, norm, value=1 / x.shape[-1]).rsqrt_()
     if offset:
-        return (wide * scale).mul_(weight.float() + offset).to(x.dtype)
+        return (wide * scale).mul_(weight.to(wide.dtype) + offset).to(x.dtype)
     if wide is x:
         return (x * scale).mul_(weight)
     return wide.mul_(scale).to(x.dtype).mul_(weight)

@@ -14,10 +14,12 @@ def rope_and_write(
     key_cache: Tensor,
     value_cache: Tensor,
     heads: Tensor,
-    cos: Tensor,
-    sin: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
     slots: Tensor,
     norms: tuple[Tensor, Tensor, float] | None = None,
+    offset: float = 0.0,
+    interleaved: bool = False,
 ) -> None:
     """Normalises and rotates the heads of a step's tokens and writes keys and values to the cache.
 
@@ -29,19 +31,23 @@ def rope_and_write(
         key_cache: [blocks, block_size, num_kv_heads, dim]; gets the rotated keys.
         value_cache: the same shape; gets the values.
         heads: [tokens, num_heads + 2 * num_kv_heads, dim]: query, key and value heads.
-        cos: [tokens, 1, dim], see ``reference.rope``.
-        sin: [tokens, 1, dim], with its sign, see ``reference.rope``.
+        cos: [tokens, 1, rotary_dim], see ``reference.rope``; None: nothing is rotated.
+        sin: [tokens, 1, rotary_dim], with its sign, see ``reference.rope``; None with cos.
         slots: [tokens] int64, block * block_size + offset in the block; -1: not written.
-        norms: weights of the query's and the key's norm, [dim] each, and their eps.
+        norms: weights of the query's and the key's norm, and their eps: [dim] each, for a norm of
+            each head, or [num_heads * dim] and [num_kv_heads * dim], for one of all side by side.
+        offset: added to these weights.
+        interleaved: see ``reference.rope``.
     """
     num_heads, num_kv_heads = query.shape[1], key_cache.shape[2]
     rotated, value = heads[:, :num_heads], heads[:, num_heads + num_kv_heads :]
     key = heads[:, num_heads : num_heads + num_kv_heads]
     if norms is not None:
         query_weight, key_weight, eps = norms
-        rotated = rms_norm(rotated, query_weight, eps)
-        key = rms_norm(key, key_weight, eps)
-    rotated, key = apply_rope(rotated, key, cos, sin)
+        rotated = _normalise(rotated, query_weight, eps, offset)
+        key = _normalise(key, key_weight, eps, offset)
+    if cos is not None and sin is not None:
+        rotated, key = apply_rope(rotated, key, cos, sin, interleaved)
     query.copy_(rotated)
     stored = slots >= 0
     blocks, places = slots[stored] // key_cache.shape[1], slots[stored] % key_cache.shape[1]
@@ -49,3 +55,9 @@ def rope_and_write(
         if part.dtype is torch.float16:
             part = torch.nan_to_num(part, nan=0.0)
         cache[blocks, places] = part[stored]
+
+
+def _normalise(heads: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
+    if len(weight) == heads.shape[-1]:
+        return rms_norm(heads, weight, eps, offset)
+    return rms_norm(heads.flatten(-2), weight, eps, offset).view_as(heads)

@@ -185,25 +185,26 @@ class CpuOps:
         out, inputs, buffers = self._buffers.attended, self._inputs, self._buffers
         group, cache = self._cache.layers[attention.layer]
         window = self._config.layer_windows[attention.layer] or 0
-        rope = attention.spec.rope
-        assert rope is not None, "`check_model` refuses these"
+        spec, norm = attention.spec, self._config.norm
         norms = [norm.weight.data_ptr() for norm in attention.norms] or [0, 0]
-        eps = self._config.norm.eps
-        heads = self._heads[attention.spec.scale].ctypes.data
+        numbers = [word_of_float(norm.eps), word_of_float(norm.offset), int(spec.qk_norm == "row")]
+        heads = self._heads[spec.scale].ctypes.data
         source = [qkv.data_ptr(), 4 * qkv.shape[1]]
-        angles = [table.data_ptr() for table in buffers.angles[rope]]
+        angles, rotation = [0, 0], [0, 0]
+        if spec.rope is not None:
+            angles = [table.data_ptr() for table in buffers.angles[spec.rope]]
+            rotation = [spec.rope.rotary_dim // 2, int(spec.rope.interleaved)]
         places = [*angles, inputs.slot_mapping[group].ctypes.data]
         self._record(
             "store_heads", STORE_HEADS[self._cache.layout.stored], heads,
-            *source, *places,
-            cache.data_ptr(), *norms, word_of_float(eps),
+            *source, *places, cache.data_ptr(), *norms, *numbers, *rotation,
         )  # fmt: skip
         self._record(
             "attend", ATTEND[self._cache.layout.stored], self._requests[group].ctypes.data,
             heads, *source, out.data_ptr(), 4 * out.shape[1],
             cache.data_ptr(), window, self._scratch.data_ptr(), self._scratch.shape[1],
-            word_of_float((attention.spec.soft_cap or 0.0) * LOG2_E),
-            0 if attention.sinks is None else attention.sinks.data_ptr(),
+            word_of_float((spec.soft_cap or 0.0) * LOG2_E),
+            _address(attention.sinks),
         )  # fmt: skip
         return out
 

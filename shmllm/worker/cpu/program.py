@@ -17,13 +17,7 @@ from shmllm.worker.cpu.ops import CpuLogitsOps, CpuOps, record_gather
 from shmllm.worker.loaded_runner import Observe
 from shmllm_kernels.cpu import KernelProgram
 
-UNSUPPORTED = {
-    Feature.NORM_OFFSET,
-    Feature.ROW_QK_NORM,
-    Feature.NO_ROPE,
-    Feature.PARTIAL_ROPE,
-    Feature.INTERLEAVED_ROPE,
-}
+UNSUPPORTED: frozenset[Feature] = frozenset()
 """What the kernels cannot compute."""
 NOT_IN_INT8 = {Feature.TRANSPOSED_EXPERTS}
 """What cannot be rounded to 8 bits while it is loaded."""

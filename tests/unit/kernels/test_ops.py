@@ -9,7 +9,9 @@ from torch import Tensor
 from transformers.activations import ACT2FN
 from transformers.models.cohere2.modeling_cohere2 import Cohere2LayerNorm
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
+from transformers.models.glm4.modeling_glm4 import apply_rotary_pos_emb as glm4_rotation
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
+from transformers.models.phi3.modeling_phi3 import apply_rotary_pos_emb as phi3_rotation
 
 from shmllm_kernels.reference.activation import activate, silu_and_mul
 from shmllm_kernels.reference.norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm
@@ -134,6 +136,26 @@ def test_apply_rope_equals_transformers(tokens: int, dtype: torch.dtype) -> None
     for got, want in zip(ours, expected, strict=True):
         assert got.dtype == dtype
         torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("rotary_dim", [6, 16])
+def test_a_narrow_table_rotates_the_first_dimensions_as_in_phi3(rotary_dim: int) -> None:
+    query, key = random(5, 6, 16), random(5, 2, 16, seed=1)
+    cos, sin = tables(5, rotary_dim, torch.float32)
+    expected = phi3_rotation(query, key, cos, sin)
+    ours = apply_rope(query, key, cos.unsqueeze(1), signed(sin))
+    for got, want in zip(ours, expected, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("rotary_dim", [6, 16])
+def test_interleaved_pairs_rotate_as_in_glm4(rotary_dim: int) -> None:
+    query, key = random(5, 6, 16), random(5, 2, 16, seed=1)
+    cos, sin = tables(5, rotary_dim, torch.float32)
+    expected = glm4_rotation(query, key, cos, sin)
+    ours = apply_rope(query, key, cos.unsqueeze(1), signed(sin), interleaved=True)
+    for got, want in zip(ours, expected, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
 
 
 def test_rotating_queries_and_keys_together_equals_rotating_each() -> None:

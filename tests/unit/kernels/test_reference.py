@@ -58,3 +58,17 @@ def test_rope_and_write_equals_transformers_norm_and_rotary_embedding():
     rest = [slot for slot in range(12) if slot not in (9, 2)]
     assert not keys[rest].any()
     assert not values[rest].any()
+
+
+def test_a_norm_over_all_heads_and_an_offset_apply_before_the_rotation():
+    heads, weights = random(3, 8, 16), [random(64, seed=2), random(32, seed=3)]
+    query, cache = torch.empty(3, 4, 16), torch.zeros(2, 3, 4, 2, 16)
+    slots = torch.tensor([9, 0, 2])
+    rope_and_write(query, *cache, heads, None, None, slots, (*weights, 1e-5), offset=1.0)
+    for got, part, weight in zip(
+        (query, cache[0].flatten(0, 1)[slots]), (heads[:, :4], heads[:, 4:6]), weights, strict=True
+    ):
+        row = part.flatten(1)
+        want = F.rms_norm(row, weight.shape, weight + 1, 1e-5)
+        torch.testing.assert_close(got.flatten(1), want)
+    assert torch.equal(cache[1].flatten(0, 1)[slots], heads[:, 6:])

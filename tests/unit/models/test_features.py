@@ -91,10 +91,9 @@ def test_a_device_refuses_what_it_lacks_by_name_and_nothing_else() -> None:
     check_features(config, "the GPU", frozenset(Feature) - {Feature.SINKS, Feature.RESIDUAL_SCALE})
 
 
-@pytest.mark.parametrize("feature", sorted(cpu.UNSUPPORTED, key=lambda f: f.name))
-def test_the_cpu_names_what_its_kernels_lack(feature: Feature) -> None:
-    with pytest.raises(EngineStartError, match="the CPU cannot compute yet"):
-        cpu.check_model(USES[feature], LoadConfig("nowhere"))
+def test_the_cpu_has_kernels_for_every_feature() -> None:
+    for uses in USES.values():
+        cpu.check_model(uses, LoadConfig("nowhere"))
 
 
 def test_layers_with_different_heads_are_refused_with_both() -> None:

@@ -95,7 +95,8 @@ class Layer:
         self.program.record(
             STORE_HEADS[self.layout.stored],
             [at(self.step), at(heads), at(qkv), qkv.strides[0], at(self.cos), at(self.sin),
-             at(self.slots), at(self.cache), *norms, word_of_float(EPS)],
+             at(self.slots), at(self.cache), *norms, word_of_float(EPS), 0, 0,
+             self.layout.head_dim // 2, 0],
             [heads],
         )  # fmt: skip
         self.program.record(

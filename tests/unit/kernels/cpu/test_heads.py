@@ -1,0 +1,146 @@
+"""The CPU kernel that writes keys and values: compared with the reference, in float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from shmllm_kernels.cpu.cache_layout import CacheLayout, head_words
+from shmllm_kernels.cpu.heads import STORE_HEADS
+from shmllm_kernels.cpu.kernel_program import KernelProgram
+from shmllm_kernels.cpu.memory import word_of_float
+from shmllm_kernels.reference.rope_write import rope_and_write
+
+NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, NUM_BLOCKS = 6, 2, 40, 16, 4
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+EPS = 1e-5
+
+
+@dataclass(frozen=True)
+class Case:
+    """The features of a layer. is_wide: None: there are no norms."""
+
+    num_pairs: int = HEAD_DIM // 2
+    is_interleaved: bool = False
+    is_wide: bool | None = None
+    offset: float = 0.0
+    stored: str = "float32"
+
+    @property
+    def weights(self) -> tuple[Tensor, Tensor]:
+        """The weights of the norms of queries and keys."""
+        generator = torch.Generator().manual_seed(3)
+        counts = (NUM_HEADS, NUM_KV_HEADS) if self.is_wide else (1, 1)
+        query, key = (torch.randn(n * HEAD_DIM, generator=generator) for n in counts)
+        return query.to(DTYPES[self.stored]), key.to(DTYPES[self.stored])
+
+
+CASES = [
+    Case(),
+    Case(num_pairs=0),
+    Case(num_pairs=8),
+    Case(is_interleaved=True),
+    Case(num_pairs=10, is_interleaved=True),
+    Case(is_wide=False),
+    Case(is_wide=False, offset=1.0),
+    Case(num_pairs=0, is_wide=True),
+    Case(num_pairs=15, is_interleaved=True, is_wide=True, offset=1.0),
+    Case(is_wide=True, stored="float16"),
+    Case(num_pairs=12, is_wide=False, offset=1.0, stored="bfloat16"),
+]
+
+
+def angles(first: int, num_tokens: int, num_pairs: int) -> Tensor:
+    return torch.arange(first, first + num_tokens)[:, None] * 0.7 ** torch.arange(num_pairs)
+
+
+def stored(
+    case: Case, qkv: Tensor, slots: Tensor, num_threads: int, first: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Returns the query heads and the cache after a step with these tokens.
+
+    Args:
+        case: the layer.
+        qkv: [tokens, ...].
+        slots: [tokens].
+        num_threads: the number of threads.
+        first: the position of the first token.
+    """
+    layout = CacheLayout(NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, case.stored)
+    heads, num_tokens = head_words(layout, NUM_HEADS), np.array([len(qkv)])
+    qkv, (q_norm, k_norm) = qkv.clone(), case.weights
+    cache = torch.zeros(NUM_BLOCKS, layout.block_bytes, dtype=torch.uint8)
+    turns = angles(first, len(qkv), case.num_pairs)
+    tables = [turns.cos(), turns.sin()] if case.num_pairs else []
+    norms = [0, 0] if case.is_wide is None else [q_norm.data_ptr(), k_norm.data_ptr()]
+    program = KernelProgram(num_threads)
+    program.record(
+        STORE_HEADS[case.stored],
+        [num_tokens.ctypes.data, heads.ctypes.data, qkv.data_ptr(), 4 * qkv.shape[1],
+         *([table.data_ptr() for table in tables] or [0, 0]), slots.data_ptr(), cache.data_ptr(),
+         *norms, word_of_float(EPS), word_of_float(case.offset), int(case.is_wide or False),
+         case.num_pairs, int(case.is_interleaved)],
+    )  # fmt: skip
+    program.replay()
+    return qkv[:, : NUM_HEADS * HEAD_DIM], cache
+
+
+def keys_and_values(cache: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+    """Returns the keys and the values in a cache, [blocks, BLOCK_SIZE, kv heads, HEAD_DIM]."""
+    layout = CacheLayout(NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, kind)
+    of_heads = cache.view(DTYPES[kind]).view(NUM_BLOCKS, NUM_KV_HEADS, -1)
+    rows, columns = layout.keys_shape
+    keys = of_heads[..., : rows * columns].unflatten(-1, (rows, columns))
+    values = of_heads[..., rows * columns :].unflatten(-1, layout.values_shape)
+    return keys[..., :BLOCK_SIZE].permute(0, 3, 1, 2), values[..., :HEAD_DIM].permute(0, 2, 1, 3)
+
+
+def expected(case: Case, qkv: Tensor, slots: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the query heads, the keys and the values that the reference computes."""
+    shape = NUM_BLOCKS, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM
+    query = torch.empty(len(qkv), NUM_HEADS, HEAD_DIM, dtype=torch.float64)
+    keys, values = (torch.zeros(shape, dtype=torch.float64) for _ in range(2))
+    turns = angles(0, len(qkv), case.num_pairs)[:, None].double()
+    cos, sin = torch.cat([turns.cos()] * 2, -1), torch.cat([-turns.sin(), turns.sin()], -1)
+    q_norm, k_norm = case.weights
+    rope_and_write(
+        query, keys, values, qkv.double().view(len(qkv), -1, HEAD_DIM),
+        cos if case.num_pairs else None, sin if case.num_pairs else None, slots,
+        None if case.is_wide is None else (q_norm.double(), k_norm.double(), EPS),
+        case.offset, case.is_interleaved,
+    )  # fmt: skip
+    return query, keys, values
+
+
+def random_tokens(count: int) -> tuple[Tensor, Tensor]:
+    """Returns qkv and slots."""
+    generator = torch.Generator().manual_seed(count)
+    width = (NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM
+    slots = torch.randperm(NUM_BLOCKS * BLOCK_SIZE, generator=generator)[:count]
+    return torch.randn(count, width, generator=generator) * 2, slots
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_heads_equal_the_reference(case: Case) -> None:
+    qkv, slots = random_tokens(40)
+    query, cache = stored(case, qkv, slots, 2)
+    keys, values = keys_and_values(cache, case.stored)
+    want_query, want_keys, want_values = expected(case, qkv, slots)
+    close = torch.testing.assert_close
+    close(query.double().view_as(want_query), want_query, rtol=3e-6, atol=3e-6)
+    unit = 3e-6 if case.stored == "float32" else torch.finfo(DTYPES[case.stored]).eps
+    close(keys.double(), want_keys, rtol=unit, atol=1e-5)
+    close(values.double(), want_values, rtol=unit, atol=0)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_token_has_the_same_bits_in_any_step(case: Case) -> None:
+    qkv, slots = random_tokens(33)
+    query, cache = stored(case, qkv, slots, 2)
+    alone = [stored(case, qkv[i : i + 1], slots[i : i + 1], 1, i) for i in range(len(qkv))]
+    assert torch.equal(query, torch.cat([of_one for of_one, _ in alone]))
+    assert torch.equal(cache, sum((of_one for _, of_one in alone), torch.zeros_like(cache)))
