@@ -18,6 +18,7 @@ class Feature(Enum):
     """A feature, with its name in messages."""
 
     LAYER_NORM = "LayerNorm"
+    LAYER_QK_NORM = "LayerNorm of queries and keys"
     NORM_OFFSET = "an offset of the norms' weights"
     BARE_INPUT = "attention or an MLP without a norm before it"
     PARALLEL = "attention and MLP in parallel"
@@ -41,6 +42,9 @@ class Feature(Enum):
 
 _OF_MODEL: dict[Feature, Callable[[ModelConfig], bool]] = {
     Feature.LAYER_NORM: lambda model: model.norm.kind == "layer",
+    Feature.LAYER_QK_NORM: lambda model: (
+        model.norm.kind == "layer" and any(layer.attention.qk_norm for layer in model.layers)
+    ),
     Feature.NORM_OFFSET: lambda model: model.norm.offset != 0,
     Feature.RESIDUAL_SCALE: lambda model: model.residual_scale != 1,
     Feature.EMBEDDING_SCALE: lambda model: (model.embedding_scale, model.embeds_scale) != (1, 1),

@@ -17,7 +17,7 @@ from shmllm.worker.cpu.ops import CpuLogitsOps, CpuOps, record_gather
 from shmllm.worker.loaded_runner import Observe
 from shmllm_kernels.cpu import KernelProgram
 
-UNSUPPORTED: frozenset[Feature] = frozenset()
+UNSUPPORTED = {Feature.LAYER_QK_NORM}
 """What the kernels cannot compute."""
 NOT_IN_INT8 = {Feature.TRANSPOSED_EXPERTS}
 """What cannot be rounded to 8 bits while it is loaded."""
