@@ -108,7 +108,7 @@ def random_ids(seed: int, length: int) -> list[int]:
 
 
 def test_greedy_and_sampled_requests_in_mixed_batches(pair: Pair) -> None:
-    prompts, params = zip(*make_requests(4096, 40, seed=3), strict=True)
+    prompts, params = zip(*make_requests(4096, 24, seed=3), strict=True)
     pair.agree(lambda llm: ask(llm, list(prompts), list(params)))
     pair.agree(lambda llm: ask(llm, list(prompts)[::-1], list(params)[::-1]))
 

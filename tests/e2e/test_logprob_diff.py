@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import subprocess
@@ -68,7 +69,9 @@ def test_a_wrong_temperature_is_detected(tool: ModuleType, tmp_path: Path) -> No
 
 @pytest.mark.process
 @pytest.mark.usefixtures("no_leaks")
-def test_the_command(tool: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(
+    tool: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     small = ["--num-prompts", "4", "--output-len", "8"]
     command = [sys.executable, str(TOOL), *small, "--json", "-"]
     ran = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
@@ -77,6 +80,8 @@ def test_the_command(tool: ModuleType, capsys: pytest.CaptureFixture[str]) -> No
     assert record["is_within"]
     assert record["trainers"]["float32"]["num_tokens"] == 32
     assert "correlation" in ran.stderr
+    measure = functools.partial(tool.measure, multiprocess=False, num_threads=2)
+    monkeypatch.setattr(tool, "measure", measure)
     with pytest.raises(SystemExit) as caught:
         tool.main([*small, "--bound", "1e-12"])
     assert caught.value.code == 1

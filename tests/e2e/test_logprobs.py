@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.engines import assert_idle
 from support.reference_models import make_model, make_prompts
 from support.variants import slow
 
@@ -80,18 +81,33 @@ def ask(llm: LLM, reference: Reference, **options: Any) -> list[Any]:
     return llm.generate(prompts, params, use_tqdm=False)
 
 
-# The plain setting crosses processes; in the others the way there is the same.
 LOCAL: dict[str, Any] = {"dtype": "float32", "multiprocess": False}
 SETTINGS: dict[str, dict[str, Any]] = {
-    "plain": {"dtype": "float32"},
     "chunked": LOCAL | {"max_num_batched_tokens": 24, "max_num_seqs": 4, "block_size": 128},
     "no cache": LOCAL | {"enable_prefix_caching": False},
     "small blocks": LOCAL | {"block_size": 8, "max_num_seqs": 3},
 }
 
 
-@pytest.fixture(params=["plain", "chunked", slow("no cache"), slow("small blocks")])
-def llm(request: pytest.FixtureRequest, reference: Reference) -> Iterator[LLM]:
+@pytest.fixture(scope="module")
+def engine(reference: Reference) -> Iterator[LLM]:
+    """An engine process, which reports any number of alternatives."""
+    with LLM(str(reference.directory), dtype="float32", max_logprobs=-1) as engine:
+        yield engine
+
+
+@pytest.fixture
+def apart(engine: LLM) -> Iterator[LLM]:
+    """The engine process of the module, which the test must leave idle."""
+    yield engine
+    assert_idle(engine)
+
+
+@pytest.fixture(params=["apart", "chunked", slow("no cache"), slow("small blocks")])
+def llm(request: pytest.FixtureRequest, apart: LLM, reference: Reference) -> Iterator[LLM]:
+    if request.param == "apart":
+        yield apart
+        return
     with LLM(str(reference.directory), **SETTINGS[request.param]) as engine:
         yield engine
 
@@ -142,12 +158,11 @@ def test_a_request_with_prompt_logprobs_fills_the_prefix_cache(reference: Refere
     assert cached == [0, 0, 48, 0]
 
 
-def test_log_probabilities_of_the_whole_vocabulary(reference: Reference) -> None:
+def test_log_probabilities_of_the_whole_vocabulary(apart: LLM, reference: Reference) -> None:
     """The records are larger than a ring record may be: the numbers lie in tensor slots."""
-    with LLM(str(reference.directory), dtype="float32", max_logprobs=-1) as llm:
-        prompts = [{"prompt_token_ids": prompt[:12]} for prompt in reference.prompts[:4]]
-        params = SamplingParams(max_tokens=4, temperature=0, logprobs=-1, prompt_logprobs=-1)
-        outputs = llm.generate(prompts, params, use_tqdm=False)
+    prompts = [{"prompt_token_ids": prompt[:12]} for prompt in reference.prompts[:4]]
+    params = SamplingParams(max_tokens=4, temperature=0, logprobs=-1, prompt_logprobs=-1)
+    outputs = apart.generate(prompts, params, use_tqdm=False)
     size = reference.model.config.vocab_size
     for output in outputs:
         token_ids = output.outputs[0].token_ids
@@ -161,29 +176,28 @@ def test_log_probabilities_of_the_whole_vocabulary(reference: Reference) -> None
         check_entry(first, expected[len(output.prompt_token_ids) - 1], token_ids[0], size)
 
 
-def test_given_tokens_a_known_output_and_flat_lists(reference: Reference) -> None:
+def test_given_tokens_a_known_output_and_flat_lists(apart: LLM, reference: Reference) -> None:
     """A trace is what greedy sampling would not give; its log-probabilities are transformers'."""
     asked, trace = [4000, 0, 17], [9, 9, 4095, 0, 1, 2, 3, 5]
-    with LLM(str(reference.directory), dtype="float32") as llm:
-        eos = llm.llm_engine.model_config.hf_config.eos_token_id
-        trace[3] = eos if isinstance(eos, int) else 0
-        outputs = ask(
-            llm,
-            reference,
-            logprob_token_ids=asked,
-            trace_decode_token_ids=trace,
-            max_tokens=None,
-            ignore_eos=False,
-            bad_words=["a"],
-            temperature=1.5,
-            flat_logprobs=True,
-            prompt_logprobs=1,
-        )
-        [cut] = ask(llm, reference, trace_decode_token_ids=trace, max_tokens=3)[:1]
-        with pytest.raises(RequestError, match="trace_decode_token_ids has 4096; the vocabulary"):
-            ask(llm, reference, trace_decode_token_ids=[4096])
-        with pytest.raises(RequestError, match="logprob_token_ids has 5000; the vocabulary"):
-            ask(llm, reference, logprob_token_ids=[5000])
+    eos = apart.llm_engine.model_config.hf_config.eos_token_id
+    trace[3] = eos if isinstance(eos, int) else 0
+    outputs = ask(
+        apart,
+        reference,
+        logprob_token_ids=asked,
+        trace_decode_token_ids=trace,
+        max_tokens=None,
+        ignore_eos=False,
+        bad_words=["a"],
+        temperature=1.5,
+        flat_logprobs=True,
+        prompt_logprobs=1,
+    )
+    [cut] = ask(apart, reference, trace_decode_token_ids=trace, max_tokens=3)[:1]
+    with pytest.raises(RequestError, match="trace_decode_token_ids has 4096; the vocabulary"):
+        ask(apart, reference, trace_decode_token_ids=[4096])
+    with pytest.raises(RequestError, match="logprob_token_ids has 5000; the vocabulary"):
+        ask(apart, reference, logprob_token_ids=[5000])
     assert cut.outputs[0].token_ids == trace[:3]
     for output in outputs:
         prompt, completion = output.prompt_token_ids, output.outputs[0]
