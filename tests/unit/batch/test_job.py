@@ -17,6 +17,7 @@ from support.batch_helpers import (
     run_job,
     write_rows,
 )
+from support.variants import slow
 
 from shmllm.batch.job import BatchJob
 from shmllm.batch.native import NativeFormat
@@ -146,11 +147,15 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
-@given(st.dictionaries(st.sampled_from(sorted(SamplingParams().__struct_fields__)), JSON))
-def test_any_parameters_are_accepted_or_refused_with_request_error(given):
-    with suppress(RequestError):
-        make_params({}, given)
+@pytest.mark.parametrize("num_examples", [80, slow(1000)])
+def test_any_parameters_are_accepted_or_refused_with_request_error(num_examples):
+    @settings(max_examples=num_examples, deadline=None)
+    @given(st.dictionaries(st.sampled_from(sorted(SamplingParams().__struct_fields__)), JSON))
+    def check(given):
+        with suppress(RequestError):
+            make_params({}, given)
+
+    check()
 
 
 @pytest.mark.parametrize(
