@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.commands import command
 from support.engines import named_engine
 from support.programs import CLI, python
 from support.terminals import Terminal, opened_terminal
@@ -78,7 +77,7 @@ def at_work(engine: tuple[str, int]) -> Iterator[str]:
 
 
 def once(*arguments: str) -> list[dict[str, Any]]:
-    done = command("top", "--once", "--json", "--interval", "0.5", *arguments)
+    done = python("-c", CLI, "top", "--once", "--json", "--interval", "0.5", *arguments)
     assert done.returncode == 0, done.stderr.decode()
     found: list[dict[str, Any]] = json.loads(done.stdout)
     return found
@@ -122,7 +121,7 @@ def test_a_paused_or_sleeping_engine_is_shown_as_such(engine: tuple[str, int]) -
         llm.resume_generation()
         llm.sleep()
         assert once(name)[0]["asleep"]
-        done = command("top", name, "--interval", "0.1")
+        done = python("-c", CLI, "top", name, "--interval", "0.1")
         assert b"asleep" in done.stdout
         llm.wake_up()
         found = once(name)[0]
@@ -145,7 +144,7 @@ def test_an_idle_engine_has_figures_too(engine: tuple[str, int]) -> None:
     ],
 )
 def test_text_where_there_is_no_terminal(at_work: str, arguments: list[str]) -> None:
-    done = command("top", at_work, "--interval", "0.3", *arguments)
+    done = python("-c", CLI, "top", at_work, "--interval", "0.3", *arguments)
     assert done.returncode == 0, done.stderr.decode()
     text = done.stdout.decode()
     assert at_work in text
@@ -154,7 +153,7 @@ def test_text_where_there_is_no_terminal(at_work: str, arguments: list[str]) -> 
 
 
 def test_an_unknown_name_is_one_line(engine: tuple[str, int]) -> None:
-    done = command("top", "nobody")
+    done = python("-c", CLI, "top", "nobody")
     assert done.returncode == 2
     (line,) = done.stderr.decode().splitlines()
     assert "nobody" in line
@@ -258,7 +257,7 @@ def test_engine_ls_fits_in_80_columns_and_only_names_are_shortened(
         assert alive.split()[1:4] == ["tiny", "ready", "cpu"]
         assert died.split()[2] == "dead"
         assert "…" in died
-        whole = command("engine", "ls").stdout.decode()
+        whole = python("-c", CLI, "engine", "ls").stdout.decode()
         assert left.name in whole or not left.exists()
         assert "…" not in whole
     finally:

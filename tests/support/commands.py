@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -46,8 +47,11 @@ def command(*arguments: str, input: bytes = b"") -> Completed:
 
     Descriptors, exit codes and messages are those of a process of its own; what the interpreter
     does at its start and at its end, signals, pipes, terminals and locales need such a process.
+    So does a command that changes its process, as `top` does, which lowers its priority.
     """
     with contextlib.ExitStack() as stack:
+        # A command ends the timer that is the deadline of the test.
+        stack.callback(signal.setitimer, signal.ITIMER_REAL, *signal.getitimer(signal.ITIMER_REAL))
         files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(3)]
         files[0].write(input)
         files[0].seek(0)
