@@ -38,6 +38,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("Qwen3", {"head_dim": 32}),
     "mistral": ("Mistral", {"sliding_window": 48, "head_dim": 16}),
+    "mixtral": ("Mixtral", {"num_local_experts": 4}),
+    "qwen2_moe": (
+        "Qwen2Moe",
+        {
+            "num_experts": 16,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 48,
+        },
+    ),
 }
 QUICK = ("qwen3", "mistral")
 """The norms of queries and keys, and a window: the architectures that differ most."""
@@ -90,7 +100,7 @@ def _scale_matrices(model: Any) -> None:
     """Random models tie; larger matrices make their greedy choices clear."""
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.ndim == 2:
+            if parameter.ndim >= 2:
                 parameter.mul_(WEIGHT_SCALE)
 
 
