@@ -55,6 +55,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral-head-dim": ("mistral", {"sliding_window": 16, "head_dim": 12}),
     "mixtral": ("mixtral", {"num_local_experts": 5}),
     "mixtral-all-experts": ("mixtral", {"num_local_experts": 3, "num_experts_per_tok": 3}),
+    "olmoe": ("olmoe", {"num_experts": 6, "num_experts_per_tok": 3, "eos_token_id": 5}),
+    "olmoe-divided": (
+        "olmoe",
+        {"num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True, "eos_token_id": 5}
+        | {"attention_bias": True, "num_key_value_heads": 6},
+    ),
     "mixtral-window": ("mixtral", {"sliding_window": 7, "tie_word_embeddings": True}),
     "gpt-oss": ("gpt_oss", GPT_OSS),
     "gpt-oss-all-experts": (

@@ -174,3 +174,11 @@ def test_fields_that_cannot_be_are_refused(
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(EngineStartError, match=message):
         ModelConfig.from_directory(tmp_path)
+
+
+def test_olmoe_refuses_bounded_queries(tmp_path: Path) -> None:
+    config = reference_model("olmoe", num_experts=4, num_experts_per_tok=2).config.to_dict()
+    config |= {"architectures": ["OlmoeForCausalLM"], "clip_qkv": 8.0}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(EngineStartError, match="'clip_qkv' is not supported; supported: null"):
+        ModelConfig.from_directory(tmp_path)
