@@ -11,7 +11,11 @@ from types import ModuleType
 from shmllm.errors import EngineStartError
 
 ARCHITECTURES: dict[str, str] = {
+    "Gemma2ForCausalLM": "gemma2",
+    "Gemma3ForCausalLM": "gemma3",
+    "Gemma3ForConditionalGeneration": "gemma3",
     "GptOssForCausalLM": "gpt_oss",
+    "GraniteForCausalLM": "granite",
     "LlamaForCausalLM": "llama",
     "Mistral3ForConditionalGeneration": "mistral",
     "MistralForCausalLM": "mistral",
@@ -27,6 +31,7 @@ ARCHITECTURES: dict[str, str] = {
 package."""
 
 TEXT_MODELS: dict[str, str] = {
+    "Gemma3ForConditionalGeneration": "gemma3_text",
     "Mistral3ForConditionalGeneration": "mistral",
     "Qwen3VLForConditionalGeneration": "qwen3_vl_text",
 }

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.cache_shapes import grouped
 from support.reference_models import (
     KINDS,
     MAX_TOKENS,
@@ -19,6 +21,7 @@ from support.reference_models import (
 from support.variants import diagonal, slow
 
 from shmllm import LLM, RequestError, SamplingParams, StructuredOutputsParams
+from shmllm.models.config import ModelConfig
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
@@ -69,8 +72,10 @@ def test_an_engine_process_equals_transformers(reference: ReferenceModel) -> Non
 @pytest.mark.parametrize("reference", [*KINDS, slow("tiny")], indirect=True)
 def test_equals_transformers_with_preemption(reference: ReferenceModel) -> None:
     options = LOCAL | {"max_model_len": 400}
+    windows = ModelConfig.from_directory(reference.directory).layer_windows
+    blocks = replace(grouped(windows, 16), max_step_tokens=2048).blocks_for(400)
     with LLM(str(reference.directory), **options) as probe:
-        room_for_two = 2 * (400 // 16 + 1) * bytes_per_block(probe)
+        room_for_two = 2 * (blocks + 1) * bytes_per_block(probe)
     options |= {"kv_cache_memory_bytes": room_for_two}
     with LLM(str(reference.directory), **options) as llm:
         reference.assert_greedy(tokens_of(llm, reference.prompts))

@@ -12,7 +12,10 @@ from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
     GptOssConfig,
+    GraniteConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
@@ -46,7 +49,10 @@ SIZES = {
     "max_position_embeddings": 256,
 }
 CONFIGS: dict[str, type[PreTrainedConfig]] = {
+    "gemma2": Gemma2Config,
+    "gemma3": Gemma3TextConfig,
     "gpt_oss": GptOssConfig,
+    "granite": GraniteConfig,
     "llama": LlamaConfig,
     "mistral": MistralConfig,
     "qwen2": Qwen2Config,

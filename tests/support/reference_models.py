@@ -48,9 +48,21 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "shared_expert_intermediate_size": 48,
         },
     ),
+    "gemma3": ("Gemma3", {"head_dim": 16, "sliding_window": 48, "num_hidden_layers": 7}),
+    "gpt_oss": (
+        "GptOss",
+        {
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "head_dim": 16,
+            "sliding_window": 48,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 150000.0},
+        },
+    ),
 }
-QUICK = ("qwen3", "mistral")
-"""The norms of queries and keys, and a window: the architectures that differ most."""
+QUICK = ("qwen3", "mistral", "gpt_oss", "gemma3")
+"""The norms of queries and keys, a window, groups of layers with sinks and experts, and with two
+rotations: the architectures that differ most."""
 KINDS = [kind if kind in QUICK else slow(kind) for kind in VARIANTS]
 """All architectures, as parameters of a test. Only those in QUICK are in the default suite."""
 
@@ -96,11 +108,16 @@ class ReferenceModel:
         return choices
 
 
-def _scale_matrices(model: Any) -> None:
-    """Random models tie; larger matrices make their greedy choices clear."""
+def _draw_weights(model: Any) -> None:
+    """Random models tie; larger matrices make their greedy choices clear. Norms, biases and sinks
+    that are all ones or zeros would hide a mistake."""
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim >= 2:
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.normal_(1.0, 0.2)
+            elif parameter.ndim == 1 or name.endswith("bias"):
+                parameter.normal_(0.0, 0.5)
+            else:
                 parameter.mul_(WEIGHT_SCALE)
 
 
@@ -108,9 +125,10 @@ def make_model(kind: str, directory: Path, *, max_shard_size: str = "1GB", **con
     """A random float32 model of transformers' in `directory`, with the bundled tokenizer."""
     family, variant = VARIANTS[kind]
     torch.manual_seed(7)
-    settings = getattr(transformers, f"{family}Config")(**(SHAPE | variant | config))
+    name = "Gemma3TextConfig" if family == "Gemma3" else f"{family}Config"
+    settings = getattr(transformers, name)(**(SHAPE | variant | config))
     model = getattr(transformers, f"{family}ForCausalLM")(settings).eval()
-    _scale_matrices(model)
+    _draw_weights(model)
     model.save_pretrained(directory, max_shard_size=max_shard_size)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (directory / name).write_bytes((resolve_model("tiny") / name).read_bytes())

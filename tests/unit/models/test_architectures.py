@@ -36,6 +36,7 @@ YARN_ROPE = ROPE | {
 
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 
+GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 9, "sliding_window": 7}
 GPT_OSS = {"num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 9, "head_dim": 16}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -62,6 +63,28 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"attention_bias": True, "num_key_value_heads": 6},
     ),
     "mixtral-window": ("mixtral", {"sliding_window": 7, "tie_word_embeddings": True}),
+    "gemma2": ("gemma2", GEMMA),
+    "gemma2-no-caps": (
+        "gemma2",
+        GEMMA | {"attn_logit_softcapping": None, "final_logit_softcapping": None},
+    ),
+    "gemma2-low-caps": (
+        "gemma2",
+        GEMMA | {"attn_logit_softcapping": 0.5, "final_logit_softcapping": 0.25},
+    ),
+    "gemma3": ("gemma3", GEMMA | {"num_hidden_layers": 7}),
+    "gemma3-two-ropes": (
+        "gemma3",
+        GEMMA
+        | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+        | {"rope_parameters": {"sliding_attention": ROPE, "full_attention": LLAMA3_ROPE}}
+        | {"tie_word_embeddings": False, "attention_bias": True},
+    ),
+    "granite": (
+        "granite",
+        {"embedding_multiplier": 3.0, "attention_multiplier": 0.3, "residual_multiplier": 0.4}
+        | {"logits_scaling": 5.0, "attention_bias": True, "mlp_bias": True},
+    ),
     "gpt-oss": ("gpt_oss", GPT_OSS),
     "gpt-oss-all-experts": (
         "gpt_oss",

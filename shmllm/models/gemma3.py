@@ -1,0 +1,100 @@
+"""Gemma 3: norms on both sides with weights of 1 + w, and five windows for each full layer.
+
+Layers with a window and full layers have rotations of their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from shmllm.models.config import ModelConfig
+from shmllm.models.fields import Fields
+from shmllm.models.readers import (
+    FULL,
+    SLIDING,
+    read_activation,
+    read_attention,
+    read_layer_types,
+    read_model,
+    read_num_layers,
+    read_positions,
+    read_window,
+    windows_by_type,
+)
+from shmllm.models.rope_config import RopeConfig
+from shmllm.models.specs import AttentionSpec, LayerNorms, LayerSpec, MLPSpec, NormSpec
+
+NORMS = LayerNorms(
+    before_attention="input_layernorm",
+    after_attention="post_attention_layernorm",
+    before_mlp="pre_feedforward_layernorm",
+    after_mlp="post_feedforward_layernorm",
+)
+
+
+def configure(fields: Fields) -> ModelConfig:
+    if fields.flag("use_bidirectional_attention", False):
+        raise fields.error("use_bidirectional_attention is not supported: attention is causal")
+    positions = read_positions(fields, 131_072)
+    attention = replace(read_gemma_attention(fields, num_kv_heads=4), qk_norm="head")
+    num_layers = read_num_layers(fields)
+    types = read_layer_types(fields, num_layers)
+    if types is None:
+        pattern = fields.integer("sliding_window_pattern", 6)
+        types = tuple(SLIDING if (i + 1) % pattern else FULL for i in range(num_layers))
+    windows = windows_by_type(fields, types, read_window(fields, 4096))
+    ropes = {
+        FULL: RopeConfig.from_fields(
+            fields, positions, attention.head_dim, layer_type=FULL, theta=1e6
+        ),
+        SLIDING: _rope_of_windows(fields, positions, attention.head_dim),
+    }
+    layers = [
+        LayerSpec(
+            attention=replace(attention, window=window, rope=ropes[kind]),
+            mlp=read_gemma_mlp(fields),
+            norms=NORMS,
+        )
+        for window, kind in zip(windows, types, strict=True)
+    ]
+    return gemma_model(fields, layers, positions)
+
+
+def read_gemma_attention(fields: Fields, num_kv_heads: int) -> AttentionSpec:
+    """Returns an attention over all positions, without rotation, with the scale and the cap that
+    the fields give."""
+    bias = fields.flag("attention_bias", False)
+    attention = read_attention(
+        fields, num_kv_heads=num_kv_heads, head_dim=256, bias=bias, output_bias=bias
+    )
+    return replace(
+        attention,
+        scale=fields.number("query_pre_attn_scalar", 256.0) ** -0.5,
+        soft_cap=fields.optional_number("attn_logit_softcapping"),
+    )
+
+
+def read_gemma_mlp(fields: Fields) -> MLPSpec:
+    """Returns a gated MLP with the activation ``hidden_activation``."""
+    activation = read_activation(fields, "hidden_activation", "gelu_pytorch_tanh")
+    return MLPSpec(inner=fields.integer("intermediate_size"), activation=activation)
+
+
+def gemma_model(fields: Fields, layers: list[LayerSpec], positions: int) -> ModelConfig:
+    """Returns the configuration with what Gemma's models have in common."""
+    model = read_model(fields, layers, positions, tied=True)
+    return replace(
+        model,
+        norm=NormSpec(eps=fields.number("rms_norm_eps", 1e-6), offset=1.0),
+        embedding_scale=model.hidden_size**0.5,
+        logits_cap=fields.optional_number("final_logit_softcapping"),
+    )
+
+
+def _rope_of_windows(fields: Fields, positions: int, head_dim: int) -> RopeConfig:
+    """Returns the rotation of layers with a window. Older files give it a field of its own, and
+    their ``rope_scaling`` is that of full layers."""
+    by_type = fields.table("rope_parameters")
+    if SLIDING in by_type:
+        return RopeConfig.from_fields(fields, positions, head_dim, layer_type=SLIDING)
+    return RopeConfig(rotary_dim=head_dim, theta=fields.number("rope_local_base_freq", 10_000.0))

@@ -1,0 +1,28 @@
+"""Granite: Llama with factors of embeddings, attention scores, residual additions and logits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from shmllm.models.config import ModelConfig
+from shmllm.models.fields import Fields
+from shmllm.models.llama import configure as configure_llama
+from shmllm.models.specs import LayerSpec
+
+
+def configure(fields: Fields) -> ModelConfig:
+    model = configure_llama(fields)
+    scale = fields.number("attention_multiplier", 1.0)
+    embedding_scale = fields.number("embedding_multiplier", 1.0)
+
+    def scaled(layer: LayerSpec) -> LayerSpec:
+        return replace(layer, attention=replace(layer.attention, scale=scale))
+
+    return replace(
+        model,
+        layers=tuple(map(scaled, model.layers)),
+        embedding_scale=embedding_scale,
+        embeds_scale=embedding_scale,
+        residual_scale=fields.number("residual_multiplier", 1.0),
+        logits_scale=1 / fields.number("logits_scaling", 1.0),
+    )
