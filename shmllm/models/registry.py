@@ -11,21 +11,27 @@ from types import ModuleType
 from shmllm.errors import EngineStartError
 
 ARCHITECTURES: dict[str, str] = {
+    "Cohere2ForCausalLM": "cohere2",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
     "Gemma3ForConditionalGeneration": "gemma3",
+    "Glm4ForCausalLM": "glm4",
     "GptOssForCausalLM": "gpt_oss",
     "GraniteForCausalLM": "granite",
     "LlamaForCausalLM": "llama",
     "Mistral3ForConditionalGeneration": "mistral",
     "MistralForCausalLM": "mistral",
     "MixtralForCausalLM": "mixtral",
+    "Olmo2ForCausalLM": "olmo2",
+    "Olmo3ForCausalLM": "olmo3",
     "OlmoeForCausalLM": "olmoe",
+    "Phi3ForCausalLM": "phi3",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen2MoeForCausalLM": "qwen2_moe",
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3_moe",
     "Qwen3VLForConditionalGeneration": "qwen3_vl",
+    "SmolLM3ForCausalLM": "smollm3",
 }
 """For each name in a config.json's ``architectures``, the name of the family's module in this
 package."""

@@ -48,6 +48,13 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "shared_expert_intermediate_size": 48,
         },
     ),
+    "cohere2": ("Cohere2", {"sliding_window": 48, "num_hidden_layers": 5}),
+    "gemma2": ("Gemma2", {"head_dim": 16, "sliding_window": 48}),
+    "glm4": ("Glm4", {"head_dim": 16}),
+    "granite": ("Granite", {"residual_multiplier": 0.4, "attention_multiplier": 0.3}),
+    "olmo3": ("Olmo3", {"sliding_window": 48, "num_hidden_layers": 5}),
+    "phi3": ("Phi3", {"sliding_window": 48, "pad_token_id": 0}),
+    "smollm3": ("SmolLM3", {"num_hidden_layers": 5, "pad_token_id": 0}),
     "gemma3": ("Gemma3", {"head_dim": 16, "sliding_window": 48, "num_hidden_layers": 7}),
     "gpt_oss": (
         "GptOss",

@@ -63,6 +63,38 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"attention_bias": True, "num_key_value_heads": 6},
     ),
     "mixtral-window": ("mixtral", {"sliding_window": 7, "tie_word_embeddings": True}),
+    "cohere2": ("cohere2", {"sliding_window": 7, "num_hidden_layers": 5, "head_dim": 16}),
+    "cohere2-bias": ("cohere2", {"sliding_window": 7, "attention_bias": True, "head_dim": 8}),
+    "glm4": ("glm4", {"head_dim": 16}),
+    "glm4-quarter": (
+        "glm4",
+        {"head_dim": 16, "attention_bias": False}
+        | {"rope_parameters": ROPE | {"rope_type": "default", "partial_rotary_factor": 0.25}},
+    ),
+    "olmo2": ("olmo2", {"attention_bias": True}),
+    "olmo3": ("olmo3", {"sliding_window": 7, "num_hidden_layers": 5}),
+    "olmo3-yarn": (
+        "olmo3",
+        {"sliding_window": 7, "num_hidden_layers": 4}
+        | {
+            "rope_parameters": {
+                "sliding_attention": ROPE | {"rope_type": "default"},
+                "full_attention": YARN_ROPE,
+            }
+        },
+    ),
+    "phi3": ("phi3", {}),
+    "phi3-window": ("phi3", {"sliding_window": 7}),
+    "phi3-partial": (
+        "phi3",
+        {"rope_parameters": ROPE | {"rope_type": "default", "partial_rotary_factor": 0.75}},
+    ),
+    "smollm3": ("smollm3", {"num_hidden_layers": 5}),
+    "smollm3-all-biases": (
+        "smollm3",
+        {"no_rope_layers": [0, 1, 0], "attention_bias": True}
+        | {"mlp_bias": True, "tie_word_embeddings": False},
+    ),
     "gemma2": ("gemma2", GEMMA),
     "gemma2-no-caps": (
         "gemma2",
@@ -146,7 +178,19 @@ def test_float32_logits_equal_transformers(case: str, scale: float, tmp_path: Pa
     assert torch.equal(ours.argmax(-1), expected.argmax(-1))
 
 
-@pytest.mark.parametrize("case", ["llama-yarn", "mistral-window", "qwen2-tied", "qwen3-tied"])
+BFLOAT16 = [
+    "llama-yarn",
+    "mistral-window",
+    "qwen2-tied",
+    "qwen3-tied",
+    "gemma2",
+    "cohere2",
+    "glm4",
+    "granite",
+]
+
+
+@pytest.mark.parametrize("case", BFLOAT16)
 def test_bfloat16_logits_are_near_transformers(case: str, tmp_path: Path) -> None:
     family, options = CASES[case]
     reference = reference_model(family, 1.0, "bfloat16", **options)

@@ -1,0 +1,56 @@
+"""OLMo 3: OLMo 2 with three windows for each full layer, which alone extend the context."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from shmllm.models.config import ModelConfig
+from shmllm.models.fields import Fields
+from shmllm.models.olmo2 import NORMS, olmo_model, read_olmo_attention
+from shmllm.models.readers import (
+    FULL,
+    SLIDING,
+    read_layer_types,
+    read_mlp,
+    read_num_layers,
+    read_positions,
+    read_window,
+    windows_by_type,
+)
+from shmllm.models.rope_config import RopeConfig
+from shmllm.models.specs import LayerSpec
+
+THETA = 500_000.0
+
+
+def configure(fields: Fields) -> ModelConfig:
+    positions = read_positions(fields, 2048)
+    attention = read_olmo_attention(fields)
+    num_layers = read_num_layers(fields)
+    types = read_layer_types(fields, num_layers)
+    if types is None:
+        types = tuple(SLIDING if (i + 1) % 4 else FULL for i in range(num_layers))
+    windows = windows_by_type(fields, types, read_window(fields, 4096))
+    ropes = {
+        FULL: RopeConfig.from_fields(
+            fields, positions, attention.head_dim, layer_type=FULL, theta=THETA
+        ),
+        SLIDING: _rope_of_windows(fields, positions, attention.head_dim),
+    }
+    layers = [
+        LayerSpec(
+            attention=replace(attention, window=window, rope=ropes[kind]),
+            mlp=read_mlp(fields),
+            norms=NORMS,
+        )
+        for window, kind in zip(windows, types, strict=True)
+    ]
+    return olmo_model(fields, layers, positions)
+
+
+def _rope_of_windows(fields: Fields, positions: int, head_dim: int) -> RopeConfig:
+    """Returns the rotation of layers with a window, which ``rope_scaling`` of older files does not
+    extend."""
+    if SLIDING in fields.table("rope_parameters"):
+        return RopeConfig.from_fields(fields, positions, head_dim, layer_type=SLIDING, theta=THETA)
+    return RopeConfig(rotary_dim=head_dim, theta=fields.number("rope_theta", THETA))
