@@ -31,6 +31,7 @@ SHAPE: dict[str, Any] = {
     "max_position_embeddings": 512,
     "bos_token_id": 0,
     "eos_token_id": EOS,
+    "pad_token_id": 0,
     "tie_word_embeddings": False,
 }
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -48,13 +49,13 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "shared_expert_intermediate_size": 48,
         },
     ),
-    "cohere2": ("Cohere2", {"sliding_window": 48, "num_hidden_layers": 5}),
+    "cohere2": ("Cohere2", {"sliding_window": 48, "num_hidden_layers": 4}),
     "gemma2": ("Gemma2", {"head_dim": 16, "sliding_window": 48}),
     "glm4": ("Glm4", {"head_dim": 16}),
     "granite": ("Granite", {"residual_multiplier": 0.4, "attention_multiplier": 0.3}),
     "olmo3": ("Olmo3", {"sliding_window": 48, "num_hidden_layers": 5}),
-    "phi3": ("Phi3", {"sliding_window": 48, "pad_token_id": 0}),
-    "smollm3": ("SmolLM3", {"num_hidden_layers": 5, "pad_token_id": 0}),
+    "phi3": ("Phi3", {"sliding_window": 48}),
+    "smollm3": ("SmolLM3", {"num_hidden_layers": 5}),
     "gemma3": ("Gemma3", {"head_dim": 16, "sliding_window": 48, "num_hidden_layers": 7}),
     "gpt_oss": (
         "GptOss",
