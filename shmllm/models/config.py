@@ -51,6 +51,7 @@ class ModelConfig:
         residual_scale: the factor of what attention and MLP add to the residual stream.
         logits_scale: the factor of the logits.
         logits_cap: scaled logits become ``logits_cap * tanh(logit / logits_cap)``; None: they stay.
+        transposed: whether a checkpoint has the matrices of the layers as [in, out].
     """
 
     architecture: str
@@ -68,6 +69,7 @@ class ModelConfig:
     residual_scale: float = 1.0
     logits_scale: float = 1.0
     logits_cap: float | None = None
+    transposed: bool = False
 
     def __post_init__(self) -> None:
         first = _heads(self.layers[0])

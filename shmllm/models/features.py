@@ -37,7 +37,7 @@ class Feature(Enum):
     GELU_TANH = "the activation gelu_tanh"
     PLAIN_MLP = "an MLP without a gate"
     EXPERTS = "a mixture of experts"
-    TRANSPOSED_EXPERTS = "experts that checkpoints store transposed"
+    TRANSPOSED = "matrices that checkpoints store transposed"
 
 
 _OF_MODEL: dict[Feature, Callable[[ModelConfig], bool]] = {
@@ -49,6 +49,10 @@ _OF_MODEL: dict[Feature, Callable[[ModelConfig], bool]] = {
     Feature.RESIDUAL_SCALE: lambda model: model.residual_scale != 1,
     Feature.EMBEDDING_SCALE: lambda model: (model.embedding_scale, model.embeds_scale) != (1, 1),
     Feature.POSITIONS: lambda model: model.num_learned_positions > 0,
+    Feature.TRANSPOSED: lambda model: (
+        model.transposed
+        or any(isinstance(layer.mlp, MoESpec) and layer.mlp.transposed for layer in model.layers)
+    ),
     Feature.LOGITS_SCALE: lambda model: (model.logits_scale, model.logits_cap) != (1, None),
 }
 _OF_LAYER: dict[Feature, Callable[[LayerSpec], bool]] = {
@@ -58,9 +62,6 @@ _OF_LAYER: dict[Feature, Callable[[LayerSpec], bool]] = {
     ),
     Feature.PARALLEL: lambda layer: layer.parallel,
     Feature.EXPERTS: lambda layer: isinstance(layer.mlp, MoESpec),
-    Feature.TRANSPOSED_EXPERTS: lambda layer: (
-        isinstance(layer.mlp, MoESpec) and layer.mlp.transposed
-    ),
 }
 _OF_ATTENTION: dict[Feature, Callable[[AttentionSpec], bool]] = {
     Feature.ATTENTION_SCALE: lambda attention: attention.scale != attention.head_dim**-0.5,

@@ -15,6 +15,7 @@ ARCHITECTURES: dict[str, str] = {
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
     "Gemma3ForConditionalGeneration": "gemma3",
+    "GPT2LMHeadModel": "gpt2",
     "Glm4ForCausalLM": "glm4",
     "GptOssForCausalLM": "gpt_oss",
     "GraniteForCausalLM": "granite",

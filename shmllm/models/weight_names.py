@@ -10,8 +10,9 @@ RENAMED_PREFIXES = {
     "model.language_model.": "model.",
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
+    **{f"{name}.": f"transformer.{name}." for name in ("h", "wte", "wpe", "ln_f")},
 }
-"""What a prefix of a language model's weights stands for."""
+"""What a prefix of a language model's weights stands for. The first files of GPT-2 have none."""
 
 SKIPPED_PREFIXES = (
     "mtp.",  # layers that predict several tokens
@@ -26,7 +27,8 @@ SKIPPED_PREFIXES = (
 )
 """The prefixes of tensors that a language model does not have."""
 
-_SKIPPED_SUFFIX = "rotary_emb.inv_freq"
+_SKIPPED_SUFFIXES = "rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"
+"""The ends of the names of constants: frequencies, and the causal masks in GPT-2's first files."""
 
 
 def model_name(name: str, tied: bool) -> str | None:
@@ -38,10 +40,10 @@ def model_name(name: str, tied: bool) -> str | None:
 
     Returns:
         The name in `DecoderModel.named_weights`, if the model has such a weight. None: a checkpoint
-        may contain the tensor although the model does not keep it: the frequencies of rotary
-        embedding, the LM head of a tied model, what is not part of a language model.
+        may contain the tensor although the model does not keep it: constants, the LM head of a
+        tied model, what is not part of a language model.
     """
-    if name.startswith(SKIPPED_PREFIXES) or name.endswith(_SKIPPED_SUFFIX):
+    if name.startswith(SKIPPED_PREFIXES) or name.endswith(_SKIPPED_SUFFIXES):
         return None
     for prefix, meaning in RENAMED_PREFIXES.items():
         if name.startswith(prefix):

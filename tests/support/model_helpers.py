@@ -16,6 +16,7 @@ from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
     Glm4Config,
+    GPT2Config,
     GptOssConfig,
     GraniteConfig,
     LlamaConfig,
@@ -60,6 +61,7 @@ CONFIGS: dict[str, type[PreTrainedConfig]] = {
     "gemma2": Gemma2Config,
     "gemma3": Gemma3TextConfig,
     "glm4": Glm4Config,
+    "gpt2": GPT2Config,
     "gpt_oss": GptOssConfig,
     "granite": GraniteConfig,
     "llama": LlamaConfig,
@@ -93,7 +95,7 @@ def reference_model(
     model: PreTrainedModel = auto.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "norm" in name:
+            if "norm" in name or ".ln_" in name:
                 parameter.normal_(1.0, 0.2)
             else:
                 parameter.normal_(0.0, 0.05).mul_(scale)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import transformers
 from support.variants import diagonal, slow
+from transformers import AutoModelForCausalLM
 
 from shmllm.frontend.model_files import resolve_model
 
@@ -52,6 +53,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere2": ("Cohere2", {"sliding_window": 48, "num_hidden_layers": 4}),
     "gemma2": ("Gemma2", {"head_dim": 16, "sliding_window": 48}),
     "glm4": ("Glm4", {"head_dim": 16}),
+    "gpt2": ("GPT2", {"n_inner": 96}),
     "granite": ("Granite", {"residual_multiplier": 0.4, "attention_multiplier": 0.3}),
     "olmo3": ("Olmo3", {"sliding_window": 48, "num_hidden_layers": 5}),
     "phi3": ("Phi3", {"sliding_window": 48}),
@@ -121,7 +123,7 @@ def _draw_weights(model: Any) -> None:
     that are all ones or zeros would hide a mistake."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "norm" in name:
+            if "norm" in name or ".ln_" in name:
                 parameter.normal_(1.0, 0.2)
             elif parameter.ndim == 1 or name.endswith("bias"):
                 parameter.normal_(0.0, 0.5)
@@ -135,7 +137,8 @@ def make_model(kind: str, directory: Path, *, max_shard_size: str = "1GB", **con
     torch.manual_seed(7)
     name = "Gemma3TextConfig" if family == "Gemma3" else f"{family}Config"
     settings = getattr(transformers, name)(**(SHAPE | variant | config))
-    model = getattr(transformers, f"{family}ForCausalLM")(settings).eval()
+    auto: Any = AutoModelForCausalLM  # its methods have no annotations
+    model = auto.from_config(settings).eval()
     _draw_weights(model)
     model.save_pretrained(directory, max_shard_size=max_shard_size)
     for name in ("tokenizer.json", "tokenizer_config.json"):

@@ -19,7 +19,7 @@ from shmllm_kernels.cpu import KernelProgram
 
 UNSUPPORTED = {Feature.LAYER_QK_NORM}
 """What the kernels cannot compute."""
-NOT_IN_INT8 = {Feature.TRANSPOSED_EXPERTS}
+NOT_IN_INT8 = {Feature.TRANSPOSED}
 """What cannot be rounded to 8 bits while it is loaded."""
 
 

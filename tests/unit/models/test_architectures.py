@@ -117,6 +117,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"embedding_multiplier": 3.0, "attention_multiplier": 0.3, "residual_multiplier": 0.4}
         | {"logits_scaling": 5.0, "attention_bias": True, "mlp_bias": True},
     ),
+    "gpt2": ("gpt2", {}),
+    "gpt2-untied": ("gpt2", {"n_inner": 72, "tie_word_embeddings": False, "n_head": 4}),
     "gpt-oss": ("gpt_oss", GPT_OSS),
     "gpt-oss-all-experts": (
         "gpt_oss",

@@ -25,6 +25,8 @@ MINIMAL: dict[str, Any] = {
 }
 QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "num_key_value_heads": 4}
 MISTRAL = {"architectures": ["MistralForCausalLM"]}
+NAMED_LIKE_LLAMA = [family for family in CONFIGS if family != "gpt2"]
+"""The families whose fields and weights have Llama's names."""
 
 
 def read(directory: Path, **fields: Any) -> ModelConfig:
@@ -61,7 +63,7 @@ def test_absent_fields_get_transformers_defaults(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("family", NAMED_LIKE_LLAMA)
 def test_absent_fields_agree_with_transformers(family: str, tmp_path: Path) -> None:
     sizes = {name: value for name, value in MINIMAL.items() if name != "architectures"}
     expected = CONFIGS[family](**sizes | {"num_attention_heads": 32})
@@ -78,7 +80,7 @@ def test_absent_fields_agree_with_transformers(family: str, tmp_path: Path) -> N
     assert {rope.theta for rope in config.ropes} <= {rope["rope_theta"] for rope in by_type}
 
 
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("family", NAMED_LIKE_LLAMA)
 def test_a_saved_model_reads_back(family: str, tmp_path: Path) -> None:
     reference = reference_model(family, dtype="bfloat16", eos_token_id=[7, 9])
     config = ModelConfig.from_directory(save(reference, tmp_path))
@@ -90,6 +92,27 @@ def test_a_saved_model_reads_back(family: str, tmp_path: Path) -> None:
     assert config.num_heads * config.head_dim == projection.in_features
     names = [name for name, _ in reference.named_parameters()]
     assert config.layers[0].attention.bias == any(name.endswith("q_proj.bias") for name in names)
+
+
+def test_absent_fields_of_gpt2_agree_with_transformers(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"architectures": ["GPT2LMHeadModel"], "n_layer": 3}))
+    config, expected = ModelConfig.from_directory(tmp_path), CONFIGS["gpt2"](n_layer=3)
+    attention = config.layers[0].attention
+    assert (attention.num_heads, attention.num_kv_heads) == (expected.n_head, expected.n_head)
+    assert (config.hidden_size, attention.head_dim) == (expected.n_embd, 64)
+    assert config.num_learned_positions == config.max_position_embeddings == expected.n_positions
+    assert (config.vocab_size, len(config.layers)) == (expected.vocab_size, 3)
+    assert config.norm.eps == expected.layer_norm_epsilon
+    assert config.tie_word_embeddings == expected.tie_word_embeddings
+
+
+@pytest.mark.parametrize("name", ["scale_attn_by_inverse_layer_idx", "add_cross_attention"])
+def test_a_flag_of_gpt2_without_a_kernel_is_refused(name: str, tmp_path: Path) -> None:
+    fields = {"architectures": ["GPT2LMHeadModel"], name: True}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(EngineStartError, match=f"{name} True is not supported"):
+        ModelConfig.from_directory(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -63,14 +63,9 @@ USES = {
     Feature.GELU_TANH: of_layer(mlp=MLPSpec(inner=5, activation="gelu_tanh")),
     Feature.PLAIN_MLP: of_layer(mlp=MLPSpec(inner=5, gated=False)),
     Feature.EXPERTS: of_layer(mlp=MoESpec(num_experts=4, top_k=2, inner=5)),
-    Feature.TRANSPOSED_EXPERTS: of_layer(
-        mlp=MoESpec(num_experts=4, top_k=2, inner=5, transposed=True)
-    ),
+    Feature.TRANSPOSED: replace(PLAIN, transposed=True),
 }
-IMPLIED = {
-    Feature.LAYER_QK_NORM: [Feature.LAYER_NORM],
-    Feature.TRANSPOSED_EXPERTS: [Feature.EXPERTS],
-}
+IMPLIED = {Feature.LAYER_QK_NORM: [Feature.LAYER_NORM]}
 """The features that another one needs."""
 
 
@@ -82,6 +77,11 @@ def test_every_feature_has_a_case_and_the_first_families_use_none() -> None:
 @pytest.mark.parametrize("feature", Feature)
 def test_a_feature_of_one_layer_is_found(feature: Feature) -> None:
     assert features_of(USES[feature]) == [*IMPLIED.get(feature, ()), feature]
+
+
+def test_transposed_experts_count_as_transposed() -> None:
+    experts = MoESpec(num_experts=4, top_k=2, inner=5, transposed=True)
+    assert features_of(of_layer(mlp=experts)) == [Feature.EXPERTS, Feature.TRANSPOSED]
 
 
 def test_a_device_refuses_what_it_lacks_by_name_and_nothing_else() -> None:

@@ -1,0 +1,88 @@
+"""GPT-2: learned positions, LayerNorms with biases, an MLP without a gate. Its checkpoints have
+matrices as [in, out], and queries, keys and values in one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from shmllm.models.config import ModelConfig
+from shmllm.models.fields import Fields
+from shmllm.models.readers import read_activation, read_attention, read_model, read_num_layers
+from shmllm.models.specs import LayerNorms, LayerSpec, MLPSpec, NormSpec
+
+if TYPE_CHECKING:
+    from shmllm.models.layers import Matrix, NamedWeights
+
+_FIELDS: dict[str, tuple[str, Any]] = {
+    "vocab_size": ("vocab_size", 50257),
+    "hidden_size": ("n_embd", 768),
+    "num_attention_heads": ("n_head", 12),
+    "num_hidden_layers": ("n_layer", 12),
+    "max_position_embeddings": ("n_positions", 1024),
+}
+"""GPT-2's name and default of each field that `readers.py` reads."""
+
+_REFUSED = {
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+    "add_cross_attention": False,
+}
+"""The only supported value of each flag, which is its default."""
+
+_NAMES = {
+    "model.layers.": "transformer.h.",
+    "model.embed_tokens.": "transformer.wte.",
+    "model.embed_positions.": "transformer.wpe.",
+    "model.norm.": "transformer.ln_f.",
+    ".self_attn.o_proj.": ".attn.c_proj.",
+    ".self_attn.": ".attn.",
+    ".mlp.up_proj.": ".mlp.c_fc.",
+    ".mlp.down_proj.": ".mlp.c_proj.",
+}
+_TRANSPOSED = (".c_attn.weight", ".c_proj.weight", ".c_fc.weight")
+_QKV = "c_attn", ("q_proj", "k_proj", "v_proj")
+
+
+def configure(fields: Fields) -> ModelConfig:
+    for name, supported in _REFUSED.items():
+        if fields.flag(name, supported) != supported:
+            raise fields.error(f"{name} {not supported} is not supported")
+    renamed = {ours: fields.values.get(name, value) for ours, (name, value) in _FIELDS.items()}
+    renamed |= {"num_key_value_heads": None, "head_dim": None}  # GPT-2 has no such fields
+    fields = Fields(fields.values | renamed, fields.where)
+    attention = read_attention(fields, bias=True, output_bias=True)
+    mlp = MLPSpec(
+        inner=fields.optional_integer("n_inner") or 4 * fields.integer("hidden_size"),
+        activation=read_activation(fields, "activation_function", "gelu_new"),
+        gated=False,
+        bias=True,
+    )
+    norms = LayerNorms(before_attention="ln_1", before_mlp="ln_2")
+    layer = LayerSpec(attention=attention, mlp=mlp, norms=norms)
+    positions = fields.integer("max_position_embeddings")
+    model = read_model(fields, [layer] * read_num_layers(fields), positions, tied=True)
+    return replace(
+        model,
+        norm=NormSpec(kind="layer", eps=fields.number("layer_norm_epsilon", 1e-5), bias=True),
+        num_learned_positions=positions,
+        transposed=True,
+    )
+
+
+def named_weights(weights: NamedWeights, config: ModelConfig) -> NamedWeights:
+    from torch import Tensor
+
+    from shmllm.models.fused_names import with_fused
+
+    def transposed(view: Matrix) -> Matrix:
+        assert isinstance(view, Tensor), "`check_features` refuses these"
+        return view.t()
+
+    found: NamedWeights = {}
+    for name, views in with_fused(weights, _QKV).items():
+        for part, own in _NAMES.items():
+            name = name.replace(part, own)
+        is_transposed = name.endswith(_TRANSPOSED)
+        found[name] = tuple(map(transposed, views)) if is_transposed else views
+    return found
