@@ -133,11 +133,13 @@ class StepConformance:
             max_position_embeddings=MAX_POSITION,
             rope_parameters=dict(parameters),
         )
-        rope = RopeConfig.from_fields(Fields({"rope_parameters": parameters}, ""), MAX_POSITION)
+        rope = RopeConfig.from_fields(
+            Fields({"rope_parameters": parameters}, ""), MAX_POSITION, dim
+        )
         positions = draw.integers(0, MAX_POSITION, 40)
         positions[:2] = torch.tensor([0, MAX_POSITION - 1])
         theirs = LlamaRotaryEmbedding(config)(torch.zeros(1), positions[None].cpu())
-        frequencies = inverse_frequencies(rope, dim)
+        frequencies = inverse_frequencies(rope)
         ours = tables(frequencies.to(draw.device), positions, attention_factor(rope))
         # A difference in the last bit of a frequency changes the largest angle by 131,072 * 2**-24.
         atol = 0.02 if parameters["rope_type"] == "yarn" else 3e-7

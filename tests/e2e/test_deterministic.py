@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.cache_shapes import grouped
 from support.determinism import ask, ask_one_by_one, ask_shuffled, make_requests
 from support.reference_models import QUICK, VARIANTS, make_model
 from support.variants import slow
 
 from shmllm import LLM, EngineStartError
+from shmllm.models.config import ModelConfig
 
 NUM_REQUESTS = 32
 SHAPE: dict[str, Any] = {"intermediate_size": 1376, "max_position_embeddings": 1024}
@@ -69,10 +72,11 @@ def test_chunks(start: Any, alone: list[Any], requests: list[Any]) -> None:
 
 def test_preemption(start: Any, alone: list[Any], requests: list[Any]) -> None:
     with start() as probe:
+        windows = ModelConfig.from_directory(Path(probe.facts.model_directory)).layer_windows
         block_bytes = probe.facts.kv_cache_bytes // (probe.facts.num_blocks + 1)
-    with start(
-        kv_cache_memory_bytes=50 * block_bytes, max_model_len=720, max_num_batched_tokens=100
-    ) as llm:
+    shape = replace(grouped(windows, 16), max_step_tokens=100)
+    room = (shape.blocks_for(720) + 5) * block_bytes
+    with start(kv_cache_memory_bytes=room, max_model_len=720, max_num_batched_tokens=100) as llm:
         assert ask_shuffled(llm, requests, seed=4) == alone
         assert llm.get_metrics()["preemptions"] > 0
 

@@ -47,6 +47,7 @@ GIVEN: dict[str, tuple[list[str], Any]] = {
     "max_num_batched_tokens": (["--max-num-batched-tokens", "99"], 99),
     "long_prefill_token_threshold": (["--long-prefill-token-threshold", "9"], 9),
     "num_gpu_blocks_override": (["--num-gpu-blocks-override", "64"], 64),
+    "disable_hybrid_kv_cache_manager": (["--disable-hybrid-kv-cache-manager"], True),
     "scheduling_policy": (["--scheduling-policy", "priority"], "priority"),
     "async_scheduling": (["--async-scheduling"], True),
     "wait_policy": (["--wait-policy", "idle"], "idle"),

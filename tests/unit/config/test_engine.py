@@ -68,7 +68,7 @@ def test_the_error_for_an_invalid_value_has_the_option_and_the_value(make, words
 
 FULL = EngineConfig(
     LoadConfig("/größe", "bfloat16", "dummy", 7, 512, "/tokenizers/größe", "int8", True, "größe"),
-    CacheConfig(32, 12345, False, 0.5, 40),
+    CacheConfig(32, 12345, False, 0.5, 40, True),
     SchedulerConfig(3, 99, "priority", False, 7),
     graphs=GraphConfig("FULL", (1, 2, 8), 8, True),
     num_threads=2,
