@@ -92,9 +92,13 @@ def gemma_model(fields: Fields, layers: list[LayerSpec], positions: int) -> Mode
 
 
 def _rope_of_windows(fields: Fields, positions: int, head_dim: int) -> RopeConfig:
-    """Returns the rotation of layers with a window. Older files give it a field of its own, and
-    their ``rope_scaling`` is that of full layers."""
-    by_type = fields.table("rope_parameters")
-    if SLIDING in by_type:
-        return RopeConfig.from_fields(fields, positions, head_dim, layer_type=SLIDING)
-    return RopeConfig(rotary_dim=head_dim, theta=fields.number("rope_local_base_freq", 10_000.0))
+    """Returns the rotation of layers with a window. The fields ``rope_theta`` and ``rope_scaling``
+    are those of full layers alone."""
+    parameters = Fields(fields.table("rope_parameters"), f"{fields.where}: rope_parameters")
+    own = {
+        "rope_parameters": {SLIDING: parameters.table(SLIDING)},
+        "rope_theta": fields.number("rope_local_base_freq", 10_000.0),
+    }
+    return RopeConfig.from_fields(
+        Fields(own, fields.where), positions, head_dim, layer_type=SLIDING
+    )

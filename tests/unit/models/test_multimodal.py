@@ -27,6 +27,7 @@ from shmllm.models.weight_staging import StagedWeights
 TOKENS = [3, 14, 15, 92, 65]
 QWEN3_VL = "qwen3", "Qwen3VLForConditionalGeneration", "qwen3_vl_text"
 MISTRAL3 = "mistral", "Mistral3ForConditionalGeneration", "mistral"
+GEMMA3 = "gemma3", "Gemma3ForConditionalGeneration", "gemma3_text"
 NAMES = {
     "new": (("model.", "model.language_model."), "model.visual.patch_embed.weight"),
     "old": (("", "language_model."), "vision_tower.patch_conv.weight"),
@@ -55,7 +56,7 @@ def nest(directory: Path, architecture: str, model_type: str, form: str, **outer
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("form", NAMES)
-@pytest.mark.parametrize("family", [QWEN3_VL, MISTRAL3])
+@pytest.mark.parametrize("family", [QWEN3_VL, MISTRAL3, GEMMA3])
 def test_the_language_model_runs_alone(
     family: tuple[str, str, str], form: str, tied: bool, tmp_path: Path
 ) -> None:
@@ -120,7 +121,7 @@ def test_names_of_other_parts_are_known_and_others_stay() -> None:
     assert model_name("my_vision_tower.weight", False) == "my_vision_tower.weight"
 
 
-@pytest.mark.parametrize("family", ["Qwen3VL", "Mistral3"])
+@pytest.mark.parametrize("family", ["Qwen3VL", "Mistral3", "Gemma3"])
 def test_logits_equal_transformers(family: str, tmp_path: Path) -> None:
     import transformers
 
@@ -130,6 +131,10 @@ def test_logits_equal_transformers(family: str, tmp_path: Path) -> None:
     if family == "Qwen3VL":
         vision |= {"depth": 1, "num_heads": 2, "out_hidden_size": 48, "num_position_embeddings": 16}
         vision |= {"deepstack_visual_indexes": [0]}
+    elif family == "Gemma3":
+        del text["rope_parameters"]
+        text |= {"num_hidden_layers": 7, "sliding_window": 2}
+        vision |= {"num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28}
     else:
         text |= {"model_type": "mistral", "rope_parameters": {"rope_type": "default"}}
         vision |= {"model_type": "pixtral", "num_hidden_layers": 1, "num_attention_heads": 2}
