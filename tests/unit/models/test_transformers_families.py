@@ -1,0 +1,53 @@
+"""Every family of causal models that transformers has: it is one of ours, or it is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from transformers import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from shmllm.errors import EngineStartError
+from shmllm.models.config import ModelConfig
+from shmllm.models.registry import ARCHITECTURES
+
+INCOMPLETE = {"gemma4_assistant"}
+"""The families whose configuration has no valid defaults."""
+FAMILIES = {
+    name: architecture
+    for name, architecture in sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items())
+    if name not in INCOMPLETE
+}
+RUN = {name for name, architecture in FAMILIES.items() if architecture in ARCHITECTURES}
+
+
+def write_config(model_type: str, directory: Path) -> None:
+    """Writes transformers' default configuration of a family, as `save_pretrained` does."""
+    config = CONFIG_MAPPING[model_type]()
+    config.architectures = [FAMILIES[model_type]]
+    config.save_pretrained(directory)
+
+
+def test_transformers_has_the_families_that_run() -> None:
+    multimodal = {"Mistral3ForConditionalGeneration", "Qwen3VLForConditionalGeneration"}
+    assert set(ARCHITECTURES) - set(FAMILIES.values()) <= multimodal
+    assert len(FAMILIES) - len(RUN) >= 28
+
+
+@pytest.mark.parametrize("model_type", sorted(FAMILIES.keys() - RUN))
+def test_another_family_is_refused_by_its_name(model_type: str, tmp_path: Path) -> None:
+    write_config(model_type, tmp_path)
+    with pytest.raises(EngineStartError, match=f"unknown architecture '{FAMILIES[model_type]}'"):
+        ModelConfig.from_directory(tmp_path)
+
+
+@pytest.mark.parametrize("model_type", sorted(RUN))
+def test_a_family_that_runs_takes_transformers_defaults(model_type: str, tmp_path: Path) -> None:
+    write_config(model_type, tmp_path)
+    fields = json.loads((tmp_path / "config.json").read_text())
+    config = ModelConfig.from_directory(tmp_path)
+    assert config.architecture == FAMILIES[model_type]
+    text = fields.get("text_config", fields)
+    assert config.vocab_size == text["vocab_size"]
