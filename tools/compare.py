@@ -6,7 +6,7 @@
     python tools/compare.py models/4m models/135m --vllm vllm-venv/bin/python --json FILE
 
 Each peer is one process in the virtual environment of a given interpreter (`--shmllm` and
-`--transformers` default to this one). All peers run the same random prompts in float32, greedy,
+`--transformers` default to this one). All peers run the same random prompts in one dtype, greedy,
 without early stop; every prompt is different. A round runs each load on every peer in turn, so that
 noise of the machine affects all peers alike: compare the ratios. To install vLLM's CPU build:
 
@@ -146,10 +146,10 @@ class Running:
         self.answers.close()
 
 
-def find_peers(shmllm: str, vllm: str | None, transformers: str) -> list[Peer]:
+def find_peers(shmllm: str, vllm: str | None, transformers: str, dtype: str) -> list[Peer]:
     """The peers that can run; reports the others on stderr."""
     cores = sorted(os.sched_getaffinity(0))
-    engine = {"dtype": "float32", "max_model_len": MAX_MODEL_LEN}
+    engine = {"dtype": dtype, "max_model_len": MAX_MODEL_LEN}
     candidates = [
         Peer("shmllm", shmllm, engine | {"kv_cache_memory_bytes": KV_CACHE_GIB * 2**30}),
         Peer(
@@ -163,7 +163,7 @@ def find_peers(shmllm: str, vllm: str | None, transformers: str) -> list[Peer]:
                 "HF_HUB_OFFLINE": "1",
             },
         ),
-        Peer("transformers", transformers, {"dtype": "float32"}),
+        Peer("transformers", transformers, {"dtype": dtype}),
     ]
     found = []
     for peer in candidates:
@@ -307,6 +307,7 @@ def parse_load(_context: object, _parameter: object, values: tuple[str, ...]) ->
     help="Number of requests, tokens per prompt and per output. May be given several times.",
     metavar="REQUESTSxINPUT,OUTPUT",
 )
+@click.option("--dtype", default="float32", help="The dtype of the weights.")
 @click.option("--repeats", default=3, help="Measured rounds, after one warm-up round.")
 @click.option("--starts", default=0, help="Also time this many starts of each peer alone.")
 @click.option(
@@ -324,14 +325,15 @@ def main(
     vllm: str | None,
     transformers: str,
     loads: list[Load],
+    dtype: str,
     repeats: int,
     starts: int,
     logs: Path,
     json_file: TextIO | None,
 ) -> None:
-    peers = find_peers(shmllm, vllm, transformers)
+    peers = find_peers(shmllm, vllm, transformers, dtype)
     logs.mkdir(parents=True, exist_ok=True)
-    record: dict[str, Any] = {"machine": describe_machine(), "models": {}}
+    record: dict[str, Any] = {"machine": describe_machine(), "dtype": dtype, "models": {}}
     for path in models:
         model = path.resolve()
         rng = random.Random(0)

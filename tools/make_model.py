@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Makes a Llama model with random weights, for benchmarks.
+"""Makes a Llama or Qwen3-MoE model with random weights, for benchmarks.
 
-    python tools/make_model.py --size 4m|135m DIRECTORY
+    python tools/make_model.py --size 4m|135m|moe-400m DIRECTORY
 
 The result is a Hugging Face directory: config.json, model.safetensors (float32, tied embeddings)
 and a byte-level tokenizer that covers every token id, so that any engine can load it and convert
@@ -32,7 +32,11 @@ LAYER_GAIN = 2.0
 
 @dataclass(frozen=True)
 class Size:
-    """The sizes of a model: widths, counts of layers and heads, and the vocabulary."""
+    """The sizes of a model: widths, counts of layers and heads, and the vocabulary.
+
+    With experts it is a Qwen3-MoE model, and ``inner`` is the width of an expert; without it is a
+    Llama model.
+    """
 
     hidden: int
     layers: int
@@ -40,23 +44,40 @@ class Size:
     kv_heads: int
     inner: int
     vocab: int
+    experts: int = 0
+    top_k: int = 0
 
     @property
     def head_dim(self) -> int:
         return self.hidden // self.heads
 
+    @property
+    def family(self) -> dict[str, object]:
+        """The fields of config.json that name the family, and those that only it has."""
+        if not self.experts:
+            return {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "mlp_bias": False}
+        return {
+            "architectures": ["Qwen3MoeForCausalLM"],
+            "model_type": "qwen3_moe",
+            "moe_intermediate_size": self.inner,
+            "num_experts": self.experts,
+            "num_experts_per_tok": self.top_k,
+            "norm_topk_prob": True,
+        }
+
 
 SIZES = {
     "4m": Size(hidden=256, layers=4, heads=4, kv_heads=2, inner=688, vocab=4_096),
     "135m": Size(hidden=576, layers=30, heads=9, kv_heads=3, inner=1_536, vocab=49_152),
+    "moe-400m": Size(
+        hidden=768, layers=12, heads=12, kv_heads=4, inner=384, vocab=32_768, experts=32, top_k=4
+    ),
 }
 
 
 def config(size: Size) -> dict[str, object]:
     """The content of config.json, for transformers, vLLM and shmllm."""
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+    return size.family | {
         "hidden_size": size.hidden,
         "num_hidden_layers": size.layers,
         "num_attention_heads": size.heads,
@@ -69,7 +90,6 @@ def config(size: Size) -> dict[str, object]:
         "rms_norm_eps": 1e-5,
         "hidden_act": "silu",
         "attention_bias": False,
-        "mlp_bias": False,
         "tie_word_embeddings": True,
         "bos_token_id": None,
         "eos_token_id": size.vocab - 1,
@@ -97,9 +117,15 @@ def weights(size: Size, seed: int) -> Iterator[tuple[str, Tensor]]:
         for name, rows in (("q", queries), ("k", keys), ("v", keys)):
             yield f"{prefix}.self_attn.{name}_proj.weight", matrix(rows, size.hidden, LAYER_GAIN)
         yield f"{prefix}.self_attn.o_proj.weight", matrix(size.hidden, queries, LAYER_GAIN)
-        for name in ("gate", "up"):
-            yield f"{prefix}.mlp.{name}_proj.weight", matrix(size.inner, size.hidden, LAYER_GAIN)
-        yield f"{prefix}.mlp.down_proj.weight", matrix(size.hidden, size.inner, LAYER_GAIN)
+        mlps = [f"{prefix}.mlp.experts.{expert}" for expert in range(size.experts)]
+        for mlp in mlps or [f"{prefix}.mlp"]:
+            for name in ("gate", "up"):
+                yield f"{mlp}.{name}_proj.weight", matrix(size.inner, size.hidden, LAYER_GAIN)
+            yield f"{mlp}.down_proj.weight", matrix(size.hidden, size.inner, LAYER_GAIN)
+        if size.experts:
+            yield f"{prefix}.mlp.gate.weight", matrix(size.experts, size.hidden, LAYER_GAIN)
+            for name in ("q_norm", "k_norm"):
+                yield f"{prefix}.self_attn.{name}.weight", torch.ones(size.head_dim)
         for norm in ("input_layernorm", "post_attention_layernorm"):
             yield f"{prefix}.{norm}.weight", 1 + 0.1 * torch.randn(size.hidden, generator=generator)
     yield "model.norm.weight", 1 + 0.1 * torch.randn(size.hidden, generator=generator)
