@@ -116,6 +116,6 @@ def _describe(llm: LLM, name: str) -> str:
         f"{name}: {facts.num_parameters / 1e6:,.1f} M parameters, {facts.dtype}, "
         f"weights {facts.weight_bytes / 2**20:,.0f} MiB, {facts.processor}, "
         f"{facts.max_model_len:,} tokens of context, KV cache "
-        f"{facts.kv_cache_bytes / 2**20:,.0f} MiB ({facts.num_blocks:,} blocks of "
-        f"{facts.block_size}){graphs}"
+        f"{facts.kv_cache_bytes / 2**20:,.0f} MiB (room for {facts.max_concurrency:,.1f} "
+        f"requests of that length){graphs}"
     )

@@ -20,6 +20,7 @@ class EngineInfo:
         model_directory: the directory of the tokenizer and of config.json.
         model_type: the architecture's name in config.json.
         num_blocks: the number of KV blocks that requests can use.
+        max_blocks_per_request: the most KV blocks that a request of max_model_len tokens holds.
         weight_bytes: the size of the weights in memory.
         max_logprobs: the largest number of alternatives per position that a request may ask for,
             at most vocab_size.
@@ -39,6 +40,7 @@ class EngineInfo:
     max_model_len: int
     block_size: int
     num_blocks: int
+    max_blocks_per_request: int
     kv_cache_bytes: int
     weight_bytes: int
     max_num_seqs: int
@@ -61,6 +63,11 @@ class EngineInfo:
     def processor(self) -> str:
         """The name of the GPU, or the number of CPU threads, for display."""
         return f"{self.num_threads} threads" if self.device == "cpu" else self.device
+
+    @property
+    def max_concurrency(self) -> float:
+        """The number of requests of max_model_len tokens that the KV cache has room for."""
+        return self.num_blocks / self.max_blocks_per_request
 
     @property
     def max_embeds_bytes(self) -> int:

@@ -18,6 +18,7 @@ from shmllm.models.readers import (
     read_model,
     read_num_layers,
     read_positions,
+    read_rope_of_windows,
     read_window,
     windows_by_type,
 )
@@ -47,7 +48,12 @@ def configure(fields: Fields) -> ModelConfig:
         FULL: RopeConfig.from_fields(
             fields, positions, attention.head_dim, layer_type=FULL, theta=1e6
         ),
-        SLIDING: _rope_of_windows(fields, positions, attention.head_dim),
+        SLIDING: read_rope_of_windows(
+            fields,
+            positions,
+            attention.head_dim,
+            theta=fields.number("rope_local_base_freq", 10_000.0),
+        ),
     }
     layers = [
         LayerSpec(
@@ -88,17 +94,4 @@ def gemma_model(fields: Fields, layers: list[LayerSpec], positions: int) -> Mode
         norm=NormSpec(eps=fields.number("rms_norm_eps", 1e-6), offset=1.0),
         embedding_scale=model.hidden_size**0.5,
         logits_cap=fields.optional_number("final_logit_softcapping"),
-    )
-
-
-def _rope_of_windows(fields: Fields, positions: int, head_dim: int) -> RopeConfig:
-    """Returns the rotation of layers with a window. The fields ``rope_theta`` and ``rope_scaling``
-    are those of full layers alone."""
-    parameters = Fields(fields.table("rope_parameters"), f"{fields.where}: rope_parameters")
-    own = {
-        "rope_parameters": {SLIDING: parameters.table(SLIDING)},
-        "rope_theta": fields.number("rope_local_base_freq", 10_000.0),
-    }
-    return RopeConfig.from_fields(
-        Fields(own, fields.where), positions, head_dim, layer_type=SLIDING
     )

@@ -14,6 +14,7 @@ from shmllm.models.readers import (
     read_mlp,
     read_num_layers,
     read_positions,
+    read_rope_of_windows,
     read_window,
     windows_by_type,
 )
@@ -35,7 +36,9 @@ def configure(fields: Fields) -> ModelConfig:
         FULL: RopeConfig.from_fields(
             fields, positions, attention.head_dim, layer_type=FULL, theta=THETA
         ),
-        SLIDING: _rope_of_windows(fields, positions, attention.head_dim),
+        SLIDING: read_rope_of_windows(
+            fields, positions, attention.head_dim, theta=fields.number("rope_theta", THETA)
+        ),
     }
     layers = [
         LayerSpec(
@@ -46,11 +49,3 @@ def configure(fields: Fields) -> ModelConfig:
         for window, kind in zip(windows, types, strict=True)
     ]
     return olmo_model(fields, layers, positions)
-
-
-def _rope_of_windows(fields: Fields, positions: int, head_dim: int) -> RopeConfig:
-    """Returns the rotation of layers with a window, which ``rope_scaling`` of older files does not
-    extend."""
-    if SLIDING in fields.table("rope_parameters"):
-        return RopeConfig.from_fields(fields, positions, head_dim, layer_type=SLIDING, theta=THETA)
-    return RopeConfig(rotary_dim=head_dim, theta=fields.number("rope_theta", THETA))

@@ -63,6 +63,25 @@ def with_rope(attention: AttentionSpec, fields: Fields, max_positions: int) -> A
     return replace(attention, rope=rope)
 
 
+def read_rope_of_windows(
+    fields: Fields, positions: int, head_dim: int, *, theta: float
+) -> RopeConfig:
+    """Returns the rotation of layers with a window: the one that ``rope_parameters`` has for them.
+    The fields ``rope_scaling`` and ``rope_theta`` are those of full layers.
+
+    Args:
+        fields: the fields of config.json.
+        positions: the largest number of positions.
+        head_dim: the width of a head.
+        theta: the default of the base of the wavelengths.
+    """
+    parameters = Fields(fields.table("rope_parameters"), f"{fields.where}: rope_parameters")
+    own = {"rope_parameters": {SLIDING: parameters.table(SLIDING)}, "rope_theta": theta}
+    return RopeConfig.from_fields(
+        Fields(own, fields.where), positions, head_dim, layer_type=SLIDING
+    )
+
+
 def read_activation(fields: Fields, name: str = "hidden_act", default: str = "silu") -> Activation:
     """Returns the activation that the field `name` asks for."""
     found = fields.text(name, default)

@@ -118,13 +118,14 @@ class RopeConfig:
 
 
 def _rope_fields(fields: Fields, layer_type: str | None) -> Fields:
-    name = "rope_scaling" if fields.table("rope_scaling") else "rope_parameters"
-    rope = Fields(fields.table(name), f"{fields.where}: {name}")
-    if not any(isinstance(value, dict) for value in rope.values.values()):
-        return rope
-    if layer_type is None:
-        raise fields.error(f"{name!r} that differ by layer type are not supported")
-    return Fields(rope.table(layer_type), f"{rope.where}: {layer_type}")
+    parameters, scaling = fields.table("rope_parameters"), fields.table("rope_scaling")
+    if any(isinstance(value, dict) for value in parameters.values()):
+        if layer_type is None:
+            raise fields.error("'rope_parameters' that differ by layer type are not supported")
+        rope = Fields(parameters, f"{fields.where}: rope_parameters")
+        return Fields(rope.table(layer_type) | scaling, f"{rope.where}: {layer_type}")
+    name = "rope_scaling" if scaling else "rope_parameters"
+    return Fields(scaling or parameters, f"{fields.where}: {name}")
 
 
 def _rope_type(rope: Fields) -> RopeType:

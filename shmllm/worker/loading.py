@@ -132,6 +132,7 @@ def make_info(
         max_model_len=size.max_model_len,
         block_size=config.cache.block_size,
         num_blocks=size.num_blocks - 1,
+        max_blocks_per_request=shape.blocks_for(size.max_model_len),
         kv_cache_bytes=size.num_blocks * shape.bytes_per_block,
         weight_bytes=loaded.weights.num_bytes,
         max_num_seqs=config.scheduler.max_num_seqs,

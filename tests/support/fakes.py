@@ -94,6 +94,7 @@ def info(**changes: Any) -> EngineInfo:
         "max_model_len": 64,
         "block_size": 4,
         "num_blocks": 16,
+        "max_blocks_per_request": 16,
         "kv_cache_bytes": 1,
         "weight_bytes": 1,
         "max_num_seqs": 8,
