@@ -78,6 +78,7 @@ def test_equals_transformers_with_preemption(reference: ReferenceModel) -> None:
         room_for_two = 2 * (blocks + 1) * bytes_per_block(probe)
     options |= {"kv_cache_memory_bytes": room_for_two}
     with LLM(str(reference.directory), **options) as llm:
+        assert 2 < llm.facts.max_concurrency <= 3
         reference.assert_greedy(tokens_of(llm, reference.prompts))
         assert llm.get_metrics()["preemptions"] > 0
 
