@@ -1,7 +1,7 @@
 """Reads the weights in a GGUF file under the names of a Hugging Face checkpoint.
 
-This module owns the two naming schemes, the order of the rows of queries and keys, and
-dequantisation, which the `gguf` package computes. It must not know config.json or tokenizers.
+This module owns the order of the rows of queries and keys, and dequantisation, which the `gguf`
+package computes. It must not know config.json or tokenizers, nor any family by its name.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import mmap
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any, Self
@@ -21,32 +22,31 @@ from torch import Tensor
 from shmllm.errors import EngineStartError
 from shmllm.formats.gguf import TENSOR_TYPES, GgufHeader, TensorEntry, read_header
 from shmllm.formats.gguf_directory import LINK, check_source
+from shmllm.formats.gguf_families import family_of
 
 ELEMENTS_AT_ONCE = 2**18
 """About how many elements are dequantised at a time: `gguf` needs several temporaries of them."""
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _IGNORED = "rope_freqs.weight"  # the model directory's config.json has parameters that give it
-_NAMES = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-}
-_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
-_LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_PERMUTED = {"attn_q": "attention.head_count", "attn_k": "attention.head_count_kv"}
+_PERMUTED = re.compile(r"blk\.\d+\.attn_([qk])\.\w+")
+_NUM_HEADS = {"q": "attention.head_count", "k": "attention.head_count_kv"}
+_NORM = re.compile(r".*norm\.weight")
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A tensor in the file, or the part of it that is one expert's.
+
+    Attributes:
+        entry: where it lies.
+        num_heads: the number of heads whose rows are permuted; 0 if they are not.
+        offset: what its values have more than a checkpoint's.
+    """
+
+    entry: TensorEntry
+    num_heads: int
+    offset: float
 
 
 class GgufFile:
@@ -57,13 +57,11 @@ class GgufFile:
         self.num_bytes = 0
         self.num_bytes_read = 0
         self._content: Any = None
-        self._header: Any = None
-        self._names: dict[str, str] = {}
+        self._stored: dict[str, _Stored] = {}
         self._floats = torch.empty(0, dtype=torch.float32)
 
     def __enter__(self) -> Self:
-        self._header = header = read_header(self.path)
-        self._names = {checkpoint_name(name): name for name in header.tensors if name != _IGNORED}
+        self._stored = _stored_tensors(read_header(self.path))
         try:
             with open(self.path, "rb") as file:
                 # A private mapping counts as writable, without which torch warns.
@@ -74,20 +72,19 @@ class GgufFile:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._content = self._header = None  # closing a map fails while tensors point into it
+        self._content = None  # closing a map fails while tensors point into it
         self._floats = torch.empty(0, dtype=torch.float32)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        tensors = self._header.tensors
-        return {name: tensors[stored].shape for name, stored in self._names.items()}
+        return {name: stored.entry.shape for name, stored in self._stored.items()}
 
     @contextmanager
     def tensor(self, name: str) -> Iterator[Tensor]:
-        stored = self._names[name]
-        entry: TensorEntry = self._header.tensors[stored]
-        tensor = self._read(entry)
-        num_heads = _num_permuted_heads(self._header, stored)
-        yield _unpermuted(tensor, num_heads) if num_heads else tensor
+        stored = self._stored[name]
+        entry, tensor = stored.entry, self._read(stored.entry)
+        if stored.num_heads:
+            tensor = _unpermuted(tensor, stored.num_heads)
+        yield tensor - stored.offset if stored.offset else tensor
         self.num_bytes_read += entry.num_bytes
         self._release_pages(entry)
 
@@ -133,15 +130,32 @@ def find_gguf(directory: Path) -> list[GgufFile]:
     return [GgufFile(files[0])] if len(files) == 1 else []
 
 
-def checkpoint_name(name: str) -> str:
-    """The name in a Hugging Face checkpoint; the same name if there is none."""
-    found = _LAYER.fullmatch(name)
-    if found is not None:
-        layer, module, kind = found.groups()
-        known = _LAYER_NAMES.get(module)
-        return f"model.layers.{layer}.{known}.{kind}" if known else name
-    module, _, kind = name.partition(".")
-    return f"{_NAMES[module]}.{kind}" if module in _NAMES else name
+def _stored_tensors(header: GgufHeader) -> dict[str, _Stored]:
+    """The tensors of a file by their names in a checkpoint."""
+    family = family_of(header)
+    found = {}
+    for name, entry in header.tensors.items():
+        if name == _IGNORED:
+            continue
+        num_heads = _num_permuted_heads(header, name) if family.is_permuted else 0
+        offset = family.norm_offset if _NORM.fullmatch(name) else 0.0
+        target = family.checkpoint_name(name)
+        parts = _experts(entry) if "{}" in target else [entry]
+        for number, part in enumerate(parts):
+            found[target.format(number)] = _Stored(part, num_heads, offset)
+    return found
+
+
+def _experts(entry: TensorEntry) -> list[TensorEntry]:
+    """The parts of a tensor of shape [experts, ...]."""
+    num_experts, *shape = entry.shape
+    num_bytes = entry.num_bytes // num_experts
+    return [
+        replace(
+            entry, shape=tuple(shape), begin=entry.begin + expert * num_bytes, num_bytes=num_bytes
+        )
+        for expert in range(num_experts)
+    ]
 
 
 def dequantise(
@@ -179,17 +193,14 @@ def dequantise(
 
 
 def _num_permuted_heads(header: GgufHeader, stored: str) -> int:
-    """The number of heads whose rows are in another order than in a checkpoint; 0 if none.
-
-    llama.cpp rotates neighbouring rows of a head together, transformers the two halves. Files of
-    the architecture llama have the rows of queries and keys in the first order.
-    """
-    found = _LAYER.fullmatch(stored)
-    if header.architecture != "llama" or found is None or found[2] not in _PERMUTED:
+    """The number of heads in the rows of queries or keys; 0 for all other tensors."""
+    found = _PERMUTED.fullmatch(stored)
+    if found is None:
         return 0
-    num_heads = header.metadata.get(f"llama.{_PERMUTED[found[2]]}")
+    prefix = header.architecture
+    num_heads = header.metadata.get(f"{prefix}.{_NUM_HEADS[found[1]]}")
     if num_heads is None:  # as many key heads as query heads
-        num_heads = header.metadata.get(f"llama.{_PERMUTED['attn_q']}")
+        num_heads = header.metadata.get(f"{prefix}.{_NUM_HEADS['q']}")
     num_heads = num_heads[0] if isinstance(num_heads, list) and num_heads else num_heads
     num_rows = header.tensors[stored].shape[0]
     if type(num_heads) is not int or num_heads < 1 or num_rows % (2 * num_heads):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,10 @@ ARCHITECTURES = {
     "mistral": gguf.MODEL_ARCH.LLAMA,
     "qwen2": gguf.MODEL_ARCH.QWEN2,
     "qwen3": gguf.MODEL_ARCH.QWEN3,
+    "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
+    "mixtral": gguf.MODEL_ARCH.LLAMA,
+    "gemma2": gguf.MODEL_ARCH.GEMMA2,
+    "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
 }
 KINDS = {each.name: each for each in gguf.GGMLQuantizationType}
 PYTHON_QUANTIZES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "BF16", "F16", "F32")
@@ -72,7 +76,7 @@ def write_model(
 
     Args:
         path: the file.
-        model: a Llama, Mistral, Qwen 2 or Qwen 3.
+        model: one of a family in ARCHITECTURES.
         change: adds further metadata.
         kind: the type of the matrices; all others are F32, as llama.cpp does it.
         kinds: other types by the names of a Hugging Face checkpoint.
@@ -88,18 +92,33 @@ def write_model(
             change(writer)
         if factors is not None:
             writer.add_tensor("rope_freqs.weight", factors.astype(np.float32))
-        for name, tensor in model.state_dict().items():
+        for name, values in stored_values(model):
             if name == "lm_head.weight" and model.config.tie_word_embeddings:
                 continue
-            values = tensor.float().numpy()
-            if writer.arch == "llama":
-                values = permuted(values, name, model.config)
-            chosen = (kinds or {}).get(name, kind if values.ndim == 2 else "F32")
+            chosen = (kinds or {}).get(name, kind if values.ndim > 1 else "F32")
             stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
             assert stored is not None, name
             writer.add_tensor(stored, quantized(values, chosen), raw_dtype=KINDS[chosen])
 
     return write(path, gguf.MODEL_ARCH_NAMES[ARCHITECTURES[family]], fill)
+
+
+def stored_values(model: PreTrainedModel) -> Iterator[tuple[str, Array]]:
+    """The tensors as llama.cpp's conversion stores them, with their names in a checkpoint."""
+    family = model.config.model_type
+    for name, tensor in model.state_dict().items():
+        values = tensor.float().numpy()
+        if name.endswith("experts.gate_up_proj"):
+            for part, half in zip(("gate_proj", "up_proj"), np.split(values, 2, 1), strict=True):
+                yield name.replace("gate_up_proj", f"{part}.weight"), np.ascontiguousarray(half)
+        elif name.endswith("experts.down_proj"):
+            yield f"{name}.weight", values
+        elif family.startswith("gemma") and name.endswith("norm.weight"):
+            yield name, values + 1
+        elif ARCHITECTURES[family] == gguf.MODEL_ARCH.LLAMA:
+            yield name, permuted(values, name, model.config)
+        else:
+            yield name, values
 
 
 def permuted(values: Array, name: str, config: Any) -> Array:
@@ -127,7 +146,18 @@ def add_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
     if head_dim:
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    ropes = config.rope_parameters
+    writer.add_rope_freq_base(ropes.get("full_attention", ropes)["rope_theta"])
+    if config.model_type in ("mixtral", "qwen3_moe"):
+        writer.add_expert_count(config.num_local_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+    if config.model_type == "qwen3_moe":
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if config.model_type.startswith("gemma"):
+        writer.add_sliding_window(config.sliding_window)
+    if config.model_type == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
 
 
 def add_vocabulary(

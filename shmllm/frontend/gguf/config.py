@@ -6,22 +6,15 @@ engine cannot compute, before an engine starts. It must not know tokenizers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from shmllm.formats.gguf import GgufHeader
+from shmllm.formats.gguf_families import family_of
 from shmllm.frontend.gguf.metadata import Metadata
 from shmllm.frontend.gguf.rope import rope_fields
 
 Json = dict[str, Any]
-
-ARCHITECTURES = {
-    "llama": ("LlamaForCausalLM", "llama"),
-    "qwen2": ("Qwen2ForCausalLM", "qwen2"),
-    "qwen3": ("Qwen3ForCausalLM", "qwen3"),
-}
-"""transformers' class and model type for each architecture of llama.cpp that runs. Mistral's models
-have the architecture llama."""
 
 _EMBEDDING = "token_embd.weight"
 _MATRIX_TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -43,8 +36,7 @@ def model_config(header: GgufHeader) -> Json:
         EngineStartError: the metadata are incomplete, or the model needs what no engine has.
     """
     _check_kind(header)
-    known, tensors = Metadata(header), header.tensors
-    architecture, model_type = ARCHITECTURES[header.architecture]
+    family, known, tensors = family_of(header), Metadata(header), header.tensors
     num_heads = known.whole("attention.head_count")
     hidden_size = known.whole("embedding_length")
     head_dim = known.whole("attention.key_length", hidden_size // num_heads)
@@ -54,8 +46,8 @@ def model_config(header: GgufHeader) -> Json:
         raise header.error("rotary embedding of a part of each head is not supported")
     length = known.whole("context_length")
     config: Json = {
-        "architectures": [architecture],
-        "model_type": model_type,
+        "architectures": [family.architecture],
+        "model_type": family.model_type,
         "vocab_size": tensors[_EMBEDDING].shape[0],
         "hidden_size": hidden_size,
         "intermediate_size": known.whole("feed_forward_length"),
@@ -73,24 +65,17 @@ def model_config(header: GgufHeader) -> Json:
         **rope_fields(known, head_dim, length),
         **_special_ids(header.metadata),
     }
-    return config | _window(known, config)
+    return config | _OF_FAMILY.get(family.model_type, _no_window)(known, config)
 
 
 def _check_kind(header: GgufHeader) -> None:
     """Raises EngineStartError if the file has no model that an engine runs."""
-    name, known = header.architecture, Metadata(header)
+    family_of(header)
     if header.metadata.get("split.count", 1) not in (0, 1):
         raise header.error(
             f"one of {header.metadata['split.count']} parts of a model; merge them with "
             "llama-gguf-split --merge"
         )
-    if name not in ARCHITECTURES:
-        raise header.error(
-            f"architecture {name!r} is not supported; supported: {', '.join(ARCHITECTURES)} "
-            "(Llama, Mistral, Qwen 2 and 3)"
-        )
-    if known.find("expert_count"):
-        raise header.error(f"mixtures of experts ({name}.expert_count) are not supported")
     table = header.tensors.get(_EMBEDDING)
     if table is None or len(table.shape) != 2:
         raise header.error(f"no matrix {_EMBEDDING}; is it a vocabulary or an adapter?")
@@ -107,22 +92,93 @@ def _dtype(header: GgufHeader) -> str:
     return "bfloat16" if others else _MATRIX_TYPES.get(kind, "bfloat16")
 
 
-def _window(known: Metadata, config: Json) -> Json:
-    """The fields of a sliding window over the last positions."""
+def _window(known: Metadata, config: Json) -> int | None:
+    """The number of positions that attention sees; None: all."""
     if known.find("attention.sliding_window") is None:
-        return {}
+        return None
     window = known.whole("attention.sliding_window")
-    if window >= config["max_position_embeddings"]:
-        return {}
-    if config["model_type"] != "llama" or config["attention_bias"] or config["mlp_bias"]:
+    return window if window < config["max_position_embeddings"] else None
+
+
+def _no_window(known: Metadata, config: Json) -> Json:
+    window = _window(known, config)
+    if window is not None:
         raise known.header.error(
             f"a sliding window of {window:,} positions is not supported with this architecture"
         )
+    return {}
+
+
+def _llama(known: Metadata, config: Json) -> Json:
+    """Mistral's models have the architecture llama, and may have a window."""
+    window = _window(known, config)
+    if window is None or config["attention_bias"] or config["mlp_bias"]:
+        return _no_window(known, config)
     return {
         "architectures": ["MistralForCausalLM"],
         "model_type": "mistral",
         "sliding_window": window,
     }
+
+
+def _mixtral(known: Metadata, config: Json) -> Json:
+    return _no_window(known, config) | {
+        "num_local_experts": known.whole("expert_count"),
+        "num_experts_per_tok": known.whole("expert_used_count"),
+    }
+
+
+def _qwen3_moe(known: Metadata, config: Json) -> Json:
+    # Files do not say whether the weights are divided by their sum; llama.cpp always does it.
+    return _no_window(known, config) | {
+        "num_experts": known.whole("expert_count"),
+        "num_experts_per_tok": known.whole("expert_used_count"),
+        "moe_intermediate_size": known.whole("expert_feed_forward_length"),
+        "norm_topk_prob": True,
+    }
+
+
+def _gemma2(known: Metadata, config: Json) -> Json:
+    return _gemma(known, config, pattern=2, layers_of_27b=46) | {
+        "attn_logit_softcapping": known.number("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": known.number("final_logit_softcapping", 30.0),
+    }
+
+
+def _gemma3(known: Metadata, config: Json) -> Json:
+    fields = _gemma(known, config, pattern=6, layers_of_27b=62)
+    if known.find("final_logit_softcapping") is not None:
+        fields["final_logit_softcapping"] = known.number("final_logit_softcapping")
+    return fields | {"rope_local_base_freq": known.number("rope.freq_base_swa", 10000.0)}
+
+
+def _gemma(known: Metadata, config: Json, *, pattern: int, layers_of_27b: int) -> Json:
+    """What both have. Files say neither the pattern of windows, unless it is another one, nor how
+    scores are scaled, which differs for the models of 27 B parameters: llama.cpp knows both."""
+    own = known.find("attention.sliding_window_pattern")
+    if isinstance(own, list):
+        types = [bool(is_sliding) for is_sliding in own]
+    else:
+        pattern = known.whole("attention.sliding_window_pattern", pattern)
+        types = [(layer + 1) % pattern > 0 for layer in range(config["num_hidden_layers"])]
+    scale_of_27b = config["hidden_size"] // config["num_attention_heads"]
+    is_27b = config["num_hidden_layers"] == layers_of_27b
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": scale_of_27b if is_27b else config["head_dim"],
+        "sliding_window": known.whole("attention.sliding_window"),
+        "layer_types": ["sliding_attention" if each else "full_attention" for each in types],
+    }
+
+
+_OF_FAMILY: dict[str, Callable[[Metadata, Json], Json]] = {
+    "llama": _llama,
+    "mixtral": _mixtral,
+    "qwen3_moe": _qwen3_moe,
+    "gemma2": _gemma2,
+    "gemma3_text": _gemma3,
+}
+"""The fields that only models of one type have."""
 
 
 def _special_ids(metadata: Mapping[str, Any]) -> Json:

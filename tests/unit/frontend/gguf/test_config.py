@@ -19,6 +19,7 @@ from shmllm.formats.gguf import read_header
 from shmllm.frontend.gguf.config import generation_config, model_config
 from shmllm.models.config import ModelConfig
 
+GEMMA_SCALE = {"query_pre_attn_scalar": 16}
 Change = Callable[[gguf.GGUFWriter], object]
 LLAMA3 = {
     "rope_type": "llama3",
@@ -49,6 +50,43 @@ def no_change(writer: gguf.GGUFWriter) -> None:
         ("mistral", {"sliding_window": 48, "head_dim": 16}, lambda w: w.add_sliding_window(48)),
         ("qwen2", {"rope_theta": 1e6}, no_change),
         ("qwen3", {"tie_word_embeddings": True}, no_change),
+        (
+            "qwen3_moe",
+            {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+            | {"norm_topk_prob": True},
+            no_change,
+        ),
+        ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 3}, no_change),
+        ("gemma2", {"head_dim": 16, "sliding_window": 7} | GEMMA_SCALE, no_change),
+        (
+            "gemma2",
+            {"head_dim": 8, "num_hidden_layers": 46, "sliding_window": 7}
+            | {"query_pre_attn_scalar": 8, "final_logit_softcapping": 5.0},
+            no_change,
+        ),
+        (
+            "gemma3",
+            {"head_dim": 16, "sliding_window": 7, "num_hidden_layers": 7} | GEMMA_SCALE,
+            no_change,
+        ),
+        (
+            "gemma3",
+            {"head_dim": 16, "sliding_window": 7, "num_hidden_layers": 3}
+            | GEMMA_SCALE
+            | {"layer_types": ["full_attention", "sliding_attention", "full_attention"]}
+            | {
+                "rope_parameters": {
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+                    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                }
+            },
+            lambda w: (
+                w.add_sliding_window_pattern([False, True, False]),
+                w.add_rope_freq_base_swa(500.0),
+                w.add_rope_scaling_type(gguf.RopeScalingType.LINEAR),
+                w.add_rope_scaling_factor(8.0),
+            ),
+        ),
         (
             "llama",
             {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
@@ -154,7 +192,6 @@ def with_table(change: Change) -> Change:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda w: w.add_uint32("llama.expert_count", 8), "mixtures of experts"),
         (lambda w: w.add_uint16("split.count", 3), "one of 3 parts .* llama-gguf-split --merge"),
         (lambda w: w.add_rope_dimension_count(4), "a part of each head"),
         (lambda w: w.add_value_length(4), "different lengths"),
@@ -177,8 +214,15 @@ def test_what_no_engine_computes_is_refused(change: Change, message: str, tmp_pa
 
 
 def test_other_architectures_are_named_with_those_that_run(tmp_path: Path) -> None:
-    file = small(tmp_path / "m.gguf", with_table(no_change), "gemma3")
-    with pytest.raises(EngineStartError, match="'gemma3' is not supported; supported: llama, qwen"):
+    file = small(tmp_path / "m.gguf", with_table(no_change), "mamba")
+    with pytest.raises(EngineStartError, match="'mamba' is not supported; supported: llama, qwen"):
+        model_config(read_header(file))
+
+
+def test_experts_of_a_dense_architecture_are_refused(tmp_path: Path) -> None:
+    change = with_table(lambda w: w.add_uint32("qwen3.expert_count", 8))
+    file = small(tmp_path / "m.gguf", change, "qwen3")
+    with pytest.raises(EngineStartError, match="'qwen3' with experts is not supported; supported"):
         model_config(read_header(file))
 
 
