@@ -135,7 +135,7 @@ def measure(
     found = {}
     for name in trainer_dtypes:
         trainer = AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, name))
-        trainer.eval()  # type: ignore[no-untyped-call]
+        trainer.eval()
         found[name] = compare(sequences, trainer, temperature)
     return found
 

@@ -180,7 +180,7 @@ def evaluate(
     max_windows: int = 64,
 ) -> float:
     """The float32 loss over the first disjoint windows of `length` tokens."""
-    model.eval()  # type: ignore[no-untyped-call]
+    model.eval()
     num = min(max_windows, (len(ids) - 1) // length)
     losses = []
     for row in range(num):
@@ -324,7 +324,7 @@ def write_model(output: Path, model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> 
     """Writes weights, tokenizer and configuration in Hugging Face's form."""
     output.mkdir(parents=True, exist_ok=True)
     model.config.use_cache = True
-    model.to(torch.bfloat16)  # type: ignore[arg-type]
+    model.to(torch.bfloat16)
     model.save_pretrained(output)
     tokenizer.save(str(output / "tokenizer.json"))
     tokenizer_config = {

@@ -15,7 +15,7 @@ def load(model: str, options: dict[str, Any]) -> tuple[Generate, dict[str, Any]]
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     loaded = transformers.AutoModelForCausalLM.from_pretrained(
         model, dtype=getattr(torch, options["dtype"])
-    ).eval()  # type: ignore[no-untyped-call]
+    ).eval()
 
     @torch.inference_mode()
     def generate(prompts: list[list[int]], output_len: int) -> list[list[int]]:
