@@ -49,6 +49,7 @@ class LoadedRunner(ABC):
     Args:
         config: the engine's configuration.
         loaded: the model.
+        embeds_scale: the factor of prompts' embeddings; 1 if a step multiplies them itself.
 
     Attributes:
         info: what the engine reports about itself.
@@ -65,12 +66,14 @@ class LoadedRunner(ABC):
     overlaps: bool
     memory: MemoryOwners
 
-    def __init__(self, config: EngineConfig, loaded: LoadedModel) -> None:
+    def __init__(
+        self, config: EngineConfig, loaded: LoadedModel, embeds_scale: float = 1.0
+    ) -> None:
         num_rows = config.scheduler.max_num_seqs
         directory = Path(config.load.tokenizer_directory or config.load.directory)
         self._loaded = loaded
         self._grammars = GrammarCompiler(directory, loaded.config.eos_token_ids)
-        self._prompt_embeds = EmbedsByRow()
+        self._prompt_embeds = EmbedsByRow(embeds_scale)
         self.masks = GrammarMasks(self._grammars, num_rows)
         self.pooler = Pooler(num_rows, loaded.config.hidden_size)
 

@@ -17,9 +17,14 @@ LARGEST = 1e15
 
 
 class EmbedsByRow:
-    """The prompt embeddings by row. A step without such requests costs one comparison."""
+    """The prompt embeddings by row. A step without such requests costs one comparison.
 
-    def __init__(self) -> None:
+    Args:
+        scale: the factor of the embeddings, for models that multiply them.
+    """
+
+    def __init__(self, scale: float = 1.0) -> None:
+        self._scale = scale
         self._by_row: dict[int, torch.Tensor] = {}
 
     def update(self, plan: StepPlan) -> None:
@@ -50,6 +55,8 @@ class EmbedsByRow:
             count = min(int(inputs.counts[index]), len(given) - start)
             if count > 0:
                 hidden[first : first + count] = given[start : start + count]
+                if self._scale != 1:
+                    hidden[first : first + count] *= self._scale
                 token_ids[first : first + count] = -1
 
 

@@ -33,6 +33,20 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "mistral": {"head_dim": 16, "sliding_window": 6},
     "qwen2": {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
     "qwen3": {"tie_word_embeddings": True},
+    "gemma3": {
+        "head_dim": 16,
+        "query_pre_attn_scalar": 9,
+        "sliding_window": 5,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "final_logit_softcapping": 2.0,
+    },
+    "smollm3": {"no_rope_layers": [1, 0]},
+    "granite": {
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.3,
+        "residual_multiplier": 0.4,
+        "logits_scaling": 5.0,
+    },
 }
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 2e-2, torch.bfloat16: 0.15}
 """The tolerances of logits, relative to the largest logit."""
@@ -106,7 +120,9 @@ def take_first(in_flight: list[Any], known: dict[int, list[int]]) -> None:
 
 
 class ProgramConformance:
-    @pytest.mark.parametrize("name", [*map(slow, ("llama", "mistral")), "qwen3"])
+    @pytest.mark.parametrize(
+        "name", [*map(slow, ("llama", "mistral", "granite", "qwen3", "smollm3")), "gemma3"]
+    )
     def test_the_logits_equal_those_of_transformers(self, gpu_device, models, name) -> None:
         reference, directory = models(name)
         steps = GpuSteps(gpu_device, directory)

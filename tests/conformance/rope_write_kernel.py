@@ -26,7 +26,17 @@ class Step:
     """The random inputs of one launch, and a poisoned cache."""
 
     def __init__(
-        self, draw, dtype, tokens, heads, kv_heads, dim, block_size=8, blocks=6, has_norms=False
+        self,
+        draw,
+        dtype,
+        tokens,
+        heads,
+        kv_heads,
+        dim,
+        block_size=8,
+        blocks=6,
+        has_norms=False,
+        offset=0.0,
     ):
         self.heads = draw.normal(tokens, heads + 2 * kv_heads, dim, dtype=dtype)
         angles = draw.normal(tokens, 1, dim // 2, scale=3.0)
@@ -36,12 +46,12 @@ class Step:
         shape = (2, blocks, block_size, kv_heads, dim)
         self.cache = poisoned(*shape, dtype=dtype, device=draw.device)
         self.query = poisoned(tokens, heads, dim, dtype=dtype, device=draw.device)
-        self.norms = None
+        self.norms, self.offset = None, offset
         if has_norms:
             self.norms = (draw.normal(dim, dtype=dtype), draw.normal(dim, dtype=dtype), EPS)
 
     def run(self, function, query, cache):
-        function(query, *cache, self.heads, self.cos, self.sin, self.slots, self.norms)
+        function(query, *cache, self.heads, self.cos, self.sin, self.slots, self.norms, self.offset)
 
     def check(self, tolerances):
         query, cache = self.query.clone(), self.cache.clone()
@@ -62,6 +72,15 @@ class RopeWriteConformance:
         Step(draw, dtype, tokens, heads, kv_heads, dim, has_norms=has_norms).check(
             tolerances(dtype)
         )
+
+    def test_norms_with_an_offset_of_their_weights(self, draw, dtype):
+        Step(draw, dtype, 3, 4, 2, 24, has_norms=True, offset=1.0).check(tolerances(dtype))
+
+    @pytest.mark.parametrize("has_norms", [False, True])
+    def test_heads_that_are_not_rotated(self, draw, dtype, has_norms):
+        step = Step(draw, dtype, 3, 4, 2, 24, has_norms=has_norms)
+        step.cos = step.sin = None
+        step.check(tolerances(dtype))
 
     def test_values_are_copied_bit_for_bit(self, draw, dtype):
         step = Step(draw, dtype, 4, 4, 2, 32)

@@ -12,7 +12,8 @@ from shmllm_kernels.reference import norm as plain_norm
 
 EPS = 1e-5
 NORM_SHAPES = [(0, 64), (1, 64), (3, 48), (5, 1000), (2, 1), (2, 2049)]
-GATED_SHAPES = [(0, 64), (1, 64), (3, 48), (2, 1025), (2, 1)]
+NAMES = ["silu", "gelu", "gelu_tanh"]
+ACTIVATED_SHAPES = [(0, 64), (1, 64), (3, 48), (2, 1025), (2, 1)]
 
 
 def tolerances(dtype: torch.dtype) -> tuple[float, float]:
@@ -58,20 +59,36 @@ class RowKernelsConformance:
         assert_close(rows, before, *tolerances(dtype))
         assert torch.equal(wide[:, 40:], rest)
 
-    @pytest.mark.parametrize("shape", GATED_SHAPES)
-    def test_gated_activation(self, draw, dtype, shape):
-        rows, dim = shape
-        gate_up = draw.normal(rows, 2 * dim, dtype=dtype, scale=4.0)
-        out = poisoned(rows, dim, dtype=dtype, device=draw.device)
-        activation.silu_and_mul(out, gate_up)
-        assert_close(out, plain_activation.silu_and_mul(gate_up), *tolerances(dtype))
+    def test_norms_with_an_offset_of_the_weight_and_a_factor(self, draw, dtype):
+        x, residual = (draw.normal(5, 70, dtype=dtype) for _ in range(2))
+        weight = draw.normal(70, dtype=dtype)
+        out = poisoned(5, 70, dtype=dtype, device=draw.device)
+        norm.rms_norm(out, x, weight, EPS, 1.0)
+        assert_close(out, plain_norm.rms_norm(x, weight, EPS, 1.0), *tolerances(dtype))
+        total = residual.clone()
+        norm.add_rms_norm(out, x, total, weight, EPS, 0.5, 1.0)
+        want = plain_norm.add_rms_norm(x, residual, weight, EPS, 0.5, 1.0)
+        assert torch.equal(total, residual)
+        assert_close(out, want, *tolerances(dtype))
 
-    def test_activation_of_large_gates(self, draw, dtype):
+    @pytest.mark.parametrize("name", NAMES)
+    @pytest.mark.parametrize("is_gated", [True, False])
+    @pytest.mark.parametrize("shape", ACTIVATED_SHAPES)
+    def test_activation(self, draw, dtype, shape, is_gated, name):
+        rows, dim = shape
+        x = draw.normal(rows, 2 * dim if is_gated else dim, dtype=dtype, scale=4.0)
+        out = poisoned(rows, dim, dtype=dtype, device=draw.device)
+        activation.activate(out, x, name, is_gated)
+        assert_close(out, plain_activation.activate(x, name, is_gated), *tolerances(dtype))
+
+    @pytest.mark.parametrize("name", NAMES)
+    def test_activation_of_large_gates(self, draw, dtype, name):
         gates = torch.tensor([[-6e4, -200.0, -89.0, 0.0, 89.0, 6e4]], device=draw.device)
         gate_up = torch.cat((gates, torch.ones_like(gates)), 1).to(dtype)
         out = poisoned(1, 6, dtype=dtype, device=draw.device)
-        activation.silu_and_mul(out, gate_up)
-        assert_close(out, plain_activation.silu_and_mul(gate_up), *tolerances(dtype))
+        activation.activate(out, gate_up, name, is_gated=True)
+        want = plain_activation.activate(gate_up, name, is_gated=True)
+        assert_close(out, want, *tolerances(dtype))
 
     def test_wrong_arguments_are_refused(self, draw, dtype):
         x, weight = draw.normal(4, 8, dtype=dtype), draw.normal(8, dtype=dtype)
@@ -82,4 +99,4 @@ class RowKernelsConformance:
         with pytest.raises(AssertionError, match="dtype"):
             norm.rms_norm(torch.empty_like(x), x, weight.double(), EPS)
         with pytest.raises(AssertionError, match="wide"):
-            activation.silu_and_mul(torch.empty_like(x), x)
+            activation.activate(torch.empty_like(x), x, "silu", is_gated=True)

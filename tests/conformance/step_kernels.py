@@ -62,6 +62,16 @@ class StepConformance:
         plain.embed(before, table, ids, last)
         assert torch.equal(before, want)
 
+    def test_embed_with_a_factor(self, draw, dtype):
+        table, last = draw.normal(7, 40, dtype=dtype), draw.integers(0, 7, 2)
+        ids = torch.tensor([3, -1, -2, 6], device=draw.device)
+        out = draw.normal(4, 40, dtype=dtype)
+        want = out.clone()
+        embed(out, table, ids, last, 1.7)
+        plain.embed(want, table, ids, last, 1.7)
+        assert torch.equal(out, want)
+        assert torch.equal(out[0], (table[3].float() * 1.7).to(dtype))
+
     def test_tokens_with_negative_ids_keep_their_embeddings(self, draw, dtype):
         table, last = draw.normal(5, 8, dtype=dtype), torch.tensor([-1, 5, 4])
         ids = torch.tensor([-1, 5, 2**40, -2, -3, -4], device=draw.device)

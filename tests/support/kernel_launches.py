@@ -146,17 +146,24 @@ def rows() -> None:
     x, gate_up = empty(4, 4096), empty(4, 2 * 14_336)
     norm.rms_norm(x, x, x[0], 1e-5)
     norm.add_rms_norm(x, x, x.clone(), x[0], 1e-5)
-    activation.silu_and_mul(empty(4, 14_336), gate_up)
+    norm.add_rms_norm(x, x, x.clone(), x[0], 1e-5, 0.5, 1.0)
+    for name in ("silu", "gelu", "gelu_tanh"):
+        activation.activate(empty(4, 14_336), gate_up, name, is_gated=True)
+    activation.activate(gate_up, gate_up.clone(), "gelu_tanh", is_gated=False)
     cache, angles = empty(2, 8, 16, 8, 128), empty(4, 1, 128)
     slots = empty(4, dtype=torch.int64)
     for norms in (None, (angles[0, 0], angles[0, 0], 1e-6)):
         heads = empty(4, 48, 128)
         rope_and_write(empty(4, 32, 128), cache[0], cache[1], heads, angles, angles, slots, norms)
+    query, heads = empty(4, 32, 128), empty(4, 48, 128)
+    rope_and_write(query, cache[0], cache[1], heads, angles, angles, slots, norms, offset=1.0)
+    rope_and_write(query, cache[0], cache[1], heads, None, None, slots)
 
 
 def step() -> None:
     ids, x = empty(4, dtype=torch.int64), empty(4, 4096)
     embed(x, x.clone(), ids, ids)
+    embed(x, x.clone(), ids, ids, 64.0)
     gather_rows(x, x.clone(), ids)
     rope_tables(empty(4, 128), empty(4, 128), ids, empty(64, dtype=torch.float32), 1.0)
     sizes = StepSizes(4, 2, 2)

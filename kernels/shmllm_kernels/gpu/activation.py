@@ -1,7 +1,7 @@
-"""The gated activation of the MLP: SiLU of one half, times the other half.
+"""The activation of the MLP, alone or of one half, times the other half.
 
-It computes the same as `reference.activation`, in float32, and rounds the SiLU to the tensors'
-dtype before the product.
+It computes the same as `reference.activation`, in float32, and rounds the activation to the
+tensors' dtype before the product.
 """
 
 from __future__ import annotations
@@ -12,38 +12,67 @@ from torch import Tensor
 
 BLOCK = 1024
 
+_SQRT_HALF = tl.constexpr(0.7071067811865476)
+_SQRT_2_OVER_PI = tl.constexpr(0.7978845608028654)
+
 
 @triton.jit
-def _silu_and_mul(gate_up_ptr, out_ptr, in_stride, out_stride, dim, BLOCK: tl.constexpr):
+def _active(x, NAME: tl.constexpr):
+    if NAME == "silu":
+        result = x / (1.0 + tl.exp(-x))
+    elif NAME == "gelu":
+        result = 0.5 * x * (1.0 + tl.erf(x * _SQRT_HALF))
+    else:
+        tl.static_assert(NAME == "gelu_tanh")
+        inner = _SQRT_2_OVER_PI * (x + 0.044715 * x * x * x)
+        tanh = 1.0 - 2.0 / (tl.exp(2.0 * inner) + 1.0)  # 1 where the exponential is infinite
+        result = 0.5 * x * (1.0 + tanh)
+    return result
+
+
+@triton.jit
+def _activate(
+    x_ptr,
+    out_ptr,
+    in_stride,
+    out_stride,
+    dim,
+    NAME: tl.constexpr,
+    IS_GATED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < dim
     dtype = out_ptr.dtype.element_ty
-    gates = gate_up_ptr + row * in_stride + columns
-    gate = tl.load(gates, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(gates + dim, mask=inside, other=0.0).to(tl.float32)
-    active = gate / (1.0 + tl.exp(-gate))
-    product = active.to(dtype).to(tl.float32) * up
-    tl.store(out_ptr + row * out_stride + columns, product.to(dtype), mask=inside)
+    source = x_ptr + row * in_stride + columns
+    value = _active(tl.load(source, mask=inside, other=0.0).to(tl.float32), NAME).to(dtype)
+    if IS_GATED:
+        up = tl.load(source + dim, mask=inside, other=0.0).to(tl.float32)
+        value = (value.to(tl.float32) * up).to(dtype)
+    tl.store(out_ptr + row * out_stride + columns, value, mask=inside)
 
 
-def silu_and_mul(out: Tensor, gate_up: Tensor) -> None:
-    """Writes ``silu(gate) * up``.
+def activate(out: Tensor, x: Tensor, name: str, is_gated: bool) -> None:
+    """Writes ``reference.activation.activate(x, name, is_gated)`` to ``out``.
 
     Args:
         out: [rows, dim], each row contiguous, with any stride between rows.
-        gate_up: [rows, 2 * dim], the gate in the first half; out's dtype: float32, float16 or
-            bfloat16. Rows as those of ``out``.
+        x: [rows, 2 * dim] if it is gated, the gate in the first half, or [rows, dim]; out's dtype:
+            float32, float16 or bfloat16. Rows as those of ``out``.
+        name: "silu", "gelu" (with the error function) or "gelu_tanh".
+        is_gated: whether ``f(gate) * up`` is written, and not ``f(x)``.
 
-    Moves 3 * rows * dim elements, 84 KiB for a row of 14,336; about 6 flops for each element of
-    ``out``. One launch a layer: 2 us for one token, 164 us for 8,192.
+    Gated, it moves 3 * rows * dim elements, 84 KiB for a row of 14,336; about 6 flops for each
+    element of ``out``. One launch a layer: 2 us for one token, 164 us for 8,192.
     """
     rows, dim = out.shape
-    assert gate_up.shape == (rows, 2 * dim), "gate_up must be twice as wide as out"
-    assert gate_up.dtype == out.dtype, "gate_up must have out's dtype"
-    assert gate_up.stride(1) == out.stride(1) == 1, "rows must be contiguous"
+    width = 2 * dim if is_gated else dim
+    assert x.shape == (rows, width), "x must be as wide as out, or twice as wide if it is gated"
+    assert x.dtype == out.dtype, "x must have out's dtype"
+    assert x.stride(1) == out.stride(1) == 1, "rows must be contiguous"
     if rows == 0 or dim == 0:
         return
     grid = (rows, triton.cdiv(dim, BLOCK))
-    strides = gate_up.stride(0), out.stride(0)
-    _silu_and_mul[grid](gate_up, out, *strides, dim, BLOCK=BLOCK, num_warps=4)
+    strides = x.stride(0), out.stride(0)
+    _activate[grid](x, out, *strides, dim, NAME=name, IS_GATED=is_gated, BLOCK=BLOCK, num_warps=4)

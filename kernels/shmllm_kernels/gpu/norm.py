@@ -1,7 +1,8 @@
 """RMSNorm of rows, alone and fused with the addition to the residual stream.
 
-It computes the same as `reference.norm` and rounds in the same places: the sum, and the quotient
-before the weight is applied, are rounded to the rows' dtype; statistics are float32.
+It computes the same as `reference.norm` and rounds in the same places: the sum, and, if the weight
+has no offset, the quotient before the weight is applied, are rounded to the rows' dtype; statistics
+are float32.
 """
 
 from __future__ import annotations
@@ -26,7 +27,11 @@ def _rms_norm(
     out_stride,
     dim,
     eps,
+    x_scale,
+    offset,
     HAS_RESIDUAL: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
+    HAS_OFFSET: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -34,6 +39,8 @@ def _rms_norm(
     inside = columns < dim
     dtype = out_ptr.dtype.element_ty
     x = tl.load(x_ptr + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
+    if HAS_SCALE:
+        x *= x_scale
     if HAS_RESIDUAL:
         places = residual_ptr + row * residual_stride + columns
         total = (x + tl.load(places, mask=inside, other=0.0).to(tl.float32)).to(dtype)
@@ -41,33 +48,48 @@ def _rms_norm(
         x = total.to(tl.float32)
     scale = tl.rsqrt(tl.sum(x * x, axis=0) / dim + eps)
     weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
-    normed = (x * scale).to(dtype).to(tl.float32) * weight
+    normed = x * scale
+    if HAS_OFFSET:
+        normed *= weight + offset
+    else:
+        normed = normed.to(dtype).to(tl.float32) * weight
     tl.store(out_ptr + row * out_stride + columns, normed.to(dtype), mask=inside)
 
 
-def rms_norm(out: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:
-    """Writes ``reference.norm.rms_norm(x, weight, eps)`` to ``out``.
+def rms_norm(out: Tensor, x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> None:
+    """Writes ``reference.norm.rms_norm(x, weight, eps, offset)`` to ``out``.
 
     Args:
         out: [rows, dim], each row contiguous, with any stride between rows; may be ``x``.
         x: [rows, dim], out's dtype: float32, float16 or bfloat16. Rows as those of ``out``.
         weight: [dim], contiguous, out's dtype.
         eps: added to the mean square.
+        offset: added to the weight, in float32.
 
     Moves 2 * rows * dim elements; 4 flops for each. One launch a step, before the first layer.
     """
-    _launch(out, x, None, weight, eps)
+    _launch(out, x, None, weight, eps, 1.0, offset)
 
 
-def add_rms_norm(out: Tensor, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> None:
-    """Adds ``x`` to the residual stream, in place, and writes the norm of the sum.
+def add_rms_norm(
+    out: Tensor,
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    scale: float = 1.0,
+    offset: float = 0.0,
+) -> None:
+    """Adds ``scale * x`` to the residual stream, in place, and writes the norm of the sum.
 
     Args:
         out: [rows, dim], each row contiguous, with any stride between rows; may be ``x``.
         x: [rows, dim], the output of the previous block; out's dtype.
-        residual: [rows, dim], out's dtype; becomes ``residual + x``.
+        residual: [rows, dim], out's dtype; becomes ``residual + scale * x``.
         weight: [dim], contiguous, out's dtype.
         eps: added to the mean square.
+        scale: the factor of ``x`` in the sum.
+        offset: added to the weight, in float32.
 
     Moves 4 * rows * dim elements, 32 KiB for a row of 4,096; 5 flops for each element of ``x``.
     64 launches a step of 32 layers: 2 us each for one token, 62 us for 8,192.
@@ -75,10 +97,18 @@ def add_rms_norm(out: Tensor, x: Tensor, residual: Tensor, weight: Tensor, eps: 
     assert residual.shape == x.shape, "residual must have x's shape"
     assert residual.dtype == x.dtype, "residual must have x's dtype"
     assert residual.stride(1) == 1, "rows of residual must be contiguous"
-    _launch(out, x, residual, weight, eps)
+    _launch(out, x, residual, weight, eps, scale, offset)
 
 
-def _launch(out: Tensor, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> None:
+def _launch(
+    out: Tensor,
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    eps: float,
+    scale: float,
+    offset: float,
+) -> None:
     rows, dim = x.shape
     assert out.shape == x.shape, "out must have x's shape"
     assert out.dtype == x.dtype, "out must have x's dtype"
@@ -100,7 +130,11 @@ def _launch(out: Tensor, x: Tensor, residual: Tensor | None, weight: Tensor, eps
         out.stride(0),
         dim,
         eps,
+        scale,
+        offset,
         HAS_RESIDUAL=residual is not None,
+        HAS_SCALE=scale != 1,
+        HAS_OFFSET=offset != 0,
         BLOCK=next_power_of_two(dim),
         num_warps=row_warps(dim),
     )

@@ -18,15 +18,29 @@ _FLOAT16_MAX = tl.constexpr(65504.0)
 
 
 @triton.jit
-def _normed(first, second, weight_ptr, pairs, inside, eps, dtype: tl.constexpr, HALF: tl.constexpr):
+def _normed(
+    first,
+    second,
+    weight_ptr,
+    pairs,
+    inside,
+    eps,
+    offset,
+    dtype: tl.constexpr,
+    HALF: tl.constexpr,
+    HAS_OFFSET: tl.constexpr,
+):
     """Applies RMSNorm to heads given as their two halves, and rounds where the reference rounds."""
     squares = tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)
     scale = tl.rsqrt(squares / (2 * HALF) + eps)[:, None]
     low = tl.load(weight_ptr + pairs, mask=inside, other=0.0).to(tl.float32)[None, :]
     high = tl.load(weight_ptr + HALF + pairs, mask=inside, other=0.0).to(tl.float32)[None, :]
-    first = ((first * scale).to(dtype).to(tl.float32) * low).to(dtype).to(tl.float32)
-    second = ((second * scale).to(dtype).to(tl.float32) * high).to(dtype).to(tl.float32)
-    return first, second
+    first, second = first * scale, second * scale
+    if HAS_OFFSET:
+        low, high = low + offset, high + offset
+    else:
+        first, second = first.to(dtype).to(tl.float32), second.to(dtype).to(tl.float32)
+    return (first * low).to(dtype).to(tl.float32), (second * high).to(dtype).to(tl.float32)
 
 
 @triton.jit
@@ -60,10 +74,13 @@ def _rope_write(
     cache_head_stride,
     block_size,
     eps,
+    offset,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HALF: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    HAS_OFFSET: tl.constexpr,
+    IS_ROTATED: tl.constexpr,
     HEADS: tl.constexpr,
     PAIRS: tl.constexpr,
 ):
@@ -104,22 +121,24 @@ def _rope_write(
         weight_ptr = query_weight_ptr
         if not is_query:
             weight_ptr = key_weight_ptr
-        first, second = _normed(first, second, weight_ptr, pairs, inside, eps, dtype, HALF)
-    # The second half of each table has the sign of the cosine or sine itself.
-    angle = token * cos_stride + HALF + pairs
-    cos = tl.load(cos_ptr + angle, mask=inside, other=0.0).to(tl.float32)[None, :]
-    angle = token * sin_stride + HALF + pairs
-    sin = tl.load(sin_ptr + angle, mask=inside, other=0.0).to(tl.float32)[None, :]
-    turned_first = first * cos - second * sin
-    turned_second = second * cos + first * sin
+        first, second = _normed(
+            first, second, weight_ptr, pairs, inside, eps, offset, dtype, HALF, HAS_OFFSET
+        )
+    if IS_ROTATED:
+        # The second half of each table has the sign of the cosine or sine itself.
+        angle = token * cos_stride + HALF + pairs
+        cos = tl.load(cos_ptr + angle, mask=inside, other=0.0).to(tl.float32)[None, :]
+        angle = token * sin_stride + HALF + pairs
+        sin = tl.load(sin_ptr + angle, mask=inside, other=0.0).to(tl.float32)[None, :]
+        first, second = first * cos - second * sin, second * cos + first * sin
     if is_query:
         target = query_ptr + token * query_token_stride
         target += head[:, None] * query_head_stride + pairs[None, :]
-        tl.store(target, turned_first.to(dtype), mask=mask)
-        tl.store(target + HALF, turned_second.to(dtype), mask=mask)
+        tl.store(target, first.to(dtype), mask=mask)
+        tl.store(target + HALF, second.to(dtype), mask=mask)
     else:
-        tl.store(key_ptr + cached, _stored(turned_first, dtype), mask=mask)
-        tl.store(key_ptr + cached + HALF, _stored(turned_second, dtype), mask=mask)
+        tl.store(key_ptr + cached, _stored(first, dtype), mask=mask)
+        tl.store(key_ptr + cached + HALF, _stored(second, dtype), mask=mask)
 
 
 def rope_and_write(
@@ -127,10 +146,11 @@ def rope_and_write(
     key_cache: Tensor,
     value_cache: Tensor,
     heads: Tensor,
-    cos: Tensor,
-    sin: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
     slots: Tensor,
     norms: tuple[Tensor, Tensor, float] | None = None,
+    offset: float = 0.0,
 ) -> None:
     """Computes the same as ``reference.rope_write.rope_and_write``, with float32 intermediates.
 
@@ -141,10 +161,11 @@ def rope_and_write(
         heads: [tokens, num_heads + 2 * num_kv_heads, dim], heads contiguous; float32, float16
             or bfloat16, like all other tensors but ``slots``.
         cos: [tokens, 1, dim] or [tokens, dim], the last dimension contiguous. Only the second half
-            is read.
+            is read. None: nothing is rotated.
         sin: as ``cos``.
         slots: [tokens] int64; the keys and values of a token whose slot is -1 are not written.
         norms: weights of the query's and the key's norm, [dim] each, and their eps.
+        offset: added to these weights, in float32.
 
     Reads and writes every element of ``heads`` once: 24 KiB for a token of 48 heads of 128; 6 flops
     for each rotated pair, 8 more with norms. One launch a layer: 2 us for one token, 47 us for
@@ -152,11 +173,13 @@ def rope_and_write(
     """
     tokens, num_heads, dim = query.shape
     num_kv_heads = key_cache.shape[2]
-    cos, sin = cos.view(tokens, dim), sin.view(tokens, dim)
-    _check(query, key_cache, value_cache, heads, cos, sin, slots)
+    tables = heads, heads
+    if cos is not None and sin is not None:
+        tables = cos.view(tokens, dim), sin.view(tokens, dim)
+    _check(query, key_cache, value_cache, heads, *tables, slots)
     if tokens == 0:
         return
-    query_weight, key_weight, eps = norms if norms is not None else (cos, cos, 0.0)
+    query_weight, key_weight, eps = norms if norms is not None else (heads, heads, 0.0)
     if norms is not None:
         for weight in (query_weight, key_weight):
             assert weight.shape == (dim,), "a norm's weight is [dim]"
@@ -169,8 +192,7 @@ def rope_and_write(
         key_cache,
         value_cache,
         heads,
-        cos,
-        sin,
+        *tables,
         slots,
         query_weight,
         key_weight,
@@ -178,15 +200,17 @@ def rope_and_write(
         query.stride(1),
         heads.stride(0),
         heads.stride(1),
-        cos.stride(0),
-        sin.stride(0),
+        *(table.stride(0) for table in tables),
         *key_cache.stride()[:3],
         key_cache.shape[1],
         eps,
+        offset,
         NUM_HEADS=num_heads,
         NUM_KV_HEADS=num_kv_heads,
         HALF=dim // 2,
         HAS_NORM=norms is not None,
+        HAS_OFFSET=offset != 0,
+        IS_ROTATED=cos is not None,
         HEADS=per_program,
         PAIRS=next_power_of_two(dim // 2),
         num_warps=4,

@@ -32,7 +32,9 @@ def _copy_rows(
     dim,
     out_stride,
     source_stride,
+    scale,
     HAS_SAMPLED: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
@@ -46,6 +48,8 @@ def _copy_rows(
     mask = found[:, None] & (column < dim)[None, :]
     source = source_ptr + index[:, None] * source_stride + column[None, :]
     values = tl.load(source, mask=mask, other=0.0)
+    if HAS_SCALE:
+        values = (values.to(tl.float32) * scale).to(values.dtype)
     tl.store(out_ptr + row[:, None] * out_stride + column[None, :], values, mask=mask)
 
 
@@ -161,8 +165,10 @@ def _unpack_step(
     _copy_padded(sample_positions_ptr, packed_ptr + 2 * samples, index, samples, padded_samples, 0)
 
 
-def embed(out: Tensor, table: Tensor, token_ids: Tensor, last_tokens: Tensor) -> None:
-    """Writes the embeddings of a step's tokens.
+def embed(
+    out: Tensor, table: Tensor, token_ids: Tensor, last_tokens: Tensor, scale: float = 1.0
+) -> None:
+    """Writes the embeddings of a step's tokens, multiplied by a factor.
 
     Args:
         out: [tokens, hidden], each row contiguous, with any stride between rows.
@@ -171,13 +177,14 @@ def embed(out: Tensor, table: Tensor, token_ids: Tensor, last_tokens: Tensor) ->
             last sampled for that row. -1 and ids that are not in the table leave the row of
             ``out`` unchanged.
         last_tokens: [rows] int64, the token that was last sampled for each row.
+        scale: the factor, applied in float32.
 
     Moves 2 * tokens * hidden elements, 16 KiB for a row of 4,096. One launch a step: 2 us for one
     token, 31 us for 8,192.
     """
     assert last_tokens.dtype is torch.int64, "last_tokens are int64"
     assert last_tokens.stride(0) == 1, "last_tokens must be contiguous"
-    _launch_copy(out, table, token_ids, last_tokens)
+    _launch_copy(out, table, token_ids, last_tokens, scale)
 
 
 def gather_rows(out: Tensor, source: Tensor, indices: Tensor) -> None:
@@ -193,10 +200,12 @@ def gather_rows(out: Tensor, source: Tensor, indices: Tensor) -> None:
     Moves 2 * count * dim elements, 16 KiB for a row of 4,096. One launch a step: 2 us for one row,
     3 us for 256.
     """
-    _launch_copy(out, source, indices, None)
+    _launch_copy(out, source, indices, None, 1.0)
 
 
-def _launch_copy(out: Tensor, source: Tensor, indices: Tensor, last_tokens: Tensor | None) -> None:
+def _launch_copy(
+    out: Tensor, source: Tensor, indices: Tensor, last_tokens: Tensor | None, scale: float
+) -> None:
     count, dim = out.shape
     assert source.shape[1:] == (dim,), "rows of out and source differ in length"
     assert source.dtype is out.dtype, "out must have the dtype of source"
@@ -216,7 +225,9 @@ def _launch_copy(out: Tensor, source: Tensor, indices: Tensor, last_tokens: Tens
         dim,
         out.stride(0),
         source.stride(0),
+        scale,
         HAS_SAMPLED=last_tokens is not None,
+        HAS_SCALE=scale != 1,
         ROWS=rows,
         COLUMNS=columns,
     )

@@ -69,8 +69,10 @@ class StepTensors:
         )
 
 
-def embed(out: Tensor, table: Tensor, token_ids: Tensor, last_tokens: Tensor) -> None:
-    """Writes the embeddings of a step's tokens.
+def embed(
+    out: Tensor, table: Tensor, token_ids: Tensor, last_tokens: Tensor, scale: float = 1.0
+) -> None:
+    """Writes the embeddings of a step's tokens, multiplied by a factor.
 
     Args:
         out: [tokens, hidden].
@@ -79,11 +81,12 @@ def embed(out: Tensor, table: Tensor, token_ids: Tensor, last_tokens: Tensor) ->
             last sampled for that row. -1 and ids that are not in the table leave the row of
             ``out`` unchanged.
         last_tokens: [rows] int64, the token that was last sampled for each row.
+        scale: the factor, applied in float32.
     """
     sampled = last_tokens[(-2 - token_ids).clamp(0)]
     tokens = torch.where(token_ids < -1, sampled, token_ids)
     found = (tokens >= 0) & (tokens < len(table))
-    out[found] = table[tokens[found]]
+    out[found] = (table[tokens[found]].float() * scale).to(out.dtype)
 
 
 def gather_rows(out: Tensor, source: Tensor, indices: Tensor) -> None:

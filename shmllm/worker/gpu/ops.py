@@ -23,14 +23,11 @@ from shmllm.worker.gpu.cache import GpuKVCache
 from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor
 from shmllm.worker.gpu.inputs import GpuInputs
 from shmllm.worker.gpu.piecewise_graph import Call
-from shmllm_kernels.gpu.activation import silu_and_mul
+from shmllm_kernels.gpu.activation import activate
 from shmllm_kernels.gpu.attention import paged_attention
 from shmllm_kernels.gpu.norm import add_rms_norm, rms_norm
 from shmllm_kernels.gpu.rope_write import rope_and_write
 from shmllm_kernels.gpu.step import embed, gather_rows, rope_tables
-
-_ACTIVATE = {("silu", True): silu_and_mul}
-"""The launch of each activation, gated or not."""
 
 
 def call_now(call: Call) -> None:
@@ -63,7 +60,9 @@ class GpuLogitsOps:
         return self._logits
 
     def scale_and_cap(self, x: Tensor, scale: float, cap: float | None) -> Tensor:
-        raise AssertionError("`check_model` refuses these")
+        if scale != 1:
+            x.mul_(scale)
+        return x if cap is None else x.div_(cap).tanh_().mul_(cap)
 
 
 class GpuOps:
@@ -114,7 +113,8 @@ class GpuOps:
     def embed(self, embedding: TokenEmbedding) -> Tensor:
         num_tokens, step = self._descriptor.num_tokens, self._inputs.step
         out = self._buffers.hidden[:num_tokens]
-        embed(out, embedding.table, step.token_ids[:num_tokens], self._inputs.last_tokens)
+        token_ids, last_tokens = step.token_ids[:num_tokens], self._inputs.last_tokens
+        embed(out, embedding.table, token_ids, last_tokens, embedding.scale)
         for rope, frequencies in self._frequencies.items():
             tables, positions = self._angles(rope, num_tokens), step.positions[:num_tokens]
             rope_tables(*tables, positions, frequencies, attention_factor(rope))
@@ -124,15 +124,15 @@ class GpuOps:
         self, x: Tensor | None, residual: Tensor, norm: Norm | None, scale: float
     ) -> Tensor:
         assert norm is not None, "`check_model` refuses these"
-        out = self._buffers.normed[: len(residual)]
+        out, spec = self._buffers.normed[: len(residual)], norm.spec
         if x is None:
-            rms_norm(out, residual, norm.weight, norm.spec.eps)
+            rms_norm(out, residual, norm.weight, spec.eps, spec.offset)
         else:
-            add_rms_norm(out, x, residual, norm.weight, norm.spec.eps)
+            add_rms_norm(out, x, residual, norm.weight, spec.eps, scale, spec.offset)
         return out
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
-        rms_norm(x, x, norm.weight, norm.spec.eps)
+        rms_norm(x, x, norm.weight, norm.spec.eps, norm.spec.offset)
         return x
 
     def linear(self, x: Tensor, linear: Linear) -> Tensor:
@@ -142,17 +142,19 @@ class GpuOps:
 
     def attend(self, qkv: Tensor, attention: Attention) -> Tensor:
         spec, num_tokens = attention.spec, len(qkv)
-        assert spec.rope is not None, "`check_model` refuses these"
         heads = qkv.view(num_tokens, -1, spec.head_dim)
         query = heads[:, : spec.num_heads]  # rotated in place
         q_norm, k_norm = attention.q_norm, attention.k_norm
-        norms = None
+        norms, offset = None, 0.0
         if q_norm is not None and k_norm is not None:
             norms = q_norm.weight, k_norm.weight, q_norm.spec.eps
+            offset = q_norm.spec.offset
         group, keys, values = self._cache.layers[attention.layer]
         slots = self._inputs.step.slots[group, :num_tokens]
-        angles = self._angles(spec.rope, num_tokens)
-        rope_and_write(query, keys, values, heads, *angles, slots, norms)
+        cos = sin = None
+        if spec.rope is not None:
+            cos, sin = self._angles(spec.rope, num_tokens)
+        rope_and_write(query, keys, values, heads, cos, sin, slots, norms, offset)
         out = self._buffers.attended[:num_tokens]
         attended = out.view(num_tokens, spec.num_heads, spec.head_dim)
         self._launch_attention(partial(self._attend, attended, query, attention))
@@ -160,7 +162,7 @@ class GpuOps:
 
     def activate(self, x: Tensor, mlp: MLPSpec) -> Tensor:
         out = self._buffers.activated(mlp.inner)[: len(x)]
-        _ACTIVATE[mlp.activation, mlp.gated](out, x)
+        activate(out, x, mlp.activation, mlp.gated)
         return out
 
     def route(self, x: Tensor, moe: MoE) -> Routing:

@@ -50,7 +50,17 @@ class CaptureReport:
         return f"{self.num_graphs:,} {graphs}, {self.seconds:.1f} s, {mib:,.0f} MiB"
 
 
-UNSUPPORTED = frozenset(Feature) - {Feature.ATTENTION_SCALE}
+UNSUPPORTED = frozenset(Feature) - {
+    Feature.ATTENTION_SCALE,
+    Feature.NORM_OFFSET,
+    Feature.RESIDUAL_SCALE,
+    Feature.EMBEDDING_SCALE,
+    Feature.LOGITS_SCALE,
+    Feature.NO_ROPE,
+    Feature.GELU,
+    Feature.GELU_TANH,
+    Feature.PLAIN_MLP,
+}
 """What the kernels cannot compute."""
 
 

@@ -165,7 +165,7 @@ class GpuRunner(LoadedRunner):
         self.overlaps = config.scheduler.async_scheduling is not False
         memory = DeviceMemory(device)
         loaded = load_model(config.load, memory, None, check_model, on_load)
-        super().__init__(config, loaded)
+        super().__init__(config, loaded, loaded.config.embeds_scale)
         self._dispatcher = _make_dispatcher(config)
         resources = StepResources.allocate(config, loaded, device)
         self.batch, self.inputs, self.sampler = resources.batch, resources.inputs, resources.sampler

@@ -42,6 +42,13 @@ def test_without_embeddings_all_tokens_are_looked_up():
     assert copied(embeds, [1], (0, 0, 1)) == ([1], [[0, 0]])
 
 
+def test_embeddings_are_multiplied_by_the_models_factor():
+    embeds = EmbedsByRow(3.0)
+    embeds.update(StepPlan(0, new_requests=[new_request(0, torch.ones(2, 2))]))
+    assert copied(embeds, [1, 1], (0, 0, 2))[1] == [[3, 3], [3, 3]]
+    assert copied(embeds, [1, 1], (0, 0, 2))[1] == [[3, 3], [3, 3]]
+
+
 def test_every_chunk_gets_the_embeddings_of_its_positions():
     given = torch.arange(8.0).reshape(4, 2) + 100
     embeds = EmbedsByRow()
