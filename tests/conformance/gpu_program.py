@@ -28,6 +28,7 @@ SHAPE = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 64,
 }
+LAYER_TYPES = ["sliding_attention", "full_attention"]
 VARIANTS: dict[str, dict[str, Any]] = {
     "llama": {"attention_bias": True, "mlp_bias": True},
     "mistral": {"head_dim": 16, "sliding_window": 6},
@@ -37,10 +38,21 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "head_dim": 16,
         "query_pre_attn_scalar": 9,
         "sliding_window": 5,
-        "layer_types": ["sliding_attention", "full_attention"],
+        "layer_types": LAYER_TYPES,
         "final_logit_softcapping": 2.0,
     },
     "smollm3": {"no_rope_layers": [1, 0]},
+    "olmo2": {},
+    "olmo3": {"sliding_window": 5, "layer_types": LAYER_TYPES},
+    "phi3": {
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.75,
+        }
+    },
+    "glm4": {"head_dim": 16},
+    "cohere2": {"head_dim": 16, "sliding_window": 5, "layer_types": LAYER_TYPES},
     "granite": {
         "embedding_multiplier": 3.0,
         "attention_multiplier": 0.3,
@@ -121,7 +133,7 @@ def take_first(in_flight: list[Any], known: dict[int, list[int]]) -> None:
 
 class ProgramConformance:
     @pytest.mark.parametrize(
-        "name", [*map(slow, ("llama", "mistral", "granite", "qwen3", "smollm3")), "gemma3"]
+        "name", [name if name in ("gemma3", "cohere2") else slow(name) for name in VARIANTS]
     )
     def test_the_logits_equal_those_of_transformers(self, gpu_device, models, name) -> None:
         reference, directory = models(name)

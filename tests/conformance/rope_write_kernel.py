@@ -37,21 +37,25 @@ class Step:
         blocks=6,
         has_norms=False,
         offset=0.0,
+        rotary_dim=None,
+        interleaved=False,
     ):
         self.heads = draw.normal(tokens, heads + 2 * kv_heads, dim, dtype=dtype)
-        angles = draw.normal(tokens, 1, dim // 2, scale=3.0)
+        angles = draw.normal(tokens, 1, (rotary_dim or dim) // 2, scale=3.0)
         self.cos = torch.cat((angles.cos(), angles.cos()), -1).to(dtype)
         self.sin = torch.cat((-angles.sin(), angles.sin()), -1).to(dtype)
         self.slots = draw.permutation(blocks * block_size)[:tokens].clone()
         shape = (2, blocks, block_size, kv_heads, dim)
         self.cache = poisoned(*shape, dtype=dtype, device=draw.device)
         self.query = poisoned(tokens, heads, dim, dtype=dtype, device=draw.device)
-        self.norms, self.offset = None, offset
+        self.norms, self.options = None, (offset, interleaved)
         if has_norms:
             self.norms = (draw.normal(dim, dtype=dtype), draw.normal(dim, dtype=dtype), EPS)
 
     def run(self, function, query, cache):
-        function(query, *cache, self.heads, self.cos, self.sin, self.slots, self.norms, self.offset)
+        function(
+            query, *cache, self.heads, self.cos, self.sin, self.slots, self.norms, *self.options
+        )
 
     def check(self, tolerances):
         query, cache = self.query.clone(), self.cache.clone()
@@ -75,6 +79,13 @@ class RopeWriteConformance:
 
     def test_norms_with_an_offset_of_their_weights(self, draw, dtype):
         Step(draw, dtype, 3, 4, 2, 24, has_norms=True, offset=1.0).check(tolerances(dtype))
+
+    @pytest.mark.parametrize(("rotary_dim", "interleaved"), [(8, False), (24, True), (8, True)])
+    def test_a_part_of_each_head_and_neighbours(self, draw, dtype, rotary_dim, interleaved):
+        step = Step(
+            draw, dtype, 3, 4, 2, 24, has_norms=True, rotary_dim=rotary_dim, interleaved=interleaved
+        )
+        step.check(tolerances(dtype))
 
     @pytest.mark.parametrize("has_norms", [False, True])
     def test_heads_that_are_not_rotated(self, draw, dtype, has_norms):

@@ -147,6 +147,8 @@ def rows() -> None:
     norm.rms_norm(x, x, x[0], 1e-5)
     norm.add_rms_norm(x, x, x.clone(), x[0], 1e-5)
     norm.add_rms_norm(x, x, x.clone(), x[0], 1e-5, 0.5, 1.0)
+    norm.layer_norm(x, x, x[0], x[0], 1e-5)
+    norm.layer_norm(x, x, x[0], None, 1e-5, x.clone(), 0.5)
     for name in ("silu", "gelu", "gelu_tanh"):
         activation.activate(empty(4, 14_336), gate_up, name, is_gated=True)
     activation.activate(gate_up, gate_up.clone(), "gelu_tanh", is_gated=False)
@@ -158,6 +160,9 @@ def rows() -> None:
     query, heads = empty(4, 32, 128), empty(4, 48, 128)
     rope_and_write(query, cache[0], cache[1], heads, angles, angles, slots, norms, offset=1.0)
     rope_and_write(query, cache[0], cache[1], heads, None, None, slots)
+    part = empty(4, 1, 64)
+    rope_and_write(query, cache[0], cache[1], heads, part, part, slots, norms)
+    rope_and_write(query, cache[0], cache[1], heads, part, part, slots, interleaved=True)
 
 
 def step() -> None:

@@ -1,4 +1,4 @@
-"""RMSNorm of rows, alone and fused with the addition to the residual stream.
+"""RMSNorm and LayerNorm of rows, alone and fused with the addition to the residual stream.
 
 It computes the same as `reference.norm` and rounds in the same places: the sum, and, if the weight
 has no offset, the quotient before the weight is applied, are rounded to the rows' dtype; statistics
@@ -56,6 +56,44 @@ def _rms_norm(
     tl.store(out_ptr + row * out_stride + columns, normed.to(dtype), mask=inside)
 
 
+@triton.jit
+def _layer_norm(
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    bias_ptr,
+    out_ptr,
+    x_stride,
+    residual_stride,
+    out_stride,
+    dim,
+    eps,
+    x_scale,
+    HAS_RESIDUAL: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < dim
+    dtype = out_ptr.dtype.element_ty
+    x = tl.load(x_ptr + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
+    if HAS_SCALE:
+        x *= x_scale
+    if HAS_RESIDUAL:
+        places = residual_ptr + row * residual_stride + columns
+        total = (x + tl.load(places, mask=inside, other=0.0).to(tl.float32)).to(dtype)
+        tl.store(places, total, mask=inside)
+        x = total.to(tl.float32)
+    x = tl.where(inside, x - tl.sum(x, axis=0) / dim, 0.0)
+    normed = x * tl.rsqrt(tl.sum(x * x, axis=0) / dim + eps)
+    normed *= tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    if HAS_BIAS:
+        normed += tl.load(bias_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_ptr + row * out_stride + columns, normed.to(dtype), mask=inside)
+
+
 def rms_norm(out: Tensor, x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> None:
     """Writes ``reference.norm.rms_norm(x, weight, eps, offset)`` to ``out``.
 
@@ -94,10 +132,56 @@ def add_rms_norm(
     Moves 4 * rows * dim elements, 32 KiB for a row of 4,096; 5 flops for each element of ``x``.
     64 launches a step of 32 layers: 2 us each for one token, 62 us for 8,192.
     """
-    assert residual.shape == x.shape, "residual must have x's shape"
-    assert residual.dtype == x.dtype, "residual must have x's dtype"
-    assert residual.stride(1) == 1, "rows of residual must be contiguous"
     _launch(out, x, residual, weight, eps, scale, offset)
+
+
+def layer_norm(
+    out: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    residual: Tensor | None = None,
+    scale: float = 1.0,
+) -> None:
+    """Writes ``reference.norm.layer_norm(x, weight, bias, eps)`` to ``out``, or, with a residual
+    stream, adds ``scale * x`` to it, in place, and writes the norm of the sum.
+
+    Args:
+        out: [rows, dim], each row contiguous, with any stride between rows; may be ``x``.
+        x: [rows, dim], out's dtype: float32, float16 or bfloat16. Rows as those of ``out``.
+        weight: [dim], contiguous, out's dtype.
+        bias: as ``weight``, or None.
+        eps: added to the variance.
+        residual: [rows, dim], out's dtype; becomes ``residual + scale * x``.
+        scale: the factor of ``x`` in the sum.
+
+    Moves as many elements as `rms_norm` or `add_rms_norm`, in as many launches.
+    """
+    rows, dim = x.shape
+    _check(out, x, residual, weight)
+    assert bias is None or bias.shape == (dim,), "bias must be [dim]"
+    if rows == 0:
+        return
+    added = x if residual is None else residual
+    _layer_norm[(rows,)](
+        x,
+        added,
+        weight,
+        weight if bias is None else bias,
+        out,
+        x.stride(0),
+        added.stride(0),
+        out.stride(0),
+        dim,
+        eps,
+        scale,
+        HAS_RESIDUAL=residual is not None,
+        HAS_SCALE=scale != 1,
+        HAS_BIAS=bias is not None,
+        BLOCK=next_power_of_two(dim),
+        num_warps=row_warps(dim),
+    )
 
 
 def _launch(
@@ -110,13 +194,7 @@ def _launch(
     offset: float,
 ) -> None:
     rows, dim = x.shape
-    assert out.shape == x.shape, "out must have x's shape"
-    assert out.dtype == x.dtype, "out must have x's dtype"
-    assert out.stride(1) == x.stride(1) == 1, "rows must be contiguous"
-    assert weight.shape == (dim,), "weight must be [dim]"
-    assert weight.stride(0) == 1, "weight must be contiguous"
-    assert weight.dtype == x.dtype, "weight must have x's dtype"
-    assert 0 < dim <= MAX_DIM, f"rows of {dim} elements do not fit into registers"
+    _check(out, x, residual, weight)
     if rows == 0:
         return
     added = x if residual is None else residual
@@ -138,3 +216,18 @@ def _launch(
         BLOCK=next_power_of_two(dim),
         num_warps=row_warps(dim),
     )
+
+
+def _check(out: Tensor, x: Tensor, residual: Tensor | None, weight: Tensor) -> None:
+    dim = x.shape[1]
+    assert out.shape == x.shape, "out must have x's shape"
+    assert out.dtype == x.dtype, "out must have x's dtype"
+    assert out.stride(1) == x.stride(1) == 1, "rows must be contiguous"
+    assert weight.shape == (dim,), "weight must be [dim]"
+    assert weight.stride(0) == 1, "weight must be contiguous"
+    assert weight.dtype == x.dtype, "weight must have x's dtype"
+    assert 0 < dim <= MAX_DIM, f"rows of {dim} elements do not fit into registers"
+    if residual is not None:
+        assert residual.shape == x.shape, "residual must have x's shape"
+        assert residual.dtype == x.dtype, "residual must have x's dtype"
+        assert residual.stride(1) == 1, "rows of residual must be contiguous"

@@ -22,7 +22,8 @@ def _normed(
     first,
     second,
     weight_ptr,
-    pairs,
+    first_place,
+    second_place,
     inside,
     eps,
     offset,
@@ -30,11 +31,11 @@ def _normed(
     HALF: tl.constexpr,
     HAS_OFFSET: tl.constexpr,
 ):
-    """Applies RMSNorm to heads given as their two halves, and rounds where the reference rounds."""
+    """Applies RMSNorm to heads given as pairs of elements, and rounds where the reference does."""
     squares = tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)
     scale = tl.rsqrt(squares / (2 * HALF) + eps)[:, None]
-    low = tl.load(weight_ptr + pairs, mask=inside, other=0.0).to(tl.float32)[None, :]
-    high = tl.load(weight_ptr + HALF + pairs, mask=inside, other=0.0).to(tl.float32)[None, :]
+    low = tl.load(weight_ptr + first_place, mask=inside, other=0.0).to(tl.float32)[None, :]
+    high = tl.load(weight_ptr + second_place, mask=inside, other=0.0).to(tl.float32)[None, :]
     first, second = first * scale, second * scale
     if HAS_OFFSET:
         low, high = low + offset, high + offset
@@ -78,9 +79,10 @@ def _rope_write(
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HALF: tl.constexpr,
+    ROTARY_HALF: tl.constexpr,
+    IS_INTERLEAVED: tl.constexpr,
     HAS_NORM: tl.constexpr,
     HAS_OFFSET: tl.constexpr,
-    IS_ROTATED: tl.constexpr,
     HEADS: tl.constexpr,
     PAIRS: tl.constexpr,
 ):
@@ -102,19 +104,27 @@ def _rope_write(
     skipped = tl.where(is_query, 0, tl.where(is_value, NUM_HEADS + NUM_KV_HEADS, NUM_HEADS))
     pairs = tl.arange(0, PAIRS)
     inside = pairs < HALF
+    # The elements that are not rotated are pairs, too, behind those that are.
+    if IS_INTERLEAVED:
+        first_place, second_place = 2 * pairs, 2 * pairs + 1
+    else:
+        is_rotated = pairs < ROTARY_HALF
+        first_place = tl.where(is_rotated, pairs, ROTARY_HALF + pairs)
+        second_place = tl.where(is_rotated, ROTARY_HALF + pairs, HALF + pairs)
     mask = present[:, None] & inside[None, :]
     source = heads_ptr + token * heads_token_stride
-    source += (skipped + head)[:, None] * heads_head_stride + pairs[None, :]
-    first = tl.load(source, mask=mask, other=0.0).to(tl.float32)
-    second = tl.load(source + HALF, mask=mask, other=0.0).to(tl.float32)
+    source += (skipped + head)[:, None] * heads_head_stride
+    first = tl.load(source + first_place[None, :], mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(source + second_place[None, :], mask=mask, other=0.0).to(tl.float32)
     dtype: tl.constexpr = heads_ptr.dtype.element_ty
 
     block, place = slot // block_size, slot % block_size
     cached = block * cache_block_stride + place * cache_token_stride
-    cached += head[:, None] * cache_head_stride + pairs[None, :]
+    cached += head[:, None] * cache_head_stride
     if is_value:
-        tl.store(value_ptr + cached, _stored(first, dtype), mask=mask)
-        tl.store(value_ptr + cached + HALF, _stored(second, dtype), mask=mask)
+        values = value_ptr + cached
+        tl.store(values + first_place[None, :], _stored(first, dtype), mask=mask)
+        tl.store(values + second_place[None, :], _stored(second, dtype), mask=mask)
         return
 
     if HAS_NORM:
@@ -122,23 +132,26 @@ def _rope_write(
         if not is_query:
             weight_ptr = key_weight_ptr
         first, second = _normed(
-            first, second, weight_ptr, pairs, inside, eps, offset, dtype, HALF, HAS_OFFSET
+            *(first, second, weight_ptr, first_place, second_place),
+            *(inside, eps, offset, dtype, HALF, HAS_OFFSET),
         )
-    if IS_ROTATED:
+    if ROTARY_HALF:
         # The second half of each table has the sign of the cosine or sine itself.
-        angle = token * cos_stride + HALF + pairs
-        cos = tl.load(cos_ptr + angle, mask=inside, other=0.0).to(tl.float32)[None, :]
-        angle = token * sin_stride + HALF + pairs
-        sin = tl.load(sin_ptr + angle, mask=inside, other=0.0).to(tl.float32)[None, :]
+        has_angle = pairs < ROTARY_HALF
+        angle = token * cos_stride + ROTARY_HALF + pairs
+        cos = tl.load(cos_ptr + angle, mask=has_angle, other=1.0).to(tl.float32)[None, :]
+        angle = token * sin_stride + ROTARY_HALF + pairs
+        sin = tl.load(sin_ptr + angle, mask=has_angle, other=0.0).to(tl.float32)[None, :]
         first, second = first * cos - second * sin, second * cos + first * sin
     if is_query:
         target = query_ptr + token * query_token_stride
-        target += head[:, None] * query_head_stride + pairs[None, :]
-        tl.store(target, first.to(dtype), mask=mask)
-        tl.store(target + HALF, second.to(dtype), mask=mask)
+        target += head[:, None] * query_head_stride
+        tl.store(target + first_place[None, :], first.to(dtype), mask=mask)
+        tl.store(target + second_place[None, :], second.to(dtype), mask=mask)
     else:
-        tl.store(key_ptr + cached, _stored(first, dtype), mask=mask)
-        tl.store(key_ptr + cached + HALF, _stored(second, dtype), mask=mask)
+        keys = key_ptr + cached
+        tl.store(keys + first_place[None, :], _stored(first, dtype), mask=mask)
+        tl.store(keys + second_place[None, :], _stored(second, dtype), mask=mask)
 
 
 def rope_and_write(
@@ -151,6 +164,7 @@ def rope_and_write(
     slots: Tensor,
     norms: tuple[Tensor, Tensor, float] | None = None,
     offset: float = 0.0,
+    interleaved: bool = False,
 ) -> None:
     """Computes the same as ``reference.rope_write.rope_and_write``, with float32 intermediates.
 
@@ -160,12 +174,14 @@ def rope_and_write(
         value_cache: the same shape and strides.
         heads: [tokens, num_heads + 2 * num_kv_heads, dim], heads contiguous; float32, float16
             or bfloat16, like all other tensors but ``slots``.
-        cos: [tokens, 1, dim] or [tokens, dim], the last dimension contiguous. Only the second half
-            is read. None: nothing is rotated.
+        cos: [tokens, 1, rotary_dim] or [tokens, rotary_dim], the last dimension contiguous. Only
+            the second half is read. None: nothing is rotated.
         sin: as ``cos``.
         slots: [tokens] int64; the keys and values of a token whose slot is -1 are not written.
         norms: weights of the query's and the key's norm, [dim] each, and their eps.
         offset: added to these weights, in float32.
+        interleaved: whether neighbouring elements are rotated together, and not those of the two
+            halves of the first ``rotary_dim`` elements.
 
     Reads and writes every element of ``heads`` once: 24 KiB for a token of 48 heads of 128; 6 flops
     for each rotated pair, 8 more with norms. One launch a layer: 2 us for one token, 47 us for
@@ -175,7 +191,7 @@ def rope_and_write(
     num_kv_heads = key_cache.shape[2]
     tables = heads, heads
     if cos is not None and sin is not None:
-        tables = cos.view(tokens, dim), sin.view(tokens, dim)
+        tables = cos.view(tokens, cos.shape[-1]), sin.view(tokens, sin.shape[-1])
     _check(query, key_cache, value_cache, heads, *tables, slots)
     if tokens == 0:
         return
@@ -208,9 +224,10 @@ def rope_and_write(
         NUM_HEADS=num_heads,
         NUM_KV_HEADS=num_kv_heads,
         HALF=dim // 2,
+        ROTARY_HALF=0 if cos is None else cos.shape[-1] // 2,
+        IS_INTERLEAVED=interleaved,
         HAS_NORM=norms is not None,
         HAS_OFFSET=offset != 0,
-        IS_ROTATED=cos is not None,
         HEADS=per_program,
         PAIRS=next_power_of_two(dim // 2),
         num_warps=4,

@@ -25,7 +25,7 @@ from shmllm.worker.gpu.inputs import GpuInputs
 from shmllm.worker.gpu.piecewise_graph import Call
 from shmllm_kernels.gpu.activation import activate
 from shmllm_kernels.gpu.attention import paged_attention
-from shmllm_kernels.gpu.norm import add_rms_norm, rms_norm
+from shmllm_kernels.gpu.norm import add_rms_norm, layer_norm, rms_norm
 from shmllm_kernels.gpu.rope_write import rope_and_write
 from shmllm_kernels.gpu.step import embed, gather_rows, rope_tables
 
@@ -123,16 +123,24 @@ class GpuOps:
     def add_norm(
         self, x: Tensor | None, residual: Tensor, norm: Norm | None, scale: float
     ) -> Tensor:
-        assert norm is not None, "`check_model` refuses these"
+        if norm is None:
+            return residual if x is None else residual.add_(x, alpha=scale)
         out, spec = self._buffers.normed[: len(residual)], norm.spec
-        if x is None:
+        if spec.kind == "layer":
+            added, stream = (residual, None) if x is None else (x, residual)
+            layer_norm(out, added, norm.weight, norm.bias, spec.eps, stream, scale)
+        elif x is None:
             rms_norm(out, residual, norm.weight, spec.eps, spec.offset)
         else:
             add_rms_norm(out, x, residual, norm.weight, spec.eps, scale, spec.offset)
         return out
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
-        rms_norm(x, x, norm.weight, norm.spec.eps, norm.spec.offset)
+        spec = norm.spec
+        if spec.kind == "layer":
+            layer_norm(x, x, norm.weight, norm.bias, spec.eps)
+        else:
+            rms_norm(x, x, norm.weight, spec.eps, spec.offset)
         return x
 
     def linear(self, x: Tensor, linear: Linear) -> Tensor:
@@ -145,16 +153,21 @@ class GpuOps:
         heads = qkv.view(num_tokens, -1, spec.head_dim)
         query = heads[:, : spec.num_heads]  # rotated in place
         q_norm, k_norm = attention.q_norm, attention.k_norm
-        norms, offset = None, 0.0
+        norms, offset, width = None, 0.0, spec.num_heads * spec.head_dim
         if q_norm is not None and k_norm is not None:
-            norms = q_norm.weight, k_norm.weight, q_norm.spec.eps
             offset = q_norm.spec.offset
+            if spec.qk_norm == "row":
+                self.norm(qkv[:, :width], q_norm)
+                self.norm(qkv[:, width : width + len(k_norm.weight)], k_norm)
+            else:
+                norms = q_norm.weight, k_norm.weight, q_norm.spec.eps
         group, keys, values = self._cache.layers[attention.layer]
         slots = self._inputs.step.slots[group, :num_tokens]
-        cos = sin = None
+        cos, sin, is_interleaved = None, None, False
         if spec.rope is not None:
             cos, sin = self._angles(spec.rope, num_tokens)
-        rope_and_write(query, keys, values, heads, cos, sin, slots, norms, offset)
+            is_interleaved = spec.rope.interleaved
+        rope_and_write(query, keys, values, heads, cos, sin, slots, norms, offset, is_interleaved)
         out = self._buffers.attended[:num_tokens]
         attended = out.view(num_tokens, spec.num_heads, spec.head_dim)
         self._launch_attention(partial(self._attend, attended, query, attention))

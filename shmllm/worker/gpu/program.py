@@ -50,16 +50,13 @@ class CaptureReport:
         return f"{self.num_graphs:,} {graphs}, {self.seconds:.1f} s, {mib:,.0f} MiB"
 
 
-UNSUPPORTED = frozenset(Feature) - {
-    Feature.ATTENTION_SCALE,
-    Feature.NORM_OFFSET,
-    Feature.RESIDUAL_SCALE,
-    Feature.EMBEDDING_SCALE,
-    Feature.LOGITS_SCALE,
-    Feature.NO_ROPE,
-    Feature.GELU,
-    Feature.GELU_TANH,
-    Feature.PLAIN_MLP,
+UNSUPPORTED = {
+    Feature.LAYER_QK_NORM,
+    Feature.POSITIONS,
+    Feature.ATTENTION_CAP,
+    Feature.SINKS,
+    Feature.EXPERTS,
+    Feature.TRANSPOSED,
 }
 """What the kernels cannot compute."""
 
