@@ -71,6 +71,7 @@ def test_a_wrong_temperature_is_detected(tool: ModuleType, tmp_path: Path) -> No
     assert model.config.model_type == "llama"
 
 
+@pytest.mark.slow
 @pytest.mark.process
 @pytest.mark.usefixtures("no_leaks")
 def test_the_command(

@@ -118,7 +118,8 @@ def test_a_running_engine_can_be_measured(engine: str, attached: tuple[str, ...]
     check_figures(record, 8, 6)
 
 
-@pytest.mark.parametrize("warm", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("warm", [0, 1])
 def test_startup(tmp_path: Path, warm: int) -> None:
     plot, target = tmp_path / "startup.svg", tmp_path / "startup.json"
     counts = ("--num-iters-cold", "1", "--num-iters-warmup", "0", "--num-iters-warm", str(warm))

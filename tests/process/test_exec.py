@@ -29,6 +29,7 @@ def has_become_another(process: subprocess.Popen[bytes]) -> bool:
     return b"time.sleep(600)" in Path(f"/proc/{process.pid}/cmdline").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_private_engine_ends_when_its_front_end_calls_exec() -> None:
     front_end = start_source(BECOME_ANOTHER)
     try:

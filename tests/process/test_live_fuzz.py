@@ -300,7 +300,7 @@ def fuzz(name: str, num_records: int) -> None:
 
 
 def test_random_records_cut_off_their_writer_only(name: str) -> None:
-    fuzz(name, 500)
+    fuzz(name, 250)
 
 
 @pytest.mark.stress

@@ -56,6 +56,7 @@ def walk(llm: LLM, weights: list[tuple[str, Any]]) -> tuple[dict[str, int], list
     return dict(zip(MOMENTS, sizes, strict=True)), answers
 
 
+@pytest.mark.slow
 def test_a_quantized_engine_holds_a_quarter_of_its_matrices(tmp_path: Path) -> None:
     model = make_model("llama", tmp_path, hidden_size=1024, intermediate_size=4096)
     weights = list(model.named_parameters())

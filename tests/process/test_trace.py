@@ -195,6 +195,7 @@ def test_the_exit_code_is_the_command_s(tmp_path: Path) -> None:
     assert load(path).events == []
 
 
+@pytest.mark.slow
 def test_sigterm_goes_to_the_command(tmp_path: Path, running: tuple[str, int]) -> None:
     path = tmp_path / "trace.json"
     arguments = ["generate", "--attach", running[0], "x", "--max-tokens", "900", "--ignore-eos"]
@@ -358,6 +359,7 @@ def test_a_killed_tracer_leaves_engine_and_disk_as_they_were(
         await_round(front_end)
 
 
+@pytest.mark.slow
 def test_an_engine_that_dies_while_it_is_traced(tmp_path: Path, temporary: Path) -> None:
     path = tmp_path / "trace.json"
     with named_engine(tmp_path) as (name, pid), busy(name):
