@@ -1,6 +1,6 @@
 """Ctrl-C at random times of `shmllm generate` keeps finished results and leaves no process.
 
-SHMLLM_INTERRUPTS sets how many (1); SHMLLM_TEST_SEED repeats a run.
+SHMLLM_INTERRUPTS sets how many (2); SHMLLM_TEST_SEED repeats a run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from support.waiting import PATIENCE_S, holds_within
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
-NUM_INTERRUPTS = int(os.environ.get("SHMLLM_INTERRUPTS", "1"))
+NUM_INTERRUPTS = int(os.environ.get("SHMLLM_INTERRUPTS", "2"))
 SEED = int(os.environ.get("SHMLLM_TEST_SEED", str(time.time_ns() % 10**9)))
 NUM_PROMPTS = 60
 EXIT_INTERRUPTED = 130
