@@ -40,6 +40,8 @@ class Case:
     dim: int = 16
     block_size: int = 8
     window: int | None = None
+    soft_cap: float | None = None
+    has_sinks: bool = False
     num_splits: int = 1
     config: AttentionConfig = SMALL
     masks_all: bool = False
@@ -87,6 +89,7 @@ class Launch:
         self.contexts = torch.tensor(contexts, dtype=torch.int32, device=draw.device)
         self.table = self.table.to(draw.device)
         self.scale = 1.3 * case.dim**-0.5
+        self.sinks = draw.normal(case.heads, dtype=dtype, scale=2.0) if case.has_sinks else None
 
     def tensors(self):
         return self.query, *self.cache, self.table, self.starts, self.contexts
@@ -101,13 +104,14 @@ class Launch:
             )
             scratch.sums.fill_(torch.nan)
             scratch.stats.fill_(torch.nan)
-        options = case.window, case.num_splits, scratch, case.masks_all
+        rules = case.window, case.soft_cap, self.sinks
+        options = *rules, case.num_splits, scratch, case.masks_all
         paged_attention(out, *self.tensors(), case.config, self.scale, *options)
         return out
 
     def want(self) -> torch.Tensor:
         case = self.case
-        return plain_attention(*self.tensors(), self.scale, case.window)
+        return plain_attention(*self.tensors(), self.scale, case.window, case.soft_cap, self.sinks)
 
     def check(self) -> torch.Tensor:
         got, tokens = self.run(), self.case.tokens
@@ -123,6 +127,9 @@ FEATURES = {
     "window": {"window": 7},
     "wide window": {"window": 18},
     "narrow window": {"window": 3},
+    "cap": {"soft_cap": 0.7},
+    "sinks": {"has_sinks": True},
+    "window, cap and sinks": {"window": 7, "soft_cap": 2.0, "has_sinks": True},
 }
 
 

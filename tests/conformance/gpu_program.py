@@ -29,6 +29,7 @@ SHAPE = {
     "max_position_embeddings": 64,
 }
 LAYER_TYPES = ["sliding_attention", "full_attention"]
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
 VARIANTS: dict[str, dict[str, Any]] = {
     "llama": {"attention_bias": True, "mlp_bias": True},
     "mistral": {"head_dim": 16, "sliding_window": 6},
@@ -39,6 +40,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 9,
         "sliding_window": 5,
         "layer_types": LAYER_TYPES,
+        "final_logit_softcapping": 2.0,
+    },
+    "gemma2": {
+        "head_dim": 16,
+        "query_pre_attn_scalar": 9,
+        "sliding_window": 5,
+        "layer_types": LAYER_TYPES,
+        "attn_logit_softcapping": 1.5,
         "final_logit_softcapping": 2.0,
     },
     "smollm3": {"no_rope_layers": [1, 0]},
@@ -58,6 +67,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "attention_multiplier": 0.3,
         "residual_multiplier": 0.4,
         "logits_scaling": 5.0,
+    },
+    "gpt2": {"n_embd": 64, "n_inner": 96, "n_layer": 2, "n_head": 4, "n_positions": 64},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "olmoe": {"num_experts": 8, "num_experts_per_tok": 3},
+    "qwen2_moe": EXPERTS | {"shared_expert_intermediate_size": 40},
+    "qwen3_moe": EXPERTS | {"head_dim": 16, "norm_topk_prob": True},
+    "gpt_oss": {
+        "head_dim": 16,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": 5,
+        "layer_types": LAYER_TYPES,
     },
 }
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 2e-2, torch.bfloat16: 0.15}

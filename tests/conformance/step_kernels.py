@@ -17,7 +17,7 @@ from shmllm.models.rope_config import RopeConfig
 from shmllm_kernels.gpu.rope_write import rope_and_write
 from shmllm_kernels.gpu.step import embed, gather_rows, rope_tables, unpack_step
 from shmllm_kernels.reference import step as plain
-from shmllm_kernels.reference.step import StepSizes, StepTensors
+from shmllm_kernels.reference.step import LearnedPositions, StepSizes, StepTensors
 
 MAX_POSITION = 131_072
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768}
@@ -71,6 +71,19 @@ class StepConformance:
         plain.embed(want, table, ids, last, 1.7)
         assert torch.equal(out, want)
         assert torch.equal(out[0], (table[3].float() * 1.7).to(dtype))
+
+    def test_embed_with_learned_positions(self, draw, dtype):
+        table, last = draw.normal(7, 40, dtype=dtype), draw.integers(0, 7, 2)
+        ids = torch.tensor([3, -1, -2, 6, 7, -1], device=draw.device)
+        places = torch.tensor([0, 3, 3, 1, 2, 8], device=draw.device)
+        learned = LearnedPositions(draw.normal(9, 40, dtype=dtype), places)
+        out = draw.normal(6, 40, dtype=dtype)
+        before, want = out.clone(), out.clone()
+        embed(out, table, ids, last, 1.5, learned)
+        plain.embed(want, table, ids, last, 1.5, learned)
+        assert torch.equal(out, want)
+        assert torch.equal(out[1], before[1] + learned.table[3])
+        assert torch.equal(out[4], before[4])
 
     def test_tokens_with_negative_ids_keep_their_embeddings(self, draw, dtype):
         table, last = draw.normal(5, 8, dtype=dtype), torch.tensor([-1, 5, 4])

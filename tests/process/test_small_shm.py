@@ -206,10 +206,13 @@ def test_a_request_that_needs_a_tensor_slot_fails_alone(without_slots: dict[str,
 def test_logprobs_without_room_end_their_requests_and_no_others(
     without_slots: dict[str, Any],
 ) -> None:
-    """60 rows of 4,096 alternatives are 2 MB, which lie in a slot of the output direction."""
+    """60 rows of 4,096 alternatives are 2 MB, which lie in a slot of the output direction. A few
+    rows fit into the ring, and on a busy machine the last request may have a step for itself."""
     before, mixed, after = without_slots["outputs"]
     assert before == after == mixed[:1]
-    for error, reason, _ in mixed[1:]:
+    refused = [(error, reason) for error, reason, tokens in mixed[1:] if tokens != before[0][2]]
+    assert len(refused) > 30
+    for error, reason in refused:
         assert reason == "error"
         assert "no room for its log-probabilities" in error
         assert numbers_of(error)[0] > numbers_of(error)[1]

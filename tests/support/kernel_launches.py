@@ -27,14 +27,16 @@ from triton.runtime.jit import JITFunction
 
 from shmllm_kernels.gpu import activation, norm
 from shmllm_kernels.gpu.attention import AttentionScratch, paged_attention
-from shmllm_kernels.gpu.configs import table_entry
+from shmllm_kernels.gpu.configs import product_entry, table_entry
+from shmllm_kernels.gpu.experts import down, gate_and_up
 from shmllm_kernels.gpu.logits_processors import add_biases, count_tokens
 from shmllm_kernels.gpu.rope_write import rope_and_write
+from shmllm_kernels.gpu.routing import SortedPairs, combine, max_blocks, route, sort_pairs
 from shmllm_kernels.gpu.sampling import SamplingScratch, TokenMasks, sample
 from shmllm_kernels.gpu.scoring import Scores, score
 from shmllm_kernels.gpu.step import embed, gather_rows, rope_tables, unpack_step
 from shmllm_kernels.reference.sampling import SamplingColumns
-from shmllm_kernels.reference.step import StepSizes, StepTensors
+from shmllm_kernels.reference.step import LearnedPositions, StepSizes, StepTensors
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 VOCAB_SIZE = 128_256
@@ -169,11 +171,42 @@ def step() -> None:
     ids, x = empty(4, dtype=torch.int64), empty(4, 4096)
     embed(x, x.clone(), ids, ids)
     embed(x, x.clone(), ids, ids, 64.0)
+    embed(x, x.clone(), ids, ids, learned=LearnedPositions(x.clone(), ids))
     gather_rows(x, x.clone(), ids)
     rope_tables(empty(4, 128), empty(4, 128), ids, empty(64, dtype=torch.float32), 1.0)
     sizes = StepSizes(4, 2, 2)
     packed = empty(3 * sum(sizes), dtype=torch.int64)
     unpack_step(StepTensors.allocate(sizes, "cpu"), packed, sizes, sizes)
+
+
+def experts(facts: dict[str, Any], key: str) -> None:
+    """Launch the mixtures of Qwen3-30B-A3B and of gpt-oss-20b with every entry of the table."""
+    starts = empty(2, dtype=torch.int32)
+    for count, top_k, hidden, inner in ((128, 8, 2048, 768), (32, 4, 2880, 2880)):
+        is_silu = top_k == 8
+        ids, weights = empty(4, top_k, dtype=torch.int32), empty(4, top_k, dtype=torch.float32)
+        route(ids, weights, empty(4, count), starts, is_silu)
+        blocks = empty(max_blocks(ids.numel(), count, 16), 3, dtype=torch.int32)
+        pairs = SortedPairs(ids.flatten(), empty(count, dtype=torch.int32), blocks, starts)
+        sort_pairs(pairs, ids, 16)
+        rows, x = empty(4, top_k, hidden), empty(4, hidden)
+        combine(x, rows, weights, None if is_silu else x.clone(), weights[:, 0])
+        for dtype, most in itertools.product((torch.bfloat16, torch.float32), (16, 64, 128)):
+            config = product_entry(key, most, dtype)
+            # Nobody writes these, so that they take no memory.
+            gate_up = torch.empty(count, 2 * inner, hidden, dtype=dtype)
+            last = torch.empty(count, hidden, inner, dtype=dtype)
+            facts |= {"dtype": str(dtype), "rows": most} | asdict(config)
+            biases: list[torch.Tensor | None] = [None, None]
+            if not is_silu:
+                biases = [empty(*matrix.shape[:2], dtype=dtype) for matrix in (gate_up, last)]
+            activated = empty(4 * top_k, inner, dtype=dtype)
+            gate_and_up(
+                activated, x.to(dtype), gate_up, biases[0], "silu" if is_silu else "gpt_oss",
+                top_k, pairs, config,
+            )  # fmt: skip
+            down(rows.to(dtype).flatten(0, 1), activated, last, biases[1], pairs, config)
+    facts.clear()
 
 
 def sampler() -> None:
@@ -203,6 +236,8 @@ class AttentionVariant:
     num_splits: int
     window: int | None
     masks_all: bool
+    has_cap: bool = False
+    has_sinks: bool = False
 
 
 OPTIONS: tuple[tuple[int, int | None], ...] = ((1, None), (4, None), (1, 1024), (4, 1024))
@@ -215,6 +250,11 @@ VARIANTS = (
     *(AttentionVariant(1, splits, window, True) for splits, window in OPTIONS),
     *(AttentionVariant(512, splits, window, False) for splits, window in OPTIONS),
     AttentionVariant(512, 1, None, True),
+    *(
+        AttentionVariant(*sizes, 128, sizes[0] == 1, has_cap, not has_cap)
+        for sizes in ((1, 4), (512, 1))
+        for has_cap in (True, False)
+    ),
 )
 
 
@@ -236,7 +276,8 @@ def attention(
     scratch = AttentionScratch.allocate(4, heads, splits, dim, torch.device("cpu"))
     paged_attention(
         query.clone(), query, cache[0], cache[1], table, starts, starts[1:], config,
-        0.1, variant.window, splits, scratch, variant.masks_all,
+        0.1, variant.window, 30.0 if variant.has_cap else None,
+        query[0, :, 0].clone() if variant.has_sinks else None, splits, scratch, variant.masks_all,
     )  # fmt: skip
 
 
@@ -248,6 +289,7 @@ def main() -> None:
     if "rows" in parts:
         rows()
         step()
+        experts(facts, key)
         sampler()
     if "some-attention" in parts:
         for shape, variant in ((SHAPES[0], SPLIT_DECODE), (SHAPES[0], PREFILL)):

@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from shmllm_kernels.gpu.functions import sigmoid, tanh
+
 BLOCK = 1024
 
 _SQRT_HALF = tl.constexpr(0.7071067811865476)
@@ -19,14 +21,13 @@ _SQRT_2_OVER_PI = tl.constexpr(0.7978845608028654)
 @triton.jit
 def _active(x, NAME: tl.constexpr):
     if NAME == "silu":
-        result = x / (1.0 + tl.exp(-x))
+        result = x * sigmoid(x)
     elif NAME == "gelu":
         result = 0.5 * x * (1.0 + tl.erf(x * _SQRT_HALF))
     else:
         tl.static_assert(NAME == "gelu_tanh")
         inner = _SQRT_2_OVER_PI * (x + 0.044715 * x * x * x)
-        tanh = 1.0 - 2.0 / (tl.exp(2.0 * inner) + 1.0)  # 1 where the exponential is infinite
-        result = 0.5 * x * (1.0 + tanh)
+        result = 0.5 * x * (1.0 + tanh(inner))
     return result
 
 

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shmllm_kernels.gpu.attention_kernels import attend, merge_splits
+from shmllm_kernels.gpu.attention_kernels import LOG2_E, attend, merge_splits
 from shmllm_kernels.gpu.configs import AttentionConfig, next_power_of_two
 
-LOG2_E = 1.4426950408889634
 MAX_HEAD_DIM = 256
 
 
@@ -55,6 +54,8 @@ def paged_attention(
     config: AttentionConfig,
     scale: float,
     window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: Tensor | None = None,
     num_splits: int = 1,
     scratch: AttentionScratch | None = None,
     masks_all: bool = False,
@@ -80,6 +81,9 @@ def paged_attention(
         scale: the factor of the scores.
         window: the number of positions that a token attends to, its own included; None: its own
             and all before it.
+        soft_cap: scaled scores become ``soft_cap * tanh(score / soft_cap)``; None: they stay.
+        sinks: [num_heads], query's dtype: scores without a value, which join the softmax's
+            denominator; None: there are none.
         num_splits: the number of parts that each context is split into; a power of two.
         scratch: memory for at least ``tokens`` tokens and exactly ``num_splits`` splits; None if
             ``num_splits`` is 1.
@@ -120,7 +124,12 @@ def paged_attention(
         assert sums.is_contiguous(), "scratch must be contiguous"
         assert stats.is_contiguous(), "scratch must be contiguous"
     tiles = tokens // (config.block_m // per_kv) + requests
+    if sinks is not None:
+        assert sinks.shape == (num_heads,), "sinks: one for each head"
+        assert sinks.is_contiguous(), "sinks must be contiguous"
     dim_padded = max(next_power_of_two(dim), 16)
+    log2_e = LOG2_E.value
+    scales = (scale * log2_e, 0.0) if soft_cap is None else (scale / soft_cap, soft_cap * log2_e)
     attend[(tiles * num_kv_heads, num_splits)](
         out,
         query,
@@ -131,14 +140,17 @@ def paged_attention(
         context_lens,
         sums,
         stats,
+        out if sinks is None else sinks,
         requests,
-        scale * LOG2_E,
+        *scales,
         0 if window is None else window,
         *out.stride()[:2],
         *query.stride()[:2],
         *key_cache.stride()[:3],
         block_table.stride(0),
         HAS_WINDOW=window is not None,
+        HAS_CAP=soft_cap is not None,
+        HAS_SINKS=sinks is not None,
         MASKS_ALL=masks_all,
         IS_SPLIT=num_splits > 1,
         NUM_KV_HEADS=num_kv_heads,

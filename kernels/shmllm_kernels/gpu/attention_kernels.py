@@ -14,6 +14,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from shmllm_kernels.gpu.functions import tanh
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+
 
 @triton.jit
 def _find_request(starts_ptr, tile, num_requests, BLOCK_Q: tl.constexpr):
@@ -45,9 +49,11 @@ def _attend_tiles(
     block_stride,
     token_stride,
     scale,
+    cap,
     window,
     IS_MASKED: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
     DIM: tl.constexpr,
@@ -80,6 +86,8 @@ def _attend_tiles(
             value = tl.load(value_places, mask=(dims < DIM)[None, :], other=0.0)
 
         scores = tl.dot(query, key, input_precision="ieee") * scale
+        if HAS_CAP:
+            scores = cap * tanh(scores)
         if IS_MASKED:
             visible = present[None, :] & (keys[None, :] <= positions[:, None])
             if HAS_WINDOW:
@@ -109,8 +117,10 @@ def attend(
     contexts_ptr,
     part_sums_ptr,
     part_stats_ptr,
+    sinks_ptr,
     num_requests,
     scale,
+    cap,
     window,
     out_token_stride,
     out_head_stride,
@@ -121,6 +131,8 @@ def attend(
     kv_head_stride,
     table_stride,
     HAS_WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     MASKS_ALL: tl.constexpr,
     IS_SPLIT: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
@@ -173,6 +185,12 @@ def attend(
     sums = tl.zeros((BLOCK_M, DIM_PADDED), tl.float32)
     peak = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
+    if HAS_SINKS:
+        # A sink is one more key of the first part, whose value is zero.
+        sinks = tl.load(sinks_ptr + heads, mask=is_row, other=0.0).to(tl.float32) * LOG2_E
+        is_first = tl.program_id(1) == 0
+        peak = tl.where(is_first, sinks, float("-inf"))
+        total = tl.where(is_first, 1.0, total)
     key_ptr += kv_head * kv_head_stride
     value_ptr += kv_head * kv_head_stride
     table_ptr += request.to(tl.int64) * table_stride
@@ -186,17 +204,17 @@ def attend(
             from_tile = tl.minimum(tl.maximum(from_tile, lowest), highest)
             sums, peak, total = _attend_tiles(
                 sums, peak, total, query, positions, lowest, from_tile, keys_begin, keys_end,
-                key_ptr, value_ptr, table_ptr, block_stride, token_stride, scale, window,
-                True, HAS_WINDOW, BLOCK_SIZE, TILE, DIM, DIM_PADDED)
+                key_ptr, value_ptr, table_ptr, block_stride, token_stride, scale, cap, window,
+                True, HAS_WINDOW, HAS_CAP, BLOCK_SIZE, TILE, DIM, DIM_PADDED)
         to_tile = tl.minimum(tl.maximum((first_position + 1) // TILE, from_tile), highest)
         sums, peak, total = _attend_tiles(
             sums, peak, total, query, positions, from_tile, to_tile, keys_begin, keys_end, key_ptr,
-            value_ptr, table_ptr, block_stride, token_stride, scale, window,
-            False, HAS_WINDOW, BLOCK_SIZE, TILE, DIM, DIM_PADDED)
+            value_ptr, table_ptr, block_stride, token_stride, scale, cap, window,
+            False, HAS_WINDOW, HAS_CAP, BLOCK_SIZE, TILE, DIM, DIM_PADDED)
     sums, peak, total = _attend_tiles(
         sums, peak, total, query, positions, to_tile, highest, keys_begin, keys_end, key_ptr,
-        value_ptr, table_ptr, block_stride, token_stride, scale, window,
-        True, HAS_WINDOW, BLOCK_SIZE, TILE, DIM, DIM_PADDED)
+        value_ptr, table_ptr, block_stride, token_stride, scale, cap, window,
+        True, HAS_WINDOW, HAS_CAP, BLOCK_SIZE, TILE, DIM, DIM_PADDED)
     # fmt: on
 
     if IS_SPLIT:

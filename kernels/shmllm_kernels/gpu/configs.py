@@ -59,6 +59,53 @@ _PREFILL = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class ProductConfig:
+    """The tile sizes of a product of some rows with each expert's weights.
+
+    Attributes:
+        block_m: the number of rows of a program; a power of two, at least 16.
+        block_n: the number of columns, likewise.
+        block_k: the number of elements of a row in one iteration, likewise.
+        num_warps: the number of warps of a program.
+        num_stages: the stages of the compiler's pipeline: num_stages - 1 tiles are in flight.
+    """
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+
+
+# Few rows wait for the weights: a program of 16 rows has three tiles of 16 KiB in flight. Many rows
+# are bound by the tensor cores, and their tiles are those of usual products.
+_PRODUCT = {
+    # rows of an expert up to: config
+    "sm90": {16: (16, 64, 128, 4, 4), 64: (64, 128, 64, 4, 4), 128: (128, 128, 64, 8, 4)},
+    "any": {16: (16, 64, 64, 4, 4), 64: (64, 64, 64, 4, 4), 128: (128, 128, 32, 8, 4)},
+}
+_FLOAT32_PRODUCT = {16: (16, 32, 32, 4, 3), 64: (32, 64, 32, 4, 3)}
+
+
+def product_config(device: torch.device, rows: int, dtype: torch.dtype) -> ProductConfig:
+    """Returns the `product_entry` of a device."""
+    return product_entry(device_key(device), rows, dtype)
+
+
+def product_entry(key: str, rows: int, dtype: torch.dtype) -> ProductConfig:
+    """Returns the tile sizes of a product with experts.
+
+    Args:
+        key: one of DEVICE_KEYS.
+        rows: the number of rows of an expert, were the tokens spread evenly.
+        dtype: the dtype of rows and weights. float32 uses no tensor cores.
+    """
+    by_rows = _FLOAT32_PRODUCT if dtype is torch.float32 else _PRODUCT[key]
+    fitting = [most for most in by_rows if most >= rows]
+    return ProductConfig(*by_rows[min(fitting, default=max(by_rows))])
+
+
 def device_key(device: torch.device) -> str:
     """Returns the key of a device in the tables; "any" if it has no entries of its own."""
     if device.type != "cuda":

@@ -17,6 +17,8 @@ def paged_attention(
     context_lens: Tensor,
     scale: float,
     window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Computes the attention of each request's last tokens over its tokens so far.
 
@@ -34,6 +36,9 @@ def paged_attention(
         scale: the factor of the scores.
         window: the number of positions that a token attends to, its own included; None: its own
             and all before it.
+        soft_cap: scaled scores become ``soft_cap * tanh(score / soft_cap)``; None: they stay.
+        sinks: [num_heads], scores without a value, which join the softmax's denominator; None:
+            there are none.
 
     Returns:
         [tokens, num_heads, dim] in query's dtype, computed in float64; zero for tokens of no
@@ -52,9 +57,15 @@ def paged_attention(
         )
         key, value = (part.repeat_interleave(heads_per_kv, dim=1) for part in (key, value))
         scores = torch.einsum("qhd,khd->hqk", query[begin:end].double(), key) * scale
+        if soft_cap is not None:
+            scores = soft_cap * torch.tanh(scores / soft_cap)
         hidden = _hidden(end - begin, context, window).to(scores.device)
         scores = scores.masked_fill(hidden, -torch.inf)
-        out[begin:end] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), value).to(query.dtype)
+        if sinks is not None:
+            extra = sinks.double()[:, None, None].expand(-1, end - begin, 1)
+            scores = torch.cat((scores, extra), -1)
+        weights = scores.softmax(-1)[..., :context]
+        out[begin:end] = torch.einsum("hqk,khd->qhd", weights, value).to(query.dtype)
     return out
 
 

@@ -69,24 +69,48 @@ class StepTensors:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class LearnedPositions:
+    """Embeddings of positions, which are added to those of the tokens.
+
+    Attributes:
+        table: [positions, hidden], the dtype of the tokens' table, rows contiguous.
+        positions: [tokens] int64, indices of the table.
+    """
+
+    table: Tensor
+    positions: Tensor
+
+
 def embed(
-    out: Tensor, table: Tensor, token_ids: Tensor, last_tokens: Tensor, scale: float = 1.0
+    out: Tensor,
+    table: Tensor,
+    token_ids: Tensor,
+    last_tokens: Tensor,
+    scale: float = 1.0,
+    learned: LearnedPositions | None = None,
 ) -> None:
-    """Writes the embeddings of a step's tokens, multiplied by a factor.
+    """Writes the embeddings of a step's tokens, multiplied by a factor, plus those of their
+    positions.
 
     Args:
         out: [tokens, hidden].
         table: [vocab, hidden], out's dtype.
         token_ids: [tokens] int64: an index of the table, or ``-2 - row`` for the token that was
-            last sampled for that row. -1 and ids that are not in the table leave the row of
-            ``out`` unchanged.
+            last sampled for that row. -1: the row of ``out`` is an embedding that a prompt gave,
+            and only that of its position is added. Ids that are not in the table leave the row
+            unchanged.
         last_tokens: [rows] int64, the token that was last sampled for each row.
         scale: the factor, applied in float32.
+        learned: the embeddings of positions, or None.
     """
     sampled = last_tokens[(-2 - token_ids).clamp(0)]
     tokens = torch.where(token_ids < -1, sampled, token_ids)
     found = (tokens >= 0) & (tokens < len(table))
     out[found] = (table[tokens[found]].float() * scale).to(out.dtype)
+    if learned is not None:
+        added = found | (tokens == -1)
+        out[added] += learned.table[learned.positions[added]]
 
 
 def gather_rows(out: Tensor, source: Tensor, indices: Tensor) -> None:

@@ -10,6 +10,7 @@ from shmllm.models.layers import Allocator
 from shmllm.worker.arena import CountingAllocator
 from shmllm.worker.gpu.attention_launches import AttentionLaunches
 from shmllm.worker.gpu.device import Device
+from shmllm.worker.gpu.experts import ExpertBuffers
 from shmllm_kernels.gpu.attention import AttentionScratch
 
 
@@ -34,6 +35,7 @@ class GpuBuffers:
             rotary_dim] each.
         sampled: [max_requests, hidden], the hidden states of the tokens that get logits.
         logits: [max_requests, vocab].
+        experts: the buffers of each mixture of experts.
     """
 
     def __init__(
@@ -72,6 +74,10 @@ class GpuBuffers:
             buffer(max_requests, hidden),
             buffer(max_requests, config.vocab_size),
         )
+        self.experts = {
+            spec: ExpertBuffers(allocate, spec, hidden, self._dtype, max_tokens)
+            for spec in config.mixtures
+        }
         self._products = {width: buffer(max_tokens, width) for width in config.linear_widths}
         self._part_sums = allocate((self._most_parts * heads * dim,), torch.float32)
         self._part_stats = allocate((self._most_parts * heads * 2,), torch.float32)

@@ -20,6 +20,7 @@ from shmllm.models.rope import attention_factor, inverse_frequencies
 from shmllm.models.specs import MLPSpec
 from shmllm.worker.gpu.buffers import GpuBuffers
 from shmllm.worker.gpu.cache import GpuKVCache
+from shmllm.worker.gpu.experts import ExpertOps
 from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor
 from shmllm.worker.gpu.inputs import GpuInputs
 from shmllm.worker.gpu.piecewise_graph import Call
@@ -28,6 +29,7 @@ from shmllm_kernels.gpu.attention import paged_attention
 from shmllm_kernels.gpu.norm import add_rms_norm, layer_norm, rms_norm
 from shmllm_kernels.gpu.rope_write import rope_and_write
 from shmllm_kernels.gpu.step import embed, gather_rows, rope_tables
+from shmllm_kernels.reference.step import LearnedPositions
 
 
 def call_now(call: Call) -> None:
@@ -88,6 +90,7 @@ class GpuOps:
         self._cache = cache
         self._inputs = inputs
         self._buffers = buffers
+        self._experts = ExpertOps(buffers.experts, buffers.attention.deterministic)
         self._frequencies = {rope: inverse_frequencies(rope).to(device) for rope in config.ropes}
         self.begin(BatchDescriptor(1, 1, True), 1)
 
@@ -113,10 +116,14 @@ class GpuOps:
     def embed(self, embedding: TokenEmbedding) -> Tensor:
         num_tokens, step = self._descriptor.num_tokens, self._inputs.step
         out = self._buffers.hidden[:num_tokens]
-        token_ids, last_tokens = step.token_ids[:num_tokens], self._inputs.last_tokens
-        embed(out, embedding.table, token_ids, last_tokens, embedding.scale)
+        token_ids, positions = step.token_ids[:num_tokens], step.positions[:num_tokens]
+        table, learned = embedding.positions, None
+        if table is not None:
+            learned = LearnedPositions(table, positions)
+        last_tokens = self._inputs.last_tokens
+        embed(out, embedding.table, token_ids, last_tokens, embedding.scale, learned)
         for rope, frequencies in self._frequencies.items():
-            tables, positions = self._angles(rope, num_tokens), step.positions[:num_tokens]
+            tables = self._angles(rope, num_tokens)
             rope_tables(*tables, positions, frequencies, attention_factor(rope))
         return out
 
@@ -179,10 +186,13 @@ class GpuOps:
         return out
 
     def route(self, x: Tensor, moe: MoE) -> Routing:
-        raise AssertionError("`check_model` refuses these")
+        logits = self._experts.logits(moe.spec, len(x))
+        multiply(logits, x, moe.router)
+        starts = self._inputs.step.query_starts[: self._descriptor.num_reqs + 1]
+        return self._experts.route(logits, starts, moe.spec)
 
     def experts(self, x: Tensor, routing: Routing, moe: MoE, shared: Tensor | None) -> Tensor:
-        raise AssertionError("`check_model` refuses these")
+        return self._experts.experts(x, routing, moe, shared)
 
     def gather_samples(self, hidden: Tensor) -> Tensor:
         """Gather the hidden states of the tokens that get logits, padded to the step's number of
@@ -211,6 +221,8 @@ class GpuOps:
             launch.config,
             attention.spec.scale,
             window=attention.spec.window,
+            soft_cap=attention.spec.soft_cap,
+            sinks=attention.sinks,
             num_splits=launch.num_splits,
             scratch=self._buffers.scratch(num_tokens, launch.num_splits),
             masks_all=launch.masks_all,

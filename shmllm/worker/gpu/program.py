@@ -50,14 +50,7 @@ class CaptureReport:
         return f"{self.num_graphs:,} {graphs}, {self.seconds:.1f} s, {mib:,.0f} MiB"
 
 
-UNSUPPORTED = {
-    Feature.LAYER_QK_NORM,
-    Feature.POSITIONS,
-    Feature.ATTENTION_CAP,
-    Feature.SINKS,
-    Feature.EXPERTS,
-    Feature.TRANSPOSED,
-}
+UNSUPPORTED = {Feature.LAYER_QK_NORM}
 """What the kernels cannot compute."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from conformance.attention_kernels import AttentionConformance
 from conformance.attention_tiles import AttentionTilesConformance
+from conformance.expert_kernels import ExpertKernelsConformance
 from conformance.rope_write_kernel import RopeWriteConformance
 from conformance.row_kernels import RowKernelsConformance
 from conformance.sampling_kernels import SamplingConformance, short_lists
@@ -17,6 +18,10 @@ class TestAttention(AttentionConformance):
 
 
 class TestAttentionTiles(AttentionTilesConformance):
+    pass
+
+
+class TestExpertKernels(ExpertKernelsConformance):
     pass
 
 

@@ -94,6 +94,8 @@ def test_the_rows_kernels_compile(compiled: list[Kernel]) -> None:
         "_rope_tables",
     } <= names
     assert {"choose_tokens", "_top_scores", "_unpack_step"} <= names
+    assert {"_route", "_count_pairs", "_place_pairs", "_combine"} <= names
+    assert {"_gate_and_up", "_down"} <= names
     check(found, 90)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -13,8 +14,9 @@ from shmllm.models import llama
 from shmllm.models.config import ModelConfig
 from shmllm.models.features import Feature, check_features, features_of
 from shmllm.models.fields import Fields
-from shmllm.models.specs import LayerNorms, MLPSpec, MoESpec, NormSpec
+from shmllm.models.specs import MoESpec, NormSpec
 from shmllm.worker.cpu import program as cpu
+from shmllm.worker.gpu import program as gpu
 
 PLAIN = llama.configure(
     Fields(
@@ -30,8 +32,6 @@ PLAIN = llama.configure(
     )
 )
 LAYER = PLAIN.layers[0]
-ROPE = LAYER.attention.rope
-assert ROPE is not None
 
 
 def of_layer(**options: Any) -> ModelConfig:
@@ -43,63 +43,43 @@ def of_attention(**options: Any) -> ModelConfig:
 
 
 USES = {
-    Feature.LAYER_NORM: replace(PLAIN, norm=NormSpec(kind="layer")),
     Feature.LAYER_QK_NORM: replace(of_attention(qk_norm="head"), norm=NormSpec(kind="layer")),
-    Feature.NORM_OFFSET: replace(PLAIN, norm=NormSpec(offset=1.0)),
-    Feature.BARE_INPUT: of_layer(norms=LayerNorms(after_attention="a", after_mlp="b")),
-    Feature.PARALLEL: of_layer(norms=LayerNorms(before_attention="a"), parallel=True),
-    Feature.RESIDUAL_SCALE: replace(PLAIN, residual_scale=0.2),
-    Feature.EMBEDDING_SCALE: replace(PLAIN, embedding_scale=8.0),
-    Feature.POSITIONS: replace(PLAIN, num_learned_positions=7),
-    Feature.LOGITS_SCALE: replace(PLAIN, logits_cap=30.0),
-    Feature.ATTENTION_SCALE: of_attention(scale=1.0),
-    Feature.ATTENTION_CAP: of_attention(soft_cap=50.0),
-    Feature.SINKS: of_attention(sinks=True),
-    Feature.ROW_QK_NORM: of_attention(qk_norm="row"),
-    Feature.NO_ROPE: of_attention(rope=None),
-    Feature.PARTIAL_ROPE: of_attention(rope=replace(ROPE, rotary_dim=4)),
-    Feature.INTERLEAVED_ROPE: of_attention(rope=replace(ROPE, interleaved=True)),
-    Feature.GELU: of_layer(mlp=MLPSpec(inner=5, activation="gelu")),
-    Feature.GELU_TANH: of_layer(mlp=MLPSpec(inner=5, activation="gelu_tanh")),
-    Feature.PLAIN_MLP: of_layer(mlp=MLPSpec(inner=5, gated=False)),
-    Feature.EXPERTS: of_layer(mlp=MoESpec(num_experts=4, top_k=2, inner=5)),
     Feature.TRANSPOSED: replace(PLAIN, transposed=True),
 }
-IMPLIED = {Feature.LAYER_QK_NORM: [Feature.LAYER_NORM]}
-"""The features that another one needs."""
+EXPERTS = of_layer(mlp=MoESpec(num_experts=4, top_k=2, inner=5, transposed=True))
 
 
 def test_every_feature_has_a_case_and_the_first_families_use_none() -> None:
     assert set(USES) == set(Feature)
     assert features_of(PLAIN) == []
+    assert features_of(of_attention(qk_norm="head")) == []
 
 
 @pytest.mark.parametrize("feature", Feature)
 def test_a_feature_of_one_layer_is_found(feature: Feature) -> None:
-    assert features_of(USES[feature]) == [*IMPLIED.get(feature, ()), feature]
+    assert features_of(USES[feature]) == [feature]
 
 
 def test_transposed_experts_count_as_transposed() -> None:
-    experts = MoESpec(num_experts=4, top_k=2, inner=5, transposed=True)
-    assert features_of(of_layer(mlp=experts)) == [Feature.EXPERTS, Feature.TRANSPOSED]
+    assert features_of(EXPERTS) == [Feature.TRANSPOSED]
 
 
 def test_a_device_refuses_what_it_lacks_by_name_and_nothing_else() -> None:
-    config = replace(USES[Feature.SINKS], residual_scale=0.2)
+    config = replace(USES[Feature.LAYER_QK_NORM], transposed=True)
     with pytest.raises(EngineStartError) as caught:
         check_features(config, "the GPU", frozenset(Feature))
     assert str(caught.value) == (
-        "LlamaForCausalLM needs what the GPU cannot compute yet: a factor of the residual "
-        "additions; attention sinks"
+        "LlamaForCausalLM needs what the GPU cannot compute yet: LayerNorm of queries and keys; "
+        "matrices that checkpoints store transposed"
     )
-    check_features(config, "the GPU", frozenset(Feature) - {Feature.SINKS, Feature.RESIDUAL_SCALE})
+    check_features(config, "the GPU", ())
 
 
-def test_the_cpu_computes_every_feature_but_a_layer_norm_of_queries_and_keys() -> None:
-    for feature in set(Feature) - {Feature.LAYER_QK_NORM}:
-        cpu.check_model(USES[feature], LoadConfig("nowhere"))
+@pytest.mark.parametrize("program", [cpu, gpu])
+def test_a_device_computes_all_but_a_layer_norm_of_queries_and_keys(program: ModuleType) -> None:
+    program.check_model(USES[Feature.TRANSPOSED], LoadConfig("nowhere"))
     with pytest.raises(EngineStartError, match="cannot compute yet: LayerNorm of queries and keys"):
-        cpu.check_model(USES[Feature.LAYER_QK_NORM], LoadConfig("nowhere"))
+        program.check_model(USES[Feature.LAYER_QK_NORM], LoadConfig("nowhere"))
 
 
 def test_layers_with_different_heads_are_refused_with_both() -> None:

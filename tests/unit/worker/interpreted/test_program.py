@@ -103,7 +103,6 @@ def test_a_failed_capture_is_a_start_error(gpu_device, models, monkeypatch) -> N
             None,
             r"heads of 512 elements .* device='cpu'",
         ),
-        ({"sinks": True}, None, r"LlamaForCausalLM needs what the GPU .* yet: attention sinks"),
     ],
 )
 def test_a_model_without_kernels_is_refused(models, changes, quantization, message) -> None:

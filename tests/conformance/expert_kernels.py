@@ -1,0 +1,197 @@
+"""The tests of the kernels of mixtures of experts: they equal `reference.moe`."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from conformance.attention_kernels import product_of_single_rows
+from support.kernel_helpers import assert_close, poisoned
+
+from shmllm_kernels.gpu.configs import ProductConfig
+from shmllm_kernels.gpu.experts import down, gate_and_up
+from shmllm_kernels.gpu.routing import SortedPairs, combine, max_blocks, route, sort_pairs
+from shmllm_kernels.reference import moe as plain
+
+SMALL = ProductConfig(16, 32, 16, 4, 2)
+WIDE = ProductConfig(32, 64, 32, 4, 2)
+ROUTED = [(1, 1, 1), (5, 4, 2), (3, 7, 7), (4, 60, 4), (2, 128, 8)]
+"""Tokens, experts, and the number that each token goes to."""
+
+
+def tolerances(dtype: torch.dtype) -> tuple[float, float]:
+    return {
+        torch.float32: (1e-5, 1e-5),
+        torch.float16: (4e-3, 4e-3),
+        torch.bfloat16: (3e-2, 2e-2),
+    }[dtype]
+
+
+def starts(num_tokens: int, device: torch.device) -> torch.Tensor:
+    """The first tokens of one request with all tokens, and of a padded one."""
+    return torch.tensor([0, num_tokens, num_tokens], dtype=torch.int32, device=device)
+
+
+def routed(
+    logits: torch.Tensor, top_k: int, divides_by_all: bool, num_tokens: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens, device = len(logits), logits.device
+    ids = torch.full((tokens, top_k), -7, dtype=torch.int32, device=device)
+    weights = poisoned(tokens, top_k, dtype=torch.float32, device=device)
+    existing = tokens if num_tokens is None else num_tokens
+    route(ids, weights, logits, starts(existing, device), divides_by_all)
+    return ids, weights
+
+
+def placed(num_tokens: int, top_k: int, num_experts: int, device: torch.device) -> SortedPairs:
+    """Room for the sorted pairs of these tokens, in blocks of 16 or more."""
+
+    def garbage(*shape: int) -> torch.Tensor:
+        return torch.full(shape, -99, dtype=torch.int32, device=device)
+
+    num_pairs = num_tokens * top_k
+    blocks = garbage(max_blocks(num_pairs, num_experts, 16), 3)
+    return SortedPairs(garbage(num_pairs), garbage(num_experts), blocks, garbage(1))
+
+
+class ExpertKernelsConformance:
+    @pytest.mark.parametrize("divides_by_all", [True, False])
+    @pytest.mark.parametrize(("tokens", "experts", "top_k"), ROUTED)
+    def test_route(self, draw, dtype, tokens, experts, top_k, divides_by_all):
+        wide = draw.normal(tokens, experts + 1, dtype=dtype, scale=2.0)
+        ids, weights = routed(wide[:, :experts], top_k, divides_by_all)
+        want_ids, want = plain.route(wide[:, :experts].float(), top_k, divides_by_all)
+        assert torch.equal(ids.long(), want_ids)
+        assert_close(weights, want, 1e-6, 1e-5)
+
+    def test_of_equal_logits_the_lower_expert_is_chosen(self, draw, dtype):
+        logits = draw.integers(0, 3, 9, 12).to(dtype)
+        logits[0] = 1
+        logits[1] = -torch.inf
+        logits[2, 3:] = -torch.inf
+        ids, _ = routed(logits, 5, True)
+        assert torch.equal(ids.long(), plain.route(logits.float(), 5, True)[0])
+
+    def test_a_nan_is_chosen_last_and_makes_all_weights_nan(self, draw, dtype):
+        logits = draw.normal(3, 6, dtype=dtype)
+        logits[0, 2] = torch.nan
+        logits[1, :] = torch.nan
+        ids, weights = routed(logits, 3, False)
+        want_ids, want = plain.route(logits.float(), 3, False)
+        assert torch.equal(ids.long(), want_ids)
+        assert_close(weights[2:], want[2:], 1e-6, 1e-5)
+        assert weights[:2].isnan().all()
+
+    def test_padded_tokens_go_to_no_expert(self, draw, dtype):
+        logits = draw.normal(5, 8, dtype=dtype)
+        logits[3:] = torch.nan
+        ids, _ = routed(logits, 2, True, num_tokens=3)
+        assert (ids[3:] == -1).all()
+        assert (ids[:3] >= 0).all()
+
+    @pytest.mark.parametrize("block_m", [16, 32])
+    @pytest.mark.parametrize(("tokens", "experts", "top_k"), [*ROUTED, (80, 3, 2), (1100, 5, 1)])
+    def test_sorted_pairs(self, draw, tokens, experts, top_k, block_m):
+        ids = torch.stack([draw.permutation(experts)[:top_k] for _ in range(tokens)]).int()
+        ids[tokens // 2 + 1 :: 5] = -1
+        pairs = placed(tokens, top_k, experts, draw.device)
+        sort_pairs(pairs, ids.contiguous(), block_m)
+        flat, blocks, first = ids.flatten().cpu(), [], 0
+        for expert in range(experts):
+            mine = torch.nonzero(flat == expert).flatten()
+            assert torch.equal(pairs.pairs[first : first + len(mine)].cpu().long(), mine)
+            for begin in range(0, len(mine), block_m):
+                blocks.append([expert, first + begin, min(block_m, len(mine) - begin)])
+            first += len(mine)
+        assert pairs.num_blocks.tolist() == [len(blocks)]
+        assert len(blocks) <= max_blocks(ids.numel(), experts, block_m)
+        assert pairs.blocks[: len(blocks)].tolist() == blocks
+        assert (pairs.blocks[len(blocks) :] == -99).all()
+
+    @pytest.mark.parametrize("activation", ["silu", "gpt_oss"])
+    @pytest.mark.parametrize("has_bias", [True, False])
+    @pytest.mark.parametrize(
+        ("tokens", "experts", "top_k", "hidden", "inner", "config"),
+        [
+            (0, 4, 2, 32, 16, SMALL),
+            (1, 4, 2, 32, 16, SMALL),
+            (6, 5, 3, 40, 24, SMALL),
+            (40, 3, 1, 33, 50, SMALL),
+            (21, 6, 2, 64, 48, WIDE),
+        ],
+    )
+    def test_experts(
+        self, draw, dtype, tokens, experts, top_k, hidden, inner, config, has_bias, activation
+    ):
+        logits, x = draw.normal(tokens, experts), draw.normal(tokens, hidden + 3, dtype=dtype)
+        x = x[:, :hidden]
+        ids, weights = routed(logits, top_k, True)
+        gate_up = draw.normal(experts, 2 * inner, hidden, dtype=dtype, scale=hidden**-0.5)
+        last = draw.normal(experts, hidden, inner, dtype=dtype, scale=inner**-0.5)
+        gate_up_bias = draw.normal(experts, 2 * inner, dtype=dtype) if has_bias else None
+        last_bias = draw.normal(experts, hidden, dtype=dtype) if has_bias else None
+        pairs = placed(tokens, top_k, experts, draw.device)
+        sort_pairs(pairs, ids, config.block_m)
+        activated = poisoned(tokens * top_k, inner, dtype=dtype, device=draw.device)
+        gate_and_up(activated, x, gate_up, gate_up_bias, activation, top_k, pairs, config)
+        rows = poisoned(tokens, top_k, hidden, dtype=dtype, device=draw.device)
+        down(rows.flatten(0, 1), activated, last, last_bias, pairs, config)
+        out = poisoned(tokens, hidden, dtype=dtype, device=draw.device)
+        combine(out, rows, weights)
+        biases = [None if bias is None else bias.double() for bias in (gate_up_bias, last_bias)]
+        want = plain.experts(
+            x.double(), ids.long(), weights.double(), gate_up.double(), last.double(), *biases,
+            activation,
+        )  # fmt: skip
+        assert_close(out, want.to(dtype), *tolerances(dtype))
+
+    @pytest.mark.parametrize("dim", [1, 40, 1025])
+    @pytest.mark.parametrize("shared", ["none", "plain", "gated"])
+    def test_combine(self, draw, dtype, dim, shared):
+        rows, weights = draw.normal(3, 4, dim, dtype=dtype), draw.normal(3, 4)
+        extra = draw.normal(3, dim + 2, dtype=dtype)[:, :dim] if shared != "none" else None
+        gates = draw.normal(3, 5, dtype=dtype)[:, 4] if shared == "gated" else None
+        out = poisoned(3, dim, dtype=dtype, device=draw.device)
+        combine(out, rows, weights, extra, gates)
+        want = (rows.double() * weights.double()[..., None]).sum(1)
+        if extra is not None:
+            factor = 1.0 if gates is None else gates.double().sigmoid()[:, None]
+            want = want + factor * extra.double()
+        assert_close(out, want.to(dtype), *tolerances(dtype))
+
+    def test_a_pairs_bits_do_not_depend_on_the_batch(self, draw, dtype, monkeypatch):
+        monkeypatch.setattr(np, "matmul", product_of_single_rows)
+        experts, hidden, inner = 4, 48, 24
+        x = draw.normal(20, hidden, dtype=dtype)
+        weight = draw.normal(experts, 2 * inner, hidden, dtype=dtype)
+        ids = draw.integers(0, experts, 20, 1, dtype=torch.int32)
+
+        def run(tokens: torch.Tensor) -> torch.Tensor:
+            pairs = placed(len(tokens), 1, experts, draw.device)
+            sort_pairs(pairs, ids[tokens].contiguous(), SMALL.block_m)
+            out = poisoned(len(tokens), inner, dtype=dtype, device=draw.device)
+            gate_and_up(out, x[tokens], weight, None, "silu", 1, pairs, SMALL)
+            by_pair = torch.empty_like(out)
+            by_pair[pairs.pairs.long()] = out
+            return by_pair
+
+        some = torch.tensor([3, 7, 8, 19], device=draw.device)
+        assert torch.equal(run(torch.arange(20, device=draw.device))[some], run(some))
+
+    def test_wrong_arguments_are_refused(self, draw, dtype):
+        logits = draw.normal(2, 3, dtype=dtype)
+        with pytest.raises(AssertionError, match="4 of 3 experts"):
+            routed(logits, 4, True)
+        pairs = placed(2, 1, 3, draw.device)
+        with pytest.raises(AssertionError, match="int32"):
+            sort_pairs(pairs, torch.zeros(2, 1, dtype=torch.int64, device=draw.device), 16)
+        with pytest.raises(AssertionError, match="too few places"):
+            sort_pairs(pairs, torch.zeros(9, 1, dtype=torch.int32, device=draw.device), 16)
+        x, weight = draw.normal(2, 8, dtype=dtype), draw.normal(3, 12, 8, dtype=dtype)
+        out = torch.empty(2, 6, dtype=dtype, device=draw.device)
+        with pytest.raises(AssertionError, match="no activation"):
+            gate_and_up(out, x, weight, None, "relu", 1, pairs, SMALL)
+        with pytest.raises(AssertionError, match="bias"):
+            gate_and_up(out, x, weight, weight[:, :4, 0], "silu", 1, pairs, SMALL)
+        with pytest.raises(AssertionError, match="dtype"):
+            down(out, x, weight[:, :6].double(), None, pairs, SMALL)
