@@ -1,0 +1,50 @@
+"""Prompts given as embeddings equal transformers' in families that change what a table returns: a
+factor of the tokens' embeddings (Gemma), of all embeddings (Granite), or learned positions
+(GPT-2)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.model_helpers import reference_model, save
+
+from shmllm import LLM, SamplingParams
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "gemma3": {"head_dim": 16},
+    "granite": {"embedding_multiplier": 3.0, "logits_scaling": 2.0},
+    "gpt2": {},
+}
+NUM_TOKENS = 8
+
+
+@torch.inference_mode()
+def greedy(model: Any, embeds: torch.Tensor) -> list[int]:
+    """Transformers' tokens after these embeddings, [tokens, hidden], without its cache."""
+    found: list[int] = []
+    for _ in range(NUM_TOKENS):
+        token = int(model(inputs_embeds=embeds[None]).logits[0, -1].argmax())
+        found.append(token)
+        embeds = torch.cat((embeds, model.get_input_embeddings()(torch.tensor([token]))))
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_given_embeddings_equal_transformers(family: str, tmp_path: Path) -> None:
+    model = reference_model(family, 4.0, **FAMILIES[family])
+    directory = save(model, tmp_path / "model")
+    torch.manual_seed(3)
+    prompts = [torch.randn(length, model.config.hidden_size) for length in (1, 9, 40)]
+    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    options = {"skip_tokenizer_init": True, "max_num_batched_tokens": 24, "max_model_len": 64}
+    with LLM(str(directory), multiprocess=False, enable_prompt_embeds=True, **options) as llm:
+        outputs = llm.generate(
+            [{"prompt_embeds": prompt} for prompt in prompts], params, use_tqdm=False
+        )
+    for output, prompt in zip(outputs, prompts, strict=True):
+        assert list(output.outputs[0].token_ids) == greedy(model, prompt)
