@@ -113,7 +113,7 @@ def _describe(llm: LLM, name: str) -> str:
     facts = llm.facts
     graphs = f"; graphs {facts.graphs}" if facts.graphs else ""
     return (
-        f"{name}: {facts.num_parameters / 1e6:,.1f} M parameters, {facts.dtype}, "
+        f"{name}: {facts.num_parameters / 1e6:,.1f} M parameters, {facts.precision}, "
         f"weights {facts.weight_bytes / 2**20:,.0f} MiB, {facts.processor}, "
         f"{facts.max_model_len:,} tokens of context, KV cache "
         f"{facts.kv_cache_bytes / 2**20:,.0f} MiB (room for {facts.max_concurrency:,.1f} "

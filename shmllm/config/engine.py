@@ -32,6 +32,7 @@ from shmllm.config.options import (
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "safetensors", "dummy"]
 Quantization = Literal["int8"]
+ActivationDType = Literal["auto", "float32", "bfloat16"]
 SchedulingPolicy = Literal["fcfs", "priority"]
 WaitPolicyName = Literal["latency", "balanced", "idle"]
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
@@ -159,6 +160,13 @@ class LoadConfig(Section):
         None,
         '"int8" rounds matrices to 8 bits per output channel when they are loaded or updated.',
         OneOf(get_args(Quantization), optional=True),
+    )
+    activation_dtype: ActivationDType = option(
+        "auto",
+        'What matrix products on a CPU round activations to: "bfloat16", for weights in bfloat16 '
+        'on a CPU with AVX512_BF16, where batches are up to twice as fast; or "float32"; auto is '
+        "the first of these that the CPU and the weights allow.",
+        OneOf(get_args(ActivationDType)),
     )
     deterministic: bool = option(
         False,

@@ -24,6 +24,7 @@ class EngineInfo:
         weight_bytes: the size of the weights in memory.
         max_logprobs: the largest number of alternatives per position that a request may ask for,
             at most vocab_size.
+        activation_dtype: what matrix products round activations to.
         device: "cpu", or the name of the GPU.
         async_scheduling: whether each step is planned while the previous one runs.
         device_uuid: the UUID of the GPU; empty on a CPU.
@@ -50,6 +51,7 @@ class EngineInfo:
     max_logprobs: int = 20
     scheduling_policy: SchedulingPolicy = "fcfs"
     hidden_size: int = 0
+    activation_dtype: str = "float32"
     deterministic: bool = False
     device: str = "cpu"
     device_uuid: str = ""
@@ -63,6 +65,12 @@ class EngineInfo:
     def processor(self) -> str:
         """The name of the GPU, or the number of CPU threads, for display."""
         return f"{self.num_threads} threads" if self.device == "cpu" else self.device
+
+    @property
+    def precision(self) -> str:
+        """The dtype of the weights, and of activations if that is another one, for display."""
+        is_same = self.activation_dtype == self.dtype
+        return self.dtype if is_same else f"{self.dtype} with {self.activation_dtype} activations"
 
     @property
     def max_concurrency(self) -> float:

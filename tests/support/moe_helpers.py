@@ -29,6 +29,7 @@ class Experts:
     down_scale: Tensor | None = None
     activation: str = "silu"
     dtype: torch.dtype = torch.float32
+    x_dtype: torch.dtype = torch.float32
 
     @classmethod
     def random(
@@ -54,10 +55,11 @@ class Experts:
         )  # fmt: skip
 
     @property
-    def kinds(self) -> tuple[str, str]:
-        """The dtype names of the weights and of the biases."""
-        names = [str(dtype).removeprefix("torch.") for dtype in (self.gate_up.dtype, self.dtype)]
-        return names[0], names[1]
+    def kinds(self) -> tuple[str, str, str]:
+        """The dtype names of the activations, the weights and the biases."""
+        dtypes = self.x_dtype, self.gate_up.dtype, self.dtype
+        x, weight, bias = (str(dtype).removeprefix("torch.") for dtype in dtypes)
+        return x, weight, bias
 
     def values(self, operand: str) -> Tensor | None:
         """Returns the values of "gate_up", "down" or their biases in float64."""
@@ -131,8 +133,8 @@ class MoERun:
                 "wrote after the last row"
             )
 
-    def _buffer(self, rows: int, width: int) -> Tensor:
-        buffer = torch.full((rows + GUARDS, width), torch.nan)
+    def _buffer(self, rows: int, width: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        buffer = torch.full((rows + GUARDS, width), torch.nan, dtype=dtype)
         self._guarded.append((buffer, rows))
         return buffer
 
@@ -168,17 +170,19 @@ class MoERun:
         self.sort()
         e, pairs = experts, self.num_tokens * self.top_k
         hidden, inner = e.gate_up.shape[2], e.down.shape[2]
-        activated, rows = self._buffer(pairs, inner), self._buffer(pairs, hidden)
-        out = self._buffer(self.num_tokens, hidden)
+        activated = self._buffer(pairs, inner, e.x_dtype)
+        rows = self._buffer(pairs, hidden)
+        out, size = self._buffer(self.num_tokens, hidden), activated.element_size()
+        x = x.to(e.x_dtype)
         scratch = torch.full((self.num_threads, SCRATCH_BYTES // 4), torch.nan)
         blocks = [self._num_blocks.ctypes.data, address(self._blocks)]
         gate_up = [
-            *blocks, address(x), 4 * hidden, address(activated), 4 * inner, address(e.gate_up),
-            inner, hidden, address(e.gate_up_scale), address(e.gate_up_bias),
+            *blocks, address(x), size * hidden, address(activated), size * inner,
+            address(e.gate_up), inner, hidden, address(e.gate_up_scale), address(e.gate_up_bias),
             address(self._tokens), address(scratch),
         ]  # fmt: skip
         down = [
-            *blocks, address(activated), 4 * inner, address(rows), 4 * hidden, address(e.down),
+            *blocks, address(activated), size * inner, address(rows), 4 * hidden, address(e.down),
             hidden, inner, address(e.down_scale), address(e.down_bias),
         ]  # fmt: skip
         combine = [

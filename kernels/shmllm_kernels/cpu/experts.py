@@ -13,10 +13,11 @@ import numpy as np
 from shmllm_kernels.cpu.functions import silu
 from shmllm_kernels.cpu.kernel_program import Kernel
 from shmllm_kernels.cpu.language import compiled
-from shmllm_kernels.cpu.memory import floats, itemsize, word
+from shmllm_kernels.cpu.memory import floats, itemsize, put_number, word
 from shmllm_kernels.cpu.product_tiles import IN_ORDER, LISTED
 from shmllm_kernels.cpu.products import (
     COLUMNS_AT_ONCE,
+    KINDS,
     ROWS_AT_ONCE,
     Rows,
     Weights,
@@ -28,7 +29,6 @@ from shmllm_kernels.cpu.routing import BLOCK_WORDS
 SCRATCH_BYTES = 4 * ROWS_AT_ONCE * 2 * (2 * COLUMNS_AT_ONCE)
 """The scratch memory of each thread: gate and up of a block's rows and of one chunk."""
 
-DTYPES = ("float32", "float16", "bfloat16")
 SILU, GPT_OSS = "silu", "gpt_oss"
 _LIMIT, _SLOPE = 7.0, 1.702  # of gpt-oss
 
@@ -74,26 +74,29 @@ def _of_expert(operands, expert, num_columns, kind, bias_kind):
 
 
 @compiled
-def _activate(scratch, width, out, activation):
+def _activate(scratch, width, out, activation, x_kind):
     """Writes one row's activation. scratch: gate and up of `width` columns."""
-    gate, values = floats(scratch), floats(out)
+    gate = floats(scratch)
     if activation == SILU:
         up = floats(scratch + 4 * width)
         for i in range(width):
-            values[i] = silu(gate[i], np.float32(1.0)) * up[i]
+            put_number(out, i, silu(gate[i], np.float32(1.0)) * up[i], x_kind)
     else:
         for i in range(width):
             bounded = min(gate[2 * i], np.float32(_LIMIT))
             linear = max(min(gate[2 * i + 1], np.float32(_LIMIT)), np.float32(-_LIMIT))
-            values[i] = silu(bounded, np.float32(_SLOPE)) * (linear + np.float32(1.0))
+            value = silu(bounded, np.float32(_SLOPE)) * (linear + np.float32(1.0))
+            put_number(out, i, value, x_kind)
 
 
 @compiled
-def _gate_and_up(operands, piece, thread, num_threads, kind, bias_kind, activation):
+def _gate_and_up(operands, piece, thread, num_threads, x_kind, kind, bias_kind, activation):
     expert, first, count = _block(operands, piece, num_threads)
     column, width = _chunk(operands, piece, num_threads)
     inner, out_stride = word(operands, 7), word(operands, 5)
-    rows = Rows(word(operands, 2), word(operands, 3), word(operands, 11) + 8 * first, LISTED)
+    rows = Rows(
+        word(operands, 2), word(operands, 3), word(operands, 11) + 8 * first, x_kind, LISTED
+    )
     weights = _of_expert(operands, expert, 2 * inner, kind, bias_kind)
     scratch, stride = word(operands, 12) + thread * SCRATCH_BYTES, 8 * width
     if activation == SILU:
@@ -102,36 +105,34 @@ def _gate_and_up(operands, piece, thread, num_threads, kind, bias_kind, activati
         product(rows, count, weights, up, width, scratch + 4 * width - 4 * up, stride)
     else:
         product(rows, count, weights, 2 * column, 2 * width, scratch - 8 * column, stride)
-    out = word(operands, 4) + first * out_stride + 4 * column
+    out = word(operands, 4) + first * out_stride + itemsize(x_kind) * column
     for row in range(count):
-        _activate(scratch + row * stride, width, out + row * out_stride, activation)
+        _activate(scratch + row * stride, width, out + row * out_stride, activation, x_kind)
 
 
 @compiled
-def _down(operands, piece, thread, num_threads, kind, bias_kind):
+def _down(operands, piece, thread, num_threads, x_kind, kind, bias_kind):
     expert, first, count = _block(operands, piece, num_threads)
     column, width = _chunk(operands, piece, num_threads)
     x_stride, out_stride = word(operands, 3), word(operands, 5)
-    rows = Rows(word(operands, 2) + first * x_stride, x_stride, 0, IN_ORDER)
+    rows = Rows(word(operands, 2) + first * x_stride, x_stride, 0, x_kind, IN_ORDER)
     weights = _of_expert(operands, expert, word(operands, 7), kind, bias_kind)
     out = word(operands, 4) + first * out_stride
     product(rows, count, weights, column, width, out, out_stride)
 
 
-_PAIRS = [(kind, dtype) for dtype in DTYPES for kind in (dtype, "int8")]
-
 GATE_AND_UP = {
     (*kinds, activation): Kernel(_pieces, _gate_and_up, *kinds, activation)
-    for kinds in _PAIRS
+    for kinds in KINDS
     for activation in (SILU, GPT_OSS)
 }
-"""Kernels by the dtype names of weights and of bias, and the activation of gate and up.
+"""Kernels by the dtype names of x and out, weights and bias, and the activation of gate and up.
 
 SILU: ``silu(gate) * up``, where the columns of gate precede those of up. GPT_OSS: ``(up + 1) * gate
 * sigmoid(1.702 * gate)`` with gate at most 7 and up from -7 to 7, where columns of gate and up
 alternate.
 
-Operands (addresses; strides in bytes; all but weights and bias float32 or int64):
+Operands (addresses; strides in bytes; all but x, out, weights and bias float32 or int64):
 
     0  the address of the number of blocks, 1  blocks: see `routing.SORT`
     2  x [tokens, k], 3  its stride
@@ -142,8 +143,8 @@ Operands (addresses; strides in bytes; all but weights and bias float32 or int64
     12 scratch [threads, SCRATCH_BYTES]
 """
 
-DOWN = {kinds: Kernel(_pieces, _down, *kinds) for kinds in _PAIRS}
-"""Kernels by the dtype names of weights and of bias. They have the operands 0 to 10 of GATE_AND_UP,
-with x [pairs, k] and out [pairs, columns] both in the order of the sorted pairs, weights [experts,
-columns, k], columns in place of inner, and scale and bias [experts, columns].
+DOWN = {kinds: Kernel(_pieces, _down, *kinds) for kinds in KINDS}
+"""Kernels by the dtype names of x, weights and bias. They have the operands 0 to 10 of GATE_AND_UP,
+with x [pairs, k] and out [pairs, columns], float32, both in the order of the sorted pairs, weights
+[experts, columns, k], columns in place of inner, and scale and bias [experts, columns].
 """

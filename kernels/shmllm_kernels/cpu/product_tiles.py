@@ -6,32 +6,34 @@ The tile's shape follows Goto and van de Geijn, "Anatomy of High-Performance Mat
 
 from __future__ import annotations
 
+from shmllm_kernels.cpu.arithmetic import ARITHMETIC
 from shmllm_kernels.cpu.language import emitted
 from shmllm_kernels.cpu.simd import LANES, STORED, Emitter, Loop
 
 TILE_ROWS, TILE_COLUMNS = {16: (4, 6), 8: (2, 4), 4: (6, 4)}[LANES]
 PREFETCHED_ROWS = 2
-"""The number of rows of weights that a tile prefetches."""
+"""The number of rows of weights that a tile prefetches, if there are more tiles of the same columns
+to prefetch the others. Too many at once delay a tile's own loads."""
 
 IN_ORDER, LISTED = "in order", "listed"
 """Where a row of activations lies; see `products.Rows`."""
 
 
-def _tile(num_rows: int, num_columns: int):
+def _tile(num_rows: int, num_columns: int, num_prefetched: int):
     """Returns an emitter of one tile of the product.
 
     The emitter is tile(x, x_stride, indices, row, weight, w_stride, k, out, out_stride, adds,
-    ahead, kind, order): strides are in bytes, k in elements; x, x_stride, indices, order: see
-    `products.Rows`; `row`: the first row; `adds`: whether to add to the values in `out`; `ahead`:
-    the address of weights to prefetch; `kind`: the dtype name of the weights.
+    ahead, kind, x_kind, order): strides are in bytes, k in elements; x, x_stride, indices, x_kind,
+    order: see `products.Rows`; `row`: the first row; `adds`: whether to add to the values in `out`;
+    `ahead`: the address of weights to prefetch; `kind`: the dtype name of the weights.
     """
 
     @emitted
     def tile(
         builder, x, x_stride, indices, row, weight, w_stride, k, out, out_stride, adds, ahead,
-        kind, order,
+        kind, x_kind, order,
     ):  # fmt: skip
-        num_bytes = STORED[kind][1]
+        num_bytes, way = STORED[kind][1], ARITHMETIC[x_kind]
         e = Emitter(builder)
         row_addresses = lambda base, stride, n: [  # noqa: E731
             e.at(base, builder.mul(stride, e.const(i))) for i in range(n)
@@ -41,18 +43,18 @@ def _tile(num_rows: int, num_columns: int):
             places = [e.load_word(e.at(indices, builder.mul(i, e.const(8)))) for i in places]
         xs = [e.at(x, builder.mul(x_stride, i)) for i in places]
         ws = row_addresses(weight, w_stride, num_columns)
-        soon = row_addresses(ahead, w_stride, PREFETCHED_ROWS)
-        whole = builder.and_(k, e.const(-LANES))
+        soon = row_addresses(ahead, w_stride, num_prefetched)
+        whole = builder.and_(k, e.const(-way.width))
 
-        def step(sums, offset, load):
-            x_at = builder.mul(offset, e.const(4))
+        def step(sums, offset, load_x, load_weight):
+            x_at = builder.mul(offset, e.const(way.num_bytes))
             w_at = builder.mul(offset, e.const(num_bytes))
-            columns = [load(e.at(w, w_at), kind) for w in ws]
+            columns = [load_weight(e.at(w, w_at)) for w in ws]
             out = []
             for i, row in enumerate(xs):
-                value = load(e.at(row, x_at), "float32")
+                value = load_x(e.at(row, x_at))
                 out += [
-                    e.fma(value, column, sums[i * num_columns + j])
+                    way.multiply_add(e, value, column, sums[i * num_columns + j])
                     for j, column in enumerate(columns)
                 ]
             return out
@@ -64,11 +66,16 @@ def _tile(num_rows: int, num_columns: int):
         has_whole = builder.icmp_signed(">", whole, e.const(0))
         builder.cbranch(has_whole, loop_block, tail_test)
         builder.position_at_end(loop_block)
-        loop = Loop(e, e.const(0), whole, LANES)
+        loop = Loop(e, e.const(0), whole, way.width)
         loop.begin(sums)
         for row in soon:
             e.prefetch(e.at(row, builder.mul(loop.index, e.const(num_bytes))))
-        inner = step(loop.values, loop.index, e.load)
+        inner = step(
+            loop.values,
+            loop.index,
+            lambda at: way.load_x(e, at),
+            lambda at: way.load_weight(e, at, kind),
+        )
         loop.end(inner)
         after_loop = builder.block
         builder.branch(tail_test)
@@ -82,7 +89,12 @@ def _tile(num_rows: int, num_columns: int):
         done = builder.append_basic_block("done")
         builder.cbranch(builder.icmp_signed(">", rest, e.const(0)), tail, done)
         builder.position_at_end(tail)
-        with_tail = step(merged, whole, lambda at, kind: e.load_first(at, rest, kind))
+        with_tail = step(
+            merged,
+            whole,
+            lambda at: way.load_first_x(e, at, rest),
+            lambda at: way.load_first_weight(e, at, rest, kind),
+        )
         builder.branch(done)
         builder.position_at_end(done)
         final = [builder.phi(e.vector) for _ in sums]
@@ -99,6 +111,9 @@ def _tile(num_rows: int, num_columns: int):
     return tile
 
 
-tile = _tile(TILE_ROWS, TILE_COLUMNS)
-row_tile = _tile(1, TILE_COLUMNS)
-column_tile = _tile(1, 1)
+tile = _tile(TILE_ROWS, TILE_COLUMNS, PREFETCHED_ROWS)
+row_tile = _tile(1, TILE_COLUMNS, PREFETCHED_ROWS)
+eager_tile = _tile(TILE_ROWS, TILE_COLUMNS, TILE_COLUMNS)
+eager_row_tile = _tile(1, TILE_COLUMNS, TILE_COLUMNS)
+"""As `tile` and `row_tile`, for few rows: they prefetch the weights of all the next columns."""
+column_tile = _tile(1, 1, 1)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from shmllm_kernels.cpu.arithmetic import ARITHMETIC
 from shmllm_kernels.cpu.kernel_program import Kernel
 from shmllm_kernels.cpu.language import compiled, compiled_noinline
 from shmllm_kernels.cpu.memory import floats, itemsize, number, word
@@ -21,16 +22,18 @@ from shmllm_kernels.cpu.product_tiles import (
     TILE_COLUMNS,
     TILE_ROWS,
     column_tile,
+    eager_row_tile,
+    eager_tile,
     row_tile,
     tile,
 )
-from shmllm_kernels.cpu.simd import LANES
 
 ROWS_AT_ONCE = 128
 """The number of rows of activations that stay in a core's L2 cache while weights stream through."""
 
-PREFETCHING_TILES = TILE_COLUMNS // PREFETCHED_ROWS
-"""The first tiles prefetch the weights of the next columns, PREFETCHED_ROWS rows each."""
+FEW_ROWS = 2 * TILE_ROWS
+"""Up to so many rows, a tile prefetches the weights of all the next columns; with more, the first
+TILE_COLUMNS / PREFETCHED_ROWS tiles do it together."""
 
 COLUMNS_AT_ONCE = 8 * TILE_COLUMNS
 """The largest number of columns in one piece of work."""
@@ -44,9 +47,15 @@ CHUNKS_PER_THREAD = 4
 take the pieces that a preempted thread has not begun."""
 
 
-class Rows(NamedTuple):
-    """The rows of activations that a product reads, float32.
+def width_of(kind: str) -> int:
+    """Returns the number of elements that a tile multiplies at a time."""
+    return ARITHMETIC[kind].width
 
+
+class Rows(NamedTuple):
+    """The rows of activations that a product reads.
+
+    kind: the dtype name, which decides how the product multiplies; see `arithmetic`.
     order: IN_ORDER: row i lies at `address + i * stride`; LISTED: row `indices[i]` does.
     indices: the address of int64; unused if the rows are in order.
     """
@@ -54,6 +63,7 @@ class Rows(NamedTuple):
     address: Any
     stride: Any
     indices: Any
+    kind: str
     order: str
 
 
@@ -72,37 +82,62 @@ class Weights(NamedTuple):
     bias_kind: str
 
 
-@compiled_noinline
-def _multiply_tiles(
-    x, x_stride, indices, w, w_stride, k, out, out_stride, num_rows, adds, kind, order
-):
-    """Multiplies all rows with the columns of one tile, over a part of k."""
+@compiled
+def _multiply_rows(
+    x, x_stride, indices, w, w_stride, k, out, out_stride, num_rows, adds, kind, x_kind, order,
+    tile, row_tile, prefetched,
+):  # fmt: skip
     ahead = w + TILE_COLUMNS * w_stride
+    prefetching = TILE_COLUMNS // prefetched * TILE_ROWS
     row = 0
     while row + TILE_ROWS <= num_rows:
         out_at = out + row * out_stride
         tile(
-            x, x_stride, indices, row, w, w_stride, k, out_at, out_stride, adds, ahead, kind, order
-        )
+            x, x_stride, indices, row, w, w_stride, k, out_at, out_stride, adds, ahead, kind,
+            x_kind, order,
+        )  # fmt: skip
         row += TILE_ROWS
-        ahead = ahead + PREFETCHED_ROWS * w_stride if row < PREFETCHING_TILES * TILE_ROWS else w
+        ahead = ahead + prefetched * w_stride if row < prefetching else w
     while row < num_rows:
         out_at = out + row * out_stride
         row_tile(
-            x, x_stride, indices, row, w, w_stride, k, out_at, out_stride, adds, ahead, kind, order
-        )
+            x, x_stride, indices, row, w, w_stride, k, out_at, out_stride, adds, ahead, kind,
+            x_kind, order,
+        )  # fmt: skip
         row += 1
 
 
 @compiled_noinline
+def _multiply_tiles(
+    x, x_stride, indices, w, w_stride, k, out, out_stride, num_rows, adds, kind, x_kind, order
+):
+    """Multiplies all rows with the columns of one tile, over a part of k."""
+    _multiply_rows(
+        x, x_stride, indices, w, w_stride, k, out, out_stride, num_rows, adds, kind, x_kind, order,
+        tile, row_tile, PREFETCHED_ROWS,
+    )  # fmt: skip
+
+
+@compiled_noinline
+def _multiply_few_rows(
+    x, x_stride, indices, w, w_stride, k, out, out_stride, num_rows, adds, kind, x_kind, order
+):
+    """As `_multiply_tiles`, for up to FEW_ROWS rows, which wait for the weights."""
+    _multiply_rows(
+        x, x_stride, indices, w, w_stride, k, out, out_stride, num_rows, adds, kind, x_kind, order,
+        eager_tile, eager_row_tile, TILE_COLUMNS,
+    )  # fmt: skip
+
+
+@compiled_noinline
 def _multiply_column(
-    x, x_stride, indices, w, w_stride, k, out, out_stride, num_rows, adds, kind, order
+    x, x_stride, indices, w, w_stride, k, out, out_stride, num_rows, adds, kind, x_kind, order
 ):
     """Multiplies all rows with one column, over a part of k."""
     for row in range(num_rows):
         column_tile(
             x, x_stride, indices, row, w, w_stride, k, out + row * out_stride, out_stride, adds, w,
-            kind, order,
+            kind, x_kind, order,
         )  # fmt: skip
 
 
@@ -123,10 +158,10 @@ def _finish(out, out_stride, num_rows, columns, num_columns, weights):
 @compiled
 def _product(rows, num_rows, weights, columns, num_columns, out, out_stride, multiply, width):
     """Calls `multiply`, which computes a tile of `width` columns, for all tiles and parts of k."""
-    k, kind = weights.k, weights.kind
+    k, kind, step = weights.k, weights.kind, width_of(rows.kind)
     w_stride = k * itemsize(kind)
     parts = (k + DEPTH_AT_ONCE - 1) // DEPTH_AT_ONCE
-    depth = ((k + parts - 1) // parts + LANES - 1) // LANES * LANES
+    depth = ((k + parts - 1) // parts + step - 1) // step * step
     end = columns + num_columns
     column = columns
     while column < end:
@@ -134,9 +169,9 @@ def _product(rows, num_rows, weights, columns, num_columns, out, out_stride, mul
         for begin in range(0, k, depth):
             w = weights.address + column * w_stride + begin * itemsize(kind)
             multiply(
-                rows.address + 4 * begin, rows.stride, rows.indices, w, w_stride,
+                rows.address + itemsize(rows.kind) * begin, rows.stride, rows.indices, w, w_stride,
                 min(depth, k - begin), out + 4 * column, out_stride, num_rows, begin, kind,
-                rows.order,
+                rows.kind, rows.order,
             )  # fmt: skip
         column += width
 
@@ -151,7 +186,12 @@ def product(rows, num_rows, weights, columns, num_columns, out, out_stride):
         columns: the first column of the chunk.
         out, out_stride: row i's products lie at ``out + i * out_stride + 4 * column``.
     """
-    if num_columns >= TILE_COLUMNS:
+    if num_columns >= TILE_COLUMNS and num_rows <= FEW_ROWS:
+        _product(
+            rows, num_rows, weights, columns, num_columns, out, out_stride, _multiply_few_rows,
+            TILE_COLUMNS,
+        )  # fmt: skip
+    elif num_columns >= TILE_COLUMNS:
         _product(
             rows, num_rows, weights, columns, num_columns, out, out_stride, _multiply_tiles,
             TILE_COLUMNS,
@@ -179,7 +219,7 @@ def _pieces(operands, piece, thread, num_threads):
 
 
 @compiled
-def _multiply(operands, piece, thread, num_threads, kind, bias_kind):
+def _multiply(operands, piece, thread, num_threads, x_kind, kind, bias_kind):
     num_rows = word(word(operands, 0), 0)
     x, x_stride, out, out_stride = (
         word(operands, 1), word(operands, 2), word(operands, 3), word(operands, 4),
@@ -194,19 +234,22 @@ def _multiply(operands, piece, thread, num_threads, kind, bias_kind):
     columns = chunk * width
     chunk_columns = num_columns - columns if chunk == num_chunks - 1 else width
     product(
-        Rows(x + first_row * x_stride, x_stride, 0, IN_ORDER), rows,
+        Rows(x + first_row * x_stride, x_stride, 0, x_kind, IN_ORDER), rows,
         Weights(weight, k, scale, bias, kind, bias_kind), columns, chunk_columns,
         out + first_row * out_stride, out_stride,
     )  # fmt: skip
 
 
-MULTIPLY = {
-    "float32": Kernel(_pieces, _multiply, "float32", "float32"),
-    "float16": Kernel(_pieces, _multiply, "float16", "float16"),
-    "bfloat16": Kernel(_pieces, _multiply, "bfloat16", "bfloat16"),
-}
-"""Kernels by the dtype name of weights and bias. ``out = x @ weight.T * scale + bias``; x, scale
-and out are float32.
+DTYPES = ("float32", "float16", "bfloat16")
+KINDS = [
+    *(("float32", kind, dtype) for dtype in DTYPES for kind in (dtype, "int8")),
+    ("bfloat16", "bfloat16", "bfloat16"),
+]
+"""The dtype names of activations, weights and bias that products have kernels for."""
+
+MULTIPLY = {kinds: Kernel(_pieces, _multiply, *kinds) for kinds in KINDS}
+"""Kernels by the dtype names of x, weights and bias. ``out = x @ weight.T * scale + bias``; scale
+and out are float32. Activations in bfloat16 need `arithmetic.HAS_BFLOAT16`.
 
 Operands: address of the number of rows; x, its stride; out, its stride; weight [columns, k]
 contiguous, columns, k; scale [columns] or 0; bias [columns] or 0.
@@ -214,10 +257,3 @@ Tensors are given by their addresses, strides in bytes.
 
 2 * columns * k flops for each row; all weights are read once for every ROWS_AT_ONCE rows.
 """
-
-MULTIPLY_INT8 = {
-    "float32": Kernel(_pieces, _multiply, "int8", "float32"),
-    "float16": Kernel(_pieces, _multiply, "int8", "float16"),
-    "bfloat16": Kernel(_pieces, _multiply, "int8", "bfloat16"),
-}
-"""Kernels by the dtype name of the bias: as MULTIPLY, but the weights are int8."""

@@ -88,18 +88,23 @@ class Emitter:
         """Loads `count` consecutive numbers as float32; the other lanes are zero. It does not read
         memory after them."""
         kind, num_bytes = STORED[stored]
-        vector = ir.VectorType(kind, self.lanes)
+        bits = self.load_first_bits(address, count, 8 * num_bytes)
+        is_integer = isinstance(kind, ir.IntType)
+        read = bits if is_integer else self.builder.bitcast(bits, ir.VectorType(kind, self.lanes))
+        return self._widened(read, stored)
+
+    def load_first_bits(self, address: ir.Value, count: ir.Value, num_bits: int) -> ir.Value:
+        """Loads `count` consecutive integers of so many bits; the other lanes are zero. It does not
+        read memory after them."""
+        vector = ir.VectorType(ir.IntType(num_bits), self.lanes)
         mask_type = ir.VectorType(ir.IntType(1), self.lanes)
-        suffix = {"float32": "f32", "float16": "f16", "bfloat16": "i16", "int8": "i8"}[stored]
-        name = f"llvm.masked.load.v{self.lanes}{suffix}.p0"
+        name = f"llvm.masked.load.v{self.lanes}i{num_bits}.p0"
         pointer_type = vector.as_pointer()
         load = function(self.builder, name, vector, [pointer_type, INT32, mask_type, vector])
-        zero = 0.0 if suffix.startswith("f") else 0
-        nothing = ir.Constant(vector, [zero] * self.lanes)
+        nothing = ir.Constant(vector, [0] * self.lanes)
         pointer = self.builder.inttoptr(address, pointer_type)
-        align = ir.Constant(INT32, num_bytes)
-        read = self.builder.call(load, [pointer, align, self.first(count), nothing])
-        return self._widened(read, stored)
+        align = ir.Constant(INT32, num_bits // 8)
+        return self.builder.call(load, [pointer, align, self.first(count), nothing])
 
     def first(self, count: ir.Value) -> ir.Value:
         """Returns a mask of the first `count` lanes."""

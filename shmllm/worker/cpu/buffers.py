@@ -20,12 +20,13 @@ SCORED_ROWS = 64
 
 
 class CpuBuffers:
-    """The buffers of a step, all float32 but some of `experts`.
+    """The buffers of a step, all float32 but `rounded` and some of `experts`.
 
     Args:
         config: the model's configuration.
         max_tokens: the largest number of tokens in a step.
         max_samples: the largest number of tokens that a step samples.
+        rounds_to: the dtype that activations are rounded to before products, or None.
 
     Attributes:
         hidden: [max_tokens, hidden], the residual stream.
@@ -38,9 +39,17 @@ class CpuBuffers:
         logits: [max_samples, vocab].
         scored: [SCORED_ROWS, hidden], hidden states of prompt tokens that are scored.
         scored_logits: [SCORED_ROWS, vocab], the logits of `scored`.
+        rounded: memory for the rounded input of any product, or None: no input is rounded.
     """
 
-    def __init__(self, config: ModelConfig, max_tokens: int, max_samples: int) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        max_tokens: int,
+        max_samples: int,
+        rounds_to: torch.dtype | None = None,
+    ) -> None:
+        self._rounds_to = rounds_to
         counter = CountingAllocator()
         self._allocate(counter.allocate, config, max_tokens, max_samples)
         self._arena = HostArena(counter.num_bytes, "the activations of a step")
@@ -68,6 +77,11 @@ class CpuBuffers:
             spec: ExpertBuffers(allocate, spec, hidden, max_tokens) for spec in config.mixtures
         }
         self._products = {width: buffer(max_tokens, width) for width in config.linear_widths}
+        self.rounded: Tensor | None = None
+        if self._rounds_to is not None:
+            widest = max(hidden, heads * dim, *config.inner_widths)
+            most_rows = max(max_tokens, max_samples, SCORED_ROWS)
+            self.rounded = allocate((most_rows * widest,), self._rounds_to)
 
     def product(self, width: int) -> Tensor:
         """Return the buffer [max_tokens, width] for the output of a linear layer. All layers of

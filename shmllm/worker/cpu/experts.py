@@ -10,8 +10,8 @@ from torch import Tensor
 from shmllm.models.experts import ExpertLinear, MoE
 from shmllm.models.layers import Allocator
 from shmllm.models.ops import Routing
-from shmllm.models.quantized import Int8Matrix
 from shmllm.models.specs import MoESpec
+from shmllm.worker.cpu.products import Products, weights_of
 from shmllm_kernels.cpu import KernelProgram
 from shmllm_kernels.cpu.experts import DOWN, GATE_AND_UP, SCRATCH_BYTES
 from shmllm_kernels.cpu.routing import BLOCK_WORDS, COMBINE, ROUTE, SORT, max_blocks
@@ -33,7 +33,7 @@ class ExpertBuffers:
         tokens: [pairs] int64, the token of each sorted pair.
         firsts: [experts] int64, scratch of the sorting.
         blocks: see `routing.SORT`.
-        activated: [pairs, inner] float32, the output of the activation.
+        activated: [pairs, inner] float32, memory for the output of the activation.
         rows: [pairs, hidden] float32, the outputs of the experts.
         out: [max_tokens, hidden] float32, their sums.
     """
@@ -62,14 +62,20 @@ class ExpertOps:
 
     Args:
         program: the program to record in.
+        products: records other products there.
         num_tokens: the address of an int64, the number of tokens to compute.
         buffers: the buffers of each mixture.
     """
 
     def __init__(
-        self, program: KernelProgram, num_tokens: int, buffers: dict[MoESpec, ExpertBuffers]
+        self,
+        program: KernelProgram,
+        products: Products,
+        num_tokens: int,
+        buffers: dict[MoESpec, ExpertBuffers],
     ) -> None:
         self._kernels = program
+        self._products = products
         self._num_tokens = num_tokens
         self._buffers = buffers
         size = SCRATCH_BYTES if buffers else 0
@@ -96,14 +102,17 @@ class ExpertOps:
         num_blocks = torch.zeros(1, dtype=torch.int64)
         self._record_sort(routing, spec, num_blocks)
         blocks = [num_blocks.data_ptr(), buffers.blocks.data_ptr()]
-        activated, rows = buffers.activated, buffers.rows
+        kinds = self._products.kinds(moe.gate_up_proj)
+        x = self._products.activations(self._num_tokens, x, kinds[0])
+        rows = buffers.rows
+        activated = buffers.activated.view(x.dtype)[:, : spec.inner]
         extra = [buffers.tokens.data_ptr(), self._scratch.data_ptr()]
         operands = [*blocks, *_rows(x), *_rows(activated), *_weights(moe.gate_up_proj, spec.inner)]
-        kernel = GATE_AND_UP[*_kinds(moe.gate_up_proj), spec.activation]
+        kernel = GATE_AND_UP[*kinds, spec.activation]
         self._kernels.record(kernel, [*operands, *extra], label=f"gate_and_up {_size(moe)}")
         weights = _weights(moe.down_proj, rows.shape[1])
         operands = [*blocks, *_rows(activated), *_rows(rows), *weights]
-        kernel = DOWN[_kinds(moe.down_proj)]
+        kernel = DOWN[self._products.kinds(moe.down_proj)]
         self._kernels.record(kernel, operands, label=f"down {_size(moe)}")
         self._record_combine(routing, spec, shared)
         return buffers.out
@@ -129,20 +138,11 @@ class ExpertOps:
 
 
 def _rows(tensor: Tensor) -> Sequence[int]:
-    return tensor.data_ptr(), 4 * tensor.shape[1]
-
-
-def _kinds(linear: ExpertLinear) -> tuple[str, str]:
-    dtype = str(linear.weight.dtype).removeprefix("torch.")
-    return "int8" if isinstance(linear.weight, Int8Matrix) else dtype, dtype
+    return tensor.data_ptr(), tensor.element_size() * tensor.stride(0)
 
 
 def _weights(linear: ExpertLinear, columns: int) -> Sequence[int]:
-    weight, scales = linear.weight, 0
-    if isinstance(weight, Int8Matrix):
-        numbers, scales = weight.integers, weight.scales.data_ptr()
-    else:
-        numbers = weight
+    numbers, scales = weights_of(linear.weight)
     bias = 0 if linear.bias is None else linear.bias.data_ptr()
     return numbers.data_ptr(), columns, numbers.shape[2], scales, bias
 

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from shmllm.models.config import ModelConfig, RopeConfig
 from shmllm.models.experts import MoE
-from shmllm.models.layers import Attention, Linear, Matrix, Norm, TokenEmbedding
+from shmllm.models.layers import Attention, Linear, Norm, TokenEmbedding
 from shmllm.models.ops import Routing
-from shmllm.models.quantized import Int8Matrix
 from shmllm.models.rope import attention_factor, inverse_frequencies
 from shmllm.models.specs import MLPSpec
 from shmllm.worker.arrays import IntArray, LongArray
@@ -21,44 +20,17 @@ from shmllm.worker.cpu.buffers import CpuBuffers
 from shmllm.worker.cpu.cache import CpuKVCache
 from shmllm.worker.cpu.experts import ExpertOps
 from shmllm.worker.cpu.inputs import CpuInputs
+from shmllm.worker.cpu.products import Products, kind_of
 from shmllm_kernels.cpu import Kernel, KernelProgram, word_of_float
 from shmllm_kernels.cpu.attention import ATTEND, LOG2_E, request_words, scratch_bytes
 from shmllm_kernels.cpu.cache_layout import head_words
 from shmllm_kernels.cpu.heads import STORE_HEADS
 from shmllm_kernels.cpu.norms import ADD, ADD_LAYER_NORM, ADD_RMS_NORM
-from shmllm_kernels.cpu.products import MULTIPLY, MULTIPLY_INT8
 from shmllm_kernels.cpu.rows import ACTIVATE, EMBED, GATHER, ROPE_TABLES, SCALE_AND_CAP
-
-
-def kind_of(weight: Matrix) -> str:
-    """Return the name of the weight's dtype, by which kernels are chosen."""
-    return str(weight.dtype).removeprefix("torch.")
 
 
 def _address(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
-
-
-def record_linear(
-    program: KernelProgram, num_rows: int, x: Tensor, linear: Linear, out: Tensor
-) -> None:
-    """Record ``out = x @ weight.T + bias``.
-
-    Args:
-        program: the program to record in.
-        num_rows: the address of an int64, the number of rows to compute.
-        x: [rows, in] float32.
-        linear: the weight and the bias.
-        out: [rows, out] float32.
-    """
-    weight, kind = linear.weight, kind_of(linear.weight)
-    if isinstance(weight, Int8Matrix):
-        kernel, scales, numbers = MULTIPLY_INT8[kind], weight.scales.data_ptr(), weight.integers
-    else:
-        kernel, scales, numbers = MULTIPLY[kind], 0, weight
-    rows = [x.data_ptr(), 4 * x.shape[1], out.data_ptr(), 4 * out.shape[1]]
-    operands = [num_rows, *rows, numbers.data_ptr(), *numbers.shape, scales, _address(linear.bias)]
-    program.record(kernel, operands, label=f"multiply {numbers.shape[0]}x{numbers.shape[1]}")
 
 
 def record_gather(
@@ -82,17 +54,21 @@ class CpuLogitsOps:
 
     Args:
         program: the program to record in.
+        products: records matrix products there.
         num_rows: the address of an int64, the number of rows to compute.
         logits: [rows, vocab] float32, the result.
     """
 
-    def __init__(self, program: KernelProgram, num_rows: int, logits: Tensor) -> None:
+    def __init__(
+        self, program: KernelProgram, products: Products, num_rows: int, logits: Tensor
+    ) -> None:
         self._kernels = program
+        self._products = products
         self._num_rows = num_rows
         self._logits = logits
 
     def linear(self, x: Tensor, linear: Linear) -> Tensor:
-        record_linear(self._kernels, self._num_rows, x, linear, self._logits)
+        self._products.record(self._num_rows, x, linear, self._logits)
         return self._logits
 
     def scale_and_cap(self, x: Tensor, scale: float, cap: float | None) -> Tensor:
@@ -107,6 +83,7 @@ class CpuOps:
 
     Args:
         program: the program to record in.
+        products: records matrix products there.
         config: the model's configuration.
         buffers: the buffers for the results.
         inputs: the inputs that the kernels read.
@@ -117,6 +94,7 @@ class CpuOps:
     def __init__(
         self,
         program: KernelProgram,
+        products: Products,
         config: ModelConfig,
         buffers: CpuBuffers,
         inputs: CpuInputs,
@@ -147,7 +125,8 @@ class CpuOps:
         size = scratch_bytes(cache.layout, config.num_heads)
         self._scratch = torch.empty((program.num_threads, size), dtype=torch.uint8)
         self._num_tokens = inputs.address_of("num_tokens")
-        self._experts = ExpertOps(program, self._num_tokens, buffers.experts)
+        self._products = products
+        self._experts = ExpertOps(program, products, self._num_tokens, buffers.experts)
         for rope in config.ropes:
             self._record_rope_tables(rope)
 
@@ -178,7 +157,7 @@ class CpuOps:
 
     def linear(self, x: Tensor, linear: Linear) -> Tensor:
         out = self._buffers.product(linear.weight.shape[0])
-        record_linear(self._kernels, self._num_tokens, x, linear, out)
+        self._products.record(self._num_tokens, x, linear, out)
         return out
 
     def attend(self, qkv: Tensor, attention: Attention) -> Tensor:
@@ -217,7 +196,7 @@ class CpuOps:
 
     def route(self, x: Tensor, moe: MoE) -> Routing:
         logits = self._experts.logits(moe.spec)
-        record_linear(self._kernels, self._num_tokens, x, moe.router, logits)
+        self._products.record(self._num_tokens, x, moe.router, logits, is_exact=True)
         return self._experts.route(moe.spec)
 
     def experts(self, x: Tensor, routing: Routing, moe: MoE, shared: Tensor | None) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from shmllm.config.engine import LoadConfig
@@ -14,6 +15,7 @@ from shmllm.worker.cpu.buffers import SCORED_ROWS, CpuBuffers
 from shmllm.worker.cpu.cache import CpuKVCache
 from shmllm.worker.cpu.inputs import CpuInputs
 from shmllm.worker.cpu.ops import CpuLogitsOps, CpuOps, record_gather
+from shmllm.worker.cpu.products import Products
 from shmllm.worker.loaded_runner import Observe
 from shmllm_kernels.cpu import KernelProgram
 
@@ -39,6 +41,8 @@ class CpuProgram:
         batch: the batch, with the block table.
         max_tokens: the largest number of tokens in a step.
         num_threads: the number of threads that compute.
+        rounds_to: the dtype that activations are rounded to before products with weights of this
+            dtype; None: they stay float32.
 
     Attributes:
         inputs: the inputs of the step.
@@ -54,29 +58,30 @@ class CpuProgram:
         batch: InputBatch,
         max_tokens: int,
         num_threads: int,
+        rounds_to: torch.dtype | None = None,
     ) -> None:
         self.observe: Observe | None = None
         max_requests = batch.block_tables.shape[1]
         heads_per_kv = model.config.num_heads // model.config.num_kv_heads
         self.inputs = CpuInputs(max_tokens, max_requests, heads_per_kv, cache.num_groups)
-        self.buffers = CpuBuffers(model.config, max_tokens, max_requests)
+        self.buffers = CpuBuffers(model.config, max_tokens, max_requests, rounds_to)
         self._kernels = KernelProgram(num_threads)
+        products = Products(self._kernels, self.buffers.rounded)
         self._ops = CpuOps(  # keeps the memory alive that its kernels read
-            self._kernels, model.config, self.buffers, self.inputs, cache, batch.block_tables
-        )
+            self._kernels, products, model.config, self.buffers, self.inputs, cache,
+            batch.block_tables,
+        )  # fmt: skip
         self._hidden = model.forward(self._ops)
-        self._record_logits(model)
-        self._num_scored = np.zeros(1, np.int64)
-        self._scoring = KernelProgram(num_threads)
-        rows, logits = self.buffers.scored, self.buffers.scored_logits
-        num_scored = int(self._num_scored.ctypes.data)
-        model.logits(CpuLogitsOps(self._scoring, num_scored, logits), rows)
-
-    def _record_logits(self, model: DecoderModel) -> None:
         num_samples = self.inputs.address_of("num_samples")
         rows, logits = self.buffers.sampled, self.buffers.logits
         record_gather(self._kernels, num_samples, self.inputs.sample_tokens, self._hidden, rows)
-        model.logits(CpuLogitsOps(self._kernels, num_samples, logits), rows)
+        model.logits(CpuLogitsOps(self._kernels, products, num_samples, logits), rows)
+        self._num_scored = np.zeros(1, np.int64)
+        self._scoring = KernelProgram(num_threads)
+        products = Products(self._scoring, self.buffers.rounded)
+        rows, logits = self.buffers.scored, self.buffers.scored_logits
+        num_scored = int(self._num_scored.ctypes.data)
+        model.logits(CpuLogitsOps(self._scoring, products, num_scored, logits), rows)
 
     def run(self, inputs: StepInputs) -> tuple[Tensor, Tensor]:
         """Compute the step whose inputs are in `self.inputs`.

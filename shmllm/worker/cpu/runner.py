@@ -24,6 +24,7 @@ from shmllm.worker.batch import InputBatch, StepInputs
 from shmllm.worker.cpu.arena import HostArena
 from shmllm.worker.cpu.cache import CpuKVCache, cache_bytes
 from shmllm.worker.cpu.memory import HostMemory, keep_freed_memory
+from shmllm.worker.cpu.products import activation_dtype
 from shmllm.worker.cpu.program import CpuProgram, check_model
 from shmllm.worker.cpu.sampler import CpuSampler
 from shmllm.worker.loaded_runner import LoadedRunner, Observe
@@ -121,12 +122,14 @@ class CpuRunner(LoadedRunner):
         self._batch = InputBatch(
             rows, size.max_model_len, block_size, self._vocab_size, len(shape.groups)
         )
+        activations = activation_dtype(config.load, self.model.dtype)
         self._program = CpuProgram(
             self.model,
             CpuKVCache(layout, shape, size.num_blocks, kv_cache),
             self._batch,
             config.scheduler.max_num_batched_tokens,
             num_threads,
+            None if activations == "float32" else self.model.dtype,
         )
         self._sampler = CpuSampler(self._batch, config.logprobs.mode)
         self.overlaps = bool(config.scheduler.async_scheduling)
@@ -142,6 +145,7 @@ class CpuRunner(LoadedRunner):
             num_threads=num_threads,
             load_seconds=time.monotonic() - began,
             deterministic=True,
+            activation_dtype=activations,
             async_scheduling=self.overlaps,
             warnings=warnings,
         )

@@ -60,6 +60,11 @@ def check_model(config: ModelConfig, load: LoadConfig) -> None:
         raise EngineStartError(
             "quantization='int8' is for the CPU: leave it out, or start with device='cpu'"
         )
+    if load.activation_dtype != "auto":
+        raise EngineStartError(
+            f"activation_dtype={load.activation_dtype!r} is for the CPU: on a GPU activations have "
+            "the dtype of the weights"
+        )
     check_features(config, "the GPU", UNSUPPORTED)
     if config.head_dim > MAX_HEAD_DIM:
         raise EngineStartError(

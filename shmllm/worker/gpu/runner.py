@@ -209,6 +209,7 @@ class GpuRunner(LoadedRunner):
             num_threads=1,
             load_seconds=time.monotonic() - began,
             deterministic=False,
+            activation_dtype=loaded.dtype_name,
             device=device.name,
             device_uuid=device.uuid,
             async_scheduling=self.overlaps,

@@ -23,6 +23,10 @@ from shmllm.errors import EngineStartError
             lambda: LoadConfig("m", quantization="fp8"),
             "quantization 'fp8' is not one of None, int8",
         ),
+        (
+            lambda: LoadConfig("m", activation_dtype="int4"),
+            "activation_dtype 'int4' is not one of auto, float32, bfloat16",
+        ),
         (lambda: LoadConfig("m", max_model_len=0), "max_model_len must be .* at least 1, got 0"),
         (lambda: LoadConfig("m", max_model_len=1.5), "max_model_len must be .* got 1.5"),
         (
@@ -67,7 +71,9 @@ def test_the_error_for_an_invalid_value_has_the_option_and_the_value(make, words
 
 
 FULL = EngineConfig(
-    LoadConfig("/größe", "bfloat16", "dummy", 7, 512, "/tokenizers/größe", "int8", True, "größe"),
+    LoadConfig(
+        "/größe", "bfloat16", "dummy", 7, 512, "/tokenizers/größe", "int8", "float32", True, "größe"
+    ),
     CacheConfig(32, 12345, False, 0.5, 40, True),
     SchedulerConfig(3, 99, "priority", False, 7),
     graphs=GraphConfig("FULL", (1, 2, 8), 8, True),

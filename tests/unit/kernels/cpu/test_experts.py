@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from support.cpu_kernels import run_kernel
 from torch import Tensor
 
+from shmllm_kernels.cpu.arithmetic import HAS_BFLOAT16
 from shmllm_kernels.cpu.product_tiles import TILE_COLUMNS
-from shmllm_kernels.cpu.products import MULTIPLY, ROWS_AT_ONCE
+from shmllm_kernels.cpu.products import DTYPES, MULTIPLY, ROWS_AT_ONCE
 from shmllm_kernels.cpu.rows import ACTIVATE
 from shmllm_kernels.reference import moe
 from tests.support.moe_helpers import Experts, MoERun
 from tests.unit.kernels.cpu.test_products import multiply
 
-KINDS = ["float32", "float16", "bfloat16"]
+NEEDS_BFLOAT16 = pytest.mark.skipif(not HAS_BFLOAT16, reason="the CPU lacks AVX512_BF16")
+KINDS = [
+    *(("float32", kind) for kind in DTYPES),
+    pytest.param(("bfloat16", "bfloat16"), marks=NEEDS_BFLOAT16),
+]
+"""The dtype names of activations and weights."""
+
+
+def random_experts(kinds: tuple[str, str], *sizes: int, **options: Any) -> Experts:
+    """Random experts for activations of another dtype."""
+    x_dtype, dtype = (getattr(torch, kind) for kind in kinds)
+    return replace(Experts.random(*sizes, dtype=dtype, **options), x_dtype=x_dtype)
 
 
 def random_routing(num_tokens: int, num_experts: int, top_k: int) -> tuple[Tensor, Tensor]:
@@ -44,22 +58,23 @@ def expected(x: Tensor, experts: Experts, ids: Tensor, weights: Tensor) -> Tenso
     return moe.experts(x.double(), ids, weights.double(), *values, experts.activation)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kinds", KINDS)
 @pytest.mark.parametrize("activation", ["silu", "gpt_oss"])
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize(("hidden", "inner"), [(3, 1), (TILE_COLUMNS, TILE_COLUMNS), (70, 37)])
 def test_experts_equal_the_reference(
-    kind: str, activation: str, has_bias: bool, hidden: int, inner: int
+    kinds: tuple[str, str], activation: str, has_bias: bool, hidden: int, inner: int
 ) -> None:
-    dtype = getattr(torch, kind)
-    experts = Experts.random(6, hidden, inner, dtype, activation, has_bias)
+    experts = random_experts(kinds, 6, hidden, inner, activation=activation, has_bias=has_bias)
     for num_tokens in (0, 1, 2, 25):
-        x = torch.randn(num_tokens, hidden) * 4
+        x = (torch.randn(num_tokens, hidden) * 4).to(experts.x_dtype)
         ids, weights = random_routing(num_tokens, 6, 3)
         found = compute(x, experts, ids, weights)
-        torch.testing.assert_close(
-            found.double(), expected(x, experts, ids, weights), atol=2e-5, rtol=2e-5
-        )
+        want = expected(x, experts, ids, weights)
+        # The activation's output is rounded to 8 bits, which moves each term by 2**-9 at most.
+        largest = float(want.abs().max()) if num_tokens else 0.0
+        tolerance = 2e-5 if kinds[0] == "float32" else 2**-7 * (1 + largest)
+        torch.testing.assert_close(found.double(), want, atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("activation", ["silu", "gpt_oss"])
@@ -82,26 +97,26 @@ def test_integers_are_scaled_by_expert_and_column(activation: str) -> None:
 
 def loop_over_experts(x: Tensor, experts: Experts, ids: Tensor, weights: Tensor) -> Tensor:
     """Computes each expert by the kernels of a dense MLP, and adds in ascending order."""
-    kernel, inner = MULTIPLY[experts.kinds[0]], experts.down.shape[2]
-    out = torch.zeros_like(x)
+    kernel, inner = MULTIPLY[experts.kinds], experts.down.shape[2]
+    out, x = torch.zeros_like(x), x.to(experts.x_dtype)
     for expert in range(len(experts.down)):
         tokens, choices = torch.nonzero(ids == expert, as_tuple=True)
         gate_up = multiply(kernel, x[tokens], experts.gate_up[expert])
         activated = torch.empty(len(tokens), inner)
         run_kernel(ACTIVATE["silu", True], len(tokens), gate_up, activated, inner)
-        rows = multiply(kernel, activated, experts.down[expert])
+        rows = multiply(kernel, activated.to(experts.x_dtype), experts.down[expert])
         out[tokens] += weights[tokens, choices, None] * rows
     return out
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kinds", KINDS)
 @pytest.mark.parametrize(("num_experts", "top_k"), [(5, 1), (8, 2), (4, 4)])
 def test_groups_have_the_bits_of_a_loop_over_experts(
-    kind: str, num_experts: int, top_k: int
+    kinds: tuple[str, str], num_experts: int, top_k: int
 ) -> None:
     """Includes experts without tokens, and depths that are summed in parts."""
     for hidden, inner in ((48, 100), (1100, 20)):
-        experts = Experts.random(num_experts, hidden, inner, getattr(torch, kind))
+        experts = random_experts(kinds, num_experts, hidden, inner)
         for num_tokens in (1, 3, 40):
             x = torch.randn(num_tokens, hidden)
             ids, weights = random_routing(num_tokens, num_experts, top_k)

@@ -8,10 +8,21 @@ import torch
 from torch import Tensor
 
 from shmllm_kernels.cpu import Kernel, KernelProgram
+from shmllm_kernels.cpu.arithmetic import HAS_BFLOAT16
 from shmllm_kernels.cpu.product_tiles import TILE_COLUMNS
-from shmllm_kernels.cpu.products import MULTIPLY, MULTIPLY_INT8, ROWS_AT_ONCE
+from shmllm_kernels.cpu.products import DTYPES, MULTIPLY, ROWS_AT_ONCE
 
-KINDS = ["float32", "float16", "bfloat16"]
+Kinds = tuple[str, str, str]
+WIDENED = [("float32", kind, kind) for kind in DTYPES]
+NEEDS_BFLOAT16 = pytest.mark.skipif(not HAS_BFLOAT16, reason="the CPU lacks AVX512_BF16")
+KINDS = [*WIDENED, pytest.param(("bfloat16",) * 3, marks=NEEDS_BFLOAT16)]
+"""The dtype names of activations, weights and bias."""
+FLOAT32 = MULTIPLY["float32", "float32", "float32"]
+
+
+def drawn(rows: int, k: int, kind: str) -> Tensor:
+    """Random numbers of the dtype of that name."""
+    return torch.randn(rows, k).to(getattr(torch, kind))
 
 
 def multiply(
@@ -28,7 +39,7 @@ def multiply(
     out = torch.full((rows + 1, columns), float("nan"))
     num_rows = np.array([rows])
     program = KernelProgram(num_threads)
-    places = [x.data_ptr(), 4 * x.shape[1], out.data_ptr(), 4 * columns]
+    places = [x.data_ptr(), x.element_size() * x.shape[1], out.data_ptr(), 4 * columns]
     extras = [0 if extra is None else extra.data_ptr() for extra in (scale, bias)]
     program.record(
         kernel, [num_rows.ctypes.data, *places, weight.data_ptr(), *weight.shape, *extras]
@@ -50,66 +61,64 @@ def assert_close(found: Tensor, x: Tensor, weight: Tensor, factors: Tensor | flo
 @pytest.mark.parametrize(
     ("columns", "k"), [(1, 40), (6, 16), (7, 5), (64, 33), (97, 48), (256, 100)]
 )
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kinds", KINDS)
 def test_product_equals_float64(
-    kind: str, columns: int, k: int, rows: int, num_threads: int
+    kinds: Kinds, columns: int, k: int, rows: int, num_threads: int
 ) -> None:
-    weight = torch.randn(columns, k).to(getattr(torch, kind))
-    x = torch.randn(rows, k)
-    assert_close(multiply(MULTIPLY[kind], x, weight, num_threads=num_threads), x, weight)
+    weight, x = drawn(columns, k, kinds[1]), drawn(rows, k, kinds[0])
+    assert_close(multiply(MULTIPLY[kinds], x, weight, num_threads=num_threads), x, weight)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_bias_is_added_once(kind: str) -> None:
-    dtype = getattr(torch, kind)
-    weight, bias = torch.randn(TILE_COLUMNS * 17 + 5, 40).to(dtype), None
-    bias = torch.randn(len(weight)).to(dtype)
-    x = torch.randn(9, 40)
-    found = multiply(MULTIPLY[kind], x, weight, bias=bias, num_threads=2)
+@pytest.mark.parametrize("kinds", KINDS)
+def test_a_bias_is_added_once(kinds: Kinds) -> None:
+    weight, x = drawn(TILE_COLUMNS * 17 + 5, 40, kinds[1]), drawn(9, 40, kinds[0])
+    bias = torch.randn(len(weight)).to(weight.dtype)
+    found = multiply(MULTIPLY[kinds], x, weight, bias=bias, num_threads=2)
     expected = x.double() @ weight.double().T + bias.double()
     torch.testing.assert_close(found.double(), expected, atol=1e-4, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", DTYPES)
 def test_integers_are_scaled_by_column(kind: str) -> None:
     weight = torch.randint(-127, 128, (53, 70), dtype=torch.int8)
     scale, bias = torch.rand(53) / 100, torch.randn(53).to(getattr(torch, kind))
     x = torch.randn(6, 70)
-    found = multiply(MULTIPLY_INT8[kind], x, weight, scale=scale, bias=bias, num_threads=2)
+    found = multiply(
+        MULTIPLY["float32", "int8", kind], x, weight, scale=scale, bias=bias, num_threads=2
+    )
     expected = x.double() @ (weight.double() * scale[:, None].double()).T + bias.double()
     torch.testing.assert_close(found.double(), expected, atol=1e-4, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kinds", KINDS)
 @pytest.mark.parametrize("k", [16, 48, 100, 1536])
-def test_a_row_has_the_same_bits_in_any_batch(kind: str, k: int) -> None:
+def test_a_row_has_the_same_bits_in_any_batch(kinds: Kinds, k: int) -> None:
     """Computes rows alone and among others, at any index, with one thread and with two."""
-    weight = torch.randn(61, k).to(getattr(torch, kind))
-    x = torch.randn(2 * ROWS_AT_ONCE + 7, k)
+    weight, x = drawn(61, k, kinds[1]), drawn(2 * ROWS_AT_ONCE + 7, k, kinds[0])
     tested = torch.cat([torch.arange(9), torch.arange(len(x) - 20, len(x))])
     alone = torch.full((len(x), 61), float("nan"))
     for row in tested:
-        alone[row] = multiply(MULTIPLY[kind], x[row][None].contiguous(), weight)
+        alone[row] = multiply(MULTIPLY[kinds], x[row][None].contiguous(), weight)
     for rows in (2, 3, 4, 7, 16, ROWS_AT_ONCE + 1, len(x)):
         for num_threads in (1, 2):
-            found = multiply(MULTIPLY[kind], x[-rows:].clone(), weight, num_threads=num_threads)
+            found = multiply(MULTIPLY[kinds], x[-rows:].clone(), weight, num_threads=num_threads)
             there = tested[tested >= len(x) - rows]
             assert torch.equal(found[there - (len(x) - rows)], alone[there])
 
 
 def test_a_column_has_the_same_bits_in_any_tile() -> None:
     weight, x = torch.randn(96, 200), torch.randn(5, 200)
-    whole = multiply(MULTIPLY["float32"], x, weight)
+    whole = multiply(FLOAT32, x, weight)
     for first in (35, 95, 94):
-        part = multiply(MULTIPLY["float32"], x, weight[first:].clone())
+        part = multiply(FLOAT32, x, weight[first:].clone())
         assert torch.equal(part, whole[:, first:])
 
 
 def test_nan_in_a_row_does_not_change_other_rows() -> None:
     weight, x = torch.randn(64, 48), torch.randn(8, 48)
-    clean = multiply(MULTIPLY["float32"], x, weight)
+    clean = multiply(FLOAT32, x, weight)
     x[3, 5] = float("nan")
-    found = multiply(MULTIPLY["float32"], x, weight, num_threads=2)
+    found = multiply(FLOAT32, x, weight, num_threads=2)
     assert found[3].isnan().all()
     keep = [0, 1, 2, 4, 5, 6, 7]
     assert torch.equal(found[keep], clean[keep])

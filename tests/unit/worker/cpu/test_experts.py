@@ -10,6 +10,7 @@ from shmllm.models.experts import MoE
 from shmllm.models.layers import Storage
 from shmllm.models.specs import MoESpec
 from shmllm.worker.cpu.experts import ExpertBuffers, ExpertOps
+from shmllm.worker.cpu.products import Products
 from shmllm_kernels.cpu import Kernel
 from shmllm_kernels.cpu.routing import SORT
 
@@ -42,7 +43,7 @@ def test_no_layer_writes_the_number_by_which_another_one_counts_its_pieces() -> 
     number that changed meanwhile made it wait for ever."""
     program = FakeProgram()
     buffers = {SPEC: ExpertBuffers(_allocate, SPEC, HIDDEN, MAX_TOKENS)}
-    ops = ExpertOps(program, 0, buffers)
+    ops = ExpertOps(program, Products(program, None), 0, buffers)
     layers = [MoE(HIDDEN, SPEC, Storage(_allocate, torch.float32)) for _ in range(3)]
     for layer in layers:
         ops.experts(torch.zeros(MAX_TOKENS, HIDDEN), ops.route(SPEC), layer, None)

@@ -1,0 +1,89 @@
+"""How the tiles of a matrix product multiply: in float32, or by the CPU's dot products.
+
+    activations   weights    one step of a tile
+    float32       any        widens LANES weights to float32; a fused multiply-add for each lane
+    bfloat16      bfloat16   a lane adds the products of two pairs (AVX512_BF16)
+
+Each lane of an accumulator adds its products in the order of the row, so that a sum depends on its
+operands alone. The instruction VDPBF16PS takes subnormal numbers for zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from llvmlite import ir
+
+from shmllm_kernels.cpu.simd import FEATURES, LANES, Emitter, function
+
+
+class _BFloat(ir.Type):  # type: ignore[misc]  # llvmlite has no annotations
+    """LLVM's bfloat, which llvmlite cannot name."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+
+@dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """One way to multiply.
+
+    Attributes:
+        num_bytes: the size of an activation.
+        width: the number of elements of a row in one step.
+        load_x: (emitter, address) -> the activations of a step.
+        load_first_x: (emitter, address, count) -> likewise; those after the first `count` are zero
+            and not read.
+        load_weight, load_first_weight: likewise, with the dtype name of the weights.
+        multiply_add: (emitter, activations, weights, sums) -> the sums.
+    """
+
+    num_bytes: int
+    width: int
+    load_x: Callable[..., ir.Value]
+    load_first_x: Callable[..., ir.Value]
+    load_weight: Callable[..., ir.Value]
+    load_first_weight: Callable[..., ir.Value]
+    multiply_add: Callable[..., ir.Value]
+
+
+_PAIRS = ir.VectorType(_BFloat(), 2 * LANES)
+
+
+def _load_pairs(e: Emitter, address: ir.Value, kind: str = "bfloat16") -> ir.Value:
+    pointer = e.builder.inttoptr(address, _PAIRS.as_pointer())
+    return e.builder.load(pointer, align=2)
+
+
+def _load_first_pairs(
+    e: Emitter, address: ir.Value, count: ir.Value, kind: str = "bfloat16"
+) -> ir.Value:
+    wide = Emitter(e.builder, 2 * LANES)
+    return e.builder.bitcast(wide.load_first_bits(address, count, 16), _PAIRS)
+
+
+def _dot_pairs(e: Emitter, x: ir.Value, weight: ir.Value, sums: ir.Value) -> ir.Value:
+    name = "llvm.x86.avx512bf16.dpbf16ps.512"
+    dot = function(e.builder, name, e.vector, [e.vector, _PAIRS, _PAIRS])
+    return e.builder.call(dot, [sums, x, weight])
+
+
+ARITHMETIC = {
+    "float32": Arithmetic(
+        4,
+        LANES,
+        lambda e, address: e.load(address),
+        lambda e, address, count: e.load_first(address, count),
+        lambda e, address, kind: e.load(address, kind),
+        lambda e, address, count, kind: e.load_first(address, count, kind),
+        lambda e, x, weight, sums: e.fma(x, weight, sums),
+    ),
+    "bfloat16": Arithmetic(
+        2, 2 * LANES, _load_pairs, _load_first_pairs, _load_pairs, _load_first_pairs, _dot_pairs
+    ),
+}
+"""The ways by the dtype name of the activations."""
+
+HAS_BFLOAT16 = LANES == 16 and bool(FEATURES.get("avx512bf16"))
+"""Whether this CPU multiplies bfloat16 itself."""
