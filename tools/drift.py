@@ -26,7 +26,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "float16": {"dtype": "float16"},
     "bfloat16, activations float32": {"dtype": "bfloat16", "activation_dtype": "float32"},
     "bfloat16, activations bfloat16": {"dtype": "bfloat16", "activation_dtype": "bfloat16"},
-    "int8": {"quantization": "int8"},
+    "int8, activations float32": {"quantization": "int8", "activation_dtype": "float32"},
+    "int8, activations int8": {"quantization": "int8", "activation_dtype": "int8"},
 }
 
 

@@ -32,7 +32,7 @@ from shmllm.config.options import (
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "safetensors", "dummy"]
 Quantization = Literal["int8"]
-ActivationDType = Literal["auto", "float32", "bfloat16"]
+ActivationDType = Literal["auto", "float32", "bfloat16", "int8"]
 SchedulingPolicy = Literal["fcfs", "priority"]
 WaitPolicyName = Literal["latency", "balanced", "idle"]
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
@@ -163,9 +163,10 @@ class LoadConfig(Section):
     )
     activation_dtype: ActivationDType = option(
         "auto",
-        'What matrix products on a CPU round activations to: "bfloat16", for weights in bfloat16 '
-        'on a CPU with AVX512_BF16, where batches are up to twice as fast; or "float32"; auto is '
-        "the first of these that the CPU and the weights allow.",
+        "What matrix products on a CPU round activations to, for batches that are up to twice "
+        'as fast: "bfloat16" for weights in bfloat16 (the CPU needs AVX512_BF16), "int8" for '
+        'quantization="int8" (AVX512_VNNI), or "float32"; auto is bfloat16 for such weights if '
+        "the CPU can, else float32.",
         OneOf(get_args(ActivationDType)),
     )
     deterministic: bool = option(

@@ -15,6 +15,8 @@ from support.variants import slow
 
 from shmllm import LLM, EngineStartError
 from shmllm.models.config import ModelConfig
+from shmllm_kernels.cpu.arithmetic import HAS_INT8
+from shmllm_kernels.cpu.products import DTYPES
 
 NUM_REQUESTS = 32
 SHAPE: dict[str, Any] = {"intermediate_size": 1376, "max_position_embeddings": 1024}
@@ -22,10 +24,13 @@ SHAPE: dict[str, Any] = {"intermediate_size": 1376, "max_position_embeddings": 1
 contexts of several key tiles."""
 
 
-DTYPES = ("float32", "bfloat16", "float16")
-QUICK_CASES = list(zip(DTYPES, QUICK, strict=False))
+ROUNDED = {"quantization": "int8", "activation_dtype": "int8"}
+OPTIONS = {dtype: {"dtype": dtype} for dtype in DTYPES} | {"int8": ROUNDED}
+QUICK_CASES = list(zip(("float32", "bfloat16", "float16"), QUICK, strict=False))
 CASES = [
-    case if case in QUICK_CASES else slow(case) for case in itertools.product(DTYPES, VARIANTS)
+    case if case in QUICK_CASES else slow(case)
+    for case in itertools.product(OPTIONS, VARIANTS)
+    if case not in (("int8", "gpt2"), ("int8", "gpt_oss"))  # stored transposed: not in 8 bits
 ]
 NAMES = ("model.layers.0.mlp.down_proj.weight", "model.layers.3.self_attn.q_proj.weight")
 
@@ -33,12 +38,14 @@ NAMES = ("model.layers.0.mlp.down_proj.weight", "model.layers.3.self_attn.q_proj
 @pytest.fixture(scope="module", params=CASES, ids="-".join)
 def start(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Any:
     dtype, kind = request.param
+    if dtype == "int8" and not HAS_INT8:
+        pytest.skip("the CPU lacks AVX512_VNNI")
     directory: Path = tmp_path_factory.mktemp(kind)
     make_model(kind, directory, **SHAPE)
 
     def start_engine(**options: Any) -> LLM:
-        settings = {"dtype": dtype, "num_threads": 2, "kv_cache_memory_bytes": 2**26}
-        settings |= {"multiprocess": False}
+        settings = {"num_threads": 2, "kv_cache_memory_bytes": 2**26, "multiprocess": False}
+        settings |= OPTIONS[dtype]
         return LLM(str(directory), **(settings | options))
 
     return start_engine

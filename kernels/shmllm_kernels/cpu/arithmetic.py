@@ -3,9 +3,12 @@
     activations   weights    one step of a tile
     float32       any        widens LANES weights to float32; a fused multiply-add for each lane
     bfloat16      bfloat16   a lane adds the products of two pairs (AVX512_BF16)
+    int8          int8       a lane adds the products of four pairs, exactly (AVX512_VNNI)
 
 Each lane of an accumulator adds its products in the order of the row, so that a sum depends on its
-operands alone. The instruction VDPBF16PS takes subnormal numbers for zero.
+operands alone. The instruction VDPBF16PS takes subnormal numbers for zero. VPDPBUSD multiplies
+unsigned by signed numbers: a step adds 128 to each weight, and the accumulators begin with -128
+times the sum of the activations, which `rounding.ROUND` stored behind them.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from dataclasses import dataclass
 
 from llvmlite import ir
 
-from shmllm_kernels.cpu.simd import FEATURES, LANES, Emitter, function
+from shmllm_kernels.cpu.simd import FEATURES, INT32, LANES, Emitter, function
 
 
 class _BFloat(ir.Type):  # type: ignore[misc]  # llvmlite has no annotations
@@ -37,6 +40,8 @@ class Arithmetic:
             and not read.
         load_weight, load_first_weight: likewise, with the dtype name of the weights.
         multiply_add: (emitter, activations, weights, sums) -> the sums.
+        begin: (emitter, address of a row's int32 correction) -> the sums before the first step.
+        end: (emitter, sums over the lanes) -> these as float32.
     """
 
     num_bytes: int
@@ -46,9 +51,12 @@ class Arithmetic:
     load_weight: Callable[..., ir.Value]
     load_first_weight: Callable[..., ir.Value]
     multiply_add: Callable[..., ir.Value]
+    begin: Callable[..., ir.Value] = lambda e, correction: e.zeros()
+    end: Callable[..., ir.Value] = lambda e, sums: sums
 
 
 _PAIRS = ir.VectorType(_BFloat(), 2 * LANES)
+_BYTES = ir.VectorType(ir.IntType(8), 4 * LANES)
 
 
 def _load_pairs(e: Emitter, address: ir.Value, kind: str = "bfloat16") -> ir.Value:
@@ -69,6 +77,32 @@ def _dot_pairs(e: Emitter, x: ir.Value, weight: ir.Value, sums: ir.Value) -> ir.
     return e.builder.call(dot, [sums, x, weight])
 
 
+def _load_bytes(e: Emitter, address: ir.Value) -> ir.Value:
+    pointer = e.builder.inttoptr(address, _BYTES.as_pointer())
+    return e.builder.load(pointer, align=1)
+
+
+def _load_first_bytes(e: Emitter, address: ir.Value, count: ir.Value) -> ir.Value:
+    return Emitter(e.builder, 4 * LANES).load_first_bits(address, count, 8)
+
+
+def _plus_128(e: Emitter, weight: ir.Value) -> ir.Value:
+    return e.builder.xor(weight, ir.Constant(_BYTES, [-128] * (4 * LANES)))
+
+
+def _dot_bytes(e: Emitter, x: ir.Value, weight: ir.Value, sums: ir.Value) -> ir.Value:
+    name = "llvm.x86.avx512.vpdpbusd.512"
+    dot = function(e.builder, name, e.integers, [e.integers, _BYTES, _BYTES])
+    return e.builder.call(dot, [sums, weight, x])
+
+
+def _corrected(e: Emitter, correction: ir.Value) -> ir.Value:
+    pointer = e.builder.inttoptr(correction, INT32.as_pointer())
+    return e.builder.insert_element(
+        e.splat_int(0), e.builder.load(pointer, align=4), ir.Constant(INT32, 0)
+    )
+
+
 ARITHMETIC = {
     "float32": Arithmetic(
         4,
@@ -82,8 +116,21 @@ ARITHMETIC = {
     "bfloat16": Arithmetic(
         2, 2 * LANES, _load_pairs, _load_first_pairs, _load_pairs, _load_first_pairs, _dot_pairs
     ),
+    "int8": Arithmetic(
+        1,
+        4 * LANES,
+        _load_bytes,
+        _load_first_bytes,
+        lambda e, address, kind: _plus_128(e, _load_bytes(e, address)),
+        lambda e, address, count, kind: _plus_128(e, _load_first_bytes(e, address, count)),
+        _dot_bytes,
+        _corrected,
+        lambda e, sums: e.builder.sitofp(sums, e.vector),
+    ),
 }
 """The ways by the dtype name of the activations."""
 
 HAS_BFLOAT16 = LANES == 16 and bool(FEATURES.get("avx512bf16"))
 """Whether this CPU multiplies bfloat16 itself."""
+HAS_INT8 = LANES == 16 and bool(FEATURES.get("avx512vnni"))
+"""Whether this CPU multiplies int8 itself."""

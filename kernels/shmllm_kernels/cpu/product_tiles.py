@@ -23,15 +23,17 @@ def _tile(num_rows: int, num_columns: int, num_prefetched: int):
     """Returns an emitter of one tile of the product.
 
     The emitter is tile(x, x_stride, indices, row, weight, w_stride, k, out, out_stride, adds,
-    ahead, kind, x_kind, order): strides are in bytes, k in elements; x, x_stride, indices, x_kind,
-    order: see `products.Rows`; `row`: the first row; `adds`: whether to add to the values in `out`;
-    `ahead`: the address of weights to prefetch; `kind`: the dtype name of the weights.
+    ahead, correction, kind, x_kind, order): strides are in bytes, k in elements; x, x_stride,
+    indices, x_kind, order: see `products.Rows`; `row`: the first row; `adds`: whether to add to the
+    values in `out`; `ahead`: the address of weights to prefetch; `correction`: how far behind its
+    activations a row has the number that `Arithmetic.begin` takes; `kind`: the dtype name of the
+    weights.
     """
 
     @emitted
     def tile(
         builder, x, x_stride, indices, row, weight, w_stride, k, out, out_stride, adds, ahead,
-        kind, x_kind, order,
+        correction, kind, x_kind, order,
     ):  # fmt: skip
         num_bytes, way = STORED[kind][1], ARITHMETIC[x_kind]
         e = Emitter(builder)
@@ -59,7 +61,9 @@ def _tile(num_rows: int, num_columns: int, num_prefetched: int):
                 ]
             return out
 
-        sums = [e.zeros()] * (num_rows * num_columns)
+        sums = []
+        for at in xs:
+            sums += [way.begin(e, e.at(at, correction))] * num_columns
         before = builder.block
         loop_block = builder.append_basic_block("whole")
         tail_test = builder.append_basic_block("tail_test")
@@ -80,7 +84,7 @@ def _tile(num_rows: int, num_columns: int, num_prefetched: int):
         after_loop = builder.block
         builder.branch(tail_test)
         builder.position_at_end(tail_test)
-        merged = [builder.phi(e.vector) for _ in sums]
+        merged = [builder.phi(value.type) for value in sums]
         for phi, zero, value in zip(merged, sums, inner, strict=True):
             phi.add_incoming(zero, before)
             phi.add_incoming(value, after_loop)
@@ -97,7 +101,7 @@ def _tile(num_rows: int, num_columns: int, num_prefetched: int):
         )
         builder.branch(done)
         builder.position_at_end(done)
-        final = [builder.phi(e.vector) for _ in sums]
+        final = [builder.phi(value.type) for value in sums]
         for phi, value, other in zip(final, merged, with_tail, strict=True):
             phi.add_incoming(value, tail_test)
             phi.add_incoming(other, tail)
@@ -106,7 +110,7 @@ def _tile(num_rows: int, num_columns: int, num_prefetched: int):
             row = e.at(out, builder.mul(out_stride, e.const(i)))
             before = e.load_first(row, columns)
             kept = builder.select(adds, before, e.zeros())
-            e.store_first(builder.fadd(kept, totals), row, num_columns)
+            e.store_first(builder.fadd(kept, way.end(e, totals)), row, num_columns)
 
     return tile
 

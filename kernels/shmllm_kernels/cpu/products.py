@@ -18,6 +18,7 @@ from shmllm_kernels.cpu.language import compiled, compiled_noinline
 from shmllm_kernels.cpu.memory import floats, itemsize, number, word
 from shmllm_kernels.cpu.product_tiles import (
     IN_ORDER,
+    LISTED,
     PREFETCHED_ROWS,
     TILE_COLUMNS,
     TILE_ROWS,
@@ -84,68 +85,95 @@ class Weights(NamedTuple):
 
 @compiled
 def _multiply_rows(
-    x, x_stride, indices, w, w_stride, k, out, out_stride, num_rows, adds, kind, x_kind, order,
-    tile, row_tile, prefetched,
+    x, x_stride, indices, w, w_stride, k, out, out_stride, num_rows, adds, correction, kind,
+    x_kind, order, tile, row_tile, prefetched,
 ):  # fmt: skip
     ahead = w + TILE_COLUMNS * w_stride
     prefetching = TILE_COLUMNS // prefetched * TILE_ROWS
     row = 0
     while row + TILE_ROWS <= num_rows:
-        out_at = out + row * out_stride
         tile(
-            x, x_stride, indices, row, w, w_stride, k, out_at, out_stride, adds, ahead, kind,
-            x_kind, order,
+            x, x_stride, indices, row, w, w_stride, k, out + row * out_stride, out_stride, adds,
+            ahead, correction, kind, x_kind, order,
         )  # fmt: skip
         row += TILE_ROWS
         ahead = ahead + prefetched * w_stride if row < prefetching else w
     while row < num_rows:
-        out_at = out + row * out_stride
         row_tile(
-            x, x_stride, indices, row, w, w_stride, k, out_at, out_stride, adds, ahead, kind,
-            x_kind, order,
+            x, x_stride, indices, row, w, w_stride, k, out + row * out_stride, out_stride, adds,
+            ahead, correction, kind, x_kind, order,
         )  # fmt: skip
         row += 1
 
 
 @compiled_noinline
 def _multiply_tiles(
-    x, x_stride, indices, w, w_stride, k, out, out_stride, num_rows, adds, kind, x_kind, order
-):
+    x, x_stride, indices, w, w_stride, k, out, out_stride, num_rows, adds, correction, kind,
+    x_kind, order,
+):  # fmt: skip
     """Multiplies all rows with the columns of one tile, over a part of k."""
     _multiply_rows(
-        x, x_stride, indices, w, w_stride, k, out, out_stride, num_rows, adds, kind, x_kind, order,
-        tile, row_tile, PREFETCHED_ROWS,
+        x, x_stride, indices, w, w_stride, k, out, out_stride, num_rows, adds, correction, kind,
+        x_kind, order, tile, row_tile, PREFETCHED_ROWS,
     )  # fmt: skip
 
 
 @compiled_noinline
 def _multiply_few_rows(
-    x, x_stride, indices, w, w_stride, k, out, out_stride, num_rows, adds, kind, x_kind, order
-):
+    x, x_stride, indices, w, w_stride, k, out, out_stride, num_rows, adds, correction, kind,
+    x_kind, order,
+):  # fmt: skip
     """As `_multiply_tiles`, for up to FEW_ROWS rows, which wait for the weights."""
     _multiply_rows(
-        x, x_stride, indices, w, w_stride, k, out, out_stride, num_rows, adds, kind, x_kind, order,
-        eager_tile, eager_row_tile, TILE_COLUMNS,
+        x, x_stride, indices, w, w_stride, k, out, out_stride, num_rows, adds, correction, kind,
+        x_kind, order, eager_tile, eager_row_tile, TILE_COLUMNS,
     )  # fmt: skip
 
 
 @compiled_noinline
 def _multiply_column(
-    x, x_stride, indices, w, w_stride, k, out, out_stride, num_rows, adds, kind, x_kind, order
-):
+    x, x_stride, indices, w, w_stride, k, out, out_stride, num_rows, adds, correction, kind,
+    x_kind, order,
+):  # fmt: skip
     """Multiplies all rows with one column, over a part of k."""
     for row in range(num_rows):
         column_tile(
             x, x_stride, indices, row, w, w_stride, k, out + row * out_stride, out_stride, adds, w,
-            kind, x_kind, order,
+            correction, kind, x_kind, order,
         )  # fmt: skip
 
 
 @compiled
-def _finish(out, out_stride, num_rows, columns, num_columns, weights):
-    """Computes ``out * scale + bias`` over a chunk of columns."""
+def num_parts(k):
+    """Returns the number of parts of k that are summed one after the other."""
+    return (k + DEPTH_AT_ONCE - 1) // DEPTH_AT_ONCE
+
+
+@compiled
+def part_depth(k, kind):
+    """Returns the number of elements in each part of k but the last."""
+    step = width_of(kind)
+    return ((k + num_parts(k) - 1) // num_parts(k) + step - 1) // step * step
+
+
+@compiled
+def corrections_at(k):
+    """Returns where, in a row of int8 activations, the parts' corrections begin; the scale of the
+    row follows them. See `rounding.ROUND`."""
+    return (k + 3) // 4 * 4
+
+
+@compiled
+def _finish(rows, out, out_stride, num_rows, columns, num_columns, weights):
+    """Computes ``out * scale of the row * scale + bias`` over a chunk of columns."""
     for row in range(num_rows):
         values = floats(out + row * out_stride + columns * 4)
+        if rows.kind == "int8":
+            place = word(rows.indices, row) if rows.order == LISTED else row
+            scale_at = corrections_at(weights.k) + 4 * num_parts(weights.k)
+            own = floats(rows.address + place * rows.stride + scale_at)[0]
+            for column in range(num_columns):
+                values[column] *= own
         if weights.scale != 0:
             factors = floats(weights.scale + columns * 4)
             for column in range(num_columns):
@@ -158,20 +186,19 @@ def _finish(out, out_stride, num_rows, columns, num_columns, weights):
 @compiled
 def _product(rows, num_rows, weights, columns, num_columns, out, out_stride, multiply, width):
     """Calls `multiply`, which computes a tile of `width` columns, for all tiles and parts of k."""
-    k, kind, step = weights.k, weights.kind, width_of(rows.kind)
+    k, kind, depth = weights.k, weights.kind, part_depth(weights.k, rows.kind)
     w_stride = k * itemsize(kind)
-    parts = (k + DEPTH_AT_ONCE - 1) // DEPTH_AT_ONCE
-    depth = ((k + parts - 1) // parts + step - 1) // step * step
     end = columns + num_columns
     column = columns
     while column < end:
         column = min(column, end - width)  # the last tile overlaps the one before
-        for begin in range(0, k, depth):
+        for part in range(num_parts(k)):
+            begin = part * depth
             w = weights.address + column * w_stride + begin * itemsize(kind)
             multiply(
                 rows.address + itemsize(rows.kind) * begin, rows.stride, rows.indices, w, w_stride,
-                min(depth, k - begin), out + 4 * column, out_stride, num_rows, begin, kind,
-                rows.kind, rows.order,
+                min(depth, k - begin), out + 4 * column, out_stride, num_rows, begin,
+                corrections_at(k) + 4 * part - begin, kind, rows.kind, rows.order,
             )  # fmt: skip
         column += width
 
@@ -200,8 +227,8 @@ def product(rows, num_rows, weights, columns, num_columns, out, out_stride):
         _product(
             rows, num_rows, weights, columns, num_columns, out, out_stride, _multiply_column, 1
         )
-    if weights.scale != 0 or weights.bias != 0:
-        _finish(out, out_stride, num_rows, columns, num_columns, weights)
+    if rows.kind == "int8" or weights.scale != 0 or weights.bias != 0:
+        _finish(rows, out, out_stride, num_rows, columns, num_columns, weights)
 
 
 @compiled
@@ -244,12 +271,14 @@ DTYPES = ("float32", "float16", "bfloat16")
 KINDS = [
     *(("float32", kind, dtype) for dtype in DTYPES for kind in (dtype, "int8")),
     ("bfloat16", "bfloat16", "bfloat16"),
+    *(("int8", "int8", dtype) for dtype in DTYPES),
 ]
 """The dtype names of activations, weights and bias that products have kernels for."""
 
 MULTIPLY = {kinds: Kernel(_pieces, _multiply, *kinds) for kinds in KINDS}
 """Kernels by the dtype names of x, weights and bias. ``out = x @ weight.T * scale + bias``; scale
-and out are float32. Activations in bfloat16 need `arithmetic.HAS_BFLOAT16`.
+and out are float32. Activations in bfloat16 need `arithmetic.HAS_BFLOAT16`, and those in int8
+`HAS_INT8`; `rounding.ROUND` makes them. Sums of int8 are exact over DEPTH_AT_ONCE elements.
 
 Operands: address of the number of rows; x, its stride; out, its stride; weight [columns, k]
 contiguous, columns, k; scale [columns] or 0; bias [columns] or 0.

@@ -19,7 +19,6 @@ from shmllm_kernels.cpu.memory import (
     floats,
     itemsize,
     number,
-    put_number,
     word,
 )
 
@@ -107,23 +106,6 @@ GATHER = Kernel(count_pieces, _gather)
 
 Operands: address of the number of rows; indices int64; source [any, width]; out [rows, width];
 width.
-"""
-
-
-@compiled
-def _round(operands, piece, thread, num_threads, kind):
-    source, out, width = word(operands, 1), word(operands, 2), word(operands, 3)
-    begin, end = rows_of_piece(operands, piece, num_threads)
-    for row in range(begin, end):
-        values, target = floats(source + row * width * 4), out + row * width * itemsize(kind)
-        for i in range(width):
-            put_number(target, i, values[i], kind)
-
-
-ROUND = {"bfloat16": Kernel(count_pieces, _round, "bfloat16")}
-"""Kernels by the dtype name of `out`: rounds to the nearest, ties to even.
-
-Operands: address of the number of rows; x [rows, width]; out [rows, width]; width.
 """
 
 

@@ -170,7 +170,8 @@ class Emitter:
         return self.builder.extract_element(self.sums([vector], 1)[0], ir.Constant(INT32, 0))
 
     def sums(self, vectors: Sequence[ir.Value], group: int) -> list[ir.Value]:
-        """Sums each vector over its lanes; returns vectors with `group` sums in the first lanes.
+        """Sums each vector, of float32 or int32, over its lanes; returns vectors with `group` sums
+        in the first lanes.
 
         Lane i is added to lane i + lanes / 2, and so on by halves: the order of additions does not
         depend on the number of vectors. Two vectors share an addition if their partial sums fit
@@ -211,12 +212,13 @@ class Emitter:
         starts = list(range(0, len(low), width))
         low += [low[0]] * (self.lanes - len(low))
         high = [lane + width for lane in low]
-        other = b[0] if b else ir.Constant(self.vector, ir.Undefined)
+        other = b[0] if b else ir.Constant(a[0].type, ir.Undefined)
         halves = [
             self.builder.shuffle_vector(a[0], other, ir.Constant(self.integers, lanes))
             for lanes in (low, high)
         ]
-        return self.builder.fadd(*halves), starts
+        add = self.builder.fadd if a[0].type == self.vector else self.builder.add
+        return add(*halves), starts
 
 
 class Loop:

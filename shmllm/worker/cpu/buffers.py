@@ -14,6 +14,7 @@ from shmllm.models.layers import Allocator
 from shmllm.worker.arena import CountingAllocator
 from shmllm.worker.cpu.arena import HostArena
 from shmllm.worker.cpu.experts import ExpertBuffers
+from shmllm_kernels.cpu.rounding import row_bytes
 
 SCORED_ROWS = 64
 """The number of rows whose logits are computed at a time for the log-probabilities of prompts."""
@@ -26,7 +27,7 @@ class CpuBuffers:
         config: the model's configuration.
         max_tokens: the largest number of tokens in a step.
         max_samples: the largest number of tokens that a step samples.
-        rounds_to: the dtype that activations are rounded to before products, or None.
+        activation_dtype: the dtype name that products round activations to.
 
     Attributes:
         hidden: [max_tokens, hidden], the residual stream.
@@ -39,7 +40,7 @@ class CpuBuffers:
         logits: [max_samples, vocab].
         scored: [SCORED_ROWS, hidden], hidden states of prompt tokens that are scored.
         scored_logits: [SCORED_ROWS, vocab], the logits of `scored`.
-        rounded: memory for the rounded input of any product, or None: no input is rounded.
+        rounded: memory for the rounded activations of any product, bytes; None: they stay float32.
     """
 
     def __init__(
@@ -47,9 +48,9 @@ class CpuBuffers:
         config: ModelConfig,
         max_tokens: int,
         max_samples: int,
-        rounds_to: torch.dtype | None = None,
+        activation_dtype: str = "float32",
     ) -> None:
-        self._rounds_to = rounds_to
+        self._activation_dtype = activation_dtype
         counter = CountingAllocator()
         self._allocate(counter.allocate, config, max_tokens, max_samples)
         self._arena = HostArena(counter.num_bytes, "the activations of a step")
@@ -78,10 +79,11 @@ class CpuBuffers:
         }
         self._products = {width: buffer(max_tokens, width) for width in config.linear_widths}
         self.rounded: Tensor | None = None
-        if self._rounds_to is not None:
+        if self._activation_dtype != "float32":
             widest = max(hidden, heads * dim, *config.inner_widths)
             most_rows = max(max_tokens, max_samples, SCORED_ROWS)
-            self.rounded = allocate((most_rows * widest,), self._rounds_to)
+            size = most_rows * row_bytes(widest, self._activation_dtype)
+            self.rounded = allocate((size,), torch.uint8)
 
     def product(self, width: int) -> Tensor:
         """Return the buffer [max_tokens, width] for the output of a linear layer. All layers of

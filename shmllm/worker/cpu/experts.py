@@ -103,11 +103,12 @@ class ExpertOps:
         self._record_sort(routing, spec, num_blocks)
         blocks = [num_blocks.data_ptr(), buffers.blocks.data_ptr()]
         kinds = self._products.kinds(moe.gate_up_proj)
-        x = self._products.activations(self._num_tokens, x, kinds[0])
-        rows = buffers.rows
-        activated = buffers.activated.view(x.dtype)[:, : spec.inner]
+        source = self._products.activations(self._num_tokens, x, kinds[0])
+        rows, activated = buffers.rows, buffers.activated
+        if kinds[0] != "float32":
+            activated = activated.view(getattr(torch, kinds[0]))[:, : spec.inner]
         extra = [buffers.tokens.data_ptr(), self._scratch.data_ptr()]
-        operands = [*blocks, *_rows(x), *_rows(activated), *_weights(moe.gate_up_proj, spec.inner)]
+        operands = [*blocks, *source, *_rows(activated), *_weights(moe.gate_up_proj, spec.inner)]
         kernel = GATE_AND_UP[*kinds, spec.activation]
         self._kernels.record(kernel, [*operands, *extra], label=f"gate_and_up {_size(moe)}")
         weights = _weights(moe.down_proj, rows.shape[1])

@@ -11,9 +11,13 @@ from shmllm.models.experts import ExpertLinear
 from shmllm.models.layers import Linear, Matrix
 from shmllm.models.quantized import Int8Matrix
 from shmllm_kernels.cpu import KernelProgram
-from shmllm_kernels.cpu.arithmetic import HAS_BFLOAT16
+from shmllm_kernels.cpu.arithmetic import HAS_BFLOAT16, HAS_INT8
 from shmllm_kernels.cpu.products import MULTIPLY
-from shmllm_kernels.cpu.rows import ROUND
+from shmllm_kernels.cpu.rounding import ROUND, row_bytes
+
+_CAN_MULTIPLY = {"bfloat16": HAS_BFLOAT16, "int8": HAS_INT8}
+_NEEDS = {"bfloat16": "AVX512_BF16", "int8": "AVX512_VNNI"}
+_WEIGHTS = {"bfloat16": "dtype='bfloat16'", "int8": "quantization='int8'"}
 
 Kinds = tuple[str, str, str]
 """The dtype names of activations, weights and bias, by which kernels are chosen."""
@@ -29,13 +33,17 @@ class Products:
 
     Args:
         program: the program to record in.
-        rounded: memory for the rounded activations of any product, or None: activations stay
-            float32. They are rounded to its dtype before a product with weights of this dtype.
+        rounded: memory for the rounded activations of any product, bytes; None: no product rounds
+            them.
+        activation_dtype: what products round activations to, if their weights are of this dtype.
     """
 
-    def __init__(self, program: KernelProgram, rounded: Tensor | None) -> None:
+    def __init__(
+        self, program: KernelProgram, rounded: Tensor | None, activation_dtype: str = "float32"
+    ) -> None:
         self._kernels = program
         self._rounded = rounded
+        self._activation_dtype = activation_dtype
 
     def kinds(self, linear: Linear | ExpertLinear, is_exact: bool = False) -> Kinds:
         """Return the kinds of a projection's product.
@@ -45,29 +53,33 @@ class Products:
             is_exact: whether activations must stay float32.
         """
         dtype = kind_of(linear.weight)
-        if isinstance(linear.weight, Int8Matrix):
-            return "float32", "int8", dtype
-        rounded = self._rounded
-        if is_exact or rounded is None or rounded.dtype != linear.weight.dtype:
-            return "float32", dtype, dtype
-        return dtype, dtype, dtype
+        stored = "int8" if isinstance(linear.weight, Int8Matrix) else dtype
+        # The activations inside of experts are not rounded to 8 bits: each has to know its largest.
+        is_exact |= stored == "int8" and isinstance(linear, ExpertLinear)
+        rounds = stored == self._activation_dtype and not is_exact
+        return stored if rounds else "float32", stored, dtype
 
-    def activations(self, num_rows: int, x: Tensor, kind: str) -> Tensor:
-        """Record the rounding of activations, and return what it writes, which the next call
-        overwrites; or return ``x`` if they stay float32.
+    def activations(self, num_rows: int, x: Tensor, kind: str) -> tuple[int, int]:
+        """Record the rounding of activations, unless they stay float32.
 
         Args:
             num_rows: the address of an int64, the number of rows.
             x: [rows, in] float32.
             kind: the dtype name of the result.
+
+        Returns:
+            The address of the rows that a product reads, which the next call overwrites, and their
+            stride in bytes.
         """
         if kind == "float32":
-            return x
+            return x.data_ptr(), 4 * x.shape[1]
         assert self._rounded is not None, "`kinds` says so"
-        rounded = self._rounded[: x.numel()].view(x.shape)
-        operands = [num_rows, x.data_ptr(), rounded.data_ptr(), x.shape[1]]
+        stride = row_bytes(x.shape[1], kind)
+        assert len(x) * stride <= self._rounded.nbytes, "the memory is for fewer activations"
+        address = self._rounded.data_ptr()
+        operands = [num_rows, x.data_ptr(), address, x.shape[1], stride]
         self._kernels.record(ROUND[kind], operands, label="round")
-        return rounded
+        return address, stride
 
     def record(
         self, num_rows: int, x: Tensor, linear: Linear, out: Tensor, is_exact: bool = False
@@ -82,9 +94,8 @@ class Products:
             is_exact: whether activations must stay float32.
         """
         kinds = self.kinds(linear, is_exact)
-        x = self.activations(num_rows, x, kinds[0])
         numbers, scales = weights_of(linear.weight)
-        rows = [x.data_ptr(), x.element_size() * x.shape[1], out.data_ptr(), 4 * out.shape[1]]
+        rows = [*self.activations(num_rows, x, kinds[0]), out.data_ptr(), 4 * out.shape[1]]
         bias = 0 if linear.bias is None else linear.bias.data_ptr()
         operands = [num_rows, *rows, numbers.data_ptr(), *numbers.shape, scales, bias]
         size = f"{numbers.shape[0]}x{numbers.shape[1]}"
@@ -108,16 +119,19 @@ def activation_dtype(load: LoadConfig, dtype: torch.dtype) -> str:
     Raises:
         EngineStartError: they cannot be rounded as asked.
     """
-    wanted, lacking = load.activation_dtype, None
-    if load.quantization is not None:
-        lacking = f"quantization={load.quantization!r} multiplies with float32"
-    elif dtype is not torch.bfloat16:
-        name = str(dtype).removeprefix("torch.")
-        lacking = f"the weights are {name}: start with dtype='bfloat16'"
-    elif not HAS_BFLOAT16:
-        lacking = "this CPU has no AVX512_BF16"
-    if wanted == "auto":
-        return "bfloat16" if lacking is None else "float32"
-    if wanted == "bfloat16" and lacking is not None:
-        raise EngineStartError(f"activation_dtype='bfloat16' is not possible: {lacking}")
-    return wanted
+    name, wanted = str(dtype).removeprefix("torch."), load.activation_dtype
+    stored = name if load.quantization is None else load.quantization
+    if wanted == "auto":  # 8 bits change too much to be the default; docs/models.md has the figures
+        return "bfloat16" if stored == "bfloat16" and _CAN_MULTIPLY[stored] else "float32"
+    if wanted == "float32":
+        return wanted
+    if wanted != stored:
+        raise EngineStartError(
+            f"activation_dtype={wanted!r} is not possible: the weights are {stored}; "
+            f"start with {_WEIGHTS[wanted]}"
+        )
+    if not _CAN_MULTIPLY[stored]:
+        raise EngineStartError(
+            f"activation_dtype={wanted!r} is not possible: this CPU has no {_NEEDS[stored]}"
+        )
+    return stored

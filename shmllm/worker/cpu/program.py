@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from shmllm.config.engine import LoadConfig
@@ -41,8 +40,7 @@ class CpuProgram:
         batch: the batch, with the block table.
         max_tokens: the largest number of tokens in a step.
         num_threads: the number of threads that compute.
-        rounds_to: the dtype that activations are rounded to before products with weights of this
-            dtype; None: they stay float32.
+        activation_dtype: the dtype name that products round activations to.
 
     Attributes:
         inputs: the inputs of the step.
@@ -58,15 +56,15 @@ class CpuProgram:
         batch: InputBatch,
         max_tokens: int,
         num_threads: int,
-        rounds_to: torch.dtype | None = None,
+        activation_dtype: str = "float32",
     ) -> None:
         self.observe: Observe | None = None
         max_requests = batch.block_tables.shape[1]
         heads_per_kv = model.config.num_heads // model.config.num_kv_heads
         self.inputs = CpuInputs(max_tokens, max_requests, heads_per_kv, cache.num_groups)
-        self.buffers = CpuBuffers(model.config, max_tokens, max_requests, rounds_to)
+        self.buffers = CpuBuffers(model.config, max_tokens, max_requests, activation_dtype)
         self._kernels = KernelProgram(num_threads)
-        products = Products(self._kernels, self.buffers.rounded)
+        products = Products(self._kernels, self.buffers.rounded, activation_dtype)
         self._ops = CpuOps(  # keeps the memory alive that its kernels read
             self._kernels, products, model.config, self.buffers, self.inputs, cache,
             batch.block_tables,
@@ -78,7 +76,7 @@ class CpuProgram:
         model.logits(CpuLogitsOps(self._kernels, products, num_samples, logits), rows)
         self._num_scored = np.zeros(1, np.int64)
         self._scoring = KernelProgram(num_threads)
-        products = Products(self._scoring, self.buffers.rounded)
+        products = Products(self._scoring, self.buffers.rounded, activation_dtype)
         rows, logits = self.buffers.scored, self.buffers.scored_logits
         num_scored = int(self._num_scored.ctypes.data)
         model.logits(CpuLogitsOps(self._scoring, products, num_scored, logits), rows)

@@ -129,7 +129,7 @@ class CpuRunner(LoadedRunner):
             self._batch,
             config.scheduler.max_num_batched_tokens,
             num_threads,
-            None if activations == "float32" else self.model.dtype,
+            activations,
         )
         self._sampler = CpuSampler(self._batch, config.logprobs.mode)
         self.overlaps = bool(config.scheduler.async_scheduling)

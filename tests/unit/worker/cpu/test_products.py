@@ -18,32 +18,42 @@ def chosen(dtype: torch.dtype, wanted: str = "auto", quantization: str | None = 
     return activation_dtype(load, dtype)
 
 
-@pytest.mark.parametrize("has_bfloat16", [True, False])
+def has(monkeypatch: pytest.MonkeyPatch, *kinds: str) -> None:
+    """Lets the CPU multiply numbers of these dtypes only."""
+    can = {kind: kind in kinds for kind in ("bfloat16", "int8")}
+    monkeypatch.setattr(products, "_CAN_MULTIPLY", can)
+
+
 def test_auto_rounds_where_the_cpu_and_the_weights_allow_it(
-    monkeypatch: pytest.MonkeyPatch, has_bfloat16: bool
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(products, "HAS_BFLOAT16", has_bfloat16)
-    assert chosen(BFLOAT16) == ("bfloat16" if has_bfloat16 else "float32")
+    has(monkeypatch, "bfloat16", "int8")
+    assert chosen(BFLOAT16) == "bfloat16"
     assert chosen(FLOAT32) == chosen(torch.float16) == "float32"
-    assert chosen(BFLOAT16, quantization="int8") == "float32"
-    assert chosen(BFLOAT16, "float32") == "float32"
+    assert chosen(FLOAT32, quantization="int8") == "float32"
+    assert chosen(BFLOAT16, "float32") == chosen(BFLOAT16, quantization="int8") == "float32"
+    assert chosen(FLOAT32, "int8", "int8") == chosen(BFLOAT16, "int8", "int8") == "int8"
+    has(monkeypatch)
+    assert chosen(BFLOAT16) == "float32"
 
 
 @pytest.mark.parametrize(
-    ("has_bfloat16", "dtype", "quantization", "message"),
+    ("dtype", "wanted", "quantization", "message"),
     [
-        (True, FLOAT32, None, "the weights are float32: start with dtype='bfloat16'"),
-        (True, BFLOAT16, "int8", "quantization='int8' multiplies with float32"),
-        (False, BFLOAT16, None, "this CPU has no AVX512_BF16"),
+        (FLOAT32, "bfloat16", None, "the weights are float32; start with dtype='bfloat16'"),
+        (BFLOAT16, "bfloat16", "int8", "the weights are int8; start with dtype='bfloat16'"),
+        (BFLOAT16, "int8", None, "the weights are bfloat16; start with quantization='int8'"),
+        (BFLOAT16, "bfloat16", None, "this CPU has no AVX512_BF16"),
+        (FLOAT32, "int8", "int8", "this CPU has no AVX512_VNNI"),
     ],
 )
 def test_what_is_not_possible_is_an_error(
     monkeypatch: pytest.MonkeyPatch,
-    has_bfloat16: bool,
     dtype: torch.dtype,
+    wanted: str,
     quantization: str | None,
     message: str,
 ) -> None:
-    monkeypatch.setattr(products, "HAS_BFLOAT16", has_bfloat16)
-    with pytest.raises(EngineStartError, match=f"'bfloat16' is not possible: {message}"):
-        chosen(dtype, "bfloat16", quantization)
+    has(monkeypatch)
+    with pytest.raises(EngineStartError, match=f"'{wanted}' is not possible: {message}"):
+        chosen(dtype, wanted, quantization)
