@@ -6,7 +6,8 @@
     int8          int8       a lane adds the products of four pairs, exactly (AVX512_VNNI)
 
 Each lane of an accumulator adds its products in the order of the row, so that a sum depends on its
-operands alone. The instruction VDPBF16PS takes subnormal numbers for zero. VPDPBUSD multiplies
+operands alone. LLVM takes the operands of dot products as int32, whatever they are, in all its
+versions since 15. The instruction VDPBF16PS takes subnormal numbers for zero. VPDPBUSD multiplies
 unsigned by signed numbers: a step adds 128 to each weight, and the accumulators begin with -128
 times the sum of the activations, which `rounding.ROUND` stored behind them.
 """
@@ -19,13 +20,6 @@ from dataclasses import dataclass
 from llvmlite import ir
 
 from shmllm_kernels.cpu.simd import FEATURES, INT32, LANES, Emitter, function
-
-
-class _BFloat(ir.Type):  # type: ignore[misc]  # llvmlite has no annotations
-    """LLVM's bfloat, which llvmlite cannot name."""
-
-    def _to_string(self) -> str:
-        return "bfloat"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,44 +49,30 @@ class Arithmetic:
     end: Callable[..., ir.Value] = lambda e, sums: sums
 
 
-_PAIRS = ir.VectorType(_BFloat(), 2 * LANES)
-_BYTES = ir.VectorType(ir.IntType(8), 4 * LANES)
+def _load(e: Emitter, address: ir.Value) -> ir.Value:
+    """Loads a register of any numbers, as the dot products take them: as int32."""
+    pointer = e.builder.inttoptr(address, e.integers.as_pointer())
+    return e.builder.load(pointer, align=1)
 
 
-def _load_pairs(e: Emitter, address: ir.Value, kind: str = "bfloat16") -> ir.Value:
-    pointer = e.builder.inttoptr(address, _PAIRS.as_pointer())
-    return e.builder.load(pointer, align=2)
-
-
-def _load_first_pairs(
-    e: Emitter, address: ir.Value, count: ir.Value, kind: str = "bfloat16"
-) -> ir.Value:
-    wide = Emitter(e.builder, 2 * LANES)
-    return e.builder.bitcast(wide.load_first_bits(address, count, 16), _PAIRS)
+def _load_first(e: Emitter, address: ir.Value, count: ir.Value, num_bytes: int) -> ir.Value:
+    lanes = Emitter(e.builder, LANES * 4 // num_bytes)
+    return e.builder.bitcast(lanes.load_first_bits(address, count, 8 * num_bytes), e.integers)
 
 
 def _dot_pairs(e: Emitter, x: ir.Value, weight: ir.Value, sums: ir.Value) -> ir.Value:
     name = "llvm.x86.avx512bf16.dpbf16ps.512"
-    dot = function(e.builder, name, e.vector, [e.vector, _PAIRS, _PAIRS])
+    dot = function(e.builder, name, e.vector, [e.vector, e.integers, e.integers])
     return e.builder.call(dot, [sums, x, weight])
 
 
-def _load_bytes(e: Emitter, address: ir.Value) -> ir.Value:
-    pointer = e.builder.inttoptr(address, _BYTES.as_pointer())
-    return e.builder.load(pointer, align=1)
-
-
-def _load_first_bytes(e: Emitter, address: ir.Value, count: ir.Value) -> ir.Value:
-    return Emitter(e.builder, 4 * LANES).load_first_bits(address, count, 8)
-
-
 def _plus_128(e: Emitter, weight: ir.Value) -> ir.Value:
-    return e.builder.xor(weight, ir.Constant(_BYTES, [-128] * (4 * LANES)))
+    return e.builder.xor(weight, e.splat_int(-0x7F7F7F80))  # 0x80 in each byte
 
 
 def _dot_bytes(e: Emitter, x: ir.Value, weight: ir.Value, sums: ir.Value) -> ir.Value:
     name = "llvm.x86.avx512.vpdpbusd.512"
-    dot = function(e.builder, name, e.integers, [e.integers, _BYTES, _BYTES])
+    dot = function(e.builder, name, e.integers, [e.integers] * 3)
     return e.builder.call(dot, [sums, weight, x])
 
 
@@ -114,15 +94,21 @@ ARITHMETIC = {
         lambda e, x, weight, sums: e.fma(x, weight, sums),
     ),
     "bfloat16": Arithmetic(
-        2, 2 * LANES, _load_pairs, _load_first_pairs, _load_pairs, _load_first_pairs, _dot_pairs
+        2,
+        2 * LANES,
+        _load,
+        lambda e, address, count: _load_first(e, address, count, 2),
+        lambda e, address, kind: _load(e, address),
+        lambda e, address, count, kind: _load_first(e, address, count, 2),
+        _dot_pairs,
     ),
     "int8": Arithmetic(
         1,
         4 * LANES,
-        _load_bytes,
-        _load_first_bytes,
-        lambda e, address, kind: _plus_128(e, _load_bytes(e, address)),
-        lambda e, address, count, kind: _plus_128(e, _load_first_bytes(e, address, count)),
+        _load,
+        lambda e, address, count: _load_first(e, address, count, 1),
+        lambda e, address, kind: _plus_128(e, _load(e, address)),
+        lambda e, address, count, kind: _plus_128(e, _load_first(e, address, count, 1)),
         _dot_bytes,
         _corrected,
         lambda e, sums: e.builder.sitofp(sums, e.vector),
