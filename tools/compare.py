@@ -41,6 +41,8 @@ from shmllm.cli.bench_output import describe_machine
 
 PEERS = Path(__file__).parent / "peers"
 LOADS = ((1, 32, 128), (16, 128, 128), (64, 128, 64))
+REST_S = 1.0
+"""The seconds before each peer's turn, in which the threads of the peer before stop spinning."""
 KV_CACHE_GIB = 2
 MAX_MODEL_LEN = 1024
 FIRST_ORDINARY_TOKEN = 16
@@ -232,6 +234,7 @@ def compare_loads(
             prompts = random_prompts(rng, vocab_size, load)
             firsts = {}
             for peer in running:
+                time.sleep(REST_S)
                 rate, firsts[peer.name] = peer.rate(prompts, load[2])
                 if round_index:
                     rates[peer.name].append(rate)
