@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Compares tokens/s and time to first token of shmllm, vLLM and transformers, in turns.
+"""Compares tokens/s and time to first token of shmllm, vLLM, OpenVINO GenAI and transformers, in
+turns.
 
     python tools/make_model.py --size 4m models/4m
     python tools/make_model.py --size 135m models/135m
@@ -16,7 +17,11 @@ noise of the machine affects all peers alike: compare the ratios. To install vLL
     vllm-venv/bin/pip install (the packages that `pip check` reports as missing, except torchvision,
                                torchaudio and torchcodec)
 
-vLLM gets every core (by default it keeps one for its front end) and 2 GiB for keys and values.
+vLLM gets every core (by default it keeps one for its front end). vLLM and OpenVINO get 2 GiB for
+keys and values, in the model's dtype (OpenVINO's default is 8 bits). To install OpenVINO GenAI:
+
+    python3 -m venv openvino-venv
+    openvino-venv/bin/pip install 'torch>=2.11,<2.14' openvino-genai 'optimum-intel[openvino]'
 """
 
 from __future__ import annotations
@@ -148,7 +153,9 @@ class Running:
         self.answers.close()
 
 
-def find_peers(shmllm: str, vllm: str | None, transformers: str, dtype: str) -> list[Peer]:
+def find_peers(
+    shmllm: str, vllm: str | None, openvino: str | None, transformers: str, dtype: str
+) -> list[Peer]:
     """The peers that can run; reports the others on stderr."""
     cores = sorted(os.sched_getaffinity(0))
     engine = {"dtype": dtype, "max_model_len": MAX_MODEL_LEN}
@@ -165,6 +172,7 @@ def find_peers(shmllm: str, vllm: str | None, transformers: str, dtype: str) -> 
                 "HF_HUB_OFFLINE": "1",
             },
         ),
+        Peer("openvino_genai", openvino or "", {"dtype": dtype, "kv_cache_gib": KV_CACHE_GIB}),
         Peer("transformers", transformers, {"dtype": dtype}),
     ]
     found = []
@@ -180,7 +188,8 @@ def find_peers(shmllm: str, vllm: str | None, transformers: str, dtype: str) -> 
 def missing(peer: Peer) -> str | None:
     """The reason why a peer cannot run here; None if it can."""
     if not peer.python:
-        return f"no --{peer.name} PYTHON; --help says how to make its virtual environment"
+        option = peer.name.replace("_", "-")
+        return f"no --{option} PYTHON; --help says how to make its virtual environment"
     probe = "import importlib.util,sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"
     try:
         done = subprocess.run([peer.python, "-c", probe, peer.name], cwd="/", capture_output=True)
@@ -224,7 +233,7 @@ def compare_loads(
     names = [peer.name for peer in running]
     others = [name for name in names if name != "shmllm"]
     click.echo(
-        "  requests   in  out  " + "".join(f"{name:>14}" for name in names) + "   (tokens/s)"
+        "  requests   in  out  " + "".join(f"{name:>16}" for name in names) + "   (tokens/s)"
     )
     results = []
     for load in loads:
@@ -248,7 +257,7 @@ def compare_loads(
             for name in others
             if "shmllm" in rates
         }
-        cells = "".join(f"{medians[name]:>14,.1f}" for name in names)
+        cells = "".join(f"{medians[name]:>16,.1f}" for name in names)
         shown = ", ".join(f"{ratio:.2f} x {name}" for name, ratio in ratios.items())
         click.echo(f"  {load[0]:>8} {load[1]:>4} {load[2]:>4}  {cells}   {shown}")
         results.append(
@@ -298,6 +307,7 @@ def parse_load(_context: object, _parameter: object, values: tuple[str, ...]) ->
 @click.argument("models", nargs=-1, type=click.Path(exists=True, path_type=Path), required=True)
 @click.option("--shmllm", default=sys.executable, help="Interpreter with shmllm installed.")
 @click.option("--vllm", help="Interpreter with vLLM installed.  [default: skip vLLM]")
+@click.option("--openvino-genai", help="Interpreter with OpenVINO GenAI.  [default: skip OpenVINO]")
 @click.option(
     "--transformers", default=sys.executable, help="Interpreter with transformers installed."
 )
@@ -326,6 +336,7 @@ def main(
     models: tuple[Path, ...],
     shmllm: str,
     vllm: str | None,
+    openvino_genai: str | None,
     transformers: str,
     loads: list[Load],
     dtype: str,
@@ -334,7 +345,7 @@ def main(
     logs: Path,
     json_file: TextIO | None,
 ) -> None:
-    peers = find_peers(shmllm, vllm, transformers, dtype)
+    peers = find_peers(shmllm, vllm, openvino_genai, transformers, dtype)
     logs.mkdir(parents=True, exist_ok=True)
     record: dict[str, Any] = {"machine": describe_machine(), "dtype": dtype, "models": {}}
     for path in models:
