@@ -72,7 +72,7 @@ def load_model(
     load: LoadConfig,
     pool: MemoryPool,
     auto_dtype: str | None,
-    check: Callable[[ModelConfig, LoadConfig], None],
+    check: Callable[[ModelConfig, LoadConfig, str], None],
     on_progress: Progress | None = None,
 ) -> LoadedModel:
     """Load a model into an arena of its own.
@@ -82,8 +82,8 @@ def load_model(
         pool: the memory that the weights go into.
         auto_dtype: the meaning of the dtype "auto"; None stands for the checkpoint's dtype, or
             bfloat16 if the checkpoint names none.
-        check: called before weights are read; raises EngineStartError if the device cannot run
-            that model.
+        check: called before weights are read, with the dtype name of the weights; raises
+            EngineStartError if the device cannot run that model.
         on_progress: called with (bytes read, bytes in all) while weights are read.
 
     Raises:
@@ -92,9 +92,9 @@ def load_model(
     config = ModelConfig.from_directory(Path(load.directory))
     max_model_len = _configured_length(load, config)
     config = config.for_length(max_model_len)
-    check(config, load)
     automatic = auto_dtype or config.dtype or "bfloat16"
     dtype_name = automatic if load.dtype == "auto" else load.dtype
+    check(config, load, dtype_name)
     dtype: torch.dtype = getattr(torch, dtype_name)
     counter = CountingAllocator()
     create_model(config, dtype, counter.allocate, load.quantization)

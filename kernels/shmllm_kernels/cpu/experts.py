@@ -121,9 +121,11 @@ def _down(operands, piece, thread, num_threads, x_kind, kind, bias_kind):
     product(rows, count, weights, column, width, out, out_stride)
 
 
+_KINDS = [kinds for kinds in KINDS if kinds[0] != "int8"]  # no thread knows a row's largest number
+
 GATE_AND_UP = {
     (*kinds, activation): Kernel(_pieces, _gate_and_up, *kinds, activation)
-    for kinds in KINDS
+    for kinds in _KINDS
     for activation in (SILU, GPT_OSS)
 }
 """Kernels by the dtype names of x and out, weights and bias, and the activation of gate and up.
@@ -143,7 +145,7 @@ Operands (addresses; strides in bytes; all but x, out, weights and bias float32 
     12 scratch [threads, SCRATCH_BYTES]
 """
 
-DOWN = {kinds: Kernel(_pieces, _down, *kinds) for kinds in KINDS}
+DOWN = {kinds: Kernel(_pieces, _down, *kinds) for kinds in _KINDS}
 """Kernels by the dtype names of x, weights and bias. They have the operands 0 to 10 of GATE_AND_UP,
 with x [pairs, k] and out [pairs, columns], float32, both in the order of the sorted pairs, weights
 [experts, columns, k], columns in place of inner, and scale and bias [experts, columns].

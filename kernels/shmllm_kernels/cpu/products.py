@@ -18,7 +18,6 @@ from shmllm_kernels.cpu.language import compiled, compiled_noinline
 from shmllm_kernels.cpu.memory import floats, itemsize, number, word
 from shmllm_kernels.cpu.product_tiles import (
     IN_ORDER,
-    LISTED,
     PREFETCHED_ROWS,
     TILE_COLUMNS,
     TILE_ROWS,
@@ -58,7 +57,7 @@ class Rows(NamedTuple):
 
     kind: the dtype name, which decides how the product multiplies; see `arithmetic`.
     order: IN_ORDER: row i lies at `address + i * stride`; LISTED: row `indices[i]` does.
-    indices: the address of int64; unused if the rows are in order.
+    indices: the address of int64; unused if the rows are in order, as rows of int8 have to be.
     """
 
     address: Any
@@ -169,9 +168,8 @@ def _finish(rows, out, out_stride, num_rows, columns, num_columns, weights):
     for row in range(num_rows):
         values = floats(out + row * out_stride + columns * 4)
         if rows.kind == "int8":
-            place = word(rows.indices, row) if rows.order == LISTED else row
             scale_at = corrections_at(weights.k) + 4 * num_parts(weights.k)
-            own = floats(rows.address + place * rows.stride + scale_at)[0]
+            own = floats(rows.address + row * rows.stride + scale_at)[0]
             for column in range(num_columns):
                 values[column] *= own
         if weights.scale != 0:

@@ -20,6 +20,14 @@ ACTIVATIONS = ("silu", "gpt_oss")
 
 
 @triton.jit
+def _block(index, blocks_ptr, BLOCK_M: tl.constexpr):
+    """Returns the expert of a block, the places of its pairs, and which of these there are."""
+    block = blocks_ptr + index * BLOCK_WORDS
+    rows = tl.arange(0, BLOCK_M)
+    return tl.load(block).to(tl.int64), tl.load(block + 1) + rows, rows < tl.load(block + 2)
+
+
+@triton.jit
 def _multiply(
     x_rows,
     is_row,
@@ -72,12 +80,8 @@ def _gate_and_up(
     index = tl.program_id(0)
     if index >= tl.load(num_blocks_ptr):
         return
-    block = blocks_ptr + index * BLOCK_WORDS
-    expert = tl.load(block).to(tl.int64)
-    first = tl.load(block + 1)
-    rows = tl.arange(0, BLOCK_M)
-    is_row = rows < tl.load(block + 2)
-    tokens = tl.load(pairs_ptr + first + rows, mask=is_row, other=0) // TOP_K
+    expert, rows, is_row = _block(index, blocks_ptr, BLOCK_M)
+    tokens = tl.load(pairs_ptr + rows, mask=is_row, other=0) // TOP_K
     # Columns of gate and up in turn, so that the tile splits into both.
     halves = tl.arange(0, BLOCK_N)
     columns = tl.program_id(1) * (BLOCK_N // 2) + halves // 2
@@ -99,7 +103,7 @@ def _gate_and_up(
         up = tl.where(up > 7.0, 7.0, tl.where(up < -7.0, -7.0, up))
         value = gate * sigmoid(1.702 * gate) * (up + 1.0)
     columns = tl.program_id(1) * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
-    targets = out_ptr + (first + rows).to(tl.int64)[:, None] * inner + columns[None, :]
+    targets = out_ptr + rows.to(tl.int64)[:, None] * inner + columns[None, :]
     mask = is_row[:, None] & (columns < inner)[None, :]
     tl.store(targets, value.to(out_ptr.dtype.element_ty), mask=mask)
 
@@ -124,10 +128,7 @@ def _down(
     index = tl.program_id(0)
     if index >= tl.load(num_blocks_ptr):
         return
-    block = blocks_ptr + index * BLOCK_WORDS
-    expert = tl.load(block).to(tl.int64)
-    rows = tl.load(block + 1) + tl.arange(0, BLOCK_M)
-    is_row = tl.arange(0, BLOCK_M) < tl.load(block + 2)
+    expert, rows, is_row = _block(index, blocks_ptr, BLOCK_M)
     columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     is_column = columns < num_columns
     places = expert * num_columns + columns
@@ -193,13 +194,7 @@ def gate_and_up(
         k,
         TOP_K=top_k,
         IS_SILU=activation == "silu",
-        HAS_BIAS=bias is not None,
-        EVEN_K=k % config.block_k == 0,
-        BLOCK_M=config.block_m,
-        BLOCK_N=config.block_n,
-        BLOCK_K=config.block_k,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
+        **_options(bias, k, config),
     )
 
 
@@ -239,14 +234,21 @@ def down(
         weight if bias is None else bias,
         columns,
         k,
-        HAS_BIAS=bias is not None,
-        EVEN_K=k % config.block_k == 0,
-        BLOCK_M=config.block_m,
-        BLOCK_N=config.block_n,
-        BLOCK_K=config.block_k,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
+        **_options(bias, k, config),
     )
+
+
+def _options(bias: Tensor | None, k: int, config: ProductConfig) -> dict[str, int]:
+    """The constants of both kernels."""
+    return {
+        "HAS_BIAS": bias is not None,
+        "EVEN_K": k % config.block_k == 0,
+        "BLOCK_M": config.block_m,
+        "BLOCK_N": config.block_n,
+        "BLOCK_K": config.block_k,
+        "num_warps": config.num_warps,
+        "num_stages": config.num_stages,
+    }
 
 
 def _grid(

@@ -50,14 +50,18 @@ class CpuBuffers:
         max_samples: int,
         activation_dtype: str = "float32",
     ) -> None:
-        self._activation_dtype = activation_dtype
         counter = CountingAllocator()
-        self._allocate(counter.allocate, config, max_tokens, max_samples)
+        self._allocate(counter.allocate, config, max_tokens, max_samples, activation_dtype)
         self._arena = HostArena(counter.num_bytes, "the activations of a step")
-        self._allocate(self._arena.allocate, config, max_tokens, max_samples)
+        self._allocate(self._arena.allocate, config, max_tokens, max_samples, activation_dtype)
 
     def _allocate(
-        self, allocate: Allocator, config: ModelConfig, max_tokens: int, max_samples: int
+        self,
+        allocate: Allocator,
+        config: ModelConfig,
+        max_tokens: int,
+        max_samples: int,
+        activation_dtype: str,
     ) -> None:
         def buffer(rows: int, width: int) -> Tensor:
             return allocate((rows, width), torch.float32)
@@ -79,10 +83,10 @@ class CpuBuffers:
         }
         self._products = {width: buffer(max_tokens, width) for width in config.linear_widths}
         self.rounded: Tensor | None = None
-        if self._activation_dtype != "float32":
+        if activation_dtype != "float32":
             widest = max(hidden, heads * dim, *config.inner_widths)
             most_rows = max(max_tokens, max_samples, SCORED_ROWS)
-            size = most_rows * row_bytes(widest, self._activation_dtype)
+            size = most_rows * row_bytes(widest, activation_dtype)
             self.rounded = allocate((size,), torch.uint8)
 
     def product(self, width: int) -> Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import torch
+from typing import NamedTuple
+
 from torch import Tensor
 
 from shmllm.config.engine import LoadConfig
@@ -15,9 +16,25 @@ from shmllm_kernels.cpu.arithmetic import HAS_BFLOAT16, HAS_INT8
 from shmllm_kernels.cpu.products import MULTIPLY
 from shmllm_kernels.cpu.rounding import ROUND, row_bytes
 
-_CAN_MULTIPLY = {"bfloat16": HAS_BFLOAT16, "int8": HAS_INT8}
-_NEEDS = {"bfloat16": "AVX512_BF16", "int8": "AVX512_VNNI"}
-_WEIGHTS = {"bfloat16": "dtype='bfloat16'", "int8": "quantization='int8'"}
+
+class DotProduct(NamedTuple):
+    """What products of rounded activations need.
+
+    option: the option for weights of that dtype.
+    instruction: what the CPU must have.
+    exists: whether it has it.
+    """
+
+    option: str
+    instruction: str
+    exists: bool
+
+
+DOT_PRODUCTS = {
+    "bfloat16": DotProduct("dtype='bfloat16'", "AVX512_BF16", HAS_BFLOAT16),
+    "int8": DotProduct("quantization='int8'", "AVX512_VNNI", HAS_INT8),
+}
+"""By the dtype name of activations and weights."""
 
 Kinds = tuple[str, str, str]
 """The dtype names of activations, weights and bias, by which kernels are chosen."""
@@ -109,29 +126,27 @@ def weights_of(weight: Matrix) -> tuple[Tensor, int]:
     return weight, 0
 
 
-def activation_dtype(load: LoadConfig, dtype: torch.dtype) -> str:
+def activation_dtype(load: LoadConfig, dtype: str) -> str:
     """Return the dtype name that products round activations to.
 
     Args:
         load: the options.
-        dtype: the dtype of the weights.
+        dtype: the dtype name of the weights, unless these are quantized.
 
     Raises:
         EngineStartError: they cannot be rounded as asked.
     """
-    name, wanted = str(dtype).removeprefix("torch."), load.activation_dtype
-    stored = name if load.quantization is None else load.quantization
+    stored, wanted = load.quantization or dtype, load.activation_dtype
     if wanted == "auto":  # 8 bits change too much to be the default; docs/models.md has the figures
-        return "bfloat16" if stored == "bfloat16" and _CAN_MULTIPLY[stored] else "float32"
+        return dtype if stored == "bfloat16" and DOT_PRODUCTS[stored].exists else "float32"
     if wanted == "float32":
         return wanted
+    needed = DOT_PRODUCTS[wanted]
+    lacking = None
     if wanted != stored:
-        raise EngineStartError(
-            f"activation_dtype={wanted!r} is not possible: the weights are {stored}; "
-            f"start with {_WEIGHTS[wanted]}"
-        )
-    if not _CAN_MULTIPLY[stored]:
-        raise EngineStartError(
-            f"activation_dtype={wanted!r} is not possible: this CPU has no {_NEEDS[stored]}"
-        )
-    return stored
+        lacking = f"the weights are {stored}; start with {needed.option}"
+    elif not needed.exists:
+        lacking = f"this CPU has no {needed.instruction}"
+    if lacking is not None:
+        raise EngineStartError(f"activation_dtype={wanted!r} is not possible: {lacking}")
+    return wanted

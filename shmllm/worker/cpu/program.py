@@ -14,7 +14,7 @@ from shmllm.worker.cpu.buffers import SCORED_ROWS, CpuBuffers
 from shmllm.worker.cpu.cache import CpuKVCache
 from shmllm.worker.cpu.inputs import CpuInputs
 from shmllm.worker.cpu.ops import CpuLogitsOps, CpuOps, record_gather
-from shmllm.worker.cpu.products import Products
+from shmllm.worker.cpu.products import Products, activation_dtype
 from shmllm.worker.loaded_runner import Observe
 from shmllm_kernels.cpu import KernelProgram
 
@@ -24,8 +24,9 @@ NOT_IN_INT8 = {Feature.TRANSPOSED}
 """What cannot be rounded to 8 bits while it is loaded."""
 
 
-def check_model(config: ModelConfig, load: LoadConfig) -> None:
-    """Raise EngineStartError if there are no kernels for a model."""
+def check_model(config: ModelConfig, load: LoadConfig, dtype: str) -> None:
+    """Raise EngineStartError if there are no kernels for a model with weights of a dtype."""
+    activation_dtype(load, dtype)
     check_features(config, "the CPU", UNSUPPORTED)
     if load.quantization is not None:
         check_features(config, f"quantization={load.quantization!r}", NOT_IN_INT8)

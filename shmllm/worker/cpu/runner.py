@@ -122,7 +122,7 @@ class CpuRunner(LoadedRunner):
         self._batch = InputBatch(
             rows, size.max_model_len, block_size, self._vocab_size, len(shape.groups)
         )
-        activations = activation_dtype(config.load, self.model.dtype)
+        activations = activation_dtype(config.load, loaded.dtype_name)
         self._program = CpuProgram(
             self.model,
             CpuKVCache(layout, shape, size.num_blocks, kv_cache),

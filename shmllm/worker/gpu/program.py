@@ -54,8 +54,8 @@ UNSUPPORTED = {Feature.LAYER_QK_NORM}
 """What the kernels cannot compute."""
 
 
-def check_model(config: ModelConfig, load: LoadConfig) -> None:
-    """Raise EngineStartError if the GPU has no kernels for a model."""
+def check_model(config: ModelConfig, load: LoadConfig, dtype: str) -> None:
+    """Raise EngineStartError if the GPU has no kernels for a model with weights of a dtype."""
     if load.quantization == "int8":
         raise EngineStartError(
             "quantization='int8' is for the CPU: leave it out, or start with device='cpu'"

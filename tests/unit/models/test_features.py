@@ -77,9 +77,17 @@ def test_a_device_refuses_what_it_lacks_by_name_and_nothing_else() -> None:
 
 @pytest.mark.parametrize("program", [cpu, gpu])
 def test_a_device_computes_all_but_a_layer_norm_of_queries_and_keys(program: ModuleType) -> None:
-    program.check_model(USES[Feature.TRANSPOSED], LoadConfig("nowhere"))
+    program.check_model(USES[Feature.TRANSPOSED], LoadConfig("nowhere"), "float32")
     with pytest.raises(EngineStartError, match="cannot compute yet: LayerNorm of queries and keys"):
-        program.check_model(USES[Feature.LAYER_QK_NORM], LoadConfig("nowhere"))
+        program.check_model(USES[Feature.LAYER_QK_NORM], LoadConfig("nowhere"), "float32")
+
+
+def test_an_option_for_another_device_or_other_weights_is_refused_before_they_are_read() -> None:
+    load = LoadConfig("nowhere", activation_dtype="bfloat16")
+    with pytest.raises(EngineStartError, match="activation_dtype='bfloat16' is for the CPU"):
+        gpu.check_model(PLAIN, load, "bfloat16")
+    with pytest.raises(EngineStartError, match="is not possible: the weights are float32"):
+        cpu.check_model(PLAIN, load, "float32")
 
 
 def test_layers_with_different_heads_are_refused_with_both() -> None:

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from support.cpu_kernels import run_kernel
+from support.cpu_kernels import NEEDS_BFLOAT16, run_kernel
 from torch import Tensor
 
-from shmllm_kernels.cpu.arithmetic import HAS_BFLOAT16
 from shmllm_kernels.cpu.product_tiles import TILE_COLUMNS
 from shmllm_kernels.cpu.products import DTYPES, MULTIPLY, ROWS_AT_ONCE
 from shmllm_kernels.cpu.rows import ACTIVATE
@@ -19,7 +18,6 @@ from shmllm_kernels.reference import moe
 from tests.support.moe_helpers import Experts, MoERun
 from tests.unit.kernels.cpu.test_products import multiply
 
-NEEDS_BFLOAT16 = pytest.mark.skipif(not HAS_BFLOAT16, reason="the CPU lacks AVX512_BF16")
 KINDS = [
     *(("float32", kind) for kind in DTYPES),
     pytest.param(("bfloat16", "bfloat16"), marks=NEEDS_BFLOAT16),

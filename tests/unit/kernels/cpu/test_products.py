@@ -5,16 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from support.cpu_kernels import NEEDS_BFLOAT16
 from torch import Tensor
 
 from shmllm_kernels.cpu import Kernel, KernelProgram
-from shmllm_kernels.cpu.arithmetic import HAS_BFLOAT16
 from shmllm_kernels.cpu.product_tiles import TILE_COLUMNS
 from shmllm_kernels.cpu.products import DTYPES, MULTIPLY, ROWS_AT_ONCE
 
 Kinds = tuple[str, str, str]
 WIDENED = [("float32", kind, kind) for kind in DTYPES]
-NEEDS_BFLOAT16 = pytest.mark.skipif(not HAS_BFLOAT16, reason="the CPU lacks AVX512_BF16")
 KINDS = [*WIDENED, pytest.param(("bfloat16",) * 3, marks=NEEDS_BFLOAT16)]
 """The dtype names of activations, weights and bias."""
 FLOAT32 = MULTIPLY["float32", "float32", "float32"]

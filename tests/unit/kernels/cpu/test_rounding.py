@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import torch
-from support.cpu_kernels import run_kernel
+from support.cpu_kernels import NEEDS_INT8, run_kernel
 from torch import Tensor
 
-from shmllm_kernels.cpu import KernelProgram
-from shmllm_kernels.cpu.arithmetic import HAS_INT8
 from shmllm_kernels.cpu.products import DTYPES, MULTIPLY, ROWS_AT_ONCE
 from shmllm_kernels.cpu.rounding import ROUND, row_bytes
+from tests.unit.kernels.cpu.test_products import multiply
 
-NEEDS_INT8 = pytest.mark.skipif(not HAS_INT8, reason="the CPU lacks AVX512_VNNI")
+FLOAT32 = MULTIPLY["int8", "int8", "float32"]
 GUARD = 99
 
 
@@ -32,22 +30,6 @@ def rounded(x: Tensor, kind: str, num_threads: int = 2) -> Tensor:
 def parts_of(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The integers and the scales of rows in int8."""
     return rows[:, :k].view(torch.int8), rows[:, -4:].contiguous().view(torch.float32)[:, 0]
-
-
-def multiply_int8(
-    rows: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, num_threads: int = 1
-) -> Tensor:
-    count, columns = len(rows), len(weight)
-    kind = "float32" if bias is None else str(bias.dtype).removeprefix("torch.")
-    out = torch.full((count + 1, columns), math.nan)
-    num_rows, program = np.array([count]), KernelProgram(num_threads)
-    places = [rows.data_ptr(), rows.shape[1], out.data_ptr(), 4 * columns]
-    extras = [scale.data_ptr(), 0 if bias is None else bias.data_ptr()]
-    operands = [num_rows.ctypes.data, *places, weight.data_ptr(), *weight.shape, *extras]
-    program.record(MULTIPLY["int8", "int8", kind], operands)
-    program.replay()
-    assert out[count:].isnan().all(), "wrote after the last row"
-    return out[:count]
 
 
 def random_integers(*shape: int) -> Tensor:
@@ -96,7 +78,7 @@ def test_products_of_integers_are_exact(columns: int, k: int, rows: int, num_thr
     x = rounded(torch.randn(rows, k), "int8")
     integers, scales = parts_of(x, k)
     weight, scale = random_integers(columns, k), torch.rand(columns)
-    found = multiply_int8(x, weight, scale, None, num_threads)
+    found = multiply(FLOAT32, x, weight, scale=scale, num_threads=num_threads)
     exact = (integers.long() @ weight.long().T).float()
     assert torch.equal(found, exact * scales[:, None] * scale)
 
@@ -107,7 +89,7 @@ def test_the_largest_sums_are_exact(sign: int) -> None:
     k = 1024
     x = rounded(torch.full((5, k), 3.0), "int8")
     weight = torch.full((13, k), 127 * sign, dtype=torch.int8)
-    found = multiply_int8(x, weight, torch.ones(13), None)
+    found = multiply(FLOAT32, x, weight, scale=torch.ones(13))
     assert torch.equal(found, torch.full((5, 13), float(127 * 127 * k * sign)) * (3 / 127))
 
 
@@ -118,7 +100,9 @@ def test_a_bias_is_added_after_the_scales(dtype: str) -> None:
     scale, bias = torch.rand(53) / 100, torch.randn(53).to(getattr(torch, dtype))
     integers, scales = parts_of(x, 70)
     exact = (integers.long() @ weight.long().T).float() * scales[:, None] * scale
-    assert torch.equal(multiply_int8(x, weight, scale, bias, 2), exact + bias.float())
+    kernel = MULTIPLY["int8", "int8", dtype]
+    found = multiply(kernel, x, weight, scale=scale, bias=bias, num_threads=2)
+    assert torch.equal(found, exact + bias.float())
 
 
 @NEEDS_INT8
@@ -126,7 +110,7 @@ def test_a_bias_is_added_after_the_scales(dtype: str) -> None:
 def test_a_row_has_the_same_bits_in_any_batch(k: int) -> None:
     x, weight = rounded(torch.randn(2 * ROWS_AT_ONCE + 7, k), "int8"), random_integers(61, k)
     scale = torch.rand(61)
-    whole = multiply_int8(x, weight, scale, None, 2)
+    whole = multiply(FLOAT32, x, weight, scale=scale, num_threads=2)
     for row in (0, 1, 5, ROWS_AT_ONCE, len(x) - 1):
-        alone = multiply_int8(x[row][None].contiguous(), weight, scale, None)
+        alone = multiply(FLOAT32, x[row][None].contiguous(), weight, scale=scale)
         assert torch.equal(alone[0], whole[row])

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from shmllm.config.engine import LoadConfig
 from shmllm.errors import EngineStartError
 from shmllm.worker.cpu import products
 from shmllm.worker.cpu.products import activation_dtype
 
-BFLOAT16, FLOAT32 = torch.bfloat16, torch.float32
+BFLOAT16, FLOAT32 = "bfloat16", "float32"
 
 
-def chosen(dtype: torch.dtype, wanted: str = "auto", quantization: str | None = None) -> str:
+def chosen(dtype: str, wanted: str = "auto", quantization: str | None = None) -> str:
     load = LoadConfig("m", activation_dtype=wanted, quantization=quantization)
     return activation_dtype(load, dtype)
 
 
 def has(monkeypatch: pytest.MonkeyPatch, *kinds: str) -> None:
     """Lets the CPU multiply numbers of these dtypes only."""
-    can = {kind: kind in kinds for kind in ("bfloat16", "int8")}
-    monkeypatch.setattr(products, "_CAN_MULTIPLY", can)
+    found = {
+        kind: each._replace(exists=kind in kinds) for kind, each in products.DOT_PRODUCTS.items()
+    }
+    monkeypatch.setattr(products, "DOT_PRODUCTS", found)
 
 
 def test_auto_rounds_where_the_cpu_and_the_weights_allow_it(
@@ -29,7 +30,7 @@ def test_auto_rounds_where_the_cpu_and_the_weights_allow_it(
 ) -> None:
     has(monkeypatch, "bfloat16", "int8")
     assert chosen(BFLOAT16) == "bfloat16"
-    assert chosen(FLOAT32) == chosen(torch.float16) == "float32"
+    assert chosen(FLOAT32) == chosen("float16") == "float32"
     assert chosen(FLOAT32, quantization="int8") == "float32"
     assert chosen(BFLOAT16, "float32") == chosen(BFLOAT16, quantization="int8") == "float32"
     assert chosen(FLOAT32, "int8", "int8") == chosen(BFLOAT16, "int8", "int8") == "int8"
@@ -49,7 +50,7 @@ def test_auto_rounds_where_the_cpu_and_the_weights_allow_it(
 )
 def test_what_is_not_possible_is_an_error(
     monkeypatch: pytest.MonkeyPatch,
-    dtype: torch.dtype,
+    dtype: str,
     wanted: str,
     quantization: str | None,
     message: str,

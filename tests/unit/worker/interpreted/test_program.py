@@ -112,7 +112,7 @@ def test_a_model_without_kernels_is_refused(models, changes, quantization, messa
     layer = replace(layer, attention=replace(layer.attention, **changes))
     load = LoadConfig(str(directory), quantization=quantization)
     with pytest.raises(EngineStartError, match=message):
-        check_model(replace(config, layers=(layer,) * config.num_layers), load)
+        check_model(replace(config, layers=(layer,) * config.num_layers), load, "float32")
 
 
 def test_the_cache_takes_the_bytes_that_its_layout_computes(gpu_device) -> None:
