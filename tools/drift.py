@@ -27,7 +27,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "bfloat16, activations float32": {"dtype": "bfloat16", "activation_dtype": "float32"},
     "bfloat16, activations bfloat16": {"dtype": "bfloat16", "activation_dtype": "bfloat16"},
     "int8, activations float32": {"quantization": "int8", "activation_dtype": "float32"},
+    "int8, activations bfloat16": {"quantization": "int8", "activation_dtype": "bfloat16"},
     "int8, activations int8": {"quantization": "int8", "activation_dtype": "int8"},
+    "int4, activations float32": {"quantization": "int4", "activation_dtype": "float32"},
+    "int4, activations bfloat16": {"quantization": "int4", "activation_dtype": "bfloat16"},
+    "int4-g64, activations bfloat16": {"quantization": "int4-g64", "activation_dtype": "bfloat16"},
 }
 
 

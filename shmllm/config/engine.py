@@ -31,7 +31,7 @@ from shmllm.config.options import (
 
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "safetensors", "dummy"]
-Quantization = Literal["int8"]
+Quantization = Literal["int8", "int4", "int4-g64"]
 ActivationDType = Literal["auto", "float32", "bfloat16", "int8"]
 SchedulingPolicy = Literal["fcfs", "priority"]
 WaitPolicyName = Literal["latency", "balanced", "idle"]
@@ -158,15 +158,17 @@ class LoadConfig(Section):
     tokenizer_directory: str | None = None
     quantization: Quantization | None = option(
         None,
-        '"int8" rounds matrices to 8 bits per output channel when they are loaded or updated.',
+        'What matrices are rounded to when they are loaded or updated: "int8" has a scale per '
+        'output channel, "int4" one per 32 weights (as Q4_0), "int4-g64" one per 64; the LM head '
+        "gets 8 bits.",
         OneOf(get_args(Quantization), optional=True),
     )
     activation_dtype: ActivationDType = option(
         "auto",
         "What matrix products on a CPU round activations to, for batches that are up to twice "
-        'as fast: "bfloat16" for weights in bfloat16 (the CPU needs AVX512_BF16), "int8" for '
-        'quantization="int8" (AVX512_VNNI), or "float32"; auto is bfloat16 for such weights if '
-        "the CPU can, else float32.",
+        'as fast: "bfloat16" for quantized weights and those in bfloat16 (the CPU needs '
+        'AVX512_BF16), "int8" for quantization="int8" (AVX512_VNNI), or "float32"; auto is '
+        "bfloat16 for such weights if the CPU can, else float32.",
         OneOf(get_args(ActivationDType)),
     )
     deterministic: bool = option(

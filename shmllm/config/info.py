@@ -25,6 +25,7 @@ class EngineInfo:
         max_logprobs: the largest number of alternatives per position that a request may ask for,
             at most vocab_size.
         activation_dtype: what matrix products round activations to.
+        quantization: what matrices were rounded to; empty if they have the dtype.
         device: "cpu", or the name of the GPU.
         async_scheduling: whether each step is planned while the previous one runs.
         device_uuid: the UUID of the GPU; empty on a CPU.
@@ -52,6 +53,7 @@ class EngineInfo:
     scheduling_policy: SchedulingPolicy = "fcfs"
     hidden_size: int = 0
     activation_dtype: str = "float32"
+    quantization: str = ""
     deterministic: bool = False
     device: str = "cpu"
     device_uuid: str = ""
@@ -68,9 +70,9 @@ class EngineInfo:
 
     @property
     def precision(self) -> str:
-        """The dtype of the weights, and of activations if that is another one, for display."""
-        is_same = self.activation_dtype == self.dtype
-        return self.dtype if is_same else f"{self.dtype} with {self.activation_dtype} activations"
+        """What weights are stored as, and activations if that is another dtype, for display."""
+        stored, activations = self.quantization or self.dtype, self.activation_dtype
+        return stored if stored == activations else f"{stored} with {activations} activations"
 
     @property
     def max_concurrency(self) -> float:

@@ -261,7 +261,7 @@ def _quantized_contents(path: Path, architecture: str, config: Any) -> Contents:
         "safetensors",
         architecture,
         f"quantized with {method}{width}, which is not supported",
-        "take the model that it was made from; --quantization int8 rounds that while it loads",
+        "take the model that it was made from: --quantization int8 or int4 rounds it at its load",
     )
 
 
@@ -279,7 +279,7 @@ def _lack(path: Path, format: str, parameters: int | None) -> tuple[str, str]:
     if needed > free and not glob.glob("/dev/nvidia[0-9]*"):
         return (
             f"its weights need {gibibytes(needed)} as float32, and {gibibytes(free)} are free",
-            "--quantization int8 needs a quarter of that",
+            "--quantization int8 needs a quarter of that, int4 a seventh",
         )
     return "", ""
 

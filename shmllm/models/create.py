@@ -23,8 +23,9 @@ def create_model(
         dtype: the dtype of weights, keys and values.
         allocate: called once for each weight tensor, always in the same order. It may return
             meta tensors if the caller only needs their sizes.
-        quantization: "int8" rounds the matrices of all matrix products to 8 bits.
+        quantization: what the matrices of all matrix products are rounded to, one of
+            `quantized.QUANTIZATIONS`; None: they are not.
     """
-    storage = Storage(allocate, dtype, rounds=quantization == "int8")
+    storage = Storage(allocate, dtype, quantization)
     rename = getattr(find_family(config.architecture), "named_weights", None)
     return DecoderModel(config, storage, rename)

@@ -75,7 +75,7 @@ class MoE:
     def __init__(self, hidden_size: int, spec: MoESpec, storage: Storage) -> None:
         self.spec = spec
         widths = [spec.num_experts, 1] if spec.shared_gate else [spec.num_experts]
-        exact = replace(storage, rounds=False)
+        exact = replace(storage, quantization=None)
         self.router = Linear(hidden_size, widths, spec.router_bias, exact)
         experts, inner, bias = spec.num_experts, spec.inner, spec.bias
         self.gate_up_proj = ExpertLinear(experts, hidden_size, 2 * inner, bias, storage)

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from shmllm.models.config import ModelConfig
-from shmllm.models.quantized import Int8Matrix
+from shmllm.models.quantized import QUANTIZATIONS, QuantizedMatrix
 from shmllm.models.specs import MLPSpec, NormSpec
 
 Allocator = Callable[[tuple[int, ...], torch.dtype], Tensor]
 """Returns a tensor of the given shape and dtype, whose contents are undefined."""
 
-Matrix = Tensor | Int8Matrix
+Matrix = Tensor | QuantizedMatrix
 
 NamedWeights = dict[str, tuple[Matrix, ...]]
 """A mapping from a weight's name in the checkpoint to the views that hold it. Each view has the
@@ -29,21 +29,28 @@ class Storage:
     Attributes:
         allocate: returns the memory of one tensor.
         dtype: the dtype of the weights.
-        rounds: whether the matrices of matrix products are rounded to 8 bits.
+        quantization: what the matrices of matrix products are rounded to, one of `QUANTIZATIONS`;
+            None: they are not.
     """
 
     allocate: Allocator
     dtype: torch.dtype
-    rounds: bool = False
+    quantization: str | None = None
 
     def tensor(self, *shape: int) -> Tensor:
         """Allocates a weight that is never quantized."""
         return self.allocate(shape, self.dtype)
 
+    def for_head(self) -> Storage:
+        """Returns the storage of the LM head."""
+        if self.quantization is None:
+            return self
+        return replace(self, quantization=QUANTIZATIONS[self.quantization].head_kind)
+
     def matrix(self, *shape: int) -> Matrix:
         """Allocates the [out, in] matrix of a matrix product, or [..., out, in] several."""
-        if self.rounds:
-            return Int8Matrix.make(shape, self.dtype, self.allocate)
+        if self.quantization is not None:
+            return QUANTIZATIONS[self.quantization].make(shape, self.dtype, self.allocate)
         return self.tensor(*shape)
 
 
@@ -56,15 +63,16 @@ def joined(parts: Sequence[Matrix]) -> Matrix:
     """
     integers, scales, plain = [], [], []
     for part in parts:
-        if isinstance(part, Int8Matrix):
+        if isinstance(part, QuantizedMatrix):
             integers.append(part.integers)
             scales.append(part.scales)
         else:
             plain.append(part)
-    if not integers:
+    first = parts[0]
+    if not isinstance(first, QuantizedMatrix):
         return _joined(plain)
     assert not plain, "the parts belong to one matrix"
-    return Int8Matrix(_joined(integers), _joined(scales), parts[0].dtype)
+    return first.of_parts(_joined(integers), _joined(scales))
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
@@ -210,10 +218,10 @@ class TokenEmbedding:
         vocab_size, hidden_size = config.vocab_size, config.hidden_size
         self.tied = config.tie_word_embeddings
         self.table = storage.tensor(vocab_size, hidden_size)
-        if self.tied and not storage.rounds:
+        if self.tied and storage.quantization is None:
             head_storage = replace(storage, allocate=lambda shape, dtype: self.table)
         else:
-            head_storage = storage
+            head_storage = storage.for_head()
         self.head = Linear(hidden_size, [vocab_size], False, head_storage)
         length = config.num_learned_positions
         self.positions = storage.tensor(length, hidden_size) if length else None

@@ -1,104 +1,208 @@
-"""Matrices quantized to 8-bit integers, which speed up decoding that memory bandwidth limits.
+"""Matrices quantized to integers, which take less memory and speed up what its bandwidth limits.
 
-This module owns a matrix's integers, the scale of each output channel, and the rounding. It must
-not know which matrices a model has.
+This module owns a matrix's integers, their scales, and the rounding. It must not know which
+matrices a model has.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
 LARGEST = 127
 SMALLEST_SCALE = torch.finfo(torch.float32).tiny
+LARGEST_SCALE = torch.finfo(torch.float16).max
 ELEMENTS_AT_ONCE = 2**18
 """About how many elements are rounded at a time, which needs temporaries of a few MiB."""
+PACKED_TOGETHER = 64
+"""The number of elements in a run of 4-bit integers."""
+
+Allocate = Callable[[tuple[int, ...], torch.dtype], Tensor]
 
 
-class Int8Matrix:
-    """A matrix whose rows are rounded to 8 bits, each with its own scale.
+class QuantizedMatrix(ABC):
+    """A matrix whose rows are rounded to integers of few bits, with scales.
 
     It has no unrounded copy. `copy_` writes it and `clone` reads it, as with a tensor of `dtype`,
     but it is not a tensor. Writing the values that `clone` returned changes no bit of it.
 
     Args:
-        integers: [out, in] int8; or [..., out, in], several matrices.
-        scales: [..., out] float32; ``integers * scales[..., None]`` are the rounded values.
+        integers: [..., out, ...], the memory of each row's integers.
+        scales: [..., out, ...], those of each row.
+        width: the number of elements of a row.
         dtype: the dtype of the values that are written and read.
     """
 
-    def __init__(self, integers: Tensor, scales: Tensor, dtype: torch.dtype) -> None:
+    kind: ClassVar[str]
+    """The name of the quantization, by which kernels are chosen."""
+    head_kind: ClassVar[str] = "int8"
+    """The quantization of the LM head of such a model, which 4 bits would harm the most."""
+
+    def __init__(self, integers: Tensor, scales: Tensor, width: int, dtype: torch.dtype) -> None:
         self.integers = integers
         self.scales = scales
         self.dtype = dtype
+        self._width = width
+        self._rank = integers.dim()
 
     @classmethod
-    def make(
-        cls,
-        shape: tuple[int, ...],
-        dtype: torch.dtype,
-        allocate: Callable[[tuple[int, ...], torch.dtype], Tensor],
-    ) -> Int8Matrix:
-        """Allocates a matrix whose values are not set: one byte for each element and four for
-        each output channel."""
-        return cls(allocate(shape, torch.int8), allocate(shape[:-1], torch.float32), dtype)
+    @abstractmethod
+    def make(cls, shape: tuple[int, ...], dtype: torch.dtype, allocate: Allocate) -> Self:
+        """Allocates a matrix [..., out, in] whose values are not set."""
 
     @property
     def shape(self) -> torch.Size:
-        return self.integers.shape
+        return torch.Size([*self.integers.shape[:-1], self._width])
 
     @property
     def device(self) -> torch.device:
         return self.integers.device
 
     def numel(self) -> int:
-        return self.integers.numel()
+        return self.shape.numel()
 
-    def view(self, *shape: int) -> Int8Matrix:
+    def of_parts(self, integers: Tensor, scales: Tensor) -> Self:
+        """Returns a matrix like this one that has other memory."""
+        return type(self)(integers, scales, self._width, self.dtype)
+
+    def view(self, *shape: int) -> Self:
         """Returns a view of another shape whose rows are the same."""
-        return Int8Matrix(self.integers.view(shape), self.scales.view(shape[:-1]), self.dtype)
+        assert shape[-1] == self._width, "a view has the same rows"
+        own = self.scales.shape[self._rank - 1 :]
+        integers = self.integers.view(*shape[:-1], self.integers.shape[-1])
+        return self.of_parts(integers, self.scales.view(*shape[:-1], *own))
 
-    def split_with_sizes(self, sizes: Sequence[int]) -> tuple[Int8Matrix, ...]:
+    def split_with_sizes(self, sizes: Sequence[int]) -> tuple[Self, ...]:
         """Returns views of consecutive rows."""
         pairs = zip(
             self.integers.split_with_sizes(sizes),
             self.scales.split_with_sizes(sizes),
             strict=True,
         )
-        return tuple(Int8Matrix(integers, scales, self.dtype) for integers, scales in pairs)
+        return tuple(self.of_parts(integers, scales) for integers, scales in pairs)
 
     @torch.no_grad()
-    def copy_(self, values: Tensor, /) -> Int8Matrix:
+    def copy_(self, values: Tensor, /) -> Self:
         """Rounds ``values`` [..., out, in] into this matrix's memory."""
         if values.shape != self.shape:
             raise ValueError(f"cannot write {list(values.shape)} to {list(self.shape)}")
-        width = self.shape[-1]
-        source, integers, scales = (
-            values.reshape(-1, width), self.integers.view(-1, width), self.scales.view(-1),
-        )  # fmt: skip
-        num_rows = max(ELEMENTS_AT_ONCE // max(width, 1), 1)
+        rows, source = self._rows(), values.reshape(-1, self._width)
         with _one_thread():
-            for begin in range(0, len(source), num_rows):
-                rows = slice(begin, begin + num_rows)
-                self._round(source[rows], integers[rows], scales[rows])
+            for some in self._pieces(len(source)):
+                # Round to the matrix's dtype first: otherwise writing the values that `clone`
+                # returned could give other integers.
+                wide = source[some].to(self.device, self.dtype).float()
+                self._round(wide, rows.integers[some], rows.scales[some])
         return self
 
     @torch.no_grad()
     def clone(self) -> Tensor:
         """Returns the rounded values as a new [..., out, in] tensor of `dtype`."""
-        values = torch.empty(self.shape, dtype=self.dtype, device=self.device)
-        return torch.mul(self.integers, self.scales[..., None], out=values)
+        out = torch.empty(self.shape, dtype=self.dtype, device=self.device)
+        rows, values = self._rows(), out.view(-1, self._width)
+        with _one_thread():
+            for some in self._pieces(len(values)):
+                values[some] = self._values(rows.integers[some], rows.scales[some])
+        return out
+
+    def _rows(self) -> Self:
+        return self.view(self.shape[:-1].numel(), self._width)
+
+    def _pieces(self, num_rows: int) -> Iterator[slice]:
+        size = max(ELEMENTS_AT_ONCE // max(self._width, 1), 1)
+        return (slice(begin, begin + size) for begin in range(0, num_rows, size))
+
+    @abstractmethod
+    def _round(self, values: Tensor, integers: Tensor, scales: Tensor) -> None:
+        """Rounds rows [rows, in] of float32."""
+
+    @abstractmethod
+    def _values(self, integers: Tensor, scales: Tensor) -> Tensor:
+        """Returns the values of rows, [rows, in] float32."""
+
+
+class Int8Matrix(QuantizedMatrix):
+    """A matrix whose rows are rounded to 8 bits, each with its own scale.
+
+    integers: [..., out, in] int8. scales: [..., out] float32; ``integers * scales[..., None]`` are
+    the rounded values.
+    """
+
+    kind = "int8"
+
+    @classmethod
+    def make(cls, shape: tuple[int, ...], dtype: torch.dtype, allocate: Allocate) -> Self:
+        scales = allocate(shape[:-1], torch.float32)
+        return cls(allocate(shape, torch.int8), scales, shape[-1], dtype)
 
     def _round(self, values: Tensor, integers: Tensor, scales: Tensor) -> None:
-        # Round to the matrix's dtype first: otherwise writing the values that `clone` returned
-        # could give other integers.
-        wide = values.to(self.device, self.dtype).float()
-        torch.amax(wide.abs(), 1, out=scales)
+        torch.amax(values.abs(), 1, out=scales)
         scales.clamp_min_(SMALLEST_SCALE * LARGEST).div_(LARGEST)
-        integers.copy_((wide / scales[:, None]).round_().clamp_(-LARGEST, LARGEST))
+        integers.copy_((values / scales[:, None]).round_().clamp_(-LARGEST, LARGEST))
+
+    def _values(self, integers: Tensor, scales: Tensor) -> Tensor:
+        return integers * scales[:, None]
+
+
+class Int4Matrix(QuantizedMatrix):
+    """A matrix whose rows are rounded to 4 bits, with a scale for every 32 elements.
+
+    The rounding is that of Q4_0 in GGUF files: an element is ``(nibble - 8) * scale``, where -8
+    stands for the element of its group that is the largest in magnitude, with its sign.
+
+    integers: [..., out, runs * 32] uint8. A row is padded with zeros to whole runs of 64 elements;
+    byte i of a run has element i in its lower nibble, element 32 + i in its upper one. scales:
+    [..., out, groups] float16, of the padded row; a group whose scale would be too small for
+    float16 becomes zero.
+    """
+
+    kind = "int4"
+    group: ClassVar[int] = 32
+    """The number of elements that share a scale."""
+
+    @classmethod
+    def make(cls, shape: tuple[int, ...], dtype: torch.dtype, allocate: Allocate) -> Self:
+        padded = -(-shape[-1] // PACKED_TOGETHER) * PACKED_TOGETHER
+        integers = allocate((*shape[:-1], padded // 2), torch.uint8)
+        scales = allocate((*shape[:-1], padded // cls.group), torch.float16)
+        return cls(integers, scales, shape[-1], dtype)
+
+    def _round(self, values: Tensor, integers: Tensor, scales: Tensor) -> None:
+        padded = values.new_zeros(len(values), 2 * integers.shape[1])
+        padded[:, : self._width] = values
+        groups = padded.view(len(values), -1, self.group)
+        places = groups.abs().argmax(-1, keepdim=True)
+        exact = groups.gather(-1, places)[..., 0] / -8
+        scales.copy_(exact.clamp(-LARGEST_SCALE, LARGEST_SCALE))
+        inverse = torch.where(scales == 0, 0.0, 1 / exact)
+        scales.masked_fill_(scales == 0, 0.0)  # without a sign
+        nibbles = (groups * inverse[..., None]).add_(8.5).clamp_(0, 15).to(torch.uint8)
+        low, high = nibbles.view(len(values), -1, 2, PACKED_TOGETHER // 2).unbind(2)
+        integers.copy_((low | high << 4).flatten(1))
+
+    def _values(self, integers: Tensor, scales: Tensor) -> Tensor:
+        runs = integers.reshape(len(integers), -1, PACKED_TOGETHER // 2)
+        numbers = torch.cat([runs & 15, runs >> 4], 2).float() - 8
+        groups = numbers.view(len(integers), -1, self.group) * scales[..., None]
+        return groups.flatten(1)[:, : self._width]
+
+
+class WideInt4Matrix(Int4Matrix):
+    """As `Int4Matrix`, with a scale for every 64 elements."""
+
+    kind = "int4-g64"
+    group = 64
+
+
+QUANTIZATIONS: dict[str, type[QuantizedMatrix]] = {
+    matrix.kind: matrix for matrix in (Int8Matrix, Int4Matrix, WideInt4Matrix)
+}
+"""What matrices can be rounded to while they are loaded, by the value of the option."""
 
 
 @contextmanager

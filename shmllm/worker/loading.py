@@ -149,6 +149,7 @@ def make_info(
         hidden_size=model.hidden_size,
         deterministic=deterministic,
         activation_dtype=activation_dtype,
+        quantization=config.load.quantization or "",
         device=device,
         device_uuid=device_uuid,
         async_scheduling=async_scheduling,

@@ -26,9 +26,10 @@ from shmllm.worker.arena import Arena
 
 MIB = 2**20
 SMALLER_DTYPES = {
-    "float32": "; dtype='bfloat16' needs half, quantization='int8' less",
-    "bfloat16": "; quantization='int8' needs less",
-    "float16": "; quantization='int8' needs less",
+    "float32": "; dtype='bfloat16' needs half, quantization='int8' or 'int4' less",
+    "bfloat16": "; quantization='int8' or 'int4' needs less",
+    "float16": "; quantization='int8' or 'int4' needs less",
+    "int8": "; quantization='int4' needs less",
 }
 
 
@@ -71,7 +72,7 @@ def check_weights_fit(weight_bytes: int, dtype: str, pool: MemoryPool) -> None:
 
     Args:
         weight_bytes: the size of all weights.
-        dtype: the dtype of the weights, or "int8", for the error message.
+        dtype: the dtype or the quantization of the weights, for the error message.
         pool: the memory that the weights go into.
 
     Raises:

@@ -24,13 +24,17 @@ SHAPE: dict[str, Any] = {"intermediate_size": 1376, "max_position_embeddings": 1
 contexts of several key tiles."""
 
 
-ROUNDED = {"quantization": "int8", "activation_dtype": "int8"}
-OPTIONS = {dtype: {"dtype": dtype} for dtype in DTYPES} | {"int8": ROUNDED}
+OPTIONS: dict[str, dict[str, Any]] = {
+    **{dtype: {"dtype": dtype} for dtype in DTYPES},
+    "int8": {"quantization": "int8"},
+    "int8-int8": {"quantization": "int8", "activation_dtype": "int8"},
+    "int4": {"quantization": "int4"},
+}
 QUICK_CASES = list(zip(("float32", "bfloat16", "float16"), QUICK, strict=False))
 CASES = [
     case if case in QUICK_CASES else slow(case)
     for case in itertools.product(OPTIONS, VARIANTS)
-    if case not in (("int8", "gpt2"), ("int8", "gpt_oss"))  # stored transposed: not in 8 bits
+    if case[0] in DTYPES or case[1] not in ("gpt2", "gpt_oss")  # stored transposed: not quantized
 ]
 NAMES = ("model.layers.0.mlp.down_proj.weight", "model.layers.3.self_attn.q_proj.weight")
 
@@ -38,7 +42,7 @@ NAMES = ("model.layers.0.mlp.down_proj.weight", "model.layers.3.self_attn.q_proj
 @pytest.fixture(scope="module", params=CASES, ids="-".join)
 def start(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Any:
     dtype, kind = request.param
-    if dtype == "int8" and not HAS_INT8:
+    if dtype == "int8-int8" and not HAS_INT8:
         pytest.skip("the CPU lacks AVX512_VNNI")
     directory: Path = tmp_path_factory.mktemp(kind)
     make_model(kind, directory, **SHAPE)

@@ -1,6 +1,8 @@
-"""An engine with int8 weights compared with one in float32, on the bundled model."""
+"""An engine with quantized weights compared with one in float32, on the bundled model."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
@@ -30,10 +32,15 @@ def exact() -> list[float]:
         return prompt_logprobs(llm)
 
 
-def test_log_probabilities_stay_close_and_updates_are_quantized(exact: list[float]) -> None:
-    with LLM(multiprocess=False, kv_cache_memory_bytes=2**26, quantization="int8") as llm:
+@pytest.mark.parametrize(("quantization", "bound"), [("int8", 0.5), ("int4", 2.5)])
+def test_log_probabilities_stay_close_and_updates_are_quantized(
+    exact: list[float], quantization: str, bound: float
+) -> None:
+    options: dict[str, Any] = {"multiprocess": False, "kv_cache_memory_bytes": 2**26}
+    with LLM(quantization=quantization, **options) as llm:
+        assert llm.facts.precision.startswith(quantization)
         before = prompt_logprobs(llm)
-        assert 0 < largest_difference(before, exact) < 0.5
+        assert 0 < largest_difference(before, exact) < bound
         name = "model.layers.0.mlp.down_proj.weight"
         weight = llm.collective_rpc("get_weight", args=(name,))[0]
         llm.collective_rpc("load_weights", args=([(name, weight * 0)],))

@@ -25,6 +25,7 @@ from shmllm_kernels.cpu.products import (
     product,
 )
 from shmllm_kernels.cpu.routing import BLOCK_WORDS
+from shmllm_kernels.cpu.unpacking import row_bytes, scale_bytes
 
 SCRATCH_BYTES = 4 * ROWS_AT_ONCE * 2 * (2 * COLUMNS_AT_ONCE)
 """The scratch memory of each thread: gate and up of a block's rows and of one chunk."""
@@ -68,9 +69,11 @@ def _of_expert(operands, expert, num_columns, kind, bias_kind):
         word(operands, 6), word(operands, 8), word(operands, 9), word(operands, 10),
     )  # fmt: skip
     first = expert * num_columns
-    scale = scale + first * 4 if scale != 0 else 0
     bias = bias + first * itemsize(bias_kind) if bias != 0 else 0
-    return Weights(address + first * k * itemsize(kind), k, scale, bias, kind, bias_kind)
+    return Weights(
+        address + first * row_bytes(k, kind), k, scale + first * scale_bytes(k, kind), bias, kind,
+        bias_kind,
+    )  # fmt: skip
 
 
 @compiled
@@ -140,7 +143,7 @@ Operands (addresses; strides in bytes; all but x, out, weights and bias float32 
     2  x [tokens, k], 3  its stride
     4  out [pairs, inner], the activation, in the order of the sorted pairs, 5  its stride
     6  weights [experts, 2 * inner, k] contiguous, 7  inner, 8  k
-    9  scale [experts, 2 * inner] or 0, 10  bias [experts, 2 * inner] or 0
+    9  scales of each expert or 0, see `products.Weights`, 10  bias [experts, 2 * inner] or 0
     11 tokens: int64, the row of x of each sorted pair
     12 scratch [threads, SCRATCH_BYTES]
 """
@@ -148,5 +151,5 @@ Operands (addresses; strides in bytes; all but x, out, weights and bias float32 
 DOWN = {kinds: Kernel(_pieces, _down, *kinds) for kinds in _KINDS}
 """Kernels by the dtype names of x, weights and bias. They have the operands 0 to 10 of GATE_AND_UP,
 with x [pairs, k] and out [pairs, columns], float32, both in the order of the sorted pairs, weights
-[experts, columns, k], columns in place of inner, and scale and bias [experts, columns].
+[experts, columns, k], columns in place of inner, and bias [experts, columns].
 """

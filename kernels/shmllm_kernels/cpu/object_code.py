@@ -57,6 +57,7 @@ def _machine() -> binding.TargetMachine:
     """Initialises LLVM and returns the target machine for this CPU."""
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
+    binding.initialize_native_asmparser()  # of inline assembly
     return binding.Target.from_default_triple().create_target_machine(
         cpu=binding.get_host_cpu_name(), features=FEATURES.flatten(), opt=3,
         codemodel="jitdefault", jit=True,

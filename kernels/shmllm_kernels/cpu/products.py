@@ -4,8 +4,8 @@
 weights need no packed copy. Every element is summed in the same order, for any number of rows and
 in any tile: results do not depend on the batch, to the last bit.
 
-`product_tiles` emits the code of a tile; this module owns the order of tiles, and what comes after
-a product.
+`product_tiles` emits the code of a tile, `unpacking` brings weights of few bits into a form that it
+reads; this module owns the order of tiles, and what comes after a product.
 """
 
 from __future__ import annotations
@@ -27,6 +27,18 @@ from shmllm_kernels.cpu.product_tiles import (
     row_tile,
     tile,
 )
+from shmllm_kernels.cpu.unpacking import (
+    MAX_DEPTH,
+    PACKINGS,
+    RUN,
+    has_column_scales,
+    is_unpacked,
+    panel,
+    panel_stride,
+    row_bytes,
+    scale_bytes,
+    unpack,
+)
 
 ROWS_AT_ONCE = 128
 """The number of rows of activations that stay in a core's L2 cache while weights stream through."""
@@ -38,7 +50,7 @@ TILE_COLUMNS / PREFETCHED_ROWS tiles do it together."""
 COLUMNS_AT_ONCE = 8 * TILE_COLUMNS
 """The largest number of columns in one piece of work."""
 
-DEPTH_AT_ONCE = 1024
+DEPTH_AT_ONCE = MAX_DEPTH
 """The largest number of a row's elements that are summed before the sum is stored: the data that a
 tile reads from all its rows then stays in the L1 cache. This decides the order of additions."""
 
@@ -70,8 +82,9 @@ class Rows(NamedTuple):
 class Weights(NamedTuple):
     """A matrix of weights.
 
-    address: [columns, k] of dtype `kind`, contiguous.
-    scale, bias: the addresses of [columns] float32 and [columns] of dtype `bias_kind`, or 0.
+    address: [columns, k] of dtype `kind`, or packed, contiguous; see `unpacking`.
+    scale: the address of [columns] float32, or of the scales of packed weights, or 0.
+    bias: the address of [columns] of dtype `bias_kind`, or 0.
     """
 
     address: Any
@@ -149,9 +162,8 @@ def num_parts(k):
 
 
 @compiled
-def part_depth(k, kind):
-    """Returns the number of elements in each part of k but the last."""
-    step = width_of(kind)
+def part_depth(k, step):
+    """Returns the number of elements, a multiple of `step`, in each part of k but the last."""
     return ((k + num_parts(k) - 1) // num_parts(k) + step - 1) // step * step
 
 
@@ -172,7 +184,7 @@ def _finish(rows, out, out_stride, num_rows, columns, num_columns, weights):
             own = floats(rows.address + row * rows.stride + scale_at)[0]
             for column in range(num_columns):
                 values[column] *= own
-        if weights.scale != 0:
+        if has_column_scales(weights.kind):
             factors = floats(weights.scale + columns * 4)
             for column in range(num_columns):
                 values[column] *= factors[column]
@@ -181,23 +193,41 @@ def _finish(rows, out, out_stride, num_rows, columns, num_columns, weights):
                 values[column] += number(weights.bias, columns + column, weights.bias_kind)
 
 
+def _step_of(kind: str, x_kind: str) -> int:
+    """Returns the number of elements that parts of k have a multiple of."""
+    return RUN if is_unpacked(kind, x_kind) else width_of(x_kind)
+
+
 @compiled
 def _product(rows, num_rows, weights, columns, num_columns, out, out_stride, multiply, width):
     """Calls `multiply`, which computes a tile of `width` columns, for all tiles and parts of k."""
-    k, kind, depth = weights.k, weights.kind, part_depth(weights.k, rows.kind)
-    w_stride = k * itemsize(kind)
+    k, kind, x_kind = weights.k, weights.kind, rows.kind
+    depth = part_depth(k, _step_of(kind, x_kind))
+    w_stride, scale_stride = row_bytes(k, kind), scale_bytes(k, kind)
+    unpacked = panel(width, kind, x_kind)
     end = columns + num_columns
     column = columns
     while column < end:
         column = min(column, end - width)  # the last tile overlaps the one before
         for part in range(num_parts(k)):
             begin = part * depth
-            w = weights.address + column * w_stride + begin * itemsize(kind)
-            multiply(
-                rows.address + itemsize(rows.kind) * begin, rows.stride, rows.indices, w, w_stride,
-                min(depth, k - begin), out + 4 * column, out_stride, num_rows, begin,
-                corrections_at(k) + 4 * part - begin, kind, rows.kind, rows.order,
-            )  # fmt: skip
+            some = min(depth, k - begin)
+            x = rows.address + itemsize(x_kind) * begin
+            w = weights.address + column * w_stride + row_bytes(begin, kind)
+            correction = corrections_at(k) + 4 * part - begin
+            if is_unpacked(kind, x_kind):
+                scale = weights.scale + column * scale_stride + scale_bytes(begin, kind)
+                unpack(w, w_stride, scale, scale_stride, width, some, unpacked, kind, x_kind)
+                multiply(
+                    x, rows.stride, rows.indices, unpacked, panel_stride(x_kind), some,
+                    out + 4 * column, out_stride, num_rows, begin, correction, x_kind, x_kind,
+                    rows.order,
+                )  # fmt: skip
+            else:
+                multiply(
+                    x, rows.stride, rows.indices, w, w_stride, some, out + 4 * column, out_stride,
+                    num_rows, begin, correction, kind, x_kind, rows.order,
+                )  # fmt: skip
         column += width
 
 
@@ -225,7 +255,7 @@ def product(rows, num_rows, weights, columns, num_columns, out, out_stride):
         _product(
             rows, num_rows, weights, columns, num_columns, out, out_stride, _multiply_column, 1
         )
-    if rows.kind == "int8" or weights.scale != 0 or weights.bias != 0:
+    if has_column_scales(weights.kind) or weights.bias != 0:
         _finish(rows, out, out_stride, num_rows, columns, num_columns, weights)
 
 
@@ -267,19 +297,20 @@ def _multiply(operands, piece, thread, num_threads, x_kind, kind, bias_kind):
 
 DTYPES = ("float32", "float16", "bfloat16")
 KINDS = [
-    *(("float32", kind, dtype) for dtype in DTYPES for kind in (dtype, "int8")),
+    *(("float32", kind, dtype) for dtype in DTYPES for kind in (dtype, *PACKINGS)),
     ("bfloat16", "bfloat16", "bfloat16"),
+    *(("bfloat16", kind, dtype) for dtype in DTYPES for kind in PACKINGS),
     *(("int8", "int8", dtype) for dtype in DTYPES),
 ]
 """The dtype names of activations, weights and bias that products have kernels for."""
 
 MULTIPLY = {kinds: Kernel(_pieces, _multiply, *kinds) for kinds in KINDS}
-"""Kernels by the dtype names of x, weights and bias. ``out = x @ weight.T * scale + bias``; scale
-and out are float32. Activations in bfloat16 need `arithmetic.HAS_BFLOAT16`, and those in int8
-`HAS_INT8`; `rounding.ROUND` makes them. Sums of int8 are exact over DEPTH_AT_ONCE elements.
+"""Kernels by the dtype names of x, weights and bias. ``out = x @ weight.T + bias``; out is float32.
+Activations in bfloat16 need `arithmetic.HAS_BFLOAT16`, and those in int8 `HAS_INT8`;
+`rounding.ROUND` makes them. Sums of int8 are exact over DEPTH_AT_ONCE elements.
 
 Operands: address of the number of rows; x, its stride; out, its stride; weight [columns, k]
-contiguous, columns, k; scale [columns] or 0; bias [columns] or 0.
+contiguous, columns, k; scale or 0, see `Weights`; bias [columns] or 0.
 Tensors are given by their addresses, strides in bytes.
 
 2 * columns * k flops for each row; all weights are read once for every ROWS_AT_ONCE rows.

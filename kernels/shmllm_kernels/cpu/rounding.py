@@ -10,7 +10,7 @@ from llvmlite import ir
 from shmllm_kernels.cpu.kernel_program import Kernel
 from shmllm_kernels.cpu.language import View, as_value, compiled, emitted
 from shmllm_kernels.cpu.memory import float_of_bits, floats, put_number, short_words, word
-from shmllm_kernels.cpu.products import corrections_at, num_parts, part_depth
+from shmllm_kernels.cpu.products import corrections_at, num_parts, part_depth, width_of
 from shmllm_kernels.cpu.rows import count_pieces, rows_of_piece
 
 LARGEST = 127
@@ -50,7 +50,10 @@ def _round_int8(source, width, out):
     values, largest = floats(source), _largest(source, width)
     is_usable = largest > np.float32(0.0) and largest < np.float32(math.inf)
     inverse = np.float32(LARGEST) / largest if is_usable else np.float32(0.0)
-    corrections, depth = short_words(out + corrections_at(width)), part_depth(width, "int8")
+    corrections, depth = (
+        short_words(out + corrections_at(width)),
+        part_depth(width, width_of("int8")),
+    )
     for part in range(num_parts(width)):
         total = np.int32(0)
         for i in range(part * depth, min((part + 1) * depth, width)):

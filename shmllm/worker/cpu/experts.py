@@ -145,7 +145,7 @@ def _rows(tensor: Tensor) -> Sequence[int]:
 def _weights(linear: ExpertLinear, columns: int) -> Sequence[int]:
     numbers, scales = weights_of(linear.weight)
     bias = 0 if linear.bias is None else linear.bias.data_ptr()
-    return numbers.data_ptr(), columns, numbers.shape[2], scales, bias
+    return numbers.data_ptr(), columns, linear.weight.shape[2], scales, bias
 
 
 def _size(moe: MoE) -> str:

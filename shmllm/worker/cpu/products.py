@@ -10,7 +10,7 @@ from shmllm.config.engine import LoadConfig
 from shmllm.errors import EngineStartError
 from shmllm.models.experts import ExpertLinear
 from shmllm.models.layers import Linear, Matrix
-from shmllm.models.quantized import Int8Matrix
+from shmllm.models.quantized import QuantizedMatrix
 from shmllm_kernels.cpu import KernelProgram
 from shmllm_kernels.cpu.arithmetic import HAS_BFLOAT16, HAS_INT8
 from shmllm_kernels.cpu.products import MULTIPLY
@@ -20,21 +20,29 @@ from shmllm_kernels.cpu.rounding import ROUND, row_bytes
 class DotProduct(NamedTuple):
     """What products of rounded activations need.
 
-    option: the option for weights of that dtype.
+    weights: the dtypes and quantizations of weights that the products take.
+    option: an option for such weights.
     instruction: what the CPU must have.
     exists: whether it has it.
     """
 
+    weights: frozenset[str]
     option: str
     instruction: str
     exists: bool
 
 
+def _weights_for(x_kind: str) -> frozenset[str]:
+    return frozenset(weight for x, weight, _ in MULTIPLY if x == x_kind)
+
+
 DOT_PRODUCTS = {
-    "bfloat16": DotProduct("dtype='bfloat16'", "AVX512_BF16", HAS_BFLOAT16),
-    "int8": DotProduct("quantization='int8'", "AVX512_VNNI", HAS_INT8),
+    "bfloat16": DotProduct(
+        _weights_for("bfloat16"), "dtype='bfloat16'", "AVX512_BF16", HAS_BFLOAT16
+    ),
+    "int8": DotProduct(_weights_for("int8"), "quantization='int8'", "AVX512_VNNI", HAS_INT8),
 }
-"""By the dtype name of activations and weights."""
+"""By the dtype name of activations."""
 
 Kinds = tuple[str, str, str]
 """The dtype names of activations, weights and bias, by which kernels are chosen."""
@@ -52,7 +60,8 @@ class Products:
         program: the program to record in.
         rounded: memory for the rounded activations of any product, bytes; None: no product rounds
             them.
-        activation_dtype: what products round activations to, if their weights are of this dtype.
+        activation_dtype: what products round activations to, if there is a kernel for their
+            weights.
     """
 
     def __init__(
@@ -69,12 +78,12 @@ class Products:
             linear: the weight and the bias.
             is_exact: whether activations must stay float32.
         """
-        dtype = kind_of(linear.weight)
-        stored = "int8" if isinstance(linear.weight, Int8Matrix) else dtype
+        dtype, wanted = kind_of(linear.weight), self._activation_dtype
+        stored = linear.weight.kind if isinstance(linear.weight, QuantizedMatrix) else dtype
         # The activations inside of experts are not rounded to 8 bits: each has to know its largest.
-        is_exact |= stored == "int8" and isinstance(linear, ExpertLinear)
-        rounds = stored == self._activation_dtype and not is_exact
-        return stored if rounds else "float32", stored, dtype
+        is_exact |= wanted == "int8" and isinstance(linear, ExpertLinear)
+        rounds = not is_exact and (wanted, stored, dtype) in MULTIPLY
+        return wanted if rounds else "float32", stored, dtype
 
     def activations(self, num_rows: int, x: Tensor, kind: str) -> tuple[int, int]:
         """Record the rounding of activations, unless they stay float32.
@@ -114,14 +123,14 @@ class Products:
         numbers, scales = weights_of(linear.weight)
         rows = [*self.activations(num_rows, x, kinds[0]), out.data_ptr(), 4 * out.shape[1]]
         bias = 0 if linear.bias is None else linear.bias.data_ptr()
-        operands = [num_rows, *rows, numbers.data_ptr(), *numbers.shape, scales, bias]
-        size = f"{numbers.shape[0]}x{numbers.shape[1]}"
+        operands = [num_rows, *rows, numbers.data_ptr(), *linear.weight.shape, scales, bias]
+        size = "x".join(map(str, linear.weight.shape))
         self._kernels.record(MULTIPLY[kinds], operands, label=f"multiply {size}")
 
 
 def weights_of(weight: Matrix) -> tuple[Tensor, int]:
     """Return a matrix's numbers, and the address of its scales or 0."""
-    if isinstance(weight, Int8Matrix):
+    if isinstance(weight, QuantizedMatrix):
         return weight.integers, weight.scales.data_ptr()
     return weight, 0
 
@@ -138,12 +147,13 @@ def activation_dtype(load: LoadConfig, dtype: str) -> str:
     """
     stored, wanted = load.quantization or dtype, load.activation_dtype
     if wanted == "auto":  # 8 bits change too much to be the default; docs/models.md has the figures
-        return dtype if stored == "bfloat16" and DOT_PRODUCTS[stored].exists else "float32"
+        pairs = DOT_PRODUCTS["bfloat16"]
+        return "bfloat16" if pairs.exists and stored in pairs.weights else "float32"
     if wanted == "float32":
         return wanted
     needed = DOT_PRODUCTS[wanted]
     lacking = None
-    if wanted != stored:
+    if stored not in needed.weights:
         lacking = f"the weights are {stored}; start with {needed.option}"
     elif not needed.exists:
         lacking = f"this CPU has no {needed.instruction}"

@@ -20,8 +20,8 @@ from shmllm_kernels.cpu import KernelProgram
 
 UNSUPPORTED = {Feature.LAYER_QK_NORM}
 """What the kernels cannot compute."""
-NOT_IN_INT8 = {Feature.TRANSPOSED}
-"""What cannot be rounded to 8 bits while it is loaded."""
+NOT_QUANTIZED = {Feature.TRANSPOSED}
+"""What cannot be quantized while it is loaded."""
 
 
 def check_model(config: ModelConfig, load: LoadConfig, dtype: str) -> None:
@@ -29,7 +29,7 @@ def check_model(config: ModelConfig, load: LoadConfig, dtype: str) -> None:
     activation_dtype(load, dtype)
     check_features(config, "the CPU", UNSUPPORTED)
     if load.quantization is not None:
-        check_features(config, f"quantization={load.quantization!r}", NOT_IN_INT8)
+        check_features(config, f"quantization={load.quantization!r}", NOT_QUANTIZED)
 
 
 class CpuProgram:

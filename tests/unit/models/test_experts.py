@@ -20,6 +20,7 @@ from support.model_helpers import (
 
 from shmllm.errors import EngineStartError, RequestError
 from shmllm.models.config import ModelConfig
+from shmllm.models.quantized import QUANTIZATIONS
 from shmllm.models.weight_staging import StagedWeights
 
 TOKENS = [int(token) for token in torch.randint(0, 97, (30,), generator=torch.manual_seed(5))]
@@ -139,10 +140,11 @@ def test_a_checkpoint_that_lacks_an_expert_is_refused(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_quantized_experts_compute_with_the_rounded_values(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", QUANTIZATIONS)
+def test_quantized_experts_compute_with_the_rounded_values(kind: str, tmp_path: Path) -> None:
     """The reference computes with the values that the quantized model says it has."""
     reference = make("qwen2_moe", 2.0)
-    model = load(save(reference, tmp_path), quantization="int8")
+    model = load(save(reference, tmp_path), quantization=kind)
     names = model.destinations()
     with torch.no_grad():
         for name, parameter in reference.named_parameters():

@@ -1,10 +1,12 @@
-"""Matrices of 8 bits: the rounding, the logits of a quantized model, and weight updates."""
+"""Quantized matrices: the rounding, the logits of a quantized model, and weight updates."""
 
 from __future__ import annotations
 
 import random
 from pathlib import Path
 
+import gguf
+import numpy as np
 import pytest
 import torch
 from support.model_helpers import assert_logits_close, load, our_logits, reference_model, save
@@ -14,7 +16,12 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.create import create_model
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.layers import joined
-from shmllm.models.quantized import ELEMENTS_AT_ONCE, LARGEST, Int8Matrix
+from shmllm.models.quantized import (
+    ELEMENTS_AT_ONCE,
+    LARGEST,
+    QUANTIZATIONS,
+    QuantizedMatrix,
+)
 from shmllm.models.weight_staging import StagedWeights
 from shmllm.models.weights import load_weights
 from shmllm.worker.arena import CountingAllocator
@@ -33,8 +40,8 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype)
 
 
-def rounded(weight: torch.Tensor) -> Int8Matrix:
-    return Int8Matrix.make(tuple(weight.shape), weight.dtype, empty).copy_(weight)
+def rounded(weight: torch.Tensor, kind: str = "int8") -> QuantizedMatrix:
+    return QUANTIZATIONS[kind].make(tuple(weight.shape), weight.dtype, empty).copy_(weight)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -71,21 +78,48 @@ def test_rounding_in_pieces_equals_rounding_at_once() -> None:
         assert torch.equal(matrix.integers[row], rounded(weight[row : row + 1]).integers[0])
 
 
-def test_writing_another_shape_is_an_error() -> None:
-    matrix = rounded(weight_of((6, 8)))
+@pytest.mark.parametrize("kind", QUANTIZATIONS)
+@pytest.mark.parametrize("width", [1, 32, 63, 200])
+def test_a_matrix_of_any_width_is_read_as_it_was_rounded(kind: str, width: int) -> None:
+    weight = weight_of((33, width))
+    error = (rounded(weight, kind).clone() - weight).abs()
+    steps = 127 if kind == "int8" else 8
+    assert (error <= weight.abs().amax(1, keepdim=True) / steps).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_4_bits_are_those_of_gguf(dtype: torch.dtype) -> None:
+    """Compares with the format's reference library, value by value."""
+    weight = weight_of((500, 320), dtype)
+    weight[3, 32:64], weight[4, 40] = 0, 1e-9
+    packed = gguf.quants.quantize(weight.float().numpy(), gguf.GGMLQuantizationType.Q4_0)
+    values = gguf.quants.dequantize(packed, gguf.GGMLQuantizationType.Q4_0)
+    matrix = rounded(weight, "int4")
+    assert torch.equal(matrix.clone(), torch.from_numpy(values).to(dtype))
+    scales = packed.reshape(500, -1, 18)[..., :2].copy().view(np.float16)[..., 0]
+    assert np.array_equal(matrix.scales.numpy(), scales)
+    assert matrix.integers.nbytes + matrix.scales.nbytes == packed.nbytes
+
+
+@pytest.mark.parametrize("kind", QUANTIZATIONS)
+def test_writing_another_shape_is_an_error(kind: str) -> None:
+    matrix = rounded(weight_of((6, 8)), kind)
     with pytest.raises(ValueError, match=r"cannot write \[1, 8\] to \[6, 8\]"):
         matrix.copy_(torch.ones(1, 8))
 
 
+@pytest.mark.parametrize("kind", QUANTIZATIONS)
 @pytest.mark.parametrize("source", DTYPES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_writing_a_clone_back_changes_no_bit(dtype: torch.dtype, source: torch.dtype) -> None:
+def test_writing_a_clone_back_changes_no_bit(
+    dtype: torch.dtype, source: torch.dtype, kind: str
+) -> None:
     torch.manual_seed(1)
     largest = 0.99 * min(torch.finfo(dtype).max, torch.finfo(source).max)
-    weight = torch.randn(3000, 64) * torch.logspace(-46, 38, 3000)[:, None]
+    weight = torch.randn(3000, 84) * torch.logspace(-46, 38, 3000)[:, None]
     weight[7] = 0
     weight = weight.clamp(-largest, largest).to(source)
-    matrix = Int8Matrix.make((3000, 64), dtype, empty).copy_(weight)
+    matrix = QUANTIZATIONS[kind].make((3000, 84), dtype, empty).copy_(weight)
     integers, scales = matrix.integers.clone(), matrix.scales.clone()
     read = matrix.clone()
     assert read.dtype == dtype
@@ -95,16 +129,20 @@ def test_writing_a_clone_back_changes_no_bit(dtype: torch.dtype, source: torch.d
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [("llama", "int8"), ("qwen2", "int8"), ("qwen3", "int8"), ("qwen2", "int4"),
+     ("llama", "int4-g64")],
+)  # fmt: skip
 def test_logits_are_those_of_the_rounded_matrices(
-    family: str, dtype: torch.dtype, tmp_path: Path
+    family: str, kind: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:
     """Compares with the same model in float32 whose matrices were rounded beforehand."""
     tied = family == "qwen2"
     directory = save(reference_model(family, 4.0, tie_word_embeddings=tied), tmp_path)
-    model, plain = load(directory, dtype, "int8"), load(directory)
+    model, plain = load(directory, dtype, kind), load(directory)
     for linear, other in zip(linears(model), linears(plain), strict=True):
-        weight = linear.weight.integers * linear.weight.scales[:, None]
+        weight = values_of(linear.weight)
         if tied and other is plain.embedding.head:
             other.weight = weight
         else:
@@ -114,6 +152,12 @@ def test_logits_are_those_of_the_rounded_matrices(
             plain.named_weights()[name][0].copy_(views[0])
     bound = 2e-5 if dtype is torch.float32 else 0.02  # keys and values are rounded
     assert_logits_close(our_logits(model, TOKENS), our_logits(plain, TOKENS), bound)
+
+
+def values_of(matrix: QuantizedMatrix) -> torch.Tensor:
+    """The rounded values, in float32."""
+    parts = matrix.integers, matrix.scales, matrix.shape[-1], torch.float32
+    return type(matrix)(*parts).clone()
 
 
 def linears(model: DecoderModel) -> list:
@@ -131,7 +175,9 @@ def bits(model: DecoderModel) -> dict[str, list[torch.Tensor]]:
         name: [
             part.clone()
             for view in views
-            for part in ([view.integers, view.scales] if isinstance(view, Int8Matrix) else [view])
+            for part in (
+                [view.integers, view.scales] if isinstance(view, QuantizedMatrix) else [view]
+            )
         ]
         for name, views in model.named_weights().items()
     }
@@ -145,15 +191,17 @@ def changed(model: DecoderModel, before: dict[str, list[torch.Tensor]]) -> set[s
     }
 
 
-@pytest.fixture(params=["llama", "qwen2", "qwen3"])
+@pytest.fixture(
+    params=[("llama", "int8"), ("qwen2", "int8"), ("qwen3", "int8"), ("qwen2", "int4")],
+    ids="-".join,
+)
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[DecoderModel, DecoderModel, list]:
     """Two models of the same shape, and the weights of the second; qwen2 is tied."""
-    options = {"tie_word_embeddings": request.param == "qwen2"}
-    first = load(
-        save(reference_model(request.param, **options), tmp_path / "a"), quantization="int8"
-    )
-    other = reference_model(request.param, scale=2.0, **options)
-    second = load(save(other, tmp_path / "b"), quantization="int8")
+    family, kind = request.param
+    options = {"tie_word_embeddings": family == "qwen2"}
+    first = load(save(reference_model(family, **options), tmp_path / "a"), quantization=kind)
+    other = reference_model(family, scale=2.0, **options)
+    second = load(save(other, tmp_path / "b"), quantization=kind)
     return first, second, list(other.named_parameters())
 
 
@@ -225,7 +273,7 @@ def test_loading_clones_of_all_weights_changes_no_bit(pair: tuple) -> None:
     assert not changed(model, before)
 
 
-@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize("quantization", [None, *QUANTIZATIONS])
 def test_rows_of_one_matrix_join_to_one_destination(
     quantization: str | None, tmp_path: Path
 ) -> None:

@@ -55,7 +55,7 @@ def test_weights_that_fit_pass():
 
 @pytest.mark.parametrize(
     ("dtype", "advises"),
-    [("float32", "'bfloat16' needs half"), ("bfloat16", "'int8' needs"), ("int8", "")],
+    [("float32", "'bfloat16' needs half"), ("bfloat16", "'int4' needs less"), ("int4", "")],
 )
 def test_weights_that_do_not_fit_are_an_error_with_both_numbers(dtype, advises):
     with pytest.raises(EngineStartError, match=f"need 3,000 MiB in {dtype} and 100 MiB") as error:

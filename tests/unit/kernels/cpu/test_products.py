@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
 from support.cpu_kernels import NEEDS_BFLOAT16
 from torch import Tensor
 
+from shmllm.models.quantized import QUANTIZATIONS, QuantizedMatrix
 from shmllm_kernels.cpu import Kernel, KernelProgram
+from shmllm_kernels.cpu.arithmetic import HAS_BFLOAT16
 from shmllm_kernels.cpu.product_tiles import TILE_COLUMNS
 from shmllm_kernels.cpu.products import DTYPES, MULTIPLY, ROWS_AT_ONCE
+from shmllm_kernels.cpu.unpacking import PACKINGS
 
+LIBC = ctypes.CDLL(None)
 Kinds = tuple[str, str, str]
 WIDENED = [("float32", kind, kind) for kind in DTYPES]
 KINDS = [*WIDENED, pytest.param(("bfloat16",) * 3, marks=NEEDS_BFLOAT16)]
 """The dtype names of activations, weights and bias."""
+PACKED = [
+    *(("float32", kind, "bfloat16") for kind in PACKINGS),
+    *(pytest.param(("bfloat16", kind, "float16"), marks=NEEDS_BFLOAT16) for kind in PACKINGS),
+]
+"""Likewise, of quantized weights."""
 FLOAT32 = MULTIPLY["float32", "float32", "float32"]
 
 
@@ -32,8 +45,10 @@ def multiply(
     scale: Tensor | None = None,
     bias: Tensor | None = None,
     num_threads: int = 1,
+    shape: Sequence[int] | None = None,
 ) -> Tensor:
-    """Runs one product, whose output memory is NaN beforehand."""
+    """Runs one product, whose output memory is NaN beforehand. shape: [columns, k], if the weight
+    is packed."""
     rows, columns = len(x), len(weight)
     out = torch.full((rows + 1, columns), float("nan"))
     num_rows = np.array([rows])
@@ -41,11 +56,29 @@ def multiply(
     places = [x.data_ptr(), x.element_size() * x.shape[1], out.data_ptr(), 4 * columns]
     extras = [0 if extra is None else extra.data_ptr() for extra in (scale, bias)]
     program.record(
-        kernel, [num_rows.ctypes.data, *places, weight.data_ptr(), *weight.shape, *extras]
+        kernel,
+        [num_rows.ctypes.data, *places, weight.data_ptr(), *(shape or weight.shape), *extras],
     )
     program.replay()
     assert out[rows:].isnan().all(), "wrote after the last row"
     return out[:rows]
+
+
+def quantized(rows: int, k: int, kinds: Kinds) -> QuantizedMatrix:
+    """A matrix of random numbers, rounded to few bits."""
+    dtype = getattr(torch, kinds[2])
+    matrix = QUANTIZATIONS[kinds[1]].make(
+        (rows, k), dtype, lambda *a: torch.empty(a[0], dtype=a[1])
+    )
+    return matrix.copy_(torch.randn(rows, k))
+
+
+def multiply_quantized(
+    kinds: Kinds, x: Tensor, matrix: QuantizedMatrix, num_threads: int = 1
+) -> Tensor:
+    weight, scale = matrix.integers.view(torch.uint8), matrix.scales
+    kernel, shape = MULTIPLY[kinds], matrix.shape
+    return multiply(kernel, x, weight, scale=scale, num_threads=num_threads, shape=shape)
 
 
 def assert_close(found: Tensor, x: Tensor, weight: Tensor, factors: Tensor | float = 1.0) -> None:
@@ -87,6 +120,50 @@ def test_integers_are_scaled_by_column(kind: str) -> None:
     )
     expected = x.double() @ (weight.double() * scale[:, None].double()).T + bias.double()
     torch.testing.assert_close(found.double(), expected, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kinds", PACKED)
+@pytest.mark.parametrize("rows", [1, 4, 9, ROWS_AT_ONCE + 3])
+@pytest.mark.parametrize(
+    ("columns", "k"), [(1, 40), (6, 64), (7, 5), (64, 100), (97, 1100), (50, 2112)]
+)
+def test_packed_weights_equal_float64(kinds: Kinds, columns: int, k: int, rows: int) -> None:
+    x, matrix = drawn(rows, k, kinds[0]), quantized(columns, k, kinds)
+    if kinds[1] == "int8":
+        values = matrix.integers * matrix.scales.double()[:, None]
+    else:
+        parts = matrix.integers, matrix.scales, k, getattr(torch, kinds[0])
+        values = type(matrix)(*parts).clone()  # rounded to the dtype of activations
+    assert_close(multiply_quantized(kinds, x, matrix, num_threads=2), x, values)
+
+
+@pytest.mark.parametrize("kinds", PACKED)
+def test_packed_weights_give_a_row_the_same_bits_in_any_batch(kinds: Kinds) -> None:
+    x, matrix = drawn(ROWS_AT_ONCE + 9, 1300, kinds[0]), quantized(61, 1300, kinds)
+    whole = multiply_quantized(kinds, x, matrix, num_threads=2)
+    for rows in (1, 3, 8, 17):
+        assert torch.equal(multiply_quantized(kinds, x[:rows].clone(), matrix), whole[:rows])
+        last = multiply_quantized(kinds, x[-rows:].clone(), matrix, num_threads=2)
+        assert torch.equal(last, whole[-rows:])
+
+
+def test_unpacking_reads_nothing_behind_the_weights() -> None:
+    """The last row ends where the memory that may be read ends."""
+    page = mmap.PAGESIZE
+    memory = mmap.mmap(-1, 2 * page)
+    base = np.frombuffer(memory, np.uint8).ctypes.data
+    assert LIBC.mprotect(ctypes.c_void_p(base + page), page, 0) == 0
+    for kinds in (each for each in MULTIPLY if each[1] in PACKINGS):
+        if kinds[0] == "int8" or (kinds[0] == "bfloat16" and not HAS_BFLOAT16):
+            continue
+        matrix = quantized(7, 200, kinds)
+        size = matrix.integers.nbytes
+        copy = torch.from_numpy(np.frombuffer(memory, np.uint8, size, page - size))
+        copy.copy_(matrix.integers.view(torch.uint8).flatten())
+        x = drawn(5, 200, kinds[0])
+        moved = matrix.of_parts(copy.view(7, -1).view(matrix.integers.dtype), matrix.scales)
+        found = multiply_quantized(kinds, x, moved)
+        assert torch.equal(found, multiply_quantized(kinds, x, matrix))
 
 
 @pytest.mark.parametrize("kinds", KINDS)
