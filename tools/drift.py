@@ -29,6 +29,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "int8, activations float32": {"quantization": "int8", "activation_dtype": "float32"},
     "int8, activations bfloat16": {"quantization": "int8", "activation_dtype": "bfloat16"},
     "int8, activations int8": {"quantization": "int8", "activation_dtype": "int8"},
+    "float32, keys and values bfloat16": {"kv_cache_dtype": "bfloat16"},
+    "float32, keys and values int8": {"kv_cache_dtype": "int8"},
     "int4, activations float32": {"quantization": "int4", "activation_dtype": "float32"},
     "int4, activations bfloat16": {"quantization": "int4", "activation_dtype": "bfloat16"},
     "int4-g64, activations bfloat16": {"quantization": "int4-g64", "activation_dtype": "bfloat16"},
@@ -58,18 +60,18 @@ def score(model: str, num_tokens: int, options: dict[str, Any]) -> tuple[np.ndar
 @click.option("--tokens", default=8192, show_default=True, help="How many tokens are scored.")
 def main(model: str, tokens: int) -> None:
     reference: tuple[np.ndarray, np.ndarray] | None = None
-    print(f"{'':32}{'nll':>9}{'mean |d|':>10}{'most |d|':>10}{'same':>8}")
+    print(f"{'':34}{'nll':>9}{'mean |d|':>10}{'most |d|':>10}{'same':>8}")
     for name, options in SETTINGS.items():
         try:
             found = score(model, tokens, options)
         except EngineStartError as problem:
-            print(f"{name:32} {problem}")
+            print(f"{name:34} {problem}")
             continue
         reference = reference or found
         moved = np.abs(found[0] - reference[0])
         same = np.mean(found[1] == reference[1])
         line = f"{-found[0].mean():9.4f}{moved.mean():10.5f}{moved.max():10.4f}{same:8.2%}"
-        print(f"{name:32}{line}", flush=True)
+        print(f"{name:34}{line}", flush=True)
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "safetensors", "dummy"]
 Quantization = Literal["int8", "int4", "int4-g64"]
 ActivationDType = Literal["auto", "float32", "bfloat16", "int8"]
+KVCacheDType = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 SchedulingPolicy = Literal["fcfs", "priority"]
 WaitPolicyName = Literal["latency", "balanced", "idle"]
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
@@ -170,6 +171,13 @@ class LoadConfig(Section):
         'AVX512_BF16), "int8" for quantization="int8" (AVX512_VNNI), or "float32"; auto is '
         "bfloat16 for such weights if the CPU can, else float32.",
         OneOf(get_args(ActivationDType)),
+    )
+    kv_cache_dtype: KVCacheDType = option(
+        "auto",
+        "What keys and values are stored as on a CPU; int8 has a scale for each of them, and room "
+        "for up to four times the tokens.",
+        OneOf(get_args(KVCacheDType)),
+        default_text="the dtype of the model",
     )
     deterministic: bool = option(
         False,

@@ -25,6 +25,7 @@ class EngineInfo:
         max_logprobs: the largest number of alternatives per position that a request may ask for,
             at most vocab_size.
         activation_dtype: what matrix products round activations to.
+        kv_cache_dtype: what keys and values are stored as.
         quantization: what matrices were rounded to; empty if they have the dtype.
         device: "cpu", or the name of the GPU.
         async_scheduling: whether each step is planned while the previous one runs.
@@ -53,6 +54,7 @@ class EngineInfo:
     scheduling_policy: SchedulingPolicy = "fcfs"
     hidden_size: int = 0
     activation_dtype: str = "float32"
+    kv_cache_dtype: str = "float32"
     quantization: str = ""
     deterministic: bool = False
     device: str = "cpu"
@@ -70,9 +72,13 @@ class EngineInfo:
 
     @property
     def precision(self) -> str:
-        """What weights are stored as, and activations if that is another dtype, for display."""
-        stored, activations = self.quantization or self.dtype, self.activation_dtype
-        return stored if stored == activations else f"{stored} with {activations} activations"
+        """What weights are stored as, and what else has another dtype, for display."""
+        stored, others = self.quantization or self.dtype, []
+        if self.activation_dtype != stored:
+            others.append(f"{self.activation_dtype} activations")
+        if self.kv_cache_dtype != self.dtype:
+            others.append(f"{self.kv_cache_dtype} keys and values")
+        return f"{stored} with {' and '.join(others)}" if others else stored
 
     @property
     def max_concurrency(self) -> float:

@@ -55,7 +55,6 @@ ONLY_VALUES: dict[str, OnlyValues] = {
     "runner": OnlyValues(("auto", "generate", "pooling"), "every model does both"),
     "convert": OnlyValues(("auto", "none", "embed"), "there are no classifiers"),
     "task": OnlyValues((None, "auto", "generate", "embed"), "there are no classifiers"),
-    "kv_cache_dtype": OnlyValues(("auto",), "keys and values have the model's dtype"),
     "cpu_offload_gb": OnlyValues((0,), "weights are never offloaded"),
     "tokenizer_mode": OnlyValues(("auto", "hf"), "tokenizer.json is used"),
     "tokenizer_revision": OnlyValues((None,), "`revision` applies to the tokenizer, too"),

@@ -29,12 +29,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "int8": {"quantization": "int8"},
     "int8-int8": {"quantization": "int8", "activation_dtype": "int8"},
     "int4": {"quantization": "int4"},
+    "kv-int8": {"kv_cache_dtype": "int8"},
 }
 QUICK_CASES = list(zip(("float32", "bfloat16", "float16"), QUICK, strict=False))
 CASES = [
     case if case in QUICK_CASES else slow(case)
     for case in itertools.product(OPTIONS, VARIANTS)
-    if case[0] in DTYPES or case[1] not in ("gpt2", "gpt_oss")  # stored transposed: not quantized
+    if case[0] in (*DTYPES, "kv-int8")
+    or case[1] not in ("gpt2", "gpt_oss")  # stored transposed: not quantized
 ]
 NAMES = ("model.layers.0.mlp.down_proj.weight", "model.layers.3.self_attn.q_proj.weight")
 

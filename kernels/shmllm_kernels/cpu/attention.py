@@ -60,6 +60,7 @@ class Scratch(NamedTuple):
     factors: int
     keys: int  # table of addresses of a chunk's vectors of keys
     values: int  # table of addresses of its values, and of those to prefetch
+    scales: int  # table of addresses of its keys' scales
 
 
 @compiled
@@ -93,7 +94,7 @@ def scratch_bytes(layout: CacheLayout, num_heads: int) -> int:
     rows = queries_per_tile(per_kv) * per_kv
     padded = layout.values_shape[1]
     sizes = [rows * layout.head_dim, rows * padded, rows * LANES, rows]
-    tables = [8 * KEY_VECTORS, 16 * KEY_VECTORS]
+    tables = [8 * KEY_VECTORS, 16 * KEY_VECTORS, 8 * KEY_VECTORS]
     return sum(
         map(_cache_lines, [*(4 * size for size in sizes), SCORES_BYTES, FACTORS_BYTES, *tables])
     )
@@ -108,7 +109,8 @@ def _split_scratch(address, rows, head_dim, padded):
     factors = scores + SCORES_BYTES
     keys = factors + FACTORS_BYTES
     values = keys + _cache_lines(8 * KEY_VECTORS)
-    return Scratch(address, out, weight_sums, max_scores, scores, factors, keys, values)
+    scales = values + _cache_lines(16 * KEY_VECTORS)
+    return Scratch(address, out, weight_sums, max_scores, scores, factors, keys, values, scales)
 
 
 @compiled
@@ -211,7 +213,8 @@ def _attend_chunk(scratch, rows, padded, tile, heads, window, cap, first_vector,
     keys_per_vector, head_dim = word(heads, at.KEYS_PER_VECTOR), word(heads, at.HEAD_DIM)
     first_key = first_vector * keys_per_vector
     chunk = KeyChunk(
-        scratch.keys, scratch.values, first_key, first_key + KEY_VECTORS * keys_per_vector,
+        scratch.keys, scratch.values, scratch.scales, word(heads, at.SCALE_ROW_BYTES),
+        first_key, first_key + KEY_VECTORS * keys_per_vector,
         keys_per_vector, word(heads, at.DIMENSION_BYTES), word(heads, at.VALUE_ROW_BYTES),
         word(heads, at.KEY_BYTES), head_dim, padded, per_kv, window, cap,
     )  # fmt: skip
@@ -237,12 +240,12 @@ def _attend_chunk(scratch, rows, padded, tile, heads, window, cap, first_vector,
 
 
 @compiled
-def _attend(operands, piece, thread, num_threads, kind):
+def _attend(operands, piece, thread, num_threads, stored, kind):
     step, requests, heads = word(operands, 0), word(operands, 1), word(operands, 2)
     cache, window = word(operands, 7), word(operands, 8)
     tile = _find_tile(step, requests, heads, window, piece)
     rows = tile.num_queries * (word(heads, at.NUM_HEADS) // word(heads, at.NUM_KV_HEADS))
-    padded = word(heads, at.VALUE_ROW_BYTES) // itemsize(kind)
+    padded = word(heads, at.VALUE_ROW_BYTES) // itemsize(stored)
     address = word(operands, 9) + thread * word(operands, 10)
     scratch = _split_scratch(address, rows, word(heads, at.HEAD_DIM), padded)
     cap, sinks = float_of_word(word(operands, 11)), word(operands, 12)
@@ -251,18 +254,16 @@ def _attend(operands, piece, thread, num_threads, kind):
     keys_per_vector = word(heads, at.KEYS_PER_VECTOR)
     vector = tile.first_key // (KEY_VECTORS * keys_per_vector) * KEY_VECTORS
     while vector * keys_per_vector <= tile.last_key:
-        find_key_chunk(scratch.keys, scratch.values, cache, heads, tile, vector, kind)
-        _attend_chunk(scratch, rows, padded, tile, heads, window, cap, vector, kind)
+        find_key_chunk(
+            scratch.keys, scratch.values, scratch.scales, cache, heads, tile, vector, stored
+        )
+        _attend_chunk(scratch, rows, padded, tile, heads, window, cap, vector, stored)
         vector += KEY_VECTORS
     _store_output(scratch, rows, padded, tile, heads, word(operands, 5), word(operands, 6))
 
 
-ATTEND = {
-    "float32": Kernel(_pieces, _attend, "float32"),
-    "float16": Kernel(_pieces, _attend, "float16"),
-    "bfloat16": Kernel(_pieces, _attend, "bfloat16"),
-}
-"""Kernels by the dtype name of the cache and of the sinks. Every token attends to its
+ATTEND = {kinds: Kernel(_pieces, _attend, *kinds) for kinds in at.KINDS}
+"""Kernels by the dtype names of the cache and of the sinks. Every token attends to its
 request's keys in the cache.
 
 Operands (addresses, if not marked as numbers; strides in bytes):

@@ -44,13 +44,14 @@ def _find_values(target, cache, heads, tile, kv_head, first_vector):
 
 
 @compiled
-def find_key_chunk(keys, values, cache, heads, tile, first_vector, kind):
-    """Writes two tables of addresses for a chunk of keys, with one entry for each vector.
+def find_key_chunk(keys, values, scales, cache, heads, tile, first_vector, kind):
+    """Writes tables of addresses for a chunk of keys, with one entry for each vector.
 
     Args:
         keys: address of the table of keys' addresses.
         values: address of the table of values' addresses; the values of the chunk that follows are
             appended, for prefetching.
+        scales: address of the table of addresses of the keys' scales; unused but for int8.
     """
     _find_values(values, cache, heads, tile, tile.kv_head, first_vector)
     back = -word(heads, at.KEY_BYTES)
@@ -60,7 +61,10 @@ def find_key_chunk(keys, values, cache, heads, tile, first_vector, kind):
     for i in range(KEY_VECTORS):
         part = min(first_vector + i, last_vector) & mask
         address = word(values, i)
-        put_word(keys, i, address + back - part * (LANES * row_bytes - vector_bytes))
+        block = address + back - part * (LANES * row_bytes)
+        put_word(keys, i, block + part * vector_bytes)
+        if kind == "int8":
+            put_word(scales, i, block + word(heads, at.SCALES_AT) + part * LANES * 4)
     following, kv_head = first_vector + KEY_VECTORS, tile.kv_head
     if following > last_vector:  # the next piece of work is most likely the next head
         following = tile.first_key // (KEY_VECTORS * word(heads, at.KEYS_PER_VECTOR)) * KEY_VECTORS

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from shmllm_kernels.cpu.attention_tiles import (
     SCORES_STRIDE,
     max_tile_vectors,
+    multiply_by_scales,
     output_tile,
     score_tile,
 )
@@ -42,6 +43,8 @@ class KeyChunk(NamedTuple):
 
     keys: int  # address of the table of addresses of vectors of keys
     values: int  # address of the table of addresses of their values
+    scales: int  # address of the table of addresses of the keys' scales; unused but for int8
+    scale_row_bytes: int  # from the scales of keys to those of values
     first_key: int  # position
     end_key: int
     keys_per_vector: int
@@ -160,7 +163,16 @@ def _make_attend_group(num_rows: int):
         first = (first_key - chunk.first_key) // whole
         end = (end_key - 1 - chunk.first_key) // whole + 1
         score(group, chunk, first, end, kind)
+        scales, scores = chunk.scales + 8 * first, group.scores + 4 * LANES * first
+        if kind == "int8":
+            for i in range(num_rows):
+                multiply_by_scales(scores + i * SCORES_STRIDE, scales, 0, end - first)
         weigh_rows(group, chunk, first, end)
+        if kind == "int8":
+            for i in range(num_rows):
+                multiply_by_scales(
+                    scores + i * SCORES_STRIDE, scales, chunk.scale_row_bytes, end - first
+                )
         add_values(group, chunk, first, end, first_key, end_key, kind)
 
     return attend_group

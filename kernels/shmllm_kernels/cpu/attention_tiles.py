@@ -83,6 +83,22 @@ def score_tile(num_rows: int, num_vectors: int):
     return tile
 
 
+@emitted
+def multiply_by_scales(builder, numbers, scales, offset, num_vectors):
+    """Multiplies a row's numbers for some vectors of keys, in place.
+
+    numbers: address of `num_vectors` (at least one) vectors of float32.
+    scales: address of a table of addresses; `offset` bytes behind each lies a vector of scales.
+    """
+    e = Emitter(builder)
+    loop = Loop(e, e.const(0), num_vectors, 1)
+    loop.begin([])
+    place = e.at(numbers, builder.mul(loop.index, e.const(4 * LANES)))
+    address = e.load_word(e.at(scales, builder.mul(loop.index, e.const(8))))
+    e.store(builder.fmul(e.load(place), e.load(e.at(address, offset))), place)
+    loop.end([])
+
+
 @cache
 def output_tile(num_rows: int, num_vectors: int):
     """Returns an emitter of ``out = out * factor + weights @ values``, with one factor per row.

@@ -4,9 +4,11 @@ A block contains, for each key-value head, its keys and after them its values:
 
     keys    [head_dim, block_size padded to whole vectors]
     values  [block_size, head_dim padded to whole vectors]
+    scales  [2, block_size padded to whole vectors] float32, of keys and values, if these are int8
 
 Keys are transposed, so that a vector holds one dimension of consecutive keys. A head's part of a
-block is contiguous, which helps prefetching and copying. Padding stays zero.
+block is contiguous, which helps prefetching and copying. Padding stays zero. Each token has a scale
+of its own: one for the whole block would change what earlier tokens were rounded to.
 """
 
 from __future__ import annotations
@@ -19,6 +21,10 @@ from numpy.typing import NDArray
 
 from shmllm_kernels.cpu.memory import word_of_float
 from shmllm_kernels.cpu.simd import LANES, STORED
+
+DTYPES = ("float32", "float16", "bfloat16")
+KINDS = [(stored, dtype) for stored in (*DTYPES, "int8") for dtype in DTYPES]
+"""The dtype names of the cache and of the model's weights that kernels exist for."""
 
 
 def _padded(count: int) -> int:
@@ -33,7 +39,7 @@ class CacheLayout:
         num_kv_heads: the number of key-value heads.
         head_dim: the size of a head; even.
         block_size: the number of tokens in a block; a power of two.
-        stored: the dtype name of the cache: float32, float16 or bfloat16.
+        stored: the dtype name of the cache: float32, float16, bfloat16 or int8.
     """
 
     num_kv_heads: int
@@ -72,9 +78,14 @@ class CacheLayout:
         return self.values_shape[0] * self.values_shape[1] * self.itemsize
 
     @property
+    def scale_row_bytes(self) -> int:
+        """The size of the scales of a head's keys in a block, or of its values."""
+        return _padded(self.block_size) * 4 if self.stored == "int8" else 0
+
+    @property
     def head_bytes(self) -> int:
         """The stride from one head of a block to the next."""
-        return self.key_bytes + self.value_bytes
+        return self.key_bytes + self.value_bytes + 2 * self.scale_row_bytes
 
     @property
     def block_bytes(self) -> int:
@@ -113,6 +124,8 @@ def head_words(
         layout.values_shape[1] * layout.itemsize,
         num_heads,
         word_of_float(scale * math.log2(math.e)),
+        layout.key_bytes + layout.value_bytes,
+        layout.scale_row_bytes,
     ]
     return np.array(words, np.int64)
 
@@ -130,5 +143,7 @@ def head_words(
     VALUE_ROW_BYTES,  # from one value to the next
     NUM_HEADS,  # query heads
     SCALE,  # the bits of the float32 scale * log2(e), the factor of queries
-) = range(12)
+    SCALES_AT,  # from a head's keys to the scales of its keys
+    SCALE_ROW_BYTES,  # from these to the scales of its values
+) = range(14)
 """The indices of the numbers that `head_words` returns."""

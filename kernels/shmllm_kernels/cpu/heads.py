@@ -21,6 +21,13 @@ from shmllm_kernels.cpu.memory import (
     put_number,
     word,
 )
+from shmllm_kernels.cpu.rounding import (
+    LARGEST,
+    inverse_scale,
+    largest_magnitude,
+    put_byte,
+    rounded_byte,
+)
 from shmllm_kernels.cpu.simd import LANES, Emitter, Loop
 
 TOKENS_AT_ONCE = 8
@@ -87,6 +94,21 @@ def _rotate(head, num_pairs, is_interleaved, cos, sin):
 
 
 @compiled
+def _put_all(source, count, out, first, step, kind):
+    """Writes numbers to ``out[first + i * step]``; returns their scale, for int8."""
+    numbers = floats(source)
+    if kind == "int8":
+        largest = largest_magnitude(source, count)
+        inverse = inverse_scale(largest)
+        for i in range(count):
+            put_byte(out, first + i * step, rounded_byte(numbers[i], inverse))
+        return largest / np.float32(LARGEST)
+    for i in range(count):
+        put_number(out, first + i * step, numbers[i], kind)
+    return np.float32(1.0)
+
+
+@compiled
 def _store_token(heads, row, slot, cache, kind):
     """Writes the keys and values of one token to the cache. row: address of its first key head."""
     num_kv_heads, head_dim = word(heads, at.NUM_KV_HEADS), word(heads, at.HEAD_DIM)
@@ -96,13 +118,15 @@ def _store_token(heads, row, slot, cache, kind):
     stride = word(heads, at.DIMENSION_BYTES) // itemsize(kind)
     for head in range(num_kv_heads):
         keys = block + head * word(heads, at.HEAD_BYTES)
-        key = floats(row + 4 * head * head_dim)
-        for i in range(head_dim):
-            put_number(keys, i * stride + offset, key[i], kind)
+        key, value = row + 4 * head * head_dim, row + 4 * (num_kv_heads + head) * head_dim
+        key_scale = _put_all(key, head_dim, keys, offset, stride, kind)
         values = keys + word(heads, at.KEY_BYTES) + offset * word(heads, at.VALUE_ROW_BYTES)
-        value = floats(row + 4 * (num_kv_heads + head) * head_dim)
-        for i in range(head_dim):
-            put_number(values, i, value[i], kind)
+        value_scale = _put_all(value, head_dim, values, 0, 1, kind)
+        if kind == "int8":
+            scales = keys + word(heads, at.SCALES_AT)
+            of_keys, of_values = floats(scales), floats(scales + word(heads, at.SCALE_ROW_BYTES))
+            of_keys[offset] = key_scale
+            of_values[offset] = value_scale
 
 
 @compiled
@@ -124,7 +148,7 @@ def _norm(operands, weight):
 
 
 @compiled
-def _store(operands, piece, thread, num_threads, kind):
+def _store(operands, piece, thread, num_threads, stored, kind):
     num_tokens, heads = word(word(operands, 0), 0), word(operands, 1)
     qkv, qkv_stride, cache = word(operands, 2), word(operands, 3), word(operands, 7)
     q_norm, k_norm = _norm(operands, word(operands, 8)), _norm(operands, word(operands, 9))
@@ -142,16 +166,13 @@ def _store(operands, piece, thread, num_threads, kind):
             sin = word(operands, 5) + token * num_pairs * 4
             for index in range(num_heads + num_kv_heads):
                 _rotate(row + 4 * index * head_dim, num_pairs, is_interleaved, cos, sin)
-        _store_token(heads, keys, word(word(operands, 6), token), cache, kind)
+        _store_token(heads, keys, word(word(operands, 6), token), cache, stored)
 
 
-STORE_HEADS = {
-    "float32": Kernel(_pieces, _store, "float32"),
-    "float16": Kernel(_pieces, _store, "float16"),
-    "bfloat16": Kernel(_pieces, _store, "bfloat16"),
-}
-"""Kernels by the dtype name of the cache and of the norms' weights. They leave the normalised and
-rotated queries in the rows of qkv.
+STORE_HEADS = {kinds: Kernel(_pieces, _store, *kinds) for kinds in at.KINDS}
+"""Kernels by the dtype names of the cache and of the norms' weights. They leave the normalised and
+rotated queries in the rows of qkv. int8 is rounded to the nearest, ties up, each key and each value
+with a scale of its own, its largest magnitude / 127.
 
 Operands (addresses; strides in bytes):
 

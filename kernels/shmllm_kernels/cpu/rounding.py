@@ -22,7 +22,7 @@ def row_bytes(k: int, kind: str) -> int:
 
 
 @emitted
-def _put_byte(builder, address, index, value):
+def put_byte(builder, address, index, value):
     """Stores an int32 at ``address[index]`` as an int8."""
     byte = ir.IntType(8)
     place = View(builder, address, byte).at(builder, as_value(index))
@@ -36,7 +36,7 @@ def _round_bfloat16(values, width, out):
 
 
 @compiled
-def _largest(source, width):
+def largest_magnitude(source, width):
     """Returns the largest magnitude; infinity or NaN if there is one: without their signs, the bits
     of floats are in the order of the numbers, and these come last."""
     bits, largest = short_words(source), np.int32(0)
@@ -46,10 +46,25 @@ def _largest(source, width):
 
 
 @compiled
-def _round_int8(source, width, out):
-    values, largest = floats(source), _largest(source, width)
+def inverse_scale(largest):
+    """Returns the factor that brings numbers of up to that magnitude to 8 bits; 0 if they are all
+    zero, or if one is not finite."""
     is_usable = largest > np.float32(0.0) and largest < np.float32(math.inf)
-    inverse = np.float32(LARGEST) / largest if is_usable else np.float32(0.0)
+    return np.float32(LARGEST) / largest if is_usable else np.float32(0.0)
+
+
+@compiled
+def rounded_byte(value, inverse):
+    """Returns ``value * inverse`` rounded to the nearest integer, ties up, as an int32."""
+    # A number that is not finite, times 0, is NaN, which no integer stands for.
+    scaled = value * inverse if inverse > np.float32(0.0) else np.float32(0.0)
+    return np.int32(np.floor(scaled + np.float32(0.5)))
+
+
+@compiled
+def _round_int8(source, width, out):
+    values, largest = floats(source), largest_magnitude(source, width)
+    inverse = inverse_scale(largest)
     corrections, depth = (
         short_words(out + corrections_at(width)),
         part_depth(width, width_of("int8")),
@@ -57,10 +72,8 @@ def _round_int8(source, width, out):
     for part in range(num_parts(width)):
         total = np.int32(0)
         for i in range(part * depth, min((part + 1) * depth, width)):
-            # A number that is not finite, times 0, is NaN, which no integer stands for.
-            scaled = values[i] * inverse if is_usable else np.float32(0.0)
-            rounded = np.int32(np.floor(scaled + np.float32(0.5)))
-            _put_byte(out, i, rounded)
+            rounded = rounded_byte(values[i], inverse)
+            put_byte(out, i, rounded)
             total += rounded
         corrections[part] = total * -128
     scale = floats(out + corrections_at(width) + 4 * num_parts(width))

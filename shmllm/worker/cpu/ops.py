@@ -168,6 +168,7 @@ class CpuOps:
         norms = [norm.weight.data_ptr() for norm in attention.norms] or [0, 0]
         numbers = [word_of_float(norm.eps), word_of_float(norm.offset), int(spec.qk_norm == "row")]
         heads = self._heads[spec.scale].ctypes.data
+        kinds = self._cache.layout.stored, kind_of(attention.qkv_proj.weight)
         source = [qkv.data_ptr(), 4 * qkv.shape[1]]
         angles, rotation = [0, 0], [0, 0]
         if spec.rope is not None:
@@ -175,11 +176,11 @@ class CpuOps:
             rotation = [spec.rope.rotary_dim // 2, int(spec.rope.interleaved)]
         places = [*angles, inputs.slot_mapping[group].ctypes.data]
         self._record(
-            "store_heads", STORE_HEADS[self._cache.layout.stored], heads,
+            "store_heads", STORE_HEADS[kinds], heads,
             *source, *places, cache.data_ptr(), *norms, *numbers, *rotation,
         )  # fmt: skip
         self._record(
-            "attend", ATTEND[self._cache.layout.stored], self._requests[group].ctypes.data,
+            "attend", ATTEND[kinds], self._requests[group].ctypes.data,
             heads, *source, out.data_ptr(), 4 * out.shape[1],
             cache.data_ptr(), window, self._scratch.data_ptr(), self._scratch.shape[1],
             word_of_float((spec.soft_cap or 0.0) * LOG2_E),

@@ -110,9 +110,9 @@ class CpuRunner(LoadedRunner):
         loaded = load_model(config.load, memory, "float32", check_model, on_progress)
         super().__init__(config, loaded)
         block_size = config.cache.block_size
-        layout = CacheLayout(
-            loaded.config.num_kv_heads, loaded.config.head_dim, block_size, loaded.dtype_name
-        )
+        wanted = config.load.kv_cache_dtype
+        stored = loaded.dtype_name if wanted == "auto" else wanted
+        layout = CacheLayout(loaded.config.num_kv_heads, loaded.config.head_dim, block_size, stored)
         shape = CacheShape.of(config, loaded.config.layer_windows, layout.block_bytes)
         self.kv_groups = shape.groups
         size = memory.size_cache(config.cache, shape, loaded.max_model_len)
@@ -146,6 +146,7 @@ class CpuRunner(LoadedRunner):
             load_seconds=time.monotonic() - began,
             deterministic=True,
             activation_dtype=activations,
+            kv_cache_dtype=stored,
             async_scheduling=self.overlaps,
             warnings=warnings,
         )

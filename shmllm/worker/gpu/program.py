@@ -56,15 +56,18 @@ UNSUPPORTED = {Feature.LAYER_QK_NORM}
 
 def check_model(config: ModelConfig, load: LoadConfig, dtype: str) -> None:
     """Raise EngineStartError if the GPU has no kernels for a model with weights of a dtype."""
-    if load.quantization == "int8":
+    if load.quantization is not None:
         raise EngineStartError(
-            "quantization='int8' is for the CPU: leave it out, or start with device='cpu'"
+            f"quantization={load.quantization!r} is for the CPU: leave it out, or start with "
+            "device='cpu'"
         )
-    if load.activation_dtype != "auto":
-        raise EngineStartError(
-            f"activation_dtype={load.activation_dtype!r} is for the CPU: on a GPU activations have "
-            "the dtype of the weights"
-        )
+    for name in ("activation_dtype", "kv_cache_dtype"):
+        value = getattr(load, name)
+        if value not in ("auto", dtype):
+            raise EngineStartError(
+                f"{name}={value!r} is for the CPU: on a GPU activations, keys and values have the "
+                "dtype of the weights"
+            )
     check_features(config, "the GPU", UNSUPPORTED)
     if config.head_dim > MAX_HEAD_DIM:
         raise EngineStartError(

@@ -210,6 +210,7 @@ class GpuRunner(LoadedRunner):
             load_seconds=time.monotonic() - began,
             deterministic=False,
             activation_dtype=loaded.dtype_name,
+            kv_cache_dtype=loaded.dtype_name,
             device=device.name,
             device_uuid=device.uuid,
             async_scheduling=self.overlaps,

@@ -21,7 +21,7 @@ from shmllm.errors import EngineStartError
         (lambda: LoadConfig("m", load_format="gguf"), "load_format 'gguf' is not one of auto"),
         (
             lambda: LoadConfig("m", quantization="fp8"),
-            "quantization 'fp8' is not one of None, int8",
+            "quantization 'fp8' is not one of None, int8, int4, int4-g64",
         ),
         (
             lambda: LoadConfig("m", activation_dtype="int4"),
@@ -72,7 +72,17 @@ def test_the_error_for_an_invalid_value_has_the_option_and_the_value(make, words
 
 FULL = EngineConfig(
     LoadConfig(
-        "/größe", "bfloat16", "dummy", 7, 512, "/tokenizers/größe", "int8", "float32", True, "größe"
+        "/größe",
+        "bfloat16",
+        "dummy",
+        7,
+        512,
+        "/tokenizers/größe",
+        "int8",
+        "float32",
+        "int8",
+        True,
+        "größe",
     ),
     CacheConfig(32, 12345, False, 0.5, 40, True),
     SchedulerConfig(3, 99, "priority", False, 7),

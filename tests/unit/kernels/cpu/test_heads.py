@@ -36,7 +36,12 @@ class Case:
         generator = torch.Generator().manual_seed(3)
         counts = (NUM_HEADS, NUM_KV_HEADS) if self.is_wide else (1, 1)
         query, key = (torch.randn(n * HEAD_DIM, generator=generator) for n in counts)
-        return query.to(DTYPES[self.stored]), key.to(DTYPES[self.stored])
+        return query.to(DTYPES[self.kinds[1]]), key.to(DTYPES[self.kinds[1]])
+
+    @property
+    def kinds(self) -> tuple[str, str]:
+        """The dtype names of the cache and of the weights, float32 beside int8."""
+        return self.stored, self.stored if self.stored in DTYPES else "float32"
 
 
 CASES = [
@@ -51,6 +56,8 @@ CASES = [
     Case(num_pairs=15, is_interleaved=True, is_wide=True, offset=1.0),
     Case(is_wide=True, stored="float16"),
     Case(num_pairs=12, is_wide=False, offset=1.0, stored="bfloat16"),
+    Case(stored="int8"),
+    Case(num_pairs=10, is_interleaved=True, is_wide=True, stored="int8"),
 ]
 
 
@@ -79,7 +86,7 @@ def stored(
     norms = [0, 0] if case.is_wide is None else [q_norm.data_ptr(), k_norm.data_ptr()]
     program = KernelProgram(num_threads)
     program.record(
-        STORE_HEADS[case.stored],
+        STORE_HEADS[case.kinds],
         [num_tokens.ctypes.data, heads.ctypes.data, qkv.data_ptr(), 4 * qkv.shape[1],
          *([table.data_ptr() for table in tables] or [0, 0]), slots.data_ptr(), cache.data_ptr(),
          *norms, word_of_float(EPS), word_of_float(case.offset), int(case.is_wide or False),
@@ -92,10 +99,16 @@ def stored(
 def keys_and_values(cache: Tensor, kind: str) -> tuple[Tensor, Tensor]:
     """Returns the keys and the values in a cache, [blocks, BLOCK_SIZE, kv heads, HEAD_DIM]."""
     layout = CacheLayout(NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, kind)
-    of_heads = cache.view(DTYPES[kind]).view(NUM_BLOCKS, NUM_KV_HEADS, -1)
-    rows, columns = layout.keys_shape
-    keys = of_heads[..., : rows * columns].unflatten(-1, (rows, columns))
-    values = of_heads[..., rows * columns :].unflatten(-1, layout.values_shape)
+    of_heads = cache.view(NUM_BLOCKS, NUM_KV_HEADS, -1)
+    sizes = [layout.key_bytes, layout.value_bytes, 2 * layout.scale_row_bytes]
+    parts = [part.contiguous() for part in of_heads.split(sizes, -1)]
+    numbers = [part.view(DTYPES.get(kind, torch.int8)) for part in parts[:2]]
+    keys = numbers[0].unflatten(-1, layout.keys_shape)
+    values = numbers[1].unflatten(-1, layout.values_shape)
+    if kind == "int8":
+        scales = parts[2].view(torch.float32).unflatten(-1, (2, -1))
+        keys = keys * scales[..., 0, None, :]
+        values = values * scales[..., 1, :BLOCK_SIZE, None]
     return keys[..., :BLOCK_SIZE].permute(0, 3, 1, 2), values[..., :HEAD_DIM].permute(0, 2, 1, 3)
 
 
@@ -132,6 +145,11 @@ def test_heads_equal_the_reference(case: Case) -> None:
     want_query, want_keys, want_values = expected(case, qkv, slots)
     close = torch.testing.assert_close
     close(query.double().view_as(want_query), want_query, rtol=3e-6, atol=3e-6)
+    if case.stored == "int8":
+        for found, want in ((keys.double(), want_keys), (values.double(), want_values)):
+            steps = want.abs().amax(-1, keepdim=True) / 127
+            assert ((found - want).abs() <= 0.501 * steps + 1e-5).all()
+        return
     unit = 3e-6 if case.stored == "float32" else torch.finfo(DTYPES[case.stored]).eps
     close(keys.double(), want_keys, rtol=unit, atol=1e-5)
     close(values.double(), want_values, rtol=unit, atol=0)
