@@ -127,7 +127,9 @@ def summary(times: list[float]) -> dict[str, float]:
 @click.option("--steps", default=200, show_default=True, help="Timed decode steps.")
 @click.option("--threads", type=int, help="Compute threads.  [default: the usable cores]")
 @click.option("--dtype", default="auto", show_default=True, help="The engine's dtype.")
-@click.option("--quantization", help="int8 rounds the weights.  [default: none]")
+@click.option("--quantization", help="As the engine's option.  [default: none]")
+@click.option("--activation-dtype", default="auto", show_default=True, help="Likewise.")
+@click.option("--kv-cache-dtype", default="auto", show_default=True, help="Likewise.")
 @click.option("--cpu", is_flag=True, help="Measure CPU time instead of wall time.")
 @click.option("--profile", is_flag=True, help="Print the functions that take the most time.")
 @click.option("--kernels", is_flag=True, help="Time the kernels of the forward pass.")
@@ -139,6 +141,8 @@ def main(
     threads: int | None,
     dtype: Any,
     quantization: Any,
+    activation_dtype: Any,
+    kv_cache_dtype: Any,
     cpu: bool,
     profile: bool,
     kernels: bool,
@@ -146,8 +150,9 @@ def main(
     total = 2 * steps if kernels else steps
     length = context + total + 2
     core, runner = make_core(
-        model, requests, threads, dtype=dtype, quantization=quantization, max_model_len=length
-    )
+        model, requests, threads, dtype=dtype, quantization=quantization,
+        activation_dtype=activation_dtype, kv_cache_dtype=kv_cache_dtype, max_model_len=length,
+    )  # fmt: skip
     count, seconds = fill(core, requests, context, total)
     clock = time.process_time_ns if cpu else time.perf_counter_ns
     profiler = cProfile.Profile()
