@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Makes a Llama or Qwen3-MoE model with random weights, for benchmarks.
 
-    python tools/make_model.py --size 4m|135m|moe-400m DIRECTORY
+    python tools/make_model.py --size 4m|135m|1b|moe-400m DIRECTORY
 
 The result is a Hugging Face directory: config.json, model.safetensors (float32, tied embeddings)
 and a byte-level tokenizer that covers every token id, so that any engine can load it and convert
 its output to text. The matrices are scaled so that the layers affect the result, and so that the
 difference of the two best logits is large compared with rounding errors: correct engines then agree
-on greedy tokens.
+on greedy tokens. The size 1b has the widths of Llama-3.2-1B; its file has 4.9 GB.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice, product
+from itertools import chain, islice, product
 from pathlib import Path
 
 import click
@@ -69,6 +69,7 @@ class Size:
 SIZES = {
     "4m": Size(hidden=256, layers=4, heads=4, kv_heads=2, inner=688, vocab=4_096),
     "135m": Size(hidden=576, layers=30, heads=9, kv_heads=3, inner=1_536, vocab=49_152),
+    "1b": Size(hidden=2_048, layers=16, heads=32, kv_heads=8, inner=8_192, vocab=128_256),
     "moe-400m": Size(
         hidden=768, layers=12, heads=12, kv_heads=4, inner=384, vocab=32_768, experts=32, top_k=4
     ),
@@ -132,10 +133,13 @@ def weights(size: Size, seed: int) -> Iterator[tuple[str, Tensor]]:
 
 
 def tokenizer(vocab_size: int) -> Tokenizer:
-    """A byte-level BPE tokenizer; its merges are pairs of bytes that fill the vocabulary."""
+    """A byte-level BPE tokenizer; its merges fill the vocabulary with pairs of bytes, then with
+    pairs and a third byte."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     num_merges = vocab_size - len(alphabet) - 1
-    merges = list(islice(product(alphabet, alphabet), num_merges))
+    pairs = map("".join, product(alphabet, alphabet))
+    longer = chain(product(alphabet, alphabet), product(pairs, alphabet))
+    merges = list(islice(longer, num_merges))
     entries = [*alphabet, *(first + second for first, second in merges)]
     made = Tokenizer(models.BPE({entry: i for i, entry in enumerate(entries)}, merges))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
