@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""Compares tokens/s and time to first token of shmllm, vLLM, OpenVINO GenAI and transformers, in
-turns.
+"""Compares tokens/s and time to first token of shmllm, vLLM, OpenVINO GenAI, llama.cpp and
+transformers, in turns.
 
     python tools/make_model.py --size 4m models/4m
     python tools/make_model.py --size 135m models/135m
     python tools/compare.py models/4m models/135m --vllm vllm-venv/bin/python --json FILE
+    python tools/compare.py models/135m --quantization int4 --llama-cpp llama-venv/bin/python
 
 Each peer is one process in the virtual environment of a given interpreter (`--shmllm` and
-`--transformers` default to this one). All peers run the same random prompts in one dtype, greedy,
-without early stop; every prompt is different. A round runs each load on every peer in turn, so that
-noise of the machine affects all peers alike: compare the ratios. To install vLLM's CPU build:
+`--transformers` default to this one). All peers run the same random prompts, greedy, without early
+stop; every prompt is different. A round runs each load on every peer in turn, so that noise of the
+machine affects all peers alike: compare the ratios. To install vLLM's CPU build:
 
     python3 -m venv vllm-venv
     vllm-venv/bin/pip install torch==2.13.0
@@ -18,184 +19,53 @@ noise of the machine affects all peers alike: compare the ratios. To install vLL
                                torchaudio and torchcodec)
 
 vLLM gets every core (by default it keeps one for its front end). vLLM and OpenVINO get 2 GiB for
-keys and values, in the model's dtype (OpenVINO's default is 8 bits). To install OpenVINO GenAI:
+keys and values, in the model's dtype (OpenVINO's default is 8 bits). To install OpenVINO GenAI,
+with nncf for quantized weights:
 
     python3 -m venv openvino-venv
-    openvino-venv/bin/pip install 'torch>=2.11,<2.14' openvino-genai 'optimum-intel[openvino]'
+    openvino-venv/bin/pip install 'torch>=2.11,<2.14' openvino-genai 'optimum-intel[openvino]' nncf
+    openvino-venv/bin/pip uninstall -y torchvision
+
+llama.cpp runs llama-cpp-python's own build of it, for this machine's instructions. Its keys and
+values are float16, and it reads a GGUF file, which is written beside the model's directory once and
+not counted as a part of its start; only Llama models can be written. To install it (it compiles for
+some minutes):
+
+    python3 -m venv llama-venv
+    CMAKE_ARGS=-DGGML_NATIVE=ON llama-venv/bin/pip install --no-binary llama-cpp-python \\
+        llama-cpp-python
+
+With `--quantization` shmllm, OpenVINO GenAI and llama.cpp run with weights in int8 (Q8_0 in
+llama.cpp) or int4 (Q4_0), keys and values in `--dtype` except llama.cpp's, and vLLM and
+transformers are left out. llama.cpp rounds activations to 8 bits then, and OpenVINO does where the
+CPU is faster so; shmllm does it with `--activation-dtype int8`. The table and the record name the
+precisions.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import random
-import signal
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
 import click
+from compare_peers import Peer, Precision, Running, find_peers
 
 from shmllm.cli.bench_output import describe_machine
 
-PEERS = Path(__file__).parent / "peers"
 LOADS = ((1, 32, 128), (16, 128, 128), (64, 128, 64))
 REST_S = 1.0
 """The seconds before each peer's turn, in which the threads of the peer before stop spinning."""
-KV_CACHE_GIB = 2
-MAX_MODEL_LEN = 1024
 FIRST_ORDINARY_TOKEN = 16
 
 Load = tuple[int, int, int]
-
-
-@dataclass
-class Peer:
-    """An inference engine to compare.
-
-    Attributes:
-        name: shmllm, vllm or transformers.
-        python: its interpreter.
-        options: keyword arguments of its engine.
-        environment: environment variables to add.
-    """
-
-    name: str
-    python: str
-    options: dict[str, Any]
-    environment: dict[str, str] = field(default_factory=dict)
-
-    def start(self, model: Path, first_prompts: list[list[int]], log: TextIO) -> Running:
-        """Starts the process. Call `wait_ready` of the result to wait for its first token.
-
-        Args:
-            model: the model's directory.
-            first_prompts: prompts for which it generates one token at its start.
-            log: the file for its stdout and stderr.
-        """
-        read_end, write_end = os.pipe()
-        began = time.monotonic()
-        process = subprocess.Popen(
-            [self.python, str(PEERS / f"run_{self.name}.py"), str(write_end)],
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
-            env=os.environ | self.environment,
-            pass_fds=[write_end],
-            text=True,
-            start_new_session=True,
-        )
-        os.close(write_end)
-        running = Running(self.name, process, os.fdopen(read_end), began, log.name)
-        running.ask({"model": str(model), "options": self.options, "first_prompts": first_prompts})
-        return running
-
-
-@dataclass
-class Running:
-    """A peer's process and the pipes to it.
-
-    Attributes:
-        name: the peer's name.
-        process: the process; its stdin takes questions.
-        answers: the pipe with its answers.
-        began: monotonic time of its start, in seconds.
-        log: the path of its log file.
-    """
-
-    name: str
-    process: subprocess.Popen[str]
-    answers: TextIO
-    began: float
-    log: str
-
-    def ask(self, question: dict[str, Any]) -> None:
-        """Sends a question."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(question) + "\n")
-        self.process.stdin.flush()
-
-    def answer(self) -> dict[str, Any]:
-        """Waits for the answer to the last question."""
-        line = self.answers.readline()
-        if not line:
-            raise click.ClickException(f"{self.name} ended; its output is in {self.log}")
-        value: dict[str, Any] = json.loads(line)
-        return value
-
-    def wait_ready(self) -> tuple[float, dict[str, Any]]:
-        """Waits for the first token; returns the seconds since the start, and facts to record."""
-        answer = self.answer()
-        return answer["first_token_time"] - self.began, answer["facts"]
-
-    def rate(self, prompts: list[list[int]], output_len: int) -> tuple[float, list[int]]:
-        """Generates; returns the generated tokens per second, and the first prompt's tokens."""
-        self.ask({"prompts": prompts, "output_len": output_len})
-        answer = self.answer()
-        return len(prompts) * output_len / answer["seconds"], answer["first"]
-
-    def stop(self) -> None:
-        """Ends the process, by SIGKILL after 30 s."""
-        assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.close()
-        try:
-            self.process.wait(30)
-        except subprocess.TimeoutExpired:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-        self.answers.close()
-
-
-def find_peers(
-    shmllm: str, vllm: str | None, openvino: str | None, transformers: str, dtype: str
-) -> list[Peer]:
-    """The peers that can run; reports the others on stderr."""
-    cores = sorted(os.sched_getaffinity(0))
-    engine = {"dtype": dtype, "max_model_len": MAX_MODEL_LEN}
-    candidates = [
-        Peer("shmllm", shmllm, engine | {"kv_cache_memory_bytes": KV_CACHE_GIB * 2**30}),
-        Peer(
-            "vllm",
-            vllm or "",
-            engine,
-            {
-                "VLLM_CPU_KVCACHE_SPACE": str(KV_CACHE_GIB),
-                "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
-                "OMP_NUM_THREADS": str(len(cores)),
-                "HF_HUB_OFFLINE": "1",
-            },
-        ),
-        Peer("openvino_genai", openvino or "", {"dtype": dtype, "kv_cache_gib": KV_CACHE_GIB}),
-        Peer("transformers", transformers, {"dtype": dtype}),
-    ]
-    found = []
-    for peer in candidates:
-        reason = missing(peer)
-        if reason is None:
-            found.append(peer)
-        else:
-            click.echo(f"without {peer.name}: {reason}", err=True)
-    return found
-
-
-def missing(peer: Peer) -> str | None:
-    """The reason why a peer cannot run here; None if it can."""
-    if not peer.python:
-        option = peer.name.replace("_", "-")
-        return f"no --{option} PYTHON; --help says how to make its virtual environment"
-    probe = "import importlib.util,sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"
-    try:
-        done = subprocess.run([peer.python, "-c", probe, peer.name], cwd="/", capture_output=True)
-    except OSError as problem:
-        return f"{peer.python}: {problem.strerror}"
-    return None if done.returncode == 0 else f"{peer.python} has no package {peer.name}"
 
 
 def random_prompts(rng: random.Random, vocab_size: int, load: Load) -> list[list[int]]:
@@ -226,15 +96,26 @@ def all_running(
         yield running, starts
 
 
+def table_head(facts: dict[str, Any]) -> str:
+    """The first lines of the table: the peers' names and precisions.
+
+    Args:
+        facts: the facts of each peer by name, in the order of the columns.
+    """
+    rows = [("  requests   in  out", list(facts))]
+    for title, key in (("weights", "weights"), ("keys and values", "kv_cache")):
+        rows.append((f"  {title}", [each[key] for each in facts.values()]))
+    lines = [f"{title:<23}" + "".join(f"{cell:>16}" for cell in cells) for title, cells in rows]
+    lines[0] += "   (tokens/s)"
+    return "\n".join(lines)
+
+
 def compare_loads(
     running: list[Running], rng: random.Random, vocab_size: int, loads: list[Load], repeats: int
 ) -> list[dict[str, Any]]:
     """Runs `repeats` rounds of each load after a warm-up round; returns rates and ratios."""
     names = [peer.name for peer in running]
     others = [name for name in names if name != "shmllm"]
-    click.echo(
-        "  requests   in  out  " + "".join(f"{name:>16}" for name in names) + "   (tokens/s)"
-    )
     results = []
     for load in loads:
         rates: dict[str, list[float]] = {name: [] for name in names}
@@ -308,6 +189,7 @@ def parse_load(_context: object, _parameter: object, values: tuple[str, ...]) ->
 @click.option("--shmllm", default=sys.executable, help="Interpreter with shmllm installed.")
 @click.option("--vllm", help="Interpreter with vLLM installed.  [default: skip vLLM]")
 @click.option("--openvino-genai", help="Interpreter with OpenVINO GenAI.  [default: skip OpenVINO]")
+@click.option("--llama-cpp", help="Interpreter with llama-cpp-python.  [default: skip llama.cpp]")
 @click.option(
     "--transformers", default=sys.executable, help="Interpreter with transformers installed."
 )
@@ -320,7 +202,21 @@ def parse_load(_context: object, _parameter: object, values: tuple[str, ...]) ->
     help="Number of requests, tokens per prompt and per output. May be given several times.",
     metavar="REQUESTSxINPUT,OUTPUT",
 )
-@click.option("--dtype", default="float32", help="The dtype of the weights.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "bfloat16", "float16"]),
+    default="float32",
+    help="The dtype of the weights, and of keys and values.",
+)
+@click.option(
+    "--quantization",
+    type=click.Choice(["none", "int8", "int4"]),
+    default="none",
+    help="What the weights are rounded to instead.",
+)
+@click.option(
+    "--activation-dtype", default="auto", help="shmllm's option: what products round rows to."
+)
 @click.option("--repeats", default=3, help="Measured rounds, after one warm-up round.")
 @click.option("--starts", default=0, help="Also time this many starts of each peer alone.")
 @click.option(
@@ -337,17 +233,29 @@ def main(
     shmllm: str,
     vllm: str | None,
     openvino_genai: str | None,
+    llama_cpp: str | None,
     transformers: str,
     loads: list[Load],
     dtype: str,
+    quantization: str,
+    activation_dtype: str,
     repeats: int,
     starts: int,
     logs: Path,
     json_file: TextIO | None,
 ) -> None:
-    peers = find_peers(shmllm, vllm, openvino_genai, transformers, dtype)
+    pythons = {
+        "shmllm": shmllm,
+        "vllm": vllm,
+        "openvino_genai": openvino_genai,
+        "llama_cpp": llama_cpp,
+        "transformers": transformers,
+    }
+    asked = None if quantization == "none" else quantization
+    precision = Precision(dtype, asked, activation_dtype)
+    peers = find_peers(pythons, precision)
     logs.mkdir(parents=True, exist_ok=True)
-    record: dict[str, Any] = {"machine": describe_machine(), "dtype": dtype, "models": {}}
+    record: dict[str, Any] = {"machine": describe_machine(), **asdict(precision), "models": {}}
     for path in models:
         model = path.resolve()
         rng = random.Random(0)
@@ -358,6 +266,7 @@ def main(
         if starts:
             result["starts_alone_s"] = compare_starts(peers, model, first, starts, logs)
         with all_running(peers, model, first, logs) as (running, result["peers"]):
+            click.echo(table_head(result["peers"]))
             result["loads"] = compare_loads(running, rng, vocab_size, loads, repeats)
         record["models"][model.name] = result
     if json_file is not None:

@@ -24,7 +24,9 @@ def serve(load: Callable[[str, dict[str, Any]], tuple[Generate, dict[str, Any]]]
     """Loads the model once, then times generations until the driver closes the pipe.
 
     Args:
-        load: (model directory, options) -> the generate function, and facts to record.
+        load: (model directory or file, options) -> the generate function, and facts to record:
+            at least the version, and the precision of the weights and of keys and values
+            ("weights", "kv_cache").
     """
     answers = os.fdopen(int(sys.argv[1]), "w", buffering=1)
     question = json.loads(sys.stdin.readline())

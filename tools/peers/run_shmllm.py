@@ -18,7 +18,13 @@ def load(model: str, options: dict[str, Any]) -> tuple[Generate, dict[str, Any]]
         outputs = llm.generate(prompts, params, use_tqdm=False)
         return [list(output.outputs[0].token_ids) for output in outputs]
 
-    return generate, {"version": shmllm.__version__}
+    facts = {
+        "version": shmllm.__version__,
+        "weights": options["quantization"] or options["dtype"],
+        "activations": options["activation_dtype"],
+        "kv_cache": options["dtype"],
+    }
+    return generate, facts
 
 
 if __name__ == "__main__":

@@ -31,7 +31,13 @@ def load(model: str, options: dict[str, Any]) -> tuple[Generate, dict[str, Any]]
         tokens: list[list[int]] = output[:, ids.shape[1] :].tolist()
         return tokens
 
-    return generate, {"version": transformers.__version__, "torch": torch.__version__}
+    facts = {
+        "version": transformers.__version__,
+        "torch": torch.__version__,
+        "weights": options["dtype"],
+        "kv_cache": options["dtype"],
+    }
+    return generate, facts
 
 
 if __name__ == "__main__":

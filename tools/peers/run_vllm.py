@@ -22,7 +22,8 @@ def load(model: str, options: dict[str, Any]) -> tuple[Generate, dict[str, Any]]
         )
         return [list(output.outputs[0].token_ids) for output in outputs]
 
-    return generate, {"version": vllm.__version__}
+    dtype = options["dtype"]
+    return generate, {"version": vllm.__version__, "weights": dtype, "kv_cache": dtype}
 
 
 if __name__ == "__main__":
