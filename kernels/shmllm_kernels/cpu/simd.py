@@ -14,13 +14,19 @@ from collections.abc import Sequence
 
 from llvmlite import binding, ir
 
+from shmllm_kernels.cpu import amx
+
 INT64 = ir.IntType(64)
 INT32 = ir.IntType(32)
 FLOAT = ir.FloatType()
 
 FEATURES = binding.get_host_cpu_features()
+FEATURES.update(amx.FEATURES)
 LANES = 16 if FEATURES.get("avx512f") else 8 if FEATURES.get("avx") else 4
 """The number of float32 in a vector register of this machine."""
+_OF_X86 = {16: "AVX512F", 8: "AVX2" if FEATURES.get("avx2") else "AVX", 4: "SSE2"}
+INSTRUCTIONS = _OF_X86[LANES] if FEATURES.get("sse2") else "NEON"
+"""The name of the instructions on these registers."""
 
 NUM_REGISTERS = 16 if LANES == 8 else 32
 
@@ -123,7 +129,7 @@ class Emitter:
         """Loads one int64."""
         return self.builder.load(self.builder.inttoptr(address, INT64.as_pointer()), align=8)
 
-    def store_first(self, value: ir.Value, address: ir.Value, count: int) -> None:
+    def store_first(self, value: ir.Value, address: ir.Value, count: ir.Value | int) -> None:
         """Stores the first `count` lanes as float32."""
         mask_type = ir.VectorType(ir.IntType(1), self.lanes)
         pointer_type = self.vector.as_pointer()
@@ -131,7 +137,7 @@ class Emitter:
         name = f"llvm.masked.store.v{self.lanes}f32.p0"
         store = function(self.builder, name, ir.VoidType(), arguments)
         pointer = self.builder.inttoptr(address, pointer_type)
-        mask = ir.Constant(mask_type, [int(lane < count) for lane in range(self.lanes)])
+        mask = self.first(self.const(count) if isinstance(count, int) else count)
         self.builder.call(store, [value, pointer, ir.Constant(INT32, 4), mask])
 
     def store(self, value: ir.Value, address: ir.Value) -> None:
