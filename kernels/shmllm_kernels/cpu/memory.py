@@ -83,6 +83,15 @@ def put_word(builder, address, index, value):
 
 
 @emitted
+def on_stack(builder, num_bytes):
+    """The address of memory of a constant size, aligned to 64 bytes, until the function returns."""
+    with builder.goto_entry_block():
+        place = builder.alloca(ir.ArrayType(ir.IntType(8), num_bytes.constant))
+    place.align = 64
+    return builder.ptrtoint(place, INT64)
+
+
+@emitted
 def float_of_bits(builder, bits):
     """Reinterprets the bits of an int32 as a float32."""
     return builder.bitcast(bits, FLOAT)

@@ -79,6 +79,14 @@ def _add_entry(
 
 
 def _compile(entries: Sequence[Entry], names: Sequence[str]) -> bytes:
+    code: bytes = _machine().emit_object(_optimized(entries, names, _machine()))
+    return code
+
+
+def _optimized(
+    entries: Sequence[Entry], names: Sequence[str], machine: binding.TargetMachine
+) -> binding.ModuleRef:
+    """Returns the module of these functions, ready for the machine's code."""
     source = ir.Module("kernel")
     source.triple = binding.get_default_triple()
     for (function, constants), name in zip(entries, names, strict=True):
@@ -87,10 +95,9 @@ def _compile(entries: Sequence[Entry], names: Sequence[str]) -> bytes:
     module.verify()
     options = binding.create_pipeline_tuning_options(speed_level=3)
     options.loop_vectorization = options.slp_vectorization = True
-    builder = binding.create_pass_builder(_machine(), options)
+    builder = binding.create_pass_builder(machine, options)
     builder.getModulePassManager().run(module, builder)
-    code: bytes = _machine().emit_object(module)
-    return code
+    return module
 
 
 # caching
