@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+
 import numpy as np
 import pytest
+import torch
 from torch import Tensor
 
 from shmllm_kernels.cpu import Kernel, KernelProgram
@@ -27,3 +31,14 @@ def run_kernel(kernel: Kernel, rows: int, *operands: Tensor | int, num_threads: 
     program = KernelProgram(num_threads)
     program.record(kernel, [num_rows.ctypes.data, *numbers])
     program.replay()
+
+
+def guarded(num_bytes: int) -> Tensor:
+    """Returns memory, uint8, all 0xff, that ends where no access is possible: a kernel that reads
+    or writes after it ends the test process."""
+    size = -(-max(num_bytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
+    memory = torch.frombuffer(mmap.mmap(-1, size + mmap.PAGESIZE), dtype=torch.uint8)
+    protect = ctypes.CDLL(None, use_errno=True).mprotect
+    last_page = ctypes.c_void_p(memory.data_ptr() + size)
+    assert protect(last_page, ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
+    return memory[size - num_bytes : size].fill_(0xFF)
