@@ -175,13 +175,15 @@ def corrections_at(k):
 
 
 @compiled
-def _finish(rows, out, out_stride, num_rows, columns, num_columns, weights):
-    """Computes ``out * scale of the row * scale + bias`` over a chunk of columns."""
+def finish(scales, scale_stride, out, out_stride, num_rows, columns, num_columns, weights):
+    """Computes ``out * scale of the row * scale + bias`` over a chunk of columns.
+
+    scales, scale_stride: row i's scale lies at ``scales + i * scale_stride``; scales 0: none.
+    """
     for row in range(num_rows):
         values = floats(out + row * out_stride + columns * 4)
-        if rows.kind == "int8":
-            scale_at = corrections_at(weights.k) + 4 * num_parts(weights.k)
-            own = floats(rows.address + row * rows.stride + scale_at)[0]
+        if scales != 0:
+            own = floats(scales + row * scale_stride)[0]
             for column in range(num_columns):
                 values[column] *= own
         if has_column_scales(weights.kind):
@@ -255,8 +257,10 @@ def product(rows, num_rows, weights, columns, num_columns, out, out_stride):
         _product(
             rows, num_rows, weights, columns, num_columns, out, out_stride, _multiply_column, 1
         )
+    scale_at = corrections_at(weights.k) + 4 * num_parts(weights.k)
+    scales = rows.address + scale_at if rows.kind == "int8" else 0
     if has_column_scales(weights.kind) or weights.bias != 0:
-        _finish(rows, out, out_stride, num_rows, columns, num_columns, weights)
+        finish(scales, rows.stride, out, out_stride, num_rows, columns, num_columns, weights)
 
 
 @compiled
