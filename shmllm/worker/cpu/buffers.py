@@ -14,7 +14,7 @@ from shmllm.models.layers import Allocator
 from shmllm.worker.arena import CountingAllocator
 from shmllm.worker.cpu.arena import HostArena
 from shmllm.worker.cpu.experts import ExpertBuffers
-from shmllm_kernels.cpu.rounding import row_bytes
+from shmllm.worker.cpu.products import rounded_bytes
 
 SCORED_ROWS = 64
 """The number of rows whose logits are computed at a time for the log-probabilities of prompts."""
@@ -86,7 +86,7 @@ class CpuBuffers:
         if activation_dtype != "float32":
             widest = max(hidden, heads * dim, *config.inner_widths)
             most_rows = max(max_tokens, max_samples, SCORED_ROWS)
-            size = most_rows * row_bytes(widest, activation_dtype)
+            size = rounded_bytes(most_rows, widest, activation_dtype)
             self.rounded = allocate((size,), torch.uint8)
 
     def product(self, width: int) -> Tensor:

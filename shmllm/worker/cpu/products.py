@@ -11,10 +11,14 @@ from shmllm.errors import EngineStartError
 from shmllm.models.experts import ExpertLinear
 from shmllm.models.layers import Linear, Matrix
 from shmllm.models.quantized import QuantizedMatrix
-from shmllm_kernels.cpu import KernelProgram
+from shmllm_kernels.cpu import KernelProgram, matrix_tiles, products, rounding, tile_rounding
+from shmllm_kernels.cpu.amx import HAS_AMX
 from shmllm_kernels.cpu.arithmetic import HAS_BFLOAT16, HAS_INT8
-from shmllm_kernels.cpu.products import MULTIPLY
-from shmllm_kernels.cpu.rounding import ROUND, row_bytes
+from shmllm_kernels.cpu.simd import INSTRUCTIONS
+from shmllm_kernels.cpu.tile_rounding import TILED, tiled
+
+MULTIPLY = {**products.MULTIPLY, **matrix_tiles.MULTIPLY}
+ROUND = {**rounding.ROUND, **tile_rounding.ROUND}
 
 
 class DotProduct(NamedTuple):
@@ -44,8 +48,32 @@ DOT_PRODUCTS = {
 }
 """By the dtype name of activations."""
 
+AMX_INSTRUCTIONS = {"bfloat16": "AMX_BF16", "int8": "AMX_INT8"}
+"""What replaces DOT_PRODUCTS, but for experts, if products use tiles."""
+
 Kinds = tuple[str, str, str]
-"""The dtype names of activations, weights and bias, by which kernels are chosen."""
+"""The dtype names of activations (or a name in TILED), weights and bias, by which kernels are
+chosen."""
+
+
+def instruction_of(activation_dtype: str, uses_tiles: bool = HAS_AMX) -> str:
+    """Return the name of the instructions that multiply activations of a dtype name.
+
+    Args:
+        activation_dtype: the dtype name.
+        uses_tiles: as for `Products`.
+    """
+    if activation_dtype == "float32":
+        return INSTRUCTIONS
+    if uses_tiles:
+        return AMX_INSTRUCTIONS[activation_dtype]
+    return DOT_PRODUCTS[activation_dtype].instruction
+
+
+def rounded_bytes(num_rows: int, k: int, activation_dtype: str) -> int:
+    """Return the memory that rounded activations need in any layout, for rows of up to k."""
+    in_rows = num_rows * rounding.row_bytes(k, activation_dtype)
+    return max(in_rows, tile_rounding.rounded_bytes(num_rows, k, activation_dtype))
 
 
 def kind_of(weight: Matrix) -> str:
@@ -62,11 +90,17 @@ class Products:
             them.
         activation_dtype: what products round activations to, if there is a kernel for their
             weights.
+        uses_tiles: whether products of rounded activations use AMX, but for experts.
     """
 
     def __init__(
-        self, program: KernelProgram, rounded: Tensor | None, activation_dtype: str = "float32"
+        self,
+        program: KernelProgram,
+        rounded: Tensor | None,
+        activation_dtype: str = "float32",
+        uses_tiles: bool = HAS_AMX,
     ) -> None:
+        self._uses_tiles = uses_tiles
         self._kernels = program
         self._rounded = rounded
         self._activation_dtype = activation_dtype
@@ -82,8 +116,10 @@ class Products:
         stored = linear.weight.kind if isinstance(linear.weight, QuantizedMatrix) else dtype
         # The activations inside of experts are not rounded to 8 bits: each has to know its largest.
         is_exact |= wanted == "int8" and isinstance(linear, ExpertLinear)
-        rounds = not is_exact and (wanted, stored, dtype) in MULTIPLY
-        return wanted if rounds else "float32", stored, dtype
+        if is_exact or (wanted, stored, dtype) not in MULTIPLY:
+            return "float32", stored, dtype
+        in_tiles = wanted != "float32" and self._uses_tiles and isinstance(linear, Linear)
+        return tiled(wanted) if in_tiles else wanted, stored, dtype
 
     def activations(self, num_rows: int, x: Tensor, kind: str) -> tuple[int, int]:
         """Record the rounding of activations, unless they stay float32.
@@ -91,17 +127,21 @@ class Products:
         Args:
             num_rows: the address of an int64, the number of rows.
             x: [rows, in] float32.
-            kind: the dtype name of the result.
+            kind: the kind of the result: the first of `kinds`.
 
         Returns:
             The address of the rows that a product reads, which the next call overwrites, and their
-            stride in bytes.
+            stride in bytes. Only the product of as many rows can read those in tiles.
         """
         if kind == "float32":
             return x.data_ptr(), 4 * x.shape[1]
         assert self._rounded is not None, "`kinds` says so"
-        stride = row_bytes(x.shape[1], kind)
-        assert len(x) * stride <= self._rounded.nbytes, "the memory is for fewer activations"
+        num_bytes = rounded_bytes(len(x), x.shape[1], TILED.get(kind, kind))
+        assert num_bytes <= self._rounded.nbytes, "the memory is for fewer activations"
+        if kind in TILED:
+            stride = tile_rounding.row_bytes(x.shape[1], TILED[kind])
+        else:
+            stride = rounding.row_bytes(x.shape[1], kind)
         address = self._rounded.data_ptr()
         operands = [num_rows, x.data_ptr(), address, x.shape[1], stride]
         self._kernels.record(ROUND[kind], operands, label="round")

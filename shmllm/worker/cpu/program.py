@@ -17,6 +17,7 @@ from shmllm.worker.cpu.ops import CpuLogitsOps, CpuOps, record_gather
 from shmllm.worker.cpu.products import Products, activation_dtype
 from shmllm.worker.loaded_runner import Observe
 from shmllm_kernels.cpu import KernelProgram
+from shmllm_kernels.cpu.amx import HAS_AMX
 
 UNSUPPORTED = {Feature.LAYER_QK_NORM}
 """What the kernels cannot compute."""
@@ -42,6 +43,7 @@ class CpuProgram:
         max_tokens: the largest number of tokens in a step.
         num_threads: the number of threads that compute.
         activation_dtype: the dtype name that products round activations to.
+        uses_tiles: whether products of rounded activations use AMX, but for experts.
 
     Attributes:
         inputs: the inputs of the step.
@@ -58,6 +60,7 @@ class CpuProgram:
         max_tokens: int,
         num_threads: int,
         activation_dtype: str = "float32",
+        uses_tiles: bool = HAS_AMX,
     ) -> None:
         self.observe: Observe | None = None
         max_requests = batch.block_tables.shape[1]
@@ -65,7 +68,7 @@ class CpuProgram:
         self.inputs = CpuInputs(max_tokens, max_requests, heads_per_kv, cache.num_groups)
         self.buffers = CpuBuffers(model.config, max_tokens, max_requests, activation_dtype)
         self._kernels = KernelProgram(num_threads)
-        products = Products(self._kernels, self.buffers.rounded, activation_dtype)
+        products = Products(self._kernels, self.buffers.rounded, activation_dtype, uses_tiles)
         self._ops = CpuOps(  # keeps the memory alive that its kernels read
             self._kernels, products, model.config, self.buffers, self.inputs, cache,
             batch.block_tables,
@@ -77,7 +80,7 @@ class CpuProgram:
         model.logits(CpuLogitsOps(self._kernels, products, num_samples, logits), rows)
         self._num_scored = np.zeros(1, np.int64)
         self._scoring = KernelProgram(num_threads)
-        products = Products(self._scoring, self.buffers.rounded, activation_dtype)
+        products = Products(self._scoring, self.buffers.rounded, activation_dtype, uses_tiles)
         rows, logits = self.buffers.scored, self.buffers.scored_logits
         num_scored = int(self._num_scored.ctypes.data)
         model.logits(CpuLogitsOps(self._scoring, products, num_scored, logits), rows)

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+import torch
+from support.emulated_tiles import EMULATED_MULTIPLY
 
 from shmllm.config.engine import LoadConfig
 from shmllm.errors import EngineStartError
+from shmllm.models.experts import ExpertLinear
+from shmllm.models.layers import Linear, Storage
 from shmllm.models.quantized import QUANTIZATIONS
 from shmllm.worker.cpu import products
-from shmllm.worker.cpu.products import activation_dtype
+from shmllm.worker.cpu.products import (
+    Products,
+    activation_dtype,
+    instruction_of,
+    rounded_bytes,
+)
+from shmllm_kernels.cpu import KernelProgram
 
 BFLOAT16, FLOAT32 = "bfloat16", "float32"
 
@@ -62,3 +73,51 @@ def test_what_is_not_possible_is_an_error(
     has(monkeypatch)
     with pytest.raises(EngineStartError, match=f"'{wanted}' is not possible: {message}"):
         chosen(dtype, wanted, quantization)
+
+
+def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(shape).to(dtype)
+
+
+STORAGE = Storage(allocate, torch.bfloat16)
+
+
+def test_tiles_are_for_rounded_activations_outside_of_experts() -> None:
+    dense, experts = Linear(32, (16,), True, STORAGE), ExpertLinear(2, 32, 16, True, STORAGE)
+    program = KernelProgram(1)
+    for uses_tiles, first in ((True, "bfloat16 tiles"), (False, BFLOAT16)):
+        chosen_by = Products(program, None, BFLOAT16, uses_tiles)
+        assert chosen_by.kinds(dense) == (first, BFLOAT16, BFLOAT16)
+        assert chosen_by.kinds(dense, is_exact=True) == (FLOAT32, BFLOAT16, BFLOAT16)
+        assert chosen_by.kinds(experts) == (BFLOAT16,) * 3
+        unrounded = Products(program, None, FLOAT32, uses_tiles)
+        assert unrounded.kinds(dense) == (FLOAT32, BFLOAT16, BFLOAT16)
+
+
+@pytest.mark.parametrize("rows", [1, 20])
+def test_a_product_by_tiles_is_recorded_with_its_rounding(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels = {**products.MULTIPLY, **EMULATED_MULTIPLY}
+    monkeypatch.setattr(products, "MULTIPLY", kernels)
+    linear, x, out = Linear(70, (40,), True, STORAGE), torch.randn(20, 70), torch.zeros(20, 40)
+    num_rows, program = np.array([rows]), KernelProgram(2)
+    rounded = torch.full((rounded_bytes(20, 70, BFLOAT16),), 0xFF, dtype=torch.uint8)
+    Products(program, rounded, BFLOAT16, uses_tiles=True).record(
+        num_rows.ctypes.data, x, linear, out
+    )
+    program.replay()
+    assert isinstance(linear.weight, torch.Tensor)
+    assert linear.bias is not None
+    expected = x.bfloat16().double() @ linear.weight.double().T + linear.bias.double()
+    torch.testing.assert_close(out[:rows].double(), expected[:rows], atol=1e-4, rtol=1e-5)
+    assert not out[rows:].any()
+
+
+def test_instructions_have_their_names() -> None:
+    assert instruction_of(BFLOAT16, uses_tiles=True) == "AMX_BF16"
+    assert instruction_of(BFLOAT16, uses_tiles=False) == "AVX512_BF16"
+    assert instruction_of("int8", uses_tiles=True) == "AMX_INT8"
+    assert instruction_of("int8", uses_tiles=False) == "AVX512_VNNI"
+    of_float32 = ("AVX512F", "AVX2", "AVX", "SSE2", "NEON")
+    assert instruction_of(FLOAT32, uses_tiles=True) in of_float32
