@@ -120,7 +120,8 @@ def start(
 @engine.command("ls")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
 def list_engines(as_json: bool) -> None:
-    """List named engines with their model, state, device, clients, requests and KV cache usage.
+    """List named engines with their model, state, device, precision, clients, requests and KV
+    cache usage.
 
     The JSON records are those of `shmllm top --json`, without the figures of an interval.
     """
@@ -135,7 +136,7 @@ def list_engines(as_json: bool) -> None:
         click.echo("no named engine; start one with: shmllm engine start NAME", err=True)
         return
     rows = [_row(record) for record in records]
-    print_records(tuple(rows[0]), rows, shrinking=("name", "model", "state", "device"))
+    print_records(tuple(rows[0]), rows, shrinking=("name", "model", "state", "device", "precision"))
 
 
 @engine.command()
@@ -307,6 +308,7 @@ def _row(record: dict[str, Any]) -> dict[str, Any]:
         "model": record["model"],
         "state": record["state"],
         "device": record["device"],
+        "precision": record["precision"],
         "clients": _clients(record["clients"]),
         "run": record["running"],
         "wait": record["waiting"],

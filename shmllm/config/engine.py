@@ -33,6 +33,7 @@ DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "safetensors", "dummy"]
 Quantization = Literal["int8", "int4", "int4-g64"]
 ActivationDType = Literal["auto", "float32", "bfloat16", "int8"]
+CpuInstructions = Literal["auto", "vectors", "tiles"]
 KVCacheDType = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 SchedulingPolicy = Literal["fcfs", "priority"]
 WaitPolicyName = Literal["latency", "balanced", "idle"]
@@ -135,8 +136,8 @@ class LoadConfig(Section):
     directory: str
     dtype: DTypeName = option(
         "auto",
-        '"float32", "bfloat16" or "float16"; auto is float32 on a CPU, and on a GPU the dtype of '
-        "the checkpoint.",
+        '"float32", "bfloat16" or "float16"; auto is the dtype of the checkpoint, but on a CPU '
+        "float32 unless the checkpoint is in bfloat16 and the CPU multiplies that itself.",
         DType(get_args(DTypeName)),
     )
     load_format: LoadFormat = option(
@@ -171,6 +172,12 @@ class LoadConfig(Section):
         'AVX512_BF16), "int8" for quantization="int8" (AVX512_VNNI), or "float32"; auto is '
         "bfloat16 for such weights if the CPU can, else float32.",
         OneOf(get_args(ActivationDType)),
+    )
+    cpu_instructions: CpuInstructions = option(
+        "auto",
+        'What a CPU multiplies bfloat16 and int8 by: "tiles" (AMX) or "vectors" (AVX512_BF16, '
+        "AVX512_VNNI); auto is tiles where it has them.",
+        OneOf(get_args(CpuInstructions)),
     )
     kv_cache_dtype: KVCacheDType = option(
         "auto",

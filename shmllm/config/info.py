@@ -27,6 +27,7 @@ class EngineInfo:
         activation_dtype: what matrix products round activations to.
         kv_cache_dtype: what keys and values are stored as.
         quantization: what matrices were rounded to; empty if they have the dtype.
+        instructions: what a CPU multiplies matrices by, such as "AVX512_BF16"; empty on a GPU.
         device: "cpu", or the name of the GPU.
         async_scheduling: whether each step is planned while the previous one runs.
         device_uuid: the UUID of the GPU; empty on a CPU.
@@ -56,6 +57,7 @@ class EngineInfo:
     activation_dtype: str = "float32"
     kv_cache_dtype: str = "float32"
     quantization: str = ""
+    instructions: str = ""
     deterministic: bool = False
     device: str = "cpu"
     device_uuid: str = ""
@@ -72,13 +74,15 @@ class EngineInfo:
 
     @property
     def precision(self) -> str:
-        """What weights are stored as, and what else has another dtype, for display."""
+        """What weights are stored as, and what else has another dtype; on a CPU the instructions of
+        products as well. For display."""
         stored, others = self.quantization or self.dtype, []
         if self.activation_dtype != stored:
             others.append(f"{self.activation_dtype} activations")
         if self.kv_cache_dtype != self.dtype:
             others.append(f"{self.kv_cache_dtype} keys and values")
-        return f"{stored} with {' and '.join(others)}" if others else stored
+        text = f"{stored} with {' and '.join(others)}" if others else stored
+        return f"{text} ({self.instructions})" if self.instructions else text
 
     @property
     def max_concurrency(self) -> float:

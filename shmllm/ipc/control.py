@@ -44,6 +44,7 @@ class _ControlWords:
         "_model",
         "_pid",
         "_pid_ns",
+        "_precision",
         "_state",
         "_stats",
         "_stop",
@@ -67,6 +68,8 @@ class _ControlWords:
         self._text = buffer[begin : begin + layout.LAST_WORDS_BYTES]
         begin = layout.CONTROL_DEVICE_OFFSET
         self._device = buffer[begin : begin + layout.NAME_BYTES]
+        begin = layout.CONTROL_PRECISION_OFFSET
+        self._precision = buffer[begin : begin + layout.NAME_BYTES]
         begin = layout.CONTROL_MODEL_OFFSET
         self._model = buffer[begin : begin + layout.NAME_BYTES]
 
@@ -74,6 +77,7 @@ class _ControlWords:
         """Release the views of the segment, which the caller closes itself; idempotent."""
         self._text.release()
         self._device.release()
+        self._precision.release()
         self._model.release()
         self._buffer.release()
         words: tuple[PlainWord | WordTable | Numbers, ...] = (
@@ -128,6 +132,11 @@ class ControlPage(_ControlWords):
         """Publish the name of the device that runs the model. The engine calls this once, before
         it is READY. A name above 128 bytes loses its end."""
         _store_name(self._device, name)
+
+    def set_precision(self, text: str) -> None:
+        """Publish what the model is computed in. The engine calls this once, before it is READY. A
+        text above 128 bytes loses its end."""
+        _store_name(self._precision, text)
 
     def set_model(self, name: str) -> None:
         """Publish the name of the model. The engine calls this once, before it loads the model. A
@@ -228,6 +237,10 @@ class ControlView(_ControlWords):
     def device(self) -> str:
         """The name of the device that runs the model; "" until the engine is ready."""
         return _load_name(self._device)
+
+    def precision(self) -> str:
+        """What the model is computed in; "" until the engine is ready."""
+        return _load_name(self._precision)
 
     def model(self) -> str:
         """The name of the model; "" until the engine has its configuration."""

@@ -37,6 +37,7 @@ CONTROL segment: one per engine; all of its front ends read it.
     | 0x6100 | CONTROL_DEVICE           | engine    | 128 bytes UTF-8, NUL-padded    |
     | 0x6180 | CONTROL_MODEL            | engine    | 128 bytes UTF-8, NUL-padded    |
     | 0x6200 | CONTROL_ANSWER           | engine    | word k: that nonce + Answer    |
+    | 0x6300 | CONTROL_PRECISION        | engine    | 128 bytes UTF-8, NUL-padded    |
     | 0x7000 | CONTROL_HELLO            | client k  | word k: nonce of that client   |
     | 0x7100 | CONTROL_DOORBELL         | libc      | posted by clients              |
     | 0x8000 | CONTROL_HISTOGRAMS       | engine    | 8 of 256 words, by Histogram   |
@@ -138,7 +139,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 MAGIC = int.from_bytes(b"shmllm01", "little")
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 
 WORD_BYTES = 8
 LINE_BYTES = 128
@@ -217,6 +218,7 @@ CONTROL_LAST_WORDS_OFFSET = 0x2080
 CONTROL_DEVICE_OFFSET = 0x6100
 CONTROL_MODEL_OFFSET = 0x6180
 CONTROL_ANSWER_OFFSET = 0x6200
+CONTROL_PRECISION_OFFSET = 0x6300
 CONTROL_HELLO_OFFSET = 0x7000
 CONTROL_DOORBELL_OFFSET = 0x7100
 CONTROL_HISTOGRAMS_OFFSET = 0x8000

@@ -42,6 +42,7 @@ def figures(engine: FoundEngine, now: Sample, before: Sample | None) -> Figures:
         "state": now.state if now.state != "ready" else _activity(stats),
         "model": now.model or None,
         "device": now.device or None,
+        "precision": now.precision or None,
         "paused": bool(stats["paused"]),
         "asleep": bool(SleepState(stats["asleep"]).tags),
         "uptime_s": now.uptime_s,

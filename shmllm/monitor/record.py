@@ -20,6 +20,7 @@ _NOTHING = Sample(
     state="",
     model="",
     device="",
+    precision="",
     uptime_s=0.0,
     stats={stat.name.lower(): 0 for stat in Stat},
     durations={each: Durations([0] * HISTOGRAM_BUCKETS, 0) for each in Histogram},

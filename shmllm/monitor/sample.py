@@ -64,6 +64,7 @@ class Sample:
         state: the engine's state in words.
         model: the name of the model; "" until the engine has its configuration.
         device: the name of the device that runs the model; "" until the engine is ready.
+        precision: what the model is computed in; "" until the engine is ready.
         uptime_s: the time since the start of the engine process; 0 if it is not known.
         stats: the statistics, by the lower-case name of the Stat.
         durations: the histograms since the engine's start.
@@ -75,6 +76,7 @@ class Sample:
     state: str
     model: str
     device: str
+    precision: str
     uptime_s: float
     stats: dict[str, int]
     durations: dict[Histogram, Durations]
@@ -113,6 +115,7 @@ class Watch:
             "dead" if self.is_over else view.describe(),
             view.model(),
             view.device(),
+            view.precision(),
             (now_ns - started_ns) / 1e9 if started_ns else 0.0,
             view.stats(),
             view.all_durations(),

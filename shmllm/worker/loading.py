@@ -71,7 +71,7 @@ class LoadedModel:
 def load_model(
     load: LoadConfig,
     pool: MemoryPool,
-    auto_dtype: str | None,
+    auto_dtype: Callable[[str | None], str],
     check: Callable[[ModelConfig, LoadConfig, str], None],
     on_progress: Progress | None = None,
 ) -> LoadedModel:
@@ -80,8 +80,8 @@ def load_model(
     Args:
         load: the model's directory, and the dtype and quantization of its weights.
         pool: the memory that the weights go into.
-        auto_dtype: the meaning of the dtype "auto"; None stands for the checkpoint's dtype, or
-            bfloat16 if the checkpoint names none.
+        auto_dtype: returns the meaning of the dtype "auto" for the dtype name of a checkpoint, or
+            for None if it names none.
         check: called before weights are read, with the dtype name of the weights; raises
             EngineStartError if the device cannot run that model.
         on_progress: called with (bytes read, bytes in all) while weights are read.
@@ -92,8 +92,7 @@ def load_model(
     config = ModelConfig.from_directory(Path(load.directory))
     max_model_len = _configured_length(load, config)
     config = config.for_length(max_model_len)
-    automatic = auto_dtype or config.dtype or "bfloat16"
-    dtype_name = automatic if load.dtype == "auto" else load.dtype
+    dtype_name = auto_dtype(config.dtype) if load.dtype == "auto" else load.dtype
     check(config, load, dtype_name)
     dtype: torch.dtype = getattr(torch, dtype_name)
     counter = CountingAllocator()
@@ -116,6 +115,7 @@ def make_info(
     deterministic: bool,
     activation_dtype: str,
     kv_cache_dtype: str,
+    instructions: str = "",
     device: str = "cpu",
     device_uuid: str = "",
     async_scheduling: bool = False,
@@ -151,6 +151,7 @@ def make_info(
         deterministic=deterministic,
         activation_dtype=activation_dtype,
         kv_cache_dtype=kv_cache_dtype,
+        instructions=instructions,
         quantization=config.load.quantization or "",
         device=device,
         device_uuid=device_uuid,

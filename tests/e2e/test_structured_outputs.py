@@ -203,7 +203,7 @@ def test_preemption_changes_no_token(llm: LLM) -> None:
         for seed in range(4)
     ]
     expected = [o.outputs[0].token_ids for o in run(llm, PROMPTS, params)]
-    little = {"max_num_seqs": 4, "max_model_len": 128, "kv_cache_memory_bytes": 2**20}
+    little = {"max_num_seqs": 4, "max_model_len": 128, "num_gpu_blocks_override": 16}
     with LLM("tiny", multiprocess=False, **little) as small:
         outputs = run(small, PROMPTS, params)
         assert small.get_metrics()["preemptions"] > 0

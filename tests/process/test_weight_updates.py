@@ -31,7 +31,11 @@ from shmllm.wire.weight_bucket import BUCKET_BYTES
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
-OPTIONS: dict[str, Any] = {"kv_cache_memory_bytes": 2**26, "num_threads": 1}
+OPTIONS: dict[str, Any] = {
+    "kv_cache_memory_bytes": 2**26,
+    "num_threads": 1,
+    "dtype": "float32",
+}  # numpy reads float32
 GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, logprobs=1)
 PROMPT = [5, 7, 11, 13] * 9
 

@@ -24,7 +24,11 @@ from shmllm import LLM, CallError, EngineDeadError, IpcTimeoutError, RequestErro
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
-OPTIONS: dict[str, Any] = {"kv_cache_memory_bytes": 2**26, "num_threads": 1}
+OPTIONS: dict[str, Any] = {
+    "kv_cache_memory_bytes": 2**26,
+    "num_threads": 1,
+    "dtype": "float32",
+}  # numpy reads float32
 GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
 PROMPT = list(range(1, 40))
 LARGE = 3 * 2**20

@@ -56,7 +56,30 @@ Kinds = tuple[str, str, str]
 chosen."""
 
 
-def instruction_of(activation_dtype: str, uses_tiles: bool = HAS_AMX) -> str:
+def uses_tiles(load: LoadConfig, activation_dtype: str) -> bool:
+    """Return whether products use AMX.
+
+    Args:
+        load: the options.
+        activation_dtype: the dtype name that products round activations to.
+
+    Raises:
+        EngineStartError: they cannot, although the options say so.
+    """
+    rounds = activation_dtype != "float32"
+    if load.cpu_instructions != "tiles":
+        return HAS_AMX and rounds and load.cpu_instructions == "auto"
+    if not HAS_AMX:
+        raise EngineStartError("cpu_instructions='tiles' is not possible: this CPU has no AMX")
+    if not rounds:
+        raise EngineStartError(
+            "cpu_instructions='tiles' is not possible: AMX does not multiply float32; start with "
+            "dtype='bfloat16' or a quantization"
+        )
+    return True
+
+
+def instruction_of(activation_dtype: str, uses_tiles: bool) -> str:
     """Return the name of the instructions that multiply activations of a dtype name.
 
     Args:
@@ -98,7 +121,7 @@ class Products:
         program: KernelProgram,
         rounded: Tensor | None,
         activation_dtype: str = "float32",
-        uses_tiles: bool = HAS_AMX,
+        uses_tiles: bool = False,
     ) -> None:
         self._uses_tiles = uses_tiles
         self._kernels = program
@@ -175,6 +198,16 @@ def weights_of(weight: Matrix) -> tuple[Tensor, int]:
     return weight, 0
 
 
+def auto_dtype(checkpoint: str | None) -> str:
+    """Return the meaning of dtype="auto" for the dtype name of a checkpoint.
+
+    A checkpoint in bfloat16 stays so where the CPU multiplies that. All else is float32, in which
+    greedy outputs equal those of transformers: docs/models.md has the figures.
+    """
+    is_fast = checkpoint == "bfloat16" and DOT_PRODUCTS["bfloat16"].exists
+    return "bfloat16" if is_fast else "float32"
+
+
 def activation_dtype(load: LoadConfig, dtype: str) -> str:
     """Return the dtype name that products round activations to.
 
@@ -186,7 +219,7 @@ def activation_dtype(load: LoadConfig, dtype: str) -> str:
         EngineStartError: they cannot be rounded as asked.
     """
     stored, wanted = load.quantization or dtype, load.activation_dtype
-    if wanted == "auto":  # 8 bits change too much to be the default; docs/models.md has the figures
+    if wanted == "auto":  # 8 bits change too much to be the default
         pairs = DOT_PRODUCTS["bfloat16"]
         return "bfloat16" if pairs.exists and stored in pairs.weights else "float32"
     if wanted == "float32":

@@ -14,10 +14,9 @@ from shmllm.worker.cpu.buffers import SCORED_ROWS, CpuBuffers
 from shmllm.worker.cpu.cache import CpuKVCache
 from shmllm.worker.cpu.inputs import CpuInputs
 from shmllm.worker.cpu.ops import CpuLogitsOps, CpuOps, record_gather
-from shmllm.worker.cpu.products import Products, activation_dtype
+from shmllm.worker.cpu.products import Products, activation_dtype, uses_tiles
 from shmllm.worker.loaded_runner import Observe
 from shmllm_kernels.cpu import KernelProgram
-from shmllm_kernels.cpu.amx import HAS_AMX
 
 UNSUPPORTED = {Feature.LAYER_QK_NORM}
 """What the kernels cannot compute."""
@@ -27,7 +26,7 @@ NOT_QUANTIZED = {Feature.TRANSPOSED}
 
 def check_model(config: ModelConfig, load: LoadConfig, dtype: str) -> None:
     """Raise EngineStartError if there are no kernels for a model with weights of a dtype."""
-    activation_dtype(load, dtype)
+    uses_tiles(load, activation_dtype(load, dtype))
     check_features(config, "the CPU", UNSUPPORTED)
     if load.quantization is not None:
         check_features(config, f"quantization={load.quantization!r}", NOT_QUANTIZED)
@@ -60,7 +59,7 @@ class CpuProgram:
         max_tokens: int,
         num_threads: int,
         activation_dtype: str = "float32",
-        uses_tiles: bool = HAS_AMX,
+        uses_tiles: bool = False,
     ) -> None:
         self.observe: Observe | None = None
         max_requests = batch.block_tables.shape[1]

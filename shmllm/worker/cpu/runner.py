@@ -24,7 +24,12 @@ from shmllm.worker.batch import InputBatch, StepInputs
 from shmllm.worker.cpu.arena import HostArena
 from shmllm.worker.cpu.cache import CpuKVCache, cache_bytes
 from shmllm.worker.cpu.memory import HostMemory, keep_freed_memory
-from shmllm.worker.cpu.products import activation_dtype
+from shmllm.worker.cpu.products import (
+    activation_dtype,
+    auto_dtype,
+    instruction_of,
+    uses_tiles,
+)
 from shmllm.worker.cpu.program import CpuProgram, check_model
 from shmllm.worker.cpu.sampler import CpuSampler
 from shmllm.worker.loaded_runner import LoadedRunner, Observe
@@ -107,7 +112,7 @@ class CpuRunner(LoadedRunner):
         keep_freed_memory()
         torch.set_num_threads(num_threads)
         memory = HostMemory()
-        loaded = load_model(config.load, memory, "float32", check_model, on_progress)
+        loaded = load_model(config.load, memory, auto_dtype, check_model, on_progress)
         super().__init__(config, loaded)
         block_size = config.cache.block_size
         wanted = config.load.kv_cache_dtype
@@ -123,6 +128,7 @@ class CpuRunner(LoadedRunner):
             rows, size.max_model_len, block_size, self._vocab_size, len(shape.groups)
         )
         activations = activation_dtype(config.load, loaded.dtype_name)
+        in_tiles = uses_tiles(config.load, activations)
         self._program = CpuProgram(
             self.model,
             CpuKVCache(layout, shape, size.num_blocks, kv_cache),
@@ -130,6 +136,7 @@ class CpuRunner(LoadedRunner):
             config.scheduler.max_num_batched_tokens,
             num_threads,
             activations,
+            in_tiles,
         )
         self._sampler = CpuSampler(self._batch, config.logprobs.mode)
         self.overlaps = bool(config.scheduler.async_scheduling)
@@ -147,6 +154,7 @@ class CpuRunner(LoadedRunner):
             deterministic=True,
             activation_dtype=activations,
             kv_cache_dtype=stored,
+            instructions=instruction_of(activations, in_tiles),
             async_scheduling=self.overlaps,
             warnings=warnings,
         )

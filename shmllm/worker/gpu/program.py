@@ -61,6 +61,8 @@ def check_model(config: ModelConfig, load: LoadConfig, dtype: str) -> None:
             f"quantization={load.quantization!r} is for the CPU: leave it out, or start with "
             "device='cpu'"
         )
+    if load.cpu_instructions != "auto":
+        raise EngineStartError(f"cpu_instructions={load.cpu_instructions!r} is for the CPU")
     for name in ("activation_dtype", "kv_cache_dtype"):
         value = getattr(load, name)
         if value not in ("auto", dtype):
@@ -74,6 +76,11 @@ def check_model(config: ModelConfig, load: LoadConfig, dtype: str) -> None:
             f"heads of {config.head_dim} elements are too large for the GPU's attention, "
             f"which takes {MAX_HEAD_DIM}: start with device='cpu'"
         )
+
+
+def auto_dtype(checkpoint: str | None) -> str:
+    """Return the meaning of dtype="auto": the dtype of the checkpoint, or bfloat16."""
+    return checkpoint or "bfloat16"
 
 
 class GpuProgram:

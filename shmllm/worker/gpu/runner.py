@@ -21,7 +21,7 @@ from shmllm.worker.gpu.device import Device
 from shmllm.worker.gpu.graph_dispatcher import GraphDispatcher
 from shmllm.worker.gpu.inputs import MAX_STEPS_IN_FLIGHT
 from shmllm.worker.gpu.memory import DeviceMemory, estimate_graph_bytes
-from shmllm.worker.gpu.program import check_model
+from shmllm.worker.gpu.program import auto_dtype, check_model
 from shmllm.worker.gpu.sampler import PendingSamplerOutput
 from shmllm.worker.gpu.scorer import PendingScores, PromptScorer
 from shmllm.worker.gpu.step_resources import StepResources
@@ -164,7 +164,7 @@ class GpuRunner(LoadedRunner):
         self.device = device
         self.overlaps = config.scheduler.async_scheduling is not False
         memory = DeviceMemory(device)
-        loaded = load_model(config.load, memory, None, check_model, on_load)
+        loaded = load_model(config.load, memory, auto_dtype, check_model, on_load)
         super().__init__(config, loaded, loaded.config.embeds_scale)
         self._dispatcher = _make_dispatcher(config)
         resources = StepResources.allocate(config, loaded, device)

@@ -39,6 +39,7 @@ GIVEN: dict[str, tuple[list[str], Any]] = {
     "max_model_len": (["--max-model-len", "77"], 77),
     "quantization": (["--quantization", "int8"], "int8"),
     "activation_dtype": (["--activation-dtype", "float32"], "float32"),
+    "cpu_instructions": (["--cpu-instructions", "vectors"], "vectors"),
     "kv_cache_dtype": (["--kv-cache-dtype", "int8"], "int8"),
     "deterministic": (["--deterministic"], True),
     "block_size": (["--block-size", "64"], 64),

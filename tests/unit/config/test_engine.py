@@ -80,6 +80,7 @@ FULL = EngineConfig(
         "/tokenizers/größe",
         "int8",
         "float32",
+        "tiles",
         "int8",
         True,
         "größe",

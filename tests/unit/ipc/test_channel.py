@@ -336,12 +336,16 @@ class TestControlPage:
     @pytest.mark.parametrize(
         ("name", "shown"), [("NVIDIA H200", "NVIDIA H200"), ("x" * 200, "x" * 128), ("", "")]
     )
-    def test_the_names_of_device_and_model(self, control: Segment, name: str, shown: str) -> None:
+    def test_the_names_of_device_precision_and_model(
+        self, control: Segment, name: str, shown: str
+    ) -> None:
         page, view = ControlPage(control), ControlView(control)
         page.set_device(name)
         assert (view.device(), view.model()) == (shown, "")
+        page.set_precision(name)
+        assert (view.device(), view.precision(), view.model()) == (shown, shown, "")
         page.set_model(name)
-        assert (view.device(), view.model()) == (shown, shown)
+        assert (view.device(), view.precision(), view.model()) == (shown,) * 3
         assert view.last_words() == ""
         page.close()
         view.close()

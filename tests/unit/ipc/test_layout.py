@@ -114,7 +114,8 @@ def test_fields_do_not_overlap() -> None:
     )
     assert layout.CONTROL_DEVICE_OFFSET + layout.NAME_BYTES <= layout.CONTROL_MODEL_OFFSET
     assert layout.CONTROL_MODEL_OFFSET + layout.NAME_BYTES <= layout.CONTROL_ANSWER_OFFSET
-    assert layout.CONTROL_ANSWER_OFFSET + table <= layout.CONTROL_HELLO_OFFSET
+    assert layout.CONTROL_ANSWER_OFFSET + table <= layout.CONTROL_PRECISION_OFFSET
+    assert layout.CONTROL_PRECISION_OFFSET + layout.NAME_BYTES <= layout.CONTROL_HELLO_OFFSET
     assert layout.CONTROL_HELLO_OFFSET + table <= layout.CONTROL_DOORBELL_OFFSET
     assert (
         layout.CONTROL_DOORBELL_OFFSET + layout.DOORBELL_BYTES <= layout.CONTROL_HISTOGRAMS_OFFSET

@@ -85,6 +85,7 @@ def test_a_device_computes_all_but_a_layer_norm_of_queries_and_keys(program: Mod
 def test_an_option_for_another_device_or_other_weights_is_refused_before_they_are_read() -> None:
     for name, value in (
         ("activation_dtype", "int8"), ("kv_cache_dtype", "int8"), ("quantization", "int4"),
+        ("cpu_instructions", "vectors"),
     ):  # fmt: skip
         with pytest.raises(EngineStartError, match=f"{name}='{value}' is for the CPU"):
             gpu.check_model(PLAIN, LoadConfig("nowhere", **{name: value}), "bfloat16")

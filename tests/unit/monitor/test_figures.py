@@ -36,7 +36,9 @@ def sample(time_s: float = 0.0, **stats: int) -> Sample:
     values = {stat.name.lower(): 0 for stat in Stat} | {"kv_blocks_total": 100} | stats
     client = ClientSample(88, "python [bold]train.py[/bold]", 0.25, 0.0, True, "active")
     none = {histogram: durations() for histogram in Histogram}
-    return Sample(int(time_s * 1e9), "ready", "small", "cpu", 75.0, values, none, (client,), ())
+    return Sample(
+        int(time_s * 1e9), "ready", "small", "cpu", "float32", 75.0, values, none, (client,), ()
+    )
 
 
 def test_rates_are_computed_over_the_interval() -> None:

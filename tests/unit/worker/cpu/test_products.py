@@ -114,6 +114,25 @@ def test_a_product_by_tiles_is_recorded_with_its_rounding(
     assert not out[rows:].any()
 
 
+def test_tiles_are_used_where_they_are_and_where_they_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def uses(instructions: str, activations: str) -> bool:
+        return products.uses_tiles(LoadConfig("m", cpu_instructions=instructions), activations)
+
+    monkeypatch.setattr(products, "HAS_AMX", True)
+    assert uses("auto", BFLOAT16)
+    assert uses("tiles", "int8")
+    assert not uses("auto", FLOAT32)
+    assert not uses("vectors", BFLOAT16)
+    with pytest.raises(EngineStartError, match="not possible: AMX does not multiply float32"):
+        uses("tiles", FLOAT32)
+    monkeypatch.setattr(products, "HAS_AMX", False)
+    assert not uses("auto", BFLOAT16)
+    with pytest.raises(EngineStartError, match="not possible: this CPU has no AMX"):
+        uses("tiles", BFLOAT16)
+
+
 def test_instructions_have_their_names() -> None:
     assert instruction_of(BFLOAT16, uses_tiles=True) == "AMX_BF16"
     assert instruction_of(BFLOAT16, uses_tiles=False) == "AVX512_BF16"
