@@ -1,12 +1,14 @@
 """Causal attention of a step's tokens over the paged keys and values of their requests.
 
 A piece of work is a tile of one request's queries with one key-value head; each query head that
-shares it adds a row. Keys are processed in chunks that begin at fixed positions, with an online
-softmax. So a token's result depends, to the last bit, only on its query and on the keys and values
-that it attends to: not on the other requests in the batch, nor on the step that wrote the keys.
+shares it adds a row. If a request has a single query, each split of its context is a piece, and a
+second kernel merges their states: few requests with long contexts keep all threads busy. Keys are
+processed in chunks that begin at fixed positions, with an online softmax. So a token's result
+depends, to the last bit, only on its query and on the keys and values that it attends to: not on
+the other requests in the batch, nor on the step that wrote the keys, nor on what is a piece.
 
-This module owns the division into pieces and the start and end of a tile's rows. It must not know
-how keys were written, which is the task of `heads`.
+This module owns the division into pieces and the start of a tile's rows. It must not know how keys
+were written, which is the task of `heads`.
 """
 
 from __future__ import annotations
@@ -25,6 +27,15 @@ from shmllm_kernels.cpu.attention_rows import (
     KeyChunk,
     RowGroup,
 )
+from shmllm_kernels.cpu.attention_state import (
+    SPLIT_KEYS,
+    cache_lines,
+    clear,
+    merge,
+    state_at,
+    state_bytes,
+    store_output,
+)
 from shmllm_kernels.cpu.attention_tiles import KEY_VECTORS
 from shmllm_kernels.cpu.cache_layout import CacheLayout
 from shmllm_kernels.cpu.kernel_program import Kernel
@@ -33,16 +44,16 @@ from shmllm_kernels.cpu.memory import (
     float_of_word,
     floats,
     itemsize,
-    number,
     word,
 )
 from shmllm_kernels.cpu.simd import LANES
-from shmllm_kernels.cpu.softmax import INITIAL_MAX_SCORE, total_weight
 
-LOG2_E = 1.4426950408889634
 ROWS_PER_TILE = 48
 """The largest number of query rows in a tile, which share a chunk of keys while it is in the L1 and
 L2 caches."""
+
+MAX_SPLITS = 1024
+"""The largest number of splits in a step that are pieces of their own."""
 
 _attend_6, _attend_4, _attend_3, _attend_2, _attend_1 = (
     ATTEND_GROUP[size] for size in (6, 4, 3, 2, 1)
@@ -53,9 +64,8 @@ class Scratch(NamedTuple):
     """The addresses of the parts of a thread's scratch memory."""
 
     query: int  # [groups of rows][head_dim, rows of the group] float32
-    out: int  # [rows, padded head_dim] float32
-    weight_sums: int  # [rows, LANES] float32
-    max_scores: int  # [rows] float32
+    total: int  # the state after all splits
+    state: int  # the state of a split
     scores: int
     factors: int
     keys: int  # table of addresses of a chunk's vectors of keys
@@ -64,53 +74,67 @@ class Scratch(NamedTuple):
 
 
 @compiled
-def _cache_lines(num_bytes):
-    """Rounds a size up to whole cache lines."""
-    return (num_bytes + 63) // 64 * 64
-
-
-@compiled
 def queries_per_tile(heads_per_kv: int) -> int:
     """Returns the largest number of a request's queries in one tile."""
     return max(ROWS_PER_TILE // heads_per_kv, 1)
 
 
-def count_tiles(counts: NDArray[np.int64], heads_per_kv: int, out: NDArray[np.int64]) -> None:
-    """Counts the tiles of queries before each request.
+def count_pieces(
+    counts: NDArray[np.int64],
+    context_lens: NDArray[np.int64],
+    heads_per_kv: int,
+    tiles: NDArray[np.int64],
+    splits: NDArray[np.int64],
+) -> None:
+    """Divides the requests of a step into pieces for one key-value head: tiles of queries, or
+    splits of the context of a single query.
 
     Args:
-        counts: the number of each request's tokens in the step.
+        counts: [requests], the number of each request's tokens in the step.
+        context_lens: [requests], the position of its last token, plus one.
         heads_per_kv: the number of query heads that share a key-value head.
-        out: [len(counts) + 1]; gets the number of tiles before each request, and the total.
+        tiles: [requests + 1]; gets the number of pieces before each request, and the total.
+        splits: [requests + 1]; gets the index of each request's first split among all splits, or
+            -1 if its pieces are tiles, and at the end the number of requests with splits.
     """
-    queries = queries_per_tile(heads_per_kv)
-    out[0] = 0
-    np.cumsum((counts + (queries - 1)) // queries, out=out[1 : len(counts) + 1])
+    queries, size = queries_per_tile(heads_per_kv), len(counts)
+    of_context = -(-context_lens // SPLIT_KEYS)
+    of_context[(counts != 1) | (of_context < 2)] = 0
+    ends = np.cumsum(of_context)
+    has_splits = (of_context > 0) & (ends <= MAX_SPLITS)
+    splits[:size] = np.where(has_splits, ends - of_context, -1)
+    splits[size] = np.count_nonzero(has_splits)
+    tiles[0] = 0
+    np.cumsum(np.where(has_splits, of_context, -(-counts // queries)), out=tiles[1 : size + 1])
 
 
 def scratch_bytes(layout: CacheLayout, num_heads: int) -> int:
     """Returns the size of one thread's scratch memory."""
     per_kv = num_heads // layout.num_kv_heads
     rows = queries_per_tile(per_kv) * per_kv
-    padded = layout.values_shape[1]
-    sizes = [rows * layout.head_dim, rows * padded, rows * LANES, rows]
+    sizes = [4 * rows * layout.head_dim, *[state_bytes(rows, layout.values_shape[1])] * 2]
     tables = [8 * KEY_VECTORS, 16 * KEY_VECTORS, 8 * KEY_VECTORS]
-    return sum(
-        map(_cache_lines, [*(4 * size for size in sizes), SCORES_BYTES, FACTORS_BYTES, *tables])
-    )
+    return sum(map(cache_lines, [*sizes, SCORES_BYTES, FACTORS_BYTES, *tables]))
+
+
+def split_states_bytes(layout: CacheLayout, num_heads: int) -> int:
+    """Returns the size of the memory for the states of a step's splits."""
+    per_kv = num_heads // layout.num_kv_heads
+    size: int = state_bytes(per_kv, layout.values_shape[1])
+    return MAX_SPLITS * layout.num_kv_heads * size
 
 
 @compiled
-def _split_scratch(address, rows, head_dim, padded):
-    out = address + _cache_lines(4 * rows * head_dim)
-    weight_sums = out + _cache_lines(4 * rows * padded)
-    max_scores = weight_sums + _cache_lines(4 * rows * LANES)
-    scores = max_scores + _cache_lines(4 * rows)
+def _divide_scratch(address, rows, head_dim, padded):
+    total = address + cache_lines(4 * rows * head_dim)
+    state = total + state_bytes(rows, padded)
+    scores = state + state_bytes(rows, padded)
     factors = scores + SCORES_BYTES
     keys = factors + FACTORS_BYTES
-    values = keys + _cache_lines(8 * KEY_VECTORS)
-    scales = values + _cache_lines(16 * KEY_VECTORS)
-    return Scratch(address, out, weight_sums, max_scores, scores, factors, keys, values, scales)
+    values = keys + cache_lines(8 * KEY_VECTORS)
+    return Scratch(
+        address, total, state, scores, factors, keys, values, values + cache_lines(16 * KEY_VECTORS)
+    )
 
 
 @compiled
@@ -123,28 +147,33 @@ def _pieces(operands, piece, thread, num_threads):
 def _find_tile(step, requests, heads, window, piece):
     """Returns the tile of queries of a piece."""
     num_kv_heads = word(heads, at.NUM_KV_HEADS)
-    tile, kv_head = piece // num_kv_heads, piece % num_kv_heads
+    index, kv_head = piece // num_kv_heads, piece % num_kv_heads
     before = word(requests, 6)
     request, end = 0, word(step, 1)
     while end - request > 1:
         middle = (request + end) // 2
-        if word(before, middle) <= tile:
+        if word(before, middle) <= index:
             request = middle
         else:
             end = middle
+    index -= word(before, request)
+    has_splits = word(word(requests, 7), request) >= 0
     per_tile = queries_per_tile(word(heads, at.NUM_HEADS) // num_kv_heads)
-    first = (tile - word(before, request)) * per_tile
+    first = 0 if has_splits else index * per_tile
     count = word(word(requests, 1), request)
     num_queries = min(per_tile, count - first)
     position = word(word(requests, 2), request) - count + first
+    first_key = max(position - window + 1, 0) if window > 0 else 0
+    last_key = position + num_queries - 1
     return QueryTile(
         word(word(requests, 0), request) + first,
         position,
         num_queries,
         kv_head,
         word(requests, 4) + word(word(requests, 3), request) * word(requests, 5) * 4,
-        max(position - window + 1, 0) if window > 0 else 0,
-        position + num_queries - 1,
+        max(first_key, index * SPLIT_KEYS) if has_splits else first_key,
+        min(last_key, (index + 1) * SPLIT_KEYS - 1) if has_splits else last_key,
+        word(word(requests, 7), request) + index if has_splits else -1,
     )
 
 
@@ -157,27 +186,10 @@ def _group_size(rows_left):
 
 
 @compiled
-def _fill(address, count, number):
-    values = floats(address)
-    for i in range(count):
-        values[i] = np.float32(number)
-
-
-@compiled
-def _load_queries(scratch, rows, padded, tile, heads, qkv, qkv_stride, sinks, kind):
-    """Initialises a tile's rows and copies its scaled queries, with the rows of each group side by
-    side. A sink is a score without a value: the row begins with it, and a weight of 1."""
-    _fill(scratch.out, rows * padded, 0.0)
-    _fill(scratch.weight_sums, rows * LANES, 0.0)
-    _fill(scratch.max_scores, rows, INITIAL_MAX_SCORE)
+def _load_queries(scratch, rows, tile, heads, qkv, qkv_stride):
+    """Copies a tile's scaled queries, with the rows of each group side by side."""
     head_dim, scale = word(heads, at.HEAD_DIM), float_of_word(word(heads, at.SCALE))
     per_kv = word(heads, at.NUM_HEADS) // word(heads, at.NUM_KV_HEADS)
-    if sinks != 0:
-        max_scores, weight_sums = floats(scratch.max_scores), floats(scratch.weight_sums)
-        for i in range(rows):
-            sink = number(sinks, tile.kv_head * per_kv + i % per_kv, kind)
-            max_scores[i] = sink * np.float32(LOG2_E)
-            weight_sums[i * LANES] = np.float32(1.0)
     row = 0
     while row < rows:
         size = _group_size(rows - row)
@@ -192,23 +204,8 @@ def _load_queries(scratch, rows, padded, tile, heads, qkv, qkv_stride, sinks, ki
 
 
 @compiled
-def _store_output(scratch, rows, padded, tile, heads, out, out_stride):
-    """Writes the sums of weighted values, divided by the sums of weights."""
-    head_dim = word(heads, at.HEAD_DIM)
-    per_kv = word(heads, at.NUM_HEADS) // word(heads, at.NUM_KV_HEADS)
-    for row in range(rows):
-        share = np.float32(1.0) / total_weight(scratch.weight_sums + 4 * row * LANES)
-        token = tile.first_token + row // per_kv
-        head = tile.kv_head * per_kv + row % per_kv
-        target = floats(out + token * out_stride + 4 * head * head_dim)
-        summed = floats(scratch.out + 4 * row * padded)
-        for j in range(head_dim):
-            target[j] = summed[j] * share + np.float32(0.0)  # adding 0 turns -0 into 0
-
-
-@compiled
-def _attend_chunk(scratch, rows, padded, tile, heads, window, cap, first_vector, kind):
-    """Updates every row of a tile with one chunk of keys."""
+def _attend_chunk(scratch, state, rows, padded, tile, heads, window, cap, first_vector, kind):
+    """Updates the state of every row of a tile with one chunk of keys."""
     per_kv = word(heads, at.NUM_HEADS) // word(heads, at.NUM_KV_HEADS)
     keys_per_vector, head_dim = word(heads, at.KEYS_PER_VECTOR), word(heads, at.HEAD_DIM)
     first_key = first_vector * keys_per_vector
@@ -223,8 +220,8 @@ def _attend_chunk(scratch, rows, padded, tile, heads, window, cap, first_vector,
         size = _group_size(rows - row)
         group = RowGroup(
             tile.first_position, row, scratch.query + 4 * row * head_dim,
-            scratch.out + 4 * row * padded, scratch.weight_sums + 4 * row * LANES,
-            scratch.max_scores + 4 * row, scratch.scores, scratch.factors,
+            state.out + 4 * row * padded, state.weight_sums + 4 * row * LANES,
+            state.max_scores + 4 * row, scratch.scores, scratch.factors,
         )  # fmt: skip
         if size == 6:
             _attend_6(group, chunk, kind)
@@ -240,26 +237,87 @@ def _attend_chunk(scratch, rows, padded, tile, heads, window, cap, first_vector,
 
 
 @compiled
+def _attend_split(scratch, state, rows, padded, tile, heads, cache, window, cap, vector, kind):
+    """Computes the state of one split, from the chunk of keys that begins at `vector`; returns the
+    vector behind it."""
+    keys_per_vector = word(heads, at.KEYS_PER_VECTOR)
+    split = vector * keys_per_vector // SPLIT_KEYS
+    last_key = min(tile.last_key, (split + 1) * SPLIT_KEYS - 1)
+    clear(state, rows, padded)
+    while vector * keys_per_vector <= last_key:
+        find_key_chunk(
+            scratch.keys, scratch.values, scratch.scales, cache, heads, tile, vector, kind
+        )
+        _attend_chunk(scratch, state, rows, padded, tile, heads, window, cap, vector, kind)
+        vector += KEY_VECTORS
+    return vector
+
+
+@compiled
 def _attend(operands, piece, thread, num_threads, stored, kind):
     step, requests, heads = word(operands, 0), word(operands, 1), word(operands, 2)
     cache, window = word(operands, 7), word(operands, 8)
     tile = _find_tile(step, requests, heads, window, piece)
-    rows = tile.num_queries * (word(heads, at.NUM_HEADS) // word(heads, at.NUM_KV_HEADS))
+    head_dim, num_kv_heads = word(heads, at.HEAD_DIM), word(heads, at.NUM_KV_HEADS)
+    per_kv = word(heads, at.NUM_HEADS) // num_kv_heads
+    rows = tile.num_queries * per_kv
     padded = word(heads, at.VALUE_ROW_BYTES) // itemsize(stored)
     address = word(operands, 9) + thread * word(operands, 10)
-    scratch = _split_scratch(address, rows, word(heads, at.HEAD_DIM), padded)
-    cap, sinks = float_of_word(word(operands, 11)), word(operands, 12)
-    qkv, qkv_stride = word(operands, 3), word(operands, 4)
-    _load_queries(scratch, rows, padded, tile, heads, qkv, qkv_stride, sinks, kind)
-    keys_per_vector = word(heads, at.KEYS_PER_VECTOR)
-    vector = tile.first_key // (KEY_VECTORS * keys_per_vector) * KEY_VECTORS
-    while vector * keys_per_vector <= tile.last_key:
-        find_key_chunk(
-            scratch.keys, scratch.values, scratch.scales, cache, heads, tile, vector, stored
-        )
-        _attend_chunk(scratch, rows, padded, tile, heads, window, cap, vector, stored)
-        vector += KEY_VECTORS
-    _store_output(scratch, rows, padded, tile, heads, word(operands, 5), word(operands, 6))
+    scratch = _divide_scratch(address, rows, head_dim, padded)
+    cap, qkv_stride, out_stride = (
+        float_of_word(word(operands, 11)), word(operands, 4), word(operands, 6),
+    )  # fmt: skip
+    _load_queries(scratch, rows, tile, heads, word(operands, 3), qkv_stride)
+    vector = tile.first_key // (KEY_VECTORS * word(heads, at.KEYS_PER_VECTOR)) * KEY_VECTORS
+    if tile.split >= 0:
+        own = (tile.split * num_kv_heads + tile.kv_head) * state_bytes(rows, padded)
+        _attend_split(
+            scratch, state_at(word(operands, 13) + own, rows, padded), rows, padded, tile, heads,
+            cache, window, cap, vector, stored,
+        )  # fmt: skip
+    else:
+        total = state_at(scratch.total, rows, padded)
+        state = state_at(scratch.state, rows, padded)
+        clear(total, rows, padded)
+        while vector * word(heads, at.KEYS_PER_VECTOR) <= tile.last_key:
+            vector = _attend_split(
+                scratch, state, rows, padded, tile, heads, cache, window, cap, vector, stored
+            )
+            merge(total, state, rows, padded)
+        store_output(
+            total, rows, padded, head_dim, per_kv, tile.kv_head * per_kv, word(operands, 12), kind,
+            word(operands, 5) + tile.first_token * out_stride, out_stride,
+        )  # fmt: skip
+
+
+@compiled
+def _count_merges(operands, piece, thread, num_threads):
+    num_requests = word(word(operands, 0), 1)
+    has_splits = word(word(word(operands, 1), 7), num_requests) > 0
+    return num_requests * word(word(operands, 2), at.NUM_KV_HEADS) if has_splits else 0
+
+
+@compiled
+def _merge_splits(operands, piece, thread, num_threads, stored, kind):
+    requests, heads = word(operands, 1), word(operands, 2)
+    num_kv_heads, head_dim = word(heads, at.NUM_KV_HEADS), word(heads, at.HEAD_DIM)
+    request, kv_head = piece // num_kv_heads, piece % num_kv_heads
+    first = word(word(requests, 7), request)
+    if first < 0:
+        return
+    per_kv = word(heads, at.NUM_HEADS) // num_kv_heads
+    padded = word(heads, at.VALUE_ROW_BYTES) // itemsize(stored)
+    total = state_at(word(operands, 9) + thread * word(operands, 10), per_kv, padded)
+    clear(total, per_kv, padded)
+    count = word(word(requests, 6), request + 1) - word(word(requests, 6), request)
+    for split in range(first, first + count):
+        own = (split * num_kv_heads + kv_head) * state_bytes(per_kv, padded)
+        merge(total, state_at(word(operands, 13) + own, per_kv, padded), per_kv, padded)
+    out_stride = word(operands, 6)
+    store_output(
+        total, per_kv, padded, head_dim, per_kv, kv_head * per_kv, word(operands, 12), kind,
+        word(operands, 5) + word(word(requests, 0), request) * out_stride, out_stride,
+    )  # fmt: skip
 
 
 ATTEND = {kinds: Kernel(_pieces, _attend, *kinds) for kinds in at.KINDS}
@@ -282,7 +340,12 @@ Operands (addresses, if not marked as numbers; strides in bytes):
     11 cap: scaled scores become ``cap * tanh(score / cap)``; cap * log2(e), or 0 for none (a number
        from `word_of_float`)
     12 sinks: weights [num_heads], each the score of a key without a value, or 0 for none
+    13 memory for the states of splits, `split_states_bytes`
 """
+
+MERGE_SPLITS = {kinds: Kernel(_count_merges, _merge_splits, *kinds) for kinds in at.KINDS}
+"""Kernels by the same names, which run after ATTEND and write the output of requests whose splits
+were pieces of their own. They have the same operands."""
 
 
 def request_words(
@@ -293,6 +356,7 @@ def request_words(
     block_table: int,
     max_blocks: int,
     tiles: int,
+    splits: int,
 ) -> NDArray[np.int64]:
     """Returns the description of a step's requests for ATTEND.
 
@@ -304,7 +368,7 @@ def request_words(
         rows: address of int64 [requests]: the rows of the block table.
         block_table: address of int32 [rows, max_blocks].
         max_blocks: the number of columns of the block table.
-        tiles: address of int64 [requests + 1], which `count_tiles` filled.
+        tiles, splits: addresses of int64 [requests + 1], which `count_pieces` filled.
     """
-    words = first_tokens, counts, context_lens, rows, block_table, max_blocks, tiles
+    words = first_tokens, counts, context_lens, rows, block_table, max_blocks, tiles, splits
     return np.array(words, np.int64)

@@ -26,6 +26,7 @@ class QueryTile(NamedTuple):
     blocks: int  # address of the request's row of the block table
     first_key: int  # the first and the last position that any of the queries attends to
     last_key: int
+    split: int  # if the tile is one split of a context: its index in the step; else -1
 
 
 @compiled

@@ -160,6 +160,15 @@ def cap_scores(builder, scores, num_vectors, cap):
 
 
 @emitted
+def merge_factor(builder, score, largest):
+    """Returns 2**(score - largest), by which weights relative to `score` become such relative to
+    `largest`, which is at least as large."""
+    e = Emitter(builder)
+    power = power_of_two(e, e.broadcast(builder.fsub(score, largest)))
+    return builder.extract_element(power, ir.Constant(INT32, 0))
+
+
+@emitted
 def total_weight(builder, weight_sums):
     """Returns the sum over the lanes of the sums that `weigh` stored at this address."""
     e = Emitter(builder)

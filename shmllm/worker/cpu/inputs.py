@@ -6,7 +6,7 @@ import numpy as np
 
 from shmllm.worker.arrays import LongArray
 from shmllm.worker.batch import StepInputs
-from shmllm_kernels.cpu.attention import count_tiles
+from shmllm_kernels.cpu.attention import count_pieces
 
 COUNTS = ("num_tokens", "num_requests", "num_samples")
 
@@ -26,7 +26,7 @@ class CpuInputs:
         slot_mapping: (num_groups, max_tokens) int64, as in `StepInputs`.
         rows, first_tokens, counts, context_lens, sample_tokens: (max_requests,) int64, as in
             `StepInputs`.
-        tiles: (max_requests + 1,) int64, see `count_tiles`.
+        tiles, splits: (max_requests + 1,) int64, see `count_pieces`.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class CpuInputs:
         self.rows, self.first_tokens = zeros(max_requests), zeros(max_requests)
         self.counts, self.context_lens = zeros(max_requests), zeros(max_requests)
         self.sample_tokens = zeros(max_requests)
-        self.tiles = zeros(max_requests + 1)
+        self.tiles, self.splits = zeros(max_requests + 1), zeros(max_requests + 1)
 
     def address_of(self, count: str) -> int:
         """Return the address of the int64 that holds one of COUNTS."""
@@ -62,4 +62,6 @@ class CpuInputs:
         self.counts[:num_requests] = inputs.counts
         self.context_lens[:num_requests] = inputs.context_lens
         self.sample_tokens[:num_samples] = inputs.sample_tokens
-        count_tiles(inputs.counts, self._heads_per_kv, self.tiles)
+        count_pieces(
+            inputs.counts, inputs.context_lens, self._heads_per_kv, self.tiles, self.splits
+        )

@@ -22,7 +22,14 @@ from shmllm.worker.cpu.experts import ExpertOps
 from shmllm.worker.cpu.inputs import CpuInputs
 from shmllm.worker.cpu.products import Products, kind_of
 from shmllm_kernels.cpu import Kernel, KernelProgram, word_of_float
-from shmllm_kernels.cpu.attention import ATTEND, LOG2_E, request_words, scratch_bytes
+from shmllm_kernels.cpu.attention import (
+    ATTEND,
+    MERGE_SPLITS,
+    request_words,
+    scratch_bytes,
+    split_states_bytes,
+)
+from shmllm_kernels.cpu.attention_state import LOG2_E
 from shmllm_kernels.cpu.cache_layout import head_words
 from shmllm_kernels.cpu.heads import STORE_HEADS
 from shmllm_kernels.cpu.norms import ADD, ADD_LAYER_NORM, ADD_RMS_NORM
@@ -119,11 +126,14 @@ class CpuOps:
                 block_table.ctypes.data,
                 block_table.shape[1],
                 inputs.tiles.ctypes.data,
+                inputs.splits.ctypes.data,
             )
             for block_table in block_tables
         ]
         size = scratch_bytes(cache.layout, config.num_heads)
         self._scratch = torch.empty((program.num_threads, size), dtype=torch.uint8)
+        states = split_states_bytes(cache.layout, config.num_heads)
+        self._split_states = torch.empty(states, dtype=torch.uint8)
         self._num_tokens = inputs.address_of("num_tokens")
         self._products = products
         self._experts = ExpertOps(program, products, self._num_tokens, buffers.experts)
@@ -179,13 +189,14 @@ class CpuOps:
             "store_heads", STORE_HEADS[kinds], heads,
             *source, *places, cache.data_ptr(), *norms, *numbers, *rotation,
         )  # fmt: skip
-        self._record(
-            "attend", ATTEND[kinds], self._requests[group].ctypes.data,
-            heads, *source, out.data_ptr(), 4 * out.shape[1],
+        operands = [
+            self._requests[group].ctypes.data, heads, *source, out.data_ptr(), 4 * out.shape[1],
             cache.data_ptr(), window, self._scratch.data_ptr(), self._scratch.shape[1],
-            word_of_float((spec.soft_cap or 0.0) * LOG2_E),
-            _address(attention.sinks),
-        )  # fmt: skip
+            word_of_float((spec.soft_cap or 0.0) * LOG2_E), _address(attention.sinks),
+            self._split_states.data_ptr(),
+        ]  # fmt: skip
+        self._record("attend", ATTEND[kinds], *operands)
+        self._record("merge_splits", MERGE_SPLITS[kinds], *operands)
         return out
 
     def activate(self, x: Tensor, mlp: MLPSpec) -> Tensor:

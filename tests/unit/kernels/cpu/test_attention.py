@@ -9,11 +9,14 @@ import pytest
 import torch
 from support.variants import diagonal, slow
 
+from shmllm_kernels.cpu import attention
 from shmllm_kernels.cpu.attention import (
     ATTEND,
-    count_tiles,
+    MERGE_SPLITS,
+    count_pieces,
     request_words,
     scratch_bytes,
+    split_states_bytes,
 )
 from shmllm_kernels.cpu.cache_layout import CacheLayout, head_words
 from shmllm_kernels.cpu.heads import STORE_HEADS
@@ -86,7 +89,7 @@ class Layer:
         self.step = np.zeros(2, np.int64)
         self.columns = {
             name: np.zeros(MAX_REQUESTS + 1, np.int64)
-            for name in ("first", "counts", "contexts", "rows", "tiles")
+            for name in ("first", "counts", "contexts", "rows", "tiles", "splits")
         }
         self.table = np.zeros((MAX_REQUESTS, MAX_BLOCKS), np.int32)
         self.qkv = np.zeros((MAX_TOKENS, width), np.float32)
@@ -100,9 +103,11 @@ class Layer:
         columns = self.columns
         heads = head_words(self.layout, self.num_heads, self.scale)
         addresses = [at(columns[name]) for name in ("first", "counts", "contexts", "rows")]
-        requests = request_words(*addresses, at(self.table), MAX_BLOCKS, at(columns["tiles"]))
+        pieces = at(columns["tiles"]), at(columns["splits"])
+        requests = request_words(*addresses, at(self.table), MAX_BLOCKS, *pieces)
         per_thread = scratch_bytes(self.layout, self.num_heads)
         scratch = np.zeros(NUM_THREADS * per_thread, np.uint8)
+        states = np.empty(split_states_bytes(self.layout, self.num_heads), np.uint8)
         norms = [norm.data_ptr() if self.normed else 0 for norm in self.norms]
         self.program = KernelProgram(1)
         qkv, out = self.qkv, self.out
@@ -113,14 +118,15 @@ class Layer:
              self.layout.head_dim // 2, 0],
             [heads],
         )  # fmt: skip
-        self.program.record(
-            ATTEND[kinds_of(self.layout)],
-            [at(self.step), at(requests), at(heads), at(qkv), qkv.strides[0], at(out),
-             out.strides[0], at(self.cache), self.window, at(scratch), per_thread,
-             word_of_float(self.cap * math.log2(math.e)),
-             0 if self.sinks is None else self.sinks.data_ptr()],
-            [requests, scratch],
-        )  # fmt: skip
+        operands = [
+            at(self.step), at(requests), at(heads), at(qkv), qkv.strides[0], at(out),
+            out.strides[0], at(self.cache), self.window, at(scratch), per_thread,
+            word_of_float(self.cap * math.log2(math.e)),
+            0 if self.sinks is None else self.sinks.data_ptr(), at(states),
+        ]  # fmt: skip
+        for kernels in (ATTEND, MERGE_SPLITS):
+            kernel = kernels[kinds_of(self.layout)]
+            self.program.record(kernel, operands, [requests, scratch, states])
 
     def run(self, parts: list[tuple[Request, int]], num_threads: int = 1) -> None:
         """Computes the given number of further tokens of each request in one step."""
@@ -144,7 +150,8 @@ class Layer:
             token += count
         self.step[:] = token, len(parts)
         heads_per_kv = self.num_heads // self.layout.num_kv_heads
-        count_tiles(self.columns["counts"][: len(parts)], heads_per_kv, self.columns["tiles"])
+        counts, contexts = (self.columns[name][: len(parts)] for name in ("counts", "contexts"))
+        count_pieces(counts, contexts, heads_per_kv, self.columns["tiles"], self.columns["splits"])
         self.program.replay(num_threads)
         token = 0
         for request, count in parts:
@@ -281,6 +288,41 @@ def test_long_context():
     layer.run([(request, 1999)])
     layer.run([(request, 1)])
     check(layer, request)
+
+
+@pytest.mark.parametrize("stored", ["float32", "int8"])
+@pytest.mark.parametrize("options", [{}, {"has_sinks": True, "window": 1100, "cap": 3.0}])
+def test_pieces_of_a_context_change_no_bit(options, stored, monkeypatch):
+    """Computes the last tokens in a chunk, whose pieces are tiles of queries, and one by one, whose
+    pieces are splits; with and without room for these, and beside other requests."""
+    layout = CacheLayout(2, 20, 16, stored)
+
+    def computed(chunks, others=0, max_splits=attention.MAX_SPLITS):
+        monkeypatch.setattr(attention, "MAX_SPLITS", max_splits)
+        layer = Layer(4, layout, **options)
+        request = Request(2090, 4, layout, 7)
+        neighbours = [Request(100, 4, layout, 8 + n) for n in range(others)]
+        for count in chunks:
+            around = [(other, 1) for other in neighbours]
+            around.insert(others // 2, (request, count))
+            layer.run(around, NUM_THREADS)
+        return request.out
+
+    whole = computed([2090])
+    assert not whole.isnan().any()
+    assert torch.equal(whole, computed([2085, *[1] * 5]))
+    assert torch.equal(whole, computed([1020, *[1] * 10, 1010, *[1] * 50], others=4))
+    assert torch.equal(whole, computed([2040, *[1] * 50], max_splits=2))
+
+
+def test_contexts_are_divided_while_there_is_room(monkeypatch):
+    monkeypatch.setattr(attention, "MAX_SPLITS", 5)
+    counts = np.array([1, 1, 5, 1, 1])
+    contexts = np.array([1024, 3000, 9000, 4096, 1025])
+    tiles, splits = np.zeros(6, np.int64), np.zeros(6, np.int64)
+    count_pieces(counts, contexts, 3, tiles, splits)
+    assert splits.tolist() == [-1, 0, -1, -1, -1, 1]  # 3 splits, and no room for 4 and 2 others
+    assert tiles.tolist() == [0, 1, 4, 5, 6, 7]
 
 
 @pytest.mark.parametrize(
