@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from shmllm_kernels.cpu.arithmetic import ARITHMETIC
 from shmllm_kernels.cpu.kernel_program import Kernel
 from shmllm_kernels.cpu.language import compiled, compiled_noinline
-from shmllm_kernels.cpu.memory import floats, itemsize, number, word
+from shmllm_kernels.cpu.memory import floats, itemsize, number, on_stack, word
 from shmllm_kernels.cpu.product_tiles import (
     IN_ORDER,
     PREFETCHED_ROWS,
@@ -26,18 +26,22 @@ from shmllm_kernels.cpu.product_tiles import (
     eager_tile,
     row_tile,
     tile,
+    unpacking_row_tile,
 )
 from shmllm_kernels.cpu.unpacking import (
     MAX_DEPTH,
     PACKINGS,
     RUN,
+    SCALES_BYTES,
     has_column_scales,
     is_unpacked,
+    num_scales_of,
     panel,
     panel_stride,
     row_bytes,
     scale_bytes,
     unpack,
+    widen_scales,
 )
 
 ROWS_AT_ONCE = 128
@@ -155,6 +159,18 @@ def _multiply_column(
         )  # fmt: skip
 
 
+@compiled_noinline
+def _multiply_packed_row(
+    x, w, w_stride, scales, scale_stride, k, out, adds, kind, x_kind
+):  # fmt: skip
+    """Multiplies one row with the columns of one tile, over a part of k, without a panel."""
+    widened = on_stack(TILE_COLUMNS * SCALES_BYTES)
+    for column in range(TILE_COLUMNS):
+        count = (k + RUN - 1) // RUN * num_scales_of(kind)
+        widen_scales(scales + column * scale_stride, count, widened + column * SCALES_BYTES)
+    unpacking_row_tile(x, 0, w, w_stride, widened, SCALES_BYTES, k, out, 0, adds, kind, x_kind)
+
+
 @compiled
 def num_parts(k):
     """Returns the number of parts of k that are summed one after the other."""
@@ -219,12 +235,18 @@ def _product(rows, num_rows, weights, columns, num_columns, out, out_stride, mul
             correction = corrections_at(k) + 4 * part - begin
             if is_unpacked(kind, x_kind):
                 scale = weights.scale + column * scale_stride + scale_bytes(begin, kind)
-                unpack(w, w_stride, scale, scale_stride, width, some, unpacked, kind, x_kind)
-                multiply(
-                    x, rows.stride, rows.indices, unpacked, panel_stride(x_kind), some,
-                    out + 4 * column, out_stride, num_rows, begin, correction, x_kind, x_kind,
-                    rows.order,
-                )  # fmt: skip
+                if num_rows == 1 and width == TILE_COLUMNS and rows.order == IN_ORDER:
+                    _multiply_packed_row(
+                        x, w, w_stride, scale, scale_stride, some, out + 4 * column, begin, kind,
+                        x_kind,
+                    )  # fmt: skip
+                else:
+                    unpack(w, w_stride, scale, scale_stride, width, some, unpacked, kind, x_kind)
+                    multiply(
+                        x, rows.stride, rows.indices, unpacked, panel_stride(x_kind), some,
+                        out + 4 * column, out_stride, num_rows, begin, correction, x_kind, x_kind,
+                        rows.order,
+                    )  # fmt: skip
             else:
                 multiply(
                     x, rows.stride, rows.indices, w, w_stride, some, out + 4 * column, out_stride,

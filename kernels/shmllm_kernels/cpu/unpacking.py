@@ -17,11 +17,13 @@ from dataclasses import dataclass, field
 from llvmlite import ir
 
 from shmllm_kernels.cpu.language import compiled, emitted
-from shmllm_kernels.cpu.memory import itemsize
-from shmllm_kernels.cpu.simd import INT32, LANES, STORED, Emitter, function
+from shmllm_kernels.cpu.memory import itemsize, on_stack
+from shmllm_kernels.cpu.simd import LANES, Emitter, function
 
 RUN = 64
 """The number of elements that are unpacked at a time."""
+SMALLEST_GROUP = 32
+"""The smallest number of elements that share a scale."""
 MAX_DEPTH = 1024
 """The largest number of elements of a column in a panel."""
 _BYTE, _WORD = ir.IntType(8), ir.IntType(16)
@@ -33,21 +35,17 @@ class Packing:
 
     Attributes:
         run_bytes: the size of a run.
-        scale_bytes: the size of its scales, which lie elsewhere; 0: products are scaled.
-        unpack: (emitter, address of a run, address of its scales, address in the panel), by the
-            dtype name of the panel.
+        num_scales: the number of its scales, float16, which lie elsewhere; 0: products are scaled.
+        unpack: (emitter, address of a run, address of its scales in float32) -> vectors as products
+            read them, by the dtype name of activations.
         unpack_first: likewise, with the number of elements in the last run of a row; empty: rows
             are padded to whole runs.
     """
 
     run_bytes: int
-    scale_bytes: int
-    unpack: dict[str, Callable[..., None]]
-    unpack_first: dict[str, Callable[..., None]] = field(default_factory=dict)
-
-
-def _store(e: Emitter, value: ir.Value, address: ir.Value) -> None:
-    e.builder.store(value, e.builder.inttoptr(address, value.type.as_pointer()), align=2)
+    num_scales: int
+    unpack: dict[str, Callable[..., list[ir.Value]]]
+    unpack_first: dict[str, Callable[..., list[ir.Value]]] = field(default_factory=dict)
 
 
 def _load_bytes(e: Emitter, address: ir.Value, count: int) -> ir.Value:
@@ -56,35 +54,25 @@ def _load_bytes(e: Emitter, address: ir.Value, count: int) -> ir.Value:
 
 
 def _rounded(e: Emitter, low: ir.Value, high: ir.Value) -> ir.Value:
-    """Rounds two vectors of 16 float32 to one of 32 bfloat16. (The intrinsic's types depend on the
-    version of LLVM.)"""
-    kind = ir.FunctionType(ir.VectorType(_WORD, 32), [e.vector, e.vector])
+    """Rounds two vectors of 16 float32 to one of 32 bfloat16, as int32. (The types of LLVM's
+    intrinsic depend on its version.)"""
+    kind = ir.FunctionType(e.integers, [e.vector, e.vector])
     return e.builder.asm(kind, "vcvtne2ps2bf16 $1, $2, $0", "=v,v,v", [low, high], False)
 
 
 def _scale(e: Emitter, scales: ir.Value, index: int) -> ir.Value:
-    """Loads one float16 into every lane, as float32. (Converted before it is copied, a scale would
-    wait for the register that it is inserted into.)"""
-    halves = ir.VectorType(_WORD, e.lanes)
-    address = e.builder.inttoptr(e.at(scales, 2 * index), _WORD.as_pointer())
-    undef = ir.Constant(halves, ir.Undefined)
-    one = e.builder.insert_element(undef, e.builder.load(address, align=2), ir.Constant(INT32, 0))
-    every = e.builder.shuffle_vector(one, undef, e.splat_int(0))
-    return e.builder.fpext(
-        e.builder.bitcast(every, ir.VectorType(STORED["float16"][0], e.lanes)), e.vector
-    )
+    return e.broadcast(e.load_scalar(e.at(scales, 4 * index)))
 
 
-def _bytes_to_bfloat16(load: Callable[..., ir.Value]) -> Callable[..., None]:
+def _bytes_to_bfloat16(load: Callable[..., ir.Value]) -> Callable[..., list[ir.Value]]:
     """load: (emitter, address, index of a quarter of the run, number of elements) -> int8."""
 
-    def unpack(e: Emitter, source: ir.Value, scales: ir.Value, out: ir.Value, *count: ir.Value):
+    def unpack(e: Emitter, source: ir.Value, scales: ir.Value, *count: ir.Value) -> list[ir.Value]:
         quarters = [
             e.builder.sitofp(load(e, e.at(source, LANES * i), i, *count), e.vector)
             for i in range(RUN // LANES)
         ]
-        for i in range(0, len(quarters), 2):
-            _store(e, _rounded(e, *quarters[i : i + 2]), e.at(out, 2 * LANES * i))
+        return [_rounded(e, *quarters[i : i + 2]) for i in range(0, len(quarters), 2)]
 
     return unpack
 
@@ -93,8 +81,9 @@ def _first_quarter(e: Emitter, address: ir.Value, index: int, count: ir.Value) -
     return e.load_first_bits(address, e.builder.sub(count, e.const(LANES * index)), 8)
 
 
-def _nibbles_to_float32(group: int) -> Callable[..., None]:
-    def unpack(e: Emitter, source: ir.Value, scales: ir.Value, out: ir.Value) -> None:
+def _nibbles_to_float32(group: int) -> Callable[..., list[ir.Value]]:
+    def unpack(e: Emitter, source: ir.Value, scales: ir.Value) -> list[ir.Value]:
+        out = []
         for first in range(0, RUN, LANES):
             read = _load_bytes(e, e.at(source, first % (RUN // 2)), LANES)
             wide = e.builder.zext(read, e.integers)
@@ -103,31 +92,32 @@ def _nibbles_to_float32(group: int) -> Callable[..., None]:
             else:
                 nibbles = e.builder.lshr(wide, e.splat_int(4))
             numbers = e.builder.sitofp(e.builder.sub(nibbles, e.splat_int(8)), e.vector)
-            e.store(
-                e.builder.fmul(numbers, _scale(e, scales, first // group)), e.at(out, 4 * first)
-            )
+            out.append(e.builder.fmul(numbers, _scale(e, scales, first // group)))
+        return out
 
     return unpack
 
 
-def _nibbles_to_bfloat16(group: int) -> Callable[..., None]:
+def _nibbles_to_bfloat16(group: int) -> Callable[..., list[ir.Value]]:
     """Looks the nibbles up in a table of the products of all nibbles with the scales: 16 entries
     for the first half of the run, and then 16 for the second."""
 
-    def unpack(e: Emitter, source: ir.Value, scales: ir.Value, out: ir.Value) -> None:
+    def unpack(e: Emitter, source: ir.Value, scales: ir.Value) -> list[ir.Value]:
         b, words = e.builder, ir.VectorType(_WORD, 32)
         splat = lambda number: ir.Constant(words, [number] * 32)  # noqa: E731
         numbers = ir.Constant(e.vector, [float(i - 8) for i in range(16)])
         low, high = (b.fmul(numbers, _scale(e, scales, i * (RUN // 2) // group)) for i in range(2))
-        table = _rounded(e, low, high)
+        table = b.bitcast(_rounded(e, low, high), words)
         wide = b.zext(_load_bytes(e, source, RUN // 2), words)
         places = b.and_(wide, splat(15)), b.or_(b.lshr(wide, splat(4)), splat(16))
         look_up = function(b, "llvm.x86.avx512.permvar.hi.512", words, [words, words])
-        for i, place in enumerate(places):
-            _store(e, b.call(look_up, [table, place]), e.at(out, i * RUN))
+        return [b.bitcast(b.call(look_up, [table, place]), e.integers) for place in places]
 
     return unpack
 
+
+SCALES_BYTES = 4 * (MAX_DEPTH // SMALLEST_GROUP)
+"""The size of a column's scales in float32."""
 
 PACKINGS = {
     "int8": Packing(
@@ -139,7 +129,7 @@ PACKINGS = {
     **{
         kind: Packing(
             RUN // 2,
-            2 * RUN // group,
+            RUN // group,
             {"float32": _nibbles_to_float32(group), "bfloat16": _nibbles_to_bfloat16(group)},
         )
         for kind, group in (("int4", 32), ("int4-g64", 64))
@@ -155,15 +145,16 @@ def is_unpacked(kind: str, x_kind: str) -> bool:
 
 def has_column_scales(kind: str) -> bool:
     """Returns whether the products of each column are scaled."""
-    return kind in PACKINGS and PACKINGS[kind].scale_bytes == 0
+    return kind in PACKINGS and PACKINGS[kind].num_scales == 0
 
 
 def _run_bytes(kind: str) -> int:
     return PACKINGS[kind].run_bytes if kind in PACKINGS else RUN * itemsize(kind)
 
 
-def _run_scale_bytes(kind: str) -> int:
-    return PACKINGS[kind].scale_bytes
+def num_scales_of(kind: str) -> int:
+    """Returns the number of scales of a run."""
+    return PACKINGS[kind].num_scales
 
 
 def _is_padded(kind: str) -> bool:
@@ -187,17 +178,24 @@ def scale_bytes(k, kind):
     """Returns the size of the scales of a row of k weights."""
     if has_column_scales(kind):
         return 4
-    return (k + RUN - 1) // RUN * _run_scale_bytes(kind) if _is_padded(kind) else 0
+    return (k + RUN - 1) // RUN * (2 * num_scales_of(kind)) if _is_padded(kind) else 0
+
+
+def _store_all(e: Emitter, values: list[ir.Value], out: ir.Value) -> None:
+    for i, value in enumerate(values):
+        e.store(value, e.at(out, 4 * LANES * i))
 
 
 @emitted
 def _unpack_run(builder, source, scales, out, kind, x_kind):
-    PACKINGS[kind].unpack[x_kind](Emitter(builder), source, scales, out)
+    e = Emitter(builder)
+    _store_all(e, PACKINGS[kind].unpack[x_kind](e, source, scales), out)
 
 
 @emitted
 def _unpack_first(builder, source, scales, out, count, kind, x_kind):
-    PACKINGS[kind].unpack_first[x_kind](Emitter(builder), source, scales, out, count)
+    e = Emitter(builder)
+    _store_all(e, PACKINGS[kind].unpack_first[x_kind](e, source, scales, count), out)
 
 
 @emitted
@@ -219,10 +217,22 @@ def panel(builder, num_columns, kind, x_kind):
     """
     if not is_unpacked(kind, x_kind):
         return 0
-    with builder.goto_entry_block():
-        memory = builder.alloca(_BYTE, num_columns.constant * panel_stride(x_kind))
-        memory.align = 64
-        return builder.ptrtoint(memory, ir.IntType(64))
+    size = ir.Constant(ir.IntType(64), num_columns.constant * panel_stride(x_kind))
+    return on_stack.emit(builder, size)
+
+
+@emitted
+def _widen_some(builder, scales, count, out):
+    """Converts up to LANES scales to float32."""
+    e = Emitter(builder)
+    e.store(e.load_first(scales, count, "float16"), out)
+
+
+@compiled
+def widen_scales(scales, count, out):
+    """Converts a column's scales to float32. (One by one, they take as long as its weights.)"""
+    for i in range(0, count, LANES):
+        _widen_some(scales + 2 * i, count - i, out + 4 * i)
 
 
 @compiled
@@ -237,16 +247,16 @@ def unpack(source, stride, scales, scale_stride, num_columns, depth, out, kind, 
         out: the panel.
     """
     num_runs = depth // RUN if _has_tail(kind) else (depth + RUN - 1) // RUN
+    num_scales = num_runs * num_scales_of(kind)
+    own = on_stack(SCALES_BYTES)
     for column in range(num_columns):
-        row, own, target = (
-            source + column * stride, scales + column * scale_stride,
-            out + column * panel_stride(x_kind),
-        )  # fmt: skip
+        row, target = source + column * stride, out + column * panel_stride(x_kind)
+        widen_scales(scales + column * scale_stride, num_scales, own)
         for run in range(num_runs):
             at = row + run * _run_bytes(kind)
             _prefetch(at + num_columns * stride)
             _unpack_run(
-                at, own + run * _run_scale_bytes(kind), target + run * RUN * itemsize(x_kind),
+                at, own + 4 * num_scales_of(kind) * run, target + run * RUN * itemsize(x_kind),
                 kind, x_kind,
             )  # fmt: skip
         if _has_tail(kind):
