@@ -40,7 +40,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def score(model: str, num_tokens: int, options: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
     """Returns each token's log-probability, and the token that was the likeliest there."""
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1)
-    with LLM(model, max_model_len=PIECE + 1, **options) as llm:
+    with LLM(model, max_model_len=PIECE + 1, **({"dtype": "float32"} | options)) as llm:
         ids = llm.get_tokenizer().encode(inspect.getsource(argparse))[:num_tokens]
         pieces = [ids[begin : begin + PIECE] for begin in range(0, len(ids), PIECE)]
         prompts = [TokensPrompt(prompt_token_ids=piece) for piece in pieces if len(piece) > 1]
