@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -29,6 +30,8 @@ from shmllm.cli.options import (
 )
 
 POLL_S = 0.05
+WIDE = 110
+"""The columns of a terminal in which `ls` shows the precision, too."""
 ENDING_S = 1.0
 """The time for an engine to end by itself; an interrupted command waits 1.5 s in all."""
 
@@ -136,7 +139,11 @@ def list_engines(as_json: bool) -> None:
         click.echo("no named engine; start one with: shmllm engine start NAME", err=True)
         return
     rows = [_row(record) for record in records]
-    print_records(tuple(rows[0]), rows, shrinking=("name", "model", "state", "device", "precision"))
+    columns = list(rows[0])
+    if sys.stdout.isatty() and shutil.get_terminal_size().columns < WIDE:
+        columns.remove("precision")
+    texts = ("name", "model", "state", "device", "precision")
+    print_records(columns, rows, shrinking=[name for name in texts if name in columns])
 
 
 @engine.command()

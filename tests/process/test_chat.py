@@ -313,6 +313,7 @@ def test_two_chats_share_an_engine(llm: LLM, engine: str, tmp_path: Path) -> Non
         assert (one.ends(), other.ends()) == (0, 0)
 
 
+@pytest.mark.slow
 def test_an_engine_that_dies_in_an_answer_is_one_line(tmp_path: Path) -> None:
     with named_engine(tmp_path) as (name, pid), chat(name, tmp_path, *ENDLESS) as seen:
         seen.type(b"one" + ENTER)

@@ -72,7 +72,7 @@ def records(text: str) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM(multiprocess=False) as llm:
+    with LLM(multiprocess=False, dtype="float32") as llm:
         yield llm
 
 

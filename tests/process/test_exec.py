@@ -41,6 +41,7 @@ def test_a_private_engine_ends_when_its_front_end_calls_exec() -> None:
         kill(front_end)
 
 
+@pytest.mark.slow
 def test_a_named_engine_forgets_a_front_end_that_calls_exec(tmp_path: Path) -> None:
     with named_engine(tmp_path) as (name, _):
         front_end = start_source(BECOME_ANOTHER, name)

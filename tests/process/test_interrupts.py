@@ -122,6 +122,7 @@ def test_closing_in_a_signal_handler_ends_the_call_that_it_interrupted() -> None
         llm.generate(["x"], use_tqdm=False)
 
 
+@pytest.mark.slow
 def test_the_interpreter_ends_while_threads_generate() -> None:
     rng = random.Random(SEED)
     before = engine_processes()

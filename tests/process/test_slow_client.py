@@ -130,6 +130,7 @@ def test_a_stopped_front_end_is_cut_off_and_the_others_go_on(
             assert tokens(another) == expected
 
 
+@pytest.mark.slow
 def test_a_front_end_that_wakes_up_in_time_has_lost_nothing(
     tmp_path: Path, slow: Callable[[str], subprocess.Popen[bytes]]
 ) -> None:

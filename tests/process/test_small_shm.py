@@ -160,6 +160,7 @@ print(json.dumps({"entered": entered, "answers": answers, "codes": codes,
 """
 
 
+@pytest.mark.slow
 def test_64_megabytes_hold_an_engine_and_all_of_its_front_ends(tmp_path: Path) -> None:
     found = result_of(on_shm_of("64m", CROWD, str(tmp_path / "engine.log")))
     assert sum(map(int, found["entered"])) == NUM_CLIENTS

@@ -6,6 +6,7 @@ import logging
 
 import pytest
 import torch
+from support.variants import slow
 
 from shmllm import LLM
 from shmllm.config.engine import CacheConfig, EngineConfig, LoadConfig
@@ -69,7 +70,7 @@ def test_options_for_gpus_have_a_warning_on_a_cpu():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize("multiprocess", [False, True])
+@pytest.mark.parametrize("multiprocess", [False, slow(True)])
 def test_a_front_end_gets_errors_and_warnings(multiprocess, caplog):
     options = {"kv_cache_memory_bytes": 2**24, "multiprocess": multiprocess}
     with pytest.raises(EngineStartError, match="device='cuda': there is no GPU to use"):
