@@ -39,15 +39,21 @@ llm = LLM.attach(sys.argv[1])
 channel = llm._client._channel
 long = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
 group, dispatcher = RequestGroup(), llm._dispatcher
+refused = codec.encode_add(EngineCoreRequest(10**9, [10**6], long))
+deadline = time.monotonic() + 60
+def fill_to(limit):
+    outputs, requests = channel.outputs, channel.requests
+    while (unread := outputs._load_published() - outputs._position) < limit or (
+        unread < 523_000 and requests.consumed_position < requests.position
+    ):
+        if unread < limit:
+            channel.try_send(RecordKind.ADD, *refused)
+        assert time.monotonic() < deadline, "the ring does not fill"
+# Refusals fill the ring faster than tokens do, and the requests must not end before it is full.
+fill_to(200_000)
 states = [dispatcher.submit(group, request, i)[0]
           for i, request in enumerate(llm.front_end.prepare(["import os"] * 4, long))]
-# Refusals fill the ring faster than tokens do.
-refused = codec.encode_add(EngineCoreRequest(10**9, [10**6], long))
-outputs = channel.outputs
-deadline = time.monotonic() + 60
-while outputs._load_published() - outputs._position < 523_000:
-    channel.try_send(RecordKind.ADD, *refused)
-    assert time.monotonic() < deadline, "the ring does not fill"
+fill_to(523_000)
 print("full", flush=True)
 os.kill(os.getpid(), signal.SIGSTOP)
 found = {"tokens": {}, "error": None}
