@@ -263,7 +263,9 @@ def undisturbed(engines: Pair) -> Any:
     return ask(engines.plain, CODE, LONG)
 
 
-@pytest.mark.parametrize("kind", DISTURBANCES)
+@pytest.mark.parametrize(
+    "kind", [slow(kind) if kind == "profile" else kind for kind in DISTURBANCES]
+)
 def test_calls_between_steps_change_no_token(
     pair: Pair, undisturbed: Any, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,7 +22,7 @@ from support.waiting import PATIENCE_S, holds_within
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
-NUM_KILLS = int(os.environ.get("SHMLLM_BATCH_KILLS", "2"))
+NUM_KILLS = int(os.environ.get("SHMLLM_BATCH_KILLS", "1"))
 SEED = int(os.environ.get("SHMLLM_TEST_SEED", str(time.time_ns() % 10**9)))
 MANY_KILLS = 50
 ROWS_PER_KILL = 12

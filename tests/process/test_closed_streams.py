@@ -60,6 +60,7 @@ def test_one_line_says_what_is_wrong(
     assert message in "".join(lines)
 
 
+@pytest.mark.slow
 def test_a_full_stderr_does_not_cost_the_answer() -> None:
     done = shmllm("2>/dev/full", "generate", "x", "y", "--choice", "red")
     assert (done.returncode, done.stdout) == (0, b"red\n---\nred\n")

@@ -91,6 +91,7 @@ def test_a_killed_engine_is_reported_to_everyone_who_asks(when: str) -> None:
         assert after["at"] - before["at"] < DEATH_IS_REPORTED_WITHIN_S
 
 
+@pytest.mark.slow
 def test_a_killed_engine_is_reported_where_child_signals_are_ignored() -> None:
     found = deaths_of(
         "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"

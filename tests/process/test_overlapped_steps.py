@@ -112,6 +112,7 @@ def test_one_front_end_is_killed_and_the_engine_stopped_in_the_requests_of_anoth
             assert (tmp_path / "engine.log").read_text().count("Traceback") == 0
 
 
+@pytest.mark.slow
 def test_the_command_line_starts_and_traces_one(tmp_path: Path) -> None:
     path, source = tmp_path / "trace.json", tmp_path / "prompts.txt"
     source.write_text("".join(f"value_{n} = {n}\n" for n in range(8)))
