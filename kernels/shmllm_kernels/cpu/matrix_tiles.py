@@ -52,11 +52,11 @@ from shmllm_kernels.cpu.tile_rounding import (
     tiled,
 )
 from shmllm_kernels.cpu.unpacking import (
-    RUN,
     has_column_scales,
     is_unpacked,
     panel,
     panel_stride,
+    part_step,
     row_bytes,
     scale_bytes,
     unpack,
@@ -161,7 +161,7 @@ def _multiply_part(job, w, num_bytes, x, out, num_rows, adds, num_w):
 
 def _step_of(kind: str, x_kind: str) -> int:
     """Returns the number of elements that parts of k have a multiple of."""
-    return RUN if is_unpacked(kind, x_kind) else LINE_BYTES // itemsize(x_kind)
+    return part_step(kind) if is_unpacked(kind, x_kind) else LINE_BYTES // itemsize(x_kind)
 
 
 @compiled

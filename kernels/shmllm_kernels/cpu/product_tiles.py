@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from llvmlite import ir
 
 from shmllm_kernels.cpu.arithmetic import ARITHMETIC, Arithmetic
+from shmllm_kernels.cpu.codes import RUN
 from shmllm_kernels.cpu.language import emitted
 from shmllm_kernels.cpu.simd import LANES, STORED, Emitter, Loop
-from shmllm_kernels.cpu.unpacking import PACKINGS, RUN
+from shmllm_kernels.cpu.unpacking import PACKINGS, whole_run
 
 TILE_ROWS, TILE_COLUMNS = {16: (4, 6), 8: (2, 4), 4: (6, 4)}[LANES]
 PREFETCHED_ROWS = 2
@@ -137,6 +138,7 @@ def unpacking_tile(num_rows: int, num_columns: int):
         kind, x_kind,
     ):  # fmt: skip
         packing, way = PACKINGS[kind], ARITHMETIC[x_kind]
+        num_bytes = packing.codes.run_bytes
         e = Emitter(builder)
         address = lambda base, stride, i: e.at(base, builder.mul(stride, e.const(i)))  # noqa: E731
         xs = [address(x, x_stride, i) for i in range(num_rows)]
@@ -145,13 +147,14 @@ def unpacking_tile(num_rows: int, num_columns: int):
         ahead = builder.mul(w_stride, e.const(num_columns))
         adding = builder.icmp_signed("!=", adds, e.const(0))
 
-        def step(sums, run, load_x, unpack):
+        def step(sums, run, load_x, begin):
             sums = list(sums)
             x_at = builder.mul(run, e.const(RUN * way.num_bytes))
-            w_at = builder.mul(run, e.const(packing.run_bytes))
+            w_at = builder.mul(run, e.const(num_bytes))
             s_at = builder.mul(run, e.const(4 * packing.num_scales))
             for j in range(num_columns):
-                values = unpack(e.at(ws[j], w_at), e.at(own[j], s_at))
+                source = begin(e.at(ws[j], w_at))
+                values = packing.unpack(e, source, e.at(own[j], s_at), x_kind)
                 for part, value in enumerate(values):
                     for i, row in enumerate(xs):
                         read = load_x(e.at(row, x_at), part)
@@ -172,12 +175,12 @@ def unpacking_tile(num_rows: int, num_columns: int):
         loop = Loop(e, e.const(0), whole, 1)
         loop.begin(zero)
         for w in ws:
-            e.prefetch(e.at(e.at(w, builder.mul(loop.index, e.const(packing.run_bytes))), ahead))
+            e.prefetch(e.at(e.at(w, builder.mul(loop.index, e.const(num_bytes))), ahead))
         inner = step(
             loop.values,
             loop.index,
             lambda at, part: way.load_x(e, part_of(at, part)),
-            lambda w, s: packing.unpack[x_kind](e, w, s),
+            lambda w: w,
         )
         loop.end(inner)
         after = builder.block
@@ -193,11 +196,7 @@ def unpacking_tile(num_rows: int, num_columns: int):
             lambda at, part: way.load_first_x(
                 e, part_of(at, part), builder.sub(rest, e.const(part * way.width))
             ),
-            lambda w, s: (
-                packing.unpack_first[x_kind](e, w, s, rest)
-                if packing.unpack_first
-                else packing.unpack[x_kind](e, w, s)
-            ),
+            lambda w: whole_run.emit(builder, w, rest, kind),
         )
         builder.branch(done)
         builder.position_at_end(done)

@@ -31,13 +31,12 @@ from shmllm_kernels.cpu.product_tiles import (
 from shmllm_kernels.cpu.unpacking import (
     MAX_DEPTH,
     PACKINGS,
-    RUN,
     SCALES_BYTES,
     has_column_scales,
     is_unpacked,
-    num_scales_of,
     panel,
     panel_stride,
+    part_step,
     row_bytes,
     scale_bytes,
     unpack,
@@ -166,8 +165,8 @@ def _multiply_packed_row(
     """Multiplies one row with the columns of one tile, over a part of k, without a panel."""
     widened = on_stack(TILE_COLUMNS * SCALES_BYTES)
     for column in range(TILE_COLUMNS):
-        count = (k + RUN - 1) // RUN * num_scales_of(kind)
-        widen_scales(scales + column * scale_stride, count, widened + column * SCALES_BYTES)
+        own = widened + column * SCALES_BYTES
+        widen_scales(scales + column * scale_stride, k, own, kind)
     unpacking_row_tile(x, 0, w, w_stride, widened, SCALES_BYTES, k, out, 0, adds, kind, x_kind)
 
 
@@ -213,7 +212,7 @@ def finish(scales, scale_stride, out, out_stride, num_rows, columns, num_columns
 
 def _step_of(kind: str, x_kind: str) -> int:
     """Returns the number of elements that parts of k have a multiple of."""
-    return RUN if is_unpacked(kind, x_kind) else width_of(x_kind)
+    return part_step(kind) if is_unpacked(kind, x_kind) else width_of(x_kind)
 
 
 @compiled

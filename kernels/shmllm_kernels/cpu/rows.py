@@ -21,6 +21,15 @@ from shmllm_kernels.cpu.memory import (
     number,
     word,
 )
+from shmllm_kernels.cpu.unpacking import (
+    MAX_DEPTH,
+    PACKINGS,
+    has_column_scales,
+    panel,
+    row_bytes,
+    scale_bytes,
+    unpack,
+)
 
 PIECES_PER_THREAD = 8
 NUMBERS_AT_ONCE = 4096
@@ -51,12 +60,27 @@ def rows_of_piece(operands, piece, num_threads):
 
 
 @compiled
+def _finish_embedding(operands, row, kind):
+    """Scales an embedding that was given, and adds that of its position."""
+    width, embeds_scale = word(operands, 4), float_of_word(word(operands, 6))
+    values, positions, position_table = (
+        floats(word(operands, 3) + row * width * 4), word(operands, 7), word(operands, 8),
+    )  # fmt: skip
+    if word(word(operands, 1), row) < 0:
+        for i in range(width):
+            values[i] *= embeds_scale
+    if position_table != 0:
+        position = position_table + word(positions, row) * width * itemsize(kind)
+        for i in range(width):
+            values[i] += number(position, i, kind)
+
+
+@compiled
 def _embed(operands, piece, thread, num_threads, kind):
     token_ids, table, out, width = (
         word(operands, 1), word(operands, 2), word(operands, 3), word(operands, 4),
     )  # fmt: skip
-    scale, embeds_scale = float_of_word(word(operands, 5)), float_of_word(word(operands, 6))
-    positions, position_table = word(operands, 7), word(operands, 8)
+    scale = float_of_word(word(operands, 5))
     begin, end = rows_of_piece(operands, piece, num_threads)
     for row in range(begin, end):
         token, values = word(token_ids, row), floats(out + row * width * 4)
@@ -64,20 +88,10 @@ def _embed(operands, piece, thread, num_threads, kind):
             source = table + token * width * itemsize(kind)
             for i in range(width):
                 values[i] = number(source, i, kind) * scale
-        else:
-            for i in range(width):
-                values[i] *= embeds_scale
-        if position_table != 0:
-            position = position_table + word(positions, row) * width * itemsize(kind)
-            for i in range(width):
-                values[i] += number(position, i, kind)
+        _finish_embedding(operands, row, kind)
 
 
-EMBED = {
-    "float32": Kernel(count_pieces, _embed, "float32"),
-    "float16": Kernel(count_pieces, _embed, "float16"),
-    "bfloat16": Kernel(count_pieces, _embed, "bfloat16"),
-}
+EMBED = {kind: Kernel(count_pieces, _embed, kind) for kind in ("float32", "float16", "bfloat16")}
 """Kernels by the dtype name of the tables. ``out[row] = scale * table[token_ids[row]]``; a row
 whose token id is negative already has an embedding: ``out[row] *= embeds_scale``. Then ``out[row]
 += position_table[positions[row]]``.
@@ -85,6 +99,54 @@ whose token id is negative already has an embedding: ``out[row] *= embeds_scale`
 Operands: address of the number of rows; token_ids int64; table [vocabulary, width]; out
 [rows, width]; width; scale and embeds_scale, numbers from `word_of_float`; positions int64;
 position_table [positions, width] or 0: the model has none.
+"""
+
+
+@compiled
+def _unpack_row(source, scales, width, out, scale, kind):
+    """Writes ``scale`` times a row of packed weights, a part of it after the other."""
+    unpacked = panel(1, kind, "float32")
+    for begin in range(0, width, MAX_DEPTH):
+        depth = min(width - begin, MAX_DEPTH)
+        unpack(
+            source + row_bytes(begin, kind), 0, scales + scale_bytes(begin, kind), 0, 1, depth,
+            unpacked, kind, "float32",
+        )  # fmt: skip
+        values, numbers = floats(out + begin * 4), floats(unpacked)
+        for i in range(depth):
+            values[i] = numbers[i] * scale
+
+
+@compiled
+def _embed_packed(operands, piece, thread, num_threads, kind, position_kind):
+    token_ids, table, out, width = (
+        word(operands, 1), word(operands, 2), word(operands, 3), word(operands, 4),
+    )  # fmt: skip
+    scale, scales = float_of_word(word(operands, 5)), word(operands, 9)
+    begin, end = rows_of_piece(operands, piece, num_threads)
+    for row in range(begin, end):
+        token, place = word(token_ids, row), out + row * width * 4
+        if token >= 0:
+            source = table + token * row_bytes(width, kind)
+            own = scales + token * scale_bytes(width, kind)
+            if has_column_scales(kind):
+                values, of_row = floats(place), floats(own)[0]
+                for i in range(width):
+                    values[i] = number(source, i, kind) * of_row * scale
+            else:
+                _unpack_row(source, own, width, place, scale, kind)
+        _finish_embedding(operands, row, position_kind)
+
+
+EMBED_PACKED = {
+    (kind, position_kind): Kernel(count_pieces, _embed_packed, kind, position_kind)
+    for kind in PACKINGS
+    for position_kind in EMBED
+}
+"""Kernels by the kind of a packed table, see `unpacking`, and the dtype name of the position table.
+They do what EMBED does, with weights in float32 as products of float32 have them.
+
+Operands: those of EMBED, and the address of the scales of the table.
 """
 
 

@@ -1,9 +1,29 @@
 """Unpacks weights of few bits into a panel: the columns that a tile of a product multiplies next.
 
-    weights    a scale for       unpacked to float32    to bfloat16
-    int8       (a whole row)     -                      exactly
-    int4       32 elements       exactly                to the nearest, ties to even
-    int4-g64   64 elements       exactly                to the nearest, ties to even
+    weights                   codes       group       weight              parameters
+    int8                      int8        (a row)     q                   (products are scaled)
+    int4, int4-g64            4 bits      32, 64      (q - 8) * s         float16
+    q8_0, w8-g64-f16          int8        32, 64      q * s               float16
+    w8-g32-bf16, -g64-bf16    int8        32, 64      q * s               bfloat16
+    w8-g32-f32, -g64-f32      int8        32, 64      q * s               float32
+    q4_1                      4 bits      32          q * s + m           float16
+    q5_0                      5 bits      32          (q - 16) * s        float16
+    q5_1                      5 bits      32          q * s + m           float16
+    q4_k                      4 bits      32          q * s + m           k
+    q5_k                      5 bits      32          q * s + m           k
+    q6_k                      6 bits      16          (q - 32) * s        k6
+    mxfp4                     e2m1        32          number * s          e8m0
+    fp8                       e4m3        64          number * s          float32
+    w4-g32-bf16, -g64-bf16    4 bits      32, 64      (q - 8) * s         bfloat16
+    w4-g32-f32, -g64-f32      4 bits      32, 64      (q - 8) * s         float32
+    w4z-g32-f16, -g64-f16     4 bits      32, 64      (q - z) * s         float16
+    w4z-g32-bf16, -g64-bf16   4 bits      32, 64      (q - z) * s         bfloat16
+    w4z-g32-f32, -g64-f32     4 bits      32, 64      (q - z) * s         float32
+
+`codes` has the codes, `parameters` how parameters are stored. The parameters of a run of 64 are
+first s of its groups, then m or z of its groups. A weight is computed in float32, each operation
+rounded by itself, and for activations in bfloat16 rounded to the nearest, ties to even; subnormal
+numbers become zero there, as in the products.
 
 A panel stays in the L1 cache while all rows of activations pass it. A format of weights is one row
 of `PACKINGS`. Tiles widen int8 to float32 themselves; its scales are applied to the products.
@@ -12,45 +32,134 @@ of `PACKINGS`. Tiles widen int8 to float32 themselves; its scales are applied to
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from llvmlite import ir
 
+from shmllm_kernels.cpu.codes import (
+    FLOAT4,
+    FLOAT8,
+    INT8,
+    RUN,
+    Codes,
+    of_4_bits,
+    of_5_bits,
+    of_6_bits,
+    splat,
+)
 from shmllm_kernels.cpu.language import compiled, emitted
 from shmllm_kernels.cpu.memory import itemsize, on_stack
+from shmllm_kernels.cpu.parameters import STORED, stored_bytes, widen
 from shmllm_kernels.cpu.simd import LANES, Emitter, function
+from shmllm_kernels.cpu.tile_instructions import copy_line
 
-RUN = 64
-"""The number of elements that are unpacked at a time."""
-SMALLEST_GROUP = 32
-"""The smallest number of elements that share a scale."""
 MAX_DEPTH = 1024
 """The largest number of elements of a column in a panel."""
-_BYTE, _WORD = ir.IntType(8), ir.IntType(16)
+_WORD = ir.IntType(16)
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a number becomes a weight.
+
+    Attributes:
+        count: the number of parameters of a group.
+        weights: (builder, numbers, *parameters of their groups) -> weights, float32.
+    """
+
+    count: int
+    weights: Callable[..., ir.Value]
+
+
+BY_COLUMN = Form(0, lambda b, q: q)
+SCALED = Form(1, lambda b, q, s: b.fmul(q, s))
+OFFSET = Form(2, lambda b, q, s, m: b.fadd(b.fmul(q, s), m))
+ZERO = Form(2, lambda b, q, s, z: b.fmul(b.fsub(q, z), s))
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How a run of weights is stored.
+    """How weights are stored.
 
     Attributes:
-        run_bytes: the size of a run.
-        num_scales: the number of its scales, float16, which lie elsewhere; 0: products are scaled.
-        unpack: (emitter, address of a run, address of its scales in float32) -> vectors as products
-            read them, by the dtype name of activations.
-        unpack_first: likewise, with the number of elements in the last run of a row; empty: rows
-            are padded to whole runs.
+        codes: what their bits stand for.
+        group: the number of elements that share parameters.
+        form: how a number becomes a weight.
+        stored: how parameters are stored, a key of `parameters.STORED`.
+        is_padded: whether rows are padded to whole runs.
+        x_kinds: the dtype names of the activations for which weights are unpacked.
     """
 
-    run_bytes: int
-    num_scales: int
-    unpack: dict[str, Callable[..., list[ir.Value]]]
-    unpack_first: dict[str, Callable[..., list[ir.Value]]] = field(default_factory=dict)
+    codes: Codes
+    group: int
+    form: Form
+    stored: str
+    is_padded: bool = True
+    x_kinds: tuple[str, ...] = ("float32", "bfloat16")
 
+    @property
+    def num_scales(self) -> int:
+        """The number of parameters of a run."""
+        return RUN // self.group * self.form.count
 
-def _load_bytes(e: Emitter, address: ir.Value, count: int) -> ir.Value:
-    pointer = e.builder.inttoptr(address, ir.VectorType(_BYTE, count).as_pointer())
-    return e.builder.load(pointer, align=1)
+    def unpack(self, e: Emitter, source: ir.Value, scales: ir.Value, x_kind: str) -> list[ir.Value]:
+        """Returns a run of weights as products read them.
+
+        source, scales: the addresses of the run, and of its parameters in float32.
+        """
+        size = len(self.codes.table)
+        if x_kind == "bfloat16" and size and self.group >= RUN // 2:
+            return self._look_up_bfloat16(e, source, scales)
+        floats = [
+            self._look_up(e, source, scales, first)
+            if size == LANES
+            else self._weights(e, scales, first, self._numbers(e, source, first))
+            for first in range(0, RUN, LANES)
+        ]
+        if x_kind == "float32":
+            return floats
+        return [_rounded(e, *floats[i : i + 2]) for i in range(0, len(floats), 2)]
+
+    def _weights(self, e: Emitter, scales: ir.Value, first: int, numbers: ir.Value) -> ir.Value:
+        """Returns the weights of these numbers in the group of the element `first`."""
+        places = range(first // self.group, self.num_scales, RUN // self.group)
+        own = [e.broadcast(e.load_scalar(e.at(scales, 4 * place))) for place in places]
+        if self.codes.unit != 1:
+            own[0] = e.builder.fmul(own[0], ir.Constant(e.vector, [self.codes.unit] * e.lanes))
+        return self.form.weights(e.builder, numbers, *own)
+
+    def _numbers(self, e: Emitter, source: ir.Value, first: int) -> ir.Value:
+        vector = ir.VectorType(ir.IntType(self.codes.num_bits), LANES)
+        return self.codes.numbers(e, self.codes.read(e, source, first, vector))
+
+    def _look_up(self, e: Emitter, source: ir.Value, scales: ir.Value, first: int) -> ir.Value:
+        """Looks codes up in a table of the weights of all codes, in one register."""
+        table = self._weights(e, scales, first, ir.Constant(e.vector, self.codes.table))
+        name = "llvm.x86.avx512.permvar.sf.512"
+        look_up = function(e.builder, name, e.vector, [e.vector, e.integers])
+        return e.builder.call(look_up, [table, self.codes.read(e, source, first, e.integers)])
+
+    def _look_up_bfloat16(self, e: Emitter, source: ir.Value, scales: ir.Value) -> list[ir.Value]:
+        """Looks codes up in a table of the weights of all codes for the first half of the run, and
+        then of those for the second. A register has a table of 32 entries."""
+        b, numbers, words = e.builder, self.codes.table, ir.VectorType(_WORD, 2 * LANES)
+        entries = [
+            self._weights(e, scales, half, ir.Constant(e.vector, numbers[i : i + LANES]))
+            for half in (0, RUN // 2)
+            for i in range(0, len(numbers), LANES)
+        ]
+        # LLVM joins reads of the same bytes, but not across `_rounded`.
+        codes = [self.codes.read(e, source, first, words) for first in (0, RUN // 2)]
+        tables = [
+            b.bitcast(_rounded(e, *entries[i : i + 2]), words) for i in range(0, len(entries), 2)
+        ]
+        look_up = function(b, "llvm.x86.avx512.permvar.hi.512", words, [words, words])
+        out = []
+        for half in (0, 1):
+            table, place = divmod(half * len(numbers), words.count)
+            places = b.or_(codes[half], splat(words, place))
+            out.append(b.bitcast(b.call(look_up, [tables[table], places]), e.integers))
+        return out
 
 
 def _rounded(e: Emitter, low: ir.Value, high: ir.Value) -> ir.Value:
@@ -60,109 +169,69 @@ def _rounded(e: Emitter, low: ir.Value, high: ir.Value) -> ir.Value:
     return e.builder.asm(kind, "vcvtne2ps2bf16 $1, $2, $0", "=v,v,v", [low, high], False)
 
 
-def _scale(e: Emitter, scales: ir.Value, index: int) -> ir.Value:
-    return e.broadcast(e.load_scalar(e.at(scales, 4 * index)))
-
-
-def _bytes_to_bfloat16(load: Callable[..., ir.Value]) -> Callable[..., list[ir.Value]]:
-    """load: (emitter, address, index of a quarter of the run, number of elements) -> int8."""
-
-    def unpack(e: Emitter, source: ir.Value, scales: ir.Value, *count: ir.Value) -> list[ir.Value]:
-        quarters = [
-            e.builder.sitofp(load(e, e.at(source, LANES * i), i, *count), e.vector)
-            for i in range(RUN // LANES)
-        ]
-        return [_rounded(e, *quarters[i : i + 2]) for i in range(0, len(quarters), 2)]
-
-    return unpack
-
-
-def _first_quarter(e: Emitter, address: ir.Value, index: int, count: ir.Value) -> ir.Value:
-    return e.load_first_bits(address, e.builder.sub(count, e.const(LANES * index)), 8)
-
-
-def _nibbles_to_float32(group: int) -> Callable[..., list[ir.Value]]:
-    def unpack(e: Emitter, source: ir.Value, scales: ir.Value) -> list[ir.Value]:
-        out = []
-        for first in range(0, RUN, LANES):
-            read = _load_bytes(e, e.at(source, first % (RUN // 2)), LANES)
-            wide = e.builder.zext(read, e.integers)
-            if first < RUN // 2:
-                nibbles = e.builder.and_(wide, e.splat_int(15))
-            else:
-                nibbles = e.builder.lshr(wide, e.splat_int(4))
-            numbers = e.builder.sitofp(e.builder.sub(nibbles, e.splat_int(8)), e.vector)
-            out.append(e.builder.fmul(numbers, _scale(e, scales, first // group)))
-        return out
-
-    return unpack
-
-
-def _nibbles_to_bfloat16(group: int) -> Callable[..., list[ir.Value]]:
-    """Looks the nibbles up in a table of the products of all nibbles with the scales: 16 entries
-    for the first half of the run, and then 16 for the second."""
-
-    def unpack(e: Emitter, source: ir.Value, scales: ir.Value) -> list[ir.Value]:
-        b, words = e.builder, ir.VectorType(_WORD, 32)
-        splat = lambda number: ir.Constant(words, [number] * 32)  # noqa: E731
-        numbers = ir.Constant(e.vector, [float(i - 8) for i in range(16)])
-        low, high = (b.fmul(numbers, _scale(e, scales, i * (RUN // 2) // group)) for i in range(2))
-        table = b.bitcast(_rounded(e, low, high), words)
-        wide = b.zext(_load_bytes(e, source, RUN // 2), words)
-        places = b.and_(wide, splat(15)), b.or_(b.lshr(wide, splat(4)), splat(16))
-        look_up = function(b, "llvm.x86.avx512.permvar.hi.512", words, [words, words])
-        return [b.bitcast(b.call(look_up, [table, place]), e.integers) for place in places]
-
-    return unpack
-
-
-SCALES_BYTES = 4 * (MAX_DEPTH // SMALLEST_GROUP)
-"""The size of a column's scales in float32."""
-
 PACKINGS = {
-    "int8": Packing(
-        RUN,
-        0,
-        {"bfloat16": _bytes_to_bfloat16(lambda e, address, i: _load_bytes(e, address, LANES))},
-        {"bfloat16": _bytes_to_bfloat16(_first_quarter)},
-    ),
+    "int8": Packing(INT8, RUN, BY_COLUMN, "", is_padded=False, x_kinds=("bfloat16",)),
+    "int4": Packing(of_4_bits(8), 32, SCALED, "float16"),
+    "int4-g64": Packing(of_4_bits(8), 64, SCALED, "float16"),
+    "q8_0": Packing(INT8, 32, SCALED, "float16"),
+    "q4_1": Packing(of_4_bits(), 32, OFFSET, "float16"),
+    "q5_0": Packing(of_5_bits(16), 32, SCALED, "float16"),
+    "q5_1": Packing(of_5_bits(), 32, OFFSET, "float16"),
+    "q4_k": Packing(of_4_bits(), 32, OFFSET, "k"),
+    "q5_k": Packing(of_5_bits(), 32, OFFSET, "k"),
+    "q6_k": Packing(of_6_bits(32), 16, SCALED, "k6"),
+    "mxfp4": Packing(FLOAT4, 32, SCALED, "e8m0"),
+    "fp8": Packing(FLOAT8, 64, SCALED, "float32"),
+    "w8-g64-f16": Packing(INT8, 64, SCALED, "float16"),
     **{
-        kind: Packing(
-            RUN // 2,
-            RUN // group,
-            {"float32": _nibbles_to_float32(group), "bfloat16": _nibbles_to_bfloat16(group)},
-        )
-        for kind, group in (("int4", 32), ("int4-g64", 64))
+        f"{name}-g{group}-{short}": Packing(codes, group, form, dtype)
+        for name, codes, form in (("w4", of_4_bits(8), SCALED), ("w8", INT8, SCALED))
+        for group in (32, 64)
+        for short, dtype in (("bf16", "bfloat16"), ("f32", "float32"))
+    },
+    **{
+        f"w4z-g{group}-{short}": Packing(of_4_bits(), group, ZERO, dtype)
+        for group in (32, 64)
+        for short, dtype in (("f16", "float16"), ("bf16", "bfloat16"), ("f32", "float32"))
     },
 }
 """The packed formats by the name of the weights' kind."""
 
+SCALES_BYTES = 4 * (MAX_DEPTH // RUN) * max(each.num_scales for each in PACKINGS.values())
+"""The size of a column's parameters in float32."""
+
 
 def is_unpacked(kind: str, x_kind: str) -> bool:
     """Returns whether weights of a kind go through a panel for activations of a kind."""
-    return kind in PACKINGS and x_kind in PACKINGS[kind].unpack
+    return kind in PACKINGS and x_kind in PACKINGS[kind].x_kinds
 
 
 def has_column_scales(kind: str) -> bool:
     """Returns whether the products of each column are scaled."""
-    return kind in PACKINGS and PACKINGS[kind].num_scales == 0
+    return kind in PACKINGS and PACKINGS[kind].form is BY_COLUMN
+
+
+def part_step(kind: str) -> int:
+    """Returns the number of elements, whole runs and whole records of parameters, of which a part
+    of a row has a multiple."""
+    packing = PACKINGS[kind]
+    return RUN * max(STORED[packing.stored].count // max(packing.num_scales, 1), 1)
 
 
 def _run_bytes(kind: str) -> int:
-    return PACKINGS[kind].run_bytes if kind in PACKINGS else RUN * itemsize(kind)
-
-
-def num_scales_of(kind: str) -> int:
-    """Returns the number of scales of a run."""
-    return PACKINGS[kind].num_scales
+    return PACKINGS[kind].codes.run_bytes
 
 
 def _is_padded(kind: str) -> bool:
-    return kind in PACKINGS and not _has_tail(kind)
+    return kind in PACKINGS and PACKINGS[kind].is_padded
 
 
-def _has_tail(kind: str) -> bool:
-    return bool(PACKINGS[kind].unpack_first)
+def _num_scales(kind: str) -> int:
+    return PACKINGS[kind].num_scales
+
+
+def _stored(kind: str) -> str:
+    return PACKINGS[kind].stored
 
 
 @compiled
@@ -178,24 +247,16 @@ def scale_bytes(k, kind):
     """Returns the size of the scales of a row of k weights."""
     if has_column_scales(kind):
         return 4
-    return (k + RUN - 1) // RUN * (2 * num_scales_of(kind)) if _is_padded(kind) else 0
-
-
-def _store_all(e: Emitter, values: list[ir.Value], out: ir.Value) -> None:
-    for i, value in enumerate(values):
-        e.store(value, e.at(out, 4 * LANES * i))
+    if _is_padded(kind):
+        return stored_bytes((k + RUN - 1) // RUN * _num_scales(kind), _stored(kind))
+    return 0
 
 
 @emitted
 def _unpack_run(builder, source, scales, out, kind, x_kind):
     e = Emitter(builder)
-    _store_all(e, PACKINGS[kind].unpack[x_kind](e, source, scales), out)
-
-
-@emitted
-def _unpack_first(builder, source, scales, out, count, kind, x_kind):
-    e = Emitter(builder)
-    _store_all(e, PACKINGS[kind].unpack_first[x_kind](e, source, scales, count), out)
+    for i, value in enumerate(PACKINGS[kind].unpack(e, source, scales, x_kind)):
+        e.store(value, e.at(out, 4 * LANES * i))
 
 
 @emitted
@@ -221,18 +282,21 @@ def panel(builder, num_columns, kind, x_kind):
     return on_stack.emit(builder, size)
 
 
-@emitted
-def _widen_some(builder, scales, count, out):
-    """Converts up to LANES scales to float32."""
-    e = Emitter(builder)
-    e.store(e.load_first(scales, count, "float16"), out)
-
-
 @compiled
-def widen_scales(scales, count, out):
-    """Converts a column's scales to float32. (One by one, they take as long as its weights.)"""
-    for i in range(0, count, LANES):
-        _widen_some(scales + 2 * i, count - i, out + 4 * i)
+def widen_scales(scales, depth, out, kind):
+    """Converts the parameters of `depth` elements of a column to float32, in SCALES_BYTES."""
+    widen(scales, (depth + RUN - 1) // RUN * _num_scales(kind), out, _stored(kind))
+
+
+@emitted
+def whole_run(builder, source, num_elements, kind):
+    """Returns the address of a row's last run, which has `num_elements`: its own, or that of a copy
+    filled with zeros if the row is not padded."""
+    if _is_padded(kind):
+        return source
+    copy = on_stack.emit(builder, ir.Constant(ir.IntType(64), RUN))
+    copy_line.emit(builder, source, num_elements, copy)
+    return copy
 
 
 @compiled
@@ -244,25 +308,24 @@ def unpack(source, stride, scales, scale_stride, num_columns, depth, out, kind, 
         scales, scale_stride: likewise its scales.
         num_columns: the number of columns.
         depth: the number of their elements, at most MAX_DEPTH.
-        out: the panel.
+        out: the panel. It gets whole runs.
     """
-    num_runs = depth // RUN if _has_tail(kind) else (depth + RUN - 1) // RUN
-    num_scales = num_runs * num_scales_of(kind)
     own = on_stack(SCALES_BYTES)
     for column in range(num_columns):
         row, target = source + column * stride, out + column * panel_stride(x_kind)
-        widen_scales(scales + column * scale_stride, num_scales, own)
-        for run in range(num_runs):
+        widen_scales(scales + column * scale_stride, depth, own, kind)
+        for run in range(depth // RUN):
             at = row + run * _run_bytes(kind)
             _prefetch(at + num_columns * stride)
             _unpack_run(
-                at, own + 4 * num_scales_of(kind) * run, target + run * RUN * itemsize(x_kind),
+                at, own + 4 * _num_scales(kind) * run, target + run * RUN * itemsize(x_kind),
                 kind, x_kind,
             )  # fmt: skip
-        if _has_tail(kind):
-            rest = depth - num_runs * RUN
-            if rest > 0:
-                _unpack_first(
-                    row + num_runs * _run_bytes(kind), own,
-                    target + num_runs * RUN * itemsize(x_kind), rest, kind, x_kind,
-                )  # fmt: skip
+        rest = depth % RUN
+        if rest > 0:
+            run = depth // RUN
+            _unpack_run(
+                whole_run(row + run * _run_bytes(kind), rest, kind),
+                own + 4 * _num_scales(kind) * run, target + run * RUN * itemsize(x_kind),
+                kind, x_kind,
+            )  # fmt: skip

@@ -12,16 +12,16 @@ import torch
 from llvmlite import binding
 from support.cpu_kernels import NEEDS_BFLOAT16, NEEDS_INT8, guarded, run_kernel
 from support.emulated_tiles import EMULATED_MULTIPLY
-from support.variants import diagonal
+from support.packed_matrices import drawn_matrix, values_of
+from support.variants import diagonal, slow
 from torch import Tensor
 
 from shmllm_kernels.cpu import Kernel, matrix_tiles, object_code, products
 from shmllm_kernels.cpu.amx import FLAGS, HAS_AMX
 from shmllm_kernels.cpu.products import DEPTH_AT_ONCE, DTYPES, ROWS_AT_ONCE
 from shmllm_kernels.cpu.tile_rounding import TILED, row_bytes
-from shmllm_kernels.cpu.unpacking import PACKINGS
 from tests.unit.kernels.cpu import test_products
-from tests.unit.kernels.cpu.test_products import assert_close, quantized
+from tests.unit.kernels.cpu.test_products import ROUNDED, assert_close, quantized
 from tests.unit.kernels.cpu.test_rounding import parts_of, rounded
 from tests.unit.kernels.cpu.test_tile_rounding import in_tiles
 
@@ -132,7 +132,7 @@ def test_int8_has_the_bits_of_dot_products(k: int, columns: int) -> None:
 
 
 @NEEDS_BFLOAT16
-@pytest.mark.parametrize("kind", PACKINGS)
+@pytest.mark.parametrize("kind", ROUNDED)
 @pytest.mark.parametrize(
     ("columns", "k"), [(1, 40), (7, 5), (20, 64), (64, 100), (97, 1100), (50, 2112)]
 )
@@ -146,11 +146,23 @@ def test_packed_weights_equal_float64_in_any_batch(columns: int, k: int, kind: s
     if kind == "int8":
         values = matrix.integers * scale.double()[:, None]
     else:
-        values = type(matrix)(matrix.integers, scale, k, torch.bfloat16).clone()
+        matrix.dtype = torch.bfloat16
+        values = matrix.clone()
     assert_close(whole, x.bfloat16(), values)
     for rows in (1, 16, 17):
         part = multiply(kinds, x[-rows:].clone(), shaped, scale=scale, num_threads=2)
         assert torch.equal(part, whole[-rows:])
+
+
+@NEEDS_BFLOAT16
+@pytest.mark.parametrize(
+    "kind", ["q5_k", slow("q6_k"), slow("q5_1"), slow("fp8"), slow("w4z-g32-f16")]
+)
+def test_packed_weights_of_other_kinds_equal_float64(kind: str) -> None:
+    x, matrix = torch.randn(17, 1280), drawn_matrix(37, 1280, kind)
+    kinds = "bfloat16 tiles", kind, "float16"
+    found = multiply(kinds, x, matrix.integers, scale=matrix.scales)
+    assert_close(found, x.bfloat16(), values_of(matrix).bfloat16())
 
 
 @pytest.mark.parametrize("kinds", KINDS)

@@ -12,23 +12,24 @@ import torch
 from support.cpu_kernels import NEEDS_BFLOAT16
 from torch import Tensor
 
-from shmllm.models.quantized import QUANTIZATIONS, QuantizedMatrix
+from shmllm.models.matrices import QUANTIZATIONS
+from shmllm.models.quantized import QuantizedMatrix
 from shmllm_kernels.cpu import Kernel, KernelProgram
 from shmllm_kernels.cpu.arithmetic import HAS_BFLOAT16
 from shmllm_kernels.cpu.product_tiles import TILE_COLUMNS
 from shmllm_kernels.cpu.products import DTYPES, MULTIPLY, ROWS_AT_ONCE
-from shmllm_kernels.cpu.unpacking import PACKINGS
 
 LIBC = ctypes.CDLL(None)
 Kinds = tuple[str, str, str]
 WIDENED = [("float32", kind, kind) for kind in DTYPES]
 KINDS = [*WIDENED, pytest.param(("bfloat16",) * 3, marks=NEEDS_BFLOAT16)]
 """The dtype names of activations, weights and bias."""
+ROUNDED = ("int8", "int4", "int4-g64")
 PACKED = [
-    *(("float32", kind, "bfloat16") for kind in PACKINGS),
-    *(pytest.param(("bfloat16", kind, "float16"), marks=NEEDS_BFLOAT16) for kind in PACKINGS),
+    *(("float32", kind, "bfloat16") for kind in ROUNDED),
+    *(pytest.param(("bfloat16", kind, "float16"), marks=NEEDS_BFLOAT16) for kind in ROUNDED),
 ]
-"""Likewise, of quantized weights."""
+"""Likewise, of weights that are quantized here; `test_unpacking` has the other packed ones."""
 FLOAT32 = MULTIPLY["float32", "float32", "float32"]
 
 
@@ -132,8 +133,8 @@ def test_packed_weights_equal_float64(kinds: Kinds, columns: int, k: int, rows: 
     if kinds[1] == "int8":
         values = matrix.integers * matrix.scales.double()[:, None]
     else:
-        parts = matrix.integers, matrix.scales, k, getattr(torch, kinds[0])
-        values = type(matrix)(*parts).clone()  # rounded to the dtype of activations
+        matrix.dtype = getattr(torch, kinds[0])
+        values = matrix.clone()  # rounded to the dtype of activations
     assert_close(multiply_quantized(kinds, x, matrix, num_threads=2), x, values)
 
 
@@ -153,7 +154,7 @@ def test_unpacking_reads_nothing_behind_the_weights() -> None:
     memory = mmap.mmap(-1, 2 * page)
     base = np.frombuffer(memory, np.uint8).ctypes.data
     assert LIBC.mprotect(ctypes.c_void_p(base + page), page, 0) == 0
-    for kinds in (each for each in MULTIPLY if each[1] in PACKINGS):
+    for kinds in (each for each in MULTIPLY if each[1] in ROUNDED):
         if kinds[0] == "int8" or (kinds[0] == "bfloat16" and not HAS_BFLOAT16):
             continue
         matrix = quantized(7, 200, kinds)

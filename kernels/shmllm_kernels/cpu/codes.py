@@ -1,0 +1,153 @@
+"""The codes of packed weights, and the numbers that they stand for.
+
+    codes of a run of 64    bytes    where they lie
+    8 bits                  64       in order
+    4 bits                  32       byte i has element i in its low bits, 32 + i in its high bits
+    5 bits                  40       as 4 bits; then bit j of a 64-bit word is bit 4 of element j
+    6 bits                  48       as 4 bits; then bits 2 * (j // 16) and after of byte j % 16 are
+                                     bits 4 and 5 of element j
+
+This module must not know the parameters that turn a number into a weight; see `unpacking`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from llvmlite import ir
+
+from shmllm_kernels.cpu.simd import Emitter
+
+RUN = 64
+"""The number of elements whose codes lie together."""
+_HALF, _QUARTER = RUN // 2, RUN // 4
+_BIT, _BYTE = ir.IntType(1), ir.IntType(8)
+_LARGE_TABLE = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Codes:
+    """What the bits of a run stand for.
+
+    Attributes:
+        run_bytes: the size of a run.
+        read: (emitter, address of a run, index of an element, vector type) -> the codes from that
+            element on as integers, one for each lane; a vector of up to half a run.
+        numbers: (emitter, codes in a vector of LANES) -> the numbers, float32.
+        num_bits: the size of the integers that `numbers` takes.
+        table: the numbers of all codes, if they are few.
+        unit: what a number of 1 stands for, a power of two: it is multiplied to the scale, which
+            changes no weight unless that is beyond 2**119.
+    """
+
+    run_bytes: int
+    read: Callable[[Emitter, ir.Value, int, ir.VectorType], ir.Value]
+    numbers: Callable[[Emitter, ir.Value], ir.Value]
+    num_bits: int = 32
+    table: tuple[float, ...] = ()
+    unit: float = 1.0
+
+
+def splat(vector: ir.VectorType, number: int) -> ir.Constant:
+    """Returns a vector of one integer in all lanes."""
+    return ir.Constant(vector, [number] * vector.count)
+
+
+def _load_bytes(e: Emitter, address: ir.Value, count: int) -> ir.Value:
+    pointer = e.builder.inttoptr(address, ir.VectorType(_BYTE, count).as_pointer())
+    return e.builder.load(pointer, align=1)
+
+
+def _read_bytes(e: Emitter, source: ir.Value, first: int, vector: ir.VectorType) -> ir.Value:
+    """Reads 8 bits with their sign."""
+    return e.builder.sext(_load_bytes(e, e.at(source, first), vector.count), vector)
+
+
+def _read_nibbles(e: Emitter, source: ir.Value, first: int, vector: ir.VectorType) -> ir.Value:
+    wide = e.builder.zext(_load_bytes(e, e.at(source, first % _HALF), vector.count), vector)
+    if first < _HALF:
+        return e.builder.and_(wide, splat(vector, 15))
+    return e.builder.lshr(wide, splat(vector, 4))
+
+
+def _read_5_bits(e: Emitter, source: ir.Value, first: int, vector: ir.VectorType) -> ir.Value:
+    low = _read_nibbles(e, source, first, vector)
+    is_set = _load_mask(e, e.at(source, _HALF), first, vector.count)
+    return e.builder.or_(low, e.builder.select(is_set, splat(vector, 16), splat(vector, 0)))
+
+
+def _load_mask(e: Emitter, address: ir.Value, first: int, count: int) -> ir.Value:
+    """Loads `count` bits, from one that is a multiple of `count`, as a mask."""
+    size = ir.IntType(max(count, 8))
+    bits = e.builder.load(e.builder.inttoptr(e.at(address, first // 8), size.as_pointer()), align=1)
+    if count < 8:
+        moved = e.builder.lshr(bits, ir.Constant(size, first % 8))
+        bits = e.builder.trunc(moved, ir.IntType(count))
+    return e.builder.bitcast(bits, ir.VectorType(_BIT, count))
+
+
+def _read_6_bits(e: Emitter, source: ir.Value, first: int, vector: ir.VectorType) -> ir.Value:
+    """Reads up to a quarter of a run."""
+    low = _read_nibbles(e, source, first, vector)
+    place = e.at(source, _HALF + first % _QUARTER)
+    wide = e.builder.zext(_load_bytes(e, place, vector.count), vector)
+    shift = 4 - 2 * (first // _QUARTER)
+    move = e.builder.shl if shift >= 0 else e.builder.lshr
+    moved = move(wide, splat(vector, abs(shift)))
+    return e.builder.or_(low, e.builder.and_(moved, splat(vector, 0x30)))
+
+
+def _minus(bias: int) -> Callable[[Emitter, ir.Value], ir.Value]:
+    return lambda e, codes: e.builder.sitofp(
+        e.builder.sub(codes, splat(e.integers, bias)), e.vector
+    )
+
+
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+"""The numbers with a sign, two bits of exponent and one of mantissa, by their bits."""
+_DOUBLED = sum(int(2 * number) << 4 * code for code, number in enumerate(E2M1[:8]))
+
+
+def _e2m1(e: Emitter, codes: ir.Value) -> ir.Value:
+    """Looks twice the magnitude up in an integer."""
+    b = e.builder
+    place = b.shl(b.and_(codes, e.splat_int(7)), e.splat_int(2))
+    doubled = b.and_(b.lshr(e.splat_int(_DOUBLED), place), e.splat_int(15))
+    magnitude = b.fmul(b.sitofp(doubled, e.vector), ir.Constant(e.vector, [0.5] * e.lanes))
+    sign = b.shl(b.and_(codes, e.splat_int(8)), e.splat_int(28))
+    return b.bitcast(b.or_(b.bitcast(magnitude, e.integers), sign), e.vector)
+
+
+def _e4m3(e: Emitter, codes: ir.Value) -> ir.Value:
+    """Reinterprets codes, int16 with their sign, as float16, whose exponent is biased by 8 more.
+    (The conversion of subnormal float16 is fast, that of subnormal float32 is not everywhere.)"""
+    b, words = e.builder, codes.type
+    moved = b.and_(b.shl(codes, splat(words, 7)), splat(words, 0xBFFF))
+    magnitude = b.and_(codes, splat(words, 127))
+    is_nan = b.icmp_signed("==", magnitude, splat(words, 127))
+    # The sum has the largest exponent, which stands for no number.
+    bits = b.select(is_nan, b.add(moved, splat(words, 0x4000)), moved)
+    return b.fpext(b.bitcast(bits, ir.VectorType(ir.HalfType(), e.lanes)), e.vector)
+
+
+def of_4_bits(bias: int = 0) -> Codes:
+    """Returns the codes that stand for integers from -bias on."""
+    table = tuple(float(code - bias) for code in range(16))
+    return Codes(_HALF, _read_nibbles, _minus(bias), table=table)
+
+
+def of_5_bits(bias: int = 0) -> Codes:
+    """As `of_4_bits`."""
+    table = tuple(float(code - bias) for code in range(_LARGE_TABLE))
+    return Codes(_HALF + RUN // 8, _read_5_bits, _minus(bias), table=table)
+
+
+def of_6_bits(bias: int = 0) -> Codes:
+    """As `of_4_bits`."""
+    return Codes(_HALF + _QUARTER, _read_6_bits, _minus(bias))
+
+
+INT8 = Codes(RUN, _read_bytes, _minus(0))
+FLOAT4 = Codes(_HALF, _read_nibbles, _e2m1, table=E2M1)
+FLOAT8 = Codes(RUN, _read_bytes, _e4m3, num_bits=16, unit=256.0)
