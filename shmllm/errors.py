@@ -6,6 +6,7 @@
     │   └── CallOrderError (RuntimeError)   a call came before or after the wrong call
     ├── EngineStartError              the engine did not start
     ├── EngineDeadError               the engine process ended; its requests are lost
+    ├── QuantizeError                 a model cannot be quantized, or not be written
     ├── CallError                     a call in the engine raised; the engine keeps running
     └── IpcError                      an error of shared memory
         ├── SegmentError              cannot create, attach or use a segment
@@ -86,6 +87,10 @@ class EngineStartError(ShmLLMError):
     def __str__(self) -> str:
         message = super().__str__()
         return f"{message}\n{self.remote_traceback}" if self.remote_traceback else message
+
+
+class QuantizeError(ShmLLMError):
+    """A model cannot be quantized, or the result cannot be written. The message is one line."""
 
 
 class EngineDeadError(ShmLLMError):

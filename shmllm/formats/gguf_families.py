@@ -10,9 +10,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shmllm.formats.gguf import GgufHeader
+from shmllm.formats.gguf import GgufHeader, shown
 
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+_CHECKPOINT_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
+_EXPERT = re.compile(r"(?<=experts\.)\d+(?=\.)")
+_PERMUTED = re.compile(r"blk\.\d+\.attn_([qk])\.\w+")
+_NUM_HEADS = {"q": "attention.head_count", "k": "attention.head_count_kv"}
+_NORM = re.compile(r".*norm\.weight")
 _OUTSIDE = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -66,6 +71,7 @@ class GgufFamily:
         is_permuted: whether the rows of queries and keys are in llama.cpp's order, in which it
             rotates neighbouring rows of a head together; transformers rotates the two halves.
         norm_offset: what the file's weights of norms have more than a checkpoint's.
+        also: further classes of transformers whose models are stored in the same way.
     """
 
     title: str
@@ -74,6 +80,7 @@ class GgufFamily:
     modules: Mapping[str, str]
     is_permuted: bool = False
     norm_offset: float = 0.0
+    also: tuple[str, ...] = ()
 
     def checkpoint_name(self, name: str) -> str:
         """Returns a tensor's name in a checkpoint, with ``{}`` for the number of an expert; the
@@ -86,6 +93,34 @@ class GgufFamily:
         module, _, kind = name.partition(".")
         return f"{_OUTSIDE[module]}.{kind}" if module in _OUTSIDE else name
 
+    def stored_name(self, name: str) -> tuple[str, int] | None:
+        """Returns the name in a file of a checkpoint's tensor, and the number of the expert that it
+        belongs to, 0 without experts; None: a file has no such tensor."""
+        found = _CHECKPOINT_LAYER.fullmatch(name)
+        if found is None:
+            module, _, kind = name.rpartition(".")
+            stored = _key_of(_OUTSIDE, module)
+            return (f"{stored}.{kind}", 0) if stored else None
+        layer, module, kind = found.groups()
+        expert = _EXPERT.search(module)
+        stored = _key_of(self.modules, _EXPERT.sub("{}", module))
+        number = int(expert[0]) if expert else 0
+        return (f"blk.{layer}.{stored}.{kind}", number) if stored else None
+
+    def heads_key(self, stored: str) -> str | None:
+        """Returns the key, below the architecture's prefix, of the number of heads whose rows are
+        permuted in a tensor of a file; None: its rows are in a checkpoint's order."""
+        found = _PERMUTED.fullmatch(stored) if self.is_permuted else None
+        return _NUM_HEADS[found[1]] if found else None
+
+    def offset(self, stored: str) -> float:
+        """Returns what the values of a tensor of a file have more than a checkpoint's."""
+        return self.norm_offset if _NORM.fullmatch(stored) else 0.0
+
+
+def _key_of(table: Mapping[str, str], value: str) -> str | None:
+    return next((key for key, known in table.items() if known == value), None)
+
 
 FAMILIES: dict[tuple[str, bool], GgufFamily] = {
     ("llama", False): GgufFamily(
@@ -94,6 +129,7 @@ FAMILIES: dict[tuple[str, bool], GgufFamily] = {
         model_type="llama",
         modules=_DENSE,
         is_permuted=True,
+        also=("MistralForCausalLM",),
     ),
     ("llama", True): GgufFamily(
         title="Mixtral",
@@ -150,7 +186,16 @@ def family_of(header: GgufHeader) -> GgufFamily:
         return FAMILIES[name, has_experts]
     kind = " with experts" if has_experts and (name, False) in FAMILIES else ""
     raise header.error(
-        f"architecture {name!r}{kind} is not supported; supported: "
+        f"architecture {shown(name)}{kind} is not supported; supported: "
         f"{', '.join(dict.fromkeys(known for known, _ in FAMILIES))} "
         f"({', '.join(family.title for family in FAMILIES.values())})"
     )
+
+
+def family_of_class(architecture: str) -> tuple[str, GgufFamily] | None:
+    """Returns llama.cpp's architecture and the family of one of transformers' classes; None if no
+    file can have such a model."""
+    for (name, _), family in FAMILIES.items():
+        if architecture in (family.architecture, *family.also):
+            return name, family
+    return None

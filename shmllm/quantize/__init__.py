@@ -1,0 +1,1 @@
+"""Writes quantized copies of models, for `shmllm quantize`. No engine takes part."""

@@ -1,0 +1,83 @@
+"""Directories of compressed-tensors, read back by the package; they need it installed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from support.quantize_helpers import writable_model
+
+from shmllm.errors import QuantizeError
+from shmllm.quantize.formats import COMPRESSED
+from shmllm.quantize.job import quantize
+
+GROUP = 32
+"""No larger one divides an MLP of 96 columns."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    directory = tmp_path_factory.mktemp("model")
+    return writable_model("qwen3", directory, num_hidden_layers=2), directory
+
+
+@pytest.mark.parametrize("format", COMPRESSED)
+def test_the_package_reads_what_was_written(
+    format: str, model: tuple[Any, Path], tmp_path: Path
+) -> None:
+    pytest.importorskip("compressed_tensors")
+    from compressed_tensors.compressors.base import BaseCompressor
+    from compressed_tensors.quantization import QuantizationConfig
+
+    original, directory = model
+    report = quantize(str(directory), tmp_path / "out", format)
+    out = tmp_path / "out"
+    fields = json.loads((out / "config.json").read_text())["quantization_config"]
+    config = QuantizationConfig(**fields)
+    scheme = config.config_groups["group_0"]
+    compressor = BaseCompressor.get_value_from_registry(config.format)
+    stored = load_file(out / "model.safetensors")
+    assert config.ignore == ["lm_head"]
+    assert scheme.weights.group_size == (GROUP if "w4" in format else None)
+    worst = 0.0
+    for name, values in original.state_dict().items():
+        if values.ndim < 2 or "layers" not in name:
+            torch.testing.assert_close(stored[name], values, rtol=0, atol=0)
+            continue
+        prefix = name.removesuffix("weight")
+        parts = {key.removeprefix(prefix): part for key, part in stored.items() if prefix in key}
+        found = compressor.decompress(parts, scheme)["weight"].float()
+        worst = max(worst, float((found - values).norm() / values.norm()))
+    assert report.worst == pytest.approx(worst, rel=1e-5)
+    assert (
+        report.worst < {"w4": 0.2, "w8": 0.02, "fp8": 0.05}[format.split("-")[-1][:3].rstrip("a")]
+    )
+    assert (out / "tokenizer.json").read_bytes() == (directory / "tokenizer.json").read_bytes()
+
+
+def test_transformers_reads_what_was_written(model: tuple[Any, Path], tmp_path: Path) -> None:
+    pytest.importorskip("compressed_tensors")
+    from transformers import AutoModelForCausalLM
+
+    original, directory = model
+    quantize(str(directory), tmp_path / "out", "compressed-tensors-w8a16")
+    auto: Any = AutoModelForCausalLM
+    loaded = auto.from_pretrained(tmp_path / "out", dtype="float32")
+    tokens = torch.arange(1, 20)[None]
+    with torch.inference_mode():
+        expected, found = original(tokens).logits, loaded(tokens).logits
+    assert float((found - expected).norm() / expected.norm()) < 0.05
+
+
+def test_a_missing_package_is_named(
+    model: tuple[Any, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "compressed_tensors", None)
+    with pytest.raises(QuantizeError, match="pip install compressed-tensors"):
+        quantize(str(model[1]), tmp_path / "out", "compressed-tensors-w8a8")
+    assert list(tmp_path.iterdir()) == []
