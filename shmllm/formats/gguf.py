@@ -12,6 +12,7 @@ import mmap
 import os
 import struct
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ _SCALARS = {
     0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", _BOOL: "?", 10: "Q", 11: "q", 12: "d",
 }  # fmt: skip
 _MOST_DIMENSIONS = 4
+_LONGEST_NAME = 255
+_LONGEST_SHOWN = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +60,14 @@ TENSOR_TYPES = {
     13: TensorType("Q5_K", 256, 176),
     14: TensorType("Q6_K", 256, 210),
     30: TensorType("BF16", 1, 2),
+    39: TensorType("MXFP4", 32, 17),
 }
 """The types that can be read, by their number in a file."""
 
 _OTHER_TYPES = {
     9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL",
     21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
-    29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
+    29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0",
 }  # fmt: skip
 
 
@@ -95,11 +99,14 @@ class GgufHeader:
         path: the file.
         metadata: the values by their keys; arrays are lists.
         tensors: by their names in the file.
+        pieces: the headers of the files, if the model is in several; this one has the tensors of
+            all.
     """
 
     path: Path
     metadata: dict[str, Any]
     tensors: dict[str, TensorEntry]
+    pieces: tuple[GgufHeader, ...] = ()
 
     @property
     def architecture(self) -> str:
@@ -116,6 +123,9 @@ class GgufHeader:
         Raises:
             EngineStartError: the tensor has another type, or cannot be read.
         """
+        for piece in self.pieces:
+            if name in piece.tensors:
+                return piece.floats(name)
         entry = self.tensors[name]
         if entry.type_name != "F32":
             raise self.error(f"{name} has type {entry.type_name}; expected F32")
@@ -126,6 +136,12 @@ class GgufHeader:
             return list(struct.unpack(f"<{entry.num_bytes // 4}f", content))
         except (OSError, struct.error) as error:
             raise self.error(f"cannot read {name}: {error}") from None
+
+
+def shown(value: object) -> str:
+    """A value from a file as errors show it: in one short line."""
+    text = repr(value)
+    return text if len(text) < _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 3] + "..."
 
 
 def is_gguf(path: Path) -> bool:
@@ -142,7 +158,8 @@ def is_gguf(path: Path) -> bool:
 
 
 def read_header(path: Path) -> GgufHeader:
-    """Reads metadata and tensor entries, and checks that all tensors lie within the file.
+    """Reads metadata and tensor entries, and checks that all tensors lie within the file, none on
+    another one.
 
     Raises:
         EngineStartError: the file cannot be read, is damaged or no GGUF file, or has a tensor of a
@@ -227,24 +244,39 @@ def _parse(path: Path, content: mmap.mmap) -> GgufHeader:
     metadata = {}
     for _ in range(num_values):
         key = cursor.text()
+        if key in metadata:
+            raise _Damage(f"two values of {shown(key)}")
         metadata[key] = cursor.value()
     found = [_entry(path, cursor) for _ in range(num_tensors)]
     alignment = metadata.get("general.alignment", _ALIGNMENT)
-    if type(alignment) is not int or alignment < 1:
-        raise _Damage(f"general.alignment is {alignment!r}")
+    if type(alignment) is not int or alignment.bit_count() != 1 or alignment < 1:
+        raise _Damage(f"general.alignment is {shown(alignment)}; expected a power of two")
     data = -(-cursor.position // alignment) * alignment
-    tensors = {}
+    tensors: dict[str, TensorEntry] = {}
     for name, (shape, kind, offset, num_bytes) in found:
         begin = data + offset
         if begin + num_bytes > cursor.size:
             raise _Damage(f"{name} would end at byte {begin + num_bytes:,} of {cursor.size:,}")
+        if name in tensors:
+            raise _Damage(f"two tensors {name}")
         tensors[name] = TensorEntry(shape, kind, begin, num_bytes)
+    _check_apart(tensors)
     return GgufHeader(path, metadata, tensors)
+
+
+def _check_apart(tensors: dict[str, TensorEntry]) -> None:
+    """Raises _Damage if a byte belongs to two tensors."""
+    places = sorted((each.begin, each.num_bytes, name) for name, each in tensors.items())
+    for (begin, num_bytes, name), (next_begin, _, other) in pairwise(places):
+        if begin + num_bytes > next_begin:
+            raise _Damage(f"{name} and {other} overlap at byte {next_begin:,}")
 
 
 def _entry(path: Path, cursor: _Cursor) -> tuple[str, tuple[tuple[int, ...], int, int, int]]:
     """Reads the name of a tensor, and its shape, type, offset and size in bytes."""
-    name = cursor.text()
+    begin, name = cursor.position, cursor.text()
+    if not name.isprintable() or len(name) > _LONGEST_NAME:
+        raise _Damage(f"the name of a tensor at byte {begin:,}: {shown(name)}")
     (num_dimensions,) = cursor.numbers("I")
     if not 1 <= num_dimensions <= _MOST_DIMENSIONS:
         raise _Damage(f"{name} has {num_dimensions} dimensions")

@@ -1,20 +1,22 @@
 """What lies in the model directory that is made from a GGUF file, for its maker and its readers.
 
-The weights stay in the GGUF file: the directory has a link to it and the file's identity. A reader
-compares the identity, because weights of another model under the same path would go unnoticed if
-their shapes are equal.
+The weights stay in the GGUF file: the directory has a link to it and the file's identity, or links
+to all pieces of a model and their identities. A reader compares the identity, because weights of
+another model under the same path would go unnoticed if their shapes are equal.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from shmllm.errors import EngineStartError
 
 LINK = "model.gguf"
+LINK_STEM = "model"
 IDENTITY = "gguf_source.json"
 
 
@@ -49,9 +51,11 @@ class SourceFile:
             ) from None
         return cls(real, status.st_size, status.st_mtime_ns)
 
-    def as_json(self) -> str:
-        """The content of the file IDENTITY."""
-        return json.dumps(asdict(self), indent=2)
+
+def identity(sources: Sequence[SourceFile]) -> str:
+    """The content of the file IDENTITY: an object, or a list of the pieces'."""
+    files = [asdict(each) for each in sources]
+    return json.dumps(files if len(files) > 1 else files[0], indent=2)
 
 
 def check_source(directory: Path) -> None:
@@ -63,13 +67,14 @@ def check_source(directory: Path) -> None:
     """
     try:
         stored = json.loads((directory / IDENTITY).read_text(encoding="utf-8"))
-        made_from = SourceFile(**stored)
+        made_from = [SourceFile(**each) for each in (stored if type(stored) is list else [stored])]
     except FileNotFoundError:
         return
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise EngineStartError(f"cannot read {directory / IDENTITY}: {error}") from None
-    if SourceFile.of(Path(made_from.path)) != made_from:
-        raise EngineStartError(
-            f"{made_from.path} has changed since this engine's model directory was made from it; "
-            "start again with this file as the model"
-        )
+    for source in made_from:
+        if SourceFile.of(Path(source.path)) != source:
+            raise EngineStartError(
+                f"{source.path} has changed since this engine's model directory was made from it; "
+                "start again with this file as the model"
+            )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import glob
 import json
+import os
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from typing import Any
 from shmllm.config.host import available_memory_bytes
 from shmllm.errors import EngineStartError
 from shmllm.formats.gguf_directory import IDENTITY
-from shmllm.frontend.model_files import gguf_files, one_line, read_json_object
+from shmllm.frontend.model_files import gguf_files, gguf_names, one_line, read_json_object
 
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
 PICKLES = ("*.bin", "*.pt", "*.pth")
@@ -26,6 +27,10 @@ FLOAT32_BYTES = 4
 _LENGTH = struct.Struct("<Q")
 _MOST_HEADER_BYTES = 100_000_000
 """The limit of the safetensors library."""
+_DAMAGE = (
+    OSError, ValueError, struct.error, KeyError, TypeError, AttributeError, RecursionError
+)  # fmt: skip
+"""What the header of a damaged safetensors file causes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +43,8 @@ class Contents:
         architecture: the name in config.json or in the GGUF file; "" if there is none.
         problem: why no engine can compute the model; "" if one can.
         remedy: what the user can do about the problem.
-        quantization: how a GGUF file stores the weights, such as "Q4_1"; "" for other formats.
+        quantization: how the weights are stored: in a GGUF file such as "Q4_1", in others such as
+            "gptq"; "" for floating numbers.
     """
 
     path: Path
@@ -63,7 +69,7 @@ class ModelRecord:
     Attributes:
         name: the name for `-m`.
         source: "bundled", "package", "hub" or "local".
-        quantization: how a GGUF file stores the weights, such as "Q4_1" or "Q4_K_M".
+        quantization: how the weights are stored, such as "Q4_1" or "Q4_K_M" (GGUF) or "gptq".
         parameters: the number of elements of all tensors in its files.
         size_bytes: the space that its files take on disk.
         problem: why it does not run here; None if it does.
@@ -92,8 +98,7 @@ def contents_of(path: Path) -> Contents:
     if len(files) == 1:
         return _gguf_contents(files[0])
     if files:
-        names = ", ".join(file.name for file in files)
-        return Contents(path, "GGUF", "", f"{len(files)} GGUF files ({names})", "give one of them")
+        return Contents(path, "GGUF", "", gguf_names(files), "give the path of one of them")
     if not (path / CONFIG).is_file():
         looked = f"looked for {path / CONFIG}, *.safetensors and *.gguf"
         return Contents(path, "", "", f"no model: {looked}", "give the directory that has them")
@@ -166,26 +171,40 @@ def num_parameters(path: Path) -> int | None:
     files = gguf_files(path) if path.is_dir() else [path]
     if not files:
         return None
-    from shmllm.formats.gguf import read_header
+    from shmllm.formats.gguf_pieces import pieces_of, read_pieces
 
-    return sum(prod(each.shape) for each in read_header(files[0]).tensors.values())
+    header = read_pieces(pieces_of(files[0]))
+    return sum(prod(each.shape) for each in header.tensors.values())
+
+
+_NIBBLES = {"I32": 8, "U8": 2}
+"""The elements of 4 bits in a number, by the dtypes that quantized checkpoints have them in. Others
+are counted as if they were 4 bits, and scales as weights."""
 
 
 def _elements_of_safetensors(path: Path) -> int:
     try:
         with open(path, "rb") as file:
             (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
-            if length > _MOST_HEADER_BYTES:
-                raise ValueError(f"its header has {length:,} bytes")
+            if length > min(_MOST_HEADER_BYTES, os.fstat(file.fileno()).st_size):
+                raise ValueError(f"its header would have {length:,} bytes")
             header = json.loads(file.read(length))
+        tensors = [tensor for name, tensor in header.items() if name != "__metadata__"]
         return sum(
-            prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__"
+            _elements(tensor["shape"]) * _NIBBLES.get(tensor["dtype"], 1) for tensor in tensors
         )
-    except (OSError, ValueError, struct.error, KeyError, TypeError, AttributeError) as error:
+    except _DAMAGE as error:
         raise EngineStartError(
             f"{path} is damaged or not a safetensors file ({one_line(error)}); copy or download it "
             "again"
         ) from None
+
+
+def _elements(shape: list[Any]) -> int:
+    """The number of elements of a shape from a file; ValueError if it cannot be one."""
+    if not all(type(size) is int and 0 <= size < 2**63 for size in shape):
+        raise ValueError(f"a tensor has the shape {str(shape)[:60]}")
+    return prod(shape)
 
 
 def _adapter_contents(path: Path) -> Contents:
@@ -205,12 +224,13 @@ def _adapter_contents(path: Path) -> Contents:
 
 
 def _gguf_contents(path: Path) -> Contents:
-    from shmllm.formats.gguf import is_gguf, read_header
+    from shmllm.formats.gguf import is_gguf
+    from shmllm.formats.gguf_pieces import pieces_of, read_pieces
     from shmllm.frontend.gguf.config import model_config
     from shmllm.frontend.gguf.metadata import quantization_of
 
     try:
-        header = read_header(path)
+        header = read_pieces(pieces_of(path))
     except EngineStartError as error:
         return Contents(path, "GGUF" if is_gguf(path) else "", "", _without(path, error))
     problem = ""
@@ -225,16 +245,19 @@ def _gguf_contents(path: Path) -> Contents:
 
 def _transformers_contents(path: Path) -> Contents:
     from shmllm.models.config import ModelConfig
+    from shmllm.models.quantization_methods import METHODS
 
     config_path = path / CONFIG
-    architecture = ""
+    architecture = method = ""
     try:
         config = read_json_object(config_path)
         names = config.get("architectures")
         if isinstance(names, list) and names and isinstance(names[0], str):
             architecture = names[0]
         if quantization := config.get("quantization_config"):
-            return _quantized_contents(path, architecture, quantization)
+            method = _method_of(quantization)
+            if method not in METHODS:
+                return _quantized_contents(path, architecture, method)
         ModelConfig.from_directory(path)
     except EngineStartError as error:
         return Contents(config_path, "safetensors", architecture, _without(config_path, error))
@@ -247,20 +270,21 @@ def _transformers_contents(path: Path) -> Contents:
             f"its weights are a pickle ({pickle.name}), which may run any code and is not read",
             "load it with transformers and save it again with save_pretrained()",
         )
-    return Contents(path, "safetensors", architecture)
+    return Contents(path, "safetensors", architecture, quantization=method)
 
 
-def _quantized_contents(path: Path, architecture: str, config: Any) -> Contents:
-    method, bits = "an unknown method", None
-    if isinstance(config, Mapping):
-        method = str(config.get("quant_method") or method)
-        bits = config.get("bits")
-    width = f" to {bits} bits" if isinstance(bits, int) else ""
+def _method_of(quantization: Any) -> str:
+    """The method of a checkpoint's ``quantization_config``; empty if it is not known."""
+    method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
+    return method if isinstance(method, str) else ""
+
+
+def _quantized_contents(path: Path, architecture: str, method: str) -> Contents:
     return Contents(
         path,
         "safetensors",
         architecture,
-        f"quantized with {method}{width}, which is not supported",
+        f"quantized with {method or 'an unknown method'}, which is not supported",
         "take the model that it was made from: --quantization int8 or int4 rounds it at its load",
     )
 
@@ -292,7 +316,14 @@ def gibibytes(num_bytes: int) -> str:
 
 
 def _size_of(path: Path) -> int:
-    files = [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()]
+    if path.is_dir():
+        return sum(each.stat().st_size for each in path.rglob("*") if each.is_file())
+    from shmllm.formats.gguf_pieces import pieces_of
+
+    try:
+        files = pieces_of(path)
+    except EngineStartError:  # a piece is missing
+        files = [path]
     return sum(each.stat().st_size for each in files)
 
 

@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,8 @@ def resolve_model(name: str, *, revision: str | None = None) -> Path:
 
     Args:
         name: a directory, a bundled model ("tiny", or "smollm2" if its package is installed), a
-            GGUF file, or a hub id ("org/name" or "name"). A directory has precedence, as with
+            GGUF file or a piece of one, or a hub id ("org/name" or "name"). A directory has
+            precedence, as with
             Hugging Face; a warning says so if it has the name of a bundled model. A GGUF file, also
             one that is the only model in a directory, gets a directory of its own in the cache.
         revision: the branch, tag or commit on the hub; ignored for local files.
@@ -144,16 +146,28 @@ def _in_directory(directory: Path) -> Path:
     if not found:
         return directory
     if len(found) > 1:
-        names = ", ".join(path.name for path in found)
         raise EngineStartError(
-            f"{directory} has {len(found)} GGUF files ({names}); give one of them as the model"
+            f"{directory} has {gguf_names(found)}; give the path of one of them as the model, such "
+            f"as {found[0]}"
         )
     return _made_from_gguf(found[0])
 
 
 def gguf_files(directory: Path) -> list[Path]:
-    """The GGUF files of a directory, sorted; none if it has safetensors files."""
-    return [] if any(directory.glob("*.safetensors")) else sorted(directory.glob("*.gguf"))
+    """The GGUF models of a directory, sorted, of one in pieces the first; none if it has
+    safetensors files."""
+    if any(directory.glob("*.safetensors")) or not any(directory.glob("*.gguf")):
+        return []
+    from shmllm.formats.gguf_pieces import models_in
+
+    return models_in(directory)
+
+
+def gguf_names(files: Sequence[Path]) -> str:
+    """How errors list what `gguf_files` found."""
+    from shmllm.formats.gguf_pieces import label
+
+    return f"{len(files)} GGUF models ({', '.join(map(label, files))})"
 
 
 def _is_gguf(path: Path) -> bool:

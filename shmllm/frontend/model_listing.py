@@ -16,6 +16,7 @@ from shmllm.frontend.model_files import (
     PACKAGED_MODELS,
     bundled_model,
     did_you_mean,
+    gguf_files,
     packaged_file,
 )
 
@@ -26,14 +27,15 @@ def list_models() -> list[ModelRecord]:
         *(record_of_model(name, "bundled", bundled_model(name)) for name in BUNDLED_MODELS),
         *(_packaged_record(name) for name in PACKAGED_MODELS),
         *(
-            record_of_model(each.name, "hub", each.directory, each.size_bytes)
+            record
             for each in cached_models()
+            for record in _records(each.name, "hub", each.directory, each.size_bytes)
         ),
     ]
 
 
-def describe_model(name: str) -> ModelRecord:
-    """The record of one model.
+def describe_models(name: str) -> list[ModelRecord]:
+    """The record of one model, or those of all GGUF models in a directory.
 
     Args:
         name: a directory, a GGUF file, a bundled name, or a hub id in the cache.
@@ -43,18 +45,28 @@ def describe_model(name: str) -> ModelRecord:
     """
     path = Path(os.path.expanduser(name))
     if name and path.exists():
-        return record_of_model(name, "local", path)
+        return _records(name, "local", path)
     if name in BUNDLED_MODELS:
-        return record_of_model(name, "bundled", bundled_model(name))
+        return [record_of_model(name, "bundled", bundled_model(name))]
     if name in PACKAGED_MODELS:
-        return _packaged_record(name)
+        return [_packaged_record(name)]
     for each in cached_models():
         if each.name == name:
-            return record_of_model(name, "hub", each.directory, each.size_bytes)
+            return _records(name, "hub", each.directory, each.size_bytes)
     raise EngineStartError(
         f"no model {name!r} on this machine{did_you_mean(name)}; shmllm models lists those that "
         "are, and -m downloads one from the hub"
     )
+
+
+def _records(
+    name: str, source: str, path: Path, size_bytes: int | None = None
+) -> list[ModelRecord]:
+    """The record of a model; one for each GGUF model, by its path, if a directory has several."""
+    found = gguf_files(path) if path.is_dir() else []
+    if len(found) < 2:
+        return [record_of_model(name, source, path, size_bytes)]
+    return [record_of_model(str(each), source, each) for each in found]
 
 
 def _packaged_record(name: str) -> ModelRecord:

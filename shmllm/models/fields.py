@@ -8,6 +8,8 @@ from typing import Any
 
 from shmllm.errors import EngineStartError
 
+_LONGEST_SHOWN = 200
+
 
 def read_json_object(path: Path) -> dict[str, Any]:
     """Returns the object in a JSON file.
@@ -19,7 +21,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise EngineStartError(f"cannot read {path}: {error.strerror or error}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise EngineStartError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(content, dict):
         raise EngineStartError(f"{path} must hold a JSON object, not {type(content).__name__}")
@@ -54,7 +56,9 @@ class Fields:
         """Returns an integer of at least ``minimum``. Without a default the field is required."""
         value = self._required(name, default)
         if type(value) is not int or value < minimum:
-            raise self.error(f"{name!r} must be an integer of at least {minimum}, not {value!r}")
+            raise self.error(
+                f"{name!r} must be an integer of at least {minimum}, not {_shown(value)}"
+            )
         return value
 
     def optional_integer(self, name: str) -> int | None:
@@ -65,7 +69,7 @@ class Fields:
         """Returns a positive finite number. Without a default the field is required."""
         value = self._required(name, default)
         if type(value) not in (int, float) or not 0 < value < float("inf"):
-            raise self.error(f"{name!r} must be a positive number, not {value!r}")
+            raise self.error(f"{name!r} must be a positive number, not {_shown(value)}")
         return float(value)
 
     def optional_number(self, name: str) -> float | None:
@@ -76,19 +80,25 @@ class Fields:
         """Returns a boolean."""
         value = self._required(name, default)
         if not isinstance(value, bool):
-            raise self.error(f"{name!r} must be true or false, not {value!r}")
+            raise self.error(f"{name!r} must be true or false, not {_shown(value)}")
         return value
 
     def text(self, name: str, default: str | None = None) -> str:
         """Returns a string. Without a default the field is required."""
         value = self._required(name, default)
         if not isinstance(value, str):
-            raise self.error(f"{name!r} must be a string, not {value!r}")
+            raise self.error(f"{name!r} must be a string, not {_shown(value)}")
         return value
 
     def table(self, name: str) -> dict[str, Any]:
         """Returns a nested object, empty if the field is absent."""
         value = self._required(name, {})
         if not isinstance(value, dict):
-            raise self.error(f"{name!r} must be an object, not {value!r}")
+            raise self.error(f"{name!r} must be an object, not {_shown(value)}")
         return value
+
+
+def _shown(value: object) -> str:
+    """A value as errors show it, cut if it is very long."""
+    text = repr(value)
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."

@@ -25,16 +25,17 @@ ARCHITECTURES = {
     "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
 }
 KINDS = {each.name: each for each in gguf.GGMLQuantizationType}
-PYTHON_QUANTIZES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "BF16", "F16", "F32")
+PYTHON_QUANTIZES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4", "BF16", "F16", "F32")
 K_QUANTS = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Change = Callable[[gguf.GGUFWriter], object]
 
 
-def write(path: Path, architecture: str, fill: Change) -> Path:
-    """Write a file whose metadata and tensors `fill` adds."""
-    writer = gguf.GGUFWriter(path, architecture)
+def write(path: Path, architecture: str, fill: Change, max_tensors: int = 0) -> Path:
+    """Write a file whose metadata and tensors `fill` adds; with `max_tensors`, several files of so
+    many tensors, which have the names of pieces instead."""
+    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=max_tensors)
     fill(writer)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -71,6 +72,7 @@ def write_model(
     kind: str = "F32",
     kinds: Mapping[str, str] | None = None,
     factors: Array | None = None,
+    max_tensors: int = 0,
 ) -> Path:
     """Write a model of transformers, with the vocabulary of the bundled model.
 
@@ -81,6 +83,7 @@ def write_model(
         kind: the type of the matrices; all others are F32, as llama.cpp does it.
         kinds: other types by the names of a Hugging Face checkpoint.
         factors: the tensor rope_freqs.weight.
+        max_tensors: as in `write`.
     """
     family = model.config.model_type
     names = gguf.get_tensor_name_map(ARCHITECTURES[family], model.config.num_hidden_layers)
@@ -100,7 +103,7 @@ def write_model(
             assert stored is not None, name
             writer.add_tensor(stored, quantized(values, chosen), raw_dtype=KINDS[chosen])
 
-    return write(path, gguf.MODEL_ARCH_NAMES[ARCHITECTURES[family]], fill)
+    return write(path, gguf.MODEL_ARCH_NAMES[ARCHITECTURES[family]], fill, max_tensors)
 
 
 def stored_values(model: PreTrainedModel) -> Iterator[tuple[str, Array]]:

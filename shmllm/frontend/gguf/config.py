@@ -6,13 +6,15 @@ engine cannot compute, before an engine starts. It must not know tokenizers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable
 from typing import Any
 
-from shmllm.formats.gguf import GgufHeader
+from shmllm.formats.gguf import GgufHeader, shown
 from shmllm.formats.gguf_families import family_of
 from shmllm.frontend.gguf.metadata import Metadata
 from shmllm.frontend.gguf.rope import rope_fields
+from shmllm.frontend.gguf.sizes import check_layers, check_shapes
 
 Json = dict[str, Any]
 
@@ -20,13 +22,14 @@ _EMBEDDING = "token_embd.weight"
 _MATRIX_TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _TURN_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>")
 _CONTROL = 3
-_SAMPLING = {
+SAMPLING = {
     "temp": "temperature",
     "top_k": "top_k",
     "top_p": "top_p",
     "min_p": "min_p",
     "penalty_repeat": "repetition_penalty",
 }
+"""The sampling defaults by their names in `general.sampling` and in generation_config.json."""
 
 
 def model_config(header: GgufHeader) -> Json:
@@ -63,19 +66,17 @@ def model_config(header: GgufHeader) -> Json:
         "mlp_bias": "blk.0.ffn_gate.bias" in tensors,
         "dtype": _dtype(header),
         **rope_fields(known, head_dim, length),
-        **_special_ids(header.metadata),
+        **_special_ids(header),
     }
-    return config | _OF_FAMILY.get(family.model_type, _no_window)(known, config)
+    check_layers(header, config["num_hidden_layers"])
+    config |= _OF_FAMILY.get(family.model_type, _no_window)(known, config)
+    check_shapes(header, config)
+    return config
 
 
 def _check_kind(header: GgufHeader) -> None:
     """Raises EngineStartError if the file has no model that an engine runs."""
     family_of(header)
-    if header.metadata.get("split.count", 1) not in (0, 1):
-        raise header.error(
-            f"one of {header.metadata['split.count']} parts of a model; merge them with "
-            "llama-gguf-split --merge"
-        )
     table = header.tensors.get(_EMBEDDING)
     if table is None or len(table.shape) != 2:
         raise header.error(f"no matrix {_EMBEDDING}; is it a vocabulary or an adapter?")
@@ -181,17 +182,30 @@ _OF_FAMILY: dict[str, Callable[[Metadata, Json], Json]] = {
 """The fields that only models of one type have."""
 
 
-def _special_ids(metadata: Mapping[str, Any]) -> Json:
+def _token_id(header: GgufHeader, name: str) -> int | None:
+    """The id of a special token, by llama.cpp's name; None if the file does not say it."""
+    key = f"tokenizer.ggml.{name}_token_id"
+    value = header.metadata.get(key)
+    if value is not None and type(value) is not int:
+        raise header.error(f"{key} must be a token's id, found {shown(value)}")
+    return value
+
+
+def _special_ids(header: GgufHeader) -> Json:
     names = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
-    found = {key: metadata.get(f"tokenizer.ggml.{name}_token_id") for key, name in names.items()}
+    found = {key: _token_id(header, name) for key, name in names.items()}
     return {key: value for key, value in found.items() if value is not None}
 
 
 def generation_config(header: GgufHeader) -> Json:
     """The content of generation_config.json: the tokens that end a text if there are several, and
-    the author's sampling defaults. Empty if there is nothing to say."""
+    the author's sampling defaults. Empty if there is nothing to say.
+
+    Raises:
+        EngineStartError: the id of a token is no number.
+    """
     metadata = header.metadata
-    ends = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    ends = [_token_id(header, name) for name in ("eos", "eot", "eom")]
     tokens, kinds = (
         metadata.get(f"tokenizer.ggml.{name}", []) for name in ("tokens", "token_type")
     )
@@ -202,8 +216,8 @@ def generation_config(header: GgufHeader) -> Json:
             ends += [token_id] if kinds[token_id : token_id + 1] == [_CONTROL] else []
     ids = list(dict.fromkeys(token_id for token_id in ends if token_id is not None))
     config: Json = {"eos_token_id": ids} if len(ids) > 1 else {}
-    for source, target in _SAMPLING.items():
+    for source, target in SAMPLING.items():
         value = metadata.get(f"general.sampling.{source}")
-        if type(value) in (int, float):
+        if type(value) is int or (isinstance(value, float) and math.isfinite(value)):
             config[target] = value
     return config

@@ -17,12 +17,12 @@ import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from shmllm.errors import EngineStartError
-from shmllm.formats.gguf import read_header
-from shmllm.formats.gguf_directory import IDENTITY, LINK, SourceFile
+from shmllm.formats.gguf_directory import IDENTITY, LINK, LINK_STEM, SourceFile, identity
+from shmllm.formats.gguf_pieces import piece_name, pieces_of, read_pieces
 from shmllm.frontend.gguf.config import generation_config, model_config
 from shmllm.frontend.gguf.tokenizer import make_tokenizer
 
@@ -35,7 +35,8 @@ _LONGEST_STEM = 100
 
 def model_directory(file: Path) -> Path:
     """The model directory of a GGUF file: config.json, tokenizer.json, tokenizer_config.json,
-    perhaps generation_config.json, and a link to the file for the weights.
+    perhaps generation_config.json, and a link to the file for the weights. Any piece of a model in
+    several files stands for all of them.
 
     The directory lies in $XDG_CACHE_HOME/shmllm/models, or in the folder for temporary files if
     that cannot be written.
@@ -44,17 +45,18 @@ def model_directory(file: Path) -> Path:
         EngineStartError: the file cannot be read, has a model or tokenizer that is not supported,
             or no directory can be made. The message is one line.
     """
-    source = SourceFile.of(file)
-    name = _name(source)
+    pieces = pieces_of(file)
+    sources = [SourceFile.of(piece) for piece in pieces]
+    name = _name(sources)
     places = _places()
     for place in places:
         if _is_ours(place / name):
             return place / name
-    contents = _convert(source)
+    contents = _convert(pieces, sources)
     problems = []
     for place in places:
         try:
-            return _make(place, name, contents, source)
+            return _make(place, name, contents, sources)
         except OSError as error:
             problems.append(f"{place}: {error.strerror or error}")
     raise EngineStartError(
@@ -63,9 +65,10 @@ def model_directory(file: Path) -> Path:
     )
 
 
-def _name(source: SourceFile) -> str:
-    digest = hashlib.sha256(f"{source} {VERSION}".encode("utf-8", "surrogateescape"))
-    stem = re.sub(r"[^\w.-]", "_", Path(source.path).stem, flags=re.ASCII)[:_LONGEST_STEM]
+def _name(sources: Sequence[SourceFile]) -> str:
+    files = " ".join(map(str, sources))
+    digest = hashlib.sha256(f"{files} {VERSION}".encode("utf-8", "surrogateescape"))
+    stem = re.sub(r"[^\w.-]", "_", Path(sources[0].path).stem, flags=re.ASCII)[:_LONGEST_STEM]
     return f"{stem}-{digest.hexdigest()[:16]}"
 
 
@@ -88,14 +91,16 @@ def _is_ours(directory: Path) -> bool:
     return stat.S_ISDIR(status.st_mode) and status.st_uid in (0, os.getuid()) and is_safe
 
 
-def _convert(source: SourceFile) -> dict[str, str]:
+def _convert(pieces: list[Path], sources: Sequence[SourceFile]) -> dict[str, str]:
     """The texts of the files by name."""
-    path = Path(source.path)
-    header = read_header(path)
+    header = read_pieces(pieces)
     tokenizer, settings = make_tokenizer(header)
     config, generation = model_config(header), generation_config(header)
-    if SourceFile.of(path) != source:
-        raise EngineStartError(f"{path} changed while it was read; try again when it is complete")
+    for path, source in zip(pieces, sources, strict=True):
+        if SourceFile.of(path) != source:
+            raise EngineStartError(
+                f"{path} changed while it was read; try again when it is complete"
+            )
     contents = {
         "config.json": config,
         "tokenizer.json": tokenizer,
@@ -104,10 +109,12 @@ def _convert(source: SourceFile) -> dict[str, str]:
     if generation:
         contents["generation_config.json"] = generation
     texts = {name: json.dumps(each, ensure_ascii=False) for name, each in contents.items()}
-    return texts | {IDENTITY: source.as_json()}
+    return texts | {IDENTITY: identity(sources)}
 
 
-def _make(place: Path, name: str, contents: Mapping[str, str], source: SourceFile) -> Path:
+def _make(
+    place: Path, name: str, contents: Mapping[str, str], sources: Sequence[SourceFile]
+) -> Path:
     """Write a directory under a temporary name and rename it. If another process was faster, its
     directory remains.
 
@@ -121,7 +128,10 @@ def _make(place: Path, name: str, contents: Mapping[str, str], source: SourceFil
     with _unfinished(place) as directory:
         for file, text in contents.items():
             (directory / file).write_text(text, encoding="utf-8")
-        (directory / LINK).symlink_to(source.path)
+        count = len(sources)
+        for index, source in enumerate(sources):
+            link = LINK if count == 1 else piece_name(LINK_STEM, index + 1, count)
+            (directory / link).symlink_to(source.path)
         try:
             directory.rename(place / name)
         except OSError:

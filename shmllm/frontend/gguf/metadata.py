@@ -7,7 +7,7 @@ from math import prod
 from typing import Any
 
 from shmllm.errors import EngineStartError
-from shmllm.formats.gguf import GgufHeader
+from shmllm.formats.gguf import GgufHeader, shown
 
 _MIXTURES = {
     11: "Q3_K_S", 12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S",
@@ -60,10 +60,5 @@ class Metadata:
         return default if value is None else value
 
     def _error(self, name: str, wanted: str, value: Any) -> EngineStartError:
-        found = "nothing" if value is None else _short(value)
+        found = "nothing" if value is None else shown(value)
         return self.header.error(f"{self._prefix}.{name} must be {wanted}, found {found}")
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) < 60 else text[:57] + "..."

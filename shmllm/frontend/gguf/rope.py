@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from shmllm.formats.gguf import shown
 from shmllm.frontend.gguf.metadata import Metadata
 
 FACTORS = "rope_freqs.weight"
@@ -34,7 +35,7 @@ def rope_fields(known: Metadata, head_dim: int, length: int) -> dict[str, Any]:
     scaling: dict[str, Any] = {}
     if FACTORS in known.header.tensors:
         if kind not in (None, "none"):
-            raise known.header.error(f"{FACTORS} together with rope scaling {kind!r}")
+            raise known.header.error(f"{FACTORS} together with rope scaling {shown(kind)}")
         scaling = _llama3(known, theta, head_dim)
     elif kind == "linear":
         factor = known.number("rope.scaling.factor", linear)
@@ -43,7 +44,7 @@ def rope_fields(known: Metadata, head_dim: int, length: int) -> dict[str, Any]:
         scaling = _yarn(known, length)
     elif kind not in (None, "none"):
         raise known.header.error(
-            f"rope scaling {kind!r} is not supported; supported: none, linear, yarn, and "
+            f"rope scaling {shown(kind)} is not supported; supported: none, linear, yarn, and "
             f"Llama 3's ({FACTORS})"
         )
     fields: dict[str, Any] = {"rope_theta": theta}
@@ -52,7 +53,7 @@ def rope_fields(known: Metadata, head_dim: int, length: int) -> dict[str, Any]:
 
 def _yarn(known: Metadata, length: int) -> dict[str, Any]:
     factor = known.number("rope.scaling.factor")
-    original = known.whole("rope.scaling.original_context_length", round(length / factor))
+    original = known.whole("rope.scaling.original_context_length", _shorter(length, factor))
     scaling = {
         "rope_type": "yarn",
         "factor": factor,
@@ -68,6 +69,12 @@ def _yarn(known: Metadata, length: int) -> dict[str, Any]:
     return scaling
 
 
+def _shorter(length: int, factor: float) -> int:
+    """A context length before it was scaled; 0 if there is none."""
+    shorter = length / factor
+    return round(shorter) if shorter < math.inf else 0
+
+
 def _llama3(known: Metadata, theta: float, head_dim: int) -> dict[str, Any]:
     """Finds the parameters whose factors are those in the file.
 
@@ -77,13 +84,12 @@ def _llama3(known: Metadata, theta: float, head_dim: int) -> dict[str, Any]:
     stored = known.header.floats(FACTORS)
     length = known.whole("rope.scaling.original_context_length", _LLAMA3_LENGTH)
     factor = round(max(stored, default=1.0), 4)
-    wanted = [
-        _llama3_factor(2 * math.pi * theta ** (2 * pair / head_dim), factor, length)
-        for pair in range(head_dim // 2)
-    ]
-    if len(stored) != len(wanted) or any(
-        abs(a - b) > _TOLERANCE * b for a, b in zip(stored, wanted, strict=True)
-    ):
+    fits = len(stored) == head_dim // 2 and 0 < factor < math.inf
+    if fits:
+        wanted = llama3_factors(theta, head_dim, factor, length)
+        pairs = zip(stored, wanted, strict=True)
+        fits = all(abs(value - each) <= _TOLERANCE * each for value, each in pairs)
+    if not fits:
         raise known.header.error(
             f"{FACTORS} has other factors than Llama 3's for an original context of {length:,} "
             f"tokens, scaled by {factor:g}"
@@ -95,6 +101,21 @@ def _llama3(known: Metadata, theta: float, head_dim: int) -> dict[str, Any]:
         "high_freq_factor": _HIGH,
         "original_max_position_embeddings": length,
     }
+
+
+def llama3_factors(theta: float, head_dim: int, factor: float, length: int) -> list[float]:
+    """The values of the tensor FACTORS.
+
+    Args:
+        theta: the base of the wavelengths.
+        head_dim: the width of a head.
+        factor: the ratio of the extended to the original context length.
+        length: the original context length, in tokens.
+    """
+    return [
+        _llama3_factor(2 * math.pi * theta ** (2 * pair / head_dim), factor, length)
+        for pair in range(head_dim // 2)
+    ]
 
 
 def _llama3_factor(wavelength: float, factor: float, length: int) -> float:

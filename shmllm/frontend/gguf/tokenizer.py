@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from shmllm.formats.gguf import GgufHeader
+from shmllm.formats.gguf import GgufHeader, shown
 from shmllm.frontend.gguf.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 
 Json = dict[str, Any]
 
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+"""llama.cpp's types of tokens."""
+_LONGEST_TOKEN = 4096
 _SPACE = "\u2581"
-_NAMED_IDS = {
+NAMED_IDS = {
     "bos_token": "bos",
     "eos_token": "eos",
     "unk_token": "unknown",
@@ -24,6 +26,7 @@ _NAMED_IDS = {
     "pad_token": "padding",
     "mask_token": "mask",
 }
+"""What llama.cpp calls the special tokens of tokenizer_config.json."""
 
 
 class Vocabulary:
@@ -37,8 +40,12 @@ class Vocabulary:
     def __init__(self, header: GgufHeader) -> None:
         self._header = header
         self.tokens: list[str] = self.array("tokens", str)
-        kinds = self.find("token_type")
-        self.kinds: list[int] = [_NORMAL] * len(self.tokens) if kinds is None else kinds
+        longest = max(map(len, self.tokens))
+        if longest > _LONGEST_TOKEN:
+            raise header.error(f"a token of {longest:,} characters; the file is damaged")
+        self.kinds: list[int] = [NORMAL] * len(self.tokens)
+        if self.find("token_type") is not None:
+            self.kinds = self.array("token_type", int)
         if len(self.kinds) != len(self.tokens):
             raise header.error(
                 f"{len(self.tokens):,} tokens have {len(self.kinds):,} types; the file is damaged"
@@ -52,7 +59,10 @@ class Vocabulary:
         """The array tokenizer.ggml.name, which must not be empty."""
         values = self.find(name)
         if not isinstance(values, list) or not values or type(values[0]) is not kind:
-            raise self._header.error(f"no tokenizer.ggml.{name}, which its tokenizer needs")
+            found = "" if values is None else f" (but {shown(values)})"
+            raise self._header.error(
+                f"no tokenizer.ggml.{name}, which its tokenizer needs as an array{found}"
+            )
         return values
 
     def flag(self, name: str, default: bool) -> bool:
@@ -61,7 +71,7 @@ class Vocabulary:
 
     def named(self, name: str) -> str | None:
         """The text of a special token, by its name in tokenizer_config.json."""
-        token_id = self.find(f"{_NAMED_IDS[name]}_token_id")
+        token_id = self.find(f"{NAMED_IDS[name]}_token_id")
         if type(token_id) is not int or not 0 <= token_id < len(self.tokens):
             return None
         return self.tokens[token_id]
@@ -87,7 +97,7 @@ def make_tokenizer(header: GgufHeader) -> tuple[Json, Json]:
     elif model == "llama":
         tokenizer, adds_bos = _sentence_piece(vocabulary), True
     else:
-        raise header.error(f"tokenizer {model!r} is not supported; supported: gpt2, llama")
+        raise header.error(f"tokenizer {shown(model)} is not supported; supported: gpt2, llama")
     adds_bos = vocabulary.flag("add_bos_token", adds_bos)
     adds_eos = vocabulary.flag("add_eos_token", False)
     common: Json = {
@@ -102,10 +112,10 @@ def make_tokenizer(header: GgufHeader) -> tuple[Json, Json]:
 
 def _pre_tokenizer(header: GgufHeader) -> PreTokenizer:
     name = header.metadata.get("tokenizer.ggml.pre", "default")
-    if name not in PRE_TOKENIZERS:
+    if not isinstance(name, str) or name not in PRE_TOKENIZERS:
         known = ", ".join(PRE_TOKENIZERS)
         raise header.error(
-            f"the pre-tokenizer {name!r} (tokenizer.ggml.pre) is not known; known: {known}"
+            f"the pre-tokenizer {shown(name)} (tokenizer.ggml.pre) is not known; known: {known}"
         )
     return PRE_TOKENIZERS[name]
 
@@ -173,7 +183,7 @@ def _merges_of_scores(
     ranks = {
         token: -score
         for token, kind, score in zip(tokens, kinds, scores, strict=False)
-        if kind == _NORMAL
+        if kind == NORMAL
     }
     merges = []
     for token in sorted(ranks, key=ranks.__getitem__):
@@ -213,12 +223,12 @@ def _added_tokens(vocabulary: Vocabulary) -> list[Json]:
             "lstrip": False,
             "rstrip": False,
             "normalized": False,
-            "special": kind != _USER_DEFINED,
+            "special": kind != USER_DEFINED,
         }
         for token_id, (token, kind) in enumerate(
             zip(vocabulary.tokens, vocabulary.kinds, strict=True)
         )
-        if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED) and token
+        if kind in (UNKNOWN, CONTROL, USER_DEFINED) and token
     ]
 
 
@@ -256,7 +266,7 @@ def _settings(header: GgufHeader, vocabulary: Vocabulary, adds_bos: bool, adds_e
         "add_eos_token": adds_eos,
         "clean_up_tokenization_spaces": False,
     }
-    settings |= {name: vocabulary.named(name) for name in _NAMED_IDS}
+    settings |= {name: vocabulary.named(name) for name in NAMED_IDS}
     templates = _chat_templates(header)
     if templates:
         settings["chat_template"] = (

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import random
+import re
 import struct
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 import pytest
+from support.damaged_gguf import Parts, Reader, Value, written
 from support.gguf_models import KINDS, quantized, write
 
 from shmllm.errors import EngineStartError
@@ -87,7 +91,9 @@ def test_floats_are_read(file: Path) -> None:
 def test_a_file_that_ends_anywhere_is_damaged(file: Path) -> None:
     content = file.read_bytes()
     rng = random.Random(5)
-    for length in [4, 8, 23, 24, len(content) - 1, *rng.sample(range(25, len(content)), 60)]:
+    # Behind the last tensor lies padding.
+    end = max(each.begin + each.num_bytes for each in read_header(file).tensors.values())
+    for length in [4, 8, 23, 24, end - 1, *rng.sample(range(25, end), 60)]:
         file.write_bytes(content[:length])
         assert "damaged or incomplete" in failure(file)
 
@@ -120,6 +126,38 @@ def test_other_files_are_named(tmp_path: Path) -> None:
     assert "GGUF version 1; shmllm reads" in failure(path)
     path.write_bytes(b"GGUF" + struct.pack("<IQQQsIQ3s", 3, 0, 1, 1, b"k", 8, 99, b"abc"))
     assert "a text of 99 bytes at byte 45" in failure(path)
+
+
+Change = Callable[[Parts], object]
+CHANGES: dict[str, tuple[Change, str]] = {
+    "two values": (lambda p: p.values.append(p.values[1]), "two values of 'text'"),
+    "two tensors": (lambda p: p.entries.append(p.entries[0]), r"two tensors tensor\.F32"),
+    "overlap": (
+        lambda p: p.entries.append(replace(p.entries[0], name=b"x")),
+        r"tensor\.F32 and x overlap at byte [\d,]+",
+    ),
+    "a name of two lines": (
+        lambda p: p.entries.append(replace(p.entries[0], name=b"x\ny")),
+        r"the name of a tensor at byte [\d,]+: 'x\\ny'",
+    ),
+    "alignment": (
+        lambda p: p.values.append(Value(b"general.alignment", 4, struct.pack("<I", 24))),
+        "general.alignment is 24; expected a power of two",
+    ),
+    "outside": (
+        lambda p: p.entries.append(replace(p.entries[0], name=b"x", offset=2**64 - 1)),
+        "x would end at byte 18,446,744",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_a_file_may_not_have_is_named(name: str, file: Path) -> None:
+    change, message = CHANGES[name]
+    parts = Reader(file.read_bytes()).parts()
+    change(parts)
+    file.write_bytes(written(parts))
+    assert re.search(message, failure(file))
 
 
 def test_a_type_that_is_not_supported_is_named_with_its_tensor(tmp_path: Path) -> None:

@@ -65,14 +65,19 @@ def test_damaged_weights_are_a_problem_of_the_record(model: Path, content: bytes
     assert "model.safetensors is damaged" in (found.problem or "")
 
 
+def test_a_known_quantization_is_shown(model: Path) -> None:
+    change_config(model, quantization_config={"quant_method": "gptq", "bits": 4})
+    found = record_of_model("m", "local", model)
+    assert (found.problem, found.quantization) == (None, "gptq")
+
+
 PROBLEMS: dict[str, tuple[dict[str, Any], str, str]] = {
     "unknown": ({"architectures": ["PerceptronLM"]}, "'PerceptronLM'; the nearest of", ""),
-    "gptq": (
-        {"quantization_config": {"quant_method": "gptq", "bits": 4}},
-        "quantized with gptq to 4 bits",
+    "hqq": (
+        {"quantization_config": {"quant_method": "hqq", "bits": 4}},
+        "quantized with hqq, which is not supported",
         "take the model that it was made from",
     ),
-    "awq": ({"quantization_config": {"quant_method": "awq"}}, "quantized with awq, ", "take the"),
     "odd": ({"quantization_config": "yes"}, "quantized with an unknown method", "take the"),
 }
 
@@ -189,4 +194,5 @@ def test_several_gguf_files_are_named(tmp_path: Path) -> None:
     for name in ("a.gguf", "b.gguf"):
         (tmp_path / name).touch()
     found = contents_of(tmp_path)
-    assert (found.problem, found.remedy) == ("2 GGUF files (a.gguf, b.gguf)", "give one of them")
+    assert found.problem == "2 GGUF models (a.gguf, b.gguf)"
+    assert found.remedy == "give the path of one of them"

@@ -195,7 +195,9 @@ def test_the_only_model_of_a_directory_is_converted(tmp_path, conversions):
 def test_several_gguf_files_are_listed(tmp_path, conversions):
     for name in ("b.gguf", "a.gguf"):
         (tmp_path / name).touch()
-    with pytest.raises(EngineStartError, match=r"has 2 GGUF files \(a.gguf, b.gguf\); give one of"):
+    with pytest.raises(
+        EngineStartError, match=r"has 2 GGUF models \(a.gguf, b.gguf\); give .*/a.gguf"
+    ):
         resolve_model(str(tmp_path))
     assert not conversions
 

@@ -192,7 +192,6 @@ def with_table(change: Change) -> Change:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda w: w.add_uint16("split.count", 3), "one of 3 parts .* llama-gguf-split --merge"),
         (lambda w: w.add_rope_dimension_count(4), "a part of each head"),
         (lambda w: w.add_value_length(4), "different lengths"),
         (
@@ -242,6 +241,39 @@ def test_sizes_that_differ_by_layer_are_refused(tmp_path: Path) -> None:
 
     file = write(tmp_path / "m.gguf", "llama", fill)
     with pytest.raises(EngineStartError, match=r"head_count must be one .* found \[4, 2\]"):
+        model_config(read_header(file))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda w: w.add_block_count(2**31),
+            r"block_count is 2,147,483,648, and there are .* of 1",
+        ),
+        (
+            lambda w: w.add_feed_forward_length(2**31),
+            r"blk\.0\.ffn_up\.weight has the shape \[80, 48\], .* ask for \[2147483648, 48\]",
+        ),
+        (lambda w: w.add_head_count_kv(3), r"blk\.0\.attn_k\.weight has the shape \[16, 48\]"),
+        (lambda w: w.add_embedding_length(96), r"token_embd\.weight has the shape \[97, 48\]"),
+        (
+            lambda w: w.add_array("tokenizer.ggml.eos_token_id", [1]),
+            r"eos_token_id must be a token's id, found \[1\]",
+        ),
+    ],
+)
+def test_metadata_that_do_not_fit_the_tensors_are_refused(
+    change: Change, message: str, tmp_path: Path
+) -> None:
+    reference = reference_model("llama", num_hidden_layers=1, head_dim=8)
+
+    def replaced(writer: gguf.GGUFWriter) -> None:
+        writer.kv_data[0].pop("tokenizer.ggml.eos_token_id")
+        change(writer)
+
+    file = write_model(tmp_path / "m.gguf", reference, replaced)
+    with pytest.raises(EngineStartError, match=message):
         model_config(read_header(file))
 
 

@@ -91,9 +91,9 @@ def test_another_content_or_version_has_another_directory(
 def test_two_at_once_get_the_same_directory(file: Path, cache: Path, monkeypatch: Any) -> None:
     meeting, convert = threading.Barrier(2, timeout=60), module._convert
 
-    def convert_together(source: Any) -> Any:
+    def convert_together(*arguments: Any) -> Any:
         meeting.wait()  # both have found no directory
-        return convert(source)
+        return convert(*arguments)
 
     monkeypatch.setattr(module, "_convert", convert_together)
     found: list[Path] = []
@@ -183,14 +183,14 @@ def test_a_full_disk_leaves_nothing(
 def test_a_file_that_changes_meanwhile_is_refused(
     file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = module.read_header
+    read = module.read_pieces
 
-    def read_while_it_grows(path: Path) -> Any:
-        header = read(path)
-        os.utime(path, ns=(1, 1))
+    def read_while_it_grows(paths: list[Path]) -> Any:
+        header = read(paths)
+        os.utime(paths[0], ns=(1, 1))
         return header
 
-    monkeypatch.setattr(module, "read_header", read_while_it_grows)
+    monkeypatch.setattr(module, "read_pieces", read_while_it_grows)
     with pytest.raises(EngineStartError, match="changed while it was read"):
         model_directory(file)
     assert not cache.exists()

@@ -1,0 +1,105 @@
+"""Damaged GGUF and safetensors files: each is read, or refused with one line that names the file.
+
+Another process reads them, with little memory, and ends if one takes too long; this one sees also
+crashes. SHMLLM_TEST_SEED repeats a run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support import damaged_reading
+from support.gguf_models import NORMAL, UNKNOWN, add_vocabulary, write_model
+from support.model_helpers import reference_model, save
+from support.programs import environment_of_test_files, python
+
+SEED = int(os.environ.get("SHMLLM_TEST_SEED", str(time.time_ns() % 10**9)))
+SHORT, LONG = 300, 10_000
+
+NARROW = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "head_dim": 16}
+NARROW |= {"num_attention_heads": 2, "num_key_value_heads": 1}
+WIDE = NARROW | {"hidden_size": 256, "intermediate_size": 256, "head_dim": 128}
+EXPERTS = {"num_experts_per_tok": 2}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+    "rope_theta": 10000.0,
+}
+
+
+def sentence_piece(writer: Any) -> None:
+    tokens = ["<unk>", "a", "b", "ab", "\u2581", "\u2581a", *(f"t{n}" for n in range(91))]
+    kinds = [UNKNOWN, *[NORMAL] * 96]
+    for key in ("model", "pre", "tokens", "token_type", "merges"):
+        writer.kv_data[0].pop(f"tokenizer.ggml.{key}", None)
+    add_vocabulary(writer, tokens, kinds, scores=[-float(n) for n in range(97)])
+
+
+BASES: Sequence[tuple[str, str, dict[str, Any], dict[str, Any]]] = (
+    ("llama", "F32", NARROW, {}),
+    ("llama", "Q4_0", NARROW, {"change": sentence_piece}),
+    ("llama", "Q6_K", WIDE, {}),
+    ("llama", "F16", NARROW | {"rope_parameters": LLAMA3}, {"factors": np.ones(8)}),
+    ("qwen2", "Q8_0", NARROW, {}),
+    ("qwen3", "BF16", NARROW, {}),
+    ("qwen3_moe", "Q4_1", NARROW | EXPERTS | {"num_experts": 3, "moe_intermediate_size": 32}, {}),
+    ("mixtral", "F32", NARROW | EXPERTS | {"num_local_experts": 3}, {}),
+    ("gemma2", "Q5_0", NARROW, {}),
+    ("gemma3", "F16", NARROW, {}),
+)
+"""Families, types of matrices, options of the family, and options of `write_model`."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the valid files."""
+    folder = tmp_path_factory.mktemp("damaged")
+    for family, kind, options, more in BASES:
+        reference = reference_model(family, **options)
+        directory = save(reference, folder / f"gguf-{family}-{kind}-base")
+        (directory / "model.safetensors").unlink()
+        write_model(directory / "m.gguf", reference, kind=kind, **more)
+    reference = reference_model("llama", **NARROW)
+    save(reference, folder / "single-base")
+    save(reference_model("qwen2", **NARROW, dtype="bfloat16"), folder / "single-bf16-base")
+    save(reference, folder / "sharded-base", max_shard_size=10_000)
+    assert len([*(folder / "sharded-base").glob("*.safetensors")]) > 1
+    return folder
+
+
+def check(folder: Path, count: int) -> None:
+    print(f"SHMLLM_TEST_SEED={SEED}")
+    done = python(
+        *(damaged_reading.__file__, str(folder), str(SEED), "0", str(count)),
+        env=environment_of_test_files(),
+        timeout=1200,
+    )
+    *faults, summary = done.stdout.decode().splitlines() or [""]
+    last = folder / "number"
+    where = f"seed {SEED}, number {last.read_text() if last.exists() else 'none'}"
+    assert done.returncode == 0, f"{where}:\n{done.stderr.decode()[-4000:]}"
+    assert not faults, f"{len(faults)} faults, seed {SEED}:\n" + "\n".join(faults[:20])
+    found = json.loads(summary)
+    print(found, file=sys.stderr)
+    assert found["files"] == count
+    assert found["refused"] > found["read"] / 4
+
+
+def test_a_few_hundred_files(folder: Path) -> None:
+    check(folder, SHORT)
+
+
+@pytest.mark.slow
+def test_ten_thousand_files(folder: Path) -> None:
+    check(folder, LONG)
