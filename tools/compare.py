@@ -6,6 +6,7 @@ transformers, in turns.
     python tools/make_model.py --size 135m models/135m
     python tools/compare.py models/4m models/135m --vllm vllm-venv/bin/python --json FILE
     python tools/compare.py models/135m --quantization int4 --llama-cpp llama-venv/bin/python
+    python tools/compare.py models/135m.Q4_K_M.gguf --llama-cpp llama-venv/bin/python
 
 Each peer is one process in the virtual environment of a given interpreter (`--shmllm` and
 `--transformers` default to this one). All peers run the same random prompts, greedy, without early
@@ -35,11 +36,11 @@ some minutes):
     CMAKE_ARGS=-DGGML_NATIVE=ON llama-venv/bin/pip install --no-binary llama-cpp-python \\
         llama-cpp-python
 
-With `--quantization` shmllm, OpenVINO GenAI and llama.cpp run with weights in int8 (Q8_0 in
-llama.cpp) or int4 (Q4_0), keys and values in `--dtype` except llama.cpp's, and vLLM and
-transformers are left out. llama.cpp rounds activations to 8 bits then, and OpenVINO does where the
-CPU is faster so; shmllm does it with `--activation-dtype int8`. The table and the record name the
-precisions.
+A GGUF file runs as it is, in shmllm and llama.cpp only. With `--quantization` shmllm, OpenVINO
+GenAI and llama.cpp run with weights in int8 (Q8_0 in llama.cpp) or int4 (Q4_0), keys and values in
+`--dtype` except llama.cpp's, and vLLM and transformers are left out. llama.cpp rounds activations
+to 8 bits then, and OpenVINO does where the CPU is faster so; shmllm does it with `--activation-
+dtype int8`. The table and the record name the precisions.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ import click
 from compare_peers import Peer, Precision, Running, find_peers
 
 from shmllm.cli.bench_output import describe_machine
+from shmllm.frontend.model_files import resolve_model
 
 LOADS = ((1, 32, 128), (16, 128, 128), (64, 128, 64))
 REST_S = 1.0
@@ -259,13 +261,15 @@ def main(
     for path in models:
         model = path.resolve()
         rng = random.Random(0)
-        vocab_size = json.loads((model / "config.json").read_text())["vocab_size"]
+        directory = Path(resolve_model(str(model)))
+        vocab_size = json.loads((directory / "config.json").read_text())["vocab_size"]
+        able = [peer for peer in peers if peer.reads_gguf or model.is_dir()]
         first = random_prompts(rng, vocab_size, (1, 8, 1))
         click.echo(f"{model.name}:")
         result: dict[str, Any] = {}
         if starts:
-            result["starts_alone_s"] = compare_starts(peers, model, first, starts, logs)
-        with all_running(peers, model, first, logs) as (running, result["peers"]):
+            result["starts_alone_s"] = compare_starts(able, model, first, starts, logs)
+        with all_running(able, model, first, logs) as (running, result["peers"]):
             click.echo(table_head(result["peers"]))
             result["loads"] = compare_loads(running, rng, vocab_size, loads, repeats)
         record["models"][model.name] = result

@@ -57,6 +57,7 @@ class Peer:
         options: keyword arguments of its engine.
         environment: environment variables to add.
         quantizes: whether it can run with quantized weights.
+        reads_gguf: whether it runs a GGUF file as it is.
         prepare: returns what it loads, from the model's directory.
     """
 
@@ -65,6 +66,7 @@ class Peer:
     options: dict[str, Any]
     environment: dict[str, str] = field(default_factory=dict)
     quantizes: bool = False
+    reads_gguf: bool = False
     prepare: Callable[[Path], Path] = lambda model: model
 
     def start(self, model: Path, first_prompts: list[list[int]], log: TextIO) -> Running:
@@ -192,7 +194,7 @@ def candidates(pythons: Mapping[str, str | None], precision: Precision) -> list[
         return pythons.get(name) or ""
 
     return [
-        Peer("shmllm", python("shmllm"), ours, quantizes=True),
+        Peer("shmllm", python("shmllm"), ours, quantizes=True, reads_gguf=True),
         Peer(
             "vllm",
             python("vllm"),
@@ -205,7 +207,8 @@ def candidates(pythons: Mapping[str, str | None], precision: Precision) -> list[
             python("llama_cpp"),
             {"weights": gguf_kind},
             quantizes=True,
-            prepare=lambda model: gguf_model.cached(model, gguf_kind),
+            reads_gguf=True,
+            prepare=lambda model: model if model.is_file() else gguf_model.cached(model, gguf_kind),
         ),
         Peer("transformers", python("transformers"), {"dtype": dtype}),
     ]

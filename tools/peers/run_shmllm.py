@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from peer import Generate, serve
@@ -20,7 +21,8 @@ def load(model: str, options: dict[str, Any]) -> tuple[Generate, dict[str, Any]]
 
     facts = {
         "version": shmllm.__version__,
-        "weights": options["quantization"] or options["dtype"],
+        "weights": options["quantization"]
+        or (Path(model).suffix.lstrip(".") if Path(model).is_file() else options["dtype"]),
         "activations": options["activation_dtype"],
         "kv_cache": options["dtype"],
     }
