@@ -251,7 +251,7 @@ def train(
             for group, peak in zip(groups, peaks, strict=True):
                 group["lr"] = peak * learning_rate_scale(step, steps)
             loss = loss_of(model, windows.to(device), options["bfloat16"])
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             for optimizer in optimizers:
                 optimizer.step()

@@ -21,20 +21,21 @@ def models(name: str | None, as_json: bool) -> None:
     """List the models on this machine, what each is, and whether it runs here.
 
     These are the bundled models, those of installed packages, and those in the cache of the Hugging
-    Face hub. With NAME (one of these, a model directory or a GGUF file), describe that one. The
-    command reads headers, no weights, and uses no network.
+    Face hub. With NAME (one of these, a model directory or a GGUF file), describe that one, or
+    list all GGUF models of the directory. The command reads headers, no weights, and uses no
+    network.
 
     \b
     shmllm models
     shmllm models ./my-model
     shmllm models --json | jq '.[] | select(.problem == null).name'
     """
-    from shmllm.frontend.model_listing import describe_model, list_models
+    from shmllm.frontend.model_listing import describe_models, list_models
 
-    found = list_models() if name is None else [describe_model(name)]
+    found = list_models() if name is None else describe_models(name)
     if as_json:
         click.echo(json.dumps([asdict(each) for each in found], indent=2))
-    elif name is None:
+    elif name is None or len(found) > 1:
         _print_list(found)
     else:
         _print_one(found[0])

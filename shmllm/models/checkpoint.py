@@ -9,6 +9,8 @@ from typing import Protocol, Self
 
 from torch import Tensor
 
+from shmllm.models.quantized import QuantizedMatrix
+
 
 class CheckpointFile(Protocol):
     """One file of a checkpoint, open inside of a `with` block. Names and shapes of its tensors are
@@ -21,8 +23,12 @@ class CheckpointFile(Protocol):
     """
 
     path: Path
-    num_bytes: int
-    num_bytes_read: int
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    @property
+    def num_bytes_read(self) -> int: ...
 
     def __enter__(self) -> Self:
         """Opens the file.
@@ -36,6 +42,14 @@ class CheckpointFile(Protocol):
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """The shapes of the tensors by name, in the order in which they are best read."""
+        ...
+
+    def kinds(self) -> Mapping[str, str]:
+        """The formats (`matrices.FORMATS`) of those tensors that `read_packed` reads."""
+        ...
+
+    def read_packed(self, name: str, matrix: QuantizedMatrix) -> None:
+        """Reads a packed tensor into a matrix of its format and shape."""
         ...
 
     def tensor(self, name: str) -> AbstractContextManager[Tensor]:

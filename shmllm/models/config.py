@@ -12,6 +12,7 @@ from typing import Any
 
 from shmllm.errors import EngineStartError
 from shmllm.models.fields import Fields, read_json_object
+from shmllm.models.quantization_methods import quantization_fields
 from shmllm.models.registry import ARCHITECTURES, TEXT_MODELS, find_family
 from shmllm.models.rope_config import RopeConfig
 from shmllm.models.specs import LayerSpec, MLPSpec, MoESpec, NormSpec
@@ -95,9 +96,10 @@ class ModelConfig:
         whole = Fields(read_json_object(config_path), str(config_path))
         family = find_family(architecture_name(whole))
         fields = text_fields(whole)
-        if fields.values.get("quantization_config"):
-            raise fields.error("quantized checkpoints are not supported")
+        is_quantized = quantization_fields(fields) is not None
         config: ModelConfig = family.configure(fields)
+        if is_quantized and config.transposed:
+            raise fields.error("quantized checkpoints of this family are not supported")
         return replace(
             config,
             dtype=_dtype(fields),

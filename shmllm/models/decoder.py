@@ -15,8 +15,9 @@ from torch import Tensor
 
 from shmllm.errors import RequestError
 from shmllm.models.config import ModelConfig
-from shmllm.models.experts import MoE, addresses
+from shmllm.models.experts import MoE
 from shmllm.models.layers import MLP, Attention, NamedWeights, Norm, Storage, TokenEmbedding
+from shmllm.models.matrices import addresses
 from shmllm.models.ops import LogitsOps, Ops
 from shmllm.models.specs import LayerSpec, MoESpec
 from shmllm.models.weight_update import update_weights

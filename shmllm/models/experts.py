@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from torch import Tensor
 
-from shmllm.models.layers import MLP, Linear, Matrix, NamedWeights, Storage
+from shmllm.models.layers import MLP, Linear, NamedWeights, Storage
+from shmllm.models.matrices import Destination, TransposedMatrix, WholeMatrix
 from shmllm.models.specs import MoESpec
 
 
@@ -22,7 +22,7 @@ class ExpertLinear:
     def __init__(
         self, num_experts: int, in_features: int, out_features: int, bias: bool, storage: Storage
     ) -> None:
-        self.weight = storage.matrix(num_experts, out_features, in_features)
+        self.weight = storage.whole(num_experts, out_features, in_features)
         self.bias = storage.tensor(num_experts, out_features) if bias else None
 
     def named_weights(self, *names: str) -> NamedWeights:
@@ -35,8 +35,8 @@ class ExpertLinear:
         num_experts, out_features, in_features = self.weight.shape
         width = out_features // len(names)
         every = [name.format(expert) for expert in range(num_experts) for name in names]
-        rows: Matrix = self.weight.view(-1, in_features)
-        parts: Sequence[Matrix] = rows.split_with_sizes([width] * len(every))
+        rows: WholeMatrix = self.weight.view(-1, in_features)
+        parts: Sequence[WholeMatrix] = rows.split_with_sizes([width] * len(every))
         weights: NamedWeights = {
             f"{name}.weight": (part,) for name, part in zip(every, parts, strict=True)
         }
@@ -52,10 +52,10 @@ class ExpertLinear:
             name: the name.
             transposed: whether the weight's shape is [experts, in, out].
         """
-        weight = self.weight
+        own = self.weight
+        weight: Destination = own
         if transposed:
-            assert isinstance(weight, Tensor), "`check_features` refuses these"
-            weight = weight.transpose(1, 2)
+            weight = own.transpose(1, 2) if isinstance(own, Tensor) else TransposedMatrix(own)
         weights: NamedWeights = {name: (weight,)}
         return weights if self.bias is None else weights | {f"{name}_bias": (self.bias,)}
 
@@ -75,8 +75,7 @@ class MoE:
     def __init__(self, hidden_size: int, spec: MoESpec, storage: Storage) -> None:
         self.spec = spec
         widths = [spec.num_experts, 1] if spec.shared_gate else [spec.num_experts]
-        exact = replace(storage, quantization=None)
-        self.router = Linear(hidden_size, widths, spec.router_bias, exact)
+        self.router = Linear(hidden_size, widths, spec.router_bias, storage.exact())
         experts, inner, bias = spec.num_experts, spec.inner, spec.bias
         self.gate_up_proj = ExpertLinear(experts, hidden_size, 2 * inner, bias, storage)
         self.down_proj = ExpertLinear(experts, inner, hidden_size, bias, storage)
@@ -108,9 +107,3 @@ class MoE:
     def _router_weights(self, prefix: str) -> NamedWeights:
         names = ("gate", "shared_expert_gate") if self.spec.shared_gate else ("gate",)
         return self.router.named_weights(*(f"{prefix}.{name}" for name in names))
-
-
-def addresses(view: Matrix) -> range:
-    """Returns the addresses of a view's memory, which must be contiguous."""
-    memory: Tensor = view if isinstance(view, Tensor) else view.integers
-    return range(memory.data_ptr(), memory.data_ptr() + memory.nbytes)

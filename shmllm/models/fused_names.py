@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shmllm.models.layers import NamedWeights, joined
+from shmllm.models.layers import NamedWeights
+from shmllm.models.matrices import joined
 
 QKV = "qkv_proj", ("q_proj", "k_proj", "v_proj")
 GATE_UP = "gate_up_proj", ("gate_proj", "up_proj")

@@ -1,16 +1,17 @@
 """Reads the weights in a GGUF file under the names of a Hugging Face checkpoint.
 
-This module owns the order of the rows of queries and keys, and dequantisation, which the `gguf`
-package computes. It must not know config.json or tokenizers, nor any family by its name.
+Quantised tensors become packed matrices; where a model has none, the `gguf` package dequantises
+them. This module owns the order of the rows of queries and keys. It must not know config.json or
+tokenizers, nor any family by its name.
 """
 
 from __future__ import annotations
 
 import mmap
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import prod
 from pathlib import Path
 from typing import Any, Self
@@ -20,18 +21,18 @@ import torch
 from torch import Tensor
 
 from shmllm.errors import EngineStartError
-from shmllm.formats.gguf import TENSOR_TYPES, GgufHeader, TensorEntry, read_header
-from shmllm.formats.gguf_directory import LINK, check_source
-from shmllm.formats.gguf_families import family_of
+from shmllm.formats.gguf import TENSOR_TYPES, GgufHeader, TensorEntry, read_header, shown
+from shmllm.formats.gguf_directory import LINK, SourceFile, check_source
+from shmllm.formats.gguf_families import GgufFamily, family_of
+from shmllm.formats.gguf_pieces import label, models_in, pieces_of, read_pieces
+from shmllm.models.gguf_blocks import BLOCK_TYPES
+from shmllm.models.quantized import QuantizedMatrix
 
 ELEMENTS_AT_ONCE = 2**18
 """About how many elements are dequantised at a time: `gguf` needs several temporaries of them."""
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _IGNORED = "rope_freqs.weight"  # the model directory's config.json has parameters that give it
-_PERMUTED = re.compile(r"blk\.\d+\.attn_([qk])\.\w+")
-_NUM_HEADS = {"q": "attention.head_count", "k": "attention.head_count_kv"}
-_NORM = re.compile(r".*norm\.weight")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +51,15 @@ class _Stored:
 
 
 class GgufFile:
-    """One file; see `checkpoint.CheckpointFile`."""
+    """One file; see `checkpoint.CheckpointFile`.
 
-    def __init__(self, path: Path) -> None:
+    Attributes:
+        first: the file with the model's metadata, of which this one may be a piece.
+    """
+
+    def __init__(self, path: Path, first: Path | None = None) -> None:
         self.path = path
+        self.first = first or path
         self.num_bytes = 0
         self.num_bytes_read = 0
         self._content: Any = None
@@ -61,7 +67,8 @@ class GgufFile:
         self._floats = torch.empty(0, dtype=torch.float32)
 
     def __enter__(self) -> Self:
-        self._stored = _stored_tensors(read_header(self.path))
+        files = self.path, self.first
+        self._stored = _stored_tensors(*files, *map(SourceFile.of, files))
         try:
             with open(self.path, "rb") as file:
                 # A private mapping counts as writable, without which torch warns.
@@ -77,6 +84,29 @@ class GgufFile:
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: stored.entry.shape for name, stored in self._stored.items()}
+
+    def kinds(self) -> dict[str, str]:
+        return {
+            name: BLOCK_TYPES[stored.entry.type_name].kind
+            for name, stored in self._stored.items()
+            if stored.entry.type_name in BLOCK_TYPES and not stored.offset
+        }
+
+    def read_packed(self, name: str, matrix: QuantizedMatrix) -> None:
+        stored = self._stored[name]
+        entry, repack = stored.entry, BLOCK_TYPES[stored.entry.type_name].repack
+        kind = TENSOR_TYPES[entry.type_number]
+        content = torch.frombuffer(
+            self._content, dtype=torch.uint8, count=entry.num_bytes, offset=entry.begin
+        )
+        rows = content.view(-1, entry.shape[-1] // kind.block_elements, kind.block_bytes)
+        if stored.num_heads:
+            order = _unpermuted(torch.arange(len(rows)), stored.num_heads)
+            matrix.write(lambda some: repack(rows[order[some]]))
+        else:
+            matrix.write(lambda some: repack(rows[some]))
+        self.num_bytes_read += entry.num_bytes
+        self._release_pages(entry)
 
     @contextmanager
     def tensor(self, name: str) -> Iterator[Tensor]:
@@ -117,38 +147,55 @@ class GgufFile:
 
 
 def find_gguf(directory: Path) -> list[GgufFile]:
-    """The GGUF file of a directory that was made from it, or the only one in any other directory;
-    none if there is no such file.
+    """The GGUF file of a directory that was made from it, or the only one in any other directory,
+    or its pieces; none if there is no such file.
 
     Raises:
-        EngineStartError: the file that the directory was made from is gone or has changed.
+        EngineStartError: the file that the directory was made from is gone or has changed, a piece
+            is missing or another model's, or there are several models.
     """
     check_source(directory)
-    if (directory / LINK).is_file():
-        return [GgufFile(directory / LINK)]
-    files = sorted(directory.glob("*.gguf"))
-    return [GgufFile(files[0])] if len(files) == 1 else []
+    found = [directory / LINK] if (directory / LINK).is_file() else models_in(directory)
+    if len(found) > 1:
+        names = ", ".join(map(label, found))
+        raise EngineStartError(f"no weights in {directory}: {len(found)} GGUF models ({names})")
+    pieces = [piece for path in found for piece in pieces_of(path)]
+    if len(pieces) > 1:
+        read_pieces(pieces)  # checks that they belong together
+    return [GgufFile(piece, pieces[0]) for piece in pieces]
 
 
-def _stored_tensors(header: GgufHeader) -> dict[str, _Stored]:
-    """The tensors of a file by their names in a checkpoint."""
+@lru_cache(maxsize=16)
+def _stored_tensors(
+    path: Path, first: Path, _own: SourceFile, _of_first: SourceFile
+) -> dict[str, _Stored]:
+    """The tensors of a file by their names in a checkpoint, until it changes. A header of a large
+    vocabulary takes a tenth of a second to read, and loading opens a file several times."""
+    header = read_header(path)
+    if first != path:
+        header = replace(header, metadata=read_header(first).metadata)
     family = family_of(header)
     found = {}
     for name, entry in header.tensors.items():
         if name == _IGNORED:
             continue
-        num_heads = _num_permuted_heads(header, name) if family.is_permuted else 0
-        offset = family.norm_offset if _NORM.fullmatch(name) else 0.0
+        num_heads = _num_permuted_heads(header, family, name)
+        offset = family.offset(name)
         target = family.checkpoint_name(name)
-        parts = _experts(entry) if "{}" in target else [entry]
-        for number, part in enumerate(parts):
+        if target == name or "{}" not in target:
+            found[target] = _Stored(entry, num_heads, offset)
+            continue
+        for number, part in enumerate(_experts(header, name)):
             found[target.format(number)] = _Stored(part, num_heads, offset)
     return found
 
 
-def _experts(entry: TensorEntry) -> list[TensorEntry]:
+def _experts(header: GgufHeader, name: str) -> list[TensorEntry]:
     """The parts of a tensor of shape [experts, ...]."""
+    entry = header.tensors[name]
     num_experts, *shape = entry.shape
+    if not shape or not prod(entry.shape):
+        raise header.error(f"{name} has the shape {[*entry.shape]}, which has no experts")
     num_bytes = entry.num_bytes // num_experts
     return [
         replace(
@@ -192,19 +239,19 @@ def dequantise(
     return values
 
 
-def _num_permuted_heads(header: GgufHeader, stored: str) -> int:
+def _num_permuted_heads(header: GgufHeader, family: GgufFamily, stored: str) -> int:
     """The number of heads in the rows of queries or keys; 0 for all other tensors."""
-    found = _PERMUTED.fullmatch(stored)
-    if found is None:
+    key = family.heads_key(stored)
+    if key is None:
         return 0
     prefix = header.architecture
-    num_heads = header.metadata.get(f"{prefix}.{_NUM_HEADS[found[1]]}")
+    num_heads = header.metadata.get(f"{prefix}.{key}")
     if num_heads is None:  # as many key heads as query heads
-        num_heads = header.metadata.get(f"{prefix}.{_NUM_HEADS['q']}")
+        num_heads = header.metadata.get(f"{prefix}.attention.head_count")
     num_heads = num_heads[0] if isinstance(num_heads, list) and num_heads else num_heads
     num_rows = header.tensors[stored].shape[0]
     if type(num_heads) is not int or num_heads < 1 or num_rows % (2 * num_heads):
-        raise header.error(f"{stored} has {num_rows} rows for {num_heads!r} heads")
+        raise header.error(f"{stored} has {num_rows} rows for {shown(num_heads)} heads")
     return num_heads
 
 
@@ -212,3 +259,10 @@ def _unpermuted(tensor: Tensor, num_heads: int) -> Tensor:
     """The rows of each head with the first of all pairs before the second of all pairs."""
     pairs = tensor.view(num_heads, len(tensor) // num_heads // 2, 2, *tensor.shape[1:])
     return pairs.transpose(1, 2).reshape(tensor.shape)
+
+
+def permuted(tensor: Tensor, num_heads: int) -> Tensor:
+    """The rows of queries or keys in llama.cpp's order, in which the two of each pair are
+    neighbours: what `GgufFile` reverses."""
+    halves = tensor.view(num_heads, 2, len(tensor) // num_heads // 2, *tensor.shape[1:])
+    return halves.transpose(1, 2).reshape(tensor.shape)

@@ -12,7 +12,8 @@ from shmllm.models.readers import read_activation, read_attention, read_model, r
 from shmllm.models.specs import LayerNorms, LayerSpec, MLPSpec, NormSpec
 
 if TYPE_CHECKING:
-    from shmllm.models.layers import Matrix, NamedWeights
+    from shmllm.models.layers import NamedWeights
+    from shmllm.models.matrices import Destination
 
 _FIELDS: dict[str, tuple[str, Any]] = {
     "vocab_size": ("vocab_size", 50257),
@@ -75,7 +76,7 @@ def named_weights(weights: NamedWeights, config: ModelConfig) -> NamedWeights:
 
     from shmllm.models.fused_names import with_fused
 
-    def transposed(view: Matrix) -> Matrix:
+    def transposed(view: Destination) -> Destination:
         assert isinstance(view, Tensor), "`check_features` refuses these"
         return view.t()
 

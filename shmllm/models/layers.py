@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from shmllm.models.config import ModelConfig
-from shmllm.models.quantized import QUANTIZATIONS, QuantizedMatrix
+from shmllm.models.matrices import (
+    HEAD_QUANTIZATION,
+    QUANTIZATIONS,
+    Destination,
+    Matrix,
+    MixedMatrix,
+    Part,
+    WholeMatrix,
+    make_matrix,
+)
 from shmllm.models.specs import MLPSpec, NormSpec
 
 Allocator = Callable[[tuple[int, ...], torch.dtype], Tensor]
 """Returns a tensor of the given shape and dtype, whose contents are undefined."""
 
-Matrix = Tensor | QuantizedMatrix
-
-NamedWeights = dict[str, tuple[Matrix, ...]]
+NamedWeights = dict[str, tuple[Destination, ...]]
 """A mapping from a weight's name in the checkpoint to the views that hold it. Each view has the
 checkpoint's shape, and `shape`, `dtype`, `device`, `numel`, `copy_` and `clone`."""
 
@@ -31,11 +38,16 @@ class Storage:
         dtype: the dtype of the weights.
         quantization: what the matrices of matrix products are rounded to, one of `QUANTIZATIONS`;
             None: they are not.
+        stored: how the checkpoint stores each matrix, in the order in which these are allocated;
+            None: as floating numbers.
+        made: receives the matrices in that order, if they are neither quantized nor stored packed.
     """
 
     allocate: Allocator
     dtype: torch.dtype
     quantization: str | None = None
+    stored: Iterator[Sequence[Part]] | None = None
+    made: list[Tensor] | None = None
 
     def tensor(self, *shape: int) -> Tensor:
         """Allocates a weight that is never quantized."""
@@ -45,43 +57,32 @@ class Storage:
         """Returns the storage of the LM head."""
         if self.quantization is None:
             return self
-        return replace(self, quantization=QUANTIZATIONS[self.quantization].head_kind)
+        return replace(self, quantization=HEAD_QUANTIZATION)
+
+    def table(self, *shape: int) -> WholeMatrix:
+        """Allocates a matrix whose rows are looked up. Only a checkpoint quantizes it."""
+        return self.exact().whole(*shape)
+
+    def exact(self) -> Storage:
+        """Returns the storage of what is only quantized if the checkpoint is."""
+        return replace(self, quantization=None)
+
+    def whole(self, *shape: int) -> WholeMatrix:
+        """Allocates a matrix, or several, of one format."""
+        weight = self.matrix(*shape)
+        assert not isinstance(weight, MixedMatrix), "a checkpoint has it in one tensor"
+        return weight
 
     def matrix(self, *shape: int) -> Matrix:
         """Allocates the [out, in] matrix of a matrix product, or [..., out, in] several."""
+        if self.stored is not None:
+            return make_matrix(shape, next(self.stored), self.dtype, self.allocate)
         if self.quantization is not None:
             return QUANTIZATIONS[self.quantization].make(shape, self.dtype, self.allocate)
-        return self.tensor(*shape)
-
-
-def joined(parts: Sequence[Matrix]) -> Matrix:
-    """Returns one view of consecutive rows of a fused matrix, or of a fused bias: the destination
-    of a checkpoint's tensor that has several projections in one.
-
-    Args:
-        parts: the views of the rows, in their order.
-    """
-    integers, scales, plain = [], [], []
-    for part in parts:
-        if isinstance(part, QuantizedMatrix):
-            integers.append(part.integers)
-            scales.append(part.scales)
-        else:
-            plain.append(part)
-    first = parts[0]
-    if not isinstance(first, QuantizedMatrix):
-        return _joined(plain)
-    assert not plain, "the parts belong to one matrix"
-    return first.of_parts(_joined(integers), _joined(scales))
-
-
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    first, end = parts[0], parts[0].storage_offset()
-    for part in parts:
-        assert part.storage_offset() == end, "the parts lie one after the other"
-        end += part.numel()
-    shape = (sum(len(part) for part in parts), *first.shape[1:])
-    return first.as_strided(shape, first.stride())
+        weight = self.tensor(*shape)
+        if self.made is not None:
+            self.made.append(weight)
+        return weight
 
 
 class Linear:
@@ -92,6 +93,7 @@ class Linear:
         out_features: the width of each projection; their outputs lie side by side.
         bias: whether the projections have a bias.
         storage: allocates the weights.
+        weight: the matrix, if it exists already.
 
     Attributes:
         weight: [out, in], as checkpoints store it, one projection after the other.
@@ -99,11 +101,16 @@ class Linear:
     """
 
     def __init__(
-        self, in_features: int, out_features: Sequence[int], bias: bool, storage: Storage
+        self,
+        in_features: int,
+        out_features: Sequence[int],
+        bias: bool,
+        storage: Storage,
+        weight: Matrix | None = None,
     ) -> None:
         self.out_features = tuple(out_features)
         width = sum(self.out_features)
-        self.weight = storage.matrix(width, in_features)
+        self.weight = storage.matrix(width, in_features) if weight is None else weight
         self.bias = storage.tensor(width) if bias else None
 
     def named_weights(self, *names: str) -> NamedWeights:
@@ -217,12 +224,9 @@ class TokenEmbedding:
     def __init__(self, config: ModelConfig, storage: Storage) -> None:
         vocab_size, hidden_size = config.vocab_size, config.hidden_size
         self.tied = config.tie_word_embeddings
-        self.table = storage.tensor(vocab_size, hidden_size)
-        if self.tied and storage.quantization is None:
-            head_storage = replace(storage, allocate=lambda shape, dtype: self.table)
-        else:
-            head_storage = storage.for_head()
-        self.head = Linear(hidden_size, [vocab_size], False, head_storage)
+        self.table = storage.table(vocab_size, hidden_size)
+        shared = self.table if self.tied and storage.quantization is None else None
+        self.head = Linear(hidden_size, [vocab_size], False, storage.for_head(), shared)
         length = config.num_learned_positions
         self.positions = storage.tensor(length, hidden_size) if length else None
         self.scale = _rounded(config.embedding_scale, storage.dtype)

@@ -9,18 +9,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import ClassVar, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 
 LARGEST = 127
 SMALLEST_SCALE = torch.finfo(torch.float32).tiny
-LARGEST_SCALE = torch.finfo(torch.float16).max
 ELEMENTS_AT_ONCE = 2**18
 """About how many elements are rounded at a time, which needs temporaries of a few MiB."""
-PACKED_TOGETHER = 64
-"""The number of elements in a run of 4-bit integers."""
 
 Allocate = Callable[[tuple[int, ...], torch.dtype], Tensor]
 
@@ -38,11 +35,6 @@ class QuantizedMatrix(ABC):
         dtype: the dtype of the values that are written and read.
     """
 
-    kind: ClassVar[str]
-    """The name of the quantization, by which kernels are chosen."""
-    head_kind: ClassVar[str] = "int8"
-    """The quantization of the LM head of such a model, which 4 bits would harm the most."""
-
     def __init__(self, integers: Tensor, scales: Tensor, width: int, dtype: torch.dtype) -> None:
         self.integers = integers
         self.scales = scales
@@ -50,10 +42,10 @@ class QuantizedMatrix(ABC):
         self._width = width
         self._rank = integers.dim()
 
-    @classmethod
+    @property
     @abstractmethod
-    def make(cls, shape: tuple[int, ...], dtype: torch.dtype, allocate: Allocate) -> Self:
-        """Allocates a matrix [..., out, in] whose values are not set."""
+    def kind(self) -> str:
+        """The name of the format, by which kernels are chosen."""
 
     @property
     def shape(self) -> torch.Size:
@@ -66,9 +58,9 @@ class QuantizedMatrix(ABC):
     def numel(self) -> int:
         return self.shape.numel()
 
+    @abstractmethod
     def of_parts(self, integers: Tensor, scales: Tensor) -> Self:
         """Returns a matrix like this one that has other memory."""
-        return type(self)(integers, scales, self._width, self.dtype)
 
     def view(self, *shape: int) -> Self:
         """Returns a view of another shape whose rows are the same."""
@@ -87,12 +79,24 @@ class QuantizedMatrix(ABC):
         return tuple(self.of_parts(integers, scales) for integers, scales in pairs)
 
     @torch.no_grad()
+    def write(self, packed: Callable[[slice], tuple[Tensor, Tensor]]) -> None:
+        """Writes rows that are packed already.
+
+        Args:
+            packed: returns the integers and the scales of some of the rows.
+        """
+        rows = self._rows()
+        with one_thread():
+            for some in self._pieces(len(rows.integers)):
+                rows.integers[some], rows.scales[some] = packed(some)
+
+    @torch.no_grad()
     def copy_(self, values: Tensor, /) -> Self:
         """Rounds ``values`` [..., out, in] into this matrix's memory."""
         if values.shape != self.shape:
             raise ValueError(f"cannot write {list(values.shape)} to {list(self.shape)}")
         rows, source = self._rows(), values.reshape(-1, self._width)
-        with _one_thread():
+        with one_thread():
             for some in self._pieces(len(source)):
                 # Round to the matrix's dtype first: otherwise writing the values that `clone`
                 # returned could give other integers.
@@ -105,7 +109,7 @@ class QuantizedMatrix(ABC):
         """Returns the rounded values as a new [..., out, in] tensor of `dtype`."""
         out = torch.empty(self.shape, dtype=self.dtype, device=self.device)
         rows, values = self._rows(), out.view(-1, self._width)
-        with _one_thread():
+        with one_thread():
             for some in self._pieces(len(values)):
                 values[some] = self._values(rows.integers[some], rows.scales[some])
         return out
@@ -115,7 +119,7 @@ class QuantizedMatrix(ABC):
 
     def _pieces(self, num_rows: int) -> Iterator[slice]:
         size = max(ELEMENTS_AT_ONCE // max(self._width, 1), 1)
-        return (slice(begin, begin + size) for begin in range(0, num_rows, size))
+        return (slice(begin, min(begin + size, num_rows)) for begin in range(0, num_rows, size))
 
     @abstractmethod
     def _round(self, values: Tensor, integers: Tensor, scales: Tensor) -> None:
@@ -137,8 +141,12 @@ class Int8Matrix(QuantizedMatrix):
 
     @classmethod
     def make(cls, shape: tuple[int, ...], dtype: torch.dtype, allocate: Allocate) -> Self:
+        """Allocates a matrix [..., out, in] whose values are not set."""
         scales = allocate(shape[:-1], torch.float32)
         return cls(allocate(shape, torch.int8), scales, shape[-1], dtype)
+
+    def of_parts(self, integers: Tensor, scales: Tensor) -> Self:
+        return type(self)(integers, scales, self._width, self.dtype)
 
     def _round(self, values: Tensor, integers: Tensor, scales: Tensor) -> None:
         torch.amax(values.abs(), 1, out=scales)
@@ -149,64 +157,8 @@ class Int8Matrix(QuantizedMatrix):
         return integers * scales[:, None]
 
 
-class Int4Matrix(QuantizedMatrix):
-    """A matrix whose rows are rounded to 4 bits, with a scale for every 32 elements.
-
-    The rounding is that of Q4_0 in GGUF files: an element is ``(nibble - 8) * scale``, where -8
-    stands for the element of its group that is the largest in magnitude, with its sign.
-
-    integers: [..., out, runs * 32] uint8. A row is padded with zeros to whole runs of 64 elements;
-    byte i of a run has element i in its lower nibble, element 32 + i in its upper one. scales:
-    [..., out, groups] float16, of the padded row; a group whose scale would be too small for
-    float16 becomes zero.
-    """
-
-    kind = "int4"
-    group: ClassVar[int] = 32
-    """The number of elements that share a scale."""
-
-    @classmethod
-    def make(cls, shape: tuple[int, ...], dtype: torch.dtype, allocate: Allocate) -> Self:
-        padded = -(-shape[-1] // PACKED_TOGETHER) * PACKED_TOGETHER
-        integers = allocate((*shape[:-1], padded // 2), torch.uint8)
-        scales = allocate((*shape[:-1], padded // cls.group), torch.float16)
-        return cls(integers, scales, shape[-1], dtype)
-
-    def _round(self, values: Tensor, integers: Tensor, scales: Tensor) -> None:
-        padded = values.new_zeros(len(values), 2 * integers.shape[1])
-        padded[:, : self._width] = values
-        groups = padded.view(len(values), -1, self.group)
-        places = groups.abs().argmax(-1, keepdim=True)
-        exact = groups.gather(-1, places)[..., 0] / -8
-        scales.copy_(exact.clamp(-LARGEST_SCALE, LARGEST_SCALE))
-        inverse = torch.where(scales == 0, 0.0, 1 / exact)
-        scales.masked_fill_(scales == 0, 0.0)  # without a sign
-        nibbles = (groups * inverse[..., None]).add_(8.5).clamp_(0, 15).to(torch.uint8)
-        low, high = nibbles.view(len(values), -1, 2, PACKED_TOGETHER // 2).unbind(2)
-        integers.copy_((low | high << 4).flatten(1))
-
-    def _values(self, integers: Tensor, scales: Tensor) -> Tensor:
-        runs = integers.reshape(len(integers), -1, PACKED_TOGETHER // 2)
-        numbers = torch.cat([runs & 15, runs >> 4], 2).float() - 8
-        groups = numbers.view(len(integers), -1, self.group) * scales[..., None]
-        return groups.flatten(1)[:, : self._width]
-
-
-class WideInt4Matrix(Int4Matrix):
-    """As `Int4Matrix`, with a scale for every 64 elements."""
-
-    kind = "int4-g64"
-    group = 64
-
-
-QUANTIZATIONS: dict[str, type[QuantizedMatrix]] = {
-    matrix.kind: matrix for matrix in (Int8Matrix, Int4Matrix, WideInt4Matrix)
-}
-"""What matrices can be rounded to while they are loaded, by the value of the option."""
-
-
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Limits torch to one thread.
 
     With more threads each operation on a piece waits for all of them. On two cores that other

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,9 +15,12 @@ from torch import Tensor
 
 from shmllm.errors import EngineStartError
 from shmllm.models.fields import Fields, read_json_object
+from shmllm.models.quantized import QuantizedMatrix
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+_LONGEST_FILE_NAME = 255
+_DTYPES = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
 _libc = ctypes.CDLL(None)
 
 
@@ -36,8 +40,9 @@ class SafetensorsFile:
         except OSError as error:
             raise EngineStartError(f"cannot read {self.path}: {error}") from None
         except SafetensorError as error:
+            text = "".join(each if each.isprintable() else "?" for each in str(error))
             raise EngineStartError(
-                f"{self.path} is damaged or not a safetensors file ({error}); copy or download "
+                f"{self.path} is damaged or not a safetensors file ({text}); copy or download "
                 "it again"
             ) from None
         return self
@@ -47,10 +52,35 @@ class SafetensorsFile:
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         file = self._file
+        unprintable = [name for name in file.keys() if not name.isprintable()]  # noqa: SIM118
+        if unprintable:
+            raise EngineStartError(f"{self.path} has a tensor with the name {unprintable[0]!r}")
         return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+
+    def dtypes(self) -> dict[str, str]:
+        """The dtypes of the tensors by name, in the words of the format: "BF16", "F8_E4M3"."""
+        file = self._file
+        return {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+
+    def kinds(self) -> dict[str, str]:
+        return {}
+
+    def read_packed(self, name: str, matrix: QuantizedMatrix) -> None:
+        raise NotImplementedError("no tensor is packed")
 
     @contextmanager
     def tensor(self, name: str) -> Iterator[Tensor]:
+        dtype = self._file.get_slice(name).get_dtype()
+        if dtype not in _DTYPES:
+            raise EngineStartError(
+                f"{self.path}: {name} has type {dtype}; supported: {', '.join(_DTYPES)}"
+            )
+        with self.component(name) as tensor:
+            yield tensor
+
+    @contextmanager
+    def component(self, name: str) -> Iterator[Tensor]:
+        """Reads a tensor of any dtype, such as the integers of a quantised weight; as `tensor`."""
         tensor = self._file.get_tensor(name)
         yield tensor
         self.num_bytes_read += tensor.nbytes
@@ -70,13 +100,20 @@ def find_safetensors(directory: Path) -> list[SafetensorsFile]:
         return []
     fields = Fields(read_json_object(index), str(index))
     names = fields.table("weight_map").values()
-    if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
+    if not names or not all(map(_is_file_name, names)):
         raise fields.error("'weight_map' must map tensor names to file names")
     files = [directory / name for name in sorted(set(names))]
     for file in files:
         if not file.is_file():
             raise EngineStartError(f"missing shard {file}, which {INDEX_FILE} lists")
     return [SafetensorsFile(file) for file in files]
+
+
+def _is_file_name(value: object) -> bool:
+    """Whether a value can be the name of a file in the same directory."""
+    if not isinstance(value, str) or not value.isprintable() or Path(value).name != value:
+        return False
+    return 0 < len(os.fsencode(value)) <= _LONGEST_FILE_NAME
 
 
 def _release_pages(tensor: Tensor) -> None:

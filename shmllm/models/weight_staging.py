@@ -39,7 +39,8 @@ from torch import Tensor
 
 from shmllm.errors import RequestError
 from shmllm.models.decoder import DecoderModel
-from shmllm.models.layers import Matrix, NamedWeights
+from shmllm.models.layers import NamedWeights
+from shmllm.models.matrices import Destination
 from shmllm.models.weight_names import model_name
 from shmllm.models.weight_update import find_problem, is_finite, not_finite, refuse
 
@@ -80,7 +81,7 @@ class HostMemory:
         # The mapping is freed with the last tensor that uses it.
         self._memory = torch.frombuffer(memory, dtype=torch.uint8)
 
-    def place(self, name: str, view: Matrix) -> Tensor:
+    def place(self, name: str, view: Destination) -> Tensor:
         """Returns the memory of a weight, [elements] in the weight's dtype."""
         begin = self._offsets[name]
         return self._memory[begin : begin + _num_bytes(view)].view(view.dtype)
@@ -219,7 +220,7 @@ class StagedWeights:
         )
 
 
-def _num_bytes(view: Matrix) -> int:
+def _num_bytes(view: Destination) -> int:
     """Returns the size of a weight's values in its dtype, even if the model keeps them rounded."""
     return view.numel() * view.dtype.itemsize
 

@@ -8,7 +8,7 @@ holds no more than one tensor of a checkpoint in memory. Each format has a modul
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,9 +17,11 @@ from torch import Tensor
 
 from shmllm.errors import EngineStartError
 from shmllm.models.checkpoint import CheckpointFile
+from shmllm.models.checkpoint_formats.quantized_file import find_method, quantized_files
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.gguf_file import find_gguf
-from shmllm.models.layers import Matrix, NamedWeights
+from shmllm.models.layers import NamedWeights
+from shmllm.models.matrices import Destination, packed_of
 from shmllm.models.safetensors_file import INDEX_FILE, SINGLE_FILE, find_safetensors
 from shmllm.models.weight_names import model_name
 
@@ -35,11 +37,36 @@ class _Shard:
         file: the file.
         num_bytes: its size.
         names: for each tensor that is read from it, the model's name and the name in the file.
+        kinds: the formats of the packed ones, by their names in the file.
     """
 
     file: CheckpointFile
     num_bytes: int
     names: dict[str, str]
+    kinds: Mapping[str, str]
+
+
+def stored_kinds(directory: Path, tied: bool) -> dict[str, str]:
+    """Returns the formats (`matrices.FORMATS`) of a checkpoint's packed tensors.
+
+    Args:
+        directory: see `load_weights`.
+        tied: whether the LM head shares the embedding table.
+
+    Returns:
+        The formats by the names in `DecoderModel.destinations`.
+
+    Raises:
+        EngineStartError: a file is missing or damaged.
+    """
+    found = {}
+    for file in _checkpoint_files(Path(directory)):
+        with file:
+            for stored, kind in file.kinds().items():
+                name = model_name(stored, tied)
+                if name is not None:
+                    found[name] = kind
+    return found
 
 
 def load_weights(model: DecoderModel, directory: Path, on_progress: Progress | None = None) -> None:
@@ -67,7 +94,7 @@ def load_weights(model: DecoderModel, directory: Path, on_progress: Progress | N
     for shard in shards:
         with shard.file as file:
             for number, (name, stored) in enumerate(shard.names.items(), 1):
-                _copy(file, stored, destinations[name])
+                _copy(file, stored, destinations[name], shard.kinds.get(stored))
                 if on_progress is not None and number < len(shard.names):
                     on_progress(done + file.num_bytes_read, total)
         done += shard.num_bytes
@@ -75,9 +102,13 @@ def load_weights(model: DecoderModel, directory: Path, on_progress: Progress | N
             on_progress(done, total)
 
 
-def _copy(file: CheckpointFile, name: str, views: Sequence[Matrix]) -> None:
-    """Copies one tensor. A function of its own, because no variable may keep the tensor while the
-    next one is read."""
+def _copy(file: CheckpointFile, name: str, views: Sequence[Destination], kind: str | None) -> None:
+    """Copies one tensor of a format. A function of its own, because no variable may keep the tensor
+    while the next one is read."""
+    packed = packed_of(views[0]) if len(views) == 1 else None
+    if packed is not None and packed.kind == kind:
+        file.read_packed(name, packed)
+        return
     with file.tensor(name) as tensor:
         for view in views:
             view.copy_(tensor)
@@ -107,7 +138,11 @@ def load_dummy_weights(model: DecoderModel, seed: int = 0) -> None:
 
 
 def _checkpoint_files(directory: Path) -> Sequence[CheckpointFile]:
-    found = find_safetensors(directory) or find_gguf(directory)
+    files = find_safetensors(directory)
+    method = find_method(directory) if files else None
+    if method is not None:
+        return quantized_files(files, method)
+    found = files or find_gguf(directory)
     if not found:
         raise EngineStartError(
             f"no weights in {directory}: looked for {SINGLE_FILE} and {INDEX_FILE}, and for one "
@@ -133,7 +168,8 @@ def _read_header(file: CheckpointFile, destinations: NamedWeights, tied: bool) -
                 raise EngineStartError(
                     f"{path}: {stored} has shape {shape}, the config asks for {expected}"
                 )
-    return _Shard(file, file.num_bytes, names)
+        kinds = file.kinds()
+    return _Shard(file, file.num_bytes, names, kinds)
 
 
 def _check_complete(model: DecoderModel, shards: list[_Shard], directory: Path) -> None:

@@ -6,6 +6,7 @@ device.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +17,11 @@ from shmllm.config.engine import UNLIMITED_LOGPROBS, EngineConfig, LoadConfig
 from shmllm.config.info import EngineInfo
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
-from shmllm.models.create import create_model
+from shmllm.models.create import create_model, stored_parts
 from shmllm.models.decoder import DecoderModel
-from shmllm.models.weights import load_dummy_weights, load_weights
+from shmllm.models.matrices import parts_of
+from shmllm.models.quantized import QuantizedMatrix
+from shmllm.models.weights import load_dummy_weights, load_weights, stored_kinds
 from shmllm.worker.arena import Arena, CountingAllocator
 from shmllm.worker.memory import CacheShape, CacheSize, MemoryPool, check_weights_fit
 
@@ -34,6 +37,7 @@ class LoadedModel:
         weights: the arena of the weights.
         dtype_name: the dtype of weights and activations.
         max_model_len: the configured length, in tokens; the KV cache may hold fewer.
+        quantization: the format of most of the matrices; empty: floating numbers.
     """
 
     model: DecoderModel
@@ -41,6 +45,7 @@ class LoadedModel:
     weights: Arena
     dtype_name: str
     max_model_len: int
+    quantization: str
     _load: LoadConfig
 
     @property
@@ -74,6 +79,7 @@ def load_model(
     auto_dtype: Callable[[str | None], str],
     check: Callable[[ModelConfig, LoadConfig, str], None],
     on_progress: Progress | None = None,
+    keeps_packed: bool = False,
 ) -> LoadedModel:
     """Load a model into an arena of its own.
 
@@ -85,6 +91,8 @@ def load_model(
         check: called before weights are read, with the dtype name of the weights; raises
             EngineStartError if the device cannot run that model.
         on_progress: called with (bytes read, bytes in all) while weights are read.
+        keeps_packed: whether the device computes with matrices as a checkpoint packs them;
+            otherwise they become floating numbers.
 
     Raises:
         EngineStartError: the model cannot be loaded, or its weights do not fit into the memory.
@@ -96,12 +104,17 @@ def load_model(
     check(config, load, dtype_name)
     dtype: torch.dtype = getattr(torch, dtype_name)
     counter = CountingAllocator()
-    create_model(config, dtype, counter.allocate, load.quantization)
+    kinds: dict[str, str] = {}
+    if keeps_packed and load.quantization is None and load.load_format != "dummy":
+        kinds = stored_kinds(Path(load.directory), config.tie_word_embeddings)
+    stored = stored_parts(config, kinds)
+    create_model(config, dtype, counter.allocate, load.quantization, stored)
     check_weights_fit(counter.num_bytes, load.quantization or dtype_name, pool)
     weights = pool.make_arena(counter.num_bytes, "the weights")
-    model = create_model(config, dtype, weights.allocate, load.quantization)
+    model = create_model(config, dtype, weights.allocate, load.quantization, stored)
     _load_weights(model, load, on_progress)
-    return LoadedModel(model, config, weights, dtype_name, max_model_len, load)
+    quantization = load.quantization or _most_common_format(model)
+    return LoadedModel(model, config, weights, dtype_name, max_model_len, quantization, load)
 
 
 def make_info(
@@ -152,7 +165,7 @@ def make_info(
         activation_dtype=activation_dtype,
         kv_cache_dtype=kv_cache_dtype,
         instructions=instructions,
-        quantization=config.load.quantization or "",
+        quantization=loaded.quantization,
         device=device,
         device_uuid=device_uuid,
         async_scheduling=async_scheduling,
@@ -161,6 +174,16 @@ def make_info(
         gpu_memory_utilization=config.cache.gpu_memory_utilization,
         warnings=(*((size.warning,) if size.warning else ()), *warnings),
     )
+
+
+def _most_common_format(model: DecoderModel) -> str:
+    """Return the format of most elements of packed matrices; empty if there are none."""
+    sizes: Counter[str] = Counter()
+    for views in model.named_weights().values():
+        for part in parts_of(views[0]):
+            if isinstance(part, QuantizedMatrix):
+                sizes[part.kind] += part.numel()
+    return sizes.most_common(1)[0][0] if sizes else ""
 
 
 def _configured_length(load: LoadConfig, model: ModelConfig) -> int:

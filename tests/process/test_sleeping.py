@@ -159,8 +159,10 @@ def test_sleeping_weights_are_neither_read_nor_written(llm: LLM) -> None:
 
 
 def test_pausing_and_sleeping_are_independent(llm: LLM) -> None:
-    expected = tokens_of(llm)
-    llm.enqueue(PROMPT, SHORT)
+    # It must not end before the pause, on a busy machine either.
+    long = SamplingParams(temperature=0, max_tokens=150, ignore_eos=True)
+    expected = tokens_of(llm, long)
+    llm.enqueue(PROMPT, long)
     llm.pause_generation("keep")
     llm.sleep(1, mode="wait")  # what is frozen is not waited for
     with pytest.raises(RequestError, match="cannot end"):

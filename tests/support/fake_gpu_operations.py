@@ -135,7 +135,7 @@ def _goes_to_host(args: Any, kwargs: Any) -> bool:
     )
 
 
-class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Operations(TorchDispatchMode):
     """Intercepts operations on tensors of the device."""
 
     def __init__(self, device: FakeGpu) -> None:

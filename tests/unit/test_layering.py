@@ -73,6 +73,11 @@ RULES = {
         packages="jinja2 numpy tokenizers",
         lazy_packages="huggingface_hub llguidance rich torch transformers",
     ),
+    "shmllm.quantize": Rule(
+        "errors formats frontend models",
+        packages="gguf numpy tokenizers torch",
+        lazy_packages="compressed_tensors",
+    ),
     "shmllm.monitor": Rule("errors ipc outputs", packages="rich"),
     "shmllm.batch": Rule("errors extras outputs params", lazy_packages="pyarrow"),
     "shmllm.bench": Rule(
@@ -80,8 +85,8 @@ RULES = {
         packages="click faster_fifo faster_fifo_reduction iceoryx2 msgspec numpy rich zmq",
     ),
     "shmllm.cli": Rule(
-        "batch bench client config errors extras frontend ipc monitor outputs params tracing "
-        "version wire",
+        "batch bench client config errors extras frontend ipc monitor outputs params quantize "
+        "tracing version wire",
         packages="click prompt_toolkit",
         lazy_packages="numpy prometheus_client rich",
     ),

@@ -13,6 +13,7 @@ from shmllm.models.config import ModelConfig, RopeConfig
 from shmllm.models.experts import MoE
 from shmllm.models.layers import Attention, Linear, Norm, TokenEmbedding
 from shmllm.models.ops import Routing
+from shmllm.models.quantized import QuantizedMatrix
 from shmllm.models.rope import attention_factor, inverse_frequencies
 from shmllm.models.specs import MLPSpec
 from shmllm.worker.arrays import IntArray, LongArray
@@ -20,7 +21,7 @@ from shmllm.worker.cpu.buffers import CpuBuffers
 from shmllm.worker.cpu.cache import CpuKVCache
 from shmllm.worker.cpu.experts import ExpertOps
 from shmllm.worker.cpu.inputs import CpuInputs
-from shmllm.worker.cpu.products import Products, kind_of
+from shmllm.worker.cpu.products import Products, kind_of, weights_of
 from shmllm_kernels.cpu import Kernel, KernelProgram, word_of_float
 from shmllm_kernels.cpu.attention import (
     ATTEND,
@@ -33,7 +34,14 @@ from shmllm_kernels.cpu.attention_state import LOG2_E
 from shmllm_kernels.cpu.cache_layout import head_words
 from shmllm_kernels.cpu.heads import STORE_HEADS
 from shmllm_kernels.cpu.norms import ADD, ADD_LAYER_NORM, ADD_RMS_NORM
-from shmllm_kernels.cpu.rows import ACTIVATE, EMBED, GATHER, ROPE_TABLES, SCALE_AND_CAP
+from shmllm_kernels.cpu.rows import (
+    ACTIVATE,
+    EMBED,
+    EMBED_PACKED,
+    GATHER,
+    ROPE_TABLES,
+    SCALE_AND_CAP,
+)
 
 
 def _address(tensor: Tensor | None) -> int:
@@ -143,10 +151,15 @@ class CpuOps:
     def embed(self, embedding: TokenEmbedding) -> Tensor:
         out, table = self._buffers.hidden, embedding.table
         inputs, positions = self._inputs, embedding.positions
-        operands = [inputs.token_ids.ctypes.data, table.data_ptr(), out.data_ptr(), table.shape[1]]
+        numbers, table_scales = weights_of(table)
+        rows = [inputs.token_ids.ctypes.data, numbers.data_ptr(), out.data_ptr(), table.shape[1]]
         scales = [word_of_float(embedding.scale), word_of_float(embedding.embeds_scale)]
         learned = [inputs.positions.ctypes.data, _address(positions)]
-        self._record("embed", EMBED[kind_of(table)], *operands, *scales, *learned)
+        operands, dtype = [*rows, *scales, *learned], kind_of(table)
+        if isinstance(table, QuantizedMatrix):
+            self._record("embed", EMBED_PACKED[table.kind, dtype], *operands, table_scales)
+        else:
+            self._record("embed", EMBED[dtype], *operands)
         return out
 
     def add_norm(

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from shmllm.config.engine import LoadConfig
 from shmllm.errors import EngineStartError
-from shmllm.models.experts import ExpertLinear
-from shmllm.models.layers import Linear, Matrix
+from shmllm.models.layers import Linear
+from shmllm.models.matrices import Matrix, WholeMatrix, len_of, parts_of
 from shmllm.models.quantized import QuantizedMatrix
 from shmllm_kernels.cpu import KernelProgram, matrix_tiles, products, rounding, tile_rounding
 from shmllm_kernels.cpu.amx import HAS_AMX
@@ -128,20 +128,21 @@ class Products:
         self._rounded = rounded
         self._activation_dtype = activation_dtype
 
-    def kinds(self, linear: Linear | ExpertLinear, is_exact: bool = False) -> Kinds:
-        """Return the kinds of a projection's product.
+    def kinds(self, weight: WholeMatrix, is_exact: bool = False, in_experts: bool = False) -> Kinds:
+        """Return the kinds of a product.
 
         Args:
-            linear: the weight and the bias.
+            weight: the matrix.
             is_exact: whether activations must stay float32.
+            in_experts: whether it is a product of experts. Their activations are not rounded to 8
+                bits: each has to know its largest.
         """
-        dtype, wanted = kind_of(linear.weight), self._activation_dtype
-        stored = linear.weight.kind if isinstance(linear.weight, QuantizedMatrix) else dtype
-        # The activations inside of experts are not rounded to 8 bits: each has to know its largest.
-        is_exact |= wanted == "int8" and isinstance(linear, ExpertLinear)
+        dtype, wanted = kind_of(weight), self._activation_dtype
+        stored = weight.kind if isinstance(weight, QuantizedMatrix) else dtype
+        is_exact |= wanted == "int8" and in_experts
         if is_exact or (wanted, stored, dtype) not in MULTIPLY:
             return "float32", stored, dtype
-        in_tiles = wanted != "float32" and self._uses_tiles and isinstance(linear, Linear)
+        in_tiles = wanted != "float32" and self._uses_tiles and not in_experts
         return tiled(wanted) if in_tiles else wanted, stored, dtype
 
     def activations(self, num_rows: int, x: Tensor, kind: str) -> tuple[int, int]:
@@ -182,16 +183,22 @@ class Products:
             out: [rows, out] float32.
             is_exact: whether activations must stay float32.
         """
-        kinds = self.kinds(linear, is_exact)
-        numbers, scales = weights_of(linear.weight)
-        rows = [*self.activations(num_rows, x, kinds[0]), out.data_ptr(), 4 * out.shape[1]]
-        bias = 0 if linear.bias is None else linear.bias.data_ptr()
-        operands = [num_rows, *rows, numbers.data_ptr(), *linear.weight.shape, scales, bias]
-        size = "x".join(map(str, linear.weight.shape))
-        self._kernels.record(MULTIPLY[kinds], operands, label=f"multiply {size}")
+        made: dict[str, tuple[int, int]] = {}
+        begin = 0
+        for weight in parts_of(linear.weight):
+            kinds = self.kinds(weight, is_exact)
+            if kinds[0] not in made:
+                made[kinds[0]] = self.activations(num_rows, x, kinds[0])
+            numbers, scales = weights_of(weight)
+            rows = [*made[kinds[0]], out.data_ptr() + 4 * begin, 4 * out.shape[1]]
+            bias = 0 if linear.bias is None else linear.bias[begin:].data_ptr()
+            operands = [num_rows, *rows, numbers.data_ptr(), *weight.shape, scales, bias]
+            size = "x".join(map(str, weight.shape))
+            self._kernels.record(MULTIPLY[kinds], operands, label=f"multiply {size}")
+            begin += len_of(weight)
 
 
-def weights_of(weight: Matrix) -> tuple[Tensor, int]:
+def weights_of(weight: WholeMatrix) -> tuple[Tensor, int]:
     """Return a matrix's numbers, and the address of its scales or 0."""
     if isinstance(weight, QuantizedMatrix):
         return weight.integers, weight.scales.data_ptr()

@@ -121,6 +121,7 @@ class GpuOps:
         if table is not None:
             learned = LearnedPositions(table, positions)
         last_tokens = self._inputs.last_tokens
+        assert isinstance(embedding.table, Tensor), "a GPU loads floating numbers"
         embed(out, embedding.table, token_ids, last_tokens, embedding.scale, learned)
         for rope, frequencies in self._frequencies.items():
             tables = self._angles(rope, num_tokens)

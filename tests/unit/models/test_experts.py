@@ -20,7 +20,7 @@ from support.model_helpers import (
 
 from shmllm.errors import EngineStartError, RequestError
 from shmllm.models.config import ModelConfig
-from shmllm.models.quantized import QUANTIZATIONS
+from shmllm.models.matrices import QUANTIZATIONS
 from shmllm.models.weight_staging import StagedWeights
 
 TOKENS = [int(token) for token in torch.randint(0, 97, (30,), generator=torch.manual_seed(5))]

@@ -17,7 +17,7 @@ from support.gguf_models import K_QUANTS, KINDS, PYTHON_QUANTIZES, quantized, wr
 from support.model_helpers import allocate, load, reference_model, save
 
 from shmllm.errors import EngineStartError
-from shmllm.formats.gguf_directory import IDENTITY, LINK, SourceFile
+from shmllm.formats.gguf_directory import IDENTITY, LINK, SourceFile, identity
 from shmllm.models.config import ModelConfig
 from shmllm.models.create import create_model
 from shmllm.models.decoder import DecoderModel
@@ -166,7 +166,7 @@ def test_a_truncated_file_is_named(pair: tuple[Path, Path]) -> None:
 
 def test_a_source_that_changed_or_is_gone_is_named(pair: tuple[Path, Path]) -> None:
     directory, file = pair
-    (directory / IDENTITY).write_text(SourceFile.of(file).as_json())
+    (directory / IDENTITY).write_text(identity([SourceFile.of(file)]))
     load(directory)
     os.utime(file, ns=(1, 1))
     message = failure(directory)

@@ -15,11 +15,10 @@ from shmllm.errors import RequestError
 from shmllm.models.config import ModelConfig
 from shmllm.models.create import create_model
 from shmllm.models.decoder import DecoderModel
-from shmllm.models.layers import joined
+from shmllm.models.matrices import QUANTIZATIONS, joined
 from shmllm.models.quantized import (
     ELEMENTS_AT_ONCE,
     LARGEST,
-    QUANTIZATIONS,
     QuantizedMatrix,
 )
 from shmllm.models.weight_staging import StagedWeights
@@ -156,8 +155,9 @@ def test_logits_are_those_of_the_rounded_matrices(
 
 def values_of(matrix: QuantizedMatrix) -> torch.Tensor:
     """The rounded values, in float32."""
-    parts = matrix.integers, matrix.scales, matrix.shape[-1], torch.float32
-    return type(matrix)(*parts).clone()
+    same = matrix.of_parts(matrix.integers, matrix.scales)
+    same.dtype = torch.float32
+    return same.clone()
 
 
 def linears(model: DecoderModel) -> list:

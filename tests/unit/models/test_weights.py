@@ -137,6 +137,18 @@ def test_file_of_another_format_is_named(shards: Path) -> None:
     assert str(victim) in failure(shards)
 
 
+def test_integers_are_no_weights(checkpoint: Path) -> None:
+    edit(checkpoint, lambda weights: weights.update({"model.norm.weight": torch.ones(48).int()}))
+    with pytest.raises(EngineStartError, match=r"model\.norm\.weight has type I32; supported: F64"):
+        load(checkpoint)
+
+
+@pytest.mark.parametrize("name", ["", "a" * 300, "a\0b", "\ud800", "../model.safetensors"])
+def test_what_cannot_be_a_file_name_is_refused(shards: Path, name: str) -> None:
+    (shards / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": name}}))
+    assert "must map tensor names to file names" in failure(shards)
+
+
 def test_missing_tensor_is_named(checkpoint: Path) -> None:
     edit(checkpoint, lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"))
     assert "lacks model.layers.1.mlp.up_proj.weight" in failure(checkpoint)

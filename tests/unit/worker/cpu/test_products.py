@@ -11,7 +11,7 @@ from shmllm.config.engine import LoadConfig
 from shmllm.errors import EngineStartError
 from shmllm.models.experts import ExpertLinear
 from shmllm.models.layers import Linear, Storage
-from shmllm.models.quantized import QUANTIZATIONS
+from shmllm.models.matrices import QUANTIZATIONS
 from shmllm.worker.cpu import products
 from shmllm.worker.cpu.products import (
     Products,
@@ -87,11 +87,11 @@ def test_tiles_are_for_rounded_activations_outside_of_experts() -> None:
     program = KernelProgram(1)
     for uses_tiles, first in ((True, "bfloat16 tiles"), (False, BFLOAT16)):
         chosen_by = Products(program, None, BFLOAT16, uses_tiles)
-        assert chosen_by.kinds(dense) == (first, BFLOAT16, BFLOAT16)
-        assert chosen_by.kinds(dense, is_exact=True) == (FLOAT32, BFLOAT16, BFLOAT16)
-        assert chosen_by.kinds(experts) == (BFLOAT16,) * 3
+        assert chosen_by.kinds(dense.weight) == (first, BFLOAT16, BFLOAT16)
+        assert chosen_by.kinds(dense.weight, is_exact=True) == (FLOAT32, BFLOAT16, BFLOAT16)
+        assert chosen_by.kinds(experts.weight, in_experts=True) == (BFLOAT16,) * 3
         unrounded = Products(program, None, FLOAT32, uses_tiles)
-        assert unrounded.kinds(dense) == (FLOAT32, BFLOAT16, BFLOAT16)
+        assert unrounded.kinds(dense.weight) == (FLOAT32, BFLOAT16, BFLOAT16)
 
 
 @pytest.mark.parametrize("rows", [1, 20])

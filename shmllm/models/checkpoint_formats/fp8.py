@@ -1,0 +1,60 @@
+"""FP8: numbers in the format e4m3, with a scale for each block of rows and columns, or for all.
+
+weight              [out, in] float8_e4m3fn
+weight_scale_inv    [out / rows of a block, in / columns of a block]: what numbers are
+                    multiplied by, in spite of the name
+weight_scale        one number, or [out, 1], if the config has no ``weight_block_size``
+"""
+
+from __future__ import annotations
+
+from shmllm.models.checkpoint_formats.components import Components, Method
+from shmllm.models.checkpoint_formats.float8 import DTYPE, float8_matrix, float8_shape
+from shmllm.models.checkpoint_formats.stored import Float8Matrix
+from shmllm.models.fields import Fields
+
+
+def configure(fields: Fields) -> Fp8:
+    return Fp8(fields)
+
+
+class Fp8(Method):
+    components = (
+        ".weight_scale_inv",
+        ".weight_scale",
+        ".input_scale",
+        ".activation_scale",
+        ".k_scale",
+        ".v_scale",
+    )
+
+    def __init__(self, fields: Fields) -> None:
+        form = fields.text("fmt", "e4m3")
+        if form not in ("e4m3", "float8_e4m3fn"):
+            raise fields.error(f"fmt {form!r} is not supported; supported: 'e4m3'")
+        block = fields.values.get("weight_block_size")
+        self._block: tuple[int, int] | None = None
+        if block is not None:
+            if not _is_block(block):
+                raise fields.error(f"'weight_block_size' must be two sizes, not {block!r}")
+            self._block = block[0], block[1]
+
+    def main(self, dtype: str, name: str) -> str | None:
+        return ".weight" if dtype == DTYPE and name.endswith(".weight") else None
+
+    def shape(self, parts: Components) -> tuple[int, int]:
+        return float8_shape(parts)
+
+    def matrix(self, parts: Components) -> Float8Matrix:
+        if self._block is None:
+            inverse = ".weight_scale_inv" in parts and ".weight_scale" not in parts
+            return float8_matrix(parts, ".weight_scale_inv" if inverse else ".weight_scale")
+        return float8_matrix(parts, ".weight_scale_inv", self._block)
+
+
+def _is_block(block: object) -> bool:
+    return (
+        isinstance(block, list)
+        and len(block) == 2
+        and all(type(size) is int and size > 0 for size in block)
+    )

@@ -1,0 +1,217 @@
+"""The matrices of matrix products: tensors, quantized ones, and rows of several formats together.
+
+This module owns which formats there are, and views of consecutive rows. It must not know which
+matrices a model has, nor files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from shmllm.models.packed import PACKINGS, Packing
+from shmllm.models.quantized import Allocate, Int8Matrix, QuantizedMatrix
+
+QUANTIZATIONS: dict[str, type[Int8Matrix] | Packing] = {
+    "int8": Int8Matrix,
+    **{kind: PACKINGS[kind] for kind in ("int4", "int4-g64")},
+}
+"""What matrices can be rounded to while they are loaded, by the value of the option."""
+HEAD_QUANTIZATION = "int8"
+"""The quantization of the LM head of such a model, which 4 bits would harm the most."""
+FORMATS: dict[str, type[Int8Matrix] | Packing] = {"int8": Int8Matrix, **PACKINGS}
+"""What a checkpoint can store matrices in."""
+
+
+WholeMatrix = Tensor | QuantizedMatrix
+"""A matrix of one format."""
+
+
+class MixedMatrix:
+    """Consecutive rows of several matrices, whose formats differ.
+
+    Attributes:
+        parts: the matrices [rows, in], in their order.
+    """
+
+    def __init__(self, parts: Sequence[WholeMatrix]) -> None:
+        self.parts = tuple(parts)
+        self.dtype = parts[0].dtype
+        self.device = parts[0].device
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size([sum(len_of(part) for part in self.parts), *self.parts[0].shape[1:]])
+
+    def numel(self) -> int:
+        return self.shape.numel()
+
+    def split_with_sizes(self, sizes: Sequence[int]) -> tuple[Matrix, ...]:
+        """Returns views of consecutive rows."""
+        found, parts = [], list(self.parts)
+        for size in sizes:
+            some: list[WholeMatrix] = []
+            while size:
+                first, rest = _split(parts.pop(0), size)
+                some.append(first)
+                size -= len_of(first)
+                parts[:0] = rest
+            found.append(joined(some))
+        return tuple(found)
+
+    def copy_(self, values: Tensor, /) -> MixedMatrix:
+        """Writes ``values`` [rows, in], rounded to each part's format."""
+        if values.shape != self.shape:
+            raise ValueError(f"cannot write {list(values.shape)} to {list(self.shape)}")
+        begin = 0
+        for part in self.parts:
+            part.copy_(values[begin : begin + len_of(part)])
+            begin += len_of(part)
+        return self
+
+    def clone(self) -> Tensor:
+        """Returns the values as a new tensor."""
+        return torch.cat([part.clone() for part in self.parts])
+
+
+class TransposedMatrix:
+    """A packed matrix [..., out, in] as what a checkpoint has as [..., in, out].
+
+    Attributes:
+        packed: the matrix.
+    """
+
+    def __init__(self, packed: QuantizedMatrix) -> None:
+        self.packed = packed
+        self.dtype = packed.dtype
+        self.device = packed.device
+
+    @property
+    def shape(self) -> torch.Size:
+        *others, rows, width = self.packed.shape
+        return torch.Size([*others, width, rows])
+
+    def numel(self) -> int:
+        return self.packed.numel()
+
+    def copy_(self, values: Tensor, /) -> TransposedMatrix:
+        """Rounds ``values`` [..., in, out]."""
+        if values.shape != self.shape:
+            raise ValueError(f"cannot write {list(values.shape)} to {list(self.shape)}")
+        *others, rows, width = self.packed.shape
+        every = self.packed.view(-1, rows, width).split_with_sizes([1] * prod(others))
+        for one, some in zip(every, values.reshape(-1, width, rows), strict=True):
+            one.copy_(some.t()[None])  # one at a time: transposed values are copied
+        return self
+
+    def clone(self) -> Tensor:
+        """Returns the values as a new tensor."""
+        return self.packed.clone().transpose(-2, -1)
+
+
+Matrix = WholeMatrix | MixedMatrix
+Destination = Matrix | TransposedMatrix
+"""What a tensor of a checkpoint is written to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some consecutive rows of a matrix, as a checkpoint stores them.
+
+    Attributes:
+        num_rows: the number of rows.
+        kind: one of FORMATS; None: floating numbers.
+    """
+
+    num_rows: int
+    kind: str | None
+
+
+def make_matrix(
+    shape: tuple[int, ...], parts: Sequence[Part], dtype: torch.dtype, allocate: Allocate
+) -> Matrix:
+    """Allocates a matrix [..., out, in] whose parts have formats of their own. A matrix of more
+    than two dimensions has one part."""
+    if len(parts) == 1:
+        return _make(shape, parts[0].kind, dtype, allocate)
+    width = shape[-1]
+    return MixedMatrix(
+        [_make((part.num_rows, width), part.kind, dtype, allocate) for part in parts]
+    )
+
+
+def _make(
+    shape: tuple[int, ...], kind: str | None, dtype: torch.dtype, allocate: Allocate
+) -> WholeMatrix:
+    if kind is None:
+        return allocate(shape, dtype)
+    return FORMATS[kind].make(shape, dtype, allocate)
+
+
+def parts_of(matrix: Destination) -> tuple[WholeMatrix, ...]:
+    """Returns the parts whose formats differ, or the matrix itself."""
+    if isinstance(matrix, TransposedMatrix):
+        return (matrix.packed,)
+    return matrix.parts if isinstance(matrix, MixedMatrix) else (matrix,)
+
+
+def packed_of(view: Destination) -> QuantizedMatrix | None:
+    """Returns the packed matrix that a checkpoint's tensor goes to; None: it is another."""
+    if isinstance(view, TransposedMatrix):
+        return view.packed
+    return view if isinstance(view, QuantizedMatrix) else None
+
+
+def len_of(matrix: WholeMatrix) -> int:
+    """Returns the number of rows."""
+    return matrix.shape[0]
+
+
+def _split(part: WholeMatrix, size: int) -> tuple[WholeMatrix, list[WholeMatrix]]:
+    """Returns the first rows of a part, at most `size`, and the rest of it."""
+    if len_of(part) <= size:
+        return part, []
+    first, rest = part.split_with_sizes([size, len_of(part) - size])
+    return first, [rest]
+
+
+def addresses(view: Destination) -> range:
+    """Returns the addresses of a view's memory, which must be contiguous: of its first part, if it
+    has several."""
+    first = view.packed if isinstance(view, TransposedMatrix) else parts_of(view)[0]
+    memory: Tensor = first if isinstance(first, Tensor) else first.integers
+    return range(memory.data_ptr(), memory.data_ptr() + memory.nbytes)
+
+
+def joined(parts: Sequence[Matrix]) -> Matrix:
+    """Returns one view of consecutive rows of a fused matrix, or of a fused bias: the destination
+    of a checkpoint's tensor that has several projections in one.
+
+    Args:
+        parts: the views of the rows, in their order.
+    """
+    whole: list[WholeMatrix] = []
+    for part in (each for matrix in parts for each in parts_of(matrix)):
+        last = whole[-1] if whole else None
+        if isinstance(part, Tensor) and isinstance(last, Tensor):
+            whole[-1] = _joined(last, part)
+        elif (
+            isinstance(part, QuantizedMatrix)
+            and isinstance(last, QuantizedMatrix)
+            and part.kind == last.kind
+        ):
+            integers = _joined(last.integers, part.integers)
+            whole[-1] = last.of_parts(integers, _joined(last.scales, part.scales))
+        else:
+            whole.append(part)
+    return whole[0] if len(whole) == 1 else MixedMatrix(whole)
+
+
+def _joined(first: Tensor, second: Tensor) -> Tensor:
+    end = first.storage_offset() + first.numel()
+    assert second.storage_offset() == end, "the parts lie one after the other"
+    return first.as_strided((len(first) + len(second), *first.shape[1:]), first.stride())

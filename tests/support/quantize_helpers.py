@@ -1,0 +1,38 @@
+"""Small models that `shmllm quantize` can write in every format."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from support.reference_models import make_model
+
+BYTE_LEVEL = {
+    "type": "ByteLevel",
+    "add_prefix_space": False,
+    "trim_offsets": True,
+    "use_regex": True,
+}
+GEMMA: dict[str, Any] = {"query_pre_attn_scalar": 16, "tie_word_embeddings": True}
+"""llama.cpp takes head_dim, and a file cannot say another one; Gemma 2 has no LM head in a file."""
+
+
+def writable_model(kind: str, directory: Path, **config: Any) -> Any:
+    """A random model of transformers' with a tokenizer that llama.cpp knows, GPT-2's."""
+    more = GEMMA if kind.startswith("gemma") else {}
+    model = make_model(kind, directory, **(more | config))
+    change_tokenizer(directory, pre_tokenizer=BYTE_LEVEL)
+    return model
+
+
+def change_tokenizer(directory: Path, **parts: Any) -> None:
+    """Replace parts of tokenizer.json."""
+    path = directory / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | parts))
+
+
+def change_config(directory: Path, **fields: Any) -> None:
+    """Replace fields of config.json."""
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))

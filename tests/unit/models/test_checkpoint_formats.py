@@ -1,0 +1,189 @@
+"""Quantized weights in safetensors files: the same values, packed where a kind can hold them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.quantized_checkpoints import (
+    Weight,
+    awq,
+    config_group,
+    fp8,
+    gptq,
+    int_quantized,
+    mxfp4,
+    named,
+    pack_quantized,
+    read_weight,
+    write_checkpoint,
+)
+
+HALF, BF16, FLOAT = torch.float16, torch.bfloat16, torch.float32
+MODULE = "model.layers.0.mlp.up_proj"
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(5)
+
+
+def check(directory: Path, config: Any, weight: Weight, kind: str | None) -> None:
+    """All of the ways to read a weight give its values."""
+    write_checkpoint(directory, config, named(MODULE, weight))
+    for dtype in (FLOAT, BF16, HALF):
+        found, values, widened = read_weight(directory, f"{MODULE}.weight", dtype)
+        assert found == kind
+        assert torch.equal(widened, weight.values)
+        assert torch.equal(values, weight.values.to(dtype))
+
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False}
+WIDE = (48, 320)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({}, "w4z-g32-f16"),
+        ({"dtype": BF16}, "w4z-g32-bf16"),
+        ({"symmetric": True}, "int4"),
+        ({"symmetric": True, "group": 64}, "int4-g64"),
+        ({"symmetric": True, "dtype": BF16}, "w4-g32-bf16"),
+        ({"group": 128}, "w4z-g64-f16"),
+        ({"group": 320}, "w4z-g64-f16"),
+        ({"group": 96}, "w4z-g32-f16"),
+        ({"group": 16}, None),
+        ({"added": 0}, "w4z-g32-f16"),
+        ({"shuffled": True}, None),
+        ({"bits": 8, "symmetric": True}, "q8_0"),
+        ({"bits": 8, "symmetric": True, "group": 128, "dtype": BF16}, "w8-g64-bf16"),
+        ({"bits": 8, "symmetric": True, "group": 320}, "int8"),
+        ({"bits": 8}, None),
+        ({"dtype": FLOAT}, "w4z-g32-f32"),
+    ],
+)
+def test_gptq(options: dict[str, Any], kind: str | None, tmp_path: Path) -> None:
+    group = options.get("group", 32)
+    config = GPTQ | {
+        "bits": options.get("bits", 4),
+        "group_size": -1 if group == 320 else group,
+        "desc_act": options.get("shuffled", False),
+        "checkpoint_format": "gptq" if options.get("added", 1) else "gptq_v2",
+    }
+    check(tmp_path, config, gptq(WIDE, **options), kind)
+
+
+@pytest.mark.parametrize("width", [32, 40, 96, 200])
+def test_rows_that_end_within_a_group_or_a_run(width: int, tmp_path: Path) -> None:
+    check(tmp_path, GPTQ, gptq((24, width)), "w4z-g64-f16" if width == 32 else "w4z-g32-f16")
+
+
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [({}, "w4z-g32-f16"), ({"group": 128}, "w4z-g64-f16"), ({"dtype": BF16}, "w4z-g32-bf16")],
+)
+def test_awq(options: dict[str, Any], kind: str, tmp_path: Path) -> None:
+    check(tmp_path, AWQ | {"group_size": options.get("group", 32)}, awq(WIDE, **options), kind)
+
+
+def test_awq_rows_are_read_in_pieces_of_any_size(tmp_path: Path) -> None:
+    # 2 ** 18 // 6400 is not a multiple of the 8 rows of a word.
+    check(tmp_path, AWQ | {"group_size": 64}, awq((88, 6400), 64), "w4z-g64-f16")
+
+
+@pytest.mark.parametrize(
+    ("block", "kind"),
+    [(None, "fp8"), ((128, 128), "fp8"), ((1, 320), "fp8"), ((16, 32), None), ((16, 64), "fp8")],
+)
+@pytest.mark.parametrize("dtype", [FLOAT, BF16])
+def test_fp8(
+    block: tuple[int, int] | None, kind: str | None, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    config = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"}
+    if block is not None:
+        config["weight_block_size"] = list(block)
+    name = ".weight_scale" if block is None else ".weight_scale_inv"
+    check(tmp_path, config, fp8((200, 320), block, name, dtype), kind)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({}, "int4"),
+        ({"group": 64}, "int4-g64"),
+        ({"group": 128}, "int4-g64"),
+        ({"group": None}, "int4-g64"),
+        ({"dtype": BF16}, "w4-g32-bf16"),
+        ({"dtype": BF16, "group": 128}, "w4-g64-bf16"),
+        ({"symmetric": False}, "w4z-g32-f16"),
+        ({"symmetric": False, "group": None, "dtype": BF16}, "w4z-g64-bf16"),
+        ({"shuffled": True}, None),
+        ({"dtype": FLOAT}, "w4-g32-f32"),
+        ({"bits": 8, "group": None, "dtype": BF16}, "int8"),
+        ({"bits": 8, "group": None, "dtype": FLOAT}, "int8"),
+        ({"bits": 8}, "q8_0"),
+        ({"bits": 8, "group": 128}, "w8-g64-f16"),
+        ({"bits": 8, "dtype": BF16}, "w8-g32-bf16"),
+        ({"bits": 8, "symmetric": False}, None),
+    ],
+)
+def test_pack_quantized(options: dict[str, Any], kind: str | None, tmp_path: Path) -> None:
+    group = options.get("group", 32)
+    config = config_group(
+        num_bits=options.get("bits", 4),
+        symmetric=options.get("symmetric", True),
+        strategy="channel" if group is None else "group",
+        group_size=group,
+    )
+    check(tmp_path, config, pack_quantized(WIDE, **options), kind)
+
+
+@pytest.mark.parametrize("width", [4, 20, 61, 63, 129])
+def test_packed_rows_of_any_width(width: int, tmp_path: Path) -> None:
+    config = config_group(num_bits=4, strategy="channel", symmetric=False)
+    weight = pack_quantized((13, width), group=None, symmetric=False)
+    check(tmp_path, config, weight, "w4z-g64-f16")
+
+
+@pytest.mark.parametrize("dtype", [FLOAT, BF16, HALF])
+def test_int_quantized(dtype: torch.dtype, tmp_path: Path) -> None:
+    config = config_group(num_bits=8, strategy="channel", format="int-quantized")
+    check(tmp_path, config, int_quantized(WIDE, dtype), "int8")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "block"), [("tensor", None), ("channel", (1, 320)), ("block", (128, 128))]
+)
+def test_float_quantized(strategy: str, block: tuple[int, int] | None, tmp_path: Path) -> None:
+    config = config_group(
+        num_bits=8,
+        type="float",
+        strategy=strategy,
+        block_structure=[128, 128] if strategy == "block" else None,
+        format="float-quantized",
+    )
+    check(tmp_path, config, fp8((200, 320), block, ".weight_scale", BF16), "fp8")
+
+
+@pytest.mark.parametrize("dtype", [BF16, HALF])
+def test_wide_scales_are_kept_if_a_kind_can_hold_them(dtype: torch.dtype, tmp_path: Path) -> None:
+    weight = pack_quantized(WIDE, dtype=dtype)
+    weight.parts[".weight_scale"] = weight.parts[".weight_scale"].float()
+    config = config_group(num_bits=4, strategy="group", group_size=32)
+    check(tmp_path, config, weight, "int4" if dtype == HALF else "w4-g32-bf16")
+
+
+def test_mxfp4(tmp_path: Path) -> None:
+    weight, name = mxfp4(3, 24, 96), "model.layers.0.mlp.experts.gate_up_proj"
+    write_checkpoint(tmp_path, {"quant_method": "mxfp4"}, named(name, weight))
+    for dtype in (FLOAT, BF16):
+        kind, values, widened = read_weight(tmp_path, name, dtype)
+        assert kind == "mxfp4"
+        assert torch.equal(widened, weight.values)
+        assert torch.equal(values, weight.values.to(dtype))
