@@ -19,7 +19,7 @@ Formats:
   gguf-q8_0, gguf-q5_1, gguf-q5_0,      one GGUF file, with the tokenizer, for
   gguf-q4_1, gguf-q4_0,                 shmllm and llama.cpp; all matrices have
   gguf-f16, gguf-bf16                   this type, norms and biases are float32
-  compressed-tensors-w4a16              a directory for vLLM and transformers:
+  compressed-tensors-w4a16              a directory for shmllm, vLLM, transformers:
   compressed-tensors-w8a16              weights of 4 or 8 bits
   compressed-tensors-w8a8               8 bits, activations rounded per token
   compressed-tensors-fp8                the same in float8
