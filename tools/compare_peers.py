@@ -92,7 +92,10 @@ class Peer:
         )
         os.close(write_end)
         running = Running(self.name, process, os.fdopen(read_end), began, log.name)
-        question = {"model": str(prepared), "options": self.options, "first_prompts": first_prompts}
+        options = self.options
+        if model.is_file() and "weights" in options:
+            options = options | {"weights": "gguf"}
+        question = {"model": str(prepared), "options": options, "first_prompts": first_prompts}
         running.ask(question)
         return running
 
