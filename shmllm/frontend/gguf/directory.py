@@ -26,7 +26,7 @@ from shmllm.formats.gguf_pieces import piece_name, pieces_of, read_pieces
 from shmllm.frontend.gguf.config import generation_config, model_config
 from shmllm.frontend.gguf.tokenizer import make_tokenizer
 
-VERSION = 1
+VERSION = 2
 """Raise this when the same GGUF file gives other contents than before."""
 
 _UNFINISHED = ".making-"

@@ -67,6 +67,7 @@ class PreTokenizer:
 
 
 _WORDS = PreTokenizer((_GPT2,))
+_NFC_WORDS = PreTokenizer((_GPT2,), normalizer="NFC")
 _WORDS_AND_DIGITS = PreTokenizer((_DIGIT, _GPT2))
 _LLAMA3 = PreTokenizer((_gpt4("{1,3}"),), takes_whole_words=True, adds_bos=True)
 _QWEN2 = PreTokenizer((_gpt4(""),), normalizer="NFC")
@@ -81,13 +82,14 @@ PRE_TOKENIZERS = {
     "gpt-2": _WORDS,
     "phi-2": _WORDS,
     "mpt": _WORDS,
-    "olmo": _WORDS,
+    "olmo": _NFC_WORDS,
     "jais": _WORDS,
+    "granite-docling": _WORDS,
     "smollm": _WORDS_AND_DIGITS,
     "starcoder": _WORDS_AND_DIGITS,
     "refact": _WORDS_AND_DIGITS,
     "codeshell": _WORDS_AND_DIGITS,
-    "command-r": _WORDS_AND_DIGITS,
+    "command-r": PreTokenizer(_WORDS_AND_DIGITS.patterns, normalizer="NFC"),
     "exaone": _WORDS_AND_DIGITS,
     "minerva-7b": _WORDS_AND_DIGITS,
     "llama-bpe": _LLAMA3,
@@ -96,6 +98,8 @@ PRE_TOKENIZERS = {
     "falcon3": _LLAMA3,
     "dbrx": PreTokenizer(_LLAMA3.patterns),
     "smaug-bpe": PreTokenizer(_LLAMA3.patterns),
+    "glm4": PreTokenizer(_LLAMA3.patterns),
+    "chatglm-bpe": PreTokenizer(_LLAMA3.patterns),
     "qwen2": _QWEN2,
     "megrez": _QWEN2,
     "stablelm2": _QWEN2,

@@ -44,6 +44,10 @@ def test_a_byte_level_tokenizer_gets_its_name_tokens_and_template(directory: Pat
     [
         ({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [DIGITS, BYTE_LEVEL]}}, "smollm"),
         ({"pre_tokenizer": PRE_TOKENIZERS["qwen2"].as_json(), "normalizer": NFC}, "qwen2"),
+        ({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [DIGITS, BYTE_LEVEL]},
+          "normalizer": NFC}, "command-r"),
+        ({"pre_tokenizer": BYTE_LEVEL, "normalizer": NFC}, "olmo"),
+        ({"pre_tokenizer": PRE_TOKENIZERS["glm4"].as_json()}, "dbrx"),
         ({"pre_tokenizer": PRE_TOKENIZERS["gpt-4o"].as_json()}, "gpt-4o"),
         ({"pre_tokenizer": PRE_TOKENIZERS["falcon"].as_json()}, "falcon"),
     ],

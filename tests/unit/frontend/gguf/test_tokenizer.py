@@ -95,6 +95,9 @@ def listed_by_transformers(name: str) -> Any:
     [
         ("gpt-2", byte_level, None),
         ("smollm", digits_and_words, None),
+        ("command-r", digits_and_words, tokenizers.normalizers.NFC()),  # CohereTokenizer's parts
+        ("olmo", byte_level, tokenizers.normalizers.NFC()),  # GPT-NeoX's
+        ("glm4", lambda: listed_by_transformers("llama-bpe"), None),
         ("llama-bpe", lambda: listed_by_transformers("llama-bpe"), None),
         ("qwen2", lambda: listed_by_transformers("qwen2"), tokenizers.normalizers.NFC()),
         ("deepseek-r1-qwen", lambda: listed_by_transformers("deepseek-r1-qwen"), None),
