@@ -1,4 +1,4 @@
-"""The families of models in GGUF files that run, and how such a file stores their tensors.
+"""The families of models in GGUF files that run. A family is a row of FAMILIES.
 
 The names on one side are llama.cpp's, on the other transformers'. This module must not know the
 fields of config.json, nor import torch.
@@ -6,121 +6,101 @@ fields of config.json, nor import torch.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 from shmllm.formats.gguf import GgufHeader, shown
+from shmllm.formats.gguf_family import GgufFamily, Place, Places
 
-_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
-_CHECKPOINT_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
-_EXPERT = re.compile(r"(?<=experts\.)\d+(?=\.)")
-_PERMUTED = re.compile(r"blk\.\d+\.attn_([qk])\.\w+")
-_NUM_HEADS = {"q": "attention.head_count", "k": "attention.head_count_kv"}
-_NORM = re.compile(r".*norm\.weight")
-_OUTSIDE = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-}
-_ATTENTION = {
+_ATTENTION: Places = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj",
+}
+_QK_NORMS: Places = {
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
 }
-_DENSE = _ATTENTION | {
-    "ffn_norm": "post_attention_layernorm",
+_MLP: Places = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-_GEMMA = _DENSE | {
+_FUSED_MLP: Places = {
+    "ffn_up": "mlp.gate_up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_DENSE: Places = {**_ATTENTION, "ffn_norm": "post_attention_layernorm", **_MLP}
+_GEMMA: Places = {
+    **_DENSE,
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-_EXPERTS = _ATTENTION | {
+_EXPERTS: Places = {
+    **_ATTENTION,
     "ffn_norm": "post_attention_layernorm",
     "ffn_gate_inp": "mlp.gate",
     "ffn_gate_exps": "mlp.experts.{}.gate_proj",
     "ffn_up_exps": "mlp.experts.{}.up_proj",
     "ffn_down_exps": "mlp.experts.{}.down_proj",
 }
-_MIXTRAL = _EXPERTS | {
+_MIXTRAL: Places = {
+    **_EXPERTS,
     "ffn_gate_inp": "block_sparse_moe.gate",
     "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
     "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
     "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GgufFamily:
-    """A family of models in GGUF files.
-
-    Attributes:
-        title: its name for people.
-        architecture: transformers' class.
-        model_type: transformers' model type.
-        modules: for each module of a layer in the file the one in a checkpoint. A name with ``{}``
-            stands for all experts, which the file has in one tensor.
-        is_permuted: whether the rows of queries and keys are in llama.cpp's order, in which it
-            rotates neighbouring rows of a head together; transformers rotates the two halves.
-        norm_offset: what the file's weights of norms have more than a checkpoint's.
-        also: further classes of transformers whose models are stored in the same way.
-    """
-
-    title: str
-    architecture: str
-    model_type: str
-    modules: Mapping[str, str]
-    is_permuted: bool = False
-    norm_offset: float = 0.0
-    also: tuple[str, ...] = ()
-
-    def checkpoint_name(self, name: str) -> str:
-        """Returns a tensor's name in a checkpoint, with ``{}`` for the number of an expert; the
-        same name if there is none."""
-        found = _LAYER.fullmatch(name)
-        if found is not None:
-            layer, module, kind = found.groups()
-            known = self.modules.get(module)
-            return f"model.layers.{layer}.{known}.{kind}" if known else name
-        module, _, kind = name.partition(".")
-        return f"{_OUTSIDE[module]}.{kind}" if module in _OUTSIDE else name
-
-    def stored_name(self, name: str) -> tuple[str, int] | None:
-        """Returns the name in a file of a checkpoint's tensor, and the number of the expert that it
-        belongs to, 0 without experts; None: a file has no such tensor."""
-        found = _CHECKPOINT_LAYER.fullmatch(name)
-        if found is None:
-            module, _, kind = name.rpartition(".")
-            stored = _key_of(_OUTSIDE, module)
-            return (f"{stored}.{kind}", 0) if stored else None
-        layer, module, kind = found.groups()
-        expert = _EXPERT.search(module)
-        stored = _key_of(self.modules, _EXPERT.sub("{}", module))
-        number = int(expert[0]) if expert else 0
-        return (f"blk.{layer}.{stored}.{kind}", number) if stored else None
-
-    def heads_key(self, stored: str) -> str | None:
-        """Returns the key, below the architecture's prefix, of the number of heads whose rows are
-        permuted in a tensor of a file; None: its rows are in a checkpoint's order."""
-        found = _PERMUTED.fullmatch(stored) if self.is_permuted else None
-        return _NUM_HEADS[found[1]] if found else None
-
-    def offset(self, stored: str) -> float:
-        """Returns what the values of a tensor of a file have more than a checkpoint's."""
-        return self.norm_offset if _NORM.fullmatch(stored) else 0.0
-
-
-def _key_of(table: Mapping[str, str], value: str) -> str | None:
-    return next((key for key, known in table.items() if known == value), None)
-
+_QWEN2_MOE: Places = {
+    **_EXPERTS,
+    "ffn_gate_inp_shexp": Place(name="mlp.shared_expert_gate", layout="row"),
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
+_GATE_UP = Place(name="mlp.experts.gate_up_proj", layout="transposed", num_parts=2)
+_GATE_UP_BIAS = Place(name="mlp.experts.gate_up_proj_bias", num_parts=2)
+_GPT_OSS: Places = {
+    **_ATTENTION,
+    "attn_sinks.weight": "self_attn.sinks",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_gate_inp": "mlp.router",
+    "ffn_gate_exps.weight": _GATE_UP,
+    "ffn_gate_exps.bias": _GATE_UP_BIAS,
+    "ffn_up_exps.weight": Place(name=_GATE_UP.name, layout="transposed", part=1, num_parts=2),
+    "ffn_up_exps.bias": Place(name=_GATE_UP_BIAS.name, part=1, num_parts=2),
+    "ffn_down_exps.weight": Place(name="mlp.experts.down_proj", layout="transposed"),
+    "ffn_down_exps.bias": "mlp.experts.down_proj_bias",
+}
+_OLMO2: Places = {
+    **{module: at for module, at in _ATTENTION.items() if module != "attn_norm"},
+    **_QK_NORMS,
+    **_MLP,
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_PHI3: Places = {
+    "attn_norm": "input_layernorm",
+    "attn_qkv": "self_attn.qkv_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    **_FUSED_MLP,
+}
+_GLM4: Places = {
+    **_ATTENTION,
+    "post_attention_norm": "post_self_attn_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    **_FUSED_MLP,
+    "post_ffw_norm": "post_mlp_layernorm",
+}
+_GPT2: Places = {
+    "attn_norm": "ln_1",
+    "attn_qkv": Place(name="attn.c_attn", layout="transposed"),
+    "attn_output": Place(name="attn.c_proj", layout="transposed"),
+    "ffn_norm": "ln_2",
+    "ffn_up": Place(name="mlp.c_fc", layout="transposed"),
+    "ffn_down": Place(name="mlp.c_proj", layout="transposed"),
+}
 
 FAMILIES: dict[tuple[str, bool], GgufFamily] = {
     ("llama", False): GgufFamily(
@@ -129,7 +109,7 @@ FAMILIES: dict[tuple[str, bool], GgufFamily] = {
         model_type="llama",
         modules=_DENSE,
         is_permuted=True,
-        also=("MistralForCausalLM",),
+        also=("MistralForCausalLM", "Mistral3ForConditionalGeneration"),
     ),
     ("llama", True): GgufFamily(
         title="Mixtral",
@@ -144,17 +124,30 @@ FAMILIES: dict[tuple[str, bool], GgufFamily] = {
         model_type="qwen2",
         modules=_DENSE,
     ),
+    ("qwen2moe", True): GgufFamily(
+        title="Qwen 2 MoE",
+        architecture="Qwen2MoeForCausalLM",
+        model_type="qwen2_moe",
+        modules=_QWEN2_MOE,
+        needs_head=True,
+    ),
     ("qwen3", False): GgufFamily(
         title="Qwen 3",
         architecture="Qwen3ForCausalLM",
         model_type="qwen3",
-        modules=_DENSE,
+        modules={**_DENSE, **_QK_NORMS},
     ),
     ("qwen3moe", True): GgufFamily(
         title="Qwen 3 MoE",
         architecture="Qwen3MoeForCausalLM",
         model_type="qwen3_moe",
-        modules=_EXPERTS,
+        modules={**_EXPERTS, **_QK_NORMS},
+    ),
+    ("qwen3vl", False): GgufFamily(
+        title="the language model of Qwen 3 VL",
+        architecture="Qwen3VLForConditionalGeneration",
+        model_type="qwen3_vl_text",
+        modules={**_DENSE, **_QK_NORMS},
     ),
     ("gemma2", False): GgufFamily(
         title="Gemma 2",
@@ -167,8 +160,78 @@ FAMILIES: dict[tuple[str, bool], GgufFamily] = {
         title="Gemma 3",
         architecture="Gemma3ForCausalLM",
         model_type="gemma3_text",
-        modules=_GEMMA,
+        modules={**_GEMMA, **_QK_NORMS},
         norm_offset=1.0,
+        also=("Gemma3ForConditionalGeneration",),
+    ),
+    ("phi3", False): GgufFamily(
+        title="Phi 3 and 4",
+        architecture="Phi3ForCausalLM",
+        model_type="phi3",
+        modules=_PHI3,
+        is_partial=True,
+    ),
+    ("granite", False): GgufFamily(
+        title="Granite",
+        architecture="GraniteForCausalLM",
+        model_type="granite",
+        modules=_DENSE,
+        is_permuted=True,
+    ),
+    ("smollm3", False): GgufFamily(
+        title="SmolLM3",
+        architecture="SmolLM3ForCausalLM",
+        model_type="smollm3",
+        modules=_DENSE,
+        is_permuted=True,
+    ),
+    ("olmo2", False): GgufFamily(
+        title="OLMo 2 and 3",
+        architecture="Olmo2ForCausalLM",
+        model_type="olmo2",
+        modules=_OLMO2,
+        needs_head=True,
+        also=("Olmo3ForCausalLM",),
+    ),
+    ("olmoe", True): GgufFamily(
+        title="OLMoE",
+        architecture="OlmoeForCausalLM",
+        model_type="olmoe",
+        modules={**_EXPERTS, **_QK_NORMS},
+        needs_head=True,
+    ),
+    ("glm4", False): GgufFamily(
+        title="GLM-4",
+        architecture="Glm4ForCausalLM",
+        model_type="glm4",
+        modules=_GLM4,
+        is_partial=True,
+    ),
+    ("cohere2", False): GgufFamily(
+        title="Cohere 2",
+        architecture="Cohere2ForCausalLM",
+        model_type="cohere2",
+        modules={**_ATTENTION, **_MLP},
+    ),
+    ("gpt-oss", True): GgufFamily(
+        title="gpt-oss",
+        architecture="GptOssForCausalLM",
+        model_type="gpt_oss",
+        modules=_GPT_OSS,
+        needs_head=True,
+    ),
+    ("gpt2", False): GgufFamily(
+        title="GPT-2",
+        architecture="GPT2LMHeadModel",
+        model_type="gpt2",
+        modules=_GPT2,
+        outside={
+            "token_embd": "transformer.wte",
+            "position_embd": "transformer.wpe",
+            "output_norm": "transformer.ln_f",
+            "output": "lm_head",
+        },
+        layers="transformer.h",
     ),
 }
 """The families by llama.cpp's architecture, and whether the model has experts."""

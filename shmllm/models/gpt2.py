@@ -75,10 +75,14 @@ def named_weights(weights: NamedWeights, config: ModelConfig) -> NamedWeights:
     from torch import Tensor
 
     from shmllm.models.fused_names import with_fused
+    from shmllm.models.matrices import TransposedMatrix
+    from shmllm.models.quantized import QuantizedMatrix
 
     def transposed(view: Destination) -> Destination:
-        assert isinstance(view, Tensor), "`check_features` refuses these"
-        return view.t()
+        if isinstance(view, Tensor):
+            return view.t()
+        assert isinstance(view, QuantizedMatrix), "a tensor of a file has one format"
+        return TransposedMatrix(view)
 
     found: NamedWeights = {}
     for name, views in with_fused(weights, _QKV).items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -15,19 +15,18 @@ class Drift:
     """Relative errors of tensors: the root mean square of the differences over that of the values.
 
     Attributes:
-        num_tensors: the number of measured tensors.
         worst: the largest error of one tensor.
         worst_name: its name in the checkpoint; "" before the first.
     """
 
-    num_tensors: int = 0
     worst: float = 0.0
     worst_name: str = ""
     _error: float = 0.0
     _size: float = 0.0
+    _names: set[str] = field(default_factory=set)
 
     def add(self, name: str, error: float, size: float) -> None:
-        """Counts a tensor.
+        """Counts a tensor, or a part of one.
 
         Args:
             name: its name in the checkpoint.
@@ -41,12 +40,17 @@ class Drift:
             raise QuantizeError(
                 f"{name} has values that are not finite, or become infinite in this format"
             )
-        self.num_tensors += 1
+        self._names.add(name)
         self._error += error
         self._size += size
         relative = _relative(error, size)
         if relative >= self.worst:
             self.worst, self.worst_name = relative, name
+
+    @property
+    def num_tensors(self) -> int:
+        """The number of measured tensors."""
+        return len(self._names)
 
     @property
     def overall(self) -> float:

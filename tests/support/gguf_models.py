@@ -23,7 +23,21 @@ ARCHITECTURES = {
     "mixtral": gguf.MODEL_ARCH.LLAMA,
     "gemma2": gguf.MODEL_ARCH.GEMMA2,
     "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
+    "phi3": gguf.MODEL_ARCH.PHI3,
+    "qwen2_moe": gguf.MODEL_ARCH.QWEN2MOE,
+    "olmoe": gguf.MODEL_ARCH.OLMOE,
+    "gpt_oss": gguf.MODEL_ARCH.GPT_OSS,
+    "smollm3": gguf.MODEL_ARCH.SMOLLM3,
+    "olmo2": gguf.MODEL_ARCH.OLMO2,
+    "olmo3": gguf.MODEL_ARCH.OLMO2,
+    "granite": gguf.MODEL_ARCH.GRANITE,
+    "glm4": gguf.MODEL_ARCH.GLM4,
+    "cohere2": gguf.MODEL_ARCH.COHERE2,
+    "gpt2": gguf.MODEL_ARCH.GPT2,
 }
+PERMUTED = ("llama", "mistral", "mixtral", "smollm3", "granite")
+UNROUNDED = ("ffn_gate_inp.", "position_embd.", ".bias")
+"""What is F32 in any file, though it may have two dimensions."""
 KINDS = {each.name: each for each in gguf.GGMLQuantizationType}
 PYTHON_QUANTIZES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4", "BF16", "F16", "F32")
 K_QUANTS = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
@@ -71,7 +85,7 @@ def write_model(
     *,
     kind: str = "F32",
     kinds: Mapping[str, str] | None = None,
-    factors: Array | None = None,
+    factors: Mapping[str, Array] | None = None,
     max_tensors: int = 0,
 ) -> Path:
     """Write a model of transformers, with the vocabulary of the bundled model.
@@ -82,28 +96,38 @@ def write_model(
         change: adds further metadata.
         kind: the type of the matrices; all others are F32, as llama.cpp does it.
         kinds: other types by the names of a Hugging Face checkpoint.
-        factors: the tensor rope_freqs.weight.
+        factors: the tensors of factors of frequencies, by name.
         max_tensors: as in `write`.
     """
-    family = model.config.model_type
-    names = gguf.get_tensor_name_map(ARCHITECTURES[family], model.config.num_hidden_layers)
+    architecture = ARCHITECTURES[model.config.model_type]
 
     def fill(writer: gguf.GGUFWriter) -> None:
         add_sizes(writer, model.config)
         add_bundled_vocabulary(writer, model.config.vocab_size)
         if change is not None:
             change(writer)
-        if factors is not None:
-            writer.add_tensor("rope_freqs.weight", factors.astype(np.float32))
-        for name, values in stored_values(model):
-            if name == "lm_head.weight" and model.config.tie_word_embeddings:
-                continue
-            chosen = (kinds or {}).get(name, kind if values.ndim > 1 else "F32")
-            stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
-            assert stored is not None, name
+        for name, values in (factors or {}).items():
+            writer.add_tensor(name, np.asarray(values, np.float32))
+        for name, stored, values in stored_tensors(model):
+            rounds = values.ndim > 1 and not any(part in stored for part in UNROUNDED)
+            chosen = (kinds or {}).get(name, kind if rounds else "F32")
             writer.add_tensor(stored, quantized(values, chosen), raw_dtype=KINDS[chosen])
 
-    return write(path, gguf.MODEL_ARCH_NAMES[ARCHITECTURES[family]], fill, max_tensors)
+    return write(path, gguf.MODEL_ARCH_NAMES[architecture], fill, max_tensors)
+
+
+def stored_tensors(model: PreTrainedModel) -> Iterator[tuple[str, str, Array]]:
+    """The names in a checkpoint, the names that the `gguf` package gives them, and what llama.cpp's
+    conversion stores."""
+    config = model.config
+    architecture = ARCHITECTURES[model.config.model_type]
+    names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
+    for name, values in stored_values(model):
+        if name == "lm_head.weight" and model.config.tie_word_embeddings:
+            continue
+        stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert stored is not None, name
+        yield name, stored, values
 
 
 def stored_values(model: PreTrainedModel) -> Iterator[tuple[str, Array]]:
@@ -111,17 +135,39 @@ def stored_values(model: PreTrainedModel) -> Iterator[tuple[str, Array]]:
     family = model.config.model_type
     for name, tensor in model.state_dict().items():
         values = tensor.float().numpy()
-        if name.endswith("experts.gate_up_proj"):
+        if family == "gpt_oss":
+            yield from _of_gpt_oss(name, values)
+        elif name.endswith("experts.gate_up_proj"):
             for part, half in zip(("gate_proj", "up_proj"), np.split(values, 2, 1), strict=True):
                 yield name.replace("gate_up_proj", f"{part}.weight"), np.ascontiguousarray(half)
         elif name.endswith("experts.down_proj"):
             yield f"{name}.weight", values
         elif family.startswith("gemma") and name.endswith("norm.weight"):
             yield name, values + 1
-        elif ARCHITECTURES[family] == gguf.MODEL_ARCH.LLAMA:
+        elif family in PERMUTED:
             yield name, permuted(values, name, model.config)
+        elif family == "gpt2" and name.endswith(
+            (".c_attn.weight", ".c_proj.weight", "c_fc.weight")
+        ):
+            yield name, np.ascontiguousarray(values.T)
         else:
-            yield name, values
+            yield name, values[0] if name.endswith("shared_expert_gate.weight") else values
+
+
+def _of_gpt_oss(name: str, values: Array) -> Iterator[tuple[str, Array]]:
+    """The converter separates the rows of gates and ups, which take turns."""
+    is_bias = name.endswith("_bias")
+    if "experts" in name and not is_bias:
+        values = np.ascontiguousarray(values.swapaxes(1, 2))
+    kind = "bias" if is_bias else "weight"
+    if "gate_up_proj" in name:
+        for number, part in enumerate(("gate_proj", "up_proj")):
+            stem = name.removesuffix("_bias").replace("gate_up_proj", part)
+            yield f"{stem}.{kind}", np.ascontiguousarray(values[:, number::2])
+    elif "experts" in name:
+        yield f"{name.removesuffix('_bias')}.{kind}", values
+    else:
+        yield f"{name}.weight" if name.endswith("sinks") else name, values
 
 
 def permuted(values: Array, name: str, config: Any) -> Array:
@@ -137,30 +183,91 @@ def permuted(values: Array, name: str, config: Any) -> Array:
 
 
 def add_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
-    """Add the metadata that each model has."""
+    """Add the metadata that each model has, and those of its family."""
+    family = config.model_type
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
+    if family == "gpt2":
+        writer.add_feed_forward_length(config.n_inner or 4 * config.n_embd)
+        writer.add_layer_norm_eps(config.layer_norm_epsilon)
+        return
+    writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if family == "cohere2":
+        writer.add_layer_norm_eps(config.layer_norm_eps)
+    else:
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     head_dim = getattr(config, "head_dim", None)
     if head_dim:
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
     ropes = config.rope_parameters
     writer.add_rope_freq_base(ropes.get("full_attention", ropes)["rope_theta"])
-    if config.model_type in ("mixtral", "qwen3_moe"):
-        writer.add_expert_count(config.num_local_experts)
-        writer.add_expert_used_count(config.num_experts_per_tok)
-    if config.model_type == "qwen3_moe":
-        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
-    if config.model_type.startswith("gemma"):
+    own = _OF_FAMILY.get(family)
+    if own is not None:
+        own(writer, config)
+
+
+def _add_experts(writer: gguf.GGUFWriter, config: Any) -> None:
+    writer.add_expert_count(getattr(config, "num_experts", None) or config.num_local_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    inner = getattr(config, "moe_intermediate_size", None)
+    if inner or config.model_type == "gpt_oss":
+        writer.add_expert_feed_forward_length(inner or config.intermediate_size)
+    if config.model_type == "qwen2_moe":
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+    if config.model_type == "gpt_oss":
         writer.add_sliding_window(config.sliding_window)
-    if config.model_type == "gemma2":
-        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
-        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+
+
+def _add_gemma2(writer: gguf.GGUFWriter, config: Any) -> None:
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+    writer.add_final_logit_softcapping(config.final_logit_softcapping)
+
+
+def _add_partial(writer: gguf.GGUFWriter, config: Any) -> None:
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    share = config.rope_parameters.get("partial_rotary_factor", 1.0)
+    writer.add_rope_dimension_count(int(width * share))
+    if config.model_type == "phi3":
+        writer.add_sliding_window(config.sliding_window or 0)
+
+
+def _add_granite(writer: gguf.GGUFWriter, config: Any) -> None:
+    writer.add_attention_scale(config.attention_multiplier)
+    writer.add_embedding_scale(config.embedding_multiplier)
+    writer.add_residual_scale(config.residual_multiplier)
+    writer.add_logit_scale(config.logits_scaling)
+
+
+def _add_olmo3(writer: gguf.GGUFWriter, config: Any) -> None:
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
+
+
+def _add_cohere2(writer: gguf.GGUFWriter, config: Any) -> None:
+    writer.add_logit_scale(config.logit_scale)
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+
+
+_OF_FAMILY: dict[str, Callable[[gguf.GGUFWriter, Any], None]] = {
+    "mixtral": _add_experts,
+    "qwen2_moe": _add_experts,
+    "qwen3_moe": _add_experts,
+    "olmoe": _add_experts,
+    "gpt_oss": _add_experts,
+    "gemma2": _add_gemma2,
+    "gemma3_text": lambda writer, config: writer.add_sliding_window(config.sliding_window),
+    "phi3": _add_partial,
+    "glm4": _add_partial,
+    "granite": _add_granite,
+    "olmo3": _add_olmo3,
+    "cohere2": _add_cohere2,
+}
 
 
 def add_vocabulary(

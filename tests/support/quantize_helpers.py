@@ -14,14 +14,24 @@ BYTE_LEVEL = {
     "trim_offsets": True,
     "use_regex": True,
 }
-GEMMA: dict[str, Any] = {"query_pre_attn_scalar": 16, "tie_word_embeddings": True}
+TIED = {"tie_word_embeddings": True}
+GEMMA: dict[str, Any] = {"query_pre_attn_scalar": 16} | TIED
 """llama.cpp takes head_dim, and a file cannot say another one; Gemma 2 has no LM head in a file."""
+WRITABLE: dict[str, dict[str, Any]] = {
+    "gemma2": GEMMA,
+    "gemma3": GEMMA,
+    "cohere2": TIED,  # has no LM head in a file
+    "gpt2": TIED,
+    "glm4": {"attention_bias": True},
+    "qwen2_moe": {"shared_expert_intermediate_size": 64},  # whole blocks
+    "olmoe": {"num_key_value_heads": 4},  # llama.cpp reads no others
+}
+"""What differs from `make_model`, by its names of families."""
 
 
 def writable_model(kind: str, directory: Path, **config: Any) -> Any:
     """A random model of transformers' with a tokenizer that llama.cpp knows, GPT-2's."""
-    more = GEMMA if kind.startswith("gemma") else {}
-    model = make_model(kind, directory, **(more | config))
+    model = make_model(kind, directory, **(WRITABLE.get(kind, {}) | config))
     change_tokenizer(directory, pre_tokenizer=BYTE_LEVEL)
     return model
 

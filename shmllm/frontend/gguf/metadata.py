@@ -55,6 +55,13 @@ class Metadata:
             raise self._error(name, "a positive number", value)
         return float(value)
 
+    def flag(self, name: str, default: bool) -> bool:
+        """A boolean."""
+        value = self._found(name, default)
+        if not isinstance(value, bool):
+            raise self._error(name, "true or false", value)
+        return value
+
     def _found(self, name: str, default: float | None) -> Any:
         value = self.find(name)
         return default if value is None else value

@@ -11,22 +11,29 @@ from shmllm.frontend.gguf.metadata import Metadata
 FACTORS = "rope_freqs.weight"
 """The tensor by which the frequencies of Llama 3.1 and later are divided, one for each pair."""
 
+LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
+"""The tensors by which longrope divides the frequencies, one number for each pair."""
+
 _LLAMA3_LENGTH = 8192
 _LOW, _HIGH = 1.0, 4.0
 _TOLERANCE = 1e-4
 
 
-def rope_fields(known: Metadata, head_dim: int, length: int) -> dict[str, Any]:
-    """The fields rope_theta and rope_scaling of config.json.
+def rope_fields(known: Metadata, head_dim: int, length: int, *, is_partial: bool) -> dict[str, Any]:
+    """The fields rope_theta, rope_scaling and partial_rotary_factor of config.json.
 
     Args:
         known: the metadata.
         head_dim: the width of a head.
         length: the context length, in tokens.
+        is_partial: whether a part of each head may be rotated.
 
     Raises:
         EngineStartError: the file asks for a method that is not supported.
     """
+    rotary_dim = known.whole("rope.dimension_count", head_dim)
+    if rotary_dim > head_dim or (rotary_dim < head_dim and not is_partial):
+        raise known.header.error("rotary embedding of a part of each head is not supported")
     theta = known.number("rope.freq_base", 10000.0)
     kind = known.find("rope.scaling.type")
     linear = known.find("rope.scale_linear")  # in files from before rope.scaling.type
@@ -37,6 +44,8 @@ def rope_fields(known: Metadata, head_dim: int, length: int) -> dict[str, Any]:
         if kind not in (None, "none"):
             raise known.header.error(f"{FACTORS} together with rope scaling {shown(kind)}")
         scaling = _llama3(known, theta, head_dim)
+    elif LONG_FACTORS in known.header.tensors and kind in (None, "none", "longrope"):
+        scaling = _longrope(known, rotary_dim)
     elif kind == "linear":
         factor = known.number("rope.scaling.factor", linear)
         scaling = {"rope_type": "linear", "factor": factor}
@@ -48,7 +57,31 @@ def rope_fields(known: Metadata, head_dim: int, length: int) -> dict[str, Any]:
             f"Llama 3's ({FACTORS})"
         )
     fields: dict[str, Any] = {"rope_theta": theta}
+    if is_partial:
+        fields["partial_rotary_factor"] = _share(rotary_dim, head_dim)
     return fields | ({"rope_scaling": scaling} if scaling else {})
+
+
+def _share(part: int, whole: int) -> float:
+    """The quotient, by which `whole` is multiplied and rounded down to get `part` again."""
+    share = part / whole
+    return share if int(whole * share) == part else math.nextafter(share, 1.0)
+
+
+def _longrope(known: Metadata, rotary_dim: int) -> dict[str, Any]:
+    scaling: dict[str, Any] = {
+        "rope_type": "longrope",
+        "original_max_position_embeddings": known.whole("rope.scaling.original_context_length"),
+        "attention_factor": known.number("rope.scaling.attn_factor", 1.0),
+    }
+    for name, tensor in (("long_factor", LONG_FACTORS), ("short_factor", SHORT_FACTORS)):
+        if tensor not in known.header.tensors:
+            raise known.header.error(f"no tensor {tensor}; the file is damaged or incomplete")
+        scaling[name] = known.header.floats(tensor)
+        if 2 * len(scaling[name]) != rotary_dim:
+            count = len(scaling[name])
+            raise known.header.error(f"{tensor} has {count} factors for {rotary_dim} elements")
+    return scaling
 
 
 def _yarn(known: Metadata, length: int) -> dict[str, Any]:
@@ -62,9 +95,10 @@ def _yarn(known: Metadata, length: int) -> dict[str, Any]:
         "beta_slow": known.number("rope.scaling.yarn_beta_slow", 1.0),
     }
     ours = known.number("rope.scaling.attn_factor", 1.0)
-    ours *= known.number("rope.scaling.yarn_attn_factor", 1.0)
-    if ours != 1.0:
-        # llama.cpp multiplies the factor of the paper by this one; transformers replaces it.
+    if known.find("rope.scaling.yarn_attn_factor") is not None:
+        # llama.cpp's conversion copies the one of config.json, which replaces that of the paper.
+        scaling["attention_factor"] = known.number("rope.scaling.yarn_attn_factor")
+    elif ours != 1.0:  # llama.cpp multiplies the factor of the paper by this one
         scaling["attention_factor"] = ours * (0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0)
     return scaling
 

@@ -36,6 +36,13 @@ LLAMA3 = {
     "original_max_position_embeddings": 8192,
     "rope_theta": 10000.0,
 }
+LONG_ROPE: dict[str, Any] = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0] * 8,
+    "long_factor": [1.0] * 8,
+    "original_max_position_embeddings": 128,
+}
 
 
 def sentence_piece(writer: Any) -> None:
@@ -46,18 +53,29 @@ def sentence_piece(writer: Any) -> None:
     add_vocabulary(writer, tokens, kinds, scores=[-float(n) for n in range(97)])
 
 
+def add_length(writer: Any) -> None:
+    writer.add_rope_scaling_orig_ctx_len(128)
+
+
 BASES: Sequence[tuple[str, str, dict[str, Any], dict[str, Any]]] = (
     ("llama", "F32", NARROW, {}),
     ("llama", "Q4_0", NARROW, {"change": sentence_piece}),
     ("llama", "Q6_K", WIDE, {}),
-    ("llama", "F16", NARROW | {"rope_parameters": LLAMA3}, {"factors": np.ones(8)}),
+    ("llama", "F16", NARROW | {"rope_parameters": LLAMA3},
+     {"factors": {"rope_freqs.weight": np.ones(8)}}),
     ("qwen2", "Q8_0", NARROW, {}),
     ("qwen3", "BF16", NARROW, {}),
     ("qwen3_moe", "Q4_1", NARROW | EXPERTS | {"num_experts": 3, "moe_intermediate_size": 32}, {}),
     ("mixtral", "F32", NARROW | EXPERTS | {"num_local_experts": 3}, {}),
     ("gemma2", "Q5_0", NARROW, {}),
     ("gemma3", "F16", NARROW, {}),
-)
+    ("gpt_oss", "MXFP4", NARROW | EXPERTS | {"num_local_experts": 3}, {}),
+    ("gpt2", "Q8_0", NARROW | {"head_dim": None}, {}),
+    ("phi3", "F16", NARROW | {"rope_parameters": LONG_ROPE}, {"change": add_length, "factors": {
+        "rope_factors_long.weight": np.ones(8), "rope_factors_short.weight": np.ones(8)}}),
+    ("qwen2_moe", "F32", NARROW | EXPERTS | {"num_experts": 3, "moe_intermediate_size": 32}
+     | {"shared_expert_intermediate_size": 32}, {}),
+)  # fmt: skip
 """Families, types of matrices, options of the family, and options of `write_model`."""
 
 

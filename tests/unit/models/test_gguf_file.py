@@ -32,6 +32,18 @@ FAMILIES = {
     "mixtral": {"num_local_experts": 4},
     "gemma2": {"head_dim": 16},
     "gemma3": {"head_dim": 16},
+    "phi3": {},
+    "qwen2_moe": {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+    | {"shared_expert_intermediate_size": 40},
+    "olmoe": {"num_experts": 5, "num_experts_per_tok": 2},
+    "gpt_oss": {"head_dim": 16, "num_local_experts": 5, "num_experts_per_tok": 2},
+    "smollm3": {"attention_bias": True},
+    "olmo2": {},
+    "olmo3": {},
+    "granite": {"attention_bias": True},
+    "glm4": {"head_dim": 16, "attention_bias": True},
+    "cohere2": {},
+    "gpt2": {},
 }
 WIDE = {
     "hidden_size": 256,

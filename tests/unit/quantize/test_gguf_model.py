@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 import pytest
-from support.gguf_models import ARCHITECTURES, KINDS, stored_values
+from support.gguf_models import KINDS, UNROUNDED, stored_tensors
+from support.multimodal_models import nest
 from support.quantize_helpers import change_config, writable_model
+from support.reference_models import VARIANTS
 from support.variants import slow
 
 from shmllm.errors import QuantizeError
 from shmllm.formats.gguf import read_header
 from shmllm.frontend.gguf.config import generation_config, model_config
+from shmllm.models.config import ModelConfig
 from shmllm.models.gguf_file import GgufFile
 from shmllm.quantize.formats import GGUF_KINDS
+from shmllm.quantize.gguf_metadata import find_gguf_family
 from shmllm.quantize.job import quantize
 
-QUICK = ("llama", "qwen3_moe", "gemma3")
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "gemma2", "gemma3")
-FAMILY_PARAMS = [kind if kind in QUICK else slow(kind) for kind in FAMILIES]
+SLOW = ("mistral", "qwen2", "qwen3", "mixtral", "gemma2", "smollm3", "olmo3")
+FAMILY_PARAMS = [slow(kind) if kind in SLOW else kind for kind in VARIANTS]
 QUICK_FORMATS = ("gguf-q8_0", "gguf-q4_0", "gguf-bf16")
 FORMAT_PARAMS = [each if each in QUICK_FORMATS else slow(each) for each in GGUF_KINDS]
 LLAMA3 = {
@@ -43,15 +47,10 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
 
 def expected_bytes(model: Any, kind: str) -> dict[str, bytes]:
     """The bytes of each tensor by its name in the file."""
-    config = model.config
-    names = gguf.get_tensor_name_map(ARCHITECTURES[config.model_type], config.num_hidden_layers)
     found = {}
-    for name, values in stored_values(model):
-        if name == "lm_head.weight" and config.tie_word_embeddings:
-            continue
-        stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        assert stored is not None
-        chosen = kind if values.ndim > 1 and "ffn_gate_inp" not in stored else "F32"
+    for _, stored, values in stored_tensors(model):
+        rounds = values.ndim > 1 and not any(part in stored for part in UNROUNDED)
+        chosen = kind if rounds else "F32"
         found[stored] = gguf.quants.quantize(values.copy(), KINDS[chosen]).tobytes()
     return found
 
@@ -83,7 +82,8 @@ def test_a_family_keeps_its_model_and_its_tensors(kind: str, tmp_path: Path) -> 
     found = model_config(read_header(tmp_path / "m.gguf"))
     wanted = json.loads((tmp_path / "model" / "config.json").read_text())
     for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size"):
-        assert found[name] == wanted[name], name
+        assert found[name] == wanted.get(name, found[name]), name
+    assert found["architectures"] == wanted["architectures"]
 
 
 def test_the_drift_is_that_of_the_values_that_are_read_back(
@@ -134,10 +134,12 @@ def test_llama_3s_factors_ends_and_sampling_defaults_are_stored(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"architectures": ["GraniteForCausalLM"]}, "GraniteForCausalLM cannot be written"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}
-          | {"attention_factor": 3.0, "original_max_position_embeddings": 256}},
-         "cannot express this model: layers.0..attention.rope.attention_factor is 3"),
+          | {"truncate": False, "original_max_position_embeddings": 256}},
+         "cannot express this model: layers.0..attention.rope.truncate is False"),
+        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}
+          | {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}},
+         "no tensor rope_factors_long in a GGUF file of Llama"),
         ({"num_hidden_layers": 4}, "has no model.layers.3"),
         ({"vocab_size": 4097}, "vocab_size is 4097"),
         ({"vocab_size": 9}, "has only 9 rows"),
@@ -160,6 +162,61 @@ def test_what_a_file_cannot_say_is_refused(
         quantize(str(copy), tmp_path / "m.gguf", "gguf-q8_0")
     assert "\n" not in str(error.value)
     assert [each.name for each in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "reason"),
+    [
+        ("smollm3", {"no_rope_layer_interval": 2, "no_rope_layers": None}, "attention.rope is"),
+        ("olmo2", {"tie_word_embeddings": True}, "the LM head shares the embedding table"),
+        ("qwen2_moe", {"norm_topk_prob": True}, "mlp.renormalize is True"),
+        ("cohere2", {"layer_types": ["sliding_attention"] * 4}, "window is 48, it would become"),
+    ],
+)
+def test_what_llama_cpp_knows_itself_cannot_be_another(
+    kind: str, fields: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    writable_model(kind, tmp_path / "model")
+    change_config(tmp_path / "model", **fields)
+    with pytest.raises(QuantizeError, match=reason):
+        quantize(str(tmp_path / "model"), tmp_path / "m.gguf", "gguf-q8_0")
+
+
+def test_a_family_that_llama_cpp_does_not_know_is_named(llama: tuple[Any, Path]) -> None:
+    config = replace(ModelConfig.from_directory(llama[1]), architecture="OtherForCausalLM")
+    with pytest.raises(QuantizeError, match=r"OtherForCausalLM cannot .*: LlamaF"):
+        find_gguf_family(config)
+
+
+@pytest.mark.parametrize(
+    ("kind", "architecture", "model_type", "arch"),
+    [
+        ("qwen3", "Qwen3VLForConditionalGeneration", "qwen3_vl_text", gguf.MODEL_ARCH.QWEN3VL),
+        ("gemma3", "Gemma3ForConditionalGeneration", "gemma3_text", gguf.MODEL_ARCH.GEMMA3),
+        ("llama", "Mistral3ForConditionalGeneration", "mistral", gguf.MODEL_ARCH.LLAMA),
+    ],
+)
+def test_the_language_model_of_a_multimodal_one_is_written(
+    kind: str, architecture: str, model_type: str, arch: gguf.MODEL_ARCH, tmp_path: Path
+) -> None:
+    fields = {"attention_bias": False} if kind == "llama" else {}
+    model = writable_model(kind, tmp_path / "model", **fields)
+    nest(tmp_path / "model", architecture, model_type, "new")
+    quantize(str(tmp_path / "model"), tmp_path / "m.gguf", "gguf-q8_0")
+    assert_bytes(model, tmp_path / "m.gguf", "Q8_0")
+    header = read_header(tmp_path / "m.gguf")
+    assert header.architecture == gguf.MODEL_ARCH_NAMES[arch]
+    assert model_config(header)["hidden_size"] == 64
+
+
+def test_the_factor_of_yarns_angles_is_stored(tmp_path: Path) -> None:
+    rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "attention_factor": 3.0}
+    writable_model("llama", tmp_path / "model", rope_parameters=rope | {
+        "original_max_position_embeddings": 256
+    })  # fmt: skip
+    quantize(str(tmp_path / "model"), tmp_path / "m.gguf", "gguf-q8_0")
+    found = model_config(read_header(tmp_path / "m.gguf"))["rope_scaling"]
+    assert found["attention_factor"] == pytest.approx(3.0, rel=1e-6)
 
 
 def test_a_tensor_that_llama_cpp_does_not_know_is_refused(tmp_path: Path) -> None:

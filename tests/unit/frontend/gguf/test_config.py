@@ -141,14 +141,16 @@ def test_the_factors_of_llama_3_become_its_parameters(tmp_path: Path) -> None:
     expected = ModelConfig.from_directory(save(reference, tmp_path))
     factors = llama3_factors(64)
     assert 1 < sorted(set(factors.tolist()))[1] < 8
-    file = write_model(tmp_path / "m.gguf", reference, factors=factors)
+    file = write_model(tmp_path / "m.gguf", reference, factors={"rope_freqs.weight": factors})
     assert configured(file, tmp_path).ropes == expected.ropes
 
 
 @pytest.mark.parametrize("damage", [lambda f: f * 1.01, lambda f: f[:-1], lambda f: f[::-1]])
 def test_other_factors_are_refused(damage: Callable[[Any], Any], tmp_path: Path) -> None:
     reference = reference_model("llama", rope_parameters=LLAMA3, head_dim=64)
-    file = write_model(tmp_path / "m.gguf", reference, factors=damage(llama3_factors(64)))
+    file = write_model(
+        tmp_path / "m.gguf", reference, factors={"rope_freqs.weight": damage(llama3_factors(64))}
+    )
     with pytest.raises(EngineStartError, match=r"rope_freqs\.weight has other factors than"):
         model_config(read_header(file))
 
@@ -296,3 +298,13 @@ def test_the_authors_sampling_becomes_defaults(tmp_path: Path) -> None:
 
     found = generation_config(read_header(write(tmp_path / "m.gguf", "llama", fill)))
     assert found == {"temperature": 0.5, "top_k": 20}
+
+
+def test_the_end_of_a_message_is_no_end_of_gpt_oss(tmp_path: Path) -> None:
+    def fill(writer: gguf.GGUFWriter) -> None:
+        writer.add_token_list(["<|endoftext|>", "<|end|>", "<|return|>", "<|call|>"])
+        writer.add_token_types([3, 3, 3, 3])
+        writer.add_eos_token_id(2)
+
+    found = generation_config(read_header(write(tmp_path / "m.gguf", "gpt-oss", fill)))
+    assert found == {"eos_token_id": [2, 3]}

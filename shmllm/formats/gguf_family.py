@@ -1,0 +1,136 @@
+"""What a family of models is in GGUF files: how such a file stores the tensors of a checkpoint.
+
+The names on one side are llama.cpp's, on the other transformers'. `gguf_families.py` has the
+families. This module must not know the fields of config.json, nor import torch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+_LAYER = re.compile(r"blk\.(\d+)\.(.+)")
+_EXPERT = re.compile(r"(?<=experts\.)\d+(?=\.)")
+_PERMUTED = re.compile(r"blk\.\d+\.attn_([qk])\.\w+")
+_NUM_HEADS = {"q": "attention.head_count", "k": "attention.head_count_kv"}
+_NORM = re.compile(r".*norm\.weight")
+_KINDS = ("weight", "bias")
+
+Layout = Literal["same", "transposed", "row"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a checkpoint has the values of a tensor of a file.
+
+    Attributes:
+        name: the checkpoint's name. A name with ``{}`` stands for all experts, which the file has
+            in one tensor.
+        layout: "same"; "transposed": the checkpoint has the last two of several dimensions the
+            other way round; "row": the checkpoint has a matrix of one row, the file a vector.
+        part: the number of this tensor among those whose rows take turns in the checkpoint's one:
+            it has the rows `part`, `part + num_parts` and so on of each expert.
+        num_parts: how many tensors of the file these are.
+    """
+
+    name: str
+    layout: Layout = "same"
+    part: int = 0
+    num_parts: int = 1
+
+
+Places = Mapping[str, str | Place]
+"""Places by the file's names of modules, to which ``.weight`` or ``.bias`` are appended on both
+sides, or of tensors, with these endings, where the checkpoint has others."""
+
+OUTSIDE: Mapping[str, str] = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+"""The modules outside of layers, by their names in a file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GgufFamily:
+    """A family of models in GGUF files.
+
+    Attributes:
+        title: its name for people.
+        architecture: transformers' class.
+        model_type: transformers' model type.
+        modules: the places of what a layer has, below the layer.
+        outside: the places of all others.
+        layers: what a checkpoint's names of layers begin with.
+        is_permuted: whether the rows of queries and keys are in llama.cpp's order, in which it
+            rotates neighbouring rows of a head together; transformers rotates the two halves.
+        is_partial: whether only a part of each head may be rotated.
+        norm_offset: what the file's weights of norms have more than a checkpoint's.
+        needs_head: whether llama.cpp reads no file without a matrix of the LM head.
+        also: further classes of transformers whose models, or whose language models, are stored in
+            the same way.
+    """
+
+    title: str
+    architecture: str
+    model_type: str
+    modules: Places
+    outside: Mapping[str, str] = field(default_factory=lambda: OUTSIDE)
+    layers: str = "model.layers"
+    is_permuted: bool = False
+    is_partial: bool = False
+    norm_offset: float = 0.0
+    needs_head: bool = False
+    also: tuple[str, ...] = ()
+
+    @property
+    def has_fused_gate(self) -> bool:
+        """Whether gate and up of an MLP are one tensor of a file, which calls it up."""
+        return self.modules.get("ffn_up") == "mlp.gate_up_proj"
+
+    def place(self, stored: str) -> Place:
+        """Returns the place of a tensor of a file, with the checkpoint's whole name; the same name
+        if a checkpoint has no such tensor."""
+        found = _LAYER.fullmatch(stored)
+        prefix, name = ("", stored) if found is None else (f"{self.layers}.{found[1]}.", found[2])
+        for known, place in _tensors(self.outside if found is None else self.modules):
+            if known == name:
+                return replace(place, name=prefix + place.name)
+        return Place(name=stored)
+
+    def stored_names(self, name: str) -> list[tuple[str, int, Place]]:
+        """Returns where a file has a checkpoint's tensor: its name there, the number of the expert
+        that it belongs to, 0 without experts, and the place; empty: a file has no such tensor."""
+        found = re.fullmatch(rf"{re.escape(self.layers)}\.(\d+)\.(.+)", name)
+        if found is None:
+            return [(known, 0, at) for known, at in _tensors(self.outside) if at.name == name]
+        expert = _EXPERT.search(found[2])
+        wanted, number = _EXPERT.sub("{}", found[2]), int(expert[0]) if expert else 0
+        return [
+            (f"blk.{found[1]}.{known}", number, place)
+            for known, place in _tensors(self.modules)
+            if place.name == wanted
+        ]
+
+    def heads_key(self, stored: str) -> str | None:
+        """Returns the key, below the architecture's prefix, of the number of heads whose rows are
+        permuted in a tensor of a file; None: its rows are in a checkpoint's order."""
+        found = _PERMUTED.fullmatch(stored) if self.is_permuted else None
+        return _NUM_HEADS[found[1]] if found else None
+
+    def offset(self, stored: str) -> float:
+        """Returns what the values of a tensor of a file have more than a checkpoint's."""
+        return self.norm_offset if _NORM.fullmatch(stored) else 0.0
+
+
+def _tensors(places: Places) -> Iterator[tuple[str, Place]]:
+    """The tensors of a table, by their whole names in the file."""
+    for known, value in places.items():
+        place = Place(name=value) if isinstance(value, str) else value
+        if "." in known:
+            yield known, place
+            continue
+        for kind in _KINDS:
+            yield f"{known}.{kind}", replace(place, name=f"{place.name}.{kind}")

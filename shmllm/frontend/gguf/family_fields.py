@@ -1,0 +1,239 @@
+"""The fields of config.json that only models of one type have, from the metadata of a GGUF file.
+
+A type is a function and a line in OF_FAMILY. The function gets the metadata and the fields that all
+types have, and refuses what no engine computes. It knows what llama.cpp knows and files do not say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from shmllm.formats.gguf import shown
+from shmllm.frontend.gguf.metadata import Metadata
+
+Json = dict[str, Any]
+
+_WINDOW = "attention.sliding_window"
+
+
+def _window(known: Metadata, config: Json) -> int | None:
+    """The number of positions that attention sees; None: all."""
+    if known.find(_WINDOW) in (None, 0):
+        return None
+    window = known.whole(_WINDOW)
+    return window if window < config["max_position_embeddings"] else None
+
+
+def no_window(known: Metadata, config: Json) -> Json:
+    """No fields; a window is refused."""
+    window = _window(known, config)
+    if window is not None:
+        raise known.header.error(
+            f"a sliding window of {window:,} positions is not supported with this architecture"
+        )
+    return {}
+
+
+def _layer_types(known: Metadata, config: Json, period: int) -> list[str]:
+    """Which layers have a window: all but the last one of each period, unless the file has a
+    pattern."""
+    own = known.find("attention.sliding_window_pattern")
+    if isinstance(own, list):
+        types = [bool(is_sliding) for is_sliding in own]
+    else:
+        period = known.whole("attention.sliding_window_pattern", period)
+        types = [(layer + 1) % period > 0 for layer in range(config["num_hidden_layers"])]
+    return ["sliding_attention" if each else "full_attention" for each in types]
+
+
+def _check_one_base(known: Metadata) -> None:
+    """Refuses another rotation in layers with a window."""
+    base, own = known.find("rope.freq_base"), known.find("rope.freq_base_swa")
+    if own not in (None, base):
+        raise known.header.error(
+            f"rope.freq_base_swa {shown(own)} beside rope.freq_base {shown(base)} is not supported "
+            "with this architecture"
+        )
+
+
+def _experts(known: Metadata, count: str) -> Json:
+    return {
+        count: known.whole("expert_count"),
+        "num_experts_per_tok": known.whole("expert_used_count"),
+    }
+
+
+def _scale(known: Metadata, name: str, default: float) -> float:
+    """A factor; 0 stands for its default, as in llama.cpp."""
+    return default if known.find(name) in (None, 0) else known.number(name)
+
+
+def _llama(known: Metadata, config: Json) -> Json:
+    """Mistral's models have the architecture llama, and may have a window."""
+    window = _window(known, config)
+    if window is None or config["attention_bias"] or config["mlp_bias"]:
+        return no_window(known, config)
+    return {
+        "architectures": ["MistralForCausalLM"],
+        "model_type": "mistral",
+        "sliding_window": window,
+    }
+
+
+def _mixtral(known: Metadata, config: Json) -> Json:
+    return no_window(known, config) | _experts(known, "num_local_experts")
+
+
+def _qwen2_moe(known: Metadata, config: Json) -> Json:
+    inner, fields = config["intermediate_size"], _experts(known, "num_experts")
+    smaller = max(inner // fields["num_experts_per_tok"], 1)
+    return (
+        no_window(known, config)
+        | fields
+        | {
+            "moe_intermediate_size": known.whole("expert_feed_forward_length", smaller),
+            "shared_expert_intermediate_size": known.whole(
+                "expert_shared_feed_forward_length", inner
+            ),
+            "norm_topk_prob": known.flag("expert_weights_norm", False),
+            "qkv_bias": config["attention_bias"],
+        }
+    )
+
+
+def _qwen3_moe(known: Metadata, config: Json) -> Json:
+    return (
+        no_window(known, config)
+        | _experts(known, "num_experts")
+        | {
+            "moe_intermediate_size": known.whole("expert_feed_forward_length"),
+            "norm_topk_prob": known.flag("expert_weights_norm", True),
+        }
+    )
+
+
+def _gemma2(known: Metadata, config: Json) -> Json:
+    return _gemma(known, config, period=2, layers_of_27b=46) | {
+        "attn_logit_softcapping": known.number("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": known.number("final_logit_softcapping", 30.0),
+    }
+
+
+def _gemma3(known: Metadata, config: Json) -> Json:
+    fields = _gemma(known, config, period=6, layers_of_27b=62)
+    if known.find("final_logit_softcapping") is not None:
+        fields["final_logit_softcapping"] = known.number("final_logit_softcapping")
+    return fields | {"rope_local_base_freq": known.number("rope.freq_base_swa", 10000.0)}
+
+
+def _gemma(known: Metadata, config: Json, *, period: int, layers_of_27b: int) -> Json:
+    """What both have. Files do not say how scores are scaled, which differs for the models of 27 B
+    parameters."""
+    scale_of_27b = config["hidden_size"] // config["num_attention_heads"]
+    is_27b = config["num_hidden_layers"] == layers_of_27b
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": scale_of_27b if is_27b else config["head_dim"],
+        "sliding_window": known.whole(_WINDOW),
+        "layer_types": _layer_types(known, config, period),
+    }
+
+
+def _phi3(known: Metadata, config: Json) -> Json:
+    return {"sliding_window": _window(known, config)}
+
+
+def _granite(known: Metadata, config: Json) -> Json:
+    if not known.flag("rope.scaling.finetuned", True):
+        raise known.header.error("Granite without rotary embedding is not supported")
+    return no_window(known, config) | {
+        "attention_multiplier": _scale(known, "attention.scale", config["head_dim"] ** -0.5),
+        "embedding_multiplier": _scale(known, "embedding_scale", 1.0),
+        "residual_multiplier": _scale(known, "residual_scale", 1.0),
+        "logits_scaling": known.number("logit_scale"),
+    }
+
+
+def _smollm3(known: Metadata, config: Json) -> Json:
+    return no_window(known, config) | {"no_rope_layer_interval": 4}
+
+
+def _olmo2(known: Metadata, config: Json) -> Json:
+    """OLMo 3's models have the architecture olmo2, and windows."""
+    if known.find(_WINDOW) in (None, 0):
+        return {}
+    _check_one_base(known)
+    return {
+        "architectures": ["Olmo3ForCausalLM"],
+        "model_type": "olmo3",
+        "sliding_window": known.whole(_WINDOW),
+        "layer_types": _layer_types(known, config, period=4),
+    }
+
+
+def _olmoe(known: Metadata, config: Json) -> Json:
+    if known.find("attention.clamp_kqv"):
+        raise known.header.error("attention.clamp_kqv is not supported")
+    normalized = {"norm_topk_prob": known.flag("expert_weights_norm", False)}
+    return no_window(known, config) | _experts(known, "num_experts") | normalized
+
+
+def _glm4(known: Metadata, config: Json) -> Json:
+    for name in ("rope.dimension_sections", "nextn_predict_layers"):  # GLM-4V, GLM-OCR
+        if known.find(name):
+            raise known.header.error(f"a GLM-4 with {name} is not supported")
+    return no_window(known, config)
+
+
+def _cohere2(known: Metadata, config: Json) -> Json:
+    return {
+        "sliding_window": known.whole(_WINDOW),  # also where it is longer than the context:
+        "layer_types": _layer_types(known, config, period=4),  # only these layers rotate
+        "logit_scale": known.number("logit_scale"),
+    }
+
+
+def _gpt_oss(known: Metadata, config: Json) -> Json:
+    _check_one_base(known)
+    fields = _experts(known, "num_local_experts") | {
+        "intermediate_size": known.whole("expert_feed_forward_length"),
+        "sliding_window": known.whole(_WINDOW),
+        "layer_types": _layer_types(known, config, period=2),
+    }
+    scaling = config.get("rope_scaling", {})
+    if scaling.get("rope_type") == "yarn":
+        # These models do not round the range of yarn, which files have no key for.
+        fields["rope_scaling"] = scaling | {"truncate": False}
+    return fields
+
+
+def _gpt2(known: Metadata, config: Json) -> Json:
+    return {
+        "n_embd": config["hidden_size"],
+        "n_head": config["num_attention_heads"],
+        "n_inner": config["intermediate_size"],
+        "n_layer": config["num_hidden_layers"],
+        "n_positions": config["max_position_embeddings"],
+        "activation_function": "gelu_new",
+    }
+
+
+OF_FAMILY: dict[str, Callable[[Metadata, Json], Json]] = {
+    "llama": _llama,
+    "mixtral": _mixtral,
+    "qwen2_moe": _qwen2_moe,
+    "qwen3_moe": _qwen3_moe,
+    "gemma2": _gemma2,
+    "gemma3_text": _gemma3,
+    "phi3": _phi3,
+    "granite": _granite,
+    "smollm3": _smollm3,
+    "olmo2": _olmo2,
+    "olmoe": _olmoe,
+    "glm4": _glm4,
+    "cohere2": _cohere2,
+    "gpt_oss": _gpt_oss,
+    "gpt2": _gpt2,
+}
+"""By the model's type; all others have no fields of their own, and no window."""

@@ -1,0 +1,204 @@
+"""The tensors of a checkpoint, as the GGUF files of a model have them.
+
+This module owns the order of the rows of queries and keys, and which tensors of a file make one of
+a checkpoint. It must not know config.json, nor any family by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import prod
+from pathlib import Path
+
+from torch import Tensor
+
+from shmllm.formats.gguf import GgufHeader, TensorEntry, shown
+from shmllm.formats.gguf_directory import SourceFile
+from shmllm.formats.gguf_families import family_of
+from shmllm.formats.gguf_family import GgufFamily, Layout, Place
+from shmllm.formats.gguf_pieces import read_pieces
+
+_IGNORED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+"""The model directory's config.json has parameters that give these, or their values."""
+
+
+@dataclass(frozen=True, slots=True)
+class FilePart:
+    """A tensor of a file, or the part of it that is one expert's.
+
+    Attributes:
+        path: the file.
+        entry: where it lies.
+    """
+
+    path: Path
+    entry: TensorEntry
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor of a checkpoint.
+
+    Attributes:
+        parts: what files have of it, each with the same shape. If there are several, their rows
+            (the second dimension) take turns.
+        num_heads: the number of heads whose rows are permuted; 0 if they are not.
+        offset: what the values of the file have more than a checkpoint's.
+        layout: see `gguf_family.Place`.
+    """
+
+    parts: tuple[FilePart, ...]
+    num_heads: int
+    offset: float
+    layout: Layout
+
+    @property
+    def joined_shape(self) -> tuple[int, ...]:
+        """The shape of all parts together, in the file's layout."""
+        shape = self.parts[0].entry.shape
+        if len(self.parts) == 1:
+            return shape
+        return (shape[0], len(self.parts) * shape[1], *shape[2:])
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape in a checkpoint."""
+        shape = self.joined_shape
+        if self.layout == "row":
+            return (1, *shape)
+        if self.layout == "transposed" and len(shape) > 1:
+            return (*shape[:-2], shape[-1], shape[-2])
+        return shape
+
+    @property
+    def type_name(self) -> str | None:
+        """The type of all parts; None: their types differ."""
+        name, *others = {part.entry.type_name for part in self.parts}
+        return None if others else name
+
+    def arranged(self, tensor: Tensor) -> Tensor:
+        """Returns the checkpoint's values of those of all parts, [joined_shape]."""
+        if self.num_heads:
+            tensor = unpermuted(tensor, self.num_heads)
+        if self.offset:
+            tensor = tensor - self.offset
+        return in_layout(tensor, self.layout)
+
+
+def stored_tensors(pieces: tuple[Path, ...]) -> dict[str, StoredTensor]:
+    """Returns the tensors in the files of a model, by their names in a checkpoint.
+
+    Raises:
+        EngineStartError: a file cannot be read or is damaged, or they are of different models.
+    """
+    return _stored_tensors(pieces, tuple(map(SourceFile.of, pieces)))
+
+
+@lru_cache(maxsize=16)
+def _stored_tensors(
+    pieces: tuple[Path, ...], _sources: tuple[SourceFile, ...]
+) -> dict[str, StoredTensor]:
+    """The tensors until a file changes. A header of a large vocabulary takes a tenth of a second to
+    read, and loading opens a file several times."""
+    header = read_pieces(list(pieces))
+    family = family_of(header)
+    found: dict[str, list[tuple[int, str, FilePart]]] = {}
+    for piece in header.pieces or (header,):
+        for name, entry in piece.tensors.items():
+            if name in _IGNORED:
+                continue
+            place = family.place(name)
+            for target, part in _parts(header, place, name, entry):
+                found.setdefault(target, []).append((place.part, name, FilePart(piece.path, part)))
+    return {target: _stored(header, family, target, some) for target, some in found.items()}
+
+
+def _stored(
+    header: GgufHeader, family: GgufFamily, target: str, some: list[tuple[int, str, FilePart]]
+) -> StoredTensor:
+    """A tensor of a checkpoint, of what files have of it: the numbers of parts, and their names."""
+    some = sorted(some, key=lambda each: each[0])
+    names, parts = [name for _, name, _ in some], tuple(part for _, _, part in some)
+    place = family.place(names[0])
+    if len(names) != place.num_parts:
+        needed = " and ".join(name for name, _, _ in family.stored_names(target))
+        raise header.error(f"{' and '.join(names)} without {needed}; the file is damaged")
+    shapes = [part.entry.shape for part in parts]
+    if len(parts) > 1 and (len(shapes[0]) < 2 or len(set(shapes)) > 1):
+        listed = " and ".join(str([*shape]) for shape in shapes)
+        raise header.error(f"{' and '.join(names)} have the shapes {listed}")
+    heads = _num_permuted_heads(header, family, names[0])
+    return StoredTensor(parts, heads, family.offset(names[0]), place.layout)
+
+
+def _parts(
+    header: GgufHeader, place: Place, name: str, entry: TensorEntry
+) -> Iterator[tuple[str, TensorEntry]]:
+    """The checkpoint's names of a tensor of a file, and what they have of it."""
+    if place.name == name or "{}" not in place.name:
+        yield place.name, entry
+        return
+    for number, part in enumerate(_experts(header, name)):
+        yield place.name.format(number), part
+
+
+def _experts(header: GgufHeader, name: str) -> list[TensorEntry]:
+    """The parts of a tensor of shape [experts, ...]."""
+    entry = header.tensors[name]
+    num_experts, *shape = entry.shape
+    if not shape or not prod(entry.shape):
+        raise header.error(f"{name} has the shape {[*entry.shape]}, which has no experts")
+    num_bytes = entry.num_bytes // num_experts
+    return [
+        replace(
+            entry, shape=tuple(shape), begin=entry.begin + expert * num_bytes, num_bytes=num_bytes
+        )
+        for expert in range(num_experts)
+    ]
+
+
+def _num_permuted_heads(header: GgufHeader, family: GgufFamily, stored: str) -> int:
+    """The number of heads in the rows of queries or keys; 0 for all other tensors."""
+    key = family.heads_key(stored)
+    if key is None:
+        return 0
+    prefix = header.architecture
+    num_heads = header.metadata.get(f"{prefix}.{key}")
+    if num_heads is None:  # as many key heads as query heads
+        num_heads = header.metadata.get(f"{prefix}.attention.head_count")
+    num_heads = num_heads[0] if isinstance(num_heads, list) and num_heads else num_heads
+    num_rows = header.tensors[stored].shape[0]
+    if type(num_heads) is not int or num_heads < 1 or num_rows % (2 * num_heads):
+        raise header.error(f"{stored} has {num_rows} rows for {shown(num_heads)} heads")
+    return num_heads
+
+
+def unpermuted(tensor: Tensor, num_heads: int) -> Tensor:
+    """The rows of each head with the first of all pairs before the second of all pairs."""
+    pairs = tensor.view(num_heads, len(tensor) // num_heads // 2, 2, *tensor.shape[1:])
+    return pairs.transpose(1, 2).reshape(tensor.shape)
+
+
+def permuted(tensor: Tensor, num_heads: int) -> Tensor:
+    """The rows of queries or keys in llama.cpp's order, in which the two of each pair are
+    neighbours: what `unpermuted` reverses."""
+    halves = tensor.view(num_heads, 2, len(tensor) // num_heads // 2, *tensor.shape[1:])
+    return halves.transpose(1, 2).reshape(tensor.shape)
+
+
+def in_layout(tensor: Tensor, layout: Layout) -> Tensor:
+    """A tensor of a file in a checkpoint's layout."""
+    if layout == "row":
+        return tensor[None]
+    return tensor.transpose(-1, -2) if layout == "transposed" and tensor.ndim > 1 else tensor
+
+
+def of_place(tensor: Tensor, place: Place) -> Tensor:
+    """A tensor of a checkpoint, or a part of it, in the layout of a file: `in_layout` reversed."""
+    if place.layout == "row":
+        tensor = tensor[0]
+    elif place.layout == "transposed" and tensor.ndim > 1:
+        tensor = tensor.transpose(-1, -2)
+    return tensor[:, place.part :: place.num_parts] if place.num_parts > 1 else tensor

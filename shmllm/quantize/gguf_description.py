@@ -1,0 +1,166 @@
+"""The metadata and tensors of a GGUF file that describe a model's shapes and constants.
+
+The names are llama.cpp's. What only one architecture has is a function and a line in
+_OF_ARCHITECTURE. This module must not know tokenizers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from shmllm.frontend.gguf.rope import FACTORS, LONG_FACTORS, SHORT_FACTORS, llama3_factors
+from shmllm.models.config import ModelConfig
+from shmllm.models.rope import attention_factor
+from shmllm.models.rope_config import RopeConfig
+from shmllm.models.specs import MoESpec
+
+Values = dict[str, Any]
+"""Metadata by their keys: str, int, float, bool, or lists of these."""
+
+_TOLERANCE = 1e-5
+_NUM_SECTIONS = 4
+
+
+def describe(config: ModelConfig, fields: Mapping[str, Any], architecture: str) -> Values:
+    """The metadata of a model's shapes and constants.
+
+    Args:
+        config: the model.
+        fields: the content of its config.json.
+        architecture: llama.cpp's name, which is the prefix of the keys.
+    """
+    attention, mlp = config.layers[0].attention, config.layers[0].mlp
+    values: Values = {
+        "block_count": config.num_layers,
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": _feed_forward_length(config, fields),
+        "attention.head_count": config.num_heads,
+        "attention.head_count_kv": config.num_kv_heads,
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        _NORM_EPS[config.norm.kind]: config.norm.eps,
+        "vocab_size": config.vocab_size,
+    }
+    if isinstance(mlp, MoESpec):
+        values |= _experts(mlp)
+    windows = _windows(config)
+    if windows:
+        values["attention.sliding_window"] = windows[0]
+    if attention.soft_cap is not None:
+        values["attn_logit_softcapping"] = attention.soft_cap
+    if config.logits_cap is not None:
+        values["final_logit_softcapping"] = config.logits_cap
+    rope = _main_rope(config)
+    values |= {} if rope is None else _rope(rope)
+    own = _OF_ARCHITECTURE.get(architecture)
+    values |= {} if own is None else own(config, fields)
+    return {f"{architecture}.{key}": value for key, value in values.items()}
+
+
+_NORM_EPS = {
+    "rms": "attention.layer_norm_rms_epsilon",
+    "layer": "attention.layer_norm_epsilon",
+}
+
+
+def _feed_forward_length(config: ModelConfig, fields: Mapping[str, Any]) -> int:
+    mlp = config.layers[0].mlp
+    width = fields.get("intermediate_size")
+    return width if isinstance(mlp, MoESpec) and type(width) is int else mlp.inner
+
+
+def _experts(mixture: MoESpec) -> Values:
+    values: Values = {
+        "expert_count": mixture.num_experts,
+        "expert_used_count": mixture.top_k,
+        "expert_feed_forward_length": mixture.inner,
+    }
+    if mixture.shared is not None:
+        values["expert_shared_feed_forward_length"] = mixture.shared.inner
+    return values
+
+
+def _windows(config: ModelConfig) -> list[int]:
+    return sorted({window for window in config.layer_windows if window is not None})
+
+
+def _main_rope(config: ModelConfig) -> RopeConfig | None:
+    """The rotation of layers that see all positions, or of the others if those have none."""
+    full = [each.attention.rope for each in config.layers if each.attention.window is None]
+    return next((rope for rope in (*full, *config.ropes) if rope is not None), None)
+
+
+def _rope(rope: RopeConfig) -> Values:
+    values: Values = {"rope.freq_base": rope.theta, "rope.dimension_count": rope.rotary_dim}
+    factor = attention_factor(rope)
+    if rope.type in ("llama3", "yarn", "longrope"):
+        values["rope.scaling.original_context_length"] = rope.original_max_positions
+    if rope.type in ("linear", "yarn"):
+        values |= {"rope.scaling.type": rope.type, "rope.scaling.factor": rope.factor}
+    if rope.type == "yarn":
+        values |= {
+            "rope.scaling.yarn_beta_fast": rope.beta_fast,
+            "rope.scaling.yarn_beta_slow": rope.beta_slow,
+        }
+        factor /= 0.1 * math.log(rope.factor) + 1.0 if rope.factor > 1 else 1.0
+    if not math.isclose(factor, 1.0, rel_tol=_TOLERANCE):
+        values["rope.scaling.attn_factor"] = factor
+    return values
+
+
+def rope_tensors(config: ModelConfig) -> dict[str, list[float]]:
+    """The tensors of factors of frequencies, by name; empty if a model needs none."""
+    for rope in config.ropes:
+        if rope.type == "llama3":
+            length = rope.original_max_positions
+            return {FACTORS: llama3_factors(rope.theta, config.head_dim, rope.factor, length)}
+        if rope.type == "longrope":
+            return {LONG_FACTORS: [*rope.long_factors], SHORT_FACTORS: [*rope.short_factors]}
+    return {}
+
+
+def _granite(config: ModelConfig, _: Mapping[str, Any]) -> Values:
+    return {
+        "attention.scale": config.layers[0].attention.scale,
+        "embedding_scale": config.embedding_scale,
+        "residual_scale": config.residual_scale,
+        "logit_scale": 1 / config.logits_scale,
+    }
+
+
+def _cohere2(config: ModelConfig, _: Mapping[str, Any]) -> Values:
+    return {"logit_scale": config.logits_scale}
+
+
+def _phi3(config: ModelConfig, _: Mapping[str, Any]) -> Values:
+    return {"attention.sliding_window": next(iter(_windows(config)), 0)}
+
+
+def _olmo2(config: ModelConfig, _: Mapping[str, Any]) -> Values:
+    pattern = [window is not None for window in config.layer_windows]
+    return {"attention.sliding_window_pattern": pattern} if any(pattern) else {}
+
+
+def _qwen3_vl(config: ModelConfig, fields: Mapping[str, Any]) -> Values:
+    """How the pairs of a head are distributed over time, height and width."""
+    text, vision = (fields.get(name) or {} for name in ("text_config", "vision_config"))
+    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    pairs = config.head_dim // 2
+    sections = [*(rope.get("mrope_section") or [pairs - 2 * (pairs // 3), pairs // 3, pairs // 3])]
+    return {
+        "rope.dimension_sections": (sections + [0] * _NUM_SECTIONS)[:_NUM_SECTIONS],
+        "n_deepstack_layers": len(vision.get("deepstack_visual_indexes") or []),
+    }
+
+
+_OF_ARCHITECTURE: dict[str, Callable[[ModelConfig, Mapping[str, Any]], Values]] = {
+    "granite": _granite,
+    "cohere2": _cohere2,
+    "phi3": _phi3,
+    "olmo2": _olmo2,
+    "qwen3vl": _qwen3_vl,
+}
+"""What only files of one of llama.cpp's architectures have."""

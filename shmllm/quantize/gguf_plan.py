@@ -1,0 +1,144 @@
+"""The tensors of a GGUF file that is to be written: their types, and the checkpoint's for each.
+
+All matrices get the type of the format, the embedding table included, as `llama-quantize --pure`
+does it. Norms, biases and routers are F32, and a matrix whose rows are no multiple of a block
+becomes F16. A tied model has no tensor for its LM head. This module must not know the metadata's
+keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import gguf
+import torch
+from gguf import GGMLQuantizationType as Kind
+
+from shmllm.errors import QuantizeError
+from shmllm.formats.gguf_family import GgufFamily, Place
+from shmllm.models.gguf_tensors import of_place
+from shmllm.quantize.gguf_description import rope_tensors
+from shmllm.quantize.source import Source, SourceTensor
+
+_UNROUNDED = (".ffn_gate_inp.", "position_embd.", ".bias")
+"""Parts of the names of what llama.cpp has in F32: routers, learned positions, biases."""
+
+
+@dataclass(slots=True)
+class Planned:
+    """A tensor of the file.
+
+    Attributes:
+        name: its name.
+        kind: how it is stored.
+        place: where the checkpoint has it.
+        parts: the checkpoint's tensors by the number of the expert, or one of them.
+        num_heads: the number of heads whose rows are permuted; 0 if they are not.
+        offset: what is added to its values.
+    """
+
+    name: str
+    kind: Kind
+    place: Place
+    num_heads: int
+    offset: float
+    parts: dict[int, SourceTensor] = field(default_factory=dict)
+
+    @property
+    def is_of_experts(self) -> bool:
+        """Whether the checkpoint has a tensor for each expert."""
+        return "{}" in self.place.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        shape = _shape(self.parts[0], self.place)
+        return (len(self.parts), *shape) if self.is_of_experts else shape
+
+    @property
+    def num_bytes(self) -> int:
+        num_elements, block_bytes = gguf.GGML_QUANT_SIZES[self.kind]
+        return prod(self.shape) // num_elements * block_bytes
+
+
+def plan(
+    source: Source,
+    tensors: list[SourceTensor],
+    family: GgufFamily,
+    values: Mapping[str, Any],
+    architecture: str,
+    kind: Kind,
+) -> list[Planned]:
+    """The tensors of the file, in the order in which they are written."""
+    planned: dict[str, Planned] = {}
+    known = _known_names(architecture, source.config.num_layers)
+    _check_rope(source, known, family)
+    for tensor in tensors:
+        if tensor.name is None:
+            continue
+        found = family.stored_names(tensor.name)
+        if not all(name.rpartition(".")[0] in known for name, _, _ in found) or not found:
+            raise QuantizeError(
+                f"{tensor.file.path}: {tensor.stored} has no name in a GGUF file of {family.title}"
+            )
+        for name, expert, place in found:
+            key = family.heads_key(name)
+            num_heads = values[f"{architecture}.{key}"] if key else 0
+            chosen = _kind_of(name, _shape(tensor, place), kind)
+            one = Planned(name, chosen, place, num_heads, family.offset(name))
+            planned.setdefault(name, one).parts[expert] = tensor
+    _check_complete(source, planned, family)
+    return list(planned.values())
+
+
+def _check_rope(source: Source, known: Container[str], family: GgufFamily) -> None:
+    """Raises QuantizeError if the rotary embedding needs a tensor that llama.cpp does not have."""
+    for name in rope_tensors(source.config):
+        if name.removesuffix(".weight") not in known:
+            raise QuantizeError(
+                f"{source.directory}: no tensor {name.removesuffix('.weight')} in a GGUF file of "
+                f"{family.title}, which the rotary embedding needs"
+            )
+
+
+def _shape(tensor: SourceTensor, place: Place) -> tuple[int, ...]:
+    """The shape in the file."""
+    return tuple(of_place(torch.empty(tensor.shape, device="meta"), place).shape)
+
+
+def _known_names(architecture: str, num_layers: int) -> set[str]:
+    """The names of all tensors that llama.cpp has for an architecture, without ".weight"."""
+    kind = next(each for each, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    forms = [gguf.TENSOR_NAMES[each] for each in gguf.MODEL_TENSORS[kind]]
+    return {form.format(bid=layer) for form in forms for layer in range(num_layers)}
+
+
+def _kind_of(name: str, shape: tuple[int, ...], kind: Kind) -> Kind:
+    if len(shape) < 2 or any(part in name for part in _UNROUNDED):
+        return Kind.F32
+    return Kind.F16 if shape[-1] % gguf.GGML_QUANT_SIZES[kind][0] else kind
+
+
+def _check_complete(source: Source, planned: Mapping[str, Planned], family: GgufFamily) -> None:
+    """Raises QuantizeError if the checkpoint lacks a tensor that the model needs."""
+    config = source.config
+    if config.tie_word_embeddings and family.needs_head:
+        raise QuantizeError(
+            f"{source.directory}: the LM head shares the embedding table, and llama.cpp reads no "
+            f"such file of {family.title}"
+        )
+    skipped = {"output"} if config.tie_word_embeddings else set()
+    needed = [f"{module}.weight" for module in family.outside if module not in skipped]
+    endings = {name if "." in name else f"{name}.weight" for name in family.modules}
+    endings |= {name.split(".", 2)[2] for name in planned if name.startswith("blk.")}
+    for layer in range(config.num_layers):
+        needed += [f"blk.{layer}.{ending}" for ending in sorted(endings)]
+    missing = [name for name in needed if name not in planned]
+    for mixture in config.mixtures:
+        of_experts = [each for each in planned.values() if each.is_of_experts]
+        missing += [each.name for each in of_experts if len(each.parts) != mixture.num_experts]
+    if missing:
+        name = family.place(missing[0]).name
+        raise QuantizeError(f"{source.directory} is not complete: it has no {name}")

@@ -1,0 +1,253 @@
+"""Each family from a GGUF file: its logits are transformers', whatever the matrices are stored in.
+
+The files are those of `support.gguf_models`, which takes the names of the `gguf` package and stores
+what llama.cpp's conversion stores.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from support.gguf_models import KINDS, Change, quantized, stored_tensors, write_model
+from support.model_helpers import (
+    allocate,
+    assert_logits_close,
+    our_logits,
+    reference_logits,
+    reference_model,
+)
+
+from shmllm.errors import EngineStartError
+from shmllm.formats.gguf import read_header
+from shmllm.formats.gguf_pieces import pieces_of, read_pieces
+from shmllm.frontend.gguf.config import model_config
+from shmllm.models.config import ModelConfig
+from shmllm.models.create import create_model, stored_parts
+from shmllm.models.decoder import DecoderModel
+from shmllm.models.gguf_tensors import stored_tensors as tensors_of
+from shmllm.models.matrices import packed_of
+from shmllm.models.weights import load_weights, stored_kinds
+
+TOKENS = [5, 96, 0, 31, 31, 7, 88, 2, 45, 13, 64, 9, 77, 1, 50, 20, 33]
+EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2}
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
+YARN |= {"original_max_position_embeddings": 64, "beta_fast": 8.0, "beta_slow": 1.0}
+LONG: dict[str, Any] = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1.0, 1.2, 1.5],
+    "long_factor": [1.5, 3.0, 4.5],
+    "original_max_position_embeddings": 128,
+}
+LONG_TENSOR = "rope_factors_long.weight"
+GPT_OSS = {"head_dim": 16, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 7}
+PLAIN = {"rope_type": "default", "rope_theta": 1e4}
+
+
+def add_yarn(writer: gguf.GGUFWriter) -> None:
+    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+    writer.add_rope_scaling_factor(4.0)
+    writer.add_rope_scaling_orig_ctx_len(64)
+    writer.add_rope_scaling_yarn_beta_fast(8.0)
+
+
+def add_longrope(writer: gguf.GGUFWriter) -> None:
+    writer.add_rope_scaling_orig_ctx_len(128)
+    writer.add_rope_scaling_attn_factors((1 + np.log(2) / np.log(128)) ** 0.5)
+
+
+CASES: dict[str, tuple[str, dict[str, Any], Change | None]] = {
+    "phi3": ("phi3", {"sliding_window": 7}, None),
+    "phi3 longrope": (
+        "phi3",
+        {"rope_parameters": LONG, "sliding_window": None, "tie_word_embeddings": True}
+        | {"original_max_position_embeddings": 128},
+        add_longrope,
+    ),
+    "qwen2_moe": (
+        "qwen2_moe",
+        EXPERTS | {"moe_intermediate_size": 24, "shared_expert_intermediate_size": 40},
+        None,
+    ),
+    "olmoe": ("olmoe", EXPERTS, None),
+    "gpt_oss": ("gpt_oss", GPT_OSS | {"rope_parameters": PLAIN}, None),
+    "gpt_oss yarn": (
+        "gpt_oss",
+        GPT_OSS | {"rope_parameters": YARN | {"truncate": False}},
+        add_yarn,
+    ),
+    "smollm3": ("smollm3", {"num_hidden_layers": 5, "attention_bias": True}, None),
+    "olmo2": ("olmo2", {}, None),
+    "olmo3": (
+        "olmo3",
+        {"num_hidden_layers": 5, "sliding_window": 7}
+        | {"rope_parameters": {"full_attention": YARN, "sliding_attention": PLAIN}},
+        add_yarn,
+    ),
+    "olmo3 with a factor": (
+        "olmo3",
+        {"num_hidden_layers": 5, "sliding_window": 7}
+        | {
+            "rope_parameters": {
+                "full_attention": YARN | {"attention_factor": 1.3},
+                "sliding_attention": PLAIN,
+            }
+        },
+        lambda writer: (add_yarn(writer), writer.add_rope_scaling_yarn_attn_factor(1.3)),
+    ),
+    "granite": (
+        "granite",
+        {"attention_multiplier": 0.3, "embedding_multiplier": 3.0, "residual_multiplier": 0.4}
+        | {"logits_scaling": 2.5},
+        None,
+    ),
+    "glm4": ("glm4", {"head_dim": 16, "attention_bias": True}, None),
+    "cohere2": (
+        "cohere2",
+        {"num_hidden_layers": 5, "sliding_window": 7, "logit_scale": 0.3},
+        None,
+    ),
+    "gpt2": ("gpt2", {"n_inner": 72}, None),
+}
+
+
+def loaded(file: Path, directory: Path) -> DecoderModel:
+    """The model that an engine makes of a file, with its packed matrices."""
+    directory.mkdir()
+    pieces = pieces_of(file)
+    for piece in pieces:
+        (directory / piece.name).symlink_to(piece)
+    (directory / "config.json").write_text(json.dumps(model_config(read_pieces(pieces))))
+    config = ModelConfig.from_directory(directory)
+    parts = stored_parts(config, stored_kinds(directory, config.tie_word_embeddings))
+    model = create_model(config, torch.float32, allocate, None, parts)
+    load_weights(model, directory)
+    return model
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_its_logits_are_those_of_the_checkpoint(case: str, tmp_path: Path) -> None:
+    family, options, change = CASES[case]
+    reference = reference_model(family, scale=4.0, **options)
+    factors = {}
+    if case == "phi3 longrope":
+        names = {"short_factor": "rope_factors_short.weight", "long_factor": LONG_TENSOR}
+        factors = {stored: np.array(LONG[name]) for name, stored in names.items()}
+    file = write_model(tmp_path / "m.gguf", reference, change, factors=factors)
+    model = loaded(file, tmp_path / "model")
+    if factors:  # transformers takes the short factors for a short text, an engine never does
+        reference.config.rope_parameters["short_factor"] = LONG["long_factor"]
+        long = type(reference)(reference.config).eval()
+        long.load_state_dict(reference.state_dict())
+        reference = long
+    assert_logits_close(our_logits(model, TOKENS), reference_logits(reference, TOKENS), 1e-4)
+
+
+WIDE: dict[str, dict[str, Any]] = {
+    "gpt_oss": GPT_OSS | {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2},
+    "gpt2": {"n_inner": 96, "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2},
+    "phi3": {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96},
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [("gpt_oss", "MXFP4"), ("gpt_oss", "Q8_0"), ("gpt2", "Q8_0"), ("gpt2", "Q4_0"),
+     ("phi3", "Q8_0")],
+)  # fmt: skip
+def test_joined_and_transposed_matrices_stay_packed(family: str, kind: str, tmp_path: Path) -> None:
+    reference = reference_model(family, **WIDE[family])
+    model = loaded(write_model(tmp_path / "m.gguf", reference, kind=kind), tmp_path / "model")
+    stored = {name: values for name, _, values in stored_tensors(reference)}
+    every = model.destinations()
+    num_packed = 0
+    for target, names in joined_names(family, stored).items():
+        view = every[target][0]
+        assert packed_of(view) is not None, target
+        parts = [dequantized(stored[name], kind) for name in names]
+        rows = np.stack(parts, 2).reshape(len(parts[0]), -1, parts[0].shape[-1])
+        expected = torch.from_numpy(rows if len(names) > 1 else parts[0])
+        found = view.clone()
+        assert torch.equal(found, expected if family == "phi3" else expected.transpose(-1, -2))
+        num_packed += 1
+    assert num_packed == {"gpt_oss": 4, "gpt2": 8, "phi3": 12}[family]
+
+
+def dequantized(values: Any, kind: str) -> Any:
+    return gguf.quants.dequantize(quantized(values, kind), KINDS[kind])
+
+
+def joined_names(family: str, stored: dict[str, Any]) -> dict[str, list[str]]:
+    """The names of the layers' matrices in a checkpoint, and of what the file has of each."""
+    found: dict[str, list[str]] = {}
+    for name, values in stored.items():
+        if family != "gpt_oss":
+            if values.ndim == 2 and (".h." in name or "layers" in name):
+                found[name] = [name]
+        elif values.ndim == 3:
+            target = name.removesuffix(".weight").replace("gate_proj", "gate_up_proj")
+            target = target.replace(".up_proj", ".gate_up_proj")
+            found.setdefault(target, []).append(name)
+    return found
+
+
+def test_parts_of_a_tensor_may_be_in_different_pieces(tmp_path: Path) -> None:
+    reference = reference_model("gpt_oss", **WIDE["gpt_oss"])
+    whole = loaded(write_model(tmp_path / "m.gguf", reference, kind="MXFP4"), tmp_path / "one")
+    (tmp_path / "cut").mkdir()
+    write_model(tmp_path / "cut" / "m.gguf", reference, kind="MXFP4", max_tensors=1)
+    pieces = sorted((tmp_path / "cut").iterdir())
+    assert any(
+        len({part.path for part in each.parts}) > 1 for each in tensors_of(tuple(pieces)).values()
+    )
+    cut = loaded(pieces[0], tmp_path / "several").destinations()
+    for name, (view, *_) in whole.destinations().items():
+        assert torch.equal(cut[name][0].clone(), view.clone()), name
+
+
+def test_a_gate_without_its_up_is_named(tmp_path: Path) -> None:
+    reference = reference_model("gpt_oss", **WIDE["gpt_oss"])
+    file = write_model(tmp_path / "m.gguf", reference)
+    content = file.read_bytes()
+    file.write_bytes(content.replace(b"blk.1.ffn_up_exps.weight", b"blk.1.ffn_xx_exps.weight"))
+    with pytest.raises(
+        EngineStartError, match=r"blk\.1\.ffn_gate_exps\.weight without .*ffn_up_exps\.weight"
+    ):
+        loaded(file, tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("family", "change", "message"),
+    [
+        ("granite", lambda w: w.add_bool("granite.rope.scaling.finetuned", False), "without rot"),
+        ("granite", lambda w: w.add_sliding_window(9), "window of 9 positions is not supported"),
+        ("olmo3", lambda w: w.add_rope_freq_base_swa(77.0), r"freq_base_swa 77\.0 beside"),
+        (
+            "glm4",
+            lambda w: w.add_rope_dimension_sections([2, 1, 1, 0]),
+            "dimension_sections is not",
+        ),
+        ("olmoe", lambda w: w.add_clamp_kqv(3.0), "clamp_kqv is not supported"),
+        ("phi3", lambda w: w.add_head_count_kv(3), r"attn_qkv\.weight has the shape \[80, 48\]"),
+        ("phi3", lambda w: w.add_feed_forward_length(7), r"ffn_up\.weight has the shape \[160"),
+        ("phi3", lambda w: w.add_tensor(LONG_TENSOR, np.ones(4, np.float32)), "original_context"),
+        ("gpt2", lambda w: w.add_context_length(999), r"position_embd\.weight has the shape"),
+        ("qwen2_moe", lambda w: w.add_expert_shared_feed_forward_length(7), "ffn_up_shexp"),
+        ("qwen2_moe", lambda w: w.add_uint32("qwen2moe.expert_weights_norm", 1), "true or false"),
+    ],
+)
+def test_what_no_engine_computes_is_refused(
+    family: str, change: Change, message: str, tmp_path: Path
+) -> None:
+    options = {"qwen2_moe": CASES["qwen2_moe"][1], "olmoe": EXPERTS}.get(family, {})
+    file = write_model(tmp_path / "m.gguf", reference_model(family, **options), change)
+    with pytest.raises(EngineStartError, match=message) as caught:
+        model_config(read_header(file))
+    assert "\n" not in str(caught.value)
