@@ -1,0 +1,142 @@
+"""The GGUF files that `shmllm quantize` writes compute the same in llama.cpp, for every family.
+
+`pip install llama-cpp-python` first; without it these tests are skipped.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.model_helpers import assert_logits_close
+from support.multimodal_models import nest
+from support.quantize_helpers import writable_model
+from support.reference_models import VARIANTS
+from torch import Tensor
+
+from shmllm.quantize.gguf_model import write_gguf
+from shmllm.quantize.source import Source
+from shmllm.quantize.target import Target
+
+pytestmark = pytest.mark.slow
+
+LENGTHS = (5, 200)
+WINDOW = 48
+LEFT_OUT = ("mistral", "phi3")
+"""Families whose windows llama.cpp leaves out."""
+TOLERANCES = {"gpt2": 1e-3, "gemma2": 5e-3, "gemma3": 5e-2}
+"""llama.cpp takes GELU from a table in float16."""
+ROPE = {"rope_theta": 1e4, "original_max_position_embeddings": 128}
+YARN = ROPE | {"rope_type": "yarn", "factor": 4.0}
+PLAIN = {"rope_type": "default", "rope_theta": 1e4}
+LONG = ROPE | {
+    "rope_type": "longrope",
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
+    "long_factor": [1.5, 1.8, 2.1, 2.4, 2.7, 3.0],
+}
+LONG_ONLY = LONG | {"short_factor": LONG["long_factor"]}
+"""transformers takes the short factors for short texts, llama.cpp and an engine the long ones."""
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    **{kind: (kind, {}) for kind in VARIANTS},
+    "phi3 longrope": (
+        "phi3",
+        {"rope_parameters": LONG_ONLY, "sliding_window": None, "tie_word_embeddings": True}
+        | {"original_max_position_embeddings": 128},
+    ),
+    "olmo3 yarn": (
+        "olmo3",
+        {
+            "rope_parameters": {
+                "full_attention": YARN | {"attention_factor": 1.3},
+                "sliding_attention": PLAIN,
+            }
+        },
+    ),
+    "llama yarn": ("llama", {"rope_parameters": YARN | {"attention_factor": 1.4}}),
+    "granite scales": (
+        "granite",
+        {"embedding_multiplier": 3.0, "logits_scaling": 2.5, "tie_word_embeddings": True},
+    ),
+}
+
+
+@contextmanager
+def context_of(file: Path) -> Iterator[tuple[Any, Any, int]]:
+    """llama.cpp's functions, a context in float32, and the size of the vocabulary."""
+    api: Any = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+    api.llama_backend_init()
+    silent = api.llama_log_callback(lambda *_: None)
+    api.llama_log_set(silent, ctypes.c_void_p(0))
+    model = api.llama_model_load_from_file(str(file).encode(), api.llama_model_default_params())
+    assert model, "llama.cpp cannot load the file"
+    params = api.llama_context_default_params()
+    params.n_ctx = params.n_batch = params.n_ubatch = 512
+    params.type_k = params.type_v = api.GGML_TYPE_F32
+    params.n_threads = params.n_threads_batch = 1
+    params.flash_attn_type = api.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    context = api.llama_init_from_model(model, params)
+    try:
+        yield api, context, api.llama_vocab_n_tokens(api.llama_model_get_vocab(model))
+    finally:
+        api.llama_free(context)
+        api.llama_model_free(model)
+        del silent
+
+
+def llama_cpp_logits(file: Path, prompts: list[list[int]]) -> list[Tensor]:
+    """The logits at every position of each prompt, [tokens, vocabulary] float32."""
+    found = []
+    with context_of(file) as (api, context, vocab_size):
+        for prompt in prompts:
+            api.llama_memory_clear(api.llama_get_memory(context), False)
+            batch = api.llama_batch_init(len(prompt), 0, 1)
+            batch.n_tokens = len(prompt)
+            for position, token in enumerate(prompt):
+                batch.token[position], batch.pos[position] = token, position
+                batch.n_seq_id[position], batch.seq_id[position][0] = 1, 0
+                batch.logits[position] = 1
+            assert api.llama_decode(context, batch) == 0
+            logits = api.llama_get_logits(context)
+            values = np.ctypeslib.as_array(logits, (len(prompt), vocab_size))
+            found.append(torch.from_numpy(values.copy()))
+            api.llama_batch_free(batch)
+    return found
+
+
+def written(model: Path, file: Path) -> Path:
+    target = Target(file, is_directory=False, overwrite=False)
+    write_gguf(Source.find(str(model)), target, "F32")
+    return file
+
+
+@torch.inference_mode()
+def assert_same(model: Any, file: Path, longest: int, tolerance: float) -> None:
+    rng = random.Random(5)
+    lengths = [min(length, longest) for length in LENGTHS]
+    prompts = [[rng.randrange(4096) for _ in range(length)] for length in lengths]
+    for prompt, ours in zip(prompts, llama_cpp_logits(file, prompts), strict=True):
+        assert_logits_close(ours, model(torch.tensor([prompt])).logits[0].float(), tolerance)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_its_logits_are_transformers_logits(case: str, tmp_path: Path) -> None:
+    kind, options = CASES[case]
+    model = writable_model(kind, tmp_path / "model", **options)
+    is_short = kind in LEFT_OUT and options.get("sliding_window", WINDOW) is not None
+    file = written(tmp_path / "model", tmp_path / "m.gguf")
+    assert_same(model, file, WINDOW if is_short else max(LENGTHS), TOLERANCES.get(kind, 1e-4))
+
+
+def test_the_language_model_of_qwen3_vl_is_computed(tmp_path: Path) -> None:
+    model = writable_model("qwen3", tmp_path / "model")
+    nest(tmp_path / "model", "Qwen3VLForConditionalGeneration", "qwen3_vl_text", "new")
+    file = written(tmp_path / "model", tmp_path / "m.gguf")
+    assert_same(model, file, max(LENGTHS), 1e-4)
