@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal, cast, get_args, get_type_hints
 
 from shmllm.config.graphs import GraphConfig
 from shmllm.config.options import (
@@ -28,10 +28,10 @@ from shmllm.config.options import (
     option,
     options_in,
 )
+from shmllm.config.quantization import ROUNDINGS, Quantization, Rounding
 
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "safetensors", "dummy"]
-Quantization = Literal["int8", "int4", "int4-g64"]
 ActivationDType = Literal["auto", "float32", "bfloat16", "int8"]
 CpuInstructions = Literal["auto", "vectors", "tiles"]
 KVCacheDType = Literal["auto", "float32", "bfloat16", "float16", "int8"]
@@ -162,7 +162,8 @@ class LoadConfig(Section):
         None,
         'What matrices are rounded to when they are loaded or updated: "int8" has a scale per '
         'output channel, "int4" one per 32 weights (as Q4_0), "int4-g64" one per 64; the LM head '
-        "gets 8 bits.",
+        'gets 8 bits. Names of methods, such as "gptq" and "compressed-tensors", say that the '
+        "checkpoint is stored so, and change nothing.",
         OneOf(get_args(Quantization), optional=True),
     )
     activation_dtype: ActivationDType = option(
@@ -192,6 +193,11 @@ class LoadConfig(Section):
         Flag(),
     )
     model_name: str = ""
+
+    @property
+    def rounding(self) -> Rounding | None:
+        """What matrices are rounded to; None: they stay as the checkpoint has them."""
+        return cast(Rounding, self.quantization) if self.quantization in ROUNDINGS else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from shmllm.errors import EngineStartError
 from shmllm.frontend.foreign_options import FOREIGN_NAMES, check_foreign_options
 from shmllm.frontend.model_catalog import check_model
 from shmllm.frontend.model_files import generation_defaults, model_title, resolve_model
+from shmllm.frontend.stored_method import check_stored_method
 from shmllm.params.unknown_options import reject_unknown_options
 
 logger = logging.getLogger(__name__)
@@ -70,6 +71,7 @@ def _make_configs(values: dict[str, Any]) -> tuple[FrontEndConfig, EngineConfig]
         found = resolve_model(front_end.tokenizer, revision=front_end.revision)
         sections["load"]["tokenizer_directory"] = str(found.absolute())
     made: dict[str, Any] = {name: SECTIONS[name](**given) for name, given in sections.items()}
+    check_stored_method(str(front_end.model), directory, made["load"].quantization)
     return front_end, EngineConfig(**made, **_fields_of(EngineConfig, values))
 
 

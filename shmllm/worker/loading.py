@@ -105,15 +105,15 @@ def load_model(
     dtype: torch.dtype = getattr(torch, dtype_name)
     counter = CountingAllocator()
     kinds: dict[str, str] = {}
-    if keeps_packed and load.quantization is None and load.load_format != "dummy":
+    if keeps_packed and load.rounding is None and load.load_format != "dummy":
         kinds = stored_kinds(Path(load.directory), config.tie_word_embeddings)
     stored = stored_parts(config, kinds)
-    create_model(config, dtype, counter.allocate, load.quantization, stored)
-    check_weights_fit(counter.num_bytes, load.quantization or dtype_name, pool)
+    create_model(config, dtype, counter.allocate, load.rounding, stored)
+    check_weights_fit(counter.num_bytes, load.rounding or dtype_name, pool)
     weights = pool.make_arena(counter.num_bytes, "the weights")
-    model = create_model(config, dtype, weights.allocate, load.quantization, stored)
+    model = create_model(config, dtype, weights.allocate, load.rounding, stored)
     _load_weights(model, load, on_progress)
-    quantization = load.quantization or _most_common_format(model)
+    quantization = load.rounding or _most_common_format(model)
     return LoadedModel(model, config, weights, dtype_name, max_model_len, quantization, load)
 
 

@@ -225,7 +225,7 @@ def activation_dtype(load: LoadConfig, dtype: str) -> str:
     Raises:
         EngineStartError: they cannot be rounded as asked.
     """
-    stored, wanted = load.quantization or dtype, load.activation_dtype
+    stored, wanted = load.rounding or dtype, load.activation_dtype
     if wanted == "auto":  # 8 bits change too much to be the default
         pairs = DOT_PRODUCTS["bfloat16"]
         return "bfloat16" if pairs.exists and stored in pairs.weights else "float32"

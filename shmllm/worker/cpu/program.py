@@ -28,8 +28,8 @@ def check_model(config: ModelConfig, load: LoadConfig, dtype: str) -> None:
     """Raise EngineStartError if there are no kernels for a model with weights of a dtype."""
     uses_tiles(load, activation_dtype(load, dtype))
     check_features(config, "the CPU", UNSUPPORTED)
-    if load.quantization is not None:
-        check_features(config, f"quantization={load.quantization!r}", NOT_QUANTIZED)
+    if load.rounding is not None:
+        check_features(config, f"quantization={load.rounding!r}", NOT_QUANTIZED)
 
 
 class CpuProgram:

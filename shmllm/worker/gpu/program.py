@@ -56,9 +56,9 @@ UNSUPPORTED = {Feature.LAYER_QK_NORM}
 
 def check_model(config: ModelConfig, load: LoadConfig, dtype: str) -> None:
     """Raise EngineStartError if the GPU has no kernels for a model with weights of a dtype."""
-    if load.quantization is not None:
+    if load.rounding is not None:
         raise EngineStartError(
-            f"quantization={load.quantization!r} is for the CPU: leave it out, or start with "
+            f"quantization={load.rounding!r} is for the CPU: leave it out, or start with "
             "device='cpu'"
         )
     if load.cpu_instructions != "auto":

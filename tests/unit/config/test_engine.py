@@ -20,8 +20,8 @@ from shmllm.errors import EngineStartError
         (lambda: LoadConfig("m", dtype="float64"), "dtype 'float64' is not one of auto, float32"),
         (lambda: LoadConfig("m", load_format="gguf"), "load_format 'gguf' is not one of auto"),
         (
-            lambda: LoadConfig("m", quantization="fp8"),
-            "quantization 'fp8' is not one of None, int8, int4, int4-g64",
+            lambda: LoadConfig("m", quantization="bitsandbytes"),
+            "quantization 'bitsandbytes' is not one of None, int8, int4, int4-g64, awq",
         ),
         (
             lambda: LoadConfig("m", activation_dtype="int4"),
