@@ -1,7 +1,8 @@
 """Writes a model as a directory of the `compressed-tensors` package.
 
-The package makes the scheme, the scales and the integers. The matrices of the layers are rounded;
-the embedding table, the LM head, norms and biases stay as they are.
+The package makes the scheme, the scales and the integers. The matrices of the layers are rounded,
+those of each expert by themselves; the embedding table, the LM head, the routers of experts, norms
+and biases stay as they are.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ GROUP_SIZES = (128, 64, 32)
 ELEMENTS_AT_ONCE = 2**22
 """About how many elements are rounded at a time: the package needs several temporaries of them."""
 
-_MATRIX = re.compile(r"model\.layers\.\d+\..*\.weight")
+_MATRIX = re.compile(r"model\.layers\.\d+\..*(?<!gate)\.weight")
+_ROUTERS = "re:.*gate$"
+"""The modules that choose experts and, in Qwen2-MoE, weigh the shared one."""
 _ROUNDED = "weight"
 _MOST_PARTS = 3
 _LONGEST_SUFFIX = len("_packed")
@@ -96,6 +99,8 @@ def write_compressed(
     with source.open() as tensors:
         kept = [each for each in tensors if each.name is not None]
         rounded = {each.stored for each in kept if _is_rounded(each)}
+        if any(len(each.shape) > 2 for each in kept):
+            raise _cannot_write(source, format, "one tensor has the matrices of all experts")
         if not rounded:
             raise QuantizeError(f"{source.directory} has no matrices model.layers.*.weight")
         widths = {each.shape[-1] for each in kept if each.stored in rounded}
@@ -118,15 +123,17 @@ def _check_package() -> None:
 def _check_model(source: Source, format: str) -> None:
     """Raises QuantizeError if the model's matrices are not those of Linear modules of layers."""
     config = source.config
-    if config.mixtures:
-        problem = "it has experts"
-    elif config.transposed:
+    if config.transposed:
         problem = "its checkpoint has transposed matrices"
     elif isinstance(source.fields.get("text_config"), dict):
         problem = "it is multimodal"
     else:
         return
-    raise QuantizeError(f"{source.title} cannot be written as {format}: {problem}")
+    raise _cannot_write(source, format, problem)
+
+
+def _cannot_write(source: Source, format: str, problem: str) -> QuantizeError:
+    return QuantizeError(f"{source.title} cannot be written as {format}: {problem}")
 
 
 def _is_rounded(tensor: SourceTensor) -> bool:
@@ -158,7 +165,7 @@ class _Rounding:
             config_groups={"group_0": self._scheme},
             format=scheme.layout,
             quantization_status=package.QuantizationStatus.COMPRESSED,
-            ignore=["lm_head"],
+            ignore=["lm_head", *([_ROUTERS] if source.config.mixtures else [])],
         )
         self.config: Json = config.model_dump(mode="json", exclude_none=True)
 
