@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures the engine's steps in this process, without rings, front end and text.
 
-    python tools/bench_steps.py --model DIRECTORY [--requests 16] [--context 128] [--steps 200]
+    python tools/bench_steps.py --model MODEL [--requests 16] [--context 128] [--steps 200]
 
 The tool computes prompts of random tokens and then times decode steps: median, p99, slowest, and
 the slowest over the median. --cpu counts the CPU time of this process instead of wall time, which
@@ -28,6 +28,7 @@ import click
 
 from shmllm.config.engine import CacheConfig, EngineConfig, LoadConfig, SchedulerConfig
 from shmllm.engine.core import EngineCore
+from shmllm.frontend.model_files import resolve_model
 from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import SamplingParams
 from shmllm.worker.cpu.runner import CpuRunner
@@ -40,7 +41,7 @@ def make_core(
 ) -> tuple[EngineCore, CpuRunner]:
     """An engine core for `requests` requests, and its runner."""
     config = EngineConfig(
-        LoadConfig(model, **load),
+        LoadConfig(str(resolve_model(model)), **load),
         CacheConfig(memory_bytes=2**30, enable_prefix_caching=False),
         SchedulerConfig(max(requests, 1)),
         num_threads=threads,

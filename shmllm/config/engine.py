@@ -170,8 +170,8 @@ class LoadConfig(Section):
         "auto",
         "What matrix products on a CPU round activations to, for batches that are up to twice "
         'as fast: "bfloat16" for quantized weights and those in bfloat16 (the CPU needs '
-        'AVX512_BF16), "int8" for quantization="int8" (AVX512_VNNI), or "float32"; auto is '
-        "bfloat16 for such weights if the CPU can, else float32.",
+        'AVX512_BF16), "int8" for weights in 4 to 8 bits but FP8 (AVX512_VNNI), or "float32"; '
+        "auto is bfloat16 for such weights if the CPU can, else float32.",
         OneOf(get_args(ActivationDType)),
     )
     cpu_instructions: CpuInstructions = option(

@@ -7,7 +7,7 @@ device.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +38,7 @@ class LoadedModel:
         dtype_name: the dtype of weights and activations.
         max_model_len: the configured length, in tokens; the KV cache may hold fewer.
         quantization: the format of most of the matrices; empty: floating numbers.
+        packed: the kinds of the matrices that the checkpoint has packed and that stay so.
     """
 
     model: DecoderModel
@@ -46,6 +47,7 @@ class LoadedModel:
     dtype_name: str
     max_model_len: int
     quantization: str
+    packed: frozenset[str]
     _load: LoadConfig
 
     @property
@@ -77,7 +79,7 @@ def load_model(
     load: LoadConfig,
     pool: MemoryPool,
     auto_dtype: Callable[[str | None], str],
-    check: Callable[[ModelConfig, LoadConfig, str], None],
+    check: Callable[[ModelConfig, LoadConfig, str, Collection[str]], None],
     on_progress: Progress | None = None,
     keeps_packed: bool = False,
 ) -> LoadedModel:
@@ -88,8 +90,8 @@ def load_model(
         pool: the memory that the weights go into.
         auto_dtype: returns the meaning of the dtype "auto" for the dtype name of a checkpoint, or
             for None if it names none.
-        check: called before weights are read, with the dtype name of the weights; raises
-            EngineStartError if the device cannot run that model.
+        check: called before weights are read, with the dtype name of the weights and the kinds of
+            the packed ones; raises EngineStartError if the device cannot run that model.
         on_progress: called with (bytes read, bytes in all) while weights are read.
         keeps_packed: whether the device computes with matrices as a checkpoint packs them;
             otherwise they become floating numbers.
@@ -101,12 +103,13 @@ def load_model(
     max_model_len = _configured_length(load, config)
     config = config.for_length(max_model_len)
     dtype_name = auto_dtype(config.dtype) if load.dtype == "auto" else load.dtype
-    check(config, load, dtype_name)
-    dtype: torch.dtype = getattr(torch, dtype_name)
-    counter = CountingAllocator()
     kinds: dict[str, str] = {}
     if keeps_packed and load.rounding is None and load.load_format != "dummy":
         kinds = stored_kinds(Path(load.directory), config.tie_word_embeddings)
+    packed = frozenset(kinds.values())
+    check(config, load, dtype_name, packed)
+    dtype: torch.dtype = getattr(torch, dtype_name)
+    counter = CountingAllocator()
     stored = stored_parts(config, kinds)
     create_model(config, dtype, counter.allocate, load.rounding, stored)
     check_weights_fit(counter.num_bytes, load.rounding or dtype_name, pool)
@@ -114,7 +117,9 @@ def load_model(
     model = create_model(config, dtype, weights.allocate, load.rounding, stored)
     _load_weights(model, load, on_progress)
     quantization = load.rounding or _most_common_format(model)
-    return LoadedModel(model, config, weights, dtype_name, max_model_len, quantization, load)
+    return LoadedModel(
+        model, config, weights, dtype_name, max_model_len, quantization, packed, load
+    )
 
 
 def make_info(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from support.cpu_kernels import NEEDS_INT8
 from support.gguf_models import write_model
 from support.reference_models import MAX_TOKENS, ReferenceModel, make_model, make_prompts
 
@@ -100,18 +103,66 @@ def said(llm: LLM, prompts: list[list[int]]) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "auto"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dtype": "float32"},
+        {"dtype": "auto"},
+        pytest.param({"dtype": "float32", "activation_dtype": "int8"}, marks=NEEDS_INT8),
+    ],
+    ids=lambda options: "-".join(options.values()),
+)
 @pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "Q4_K", pytest.param("MXFP4", marks=slow),
                                   pytest.param("Q5_K", marks=slow)])  # fmt: skip
 def test_packed_matrices_give_the_same_bits_in_any_batch(
-    wide: ReferenceModel, kind: str, dtype: str, tmp_path: Path
+    wide: ReferenceModel, kind: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
     file = str(packed_file(wide, tmp_path, kind))
-    with LLM(file, dtype=dtype, enable_prefix_caching=False, **LOCAL) as llm:
+    with LLM(file, enable_prefix_caching=False, **options, **LOCAL) as llm:
         together = said(llm, wide.prompts)
         assert [said(llm, [prompt])[0] for prompt in wide.prompts] == together
-    with LLM(file, dtype=dtype, max_num_batched_tokens=16, **LOCAL) as llm:
+    with LLM(file, max_num_batched_tokens=16, **options, **LOCAL) as llm:
         assert said(llm, wide.prompts) == together
+
+
+def rounded_in_groups(module: torch.nn.Linear, args: tuple[torch.Tensor, ...]) -> Any:
+    """Rounds the inputs of a linear layer to 8 bits, 32 elements with a scale."""
+    x = args[0].unflatten(-1, (-1, 32))
+    scale = x.abs().amax(-1, keepdim=True) / torch.tensor(127.0)
+    return ((torch.floor(x / scale + 0.5) * scale).nan_to_num().flatten(-2),)
+
+
+@NEEDS_INT8
+@pytest.mark.parametrize("kind", ["Q4_0", "Q5_1"])
+def test_activations_in_8_bits_are_those_of_the_model_that_rounds_them(
+    wide: ReferenceModel, kind: str, tmp_path: Path
+) -> None:
+    """Near a tie the last bit of an activation decides how it is rounded, and all that follows has
+    another log-probability. Most have none before them; unrounded, the median is above 0.01."""
+    file = write_model(tmp_path / f"{kind}.gguf", wide.model, kind=kind)
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+    prompts = [{"prompt_token_ids": prompt} for prompt in wide.prompts]
+    with LLM(str(file), dtype="float32", activation_dtype="int8", **LOCAL) as llm:
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        names = llm.collective_rpc("list_weights")[0]
+        weights = {name: llm.collective_rpc("get_weight", args=(name,))[0] for name in names}
+    model = copy.deepcopy(wide.model)
+    model.load_state_dict({name: torch.as_tensor(weights[name]) for name in names}, strict=False)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.register_forward_pre_hook(rounded_in_groups)
+    found, expected = [], []
+    for prompt, output in zip(wide.prompts, outputs, strict=True):
+        with torch.no_grad():
+            logprobs = model(torch.tensor([prompt])).logits[0].log_softmax(-1)
+        assert output.prompt_logprobs is not None
+        for i, (token, row) in enumerate(zip(prompt[1:], output.prompt_logprobs[1:], strict=True)):
+            assert row is not None
+            found.append(row[token].logprob)
+            expected.append(float(logprobs[i, token]))
+    difference = np.abs(np.array(found) - np.array(expected))
+    assert np.median(difference) < 1e-5
+    assert difference.max() < 0.1
 
 
 def test_packed_matrices_sleep_and_are_updated(wide: ReferenceModel, tmp_path: Path) -> None:

@@ -7,6 +7,8 @@
     6 bits                  48       as 4 bits; then bits 2 * (j // 16) and after of byte j % 16 are
                                      bits 4 and 5 of element j
 
+Products of integers take a code as an unsigned byte: what it stands for, in units, plus a bias.
+
 This module must not know the parameters that turn a number into a weight; see `unpacking`.
 """
 
@@ -17,7 +19,7 @@ from dataclasses import dataclass
 
 from llvmlite import ir
 
-from shmllm_kernels.cpu.simd import Emitter
+from shmllm_kernels.cpu.simd import INT32, Emitter, function
 
 RUN = 64
 """The number of elements whose codes lie together."""
@@ -39,6 +41,10 @@ class Codes:
         table: the numbers of all codes, if they are few.
         unit: what a number of 1 stands for, a power of two: it is multiplied to the scale, which
             changes no weight unless that is beyond 2**119.
+        bytes: (emitter, address of a run) -> its codes as RUN unsigned bytes; None: numbers are no
+            integers.
+        byte_bias: what was added to the number that a byte stands for, 0 or a power of two.
+        byte_unit: what a byte of 1 stands for, a power of two.
     """
 
     run_bytes: int
@@ -47,6 +53,9 @@ class Codes:
     num_bits: int = 32
     table: tuple[float, ...] = ()
     unit: float = 1.0
+    bytes: Callable[[Emitter, ir.Value], ir.Value] | None = None
+    byte_bias: int = 0
+    byte_unit: float = 1.0
 
 
 def splat(vector: ir.VectorType, number: int) -> ir.Constant:
@@ -131,23 +140,79 @@ def _e4m3(e: Emitter, codes: ir.Value) -> ir.Value:
     return b.fpext(b.bitcast(bits, ir.VectorType(ir.HalfType(), e.lanes)), e.vector)
 
 
+def _joined(e: Emitter, low: ir.Value, high: ir.Value) -> ir.Value:
+    """Returns the lanes of two vectors one after the other."""
+    lanes = ir.Constant(ir.VectorType(INT32, 2 * low.type.count), list(range(2 * low.type.count)))
+    return e.builder.shuffle_vector(low, high, lanes)
+
+
+def _nibbles_as_bytes(e: Emitter, source: ir.Value) -> ir.Value:
+    read = _load_bytes(e, source, _HALF)
+    low = e.builder.and_(read, splat(read.type, 15))
+    return _joined(e, low, e.builder.lshr(read, splat(read.type, 4)))
+
+
+def _5_bits_as_bytes(e: Emitter, source: ir.Value) -> ir.Value:
+    low = _nibbles_as_bytes(e, source)
+    is_set = _load_mask(e, e.at(source, _HALF), 0, RUN)
+    return e.builder.or_(low, e.builder.select(is_set, splat(low.type, 16), splat(low.type, 0)))
+
+
+def _6_bits_as_bytes(e: Emitter, source: ir.Value) -> ir.Value:
+    b, read = e.builder, _load_bytes(e, e.at(source, _HALF), _QUARTER)
+    quarters = [b.shl(read, splat(read.type, 4)), b.shl(read, splat(read.type, 2))]
+    quarters += [read, b.lshr(read, splat(read.type, 2))]
+    halves = [_joined(e, *quarters[i : i + 2]) for i in (0, 2)]
+    high = _joined(e, *halves)
+    return b.or_(_nibbles_as_bytes(e, source), b.and_(high, splat(high.type, 0x30)))
+
+
+def _bytes_plus_128(e: Emitter, source: ir.Value) -> ir.Value:
+    read = _load_bytes(e, source, RUN)
+    return e.builder.xor(read, splat(read.type, 128))
+
+
+_FLOAT4_BIAS = 16
+
+
+def _e2m1_as_bytes(e: Emitter, source: ir.Value) -> ir.Value:
+    """Looks twice the number, plus the bias, up in a register."""
+    codes = _nibbles_as_bytes(e, source)
+    numbers = [int(2 * number) + _FLOAT4_BIAS for number in E2M1]
+    table = ir.Constant(codes.type, numbers * (RUN // len(numbers)))
+    look_up = function(
+        e.builder, "llvm.x86.avx512.pshuf.b.512", codes.type, [codes.type, codes.type]
+    )
+    return e.builder.call(look_up, [table, codes])
+
+
 def of_4_bits(bias: int = 0) -> Codes:
     """Returns the codes that stand for integers from -bias on."""
     table = tuple(float(code - bias) for code in range(16))
-    return Codes(_HALF, _read_nibbles, _minus(bias), table=table)
+    return Codes(
+        _HALF, _read_nibbles, _minus(bias), table=table, bytes=_nibbles_as_bytes, byte_bias=bias
+    )
 
 
 def of_5_bits(bias: int = 0) -> Codes:
     """As `of_4_bits`."""
     table = tuple(float(code - bias) for code in range(_LARGE_TABLE))
-    return Codes(_HALF + RUN // 8, _read_5_bits, _minus(bias), table=table)
+    return Codes(
+        _HALF + RUN // 8, _read_5_bits, _minus(bias), table=table, bytes=_5_bits_as_bytes,
+        byte_bias=bias,
+    )  # fmt: skip
 
 
 def of_6_bits(bias: int = 0) -> Codes:
     """As `of_4_bits`."""
-    return Codes(_HALF + _QUARTER, _read_6_bits, _minus(bias))
+    return Codes(
+        _HALF + _QUARTER, _read_6_bits, _minus(bias), bytes=_6_bits_as_bytes, byte_bias=bias
+    )
 
 
-INT8 = Codes(RUN, _read_bytes, _minus(0))
-FLOAT4 = Codes(_HALF, _read_nibbles, _e2m1, table=E2M1)
+INT8 = Codes(RUN, _read_bytes, _minus(0), bytes=_bytes_plus_128, byte_bias=128)
+FLOAT4 = Codes(
+    _HALF, _read_nibbles, _e2m1, table=E2M1, bytes=_e2m1_as_bytes, byte_bias=_FLOAT4_BIAS,
+    byte_unit=0.5,
+)  # fmt: skip
 FLOAT8 = Codes(RUN, _read_bytes, _e4m3, num_bits=16, unit=256.0)

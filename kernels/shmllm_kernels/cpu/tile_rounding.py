@@ -55,7 +55,7 @@ def _as_bfloat16(e: Emitter, values: ir.Value) -> ir.Value:
     return e.builder.lshr(rounded, e.splat_int(16))
 
 
-def _as_int8(e: Emitter, values: ir.Value, inverse: ir.Value) -> ir.Value:
+def as_int8(e: Emitter, values: ir.Value, inverse: ir.Value) -> ir.Value:
     """Rounds ``values * inverse`` to the nearest, ties up; returns int32, zeros if inverse is 0."""
     half = ir.Constant(e.vector, [0.5] * e.lanes)
     # A number that is not finite, times 0, is NaN, which no integer stands for.
@@ -72,7 +72,7 @@ def _round_words(builder, source, count, inverse, out, kind):
     num_bits = 8 * itemsize(kind)
     e = Emitter(builder, 8 * LINE_BYTES // num_bits)
     values = e.load_first(source, count)
-    wide = _as_int8(e, values, inverse) if kind == "int8" else _as_bfloat16(e, values)
+    wide = as_int8(e, values, inverse) if kind == "int8" else _as_bfloat16(e, values)
     narrow = builder.trunc(wide, ir.VectorType(ir.IntType(num_bits), e.lanes))
     place = builder.inttoptr(out, narrow.type.as_pointer())
     builder.store(narrow, place, align=LINE_BYTES)

@@ -65,16 +65,19 @@ class Form:
     Attributes:
         count: the number of parameters of a group.
         weights: (builder, numbers, *parameters of their groups) -> weights, float32.
+        offset: (builder, *parameters) -> what is added to a number times its scale, if any: weights
+            but for rounding.
     """
 
     count: int
     weights: Callable[..., ir.Value]
+    offset: Callable[..., ir.Value] | None = None
 
 
 BY_COLUMN = Form(0, lambda b, q: q)
 SCALED = Form(1, lambda b, q, s: b.fmul(q, s))
-OFFSET = Form(2, lambda b, q, s, m: b.fadd(b.fmul(q, s), m))
-ZERO = Form(2, lambda b, q, s, z: b.fmul(b.fsub(q, z), s))
+OFFSET = Form(2, lambda b, q, s, m: b.fadd(b.fmul(q, s), m), lambda b, s, m: m)
+ZERO = Form(2, lambda b, q, s, z: b.fmul(b.fsub(q, z), s), lambda b, s, z: b.fneg(b.fmul(z, s)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 from torch import Tensor
@@ -11,14 +12,23 @@ from shmllm.errors import EngineStartError
 from shmllm.models.layers import Linear
 from shmllm.models.matrices import Matrix, WholeMatrix, len_of, parts_of
 from shmllm.models.quantized import QuantizedMatrix
-from shmllm_kernels.cpu import KernelProgram, matrix_tiles, products, rounding, tile_rounding
+from shmllm_kernels.cpu import (
+    KernelProgram,
+    group_products,
+    group_rounding,
+    matrix_tiles,
+    products,
+    rounding,
+    tile_rounding,
+)
 from shmllm_kernels.cpu.amx import HAS_AMX
 from shmllm_kernels.cpu.arithmetic import HAS_BFLOAT16, HAS_INT8
+from shmllm_kernels.cpu.group_rounding import GROUPS
 from shmllm_kernels.cpu.simd import INSTRUCTIONS
-from shmllm_kernels.cpu.tile_rounding import TILED, tiled
+from shmllm_kernels.cpu.tile_rounding import BLOCK_ROWS, TILED, tiled
 
-MULTIPLY = {**products.MULTIPLY, **matrix_tiles.MULTIPLY}
-ROUND = {**rounding.ROUND, **tile_rounding.ROUND}
+MULTIPLY = {**products.MULTIPLY, **group_products.MULTIPLY, **matrix_tiles.MULTIPLY}
+ROUND = {**rounding.ROUND, **group_rounding.ROUND, **tile_rounding.ROUND}
 
 
 class DotProduct(NamedTuple):
@@ -36,15 +46,20 @@ class DotProduct(NamedTuple):
     exists: bool
 
 
-def _weights_for(x_kind: str) -> frozenset[str]:
-    return frozenset(weight for x, weight, _ in MULTIPLY if x == x_kind)
+def _weights_for(*x_kinds: str) -> frozenset[str]:
+    return frozenset(weight for x, weight, _ in MULTIPLY if x in x_kinds)
 
 
 DOT_PRODUCTS = {
     "bfloat16": DotProduct(
         _weights_for("bfloat16"), "dtype='bfloat16'", "AVX512_BF16", HAS_BFLOAT16
     ),
-    "int8": DotProduct(_weights_for("int8"), "quantization='int8'", "AVX512_VNNI", HAS_INT8),
+    "int8": DotProduct(
+        _weights_for("int8", *GROUPS),
+        "quantization='int8' or 'int4', or with a checkpoint in 4 to 8 bits",
+        "AVX512_VNNI",
+        HAS_INT8,
+    ),
 }
 """By the dtype name of activations."""
 
@@ -52,8 +67,8 @@ AMX_INSTRUCTIONS = {"bfloat16": "AMX_BF16", "int8": "AMX_INT8"}
 """What replaces DOT_PRODUCTS, but for experts, if products use tiles."""
 
 Kinds = tuple[str, str, str]
-"""The dtype names of activations (or a name in TILED), weights and bias, by which kernels are
-chosen."""
+"""The dtype names of activations (or a name in GROUPS or TILED), weights and bias, by which kernels
+are chosen."""
 
 
 def uses_tiles(load: LoadConfig, activation_dtype: str) -> bool:
@@ -66,15 +81,15 @@ def uses_tiles(load: LoadConfig, activation_dtype: str) -> bool:
     Raises:
         EngineStartError: they cannot, although the options say so.
     """
-    rounds = activation_dtype != "float32"
+    rounds = activation_dtype == "bfloat16" or load.rounding == "int8" == activation_dtype
     if load.cpu_instructions != "tiles":
         return HAS_AMX and rounds and load.cpu_instructions == "auto"
     if not HAS_AMX:
         raise EngineStartError("cpu_instructions='tiles' is not possible: this CPU has no AMX")
     if not rounds:
         raise EngineStartError(
-            "cpu_instructions='tiles' is not possible: AMX does not multiply float32; start with "
-            "dtype='bfloat16' or a quantization"
+            f"cpu_instructions='tiles' is not possible: AMX does not multiply {activation_dtype} "
+            "with these weights; start with dtype='bfloat16' or a quantization"
         )
     return True
 
@@ -93,10 +108,21 @@ def instruction_of(activation_dtype: str, uses_tiles: bool) -> str:
     return DOT_PRODUCTS[activation_dtype].instruction
 
 
+def _row_bytes(k: int, kind: str) -> int:
+    """Return the stride of rounded rows of k activations of a kind, the first of `Kinds`."""
+    if kind in TILED:
+        return tile_rounding.row_bytes(k, TILED[kind])
+    owner = group_rounding if kind in GROUPS else rounding
+    size: int = owner.row_bytes(k, kind)
+    return size
+
+
 def rounded_bytes(num_rows: int, k: int, activation_dtype: str) -> int:
     """Return the memory that rounded activations need in any layout, for rows of up to k."""
-    in_rows = num_rows * rounding.row_bytes(k, activation_dtype)
-    return max(in_rows, tile_rounding.rounded_bytes(num_rows, k, activation_dtype))
+    layouts = [activation_dtype, tiled(activation_dtype)]
+    layouts += GROUPS if activation_dtype == "int8" else ()
+    whole_rows = -(-num_rows // BLOCK_ROWS) * BLOCK_ROWS
+    return whole_rows * max(_row_bytes(k, kind) for kind in layouts)
 
 
 def kind_of(weight: Matrix) -> str:
@@ -140,10 +166,14 @@ class Products:
         dtype, wanted = kind_of(weight), self._activation_dtype
         stored = weight.kind if isinstance(weight, QuantizedMatrix) else dtype
         is_exact |= wanted == "int8" and in_experts
+        if wanted == "int8":
+            wanted = group_products.X_KINDS.get(stored, wanted)
         if is_exact or (wanted, stored, dtype) not in MULTIPLY:
             return "float32", stored, dtype
-        in_tiles = wanted != "float32" and self._uses_tiles and not in_experts
-        return tiled(wanted) if in_tiles else wanted, stored, dtype
+        in_tiles = self._uses_tiles and not in_experts
+        if in_tiles and (tiled(wanted), stored, dtype) in MULTIPLY:
+            wanted = tiled(wanted)
+        return wanted, stored, dtype
 
     def activations(self, num_rows: int, x: Tensor, kind: str) -> tuple[int, int]:
         """Record the rounding of activations, unless they stay float32.
@@ -160,12 +190,10 @@ class Products:
         if kind == "float32":
             return x.data_ptr(), 4 * x.shape[1]
         assert self._rounded is not None, "`kinds` says so"
-        num_bytes = rounded_bytes(len(x), x.shape[1], TILED.get(kind, kind))
-        assert num_bytes <= self._rounded.nbytes, "the memory is for fewer activations"
+        stride, rows = _row_bytes(x.shape[1], kind), len(x)
         if kind in TILED:
-            stride = tile_rounding.row_bytes(x.shape[1], TILED[kind])
-        else:
-            stride = rounding.row_bytes(x.shape[1], kind)
+            rows = -(-rows // BLOCK_ROWS) * BLOCK_ROWS
+        assert rows * stride <= self._rounded.nbytes, "the memory is for fewer activations"
         address = self._rounded.data_ptr()
         operands = [num_rows, x.data_ptr(), address, x.shape[1], stride]
         self._kernels.record(ROUND[kind], operands, label="round")
@@ -215,26 +243,30 @@ def auto_dtype(checkpoint: str | None) -> str:
     return "bfloat16" if is_fast else "float32"
 
 
-def activation_dtype(load: LoadConfig, dtype: str) -> str:
+def activation_dtype(load: LoadConfig, dtype: str, packed: Collection[str] = ()) -> str:
     """Return the dtype name that products round activations to.
 
     Args:
         load: the options.
         dtype: the dtype name of the weights, unless these are quantized.
+        packed: the kinds of the weights that the checkpoint has packed.
 
     Raises:
         EngineStartError: they cannot be rounded as asked.
     """
-    stored, wanted = load.rounding or dtype, load.activation_dtype
+    wanted = load.activation_dtype
     if wanted == "auto":  # 8 bits change too much to be the default
         pairs = DOT_PRODUCTS["bfloat16"]
-        return "bfloat16" if pairs.exists and stored in pairs.weights else "float32"
+        rounds = pairs.exists and (load.rounding or dtype) in pairs.weights
+        return "bfloat16" if rounds else "float32"
     if wanted == "float32":
         return wanted
     needed = DOT_PRODUCTS[wanted]
+    stored = {load.rounding} if load.rounding else set(packed) or {dtype}
     lacking = None
-    if stored not in needed.weights:
-        lacking = f"the weights are {stored}; start with {needed.option}"
+    if stored.isdisjoint(needed.weights):
+        names = ", ".join(sorted(map(str, stored)))
+        lacking = f"the weights are {names}; start with {needed.option}"
     elif not needed.exists:
         lacking = f"this CPU has no {needed.instruction}"
     if lacking is not None:

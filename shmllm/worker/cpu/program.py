@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 from torch import Tensor
 
@@ -24,9 +26,10 @@ NOT_QUANTIZED = {Feature.TRANSPOSED}
 """What cannot be quantized while it is loaded."""
 
 
-def check_model(config: ModelConfig, load: LoadConfig, dtype: str) -> None:
-    """Raise EngineStartError if there are no kernels for a model with weights of a dtype."""
-    uses_tiles(load, activation_dtype(load, dtype))
+def check_model(config: ModelConfig, load: LoadConfig, dtype: str, packed: Collection[str]) -> None:
+    """Raise EngineStartError if there are no kernels for a model with weights of a dtype, of which
+    some are packed as these kinds."""
+    uses_tiles(load, activation_dtype(load, dtype, packed))
     check_features(config, "the CPU", UNSUPPORTED)
     if load.rounding is not None:
         check_features(config, f"quantization={load.rounding!r}", NOT_QUANTIZED)

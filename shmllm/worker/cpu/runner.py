@@ -129,7 +129,7 @@ class CpuRunner(LoadedRunner):
         self._batch = InputBatch(
             rows, size.max_model_len, block_size, self._vocab_size, len(shape.groups)
         )
-        activations = activation_dtype(config.load, loaded.dtype_name)
+        activations = activation_dtype(config.load, loaded.dtype_name, loaded.packed)
         in_tiles = uses_tiles(config.load, activations)
         self._program = CpuProgram(
             self.model,

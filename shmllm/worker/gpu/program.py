@@ -7,7 +7,7 @@ which mode a step is run with.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -54,7 +54,7 @@ UNSUPPORTED = {Feature.LAYER_QK_NORM}
 """What the kernels cannot compute."""
 
 
-def check_model(config: ModelConfig, load: LoadConfig, dtype: str) -> None:
+def check_model(config: ModelConfig, load: LoadConfig, dtype: str, packed: Collection[str]) -> None:
     """Raise EngineStartError if the GPU has no kernels for a model with weights of a dtype."""
     if load.rounding is not None:
         raise EngineStartError(

@@ -12,6 +12,7 @@ from shmllm.errors import EngineStartError
 from shmllm.models.experts import ExpertLinear
 from shmllm.models.layers import Linear, Storage
 from shmllm.models.matrices import QUANTIZATIONS
+from shmllm.models.packed import PACKINGS
 from shmllm.worker.cpu import products
 from shmllm.worker.cpu.products import (
     Products,
@@ -47,7 +48,8 @@ def test_auto_rounds_where_the_cpu_and_the_weights_allow_it(
         assert chosen(FLOAT32, quantization=quantization) == "bfloat16"
         assert chosen(BFLOAT16, "float32", quantization) == "float32"
     assert chosen(BFLOAT16, "float32") == "float32"
-    assert chosen(FLOAT32, "int8", "int8") == chosen(BFLOAT16, "int8", "int8") == "int8"
+    for quantization in QUANTIZATIONS:
+        assert chosen(FLOAT32, "int8", quantization) == "int8"
     has(monkeypatch)
     assert chosen(BFLOAT16) == chosen(BFLOAT16, quantization="int4") == "float32"
 
@@ -56,11 +58,11 @@ def test_auto_rounds_where_the_cpu_and_the_weights_allow_it(
     ("dtype", "wanted", "quantization", "message"),
     [
         (FLOAT32, "bfloat16", None, "the weights are float32; start with dtype='bfloat16'"),
-        (FLOAT32, "int8", "int4", "the weights are int4; start with quantization='int8'"),
         (FLOAT32, "bfloat16", "int8", "this CPU has no AVX512_BF16"),
         (BFLOAT16, "int8", None, "the weights are bfloat16; start with quantization='int8'"),
         (BFLOAT16, "bfloat16", None, "this CPU has no AVX512_BF16"),
         (FLOAT32, "int8", "int8", "this CPU has no AVX512_VNNI"),
+        (FLOAT32, "int8", "int4", "this CPU has no AVX512_VNNI"),
     ],
 )
 def test_what_is_not_possible_is_an_error(
@@ -73,6 +75,30 @@ def test_what_is_not_possible_is_an_error(
     has(monkeypatch)
     with pytest.raises(EngineStartError, match=f"'{wanted}' is not possible: {message}"):
         chosen(dtype, wanted, quantization)
+
+
+def test_packed_weights_of_a_checkpoint_decide_what_is_possible(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    has(monkeypatch, "bfloat16", "int8")
+    for wanted in ("int8", "bfloat16"):
+        load = LoadConfig("m", activation_dtype=wanted)
+        assert activation_dtype(load, FLOAT32, {"q4_k", "q6_k"}) == wanted
+    assert activation_dtype(LoadConfig("m"), FLOAT32, {"q4_k"}) == FLOAT32
+    load = LoadConfig("m", activation_dtype="int8")
+    with pytest.raises(EngineStartError, match="the weights are fp8; start with quantization="):
+        activation_dtype(load, BFLOAT16, {"fp8"})
+
+
+def test_activations_in_8_bits_have_the_groups_of_packed_weights() -> None:
+    program = KernelProgram(1)
+    for uses_tiles in (False, True):
+        chosen_by = Products(program, None, "int8", uses_tiles)
+        for kind, x_kind in (("int4", "int8-g32"), ("int4-g64", "int8-g32"), ("q6_k", "int8-g16")):
+            matrix = PACKINGS[kind].make((16, 256), torch.bfloat16, allocate)
+            assert chosen_by.kinds(matrix) == (x_kind, kind, BFLOAT16)
+            assert chosen_by.kinds(matrix, is_exact=True) == (FLOAT32, kind, BFLOAT16)
+            assert chosen_by.kinds(matrix, in_experts=True) == (FLOAT32, kind, BFLOAT16)
 
 
 def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -117,12 +143,14 @@ def test_a_product_by_tiles_is_recorded_with_its_rounding(
 def test_tiles_are_used_where_they_are_and_where_they_are_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def uses(instructions: str, activations: str) -> bool:
-        return products.uses_tiles(LoadConfig("m", cpu_instructions=instructions), activations)
+    def uses(instructions: str, activations: str, quantization: str | None = None) -> bool:
+        load = LoadConfig("m", cpu_instructions=instructions, quantization=quantization)
+        return products.uses_tiles(load, activations)
 
     monkeypatch.setattr(products, "HAS_AMX", True)
     assert uses("auto", BFLOAT16)
-    assert uses("tiles", "int8")
+    assert uses("tiles", "int8", "int8")
+    assert not uses("auto", "int8", "int4"), "tiles add over a whole row"
     assert not uses("auto", FLOAT32)
     assert not uses("vectors", BFLOAT16)
     with pytest.raises(EngineStartError, match="not possible: AMX does not multiply float32"):

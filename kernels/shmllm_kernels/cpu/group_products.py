@@ -1,0 +1,147 @@
+"""Matrix products of packed weights with activations in 8 bits by groups (AVX512_VNNI).
+
+For each group of activations, ``total = x @ codes`` is an exact int32. In float32, in the order of
+the groups, a column then adds ``total * (scale of weights * scale of x)`` and, if its weights have
+offsets, ``offset * (scale of x * sum of x)``, each by a fused multiply-add. The result depends on
+nothing else: neither on the batch nor on tiles.
+
+`group_rounding` rounds activations, `group_tiles` emits the code.
+"""
+
+from __future__ import annotations
+
+from shmllm_kernels.cpu.codes import RUN
+from shmllm_kernels.cpu.group_rounding import numbers_bytes, padded
+from shmllm_kernels.cpu.group_tiles import (
+    PANEL_BYTES,
+    PANEL_COLUMNS,
+    eight_rows_tile,
+    four_rows_tile,
+    one_row_tile,
+    place_codes,
+    place_parameters,
+    row_tile,
+    two_rows_tile,
+)
+from shmllm_kernels.cpu.kernel_program import Kernel
+from shmllm_kernels.cpu.language import compiled, compiled_noinline
+from shmllm_kernels.cpu.memory import on_stack, word
+from shmllm_kernels.cpu.products import (
+    CHUNKS_PER_THREAD,
+    DTYPES,
+    ROWS_AT_ONCE,
+    Weights,
+    finish,
+)
+from shmllm_kernels.cpu.unpacking import MAX_DEPTH, PACKINGS, row_bytes, scale_bytes
+
+COLUMNS_AT_ONCE = 4 * PANEL_COLUMNS
+"""The largest number of columns in one piece of work."""
+
+
+@compiled_noinline
+def _multiply_panel(
+    x, x_stride, scales_at, size, first_run, num_runs, panel, ahead, stride, out, out_stride,
+    num_rows, num_columns, kind, x_kind,
+):  # fmt: skip
+    """Multiplies all rows with a panel. ahead, stride: columns to prefetch."""
+    row = 0
+    while row + 8 <= num_rows:
+        eight_rows_tile(
+            x + row * x_stride, x_stride, scales_at, size, first_run, num_runs, panel, ahead,
+            stride, out + row * out_stride, out_stride, num_columns, kind, x_kind,
+        )  # fmt: skip
+        row += 8
+    if row + 4 <= num_rows:
+        four_rows_tile(
+            x + row * x_stride, x_stride, scales_at, size, first_run, num_runs, panel, ahead,
+            stride, out + row * out_stride, out_stride, num_columns, kind, x_kind,
+        )  # fmt: skip
+        row += 4
+    if row + 2 <= num_rows:
+        two_rows_tile(
+            x + row * x_stride, x_stride, scales_at, size, first_run, num_runs, panel, ahead,
+            stride, out + row * out_stride, out_stride, num_columns, kind, x_kind,
+        )  # fmt: skip
+        row += 2
+    if row < num_rows:
+        one_row_tile(
+            x + row * x_stride, x_stride, scales_at, size, first_run, num_runs, panel, ahead,
+            stride, out + row * out_stride, out_stride, num_columns, kind, x_kind,
+        )  # fmt: skip
+
+
+@compiled
+def _product(x, x_stride, num_rows, weights, columns, end, out, out_stride, x_kind):
+    """Multiplies some rows with the columns [columns, end)."""
+    k, kind = weights.k, weights.kind
+    w_stride, scale_stride = row_bytes(k, kind), scale_bytes(k, kind)
+    panel, size = on_stack(PANEL_BYTES), numbers_bytes(k, x_kind)
+    for column in range(columns, end, PANEL_COLUMNS):
+        num_columns = min(PANEL_COLUMNS, end - column)
+        for begin in range(0, k, MAX_DEPTH):
+            num_runs = (min(MAX_DEPTH, k - begin) + RUN - 1) // RUN
+            codes = weights.address + column * w_stride + row_bytes(begin, kind)
+            scales = weights.scale + column * scale_stride + scale_bytes(begin, kind)
+            first_run, to = begin // RUN, out + 4 * column
+            place_parameters(scales, scale_stride, num_columns, num_runs, panel, kind)
+            if num_rows == 1:
+                row_tile(
+                    x, padded(k), size, first_run, num_runs, codes, w_stride, panel, to,
+                    num_columns, kind, x_kind,
+                )  # fmt: skip
+            else:
+                place_codes(codes, w_stride, num_columns, num_runs, panel, kind)
+                _multiply_panel(
+                    x, x_stride, padded(k), size, first_run, num_runs, panel,
+                    codes + PANEL_COLUMNS * w_stride, w_stride, to, out_stride, num_rows,
+                    num_columns, kind, x_kind,
+                )  # fmt: skip
+    if weights.bias != 0:
+        finish(0, 0, out, out_stride, num_rows, columns, end - columns, weights)
+
+
+@compiled
+def _chunk_width(num_columns, num_threads):
+    """Returns the number of columns in a piece of work; the last piece has the rest, too."""
+    width = min(COLUMNS_AT_ONCE, num_columns // (CHUNKS_PER_THREAD * num_threads))
+    return min(max(width // PANEL_COLUMNS, 1) * PANEL_COLUMNS, num_columns)
+
+
+@compiled
+def _pieces(operands, piece, thread, num_threads):
+    num_rows, num_columns = word(word(operands, 0), 0), word(operands, 6)
+    num_chunks = num_columns // _chunk_width(num_columns, num_threads)
+    return (num_rows + ROWS_AT_ONCE - 1) // ROWS_AT_ONCE * num_chunks
+
+
+@compiled
+def _multiply(operands, piece, thread, num_threads, x_kind, kind, bias_kind):
+    x_stride, out_stride = word(operands, 2), word(operands, 4)
+    num_columns, k = word(operands, 6), word(operands, 7)
+    width = _chunk_width(num_columns, num_threads)
+    num_chunks = num_columns // width
+    row, chunk = piece // num_chunks * ROWS_AT_ONCE, piece % num_chunks
+    end = num_columns if chunk == num_chunks - 1 else (chunk + 1) * width
+    _product(
+        word(operands, 1) + row * x_stride, x_stride,
+        min(ROWS_AT_ONCE, word(word(operands, 0), 0) - row),
+        Weights(word(operands, 5), k, word(operands, 8), word(operands, 9), kind, bias_kind),
+        chunk * width, end, word(operands, 3) + row * out_stride, out_stride, x_kind,
+    )  # fmt: skip
+
+
+X_KINDS = {
+    kind: "int8-g32" if packing.group >= 32 else "int8-g16"
+    for kind, packing in PACKINGS.items()
+    if packing.codes.bytes is not None and packing.num_scales
+}
+"""The names of the activations, a key of `group_rounding.GROUPS`, by the kind of the weights."""
+
+MULTIPLY = {
+    (x_kind, kind, dtype): Kernel(_pieces, _multiply, x_kind, kind, dtype)
+    for kind, x_kind in X_KINDS.items()
+    for dtype in DTYPES
+}
+"""As `products.MULTIPLY`, for a process that has `arithmetic.HAS_INT8`; x is what
+`group_rounding.ROUND` wrote. All weights are read once for every ROWS_AT_ONCE rows."""

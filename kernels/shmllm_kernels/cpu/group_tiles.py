@@ -1,0 +1,280 @@
+"""The code of `group_products`: a panel of columns, and the tiles that multiply it.
+
+A panel has PANEL_COLUMNS columns side by side: a register holds four bytes of each. The bytes of a
+run are 16 such registers, and after all runs come the parameters, a register for each. So a lane
+adds up its own column, and no sum goes over lanes. A single row would wait for the panel: its tile
+reads the columns as they are stored, and only parameters come from the panel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llvmlite import ir
+
+from shmllm_kernels.cpu.codes import RUN
+from shmllm_kernels.cpu.group_rounding import GROUPS
+from shmllm_kernels.cpu.language import compiled, emitted
+from shmllm_kernels.cpu.memory import on_stack
+from shmllm_kernels.cpu.shuffles import part_sums, transposed
+from shmllm_kernels.cpu.simd import INT32, Emitter, Loop, function
+from shmllm_kernels.cpu.unpacking import MAX_DEPTH, PACKINGS, SCALES_BYTES, widen_scales
+
+PANEL_COLUMNS = 16
+_REGISTER = 64
+_RUN_BYTES = RUN * PANEL_COLUMNS
+_PARAMETERS_AT = MAX_DEPTH * PANEL_COLUMNS
+PANEL_BYTES = _PARAMETERS_AT + SCALES_BYTES * PANEL_COLUMNS
+_PART = RUN // 4
+"""The elements of the smallest group."""
+_CHAINS = 4
+"""The smallest number of sums that a tile adds to in turn: an addition takes as many cycles."""
+
+
+# the panel
+
+
+def _column(e: Emitter, source: ir.Value, stride: ir.Value, last: ir.Value, i: int) -> ir.Value:
+    """Returns the address of a column; the last column stands for those behind it."""
+    b, index = e.builder, e.const(i)
+    own = b.select(b.icmp_signed("<", index, last), index, last)
+    return e.at(source, b.mul(stride, own))
+
+
+def _prefetch_columns(e: Emitter, source: ir.Value, stride: ir.Value) -> None:
+    for i in range(PANEL_COLUMNS):
+        e.prefetch(e.at(source, e.builder.mul(stride, e.const(i))))
+
+
+def _bytes(e: Emitter, address: ir.Value, kind: str) -> ir.Value:
+    """Loads the codes of a run as bytes, in a vector of int32."""
+    read = PACKINGS[kind].codes.bytes
+    assert read is not None
+    return e.builder.bitcast(read(e, address), e.integers)
+
+
+def _store_all(e: Emitter, vectors: Sequence[ir.Value], out: ir.Value) -> None:
+    for i, vector in enumerate(vectors):
+        pointer = e.builder.inttoptr(e.at(out, _REGISTER * i), vector.type.as_pointer())
+        e.builder.store(vector, pointer, align=_REGISTER)
+
+
+@emitted
+def _place_run(builder, source, stride, last, out, kind):
+    e = Emitter(builder)
+    columns = [_column(e, source, stride, last, i) for i in range(PANEL_COLUMNS)]
+    _store_all(e, transposed(e, [_bytes(e, column, kind) for column in columns]), out)
+
+
+@emitted
+def _place_parameters(builder, widened, out):
+    """Writes 16 parameters of each column. widened: float32, SCALES_BYTES from one column to the
+    next."""
+    e = Emitter(builder)
+    rows = [e.load(e.at(widened, SCALES_BYTES * i)) for i in range(PANEL_COLUMNS)]
+    _store_all(e, transposed(e, rows), out)
+
+
+def _run_bytes(kind: str) -> int:
+    return PACKINGS[kind].codes.run_bytes
+
+
+def _num_scales(kind: str) -> int:
+    return PACKINGS[kind].num_scales
+
+
+@compiled
+def place_codes(source, stride, num_columns, num_runs, panel, kind):
+    """Writes the codes of columns to a panel.
+
+    Args:
+        source, stride: the first column's codes; the bytes from one column to the next.
+        num_columns: the number of columns, at most PANEL_COLUMNS.
+        num_runs: the number of runs, MAX_DEPTH elements at most.
+        panel: PANEL_BYTES, aligned to 64.
+    """
+    for run in range(num_runs):
+        _place_run(
+            source + run * _run_bytes(kind), stride, num_columns - 1, panel + run * _RUN_BYTES, kind
+        )  # fmt: skip
+
+
+@compiled
+def place_parameters(scales, stride, num_columns, num_runs, panel, kind):
+    """Writes the parameters of columns to a panel. The arguments are those of `place_codes`."""
+    widened = on_stack(PANEL_COLUMNS * SCALES_BYTES)
+    for column in range(PANEL_COLUMNS):
+        own = scales + min(column, num_columns - 1) * stride
+        widen_scales(own, num_runs * RUN, widened + column * SCALES_BYTES, kind)
+    for i in range(0, num_runs * _num_scales(kind), PANEL_COLUMNS):
+        _place_parameters(widened + 4 * i, panel + _PARAMETERS_AT + i * _REGISTER)
+
+
+# tiles
+
+
+def _broadcast_int(e: Emitter, address: ir.Value) -> ir.Value:
+    number = e.builder.load(e.builder.inttoptr(address, INT32.as_pointer()), align=4)
+    undef = ir.Constant(e.integers, ir.Undefined)
+    one = e.builder.insert_element(undef, number, ir.Constant(INT32, 0))
+    return e.builder.shuffle_vector(one, undef, e.splat_int(0))
+
+
+def _dot(e: Emitter, sums: ir.Value, weights: ir.Value, x: ir.Value) -> ir.Value:
+    """Adds the products of four unsigned bytes of weights and four signed ones of x."""
+    name = "llvm.x86.avx512.vpdpbusd.512"
+    dot = function(e.builder, name, e.integers, [e.integers] * 3)
+    return e.builder.call(dot, [sums, weights, x])
+
+
+class _Run:
+    """Emits the products of one run of weights.
+
+    Args:
+        place: the index of the run in the panel.
+        elements: the place of the run in a row of activations.
+        scales_at, numbers_bytes: where in a row its scales lie, and their size.
+    """
+
+    def __init__(
+        self, e: Emitter, kind: str, x_kind: str, panel: ir.Value, place: ir.Value,
+        elements: ir.Value, scales_at: ir.Value, numbers_bytes: ir.Value,
+    ) -> None:  # fmt: skip
+        b = e.builder
+        self.e, self.packing, self.group = e, PACKINGS[kind], GROUPS[x_kind]
+        self.codes = e.at(panel, b.mul(place, e.const(_RUN_BYTES)))
+        size = e.const(self.packing.num_scales * _REGISTER)
+        self.own = e.at(e.at(panel, _PARAMETERS_AT), b.mul(place, size))
+        self.elements, self.numbers_bytes = elements, numbers_bytes
+        self.scales = b.add(scales_at, b.sdiv(elements, e.const(self.group // 4)))
+
+    def parameters(self, first: int) -> tuple[ir.Value, ir.Value | None]:
+        """Returns the columns' scales and offsets in the group of the element `first`."""
+        e, packing = self.e, self.packing
+        places = range(first // packing.group, packing.num_scales, RUN // packing.group)
+        own = [e.load(e.at(self.own, _REGISTER * place)) for place in places]
+        offset = packing.form.offset and packing.form.offset(e.builder, *own)
+        unit = packing.codes.byte_unit
+        scale = own[0] if unit == 1 else e.builder.fmul(own[0], ir.Constant(e.vector, [unit] * 16))
+        return scale, offset
+
+    def begin(self, first: int, x: ir.Value) -> ir.Value:
+        """Returns minus the bias of the bytes times the sum of a row's group, int32."""
+        e, b, bias = self.e, self.e.builder, self.packing.codes.byte_bias
+        if bias == 0:
+            return e.splat_int(0)
+        at = b.add(self._scale_at(first, x), b.mul(self.numbers_bytes, e.const(2)))
+        return b.shl(_broadcast_int(e, at), e.splat_int(bias.bit_length() - 1))
+
+    def _scale_at(self, first: int, x: ir.Value) -> ir.Value:
+        return self.e.at(self.e.at(x, self.scales), 4 * (first // self.group))
+
+    def add(
+        self, first: int, x: ir.Value, products: ir.Value, sums: ir.Value,
+        parameters: tuple[ir.Value, ir.Value | None],
+    ) -> ir.Value:  # fmt: skip
+        """Adds a group's products, int32, to the sums of a row."""
+        e, b = self.e, self.e.builder
+        at, (scale, offset) = self._scale_at(first, x), parameters
+        factor = b.fmul(scale, e.broadcast(e.load_scalar(at)))
+        sums = e.fma(b.sitofp(products, e.vector), factor, sums)
+        if offset is None:
+            return sums
+        total = e.broadcast(e.load_scalar(b.add(at, self.numbers_bytes)))
+        return e.fma(offset, total, sums)
+
+    def dots(self, first: int, xs: Sequence[ir.Value]) -> list[ir.Value]:
+        """Returns for each row the products of a group, by the panel's bytes."""
+        e, b = self.e, self.e.builder
+        count = max(1, _CHAINS // len(xs))
+        chains = [[self.begin(first, x), *[e.splat_int(0)] * (count - 1)] for x in xs]
+        for word in range(self.group // 4):
+            place = e.at(self.codes, _REGISTER * (first // 4 + word))
+            weights = b.load(b.inttoptr(place, e.integers.as_pointer()), align=_REGISTER)
+            for x, sums in zip(xs, chains, strict=True):
+                four = _broadcast_int(e, e.at(e.at(x, self.elements), first + 4 * word))
+                sums[word % count] = _dot(e, sums[word % count], weights, four)
+        for sums in chains:
+            while len(sums) > 1:
+                sums[:] = [b.add(*sums[i : i + 2]) for i in range(0, len(sums), 2)]
+        return [sums[0] for sums in chains]
+
+
+def _tile(num_rows: int):
+    """Returns an emitter of one tile: `num_rows` rows times the columns of a panel.
+
+    The emitter is tile(x, x_stride, scales_at, numbers_bytes, first_run, num_runs, panel, ahead,
+    stride, out, out_stride, num_columns, kind, x_kind). x: the first row; scales_at, numbers_bytes:
+    where in a row its scales lie, and their size: see `group_rounding`; first_run: the run of the
+    rows that the panel begins with; if it is not 0, the tile adds to what `out` has; ahead, stride:
+    the codes of columns to prefetch, and the bytes from one to the next.
+    """
+
+    @emitted
+    def tile(
+        builder, x, x_stride, scales_at, numbers_bytes, first_run, num_runs, panel, ahead,
+        stride, out, out_stride, num_columns, kind, x_kind,
+    ):  # fmt: skip
+        e = Emitter(builder)
+        xs = [e.at(x, builder.mul(x_stride, e.const(i))) for i in range(num_rows)]
+        outs = [e.at(out, builder.mul(out_stride, e.const(i))) for i in range(num_rows)]
+
+        def add_run(place: ir.Value, elements: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
+            run = _Run(e, kind, x_kind, panel, place, elements, scales_at, numbers_bytes)
+            at = e.at(ahead, builder.mul(place, e.const(_run_bytes(kind))))
+            _prefetch_columns(e, at, stride)
+            for first in range(0, RUN, run.group):
+                own, rows = run.parameters(first), zip(xs, run.dots(first, xs), sums, strict=True)
+                sums = [run.add(first, x, products, total, own) for x, products, total in rows]
+            return sums
+
+        _add_runs(e, outs, first_run, num_runs, num_columns, add_run)
+
+    return tile
+
+
+@emitted
+def row_tile(
+    builder, x, scales_at, numbers_bytes, first_run, num_runs, source, stride, panel, out,
+    num_columns, kind, x_kind,
+):  # fmt: skip
+    """One row times columns as they are stored, and the parameters of a panel. source, stride: see
+    `place_codes`; the others: see `_tile`."""
+    e, last = Emitter(builder), builder.sub(num_columns, ir.Constant(num_columns.type, 1))
+
+    def add_run(place: ir.Value, elements: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
+        run = _Run(e, kind, x_kind, panel, place, elements, scales_at, numbers_bytes)
+        begin = e.at(source, builder.mul(place, e.const(_run_bytes(kind))))
+        _prefetch_columns(e, e.at(begin, builder.mul(stride, e.const(PANEL_COLUMNS))), stride)
+        read = builder.load(builder.inttoptr(e.at(x, elements), e.integers.as_pointer()), align=1)
+        dots = [
+            _dot(e, e.splat_int(0), _bytes(e, _column(e, begin, stride, last, i), kind), read)
+            for i in range(PANEL_COLUMNS)
+        ]
+        parts = part_sums(e, dots)
+        for first in range(0, RUN, run.group):
+            products = run.begin(first, x)
+            for part in parts[first // _PART : (first + run.group) // _PART]:
+                products = builder.add(products, part)
+            sums = [run.add(first, x, products, sums[0], run.parameters(first))]
+        return sums
+
+    _add_runs(e, [out], first_run, num_runs, num_columns, add_run)
+
+
+def _add_runs(e: Emitter, outs: Sequence[ir.Value], first_run, num_runs, num_columns, add_run):
+    """Loops over the runs of a panel, and adds their sums to each row of `outs`, or stores them
+    there if `first_run` is 0."""
+    b = e.builder
+    adds = b.icmp_signed(">", first_run, e.const(0))
+    before = [b.select(adds, e.load_first(out, num_columns), e.zeros()) for out in outs]
+    loop = Loop(e, e.const(0), num_runs, 1)
+    loop.begin(before)
+    elements = b.mul(b.add(first_run, loop.index), e.const(RUN))
+    sums = add_run(loop.index, elements, list(loop.values))
+    loop.end(sums)
+    for out, total in zip(outs, sums, strict=True):
+        e.store_first(total, out, num_columns)
+
+
+one_row_tile, two_rows_tile, four_rows_tile, eight_rows_tile = map(_tile, (1, 2, 4, 8))

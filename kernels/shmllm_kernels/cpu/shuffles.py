@@ -1,0 +1,71 @@
+"""Moves numbers between 16 vectors of 16 numbers by the shuffles that x86 has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llvmlite import ir
+
+from shmllm_kernels.cpu.simd import Emitter
+
+_WIDTH, _PART, _PARTS = 16, 4, 4
+"""A vector has four parts of four numbers, 128 bits, which shuffles do not mix."""
+
+
+def _pair(e: Emitter, two: Sequence[ir.Value], lanes: Sequence[int]) -> ir.Value:
+    return e.builder.shuffle_vector(*two, ir.Constant(e.integers, list(lanes)))
+
+
+def _singles(half: int) -> list[int]:
+    """Takes numbers of two vectors in turn, from one half of each part."""
+    places = [_PART * part + 2 * half + i for part in range(_PARTS) for i in (0, 1)]
+    return [lane for place in places for lane in (place, _WIDTH + place)]
+
+
+def _twos(half: int) -> list[int]:
+    """Takes two numbers of two vectors in turn, from one half of each part."""
+    places = [_PART * part + 2 * half for part in range(_PARTS)]
+    return [lane for p in places for lane in (p, p + 1, _WIDTH + p, _WIDTH + p + 1)]
+
+
+def _every_other_part(first: int) -> list[int]:
+    """Takes two parts of each of two vectors."""
+    parts = [(vector, first + 2 * i) for vector in (0, 1) for i in (0, 1)]
+    return [_WIDTH * vector + _PART * part + i for vector, part in parts for i in range(_PART)]
+
+
+def _exchange_parts(e: Emitter, vectors: Sequence[ir.Value]) -> list[ir.Value]:
+    """Returns four vectors of which the i-th has the i-th parts of four vectors."""
+    out = [vectors[0]] * _PARTS
+    for odd in (0, 1):
+        low, high = (_pair(e, vectors[i : i + 2], _every_other_part(odd)) for i in (0, 2))
+        for upper in (0, 1):
+            out[odd + 2 * upper] = _pair(e, (low, high), _every_other_part(upper))
+    return out
+
+
+def transposed(e: Emitter, rows: Sequence[ir.Value]) -> list[ir.Value]:
+    """Returns the columns of 16 vectors."""
+    twos = [_pair(e, rows[i : i + 2], _singles(half)) for i in range(0, 16, 2) for half in (0, 1)]
+    quads = [
+        [
+            _pair(e, (twos[4 * q + i], twos[4 * q + 2 + i]), _twos(half))
+            for i in (0, 1)
+            for half in (0, 1)
+        ]
+        for q in range(_PARTS)
+    ]
+    of_number = [_exchange_parts(e, [quad[i] for quad in quads]) for i in range(_PART)]
+    return [of_number[i][part] for part in range(_PARTS) for i in range(_PART)]
+
+
+def part_sums(e: Emitter, vectors: Sequence[ir.Value]) -> list[ir.Value]:
+    """Sums the four numbers of each part of 16 vectors of int32; the i-th result has the sums of
+    all i-th parts."""
+    sums = list(vectors)
+    for lanes in (_singles, _twos):
+        sums = [
+            e.builder.add(*(_pair(e, sums[i : i + 2], lanes(half)) for half in (0, 1)))
+            for i in range(0, len(sums), 2)
+        ]
+    return _exchange_parts(e, sums)
