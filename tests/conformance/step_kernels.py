@@ -15,7 +15,8 @@ from shmllm.models.fields import Fields
 from shmllm.models.rope import attention_factor, inverse_frequencies
 from shmllm.models.rope_config import RopeConfig
 from shmllm_kernels.gpu.rope_write import rope_and_write
-from shmllm_kernels.gpu.step import embed, gather_rows, rope_tables, unpack_step
+from shmllm_kernels.gpu.row_copies import embed, gather_rows
+from shmllm_kernels.gpu.step import rope_tables, unpack_step
 from shmllm_kernels.reference import step as plain
 from shmllm_kernels.reference.step import LearnedPositions, StepSizes, StepTensors
 

@@ -1,10 +1,10 @@
 """Compiles every launch of the Triton kernels for a GPU that the machine need not have.
 
 The command `python kernel_launches.py CAPABILITY PART...` prints one JSON line for each kernel. A
-PART is "rows" (all kernels but attention), "some-attention" or "all-attention". Compiling needs the
-compute capability only. It finds errors that the interpreter cannot: types that change in a loop,
-registers that spill, shared memory that does not fit, arithmetic that became float64, and loops
-that wait for each load.
+PART is "rows" (all kernels but the following), "some-attention" or "all-attention", "some-packed"
+or "all-packed" (kernels that read packed weights). Compiling needs the compute capability only. It
+finds errors that the interpreter cannot: types that change in a loop, registers that spill, shared
+memory that does not fit, arithmetic that became float64, and loops that wait for each load.
 """
 
 from __future__ import annotations
@@ -25,21 +25,31 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
+from shmllm.models.matrices import FORMATS
 from shmllm_kernels.gpu import activation, norm
 from shmllm_kernels.gpu.attention import AttentionScratch, paged_attention
-from shmllm_kernels.gpu.configs import product_entry, table_entry
+from shmllm_kernels.gpu.configs import (
+    ROWS_OF_PRODUCTS,
+    packed_config,
+    product_entry,
+    table_entry,
+)
 from shmllm_kernels.gpu.experts import down, gate_and_up
 from shmllm_kernels.gpu.logits_processors import add_biases, count_tokens
+from shmllm_kernels.gpu.packings import PackedRows
+from shmllm_kernels.gpu.products import linear
 from shmllm_kernels.gpu.rope_write import rope_and_write
 from shmllm_kernels.gpu.routing import SortedPairs, combine, max_blocks, route, sort_pairs
+from shmllm_kernels.gpu.row_copies import embed, gather_rows
 from shmllm_kernels.gpu.sampling import SamplingScratch, TokenMasks, sample
 from shmllm_kernels.gpu.scoring import Scores, score
-from shmllm_kernels.gpu.step import embed, gather_rows, rope_tables, unpack_step
+from shmllm_kernels.gpu.step import rope_tables, unpack_step
 from shmllm_kernels.reference.sampling import SamplingColumns
 from shmllm_kernels.reference.step import LearnedPositions, StepSizes, StepTensors
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 VOCAB_SIZE = 128_256
+HALVES = (torch.bfloat16, torch.float16)
 
 
 class AbsentDevice:
@@ -123,6 +133,7 @@ def report(name: str, kernel: Any, facts: dict[str, Any]) -> None:
         "loops": pipelines(kernel.asm["ttgir"]),
         "waits": waits_in_loops(ptx),
         "is_double": ".f64" in ptx,
+        "contractions": ptx.count("fma.rn"),
     }
     print(json.dumps(line), flush=True)
 
@@ -209,6 +220,32 @@ def experts(facts: dict[str, Any], key: str) -> None:
     facts.clear()
 
 
+def unwritten(kind: str, *shape: int, dtype: torch.dtype) -> PackedRows:
+    """Rows that nobody writes, so that they take no memory."""
+    matrix = FORMATS[kind].make(shape, dtype, lambda size, dtype: torch.empty(size, dtype=dtype))
+    return PackedRows.of(kind, matrix.integers, matrix.scales, shape[-1])
+
+
+def packed(facts: dict[str, Any], kind: str, dtype: torch.dtype) -> None:
+    """Launch all kernels that read packed weights of a kind, with every entry of the table."""
+    ids, starts = empty(4, dtype=torch.int64), empty(2, dtype=torch.int32)
+    facts |= {"kind": kind, "dtype": str(dtype)}
+    x, out = empty(4, 4096, dtype=dtype), empty(4, 14_336, dtype=dtype)
+    embed(x, unwritten(kind, VOCAB_SIZE, 4096, dtype=dtype), ids, ids)
+    blocks = empty(max_blocks(8, 32, 16), 3, dtype=torch.int32)
+    pairs = SortedPairs(empty(8, dtype=torch.int32), empty(32, dtype=torch.int32), blocks, starts)
+    gate_up = unwritten(kind, 32, 2 * 2816, 4096, dtype=dtype)
+    last = unwritten(kind, 32, 4096, 2816, dtype=dtype)
+    for rows in ROWS_OF_PRODUCTS:
+        config = packed_config(rows, dtype)
+        facts |= {"rows": rows} | asdict(config)
+        linear(out, x, unwritten(kind, 14_336, 4096, dtype=dtype), None, config)
+        activated = empty(8, 2816, dtype=dtype)
+        gate_and_up(activated, x, gate_up, None, "silu", 2, pairs, config)
+        down(empty(8, 4096, dtype=dtype), activated, last, None, pairs, config)
+    facts.clear()
+
+
 def sampler() -> None:
     ids, tokens = empty(4, dtype=torch.int32), empty(4, dtype=torch.int64)
     logits = empty(4, VOCAB_SIZE, dtype=torch.float32)
@@ -291,12 +328,17 @@ def main() -> None:
         step()
         experts(facts, key)
         sampler()
+    chosen = [("int4", torch.bfloat16), ("q5_k", torch.float16)] if "some-packed" in parts else []
+    if "all-packed" in parts:
+        chosen = [*itertools.product(FORMATS, HALVES), ("q5_1", torch.float32)]
+    for kind, dtype in chosen:
+        packed(facts, kind, dtype)
     if "some-attention" in parts:
         for shape, variant in ((SHAPES[0], SPLIT_DECODE), (SHAPES[0], PREFILL)):
             attention(facts, key, torch.bfloat16, shape, variant)
         attention(facts, key, torch.float16, SHAPES[1], WINDOW_DECODE)
     if "all-attention" in parts:
-        for dtype in (torch.bfloat16, torch.float16):
+        for dtype in HALVES:
             for shape, variant in itertools.product(SHAPES, VARIANTS):
                 attention(facts, key, dtype, shape, variant)
         for shape, variant in itertools.product(SHAPES[:2], (SPLIT_DECODE, DECODE, PREFILL)):

@@ -87,6 +87,13 @@ _PRODUCT = {
 }
 _FLOAT32_PRODUCT = {16: (16, 32, 32, 4, 3), 64: (32, 64, 32, 4, 3)}
 
+# A run of 64 weights of 4 bits has 32 bytes: few rows read four runs of each row at once, which are
+# a line of memory. Weights pass through registers, so that the tiles of many rows are smaller.
+_PACKED_PRODUCT = {16: (16, 32, 256, 4, 4), 64: (64, 64, 128, 4, 3), 128: (128, 128, 64, 8, 3)}
+_FLOAT32_PACKED_PRODUCT = {16: (16, 32, 64, 4, 3), 64: (32, 64, 64, 4, 3)}
+ROWS_OF_PRODUCTS = (1, 17, 65)
+"""The smallest number of rows with each entry of these tables."""
+
 
 def product_config(device: torch.device, rows: int, dtype: torch.dtype) -> ProductConfig:
     """Returns the `product_entry` of a device."""
@@ -101,7 +108,20 @@ def product_entry(key: str, rows: int, dtype: torch.dtype) -> ProductConfig:
         rows: the number of rows of an expert, were the tokens spread evenly.
         dtype: the dtype of rows and weights. float32 uses no tensor cores.
     """
-    by_rows = _FLOAT32_PRODUCT if dtype is torch.float32 else _PRODUCT[key]
+    return _entry(_FLOAT32_PRODUCT if dtype is torch.float32 else _PRODUCT[key], rows)
+
+
+def packed_config(rows: int, dtype: torch.dtype) -> ProductConfig:
+    """Returns the tile sizes of a product with packed weights.
+
+    Args:
+        rows: the number of rows; with experts, that of an expert, were the tokens spread evenly.
+        dtype: the dtype of the rows. float32 uses no tensor cores.
+    """
+    return _entry(_FLOAT32_PACKED_PRODUCT if dtype is torch.float32 else _PACKED_PRODUCT, rows)
+
+
+def _entry(by_rows: dict[int, tuple[int, int, int, int, int]], rows: int) -> ProductConfig:
     fitting = [most for most in by_rows if most >= rows]
     return ProductConfig(*by_rows[min(fitting, default=max(by_rows))])
 

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from shmllm_kernels.gpu.configs import ProductConfig
 from shmllm_kernels.gpu.functions import sigmoid
+from shmllm_kernels.gpu.packings import Rows
+from shmllm_kernels.gpu.products import check_rows, memory_of, multiply, options, strides_of
 from shmllm_kernels.gpu.routing import BLOCK_WORDS, SortedPairs, max_blocks
 
 ACTIVATIONS = ("silu", "gpt_oss")
@@ -28,36 +30,6 @@ def _block(index, blocks_ptr, BLOCK_M: tl.constexpr):
 
 
 @triton.jit
-def _multiply(
-    x_rows,
-    is_row,
-    weight_rows,
-    is_column,
-    k,
-    EVEN_K: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
-    """Returns [BLOCK_M, BLOCK_N] float32: rows of x times rows of the weights, given by their
-    addresses."""
-    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for begin in range(0, k, BLOCK_K):
-        depth = begin + tl.arange(0, BLOCK_K)
-        if EVEN_K:
-            x = tl.load(x_rows[:, None] + depth[None, :], mask=is_row[:, None], other=0.0)
-            weight_mask = is_column[None, :]
-        else:
-            inside = depth < k
-            x_mask = is_row[:, None] & inside[None, :]
-            x = tl.load(x_rows[:, None] + depth[None, :], mask=x_mask, other=0.0)
-            weight_mask = is_column[None, :] & inside[:, None]
-        weight = tl.load(weight_rows[None, :] + depth[:, None], mask=weight_mask, other=0.0)
-        total = tl.dot(x, weight, total, input_precision="ieee")
-    return total
-
-
-@triton.jit
 def _gate_and_up(
     out_ptr,
     x_ptr,
@@ -65,13 +37,17 @@ def _gate_and_up(
     blocks_ptr,
     num_blocks_ptr,
     weight_ptr,
+    parameters_ptr,
     bias_ptr,
     x_stride,
     inner,
     k,
+    weight_stride,
+    parameters_stride,
     TOP_K: tl.constexpr,
     IS_SILU: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    PACKING: tl.constexpr,
     EVEN_K: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -90,9 +66,10 @@ def _gate_and_up(
     places = expert * (2 * inner) + weight_columns
     is_column = columns < inner
     x_rows = x_ptr + tokens.to(tl.int64) * x_stride
-    both = _multiply(
-        x_rows, is_row, weight_ptr + places * k, is_column, k, EVEN_K, BLOCK_M, BLOCK_N, BLOCK_K
-    )
+    both = multiply(
+        x_rows, is_row, weight_ptr, parameters_ptr, places, is_column,
+        k, weight_stride, parameters_stride, PACKING, EVEN_K, BLOCK_M, BLOCK_N, BLOCK_K,
+    )  # fmt: skip
     if HAS_BIAS:
         both += tl.load(bias_ptr + places, mask=is_column, other=0.0).to(tl.float32)[None, :]
     gate, up = tl.split(tl.reshape(both, (BLOCK_M, BLOCK_N // 2, 2)))
@@ -116,10 +93,14 @@ def _down(
     blocks_ptr,
     num_blocks_ptr,
     weight_ptr,
+    parameters_ptr,
     bias_ptr,
     num_columns,
     k,
+    weight_stride,
+    parameters_stride,
     HAS_BIAS: tl.constexpr,
+    PACKING: tl.constexpr,
     EVEN_K: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -133,9 +114,10 @@ def _down(
     is_column = columns < num_columns
     places = expert * num_columns + columns
     x_rows = x_ptr + rows.to(tl.int64) * k
-    result = _multiply(
-        x_rows, is_row, weight_ptr + places * k, is_column, k, EVEN_K, BLOCK_M, BLOCK_N, BLOCK_K
-    )
+    result = multiply(
+        x_rows, is_row, weight_ptr, parameters_ptr, places, is_column,
+        k, weight_stride, parameters_stride, PACKING, EVEN_K, BLOCK_M, BLOCK_N, BLOCK_K,
+    )  # fmt: skip
     if HAS_BIAS:
         result += tl.load(bias_ptr + places, mask=is_column, other=0.0).to(tl.float32)[None, :]
     pairs = tl.load(pairs_ptr + rows, mask=is_row, other=0).to(tl.int64)
@@ -147,7 +129,7 @@ def _down(
 def gate_and_up(
     out: Tensor,
     x: Tensor,
-    weight: Tensor,
+    weight: Rows,
     bias: Tensor | None,
     activation: str,
     top_k: int,
@@ -161,12 +143,13 @@ def gate_and_up(
     Args:
         out: [pairs, inner] contiguous, in the order of the sorted pairs; all pairs of the tokens.
         x: [tokens, k], each row contiguous, out's dtype.
-        weight: [experts, 2 * inner, k] contiguous, out's dtype.
+        weight: [experts, 2 * inner, k] contiguous, out's dtype; or packed, and the values are
+            rounded to out's dtype.
         bias: [experts, 2 * inner] contiguous, out's dtype, or None.
         activation: one of ACTIVATIONS; see `reference.moe.experts`.
         top_k: the number of experts of each token.
         pairs: the sorted pairs, in blocks of ``config.block_m``.
-        config: the tile sizes, from `configs.product_config`.
+        config: the tile sizes, from `configs.product_config`, or `configs.packed_config`.
 
     One launch a layer. It reads the weights of the chosen experts once for each block: with 8 of
     128 experts of 2 * 768 x 2048 in bfloat16, 50 MB for one token, 12 us at 4.3 TB/s; 805 MB, 190
@@ -187,21 +170,23 @@ def gate_and_up(
         pairs.pairs,
         pairs.blocks,
         pairs.num_blocks,
-        weight,
-        weight if bias is None else bias,
+        *memory_of(weight),
+        x if bias is None else bias,
         x.stride(0),
         inner,
         k,
+        *strides_of(weight),
         TOP_K=top_k,
         IS_SILU=activation == "silu",
-        **_options(bias, k, config),
+        HAS_BIAS=bias is not None,
+        **options(weight, config),
     )
 
 
 def down(
     out: Tensor,
     x: Tensor,
-    weight: Tensor,
+    weight: Rows,
     bias: Tensor | None,
     pairs: SortedPairs,
     config: ProductConfig,
@@ -211,7 +196,7 @@ def down(
     Args:
         out: [pairs, columns] contiguous, in the order of the pairs themselves.
         x: [pairs, k] contiguous, out's dtype, in the order of the sorted pairs.
-        weight: [experts, columns, k] contiguous, out's dtype.
+        weight: [experts, columns, k], as in `gate_and_up`.
         bias: [experts, columns] contiguous, out's dtype, or None.
         pairs: as in `gate_and_up`. Rows of ``out`` whose pair is not among them stay unchanged.
         config: as in `gate_and_up`.
@@ -230,25 +215,14 @@ def down(
         pairs.pairs,
         pairs.blocks,
         pairs.num_blocks,
-        weight,
-        weight if bias is None else bias,
+        *memory_of(weight),
+        x if bias is None else bias,
         columns,
         k,
-        **_options(bias, k, config),
+        *strides_of(weight),
+        HAS_BIAS=bias is not None,
+        **options(weight, config),
     )
-
-
-def _options(bias: Tensor | None, k: int, config: ProductConfig) -> dict[str, int]:
-    """The constants of both kernels."""
-    return {
-        "HAS_BIAS": bias is not None,
-        "EVEN_K": k % config.block_k == 0,
-        "BLOCK_M": config.block_m,
-        "BLOCK_N": config.block_n,
-        "BLOCK_K": config.block_k,
-        "num_warps": config.num_warps,
-        "num_stages": config.num_stages,
-    }
 
 
 def _grid(
@@ -259,10 +233,11 @@ def _grid(
     return blocks, triton.cdiv(columns, columns_at_once)
 
 
-def _check(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+def _check(out: Tensor, x: Tensor, weight: Rows, bias: Tensor | None) -> None:
     assert out.is_contiguous(), "out must be contiguous"
     assert x.stride(1) == 1, "rows must be contiguous"
-    assert weight.is_contiguous(), "weights must be contiguous"
-    assert out.dtype is x.dtype is weight.dtype, "out, x and weights have one dtype"
+    check_rows(weight)
+    dtypes = {out.dtype, x.dtype, *([weight.dtype] if isinstance(weight, Tensor) else [])}
+    assert len(dtypes) == 1, "out, x and weights have one dtype"
     assert bias is None or bias.shape == weight.shape[:2], "bias: one for each row of the weights"
     assert bias is None or bias.is_contiguous(), "bias must be contiguous"

@@ -1,4 +1,4 @@
-"""The kernels before and after a step's layers: inputs, embeddings, rotary tables, gathered rows.
+"""The kernels before a step's layers: its inputs, and the tables of rotary embeddings.
 
 They compute the same as `reference.step`.
 """
@@ -11,60 +11,14 @@ import triton.language as tl
 from torch import Tensor
 
 from shmllm_kernels.gpu.configs import next_power_of_two
-from shmllm_kernels.reference.step import LearnedPositions, StepSizes, StepTensors
+from shmllm_kernels.reference.step import StepSizes, StepTensors
 
 BLOCK = 1024
-"""The number of elements in a tile of rows or angles, and the number of entries of each input that
+"""The number of elements in a tile of angles, and the number of entries of each input that
 a program unpacks."""
 
 _TWO_OVER_PI = tl.constexpr(0x28BE60DB9391054A)
 """2 / pi times 2**62."""
-
-
-@triton.jit(do_not_specialize=["count", "num_rows"])
-def _copy_rows(
-    out_ptr,
-    source_ptr,
-    indices_ptr,
-    last_tokens_ptr,
-    positions_ptr,
-    addends_ptr,
-    count,
-    num_rows,
-    dim,
-    out_stride,
-    source_stride,
-    addends_stride,
-    scale,
-    HAS_SAMPLED: tl.constexpr,
-    HAS_SCALE: tl.constexpr,
-    HAS_POSITIONS: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    index = tl.load(indices_ptr + row, mask=row < count, other=-1)
-    if HAS_SAMPLED:
-        sampled = tl.load(last_tokens_ptr - 2 - index, mask=index < -1, other=-1)
-        index = tl.where(index < -1, sampled, index)
-    found = (index >= 0) & (index < num_rows)
-    mask = found[:, None] & (column < dim)[None, :]
-    source = source_ptr + index[:, None] * source_stride + column[None, :]
-    out = out_ptr + row[:, None] * out_stride + column[None, :]
-    values = tl.load(source, mask=mask, other=0.0)
-    if HAS_SCALE:
-        values = (values.to(tl.float32) * scale).to(values.dtype)
-    if HAS_POSITIONS:
-        wanted = (row < count)[:, None] & (column < dim)[None, :]
-        given = tl.load(out, mask=wanted & (index == -1)[:, None], other=0.0)
-        values = tl.where((index == -1)[:, None], given, values)
-        position = tl.load(positions_ptr + row, mask=row < count, other=0)
-        addends = addends_ptr + position[:, None] * addends_stride + column[None, :]
-        addends = tl.load(addends, mask=wanted, other=0.0).to(tl.float32)
-        values = (values.to(tl.float32) + addends).to(values.dtype)
-        mask = wanted & (found | (index == -1))[:, None]
-    tl.store(out, values, mask=mask)
 
 
 @triton.jit
@@ -177,99 +131,6 @@ def _unpack_step(
     _copy_padded(sample_tokens_ptr, packed_ptr, index, samples, padded_samples, 0)
     _copy_padded(sample_rows_ptr, packed_ptr + samples, index, samples, padded_samples, -1)
     _copy_padded(sample_positions_ptr, packed_ptr + 2 * samples, index, samples, padded_samples, 0)
-
-
-def embed(
-    out: Tensor,
-    table: Tensor,
-    token_ids: Tensor,
-    last_tokens: Tensor,
-    scale: float = 1.0,
-    learned: LearnedPositions | None = None,
-) -> None:
-    """Writes the embeddings of a step's tokens, multiplied by a factor, plus those of their
-    positions.
-
-    Args:
-        out: [tokens, hidden], each row contiguous, with any stride between rows.
-        table: [vocab, hidden], out's dtype, rows as those of ``out``.
-        token_ids: [tokens] int64: an index of the table, or ``-2 - row`` for the token that was
-            last sampled for that row. -1: the row of ``out`` is an embedding that a prompt gave,
-            and only that of its position is added. Ids that are not in the table leave the row
-            unchanged.
-        last_tokens: [rows] int64, the token that was last sampled for each row.
-        scale: the factor, applied in float32.
-        learned: the embeddings of positions, or None.
-
-    Moves 2 * tokens * hidden elements, 16 KiB for a row of 4,096. One launch a step: 2 us for one
-    token, 31 us for 8,192.
-    """
-    assert last_tokens.dtype is torch.int64, "last_tokens are int64"
-    assert last_tokens.stride(0) == 1, "last_tokens must be contiguous"
-    if learned is not None:
-        _check_per_row(learned.positions, len(out))
-        assert learned.table.shape[1:] == out.shape[1:], (
-            "rows of out and positions differ in length"
-        )
-        assert learned.table.dtype is out.dtype, "out must have the dtype of the positions' table"
-        assert learned.table.stride(1) == 1, "rows must be contiguous"
-    _launch_copy(out, table, token_ids, last_tokens, scale, learned)
-
-
-def gather_rows(out: Tensor, source: Tensor, indices: Tensor) -> None:
-    """Writes ``out[i] = source[indices[i]]``.
-
-    Args:
-        out: [count, dim], each row contiguous, with any stride between rows; must not overlap
-            ``source``.
-        source: [rows, dim], out's dtype, rows as those of ``out``.
-        indices: [count] int64; -1 and indices that are not in ``source`` leave the row of ``out``
-            unchanged.
-
-    Moves 2 * count * dim elements, 16 KiB for a row of 4,096. One launch a step: 2 us for one row,
-    3 us for 256.
-    """
-    _launch_copy(out, source, indices, None, 1.0, None)
-
-
-def _launch_copy(
-    out: Tensor,
-    source: Tensor,
-    indices: Tensor,
-    last_tokens: Tensor | None,
-    scale: float,
-    learned: LearnedPositions | None,
-) -> None:
-    count, dim = out.shape
-    assert source.shape[1:] == (dim,), "rows of out and source differ in length"
-    assert source.dtype is out.dtype, "out must have the dtype of source"
-    assert out.stride(1) == source.stride(1) == 1, "rows must be contiguous"
-    _check_per_row(indices, count)
-    if count == 0 or dim == 0:
-        return
-    columns = min(next_power_of_two(dim), BLOCK)
-    rows = BLOCK // columns
-    added = LearnedPositions(source, indices) if learned is None else learned
-    _copy_rows[(triton.cdiv(count, rows), triton.cdiv(dim, columns))](
-        out,
-        source,
-        indices,
-        indices if last_tokens is None else last_tokens,
-        added.positions,
-        added.table,
-        count,
-        source.shape[0],
-        dim,
-        out.stride(0),
-        source.stride(0),
-        added.table.stride(0),
-        scale,
-        HAS_SAMPLED=last_tokens is not None,
-        HAS_SCALE=scale != 1,
-        HAS_POSITIONS=learned is not None,
-        ROWS=rows,
-        COLUMNS=columns,
-    )
 
 
 def rope_tables(

@@ -28,7 +28,8 @@ from shmllm_kernels.gpu.activation import activate
 from shmllm_kernels.gpu.attention import paged_attention
 from shmllm_kernels.gpu.norm import add_rms_norm, layer_norm, rms_norm
 from shmllm_kernels.gpu.rope_write import rope_and_write
-from shmllm_kernels.gpu.step import embed, gather_rows, rope_tables
+from shmllm_kernels.gpu.row_copies import embed, gather_rows
+from shmllm_kernels.gpu.step import rope_tables
 from shmllm_kernels.reference.step import LearnedPositions
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from conformance.attention_kernels import AttentionConformance
 from conformance.attention_tiles import AttentionTilesConformance
 from conformance.expert_kernels import ExpertKernelsConformance
+from conformance.packed_kernels import PackedKernelsConformance
 from conformance.rope_write_kernel import RopeWriteConformance
 from conformance.row_kernels import RowKernelsConformance
 from conformance.sampling_kernels import SamplingConformance, short_lists
@@ -22,6 +23,10 @@ class TestAttentionTiles(AttentionTilesConformance):
 
 
 class TestExpertKernels(ExpertKernelsConformance):
+    pass
+
+
+class TestPackedKernels(PackedKernelsConformance):
     pass
 
 

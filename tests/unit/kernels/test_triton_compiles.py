@@ -1,5 +1,5 @@
 """Every kernel launch compiles for GPUs, fits into their shared memory and does not spill, and the
-loops of attention load keys and values ahead of their use."""
+loops of attention and of products with packed weights load ahead of their use."""
 
 from __future__ import annotations
 
@@ -50,6 +50,8 @@ def check(found: list[Kernel], capability: int) -> None:
             assert kernel["stack_bytes"] <= SPILLED_BYTES
             if kernel["kernel"] == "attend":
                 check_attention(kernel, capability)
+            if "kind" in kernel:
+                check_packed(kernel, capability)
 
 
 def check_attention(kernel: Kernel, capability: int) -> None:
@@ -72,10 +74,25 @@ def check_attention(kernel: Kernel, capability: int) -> None:
         )
 
 
+def check_packed(kernel: Kernel, capability: int) -> None:
+    """Each operation of unpacking is rounded by itself; products use tensor cores, and load the
+    codes and the rows of activations of later iterations while they compute."""
+    assert not kernel["contractions"]
+    if kernel["kernel"] == "_unpack_rows":
+        return
+    assert kernel["mma"] or kernel["wgmma"]
+    if capability == 90 and kernel["block_m"] >= 64:
+        assert kernel["wgmma"], "Hopper's instruction wgmma is not used"
+    (loop,), (waits,) = kernel["loops"], kernel["waits"]
+    assert min(loop["buffers"]) >= 2
+    loads_a_run = 3  # the codes, and the halves of the rows
+    assert min(waits) >= loads_a_run * kernel["block_k"] // 64
+
+
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[Kernel]:
     """Some launches, compiled in one process, which takes seconds to start."""
-    return launches(90, tmp_path_factory.mktemp("cache"), "rows", "some-attention")
+    return launches(90, tmp_path_factory.mktemp("cache"), "rows", "some-attention", "some-packed")
 
 
 def is_of_attention(kernel: Kernel) -> bool:
@@ -83,7 +100,7 @@ def is_of_attention(kernel: Kernel) -> bool:
 
 
 def test_the_rows_kernels_compile(compiled: list[Kernel]) -> None:
-    found = [kernel for kernel in compiled if not is_of_attention(kernel)]
+    found = [k for k in compiled if not is_of_attention(k) and "kind" not in k]
     names = {kernel["kernel"] for kernel in found}
     assert {
         "_rms_norm",
@@ -99,10 +116,27 @@ def test_the_rows_kernels_compile(compiled: list[Kernel]) -> None:
     check(found, 90)
 
 
+def test_some_kernels_that_read_packed_weights_compile(compiled: list[Kernel]) -> None:
+    found = [kernel for kernel in compiled if "kind" in kernel]
+    assert {kernel["kernel"] for kernel in found} == {
+        "_unpack_rows",
+        "_linear",
+        "_gate_and_up",
+        "_down",
+    }
+    check(found, 90)
+
+
 def test_some_attention_compiles_and_loads_ahead(compiled: list[Kernel]) -> None:
     found = [kernel for kernel in compiled if is_of_attention(kernel)]
     assert [kernel["kernel"] for kernel in found] == ["attend", "merge_splits", "attend", "attend"]
     check(found, 90)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 90])
+def test_all_kernels_that_read_packed_weights_compile(capability: int, tmp_path: Path) -> None:
+    check(launches(capability, tmp_path, "all-packed"), capability)
 
 
 @pytest.mark.slow

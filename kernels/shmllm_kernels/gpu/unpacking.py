@@ -1,0 +1,156 @@
+"""Unpacks weights in registers: a tile of 32 elements of some runs becomes values in float32.
+
+`packings` says how weights are stored. A run of 64 elements is unpacked in two halves, because its
+low bits lie in the same bytes, and because groups of 32 and more have the same parameters in all of
+a half. This module must not know what a kernel does with the values.
+
+A kernel that calls `half_run` must be launched with FLAGS: a compiler may otherwise contract a
+product and a sum to one operation, which is rounded once.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+FLAGS = {"enable_fp_fusion": False}
+"""The options of a launch."""
+
+
+@triton.jit
+def half_run(
+    code_rows, parameter_rows, run, is_there, width, HALF: tl.constexpr, PACKING: tl.constexpr
+):
+    """Returns the values of half a run of each of N rows, [32, N] float32. Elements behind the end
+    of a row are finite.
+
+    Args:
+        code_rows: [N], the addresses of the rows' codes.
+        parameter_rows: [N], the addresses of the rows' parameters.
+        run: the index of the run, or [N] of each row's run.
+        is_there: [N], which rows have that run. Nothing of others is read.
+        width: the number of elements of a row.
+        HALF: 0 or 1.
+        PACKING: how the rows are stored.
+    """
+    lane = tl.arange(0, 32)[:, None]
+    code = _codes(code_rows, run, is_there, width, lane, HALF, PACKING)
+    number = _numbers(code, PACKING)
+    scale, other = _parameters(parameter_rows, run, is_there, lane, HALF, PACKING)
+    if PACKING.form == "offset":
+        return number * scale + other
+    elif PACKING.form == "zero":
+        return (number - other) * scale
+    else:
+        return number * scale
+
+
+@triton.jit
+def _codes(code_rows, run, is_there, width, lane, HALF: tl.constexpr, PACKING: tl.constexpr):
+    """Returns the codes of half a run, [32, N] int32."""
+    bits: tl.constexpr = PACKING.codes.bits
+    rows = (code_rows + run * (8 * bits))[None, :]
+    mask = is_there[None, :] & (lane < 32)
+    if bits == 8:
+        if PACKING.stored == "row":  # rows are not padded
+            element = run * 64 + HALF * 32 + lane
+            mask = mask & (element < width)
+        return tl.load(rows + (HALF * 32 + lane), mask=mask, other=0).to(tl.int32)
+    low = tl.load(rows + lane, mask=mask, other=0).to(tl.int32)
+    code = (low >> (4 * HALF)) & 15
+    if bits == 5:
+        words = (code_rows + (run * 40 + 32 + 4 * HALF)).to(tl.pointer_type(tl.int32))
+        high = tl.load(words, mask=is_there, other=0)[None, :]
+        code = code | (((high >> lane) & 1) << 4)
+    elif bits == 6:
+        high = tl.load(rows + (32 + lane % 16), mask=mask, other=0).to(tl.int32)
+        code = code | (((high >> (4 * HALF + 2 * (lane // 16))) & 3) << 4)
+    return code
+
+
+@triton.jit
+def _numbers(code, PACKING: tl.constexpr):
+    """Returns the numbers that codes stand for, less the bias, float32."""
+    codes: tl.constexpr = PACKING.codes
+    if codes.shift == 0:
+        return (code - PACKING.bias).to(tl.float32)
+    sign: tl.constexpr = 1 << (codes.bits - 1)
+    magnitude = code & (sign - 1)
+    half = magnitude << codes.shift
+    if codes.bits == 8:  # the largest code of e4m3 is no number
+        half = tl.where(magnitude == sign - 1, 0x7E00, half)
+    half = half | ((code & sign) << (16 - codes.bits))
+    return half.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32) * codes.unit
+
+
+@triton.jit
+def _parameters(parameter_rows, run, is_there, lane, HALF: tl.constexpr, PACKING: tl.constexpr):
+    """Returns the scales of half a run and its offsets or zeros, float32, [1, N] each, or [32, N]
+    if it has several groups."""
+    stored: tl.constexpr = PACKING.stored
+    if stored == "k6":
+        first, second = _of_small_record(parameter_rows + run // 4 * 9, run % 4, is_there, HALF)
+        scale = tl.where(lane < 16, first[None, :], second[None, :])
+        return scale, scale
+    else:
+        if stored == "k":
+            scale, other = _of_record(parameter_rows + run // 4 * 5, run % 4, is_there, HALF)
+        else:
+            group: tl.constexpr = HALF * 32 // PACKING.group
+            scale = _parameter(parameter_rows, run, is_there, group, PACKING)
+            other = scale
+            if PACKING.form != "scaled":
+                behind: tl.constexpr = 64 // PACKING.group + group
+                other = _parameter(parameter_rows, run, is_there, behind, PACKING)
+        return scale[None, :], other[None, :]
+
+
+@triton.jit
+def _parameter(parameter_rows, run, is_there, PLACE: tl.constexpr, PACKING: tl.constexpr):
+    """Returns one of the parameters of a run, [N] float32."""
+    stored: tl.constexpr = PACKING.stored
+    if stored == "row":
+        return tl.load(parameter_rows, mask=is_there, other=0.0)
+    elif PACKING.is_paired:
+        words = parameter_rows + run * (PACKING.num_parameters // 2) + PLACE // 2
+        word = tl.load(words, mask=is_there, other=0) >> (16 * (PLACE % 2))
+        return _half(word) if stored == "float16" else _brain(word)
+    else:
+        own = parameter_rows + run * PACKING.num_parameters + PLACE
+        parameter = tl.load(own, mask=is_there, other=0)
+        if stored == "e8m0":
+            exponent = parameter.to(tl.int32)
+            bits = tl.where(exponent == 0, 1 << 22, exponent << 23)
+            return bits.to(tl.float32, bitcast=True)
+        else:
+            return parameter.to(tl.float32)
+
+
+@triton.jit
+def _of_record(record, run, is_there, HALF: tl.constexpr):
+    """Returns the scales and the offsets of a half of one of the runs of a record "k", [N] each."""
+    halves = tl.load(record, mask=is_there, other=0)
+    factors = tl.load(record + 1 + run, mask=is_there, other=0) >> (8 * HALF)
+    scale = (factors & 255).to(tl.float32) * _half(halves)
+    minimum = ((factors >> 16) & 255).to(tl.float32) * _half(halves >> 16)
+    return scale, -minimum
+
+
+@triton.jit
+def _of_small_record(record, run, is_there, HALF: tl.constexpr):
+    """Returns the two scales of a half of one of the runs of a record "k6", [N] each."""
+    d = _half(tl.load(record, mask=is_there, other=0))
+    pair = tl.load(record + 1 + run * 2 + HALF, mask=is_there, other=0).to(tl.int32)
+    return ((pair << 24) >> 24).to(tl.float32) * d, (pair >> 8).to(tl.float32) * d
+
+
+@triton.jit
+def _half(word):
+    """Returns the lowest 16 bits of integers, a float16 number, as float32."""
+    return word.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def _brain(word):
+    """Returns the lowest 16 bits of integers, a bfloat16 number, as float32."""
+    return (word << 16).to(tl.float32, bitcast=True)
