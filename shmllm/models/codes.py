@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -59,12 +58,17 @@ def nibble_bytes(codes: Tensor) -> Tensor:
 
 def bits_of(words: Tensor) -> Tensor:
     """Returns the bits of bytes [..., n] as [..., 8 * n] uint8, from the lowest on."""
-    return torch.from_numpy(np.unpackbits(words.contiguous().numpy(), axis=-1, bitorder="little"))
+    return (words[..., None] >> _eight(words) & 1).flatten(-2)
 
 
 def bytes_of(bits: Tensor) -> Tensor:
     """The reverse of `bits_of`."""
-    return torch.from_numpy(np.packbits(bits.contiguous().numpy(), axis=-1, bitorder="little"))
+    placed: Tensor = bits.unflatten(-1, (-1, 8)) << _eight(bits)
+    return placed.sum(-1, dtype=torch.uint8)
+
+
+def _eight(bits: Tensor) -> Tensor:
+    return torch.arange(8, dtype=torch.uint8, device=bits.device)
 
 
 def _numbers_4(memory: Tensor) -> Tensor:
@@ -110,12 +114,13 @@ def _store_8(numbers: Tensor, memory: Tensor) -> None:
 
 
 def _numbers_e2m1(memory: Tensor) -> Tensor:
-    return _E2M1_SIGNED[_nibbles(_runs(memory, HALF)).int()].flatten(1)
+    table = _E2M1_SIGNED.to(memory.device)
+    return table[_nibbles(_runs(memory, HALF)).int()].flatten(1)
 
 
 def _store_e2m1(numbers: Tensor, memory: Tensor) -> None:
     # Of two numbers that are equally near, the smaller one is taken.
-    bounds = (E2M1[1:] + E2M1[:-1]) / 2
+    bounds = ((E2M1[1:] + E2M1[:-1]) / 2).to(numbers.device)
     codes = torch.bucketize(numbers.abs(), bounds).to(torch.uint8)
     codes |= (codes > 0).logical_and_(numbers < 0).to(torch.uint8) << 3  # no -0
     memory.copy_(nibble_bytes(codes.unflatten(1, (-1, RUN))).flatten(1))

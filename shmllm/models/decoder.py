@@ -17,8 +17,9 @@ from shmllm.errors import RequestError
 from shmllm.models.config import ModelConfig
 from shmllm.models.experts import MoE
 from shmllm.models.layers import MLP, Attention, NamedWeights, Norm, Storage, TokenEmbedding
-from shmllm.models.matrices import addresses
+from shmllm.models.matrices import addresses, parts_of
 from shmllm.models.ops import LogitsOps, Ops
+from shmllm.models.quantized import QuantizedMatrix
 from shmllm.models.specs import LayerSpec, MoESpec
 from shmllm.models.weight_update import update_weights
 
@@ -56,6 +57,12 @@ class DecoderModel:
         self.embedding = TokenEmbedding(config, storage)
         self.layers = [DecoderLayer(config, layer, storage) for layer in range(config.num_layers)]
         self.norm = Norm(config.hidden_size, config.norm, storage)
+
+    @property
+    def has_packed(self) -> bool:
+        """Whether a matrix is packed or rounded."""
+        views = (view for views in self._named_weights.values() for view in views)
+        return any(isinstance(part, QuantizedMatrix) for view in views for part in parts_of(view))
 
     def forward(self, ops: Ops) -> Tensor:
         """Runs one step's tokens through all layers and the final norm.

@@ -66,9 +66,14 @@ def _halves(memory: Tensor) -> Tensor:
     return memory.contiguous().view(torch.float16).float()
 
 
+def _signs(memory: Tensor) -> Tensor:
+    """Those of d and e."""
+    return torch.tensor([1.0, -1.0], device=memory.device)
+
+
 def _widened_k(memory: Tensor, count: int) -> Tensor:
     records = memory.unflatten(1, (-1, K_BYTES))
-    scales = _halves(records[..., :4]) * torch.tensor([1.0, -1.0])
+    scales = _halves(records[..., :4]) * _signs(memory)
     factors = records[..., 4:].float().unflatten(2, (RECORD_RUNS, 2, 2))
     widened: Tensor = factors * scales[:, :, None, :, None]
     return widened.reshape(len(memory), -1, count)
@@ -76,7 +81,7 @@ def _widened_k(memory: Tensor, count: int) -> Tensor:
 
 def _store_k(parameters: Tensor, memory: Tensor) -> None:
     wanted = parameters.unflatten(1, (-1, RECORD_RUNS)).unflatten(3, (2, 2))
-    wanted = wanted * torch.tensor([1.0, -1.0])[:, None]
+    wanted = wanted * _signs(memory)[:, None]
     scales = (wanted.amax((2, 4)) / 63).clamp_(0, LARGEST_SCALE).half()
     inverse = torch.where(scales == 0, 0.0, 1 / scales.float())
     factors = (wanted * inverse[:, :, None, :, None]).round_().clamp_(0, 63)
@@ -103,7 +108,8 @@ def _store_k6(parameters: Tensor, memory: Tensor) -> None:
 
 
 def _widened_powers(memory: Tensor, count: int) -> Tensor:
-    powers = torch.ldexp(torch.ones(memory.shape, dtype=torch.float64), memory.int() - 127)
+    ones = torch.ones(memory.shape, dtype=torch.float64, device=memory.device)
+    powers = torch.ldexp(ones, memory.int() - 127)
     return powers.float().reshape(len(memory), -1, count)
 
 

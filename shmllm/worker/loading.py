@@ -81,7 +81,6 @@ def load_model(
     auto_dtype: Callable[[str | None], str],
     check: Callable[[ModelConfig, LoadConfig, str, Collection[str]], None],
     on_progress: Progress | None = None,
-    keeps_packed: bool = False,
 ) -> LoadedModel:
     """Load a model into an arena of its own.
 
@@ -93,8 +92,6 @@ def load_model(
         check: called before weights are read, with the dtype name of the weights and the kinds of
             the packed ones; raises EngineStartError if the device cannot run that model.
         on_progress: called with (bytes read, bytes in all) while weights are read.
-        keeps_packed: whether the device computes with matrices as a checkpoint packs them;
-            otherwise they become floating numbers.
 
     Raises:
         EngineStartError: the model cannot be loaded, or its weights do not fit into the memory.
@@ -104,7 +101,7 @@ def load_model(
     config = config.for_length(max_model_len)
     dtype_name = auto_dtype(config.dtype) if load.dtype == "auto" else load.dtype
     kinds: dict[str, str] = {}
-    if keeps_packed and load.rounding is None and load.load_format != "dummy":
+    if load.rounding is None and load.load_format != "dummy":
         kinds = stored_kinds(Path(load.directory), config.tie_word_embeddings)
     packed = frozenset(kinds.values())
     check(config, load, dtype_name, packed)

@@ -14,8 +14,8 @@ from torch import Tensor
 from shmllm.config.graphs import CudaGraphMode
 from shmllm.core.plan import BlockAppend, NewRequest, StepPlan
 from shmllm.models.config import ModelConfig
-from shmllm.models.create import create_model
-from shmllm.models.weights import load_weights
+from shmllm.models.create import create_model, stored_parts
+from shmllm.models.weights import load_weights, stored_kinds
 from shmllm.params.sampling import SamplingParams
 from shmllm.worker.batch import InputBatch, StepInputs
 from shmllm.worker.gpu.buffers import GpuBuffers
@@ -74,10 +74,12 @@ class GpuSteps:
         where = device.torch_device
 
         def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-            return torch.full(shape, math.nan, dtype=dtype, device=where)
+            garbage = math.nan if dtype.is_floating_point else 77
+            return torch.full(shape, garbage, dtype=dtype, device=where)
 
         self.device = device
-        self.model = create_model(config, dtype, allocate)
+        stored = stored_parts(config, stored_kinds(directory, config.tie_word_embeddings))
+        self.model = create_model(config, dtype, allocate, None, stored)
         load_weights(self.model, directory)
         self.tokens: dict[int, list[int]] = {}
         self.computed: dict[int, int] = {}

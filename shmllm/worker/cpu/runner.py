@@ -112,9 +112,7 @@ class CpuRunner(LoadedRunner):
         keep_freed_memory()
         torch.set_num_threads(num_threads)
         memory = HostMemory()
-        loaded = load_model(
-            config.load, memory, auto_dtype, check_model, on_progress, keeps_packed=True
-        )
+        loaded = load_model(config.load, memory, auto_dtype, check_model, on_progress)
         super().__init__(config, loaded)
         block_size = config.cache.block_size
         wanted = config.load.kv_cache_dtype

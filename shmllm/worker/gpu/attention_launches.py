@@ -7,7 +7,7 @@ graph serves all lengths.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -83,10 +83,16 @@ class AttentionLaunches:
                 parts = max(parts, step.num_tokens * splits)
         return parts
 
-    def variants(self, max_tokens: int, max_requests: int) -> list[BatchDescriptor]:
-        """Return a small step for each choice."""
+    def variants(
+        self,
+        max_tokens: int,
+        max_requests: int,
+        other: Callable[[BatchDescriptor], object] = lambda step: None,
+    ) -> list[BatchDescriptor]:
+        """Return a small step for each choice of this and, for the same step, of other kernels."""
         found = {
-            self.choose(step, step.num_tokens): step for step in _steps(max_tokens, max_requests)
+            (self.choose(step, step.num_tokens), other(step)): step
+            for step in _steps(max_tokens, max_requests)
         }
         return list(found.values())
 

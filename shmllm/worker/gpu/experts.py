@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shmllm.models.experts import ExpertLinear, MoE
+from shmllm.models.experts import MoE
 from shmllm.models.layers import Allocator
 from shmllm.models.ops import Routing
 from shmllm.models.specs import MoESpec
-from shmllm_kernels.gpu.configs import ProductConfig, product_config
+from shmllm.worker.gpu.products import GpuProducts, rows_of
 from shmllm_kernels.gpu.experts import down, gate_and_up
 from shmllm_kernels.gpu.routing import SortedPairs, combine, max_blocks, route, sort_pairs
 
@@ -66,13 +66,16 @@ class ExpertOps:
 
     Args:
         buffers: the buffers of each mixture.
-        deterministic: whether all steps have the same tile sizes, so that a token's bits do not
-            depend on the number of tokens.
+        products: chooses tile sizes.
     """
 
-    def __init__(self, buffers: dict[MoESpec, ExpertBuffers], deterministic: bool) -> None:
+    def __init__(self, buffers: dict[MoESpec, ExpertBuffers], products: GpuProducts) -> None:
         self._buffers = buffers
-        self._deterministic = deterministic
+        self._products = products
+
+    def rows_of_experts(self, num_tokens: int) -> list[int]:
+        """Return the number of rows of an expert of each mixture, were the tokens spread evenly."""
+        return [_rows(spec, num_tokens) for spec in self._buffers]
 
     def logits(self, spec: MoESpec, num_tokens: int) -> Tensor:
         """Return the buffer for the router's output."""
@@ -93,23 +96,22 @@ class ExpertOps:
 
     def experts(self, x: Tensor, routing: Routing, moe: MoE, shared: Tensor | None) -> Tensor:
         spec, buffers, num_tokens = moe.spec, self._buffers[moe.spec], len(x)
-        config = self._config(x, spec)
-        sort_pairs(buffers.sorted, routing.ids, config.block_m)
-        num_pairs = num_tokens * spec.top_k
-        activated = buffers.activated[:num_pairs]
-        gate_up = _weights(moe.gate_up_proj)
-        pairs = buffers.sorted
-        gate_and_up(activated, x, *gate_up, spec.activation, spec.top_k, pairs, config)
-        rows, out = buffers.rows[:num_tokens], buffers.out[:num_tokens]
-        down(rows.flatten(0, 1), activated, *_weights(moe.down_proj), pairs, config)
+        num_pairs, pairs = num_tokens * spec.top_k, buffers.sorted
+        weights = [rows_of(linear.weight) for linear in (moe.gate_up_proj, moe.down_proj)]
+        count = _rows(spec, num_tokens)
+        configs = [self._products.config(count, weight, x.dtype) for weight in weights]
+        assert configs[0].block_m == configs[1].block_m, "both read the same blocks of pairs"
+        sort_pairs(pairs, routing.ids, configs[0].block_m)
+        activated, rows = buffers.activated[:num_pairs], buffers.rows[:num_tokens]
+        gate_and_up(
+            activated, x, weights[0], moe.gate_up_proj.bias, spec.activation, spec.top_k, pairs,
+            configs[0],
+        )  # fmt: skip
+        down(rows.flatten(0, 1), activated, weights[1], moe.down_proj.bias, pairs, configs[1])
+        out = buffers.out[:num_tokens]
         combine(out, rows, routing.weights, shared, routing.shared_gates)
         return out
 
-    def _config(self, x: Tensor, spec: MoESpec) -> ProductConfig:
-        num_pairs = 0 if self._deterministic else len(x) * spec.top_k
-        return product_config(x.device, -(-num_pairs // spec.num_experts), x.dtype)
 
-
-def _weights(linear: ExpertLinear) -> tuple[Tensor, Tensor | None]:
-    assert isinstance(linear.weight, Tensor)  # `check_model` refuses others
-    return linear.weight, linear.bias
+def _rows(spec: MoESpec, num_tokens: int) -> int:
+    return -(-num_tokens * spec.top_k // spec.num_experts)

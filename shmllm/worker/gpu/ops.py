@@ -24,6 +24,7 @@ from shmllm.worker.gpu.experts import ExpertOps
 from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor
 from shmllm.worker.gpu.inputs import GpuInputs
 from shmllm.worker.gpu.piecewise_graph import Call
+from shmllm.worker.gpu.products import GpuProducts, rows_of
 from shmllm_kernels.gpu.activation import activate
 from shmllm_kernels.gpu.attention import paged_attention
 from shmllm_kernels.gpu.norm import add_rms_norm, layer_norm, rms_norm
@@ -38,28 +39,20 @@ def call_now(call: Call) -> None:
     call()
 
 
-def multiply(out: Tensor, x: Tensor, linear: Linear) -> None:
-    """Compute ``out = x @ weight.T + bias`` without allocating memory."""
-    weight = linear.weight
-    assert isinstance(weight, Tensor)  # `check_model` refuses others
-    if linear.bias is None:
-        torch.mm(x, weight.t(), out=out)
-    else:
-        torch.addmm(linear.bias, x, weight.t(), out=out)
-
-
 class GpuLogitsOps:
     """Launches the operations of `models.ops.LogitsOps`.
 
     Args:
         logits: [rows, vocab], the result.
+        products: launches matrix products.
     """
 
-    def __init__(self, logits: Tensor) -> None:
+    def __init__(self, logits: Tensor, products: GpuProducts) -> None:
         self._logits = logits
+        self._products = products
 
     def linear(self, x: Tensor, linear: Linear) -> Tensor:
-        multiply(self._logits, x, linear)
+        self._products.linear(self._logits, x, linear)
         return self._logits
 
     def scale_and_cap(self, x: Tensor, scale: float, cap: float | None) -> Tensor:
@@ -78,6 +71,9 @@ class GpuOps:
         inputs: the step's inputs.
         buffers: the buffers for the results.
         device: the device.
+
+    Attributes:
+        products: launches matrix products.
     """
 
     def __init__(
@@ -91,7 +87,8 @@ class GpuOps:
         self._cache = cache
         self._inputs = inputs
         self._buffers = buffers
-        self._experts = ExpertOps(buffers.experts, buffers.attention.deterministic)
+        self.products = GpuProducts(buffers.attention.deterministic)
+        self._experts = ExpertOps(buffers.experts, self.products)
         self._frequencies = {rope: inverse_frequencies(rope).to(device) for rope in config.ropes}
         self.begin(BatchDescriptor(1, 1, True), 1)
 
@@ -114,6 +111,25 @@ class GpuOps:
         self._launch_attention = launch_attention
         self._attention = self._buffers.attention.choose(descriptor, max_query_len)
 
+    def variants(
+        self, max_tokens: int, max_requests: int, has_packed: bool
+    ) -> list[BatchDescriptor]:
+        """Return a small step for each choice of kernels.
+
+        Args:
+            max_tokens: the largest number of tokens in a step.
+            max_requests: the largest number of requests in a step.
+            has_packed: whether the model has packed matrices.
+        """
+
+        def tiles(step: BatchDescriptor) -> tuple[int, ...]:
+            rows = self._experts.rows_of_experts(step.num_tokens)
+            if has_packed:
+                rows += [step.num_tokens, step.num_reqs]
+            return tuple(self.products.tile(count) for count in rows)
+
+        return self._buffers.attention.variants(max_tokens, max_requests, tiles)
+
     def embed(self, embedding: TokenEmbedding) -> Tensor:
         num_tokens, step = self._descriptor.num_tokens, self._inputs.step
         out = self._buffers.hidden[:num_tokens]
@@ -122,8 +138,7 @@ class GpuOps:
         if table is not None:
             learned = LearnedPositions(table, positions)
         last_tokens = self._inputs.last_tokens
-        assert isinstance(embedding.table, Tensor), "a GPU loads floating numbers"
-        embed(out, embedding.table, token_ids, last_tokens, embedding.scale, learned)
+        embed(out, rows_of(embedding.table), token_ids, last_tokens, embedding.scale, learned)
         for rope, frequencies in self._frequencies.items():
             tables = self._angles(rope, num_tokens)
             rope_tables(*tables, positions, frequencies, attention_factor(rope))
@@ -154,7 +169,7 @@ class GpuOps:
 
     def linear(self, x: Tensor, linear: Linear) -> Tensor:
         out = self._buffers.product(linear.weight.shape[0])[: len(x)]
-        multiply(out, x, linear)
+        self.products.linear(out, x, linear)
         return out
 
     def attend(self, qkv: Tensor, attention: Attention) -> Tensor:
@@ -189,7 +204,7 @@ class GpuOps:
 
     def route(self, x: Tensor, moe: MoE) -> Routing:
         logits = self._experts.logits(moe.spec, len(x))
-        multiply(logits, x, moe.router)
+        self.products.linear(logits, x, moe.router)
         starts = self._inputs.step.query_starts[: self._descriptor.num_reqs + 1]
         return self._experts.route(logits, starts, moe.spec)
 

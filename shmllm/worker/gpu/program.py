@@ -26,6 +26,7 @@ from shmllm.worker.gpu.inputs import GpuInputs
 from shmllm.worker.gpu.ops import GpuLogitsOps, GpuOps, call_now
 from shmllm.worker.gpu.piecewise_graph import PiecewiseGraph
 from shmllm_kernels.gpu.attention import MAX_HEAD_DIM
+from shmllm_kernels.gpu.configs import ROWS_OF_PRODUCTS
 
 Progress = Callable[[int, int], None]
 
@@ -117,11 +118,14 @@ class GpuProgram:
         """Run each variant of a step once, so that its kernels are compiled and loaded: a capture
         cannot do that, and requests should not wait for it."""
         max_tokens, max_requests = len(self._buffers.hidden), len(self._buffers.logits)
-        shapes = self._buffers.attention.variants(max_tokens, max_requests)
+        has_packed = self._model.has_packed
+        shapes = self._ops.variants(max_tokens, max_requests, has_packed)
         shapes += [descriptor for _, descriptor in self._dispatcher.captures()]
         for descriptor in shapes:
             self._inputs.idle(descriptor)
             self.run(CudaGraphMode.NONE, descriptor, descriptor.num_tokens)
+        for count in ROWS_OF_PRODUCTS if has_packed else ():
+            self.compute_logits(self._buffers.normed[:count])  # of prompts
         self._device.synchronize()
 
     def capture(self, on_progress: Progress | None = None) -> CaptureReport:
@@ -184,11 +188,12 @@ class GpuProgram:
         """Compute the logits, [rows, vocab] float32, of some hidden states that `run` returned,
         [rows, hidden]."""
         logits = hidden.new_empty(len(hidden), self._model.config.vocab_size)
-        return self._model.logits(GpuLogitsOps(logits), hidden).float()
+        return self._model.logits(GpuLogitsOps(logits, self._ops.products), hidden).float()
 
     def _compute_sample_logits(self, hidden: Tensor) -> Tensor:
         rows = self._ops.gather_samples(hidden)
-        return self._model.logits(GpuLogitsOps(self._buffers.logits[: len(rows)]), rows)
+        logits = self._buffers.logits[: len(rows)]
+        return self._model.logits(GpuLogitsOps(logits, self._ops.products), rows)
 
     def _try_capture(self, mode: CudaGraphMode, descriptor: BatchDescriptor) -> PiecewiseGraph:
         try:

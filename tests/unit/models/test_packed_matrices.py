@@ -63,6 +63,18 @@ def test_the_rounding_is_that_of_the_gguf_package(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", PACKINGS)
+def test_a_matrix_of_another_device_needs_no_tensor_of_the_host(kind: str) -> None:
+    """Torch refuses a mixture, also where tensors have no memory."""
+    matrix = PACKINGS[kind].make(
+        (4, 512),
+        torch.bfloat16,
+        lambda shape, dtype: torch.empty(shape, dtype=dtype, device="meta"),
+    )
+    matrix.copy_(torch.empty(4, 512, device="meta"))
+    assert matrix.clone().device.type == "meta"
+
+
+@pytest.mark.parametrize("kind", PACKINGS)
 def test_rounding_changes_little_and_zeros_stay(kind: str) -> None:
     rows = rows_of(100, 512)
     values = made(kind, (100, 512)).copy_(rows).clone()

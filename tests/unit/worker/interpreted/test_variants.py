@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
-from conformance.gpu_engine import PROMPTS, VOCAB, Engine, make_config, model
+from conformance.gpu_engine import PROMPTS, SHAPE, VOCAB, Engine, make_config, model
+from conformance.gpu_packed import compressed
 from support.fake_gpu import FakeGpu
 from support.kernel_variants import seen_variants
 from support.variants import slow
+
+from shmllm.config.engine import EngineConfig
 
 __all__ = ["model"]
 
@@ -35,12 +39,25 @@ OPTIONS: list[dict[str, Any]] = [
 def test_nothing_is_compiled_while_serving(
     model: Any, gpu_device: FakeGpu, mode: str, num_seqs: int
 ) -> None:
+    check(make_config(model[1], mode=mode, num_seqs=num_seqs), gpu_device)
+
+
+def test_no_product_with_packed_weights_is_compiled_while_serving(
+    gpu_device: FakeGpu, tmp_path: Path
+) -> None:
+    config = make_config(compressed(tmp_path, **SHAPE), mode="NONE", num_seqs=3, budget=20)
+    check(config, gpu_device, [number % 60 for number in range(20)])
+
+
+def check(config: EngineConfig, gpu_device: FakeGpu, *prompts: list[int]) -> None:
     with seen_variants(lambda: gpu_device.is_capturing) as seen:
-        engine = Engine(make_config(model[1], mode=mode, num_seqs=num_seqs), gpu_device)
+        engine = Engine(config, gpu_device)
         assert seen
         assert not any(seen.values()), [variant for variant in seen if seen[variant]]
         before = set(seen)
         for number, options in enumerate(OPTIONS):
             engine.add(number, PROMPTS[number % 2], **options)
+        for prompt in prompts:
+            engine.add(len(OPTIONS), prompt, **OPTIONS[0])
         engine.run()
         assert not set(seen) - before

@@ -1,0 +1,80 @@
+"""Matrix products on a GPU: which kernel multiplies with which weights, in which tiles."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from shmllm.models.layers import Linear
+from shmllm.models.matrices import WholeMatrix, len_of, parts_of
+from shmllm.models.quantized import QuantizedMatrix
+from shmllm_kernels.gpu.configs import (
+    ROWS_OF_PRODUCTS,
+    ProductConfig,
+    packed_config,
+    product_config,
+)
+from shmllm_kernels.gpu.packings import PackedRows, Rows
+from shmllm_kernels.gpu.products import linear as multiply_packed
+
+
+def rows_of(matrix: WholeMatrix) -> Rows:
+    """Return a matrix as kernels take it."""
+    if isinstance(matrix, QuantizedMatrix):
+        return PackedRows.of(matrix.kind, matrix.integers, matrix.scales, matrix.shape[-1])
+    return matrix
+
+
+class GpuProducts:
+    """Launches matrix products. torch multiplies with floating numbers, and a kernel of ours with
+    packed weights.
+
+    Args:
+        deterministic: whether all steps have the same tile sizes, so that a token's bits do not
+            depend on the number of tokens; not where torch multiplies.
+    """
+
+    def __init__(self, deterministic: bool) -> None:
+        self._deterministic = deterministic
+
+    def linear(self, out: Tensor, x: Tensor, linear: Linear) -> None:
+        """Compute ``out = x @ weight.T + bias`` without allocating memory.
+
+        Args:
+            out: [rows, out].
+            x: [rows, in].
+            linear: the weights; a product for each part whose format differs.
+        """
+        begin, bias = 0, linear.bias
+        for part in parts_of(linear.weight):
+            end = begin + len_of(part)
+            own = None if bias is None else bias[begin:end]
+            self._multiply(out[:, begin:end], x, part, own)
+            begin = end
+
+    def tile(self, rows: int) -> int:
+        """Return which entry of the tables of tile sizes a product of so many rows has: steps with
+        the same ones launch the same kernels."""
+        return 0 if self._deterministic else sum(rows >= least for least in ROWS_OF_PRODUCTS)
+
+    def config(self, rows: int, weight: Rows, dtype: torch.dtype) -> ProductConfig:
+        """Return the tile sizes of a product.
+
+        Args:
+            rows: the number of rows; with experts, that of an expert, were they spread evenly.
+            weight: the weights.
+            dtype: the dtype of the rows.
+        """
+        rows = 0 if self._deterministic else rows
+        if isinstance(weight, Tensor):
+            return product_config(weight.device, rows, dtype)
+        return packed_config(rows, dtype)
+
+    def _multiply(self, out: Tensor, x: Tensor, part: WholeMatrix, bias: Tensor | None) -> None:
+        weight = rows_of(part)
+        if isinstance(weight, PackedRows):
+            multiply_packed(out, x, weight, bias, self.config(len(x), weight, x.dtype))
+        elif bias is None:
+            torch.mm(x, weight.t(), out=out)
+        else:
+            torch.addmm(bias, x, weight.t(), out=out)

@@ -1,0 +1,11 @@
+"""Models with packed weights on a GPU."""
+
+from __future__ import annotations
+
+from conformance.gpu_packed import PackedProgramConformance, _inference_mode
+
+__all__ = ["_inference_mode"]
+
+
+class TestPackedProgram(PackedProgramConformance):
+    pass
