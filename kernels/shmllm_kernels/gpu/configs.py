@@ -89,7 +89,7 @@ _FLOAT32_PRODUCT = {16: (16, 32, 32, 4, 3), 64: (32, 64, 32, 4, 3)}
 
 # A run of 64 weights of 4 bits has 32 bytes: few rows read four runs of each row at once, which are
 # a line of memory. Weights pass through registers, so that the tiles of many rows are smaller.
-_PACKED_PRODUCT = {16: (16, 32, 256, 4, 4), 64: (64, 64, 128, 4, 3), 128: (128, 128, 64, 8, 3)}
+_PACKED_PRODUCT = {16: (16, 32, 256, 4, 4), 64: (64, 64, 128, 4, 3), 128: (128, 64, 64, 8, 3)}
 _FLOAT32_PACKED_PRODUCT = {16: (16, 32, 64, 4, 3), 64: (32, 64, 64, 4, 3)}
 ROWS_OF_PRODUCTS = (1, 17, 65)
 """The smallest number of rows with each entry of these tables."""

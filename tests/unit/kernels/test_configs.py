@@ -7,9 +7,12 @@ import torch
 
 from shmllm_kernels.gpu import configs
 from shmllm_kernels.gpu.configs import (
+    ROWS_OF_PRODUCTS,
     attention_config,
     next_power_of_two,
     num_splits,
+    packed_config,
+    product_config,
     row_warps,
     table_entry,
 )
@@ -75,3 +78,12 @@ def test_a_short_chunk_of_a_prompt_is_split_and_a_long_one_is_not(capability):
 
 def test_row_warps():
     assert [row_warps(dim) for dim in (1, 512, 1024, 4096, 65_536)] == [1, 1, 2, 8, 16]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_packed_and_other_experts_share_blocks_of_pairs(capability, dtype):
+    rows = range(1, 300)
+    sizes = [packed_config(count, dtype).block_m for count in rows]
+    assert sizes == [product_config(GPU, count, dtype).block_m for count in rows]
+    starts = [count for count in rows if count == 1 or sizes[count - 1] != sizes[count - 2]]
+    assert set(starts) <= set(ROWS_OF_PRODUCTS)
