@@ -26,7 +26,9 @@ NOT_QUANTIZED = {Feature.TRANSPOSED}
 """What cannot be quantized while it is loaded."""
 
 
-def check_model(config: ModelConfig, load: LoadConfig, dtype: str, packed: Collection[str]) -> None:
+def check_model(
+    config: ModelConfig, load: LoadConfig, dtype: str, packed: Collection[str] = ()
+) -> None:
     """Raise EngineStartError if there are no kernels for a model with weights of a dtype, of which
     some are packed as these kinds."""
     uses_tiles(load, activation_dtype(load, dtype, packed))

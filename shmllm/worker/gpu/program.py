@@ -55,7 +55,9 @@ UNSUPPORTED = {Feature.LAYER_QK_NORM}
 """What the kernels cannot compute."""
 
 
-def check_model(config: ModelConfig, load: LoadConfig, dtype: str, packed: Collection[str]) -> None:
+def check_model(
+    config: ModelConfig, load: LoadConfig, dtype: str, packed: Collection[str] = ()
+) -> None:
     """Raise EngineStartError if the GPU has no kernels for a model with weights of a dtype."""
     if load.rounding is not None:
         raise EngineStartError(
