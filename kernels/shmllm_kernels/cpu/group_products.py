@@ -26,17 +26,26 @@ from shmllm_kernels.cpu.group_tiles import (
 from shmllm_kernels.cpu.kernel_program import Kernel
 from shmllm_kernels.cpu.language import compiled, compiled_noinline
 from shmllm_kernels.cpu.memory import on_stack, word
-from shmllm_kernels.cpu.products import (
-    CHUNKS_PER_THREAD,
-    DTYPES,
-    ROWS_AT_ONCE,
-    Weights,
-    finish,
-)
+from shmllm_kernels.cpu.products import DTYPES, ROWS_AT_ONCE, Weights, finish, width_in
 from shmllm_kernels.cpu.unpacking import MAX_DEPTH, PACKINGS, row_bytes, scale_bytes
 
 COLUMNS_AT_ONCE = 4 * PANEL_COLUMNS
 """The largest number of columns in one piece of work."""
+
+
+@compiled
+def _multiply_rows(
+    tile, tile_rows, row, x, x_stride, scales_at, size, first_run, num_runs, panel, ahead, stride,
+    out, out_stride, num_rows, num_columns, kind, x_kind,
+):  # fmt: skip
+    """Multiplies the rows from `row` on by a tile of so many; returns the first one left."""
+    while row + tile_rows <= num_rows:
+        tile(
+            x + row * x_stride, x_stride, scales_at, size, first_run, num_runs, panel, ahead,
+            stride, out + row * out_stride, out_stride, num_columns, kind, x_kind,
+        )  # fmt: skip
+        row += tile_rows
+    return row
 
 
 @compiled_noinline
@@ -46,29 +55,22 @@ def _multiply_panel(
 ):  # fmt: skip
     """Multiplies all rows with a panel. ahead, stride: columns to prefetch."""
     row = 0
-    while row + 8 <= num_rows:
-        eight_rows_tile(
-            x + row * x_stride, x_stride, scales_at, size, first_run, num_runs, panel, ahead,
-            stride, out + row * out_stride, out_stride, num_columns, kind, x_kind,
-        )  # fmt: skip
-        row += 8
-    if row + 4 <= num_rows:
-        four_rows_tile(
-            x + row * x_stride, x_stride, scales_at, size, first_run, num_runs, panel, ahead,
-            stride, out + row * out_stride, out_stride, num_columns, kind, x_kind,
-        )  # fmt: skip
-        row += 4
-    if row + 2 <= num_rows:
-        two_rows_tile(
-            x + row * x_stride, x_stride, scales_at, size, first_run, num_runs, panel, ahead,
-            stride, out + row * out_stride, out_stride, num_columns, kind, x_kind,
-        )  # fmt: skip
-        row += 2
-    if row < num_rows:
-        one_row_tile(
-            x + row * x_stride, x_stride, scales_at, size, first_run, num_runs, panel, ahead,
-            stride, out + row * out_stride, out_stride, num_columns, kind, x_kind,
-        )  # fmt: skip
+    row = _multiply_rows(
+        eight_rows_tile, 8, row, x, x_stride, scales_at, size, first_run, num_runs, panel, ahead,
+        stride, out, out_stride, num_rows, num_columns, kind, x_kind,
+    )  # fmt: skip
+    row = _multiply_rows(
+        four_rows_tile, 4, row, x, x_stride, scales_at, size, first_run, num_runs, panel, ahead,
+        stride, out, out_stride, num_rows, num_columns, kind, x_kind,
+    )  # fmt: skip
+    row = _multiply_rows(
+        two_rows_tile, 2, row, x, x_stride, scales_at, size, first_run, num_runs, panel, ahead,
+        stride, out, out_stride, num_rows, num_columns, kind, x_kind,
+    )  # fmt: skip
+    row = _multiply_rows(
+        one_row_tile, 1, row, x, x_stride, scales_at, size, first_run, num_runs, panel, ahead,
+        stride, out, out_stride, num_rows, num_columns, kind, x_kind,
+    )  # fmt: skip
 
 
 @compiled
@@ -103,9 +105,8 @@ def _product(x, x_stride, num_rows, weights, columns, end, out, out_stride, x_ki
 
 @compiled
 def _chunk_width(num_columns, num_threads):
-    """Returns the number of columns in a piece of work; the last piece has the rest, too."""
-    width = min(COLUMNS_AT_ONCE, num_columns // (CHUNKS_PER_THREAD * num_threads))
-    return min(max(width // PANEL_COLUMNS, 1) * PANEL_COLUMNS, num_columns)
+    """Returns the number of columns in a piece of work; see `products.width_in`."""
+    return width_in(PANEL_COLUMNS, COLUMNS_AT_ONCE, num_columns, num_threads)
 
 
 @compiled

@@ -18,13 +18,13 @@ from shmllm_kernels.cpu.kernel_program import Kernel
 from shmllm_kernels.cpu.language import compiled
 from shmllm_kernels.cpu.memory import itemsize, on_stack, word
 from shmllm_kernels.cpu.products import (
-    CHUNKS_PER_THREAD,
     KINDS,
     ROWS_AT_ONCE,
     Weights,
     finish,
     num_parts,
     part_depth,
+    width_in,
 )
 from shmllm_kernels.cpu.tile_instructions import (
     AMX,
@@ -202,9 +202,8 @@ def _finish(x, x_stride, job, out, num_rows, columns, num_columns, weights):
 
 @compiled
 def _chunk_width(num_columns, num_threads):
-    """Returns the number of columns in a piece of work; the last piece has the rest, too."""
-    width = min(COLUMNS_AT_ONCE, num_columns // (CHUNKS_PER_THREAD * num_threads))
-    return min(max(width // (2 * LINES), 1) * (2 * LINES), num_columns)
+    """Returns the number of columns in a piece of work; see `products.width_in`."""
+    return width_in(2 * LINES, COLUMNS_AT_ONCE, num_columns, num_threads)
 
 
 @compiled

@@ -285,10 +285,17 @@ def product(rows, num_rows, weights, columns, num_columns, out, out_stride):
 
 
 @compiled
+def width_in(tile_columns, most, num_columns, num_threads):
+    """Returns the number of columns in a piece of work, at most `most` and whole tiles; the last
+    piece has the rest, too."""
+    width = min(most, num_columns // (CHUNKS_PER_THREAD * num_threads))
+    return min(max(width // tile_columns, 1) * tile_columns, num_columns)
+
+
+@compiled
 def chunk_width(num_columns, num_threads):
-    """Returns the number of columns in a piece of work; the last piece has the rest, too."""
-    width = min(COLUMNS_AT_ONCE, num_columns // (CHUNKS_PER_THREAD * num_threads))
-    return min(max(width // TILE_COLUMNS, 1) * TILE_COLUMNS, num_columns)
+    """Returns the number of columns in a piece of work; see `width_in`."""
+    return width_in(TILE_COLUMNS, COLUMNS_AT_ONCE, num_columns, num_threads)
 
 
 @compiled

@@ -12,6 +12,7 @@ from shmllm_kernels.cpu.language import View, as_value, compiled, emitted
 from shmllm_kernels.cpu.memory import float_of_bits, floats, put_number, short_words, word
 from shmllm_kernels.cpu.products import corrections_at, num_parts, part_depth, width_of
 from shmllm_kernels.cpu.rows import count_pieces, rows_of_piece
+from shmllm_kernels.cpu.simd import FLOAT, Emitter, function
 
 LARGEST = 127
 
@@ -59,6 +60,17 @@ def rounded_byte(value, inverse):
     # A number that is not finite, times 0, is NaN, which no integer stands for.
     scaled = value * inverse if inverse > np.float32(0.0) else np.float32(0.0)
     return np.int32(np.floor(scaled + np.float32(0.5)))
+
+
+def as_int8(e: Emitter, values: ir.Value, inverse: ir.Value) -> ir.Value:
+    """Rounds ``values * inverse`` to the nearest, ties up; returns int32, zeros if inverse is 0."""
+    half = ir.Constant(e.vector, [0.5] * e.lanes)
+    # A number that is not finite, times 0, is NaN, which no integer stands for.
+    is_usable = e.builder.fcmp_ordered(">", inverse, ir.Constant(FLOAT, 0.0))
+    scaled = e.builder.fmul(values, e.broadcast(inverse))
+    usable = e.builder.select(is_usable, scaled, e.zeros())
+    floor = function(e.builder, f"llvm.floor.v{e.lanes}f32", e.vector, [e.vector])
+    return e.builder.fptosi(e.builder.call(floor, [e.builder.fadd(usable, half)]), e.integers)
 
 
 @compiled

@@ -15,8 +15,8 @@ from llvmlite import ir
 from shmllm_kernels.cpu.kernel_program import Kernel
 from shmllm_kernels.cpu.language import compiled, emitted
 from shmllm_kernels.cpu.memory import floats, itemsize, on_stack, short_words, word
-from shmllm_kernels.cpu.rounding import LARGEST, inverse_scale, largest_magnitude
-from shmllm_kernels.cpu.simd import FLOAT, Emitter, function
+from shmllm_kernels.cpu.rounding import LARGEST, as_int8, inverse_scale, largest_magnitude
+from shmllm_kernels.cpu.simd import Emitter
 from shmllm_kernels.cpu.tile_instructions import LINE_BYTES, LINES
 
 BLOCK_ROWS = LINES
@@ -53,17 +53,6 @@ def _as_bfloat16(e: Emitter, values: ir.Value) -> ir.Value:
     odd = e.builder.and_(e.builder.lshr(bits, e.splat_int(16)), e.splat_int(1))
     rounded = e.builder.add(e.builder.add(bits, e.splat_int(0x7FFF)), odd)
     return e.builder.lshr(rounded, e.splat_int(16))
-
-
-def as_int8(e: Emitter, values: ir.Value, inverse: ir.Value) -> ir.Value:
-    """Rounds ``values * inverse`` to the nearest, ties up; returns int32, zeros if inverse is 0."""
-    half = ir.Constant(e.vector, [0.5] * e.lanes)
-    # A number that is not finite, times 0, is NaN, which no integer stands for.
-    is_usable = e.builder.fcmp_ordered(">", inverse, ir.Constant(FLOAT, 0.0))
-    scaled = e.builder.fmul(values, e.broadcast(inverse))
-    usable = e.builder.select(is_usable, scaled, e.zeros())
-    floor = function(e.builder, f"llvm.floor.v{e.lanes}f32", e.vector, [e.vector])
-    return e.builder.fptosi(e.builder.call(floor, [e.builder.fadd(usable, half)]), e.integers)
 
 
 @emitted
