@@ -253,7 +253,7 @@ def _transformers_contents(path: Path) -> Contents:
         config = read_json_object(config_path)
         names = config.get("architectures")
         if isinstance(names, list) and names and isinstance(names[0], str):
-            architecture = names[0]
+            architecture = names[0] if names[0].isprintable() else ""
         if quantization := config.get("quantization_config"):
             method = _method_of(quantization)
             if method not in METHODS:
@@ -276,7 +276,7 @@ def _transformers_contents(path: Path) -> Contents:
 def _method_of(quantization: Any) -> str:
     """The method of a checkpoint's ``quantization_config``; empty if it is not known."""
     method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
-    return method if isinstance(method, str) else ""
+    return method if isinstance(method, str) and method.isprintable() else ""
 
 
 def _quantized_contents(path: Path, architecture: str, method: str) -> Contents:

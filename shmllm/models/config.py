@@ -21,6 +21,10 @@ __all__ = ["DTYPES", "ModelConfig", "RopeConfig", "architecture_name", "text_fie
 
 DTYPES = ("float32", "float16", "bfloat16")
 
+MOST_PARAMETERS = 2**44
+"""Ten times those of the largest models. Sizes beyond come from a damaged file, and products of
+them are numbers that no tensor can have."""
+
 _OUTER_FIELDS = (
     "architectures",
     "dtype",
@@ -100,6 +104,8 @@ class ModelConfig:
         config: ModelConfig = family.configure(fields)
         if is_quantized and config.transposed:
             raise fields.error("quantized checkpoints of this family are not supported")
+        if (count := config.num_matrix_elements) > MOST_PARAMETERS:
+            raise fields.error(f"its sizes are those of {count:,} parameters: one of them is wrong")
         return replace(
             config,
             dtype=_dtype(fields),
@@ -163,6 +169,12 @@ class ModelConfig:
         dense += [moe.shared for moe in self.mixtures if moe.shared is not None]
         return tuple(dict.fromkeys(dense))
 
+    @property
+    def num_matrix_elements(self) -> int:
+        """About the number of parameters."""
+        rows = self.vocab_size + self.num_learned_positions
+        return (rows + sum(map(_num_rows, self.layers))) * self.hidden_size
+
     def for_length(self, max_length: int) -> ModelConfig:
         """Returns the configuration for requests of at most `max_length` tokens: the angles of
         longrope depend on it."""
@@ -212,6 +224,15 @@ def architecture_name(fields: Fields) -> str:
 def _heads(layer: LayerSpec) -> tuple[int, int, int]:
     attention = layer.attention
     return attention.num_heads, attention.num_kv_heads, attention.head_dim
+
+
+def _num_rows(layer: LayerSpec) -> int:
+    """The rows of all matrices of a layer, each as wide as the hidden state."""
+    attention, mlp = layer.attention.qkv_width + layer.attention.width, layer.mlp
+    if isinstance(mlp, MLPSpec):
+        return attention + mlp.up_width + mlp.inner
+    shared = 0 if mlp.shared is None else mlp.shared.up_width + mlp.shared.inner
+    return attention + mlp.num_experts * (3 * mlp.inner + 1) + shared
 
 
 def _in_words(layer: LayerSpec) -> str:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 from shmllm.errors import EngineStartError
 
 _LONGEST_SHOWN = 200
+LARGEST_INTEGER = 2**31 - 1
+_LARGEST_NUMBER = sys.float_info.max
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
@@ -52,12 +55,23 @@ class Fields:
             raise self.error(f"field {name!r} is missing")
         return value
 
-    def integer(self, name: str, default: int | None = None, minimum: int = 1) -> int:
-        """Returns an integer of at least ``minimum``. Without a default the field is required."""
+    def integer(
+        self,
+        name: str,
+        default: int | None = None,
+        minimum: int = 1,
+        maximum: int = LARGEST_INTEGER,
+    ) -> int:
+        """Returns an integer from ``minimum`` to ``maximum``. Without a default the field is
+        required."""
         value = self._required(name, default)
         if type(value) is not int or value < minimum:
             raise self.error(
                 f"{name!r} must be an integer of at least {minimum}, not {_shown(value)}"
+            )
+        if value > maximum:
+            raise self.error(
+                f"{name!r} must be an integer of at most {maximum:,}, not {_shown(value)}"
             )
         return value
 
@@ -68,7 +82,7 @@ class Fields:
     def number(self, name: str, default: float | None = None) -> float:
         """Returns a positive finite number. Without a default the field is required."""
         value = self._required(name, default)
-        if type(value) not in (int, float) or not 0 < value < float("inf"):
+        if type(value) not in (int, float) or not 0 < value <= _LARGEST_NUMBER:
             raise self.error(f"{name!r} must be a positive number, not {_shown(value)}")
         return float(value)
 

@@ -141,7 +141,7 @@ def _parts(
         yield place.name, entry
         return
     for number, part in enumerate(_experts(header, name)):
-        yield place.name.format(number), part
+        yield place.name.replace("{}", str(number)), part
 
 
 def _experts(header: GgufHeader, name: str) -> list[TensorEntry]:

@@ -15,6 +15,9 @@ from shmllm.models.fields import Fields
 from shmllm.models.rope_config import RopeConfig
 from shmllm.models.specs import Activation, AttentionSpec, LayerSpec, MLPSpec, MoESpec, NormSpec
 
+MOST_LAYERS = 4096
+"""Thirty times those of the largest models; each layer of a damaged file would take time."""
+
 FULL, SLIDING = "full_attention", "sliding_attention"
 """Types of layers, as in the field ``layer_types``."""
 
@@ -129,7 +132,7 @@ def read_positions(fields: Fields, default: int) -> int:
 
 def read_num_layers(fields: Fields) -> int:
     """Returns ``num_hidden_layers``."""
-    return fields.integer("num_hidden_layers")
+    return fields.integer("num_hidden_layers", maximum=MOST_LAYERS)
 
 
 def read_model(

@@ -24,10 +24,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from support import damaged_gguf, damaged_safetensors
+from support import damaged_config, damaged_gguf, damaged_safetensors
 
 from shmllm.errors import EngineStartError
-from shmllm.formats.gguf_directory import LINK
+from shmllm.formats.gguf_directory import LINK, LINK_STEM
+from shmllm.formats.gguf_pieces import piece_name
+from shmllm.frontend.engine_options import make_engine_config
 from shmllm.frontend.gguf import directory as gguf_directory
 from shmllm.frontend.model_catalog import contents_of, record_of_model
 from shmllm.frontend.model_files import generation_defaults, resolve_model
@@ -36,61 +38,91 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.create import create_model
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.weights import load_weights
+from shmllm.worker.cpu.memory import HostMemory
+from shmllm.worker.cpu.products import auto_dtype
+from shmllm.worker.cpu.program import check_model
+from shmllm.worker.loading import load_model
 
 SLOWEST_S = 5.0
 MEMORY_BYTES = 64 * 2**20
 STEM = "damaged-file"
-SHARDED = "sharded"
 LONGEST_ERROR = 1500
+TOO_LARGE = "the weights need "
+"""The beginning of the error that says how much memory there is, and names no file."""
+
+
+DAMAGES = {
+    "*.gguf": damaged_gguf.DAMAGES,
+    "*.safetensors": damaged_safetensors.DAMAGES,
+    "*.index.json": damaged_safetensors.INDEX_DAMAGES,
+    "config.json": damaged_config.DAMAGES,
+}
+"""What can be done to the files of a model, by patterns of their names."""
+GGUF_LEAVES = ("config.json",)
+"""A directory with GGUF files may have these, and nothing reads them."""
 
 
 class Base:
-    """A model, and the content of the file of it that is damaged."""
+    """A model directory, and what can be damaged in it."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self.is_gguf = any(directory.glob("*.gguf"))
         config = ModelConfig.from_directory(directory)
         self.model: DecoderModel = create_model(
             config, torch.float32, lambda shape, dtype: torch.zeros(shape, dtype=dtype)
         )
-        if directory.name.startswith("gguf"):
-            self.name, self.damages = "m.gguf", damaged_gguf.DAMAGES
-        elif directory.name.startswith(SHARDED):
-            self.name = "model.safetensors.index.json"
-            self.damages = damaged_safetensors.INDEX_DAMAGES
-        else:
-            self.name, self.damages = "model.safetensors", damaged_safetensors.DAMAGES
-        self.content = (directory / self.name).read_bytes()
+        patterns = [each for each in DAMAGES if not (self.is_gguf and each in GGUF_LEAVES)]
+        found = ((sorted(directory.glob(each)), DAMAGES[each]) for each in patterns)
+        self.files = [(paths, damages) for paths, damages in found if paths]
+
+    def damaged(self, rng: random.Random) -> tuple[str, str, bytes]:
+        """The name of one of the files, what is done to it, and its content then."""
+        paths, damages = rng.choice(self.files)
+        path, damage = rng.choice(paths), rng.choice(damages)
+        return path.name, damage.__name__, damage(rng, path.read_bytes())
 
 
-def stages_of_gguf(base: Base, content: bytes, place: Path) -> list[Callable[[], object]]:
+class SmallMemory(HostMemory):
+    """Memory of which little is free, so that a large model is refused as it would be elsewhere."""
+
+    def free_bytes(self) -> int:
+        return MEMORY_BYTES // 4
+
+
+def stages_of_gguf(base: Base, directory: Path) -> list[Callable[[], object]]:
     """What a start with `-m FILE.gguf` does, and what it does again if weights are reloaded."""
-    path = place / f"{STEM}.gguf"
-    path.write_bytes(content)
-    directory = place / f"{STEM}-directory"
-    directory.mkdir()
-    (directory / LINK).symlink_to(path)
+    paths = sorted(directory.glob("*.gguf"))
+    path, made = paths[0], directory / "made"
+    made.mkdir()
+    for number, each in enumerate(paths, 1):
+        link = LINK if len(paths) == 1 else piece_name(LINK_STEM, number, len(paths))
+        (made / link).symlink_to(each)
 
     def start() -> None:
-        made = resolve_model(str(path))
-        ModelConfig.from_directory(made)
-        generation_defaults(made)
-        Tokenizer.from_directory(made).encode("a text")
+        found = resolve_model(str(path))
+        ModelConfig.from_directory(found)
+        generation_defaults(found)
+        Tokenizer.from_directory(found).encode("a text")
 
     return [
         lambda: record_of_model("m", "local", path),
         lambda: contents_of(path),
         start,
-        lambda: load_weights(base.model, directory),
+        lambda: load_weights(base.model, made),
     ]
 
 
-def stages_of_safetensors(base: Base, content: bytes, place: Path) -> list[Callable[[], object]]:
-    directory = place / f"{STEM}-directory"
-    shutil.copytree(base.directory, directory)
-    (directory / base.name).write_bytes(content)
+def stages_of_safetensors(base: Base, directory: Path) -> list[Callable[[], object]]:
+    """What `shmllm models`, a start and a reload do."""
+
+    def start() -> None:
+        load = make_engine_config(str(directory)).load
+        load_model(load, SmallMemory(), auto_dtype, check_model)
+
     return [
         lambda: record_of_model("m", "local", directory),
+        start,
         lambda: load_weights(base.model, directory),
     ]
 
@@ -106,7 +138,8 @@ def fault(stage: Callable[[], object], outcomes: Counter[str]) -> str | None:
             return f"not one printable line: {text!r}"
         if len(text) > LONGEST_ERROR:
             return f"an error of {len(text)} characters: {text}"
-        return None if STEM in text else f"does not name the file: {text}"
+        is_named = STEM in text or text.startswith(TOO_LARGE)
+        return None if is_named else f"does not name the file: {text}"
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
             raise
@@ -121,23 +154,29 @@ def limit_memory(extra: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + extra, hard))
 
 
-def examine(base: Base, content: bytes, work: Path, outcomes: Counter[str]) -> list[str]:
-    """The faults of one file."""
-    place = work / "file"
-    place.mkdir()
-    is_gguf = base.name.endswith(".gguf")
-    stages = (stages_of_gguf if is_gguf else stages_of_safetensors)(base, content, place)
+def examine(
+    base: Base, work: Path, outcomes: Counter[str], name: str = "", content: bytes = b""
+) -> list[str]:
+    """The faults of a model with one file that has another content. Without a name all files stay,
+    and memory is not limited: libraries that load at first use may crash without it."""
+    directory = work / f"{STEM}-directory"
+    shutil.copytree(base.directory, directory)
+    if name:
+        (directory / name).write_bytes(content)
+    size = sum(path.stat().st_size for path in directory.iterdir())
     found = []
+    stages = (stages_of_gguf if base.is_gguf else stages_of_safetensors)(base, directory)
     for number, stage in enumerate(stages):
         faulthandler.dump_traceback_later(SLOWEST_S, exit=True)
-        limit_memory(MEMORY_BYTES + len(content))
+        if name:
+            limit_memory(MEMORY_BYTES + size)
         problem = fault(stage, outcomes)
         faulthandler.cancel_dump_traceback_later()
         if problem is not None:
             found.append(f"stage {number}: {problem}")
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
-    shutil.rmtree(place)
+    shutil.rmtree(directory)
     shutil.rmtree(work / "made", ignore_errors=True)
     return found
 
@@ -152,7 +191,7 @@ def main() -> None:
     bases = [Base(directory) for directory in sorted(folder.glob("*-base"))]
     outcomes: Counter[str] = Counter()
     for base in bases:  # what is imported and allocated once does not count below
-        problems = examine(base, base.content, work, outcomes)
+        problems = examine(base, work, outcomes)
         assert not problems, (base.directory, problems)
     assert outcomes.pop("refused", 0) == 0
     outcomes.clear()
@@ -161,9 +200,9 @@ def main() -> None:
         os.pwrite(last, b"%12d" % number, 0)
         rng = random.Random(f"{seed}/{number}")
         base = rng.choice(bases)
-        damage = rng.choice(base.damages)
-        for problem in examine(base, damage(rng, base.content), work, outcomes):
-            record = {"number": number, "base": base.directory.name, "damage": damage.__name__}
+        name, damage, content = base.damaged(rng)
+        for problem in examine(base, work, outcomes, name, content):
+            record = {"number": number, "base": base.directory.name, "file": name, "damage": damage}
             print(json.dumps(record | {"problem": problem[:600]}), flush=True)
     print(json.dumps({"files": count, **outcomes}))
 

@@ -78,6 +78,11 @@ PROBLEMS: dict[str, tuple[dict[str, Any], str, str]] = {
         "quantized with hqq, which is not supported",
         "take the model that it was made from",
     ),
+    "two lines": (
+        {"quantization_config": {"quant_method": "a\nb"}, "architectures": ["a\nb"]},
+        "quantized with an unknown method",
+        "take the",
+    ),
     "odd": ({"quantization_config": "yes"}, "quantized with an unknown method", "take the"),
 }
 

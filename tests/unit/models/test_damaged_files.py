@@ -1,4 +1,6 @@
-"""Damaged GGUF and safetensors files: each is read, or refused with one line that names the file.
+"""Damaged checkpoints: each is read, or refused with one line that names the file.
+
+GGUF files and pieces, safetensors files, shards and their index, quantized ones, and config.json.
 
 Another process reads them, with little memory, and ends if one takes too long; this one sees also
 crashes. SHMLLM_TEST_SEED repeats a run.
@@ -10,18 +12,32 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file
 from support import damaged_reading
 from support.gguf_models import NORMAL, UNKNOWN, add_vocabulary, write_model
 from support.model_helpers import reference_model, save
 from support.programs import environment_of_test_files, python
+from support.quantized_checkpoints import (
+    Weight,
+    awq,
+    config_group,
+    fp8,
+    gptq,
+    int_quantized,
+    named,
+    pack_quantized,
+    write_checkpoint,
+)
 
 SEED = int(os.environ.get("SHMLLM_TEST_SEED", str(time.time_ns() % 10**9)))
+GGUF = f"{damaged_reading.STEM}.gguf"
+"""Errors that name the directory that is made for the file name the file."""
 SHORT, LONG = 300, 10_000
 
 NARROW = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "head_dim": 16}
@@ -79,6 +95,29 @@ BASES: Sequence[tuple[str, str, dict[str, Any], dict[str, Any]]] = (
 """Families, types of matrices, options of the family, and options of `write_model`."""
 
 
+PACKED: dict[str, tuple[Any, Callable[[tuple[int, int]], Weight]]] = {
+    "w4a16": (config_group(num_bits=4, strategy="group", group_size=32), pack_quantized),
+    "w8a8": (config_group(num_bits=8, strategy="channel", format="int-quantized"), int_quantized),
+    "gptq": ({"quant_method": "gptq", "bits": 4, "group_size": 32}, gptq),
+    "awq": ({"quant_method": "awq", "bits": 4, "group_size": 32}, awq),
+    "fp8": (
+        {"quant_method": "fp8", "weight_block_size": [16, 16]},
+        lambda shape: fp8(shape, (16, 16)),
+    ),
+}
+"""For each checkpoint its quantization_config, and what makes a weight."""
+
+
+def write_packed(directory: Path, config: Any, make: Callable[[tuple[int, int]], Weight]) -> None:
+    """Quantizes the projections of a checkpoint."""
+    tensors = load_file(directory / "model.safetensors")
+    for name in [*tensors]:
+        if name.endswith("_proj.weight"):
+            shape = tensors.pop(name).shape
+            tensors |= named(name.removesuffix(".weight"), make((shape[0], shape[1])))
+    write_checkpoint(directory, config, tensors)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the valid files."""
@@ -87,7 +126,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         reference = reference_model(family, **options)
         directory = save(reference, folder / f"gguf-{family}-{kind}-base")
         (directory / "model.safetensors").unlink()
-        write_model(directory / "m.gguf", reference, kind=kind, **more)
+        write_model(directory / GGUF, reference, kind=kind, **more)
+    pieces = reference_model("llama", **NARROW)
+    write_model(save(pieces, folder / "pieces-base") / GGUF, pieces, kind="Q8_0", max_tensors=5)
+    (folder / "pieces-base" / "model.safetensors").unlink()
+    assert len([*(folder / "pieces-base").glob("*.gguf")]) > 1
+    for name, (config, make) in PACKED.items():
+        write_packed(save(pieces, folder / f"packed-{name}-base"), config, make)
+    for family in ("gemma3", "mixtral"):
+        save(reference_model(family, **NARROW), folder / f"config-{family}-base")
     reference = reference_model("llama", **NARROW)
     save(reference, folder / "single-base")
     save(reference_model("qwen2", **NARROW, dtype="bfloat16"), folder / "single-bf16-base")

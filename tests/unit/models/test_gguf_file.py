@@ -158,6 +158,12 @@ def test_an_unknown_tensor_is_named_as_the_file_names_it(pair: tuple[Path, Path]
     assert "a tensor the model lacks: blk.0.ssm_a" in failure(directory)
 
 
+def test_braces_in_a_name_are_no_format(pair: tuple[Path, Path]) -> None:
+    directory, file = pair
+    rewritten(file, lambda t: t.update({"output.{}{": np.zeros((2, 3), np.float32)}))
+    assert "a tensor the model lacks: output.{}{" in failure(directory)
+
+
 def test_a_wrong_shape_is_named(pair: tuple[Path, Path]) -> None:
     directory, file = pair
     rewritten(file, lambda t: t.update({"blk.0.ffn_up.weight": np.zeros((2, 3), np.float32)}))
