@@ -11,6 +11,8 @@
     weights      must not be read or written   kept weights are unchanged; discarded weights are
                                                missing until they are written
 
+A reload that fails while it overwrites the weights leaves them missing too.
+
 Each part wakes up by its tag; scheduling also wakes up together with the last of the other two
 parts. A sleep does not change a part that is already asleep, except that level 2 discards kept
 weights. The engine is fully awake when no part is asleep and no weight is missing. Until then a
@@ -67,7 +69,7 @@ class Memory(Protocol):
 
     @property
     def num_missing(self) -> int:
-        """The number of weights that were discarded and not written since."""
+        """The number of weights that were discarded or damaged and not written since."""
 
     def release(self, part: SleepState, keep: bool) -> None:
         """Release the memory of the weights or of the KV cache.
@@ -202,9 +204,9 @@ class SleepStateMachine:
 
     def _missing_message(self) -> str:
         return (
-            f"{self._memory.num_missing:,} weights are missing since sleep(level=2): write them "
-            'with load_weights, update_weights or collective_rpc("reload_weights"), or run '
-            "`shmllm engine wake` on a named engine"
+            f"{self._memory.num_missing:,} weights are missing since sleep(level=2), or since a "
+            "reload that failed while it read them: write them with load_weights, update_weights "
+            'or collective_rpc("reload_weights"), or run `shmllm engine wake` on a named engine'
         )
 
     def _update_pause(self) -> None:

@@ -44,6 +44,14 @@ class CheckpointFile(Protocol):
         """The shapes of the tensors by name, in the order in which they are best read."""
         ...
 
+    def check(self, name: str) -> None:
+        """Checks that `tensor` can read a tensor, as far as the file's header says it.
+
+        Raises:
+            EngineStartError: its type is not one of weights.
+        """
+        ...
+
     def kinds(self) -> Mapping[str, str]:
         """The formats (`matrices.FORMATS`) of those tensors that `read_packed` reads."""
         ...

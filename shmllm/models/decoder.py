@@ -101,6 +101,11 @@ class DecoderModel:
         self.missing = set(self.named_weights())
         self.num_losses += 1
 
+    def weights_damaged(self) -> None:
+        """Records that only some of the weights were overwritten: none is of any use."""
+        self.weights_lost()
+        self.weights_version += 1
+
     def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Overwrites weights in place; see `weight_update.update_weights`.
 

@@ -64,6 +64,9 @@ class GgufFile:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: stored.shape for name, stored in self._stored.items()}
 
+    def check(self, name: str) -> None:
+        """All types that `read_header` accepts can be read."""
+
     def kinds(self) -> dict[str, str]:
         return {
             name: BLOCK_TYPES[stored.type_name].kind

@@ -62,6 +62,13 @@ class SafetensorsFile:
         file = self._file
         return {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
 
+    def check(self, name: str) -> None:
+        dtype = self._file.get_slice(name).get_dtype()
+        if dtype not in _DTYPES:
+            raise EngineStartError(
+                f"{self.path}: {name} has type {dtype}; supported: {', '.join(_DTYPES)}"
+            )
+
     def kinds(self) -> dict[str, str]:
         return {}
 
@@ -70,11 +77,7 @@ class SafetensorsFile:
 
     @contextmanager
     def tensor(self, name: str) -> Iterator[Tensor]:
-        dtype = self._file.get_slice(name).get_dtype()
-        if dtype not in _DTYPES:
-            raise EngineStartError(
-                f"{self.path}: {name} has type {dtype}; supported: {', '.join(_DTYPES)}"
-            )
+        self.check(name)
         with self.component(name) as tensor:
             yield tensor
 

@@ -1,9 +1,9 @@
 """Fills a model's weights from a checkpoint's files, or with random numbers.
 
-The names and shapes in the files' headers are checked first, so that an error leaves the model
-unchanged. Files are memory-mapped and their pages are released once they were copied: the process
-holds no more than one tensor of a checkpoint in memory. Each format has a module of its own
-(`checkpoint.CheckpointFile`).
+The names, shapes and types in the files' headers are checked first, and such an error leaves the
+model unchanged. An error while tensors are read leaves it without weights. Files are memory-mapped
+and their pages are released once they were copied: the process holds no more than one tensor of a
+checkpoint in memory. Each format has a module of its own (`checkpoint.CheckpointFile`).
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ def load_weights(model: DecoderModel, directory: Path, on_progress: Progress | N
 
     Raises:
         EngineStartError: a file is missing or damaged, or a tensor is missing, unknown or of the
-            wrong shape. The message is one line and names it.
+            wrong shape. The message is one line and names it. If tensors were written already, all
+            weights are missing then.
     """
     directory = Path(directory)
     destinations = model.destinations()
@@ -89,6 +90,16 @@ def load_weights(model: DecoderModel, directory: Path, on_progress: Progress | N
         for path in _checkpoint_files(directory)
     ]
     _check_complete(model, shards, directory)
+    try:
+        _copy_all(shards, destinations, on_progress)
+    except BaseException:
+        model.weights_damaged()
+        raise
+
+
+def _copy_all(
+    shards: Sequence[_Shard], destinations: NamedWeights, on_progress: Progress | None
+) -> None:
     total = sum(shard.num_bytes for shard in shards)
     done = 0
     for shard in shards:
@@ -152,7 +163,7 @@ def _checkpoint_files(directory: Path) -> Sequence[CheckpointFile]:
 
 
 def _read_header(file: CheckpointFile, destinations: NamedWeights, tied: bool) -> _Shard:
-    """Checks the names and shapes of the tensors in one file."""
+    """Checks the names, shapes and types of the tensors in one file."""
     path = file.path
     with file:
         shapes = file.shapes()
@@ -168,6 +179,7 @@ def _read_header(file: CheckpointFile, destinations: NamedWeights, tied: bool) -
                 raise EngineStartError(
                     f"{path}: {stored} has shape {shape}, the config asks for {expected}"
                 )
+            file.check(stored)
         kinds = file.kinds()
     return _Shard(file, file.num_bytes, names, kinds)
 

@@ -62,7 +62,8 @@ class LoadedModel:
 
         Raises:
             RequestError: the weights are asleep.
-            EngineStartError: the weights cannot be read; no weight changed.
+            EngineStartError: the weights cannot be read. No weight changed, or all are missing,
+                because some were written already.
         """
         self.model.check_awake()
         if directory is None:

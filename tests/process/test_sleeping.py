@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from support.engines import run_a_little, slow_steps
 
-from shmllm import LLM, EnginePausedError, RequestError, SamplingParams
+from shmllm import LLM, EnginePausedError, EngineStartError, RequestError, SamplingParams
+from shmllm.models.safetensors_file import SafetensorsFile
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
@@ -156,6 +157,29 @@ def test_sleeping_weights_are_neither_read_nor_written(llm: LLM) -> None:
         llm.wake_up()
     llm.collective_rpc("reload_weights")
     assert tokens_of(llm) == expected
+
+
+def test_a_reload_that_fails_in_the_middle_leaves_no_weights_and_another_brings_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read, names = SafetensorsFile.tensor, []
+
+    def fail_later(file: SafetensorsFile, name: str) -> Any:
+        names.append(name)
+        if len(names) == 20:
+            raise EngineStartError(f"{file.path}: {name} cannot be read")
+        return read(file, name)
+
+    with LLM(multiprocess=False, num_threads=1, kv_cache_memory_bytes=2**27) as llm:
+        expected = tokens_of(llm)
+        with monkeypatch.context() as patch:
+            patch.setattr(SafetensorsFile, "tensor", fail_later)
+            with pytest.raises(EngineStartError, match="cannot be read"):
+                llm.collective_rpc("reload_weights")
+        with pytest.raises(EnginePausedError, match=r"46 weights are missing since .*a reload"):
+            tokens_of(llm)
+        llm.collective_rpc("reload_weights")
+        assert tokens_of(llm) == expected
 
 
 def test_pausing_and_sleeping_are_independent(llm: LLM) -> None:

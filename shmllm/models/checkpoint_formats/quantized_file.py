@@ -83,6 +83,10 @@ class QuantizedFile:
                 found[name] = shape
         return found | {name: self._method.shape(self._parts(name)) for name in stored}
 
+    def check(self, name: str) -> None:
+        if name not in self._weights:
+            self._file.check(name)
+
     def kinds(self) -> dict[str, str]:
         found = {}
         for name in self._weights:

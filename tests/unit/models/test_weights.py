@@ -175,6 +175,43 @@ def test_unknown_tensors_are_refused_before_anything_is_written(checkpoint: Path
     assert all(view.isnan().all() for views in model.named_weights().values() for view in views)
 
 
+def test_a_tensor_of_integers_is_refused_before_anything_is_written(checkpoint: Path) -> None:
+    model = load(checkpoint)
+    before = {name: views[0].clone() for name, views in model.named_weights().items()}
+    edit(checkpoint, lambda tensors: tensors.update(zero(tensors)))
+    with pytest.raises(EngineStartError, match=r"norm\.weight has type I32"):
+        load_weights(model, checkpoint)
+    assert not model.missing
+    for name, views in model.named_weights().items():
+        assert torch.equal(views[0], before[name]), name
+
+
+def zero(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Zeros in place of all tensors; the last one is of integers."""
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+    return zeros | {"model.norm.weight": zeros["model.norm.weight"].to(torch.int32)}
+
+
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+def test_after_a_load_that_ended_in_the_middle_all_weights_are_missing(
+    error: type[BaseException], checkpoint: Path
+) -> None:
+    model = load(checkpoint)
+    version = model.weights_version
+
+    def fail(done: int, total: int) -> None:
+        if done > total // 2:
+            raise error
+
+    with pytest.raises(error):
+        load_weights(model, checkpoint, fail)
+    assert model.missing == set(model.named_weights())
+    assert model.weights_version > version
+    load_weights(model, checkpoint)
+    model.weights_changed(model.named_weights())
+    assert not model.missing
+
+
 def test_a_config_with_more_layers_than_the_checkpoint_is_an_error(checkpoint: Path) -> None:
     config = json.loads((checkpoint / "config.json").read_text())
     (checkpoint / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 4}))
