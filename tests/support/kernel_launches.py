@@ -2,9 +2,10 @@
 
 The command `python kernel_launches.py CAPABILITY PART...` prints one JSON line for each kernel. A
 PART is "rows" (all kernels but the following), "some-attention" or "all-attention", "some-packed"
-or "all-packed" (kernels that read packed weights). Compiling needs the compute capability only. It
-finds errors that the interpreter cannot: types that change in a loop, registers that spill, shared
-memory that does not fit, arithmetic that became float64, and loops that wait for each load.
+(kernels that read packed weights) or "packed=KIND" (those of a kind). Compiling needs the compute
+capability only. It finds errors that the interpreter cannot: types that change in a loop, registers
+that spill, shared memory that does not fit, arithmetic that became float64, and loops that wait for
+each load.
 """
 
 from __future__ import annotations
@@ -246,6 +247,11 @@ def packed(facts: dict[str, Any], kind: str, dtype: torch.dtype) -> None:
     facts.clear()
 
 
+def packed_dtypes(kind: str) -> tuple[torch.dtype, ...]:
+    """The dtypes of activations. One kind is compiled for float32, too."""
+    return (*HALVES, torch.float32) if kind == "q5_1" else HALVES
+
+
 def sampler() -> None:
     ids, tokens = empty(4, dtype=torch.int32), empty(4, dtype=torch.int64)
     logits = empty(4, VOCAB_SIZE, dtype=torch.float32)
@@ -329,8 +335,8 @@ def main() -> None:
         experts(facts, key)
         sampler()
     chosen = [("int4", torch.bfloat16), ("q5_k", torch.float16)] if "some-packed" in parts else []
-    if "all-packed" in parts:
-        chosen = [*itertools.product(FORMATS, HALVES), ("q5_1", torch.float32)]
+    kinds = [part.removeprefix("packed=") for part in parts if part.startswith("packed=")]
+    chosen += [(kind, dtype) for kind in kinds for dtype in packed_dtypes(kind)]
     for kind, dtype in chosen:
         packed(facts, kind, dtype)
     if "some-attention" in parts:

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from shmllm_kernels.gpu.packings import PACKINGS
+
 TESTS = Path(__file__).resolve().parents[2]
 SHARED_BYTES = {80: 99 * 1024, 90: 227 * 1024}
 """The shared memory of a multiprocessor. The table for 8.0 is that for 8.6, 8.9 and 12.0, too."""
@@ -134,9 +136,14 @@ def test_some_attention_compiles_and_loads_ahead(compiled: list[Kernel]) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", PACKINGS)
 @pytest.mark.parametrize("capability", [80, 90])
-def test_all_kernels_that_read_packed_weights_compile(capability: int, tmp_path: Path) -> None:
-    check(launches(capability, tmp_path, "all-packed"), capability)
+def test_all_kernels_that_read_packed_weights_compile(
+    capability: int, kind: str, tmp_path: Path
+) -> None:
+    found = launches(capability, tmp_path, f"packed={kind}")
+    assert {kernel["kind"] for kernel in found} == {kind}
+    check(found, capability)
 
 
 @pytest.mark.slow
