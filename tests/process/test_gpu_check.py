@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from support.waiting import wait_until
 
+from shmllm.models.matrices import FORMATS
+
 pytestmark = pytest.mark.process
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
@@ -237,6 +239,17 @@ def test_an_engine_and_transformers_are_rehearsed_on_the_same_weights(tmp_path):
     assert set(record["parts"]) == {"compile", *parts}
     ratios = record["derived"]["transformers"]["1b"]["eager"]
     assert {batch: found["agreed"] for batch, found in ratios.items()} == {"1": 1.0, "2": 1.0}
+
+
+def test_the_kernels_that_read_packed_weights_are_rehearsed(tmp_path):
+    done = check("--rehearse", "--only", "packed", "--out", str(tmp_path), timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    figures = json.loads((tmp_path / "gpu-check.json").read_text())["parts"]["packed"]["figures"]
+    (errors,), (times,) = figures["errors"].values(), figures["linear"].values()
+    assert errors.keys() == times.keys() - {"torch.mm"} == FORMATS.keys()
+    assert all(error <= 1 for error in errors.values())
+    assert all({"1", "2"} == by_rows.keys() for by_rows in times.values())
+    assert "| 40 x 256 | q4_k |" in (tmp_path / "gpu-check.md").read_text()
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):

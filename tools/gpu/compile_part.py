@@ -57,7 +57,7 @@ def compile_ahead(settings: Settings, names: Sequence[str]) -> dict[str, Any]:
     Args:
         settings: the sizes.
         names: sizes of models, whose engines are started; "tiny", the engine of the part `first`;
-            "tiles" and "stages", its attention.
+            "tiles" and "stages", its attention; "packed", the products with packed weights.
 
     Returns:
         kernels, the number of different kernels; workers; seconds; slowest, the seconds of the
@@ -135,6 +135,11 @@ def _launch(settings: Settings, name: str, device: Any) -> None:
             config, splits = case.current()
             for stages in settings.stages:
                 case.launches(replace(config, num_stages=stages), splits)[0]()
+    elif name == "packed":
+        from gpu import packed_part
+
+        for launch in packed_part.launches(on_gpu):
+            launch()
     elif name == "tiny":
         options = first_part.tiny_options(settings)
         options.pop("multiprocess", None)

@@ -76,12 +76,17 @@ def time_products(settings: Settings, shape: Shape) -> dict[str, Any]:
         copies = max(1, -(-settings.rotated_bytes // one.nbytes))
         weights = [one, *(one.clone() for _ in range(copies - 1))]
         found[name] = {
-            str(rows): _time_rows(settings, weights, rows) for rows in settings.product_rows
+            str(rows): time_rows(settings, weights, rows) for rows in settings.product_rows
         }
     return found
 
 
-def _time_rows(settings: Settings, weights: list[Tensor], rows: int) -> dict[str, Any]:
+def time_rows(settings: Settings, weights: list[Tensor], rows: int) -> dict[str, Any]:
+    """Measures a product with each of `weights` [outputs, inputs] in turn.
+
+    Returns:
+        By product: microseconds, and bytes of the matrix per second.
+    """
     outputs, inputs = weights[0].shape
     x = torch.randn(rows, inputs, device=weights[0].device).to(weights[0].dtype)
     out = torch.empty(rows, outputs, device=x.device, dtype=x.dtype)

@@ -103,6 +103,13 @@ PARTS = (
         interpreted=True,
     ),
     Part(
+        "packed",
+        "packed_part:run",
+        120,
+        "products with packed weights of each kind, checked and timed",
+        interpreted=True,
+    ),
+    Part(
         "tune",
         "tune:run",
         540,

@@ -38,6 +38,8 @@ class Settings:
         num_launches: the number of launches whose time is measured.
         rounds: the number of repetitions of each measurement; the median counts.
         product_rows: the numbers of rows in the products of a decode step.
+        packed_shapes: outputs and inputs of the products with packed weights.
+        packed_rows: the numbers of rows in these products.
         attention_batches: the batch sizes of the attention of a decode step, at `context`.
         rotated_bytes: the size of the data that consecutive calls use in turn, so that no call
             finds its data in a cache.
@@ -71,6 +73,8 @@ class Settings:
     num_launches: int
     rounds: int
     product_rows: tuple[int, ...]
+    packed_shapes: tuple[tuple[int, int], ...]
+    packed_rows: tuple[int, ...]
     attention_batches: tuple[int, ...]
     rotated_bytes: int
     sampled_batches: tuple[int, ...]
@@ -148,6 +152,8 @@ REAL = Settings(
     num_launches=2000,
     rounds=20,
     product_rows=(1, 2, 4, 8, 16, 64, 256),
+    packed_shapes=((8192, 2048), (28_672, 4096)),
+    packed_rows=(1, 16, 64),
     attention_batches=(1, 8, 64, 256),
     rotated_bytes=2**29,
     sampled_batches=(1, 256),
@@ -182,6 +188,8 @@ REHEARSAL = Settings(
     num_launches=20,
     rounds=1,
     product_rows=(1, 2),
+    packed_shapes=((40, 256),),
+    packed_rows=(1, 2),
     attention_batches=(1,),
     rotated_bytes=2**14,
     sampled_batches=(1, 2),

@@ -26,6 +26,7 @@ def markdown(record: dict[str, Any]) -> str:
         _transformers(record),
         _ablations(record),
         _kernels(record),
+        _packed(record),
         _profiles(record),
         _proposed(record),
         _failures(record),
@@ -205,6 +206,22 @@ def _kernels(record: dict[str, Any]) -> str:
     attention = _table(head, decodes) if decodes else ""
     found = [table for table in (products, attention) if table]
     return "\n\n".join(["## Products (TB/s of the matrix) and attention", *found]) if found else ""
+
+
+def _packed(record: dict[str, Any]) -> str:
+    """Returns the speed of products with packed weights, by kind and number of rows."""
+    rows: list[tuple[Any, ...]] = []
+    numbers: list[str] = []
+    for shape, kinds in (figure(record["parts"], "packed", "linear") or {}).items():
+        for kind, by_rows in kinds.items():
+            numbers = list(by_rows)
+            cells = [
+                (each["bytes_per_s"] * 1e-9, each.get("times", 1.0)) for each in by_rows.values()
+            ]
+            rows.append((shape, kind, *(cell for pair in cells for cell in pair)))
+    named = [name for n in numbers for name in (f"{n} rows GB/s", f"{n} rows, times torch")]
+    title = "## Products with packed weights (GB/s of the packed matrix)\n\n"
+    return title + _table(("matrix", "weights", *named), rows) if rows else ""
 
 
 def _proposed(record: dict[str, Any]) -> str:

@@ -28,7 +28,7 @@ where, chosen = sys.argv[2], json.loads(sys.argv[3])
 dry_run.META = torch.device(where)
 launches = dry_run.Launches(lambda number: number in chosen)
 with dry_run.dry_run(dry_run.Card((9, 0), 132), launches) as device:
-    for name in ("tiles", "1b"):
+    for name in ("tiles", "1b", "packed"):
         compile_part._launch(REHEARSAL, name, device)
 kernels = sorted(map(list, launches._numbers))
 print(json.dumps([kernels, launches.seconds, launches.errors]))
@@ -58,4 +58,4 @@ def test_tensors_without_contents_launch_the_kernels_of_real_ones(tmp_path):
     real, _, _ = dry_run(tmp_path, "cpu", [0])
     assert set(tmp_path.iterdir()) == compiled
     assert real == kernels
-    assert {"attend", "merge_splits", "choose_tokens"} <= {name for name, _ in real}
+    assert {"attend", "merge_splits", "choose_tokens", "_linear"} <= {name for name, _ in real}

@@ -59,6 +59,10 @@ def parts() -> dict[str, Any]:
             sleep={"bytes": 16e9, "sleep_s": 0.8, "wake_s": 1.5},
             generate={"64": ours},
         ),
+        "packed": part(linear={"8192 x 2048": {
+            "torch.mm": {"1": {"us": 10.0, "bytes_per_s": 3.36e12}},
+            "int4": {"1": {"us": 4.0, "bytes_per_s": 2.36e12, "times": 2.5}},
+        }}),
         "transformers-8b": part(generate={"64": theirs}),
     }  # fmt: skip
 
@@ -156,6 +160,8 @@ def test_the_record_and_its_table(parts, tmp_path):
     assert "| Llama-3.2-1B: start with graphs, s | not measured | <= 20 |" in text
     assert "| Llama-3.1-8B | filtered | 1 | 1.25 |" in text
     assert "| Llama-3.1-8B | 16 | 0.8 | 1.5 | not measured |" in text
+    assert "| matrix | weights | 1 rows GB/s | 1 rows, times torch |" in text
+    assert "| 8192 x 2048 | int4 | 2360 | 2.5 |" in text
     assert "- `tests::x`: AssertionError: | 3" in text
     assert "| engine-1b | failed | 1 | RuntimeError: no |" in text
 
@@ -201,7 +207,7 @@ def test_kernels_are_compiled_before_an_engine_is_timed():
 
 def test_what_helps_to_mend_comes_before_what_does_not():
     names = [part.name.partition("-")[0] for part in select([])]
-    order = ["first", "environment", "compile", "engine", "tests", "kernels", "tune"]
+    order = ["first", "environment", "compile", "engine", "tests", "kernels", "packed", "tune"]
     assert list(dict.fromkeys(names)) == [*order, "transformers", "ablations"]
 
 
