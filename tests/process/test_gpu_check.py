@@ -27,7 +27,8 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from gpu.parts import Part
 from gpu.running import Runner
-runner = Runner([], sys.stderr, Path(sys.argv[3]), Path(sys.argv[2]), 1.0)
+figures = Path(sys.argv[3])
+runner = Runner([], sys.stderr, figures, figures.parent, Path(sys.argv[2]), 1.0)
 found = {
     name: runner.run(Part(name, "", 60.0, ""), os.environ, budget)
     for name, budget in json.loads(sys.argv[4])
@@ -75,6 +76,16 @@ if name == "is killed" and not earlier:
     os.kill(os.getppid(), 9)
 print("done")
 """
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Gives the programs of a test a directory for temporary files, in which nothing may be left,
+    not even by a program that is killed."""
+    directory = tmp_path_factory.mktemp("temporary")
+    monkeypatch.setenv("TMPDIR", str(directory))
+    yield
+    assert not list(directory.iterdir())
 
 
 def run_parts(tmp_path: Path, parts: list[tuple[str, float]]) -> dict[str, Any]:
@@ -286,7 +297,9 @@ def has_ended(pid: int) -> bool:
         return True
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGHUP, 129), (signal.SIGINT, 130), (signal.SIGTERM, 143)]
+)
 def test_a_signal_ends_the_part_that_runs(tmp_path, number, code):
     process, part = rehearse_first(tmp_path)
     os.kill(process.pid, number)
@@ -296,6 +309,7 @@ def test_a_signal_ends_the_part_that_runs(tmp_path, number, code):
     assert has_ended(part)
     parts = json.loads((tmp_path / "gpu-check.json").read_text())["parts"]
     assert {name: part["status"] for name, part in parts.items()} == {"first": "running"}
+    assert not list(tmp_path.glob("*.tmp*"))
 
 
 def test_the_part_that_runs_ends_with_a_process_that_is_killed(tmp_path):

@@ -11,7 +11,8 @@ gpu-check.json and gpu-check.md after each part, and adds to gpu-check.log. A co
 gpu-check.json in --out DIR is enough to go on.
 
 The exit code is 0 if all chosen parts are done, 1 if one failed, 3 if the time is over and parts
-are left, and 130 or 143 if the command was interrupted.
+are left, and 129, 130 or 143 if the command was interrupted. All temporary files are in --out DIR;
+the command removes them when it ends, and the next one does so after a command that was killed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ import ctypes
 import os
 import signal
 import sys
-import tempfile
 import time
 from importlib import import_module
 from pathlib import Path
@@ -32,10 +32,12 @@ from gpu import wheels
 from gpu.figures import Figures
 from gpu.parts import PARTS, Part, select
 from gpu.running import PARENT
-from gpu.session import Session
+from gpu.scratch import scratch
+from gpu.session import SITE, Session
 
 BEGAN = time.monotonic()
 LIMIT_S = 580.0
+INTERRUPTS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1  # sys/prctl.h
 
 
@@ -92,16 +94,17 @@ def arguments() -> argparse.Namespace:
     return given
 
 
-def run_parts(given: argparse.Namespace, log: TextIO, site: Path) -> int:
-    """Runs the parts, prints the results, and returns the exit code."""
+def run_parts(given: argparse.Namespace, log: TextIO, directory: Path) -> int:
+    """Runs the parts, prints the results, and returns the exit code. Temporary files go into
+    `directory`."""
 
     def report(line: str) -> None:
         print(f"[{time.monotonic() - BEGAN:5.0f} s] {line}", flush=True)
 
     if given.wheels:
-        names = wheels.install(given.wheels, site)
+        names = wheels.install(given.wheels, directory / SITE)
         report(f"installed: {', '.join(names) or 'nothing, no package is missing'}")
-    session = Session(given.out, given.rehearse, BEGAN + given.limit, log, site, report)
+    session = Session(given.out, given.rehearse, BEGAN + given.limit, log, directory, report)
     text, code = session.run(given.parts, bool(given.only), given.repeated)
     print(f"\n{text}")
     return code
@@ -147,6 +150,21 @@ def fetch_wheels(given: argparse.Namespace) -> int:
     return 0
 
 
+class Stopped(BaseException):
+    """A signal has interrupted this command."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def stop(number: int, _: object) -> None:
+    """Ends this command at a signal. Further ones must not interrupt the removal of its files."""
+    for each in INTERRUPTS:
+        signal.signal(each, signal.SIG_IGN)
+    raise Stopped(number)
+
+
 def main() -> int:
     given = arguments()
     if given.list:
@@ -157,17 +175,19 @@ def main() -> int:
         return 0
     if given.fetch_wheels:
         return fetch_wheels(given)
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    for number in INTERRUPTS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, stop)
     try:
         given.out.mkdir(parents=True, exist_ok=True)
         with (
             (given.out / "gpu-check.log").open("a", encoding="utf-8") as log,
-            tempfile.TemporaryDirectory() as site,
+            scratch(given.out) as directory,
         ):
-            return run_parts(given, log, Path(site))
+            return run_parts(given, log, directory)
     except OSError as problem:
         print(f"gpu_check: {problem}", file=sys.stderr)
         return 2
-    except (KeyboardInterrupt, SystemExit) as stop:
+    except Stopped as stopped:
         print(f"\ngpu_check: stopped; the completed parts are in {given.out}", file=sys.stderr)
-        return getattr(stop, "code", 130)
+        return 128 + stopped.number

@@ -38,6 +38,7 @@ class Runner:
         options: options of `program` for all parts.
         log: the file that gets the output of the parts.
         figures: the file that has the figures of the running part.
+        directory: the folder of the parts' temporary files, as an absolute path.
         program: the command that runs one part: `program ... --only PART --here FIGURES`.
         patience_s: the time until processes that outlive a part are killed.
     """
@@ -47,12 +48,14 @@ class Runner:
         options: Sequence[str],
         log: TextIO,
         figures: Path,
+        directory: Path,
         program: Path = CHECK,
         patience_s: float = PATIENCE_S,
     ) -> None:
         self._options = list(options)
         self._log = log
         self._figures = figures
+        self._directory = directory
         self._program = program
         self._patience_s = patience_s
         adopt_orphans()
@@ -80,7 +83,7 @@ class Runner:
         """
         began = time.monotonic()
         write_json(self._figures, dict(earlier or {}))
-        with tempfile.TemporaryDirectory(prefix="gpu-check-") as directory:
+        with tempfile.TemporaryDirectory(dir=self._directory) as directory:
             own = {"TMPDIR": directory, "GPU_CHECK_SECONDS": f"{budget_s:.1f}"}
             own[PARENT] = str(os.getpid())
             status, error, text = self._supervise(part, Path(directory), {**environment, **own})

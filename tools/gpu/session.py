@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RECORD = "gpu-check.json"
 RUNNING = "gpu-check.running.json"
 BEFORE = "gpu-check.before.json"
+SITE = "site"
 RESERVE_S = 12.0
 LEAST_S = 2.0
 ALL_DONE, FAILED, TIME_IS_OVER = 0, 1, 3
@@ -37,7 +38,8 @@ class Session:
         rehearsal: whether there is no GPU.
         ends: when the time is over, by `time.monotonic`.
         log: the file that gets the output of the parts.
-        site: the folder of packages that were installed for this run.
+        directory: the folder of temporary files, with the packages that were installed for this
+            run in `SITE`.
         report: called with a line when a part begins and when it ends.
         program: the command that runs one part, see `Runner`.
         table: all parts that there are.
@@ -49,7 +51,7 @@ class Session:
         rehearsal: bool,
         ends: float,
         log: TextIO,
-        site: Path,
+        directory: Path,
         report: Report,
         program: Path = CHECK,
         table: Sequence[Part] = PARTS,
@@ -58,11 +60,11 @@ class Session:
         self._rehearsal = rehearsal
         self._began = time.monotonic()
         self._ends = ends - RESERVE_S
-        self._site = site
+        self._site = directory / SITE
         self._report = report
         self._machine = resume.machine_key(rehearsal)
         options = ["--rehearse"] if rehearsal else []
-        self._runner = Runner(options, log, out / RUNNING, program)
+        self._runner = Runner(options, log, out / RUNNING, directory, program)
         self._table = {part.name: part for part in table}
         earlier = resume.read_record(out / RECORD)
         self._earlier_s = float(earlier.get("seconds", 0.0))

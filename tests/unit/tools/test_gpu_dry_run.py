@@ -35,11 +35,11 @@ print(json.dumps([kernels, launches.seconds, launches.errors]))
 """
 
 
-def dry_run(cache: Path, where: str, chosen: list[int]) -> Any:
+def dry_run(cache: Path, temporary: Path, where: str, chosen: list[int]) -> Any:
     command = [sys.executable, "-c", PROGRAM, TOOLS, where, json.dumps(chosen)]
     done = subprocess.run(
         command,
-        env=os.environ | {"TRITON_CACHE_DIR": str(cache)},
+        env=os.environ | {"TRITON_CACHE_DIR": str(cache), "TMPDIR": str(temporary)},
         capture_output=True,
         text=True,
         timeout=300,
@@ -51,11 +51,13 @@ def dry_run(cache: Path, where: str, chosen: list[int]) -> Any:
 def test_tensors_without_contents_launch_the_kernels_of_real_ones(tmp_path):
     """Sizes, strides and the alignment of addresses choose the variant of a kernel. What a dry run
     has compiled, a later one finds on the disk."""
-    kernels, seconds, errors = dry_run(tmp_path, "meta", [0])
+    cache, temporary = tmp_path / "cache", tmp_path / "temporary"
+    temporary.mkdir()
+    kernels, seconds, errors = dry_run(cache, temporary, "meta", [0])
     assert (len(seconds), errors) == (1, {})
-    compiled = set(tmp_path.iterdir())
+    compiled = set(cache.iterdir())
     assert compiled
-    real, _, _ = dry_run(tmp_path, "cpu", [0])
-    assert set(tmp_path.iterdir()) == compiled
+    real, _, _ = dry_run(cache, temporary, "cpu", [0])
+    assert set(cache.iterdir()) == compiled
     assert real == kernels
     assert {"attend", "merge_splits", "choose_tokens", "_linear"} <= {name for name, _ in real}
