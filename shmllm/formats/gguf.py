@@ -64,6 +64,8 @@ TENSOR_TYPES = {
 }
 """The types that can be read, by their number in a file."""
 
+_LENGTH = struct.Struct("<Q")
+
 _OTHER_TYPES = {
     9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL",
     21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
@@ -200,15 +202,22 @@ class _Cursor:
         return values
 
     def text(self) -> str:
-        (length,) = self.numbers("Q")
-        begin, end = self.position, self.position + length
-        if end > self.size:
-            raise _Damage(f"a text of {length:,} bytes at byte {begin:,}")
-        self.position = end
-        return self._content[begin:end].decode()
+        return self.texts(1)[0]
 
     def texts(self, count: int) -> list[str]:
-        return [self.text() for _ in range(count)]
+        """Reads texts. A vocabulary has some 100,000: so nothing here calls another method."""
+        content, size, begin = self._content, self.size, self.position
+        found = []
+        for _ in range(count):
+            (length,) = _LENGTH.unpack_from(content, begin)
+            begin += _LENGTH.size
+            end = begin + length
+            if end > size:
+                raise _Damage(f"a text of {length:,} bytes at byte {begin:,}")
+            found.append(content[begin:end].decode())
+            begin = end
+        self.position = begin
+        return found
 
     def value(self) -> Any:
         (kind,) = self.numbers("I")

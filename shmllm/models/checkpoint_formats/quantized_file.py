@@ -19,7 +19,7 @@ from shmllm.models.checkpoint_formats.stored import StoredMatrix
 from shmllm.models.config import text_fields
 from shmllm.models.fields import Fields, read_json_object
 from shmllm.models.quantization_methods import method_module, quantization_fields
-from shmllm.models.quantized import ELEMENTS_AT_ONCE, QuantizedMatrix, one_thread
+from shmllm.models.quantized import ROUNDED_AT_ONCE, QuantizedMatrix, one_thread
 from shmllm.models.safetensors_file import SafetensorsFile
 
 
@@ -111,7 +111,7 @@ class QuantizedFile:
     def _values(self, name: str) -> Tensor:
         stored = self._matrix(name)
         values = torch.empty(stored.num_rows, stored.width)
-        step = max(ELEMENTS_AT_ONCE // stored.width, 1)
+        step = max(ROUNDED_AT_ONCE // stored.width, 1)
         with self._main(name) as main, one_thread():
             for begin in range(0, stored.num_rows, step):
                 some = slice(begin, min(begin + step, stored.num_rows))

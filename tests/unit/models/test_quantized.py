@@ -17,8 +17,8 @@ from shmllm.models.create import create_model
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.matrices import QUANTIZATIONS, joined
 from shmllm.models.quantized import (
-    ELEMENTS_AT_ONCE,
     LARGEST,
+    ROUNDED_AT_ONCE,
     QuantizedMatrix,
 )
 from shmllm.models.weight_staging import StagedWeights
@@ -70,7 +70,7 @@ def test_new_weights_are_rounded_into_the_same_memory() -> None:
 
 
 def test_rounding_in_pieces_equals_rounding_at_once() -> None:
-    shape = 2 * ELEMENTS_AT_ONCE // 1000 + 5, 1000
+    shape = 2 * ROUNDED_AT_ONCE // 1000 + 5, 1000
     weight = weight_of(shape)
     matrix = rounded(weight)
     for row in (0, shape[0] // 2, shape[0] - 1):
