@@ -23,6 +23,8 @@ from shmllm.frontend.model_files import gguf_files, gguf_names, one_line, read_j
 
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
 PICKLES = ("*.bin", "*.pt", "*.pth")
+FLOATS = ("F32", "F16", "BF16")
+"""What GGUF files call the types of numbers that are not quantised."""
 FLOAT32_BYTES = 4
 _LENGTH = struct.Struct("<Q")
 _MOST_HEADER_BYTES = 100_000_000
@@ -142,7 +144,7 @@ def record_of_model(
         parameters = num_parameters(path)
         problem, remedy = found.problem, found.remedy
         if not problem:
-            problem, remedy = _lack(path, found.format, parameters)
+            problem, remedy = _lack(found, parameters)
     except EngineStartError as error:
         problem, remedy = one_line(error), ""
     return ModelRecord(
@@ -289,22 +291,27 @@ def _quantized_contents(path: Path, architecture: str, method: str) -> Contents:
     )
 
 
-def _lack(path: Path, format: str, parameters: int | None) -> tuple[str, str]:
+def _lack(found: Contents, parameters: int | None) -> tuple[str, str]:
     """What a model that an engine can compute lacks here, and what to do: ("", "") if nothing."""
     from shmllm.frontend.text.tokenizer_backend import FALLBACK_FILES, FAST_FILE
 
     if parameters is None:
         return "no weights", "copy or download model.safetensors, too"
-    if format == "safetensors" and not any(
-        (path / name).is_file() for name in (FAST_FILE, *FALLBACK_FILES)
+    if found.format == "safetensors" and not any(
+        (found.path / name).is_file() for name in (FAST_FILE, *FALLBACK_FILES)
     ):
         return "no tokenizer", f"copy {FAST_FILE} from the model that it was made from"
-    needed, free = parameters * FLOAT32_BYTES, available_memory_bytes()
-    if needed > free and not glob.glob("/dev/nvidia[0-9]*"):
-        return (
-            f"its weights need {gibibytes(needed)} as float32, and {gibibytes(free)} are free",
-            "--quantization int8 needs a quarter of that, int4 a seventh",
+    if found.quantization in ("", *FLOATS):
+        needed, form = parameters * FLOAT32_BYTES, " as float32"
+        remedy = (
+            "--dtype bfloat16 needs half of that, --quantization int8 a quarter, int4 a seventh"
         )
+    else:
+        needed, form = _size_of(found.path), ""
+        remedy = "take a copy of fewer bits, or one with fewer parameters"
+    free = available_memory_bytes()
+    if needed > free and not glob.glob("/dev/nvidia[0-9]*"):
+        return f"its weights need {gibibytes(needed)}{form}, and {gibibytes(free)} are free", remedy
     return "", ""
 
 

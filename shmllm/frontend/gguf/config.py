@@ -7,6 +7,7 @@ engine cannot compute, before an engine starts. It must not know tokenizers.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import Any
 
 from shmllm.formats.gguf import GgufHeader, shown
@@ -93,14 +94,16 @@ def _check_kind(header: GgufHeader) -> None:
 
 
 def _dtype(header: GgufHeader) -> str:
-    """The dtype of the matrices; "bfloat16" if they are quantised.
+    """The dtype of most bytes of the matrices; "bfloat16" if these are quantised.
 
     Blocks have float16 scales, but the models were trained in bfloat16, and some have activations
-    that float16 cannot hold. On a CPU the dtype "auto" is float32 in any case.
+    that float16 cannot hold.
     """
-    matrices = {each.type_name for each in header.tensors.values() if len(each.shape) == 2}
-    (kind, *others) = matrices or {"BF16"}
-    return "bfloat16" if others else _MATRIX_TYPES.get(kind, "bfloat16")
+    sizes: Counter[str] = Counter()
+    for each in header.tensors.values():
+        if len(each.shape) == 2:
+            sizes[each.type_name] += each.num_bytes
+    return _MATRIX_TYPES.get(max(sizes, key=sizes.__getitem__), "bfloat16")
 
 
 def _token_id(header: GgufHeader, name: str) -> int | None:

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.gguf_models import KINDS, quantized, write
+from support.gguf_models import KINDS, quantized, write, write_model
+from support.reference_models import make_model
 
 from shmllm.errors import EngineStartError
 from shmllm.frontend import model_catalog
@@ -155,6 +156,27 @@ def test_what_is_missing_is_a_problem_of_the_record(
     (model / "model.safetensors").unlink()
     assert record_of_model("m", "local", model).problem == "no weights"
     check_model(model, needs_weights=True)  # the engine and the tokenizer say it with more words
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "BF16"])
+def test_a_quantised_file_needs_no_more_memory_than_it_has_bytes(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_model("llama", tmp_path / "float")
+    path = write_model(tmp_path / "m.gguf", model, kind=kind)
+    needed = path.stat().st_size
+    if kind == "BF16":
+        needed = 4 * sum(values.numel() for values in model.state_dict().values())
+    monkeypatch.setattr(model_catalog.glob, "glob", lambda _: [])
+    monkeypatch.setattr(model_catalog, "available_memory_bytes", lambda: needed)
+    found = record_of_model("m", "local", path)
+    assert (found.problem, found.remedy) == (None, None)
+    monkeypatch.setattr(model_catalog, "available_memory_bytes", lambda: needed - 1)
+    found = record_of_model("m", "local", path)
+    assert found.problem
+    assert "its weights need" in found.problem
+    assert ("as float32" in found.problem) == (kind == "BF16")
+    assert ("--quantization" in (found.remedy or "")) == (kind == "BF16")
 
 
 def test_a_damaged_gguf_file_is_described_as_one(tmp_path: Path) -> None:

@@ -162,7 +162,8 @@ def test_other_factors_are_refused(damage: Callable[[Any], Any], tmp_path: Path)
         ({"kind": "F16"}, "float16"),
         ({"kind": "BF16"}, "bfloat16"),
         ({"kind": "Q4_0"}, "bfloat16"),
-        ({"kind": "F16", "kinds": {"lm_head.weight": "F32"}}, "bfloat16"),
+        ({"kind": "F16", "kinds": {"lm_head.weight": "F32"}}, "float16"),
+        ({"kind": "Q4_0", "kinds": {"model.layers.0.mlp.up_proj.weight": "F16"}}, "bfloat16"),
     ],
 )
 def test_the_dtype_is_that_of_the_matrices(
