@@ -14,11 +14,12 @@ This module must not know the parameters that turn a number into a weight; see `
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from llvmlite import ir
 
+from shmllm_kernels.cpu.shuffles import transposed, transposed_eights, transposed_fours
 from shmllm_kernels.cpu.simd import INT32, Emitter, function
 
 RUN = 64
@@ -26,6 +27,9 @@ RUN = 64
 _HALF, _QUARTER = RUN // 2, RUN // 4
 _BIT, _BYTE = ir.IntType(1), ir.IntType(8)
 _LARGE_TABLE = 32
+
+
+Words = Callable[[Emitter, Sequence[ir.Value], int], list[ir.Value]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,9 @@ class Codes:
             integers.
         byte_bias: what was added to the number that a byte stands for, 0 or a power of two.
         byte_unit: what a byte of 1 stands for, a power of two.
+        words: (emitter, addresses of the same runs of 16 columns, number of runs, 1 or 2) -> for
+            each run RUN // 4 vectors, of which the i-th has four bytes of each column, those of the
+            elements from 4 * i on; None: nothing is gained over `bytes`, transposed.
     """
 
     run_bytes: int
@@ -56,6 +63,7 @@ class Codes:
     bytes: Callable[[Emitter, ir.Value], ir.Value] | None = None
     byte_bias: int = 0
     byte_unit: float = 1.0
+    words: Words | None = None
 
 
 def splat(vector: ir.VectorType, number: int) -> ir.Constant:
@@ -172,12 +180,55 @@ def _bytes_plus_128(e: Emitter, source: ir.Value) -> ir.Value:
     return e.builder.xor(read, splat(read.type, 128))
 
 
+def _load_words(e: Emitter, address: ir.Value, count: int) -> ir.Value:
+    pointer = e.builder.inttoptr(address, ir.VectorType(INT32, count).as_pointer())
+    return e.builder.load(pointer, align=1)
+
+
+def _nibbles_as_words(e: Emitter, columns: Sequence[ir.Value], num_runs: int) -> list[ir.Value]:
+    """Transposes the bytes of the columns before each becomes two. The two halves of a cache line
+    are loaded together: one of them could have left the L1 cache before the other is loaded."""
+    rows = [_load_words(e, column, num_runs * _HALF // 4) for column in columns]
+    stored = transposed_eights(e, rows) if num_runs == 1 else transposed(e, rows)
+    b, mask, out = e.builder, e.splat_int(0x0F0F0F0F), []
+    for run in range(num_runs):
+        own = stored[_HALF // 4 * run :][: _HALF // 4]
+        out += [b.and_(words, mask) for words in own]
+        out += [b.and_(b.lshr(words, e.splat_int(4)), mask) for words in own]
+    return out
+
+
+def _6_bits_as_words(e: Emitter, columns: Sequence[ir.Value], num_runs: int) -> list[ir.Value]:
+    if num_runs == 2:
+        behind = [e.at(column, _HALF + _QUARTER) for column in columns]
+        return _6_bits_as_words(e, columns, 1) + _6_bits_as_words(e, behind, 1)
+    b, places = e.builder, [e.at(column, _HALF) for column in columns]
+    stored = transposed_fours(e, [_load_words(e, place, _QUARTER // 4) for place in places])
+    out = []
+    for i, low in enumerate(_nibbles_as_words(e, columns, 1)):
+        high, shift = stored[i % 4], 4 - 2 * (i // 4)
+        moved = (b.shl if shift >= 0 else b.lshr)(high, e.splat_int(abs(shift)))
+        out.append(b.or_(low, b.and_(moved, e.splat_int(0x30303030))))
+    return out
+
+
 _FLOAT4_BIAS = 16
 
 
 def _e2m1_as_bytes(e: Emitter, source: ir.Value) -> ir.Value:
+    return _look_up_e2m1(e, _nibbles_as_bytes(e, source))
+
+
+def _e2m1_as_words(e: Emitter, columns: Sequence[ir.Value], num_runs: int) -> list[ir.Value]:
+    codes = [
+        e.builder.bitcast(words, ir.VectorType(_BYTE, RUN))
+        for words in _nibbles_as_words(e, columns, num_runs)
+    ]
+    return [e.builder.bitcast(_look_up_e2m1(e, each), e.integers) for each in codes]
+
+
+def _look_up_e2m1(e: Emitter, codes: ir.Value) -> ir.Value:
     """Looks twice the number, plus the bias, up in a register."""
-    codes = _nibbles_as_bytes(e, source)
     numbers = [int(2 * number) + _FLOAT4_BIAS for number in E2M1]
     table = ir.Constant(codes.type, numbers * (RUN // len(numbers)))
     look_up = function(
@@ -190,8 +241,9 @@ def of_4_bits(bias: int = 0) -> Codes:
     """Returns the codes that stand for integers from -bias on."""
     table = tuple(float(code - bias) for code in range(16))
     return Codes(
-        _HALF, _read_nibbles, _minus(bias), table=table, bytes=_nibbles_as_bytes, byte_bias=bias
-    )
+        _HALF, _read_nibbles, _minus(bias), table=table, bytes=_nibbles_as_bytes, byte_bias=bias,
+        words=_nibbles_as_words,
+    )  # fmt: skip
 
 
 def of_5_bits(bias: int = 0) -> Codes:
@@ -206,13 +258,14 @@ def of_5_bits(bias: int = 0) -> Codes:
 def of_6_bits(bias: int = 0) -> Codes:
     """As `of_4_bits`."""
     return Codes(
-        _HALF + _QUARTER, _read_6_bits, _minus(bias), bytes=_6_bits_as_bytes, byte_bias=bias
-    )
+        _HALF + _QUARTER, _read_6_bits, _minus(bias), bytes=_6_bits_as_bytes, byte_bias=bias,
+        words=_6_bits_as_words,
+    )  # fmt: skip
 
 
 INT8 = Codes(RUN, _read_bytes, _minus(0), bytes=_bytes_plus_128, byte_bias=128)
 FLOAT4 = Codes(
     _HALF, _read_nibbles, _e2m1, table=E2M1, bytes=_e2m1_as_bytes, byte_bias=_FLOAT4_BIAS,
-    byte_unit=0.5,
+    byte_unit=0.5, words=_e2m1_as_words,
 )  # fmt: skip
 FLOAT8 = Codes(RUN, _read_bytes, _e4m3, num_bits=16, unit=256.0)

@@ -17,9 +17,11 @@ from shmllm_kernels.cpu.group_tiles import (
     PANEL_COLUMNS,
     eight_rows_tile,
     four_rows_tile,
+    has_words,
     one_row_tile,
     place_codes,
     place_parameters,
+    row_pairs_tile,
     row_tile,
     two_rows_tile,
 )
@@ -29,7 +31,7 @@ from shmllm_kernels.cpu.memory import on_stack, word
 from shmllm_kernels.cpu.products import DTYPES, ROWS_AT_ONCE, Weights, finish, width_in
 from shmllm_kernels.cpu.unpacking import MAX_DEPTH, PACKINGS, row_bytes, scale_bytes
 
-COLUMNS_AT_ONCE = 4 * PANEL_COLUMNS
+COLUMNS_AT_ONCE = 16 * PANEL_COLUMNS
 """The largest number of columns in one piece of work."""
 
 
@@ -74,6 +76,25 @@ def _multiply_panel(
 
 
 @compiled
+def _multiply_row(
+    x, scales_at, size, first_run, num_runs, codes, stride, panel, out, num_columns, kind, x_kind,
+):  # fmt: skip
+    pairs = 0
+    if has_words(kind):
+        pairs = num_runs // 2 * 2
+        if pairs > 0:
+            row_pairs_tile(
+                x, scales_at, size, first_run, 0, pairs, codes, stride, panel, out, num_columns,
+                kind, x_kind,
+            )  # fmt: skip
+    if pairs < num_runs:
+        row_tile(
+            x, scales_at, size, first_run, pairs, num_runs, codes, stride, panel, out, num_columns,
+            kind, x_kind,
+        )  # fmt: skip
+
+
+@compiled
 def _product(x, x_stride, num_rows, weights, columns, end, out, out_stride, x_kind):
     """Multiplies some rows with the columns [columns, end)."""
     k, kind = weights.k, weights.kind
@@ -88,7 +109,7 @@ def _product(x, x_stride, num_rows, weights, columns, end, out, out_stride, x_ki
             first_run, to = begin // RUN, out + 4 * column
             place_parameters(scales, scale_stride, num_columns, num_runs, panel, kind)
             if num_rows == 1:
-                row_tile(
+                _multiply_row(
                     x, padded(k), size, first_run, num_runs, codes, w_stride, panel, to,
                     num_columns, kind, x_kind,
                 )  # fmt: skip

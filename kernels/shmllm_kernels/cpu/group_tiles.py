@@ -8,7 +8,7 @@ reads the columns as they are stored, and only parameters come from the panel.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from llvmlite import ir
 
@@ -18,7 +18,14 @@ from shmllm_kernels.cpu.language import compiled, emitted
 from shmllm_kernels.cpu.memory import on_stack
 from shmllm_kernels.cpu.shuffles import part_sums, transposed
 from shmllm_kernels.cpu.simd import INT32, Emitter, Loop, function
-from shmllm_kernels.cpu.unpacking import MAX_DEPTH, PACKINGS, SCALES_BYTES, widen_scales
+from shmllm_kernels.cpu.unpacking import (
+    MAX_DEPTH,
+    PACKINGS,
+    SCALES_BYTES,
+    prefetch,
+    scale_bytes,
+    widen_scales,
+)
 
 PANEL_COLUMNS = 16
 _REGISTER = 64
@@ -53,6 +60,14 @@ def _bytes(e: Emitter, address: ir.Value, kind: str) -> ir.Value:
     return e.builder.bitcast(read(e, address), e.integers)
 
 
+def _words(e: Emitter, columns: Sequence[ir.Value], kind: str) -> list[ir.Value]:
+    """Loads the codes of a run of each column as the registers of a panel."""
+    own = PACKINGS[kind].codes.words
+    if own is not None:
+        return own(e, columns, 1)
+    return transposed(e, [_bytes(e, column, kind) for column in columns])
+
+
 def _store_all(e: Emitter, vectors: Sequence[ir.Value], out: ir.Value) -> None:
     for i, vector in enumerate(vectors):
         pointer = e.builder.inttoptr(e.at(out, _REGISTER * i), vector.type.as_pointer())
@@ -63,7 +78,7 @@ def _store_all(e: Emitter, vectors: Sequence[ir.Value], out: ir.Value) -> None:
 def _place_run(builder, source, stride, last, out, kind):
     e = Emitter(builder)
     columns = [_column(e, source, stride, last, i) for i in range(PANEL_COLUMNS)]
-    _store_all(e, transposed(e, [_bytes(e, column, kind) for column in columns]), out)
+    _store_all(e, _words(e, columns, kind), out)
 
 
 @emitted
@@ -101,10 +116,13 @@ def place_codes(source, stride, num_columns, num_runs, panel, kind):
 
 @compiled
 def place_parameters(scales, stride, num_columns, num_runs, panel, kind):
-    """Writes the parameters of columns to a panel. The arguments are those of `place_codes`."""
+    """Writes the parameters of columns to a panel, and prefetches those of as many columns behind
+    them. The arguments are those of `place_codes`."""
     widened = on_stack(PANEL_COLUMNS * SCALES_BYTES)
     for column in range(PANEL_COLUMNS):
         own = scales + min(column, num_columns - 1) * stride
+        for at in range(0, scale_bytes(num_runs * RUN, kind), _REGISTER):
+            prefetch(own + PANEL_COLUMNS * stride + at)
         widen_scales(own, num_runs * RUN, widened + column * SCALES_BYTES, kind)
     for i in range(0, num_runs * _num_scales(kind), PANEL_COLUMNS):
         _place_parameters(widened + 4 * i, panel + _PARAMETERS_AT + i * _REGISTER)
@@ -125,6 +143,10 @@ def _dot(e: Emitter, sums: ir.Value, weights: ir.Value, x: ir.Value) -> ir.Value
     name = "llvm.x86.avx512.vpdpbusd.512"
     dot = function(e.builder, name, e.integers, [e.integers] * 3)
     return e.builder.call(dot, [sums, weights, x])
+
+
+AddRuns = Callable[[ir.Value, ir.Value, list[ir.Value]], list[ir.Value]]
+"""(the first run's index in the panel, its place in a row, sums of rows) -> sums with its runs."""
 
 
 class _Run:
@@ -183,17 +205,24 @@ class _Run:
         total = e.broadcast(e.load_scalar(b.add(at, self.numbers_bytes)))
         return e.fma(offset, total, sums)
 
-    def dots(self, first: int, xs: Sequence[ir.Value]) -> list[ir.Value]:
-        """Returns for each row the products of a group, by the panel's bytes."""
+    def word(self, place: int) -> ir.Value:
+        """Loads a register of the panel's bytes."""
+        at = self.e.at(self.codes, _REGISTER * place)
+        pointer = self.e.builder.inttoptr(at, self.e.integers.as_pointer())
+        return self.e.builder.load(pointer, align=_REGISTER)
+
+    def dots(
+        self, first: int, xs: Sequence[ir.Value], word: Callable[[int], ir.Value]
+    ) -> list[ir.Value]:
+        """Returns for each row the products of a group. word: index of a register -> its bytes."""
         e, b = self.e, self.e.builder
         count = max(1, _CHAINS // len(xs))
         chains = [[self.begin(first, x), *[e.splat_int(0)] * (count - 1)] for x in xs]
-        for word in range(self.group // 4):
-            place = e.at(self.codes, _REGISTER * (first // 4 + word))
-            weights = b.load(b.inttoptr(place, e.integers.as_pointer()), align=_REGISTER)
+        for i in range(self.group // 4):
+            weights = word(first // 4 + i)
             for x, sums in zip(xs, chains, strict=True):
-                four = _broadcast_int(e, e.at(e.at(x, self.elements), first + 4 * word))
-                sums[word % count] = _dot(e, sums[word % count], weights, four)
+                four = _broadcast_int(e, e.at(e.at(x, self.elements), first + 4 * i))
+                sums[i % count] = _dot(e, sums[i % count], weights, four)
         for sums in chains:
             while len(sums) > 1:
                 sums[:] = [b.add(*sums[i : i + 2]) for i in range(0, len(sums), 2)]
@@ -224,57 +253,101 @@ def _tile(num_rows: int):
             at = e.at(ahead, builder.mul(place, e.const(_run_bytes(kind))))
             _prefetch_columns(e, at, stride)
             for first in range(0, RUN, run.group):
-                own, rows = run.parameters(first), zip(xs, run.dots(first, xs), sums, strict=True)
+                own, dots = run.parameters(first), run.dots(first, xs, run.word)
+                rows = zip(xs, dots, sums, strict=True)
                 sums = [run.add(first, x, products, total, own) for x, products, total in rows]
             return sums
 
-        _add_runs(e, outs, first_run, num_runs, num_columns, add_run)
+        _add_runs(e, outs, first_run, e.const(0), num_runs, num_columns, add_run)
 
     return tile
 
 
-@emitted
-def row_tile(
-    builder, x, scales_at, numbers_bytes, first_run, num_runs, source, stride, panel, out,
-    num_columns, kind, x_kind,
-):  # fmt: skip
-    """One row times columns as they are stored, and the parameters of a panel. source, stride: see
-    `place_codes`; the others: see `_tile`."""
-    e, last = Emitter(builder), builder.sub(num_columns, ir.Constant(num_columns.type, 1))
-
-    def add_run(place: ir.Value, elements: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
-        run = _Run(e, kind, x_kind, panel, place, elements, scales_at, numbers_bytes)
-        begin = e.at(source, builder.mul(place, e.const(_run_bytes(kind))))
-        _prefetch_columns(e, e.at(begin, builder.mul(stride, e.const(PANEL_COLUMNS))), stride)
-        read = builder.load(builder.inttoptr(e.at(x, elements), e.integers.as_pointer()), align=1)
-        dots = [
-            _dot(e, e.splat_int(0), _bytes(e, _column(e, begin, stride, last, i), kind), read)
-            for i in range(PANEL_COLUMNS)
-        ]
-        parts = part_sums(e, dots)
-        for first in range(0, RUN, run.group):
-            products = run.begin(first, x)
-            for part in parts[first // _PART : (first + run.group) // _PART]:
-                products = builder.add(products, part)
-            sums = [run.add(first, x, products, sums[0], run.parameters(first))]
-        return sums
-
-    _add_runs(e, [out], first_run, num_runs, num_columns, add_run)
+def has_words(kind: str) -> bool:
+    """Whether the tile of a single row reads words, and so the two runs of a cache line at once."""
+    return PACKINGS[kind].codes.words is not None
 
 
-def _add_runs(e: Emitter, outs: Sequence[ir.Value], first_run, num_runs, num_columns, add_run):
-    """Loops over the runs of a panel, and adds their sums to each row of `outs`, or stores them
-    there if `first_run` is 0."""
+def _row_tile(count: int):
+    """Returns an emitter of the tile of a single row, which reads `count` runs together.
+
+    The emitter is tile(x, scales_at, numbers_bytes, first_run, begin, end, source, stride, panel,
+    out, num_columns, kind, x_kind). It takes columns as they are stored, and the parameters of a
+    panel. begin, end: the runs of the panel to take; source, stride: see `place_codes`; the others:
+    see `_tile`.
+    """
+
+    @emitted
+    def tile(
+        builder, x, scales_at, numbers_bytes, first_run, begin, end, source, stride, panel, out,
+        num_columns, kind, x_kind,
+    ):  # fmt: skip
+        e, last = Emitter(builder), builder.sub(num_columns, ir.Constant(num_columns.type, 1))
+        words = PACKINGS[kind].codes.words
+
+        def add_runs(place: ir.Value, elements: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
+            codes = e.at(source, builder.mul(place, e.const(_run_bytes(kind))))
+            _prefetch_columns(e, e.at(codes, builder.mul(stride, e.const(PANEL_COLUMNS))), stride)
+            columns = [_column(e, codes, stride, last, i) for i in range(PANEL_COLUMNS)]
+            read = words(e, columns, count) if words else []
+            for i in range(count):
+                run = _Run(
+                    e, kind, x_kind, panel, builder.add(place, e.const(i)),
+                    builder.add(elements, e.const(RUN * i)), scales_at, numbers_bytes,
+                )  # fmt: skip
+                if words:
+                    dots = _dots_of_words(run, x, read[RUN // 4 * i :])
+                else:
+                    dots = _dots_of_columns(run, x, columns, kind)
+                for first, products in dots:
+                    sums = [run.add(first, x, products, sums[0], run.parameters(first))]
+            return sums
+
+        _add_runs(e, [out], first_run, begin, end, num_columns, add_runs, count)
+
+    return tile
+
+
+def _dots_of_words(
+    run: _Run, x: ir.Value, words: Sequence[ir.Value]
+) -> Iterator[tuple[int, ir.Value]]:
+    """Yields the first element of each group, and the group's products in each column."""
+    for first in range(0, RUN, run.group):
+        yield first, run.dots(first, [x], words.__getitem__)[0]
+
+
+def _dots_of_columns(
+    run: _Run, x: ir.Value, columns: Sequence[ir.Value], kind: str
+) -> Iterator[tuple[int, ir.Value]]:
+    """As `_dots_of_words`, without a transposition: it sums over lanes instead."""
+    e, b = run.e, run.e.builder
+    read = b.load(b.inttoptr(e.at(x, run.elements), e.integers.as_pointer()), align=1)
+    zeros = e.splat_int(0)
+    parts = part_sums(e, [_dot(e, zeros, _bytes(e, each, kind), read) for each in columns])
+    for first in range(0, RUN, run.group):
+        products = run.begin(first, x)
+        for part in parts[first // _PART : (first + run.group) // _PART]:
+            products = b.add(products, part)
+        yield first, products
+
+
+def _add_runs(
+    e: Emitter, outs: Sequence[ir.Value], first_run: ir.Value, begin: ir.Value, end: ir.Value,
+    num_columns: ir.Value, add: AddRuns, count: int = 1,
+) -> None:  # fmt: skip
+    """Loops over the runs of a panel from `begin` to `end`, by `count`, and adds their sums to each
+    row of `outs`, or stores them there if they are the first ones of a row."""
     b = e.builder
-    adds = b.icmp_signed(">", first_run, e.const(0))
+    adds = b.icmp_signed(">", b.add(first_run, begin), e.const(0))
     before = [b.select(adds, e.load_first(out, num_columns), e.zeros()) for out in outs]
-    loop = Loop(e, e.const(0), num_runs, 1)
+    loop = Loop(e, begin, end, count)
     loop.begin(before)
     elements = b.mul(b.add(first_run, loop.index), e.const(RUN))
-    sums = add_run(loop.index, elements, list(loop.values))
+    sums = add(loop.index, elements, list(loop.values))
     loop.end(sums)
     for out, total in zip(outs, sums, strict=True):
         e.store_first(total, out, num_columns)
 
 
 one_row_tile, two_rows_tile, four_rows_tile, eight_rows_tile = map(_tile, (1, 2, 4, 8))
+row_tile, row_pairs_tile = map(_row_tile, (1, 2))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from llvmlite import ir
 
-from shmllm_kernels.cpu.simd import Emitter
+from shmllm_kernels.cpu.simd import INT32, Emitter
 
 _WIDTH, _PART, _PARTS = 16, 4, 4
 """A vector has four parts of four numbers, 128 bits, which shuffles do not mix."""
@@ -44,19 +44,39 @@ def _exchange_parts(e: Emitter, vectors: Sequence[ir.Value]) -> list[ir.Value]:
     return out
 
 
+def _transposed_parts(e: Emitter, four: Sequence[ir.Value]) -> list[ir.Value]:
+    """Returns the columns of the four rows that each part of four vectors has."""
+    twos = [_pair(e, four[i : i + 2], _singles(half)) for i in (0, 2) for half in (0, 1)]
+    return [_pair(e, (twos[i], twos[2 + i]), _twos(half)) for i in (0, 1) for half in (0, 1)]
+
+
 def transposed(e: Emitter, rows: Sequence[ir.Value]) -> list[ir.Value]:
     """Returns the columns of 16 vectors."""
-    twos = [_pair(e, rows[i : i + 2], _singles(half)) for i in range(0, 16, 2) for half in (0, 1)]
-    quads = [
-        [
-            _pair(e, (twos[4 * q + i], twos[4 * q + 2 + i]), _twos(half))
-            for i in (0, 1)
-            for half in (0, 1)
-        ]
-        for q in range(_PARTS)
-    ]
+    quads = [_transposed_parts(e, rows[4 * q : 4 * q + 4]) for q in range(_PARTS)]
     of_number = [_exchange_parts(e, [quad[i] for quad in quads]) for i in range(_PART)]
     return [of_number[i][part] for part in range(_PARTS) for i in range(_PART)]
+
+
+def transposed_eights(e: Emitter, rows: Sequence[ir.Value]) -> list[ir.Value]:
+    """Returns the columns of 16 rows of eight numbers: eight vectors."""
+    pairs = [_joined(e, [rows[i], rows[i + 4]]) for i in (0, 1, 2, 3, 8, 9, 10, 11)]
+    first, second = _transposed_parts(e, pairs[:4]), _transposed_parts(e, pairs[4:])
+    columns = list(zip(first, second, strict=True))
+    return [_pair(e, two, _every_other_part(odd)) for odd in (0, 1) for two in columns]
+
+
+def transposed_fours(e: Emitter, rows: Sequence[ir.Value]) -> list[ir.Value]:
+    """Returns the columns of 16 rows of four numbers: four vectors."""
+    return _transposed_parts(e, [_joined(e, rows[i::4]) for i in range(4)])
+
+
+def _joined(e: Emitter, parts: Sequence[ir.Value]) -> ir.Value:
+    """Returns the numbers of two or four vectors one after the other."""
+    if len(parts) > 2:
+        parts = [_joined(e, parts[i : i + 2]) for i in (0, 2)]
+    count = parts[0].type.count
+    lanes = ir.Constant(ir.VectorType(INT32, 2 * count), list(range(2 * count)))
+    return e.builder.shuffle_vector(*parts, lanes)
 
 
 def part_sums(e: Emitter, vectors: Sequence[ir.Value]) -> list[ir.Value]:

@@ -263,7 +263,7 @@ def _unpack_run(builder, source, scales, out, kind, x_kind):
 
 
 @emitted
-def _prefetch(builder, address):
+def prefetch(builder, address):
     Emitter(builder).prefetch(address)
 
 
@@ -319,7 +319,7 @@ def unpack(source, stride, scales, scale_stride, num_columns, depth, out, kind, 
         widen_scales(scales + column * scale_stride, depth, own, kind)
         for run in range(depth // RUN):
             at = row + run * _run_bytes(kind)
-            _prefetch(at + num_columns * stride)
+            prefetch(at + num_columns * stride)
             _unpack_run(
                 at, own + 4 * _num_scales(kind) * run, target + run * RUN * itemsize(x_kind),
                 kind, x_kind,
