@@ -28,7 +28,7 @@ from shmllm_kernels.cpu.unpacking import (
 )
 
 PANEL_COLUMNS = 16
-_REGISTER = 64
+_REGISTER = _LINE = 64
 _RUN_BYTES = RUN * PANEL_COLUMNS
 _PARAMETERS_AT = MAX_DEPTH * PANEL_COLUMNS
 PANEL_BYTES = _PARAMETERS_AT + SCALES_BYTES * PANEL_COLUMNS
@@ -48,9 +48,11 @@ def _column(e: Emitter, source: ir.Value, stride: ir.Value, last: ir.Value, i: i
     return e.at(source, b.mul(stride, own))
 
 
-def _prefetch_columns(e: Emitter, source: ir.Value, stride: ir.Value) -> None:
+def _prefetch_columns(e: Emitter, source: ir.Value, stride: ir.Value, num_bytes: int) -> None:
     for i in range(PANEL_COLUMNS):
-        e.prefetch(e.at(source, e.builder.mul(stride, e.const(i))))
+        column = e.at(source, e.builder.mul(stride, e.const(i)))
+        for at in range(0, num_bytes, _LINE):
+            e.prefetch(e.at(column, at))
 
 
 def _bytes(e: Emitter, address: ir.Value, kind: str) -> ir.Value:
@@ -250,8 +252,9 @@ def _tile(num_rows: int):
 
         def add_run(place: ir.Value, elements: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
             run = _Run(e, kind, x_kind, panel, place, elements, scales_at, numbers_bytes)
-            at = e.at(ahead, builder.mul(place, e.const(_run_bytes(kind))))
-            _prefetch_columns(e, at, stride)
+            num_bytes = _run_bytes(kind)
+            at = e.at(ahead, builder.mul(place, e.const(num_bytes)))
+            _prefetch_columns(e, at, stride, num_bytes)
             for first in range(0, RUN, run.group):
                 own, dots = run.parameters(first), run.dots(first, xs, run.word)
                 rows = zip(xs, dots, sums, strict=True)
@@ -287,7 +290,8 @@ def _row_tile(count: int):
 
         def add_runs(place: ir.Value, elements: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
             codes = e.at(source, builder.mul(place, e.const(_run_bytes(kind))))
-            _prefetch_columns(e, e.at(codes, builder.mul(stride, e.const(PANEL_COLUMNS))), stride)
+            behind = e.at(codes, builder.mul(stride, e.const(PANEL_COLUMNS)))
+            _prefetch_columns(e, behind, stride, count * _run_bytes(kind))
             columns = [_column(e, codes, stride, last, i) for i in range(PANEL_COLUMNS)]
             read = words(e, columns, count) if words else []
             for i in range(count):
