@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -277,17 +279,24 @@ def test_wheels_from_nowhere_are_a_usage_error(tmp_path):
     assert "no folder" in done.stderr
 
 
-def rehearse_first(out: Path) -> tuple[subprocess.Popen[str], int]:
-    """Starts a rehearsal; returns its process, and the pid of its first part's process."""
+@contextmanager
+def rehearse_first(out: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """Starts a rehearsal; yields its process, and the pid of its first part's process."""
     command = [sys.executable, str(TOOLS / "gpu_check"), "--rehearse", "--out", str(out)]
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup has children ignore it
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
-    assert process.stdout is not None
-    assert "first: a minute" in process.stdout.readline()
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    wait_until(lambda: children.read_text().split(), "a part's process")
-    return process, int(children.read_text())
+    signal.signal(signal.SIGHUP, before)
+    with process:
+        try:
+            assert process.stdout is not None
+            assert "first: a minute" in process.stdout.readline()
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+            wait_until(lambda: children.read_text().split(), "a part's process")
+            yield process, int(children.read_text())
+        finally:
+            process.kill()
 
 
 def has_ended(pid: int) -> bool:
@@ -301,9 +310,9 @@ def has_ended(pid: int) -> bool:
     ("number", "code"), [(signal.SIGHUP, 129), (signal.SIGINT, 130), (signal.SIGTERM, 143)]
 )
 def test_a_signal_ends_the_part_that_runs(tmp_path, number, code):
-    process, part = rehearse_first(tmp_path)
-    os.kill(process.pid, number)
-    _, said = process.communicate(timeout=60)
+    with rehearse_first(tmp_path) as (process, part):
+        os.kill(process.pid, number)
+        _, said = process.communicate(timeout=60)
     assert process.returncode == code
     assert said.strip() == f"gpu_check: stopped; the completed parts are in {tmp_path}"
     assert has_ended(part)
@@ -313,17 +322,17 @@ def test_a_signal_ends_the_part_that_runs(tmp_path, number, code):
 
 
 def test_the_part_that_runs_ends_with_a_process_that_is_killed(tmp_path):
-    process, part = rehearse_first(tmp_path)
     figures = tmp_path / "gpu-check.running.json"
-    wait_until(lambda: "reached" in figures.read_text(), "the part's first step")
-    os.kill(part, signal.SIGSTOP)  # so that it does not end by itself
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate(timeout=60)
-    try:
-        wait_until(lambda: has_ended(part), "the end of the part's process")
-    finally:
-        if not has_ended(part):
-            os.kill(part, signal.SIGKILL)
+    with rehearse_first(tmp_path) as (process, part):
+        wait_until(lambda: "reached" in figures.read_text(), "the part's first step")
+        os.kill(part, signal.SIGSTOP)  # so that it does not end by itself
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate(timeout=60)
+        try:
+            wait_until(lambda: has_ended(part), "the end of the part's process")
+        finally:
+            if not has_ended(part):
+                os.kill(part, signal.SIGKILL)
 
 
 @pytest.mark.slow
