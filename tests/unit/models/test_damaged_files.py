@@ -39,6 +39,8 @@ SEED = int(os.environ.get("SHMLLM_TEST_SEED", str(time.time_ns() % 10**9)))
 GGUF = f"{damaged_reading.STEM}.gguf"
 """Errors that name the directory that is made for the file name the file."""
 SHORT, LONG = 300, 10_000
+ONE_HEAP = {"MALLOC_ARENA_MAX": "1"}
+"""Else each thread that loads weights may reserve all address space that the limit leaves."""
 
 NARROW = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "head_dim": 16}
 NARROW |= {"num_attention_heads": 2, "num_key_value_heads": 1}
@@ -147,7 +149,7 @@ def check(folder: Path, count: int) -> None:
     print(f"SHMLLM_TEST_SEED={SEED}")
     done = python(
         *(damaged_reading.__file__, str(folder), str(SEED), "0", str(count)),
-        env=environment_of_test_files(),
+        env=environment_of_test_files() | ONE_HEAP,
         timeout=1200,
     )
     *faults, summary = done.stdout.decode().splitlines() or [""]
