@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from shmllm.config.engine import SchedulingPolicy, WaitPolicyName
@@ -20,6 +20,8 @@ class EngineInfo:
         model_directory: the directory of the tokenizer and of config.json.
         model_type: the architecture's name in config.json.
         num_blocks: the number of KV blocks that requests can use.
+        num_states: the number of blocks of recurrent states that requests can use; 0 if the model
+            has none.
         max_blocks_per_request: the most KV blocks that a request of max_model_len tokens holds.
         weight_bytes: the size of the weights in memory.
         max_logprobs: the largest number of alternatives per position that a request may ask for,
@@ -44,6 +46,7 @@ class EngineInfo:
     max_model_len: int
     block_size: int
     num_blocks: int
+    num_states: int = field(default=0, kw_only=True)
     max_blocks_per_request: int
     kv_cache_bytes: int
     weight_bytes: int

@@ -49,10 +49,18 @@ class FreeBlockQueue:
         return self._count
 
     def append(self, block: KVBlock) -> None:
-        last = self._tail.previous
-        assert last is not None
-        last.following, block.previous = block, last
-        block.following, self._tail.previous = self._tail, block
+        self._insert(block, self._tail)
+
+    def append_first(self, block: KVBlock) -> None:
+        following = self._head.following
+        assert following is not None
+        self._insert(block, following)
+
+    def _insert(self, block: KVBlock, following: KVBlock) -> None:
+        before = following.previous
+        assert before is not None
+        before.following, block.previous = block, before
+        block.following, following.previous = following, block
         self._count += 1
 
     def pop_first(self) -> KVBlock:
@@ -133,6 +141,13 @@ class BlockPool:
             block.ref_count -= 1
             if block.ref_count == 0:
                 self._free.append(block)
+
+    def discard(self, block: KVBlock) -> None:
+        """Drop the only reference of a block that has no hash: it is reused before all others."""
+        assert block.ref_count == 1
+        assert block.block_hash is None
+        block.ref_count = 0
+        self._free.append_first(block)
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every block is either free or referenced."""

@@ -1,13 +1,14 @@
 """Allocates and frees the KV blocks of requests, and finds their prefix-cache hits.
 
-This module owns the block pool and the prefix cache. A running request has a block table for each
-group of layers. All its tables have the same length, which only grows; blocks that the layers of a
-group no longer read go back to the pool.
+This module owns the pools of blocks, one of keys and values and one of states, and the prefix
+cache. A running request has a block table for each group of layers. The tables of attention layers
+have the same length. Tables only grow; blocks that the layers of a group no longer read go back to
+their pool.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from shmllm.core.block_pool import BlockPool, KVBlock
@@ -25,7 +26,7 @@ class PrefixHit:
     """The cached blocks of a request's longest known prefix.
 
     Attributes:
-        num_blocks: the length of the prefix, in blocks.
+        num_blocks: the length of the prefix, in blocks of `block_size` tokens.
         tables: the block table of each group, with the blocks that its layers still read.
     """
 
@@ -36,10 +37,11 @@ class PrefixHit:
 class KVCacheManager:
     """
     Args:
-        num_blocks: the number of blocks, including the padding block.
-        block_size: the number of tokens in a block.
+        num_blocks: the number of blocks of keys and values, including the padding block.
+        block_size: the number of tokens in such a block.
         enable_prefix_caching: whether requests reuse the blocks of equal prefixes.
         groups: the groups of layers.
+        num_states: the number of blocks of states, including the padding block.
     """
 
     def __init__(
@@ -48,18 +50,28 @@ class KVCacheManager:
         block_size: int,
         enable_prefix_caching: bool,
         groups: Sequence[KVGroup] = ONE_GROUP,
+        num_states: int = 1,
     ) -> None:
         self.block_size = block_size
-        self.num_groups = len(groups)
         self.enable_prefix_caching = enable_prefix_caching
         self._rules = [group.rule for group in groups]
+        self._sizes = [rule.interval or block_size for rule in self._rules]
         self._has_passed_blocks = any(rule.most_kept is not None for rule in self._rules)
         self.prefix_cache = PrefixCache(self._rules, block_size)
         self.pool = BlockPool(num_blocks, on_reuse=self.prefix_cache.forget)
+        self.states = BlockPool(num_states, on_reuse=self.prefix_cache.forget)
+        self._has_states = [rule.interval is not None for rule in self._rules]
+        self._pools = [self.states if states else self.pool for states in self._has_states]
 
     @property
     def num_used_blocks(self) -> int:
+        """The blocks of keys and values that requests hold."""
         return self.pool.num_usable - self.pool.num_free
+
+    @property
+    def has_used_blocks(self) -> bool:
+        """Whether a request holds a block."""
+        return any(pool.num_free < pool.num_usable for pool in (self.pool, self.states))
 
     def longest_hit(self, request: Request) -> PrefixHit:
         """The cached blocks of the request's longest known prefix. The prefix excludes the
@@ -75,7 +87,7 @@ class KVCacheManager:
         for group, table in enumerate(tables):
             if length:
                 first, kept = self.prefix_cache.blocks(group, request.block_hashes, length)
-                table.blocks = [self.pool.padding] * first + kept
+                table.blocks = [self._pools[group].padding] * first + kept
                 table.first_kept = first
         return PrefixHit(length, tables)
 
@@ -91,17 +103,25 @@ class KVCacheManager:
             False, without any change, if there are too few free blocks.
         """
         assert not request.block_tables
-        num_new = -(-num_tokens // self.block_size) - hit.num_blocks
-        kept = [block for table in hit.tables for block in table.kept]
-        num_hit_in_queue = sum(block.ref_count == 0 for block in kept)
-        if num_new * self.num_groups > self.pool.num_free - num_hit_in_queue:
+        counts = self._num_missing(hit.tables, num_tokens)
+        in_queue = [sum(block.ref_count == 0 for block in table.kept) for table in hit.tables]
+        if not self._are_free([a + b for a, b in zip(counts, in_queue, strict=True)]):
             return False
-        self.pool.touch(kept)  # of all groups, before `allocate` could reuse a free one
+        for pool, table in zip(self._pools, hit.tables, strict=True):
+            pool.touch(table.kept)  # of all groups, before `allocate` could reuse a free one
         request.block_tables = hit.tables
-        for table in hit.tables:
-            table.blocks += self.pool.allocate(num_new)
+        self._allocate(hit.tables, counts)
         request.num_cached_blocks = hit.num_blocks
         return True
+
+    def can_extend(self, requests: Iterable[Request]) -> bool:
+        """Whether there are free blocks for one more token of each request, even if none of them
+        gives any back."""
+        total = [0] * len(self._rules)
+        for request in requests:
+            missing = self._num_missing(request.block_tables, request.num_computed_tokens + 1)
+            total = [a + b for a, b in zip(total, missing, strict=True)]
+        return self._are_free(total)
 
     def extend(self, request: Request, num_tokens: int) -> list[list[KVBlock]] | None:
         """Append the blocks that the request's first `num_tokens` tokens still need, after freeing
@@ -111,52 +131,89 @@ class KVCacheManager:
         the step that is being planned, or later, and read before that.
 
         Returns:
-            The appended blocks of each group, as many for each; [] if none are needed; None,
-            without appending any, if there are too few free blocks.
+            The appended blocks of each group; [] if none are needed; None, without appending any,
+            if there are too few free blocks.
         """
         if self._has_passed_blocks:
             self._release_passed(request)
         tables = request.block_tables
-        num_new = -(-num_tokens // self.block_size) - len(tables[0].blocks)
-        if num_new <= 0:
-            return []
-        if num_new * len(tables) > self.pool.num_free:
-            return None
-        appended = [self.pool.allocate(num_new) for _ in tables]
+        if num_tokens <= len(tables[0].blocks) * self._sizes[0]:
+            return []  # blocks of states end where other blocks end
+        counts = self._num_missing(tables, num_tokens)
+        return self._allocate(tables, counts) if self._are_free(counts) else None
+
+    def _num_missing(self, tables: Sequence[BlockTable], num_tokens: int) -> list[int]:
+        """The number of blocks of each group that its table lacks for `num_tokens` tokens."""
+        return [
+            max(-(-num_tokens // size) - len(table.blocks), 0)
+            for size, table in zip(self._sizes, tables, strict=True)
+        ]
+
+    def _are_free(self, counts: Sequence[int]) -> bool:
+        """Whether so many blocks of each group are free."""
+        num_states = sum(
+            n for n, has_states in zip(counts, self._has_states, strict=True) if has_states
+        )
+        return num_states <= self.states.num_free and sum(counts) - num_states <= self.pool.num_free
+
+    def _allocate(self, tables: Sequence[BlockTable], counts: Sequence[int]) -> list[list[KVBlock]]:
+        """Append so many new blocks to each table, and return them."""
+        appended = [pool.allocate(n) for pool, n in zip(self._pools, counts, strict=True)]
         for table, blocks in zip(tables, appended, strict=True):
             table.blocks += blocks
         return appended
 
     def _release_passed(self, request: Request) -> None:
-        for rule, table in zip(self._rules, request.block_tables, strict=True):
-            first = rule.first_kept(request.num_computed_tokens) // self.block_size
+        for group, table in enumerate(request.block_tables):
+            pool = self._pools[group]
+            first = self._rules[group].first_kept(request.num_computed_tokens) // self._sizes[group]
             if first > table.first_kept:
                 passed = slice(table.first_kept, min(first, len(table.blocks)))
-                self.pool.release(table.blocks[passed])
-                table.blocks[passed] = [self.pool.padding] * (passed.stop - passed.start)
+                if self._has_states[group]:
+                    self._register(request, group, passed.start, passed.stop)
+                pool.release(table.blocks[passed])
+                table.blocks[passed] = [pool.padding] * (passed.stop - passed.start)
                 table.first_kept = passed.stop
 
     def register_full_blocks(self, request: Request) -> None:
-        """Add the request's full blocks to the prefix cache.
+        """Add the request's full blocks of keys and values to the prefix cache.
 
         A block counts as full as soon as a step that computes its last token is planned. Requests
         that are planned later may read the block in a later step or in the same step, because
         each layer writes all keys and values before it reads any. A block is not registered
         before its last token is known, because the block's hash depends on that token.
+
+        A state must have been written by an earlier step than the one that reads it. It is
+        registered when its request no longer needs it.
         """
         if not self.enable_prefix_caching:
             return
         if request.num_computed_tokens // self.block_size <= request.num_cached_blocks:
             return
-        num_full = min(request.num_computed_tokens, request.num_tokens) // self.block_size
+        num_full = self._num_known(request) // self.block_size
+        for group in range(len(self._rules)):
+            if not self._has_states[group]:
+                self._register(request, group, request.num_cached_blocks, num_full)
+        request.num_cached_blocks = num_full
+
+    def _num_known(self, request: Request) -> int:
+        """The number of computed tokens whose values are known."""
+        return min(request.num_computed_tokens, request.num_tokens)
+
+    def _register(self, request: Request, group: int, first: int, end: int) -> None:
+        """Add the blocks from `first` to `end` that the request still has and whose tokens are
+        known."""
+        if not self.enable_prefix_caching or request.num_cached_blocks == NO_MORE_BLOCKS:
+            return
+        size, table = self._sizes[group], request.block_tables[group]
         extend_block_hashes(
             request.block_hashes, request.token_ids, self.block_size, request.cache_salt
         )
-        for group, table in enumerate(request.block_tables):
-            for index in range(max(request.num_cached_blocks, table.first_kept), num_full):
-                block_hash = request.block_hashes[index]
-                self.prefix_cache.register(table.blocks[index], block_hash, group)
-        request.num_cached_blocks = num_full
+        for index in range(
+            max(first, table.first_kept), min(end, self._num_known(request) // size)
+        ):
+            block_hash = request.block_hashes[(index + 1) * size // self.block_size - 1]
+            self.prefix_cache.register(table.blocks[index], block_hash, group)
 
     def release(self, request: Request) -> None:
         """Free all blocks of the request. The last block is reused first, so a prefix stays
@@ -164,12 +221,23 @@ class KVCacheManager:
         tables = request.block_tables
         self.pool.release(
             table.blocks[index]
-            for index in reversed(range(len(tables[0].blocks)))
-            for table in tables
-            if index >= table.first_kept
+            for index in reversed(range(max(len(table.blocks) for table in tables)))
+            for table, has_states in zip(tables, self._has_states, strict=True)
+            if not has_states and table.first_kept <= index < len(table.blocks)
         )
+        for group, table in enumerate(tables):
+            if self._has_states[group]:
+                self._release_states(request, group, table)
         request.block_tables = []
         request.num_cached_blocks = 0
+
+    def _release_states(self, request: Request, group: int, table: BlockTable) -> None:
+        self._register(request, group, table.first_kept, len(table.blocks))
+        for block in reversed(table.kept):
+            if block.block_hash is None and block.ref_count == 1:
+                self.states.discard(block)  # nobody can ask for it: cached states stay longer
+            else:
+                self.states.release([block])
 
     def reset_prefix_cache(self) -> None:
         """Empty the prefix cache. Running requests keep their blocks."""
@@ -180,7 +248,9 @@ class KVCacheManager:
         request.num_cached_blocks = NO_MORE_BLOCKS
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if the pool and the prefix cache are inconsistent."""
-        self.pool.check_integrity()
-        hashed = sum(block.block_hash is not None for block in self.pool.blocks)
+        """Raise AssertionError if the pools and the prefix cache are inconsistent."""
+        hashed = 0
+        for pool in (self.pool, self.states):
+            pool.check_integrity()
+            hashed += sum(block.block_hash is not None for block in pool.blocks)
         assert hashed == len(self.prefix_cache), "a cached block and the tables disagree"

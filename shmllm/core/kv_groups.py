@@ -1,12 +1,14 @@
 """Groups of layers that keep the same positions of a request in the KV cache.
 
 Layers differ in what they still read of the past: all of it, a window, the current chunk, or a
-state. A group has a rule for that, and a block table of its own. All groups take their blocks from
-one pool: a block has one buffer for each layer of a group, and a block of any group has the same
-size, because the layers of a model are divided into groups of the same number (the last group of a
-rule may have fewer; its last buffers stay unused).
+state. A group has a rule for that, and a block table of its own. Groups of attention layers take
+their blocks from one pool: a block has one buffer for each layer of a group, and a block of any
+group has the same size, because the layers are divided into groups of the same number (the last
+group of a rule may have fewer; its last buffers stay unused). Layers with a state form one group,
+whose blocks come from a pool of their own: such a block has one state of each layer, and stands for
+as many tokens as there are from one kept state to the next.
 
-This module owns the rules, the division into groups, and the formula for the blocks that a request
+This module owns the rules, the division into groups, and the formulas for the blocks that a request
 may need. It must not know requests, blocks or a device.
 """
 
@@ -26,10 +28,15 @@ class KVRule(Protocol):
 
     Attributes:
         most_kept: the largest number of positions before a token that the rule keeps; None: all.
+        interval: the number of tokens of a block that holds states; None: blocks hold keys and
+            values, of as many tokens as the cache's `block_size`.
     """
 
     @property
     def most_kept(self) -> int | None: ...
+
+    @property
+    def interval(self) -> int | None: ...
 
     def first_kept(self, num_tokens: int) -> int:
         """The first position that tokens from position `num_tokens` on still read. It never
@@ -39,6 +46,8 @@ class KVRule(Protocol):
 @dataclass(frozen=True, slots=True)
 class FullAttention:
     """Every token reads all tokens before it."""
+
+    interval = None
 
     @property
     def most_kept(self) -> int | None:
@@ -53,6 +62,7 @@ class SlidingWindow:
     """A token reads the last `window` positions, its own included."""
 
     window: int
+    interval = None
 
     @property
     def most_kept(self) -> int | None:
@@ -67,6 +77,7 @@ class ChunkedLocal:
     """A token reads the positions of its own chunk; chunks have `size` positions."""
 
     size: int
+    interval = None
 
     @property
     def most_kept(self) -> int | None:
@@ -78,7 +89,15 @@ class ChunkedLocal:
 
 @dataclass(frozen=True, slots=True)
 class RecurrentState:
-    """A token reads the state after the token before it, which is in that token's block."""
+    """A token reads the state after the token before it, which is in that token's block, and writes
+    the state after itself to its own block. A full block therefore has the state after its last
+    token, from which any request with the same tokens can go on.
+
+    Attributes:
+        interval: the number of tokens of a block, a multiple of the cache's `block_size`.
+    """
+
+    interval: int
 
     @property
     def most_kept(self) -> int | None:
@@ -106,38 +125,42 @@ ONE_GROUP = (KVGroup(FullAttention()),)
 
 
 def group_layers(rules: Sequence[KVRule]) -> tuple[KVGroup, ...]:
-    """Divide layers into groups of at most the same number of layers.
+    """Divide layers into groups. Those with attention have at most the same number of layers.
 
-    That number is the number of layers with the rarest rule, so that only the last group of
-    another rule has unused buffers; or that of the most frequent rule if both are similar.
+    That number is the number of layers with the rarest rule of attention, so that only the last
+    group of another rule has unused buffers; or that of the most frequent rule if both are similar.
 
     Args:
         rules: the rule of each layer.
 
     Returns:
-        The groups. Those that keep everything come first: they limit a prefix-cache hit most.
+        The groups. Those that keep everything come first: they limit a prefix-cache hit most. The
+        group of states is the last one.
     """
     layers: dict[KVRule, list[int]] = {}
     for layer, rule in sorted(enumerate(rules), key=lambda item: item[1].most_kept is not None):
         layers.setdefault(rule, []).append(layer)
-    counts = [len(members) for members in layers.values()]
+    states = {rule: members for rule, members in layers.items() if rule.interval is not None}
+    attention = {rule: members for rule, members in layers.items() if rule not in states}
+    counts = [len(members) for members in attention.values()] or [1]
     size = max(counts) if max(counts) <= SIMILAR_COUNTS * min(counts) else min(counts)
-    return tuple(
+    groups = [
         KVGroup(rule, tuple(members[begin : begin + size]))
-        for rule, members in layers.items()
+        for rule, members in attention.items()
         for begin in range(0, len(members), size)
-    )
+    ]
+    return (*groups, *(KVGroup(rule, tuple(members)) for rule, members in states.items()))
 
 
 def buffers_per_block(groups: Sequence[KVGroup]) -> int:
-    """The number of layers that a block has room for."""
-    return max(len(group.layers) for group in groups)
+    """The number of attention layers that a block has room for."""
+    return max((len(group.layers) for group in groups if group.rule.interval is None), default=0)
 
 
 def most_blocks(
     groups: Sequence[KVGroup], num_tokens: int, max_step_tokens: int, block_size: int
 ) -> int:
-    """The most blocks that a request of `num_tokens` tokens holds at any time.
+    """The most blocks of keys and values that a request of `num_tokens` tokens holds at any time.
 
     A step that computes n tokens from position p on needs the blocks from `first_kept(p)` to
     p + n, and at most one more because neither end is the beginning of a block.
@@ -148,11 +171,25 @@ def most_blocks(
         max_step_tokens: the most tokens of one request that a step computes.
         block_size: the number of tokens in a block.
     """
-    total = 0
-    for group in groups:
-        blocks = -(-num_tokens // block_size)
-        if group.rule.most_kept is not None:
-            span = group.rule.most_kept + max_step_tokens
-            blocks = min(blocks, -(-span // block_size) + 1)
-        total += blocks
-    return total
+    return sum(
+        _most_held(group.rule, num_tokens, max_step_tokens, block_size)
+        for group in groups
+        if group.rule.interval is None
+    )
+
+
+def most_states(groups: Sequence[KVGroup], num_tokens: int, max_step_tokens: int) -> int:
+    """The most blocks of states that a request of `num_tokens` tokens holds at any time, as
+    `most_blocks`."""
+    return sum(
+        _most_held(group.rule, num_tokens, max_step_tokens, group.rule.interval)
+        for group in groups
+        if group.rule.interval is not None
+    )
+
+
+def _most_held(rule: KVRule, num_tokens: int, max_step_tokens: int, block_size: int) -> int:
+    blocks = -(-num_tokens // block_size)
+    if rule.most_kept is None:
+        return blocks
+    return min(blocks, -(-(rule.most_kept + max_step_tokens) // block_size) + 1)

@@ -67,11 +67,16 @@ class NewRequest:
 
 @dataclass(slots=True)
 class BlockAppend:
-    """Blocks to append to the block tables of a row, beginning at index `first`: as many in each
-    group of layers."""
+    """Blocks to append to the block tables of a row.
+
+    Attributes:
+        row: the row.
+        firsts: for each group of layers the index at which its blocks begin.
+        block_ids: the blocks of each group.
+    """
 
     row: int
-    first: int
+    firsts: list[int]
     block_ids: list[list[int]]
 
 
@@ -147,9 +152,10 @@ class StepPlan:
         """Record the blocks of each group, if any, that were just appended to the request's
         tables."""
         if blocks:
-            first = len(request.block_tables[0].blocks) - len(blocks[0])
+            tables = request.block_tables
+            firsts = [len(t.blocks) - len(new) for t, new in zip(tables, blocks, strict=True)]
             ids = [[block.block_id for block in appended] for appended in blocks]
-            self.block_appends.append(BlockAppend(request.row, first, ids))
+            self.block_appends.append(BlockAppend(request.row, firsts, ids))
 
     def add_tokens(self, request: Request, count: int) -> None:
         """Add a column for a request, whose `num_computed_tokens` already includes the tokens.

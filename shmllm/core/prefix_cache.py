@@ -40,14 +40,18 @@ class PrefixCache:
     If two requests compute the same prefix at the same time, each fills its own blocks. The table
     keeps the block that was registered first.
 
+    A block of states has as many tokens as several other blocks; its hash is that of the last of
+    them. Lengths of prefixes are numbers of blocks of `block_size` tokens.
+
     Args:
         rules: what the layers of each group keep.
-        block_size: the number of tokens in a block.
+        block_size: the number of tokens in a block of keys and values.
     """
 
     def __init__(self, rules: Sequence[KVRule], block_size: int) -> None:
         self._rules = rules
-        self._block_size = block_size
+        self._sizes = [rule.interval or block_size for rule in rules]
+        self._ratios = [size // block_size for size in self._sizes]
         self._blocks: list[dict[bytes, KVBlock]] = [{} for _ in rules]
 
     def __len__(self) -> int:
@@ -73,28 +77,33 @@ class PrefixCache:
 
         Returns:
             The index of the first block that the group's layers still read, and the blocks from
-            there to `length`.
+            there to the end of the prefix.
         """
-        first = self._first_kept(group, length)
+        count = length // self._ratios[group]
+        first = self._first_kept(group, count)
         table = self._blocks[group]
-        return first, [table[block_hash] for block_hash in hashes[first:length]]
+        return first, [table[each] for each in self._own(group, hashes)[first:count]]
 
-    def _first_kept(self, group: int, length: int) -> int:
-        return self._rules[group].first_kept(length * self._block_size) // self._block_size
+    def _own(self, group: int, hashes: Sequence[bytes]) -> Sequence[bytes]:
+        """The hashes of a group's blocks."""
+        ratio = self._ratios[group]
+        return hashes if ratio == 1 else hashes[ratio - 1 :: ratio]
+
+    def _first_kept(self, group: int, count: int) -> int:
+        """The index of the first of a group's blocks that is read behind `count` of them."""
+        return self._rules[group].first_kept(count * self._sizes[group]) // self._sizes[group]
 
     def _longest_in(self, group: int, hashes: Sequence[bytes], most: int) -> int:
-        table = self._blocks[group]
+        table, ratio, own = self._blocks[group], self._ratios[group], self._own(group, hashes)
+        count = index = most // ratio
         if self._rules[group].most_kept is None:
-            for index in range(most):
-                if hashes[index] not in table:
-                    return index
-            return most
-        length = index = most
-        while index > self._first_kept(group, length):
+            absent = (at for at in range(count) if own[at] not in table)
+            return next(absent, count)
+        while index > self._first_kept(group, count):
             index -= 1
-            if hashes[index] not in table:
-                length = index  # every longer prefix up to here reads this block, too
-        return length
+            if own[index] not in table:
+                count = index  # every longer prefix up to here reads this block, too
+        return count * ratio
 
     def register(self, block: KVBlock, block_hash: bytes, group: int) -> None:
         table = self._blocks[group]

@@ -253,7 +253,7 @@ class Scheduler:
         rows = [request.row for request in self._running] + self._free_rows
         assert len(set(rows)) == len(rows), "a row is used twice"
         assert len(self._requests) == len(self._running) + len(self._waiting)
-        assert self._running or self._kv_cache.num_used_blocks == 0, "blocks leaked"
+        assert self._running or not self._kv_cache.has_used_blocks, "blocks leaked"
 
     def _register(self, request: Request) -> None:
         self._requests[request.client, request.number] = request

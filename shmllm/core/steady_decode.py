@@ -68,8 +68,7 @@ class SteadyDecode:
         kv_cache, requests, count = self._kv_cache, self._requests, len(self._requests)
         entering = self._by_phase[-self.num_steps % kv_cache.block_size]
         filling = self._by_phase[(self._num_in_flight - self.num_steps - 1) % kv_cache.block_size]
-        num_new = len(entering) * kv_cache.num_groups
-        if self.num_steps == self._max_steps or num_new > kv_cache.pool.num_free:
+        if self.num_steps == self._max_steps or not kv_cache.can_extend(entering):
             return False
         for request in entering:
             plan.append_blocks(request, kv_cache.extend(request, request.num_computed_tokens + 1))

@@ -10,6 +10,7 @@ host stores the tokens when they arrive.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -148,13 +149,17 @@ class InputBatch:
         for request in plan.new_requests:
             self._add_request(request)
         for append in plan.block_appends:
-            end = append.first + len(append.block_ids[0])
-            self.block_tables[:, append.row, append.first : end] = append.block_ids
+            for group, first in enumerate(append.firsts):
+                self._put_blocks(group, append.row, first, append.block_ids[group])
+
+    def _put_blocks(self, group: int, row: int, first: int, block_ids: Sequence[int]) -> None:
+        self.block_tables[group, row, first : first + len(block_ids)] = block_ids
 
     def _add_request(self, request: NewRequest) -> None:
         row, params = request.row, request.params
         self.token_ids[row, : len(request.token_ids)] = request.token_ids
-        self.block_tables[:, row, : len(request.block_ids[0])] = request.block_ids
+        for group, block_ids in enumerate(request.block_ids):
+            self._put_blocks(group, row, 0, block_ids)
         self._num_known[row] = len(request.token_ids)
         self._num_assigned[row] += 1
         self.temperature[row] = 0.0 if params.is_greedy else params.temperature

@@ -75,8 +75,8 @@ class InputsConformance:
         send(inputs, batch, first, BatchDescriptor(8, 2, False))
         second = StepPlan(2, rows=[1, 0], starts=[4, 4], counts=[1, 1], samples=[0, 1])
         second.block_appends = [
-            BlockAppend(1, 1, in_groups([5])),
-            BlockAppend(0, 1, in_groups([6, 2])),
+            BlockAppend(1, [1] * 2, in_groups([5])),
+            BlockAppend(0, [1] * 2, in_groups([6, 2])),
         ]
         send(inputs, batch, second, BatchDescriptor(2, 2, True))
         gpu_device.synchronize()

@@ -51,6 +51,11 @@ def _read(context: Iterable[int], vocab_size: int) -> int:
     return (total >> 7) % vocab_size
 
 
+def _first_read(group: KVGroup, position: int) -> int:
+    """The first position whose fingerprint makes the token after `position`."""
+    return group.rule.first_kept(position) if group.rule.interval is None else position
+
+
 def _reads_last(group: KVGroup, position: int) -> bool:
     """Whether a token reads the position before it."""
     return group.rule.first_kept(position) < position
@@ -75,7 +80,7 @@ def expected_tokens(
             for position, token_id in enumerate([*prompt, *output]):
                 before = written[-1] if _reads_last(group, position) else 0
                 written.append(_written(before, token_id))
-            context += written[group.rule.first_kept(len(written) - 1) :]
+            context += written[_first_read(group, len(written) - 1) :]
         output.append(_read(context, vocab_size))
         if output[-1] in stop_ids and len(output) > min_tokens:
             break
@@ -226,6 +231,7 @@ class FakeRunner:
         self._tokens: dict[int, list[int]] = {}
         self._block_tables: dict[int, list[list[int]]] = {}
         self._slots: dict[int, int] = {}
+        self._states: dict[int, int] = {}
         self.memory = FakeMemory(self._slots)
         self._asks: dict[int, int] = {}
 
@@ -249,6 +255,7 @@ class FakeRunner:
     def execute(self, plan: StepPlan) -> StepResult:
         self.plans.append(plan)
         self._update(plan)
+        self._states = {slot: state for slot, state in self._slots.items() if slot < 0}
         for row, start, count in zip(plan.rows, plan.starts, plan.counts, strict=True):
             self._write(row, start, count)
         token_ids = [self._sample(plan, index) for index in plan.samples]
@@ -291,7 +298,7 @@ class FakeRunner:
         return [
             self._slots[self._slot(row, group, position)]
             for group, of_group in enumerate(self.kv_groups)
-            for position in range(of_group.rule.first_kept(length - 1), length)
+            for position in range(_first_read(of_group, length - 1), length)
         ]
 
     def _update(self, plan: StepPlan) -> None:
@@ -302,22 +309,26 @@ class FakeRunner:
             if admission.params.logprobs is not None:
                 self._asks[admission.row] = admission.params.logprobs
         for append in plan.block_appends:
-            for table, ids in zip(self._block_tables[append.row], append.block_ids, strict=True):
-                assert append.first == len(table), "a block table has a gap or is overwritten"
+            tables = self._block_tables[append.row]
+            for table, first, ids in zip(tables, append.firsts, append.block_ids, strict=True):
+                assert first == len(table), "a block table has a gap or is overwritten"
                 table += ids
 
     def _slot(self, row: int, group: int, position: int) -> int:
-        size = self.info.block_size
-        block_id = self._block_tables[row][group][position // size]
-        assert 0 < block_id <= self.info.num_blocks
-        return block_id * size + position % size
+        interval, table = self.kv_groups[group].rule.interval, self._block_tables[row][group]
+        size = interval or self.info.block_size
+        block_id = table[position // size]
+        assert 0 < block_id <= (self.info.num_blocks if interval is None else self.info.num_states)
+        return -block_id if interval else block_id * size + position % size
 
     def _write(self, row: int, start: int, count: int) -> None:
         for group, of_group in enumerate(self.kv_groups):
             for position in range(start, start + count):
                 before = 0
                 if _reads_last(of_group, position):
-                    before = self._slots[self._slot(row, group, position - 1)]
+                    slot = self._slot(row, group, position - 1)
+                    is_state = of_group.rule.interval is not None and position == start
+                    before = (self._states if is_state else self._slots)[slot]
                 token_id = self._tokens[row][position]
                 self._slots[self._slot(row, group, position)] = _written(before, token_id)
 

@@ -176,7 +176,7 @@ class GpuSteps:
                 plan.new_requests.append(request)
             elif new[0]:
                 first = len(blocks[0]) - len(new[0])
-                plan.block_appends.append(BlockAppend(row, first, new))
+                plan.block_appends.append(BlockAppend(row, [first] * len(new), new))
             if start + count == len(tokens):
                 plan.samples.append(len(plan.rows))
             plan.rows.append(row)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shmllm.core.kv_cache_manager import KVCacheManager
+from shmllm.core.kv_groups import FullAttention, KVGroup, RecurrentState
 from shmllm.core.request import Request
 from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import SamplingParams
@@ -250,3 +251,74 @@ def test_the_integrity_check_finds_a_hash_without_an_entry():
     manager.pool.blocks[-1].block_hash = b"stray"
     with pytest.raises(AssertionError, match="disagree"):
         manager.check_integrity()
+
+
+class TestStates:
+    """A state of 32 tokens is behind each second block."""
+
+    GROUPS = KVGroup(FullAttention()), KVGroup(RecurrentState(32))
+
+    def manager(self, num_states=9):
+        return KVCacheManager(33, BLOCK_SIZE, True, self.GROUPS, num_states)
+
+    def advance(self, manager, request, num_tokens):
+        assert manager.extend(request, num_tokens) is not None
+        request.num_computed_tokens = num_tokens
+        manager.register_full_blocks(request)
+        manager.check_integrity()
+
+    def test_a_hit_ends_at_a_state(self):
+        manager = self.manager()
+        run(manager, list(range(100)))
+        for length, cached in [(32, 0), (33, 32), (64, 32), (65, 64), (97, 96), (100, 96)]:
+            assert cached_tokens(manager, list(range(length))) == cached
+
+    def test_a_state_is_not_found_in_the_step_that_computes_it(self):
+        manager = self.manager()
+        request = make_request(list(range(100)))
+        assert manager.admit(request, manager.longest_hit(request), 64)
+        request.num_computed_tokens = 64
+        manager.register_full_blocks(request)
+        assert cached_tokens(manager, list(range(100))) == 0
+        self.advance(manager, request, 90)
+        assert cached_tokens(manager, list(range(100))) == 32
+        self.advance(manager, request, 100)
+        assert cached_tokens(manager, list(range(100))) == 64
+
+    def test_a_state_of_a_hit_is_never_written(self):
+        manager = self.manager()
+        run(manager, list(range(100)))
+        first, second = make_request(list(range(80))), make_request(list(range(80)))
+        compute(manager, first)
+        compute(manager, second)
+        shared, own = (first.block_tables[1].blocks[index] for index in (1, 2))
+        assert second.block_tables[1].blocks[1] is shared
+        assert second.block_tables[1].blocks[2] is not own
+        assert (shared.ref_count, own.ref_count) == (2, 1)
+
+    def test_a_decode_holds_one_state_and_two_at_a_boundary(self):
+        manager = self.manager()
+        request = make_request(list(range(8)))
+        compute(manager, request)
+        for length in range(9, 120):
+            request.append(7)
+            self.advance(manager, request, length)
+            table = request.block_tables[1]
+            assert len(table.kept) == (2 if length % 32 == 1 else 1), length
+
+    def test_states_that_nobody_can_ask_for_are_reused_first(self):
+        manager = self.manager(num_states=4)
+        run(manager, list(range(40)))
+        for salt in "abcdef":
+            run(manager, [1] * 20, salt)
+            assert cached_tokens(manager, list(range(40))) == 32
+
+    def test_no_state_is_free(self):
+        manager = self.manager(num_states=3)
+        first = make_request(list(range(60)))
+        compute(manager, first)
+        second = make_request([5] * 10)
+        assert not manager.admit(second, manager.longest_hit(second), 10)
+        assert manager.pool.num_free == 32 - 4
+        manager.release(first)
+        assert manager.admit(second, manager.longest_hit(second), 10)

@@ -15,6 +15,7 @@ from shmllm.core.kv_groups import (
     buffers_per_block,
     group_layers,
     most_blocks,
+    most_states,
 )
 from shmllm.core.request import Request
 from shmllm.params.request import EngineCoreRequest
@@ -37,7 +38,7 @@ RULES = [
     FULL,
     *map(SlidingWindow, (1, 2, 7, 16)),
     *map(ChunkedLocal, (1, 4, 10)),
-    RecurrentState(),
+    RecurrentState(8),
 ]
 
 
@@ -73,16 +74,21 @@ def test_rules_of_similar_numbers_have_one_group_each():
 
 
 def blocks_held(groups, num_tokens, chunk, block_size):
-    """Compute a request in chunks, then token by token. Returns the most blocks that it held."""
+    """Compute a request in chunks, then token by token. Returns the most blocks and the most states
+    that it held."""
     num_blocks = 1 + len(groups) * -(-num_tokens // block_size)
-    manager = KVCacheManager(num_blocks, block_size, True, groups)
+    manager = KVCacheManager(num_blocks, block_size, True, groups, num_blocks)
+
+    def held():
+        return tuple(pool.num_usable - pool.num_free for pool in (manager.pool, manager.states))
+
     half = max(num_tokens // 2, 1)
     params = SamplingParams(max_tokens=num_tokens - half + 1)
     submitted = EngineCoreRequest(0, [1] * half, params)
     request = Request(0, submitted, seed=0, max_model_len=num_tokens + 1)
     assert manager.admit(request, manager.longest_hit(request), min(chunk, half))
     request.num_computed_tokens = min(chunk, half)
-    most = manager.num_used_blocks
+    samples = [held()]
     while request.num_computed_tokens < num_tokens:
         start = request.num_computed_tokens
         if start == request.num_tokens:
@@ -91,11 +97,11 @@ def blocks_held(groups, num_tokens, chunk, block_size):
         assert manager.extend(request, end) is not None
         request.num_computed_tokens = end
         manager.register_full_blocks(request)
-        most = max(most, manager.num_used_blocks)
+        samples.append(held())
     manager.release(request)
     manager.check_integrity()
-    assert manager.num_used_blocks == 0
-    return most
+    assert not manager.has_used_blocks
+    return tuple(map(max, zip(*samples, strict=True)))
 
 
 @settings(max_examples=150, deadline=None)
@@ -107,11 +113,20 @@ def blocks_held(groups, num_tokens, chunk, block_size):
 )
 def test_a_request_never_holds_more_than_the_formula_says(rules, num_tokens, chunk, block_size):
     groups = group_layers(rules)
-    held = blocks_held(groups, num_tokens, chunk, block_size)
+    held, states_held = blocks_held(groups, num_tokens, chunk, block_size)
     limit = most_blocks(groups, num_tokens, chunk, block_size)
     assert held <= limit
+    assert states_held <= most_states(groups, num_tokens, chunk)
     assert limit <= len(groups) * -(-num_tokens // block_size)
     assert limit <= most_blocks(groups, num_tokens + 1, chunk, block_size)
+
+
+def test_states_are_a_group_of_their_own_behind_the_others():
+    state, window = RecurrentState(512), SlidingWindow(128)
+    assert counts(*[state, state, state, FULL] * 6) == [(FULL, 6), (state, 18)]
+    assert counts(*[state, window, FULL] * 2) == [(FULL, 2), (window, 2), (state, 2)]
+    assert buffers_per_block(group_layers([state, state, FULL])) == 1
+    assert counts(state, state) == [(state, 2)]
 
 
 def test_a_long_request_of_a_gemma_3_27b_needs_a_fifth_of_the_memory():
@@ -119,6 +134,6 @@ def test_a_long_request_of_a_gemma_3_27b_needs_a_fifth_of_the_memory():
     window = SlidingWindow(1024)
     rules = [FULL if (layer + 1) % 6 == 0 else window for layer in range(62)]
     groups = group_layers(rules)
-    held = blocks_held(groups, 131_072, 2048, 16) * buffers_per_block(groups)
+    held = blocks_held(groups, 131_072, 2048, 16)[0] * buffers_per_block(groups)
     of_one_group = 131_072 // 16 * 62
     assert held * 5 < of_one_group

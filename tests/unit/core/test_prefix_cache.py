@@ -120,15 +120,18 @@ def random_rule(rng):
         return FullAttention()
     if kind == 1:
         return SlidingWindow(rng.randrange(1, 40))
-    return ChunkedLocal(rng.choice([3, 4, 8, 16])) if kind == 2 else RecurrentState()
+    return ChunkedLocal(rng.choice([3, 4, 8, 16])) if kind == 2 else RecurrentState(8)
 
 
 def longest_by_definition(rules, registered, block_size, most):
     """Try all lengths: a prefix is a hit if each group has every block with a position that a
     token behind the prefix reads."""
     for length in range(most, -1, -1):
-        read = [range(rule.first_kept(length * block_size), length * block_size) for rule in rules]
-        if all({p // block_size for p in read[g]} <= registered[g] for g in range(len(rules))):
+        end = length * block_size
+        read = [range(rule.first_kept(end), end) for rule in rules]
+        if all({p // block_size for p in read[g]} <= registered[g] for g in range(len(rules))) and (
+            end % 8 == 0 or not any(isinstance(rule, RecurrentState) for rule in rules)
+        ):
             return length
     raise AssertionError("the empty prefix is always a hit")
 

@@ -20,6 +20,7 @@ from shmllm.core.kv_groups import (
     RecurrentState,
     SlidingWindow,
     most_blocks,
+    most_states,
 )
 from shmllm.core.plan import StepResult
 from shmllm.core.request import Request, RequestStatus
@@ -43,13 +44,15 @@ class Bench:
         max_model_len=64,
         longest_chunk=0,
         groups=ONE_GROUP,
+        num_states=0,
     ):
         self.budget = budget
         self.max_model_len = max_model_len
-        self.manager = KVCacheManager(num_blocks + 1, block_size, caching, groups)
+        self.manager = KVCacheManager(num_blocks + 1, block_size, caching, groups, num_states + 1)
         config = SchedulerConfig(num_seqs, budget, long_prefill_token_threshold=longest_chunk)
         self.scheduler = Scheduler(config, self.manager)
-        self.runner = FakeRunner(info(num_blocks=num_blocks, block_size=block_size), groups=groups)
+        facts = info(num_blocks=num_blocks, block_size=block_size, num_states=num_states)
+        self.runner = FakeRunner(facts, groups=groups)
         self.groups = groups
         self.longest_chunk = longest_chunk or budget
         self.requests = {}
@@ -650,14 +653,17 @@ class CheckedBench(Bench):
                 assert start % self.manager.block_size == 0
             else:
                 assert start == computed[key], "positions have a gap"
-                length = len(tables[key][0])
                 for table, before in zip(request.block_tables, tables[key], strict=True):
                     begin = table.first_kept
-                    assert table.block_ids[begin:length] == before[begin:], "a block was replaced"
+                    kept = table.block_ids[begin : len(before)]
+                    assert kept == before[begin:], "a block was replaced"
                     assert set(table.block_ids[:begin]) <= {PADDING_BLOCK_ID}
                 given = appended[row].block_ids if row in appended else [[] for _ in ids]
-                assert given == [table[length:] for table in ids]
-            assert all(len(table) * self.manager.block_size >= start + count for table in ids)
+                new = [table[len(old) :] for table, old in zip(ids, tables[key], strict=True)]
+                assert given == new
+            sizes = map(self._size, self.groups)
+            lengths = [len(table) * size for table, size in zip(ids, sizes, strict=True)]
+            assert min(lengths) >= start + count
             self._check_kept(request, start, start + count)
         assert admitted.keys() | appended.keys() <= set(plan.rows)
         self._check_writes(plan)
@@ -672,32 +678,41 @@ class CheckedBench(Bench):
     def _check_kept(self, request, start, end):
         """Check that the request has what the step reads, and not more than the formula says."""
         size = self.manager.block_size
+        held = {True: 0, False: 0}
         for group, table in zip(self.groups, request.block_tables, strict=True):
-            assert table.first_kept <= group.rule.first_kept(start) // size
+            assert table.first_kept <= group.rule.first_kept(start) // self._size(group)
             assert PADDING_BLOCK_ID not in (block.block_id for block in table.kept)
-        held = sum(len(table.kept) for table in request.block_tables)
-        assert held <= most_blocks(self.groups, end, self.longest_chunk, size)
-        assert held <= most_blocks(self.groups, end, max(end - start, size), size)
+            held[group.rule.interval is not None] += len(table.kept)
+        assert held[False] <= most_blocks(self.groups, end, self.longest_chunk, size)
+        assert held[False] <= most_blocks(self.groups, end, max(end - start, size), size)
+        assert held[True] <= most_states(self.groups, end, self.longest_chunk)
+
+    def _size(self, group):
+        return group.rule.interval or self.manager.block_size
 
     def _check_writes(self, plan):
         """Check that no other running request reads a slot that this step writes."""
-        size = self.manager.block_size
         written = []
         for request, start, count in zip(plan.requests, plan.starts, plan.counts, strict=True):
-            written += [
-                (table.blocks[position // size].block_id, position % size)
-                for position in range(start, start + count)
-                for table in request.block_tables
-            ]
+            for group, table in zip(self.groups, request.block_tables, strict=True):
+                size = self._size(group)
+                written += [
+                    (id(table.blocks[position // size]), position % size)
+                    for position in range(start, start + count)
+                ]
         assert len(set(written)) == len(written), "two requests write one slot"
-        running = self.scheduler._running
-        tables = [(request, table) for request in running for table in request.block_tables]
-        owners = Counter(block.block_id for _, table in tables for block in table.kept)
-        for request, table in tables:
+        tables = [
+            (request, group, table)
+            for request in self.scheduler._running
+            for group, table in zip(self.groups, request.block_tables, strict=True)
+        ]
+        owners = Counter(id(block) for _, _, table in tables for block in table.kept)
+        for request, group, table in tables:
             for index, block in enumerate(table.kept, table.first_kept):
-                assert block.ref_count == owners[block.block_id]
-                if owners[block.block_id] > 1:
-                    assert (index + 1) * size <= request.num_computed_tokens, "shares an open block"
+                assert block.ref_count == owners[id(block)]
+                if owners[id(block)] > 1:
+                    end = (index + 1) * self._size(group)
+                    assert end <= request.num_computed_tokens, "shares an open block"
 
 
 add_operation = st.tuples(
@@ -758,10 +773,12 @@ rule = st.one_of(
     st.just(FullAttention()),
     st.builds(SlidingWindow, st.integers(1, 12)),
     st.builds(ChunkedLocal, st.sampled_from([4, 8, 12])),
-    st.just(RecurrentState()),
+    st.just(RecurrentState(4)),
 )
 GROUPS = st.one_of(
-    st.just(ONE_GROUP), st.lists(st.builds(KVGroup, rule), min_size=1, max_size=3).map(tuple)
+    st.just(ONE_GROUP),
+    st.lists(st.builds(KVGroup, rule), min_size=1, max_size=3).map(tuple),
+    st.tuples(st.just(KVGroup(FullAttention())), st.just(KVGroup(RecurrentState(4)))),
 )
 
 
@@ -769,6 +786,7 @@ GROUPS = st.one_of(
 @given(
     groups=GROUPS,
     num_blocks=st.integers(4, 24),
+    num_states=st.integers(2, 16),
     block_size=st.sampled_from([1, 2, 4]),
     num_seqs=st.integers(1, 5),
     budget=st.integers(1, 20),
@@ -776,7 +794,7 @@ GROUPS = st.one_of(
     operations=st.lists(operation, min_size=5, max_size=40),
 )
 def test_tokens_do_not_depend_on_the_schedule(
-    groups, num_blocks, block_size, num_seqs, budget, caching, operations
+    groups, num_blocks, num_states, block_size, num_seqs, budget, caching, operations
 ):
     bench = CheckedBench(
         num_blocks=num_blocks,
@@ -788,8 +806,10 @@ def test_tokens_do_not_depend_on_the_schedule(
             length
             for length in range(num_blocks * block_size + 1)
             if most_blocks(groups, length, budget, block_size) <= num_blocks
+            and most_states(groups, length, budget) <= num_states
         ),
         groups=groups,
+        num_states=num_states,
     )
     if bench.max_model_len < 2:
         return

@@ -127,9 +127,9 @@ def test_the_inputs_of_a_repeated_decode_equal_those_gathered_again(batch):
     for step in range(10):
         appends = []
         if (3 + step) % 4 == 0:
-            appends.append(BlockAppend(2, (3 + step) // 4, [[10 + step]]))
+            appends.append(BlockAppend(2, [(3 + step) // 4], [[10 + step]]))
         if (5 + step) % 4 == 0:
-            appends.append(BlockAppend(0, (5 + step) // 4, [[30 + step]]))
+            appends.append(BlockAppend(0, [(5 + step) // 4], [[30 + step]]))
         plan = plan_of((2, 3 + step, 1), (0, 5 + step, 1), samples=[0, 1])
         plan.block_appends = appends
         expected = inputs_of(other, plan)
@@ -143,7 +143,7 @@ def test_the_inputs_of_a_repeated_decode_equal_those_gathered_again(batch):
 
 def test_appended_blocks_follow_the_blocks_of_the_row(batch):
     inputs_of(batch, plan_of((0, 0, 4), new_requests=[new_request(0, [1] * 12, [3])]))
-    inputs = inputs_of(batch, plan_of((0, 4, 8), appends=[BlockAppend(0, 1, [[9, 2]])]))
+    inputs = inputs_of(batch, plan_of((0, 4, 8), appends=[BlockAppend(0, [1], [[9, 2]])]))
     assert inputs.slot_mapping[0].tolist() == [36, 37, 38, 39, 8, 9, 10, 11]
 
 
