@@ -56,6 +56,7 @@ class KVCacheManager:
         self.enable_prefix_caching = enable_prefix_caching
         self._rules = [group.rule for group in groups]
         self._sizes = [rule.interval or block_size for rule in self._rules]
+        self._shortest = self._sizes.index(min(self._sizes))
         self._has_passed_blocks = any(rule.most_kept is not None for rule in self._rules)
         self.prefix_cache = PrefixCache(self._rules, block_size)
         self.pool = BlockPool(num_blocks, on_reuse=self.prefix_cache.forget)
@@ -137,8 +138,8 @@ class KVCacheManager:
         if self._has_passed_blocks:
             self._release_passed(request)
         tables = request.block_tables
-        if num_tokens <= len(tables[0].blocks) * self._sizes[0]:
-            return []  # blocks of states end where other blocks end
+        if num_tokens <= len(tables[self._shortest].blocks) * self._sizes[self._shortest]:
+            return []  # longer blocks end where shorter ones end
         counts = self._num_missing(tables, num_tokens)
         return self._allocate(tables, counts) if self._are_free(counts) else None
 

@@ -116,16 +116,17 @@ def _changed_blocks(
 ) -> tuple[LongArray, IntArray] | tuple[()]:
     """Return the indices of changed entries in the flat block tables, whose rows have `width`
     entries, and the block ids; () if there are none."""
-    changes = [(request.row, 0, request.block_ids) for request in plan.new_requests]
-    changes += [(append.row, append.first, append.block_ids) for append in plan.block_appends]
+    starts = [0] * num_groups
+    changes = [(request.row, starts, request.block_ids) for request in plan.new_requests]
+    changes += [(append.row, append.firsts, append.block_ids) for append in plan.block_appends]
     if not changes:
         return ()
-    tables = np.arange(num_groups)[:, None] * (num_rows * width)
     indices = [
-        (tables + np.arange(len(ids[0])) + (row * width + first)).ravel()
-        for row, first, ids in changes
+        np.arange(len(ids)) + ((group * num_rows + row) * width + first)
+        for row, firsts, of_groups in changes
+        for group, (first, ids) in enumerate(zip(firsts, of_groups, strict=True))
     ]
-    block_ids = [np.array(ids, np.int32).ravel() for _, _, ids in changes]
+    block_ids = [np.array(ids, np.int32) for _, _, of_groups in changes for ids in of_groups]
     return np.concatenate(indices), np.concatenate(block_ids)
 
 
