@@ -44,7 +44,7 @@ class Norm(NamedTuple):
 
 
 @emitted
-def _sum_of_squares(builder, address, count):
+def sum_of_squares(builder, address, count):
     """Returns the sum of squares of `count` float32, at least one. The order of additions depends
     on `count` alone."""
     e = Emitter(builder)
@@ -60,7 +60,7 @@ def _sum_of_squares(builder, address, count):
 @compiled
 def _normalise(row, width, weight, eps, offset, kind):
     values = floats(row)
-    mean = _sum_of_squares(row, width) / np.float32(width)
+    mean = sum_of_squares(row, width) / np.float32(width)
     scale = np.float32(1.0) / np.sqrt(mean + eps)
     for i in range(width):
         values[i] = values[i] * scale * (number(weight, i, kind) + offset)

@@ -271,6 +271,7 @@ BUILT_IN: dict[Any, Callable[..., Any]] = {
     np.floor: _of_llvm("floor"),
     math.cos: _of_llvm("cos"),
     math.sin: _of_llvm("sin"),
+    math.log: _of_llvm("log"),
     min: _min,
     max: _max,
 }

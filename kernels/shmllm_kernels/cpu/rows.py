@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from shmllm_kernels.cpu.functions import gelu, gelu_tanh, silu, tanh
+from shmllm_kernels.cpu.functions import gelu, gelu_tanh, sigmoid, silu, tanh
 from shmllm_kernels.cpu.kernel_program import Kernel
 from shmllm_kernels.cpu.language import compiled
 from shmllm_kernels.cpu.memory import (
@@ -204,6 +204,25 @@ ACTIVATE = {
 
 Operands: address of the number of rows; gate and up side by side [rows, 2 * width], or x [rows,
 width]; out [rows, width]; width.
+"""
+
+
+@compiled
+def _gate(operands, piece, thread, num_threads):
+    x, width, gate, stride = (
+        word(operands, 1), word(operands, 2), word(operands, 3), word(operands, 4),
+    )  # fmt: skip
+    begin, end = rows_of_piece(operands, piece, num_threads)
+    for row in range(begin, end):
+        values, gates = floats(x + row * width * 4), floats(gate + row * stride)
+        for i in range(width):
+            values[i] *= sigmoid(gates[i])
+
+
+GATE = Kernel(count_pieces, _gate)
+"""``x *= sigmoid(gate)``, in place.
+
+Operands: address of the number of rows; x [rows, width]; width; gate, its stride in bytes.
 """
 
 

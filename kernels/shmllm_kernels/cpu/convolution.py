@@ -1,0 +1,116 @@
+"""The causal convolution of each channel before a recurrent layer.
+
+The state of a request has the last inputs of each channel, [taps - 1, channels] float32, the oldest
+first. One thread computes a channel's tokens one after the other: the result does not depend on the
+steps that they were divided into.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shmllm_kernels.cpu.kernel_program import Kernel
+from shmllm_kernels.cpu.language import compiled, emitted
+from shmllm_kernels.cpu.memory import floats, itemsize, on_stack, word
+from shmllm_kernels.cpu.norms import KINDS
+from shmllm_kernels.cpu.simd import LANES, Emitter, Loop
+from shmllm_kernels.cpu.states import end_of_stretch, num_requests, state_at, tokens_of
+
+CHANNELS_AT_ONCE = 256
+"""The channels in a piece of work."""
+CHANNEL_MULTIPLE = 16
+"""What the number of channels is a multiple of: the lanes of the widest vectors."""
+MOST_TAPS = 4
+
+
+@emitted
+def _convolve_stretch(builder, x, stride, count, before, before_stride, after, weights, width, bias,
+                      kind, taps):  # fmt: skip
+    """Replaces LANES channels of `count` tokens, at least one, by their convolutions.
+
+    Args: x: address of the first token's channels. stride: bytes from token to token. before:
+    address of the inputs before them, with before_stride bytes from one to the next. after: gets
+    the last inputs, which may be the memory of `before`. weights: address of these channels' first
+    weights. width: the number of all channels. bias: address, or 0.
+    """
+    e, taps = Emitter(builder), taps.constant
+    row = e.builder.mul(width, e.const(4))
+    weight_row = e.builder.mul(width, e.const(itemsize(kind)))
+
+    def at(address, index, step):
+        return e.at(address, builder.mul(step, e.const(index)))
+
+    factors = [e.load(at(weights, tap, weight_row), kind) for tap in range(taps)]
+    old = [e.load(at(before, tap, before_stride)) for tap in range(taps - 1)]
+    offset = e.load(bias, kind)
+    loop = Loop(e, e.const(0), count, 1)
+    loop.begin(old)
+    place = e.at(x, builder.mul(loop.index, stride))
+    inputs = [*loop.values, e.load(place)]
+    total = offset
+    for value, factor in zip(inputs, factors, strict=True):
+        total = e.fma(value, factor, total)
+    e.store(total, place)
+    loop.end(inputs[1:])
+    for tap, value in enumerate(inputs[1:]):
+        e.store(value, at(after, tap, row))
+
+
+@compiled
+def _groups(operands):
+    return (word(operands, 12) + CHANNELS_AT_ONCE - 1) // CHANNELS_AT_ONCE
+
+
+@compiled
+def _pieces(operands, piece, thread, num_threads):
+    return num_requests(operands) * _groups(operands)
+
+
+@compiled
+def _convolve(operands, piece, thread, num_threads, kind, taps):
+    request, group = piece // _groups(operands), piece % _groups(operands)
+    tokens, x, stride, width = (
+        tokens_of(operands, request), word(operands, 10), word(operands, 11), word(operands, 12),
+    )  # fmt: skip
+    nothing = on_stack(4 * LANES)
+    for lane in range(LANES):
+        floats(nothing)[lane] = np.float32(0.0)
+    first = group * CHANNELS_AT_ONCE
+    for channel in range(first, min(first + CHANNELS_AT_ONCE, width), LANES):
+        position, before, before_stride = tokens.start, nothing, 0
+        if tokens.start > 0:
+            before = state_at(operands, tokens, tokens.start - 1) + 4 * channel
+            before_stride = 4 * width
+        bias = nothing
+        if word(operands, 14) != 0:
+            bias = word(operands, 14) + channel * itemsize(kind)
+        while position < tokens.end:
+            end, after = (
+                end_of_stretch(operands, tokens, position),
+                state_at(operands, tokens, position) + 4 * channel,
+            )
+            place = x + (tokens.row + position - tokens.start) * stride + 4 * channel
+            weights = word(operands, 13) + channel * itemsize(kind)
+            _convolve_stretch(
+                place, stride, end - position, before, before_stride, after, weights, width, bias,
+                kind, taps,
+            )  # fmt: skip
+            position, before, before_stride = end, after, 4 * width
+
+
+CONVOLVE = {
+    (kind, taps): Kernel(_pieces, _convolve, kind, taps)
+    for kind in KINDS
+    for taps in range(2, MOST_TAPS + 1)
+}
+"""Kernels by the dtype name of weights and bias and the number of taps. In place: ``x[t] = bias +
+sum(weights[j] * x[t - taps + 1 + j])`` over j.
+
+Operands: those of `states`, and
+
+    10 x: float32 rows
+    11 the stride of x in bytes (a number)
+    12 channels, a multiple of CHANNEL_MULTIPLE (a number)
+    13 weights [taps, channels]
+    14 bias [channels], or 0
+"""

@@ -1,0 +1,238 @@
+"""Kernels of a gated delta net (Yang, Kautz and Hatamizadeh, 2024), behind its convolution.
+
+Each value head has a state S [key_dim, value_dim] float32. A token with query q, key k, value v,
+decay a and rate b changes it to ``S = a S + k (b (v - a S'k))'`` and its output is ``S'q``.
+One thread computes a column of S for all tokens of a request, one after the other, and adds up in
+the order of the rows: the result does not depend on the steps that the tokens were divided into.
+
+A token's row of x is, side by side: queries and keys [key_heads, key_dim] each, values and the
+output's gates [value_heads, value_dim] each, a rate and a decay for each value head.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from shmllm_kernels.cpu.functions import exp, sigmoid, silu
+from shmllm_kernels.cpu.heads import sum_of_squares
+from shmllm_kernels.cpu.kernel_program import Kernel
+from shmllm_kernels.cpu.language import compiled, emitted
+from shmllm_kernels.cpu.memory import float_of_word, floats, number, word
+from shmllm_kernels.cpu.norms import KINDS
+from shmllm_kernels.cpu.rows import count_pieces, rows_of_piece
+from shmllm_kernels.cpu.simd import LANES, Emitter, Loop
+from shmllm_kernels.cpu.states import end_of_stretch, num_requests, state_at, tokens_of
+
+HEAD_MULTIPLE = 16
+"""What the widths of heads are multiples of: the lanes of the widest vectors."""
+NORM_EPS = 1e-6
+
+
+@compiled
+def _softplus(x):
+    """Returns log(1 + e**x); beyond 20, where they differ by less than a float32, x."""
+    e = exp(min(x, np.float32(20.0)))
+    u = np.float32(1.0) + e
+    small = e if u == np.float32(1.0) else np.float32(math.log(u)) * e / (u - np.float32(1.0))
+    return x if x > np.float32(20.0) else small
+
+
+@compiled
+def _scale_to_unit(row, width, factor):
+    values = floats(row)
+    scale = factor / np.sqrt(sum_of_squares(row, width) + np.float32(NORM_EPS))
+    for i in range(width):
+        values[i] = values[i] * scale
+
+
+@compiled
+def _prepare(operands, piece, thread, num_threads, kind):
+    x, stride, key_heads, key_dim, value_heads, value_dim = (
+        word(operands, 1), word(operands, 2), word(operands, 3), word(operands, 4),
+        word(operands, 5), word(operands, 6),
+    )  # fmt: skip
+    logs, biases = floats(word(operands, 7)), word(operands, 8)
+    keys, values = key_heads * key_dim, value_heads * value_dim
+    query_scale = np.float32(1.0) / np.sqrt(np.float32(key_dim))
+    begin, end = rows_of_piece(operands, piece, num_threads)
+    for token in range(begin, end):
+        row = x + token * stride
+        numbers = floats(row)
+        for i in range(2 * keys + values):
+            numbers[i] = silu(numbers[i], np.float32(1.0))
+        for head in range(key_heads):
+            _scale_to_unit(row + 4 * head * key_dim, key_dim, query_scale)
+            _scale_to_unit(row + 4 * (keys + head * key_dim), key_dim, np.float32(1.0))
+        rates = floats(row + 4 * (2 * keys + 2 * values))
+        decays = floats(row + 4 * (2 * keys + 2 * values + value_heads))
+        for head in range(value_heads):
+            rates[head] = sigmoid(rates[head])
+            time = _softplus(decays[head] + number(biases, head, kind))
+            decays[head] = exp(-(exp(min(logs[head], np.float32(80.0))) * time))
+
+
+PREPARE = {kind: Kernel(count_pieces, _prepare, kind) for kind in KINDS}
+"""Kernels by the dtype name of the biases. In place: queries, keys and values become ``silu(x)``;
+each query and key is divided by its length, and queries by sqrt(key_dim); a rate becomes
+``sigmoid(x)``, and a decay ``exp(-exp(log) * softplus(x + bias))``.
+
+Operands: address of the number of rows; x, its stride in bytes; key_heads; key_dim; value_heads;
+value_dim; logs float32 [value_heads]; biases [value_heads].
+"""
+
+
+@emitted
+def _update(builder, source, target, row, depth, query, key, value, out, decay, rate, vectors):
+    """Computes one token for `vectors` vectors of columns.
+
+    Args: source, target: addresses of these columns of S before and after; may be equal. row: bytes
+    of a row of S. depth: key_dim. query, key: addresses. value, out: addresses of these columns.
+    decay, rate: float32.
+    """
+    e, vectors = Emitter(builder), vectors.constant
+    zero, size = e.const(0), 4 * e.lanes
+
+    def scalar(address):
+        return e.broadcast(e.load_scalar(e.at(address, builder.mul(loop.index, e.const(4)))))
+
+    def columns(address):
+        place = e.at(address, builder.mul(loop.index, row))
+        return [e.at(place, size * vector) for vector in range(vectors)]
+
+    loop = Loop(e, zero, depth, 1)
+    loop.begin([e.zeros()] * (2 * vectors + 1))
+    of_query, of_key = scalar(query), scalar(key)
+    state = [e.load(place) for place in columns(source)]
+    totals = [e.fma(each, of_key, old) for each, old in zip(state, loop.values, strict=False)]
+    totals += [
+        e.fma(each, of_query, old) for each, old in zip(state, loop.values[vectors:-1], strict=True)
+    ]
+    totals.append(e.fma(of_query, of_key, loop.values[-1]))
+    loop.end(totals)
+    factor, strength = e.broadcast(decay), e.broadcast(rate)
+    changes = []
+    for vector in range(vectors):
+        known = builder.fmul(factor, totals[vector])
+        given = e.load(e.at(value, size * vector))
+        changes.append(builder.fmul(builder.fsub(given, known), strength))
+        kept = builder.fmul(factor, totals[vectors + vector])
+        e.store(e.fma(totals[-1], changes[-1], kept), e.at(out, size * vector))
+    loop = Loop(e, zero, depth, 1)
+    loop.begin([])
+    of_key = scalar(key)
+    for old, new, change in zip(columns(source), columns(target), changes, strict=True):
+        e.store(e.fma(of_key, change, builder.fmul(factor, e.load(old))), new)
+    loop.end([])
+
+
+@emitted
+def _clear(builder, target, row, depth, vectors):
+    """Makes `vectors` vectors of columns of S zero."""
+    e, vectors = Emitter(builder), vectors.constant
+    loop = Loop(e, e.const(0), depth, 1)
+    loop.begin([])
+    place = e.at(target, builder.mul(loop.index, row))
+    for vector in range(vectors):
+        e.store(e.zeros(), e.at(place, 4 * e.lanes * vector))
+    loop.end([])
+
+
+@compiled
+def _columns_at_once(value_dim):
+    """Returns the number of columns of S in a piece of work."""
+    return (
+        4 * LANES if value_dim % (4 * LANES) == 0
+        else 2 * LANES if value_dim % (2 * LANES) == 0
+        else LANES
+    )  # fmt: skip
+
+
+@compiled
+def _pieces(operands, piece, thread, num_threads):
+    value_dim = word(operands, 15)
+    return num_requests(operands) * word(operands, 14) * (value_dim // _columns_at_once(value_dim))
+
+
+@compiled
+def _run(operands, piece, thread, num_threads, vectors):
+    x, stride, key_heads, key_dim, value_heads, value_dim = (
+        word(operands, 10), word(operands, 11), word(operands, 12), word(operands, 13),
+        word(operands, 14), word(operands, 15),
+    )  # fmt: skip
+    parts = value_dim // (vectors * LANES)
+    part, head = piece % parts, piece // parts % value_heads
+    tokens = tokens_of(operands, piece // (parts * value_heads))
+    column = part * (vectors * LANES)
+    keys, values = key_heads * key_dim, value_heads * value_dim
+    own_key = head // (value_heads // key_heads) * key_dim
+    offset = word(operands, 18) + 4 * (head * key_dim * value_dim + column)
+    row, position = 4 * value_dim, tokens.start
+    if tokens.start == 0:
+        source = state_at(operands, tokens, 0) + offset
+        _clear(source, row, key_dim, vectors)
+    else:
+        source = state_at(operands, tokens, tokens.start - 1) + offset
+    while position < tokens.end:
+        end = end_of_stretch(operands, tokens, position)
+        target = state_at(operands, tokens, position) + offset
+        for at in range(position, end):
+            token = tokens.row + at - tokens.start
+            place = x + token * stride
+            gates = floats(place + 4 * (2 * keys + 2 * values))
+            out = word(operands, 16) + token * word(operands, 17) + 4 * (head * value_dim + column)
+            _update(
+                source, target, row, key_dim, place + 4 * own_key, place + 4 * (keys + own_key),
+                place + 4 * (2 * keys + head * value_dim + column), out,
+                gates[value_heads + head], gates[head], vectors,
+            )  # fmt: skip
+            source = target
+        position = end
+
+
+_DELTA_RULE = {vectors: Kernel(_pieces, _run, vectors) for vectors in (1, 2, 4)}
+
+
+def delta_rule(value_dim: int) -> Kernel:
+    """Returns the kernel that computes the outputs and the states behind them.
+
+    Operands: those of `states`, and
+
+        10 x: float32 rows, as PREPARE left them
+        11 the stride of x in bytes (a number)
+        12 key_heads, 13 key_dim, 14 value_heads, 15 value_dim (numbers)
+        16 out: float32 rows [value_heads, value_dim]
+        17 the stride of out in bytes (a number)
+        18 the offset of the states S [value_heads, key_dim, value_dim] in a block (a number)
+    """
+    return _DELTA_RULE[_columns_at_once(value_dim) // LANES]
+
+
+@compiled
+def _gated_norm(operands, piece, thread, num_threads, kind):
+    x, stride, gate, gate_stride, num_heads, width, weight = (
+        word(operands, 1), word(operands, 2), word(operands, 3), word(operands, 4),
+        word(operands, 5), word(operands, 6), word(operands, 7),
+    )  # fmt: skip
+    eps = float_of_word(word(operands, 8))
+    begin, end = rows_of_piece(operands, piece, num_threads)
+    for token in range(begin, end):
+        for head in range(num_heads):
+            row = x + token * stride + 4 * head * width
+            values, gates = floats(row), floats(gate + token * gate_stride + 4 * head * width)
+            mean = sum_of_squares(row, width) / np.float32(width)
+            scale = np.float32(1.0) / np.sqrt(mean + eps)
+            for i in range(width):
+                values[i] = (
+                    values[i] * scale * number(weight, i, kind) * silu(gates[i], np.float32(1.0))
+                )
+
+
+GATED_NORM = {kind: Kernel(count_pieces, _gated_norm, kind) for kind in KINDS}
+"""Kernels by the dtype name of the weight. In place, for each head: ``x = rms_norm(x) * weight *
+silu(gate)``.
+
+Operands: address of the number of rows; x, its stride in bytes; gate, its stride in bytes; heads;
+their width; weight [width]; eps, a number from `word_of_float`.
+"""

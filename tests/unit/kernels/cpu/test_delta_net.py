@@ -1,0 +1,232 @@
+"""CPU kernels of gated delta nets: compared with transformers, and independent of steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers.models.qwen3_next import modeling_qwen3_next as qwen
+
+from shmllm_kernels.cpu import KernelProgram, word_of_float
+from shmllm_kernels.cpu.convolution import CONVOLVE, MOST_TAPS
+from shmllm_kernels.cpu.delta_net import GATED_NORM, PREPARE, delta_rule
+from shmllm_kernels.cpu.norms import KINDS
+from shmllm_kernels.cpu.rows import GATE
+
+NUM_BLOCKS, INTERVAL = 64, 8
+
+
+class States:
+    """The blocks of some requests, whose tokens are computed in steps of any sizes."""
+
+    def __init__(self, num_requests: int, block_bytes: int) -> None:
+        self.memory = torch.full((NUM_BLOCKS, block_bytes), 0xFF, dtype=torch.uint8)
+        table = 1 + torch.randperm(NUM_BLOCKS - 1)
+        per_request = (NUM_BLOCKS - 1) // num_requests
+        table = table[: per_request * num_requests].view(num_requests, per_request)
+        self.table = table.to(torch.int32).contiguous()
+
+    def run(self, kernel: Any, steps: list[tuple[int, int, int]], *operands: Any) -> None:
+        """Runs a step of these (request, start, end), whose tokens lie side by side."""
+        columns = np.array([(row, end - start, end) for row, start, end in steps], np.int64).T
+        rows, counts, ends = map(np.ascontiguousarray, columns)
+        firsts = np.cumsum(counts) - counts
+        step = np.array([counts.sum(), len(steps)])
+        numbers = [array.ctypes.data for array in (step, firsts, counts, ends, rows)]
+        numbers += [self.table.data_ptr(), self.table.shape[1], INTERVAL]
+        numbers += [self.memory.data_ptr(), self.memory.shape[1]]
+        numbers += [each.data_ptr() if isinstance(each, Tensor) else each for each in operands]
+        program = KernelProgram(2)
+        program.record(kernel, numbers)
+        program.replay()
+
+
+def divided(length: int, sizes: list[int]) -> list[tuple[int, int]]:
+    """The bounds of steps of some sizes, the last one again and again."""
+    bounds, start = [], 0
+    while start < length:
+        end = min(start + (sizes.pop(0) if len(sizes) > 1 else sizes[0]), length)
+        bounds.append((start, end))
+        start = end
+    return bounds
+
+
+DIVISIONS = [[50], [1], [3, 1, 1, 7, 8, 2], [8], [16, 5, 1], [1, 49]]
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("taps", range(2, MOST_TAPS + 1))
+def test_a_convolution_equals_torchs(taps: int, kind: str, has_bias: bool) -> None:
+    channels, length = 304, 50
+    x, weights = torch.randn(length, channels), torch.randn(taps, channels)
+    weights = weights.to(getattr(torch, kind))
+    bias = torch.randn(channels).to(weights.dtype) if has_bias else None
+    expected = F.conv1d(
+        F.pad(x.T.double(), (taps - 1, 0)), weights.T.double().unsqueeze(1),
+        None if bias is None else bias.double(), groups=channels,
+    ).T  # fmt: skip
+    results = []
+    for division in DIVISIONS:
+        states = States(1, 4 * (taps - 1) * channels)
+        out = torch.empty(length, channels)
+        for start, end in divided(length, [*division]):
+            part = torch.full((end - start, channels + 7), float("nan"))
+            part[:, :channels] = x[start:end]
+            states.run(
+                CONVOLVE[kind, taps], [(0, start, end)], part, 4 * (channels + 7), channels,
+                weights, 0 if bias is None else bias,
+            )  # fmt: skip
+            out[start:end] = part[:, :channels]
+        torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5)
+        results.append((out, states.memory.view(torch.float32)[states.table[0, 6].item()]))
+    for out, state in results[1:]:
+        assert torch.equal(out, results[0][0])
+        assert torch.equal(state, results[0][1])
+    assert torch.equal(results[0][1].view(taps - 1, channels), x[-taps + 1 :])
+
+
+class Net:
+    """A delta net and some inputs."""
+
+    def __init__(self, key_heads: int, value_heads: int, key_dim: int, value_dim: int) -> None:
+        self.sizes = key_heads, key_dim, value_heads, value_dim
+        self.keys, self.values = key_heads * key_dim, value_heads * value_dim
+        self.width = 2 * self.keys + 2 * self.values + 2 * value_heads
+        self.logs = torch.randn(value_heads)
+        self.biases = torch.randn(value_heads)
+        self.block_bytes = 64 + 4 * value_heads * key_dim * value_dim
+
+    def prepared(self, x: Tensor, kind: str = "float32") -> Tensor:
+        rows, biases = x.clone(), self.biases.to(getattr(torch, kind))
+        program, count = KernelProgram(2), np.array([len(x)])
+        numbers = [count.ctypes.data, rows.data_ptr(), 4 * self.width, *self.sizes]
+        program.record(PREPARE[kind], [*numbers, self.logs.data_ptr(), biases.data_ptr()])
+        program.replay()
+        return rows
+
+    def run(self, states: States, steps: list[tuple[int, int, int]], x: Tensor) -> Tensor:
+        out = torch.full((len(x), self.values), float("nan"))
+        states.run(
+            delta_rule(self.sizes[3]), steps, x, 4 * self.width, *self.sizes, out, 4 * self.values,
+            64,
+        )  # fmt: skip
+        return out
+
+    def expected(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What transformers computes, in float64 but for its state."""
+        key_heads, key_dim, value_heads, value_dim = self.sizes
+        widths = [self.keys, self.keys, self.values, self.values, value_heads, value_heads]
+        q, k, v, _, b, a = x[None].split(widths, -1)
+        q, k, v = (F.silu(each) for each in (q, k, v))
+        decay = -self.logs.exp() * F.softplus(a + self.biases)
+        out, state = qwen.torch_recurrent_gated_delta_rule(
+            q.view(1, -1, key_heads, key_dim), k.view(1, -1, key_heads, key_dim),
+            v.view(1, -1, value_heads, value_dim), g=decay, beta=b.sigmoid(), initial_state=None,
+            output_final_state=True, use_qk_l2norm_in_kernel=True,
+        )  # fmt: skip
+        return out[0].flatten(1), state[0]
+
+
+NETS = [(1, 1, 16, 16), (2, 4, 32, 32), (2, 6, 16, 48), (1, 2, 128, 128)]
+
+
+@pytest.mark.parametrize("sizes", NETS)
+def test_a_delta_net_equals_transformers(sizes: tuple[int, int, int, int]) -> None:
+    net = Net(*sizes)
+    x = torch.randn(50, net.width)
+    expected, state = net.expected(x)
+    prepared, results = net.prepared(x), []
+    for division in DIVISIONS:
+        states = States(1, net.block_bytes)
+        outs = [
+            net.run(states, [(0, start, end)], prepared[start:end].contiguous())
+            for start, end in divided(50, [*division])
+        ]
+        results.append((torch.cat(outs), states.memory[states.table[0, 6].item(), 64:]))
+    for out, memory in results[1:]:
+        assert torch.equal(out, results[0][0])
+        assert torch.equal(memory, results[0][1])
+    torch.testing.assert_close(results[0][0], expected, atol=2e-5, rtol=1e-4)
+    found = results[0][1].view(torch.float32).view(state.shape)
+    torch.testing.assert_close(found, state, atol=2e-5, rtol=1e-4)
+
+
+def test_requests_of_a_step_do_not_change_each_other() -> None:
+    net = Net(2, 4, 32, 32)
+    x = [net.prepared(torch.randn(30, net.width)) for _ in range(3)]
+    alone = []
+    for row in range(3):
+        states = States(3, net.block_bytes)
+        alone.append(net.run(states, [(row, 0, 30)], x[row]))
+    states = States(3, net.block_bytes)
+    outs: list[list[Tensor]] = [[], [], []]
+    for steps in ([(2, 0, 5), (0, 0, 9)], [(1, 0, 30), (2, 5, 6)], [(0, 9, 30), (2, 6, 30)]):
+        rows = torch.cat([x[row][start:end] for row, start, end in steps])
+        parts = net.run(states, steps, rows).split([end - start for _, start, end in steps])
+        for (row, _, _), part in zip(steps, parts, strict=True):
+            outs[row].append(part)
+    for row in range(3):
+        assert torch.equal(torch.cat(outs[row]), alone[row])
+
+
+def test_a_state_that_is_shared_is_only_read() -> None:
+    net = Net(1, 1, 16, 16)
+    x = net.prepared(torch.randn(20, net.width))
+    states = States(2, net.block_bytes)
+    out = net.run(states, [(0, 0, 8)], x[:8])
+    shared = states.table[0, 0]
+    before = states.memory[shared.item()].clone()
+    states.table[1, 0] = shared
+    both = net.run(states, [(0, 8, 20), (1, 8, 20)], torch.cat([x[8:], x[8:]]))
+    assert torch.equal(both[:12], both[12:])
+    assert torch.equal(states.memory[shared.item()], before)
+    assert torch.equal(
+        torch.cat([out, both[:12]]), net.run(States(1, net.block_bytes), [(0, 0, 20)], x)
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("large", [False, True])
+def test_gates_equal_torchs(kind: str, large: bool) -> None:
+    net = Net(2, 4, 16, 16)
+    x = torch.randn(40, net.width) * (40 if large else 1)
+    biases = net.biases.to(getattr(torch, kind)).float()
+    rates, decays = x[:, -8:-4].double(), x[:, -4:].double()
+    decays = torch.exp(-net.logs.double().exp() * F.softplus(decays + biases.double()))
+    found = net.prepared(x, kind)[:, -8:].double()
+    torch.testing.assert_close(found[:, :4], rates.sigmoid(), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(found[:, 4:], decays, atol=1e-6, rtol=2e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rows", [0, 1, 40])
+def test_a_gated_norm_equals_transformers(kind: str, rows: int) -> None:
+    heads, width = 3, 48
+    norm = qwen.Qwen3NextRMSNormGated(width, eps=1e-5)
+    torch.nn.init.normal_(norm.weight)
+    weight = norm.weight.detach().to(getattr(torch, kind))
+    norm.weight.data = weight.float()
+    x, gate = torch.randn(rows, heads * width), torch.randn(rows, heads * width + 5)
+    shape = rows, heads, width
+    expected = norm(x.view(shape), gate[:, : heads * width].reshape(shape)).flatten(1)
+    program, count = KernelProgram(2), np.array([rows])
+    numbers = [count.ctypes.data, x.data_ptr(), 4 * heads * width, gate.data_ptr()]
+    numbers += [4 * gate.shape[1], heads, width, weight.data_ptr(), word_of_float(1e-5)]
+    program.record(GATED_NORM[kind], numbers)
+    program.replay()
+    torch.testing.assert_close(x, expected.detach(), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 40])
+def test_a_gate_is_a_sigmoid(rows: int) -> None:
+    x, gate = torch.randn(rows, 33), 20 * torch.randn(rows, 50)
+    expected = x * gate[:, :33].sigmoid()
+    program, count = KernelProgram(2), np.array([rows])
+    program.record(GATE, [count.ctypes.data, x.data_ptr(), 33, gate.data_ptr(), 200])
+    program.replay()
+    torch.testing.assert_close(x, expected, atol=1e-6, rtol=1e-5)
